@@ -13,15 +13,19 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
+from attnspec import reference
+from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, judge
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.remote import clock as clocks
 from attnspec.conformance.remote.backend import RemoteBackend
+from attnspec.conformance.remote.client import Hasty
 from attnspec.conformance.remote.clock import Clock, Watch
 from attnspec.conformance.remote.processes import KNOWN, children, end_all, end_children, mark, processes, usage
 from attnspec.conformance.running.description import contract_from
 from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.running.isolated import Isolated
 from attnspec.conformance.running.loading import contract_of, load
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.suite import run_case
@@ -176,6 +180,46 @@ def test_crashes_at_one_dtype_do_not_change_the_verdicts_at_another(tmp_path: Pa
         assert [(r.law, r.reason, r.message) for r in both[dtype].values()] == [
             (r.law, r.reason, r.message) for r in alone.values()
         ]
+
+
+WRONG_ONCE = hostile.around("""import os
+    with open({file!r}, "a+") as f: before = f.tell(); f.write("x")
+    if before == 0: query = 1.5 * query
+    if before == 3: os._exit(0)""")
+
+
+def test_a_violation_seen_before_the_process_ended_stands(tmp_path: Path) -> None:
+    code = WRONG_ONCE.replace("{file!r}", repr(str(tmp_path / "calls")))
+    found = judged(tmp_path, code, "operation.oracle", "operation.broadcasting", "operation.no-memory")
+    assert (found["operation.oracle"].status, found["operation.oracle"].reason) == (Status.FAILED, "value")
+    assert "crashed" in {r.reason for r in found.values()}
+
+
+def test_a_violation_seen_before_a_step_was_wrongly_taken_for_granted_stands(tmp_path: Path) -> None:
+    calls, marks = [], []
+
+    def dot_scores(query: Any, key: Any) -> Any:
+        calls.append(1)
+        return reference.dot_scores(query, key) + (len(calls) == 1)
+
+    backend = SimpleNamespace(name="once", dot_scores=dot_scores)
+
+    def judging(*given: Any, mark: Callable[[str, Any], None], **named: Any) -> list[Result]:
+        def interrupted(law: str, example: Any) -> None:
+            mark(law, example)
+            marks.append(law)
+            if len(marks) == 2:
+                raise Hasty
+
+        return judge(backend, *given, profile=PROFILES["quick"], mark=interrupted, **named)
+
+    case = Case("dot_scores", "float64", LAWS)
+    isolated = Isolated(judging, backend, Contract.of(backend), case, Settings(), tmp_path)
+    found = {r.law: r for r in isolated.judged({})}
+    assert marks.count("operation.dtype") > 1
+    assert (found["operation.oracle"].status, found["operation.oracle"].examples) == (Status.FAILED, 1)
+    assert found["operation.oracle"].error_ratio > 1
+    assert found["operation.dtype"].status is Status.PASSED
 
 
 # Those whom it leaves behind ------------------------------------------------------------------------------------------
