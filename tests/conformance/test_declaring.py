@@ -203,6 +203,14 @@ def test_a_grid_that_is_refused_is_looked_into_at_once() -> None:
     subject = Subject(backend, Contract.of(backend), OPERATIONS["attention_gate"], "float32", "cpu")
     assert refusals(subject, lambda law, example: None).taken
     assert max(sizes) <= 2**15
+    # No limit says that grids must be equal. The violation has the backend's own message, and nothing is proposed.
+    contract, case = Contract.of(backend), Case("attention_gate", "float32", (FORMULA,))
+    judging = partial(judge, backend, profile=PROFILES["quick"])
+    (failed,) = judging(contract, case)
+    assert failed.message.startswith("raised NotImplementedError: gating of another grid is not supported")
+    under = partial(judging, stop_at_first=True)
+    seen = refusals(subject, lambda law, example: None)
+    assert explained(under, contract, case, [failed], lambda: seen) == Explanation()
 
 
 def test_batches_whose_shapes_do_not_fit_are_not_broadcast() -> None:

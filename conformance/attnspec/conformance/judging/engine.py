@@ -16,7 +16,7 @@ from attnspec.conformance.judging.attempt import Outcome, attempt, attempt_once,
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.own_errors import Containment, contained, joined
-from attnspec.conformance.judging.profiles import FORMULA, GRADIENT, Effort, Profile
+from attnspec.conformance.judging.profiles import FORMULA, GRADIENT, MACHINERY, REMEMBERING, Effort, Profile
 from attnspec.conformance.judging.reduction import reduced, simplest
 from attnspec.conformance.judging.results import OWN_ERROR, Result, Status
 from attnspec.conformance.judging.snippet import snippet, without_snippet
@@ -32,19 +32,9 @@ from attnspec.spec.contract.semantics import ASKED_BY
 Mark = Callable[[str, Any], None]
 """Called with a law and its input before each check, so that a crash can be named."""
 
-MACHINERY = frozenset({"operation", "sizes", "storage", "training"})
-"""Chapters of laws about how a call is made, whose numbers may be wrong because the formula is."""
-
-REMEMBERING = frozenset(
-    {
-        *("operation.no-memory", "operation.own-memory", "training.no-memory", "training.own-memory"),
-        *("storage.rewritten-inputs", "training.later-writes", "training.interleaved"),
-    }
-)
-"""Laws of what an earlier call leaves behind, which makes a plain call wrong that would be right in a new process."""
-
 AFFORDED = 2.0**26
 """Multiply-adds up to which the formula is computed for the arrays of another law."""
+
 Choice = Callable[[list[Result]], Sequence[Result]]
 """The violations that get counterexamples, of those of a case."""
 
