@@ -15,7 +15,7 @@ import pytest
 
 from attnspec import reference
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case, judge
+from attnspec.conformance.judging.engine import Case, Mark, judge
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.remote import clock as clocks
@@ -204,14 +204,14 @@ def test_a_violation_seen_before_a_step_was_wrongly_taken_for_granted_stands(tmp
 
     backend = SimpleNamespace(name="once", dot_scores=dot_scores)
 
-    def judging(*given: Any, mark: Callable[[str, Any], None], **named: Any) -> list[Result]:
+    def judging(contract: Contract, case: Case, *, mark: Mark, **named: Any) -> list[Result]:
         def interrupted(law: str, example: Any) -> None:
             mark(law, example)
             marks.append(law)
             if len(marks) == 2:
                 raise Hasty
 
-        return judge(backend, *given, profile=PROFILES["quick"], mark=interrupted, **named)
+        return judge(backend, contract, case, PROFILES["quick"], mark=interrupted, **named)
 
     case = Case("dot_scores", "float64", LAWS)
     isolated = Isolated(judging, backend, Contract.of(backend), case, Settings(), tmp_path)
