@@ -204,6 +204,14 @@ def test_a_grid_that_is_refused_is_looked_into_at_once() -> None:
     # Batches broadcast: every input in which they do has grids that differ, too.
     assert refusals(subject, lambda law, example: None) == Refusals(taken=True)
     assert max(sizes) <= 2**15
+    # No limit says that grids must be equal. The violation has the backend's own message, and nothing is proposed.
+    contract, case = Contract.of(backend), Case("attention_gate", "float32", (FORMULA,))
+    judging = partial(judge, backend, profile=PROFILES["quick"])
+    (failed,) = judging(contract, case)
+    assert failed.message.startswith("raised NotImplementedError: gating of another grid is not supported")
+    under = partial(judging, stop_at_first=True)
+    seen = refusals(subject, lambda law, example: None)
+    assert explained(under, contract, case, [failed], lambda: seen) == Explanation()
 
 
 def test_batches_whose_shapes_do_not_fit_are_not_broadcast() -> None:

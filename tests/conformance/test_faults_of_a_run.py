@@ -1,7 +1,6 @@
 """Faults around a run: signals, time limits, closed outputs, full disks, narrow terminals. No verdict is lost."""
 
 import errno
-import io
 import json
 import os
 import shutil
@@ -385,7 +384,7 @@ def test_every_file_is_written_where_another_cannot_be(tmp_path: Path) -> None:
     report = report_of(Result("softmax", "operation.oracle", "float64", Status.PASSED, examples=1))
     files = {name: OutputFile(tmp_path / name, f"--{name}") for name in ("json", "html", "junit")}
     (tmp_path / "html").mkdir()
-    (error,) = write_report(report, files, Console(file=io.StringIO()))
+    (error,) = write_report(report, files, Console(file=StringIO()))
     assert error.startswith("--html: ")
     assert (tmp_path / "json").read_text(encoding="utf-8") == report.as_text()
     assert (tmp_path / "junit").read_text(encoding="utf-8") == as_junit(report)

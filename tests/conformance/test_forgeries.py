@@ -2,9 +2,12 @@
 
 import json
 import os
+import shutil
+import site
 import subprocess
 import sys
 import time
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.remote import sandbox
 from attnspec.conformance.remote.processes import KNOWN, processes
 from attnspec.conformance.running.admission import admit, admitted
+from attnspec.conformance.running.environment import own_folders
 from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.post_mortem import checked
 
@@ -21,7 +25,7 @@ from . import hostile
 
 pytestmark = pytest.mark.skipif(not KNOWN, reason="the system does not say what processes there are")
 
-COMMAND = [sys.executable, "-P", "-m", "attnspec.conformance.cli"]
+COMMAND = ["-P", "-m", "attnspec.conformance.cli"]
 SMALL = ("--law", "operation.oracle", "--dtype", "float64", "--workers", "1")
 
 needs_sandbox = pytest.mark.skipif(sandbox.trouble() is not None, reason=str(sandbox.trouble()))
@@ -31,12 +35,12 @@ IN_HOST = "'attnspec.conformance.remote.host' in sys.orig_argv"
 
 
 def check(
-    folder: Path, code: str, mode: str, *options: str, **variables: str
+    folder: Path, code: str, mode: str, *options: str, python: str | Path = sys.executable, **variables: str
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     """Check a backend of this code in a folder, and read the report that is written beside it."""
     (folder / "backend.py").write_text(code, encoding="utf-8")
     path = folder / "report.json"
-    command = [*COMMAND, "check", "backend.py", *SMALL, "--sandbox", mode, *options, "--json", str(path)]
+    command = [str(python), *COMMAND, "check", "backend.py", *SMALL, "--sandbox", mode, *options, "--json", str(path)]
     done = subprocess.run(
         command, cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True, timeout=240, check=False
     )
@@ -117,24 +121,69 @@ def test_code_that_an_import_leaves_for_the_start_of_python_is_named(tmp_path: P
     done, report = check(
         tmp_path, f"open({str(file)!r}, 'w').close()\n{hostile.RIGHT}", "off", PYTHONPATH=str(tmp_path / "start")
     )
-    assert (done.returncode, report["verdict"]) == (2, "none"), done.stdout
+    assert (done.returncode, report["verdict"]) == (2, "unusable"), done.stdout
     assert f"the judge's own files were changed while it ran, and no verdict holds: {file}" in done.stderr
 
 
-WRITING = """
-import attnspec.conformance.judging.results as results
+def appending(file: Path, line: str) -> str:
+    """Code that adds a line to a file, and remembers why it cannot."""
+    return f"""
 try:
-    open(results.__file__, "a").close()
-    notes = {"could": "write"}
+    with open({str(file)!r}, "a") as f: f.write({line!r} + chr(10))
+    notes = {{"could": "write"}}
 except OSError as error:
-    notes = {"could": error.strerror}
+    notes = {{"could": error.strerror}}
 """
 
 
-@needs_sandbox
-def test_the_code_of_the_judge_is_read_only_in_a_sandbox(tmp_path: Path) -> None:
-    _, report = check(tmp_path, hostile.RIGHT + WRITING, "on")
-    assert report["backend"]["notes"] == {"could": "Read-only file system"}
+def expect_no_forgery(
+    done: subprocess.CompletedProcess[str], report: dict[str, Any], mode: str, file: Path, before: str | None
+) -> None:
+    """Without a sandbox the run names the file that was written to; with one nothing was written."""
+    if mode == "off":
+        assert (done.returncode, report["verdict"]) == (2, "unusable"), done.stdout + done.stderr
+        reason = f"the judge's own files were changed while it ran, and no verdict holds: {file}"
+        assert report["reason"] == reason
+        assert reason in done.stderr
+    else:
+        assert (done.returncode, report["verdict"]) == (1, "violates"), done.stdout + done.stderr
+        assert report["backend"]["notes"] == {"could": "Read-only file system"}
+        assert (file.read_text(encoding="utf-8") if file.exists() else None) == before
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_source_files_of_the_judge_cannot_be_edited_unnoticed(tmp_path: Path, mode: str) -> None:
+    # The run uses a copy of attnspec, so that nothing else is harmed.
+    copies = [tmp_path / "copy" / str(i) for i, _ in enumerate(own_folders())]
+    for folder, copy in zip(own_folders(), copies, strict=True):
+        shutil.copytree(folder, copy / "attnspec")
+    (file,) = (path for copy in copies if (path := copy / "attnspec/conformance/judging/results.py").exists())
+    before = file.read_text(encoding="utf-8")
+    code = hostile.WRONG + appending(file, "Result.violates = property(lambda self: False)")
+    done, report = check(tmp_path, code, mode, PYTHONPATH=os.pathsep.join(map(str, copies)))
+    expect_no_forgery(done, report, mode, file, before)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_path_files_that_an_import_leaves_are_named(tmp_path: Path, mode: str) -> None:
+    venv.create(tmp_path / "venv", symlinks=True)
+    python = tmp_path / "venv/bin/python"
+    show = "import site; print(site.getsitepackages()[0])"
+    folder = Path(subprocess.run([python, "-c", show], capture_output=True, text=True, check=True).stdout.strip())
+    same = "".join(f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages())
+    (folder / "same.pth").write_text(same, encoding="utf-8")
+    file = folder / "left.pth"
+    code = hostile.WRONG + appending(file, "import sys; sys.left = True")
+    done, report = check(tmp_path, code, mode, python=python)
+    expect_no_forgery(done, report, mode, file, None)
+
+
+def test_a_sandbox_that_is_demanded_and_missing_ends_the_run(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    done, report = check(tmp_path, hostile.RIGHT, "on", PATH=str(tmp_path / "bin"))
+    reason = "--sandbox: expected a sandbox; bubblewrap (bwrap) is not installed; 'off' judges without one"
+    assert (done.returncode, report["verdict"], report["reason"]) == (2, "unusable", reason), done.stdout
+    assert done.stderr == f"attnspec: {reason}\n"
 
 
 def once(file: Path, statement: str) -> str:

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from attnspec.conformance.judging.engine import cases, judge
 from attnspec.conformance.judging.profiles import PROFILES
-from attnspec.conformance.judging.results import UNJUDGED, Result, Status
+from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.matrix.again import Repeat, repeats, replaced
 from attnspec.conformance.matrix.cells import Confirmation, Matrix, State, Violation
 from attnspec.conformance.matrix.confirming import confirmed
@@ -386,16 +386,9 @@ def failed(law: str, message: str, dtype: str = "float32") -> Result:
 def test_laws_at_which_a_tool_has_failed_are_judged_again() -> None:
     results = [failed("operation.oracle", BROKEN), failed("operation.shape", "raised ValueError: no")]
     assert repeats(results, ()) == []
-    assert repeats(results, TOOLS) == [Repeat("dot_scores", "float32", ("operation.oracle",), "a tool has failed")]
+    assert repeats(results, TOOLS) == [Repeat("dot_scores", "float32", ("operation.oracle",))]
     right = Result("dot_scores", "operation.oracle", "float32", Status.PASSED)
     assert replaced(results, [right]) == [results[1], right]
-
-
-def test_what_was_stopped_is_judged_alone_if_it_was_not() -> None:
-    stopped = failed("operation.oracle", f"{UNJUDGED}the operation was stopped")
-    assert repeats([stopped], TOOLS) == []
-    other = failed("operation.oracle", "the backend ended the process", "float64")
-    assert repeats([stopped, other], TOOLS) == [Repeat("dot_scores", "float32", (), "it was stopped")]
 
 
 def test_a_failure_of_a_tool_is_no_verdict() -> None:

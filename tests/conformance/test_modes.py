@@ -1,4 +1,7 @@
-"""Modes of PyTorch in which a backend is called: other numbers of threads, and autocast of float32."""
+"""Modes in which a backend is called: other numbers of threads, another thread, and autocast of float32."""
+
+import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +11,8 @@ from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import cases, judge
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.remote.backend import RemoteBackend
+from attnspec.conformance.running.description import contract_from
 from attnspec.spec import Limits
 
 THREADS = torch.get_num_threads()
@@ -71,3 +76,60 @@ def test_autocast_of_float32_is_tried() -> None:
     found = verdict(Uncast(), "bfloat16")
     assert found.status is Status.FAILED
     assert "in mode autocast with inputs in float32" in found.message
+
+
+IN_THREADS = """
+import threading
+import numpy as np
+
+name = "mine"
+limits = {{"dtypes": ("float32",)}}
+settings = threading.local()
+settings.scale = 1.0
+
+def softmax(scores, *, mask=None):
+    scores = scores if mask is None else np.where(mask, scores, -np.inf)
+    with np.errstate(invalid="ignore"):
+        weights = np.nan_to_num(np.exp(scores - scores.max(-1, keepdims=True, initial=-3e38)))
+        weights = np.nan_to_num(weights / weights.sum(-1, keepdims=True, dtype=np.float64)).astype(np.float32)
+    return weights * np.float32({scale})
+"""
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"),
+    [
+        ("1", ""),
+        ("getattr(settings, 'scale', 2.0)", "in a thread that is not the main one, the result"),
+        ("settings.scale", "in a thread that is not the main one: raised AttributeError"),
+    ],
+)
+def test_a_process_of_a_backend_calls_it_in_another_thread_too(tmp_path: Path, scale: str, message: str) -> None:
+    (tmp_path / "backend.py").write_text(IN_THREADS.format(scale=scale), encoding="utf-8")
+    backend = RemoteBackend(str(tmp_path / "backend.py"), "cpu", hang_after=60.0)
+    try:
+        contract = contract_from(dict(backend.introduce(60.0)), backend.origin)
+        (case,) = cases(contract, laws=("training.modes",))
+        (result,) = judge(backend, contract, case, PROFILES["quick"])
+    finally:
+        backend.close()
+    assert result.status is (Status.FAILED if message else Status.PASSED), result.message
+    assert result.message.startswith(message)
+
+
+class OfOneThread(Backend):
+    """Its scale is a setting of the main thread."""
+
+    def __init__(self) -> None:
+        self.settings = threading.local()
+        self.settings.scale = 1
+
+    def finished(self, weights: torch.Tensor) -> torch.Tensor:
+        """Scale."""
+        return weights * getattr(self.settings, "scale", 2)
+
+
+def test_another_thread_is_tried_beside_modes_of_a_framework() -> None:
+    found = verdict(OfOneThread(), "float32")
+    assert found.status is Status.FAILED
+    assert found.message.startswith("in a thread that is not the main one, the result")

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,15 +13,19 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from attnspec.conformance.judging.engine import Case, judge
+from attnspec import reference
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.engine import Case, Mark, judge
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.remote import clock as clocks
 from attnspec.conformance.remote.backend import RemoteBackend
+from attnspec.conformance.remote.client import Hasty
 from attnspec.conformance.remote.clock import Clock, Watch
 from attnspec.conformance.remote.processes import KNOWN, children, end_all, end_children, mark, processes, usage
 from attnspec.conformance.running.description import contract_from
 from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.running.isolated import Isolated
 from attnspec.conformance.running.loading import contract_of, load
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.suite import run_case
@@ -34,20 +38,30 @@ LAWS = ("operation.oracle", "operation.dtype")
 
 
 def judged(folder: Path, code: str, *laws: str, hang_after: float = 1.5) -> dict[str, Result]:
-    """The verdicts on a backend of this code, in a process of its own; nothing of it is left."""
+    """The verdicts on a backend of this code at its first dtype, in a process of its own; nothing of it is left."""
+    (found,) = judged_at(folder, code, (None,), laws or LAWS, hang_after=hang_after).values()
+    return found
+
+
+def judged_at(
+    folder: Path, code: str, dtypes: Sequence[str | None], laws: tuple[str, ...], *, hang_after: float = 1.5
+) -> dict[str | None, dict[str, Result]]:
+    """The verdicts at one dtype after another, None for the first that is declared, by the same judge."""
     (folder / "backend.py").write_text(code, encoding="utf-8")
     backend = RemoteBackend(str(folder / "backend.py"), "cpu", hang_after=hang_after)
-    recorded: dict[str, Any] = {}
+    found = {}
     try:
         contract = contract_from(dict(backend.introduce(60.0)), backend.origin)
-        case = Case("dot_scores", contract.limits.dtypes[0], laws or LAWS)
-        settings = Settings(hang_after=hang_after)
-        with suppress(pytest.fail.Exception):
-            run_case(backend, contract, case, settings, recorded.__setitem__)
+        for dtype in dtypes:
+            recorded: dict[str, Any] = {}
+            case = Case("dot_scores", dtype or contract.limits.dtypes[0], laws)
+            with suppress(pytest.fail.Exception):
+                run_case(backend, contract, case, Settings(hang_after=hang_after), recorded.__setitem__)
+            found[dtype] = {r.law: r for r in map(Result.from_json, recorded["attnspec"])}
     finally:
         backend.close()
     assert not [p for p in processes() if p.number == backend.host.process.pid and p.state != "Z"]
-    return {r.law: r for r in map(Result.from_json, recorded["attnspec"])}
+    return found
 
 
 # Those who mislead ----------------------------------------------------------------------------------------------------
@@ -154,6 +168,58 @@ def test_an_operation_is_given_up_after_a_few_crashes(tmp_path: Path) -> None:
     found = judged(tmp_path, hostile.around("import os; os._exit(0)"), *laws)
     assert {r.reason for r in found.values()} == {"crashed"}
     assert sum(r.message.startswith("not judged: ") for r in found.values()) == len(laws) - 3
+
+
+def test_crashes_at_one_dtype_do_not_change_the_verdicts_at_another(tmp_path: Path) -> None:
+    crashes = hostile.around("import os; os._exit(0)").replace('("float64",)', '("float64", "float32")')
+    laws = ("operation.oracle", "operation.dtype", "operation.shape", "operation.broadcasting")
+    both = judged_at(tmp_path, crashes, ("float64", "float32"), laws)
+    for dtype in both:
+        alone = judged_at(tmp_path, crashes, (dtype,), laws)[dtype]
+        assert sum(r.message.startswith("not judged: ") for r in alone.values()) == len(laws) - 3
+        assert [(r.law, r.reason, r.message) for r in both[dtype].values()] == [
+            (r.law, r.reason, r.message) for r in alone.values()
+        ]
+
+
+WRONG_ONCE = hostile.around("""import os
+    with open({file!r}, "a+") as f: before = f.tell(); f.write("x")
+    if before == 0: query = 1.5 * query
+    if before == 3: os._exit(0)""")
+
+
+def test_a_violation_seen_before_the_process_ended_stands(tmp_path: Path) -> None:
+    code = WRONG_ONCE.replace("{file!r}", repr(str(tmp_path / "calls")))
+    found = judged(tmp_path, code, "operation.oracle", "operation.broadcasting", "operation.no-memory")
+    assert (found["operation.oracle"].status, found["operation.oracle"].reason) == (Status.FAILED, "value")
+    assert "crashed" in {r.reason for r in found.values()}
+
+
+def test_a_violation_seen_before_a_step_was_wrongly_taken_for_granted_stands(tmp_path: Path) -> None:
+    calls, marks = [], []
+
+    def dot_scores(query: Any, key: Any) -> Any:
+        calls.append(1)
+        return reference.dot_scores(query, key) + (len(calls) == 1)
+
+    backend = SimpleNamespace(name="once", dot_scores=dot_scores)
+
+    def judging(contract: Contract, case: Case, *, mark: Mark, **named: Any) -> list[Result]:
+        def interrupted(law: str, example: Any) -> None:
+            mark(law, example)
+            marks.append(law)
+            if len(marks) == 2:
+                raise Hasty
+
+        return judge(backend, contract, case, PROFILES["quick"], mark=interrupted, **named)
+
+    case = Case("dot_scores", "float64", LAWS)
+    isolated = Isolated(judging, backend, Contract.of(backend), case, Settings(), tmp_path)
+    found = {r.law: r for r in isolated.judged({})}
+    assert marks.count("operation.dtype") > 1
+    assert (found["operation.oracle"].status, found["operation.oracle"].examples) == (Status.FAILED, 1)
+    assert found["operation.oracle"].error_ratio > 1
+    assert found["operation.dtype"].status is Status.PASSED
 
 
 # Those whom it leaves behind ------------------------------------------------------------------------------------------

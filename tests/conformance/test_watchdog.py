@@ -34,13 +34,13 @@ PATIENT = 1000.0
 ORACLE, DTYPE = "operation.oracle", "operation.dtype"
 
 STOPPING = (
-    ("float32", ORACLE),
-    ("bfloat16", ORACLE),
     ("float64", ORACLE),
-    ("bfloat16", "operation.shape"),
-    ("float32", "operation.broadcasting"),
+    ("float32", "operation.rejection"),
+    ("bfloat16", "operation.no-memory"),
+    ("float64", "operation.shape"),
+    ("float64", "operation.broadcasting"),
 )
-"""Incidents at three laws, one of them at several dtypes."""
+"""Incidents at three laws of one dtype, and at one each of two others."""
 
 
 def check(folder: Path, law: str, given: object, case: str = "dot_scores-float64") -> None:
@@ -106,7 +106,7 @@ def test_a_broken_breadcrumb_blames_nobody(tmp_path: Path, written: bytes) -> No
     incidents = FileIncidents(tmp_path, PATIENT)
     assert incidents.record("dot_scores", "float64") is None
     assert incidents.verdicts("dot_scores", "float64") == {}
-    assert incidents.given_up("dot_scores") is None
+    assert incidents.given_up("dot_scores", "float64") is None
 
 
 # The watchdog ---------------------------------------------------------------------------------------------------------
@@ -211,15 +211,16 @@ def test_an_incident_is_recorded_once(tmp_path: Path) -> None:
     assert list(incidents.verdicts("dot_scores", "float64")) == [ORACLE, DTYPE]
 
 
-def test_incidents_at_three_laws_stop_an_operation_at_all_dtypes(tmp_path: Path) -> None:
+def test_incidents_at_three_laws_stop_an_operation_at_their_dtype_alone(tmp_path: Path) -> None:
     incidents = FileIncidents(tmp_path, PATIENT)
     for dtype, law in STOPPING:
-        assert incidents.given_up("dot_scores") is None
+        assert incidents.given_up("dot_scores", "float64") is None
         check(tmp_path, law, "an input", f"dot_scores-{dtype}")
         incidents.record("dot_scores", dtype)
-    assert incidents.given_up("dot_scores") == "crashed"
-    assert incidents.given_up("softmax") is None
-    assert FileIncidents(tmp_path, PATIENT).given_up("dot_scores") == "crashed"
+    assert incidents.given_up("dot_scores", "float64") == "crashed"
+    assert incidents.given_up("dot_scores", "float32") is None
+    assert incidents.given_up("softmax", "float64") is None
+    assert FileIncidents(tmp_path, PATIENT).given_up("dot_scores", "float64") == "crashed"
 
 
 # The next run of the case ---------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from attnspec.conformance.judging.attempt import Outcome, attempt, attempt_once,
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.own_errors import Containment, contained, joined
-from attnspec.conformance.judging.profiles import FORMULA, GRADIENT, Effort, Profile
+from attnspec.conformance.judging.profiles import FORMULA, GRADIENT, MACHINERY, REMEMBERING, Effort, Profile
 from attnspec.conformance.judging.reduction import reduced, simplest
 from attnspec.conformance.judging.results import OWN_ERROR, Result, Status
 from attnspec.conformance.judging.snippet import snippet, without_snippet
@@ -32,19 +32,9 @@ from attnspec.spec.contract.semantics import ASKED_BY
 Mark = Callable[[str, Any], None]
 """Called with a law and its input before each check, so that a crash can be named."""
 
-MACHINERY = frozenset({"operation", "sizes", "storage", "training"})
-"""Chapters of laws about how a call is made, whose numbers may be wrong because the formula is."""
-
-REMEMBERING = frozenset(
-    {
-        *("operation.no-memory", "operation.own-memory", "training.no-memory", "training.own-memory"),
-        *("storage.rewritten-inputs", "training.later-writes", "training.interleaved"),
-    }
-)
-"""Laws of what an earlier call leaves behind, which makes a plain call wrong that would be right in a new process."""
-
 AFFORDED = 2.0**26
 """Multiply-adds up to which the formula is computed for the arrays of another law."""
+
 Choice = Callable[[list[Result]], Sequence[Result]]
 """The violations that get counterexamples, of those of a case."""
 
@@ -132,12 +122,18 @@ class _Progress:
     own_error: str = ""
 
 
+Violated = dict[str, _Progress]
+"""Laws whose violation was seen. A backend that answers better when the case is judged again has violated them."""
+
+
 @dataclass
 class _Run:
     subject: Subject
     effort: Effort
     mark: Mark
     stop_at_first: bool
+    violated: Violated
+    blames_formula: bool = True
     guided: bool = True
     named: bool = False
     laws: dict[str, _Progress] = field(default_factory=dict)
@@ -170,7 +166,8 @@ class _Run:
         progress.not_judged += vague
         if violation is not None:
             progress.failure = (arguments, violation, seed)
-            if not self.stop_at_first:
+            self.violated[progress.check.law.id] = progress
+            if self.blames_formula:
                 self._blame_formula(progress.check.law.id, violation, seed)
 
     def _blame_formula(self, law: str, violation: Violation, seed: int) -> None:
@@ -191,6 +188,7 @@ class _Run:
             found, _, ratio, _ = attempt(self.subject, progress.check, given, seed)
             if found is not None and found.reason == Reason.VALUE:
                 progress.ratio, progress.failure = max(progress.ratio, ratio), (given, found, seed)
+                self.violated[plain] = progress
                 return
 
     def _plain_call(self, arguments: Arguments | None) -> Arguments | None:
@@ -223,6 +221,7 @@ def judge(
     stop_at_first: bool = False,
     extent: Extent | None = None,
     described: Choice | None = None,
+    violated: Violated | None = None,
     contain: Containment = contained,
 ) -> list[Result]:
     """The verdicts of every law of a case.
@@ -230,13 +229,17 @@ def judge(
     ``skip`` holds verdicts that are known already (laws that crashed the process before). ``stop_at_first`` ends at the
     first violation. ``extent`` is widened to the largest sizes of all calls. ``described`` chooses the violations that
     get counterexamples: if not given all, or none with ``stop_at_first``. They are made once all verdicts are known,
-    none of which they change; ``contain`` survives what goes wrong while the backend is called for them.
+    none of which they change; ``contain`` survives what goes wrong while the backend is called for them. ``violated``
+    receives the violations as they are seen; those that it holds already stand, and are not checked again.
     """
     subject = Subject(backend, contract, OPERATIONS[case.operation], case.dtype, device, profile)
     subject.leading = case.leading
     if extent is not None:
         subject.extent = extent
-    run = _Run(subject, subject.effort, mark, stop_at_first)
+    violated = {} if violated is None else violated
+    # Nobody reads the law's name where a violation is neither described nor followed by others.
+    blames_formula = described is not None or not stop_at_first
+    run = _Run(subject, subject.effort, mark, stop_at_first, violated, blames_formula)
     settled = dict(skip or {})
     run.guided, run.named = FORMULA not in settled, case.named
     places = {law: place for place, law in enumerate(governing_laws(OPERATIONS[case.operation]))}
@@ -249,7 +252,7 @@ def judge(
             reason = "left out by limits gradients"
             settled[law] = Result(case.operation, law, case.dtype, Status.NOT_APPLICABLE, reason)
         else:
-            run.laws[law] = _Progress(CHECKS[law], places[law])
+            run.laws[law] = violated.get(law) or _Progress(CHECKS[law], places[law])
     _explore(run, stable_seed(seed, case.operation, case.dtype))
     for law, progress in run.laws.items():
         settled[law] = _verdict(run, case, law, progress)

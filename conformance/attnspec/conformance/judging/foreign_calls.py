@@ -5,6 +5,7 @@ import signal
 import sysconfig
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
@@ -61,6 +62,12 @@ def _path(code: CodeType) -> str:
     """The file of some code, seen from the current folder if it is inside."""
     path = os.path.relpath(code.co_filename)
     return code.co_filename if path.startswith(os.pardir) else path
+
+
+def in_thread(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """The result of a call in a new thread; what it raises is raised here."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function, *given, **named).result()
 
 
 def call_safely(call: Callable[[], Any]) -> Any:

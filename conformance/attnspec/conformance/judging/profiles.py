@@ -11,6 +11,17 @@ FORMULA = "operation.oracle"
 GRADIENT = "operation.gradient"
 """The law that gradients are those of the formula."""
 
+MACHINERY = frozenset({"operation", "sizes", "storage", "training"})
+"""Chapters of laws about how a call is made, whose numbers may be wrong because the formula is."""
+
+REMEMBERING = frozenset(
+    {
+        *("operation.no-memory", "operation.own-memory", "training.no-memory", "training.own-memory"),
+        *("storage.rewritten-inputs", "training.later-writes", "training.interleaved"),
+    }
+)
+"""Laws of what an earlier call leaves behind, which makes a plain call wrong that would be right in a new process."""
+
 COSTLY = {GRADIENT, "operation.rejection"}
 """Laws that compare all gradients, or try a wrong shape of every argument."""
 

@@ -1,6 +1,7 @@
 """One operation of one backend, seen from NumPy: calls, oracle, budgets and comparisons."""
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -10,11 +11,12 @@ from attnspec.conformance.inputs.dtypes import exact_in
 from attnspec.conformance.judging.comparison import Comparisons
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.extent import Extent, widen
-from attnspec.conformance.judging.foreign_calls import Raised, call_safely
+from attnspec.conformance.judging.foreign_calls import Raised, call_safely, in_thread
 from attnspec.conformance.judging.left_open import with_exact_infinities, with_open_choices, with_unspecified
 from attnspec.conformance.judging.left_out import demand_declared, raises_without_keys
 from attnspec.conformance.judging.profiles import PROFILES, Profile
 from attnspec.conformance.judging.violation import Reason, Violation
+from attnspec.conformance.remote.objects import RemoteOperation
 from attnspec.reference import REFERENCE, choosing
 from attnspec.reference.budget import Judged, judged, oracle_dtype
 from attnspec.reference.budget.gradients import gradients
@@ -116,13 +118,16 @@ class Subject(Comparisons):
         demand_declared(self.limits, self.semantics, arguments, refused=refused)
         return arguments.passed_as(lambda path: self.convert(arguments[path]))
 
-    def invoke(self, inputs: Mapping[str, Any]) -> Any:
-        """Call the operation with arrays of the backend; whatever it raises comes through."""
+    def invoke(self, inputs: Mapping[str, Any], *, threaded: bool = False) -> Any:
+        """Call the operation with arrays of the backend, in a new thread if ``threaded``; what it raises is raised."""
         keyword_only = self.operation.keyword_only
         names = [name for name in self.operation.call.names if name in inputs]
         positional = [inputs[name] for name in names if name not in keyword_only]
         keyword = {name: inputs[name] for name in names if name in keyword_only}
-        return getattr(self.backend, self.operation.name)(*positional, **keyword)
+        call = getattr(self.backend, self.operation.name)
+        if threaded:
+            call = call.in_thread if isinstance(call, RemoteOperation) else partial(in_thread, call)
+        return call(*positional, **keyword)
 
     def demanded(self, inputs: Mapping[str, Any]) -> Any:
         """What a call with arrays of the backend gives, as the backend gave it; what it raises is a violation."""

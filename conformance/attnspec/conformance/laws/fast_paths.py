@@ -51,7 +51,7 @@ def long_calls(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     for words, given in calls:
         inputs = subject.converted(given)
         for mode, context in modes.items():
-            got = within(subject, given, inputs, mode, context)
+            got = within(subject, given, inputs, f"in mode {mode}", context)
             _as_otherwise(subject, given, got, rng, f"in mode {mode}, {words},")
         if records:
             wanted = [leaf.path for leaf, _ in given.floats]
@@ -108,7 +108,7 @@ def one_array(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
         inputs |= dict.fromkeys(paths, inputs[first])
         what = f"with one array as {' and '.join(paths)}"
         for mode, context in _modes(subject).items():
-            got = within(subject, given, inputs, mode, context)
+            got = within(subject, given, inputs, f"in mode {mode}", context)
             _as_otherwise(subject, given, got, rng, f"{what} in mode {mode},")
         if _learns(subject, "vjp"):
             cotangents = subject.cotangents(given, rng)

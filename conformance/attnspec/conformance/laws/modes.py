@@ -1,7 +1,7 @@
 """Checks of the law of modes: results under inference, without gradients, and whatever else a framework has."""
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -41,10 +41,11 @@ def modes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
 
     The calls are unmasked, masked, causal, both, and of one query with more keys than a tile has. Where there is no
     time for all dtypes, the first of 16 bits is tried beside the leading one, in modes that others do not have.
+    One call is made by another thread, where settings of the main thread may be missing.
     """
     named = modes_of(subject)
     if not named:
-        return False
+        return _at_every_dtype(subject) and _in_thread(subject, _judged(subject, [("", _plain(subject, rng))]))
     calls = [_short(subject, rng), _decoding(subject, rng)]
     storing = in_16_bits(subject)
     groups: dict[bool, list[list[_Judged]]] = {}
@@ -59,11 +60,27 @@ def modes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
             kept: dict[str, Any] = {}
             for call in found:
                 inputs = _rewritten(subject, call.arguments, kept)
-                got = within(subject, call.arguments, inputs, mode, context)
+                got = within(subject, call.arguments, inputs, f"in mode {mode}", context)
                 subject.all_match(got, call.expected, call.budgets, call.arguments, f"in mode {mode}{call.words},")
         if stores and "float32" in subject.limits.dtypes_for(subject.operation.name):
             _cast(subject, groups[stores], mode, context)
+    if _at_every_dtype(subject):
+        _in_thread(subject, next(filter(None, groups.get(False, [])), []))
     return any(groups.values())
+
+
+def _at_every_dtype(subject: Subject) -> bool:
+    """Whether to try what shows at any dtype: at the leading one, and at others where there is time."""
+    return subject.leading or subject.effort.dear
+
+
+def _in_thread(subject: Subject, calls: list[_Judged]) -> bool:
+    """Make the first of these calls in a thread that is not the main one; whether there is one."""
+    for call in calls[:1]:
+        where = "in a thread that is not the main one"
+        got = within(subject, call.arguments, subject.converted(call.arguments), where, nullcontext, threaded=True)
+        subject.all_match(got, call.expected, call.budgets, call.arguments, f"{where},")
+    return bool(calls)
 
 
 def _cast(
@@ -77,7 +94,7 @@ def _cast(
         wider = call.arguments.replaced({leaf.path: _single(x) for leaf, x in call.arguments.floats})
         inputs = subject.converted(wider)
         try:
-            got = within(subject, call.arguments, inputs, mode, context)
+            got = within(subject, call.arguments, inputs, f"in mode {mode}", context)
         except Violation as violation:
             if violation.reason is Reason.RAISED:
                 continue
@@ -110,7 +127,7 @@ def modes_of(subject: Subject) -> Modes:
     if found is None:
         return {}
     named = cast(Modes, found(_dtype(subject), device=subject.device))
-    if subject.leading or subject.effort.dear:
+    if _at_every_dtype(subject):
         return named
     return {mode: named[mode] for mode in in_16_bits(subject)} if subject.dtype == _first_narrow(subject) else {}
 
@@ -135,7 +152,7 @@ def _short(subject: Subject, rng: np.random.Generator) -> Calls:
     """Two unmasked calls, then one for every way to restrict who attends to whom."""
 
     def made() -> Arguments:
-        return _sample(subject, rng, queries=3, keys=5)
+        return _plain(subject, rng)
 
     plain = made()
     calls: Calls = [("", plain)]
@@ -167,6 +184,10 @@ def _decoding(subject: Subject, rng: np.random.Generator) -> Calls:
         masked = restricted(subject, _with_batch_of(given, other), rng, causal=False)
         calls.append((f"{words} under a mask", masked))
     return calls
+
+
+def _plain(subject: Subject, rng: np.random.Generator) -> Arguments:
+    return _sample(subject, rng, queries=3, keys=5)
 
 
 def _sample(subject: Subject, rng: np.random.Generator, *, queries: int, keys: int) -> Arguments:
@@ -236,16 +257,21 @@ def within(
     subject: Subject,
     given: Arguments,
     inputs: Mapping[str, Any],
-    mode: str,
+    where: str,
     context: Callable[[], AbstractContextManager[Any]],
+    *,
+    threaded: bool = False,
 ) -> Results:
-    """The result of a call with these arrays of the backend in a mode; what it raises is a violation."""
+    """The result of a call with these arrays of the backend within a context; what it raises is a violation.
+
+    ``where`` names the context in messages. With ``threaded`` the call is made in a new thread.
+    """
 
     def call() -> Results:
         with context():
-            return cast(Results, subject.unfolded(subject.invoke(inputs)))
+            return cast(Results, subject.unfolded(subject.invoke(inputs, threaded=threaded)))
 
     got = call_safely(call)
     if isinstance(got, Raised):
-        raise Violation(f"in mode {mode}: raised {got.message}", reason=Reason.RAISED, arguments=given)
+        raise Violation(f"{where}: raised {got.message}", reason=Reason.RAISED, arguments=given)
     return subject.shaped(cast(Results, got), given)

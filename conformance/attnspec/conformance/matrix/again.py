@@ -1,10 +1,10 @@
-"""What is judged a second time: what a tool has failed at, what was stopped for other dtypes, what had no example."""
+"""Laws that are judged a second time, because a tool has failed or the profile had no example."""
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from attnspec.conformance.judging.results import UNJUDGED, Result
+from attnspec.conformance.judging.results import Result
 from attnspec.spec.contract.law import LAWS
 
 MORE = {"quick": "full"}
@@ -13,12 +13,11 @@ MORE = {"quick": "full"}
 
 @dataclass(frozen=True)
 class Repeat:
-    """An operation at a dtype, the laws to judge again, all if there are none, and why."""
+    """An operation at a dtype, and its laws to judge again."""
 
     operation: str
     dtype: str
     laws: tuple[str, ...]
-    why: str
 
 
 def failed_by(result: Result, tools: Collection[str]) -> bool:
@@ -27,21 +26,15 @@ def failed_by(result: Result, tools: Collection[str]) -> bool:
 
 
 def repeats(results: Sequence[Result], tools: Collection[str]) -> list[Repeat]:
-    """What of these verdicts is to be judged again, each operation at each dtype alone.
-
-    Crashes at one dtype stop an operation at all of them; alone, each has those that are its own.
-    """
+    """The laws to judge again, for each operation at each dtype."""
     cases: dict[tuple[str, str], list[Result]] = defaultdict(list)
     for r in results:
         cases[r.operation, r.dtype].append(r)
     found = []
     for (operation, dtype), those in cases.items():
-        if len(cases) > 1 and any(r.message.startswith(UNJUDGED) for r in those):
-            found.append(Repeat(operation, dtype, (), "it was stopped"))
-            continue
         broken = tuple(r.law for r in those if failed_by(r, tools))
         if broken:
-            found.append(Repeat(operation, dtype, broken, "a tool has failed"))
+            found.append(Repeat(operation, dtype, broken))
     return found
 
 

@@ -110,7 +110,7 @@ class Maker:
         """The verdicts of a group, after what is no verdict of the library was judged once more."""
         results = list(self._judged(p, group))
         for part in [] if self.interrupted else repeats(results, p.tools):
-            told = f"judging {part.operation} ({part.dtype}) again: {part.why}"
+            told = f"judging {part.operation} ({part.dtype}) again: a tool has failed"
             self.console.print(told, highlight=False, markup=False)
             alone = Group((part.dtype,), (part.operation,), group.gradients)
             results = replaced(results, self._judged(p, alone, laws=part.laws))

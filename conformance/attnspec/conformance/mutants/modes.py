@@ -1,5 +1,6 @@
 """Mutants that take another way in one mode of a framework, or by the size of a cotangent."""
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -80,6 +81,32 @@ class UnderAutocast(_OtherIn):
     """Under autocast to the dtype itself results are a tenth larger."""
 
     mode = "autocast"
+
+
+class _Settings(threading.local):
+    """Settings of a backend, which other threads than the one that set them do not see."""
+
+    scale = 1.1
+
+
+@mutant(
+    "settings that only the main thread has",
+    operations=(ScaledDotProductAttention, LSTM, Softmax),
+    breaks=("training.modes",),
+    source="settings that are kept in a threading.local, as contexts of frameworks are, and are set at the import",
+)
+class SettingsOfOneThread(Library):
+    """Other threads scale by a default, which is a tenth too large."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.settings = _Settings()
+        self.settings.scale = 1.0
+
+    def finished(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+        """Scale."""
+        fresh, scale = super().finished(operation, result, arguments), self.settings.scale
+        return mapped(fresh, lambda _, x: x * x.dtype.type(scale) if is_float(x) else x)
 
 
 # Fast paths that forget what restricts attention, or keep what they were given ----------------------------------------

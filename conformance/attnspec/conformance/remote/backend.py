@@ -7,6 +7,7 @@ import numpy as np
 
 from attnspec.conformance.remote.arrays import RemoteArray, RemoteNumpyArray
 from attnspec.conformance.remote.client import Host
+from attnspec.conformance.remote.objects import RemoteOperation
 from attnspec.conformance.running.description import DECLARED
 from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.watchdog import Incidents
@@ -75,11 +76,10 @@ class RemoteBackend:
         if name.startswith("_") or name not in self._functions:
             raise AttributeError(f"backend {self.origin!r} has no {name}")
 
-        def call(*given: Any, **named: Any) -> Any:
-            return self.host.ask("operation", name, given, named)
-
-        self.__dict__[name] = call
-        return call
+        # A backend that was started anew has another host.
+        operation = RemoteOperation(name, lambda *request: self.host.ask(*request))
+        self.__dict__[name] = operation
+        return operation
 
     def from_numpy(self, x: "np.ndarray[Any, Any]", *, device: str) -> RemoteArray:
         """An array of the backend on its device, as soon as something is asked of it."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs import layouts
-from attnspec.conformance.judging.foreign_calls import call_safely
+from attnspec.conformance.judging.foreign_calls import call_safely, in_thread
 from attnspec.conformance.remote.objects import KEPT, Unconverted
 from attnspec.conformance.remote.processes import die_with_parent
 from attnspec.conformance.remote.raised import told
@@ -81,6 +81,10 @@ class Host:
         """Call a function of the backend."""
         return getattr(self.backend, name)(*given, **named)
 
+    def in_thread(self, name: str, given: Any, named: Any) -> Any:
+        """Call a function of the backend in a new thread."""
+        return in_thread(getattr(self.backend, name), *given, **named)
+
     def call(self, function: Any, given: Any, named: Any) -> Any:
         """Call a function that the backend has returned."""
         return function(*given, **named)
@@ -135,7 +139,7 @@ class Whole:
         self.x = x
 
 
-SENT_ALONG = {"operation", "call"}
+SENT_ALONG = {"operation", "in_thread", "call"}
 """Requests whose answer has the numbers of all arrays in it."""
 
 

@@ -15,45 +15,47 @@ from attnspec.conformance.running.environment import SAFE_PATH, own_folders
 from attnspec.conformance.running.errors import BackendError
 
 CHOICES = ("auto", "on", "off")
+"""Values of ``--sandbox``."""
 
 OF_JUDGE = ("ATTNSPEC_", "HYPOTHESIS_", "PYTEST_")
-"""How the names of variables begin that are for the judge alone."""
+"""Prefixes of environment variables that a backend does not get."""
 
 DEVICES = ("nvidia*", "dri", "kfd", "accel", "dxg")
-"""Accelerators in /dev."""
+"""Patterns of accelerators in /dev."""
 
 PRIVATE = ("/tmp", "/var/tmp", "/run/user")
-"""Folders of which the sandbox has an empty one of its own; sessions of the user listen in the last."""
+"""Folders that are empty in a sandbox. The last one has sockets of the user's session."""
 
 MEMORY = "/dev/shm"
-"""Where temporary files go if the backend itself lies in /tmp."""
+"""Folder for temporary files if the backend's own file is in /tmp, which is read-only then."""
 
 CACHES = {"XDG_CACHE_HOME": "cache", "TRITON_CACHE_DIR": "triton", "NUMBA_CACHE_DIR": "numba"}
-"""Variables that move what compilers keep at home, where the sandbox does not let them write."""
+"""Variables that move the caches of compilers out of the home folder, which is read-only in a sandbox."""
 
 TRIAL_SECONDS = 10.0
+"""Time limit of the trial whether bubblewrap works."""
 
 
 class Launched(subprocess.Popen[Any]):
-    """A process of a backend; ``sandboxed`` says that its first process is bubblewrap."""
+    """A process of a backend. If it is ``sandboxed``, bubblewrap is its first process."""
 
     sandboxed = False
 
     @property
     def ending(self) -> str:
-        """How it ended, as messages say it."""
+        """Its exit status or signal, for messages."""
         status = self.returncode
         if self.sandboxed and status > 128 and status - 128 in {*signal.Signals}:
-            status = 128 - status  # as bubblewrap reports a signal
+            status = 128 - status  # bubblewrap exits with 128 + signal
         return f"with status {status}" if status >= 0 else f"by {_signal(-status)}"
 
 
 def launch(
     module: str, *arguments: str, word: str, sandbox: bool, readable: Iterable[str] = (), **how: Any
 ) -> Launched:
-    """Start a module of attnspec that will run a backend; its environment has nothing of the judge's.
+    """Start a module of attnspec that will run a backend, without the judge's environment variables.
 
-    ``word`` marks it and whom it starts. ``readable`` are paths that have to be visible in a sandbox.
+    ``word`` marks the process and all its descendants. ``readable`` are paths that a sandbox has to show.
     """
     variables = {name: x for name, x in os.environ.items() if not name.startswith(OF_JUDGE)}
     command = [sys.executable, "-m", module, *arguments]
@@ -68,7 +70,7 @@ def launch(
 
 
 def bubblewrap(readable: Iterable[str] = ()) -> list[str]:
-    """The call of bubblewrap before a command: files are read-only, processes and network its own."""
+    """Arguments that run a command under bubblewrap: read-only files, own processes, no network."""
     needed = {*_needed(readable)}
     hidden = [folder for folder in PRIVATE if Path(folder).is_dir() and folder not in needed]
     shown = sorted(path for path in needed if any(path.startswith(f"{folder}/") for folder in hidden))
@@ -88,7 +90,7 @@ def _folder_is_private(readable: Iterable[str]) -> bool:
 
 
 def _needed(readable: Iterable[str]) -> Iterable[str]:
-    """Folders that Python, attnspec and the backend are read from, as they are named and as they really are."""
+    """Folders of Python, attnspec and the backend, with links and without."""
     own = (sys.prefix, sys.base_prefix, str(Path(sys.executable).parent), str(Path.cwd()), *own_folders())
     for name in (*own, *sys.path, *readable):
         if name and (path := Path(name)).exists():
@@ -98,7 +100,7 @@ def _needed(readable: Iterable[str]) -> Iterable[str]:
 
 @cache
 def trouble() -> str | None:
-    """Why there can be no sandbox here; None if there can be one."""
+    """Why bubblewrap cannot be used here; None if it can."""
     if shutil.which("bwrap") is None:
         return "bubblewrap (bwrap) is not installed"
     try:
@@ -113,7 +115,7 @@ def trouble() -> str | None:
 
 
 def resolved(choice: str, option: str = "sandbox") -> bool:
-    """True if backends are to be in a sandbox; :class:`BackendError` where one is demanded and impossible."""
+    """Return true for a sandbox; raise :class:`BackendError` if ``choice`` demands one and there can be none."""
     if choice not in CHOICES:
         raise BackendError(f"{option}: expected one of {', '.join(CHOICES)}; got {choice!r}")
     if choice == "off":
@@ -125,7 +127,7 @@ def resolved(choice: str, option: str = "sandbox") -> bool:
 
 
 def files_of(name: str, path: Sequence[str] = ()) -> list[str]:
-    """Where a backend of this name may lie: its file, and folders where modules are looked for as well."""
+    """Paths that a backend of this name may be imported from: its file, and folders of modules."""
     target = name.partition(":")[0]
     return [*([target] if target.endswith(".py") else []), *path]
 

@@ -15,7 +15,7 @@ from attnspec.conformance.judging.extent import ORDER, Extent, widest
 from attnspec.conformance.judging.foreign_calls import printable
 from attnspec.conformance.judging.own_errors import contained
 from attnspec.conformance.judging.results import INTERRUPTED, TIME_LIMIT, Result, Status, json_number
-from attnspec.conformance.remote.sandbox import resolved
+from attnspec.conformance.remote.sandbox import trouble
 from attnspec.conformance.reporting.declaration import Declaration, declaration
 from attnspec.conformance.reporting.limits import left_out
 from attnspec.conformance.reporting.processor import processor
@@ -96,6 +96,11 @@ class Report:
         return cls(
             plan.contract, settings, results, seconds, tried, observed, diagnoses, left, undeclared=note, reason=reason
         )
+
+    @property
+    def sandboxed(self) -> bool:
+        """Whether the backend's processes were in a sandbox; there were none where it was demanded and impossible."""
+        return not self.settings.in_process and self.settings.sandbox in ("auto", "on") and trouble() is None
 
     @cached_property
     def counts(self) -> dict[Status, int]:
@@ -240,7 +245,7 @@ class Report:
             "seed": settings.seed,
             "device": settings.device,
             "in_process": settings.in_process,
-            "sandbox": "bubblewrap" if not settings.in_process and resolved(settings.sandbox) else "none",
+            "sandbox": "bubblewrap" if self.sandboxed else "none",
             "left_behind": list(self.left),
             "hang_after": settings.hang_after,
             "time_limit": settings.time_limit or None,

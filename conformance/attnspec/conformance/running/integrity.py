@@ -1,4 +1,4 @@
-"""Files of the judge that a backend could change without a sandbox: its code, and what Python runs at every start."""
+"""Files that a backend without a sandbox could change: the judge's code, and code that Python runs at its start."""
 
 import importlib.util
 import site
@@ -9,18 +9,19 @@ from pathlib import Path
 from attnspec.conformance.running.environment import own_folders
 
 Stamps = dict[Path, tuple[int, ...]]
-"""Files and what the system says of them; the time of the last change can be set by nobody but root."""
+"""Inode, size and times of files. Only root can set the time of the last change."""
 
 AT_START = ("sitecustomize.py", "usercustomize.py")
+"""Modules that Python imports whenever it starts."""
 
 
 def stamps() -> Stamps:
-    """The files that judge, as they are now; of compiled ones those that Python will not write anew."""
+    """The files as they are now. A compiled file counts only while Python would use it."""
     return {path: stamp for path in {*_code(), *_run_at_start()} if (stamp := _stamp(path)) is not None}
 
 
 def changed(before: Stamps) -> list[str]:
-    """The files that have been changed, removed or added since."""
+    """The files that were changed, removed or added since."""
     now = {path: _stamp(path) for path in {*before, *_run_at_start()}}
     return sorted(str(path) for path, stamp in now.items() if stamp != before.get(path))
 
@@ -36,17 +37,16 @@ def _code() -> Iterator[Path]:
 
 def _is_current(compiled: Path, source: Path) -> bool:
     try:
-        head, state = compiled.open("rb").read(16), source.stat()
+        header, state = compiled.open("rb").read(16), source.stat()
     except OSError:
         return False
-    time, size = (int.from_bytes(head[i : i + 4], "little") for i in (8, 12))
+    time, size = (int.from_bytes(header[i : i + 4], "little") for i in (8, 12))
     return (time, size) == (int(state.st_mtime) & 0xFFFFFFFF, state.st_size & 0xFFFFFFFF)
 
 
 def _run_at_start() -> Iterator[Path]:
-    for folder in map(
-        Path, [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
-    ):
+    user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    for folder in map(Path, [*site.getsitepackages(), *user]):
         yield from folder.glob("*.pth")
     yield from (path for folder in sys.path for name in AT_START if (path := Path(folder, name)).exists())
 

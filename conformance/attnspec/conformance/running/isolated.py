@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from attnspec.conformance.diagnosis.finding import Diagnosis, violated_by_numbers
 from attnspec.conformance.diagnosis.watching import Watch, unwatched
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case
+from attnspec.conformance.judging.engine import Case, Violated
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.own_errors import Containment, contained, joined
 from attnspec.conformance.judging.profiles import PROFILES
@@ -59,12 +59,13 @@ class Isolated:
         """The verdicts of the case, with those of laws at which a process has ended before.
 
         Where the process of the backend ends, the case is judged again without the law that had it end; after a first
-        hang, and where the success of a step was wrongly taken for granted, with it.
+        hang, and where the success of a step was wrongly taken for granted, with it. Violations seen before that stand.
         """
+        violated: Violated = {}
         while True:
             try:
                 with nullcontext() if self.remote is None else heard():
-                    return self._judged(extent)
+                    return self._judged(extent, violated)
             except Hasty:
                 extent.clear()
             except HostEnded as end:
@@ -120,11 +121,11 @@ class Isolated:
 
         return contain
 
-    def _judged(self, extent: Extent) -> list[Result]:
+    def _judged(self, extent: Extent, violated: Violated) -> list[Result]:
         case, contract, settings = self.case, self.contract, self.settings
         incidents = self._incidents()
         recorded = incidents.verdicts(case.operation, case.dtype)
-        reason = incidents.given_up(case.operation)
+        reason = incidents.given_up(case.operation, case.dtype)
         if reason is not None:
             recorded = examined(incidents, contract.origin, case, settings)
             message = f"{UNJUDGED}the operation was stopped after it had {reason} at {STOP_AFTER} laws"
@@ -134,7 +135,9 @@ class Isolated:
             ]
         watchdog = self._watchdog()
         try:
-            here = partial(self.judging, contract, mark=watchdog, extent=extent, contain=self.surviving())
+            here = partial(
+                self.judging, contract, mark=watchdog, extent=extent, violated=violated, contain=self.surviving()
+            )
             if settings.fail_fast:
                 results = judged_until_violation(here, case, settings, recorded)
             else:

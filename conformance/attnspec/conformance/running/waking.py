@@ -1,4 +1,7 @@
-"""Judges continue each other: a backend without a sandbox may stop the process that judges it."""
+"""Continuing judges that were stopped by a signal.
+
+A backend without a sandbox may send SIGSTOP to the process that judges it, which would then never end.
+"""
 
 import os
 import signal
@@ -11,32 +14,32 @@ from contextlib import suppress
 from attnspec.conformance.remote.processes import KNOWN, Process, processes
 
 PAUSE = 1.0
-"""Seconds between two looks; who is stopped at both is continued: Ctrl-Z stops all judges within one."""
+"""Seconds between two checks. A process that is stopped at both is continued; Ctrl-Z stops all judges within one."""
 
 
-def wake(concerns: Callable[[Process], bool]) -> None:
-    """Continue, from a thread of this process, those of these processes that something has stopped."""
+def wake(is_judge: Callable[[Process], bool]) -> None:
+    """Start a thread that continues the judges among the processes of this machine when they are stopped."""
     if KNOWN:
-        threading.Thread(target=_watch, args=(concerns,), daemon=True).start()
+        threading.Thread(target=_watch, args=(is_judge,), daemon=True).start()
 
 
 def wake_workers() -> None:
-    """Continue the workers of this process; those of backends have sessions of their own."""
+    """Continue the workers of this process. Processes of backends are none: they have sessions of their own."""
     own, session = os.getpid(), os.getsid(0)
-    wake(lambda one: one.parent == own and one.session == session)
+    wake(lambda process: process.parent == own and process.session == session)
 
 
 def wake_parent() -> None:
     """Continue the process that controls this worker."""
     parent = os.getppid()
-    wake(lambda one: one.number == parent)
+    wake(lambda process: process.number == parent)
 
 
-def _watch(concerns: Callable[[Process], bool]) -> None:
+def _watch(is_judge: Callable[[Process], bool]) -> None:
     stopped: set[int] = set()
     while True:
         time.sleep(PAUSE)
-        now = {one.number for one in processes() if one.state == "T" and concerns(one)}
+        now = {process.number for process in processes() if process.state == "T" and is_judge(process)}
         for number in now & stopped:
             sys.stderr.write(f"attnspec: process {number} of the judge was stopped; it goes on\n")
             with suppress(ProcessLookupError, PermissionError):

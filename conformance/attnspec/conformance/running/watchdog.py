@@ -37,19 +37,22 @@ SIZE = 1024 + 12 * INPUT_CHARACTERS
 """Bytes of a breadcrumb's file: a character takes up to 12 in JSON."""
 
 LENIENCE = 0.1
-"""How much longer than allowed a check may take, so that a timer, which is a thread, serves more than one check."""
+"""Fraction by which a check may exceed its time. Checks share a timer, which is a thread and slow to start."""
 
 AT = " at the input "
-"""What comes before the input in the message of an incident."""
+"""Separates the end of the process from its input in the message of an incident."""
 
 MAX_AGAIN = 2
-"""How often a case is judged anew whose judge was killed."""
+"""Times that a case is judged again after its judge was killed."""
 
 KILLED = f"{JUDGE_LOST} {{how}}, each time of {MAX_AGAIN + 1}: nothing is known of the backend"
-"""Why a case has no verdict whose judge was killed again and again."""
+"""Message of a case whose judge was killed each time."""
 
 STOP_AFTER = 3
-"""Laws at which it has crashed or hung, at whatever dtype, after which an operation is given up."""
+"""Laws at which an operation crashes or hangs at one dtype before the rest are failed unchecked.
+
+Other dtypes do not count: which of them comes first depends on the number of workers.
+"""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Breadcrumb:
     at: float
 
     def encoded(self) -> bytes:
-        """The breadcrumb as it stands in its file, ended by a zero byte."""
+        """The bytes of the breadcrumb in its file, which end with a zero."""
         return json.dumps(vars(self)).encode() + b"\0"
 
     @classmethod
@@ -76,17 +79,17 @@ class Breadcrumb:
 
 
 def breadcrumb_path(folder: Path, case: str) -> Path:
-    """Where the worker that judges a case leaves its breadcrumb."""
+    """Path of the breadcrumb of a case."""
     return folder / f"{case}.crumb"
 
 
 def example_path(folder: Path, case: str, law: str = "") -> Path:
-    """Where it leaves the input itself, and where that is kept once a law is blamed."""
+    """Path of the input that is being checked, or with ``law`` of the input at which that law was blamed."""
     return folder / (f"{case}.{law}.example" if law else f"{case}.example")
 
 
 def in_words(given: Any) -> str:
-    """An input in a line; of an example its sizes, options and masks, numbers that are not normal, and its seed."""
+    """One line about an input: sizes, options, masks, numbers other than normal ones, and seed of an example."""
     if not isinstance(given, Example):
         return str(given)
     kinds = {name: kind for name, kind in given.kinds.items() if kind != "normal"}
@@ -152,16 +155,15 @@ class Incidents:
         self._doubts: set[tuple[str, str]] = set()
         self._verdicts: dict[str, dict[str, Result]] = {}
         self._inputs: dict[tuple[str, str], object] = {}
-        self._blamed: dict[str, list[tuple[str, str]]] = {}
 
     def begin(self, operation: str, dtype: str, law: str, given: object) -> None:
         """Remember the check that begins."""
         self._current = f"{operation}-{dtype}", law, given
 
     def tried_again(self, operation: str, dtype: str, *, hung: bool | None = None) -> bool:
-        """Whether a case may be run again as if nothing had happened: at the first hang of a law, as of a busy machine.
+        """Return true after the first hang of a law, which a busy machine may have caused: the case runs again.
 
-        It is taken down, so that the second one counts. ``hung`` says whether it was a hang, where that is known.
+        The second hang counts. ``hung`` says whether it was a hang, where that is known.
         """
         case = f"{operation}-{dtype}"
         law, _ = self._check_of(case)
@@ -174,7 +176,7 @@ class Incidents:
     def record(
         self, operation: str, dtype: str, *, hung: bool | None = None, left: Sequence[str] = ()
     ) -> Result | None:
-        """Record the law at which the worker of a case died, or the process of its backend, and return its verdict.
+        """Record the law that ended the worker of a case, or its backend's process, and return the verdict.
 
         ``hung`` says whether it was a hang, where that is known, and ``left`` names processes that were left behind.
         None if no law can be blamed: the process died before its first check, or at a law that is recorded already.
@@ -191,7 +193,6 @@ class Incidents:
         result = Result(operation, law, dtype, Status.FAILED, reason, message)
         self._store(result)
         self._keep_input(case, law)
-        self._blame(operation, law, reason)
         self._forget(case)
         return result
 
@@ -199,20 +200,20 @@ class Incidents:
         """Add a message and a counterexample, or a note, to a recorded verdict."""
         self._store(replace(self.verdicts(operation, dtype)[law], **found))
 
-    def given_up(self, operation: str) -> str | None:
-        """Why an operation is given up, ``crashed`` or ``hung``; None if it is not."""
-        reasons = self._reasons(operation)
-        return reasons[-1][1] if len({law for law, _ in reasons}) >= STOP_AFTER else None
+    def given_up(self, operation: str, dtype: str) -> str | None:
+        """Why the remaining laws of a case are not checked, ``crashed`` or ``hung``; None if they are."""
+        recorded = [*self.verdicts(operation, dtype).values()]
+        return recorded[-1].reason if len(recorded) >= STOP_AFTER else None
 
     def verdicts(self, operation: str, dtype: str) -> dict[str, Result]:
         """The verdicts on the laws of a case at which a process ended, by law."""
         return dict(self._verdicts.get(f"{operation}-{dtype}", {}))
 
     def input_of(self, operation: str, dtype: str, law: str) -> object:
-        """The input at which a law was blamed, once; None afterwards."""
+        """The input at which a law was blamed. It is given once, and None afterwards."""
         return self._inputs.pop((f"{operation}-{dtype}", law), None)
 
-    # What a subclass keeps elsewhere ------------------------------------------------------------------------------
+    # Storage, which subclasses replace ------------------------------------------------------------------------------
 
     def _check_of(self, case: str) -> tuple[str | None, str]:
         if self._current is None or self._current[0] != case:
@@ -238,12 +239,6 @@ class Incidents:
         assert self._current is not None
         self._inputs[case, law] = self._current[2]
 
-    def _blame(self, operation: str, law: str, reason: str) -> None:
-        self._blamed.setdefault(operation, []).append((law, reason))
-
-    def _reasons(self, operation: str) -> list[tuple[str, str]]:
-        return self._blamed.get(operation, [])
-
 
 class FileIncidents(Incidents):
     """With ``--in-process``: incidents in files that the controlling process writes and workers read."""
@@ -260,7 +255,7 @@ class FileIncidents(Incidents):
         return {r.law: r for r in map(Result.from_json, json.loads(path.read_text(encoding="utf-8")))}
 
     def input_of(self, operation: str, dtype: str, law: str) -> object:
-        """The input at which a law was blamed, once; None afterwards."""
+        """The input at which a law was blamed. It is given once, and None afterwards."""
         path = example_path(self.folder, f"{operation}-{dtype}", law)
         if not path.exists():
             return None
@@ -296,20 +291,8 @@ class FileIncidents(Incidents):
         if example_path(self.folder, case).exists():
             example_path(self.folder, case).replace(example_path(self.folder, case, law))
 
-    def _blame(self, operation: str, law: str, reason: str) -> None:
-        with self._reasons_path(operation).open("a", encoding="utf-8") as f:
-            f.write(f"{law} {reason}\n")
-
-    def _reasons(self, operation: str) -> list[tuple[str, str]]:
-        path = self._reasons_path(operation)
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        return [(law, reason) for law, reason in map(str.split, lines)]
-
     def _verdicts_path(self, case: str) -> Path:
         return self.folder / f"{case}.incidents.json"
-
-    def _reasons_path(self, operation: str) -> Path:
-        return self.folder / f"{operation}.incidents"
 
 
 class Recorder:
@@ -334,10 +317,10 @@ class Recorder:
 
 
 class CrashHandler:
-    """A plugin of the controlling process: it has the case run again whose worker died.
+    """Plugin of the controlling process that runs a case again after its worker died.
 
-    With ``--in-process`` the backend was in that worker: the law at which it died is recorded, but for its first hang.
-    Else the worker is the judge, and its loss is the suite's: the case is judged anew, twice at most.
+    With ``--in-process`` the worker ran the backend. The law at which it died is recorded, unless it is its first hang.
+    Otherwise the worker is a judge, and the backend is not blamed: the case is judged again, twice at most.
     """
 
     def __init__(self, folder: Path, hang_after: float, *, in_process: bool = True) -> None:

@@ -30,7 +30,8 @@ def _averages(operation: Operation) -> bool:
 MODES = law(
     "training.modes",
     "A result is the same in every mode of the framework, such as inference: masked, causal, of one query, and of new "
-    "numbers in the memory of the last call. A mode that casts to 16 bits may store scores in them.",
+    "numbers in the memory of the last call. So it is in a thread that is not the main one. A mode that casts to 16 "
+    "bits may store scores in them.",
     formula=r"f(x) = f^*(x) \text{ in every mode}",
     governs=lambda operation: operation.float_result,
 )
