@@ -1,9 +1,7 @@
 """The kernels of additive attention of few terms: the formula, its gradients, bits, what is not finite, derivatives."""
 
 from itertools import product
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,8 +13,7 @@ from attnspec.backends.pytorch import additive
 from attnspec.backends.pytorch.kernels.additive.llvm import direct, direct_plan
 from attnspec.backends.pytorch.kernels.llvm import matmul, threads
 from attnspec.backends.pytorch.runtime.forcing import forcing
-from attnspec.reference.attention import attend
-from tests.budgets import assert_gradients_within_budgets, assert_within_budgets
+from tests.budgets import assert_gradients_within_budgets, assert_within_budgets, projected_additive_attention
 
 SIZES = [(1, 1, 1, 1), (5, 7, 3, 4), (1, 40, 17, 70), (9, 1, 33, 16), (20, 20, 64, 65), (3, 130, 40, 5)]
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -36,11 +33,6 @@ def formula(x: list[Tensor], allowed: Tensor) -> Tensor:
     query, key, value, w_q, w_k, w_v = x
     sums = (query @ w_q.mT).unsqueeze(-2) + (key @ w_k.mT).unsqueeze(-3)
     return (torch.softmax((torch.tanh(sums) @ w_v).masked_fill(~allowed, -1e300), -1) * allowed) @ value
-
-
-def of_projections(a: Any, b: Any, w_v: Any, value: Any) -> Any:
-    """Additive attention of projected queries and keys, by functions of the reference."""
-    return attend(np.tanh(a[..., :, None, :] + b[..., None, :, :]) @ w_v, value, None, False)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -91,16 +83,16 @@ def test_batches_that_broadcast_both_ways() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("exponent", [-30, -3, 0, 2, 5, 30])
-def test_any_magnitude_of_projections(dtype: torch.dtype, exponent: int) -> None:
+def test_any_magnitude_projected_additive_attention(dtype: torch.dtype, exponent: int) -> None:
     a, b = (draw(2, rows, 9, dtype=dtype) * 10.0**exponent for rows in (4, 11))
     w_v, value = draw(9, dtype=dtype), draw(2, 11, 3, dtype=dtype)
     leaves = [x.requires_grad_() for x in (a, b, w_v, value)]
     got = additive.attention(*leaves, path="direct")
-    assert_within_budgets(got, of_projections, *leaves)
+    assert_within_budgets(got, projected_additive_attention, *leaves)
     cotangent = draw(*got.shape, dtype=dtype)
     found = torch.autograd.grad(got, leaves, cotangent)
     assert all(one.dtype == dtype for one in (got, *found))
-    assert_gradients_within_budgets(found, cotangent, of_projections, *leaves)
+    assert_gradients_within_budgets(found, cotangent, projected_additive_attention, *leaves)
 
 
 def test_bits_depend_on_the_attended_keys_alone() -> None:
@@ -195,7 +187,7 @@ def test_batched_gradients_are_those_of_one_after_the_other() -> None:
     alone = [torch.autograd.grad(got, leaves, c, retain_graph=True) for c in cotangents]
     for i, cotangent in enumerate(cotangents):
         found = [tuple(x[i] for x in together), alone[i]]
-        assert_gradients_within_budgets(found, cotangent, of_projections, *leaves)
+        assert_gradients_within_budgets(found, cotangent, projected_additive_attention, *leaves)
 
 
 def test_batched_gradients_go_through_projections_of_any_size() -> None:

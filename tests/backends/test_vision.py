@@ -2,15 +2,15 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import attnspec.backends.pytorch as backend
 from attnspec.backends.pytorch import vision
-from attnspec.reference import interpolate
 from attnspec.spec import AttentionGateParameters, PatchEmbeddingParameters, ShapeError
+from attnspec.spec.contract.tree import flatten
+from tests.budgets import assert_gradients_within_budgets, assert_slopes_within_budgets, assert_within_budgets
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # by PyTorch's own forward mode
 torch.set_num_threads(1)
@@ -25,29 +25,25 @@ def embedding(d: int, patch: int, channels: int, patches: int) -> PatchEmbedding
     return PatchEmbeddingParameters(normal(d, patch, patch, channels), normal(d), normal(1 + patches, d))
 
 
-def with_gradients(result: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
-    weights = torch.randn(result.shape, generator=torch.Generator().manual_seed(0)).to(result.dtype)
-    return result, *torch.autograd.grad(result, leaves, weights, retain_graph=True)
-
-
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3), (0,)])
 @pytest.mark.parametrize(("patch", "channels", "d"), [(1, 1, 1), (2, 3, 4), (4, 1, 8), (7, 2, 3), (16, 3, 5)])
 def test_patches_are_convolved_or_multiplied(
     patch: int, channels: int, d: int, batch: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p, image = embedding(d, patch, channels, 6), normal(*batch, 2 * patch, 3 * patch, channels)
-    leaves = image, p.w, p.class_token, p.positions
-    multiplied = with_gradients(backend.patch_embedding(image, p), *leaves)
+    multiplied = backend.patch_embedding(image, p)
     monkeypatch.setattr(vision, "CONVOLVED", 0)
     monkeypatch.setattr(vision, "CONVOLVED_BACK", 0)
     assert vision._convolves(image, p.w)
-    convolved = with_gradients(backend.patch_embedding(image, p), *leaves)
-    for one, other in zip(multiplied, convolved, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    convolved = backend.patch_embedding(image, p)
+    assert_within_budgets([multiplied, convolved], "patch_embedding", image, p)
+    cotangent = torch.randn(convolved.shape, generator=torch.Generator().manual_seed(0))
+    leaves = image, p.w, p.class_token, p.positions
+    gradients = [torch.autograd.grad(result, leaves, cotangent) for result in (multiplied, convolved)]
+    assert_gradients_within_budgets(gradients, cotangent, "patch_embedding", image, p)
     flipped = image.detach().flip(-2).mT.contiguous().mT
-    torch.testing.assert_close(
-        backend.patch_embedding(flipped, p), backend.patch_embedding(flipped.contiguous(), p), rtol=1e-4, atol=1e-4
-    )
+    found = [backend.patch_embedding(x, p) for x in (flipped, flipped.contiguous())]
+    assert_within_budgets(found, "patch_embedding", flipped, p)
 
 
 def test_what_is_convolved() -> None:
@@ -71,10 +67,9 @@ def test_axes_are_interpolated_as_far_as_they_change(
     grid: tuple[int, int, int], shape: tuple[int, ...], align_corners: bool
 ) -> None:
     x = normal(*shape, dtype=torch.float64).detach()
-    expected = interpolate(x.numpy(), *grid, align_corners=align_corners)
     for given in (x, x.transpose(-2, -3).contiguous().transpose(-2, -3)):
         got = backend.interpolate(given, *grid, align_corners=align_corners)
-        np.testing.assert_allclose(got.numpy(), expected, rtol=2.0**-46, atol=2.0**-46)
+        assert_within_budgets(got, "interpolate", x, *grid, align_corners=align_corners)
         assert got.is_contiguous()
         assert got.data_ptr() != given.data_ptr()
 
@@ -90,31 +85,39 @@ def gate() -> AttentionGateParameters[Tensor]:
     return AttentionGateParameters(normal(4, 5), normal(4, 6), normal(4), normal(4), normal())
 
 
-def calls() -> dict[str, Any]:
-    p, g, x = embedding(5, 2, 3, 6), gate(), normal(4, 3, 2, 5)
-    scorer = normal(7, 2), normal(7, 6), normal(7)
-    state = normal(2)
+def calls() -> dict[str, tuple[str, dict[str, Any]]]:
+    """The argument that has a batch of 3, and all arguments, by operation."""
+    gated = {"x": normal(4, 3, 2, 5), "gating": normal(3, 2, 2, 1, 6), "parameters": gate()}
+    scorer = {"w_q": normal(7, 2), "w_k": normal(7, 6), "w_v": normal(7)}
     return {
-        "patchify": (lambda image: backend.patchify(image, 2), normal(3, 4, 6, 3)),
-        "patch_embedding": (lambda image: backend.patch_embedding(image, p), normal(3, 4, 6, 3)),
-        "interpolate": (lambda x: backend.interpolate(x, 4, 3, 7), normal(3, 2, 3, 5, 4)),
-        "attention_gate": (lambda s: backend.attention_gate(x, s, g)[0], normal(3, 2, 2, 1, 6)),
-        "attention_skip": (lambda s: backend.attention_skip(x, s, g), normal(3, 2, 2, 1, 6)),
-        "spatial_attention": (
-            lambda f: backend.spatial_attention(state, f, *scorer)[0],
-            normal(3, 2, 4, 6),
-        ),
+        "patchify": ("image", {"image": normal(3, 4, 6, 3), "patch": 2}),
+        "patch_embedding": ("image", {"image": normal(3, 4, 6, 3), "parameters": embedding(5, 2, 3, 6)}),
+        "interpolate": ("x", {"x": normal(3, 2, 3, 5, 4), "slices": 4, "rows": 3, "columns": 7}),
+        "attention_gate": ("gating", gated),
+        "attention_skip": ("gating", gated),
+        "spatial_attention": ("features", {"state": normal(2), "features": normal(3, 2, 4, 6), **scorer}),
     }
 
 
 @pytest.mark.parametrize("name", calls())
 def test_transforms(name: str) -> None:
-    compute, batch = calls()[name]
-    torch.testing.assert_close(torch.vmap(compute)(batch), torch.stack([compute(x) for x in batch]))
-    along = torch.func.jvp(compute, (batch,), (torch.ones_like(batch),))[1]
+    batched, given = calls()[name]
+    batch = given[batched]
+
+    def compute(x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(flatten(getattr(backend, name)(**{**given, batched: x})).values())
+
+    def first(x: Tensor) -> Tensor:
+        return compute(x)[0]
+
+    each = tuple(torch.stack(parts) for parts in zip(*map(compute, batch), strict=True))
+    assert_within_budgets([torch.vmap(compute)(batch), each], name, **given)
+    along = torch.func.jvp(first, (batch,), (torch.ones_like(batch),))[1]
     weights = torch.ones_like(along)
-    (gradient,) = torch.autograd.grad(compute(batch), batch, weights)
-    torch.testing.assert_close((along * weights).sum(), gradient.sum(), rtol=1e-4, atol=1e-4)
+    (gradient,) = torch.autograd.grad(first(batch), batch, weights)
+    cotangent = (weights, None) if len(each) > 1 else weights
+    slopes = [(along * weights).sum(), gradient.sum()]
+    assert_slopes_within_budgets(slopes, {batched: torch.ones_like(batch)}, cotangent, name, **given)
 
 
 def test_a_flag_that_is_none_and_a_patch_that_does_not_divide() -> None:
