@@ -17,7 +17,7 @@ from attnspec.reference import REFERENCE
 from tests.budgets import assert_gradients_within_budgets, assert_within_budgets, attention_gradients
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-SHAPES = [(1, 4, 2, 1, 1, 8), (2, 4, 2, 1, 70, 32), (1, 6, 3, 5, 5, 16), (2, 4, 4, 33, 33, 32), (1, 8, 2, 40, 90, 16)]
+SHAPES = [(2, 4, 2, 1, 1, 8), (2, 4, 2, 1, 70, 32), (1, 6, 3, 5, 5, 16), (2, 4, 4, 33, 33, 32), (1, 8, 2, 40, 90, 16)]
 """Batch, heads, heads of keys, queries, keys, features."""
 
 
