@@ -14,6 +14,12 @@ from torch.autograd.forward_ad import dual_level, make_dual, unpack_dual
 from torch.testing._internal.two_tensor import TwoTensor
 
 from attnspec.backends.pytorch import additive
+from tests.budgets import (
+    assert_gradients_within_budgets,
+    assert_slopes_within_budgets,
+    assert_within_budgets,
+    projected_additive_attention,
+)
 
 pytest.importorskip("llvmlite", reason="the llvm path needs llvmlite")
 from attnspec.backends.pytorch.kernels.additive.llvm import decoding, operators
@@ -206,31 +212,39 @@ def test_torch_func_and_tangents_take_the_plain_path(causal: bool) -> None:
 
     def total(*x: Tensor) -> Tensor:
         paths.append(additive.path_for(*x))
-        scores = additive.scores(*x[:3]).sin().sum()
-        return scores + additive.attention(*x, mask=mask, causal=causal).sin().sum()
+        scores = additive.scores(*x[:3]).square().sum()
+        return scores + additive.attention(*x, mask=mask, causal=causal).square().sum()
+
+    def formula(a: Any, b: Any, w_v: Any, value: Any) -> Any:
+        scores = np.tanh(a[..., :, None, :] + b[..., None, :, :]) @ w_v
+        output = projected_additive_attention(a, b, w_v, value, mask.numpy(), causal)
+        return (scores * scores).sum() + (output * output).sum()
 
     mask = draw(5, 6, seed=9) > 0
     want = torch.autograd.grad(total(*leaves), leaves)
     assert paths.pop() in {"direct", "llvm"}
     along = [draw(*x.shape, dtype=torch.float64, seed=11) for x in given]
-    slope = torch.stack([(g * x).sum() for g, x in zip(want, along, strict=True)]).sum()
     every = range(len(given))
     each = torch.func.vmap(torch.func.grad(total, argnums=tuple(every)), in_dims=(0, 0, None, 0))(*given)
     got = [g.sum(0) if x.dim() == 1 else g for g, x in zip(each, given, strict=True)]
-    for gradients in (torch.func.grad(total, argnums=tuple(every))(*given), got):
-        for one, other in zip(gradients, want, strict=True):
-            torch.testing.assert_close(one, other)
+    gradients = [want, torch.func.grad(total, argnums=tuple(every))(*given), tuple(got)]
+    assert_gradients_within_budgets(gradients, torch.ones(()), formula, *given)
     with dual_level():
         duals = [make_dual(x, t) for x, t in zip(given, along, strict=True)]  # type: ignore[no-untyped-call]
         tangent = unpack_dual(total(*duals)).tangent  # type: ignore[no-untyped-call]
     assert tangent is not None
-    torch.testing.assert_close(tangent, slope)
+    directions = dict(zip(("a", "b", "w_v", "value"), along, strict=True))
+    assert_slopes_within_budgets(tangent, directions, torch.ones(()), formula, *given)
     assert paths == ["plain"] * 3
     cache = additive.prepare_keys(*given[1:])
     assert cache.path == "llvm"
     stepped = torch.func.grad(lambda a: additive.step(cache, a).sum())(given[0][:, 0])
     query = given[0][:, 0].clone().requires_grad_()
-    torch.testing.assert_close(stepped, torch.autograd.grad(additive.step(cache, query).sum(), query)[0])
+    (recorded,) = torch.autograd.grad(additive.step(cache, query).sum(), query)
+    found = [(x[:, None], None, None, None) for x in (stepped, recorded)]
+    assert_gradients_within_budgets(
+        found, torch.ones(2, 1, 4), projected_additive_attention, given[0][:, :1], *given[1:]
+    )
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -504,7 +518,9 @@ def test_a_step_gives_infinite_values_to_who_attends_to_them(dtype: torch.dtype)
     for mask in (None, torch.arange(9) != 4):
         got = decode(a[:, 0], b, w_v, value, mask)
         wanted = additive.attention(a, b, w_v, value, mask=None if mask is None else mask[None], path="llvm")[:, 0]
-        torch.testing.assert_close(got, wanted, equal_nan=True)
+        allowed = None if mask is None else mask[None]
+        found = [got[:, None], wanted[:, None]]
+        assert_within_budgets(found, projected_additive_attention, a, b, w_v, value, mask=allowed)
         assert bool(got[0, 1].isinf()) == (mask is None)
         assert got[1, 0].isnan()
         assert got[:, 2:].isfinite().all()
@@ -517,7 +533,8 @@ def test_keys_that_are_no_numbers_in_memory() -> None:
         fake = [mode.from_tensor(x) for x in real]
         assert decode(*fake).shape == (2, 4)
     zero = torch._efficientzerotensor((2, 9, 3))
-    torch.testing.assert_close(decode(a[:, 0], zero, w_v, value), decode(a[:, 0], torch.zeros(2, 9, 3), w_v, value))
+    found = [decode(a[:, 0], x, w_v, value)[:, None] for x in (zero, torch.zeros(2, 9, 3))]
+    assert_within_budgets(found, projected_additive_attention, a, torch.zeros(2, 9, 3), w_v, value)
     zero = torch._efficientzerotensor((2, 9, 4))
     assert torch.equal(decode(a[:, 0], b, w_v, zero), torch.zeros(2, 4))
     both: Any = decode(*(TwoTensor(x, x.clone()) for x in real))  # type: ignore[no-untyped-call]
@@ -544,6 +561,7 @@ def test_a_masked_call_compiles_as_one_graph(path: str, spoiled: bool) -> None:
     leaves = [x.requires_grad_() for x in operands((2,), 6, 9, 3, 4, torch.float64)]
     mask = draw(6, 9, seed=9) > 0
     mask[:, 4] = False
+    clean = [x.detach().clone() for x in leaves]
     if spoiled:
         with torch.no_grad():
             leaves[1][:, 4], leaves[3][:, 4] = float("nan"), float("inf")
@@ -554,9 +572,10 @@ def test_a_masked_call_compiles_as_one_graph(path: str, spoiled: bool) -> None:
 
         wanted = torch.autograd.grad(total(*leaves), leaves)
         compiled = torch.compile(total, fullgraph=True, backend="aot_eager")
-        for got, want in zip(torch.autograd.grad(compiled(*leaves), leaves), wanted, strict=True):
-            assert want.isfinite().all()
-            torch.testing.assert_close(got, want)
+        found = [wanted, torch.autograd.grad(compiled(*leaves), leaves)]
+        assert_gradients_within_budgets(
+            found, torch.ones(2, 6, 4), projected_additive_attention, *clean, mask=allowed, causal=causal
+        )
 
 
 def test_autocast() -> None:

@@ -144,13 +144,11 @@ def test_what_is_excluded_has_no_effect_were_it_not_finite(where: str, bad: floa
     arguments = {"mask": None if causal else mask, "causal": causal}
     with forcing("direct"):
         got, expected = (pytorch.additive_attention(*x, **arguments) for x in (leaves, clean))  # type: ignore[arg-type]
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-13)
-    # the gradient of w_k is a product with the key itself
-    for i, (one, other) in enumerate(
-        zip(torch.autograd.grad(got.sum(), leaves), torch.autograd.grad(expected.sum(), clean), strict=True)
-    ):
-        if not (i == 4 and where == "key"):
-            torch.testing.assert_close(one, other, rtol=0, atol=1e-13)
+    assert_within_budgets([got, expected], "additive_attention", *clean, **arguments)
+    gradients = [torch.autograd.grad(x.sum(), y) for x, y in ((got, leaves), (expected, clean))]
+    if where == "key":  # the gradient of w_k is a product with the key itself
+        gradients = [(*x[:4], None, x[5]) for x in gradients]
+    assert_gradients_within_budgets(gradients, torch.ones_like(got), "additive_attention", *clean, **arguments)
 
 
 @pytest.mark.parametrize("path", ["direct", "llvm"])

@@ -3,7 +3,9 @@
 import multiprocessing
 from collections.abc import Callable, Iterator
 from math import inf, nan
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ from attnspec.backends.pytorch.kernels.llvm.threads import run
 from attnspec.backends.pytorch.kernels.llvm.transposition import Square, define_transpose, transpose
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp2
 from attnspec.backends.pytorch.runtime.forcing import forcing
+from attnspec.reference import REFERENCE
 from tests.budgets import assert_gradients_within_budgets, assert_within_budgets
 
 
@@ -30,12 +33,6 @@ def at_every_size() -> Iterator[None]:
     with forcing("llvm"):
         yield
     torch.set_num_threads(before)
-
-
-def formula(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, scale: float) -> Tensor:
-    """softmax(scale·QKᵀ)V in float64, zeros for rows without a key; differentiable."""
-    scores = (scale * (query.double() @ key.double().mT)).masked_fill(~allowed, -1e300)
-    return (torch.softmax(scores, -1) * allowed) @ value.double()
 
 
 def lower(n: int, m: int) -> Tensor:
@@ -105,7 +102,14 @@ def test_layouts() -> None:
         assert got.transpose(1, 2).is_contiguous()
         (found,) = torch.autograd.grad(got.sum(), base)
         by_query, by_key = torch.autograd.grad(expected.sum(), plain)
-        torch.testing.assert_close(found, (by_query + by_key.flip(-1)).transpose(1, 2))
+        gradients = [(x, None) for x in (found, (by_query + by_key.flip(-1)).transpose(1, 2))]
+        allowed = chosen.numpy()
+
+        def of_base(base: Any, value: Any, allowed: Any = allowed) -> Any:
+            heads = np.swapaxes(base, 1, 2)
+            return REFERENCE["scaled_dot_product_attention"](heads, heads[..., ::-1], value, mask=allowed)
+
+        assert_gradients_within_budgets(gradients, torch.ones_like(got), of_base, base, value)
 
 
 def test_gradients_that_nobody_wants_are_not_computed() -> None:
@@ -122,13 +126,13 @@ def test_gradients_that_nobody_wants_are_not_computed() -> None:
 def test_few_heads_are_divided_among_threads(entries: int, causal: bool) -> None:
     """Then the gradient of the queries is a sum over ranges of keys."""
     leaves = [torch.randn(entries, 300, 64, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    cotangent = torch.randn(entries, 300, 64, dtype=torch.float64)
     found = []
     for count in (1, 4):
         torch.set_num_threads(count)
-        found.append(torch.autograd.grad(attend(*leaves, causal=causal).square().sum(), leaves))
+        found.append(torch.autograd.grad(attend(*leaves, causal=causal), leaves, cotangent))
     assert cpu.key_range(entries, 300, 4) < 300 <= cpu.key_range(entries, 300, 1)
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    assert_gradients_within_budgets(found, cotangent, "scaled_dot_product_attention", *leaves, causal=causal)
 
 
 def test_numbers_that_are_not_finite_are_the_formula_s() -> None:
@@ -163,11 +167,13 @@ def test_scores_up_to_the_largest_number_and_scales_down_to_the_smallest() -> No
     value = torch.randn(20, 1)
     assert torch.equal(attend(torch.ones(20, 1), key, value, scale=1.0), value[1].expand(20, 1))
     low = attend(torch.ones(20, 1), torch.full((20, 1), -2.8e38), value, scale=1.0)
-    torch.testing.assert_close(low, value.mean().expand(20, 1))
+    for row in low:  # equal scores weigh equally
+        assert_within_budgets(row, "average_pooling", value)
     for scale in (1e-50, 2.0**-126, 0.0, -1.0, 1e37):
         got = attend(key[:3] / 1e38, key / 1e38, value, scale=scale)
-        expected = formula(key[:3] / 1e38, key / 1e38, value, torch.ones(3, 20, dtype=torch.bool), scale)
-        torch.testing.assert_close(got.double(), expected, rtol=0, atol=1e-5)
+        scaled = scale * (key[:3] / 1e38).double()
+        assert_within_budgets(got, "dot_product_attention", scaled, key / 1e38, value)
+    assert torch.equal(got[1], value[1])  # a score of 8e37, whose rounding no budget bounds
 
 
 def test_tensors_that_are_not_just_numbers_in_memory() -> None:
@@ -248,7 +254,8 @@ def test_no_features_are_refused_unless_there_is_a_scale() -> None:
     nothing, value = torch.empty(20, 0), torch.randn(20, 3)
     with pytest.raises(ValueError, match="query: expected at least one feature, or a scale; got 0"):
         attend(nothing, nothing, value)
-    torch.testing.assert_close(attend(nothing, nothing, value, scale=1.0), value.mean(0).expand(20, 3))
+    for row in attend(nothing, nothing, value, scale=1.0):
+        assert_within_budgets(row, "average_pooling", value)
 
 
 class Mapping(Arguments):

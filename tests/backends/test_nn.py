@@ -22,9 +22,16 @@ from attnspec.backends import pytorch
 from attnspec.backends.pytorch import nn
 from attnspec.spec import CHAPTERS, OPERATIONS, ShapeError
 from attnspec.spec.contract.tree import flatten
-from tests.budgets import assert_within_budgets
+from tests.budgets import assert_gradients_within_budgets, assert_within_budgets
 
 torch.set_num_threads(1)
+
+RECURRENT = 2 * 2 * 5 * 16 * 2.0**-24
+"""Difference of two float32 results of recurrent networks of 2 layers on up to 5 steps of these tests.
+
+Every step of either result rounds products and sums of 12 numbers below 1, biases and a nonlinear function:
+16 roundings of at most 2⁻²⁴. States are below 1 and weights small: a step does not enlarge the errors of the last.
+"""
 
 B, N, M = 2, 5, 7
 
@@ -46,6 +53,8 @@ class Case:
     """The shape of the first input where that one is of tokens, of which there are 9."""
     targets: tuple[int, ...] = ()
     """Likewise of the second one."""
+    judged: bool = True
+    """Whether one operation gives the result: it is then judged by that operation's budgets."""
 
     def inputs(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
         """Normal random tensors."""
@@ -62,14 +71,21 @@ class Case:
         return given | ({"causal": True} if self.causal else {})
 
 
+def called(operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """The operation's result: tests pass another function, which judges one by the same arguments."""
+    return operation(*arguments, **options)
+
+
 def each_weight(operation: Callable[..., Any], *names: str) -> Callable[..., Any]:
     """The operation with weights of a module by name."""
-    return lambda module, *inputs, **how: operation(*inputs, **{x: getattr(module, x) for x in names}, **how)
+    return lambda module, *inputs, by=called, **how: by(
+        operation, *inputs, **{x: getattr(module, x) for x in names}, **how
+    )
 
 
 def as_record(operation: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
     """The operation with the record of a module."""
-    return lambda module, *inputs, **how: operation(*inputs, module.record(), **fixed, **how)
+    return lambda module, *inputs, by=called, **how: by(operation, *inputs, module.record(), **fixed, **how)
 
 
 def both_ways(operation: Callable[..., Any], module: Any, x: Tensor, state: Tensor) -> Any:
@@ -117,22 +133,23 @@ CASES = {
     "SinusoidalPositionalEncoding": Case(
         lambda **how: nn.SinusoidalPositionalEncoding(6, 9, **how), ((B, N, 6),),
         lambda module, x: x + module.table[:N], "d_model=6, max_len=9, concat=False", keeps=True,
+        judged=False,
     ),
     "SinusoidalPositionalEncoding, concatenated": Case(
         lambda **how: nn.SinusoidalPositionalEncoding(4, 9, concat=True, **how), ((B, N, 6),),
         lambda module, x: pytorch.concat_positions(x, module.table[:N]), "d_model=4, max_len=9, concat=True",
-        keeps=True,
+        keeps=True, judged=False,
     ),
     "LearnedPositions": Case(
         lambda **how: nn.LearnedPositions(6, 9, **how), ((B, N, 6),),
         lambda module, x: pytorch.add_positions(x, pytorch.learned_positions(module.table, N)),
-        "d_model=6, max_len=9", keeps=True,
+        "d_model=6, max_len=9", keeps=True, judged=False,
     ),
     "RNNCell": Case(lambda **how: nn.RNNCell(6, 4, **how), ((B, 6), (B, 4)), as_record(pytorch.rnn_cell), "6, 4"),
     "GRUCell": Case(lambda **how: nn.GRUCell(6, 4, **how), ((B, 6), (B, 4)), as_record(pytorch.gru_cell), "6, 4"),
     "LSTMCell": Case(
         lambda **how: nn.LSTMCell(6, 4, **how), ((B, 6),),
-        lambda module, x: pytorch.lstm_cell(x, (x.new_zeros(B, 4),) * 2, module.record()), "6, 4",
+        lambda module, x, by=called: by(pytorch.lstm_cell, x, (x.new_zeros(B, 4),) * 2, module.record()), "6, 4",
     ),
     "RNN": Case(
         lambda **how: nn.RNN(6, 4, **how), ((B, N, 6), (B, 1, 4)), as_record(pytorch.stacked_rnn),
@@ -141,7 +158,7 @@ CASES = {
     "RNN, stacked both ways": Case(
         lambda **how: nn.RNN(6, 4, 2, bidirectional=True, **how), ((B, N, 6), (B, 4, 4)),
         lambda module, x, state: both_ways(pytorch.bidirectional_rnn, module, x, state),
-        "6, 4, num_layers=2, bidirectional=True",
+        "6, 4, num_layers=2, bidirectional=True", judged=False,
     ),
     "GRU": Case(
         lambda **how: nn.GRU(6, 4, 2, **how), ((B, N, 6), (B, 2, 4)), as_record(pytorch.stacked_gru),
@@ -150,17 +167,17 @@ CASES = {
     "GRU, both ways": Case(
         lambda **how: nn.GRU(6, 4, 2, bidirectional=True, **how), ((B, N, 6), (B, 4, 4)),
         lambda module, x, state: both_ways(pytorch.bidirectional_gru, module, x, state),
-        "6, 4, num_layers=2, bidirectional=True",
+        "6, 4, num_layers=2, bidirectional=True", judged=False,
     ),
     "LSTM": Case(
         lambda **how: nn.LSTM(6, 4, 2, **how), ((B, N, 6),),
-        lambda module, x: pytorch.stacked_lstm(x, (x.new_zeros(B, 2, 4),) * 2, module.record()),
+        lambda module, x, by=called: by(pytorch.stacked_lstm, x, (x.new_zeros(B, 2, 4),) * 2, module.record()),
         "6, 4, num_layers=2, bidirectional=False",
     ),
     "LSTM, both ways": Case(
         lambda **how: nn.LSTM(6, 4, bidirectional=True, **how), ((B, N, 6),),
         lambda module, x: beside(pytorch.bidirectional_lstm(x, ((x.new_zeros(B, 4),) * 2,) * 2, module.record())),
-        "6, 4, num_layers=1, bidirectional=True",
+        "6, 4, num_layers=1, bidirectional=True", judged=False,
     ),
     "BahdanauAttention": Case(
         lambda **how: nn.BahdanauAttention(6, 4, 8, **how), ((B, 6), (B, M, 4)),
@@ -232,8 +249,9 @@ CASES = {
     ),
     "VisionTransformer": Case(
         lambda **how: nn.VisionTransformer(4, 2, 8, 2, 2, 16, 3, **how), ((B, 4, 4, 3),),
-        lambda module, image: pytorch.vit_encoder(
-            image, module.embedding.record(), tuple(x.record() for x in module.layers), module.final_norm.record()
+        lambda module, image, by=called: by(
+            pytorch.vit_encoder, image, module.embedding.record(),
+            tuple(x.record() for x in module.layers), module.final_norm.record()
         ), "",
     ),
     "AttentionGate": Case(
@@ -373,8 +391,15 @@ def test_a_module_compiles_as_one_graph(case: Case) -> None:
     module, inputs, options = case.make(), case.inputs(), case.options()
     torch.compiler.reset()
     compiled: Any = torch.compile(module, fullgraph=True, backend="aot_eager")
-    for one, other in zip(tensors(compiled(*inputs, **options)), tensors(module(*inputs, **options)), strict=True):
-        torch.testing.assert_close(one, other)
+    found = [run(*inputs, **options) for run in (compiled, module)]
+
+    def judge(operation: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+        assert_within_budgets(found, operation.__name__, *arguments, **named)
+
+    if case.judged:
+        case.call(module, *inputs, by=judge, **options)
+    else:
+        assert all((x - y).abs().max() <= RECURRENT for x, y in zip(*map(tensors, found), strict=True))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -384,10 +409,10 @@ def test_a_compiled_model_has_gradients(dynamic: bool) -> None:
     compiled: Any = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     for n in (5, 7):
         x = torch.randn(B, n, 6)
-        totals = [run(x).square().sum() for run in (compiled, module)]
-        found, expected = (torch.autograd.grad(total, list(module.parameters())) for total in totals)
-        for one, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(one, other)
+        cotangent = torch.randn(B, n, 6)
+        leaves = tensors(module.record())
+        found = [(None, *torch.autograd.grad(run(x), leaves, cotangent)) for run in (compiled, module)]
+        assert_gradients_within_budgets(found, cotangent, "encoder_stack", x, module.record())
 
 
 def test_weights_may_be_parametrized() -> None:
@@ -395,8 +420,8 @@ def test_weights_may_be_parametrized() -> None:
     torch.nn.utils.parametrizations.orthogonal(module, "w_hh")
     x, state = torch.randn(B, 6), torch.randn(B, 4)
     w_hh = module.record().w_hh
-    torch.testing.assert_close(w_hh @ w_hh.mT, torch.eye(4))
-    assert w_hh.requires_grad
+    assert torch.equal(w_hh, module.w_hh)
+    assert not w_hh.is_leaf  # it is computed from the original
     assert equal(module(x, state), pytorch.rnn_cell(x, state, module.record()))
 
 
@@ -565,9 +590,9 @@ def test_lengths_cut_sequences_short(kind: Any, bidirectional: bool) -> None:
     network, x = kind(6, 4, 2, bidirectional=bidirectional), torch.randn(3, N, 6)
     states, final = network(x, lengths=torch.tensor([N, 2, 0]))
     alone, last = network(x[1, :2])
-    torch.testing.assert_close(states[1], torch.cat((alone, alone.new_zeros(N - 2, alone.shape[-1]))))
-    for part, other in zip(tensors(final), tensors(last), strict=True):
-        torch.testing.assert_close(part[1], other)
+    assert not states[1, 2:].any()
+    for part, other in ((states[:, :2], alone), *zip(tensors(final), tensors(last), strict=True)):
+        assert (part[1] - other).abs().max() <= RECURRENT
         assert not part[2].any()
 
 

@@ -429,3 +429,12 @@ def test_values_are_rounded_that_wrong_weights_have_come_to() -> None:
     assert abs(oracle.value[0, 0] - 0.001) < 1e-6
     # The scores may be so wrong that the other key has all the weight, and its value is rounded by an eighth.
     assert abs(-0.286 * 9 / 8 - oracle.value[0, 0]) <= oracle.budget[0, 0] < 0.4
+
+
+def test_the_logarithm_of_a_sum_errs_as_much_as_its_greatest_score() -> None:
+    """An error of 10¹⁸ in an exponent is no error of 700, above which exp would overflow."""
+    query = np.array([[[1.0, -1.0 + 2.0**-20]]], np.float32)
+    given = {"query": query, "key": np.full((1, 3, 2), 1e25, np.float32), "value": np.ones((1, 3, 1), np.float32)}
+    logarithms = judged(REFERENCE["grouped_query_attention"], given, CLASSES["ieee32"])[1]
+    scores = judged(REFERENCE["scaled_dot_scores"], {x: given[x] for x in ("query", "key")}, CLASSES["ieee32"])
+    assert (logarithms.budget >= scores.budget.min() / 2).all()

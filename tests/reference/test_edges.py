@@ -181,6 +181,10 @@ def test_a_narrow_beam_may_score_below_greedy() -> None:
     assert (two > one + 1e-3).any()
 
 
+EQUAL_TOKENS = 4 * 2.0**-52
+"""Roundings of log 6 = 1.79 here and there, of a product with 3 and of sums: 4 halves of an ulp each, of 2⁻⁵²."""
+
+
 @pytest.mark.parametrize("name", ["greedy_decode", "beam_decode"])
 def test_equal_tokens_are_chosen_in_order(name: str, draw: Any) -> None:
     a = draw(name)
@@ -188,10 +192,10 @@ def test_equal_tokens_are_chosen_in_order(name: str, draw: Any) -> None:
     a["parameters"].b_o[...] = 0
     tokens, score = REFERENCE[name](**{**a, "eos": 5})
     assert tokens.tolist() == [0, 0, 0]
-    assert np.allclose(score, -3 * np.log(6))
+    assert abs(score + 3 * np.log(6)) <= 3 * EQUAL_TOKENS
     tokens, score = REFERENCE[name](**{**a, "eos": 0})
     assert tokens.tolist() == [0, 0, 0]
-    assert np.allclose(score, -np.log(6))
+    assert abs(score + np.log(6)) <= EQUAL_TOKENS
 
 
 def test_no_tokens_leave_the_state_as_it_is(draw: Any) -> None:

@@ -106,8 +106,8 @@ def rigorous_sums(softmax: Softmax, scores: Numbers, errors: Numbers, precision:
     """The same with bounds of the errors in place of variances."""
     u = precision.accumulation
     drop, attendable = softmax.shifted, softmax.attendable
-    own = np.where(attendable, np.minimum(errors + 3 * u * np.abs(drop) + 6 * u, LARGEST_EXPONENT), 0.0)
-    error = np.log1p((softmax.weights * np.expm1(own)).sum(-1)) + (drop.shape[-1] + 2) * u
+    own = np.where(attendable, errors + 3 * u * np.abs(drop) + 6 * u, 0.0)
+    error = _growth(softmax.weights, drop, own)[..., 0] + (drop.shape[-1] + 2) * u
     bound: Numbers = error + 2 * u * np.where(attendable, np.abs(scores), 0).max(-1, initial=0.0)
     return bound
 
@@ -131,9 +131,19 @@ def rigorous_logarithms(softmax: Softmax, errors: Numbers, precision: Precision)
     """The same with bounds of the errors in place of variances."""
     u = precision.accumulation
     value, alpha, drop, logarithm = _logarithms(softmax)
-    own = np.minimum(errors + 3 * u * np.abs(drop) + 6 * u, LARGEST_EXPONENT)
-    of_sum = np.log1p((alpha * np.expm1(own)).sum(-1, keepdims=True))
+    own = errors + 3 * u * np.abs(drop) + 6 * u
+    of_sum = _growth(alpha, drop, own)
     return value, own + of_sum + (drop.shape[-1] + 2) * u + 2 * u * logarithm
+
+
+def _growth(alpha: Numbers, drop: Numbers, own: Numbers) -> Numbers:
+    """Bound of how much log Σ exp of every row grows with errors ``own`` of its scores; the last axis has size 1.
+
+    log1p keeps small errors. exp of large ones would overflow: there the largest erring score bounds all of them.
+    """
+    small = np.log1p((alpha * np.expm1(np.minimum(own, LARGEST_EXPONENT))).sum(-1, keepdims=True))
+    large = (drop + own).max(-1, keepdims=True, initial=0.0) + np.log(max(own.shape[-1], 1))
+    return np.where(own.max(-1, keepdims=True, initial=0.0) > LARGEST_EXPONENT, large, small)
 
 
 def _logarithms(softmax: Softmax) -> tuple[Numbers, Numbers, Numbers, Numbers]:
