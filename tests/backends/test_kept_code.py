@@ -170,12 +170,12 @@ def test_where_there_is_no_such_user_kernels_are_compiled(made: list[str], monke
     assert len(made) == 2
 
 
-def test_where_the_folder_cannot_be_written_kernels_are_compiled(
+def test_where_the_folder_cannot_be_read_kernels_are_compiled(
     folder: Path, made: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder.mkdir(mode=0o700)
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder)  # root may write everywhere
-    with pytest.warns(RuntimeWarning, match=r"kernels' cannot be written: kernels are compiled in every process"):
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder)  # root may read everywhere
+    with pytest.warns(RuntimeWarning, match=r"kernels' cannot be read: kernels are compiled in every process"):
         assert (result(), result()) == (6.0, 6.0)
     assert len(made) == 2
 

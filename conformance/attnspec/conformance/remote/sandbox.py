@@ -29,8 +29,8 @@ PRIVATE = ("/tmp", "/var/tmp", "/run/user")
 MEMORY = "/dev/shm"
 """Folder for temporary files if the backend's own file is in /tmp, which is read-only then."""
 
-CACHES = {"XDG_CACHE_HOME": "cache", "TRITON_CACHE_DIR": "triton", "NUMBA_CACHE_DIR": "numba"}
-"""Variables that move the caches of compilers out of the home folder, which is read-only in a sandbox."""
+CACHES = {"TRITON_CACHE_DIR": "triton", "NUMBA_CACHE_DIR": "numba"}
+"""Variables that move the caches which compilers must write; what others keep at home is read as it is."""
 
 TRIAL_SECONDS = 10.0
 """Time limit of the trial whether bubblewrap works."""

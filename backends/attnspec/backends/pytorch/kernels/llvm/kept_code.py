@@ -96,7 +96,7 @@ def _fault(folder: Path) -> str | None:
             return "belongs to another user"
         if found.st_mode & 0o077:
             return f"is open to other users (expected mode 0700, got {found.st_mode & 0o777:04o})"
-    return None if os.access(folder, os.W_OK | os.X_OK) else "cannot be written"
+    return None if os.access(folder, os.R_OK | os.X_OK) else "cannot be read"
 
 
 @lru_cache(maxsize=8)
