@@ -47,7 +47,8 @@ def _bare(subject: Subject, rng: np.random.Generator, shape: tuple[int, int]) ->
         if name not in operation.defaults or not _accepts(subject, name):
             continue
         tried = operation.tried.get(name, ())
-        values[name] = True if name in flags else tried[int(rng.integers(len(tried)))] if tried else whole[name]
+        # The first value that is tried has an effect on few keys; a window of 256 has none.
+        values[name] = True if name in flags else tried[0] if tried else whole[name]
         if name in operation.lengths:
             values[name] = np.arange(values[name].size).reshape(values[name].shape) * 3
     return bare, values
