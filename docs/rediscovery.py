@@ -11,7 +11,7 @@ from attnspec.conformance.judging.engine import cases, judge
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.laws import CHECKS
-from attnspec.conformance.rediscovered import REDISCOVERED, WAITING, Rediscovered
+from attnspec.conformance.rediscovered import REDISCOVERED, Rediscovered
 from attnspec.conformance.running.trials import Task, perform
 
 HEAD = """# Rediscovery
@@ -32,10 +32,6 @@ CONVICTED = "## Convicted\n"
 ESCAPED = """## Not convicted
 
 What these defects need is not among the inputs of `full`, or too rarely, or was not yet tried at three seeds.
-"""
-AWAITED = """## Waiting for their operation
-
-Reports that were read, of what the contract has no operation or argument for.
 """
 SEPARATOR = " | "
 
@@ -77,10 +73,6 @@ def page(verdicts: Mapping[str, Verdict]) -> str:
         ESCAPED,
         *table("report", "framework", "defect", "operation", "dtype", "needs"),
         *(row(*described(r), cell(r.needs)) for r in escaped),
-        "",
-        AWAITED,
-        *table("report", "framework", "defect", "waits for"),
-        *(row(f"[{w.source}]({w.address})", *map(cell, w[1:])) for w in WAITING),
     ]
     return "\n".join(lines) + "\n"
 

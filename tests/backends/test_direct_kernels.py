@@ -1,6 +1,7 @@
 """The kernels of additive attention of few terms: the formula, its gradients, bits, what is not finite, derivatives."""
 
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -141,11 +142,11 @@ def test_what_is_excluded_has_no_effect_were_it_not_finite(where: str, bad: floa
         place, mask[:, 2] = 2, False
     with torch.no_grad():
         leaves[1 if where == "key" else 2][:, place] = bad
-    arguments = {"mask": None if causal else mask, "causal": causal}
+    arguments: dict[str, Any] = {"mask": None if causal else mask, "causal": causal}
     with forcing("direct"):
-        got, expected = (pytorch.additive_attention(*x, **arguments) for x in (leaves, clean))  # type: ignore[arg-type]
+        got, expected = (pytorch.additive_attention(*x, **arguments) for x in (leaves, clean))
     assert_within_budgets([got, expected], "additive_attention", *clean, **arguments)
-    gradients = [torch.autograd.grad(x.sum(), y) for x, y in ((got, leaves), (expected, clean))]
+    gradients: list[tuple[Any, ...]] = [torch.autograd.grad(x.sum(), y) for x, y in ((got, leaves), (expected, clean))]
     if where == "key":  # the gradient of w_k is a product with the key itself
         gradients = [(*x[:4], None, x[5]) for x in gradients]
     assert_gradients_within_budgets(gradients, torch.ones_like(got), "additive_attention", *clean, **arguments)

@@ -416,7 +416,7 @@ def test_a_compiled_model_has_gradients(dynamic: bool) -> None:
 
 
 def test_weights_may_be_parametrized() -> None:
-    module = nn.RNNCell(6, 4)
+    module: Any = nn.RNNCell(6, 4)
     torch.nn.utils.parametrizations.orthogonal(module, "w_hh")
     x, state = torch.randn(B, 6), torch.randn(B, 4)
     w_hh = module.record().w_hh

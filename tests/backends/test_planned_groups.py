@@ -128,9 +128,9 @@ def test_what_is_not_finite_is_left_to_the_formula(place: int, bad: float, causa
     given = draw((1, 4, 2, 5, 5, 16), torch.float32)
     backend.grouped_query_attention(*given, causal=causal)
     given[place][0, 0, 3, 2] = bad
-    found = backend.grouped_query_attention(*given, causal=causal)
+    found: Any = backend.grouped_query_attention(*given, causal=causal)
     with forcing("plain"):
-        expected = backend.grouped_query_attention(*given, causal=causal)
+        expected: Any = backend.grouped_query_attention(*given, causal=causal)
     np.testing.assert_array_equal(found[1].isfinite(), expected[1].isfinite())
     exact = REFERENCE["grouped_query_attention"](*(x.double().numpy() for x in given), causal=causal)[1]
     lost = torch.from_numpy(~np.isfinite(exact))
@@ -148,9 +148,9 @@ def test_scores_that_overflow_are_left_to_the_formula(wanted: bool, causal: bool
     backend.grouped_query_attention(query.requires_grad_(wanted), key, value, causal=causal)
     query.detach()[0, 0, 3] = torch.tensor([1e25, -1e25]).repeat(8)
     key[0, 0] = 1e25
-    found = backend.grouped_query_attention(query, key, value, causal=causal)
+    found: Any = backend.grouped_query_attention(query, key, value, causal=causal)
     with forcing("plain"):
-        expected = backend.grouped_query_attention(query, key, value, causal=causal)
+        expected: Any = backend.grouped_query_attention(query, key, value, causal=causal)
     given = [x.detach() for x in (query, key, value)]
     exact = REFERENCE["grouped_query_attention"](*(x.double().numpy() for x in given), causal=causal)
     results = [tuple(x.detach() for x in result) for result in (found, expected)]

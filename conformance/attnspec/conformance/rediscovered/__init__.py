@@ -11,13 +11,11 @@ from attnspec.conformance.rediscovered import (
     softmaxes,
     tiles,
 )  # fmt: skip
-from attnspec.conformance.rediscovered.registry import REDISCOVERED, WAITING, Rediscovered, Waiting
+from attnspec.conformance.rediscovered.registry import REDISCOVERED, Rediscovered
 
 __all__ = [
     "REDISCOVERED",
-    "WAITING",
     "Rediscovered",
-    "Waiting",
     "causality",
     "gradients",
     "integers",

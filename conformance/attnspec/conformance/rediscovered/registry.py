@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from attnspec.conformance.mutants.correct.altered import Alteration, Registry, names_of
 from attnspec.conformance.mutants.registry import Mutant
@@ -76,21 +76,3 @@ def rediscovered(
         return found
 
     return made
-
-
-class Waiting(NamedTuple):
-    """A report that concerns an operation which the contract does not have."""
-
-    source: str
-    framework: str
-    defect: str
-    awaits: str
-
-    @property
-    def address(self) -> str:
-        """Where the report is."""
-        return address_of(self.source)
-
-
-WAITING: tuple[Waiting, ...] = ()
-"""Reports that were read and wait for an operation or an argument."""

@@ -143,7 +143,8 @@ def _growth(alpha: Numbers, drop: Numbers, own: Numbers) -> Numbers:
     """
     small = np.log1p((alpha * np.expm1(np.minimum(own, LARGEST_EXPONENT))).sum(-1, keepdims=True))
     large = (drop + own).max(-1, keepdims=True, initial=0.0) + np.log(max(own.shape[-1], 1))
-    return np.where(own.max(-1, keepdims=True, initial=0.0) > LARGEST_EXPONENT, large, small)
+    growth: Numbers = np.where(own.max(-1, keepdims=True, initial=0.0) > LARGEST_EXPONENT, large, small)
+    return growth
 
 
 def _logarithms(softmax: Softmax) -> tuple[Numbers, Numbers, Numbers, Numbers]:
