@@ -80,11 +80,15 @@ def test_statements_are_unlike() -> None:
     assert len(set(statements)) == len(statements)
 
 
+HELD_IN_16_BITS = {2**11, 2**15, 2**16, int(np.finfo(np.float16).max)}
+"""Integers of float16, signed and unsigned integers, and the greatest number of float16: limits of dtypes."""
+
+
 @pytest.mark.parametrize("m", MUTANTS.values(), ids=MUTANTS)
 def test_a_statement_names_sizes_of_the_defect_and_none_of_an_input(m: Mutant) -> None:
     """A diagnosis repeats the statement for inputs of any size: what it counts stands in the code of the defect."""
     code = inspect.getsource(inspect.getmodule(m.alteration) or m.alteration)
-    written = {int(x) for x in re.findall(r"\b\d+\b", code.replace("_", ""))} | {2**16, int(np.finfo(np.float16).max)}
+    written = {int(x) for x in re.findall(r"\b\d+\b", code.replace("_", ""))} | HELD_IN_16_BITS
     counted = [int(x.replace(",", "")) for x in re.findall(r"\d+(?:,\d{3})+", m.statement)]
     assert [x for x in counted if not {x - 1, x, x + 1} & written] == []
 

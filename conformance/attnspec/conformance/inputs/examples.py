@@ -116,8 +116,8 @@ def integers(
     bound = number((operation.lengths if counts else operation.indices)[path])
     found = np.asarray(rng.integers(0, bound + counts, shape))
     # The greatest is what a narrow integer does not hold; a length may leave out the last one.
-    if found.size > 1 or bound > MANY:
-        found.reshape(-1)[-1:] = bound - 1 + counts
+    if found.size > 1 or (found.size and bound > MANY):
+        found.reshape(-1)[rng.integers(found.size)] = bound - 1 + counts
     if bound > MANY and not counts:
         found.reshape(-1)[:1] = bound - 1
     return found

@@ -241,11 +241,12 @@ def _apart(given: Arguments) -> Arguments:
 def _bounded(subject: Subject, plain: Arguments) -> Arguments | None:
     """The arguments with a causal flag or a window, by which alignments differ; None if the backend has neither."""
     operation, limits = subject.operation, subject.limits
-    if CAUSAL in operation.defaults and limits.causal and (CAUSAL not in operation.features or limits.has(CAUSAL)):
-        return plain.replaced({CAUSAL: True})
-    if operation.window is not None and limits.has(operation.window):
+    causal = CAUSAL in operation.defaults
+    has_causal = causal and limits.causal and (CAUSAL not in operation.features or limits.has(CAUSAL))
+    if not has_causal and operation.window is not None and limits.has(operation.window):
         return plain.replaced({operation.window: (1, 0)})
-    return None
+    # A flag that the limits exclude leaves the question out when the backend is called.
+    return plain.replaced({CAUSAL: True}) if causal else None
 
 
 @probes("masked_nonfinite")
