@@ -364,6 +364,13 @@ def gate_reversed(x: Numbers, state: Numbers, parameters: Numbers) -> Numbers:
 
 
 RIGHT |= {
+    "NVIDIA/Megatron-LM#535": ("rotary positions in float16",),
+    "huggingface/candle#3520": ("rotary positions in bfloat16",),
+    "vllm-project/vllm#54359": ("rows of a page in seven bits",),
+    "jax-ml/jax#39576": ("an end of a window that is 0 counts as none", "right end of a window forgotten"),
+    "microsoft/onnxruntime#28463": ("variance as the mean of squares less the squared mean",),
+    "tracel-ai/burn#5607": ("variance as the mean of squares less the squared mean",),
+    "tenstorrent/tt-metal#33304": ("scale accepted and dropped",),
     "ml-explore/mlx#2836": ("causal_alignment bottom-right",),
     "AI-Hypercomputer/maxtext#878": ("mask ignored where causal",),
     "huggingface/transformers#41966": ("causal ignored where masked",),

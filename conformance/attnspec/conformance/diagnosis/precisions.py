@@ -115,7 +115,8 @@ def _errors(lowered: Lowered, probe: Probe) -> Numbers | None:
     found = []
     for path, oracle in lowered.oracles(probe.arguments.replaced({})).items():
         got, expected = probe.got[path], oracle.value
-        allowed = np.where(np.isfinite(expected), oracle.budget, np.inf)
+        # An infinity with a budget of 0 is exact: rounding moves nothing to it or away from it.
+        allowed = np.where(np.isfinite(expected) | (oracle.budget == 0), oracle.budget, np.inf)
         if distance(got, expected, allowed) > 1:
             return None
         known = (oracle.sigma < UNKNOWN / 2) & (allowed < UNKNOWN / 2) & (oracle.sigma > 0)
