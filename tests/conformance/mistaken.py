@@ -371,6 +371,8 @@ RIGHT |= {
     "microsoft/onnxruntime#28463": ("variance as the mean of squares less the squared mean",),
     "tracel-ai/burn#5607": ("variance as the mean of squares less the squared mean",),
     "tenstorrent/tt-metal#33304": ("scale accepted and dropped",),
+    "flashinfer-ai/flashinfer#3125": ("elements of a batch counted in 16 bits",),
+    "pytorch/pytorch#177985": ("elements of a batch counted in 16 bits",),
     "ml-explore/mlx#2836": ("causal_alignment bottom-right",),
     "AI-Hypercomputer/maxtext#878": ("mask ignored where causal",),
     "huggingface/transformers#41966": ("causal ignored where masked",),
