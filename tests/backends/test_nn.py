@@ -54,7 +54,7 @@ class Case:
     targets: tuple[int, ...] = ()
     """Likewise of the second one."""
     judged: bool = True
-    """Whether one operation gives the result: it is then judged by that operation's budgets."""
+    """True if one operation gives the result: it is then judged by that operation's budgets."""
 
     def inputs(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
         """Normal random tensors."""

@@ -70,7 +70,7 @@ def modes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
 
 
 def _at_every_dtype(subject: Subject) -> bool:
-    """Whether to try what shows at any dtype: at the leading one, and at others where there is time."""
+    """True if what shows at any dtype is to be tried: at the leading one, and at others where there is time."""
     return subject.leading or subject.effort.dear
 
 

@@ -99,7 +99,7 @@ class Report:
 
     @property
     def sandboxed(self) -> bool:
-        """Whether the backend's processes were in a sandbox; there were none where it was demanded and impossible."""
+        """True if the backend's processes were in a sandbox; there were none where it was demanded and impossible."""
         return not self.settings.in_process and self.settings.sandbox in ("auto", "on") and trouble() is None
 
     @cached_property
