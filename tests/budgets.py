@@ -24,6 +24,8 @@ from attnspec.spec import precision as class_of
 from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.contract.tree import branches, flatten, mapped
 
+SIXTEEN_BITS = {"float16", "bfloat16"}
+
 Formula = str | Callable[..., Any]
 """An operation's name, or a function of what the error arithmetic knows (``attnspec.reference.budget``)."""
 
@@ -33,8 +35,8 @@ def assert_within_budgets(
 ) -> None:
     """Every number of ``found`` is within its budget of the formula's result; a list holds several results.
 
-    Where the oracle is NaN or infinite, so is the result. The class is that of the dtype, if not named. Budgets judge
-    at least a quarter of the numbers: one above 3 % of the array's largest number says too little, as in the suite.
+    Where the oracle is NaN or infinite, so is the result. The class is that of the dtype, if not named. At least half
+    of the numbers must have budgets of at most 3 % of the array's largest, as the suite asks; in 16 bits, one number.
     """
     given = _named(formula, arguments, options)
     results = found if isinstance(found, list) else [found]
@@ -43,7 +45,7 @@ def assert_within_budgets(
     def oracle(sampled: bool) -> dict[str, tuple[Numbers, Numbers]]:
         return dict(_judged("", judged(_function(formula), given, p, sampled=sampled)))
 
-    _compare(results, oracle)
+    _compare(results, oracle, p)
 
 
 def assert_gradients_within_budgets(
@@ -60,8 +62,7 @@ def assert_gradients_within_budgets(
     def oracle(sampled: bool) -> dict[str, tuple[Numbers, Numbers]]:
         return gradients(_function(formula), given, weights, p, oracle_dtype(p.dtype), sampled=sampled)
 
-    # Gradients in 16 bits cancel: few of them have budgets that tell.
-    _compare(results, oracle, least=0.0)
+    _compare(results, oracle, p)
 
 
 def assert_slopes_within_budgets(
@@ -80,7 +81,7 @@ def assert_slopes_within_budgets(
         at = {"t": np.zeros(()), "given": given}
         return {"t": gradients(moved, at, weights, p, oracle_dtype(p.dtype), sampled=sampled)["t"]}
 
-    _compare(results, oracle)
+    _compare(results, oracle, p)
 
 
 def projected_additive_attention(a: Any, b: Any, w_v: Any, value: Any, mask: Any = None, causal: bool = False) -> Any:
@@ -132,12 +133,11 @@ def _judged(path: str, x: Any) -> Iterator[tuple[str, tuple[Numbers, Numbers]]]:
             yield from _judged(below, part)
 
 
-def _compare(
-    results: list[Any], oracle: Callable[[bool], dict[str, tuple[Numbers, Numbers]]], least: float = 0.25
-) -> None:
+def _compare(results: list[Any], oracle: Callable[[bool], dict[str, tuple[Numbers, Numbers]]], p: Precision) -> None:
     """Compare every result; where a budget is exceeded, take deviations from samples too, as the suite does."""
     estimated = oracle(False)
-    _assert_informative(estimated, least)
+    # Sums of differences cancel: in 16 bits few of them have budgets that tell.
+    _assert_informative(estimated, least=0.0 if p.dtype in SIXTEEN_BITS else 0.5)
     if list(_beyond(results, estimated)):
         wrong = list(_beyond(results, oracle(True)))
         assert not wrong, "\n".join(wrong)

@@ -840,7 +840,8 @@ def test_formula(name: str, choices: dict[str, str], dtype: Any, seed: int, caus
             assert worst == 0
         else:
             unit = mp.mpf(float(np.finfo(dtype).eps)) / 2
-            assert worst <= ROUNDINGS * unit * max(1, largest)
+            last = int(max(arguments["positions"].flat)) if "positions" in arguments else 0  # an angle is as large
+            assert worst <= ROUNDINGS * unit * max(1, largest, last)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.longdouble])
