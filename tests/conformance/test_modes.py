@@ -36,10 +36,10 @@ class Backend(TorchBackend):
 
 
 class OfOneTeam(Backend):
-    """Rows that other threads compute are missing."""
+    """Weights are 0 unless the framework has the number of threads that the law sets."""
 
     def finished(self, weights: torch.Tensor) -> torch.Tensor:
-        """As many rows as threads are known."""
+        """The weights, where the framework has as many threads as the law gives it."""
         return weights if torch.get_num_threads() == THREADS else weights * 0
 
 

@@ -9,7 +9,7 @@ from attnspec.conformance.inputs.dtypes import is_float
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.correct.library import rounded
 from attnspec.conformance.mutants.correct.tape import value_of
-from attnspec.conformance.mutants.modes import _ForgettingIn, _InMode
+from attnspec.conformance.mutants.modes import ForgettingIn, InMode
 from attnspec.conformance.mutants.registry import mutant
 from attnspec.conformance.mutants.roles import arrays, at, changed, query
 from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
@@ -159,7 +159,7 @@ def squares_in_half(correct: Formulas, centred: Numbers) -> Numbers:
     breaks=("training.interleaved",),
     source="pytorch/pytorch#100977: a compiled graph of inference is used again where autograd should run",
 )
-class GraphOfInference(_InMode):
+class GraphOfInference(InMode):
     """Shapes that were first called without gradients have none later."""
 
     mode = "no_grad"
@@ -185,7 +185,7 @@ def _shapes(arguments: Mapping[str, Any]) -> Any:
     return tuple((path, x.shape, x.dtype.name) for path, x in given.items() if isinstance(x, np.ndarray))
 
 
-class _Casting(_InMode):
+class _Casting(InMode):
     """A backend for two dtypes, of which autocast is for the narrow one."""
 
     mode = "autocast"
@@ -211,7 +211,7 @@ def _casts(operation: Operation, arguments: Mapping[str, Any]) -> bool:
     breaks=("training.modes",),
     source="a cast of the inputs to the dtype of autocast, after which a mask no longer fits them",
 )
-class MaskForgottenInCast(_Casting, _ForgettingIn):
+class MaskForgottenInCast(_Casting, ForgettingIn):
     """Inputs of the mode's own dtype are right."""
 
     def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ TILE = 64
 """Queries of a tile."""
 
 
-class _InMode(Library):
+class InMode(Library):
     """Knows whether it is called in its mode."""
 
     mode = ""
@@ -47,7 +47,7 @@ class _InMode(Library):
         return bool(vars(self).get("entered"))
 
 
-class _OtherIn(_InMode):
+class _OtherIn(InMode):
     """In its mode everything is a tenth larger."""
 
     def finished(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
@@ -112,7 +112,7 @@ class SettingsOfOneThread(Library):
 # Fast paths that forget what restricts attention, or keep what they were given ----------------------------------------
 
 
-class _ForgettingIn(_InMode):
+class ForgettingIn(InMode):
     """In its mode the formula is given something else."""
 
     def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class _ForgettingIn(_InMode):
         return super().prepared(operation, given)
 
 
-class _Maskless(_ForgettingIn):
+class _Maskless(ForgettingIn):
     """In its mode nothing is masked."""
 
     def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class MaskForgottenUnderAutocast(_Maskless):
     breaks=("training.modes",),
     source="a fast path of inference that was written for decoding one query at a time",
 )
-class CausalForgotten(_ForgettingIn):
+class CausalForgotten(ForgettingIn):
     """The fast path attends to the future."""
 
     mode = "no_grad"
@@ -180,7 +180,7 @@ class CausalForgotten(_ForgettingIn):
     breaks=("training.modes",),
     source="split keys of a decoding kernel whose remainder is left out",
 )
-class LastLostInDecoding(_ForgettingIn):
+class LastLostInDecoding(ForgettingIn):
     """Of one query with at least 64 keys."""
 
     mode = "no_grad"
@@ -199,7 +199,7 @@ class LastLostInDecoding(_ForgettingIn):
     breaks=("training.modes",),
     source="a cache of prepared keys that is used in inference, where nothing is thought to change",
 )
-class KeptInInference(_ForgettingIn):
+class KeptInInference(ForgettingIn):
     """Keys at a known address are taken for those of the call before."""
 
     mode = "no_grad"
@@ -219,7 +219,7 @@ class KeptInInference(_ForgettingIn):
     breaks=("training.long-calls",),
     source="a kernel for the prefill of inference, whose tiles on the diagonal are computed whole",
 )
-class CausalForgottenInPrefill(_ForgettingIn):
+class CausalForgottenInPrefill(ForgettingIn):
     """More than 64 queries attend to the future."""
 
     mode = "no_grad"
@@ -235,7 +235,7 @@ class CausalForgottenInPrefill(_ForgettingIn):
     breaks=("training.long-calls",),
     source="a tile of the mask that is loaded once, in the kernel for the prefill of inference",
 )
-class MaskOfOneTile(_ForgettingIn):
+class MaskOfOneTile(ForgettingIn):
     """Of more than 64 queries."""
 
     mode = "no_grad"
@@ -254,7 +254,7 @@ class MaskOfOneTile(_ForgettingIn):
     breaks=("training.long-calls",),
     source="sequences packed by the first length, in the kernel of inference for many steps",
 )
-class FirstLengthForAll(_ForgettingIn):
+class FirstLengthForAll(ForgettingIn):
     """Of more than 8 steps."""
 
     mode = "no_grad"
@@ -275,7 +275,7 @@ class FirstLengthForAll(_ForgettingIn):
     breaks=("training.one-array",),
     source="pytorch/pytorch#106668: a fast path of inference, for queries that are the keys and the values",
 )
-class MaskForgottenForOneArray(_ForgettingIn):
+class MaskForgottenForOneArray(ForgettingIn):
     """Where queries, keys and values are one array."""
 
     mode = "inference"

@@ -8,7 +8,7 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.correct.library import rounded
 from attnspec.conformance.mutants.correct.tape import value_of
-from attnspec.conformance.mutants.modes import _InMode
+from attnspec.conformance.mutants.modes import InMode
 from attnspec.conformance.rediscovered.registry import rediscovered
 from attnspec.spec.attention import ScaledDotProductAttention
 from attnspec.spec.contract.operation import Operation
@@ -177,7 +177,7 @@ def one_pass_reduction(correct: Formulas, x: Numbers, parameters: LayerNormParam
     framework="PyTorch (torch.compile)",
     operation=ScaledDotProductAttention,
 )
-class InferenceGraph(_InMode):
+class InferenceGraph(InMode):
     """A call that was compiled without gradients has none when it is recorded later."""
 
     mode = "no_grad"
