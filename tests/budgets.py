@@ -90,14 +90,20 @@ def projected_additive_attention(a: Any, b: Any, w_v: Any, value: Any, mask: Any
 
 
 def attention_gradients(
-    query: Any, key: Any, value: Any, cotangent: Any, mask: Any = None, causal: bool = False
+    query: Any, key: Any, value: Any, cotangent: Any, mask: Any = None, causal: bool = False, of_logarithms: Any = None
 ) -> tuple[Any, Any, Any]:
-    """Gradients of ⟨cotangent, scaled dot-product attention⟩ as a formula: its own gradients are second derivatives."""
+    """Gradients of ⟨cotangent, scaled dot-product attention⟩ as a formula: its own gradients are second derivatives.
+
+    ``of_logarithms`` is the cotangent of the logarithm of the sum of every row.
+    """
     scale = 1 / np.sqrt(query.shape[-1])
     allowed = joint_mask(mask, causal, query.shape[-2], key.shape[-2])
     weights = softmax(query @ np.swapaxes(key, -1, -2) * scale, mask=allowed)
     of_weights = cotangent @ np.swapaxes(value, -1, -2)
-    of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdims=True)) * scale
+    of_sums = (weights * of_weights).sum(-1, keepdims=True)
+    if of_logarithms is not None:
+        of_sums = of_sums - of_logarithms[..., None]
+    of_scores = weights * (of_weights - of_sums) * scale
     return of_scores @ key, np.swapaxes(of_scores, -1, -2) @ query, np.swapaxes(weights, -1, -2) @ cotangent
 
 

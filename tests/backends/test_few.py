@@ -1,7 +1,9 @@
-"""The kernels for few queries and keys, against the formula in double precision."""
+"""The kernels for few queries and keys, within the budgets of the formula."""
 
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +14,8 @@ from attnspec.backends import pytorch
 from attnspec.backends.pytorch import groups, sdpa
 from attnspec.backends.pytorch.kernels.dot import few
 from attnspec.backends.pytorch.runtime.forcing import forcing
-from tests.budgets import assert_within_budgets
+from attnspec.reference import REFERENCE
+from tests.budgets import assert_gradients_within_budgets, assert_within_budgets, attention_gradients
 
 from .concurrency import at_once
 
@@ -36,16 +39,9 @@ def draw(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
 
 
-def formula(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-    group = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-    scores = (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(~allowed, -torch.inf)
-    return torch.softmax(scores, -1) @ value, torch.logsumexp(scores, -1)
-
-
-def assert_near(got: Tensor, expected: Tensor, roundings: int = 8) -> None:
-    near = roundings * torch.finfo(got.dtype).eps * float(expected.detach().abs().max())
-    torch.testing.assert_close(got.double(), expected.double(), rtol=0, atol=near)
+def rows_of_one_head(x: Tensor, heads_k: int) -> Tensor:
+    """Heads of queries that share keys, as rows of one head: the mask of such a head may differ in every row."""
+    return x.reshape(x.shape[0], heads_k, 1, -1, *x.shape[3:])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -69,16 +65,16 @@ def test_results_and_gradients_are_the_formula(
     )
     found = compute(given[0], given[1], given[2], mask)
     assert found is not None
-    exact = [x.detach().double().requires_grad_() for x in given]
-    expected = formula(exact[0], exact[1], exact[2], allowed)
-    cotangents = [draw(*x.shape).to(dtype) for x in expected]
-    assert all(isinstance(x, Tensor) for x in found)
-    gradients = torch.autograd.grad([x for x in found if x is not None], given, cotangents)
-    wanted = torch.autograd.grad(expected, exact, [x.double() for x in cotangents])
-    for got, right in zip((*found, *gradients), (*expected, *wanted), strict=True):
-        assert got is not None
-        assert got.dtype is dtype
-        assert_near(got, right)
+    results = [x for x in found if x is not None]
+    cotangents = [draw(*x.shape).to(dtype) for x in results]
+    gradients = torch.autograd.grad(results, given, cotangents)
+    assert [x.dtype for x in (*results, *gradients)] == [dtype] * 5
+    own, along, inputs, slopes = (
+        tuple(rows_of_one_head(x, heads_k) for x in some) for some in (results, cotangents, given, gradients)
+    )
+    seen = allowed.expand(b, heads, n, m).reshape(b, heads_k, -1, m)
+    assert_within_budgets(own, "grouped_query_attention", *inputs, mask=seen)
+    assert_gradients_within_budgets(slopes, along, "grouped_query_attention", *inputs, mask=seen)
 
 
 def test_the_operations_take_it_and_name_it() -> None:
@@ -131,8 +127,9 @@ def test_a_gradient_is_read_as_it_lies(batch: tuple[int, ...], causal: bool) -> 
             found = torch.autograd.grad(output, (query, key, value), cotangent)
             with forcing("plain"):
                 again = pytorch.scaled_dot_product_attention(query, key, value, causal=causal)
-            for got, right in zip(found, torch.autograd.grad(again, (query, key, value), cotangent), strict=True):
-                assert_near(got, right)
+            both = [found, torch.autograd.grad(again, (query, key, value), cotangent)]
+            attention = "scaled_dot_product_attention"
+            assert_gradients_within_budgets(both, cotangent, attention, query, key, value, causal=causal)
 
 
 def test_operands_are_read_as_they_lie() -> None:
@@ -141,11 +138,12 @@ def test_operands_are_read_as_they_lie() -> None:
         leaf = whole.clone().requires_grad_(of_gradients)
         query, key, value = (x.transpose(1, 2) for x in leaf.unbind(2))
         output = pytorch.scaled_dot_product_attention(query, key, value)
-        right = formula(query, key, value, torch.ones(5, 5, dtype=torch.bool))[0]
-        assert_near(output, right)
+        assert_within_budgets(output, "scaled_dot_product_attention", query, key, value)
         if of_gradients:
-            found, wanted = (torch.autograd.grad(x.sin().sum(), leaf)[0] for x in (output, right))
-            assert_near(found, wanted)
+            cotangent = draw(*output.shape)
+            (found,) = torch.autograd.grad(output, leaf, cotangent)
+            gradients = tuple(x.transpose(1, 2) for x in found.unbind(2))
+            assert_gradients_within_budgets(gradients, cotangent, "scaled_dot_product_attention", query, key, value)
 
 
 @pytest.mark.parametrize("wanted", [(0, 1, 2), (0,), (1, 2), (0, 2)])
@@ -153,29 +151,34 @@ def test_second_derivatives_are_those_of_the_formula(wanted: tuple[int, ...]) ->
     given = [x.detach().requires_grad_(i in wanted) for i, x in enumerate(leaves(2))]
     mask = draw(2, 4, 6) < 0.5
     mask[..., 0] = True
-    found = []
-    for output in (
+    output, asked = (
         pytorch.scaled_dot_product_attention(given[0], given[1], given[2], mask=mask),
-        formula(given[0][:, None], given[1][:, None], given[2][:, None], mask[:, None])[0][:, 0],
-    ):
-        asked = [given[i] for i in wanted]
-        first = torch.autograd.grad(output.sin().sum(), asked, create_graph=True)
-        found.append(torch.autograd.grad(torch.cat([x.flatten() for x in first]).sin().sum(), asked))
-    for got, right in zip(*found, strict=True):
-        assert_near(got, right, 64)
+        [given[i] for i in wanted],
+    )
+    cotangent = draw(*output.shape)
+    first = torch.autograd.grad(output, asked, cotangent, create_graph=True)
+    along = [draw(*x.shape) for x in first]
+    by_place = dict(zip(wanted, torch.autograd.grad(first, asked, along), strict=True))
+    found, weights = (*(by_place.get(i) for i in range(3)), None), dict(zip(wanted, along, strict=True))
+    assert_gradients_within_budgets(
+        found, tuple(weights.get(i) for i in range(3)), attention_gradients, *given, cotangent, mask=mask
+    )
 
 
 def test_second_derivatives_in_groups() -> None:
     query, key, value = draw(1, 4, 3, 8).requires_grad_(), draw(1, 2, 5, 8), draw(1, 2, 5, 8).requires_grad_()
-    everything = torch.ones(3, 5, dtype=torch.bool)
-    found = []
-    for results in (pytorch.grouped_query_attention(query, key, value), formula(query, key, value, everything)):
-        total = sum(x.sin().sum() for x in results if x is not None)
-        assert isinstance(total, Tensor)
-        (first,) = torch.autograd.grad(total, query, create_graph=True)
-        found.append(torch.autograd.grad(first.sin().sum(), (query, value)))
-    for got, right in zip(*found, strict=True):
-        assert_near(got, right, 64)
+    results = [x for x in pytorch.grouped_query_attention(query, key, value) if x is not None]
+    cotangents = [draw(*x.shape) for x in results]
+    (first,) = torch.autograd.grad(results, query, cotangents, create_graph=True)
+    along = draw(*first.shape)
+    found = torch.autograd.grad(first, (query, value), along)
+    own, weights, rows, output, logarithms = (
+        rows_of_one_head(x, 2)[:, :, 0] for x in (found[0], along, query, *cotangents)
+    )
+    assert_gradients_within_budgets(
+        (own, None, found[1], None, None), (weights, None, None), attention_gradients, rows, key, value, output,
+        of_logarithms=logarithms,
+    )  # fmt: skip
 
 
 def test_saved_tensors_that_hooks_replace_are_read_as_they_are() -> None:
@@ -183,8 +186,8 @@ def test_saved_tensors_that_hooks_replace_are_read_as_they_are() -> None:
     expected = torch.autograd.grad(pytorch.scaled_dot_product_attention(query, key, value).sum(), (query, key, value))
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x.mT.contiguous().mT if x.dim() > 1 else x):
         output = pytorch.scaled_dot_product_attention(query, key, value)
-    for got, right in zip(torch.autograd.grad(output.sum(), (query, key, value)), expected, strict=True):
-        assert_near(got, right)
+    found = [torch.autograd.grad(output.sum(), (query, key, value)), expected]
+    assert_gradients_within_budgets(found, torch.ones_like(output), "scaled_dot_product_attention", query, key, value)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -196,11 +199,12 @@ def test_what_is_excluded_is_not_read(causal: bool) -> None:
     right = torch.autograd.grad(
         pytorch.scaled_dot_product_attention(query, key, value, mask=mask, causal=causal).sum(), (query, key, value)
     )
+    clean = [x.detach().clone() for x in (query, key, value)]
     with torch.no_grad():
         key[:, 5], value[:, 5] = torch.nan, torch.inf
     output = pytorch.scaled_dot_product_attention(query, key, value, mask=mask, causal=causal)
-    for got, expected in zip(torch.autograd.grad(output.sum(), (query, key, value)), right, strict=True):
-        assert_near(got, expected)
+    found, attention = [torch.autograd.grad(output.sum(), (query, key, value)), right], "scaled_dot_product_attention"
+    assert_gradients_within_budgets(found, torch.ones_like(output), attention, *clean, mask=mask, causal=causal)
 
 
 @pytest.mark.parametrize("strange", [torch.inf, -torch.inf, torch.nan])
@@ -221,15 +225,18 @@ def test_what_is_not_finite_is_left_to_the_formula(strange: float, operand: int)
 
 def test_rows_that_overlap_have_gradients_that_do_not() -> None:
     base = draw(10).requires_grad_()
-    key, value = draw(3, 8), draw(3, 8)
+    key, value, cotangent = draw(3, 8), draw(3, 8), draw(3, 8)
     found = []
     for path in ("plain", "few", "pytorch", "llvm"):
         with forcing(path):
             for _ in range(2):
                 output = pytorch.scaled_dot_product_attention(base.unfold(0, 8, 1), key, value)
-                found.append(torch.autograd.grad(output.sin().sum(), base)[0])
-    for other in found[1:]:
-        assert_near(other, found[0])
+                found.append((torch.autograd.grad(output, base, cotangent)[0], None, None))
+
+    def attention_of_overlapping_rows(base: Any, key: Any, value: Any) -> Any:
+        return REFERENCE["scaled_dot_product_attention"](np.stack([base[i : i + 8] for i in range(3)]), key, value)
+
+    assert_gradients_within_budgets(found, cotangent, attention_of_overlapping_rows, base, key, value)
 
 
 @pytest.mark.parametrize("path", ["few", "pytorch", "llvm", None])
@@ -242,8 +249,8 @@ def test_rows_that_overlap_are_read_as_they_are(path: str | None, dtype: torch.d
                 pytorch.scaled_dot_product_attention,
                 lambda *x, **o: pytorch.grouped_query_attention(*x, **o)[0],
             ):
-                got, expected = (call(x, key, value, causal=causal) for x in (rows, rows.contiguous()))
-                assert_near(got, expected, 4)
+                found = [call(x, key, value, causal=causal) for x in (rows, rows.contiguous())]
+                assert_within_budgets(found, "scaled_dot_product_attention", rows, key, value, causal=causal)
 
 
 @pytest.mark.parametrize("wanted", [False, True])
@@ -258,7 +265,9 @@ def test_a_default_device_moves_nothing(wanted: bool) -> None:
         assert grouped.is_cpu
         assert logarithms is not None
         assert logarithms.is_cpu
-        assert_near(output, pytorch.scaled_dot_product_attention(given[0], given[1], given[2]).detach())
+        again = pytorch.scaled_dot_product_attention(given[0], given[1], given[2])
+        assert_within_budgets([output, again], "scaled_dot_product_attention", *given)
+        assert_within_budgets((grouped, logarithms), "grouped_query_attention", *heads)
 
 
 def test_batches_of_gradients_of_logarithms_are_those_one_by_one() -> None:
@@ -270,7 +279,8 @@ def test_batches_of_gradients_of_logarithms_are_those_one_by_one() -> None:
         (together,) = torch.autograd.grad(logarithms, query, cotangents, is_grads_batched=True, retain_graph=True)
         for one, got in zip(cotangents, together, strict=True):
             (expected,) = torch.autograd.grad(logarithms, query, one, retain_graph=True)
-            assert_near(got, expected)
+            found = [(got, None, None), (expected, None, None)]
+            assert_gradients_within_budgets(found, (None, one), "grouped_query_attention", query, key, value)
 
 
 def test_a_gradient_of_a_row_without_keys_goes_nowhere_again() -> None:
