@@ -65,9 +65,7 @@ def test_output_and_gradients_are_the_formula(
             leaves = [x.clone().requires_grad_(i in wanted) for i, x in enumerate(given)]
             output = pytorch.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2])
             outputs += [pytorch.scaled_dot_product_attention(*given), output]
-            found = dict(
-                zip(wanted, torch.autograd.grad(output, [leaves[i] for i in wanted], cotangent), strict=True)
-            )
+            found = dict(zip(wanted, torch.autograd.grad(output, [leaves[i] for i in wanted], cotangent), strict=True))
             assert all(x.dtype is torch.bfloat16 for x in found.values())
             gradients.append(tuple(found.get(i) for i in range(3)))
     assert_within_budgets(outputs, "scaled_dot_product_attention", *given)
