@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import mpmath
 import numpy as np
 
 from attnspec.conformance.judging.comparison import INFORMATIVE
@@ -23,6 +24,9 @@ from attnspec.spec import Precision
 from attnspec.spec import precision as class_of
 from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.contract.tree import branches, flatten, mapped
+
+mp = mpmath.mp.clone()
+mp.dps = 50
 
 SIXTEEN_BITS = {"float16", "bfloat16"}
 
@@ -46,6 +50,17 @@ def assert_within_budgets(
         return dict(_judged("", judged(_function(formula), given, p, sampled=sampled)))
 
     _compare(results, oracle, p)
+
+
+def assert_within_roundings(found: Any, function: Callable[..., Any], x: Any, count: int) -> None:
+    """Numbers are ``count`` unit roundoffs, relative to each, from the function of mpmath at 50 digits; NaN is NaN."""
+    got, given = (np.asarray(_numbers("", v)) for v in (found, x))
+    unit = mp.mpf(float(np.finfo(got.dtype).eps)) / 2
+    for y, at in zip(got.ravel().tolist(), given.ravel().tolist(), strict=True):
+        exact = function(mp.mpf(at))
+        assert (y != y and at != at) or abs(mp.mpf(y) - exact) <= count * unit * abs(exact), (
+            f"at {at!r}: expected {mp.nstr(exact, 20)} ± {count} roundings; got {y!r}"
+        )
 
 
 def assert_gradients_within_budgets(
@@ -84,9 +99,14 @@ def assert_slopes_within_budgets(
     _compare(results, oracle, p)
 
 
+def projected_additive_scores(a: Any, b: Any, w_v: Any) -> Any:
+    """Additive scores of projected queries (…, n, h) and keys (…, m, h)."""
+    return np.tanh(a[..., :, None, :] + b[..., None, :, :]) @ w_v
+
+
 def projected_additive_attention(a: Any, b: Any, w_v: Any, value: Any, mask: Any = None, causal: bool = False) -> Any:
     """Additive attention of projected queries (…, n, h) and keys (…, m, h), by functions of the reference."""
-    return attend(np.tanh(a[..., :, None, :] + b[..., None, :, :]) @ w_v, value, mask, causal)
+    return attend(projected_additive_scores(a, b, w_v), value, mask, causal)
 
 
 def attention_gradients(
