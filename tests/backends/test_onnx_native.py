@@ -87,11 +87,10 @@ CHOICES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", CHOICES.values(), ids=CHOICES)
 def test_heads_share_keys_and_values(backend: Any, options: dict[str, Any]) -> None:
     query, key, value = draw(2, 4, 4, 8), draw(2, 6, 8), draw(3, 1, 2, 6, 5)
-    expected, _ = reference.grouped_query_attention(query, key, value, **options)
     found, logarithms = backend.grouped_query_attention(query, key, value, **options)
     assert logarithms is None
     assert found.dtype == np.float32
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert_within_budgets((found, None), "grouped_query_attention", query, key, value, **options)
 
 
 @everywhere
@@ -133,23 +132,13 @@ def test_recurrent_networks_are_the_formula(backend: Any, batch: tuple[int, ...]
     x, h, c = draw(*batch, steps, 5), draw(3), draw(*batch, 3) + 1
     for name, record, state in (("gru", GRUParameters, h), ("lstm", LSTMParameters, (h, c))):
         parameters = weights(record, 5, 3)
-        expected = getattr(reference, name)(x, state, parameters)
-        found = getattr(backend, name)(x, state, parameters)
-        for ours, theirs in zip(flat(found), flat(expected), strict=True):
-            assert ours.shape == theirs.shape
-            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
-
-
-def flat(value: Any) -> list[NDArray]:
-    return [x for part in value for x in flat(part)] if isinstance(value, tuple) else [value]
+        assert_within_budgets(getattr(backend, name)(x, state, parameters), name, x, state, parameters)
 
 
 def test_the_runtime_takes_lengths() -> None:
     x, state, parameters, lengths = draw(3, 4, 5), draw(3, 3), weights(GRUParameters, 5, 3), np.array([4, 1, 2])
     found = runtime.gru(x, state, parameters, lengths=lengths)
-    expected = reference.gru(x, state, parameters, lengths=lengths)
-    for ours, theirs in zip(flat(found), flat(expected), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert_within_budgets(found, "gru", x, state, parameters, lengths=lengths)
 
 
 @everywhere
