@@ -7,6 +7,7 @@ import pytest
 
 from attnspec.reference import REFERENCE, choosing
 from attnspec.spec import GRUParameters, LSTMParameters, RNNParameters
+from tests.budgets import assert_within_budgets
 
 torch = pytest.importorskip("torch", reason="the optional dependency torch is not installed")
 
@@ -54,12 +55,16 @@ def run(theirs: Any, x: Any, state: list[Any], lengths: Any) -> tuple[Any, list[
     return states.detach().numpy(), [part.detach().numpy() for part in parts]
 
 
-def near(got: Any, expected: Any) -> None:
-    np.testing.assert_allclose(got, expected, rtol=1e-13, atol=1e-13)
+def state_of(kind: str, parts: list[Any]) -> Any:
+    """The pair of an LSTM, or the state of another network."""
+    return tuple(parts) if kind == "lstm" else parts[0]
 
 
-def parts_of(final: Any) -> list[Any]:
-    return list(final) if isinstance(final, tuple) else [final]
+def assert_theirs_is_ours(operation: str, theirs: Any, *arguments: Any, lengths: Any) -> None:
+    """Both results are within the budgets of the formula."""
+    with choosing(gru_reset="after"):
+        ours = REFERENCE[operation](*arguments, lengths=lengths)
+        assert_within_budgets([theirs, ours], operation, *arguments, lengths=lengths)
 
 
 each = pytest.mark.parametrize("kind", GATES)
@@ -76,12 +81,8 @@ def drawn(runs: int, kind: str) -> tuple[Any, list[Any]]:
 def test_one_direction(kind: str, lengths: Any) -> None:
     theirs, (x, state) = network(kind), drawn(1, kind)
     states, final = run(theirs, x, state, lengths)
-    given = tuple(part[0] for part in state) if kind == "lstm" else state[0][0]
-    with choosing(gru_reset="after"):
-        got, last = REFERENCE[kind](x, given, parameters(kind, theirs, "l0"), lengths=lengths)
-    near(got, states)
-    for ours, other in zip(parts_of(last), final, strict=True):
-        near(ours, other[0])
+    given, last = (state_of(kind, [part[0] for part in parts]) for parts in (state, final))
+    assert_theirs_is_ours(kind, (states, last), x, given, parameters(kind, theirs, "l0"), lengths=lengths)
 
 
 @with_lengths
@@ -89,14 +90,9 @@ def test_one_direction(kind: str, lengths: Any) -> None:
 def test_both_directions(kind: str, lengths: Any) -> None:
     theirs, (x, state) = network(kind, bidirectional=True), drawn(2, kind)
     states, final = run(theirs, x, state, lengths)
-    given = tuple(tuple(part[i] for part in state) if kind == "lstm" else state[0][i] for i in range(2))
+    given, last = (tuple(state_of(kind, [part[i] for part in parts]) for i in range(2)) for parts in (state, final))
     both = tuple(parameters(kind, theirs, suffix) for suffix in ("l0", "l0_reverse"))
-    with choosing(gru_reset="after"):
-        got, last = REFERENCE[f"bidirectional_{kind}"](x, given, both, lengths=lengths)
-    near(got, states)
-    for i, direction in enumerate(last):
-        for ours, other in zip(parts_of(direction), final, strict=True):
-            near(ours, other[i])
+    assert_theirs_is_ours(f"bidirectional_{kind}", (states, last), x, given, both, lengths=lengths)
 
 
 @with_lengths
@@ -104,10 +100,6 @@ def test_both_directions(kind: str, lengths: Any) -> None:
 def test_stacks(kind: str, lengths: Any) -> None:
     theirs, (x, state) = network(kind, num_layers=3), drawn(3, kind)
     states, final = run(theirs, x, state, lengths)
-    rows = [np.moveaxis(part, 0, -2) for part in state]
+    given, last = (state_of(kind, [np.moveaxis(part, 0, -2) for part in parts]) for parts in (state, final))
     layers = tuple(parameters(kind, theirs, f"l{i}") for i in range(3))
-    with choosing(gru_reset="after"):
-        got, last = REFERENCE[f"stacked_{kind}"](x, tuple(rows) if kind == "lstm" else rows[0], layers, lengths=lengths)
-    near(got, states)
-    for ours, other in zip(parts_of(last), final, strict=True):
-        near(np.moveaxis(ours, -2, 0), other)
+    assert_theirs_is_ours(f"stacked_{kind}", (states, last), x, given, layers, lengths=lengths)

@@ -2,9 +2,9 @@
 
 from fractions import Fraction
 from math import exp, sqrt
+from typing import Any
 
 import numpy as np
-import pytest
 
 from attnspec.reference import (
     attention_pooling,
@@ -19,17 +19,17 @@ from attnspec.reference import (
     scaled_dot_scores,
     softmax,
 )
+from tests.budgets import assert_within_budgets
 
 ANNOTATIONS = np.array([[1.0, 3.0, 9.0], [0.0, 0.0, 1.0], [5.0, -1.0, 2.0]])
 STATE = np.array([[0.0, 1.0, 1.0]])
-ULP = 2.0**-52
 
 
-def context(scores: list[float]) -> list[float]:
+def context(scores: list[float]) -> Any:
     """S3's α₁h¹ + α₂h² + α₃h³, coordinate by coordinate."""
     powers = [exp(e) for e in scores]
     rows = ANNOTATIONS.tolist()
-    return [sum(p * row[c] for p, row in zip(powers, rows, strict=True)) / sum(powers) for c in range(3)]
+    return np.array([[sum(p * row[c] for p, row in zip(powers, rows, strict=True)) / sum(powers) for c in range(3)]])
 
 
 def test_s3_average_pooling() -> None:
@@ -46,24 +46,24 @@ def test_s3_scaled_scores() -> None:
 
 
 def test_s3_attention_weights() -> None:
-    small = 1 / (exp(11) + 2)
-    weights = softmax(dot_scores(STATE, ANNOTATIONS))
-    assert weights[0].tolist() == pytest.approx([exp(11) * small, small, small], rel=4 * ULP)
+    small, scores = 1 / (exp(11) + 2), dot_scores(STATE, ANNOTATIONS)
+    assert_within_budgets([softmax(scores), np.array([[exp(11) * small, small, small]])], "softmax", scores)
 
 
 def test_s3_dot_product_attention() -> None:
-    got = dot_product_attention(STATE, ANNOTATIONS, ANNOTATIONS)
-    assert got[0].tolist() == pytest.approx(context([12, 1, 1]), rel=8 * ULP)
+    given = STATE, ANNOTATIONS, ANNOTATIONS
+    assert_within_budgets([dot_product_attention(*given), context([12, 1, 1])], "dot_product_attention", *given)
 
 
 def test_s3_scaled_dot_product_attention() -> None:
-    got = scaled_dot_product_attention(STATE, ANNOTATIONS, ANNOTATIONS)
-    assert got[0].tolist() == pytest.approx(context([12 / sqrt(3), 1 / sqrt(3), 1 / sqrt(3)]), rel=16 * ULP)
+    given, by_hand = (STATE, ANNOTATIONS, ANNOTATIONS), context([12 / sqrt(3), 1 / sqrt(3), 1 / sqrt(3)])
+    assert_within_budgets([scaled_dot_product_attention(*given), by_hand], "scaled_dot_product_attention", *given)
 
 
 def test_s3_bahdanau_context_is_a_weighted_average_of_annotations() -> None:
-    got = bahdanau_context(STATE[0], ANNOTATIONS, np.eye(3), np.zeros((3, 3)), np.ones(3))
-    assert got.tolist() == pytest.approx([2, 2 / 3, 4], rel=4 * ULP)  # keys do not count: the average
+    given = STATE[0], ANNOTATIONS, np.eye(3), np.zeros((3, 3)), np.ones(3)
+    average = np.array([2, 2 / 3, 4])  # keys do not count
+    assert_within_budgets([bahdanau_context(*given), average], "bahdanau_context", *given)
 
 
 def test_s2_padding() -> None:
