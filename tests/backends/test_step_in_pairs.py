@@ -18,9 +18,6 @@ from tests.budgets import assert_within_budgets
 HEADS = [(8, 2), (6, 2), (7, 1), (12, 1)]
 """Heads of queries and of keys."""
 
-ROUNDED = 1.01 * 2.0**-8
-"""A rounding to bfloat16, and little more."""
-
 
 @pytest.fixture(autouse=True)
 def _on_every_processor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -309,6 +309,6 @@ def test_bad_arguments_get_one_line(arguments: list[str], message: str, capsys: 
 
 def test_errors_of_a_result_that_is_zero_are_relative_to_the_others() -> None:
     output, gradient = torch.tensor([4.0, -8.0]), torch.zeros(2)
-    assert exact.errors([output, gradient + 1e-6], [output, gradient]) == pytest.approx([0, 1e-6 / 8])
+    assert exact.errors([output, gradient + 2.0**-20], [output, gradient]) == [0, 2.0**-23]
     assert exact.errors([output + 1, gradient], [output, gradient]) == [1 / 8, 0]
     assert exact.errors([output * torch.nan, gradient + 1], [output * 0, gradient]) == [float("inf"), 1.0]

@@ -10,7 +10,6 @@ import pytest
 
 pytest.importorskip("torch", reason="these implementations are PyTorch's operations")
 
-import torch
 
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import cases, judge
@@ -42,7 +41,7 @@ def test_what_they_are_made_of_is_right(operation: str) -> None:
 @each
 def test_they_are_wrong(made: Any, escape: Escape) -> None:
     got, right = escape.shown(made()), escape.shown(RIGHT[escape.operation]())
-    assert not torch.allclose(got, right, rtol=0.0, atol=0.01, equal_nan=True)
+    assert ((got.isnan() != right.isnan()) | ((got - right).abs() > 0.01)).any()
 
 
 @pytest.mark.xfail(reason="no law of quick tries it yet", strict=True, raises=AssertionError)

@@ -54,7 +54,7 @@ def test_they_are_those_of_the_formula(name: str, mask: str, causal: bool, monke
     given = {"query": query, "key": key, "value": value, **options}
     output = FORMULA(*(x.astype(np.float64) for x in (query, key, value)), **options)
     attendance = Attendance((n, m), allowed, 0 if causal else None)
-    wanted = gradients(FORMULA, given, cotangent, p, np.float64)
+    wanted, single = (gradients(FORMULA, given, cotangent, q, np.float64) for q in (p, precision("ieee32")))
     keys, rows = np.arange(1, m, 7), np.arange(2, n, 5)
     element = Element(query, key, value, cotangent, output, attendance)
     of_keys, of_values = gradients_at(keys, element, scaled_dot_scores, p)
@@ -62,8 +62,8 @@ def test_they_are_those_of_the_formula(name: str, mask: str, causal: bool, monke
     of_rows = query_gradients(query[rows], key, value, cotangent[rows], pairs, scaled_dot_scores, p)
     for path, at, (found, budget) in (("key", keys, of_keys), ("value", keys, of_values), ("query", rows, of_rows)):
         exact, most = (x[at] for x in wanted[path])
-        # Scores that are computed in single precision err by as much.
-        np.testing.assert_allclose(found, exact, rtol=0, atol=1e-6 * np.abs(exact).max())
+        # scores are computed in single precision
+        assert (np.abs(found - exact) <= single[path][1][at]).all()
         assert 0.1 < np.median(budget[most > 0] / most[most > 0]) < 2
         assert np.all(budget[exact != 0] > 0)
 
@@ -77,7 +77,7 @@ def test_rows_before_the_first_that_attends_to_a_key_do_not_matter() -> None:
         for all_rows, late in zip(
             *(gradients_at(keys, x, scaled_dot_scores, p) for x in (whole, whole.behind(first))), strict=True
         ):
-            np.testing.assert_allclose(late[0], all_rows[0], rtol=1e-12, atol=1e-12)
+            assert (np.abs(late[0] - all_rows[0]) <= all_rows[1]).all()
 
 
 def test_equal_errors_add_linearly() -> None:
@@ -89,7 +89,7 @@ def test_equal_errors_add_linearly() -> None:
         (np.arange(64.0), 0.0),
         (np.where(np.arange(64) < 20, 0.0, np.nan), 10.0**2),
     ):
-        assert equals(marks, p).variance(factors, rows) == pytest.approx(variance)
+        assert equals(marks, p).variance(factors, rows) == variance
 
 
 # ``judge`` ------------------------------------------------------------------------------------------------------------

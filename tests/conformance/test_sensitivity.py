@@ -63,5 +63,5 @@ def test_the_page_says_what_is_measured(dtype: str) -> None:
         (case,) = cases(contract, operations=(operation,), laws=(law.id,), dtypes=(dtype,))
         found = NUMBER.match(cell)
         assert found
-        # a limit and an estimate, which depends on the machine
-        assert MAKING["smallest"](backend, contract, case)[0] == pytest.approx(float(found[1]), rel=0.5)
+        # estimates from samples, of an error that depends on the machine: the page gives its order of magnitude
+        assert 0.5 < MAKING["smallest"](backend, contract, case)[0] / float(found[1]) < 2
