@@ -176,7 +176,8 @@ def test_the_correct_library_leaves_nan_under_the_mask_out_of_gradients() -> Non
     q, k, v = (rng.standard_normal((5, 4)).astype(np.float32) for _ in range(3))
     given = {"query": q, "key": k, "value": v, "mask": np.arange(5) < np.array([0, 3, 4, 4, 4])[:, None]}
     q[0] = k[4] = v[4] = 0.0
-    clean, ones = {name: x.copy() for name, x in given.items()}, np.ones((5, 4), np.float32)
+    clean: dict[str, Any] = {name: x.copy() for name, x in given.items()}
+    ones = np.ones((5, 4), np.float32)
     found = [correct.vjp("scaled_dot_product_attention", given, ones)]
     q[0] = k[4] = v[4] = np.nan
     found.append(correct.vjp("scaled_dot_product_attention", given, ones))
