@@ -1,4 +1,4 @@
-"""What the suite does not meet in the backend as it is, it judges in adapters: threads, caches of keys, modules."""
+"""What the suite does not meet in the backend as it is, it judges: every path by force, and adapters."""
 
 import subprocess
 import sys
@@ -9,37 +9,66 @@ import pytest
 pytest.importorskip("llvmlite", reason="kernels need llvmlite")
 
 from attnspec.backends.pytorch.runtime.forcing import PATHS
+from attnspec.conformance import ConformanceSuite
+from attnspec.spec import LAWS
 
-ATTENTION = ("scaled_dot_product_attention", "additive_attention")
-GROUPS = ("grouped_query_attention", "variable_length_attention", "paged_attention")
-MODULES = ("additive_attention", "multi_head_attention", "lstm_cell", "encoder_layer")
+SDPA, ADDITIVE, GROUPS = "scaled_dot_product_attention", "additive_attention", "grouped_query_attention"
+SERVED = {
+    "llvm": (SDPA, ADDITIVE),
+    "direct": (ADDITIVE,),
+    "step": (SDPA,),
+    "few": (SDPA,),
+    "plain": (SDPA, ADDITIVE),
+    "pytorch": (SDPA, GROUPS),
+    "flex": (GROUPS, "variable_length_attention", "paged_attention"),
+}
+"""Operations that have a path of this name; others would take what costs least, as the backend itself does."""
+
+NUMBERS = ("operation.oracle", "operation.gradient")
+"""Laws by which the other dtypes are judged: their kernels differ in the numbers, not in what they do with arrays."""
+
+
+def laws_of(*chapters: str) -> tuple[str, ...]:
+    return tuple(law for law in LAWS if law.split(".")[0] in chapters)
+
+
+FORWARD = laws_of("operation", "masking", "semantics")
+KERNELS = (*FORWARD, *laws_of("sizes", "storage", "training"))
+"""Laws that a path alone can break. Of those that say what an operation means, the oracle sees every breach."""
+
+
+def suite(path: str, dtypes: tuple[str, ...], laws: tuple[str, ...]) -> type:
+    """A suite in this process, where attnspec's own backend has nobody to mislead."""
+    chosen = {"operations": SERVED[path], "dtypes": dtypes, "laws": laws, "in_process": True}
+    backend = f"attnspec.backends.pytorch.runtime.paths:{path}"
+    return type("TestOnPath", (ConformanceSuite,), {"__module__": __name__, "backend": backend, **chosen})
+
+
+for _path in PATHS:
+    # on the CPU gradients never go by flex
+    _laws = FORWARD if _path == "flex" else KERNELS
+    globals()[f"TestBy_{_path}"] = suite(_path, ("float32",), _laws)
+    globals()[f"TestNumbersBy_{_path}"] = suite(_path, ("float64", "bfloat16", "float16"), NUMBERS)
 
 
 @pytest.mark.parametrize(
     ("adapter", "verdict", "operations"),
     [
-        ("threaded", "pytorch on threads conforms", ATTENTION),
+        ("threaded", "pytorch on threads conforms", (SDPA, ADDITIVE)),
         ("stepping", "pytorch in decoding steps conforms", ("bahdanau_context",)),
-        ("modules", "pytorch by modules conforms", MODULES),
-        ("multiplying", "pytorch by products of its own conforms", ("additive_attention",)),
+        ("modules", "pytorch by modules conforms", (ADDITIVE, "multi_head_attention", "lstm_cell", "encoder_layer")),
+        ("multiplying", "pytorch by products of its own conforms", (ADDITIVE,)),
     ],
 )
 def test_the_suite_acquits_the_adapter(adapter: str, verdict: str, operations: tuple[str, ...]) -> None:
-    check(str(Path(__file__).parent / f"{adapter}_pytorch.py"), verdict, operations)
+    """In a process of its own, for adapters change what the kernels are.
 
-
-@pytest.mark.parametrize("path", PATHS)
-def test_the_suite_acquits_every_path(path: str) -> None:
-    """The path that costs least is judged as the backend itself."""
-    check(
-        f"attnspec.backends.pytorch.runtime.paths:{path}",
-        f"pytorch by {path} conforms",
-        GROUPS if path == "flex" else (*ATTENTION, GROUPS[0]) if path == "pytorch" else ATTENTION,
-    )
-
-
-def check(backend: str, verdict: str, operations: tuple[str, ...]) -> None:
-    selection = ("--profile", "quick", *(argument for name in operations for argument in ("--operation", name)))
+    Other laws ask for what the adapters share with the backend.
+    """
+    laws = (*laws_of("operation", "masking", "sizes"), "training.repeatable")
+    chosen = [*(("--operation", name) for name in operations), *(("--law", law) for law in laws)]
+    selection = ("--profile", "quick", "--in-process", "--workers", "1", *(word for pair in chosen for word in pair))
+    backend = str(Path(__file__).with_name(f"{adapter}_pytorch.py"))
     command = (sys.executable, "-m", "attnspec.conformance.cli", "check", backend, *selection)
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout

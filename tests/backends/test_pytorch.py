@@ -717,8 +717,14 @@ def test_results_are_those_of_the_formula(operation: Operation, masked: bool, ca
     assert_correct(operation, given)
 
 
-@pytest.mark.parametrize("sizes", [{}, {"n": 33, "m": 65}, {"n": 130, "m": 20, "d": 40}], ids=["small", "odd", "large"])
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+ODD, LARGE = {"n": 33, "m": 65}, {"n": 130, "m": 20, "d": 40}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [(torch.float64, LARGE), (torch.float32, ODD), (torch.bfloat16, LARGE), (torch.float16, ODD), (torch.float32, {})],
+    ids=["float64-large", "float32-odd", "bfloat16-large", "float16-odd", "float32-small"],
+)
 @each_case
 def test_errors_stay_within_the_budget(
     operation: Operation, masked: bool, causal: bool, dtype: torch.dtype, sizes: dict[str, int]
@@ -745,7 +751,8 @@ def test_gradients_are_those_of_finite_differences(operation: Operation) -> None
         replaced = dict(zip(leaves, values, strict=True))
         return tuple(flatten(call(operation, mapped(given, lambda path, a: replaced.get(path, a)))).values())
 
-    assert torch.autograd.gradcheck(compute, tuple(leaves.values()))
+    # of whole layers and models along random directions, of others in every number
+    assert torch.autograd.gradcheck(compute, tuple(leaves.values()), fast_mode=len(leaves) > 12)
 
 
 def test_gradients_of_a_convolution_of_one_token() -> None:
@@ -1003,26 +1010,26 @@ def regression(how: str, *given: Tensor, mask: Tensor) -> Tensor:
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("how", ["whole", "parts"])
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 1e30])
-def test_a_masked_key_has_no_part_in_the_gradients_of_a_regression(number: float, how: str, compiled: bool) -> None:
+def test_a_masked_key_has_no_part_in_the_gradients_of_a_regression(how: str, compiled: bool) -> None:
     """In none where every query excludes it; not in a query's own where that one does, and another attends it."""
     mask = torch.tensor([[True, True, False], [True, False, True]])
     query, value = torch.tensor([[0.0], [0.5]]), torch.tensor([[1.0], [2.0], [3.0]])
     torch.compiler.reset()
     run = torch.compile(regression, fullgraph=True, backend="aot_eager") if compiled else regression
-    found = {}
-    for stored in (7.0, number):
+    found, numbers = {}, (math.nan, math.inf, -math.inf, 1e30)
+    for stored in (7.0, *numbers):
         for rows in (1, 2):
             leaves = [x.clone().requires_grad_() for x in (query[:rows], torch.tensor([[0.0], [1.0], [stored]]), value)]
             result = run(how, *leaves, mask=mask[:rows])
             found[stored, rows] = result[0], *torch.autograd.grad(result[0].sum(), leaves)
-    for one, other in zip(found[number, 1], found[7.0, 1], strict=True):
-        assert torch.equal(one, other)
-    by_query, by_key = found[number, 1][1:3]
-    assert by_query[0] != 0
-    assert by_key[2] == 0
-    for one, other in zip(found[number, 2][:2], found[7.0, 2][:2], strict=True):
-        assert torch.equal(one[0], other[0])
+    for number in numbers:
+        for one, other in zip(found[number, 1], found[7.0, 1], strict=True):
+            assert torch.equal(one, other)
+        by_query, by_key = found[number, 1][1:3]
+        assert by_query[0] != 0
+        assert by_key[2] == 0
+        for one, other in zip(found[number, 2][:2], found[7.0, 2][:2], strict=True):
+            assert torch.equal(one[0], other[0])
 
 
 def test_a_distance_that_overflows_has_a_slope() -> None:
