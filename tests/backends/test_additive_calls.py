@@ -243,7 +243,7 @@ def test_gradients_do_not_depend_on_the_default_dtype(default: torch.dtype) -> N
         assert torch.equal(x, y)
 
 
-@pytest.mark.parametrize("sizes", [(2, 260, 260, 64), (4, 100, 100, 128), (64, 1, 50, 128), (32, 1, 200, 64)])
+@pytest.mark.parametrize("sizes", [(2, 130, 130, 64), (4, 60, 60, 128), (64, 1, 50, 128), (8, 1, 200, 64)])
 def test_operands_may_lie_anywhere(sizes: tuple[int, int, int, int]) -> None:
     batch, n, m, h = sizes
     generator = torch.Generator().manual_seed(0)

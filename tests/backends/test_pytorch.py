@@ -4,6 +4,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
+from functools import partial
 from importlib import import_module
 from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -786,9 +787,8 @@ def test_fully_masked_rows_are_zero_and_so_are_their_gradients(operation: Operat
     assert not any(bool(g.any()) for g in found.values())
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("operation", MASKED, ids=named)
-def test_what_is_stored_at_a_masked_key_is_left_out(operation: Operation, number: float) -> None:
+def test_what_is_stored_at_a_masked_key_is_left_out(operation: Operation) -> None:
     scores = [(x.path, -1) for x in operation.floats if -1 in x.axes(str(operation.asked))]
     spoilt = scores or [(x.path, -2) for x in operation.attended]
     given, mask = arguments(operation), operation.mask.path if operation.mask else ""
@@ -798,19 +798,22 @@ def test_what_is_stored_at_a_masked_key_is_left_out(operation: Operation, number
     # The tokens of models are integers: there is nothing to spoil.
     assert spoilt or operation.indices
 
-    def spoil(path: str, x: Tensor) -> Tensor:
+    def spoil(path: str, x: Tensor, number: float) -> Tensor:
         for name, axis in spoilt:
             if name == path:
                 x = x.clone()
                 x.select(axis, 2).fill_(number)
         return x
 
-    found = call(operation, mapped(given, spoil))
-    if operation.attends_to_itself:
-        found[..., 2, :] = expected[..., 2, :]
-    if isinstance(found, tuple):  # what is cached stays cached
-        found = (found[0], *expected[1:])
-    assert_within_budgets([found, expected], operation.name, **given)
+    results = [expected]
+    for number in (math.nan, math.inf, -math.inf):
+        found = call(operation, mapped(given, partial(spoil, number=number)))
+        if operation.attends_to_itself:
+            found[..., 2, :] = expected[..., 2, :]
+        if isinstance(found, tuple):  # what is cached stays cached
+            found = (found[0], *expected[1:])
+        results.append(found)
+    assert_within_budgets(results, operation.name, **given)
 
 
 @pytest.mark.parametrize("name", ["scaled_dot_product_attention", "additive_attention", "nadaraya_watson"])
@@ -845,7 +848,7 @@ def test_no_queries_and_no_keys(operation: Operation, masked: bool, causal: bool
     assert all(bool(g.isfinite().all()) for g in found.values())
 
 
-@pytest.mark.parametrize("batch", [(), (0,), (2, 3), (2, 1, 3)])
+@pytest.mark.parametrize("batch", [(), (0,), (2, 1, 3)])
 @pytest.mark.parametrize("operation", DIFFERENTIABLE, ids=named)
 def test_batches(operation: Operation, batch: tuple[int, ...]) -> None:
     given = arguments(operation, batch=batch)
@@ -882,19 +885,16 @@ def shared_sizes(operation: Operation) -> list[tuple[str, int]]:
     ]
 
 
-WRONG_SIZES = [(o, name, dim) for o in DIFFERENTIABLE for name, dim in shared_sizes(o)]
-
-
-@pytest.mark.parametrize(
-    ("operation", "name", "dim"), WRONG_SIZES, ids=[f"{o.name}-{name}-{dim}" for o, name, dim in WRONG_SIZES]
-)
-def test_a_wrong_size_is_named(operation: Operation, name: str, dim: int) -> None:
-    def doubled(path: str, x: Tensor) -> Tensor:
-        return torch.cat((x, x), dim) if name in (path, schematic(path)) else x
-
-    given = mapped(arguments(operation), doubled)
-    with pytest.raises(ShapeError, match=rf"^{operation.name}: [\w.\[\]]+: expected .*; got "):
-        call(operation, given)
+@pytest.mark.parametrize("operation", [o for o in DIFFERENTIABLE if shared_sizes(o)], ids=named)
+def test_a_wrong_size_is_named(operation: Operation) -> None:
+    given = arguments(operation)
+    for name, dim in shared_sizes(operation):
+        doubled = {
+            path: torch.cat((x, x), dim) for path, x in flatten(given).items() if name in (path, schematic(path))
+        }
+        wrong = mapped(given, lambda path, x, doubled=doubled: doubled.get(path, x))
+        with pytest.raises(ShapeError, match=rf"^{operation.name}: [\w.\[\]]+: expected .*; got "):
+            call(operation, wrong)
 
 
 @pytest.mark.parametrize("operation", MASKED, ids=named)
