@@ -887,12 +887,11 @@ def shared_sizes(operation: Operation) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("operation", [o for o in DIFFERENTIABLE if shared_sizes(o)], ids=named)
 def test_a_wrong_size_is_named(operation: Operation) -> None:
-    given = arguments(operation)
+    def doubled(path: str, x: Tensor, name: str, dim: int) -> Tensor:
+        return torch.cat((x, x), dim) if name in (path, schematic(path)) else x
+
     for name, dim in shared_sizes(operation):
-        doubled = {
-            path: torch.cat((x, x), dim) for path, x in flatten(given).items() if name in (path, schematic(path))
-        }
-        wrong = mapped(given, lambda path, x, doubled=doubled: doubled.get(path, x))
+        wrong = mapped(arguments(operation), partial(doubled, name=name, dim=dim))
         with pytest.raises(ShapeError, match=rf"^{operation.name}: [\w.\[\]]+: expected .*; got "):
             call(operation, wrong)
 
