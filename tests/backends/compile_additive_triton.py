@@ -1,8 +1,9 @@
 """Compiles every additive Triton kernel to machine code for a GPU that need not be present, and reads the result.
 
-Run as a program: `python compile_additive_triton.py CAPABILITY DTYPE SIZE [masked]`, such as `90 fp32 usual masked`
-(which is also causal), prints, as JSON, registers, spills and the hot loops of each kernel. The kernels' arguments
-are recorded from the operations themselves, run on CPU tensors with the launches intercepted, so that what is
+Run as a program: `python compile_additive_triton.py CAPABILITY-DTYPE-SIZE[-masked] …`, such as
+`90-fp32-usual-masked` (which is also causal), prints, as JSON by configuration, registers, spills and the hot loops of
+each kernel; of sizes other than `usual` it compiles the kernels without reading them. The kernels' arguments are
+recorded from the operations themselves, run on CPU tensors with the launches intercepted, so that what is
 compiled is what would be launched. TRITON_INTERPRET must not be set.
 """
 
@@ -159,11 +160,14 @@ def report(binary: bytes) -> dict[str, Any]:
     }
 
 
-def main(capability: int, dtype: torch.dtype, size: str, masked: bool) -> dict[str, Any]:
-    launches = {name_of(launch[0], launch[2]): launch for launch in record(dtype, size, masked)}
-    return {name: report(compiled(launch, capability)) for name, launch in launches.items()}
+def main(configuration: str) -> dict[str, Any]:
+    """Kernels by name; those of equal name differ in nothing that is compiled."""
+    capability, short, size, *masked = configuration.split("-")
+    dtype = next(dtype for dtype, name in SHORT.items() if name == short)
+    launches = {name_of(launch[0], launch[2]): launch for launch in record(dtype, size, masked == ["masked"])}
+    binaries = {name: compiled(launch, int(capability)) for name, launch in launches.items()}
+    return {name: report(binary) for name, binary in binaries.items() if size == "usual"}
 
 
 if __name__ == "__main__":
-    names = {short: dtype for dtype, short in SHORT.items()}
-    print(json.dumps(main(int(sys.argv[1]), names[sys.argv[2]], sys.argv[3], sys.argv[4:] == ["masked"]), indent=1))
+    print(json.dumps({configuration: main(configuration) for configuration in sys.argv[1:]}, indent=1))

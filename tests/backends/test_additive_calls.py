@@ -243,26 +243,26 @@ def test_gradients_do_not_depend_on_the_default_dtype(default: torch.dtype) -> N
         assert torch.equal(x, y)
 
 
-@pytest.mark.parametrize("sizes", [(2, 512, 512, 64), (4, 100, 100, 128), (64, 1, 50, 128), (32, 1, 200, 64)])
-@pytest.mark.parametrize("place", range(6))
-def test_operands_may_lie_anywhere(sizes: tuple[int, int, int, int], place: int) -> None:
+@pytest.mark.parametrize("sizes", [(2, 130, 130, 64), (4, 60, 60, 128), (64, 1, 50, 128), (8, 1, 200, 64)])
+def test_operands_may_lie_anywhere(sizes: tuple[int, int, int, int]) -> None:
     batch, n, m, h = sizes
     generator = torch.Generator().manual_seed(0)
     shapes = (batch, n, h), (batch, m, h), (batch, m, h), (h, h), (h, h), (h,)
     given = [torch.randn(s, generator=generator).bfloat16() / 4 for s in shapes]
-    moved = list(given)
-    moved[place] = torch.cat([torch.zeros(1), given[place].flatten()]).bfloat16()[1:].view(shapes[place])
-    assert moved[place].storage_offset() == 1
-    for some in (given, moved):
-        for x in some:
-            x.requires_grad_()
-    expected, found = (pytorch.additive_attention(*some) for some in (given, moved))
-    assert torch.equal(found, expected)
-    cotangent = torch.randn(expected.shape, generator=generator).bfloat16()
-    gradients = [torch.autograd.grad(output, some, cotangent) for output, some in ((expected, given), (found, moved))]
+    cotangent = torch.randn((batch, n, h), generator=generator).bfloat16()
+    recorded, unrecorded, gradients = [], [], []
+    for place in (None, *range(6)):
+        moved = list(given)
+        if place is not None:
+            moved[place] = torch.cat([torch.zeros(1), given[place].flatten()]).bfloat16()[1:].view(shapes[place])
+            assert moved[place].storage_offset() == 1
+        leaves = [x.requires_grad_() for x in moved]
+        recorded.append(pytorch.additive_attention(*leaves))
+        gradients.append(torch.autograd.grad(recorded[-1], leaves, cotangent))
+        with torch.no_grad():
+            unrecorded.append(pytorch.additive_attention(*leaves))
+    assert all(torch.equal(found, results[0]) for results in (recorded, unrecorded) for found in results)
     assert_gradients_within_budgets(gradients, cotangent, "additive_attention", *given)
-    with torch.no_grad():
-        assert torch.equal(pytorch.additive_attention(*moved), pytorch.additive_attention(*given))
 
 
 def test_what_no_plan_serves_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

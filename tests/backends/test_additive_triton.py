@@ -145,7 +145,8 @@ def compare(got: Tensor, wanted: Tensor, bound: Tensor, dtype: torch.dtype) -> N
     assert excess.numel() == 0 or float(excess.max()) <= 0, f"{float(excess.max())} above the bound"
 
 
-SIZES = [(1, 1), (2, 17), (15, 16), (16, 15), (17, 33), (33, 2), (64, 65), (65, 129), (129, 64)]
+SIZES = [(1, 1), (2, 17), (15, 16), (16, 15), (17, 33), (33, 2), (3, 65), (65, 4), (17, 257)]
+"""Queries go by 16; keys, and queries for their own gradients, by 64 to 256."""
 
 
 @pytest.mark.parametrize(("n", "m"), SIZES)
@@ -156,7 +157,7 @@ def test_sizes(n: int, m: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("causal", [False, True])
 def test_dtypes(dtype: torch.dtype, causal: bool) -> None:
-    check(draw((2,), 18, 21, 8, 16, dtype), causal=causal)
+    check(draw((2,), 7, 21, 8, 16, dtype), causal=causal)
 
 
 @pytest.mark.parametrize(("n", "m"), [(0, 3), (3, 0), (0, 0)])
@@ -204,18 +205,22 @@ def masks(batch: tuple[int, ...], n: int, m: int) -> Iterator[tuple[str, Tensor]
 
 @pytest.mark.parametrize("index", range(11))
 def test_masks(index: int) -> None:
-    batch, n, m = (2, 2), 18, 35
-    _, mask = list(masks(batch, n, m))[index]
+    """The first of more queries than a tile has; the others of one tile, and of a batch where their shape has one."""
+    n, m = (18 if index == 0 else 7), 35
+    _, mask = list(masks((2, 2), n, m))[index]
+    batch = (2, 2) if mask.dim() > 2 else ()
     check(draw(batch, n, m, 2, 4, torch.float32), mask=mask.to(DEVICE), causal=index % 2 == 1)
 
 
 def test_repeatable_bit_for_bit() -> None:
-    mask = torch.rand((20, 300), generator=torch.Generator().manual_seed(4)).to(DEVICE) > 0.5
-    check(draw((), 20, 300, 3, 4, torch.float32), mask=mask, runs=2)
+    """On several tiles of keys, and on a GPU on several of queries: the interpreter runs one after the other."""
+    n = 20 if DEVICE == "cuda" else 4
+    mask = torch.rand((n, 300), generator=torch.Generator().manual_seed(4)).to(DEVICE) > 0.5
+    check(draw((), n, 300, 3, 4, torch.float32), mask=mask, runs=2)
 
 
 def test_mask_that_alternates_over_batch_dimensions_and_broadcast_batches() -> None:
-    a, b, w_v, value = draw((2, 3, 2), 4, 5, 3, 2, torch.float32)
+    a, b, w_v, value = draw((2, 2, 2), 4, 5, 3, 2, torch.float32)
     mask = torch.rand((2, 1, 2, 1, 5), generator=torch.Generator().manual_seed(3)).to(DEVICE) > 0.4
     check((a, b, w_v, value), mask=mask)
     leaves = [x.requires_grad_() for x in (a[:, :1], b[0], w_v, value[:1, :, :1])]
@@ -227,36 +232,40 @@ def test_mask_that_alternates_over_batch_dimensions_and_broadcast_batches() -> N
     assert [x.grad is not None and x.grad.shape == x.shape for x in leaves] == [True] * 4
 
 
-@pytest.mark.parametrize("size", [3.0, 20.0, 60.0, 1e6])
-def test_numbers_under_a_mask_change_no_bit(size: float) -> None:
+def test_numbers_under_a_mask_change_no_bit() -> None:
     """Not even by the path that their tile takes."""
-    a, b, w_v, value = draw((), 20, 130, 3, 4, torch.float32)
-    mask = torch.rand((1, 130), generator=torch.Generator().manual_seed(5)).to(DEVICE) > 0.5
-    expected = operators.attention(a, b, w_v, value, mask=mask)
-    garbage = torch.where(mask.mT, b, size * b)
-    assert torch.equal(operators.attention(a, garbage, w_v, value, mask=mask), expected)
-    future = torch.where(torch.arange(130, device=b.device)[:, None] >= 20, size * b, b)
-    assert torch.equal(
-        operators.attention(a, future, w_v, value, causal=True), operators.attention(a, b, w_v, value, causal=True)
-    )
+    a, b, w_v, value = draw((), 9, 40, 3, 4, torch.float32)
+    mask = torch.rand((1, 40), generator=torch.Generator().manual_seed(5)).to(DEVICE) > 0.5
+    future = torch.arange(40, device=b.device)[:, None] >= 9
+    for excluded, options in ((~mask.mT, {"mask": mask}), (future, {"causal": True})):
+        expected = operators.attention(a, b, w_v, value, **options)
+        for size in (3.0, 20.0, 60.0, 1e6):
+            garbage = torch.where(excluded, size * b, b)
+            assert torch.equal(operators.attention(a, garbage, w_v, value, **options), expected), size
 
 
 def test_wholly_masked_key_tiles_are_skipped_without_effect() -> None:
-    arguments = draw((), 20, 600, 3, 4, torch.float32)
-    mask = torch.zeros(20, 600, dtype=torch.bool, device=DEVICE)
+    arguments = draw((), 8, 600, 3, 4, torch.float32)
+    mask = torch.zeros(8, 600, dtype=torch.bool, device=DEVICE)
     mask[:, 290:310] = True
     mask[7] = False
     check(arguments, mask=mask)
 
 
-@pytest.mark.parametrize("magnitude", [1e-3, 9.0, 20.0, 43.0, 60.0, 1e6])
-@pytest.mark.parametrize("kind", ["mixed", "cancelling", "positive"])
-def test_magnitudes(magnitude: float, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "magnitude"),
+    [
+        *(("mixed", magnitude) for magnitude in (1e-3, 9.0, 20.0, 43.0, 60.0, 1e6)),
+        *(("cancelling", magnitude) for magnitude in (20.0, 60.0, 1e6)),
+        *(("positive", magnitude) for magnitude in (20.0, 60.0, 1e6)),
+    ],
+)
+def test_magnitudes(kind: str, magnitude: float) -> None:
     """All three paths: shared reciprocals, one reciprocal a term, and the direct form where the factors overflow."""
-    a, b, w_v, value = draw((), 17, 40, 5, 4, torch.float32)
+    a, b, w_v, value = draw((), 15, 40, 5, 4, torch.float32)
     a, b = a * magnitude, b * magnitude
     if kind == "cancelling":
-        b = -a[torch.arange(40, device=DEVICE) % 17] + b / (2 * magnitude)
+        b = -a[torch.arange(40, device=DEVICE) % 15] + b / (2 * magnitude)
     if kind == "positive":
         a, b = a.abs(), b.abs()
     check((a, b, w_v, value))
@@ -274,7 +283,7 @@ def test_score_error(h: int, equal: bool) -> None:
 
 
 def test_small_and_zero_weights() -> None:
-    a, b, _, value = draw((), 17, 20, 6, 3, torch.float32)
+    a, b, _, value = draw((), 7, 20, 6, 3, torch.float32)
     for w_v in ([1.0, 1e-9, 0.0, 1e-20, -1e-5, 3.0], [0.0] * 6, [1e-30] * 6, [0.0, 0.0, 1.0, 0.0, 0.0, 0.0]):
         check((8 * a, 8 * b, torch.tensor(w_v, device=DEVICE), value))
 
@@ -302,8 +311,8 @@ def test_nonfinite_values_and_keys_reach_only_queries_that_may_attend() -> None:
 
 
 def test_nonfinite_keys_that_nobody_attends_to_leave_gradients_alone() -> None:
-    clean = draw((), 20, 40, 4, 5, torch.float32)
-    mask = torch.ones(20, 40, dtype=torch.bool, device=DEVICE)
+    clean = draw((), 13, 40, 4, 5, torch.float32)
+    mask = torch.ones(13, 40, dtype=torch.bool, device=DEVICE)
     mask[:, 5:8] = False
     mask[:10, 9] = False
     bad = [x.clone() for x in clean]
@@ -374,7 +383,10 @@ def test_custom_operations_pass_opcheck() -> None:
     a, b, w_v, value = (x.requires_grad_() for x in draw((2,), 3, 5, 4, 6, torch.float32))
     mask = torch.ones(2, 1, 1, 5, dtype=torch.bool, device=DEVICE)
     torch.library.opcheck(torch.ops.attnspec.additive_attention_triton, (a, b, w_v, value, mask, 1, True))
-    torch.library.opcheck(torch.ops.attnspec.additive_attention_triton, (a, b, w_v, value, None, 1, False))
+    # its gradients without a mask are those of the next test
+    utilities = ("test_schema", "test_faketensor")
+    unmasked = a, b, w_v, value, None, 1, False
+    torch.library.opcheck(torch.ops.attnspec.additive_attention_triton, unmasked, test_utils=utilities)
     torch.library.opcheck(torch.ops.attnspec.additive_scores_triton, (a, b, w_v))
     plain = [x.detach() for x in (a, b, w_v, value)]
     torch.library.opcheck(torch.ops.attnspec.additive_step_triton, (plain[0][:, 0], *plain[1:], mask, 1))
@@ -441,40 +453,25 @@ def environment() -> dict[str, str]:
     return kept | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
-COMPILED = {
-    80: (("fp32", "usual"), ("bf16", "usual", "masked"), ("fp16", "small")),
-    90: (
-        ("fp32", "usual", "masked"),
-        ("bf16", "usual"),
-        ("fp16", "usual"),
-        ("fp32", "wide"),
-        ("bf16", "small", "masked"),
-    ),
-}
+COMPILED = ("80-fp32-usual", "80-fp16-small-masked", "90-bf16-usual-masked", "90-fp32-wide")
+"""Architecture, dtype, sizes and masks of what is compiled: every choice of each at least once."""
 
 
-@pytest.mark.parametrize("capability", COMPILED)
-def test_kernels_compile_for_a_gpu_that_is_not_there(capability: int, tmp_path: Path) -> None:
+def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     """Every kernel becomes machine code, and the loops over the hidden units hold the predicted instructions."""
     script = Path(__file__).with_name("compile_additive_triton.py")
     settings = environment() | {"TRITON_CACHE_DIR": str(tmp_path)}
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(capability), *chosen], env=settings, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
-        for chosen in COMPILED[capability]
-    ]  # fmt: skip
-    for process, chosen in zip(started, COMPILED[capability], strict=True):
-        output, errors = process.communicate()
-        assert process.returncode == 0, errors[-2000:]
-        reports = json.loads(output)
-        if "usual" not in chosen:
-            continue
+    done = subprocess.run([sys.executable, str(script), *COMPILED], env=settings, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for configuration, reports in json.loads(done.stdout).items():
         for name, report in reports.items():
-            assert all(loop["spills"] <= 0.06 * loop["terms"] for loop in report["loops"].values()), name
+            where = f"{configuration}: {name}"
+            assert all(loop["spills"] <= 0.06 * loop["terms"] for loop in report["loops"].values()), where
             # between the loops, where the paths of a tile's pairs are joined, two totals are held at a time
-            assert report["spills"] == 0 or name.startswith(("forward", "gradient", "scores")), name
+            assert report["spills"] == 0 or name.startswith(("forward", "gradient", "scores")), where
+        if not reports:
+            assert "usual" not in configuration
+            continue
         for name in ("forward", "gradient queries", "gradient keys", "scores"):
             # three terms to a reciprocal: 8 operations and one reciprocal for three, and few instructions besides
             shared = reports[name]["loops"]["shared"]

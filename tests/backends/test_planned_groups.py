@@ -35,35 +35,39 @@ def draw(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
     return [torch.randn(*size, generator=made, dtype=torch.float64).to(dtype) for size in sizes]
 
 
-@pytest.mark.parametrize("path", ["pytorch", "llvm", None])
+PATHS = ("pytorch", "llvm", None)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_planned_calls_give_the_formula_and_its_gradients(
-    dtype: torch.dtype, shape: tuple[int, ...], causal: bool, path: str | None
+    dtype: torch.dtype, shape: tuple[int, ...], causal: bool
 ) -> None:
+    """On every path, in the first call and in the second, which runs by the plan."""
     given = draw(shape, dtype)
     shapes = given[0].shape, given[0].shape[:-1]
     cotangents = [torch.randn(x, generator=torch.Generator().manual_seed(1)).to(dtype) for x in shapes]
-    with forcing(path):
-        found = [backend.grouped_query_attention(*given, causal=causal) for _ in range(2)]
-        assert all(x is not None and x.dtype is dtype for result in found for x in result)
-        assert_within_budgets(found, "grouped_query_attention", *given, causal=causal)
-        for asked in ((0, 1), (0,), (1,)):
-            gradients = []
-            for _ in range(2):
-                leaves = [x.clone().requires_grad_() for x in given]
+    found = []
+    for path in PATHS:
+        with forcing(path):
+            found += [backend.grouped_query_attention(*given, causal=causal) for _ in range(2)]
+    assert all(x is not None and x.dtype is dtype for result in found for x in result)
+    assert_within_budgets(found, "grouped_query_attention", *given, causal=causal)
+    for asked in ((0, 1), (0,), (1,)):
+        gradients = []
+        for path in (path for path in PATHS for _ in range(2)):
+            leaves = [x.clone().requires_grad_() for x in given]
+            with forcing(path):
                 results = backend.grouped_query_attention(*leaves, causal=causal)
                 outputs = [x for i, x in enumerate(results) if i in asked and x is not None]
                 weights = [cotangents[i] for i in asked]
                 one = torch.autograd.grad(outputs, leaves, weights, allow_unused=asked == (1,))
-                # Logarithms do not depend on the values.
-                gradients.append(
-                    tuple(torch.zeros_like(x) if g is None else g for x, g in zip(given, one, strict=True))
-                )
-            assert all(x.dtype is dtype for result in gradients for x in result)
-            cotangent = tuple(x if i in asked else None for i, x in enumerate(cotangents))
-            assert_gradients_within_budgets(gradients, cotangent, "grouped_query_attention", *given, causal=causal)
+            # Logarithms do not depend on the values.
+            gradients.append(tuple(torch.zeros_like(x) if g is None else g for x, g in zip(given, one, strict=True)))
+        assert all(x.dtype is dtype for result in gradients for x in result)
+        cotangent = tuple(x if i in asked else None for i, x in enumerate(cotangents))
+        assert_gradients_within_budgets(gradients, cotangent, "grouped_query_attention", *given, causal=causal)
 
 
 def test_the_second_call_runs_by_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:

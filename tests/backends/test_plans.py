@@ -1,7 +1,5 @@
-"""Plans of calls, forced paths, and the choice among paths: what is refused and remembered, what takes least time."""
+"""Plans of calls, forced paths, and the choice among paths: what is refused and remembered."""
 
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +18,6 @@ from attnspec.backends.pytorch.kernels import costs
 from attnspec.backends.pytorch.kernels.additive import planned as additive_plans
 from attnspec.backends.pytorch.kernels.additive import routes as additive_routes
 from attnspec.backends.pytorch.kernels.cost import SIZES, Cost
-from attnspec.backends.pytorch.kernels.costs import instruction_set
 from attnspec.backends.pytorch.kernels.dot import planned as dot_plans
 from attnspec.backends.pytorch.kernels.dot import routes as dot_routes
 from attnspec.backends.pytorch.kernels.measured import COSTS
@@ -291,47 +288,3 @@ def test_every_path_gives_the_same_where_routes_change() -> None:
                         gradients.append(torch.autograd.grad(results[-1], leaves, cotangent))
                 assert_within_budgets(results, operation, query, key, value, *more)
                 assert_gradients_within_budgets(gradients, cotangent, operation, query, key, value, *more)
-
-
-GRID = [(1, 1, 1, 8), (8, 1, 32, 64), (2, 16, 16, 32), (4, 48, 48, 64), (2, 128, 128, 64), (1, 256, 256, 64)]
-
-
-@pytest.mark.parametrize("operation", ["additive", "dot"])
-@pytest.mark.parametrize("tracked", [False, True])
-def test_the_path_that_is_chosen_takes_least_time(operation: str, tracked: bool) -> None:
-    """Where one takes less than half the time of the other, three times: what load adds is not the same for both."""
-    if instruction_set() == "neon":
-        pytest.skip("the costs of this instruction set were not measured")
-    names = ("direct", "llvm") if operation == "additive" else ("llvm", "pytorch", "step", "few", "plain")
-    wrong = []
-    for batch, n, m, d in GRID:
-        given = operands(n, m, d, (batch,))
-        if operation == "additive":
-            given += [x * d**-0.5 for x in weights(d)]
-        given = [x.requires_grad_(tracked) for x in given]
-        call = pytorch.additive_attention if operation == "additive" else pytorch.scaled_dot_product_attention
-
-        def once(path: str | None, call: Any = call, given: list[Tensor] = given) -> float:
-            with forcing(path):
-                start = time.perf_counter()
-                output = call(*given)
-                if tracked:
-                    torch.autograd.grad(output.sum(), given)
-                return time.perf_counter() - start
-
-        def least(once: Callable[[str], float] = once) -> dict[str, float]:
-            times: dict[str, list[float]] = {path: [] for path in names}
-            for _ in range(24):
-                for path in names:
-                    times[path].append(once(path))
-            return {path: statistics.median(sorted(taken)[:6]) for path, taken in times.items()}
-
-        if operation == "additive":
-            a, b = given[0] @ given[3].mT, given[1] @ given[4].mT
-            chosen = additive.path_for(a, b, given[5], given[2])
-        else:
-            chosen = sdpa.path_for(given[0], given[1], given[2]).partition(": ")[2]
-        seen = [least() for _ in range(3)]
-        if all(taken[chosen] > 2 * min(taken.values()) for taken in seen):
-            wrong.append(((batch, n, m, d), chosen, seen))
-    assert not wrong

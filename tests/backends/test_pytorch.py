@@ -4,6 +4,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
+from functools import partial
 from importlib import import_module
 from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -717,8 +718,14 @@ def test_results_are_those_of_the_formula(operation: Operation, masked: bool, ca
     assert_correct(operation, given)
 
 
-@pytest.mark.parametrize("sizes", [{}, {"n": 33, "m": 65}, {"n": 130, "m": 20, "d": 40}], ids=["small", "odd", "large"])
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+ODD, LARGE = {"n": 33, "m": 65}, {"n": 130, "m": 20, "d": 40}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [(torch.float64, LARGE), (torch.float32, ODD), (torch.bfloat16, LARGE), (torch.float16, ODD), (torch.float32, {})],
+    ids=["float64-large", "float32-odd", "bfloat16-large", "float16-odd", "float32-small"],
+)
 @each_case
 def test_errors_stay_within_the_budget(
     operation: Operation, masked: bool, causal: bool, dtype: torch.dtype, sizes: dict[str, int]
@@ -745,7 +752,8 @@ def test_gradients_are_those_of_finite_differences(operation: Operation) -> None
         replaced = dict(zip(leaves, values, strict=True))
         return tuple(flatten(call(operation, mapped(given, lambda path, a: replaced.get(path, a)))).values())
 
-    assert torch.autograd.gradcheck(compute, tuple(leaves.values()))
+    # of whole layers and models along random directions, of others in every number
+    assert torch.autograd.gradcheck(compute, tuple(leaves.values()), fast_mode=len(leaves) > 12)
 
 
 def test_gradients_of_a_convolution_of_one_token() -> None:
@@ -779,9 +787,8 @@ def test_fully_masked_rows_are_zero_and_so_are_their_gradients(operation: Operat
     assert not any(bool(g.any()) for g in found.values())
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("operation", MASKED, ids=named)
-def test_what_is_stored_at_a_masked_key_is_left_out(operation: Operation, number: float) -> None:
+def test_what_is_stored_at_a_masked_key_is_left_out(operation: Operation) -> None:
     scores = [(x.path, -1) for x in operation.floats if -1 in x.axes(str(operation.asked))]
     spoilt = scores or [(x.path, -2) for x in operation.attended]
     given, mask = arguments(operation), operation.mask.path if operation.mask else ""
@@ -791,19 +798,22 @@ def test_what_is_stored_at_a_masked_key_is_left_out(operation: Operation, number
     # The tokens of models are integers: there is nothing to spoil.
     assert spoilt or operation.indices
 
-    def spoil(path: str, x: Tensor) -> Tensor:
+    def spoil(path: str, x: Tensor, number: float) -> Tensor:
         for name, axis in spoilt:
             if name == path:
                 x = x.clone()
                 x.select(axis, 2).fill_(number)
         return x
 
-    found = call(operation, mapped(given, spoil))
-    if operation.attends_to_itself:
-        found[..., 2, :] = expected[..., 2, :]
-    if isinstance(found, tuple):  # what is cached stays cached
-        found = (found[0], *expected[1:])
-    assert_within_budgets([found, expected], operation.name, **given)
+    results = [expected]
+    for number in (math.nan, math.inf, -math.inf):
+        found = call(operation, mapped(given, partial(spoil, number=number)))
+        if operation.attends_to_itself:
+            found[..., 2, :] = expected[..., 2, :]
+        if isinstance(found, tuple):  # what is cached stays cached
+            found = (found[0], *expected[1:])
+        results.append(found)
+    assert_within_budgets(results, operation.name, **given)
 
 
 @pytest.mark.parametrize("name", ["scaled_dot_product_attention", "additive_attention", "nadaraya_watson"])
@@ -838,7 +848,7 @@ def test_no_queries_and_no_keys(operation: Operation, masked: bool, causal: bool
     assert all(bool(g.isfinite().all()) for g in found.values())
 
 
-@pytest.mark.parametrize("batch", [(), (0,), (2, 3), (2, 1, 3)])
+@pytest.mark.parametrize("batch", [(), (0,), (2, 1, 3)])
 @pytest.mark.parametrize("operation", DIFFERENTIABLE, ids=named)
 def test_batches(operation: Operation, batch: tuple[int, ...]) -> None:
     given = arguments(operation, batch=batch)
@@ -875,19 +885,15 @@ def shared_sizes(operation: Operation) -> list[tuple[str, int]]:
     ]
 
 
-WRONG_SIZES = [(o, name, dim) for o in DIFFERENTIABLE for name, dim in shared_sizes(o)]
-
-
-@pytest.mark.parametrize(
-    ("operation", "name", "dim"), WRONG_SIZES, ids=[f"{o.name}-{name}-{dim}" for o, name, dim in WRONG_SIZES]
-)
-def test_a_wrong_size_is_named(operation: Operation, name: str, dim: int) -> None:
-    def doubled(path: str, x: Tensor) -> Tensor:
+@pytest.mark.parametrize("operation", [o for o in DIFFERENTIABLE if shared_sizes(o)], ids=named)
+def test_a_wrong_size_is_named(operation: Operation) -> None:
+    def doubled(path: str, x: Tensor, name: str, dim: int) -> Tensor:
         return torch.cat((x, x), dim) if name in (path, schematic(path)) else x
 
-    given = mapped(arguments(operation), doubled)
-    with pytest.raises(ShapeError, match=rf"^{operation.name}: [\w.\[\]]+: expected .*; got "):
-        call(operation, given)
+    for name, dim in shared_sizes(operation):
+        wrong = mapped(arguments(operation), partial(doubled, name=name, dim=dim))
+        with pytest.raises(ShapeError, match=rf"^{operation.name}: [\w.\[\]]+: expected .*; got "):
+            call(operation, wrong)
 
 
 @pytest.mark.parametrize("operation", MASKED, ids=named)
@@ -1003,26 +1009,26 @@ def regression(how: str, *given: Tensor, mask: Tensor) -> Tensor:
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("how", ["whole", "parts"])
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 1e30])
-def test_a_masked_key_has_no_part_in_the_gradients_of_a_regression(number: float, how: str, compiled: bool) -> None:
+def test_a_masked_key_has_no_part_in_the_gradients_of_a_regression(how: str, compiled: bool) -> None:
     """In none where every query excludes it; not in a query's own where that one does, and another attends it."""
     mask = torch.tensor([[True, True, False], [True, False, True]])
     query, value = torch.tensor([[0.0], [0.5]]), torch.tensor([[1.0], [2.0], [3.0]])
     torch.compiler.reset()
     run = torch.compile(regression, fullgraph=True, backend="aot_eager") if compiled else regression
-    found = {}
-    for stored in (7.0, number):
+    found, numbers = {}, (math.nan, math.inf, -math.inf, 1e30)
+    for stored in (7.0, *numbers):
         for rows in (1, 2):
             leaves = [x.clone().requires_grad_() for x in (query[:rows], torch.tensor([[0.0], [1.0], [stored]]), value)]
             result = run(how, *leaves, mask=mask[:rows])
             found[stored, rows] = result[0], *torch.autograd.grad(result[0].sum(), leaves)
-    for one, other in zip(found[number, 1], found[7.0, 1], strict=True):
-        assert torch.equal(one, other)
-    by_query, by_key = found[number, 1][1:3]
-    assert by_query[0] != 0
-    assert by_key[2] == 0
-    for one, other in zip(found[number, 2][:2], found[7.0, 2][:2], strict=True):
-        assert torch.equal(one[0], other[0])
+    for number in numbers:
+        for one, other in zip(found[number, 1], found[7.0, 1], strict=True):
+            assert torch.equal(one, other)
+        by_query, by_key = found[number, 1][1:3]
+        assert by_query[0] != 0
+        assert by_key[2] == 0
+        for one, other in zip(found[number, 2][:2], found[7.0, 2][:2], strict=True):
+            assert torch.equal(one[0], other[0])
 
 
 def test_a_distance_that_overflows_has_a_slope() -> None:

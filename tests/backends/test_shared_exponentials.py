@@ -75,12 +75,14 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return served
 
 
-@pytest.mark.parametrize("kind", masks((), 1, 1))
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+PLANNED = [(SHAPES[0], kind, causal) for kind in masks((), 1, 1) for causal in (False, True)]
+PLANNED += [(shape, kind, causal) for shape in SHAPES[1:] for kind, causal in (("of pairs", False), ("of keys", True))]
+
+
+@pytest.mark.parametrize(("shape", "kind", "causal"), PLANNED, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_masked_calls_are_planned_too(
-    dtype: torch.dtype, shape: tuple[tuple[int, ...], int, int, int, int, int], causal: bool, kind: str,
+    dtype: torch.dtype, shape: tuple[tuple[int, ...], int, int, int, int, int], kind: str, causal: bool,
     planned: list[bool],
 ) -> None:  # fmt: skip
     batch, n, m, *_ = shape
@@ -216,7 +218,7 @@ def gradients(
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("shape", [*SHAPES, ((4,), 256, 256, 16, 16, 16)], ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, ((2,), 40, 256, 16, 16, 16)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gradients_are_those_of_the_formula(
     dtype: torch.dtype, shape: tuple[tuple[int, ...], int, int, int, int, int], causal: bool
