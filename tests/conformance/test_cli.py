@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,22 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from attnspec import reference
+from attnspec.conformance.cli import app
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.snippet import DERIVED, snippet
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Violation
 from attnspec.conformance.laws import CHECKS
+from attnspec.conformance.reporting.writing import UnwritableError
+from attnspec.conformance.running.description import contract_from
+from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.running.planning import Plan, check_names
+from attnspec.conformance.running.probe import Probe
+from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.operation import OPERATIONS
 
 SCHEMA = json.loads(resources.files("attnspec.conformance.reporting").joinpath("report.schema.json").read_text())
@@ -71,7 +80,7 @@ def written(folder: Path, code: str) -> str:
 
 def checked(folder: Path, code: str, *arguments: str) -> tuple[int, dict[str, Any]]:
     """Status and report of a check."""
-    done = attnspec("check", written(folder, code), "--json", "r.json", "--workers", "2", *arguments, folder=folder)
+    done = attnspec("check", written(folder, code), "--json", "r.json", "--workers", "1", *arguments, folder=folder)
     assert "Traceback" not in done.stderr, done.stderr
     report: dict[str, Any] = json.loads((folder / "r.json").read_text())
     assert report["exit_status"] == done.returncode
@@ -112,7 +121,8 @@ def test_dividing_by_d_is_shown_at_its_smallest(tmp_path: Path) -> None:
 def test_the_number_of_workers_changes_nothing(tmp_path: Path) -> None:
     reports = []
     for workers in ("1", "3"):
-        _, report = checked(tmp_path, ATTENTION, "--workers", workers, "--operation", "scaled_dot_product_attention")
+        _, report = checked(tmp_path, ATTENTION, "--workers", workers, "--law", "operation.oracle", "--law",
+                            "operation.rejection", "--law", "attention.scale")  # fmt: skip
         reports.append(report["results"])
     assert reports[0] == reports[1]
 
@@ -145,8 +155,6 @@ def test_what_is_no_terminal_cuts_nothing(tmp_path: Path) -> None:
     tables = narrow.stdout[narrow.stdout.index("· quick") : narrow.stdout.index("limits:")]
     assert max(map(len, tables.splitlines())) <= 60
     assert "…" not in tables
-    listed = attnspec("list", "operations", folder=tmp_path, COLUMNS="")
-    assert all(o.name in listed.stdout and o.statement in listed.stdout for o in OPERATIONS.values())
 
 
 def test_one_mutant_alone(tmp_path: Path) -> None:
@@ -428,28 +436,100 @@ def test_snippets_blame_whoever_is_wrong(tmp_path: Path) -> None:
         assert done.returncode == 0, (r["law"], done.stdout, done.stderr)
 
 
+REFUSED = {
+    ("nosuch",): "backend 'nosuch': expected a registered name",
+    ("nofile.py",): "backend 'nofile.py': cannot be imported: FileNotFoundError",
+    ("empty.py",): "backend 'empty.py': expected operations such as dot_scores",
+    ("broken.py",): "backend 'broken.py': cannot be imported: ZeroDivisionError: division by zero",
+    ("leaves.py",): "backend 'leaves.py': cannot be imported: SystemExit: 3",
+    ("dies.py",): "backend 'dies.py': its import ended the process with status 9",
+    ("nameless.py",): "backend 'nameless.py': name: expected a text; got None",
+    ("limits.py",): "backend 'limits.py': limits: expected fields among",
+    ("backend.py:Nope",): "backend 'backend.py:Nope': expected an attribute 'Nope'",
+    ("backend.py", "device", "cuda"): "device: expected one of cpu; got 'cuda'",
+    ("backend.py", "operations", "softmax"): "--operation: expected one of dot_scores, which it provides",
+    ("backend.py", "dtypes", "float16"): "--dtype: expected one of float64, float32, its limits",
+}
+
+
+def with_unusable_backends(folder: Path) -> None:
+    """Backends in files, all but the first of which nobody can judge."""
+    written(folder, RIGHT)
+    for name, code in {
+        "empty": "x = 1\n",
+        "broken": "1 / 0\n",
+        "leaves": "import sys\nsys.exit(3)\n",
+        "dies": "import os\nos._exit(9)\n",
+        "nameless": RIGHT.replace('name = "right"', ""),
+        "limits": RIGHT + "limits = {'sizes': 3}\n",
+        "workers": f"import os, sys\nif 'execnet' in sys.modules:\n    os._exit(1)\n{RIGHT}",
+        "fails": f"import sys\nif 'execnet' in sys.modules:\n    1 / 0\n{RIGHT}",
+        "waits": f"import sys, time\nif 'execnet' in sys.modules:\n    time.sleep(600)\n{RIGHT}",
+    }.items():
+        (folder / f"{name}.py").write_text(code)
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED.items(), ids=[" ".join(a) for a in REFUSED])
+def test_a_backend_that_cannot_be_judged_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], message: str
+) -> None:
+    """The plan of a run, made as the command makes it, without the workers."""
+    with_unusable_backends(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    settings = Settings()
+    if given[1:]:
+        field, value = given[1:]
+        settings = replace(settings, **{field: value if field == "device" else (value,)})
+    probe = Probe(given[0], settings.device)
+    try:
+        with pytest.raises(BackendError) as raised:
+            Plan.of(contract_from(probe.description(), probe.backend), settings)
+    finally:
+        probe.close()
+    assert message in str(raised.value)
+
+
 UNUSABLE = {
-    ("check", "nosuch"): "backend 'nosuch': expected a registered name",
-    ("check", "nofile.py"): "backend 'nofile.py': cannot be imported: FileNotFoundError",
-    ("check", "empty.py"): "backend 'empty.py': expected operations such as dot_scores",
     ("check", "broken.py"): "backend 'broken.py': cannot be imported: ZeroDivisionError: division by zero",
-    ("check", "leaves.py"): "backend 'leaves.py': cannot be imported: SystemExit: 3",
-    ("check", "dies.py"): "backend 'dies.py': its import ended the process with status 9",
-    ("check", "nameless.py"): "backend 'nameless.py': name: expected a text; got None",
-    ("check", "limits.py"): "backend 'limits.py': limits: expected fields among",
-    ("check", "backend.py:Nope"): "backend 'backend.py:Nope': expected an attribute 'Nope'",
-    ("check", "backend.py", "--device", "cuda"): "device: expected one of cpu; got 'cuda'",
     ("check", "backend.py", "--law", "scoring.symetry"): "scoring.symmetry",
-    ("check", "backend.py", "--operation", "softmaxx"): "--operation: expected one of",
-    ("check", "backend.py", "--operation", "softmax"): "--operation: expected one of dot_scores, which it provides",
-    ("check", "backend.py", "--dtype", "float16"): "--dtype: expected one of float64, float32, its limits",
-    ("check", "backend.py", "--profile", "slow"): "--profile: expected one of quick, full, release; got 'slow'",
-    ("check", "backend.py", "--workers", "0"): "--workers: expected at least 1; got 0",
-    ("check", "backend.py", "--hang-after", "nan"): "--hang-after: expected more than 0 and at most 86,400 seconds",
-    ("check", "backend.py", "--hang-after", "1e12"): "--hang-after: expected more than 0 and at most 86,400 seconds",
     ("check", "workers.py", "--in-process"): "nothing was judged: 3 worker processes ended while they imported",
     ("check", "fails.py", "--in-process"): "nothing was judged: ",
     ("check", "waits.py", "--in-process"): "nothing was judged: worker processes did not import the backend within 6 s",
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), UNUSABLE.items(), ids=[" ".join(a) for a in UNUSABLE])
+def test_what_cannot_be_used_is_said_in_one_line(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    with_unusable_backends(tmp_path)
+    workers = ("--workers", "1") if arguments[1] in ("broken.py", "waits.py") else ()
+    seconds = "6" if "waits.py" in arguments else "120"
+    done = attnspec(*arguments, *workers, folder=tmp_path, ATTNSPEC_IMPORT_SECONDS=seconds)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+MISNAMED = {
+    ("operations", "softmaxx"): "--operation: expected one of",
+    ("operations", "SDPA"): "--operation: expected one of scaled_dot_product_attention, ",
+    ("laws", "scoring.symetry"): "scoring.symmetry",
+    ("profile", "slow"): "--profile: expected one of quick, full, release; got 'slow'",
+}
+
+
+@pytest.mark.parametrize(("given", "message"), MISNAMED.items())
+def test_a_setting_that_does_not_exist_is_refused(given: tuple[str, str], message: str) -> None:
+    field, value = given
+    settings = replace(Settings(), **{field: value if field == "profile" else (value,)})
+    with pytest.raises(BackendError) as raised:
+        check_names(settings, "--")
+    assert message in str(raised.value)
+
+
+REFUSED_AT_ONCE = {
+    ("check", "backend.py", "--workers", "0"): "--workers: expected at least 1; got 0",
+    ("check", "backend.py", "--hang-after", "nan"): "--hang-after: expected more than 0 and at most 86,400 seconds",
+    ("check", "backend.py", "--hang-after", "1e12"): "--hang-after: expected more than 0 and at most 86,400 seconds",
     ("check", "backend.py", "--json", "no/such/folder.json"): "--json: expected a file that can be written",
     ("spec", "--html", "no/such/folder.html"): "--html: expected a file that can be written; got 'no/such/folder.html'",
     ("spec", "--html", "one", "--markdown", "./one"): "--html: expected another file than that of --markdown",
@@ -463,30 +543,22 @@ UNUSABLE = {
     ("mutants", "--page", "empty.py", "--keep", "empty.py"): "--keep: empty.py: expected trials that 'attnspec mutants",
     ("show", "softmaxx"): "show: expected one of softmax",
     ("show", "LSTM_Cell"): "show: expected one of lstm_cell, ",
-    ("check", "backend.py", "--operation", "SDPA"): "--operation: expected one of scaled_dot_product_attention, ",
     ("list", "things"): "list: expected one of operations, laws, backends, mutants; got 'things'",
 }
 
 
-@pytest.mark.parametrize(("arguments", "message"), UNUSABLE.items(), ids=[" ".join(a) for a in UNUSABLE])
-def test_what_cannot_be_used_is_said_in_one_line(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
-    written(tmp_path, RIGHT)
-    for name, code in {
-        "empty": "x = 1\n",
-        "broken": "1 / 0\n",
-        "leaves": "import sys\nsys.exit(3)\n",
-        "dies": "import os\nos._exit(9)\n",
-        "nameless": RIGHT.replace('name = "right"', ""),
-        "limits": RIGHT + "limits = {'sizes': 3}\n",
-        "workers": f"import os, sys\nif 'execnet' in sys.modules:\n    os._exit(1)\n{RIGHT}",
-        "fails": f"import sys\nif 'execnet' in sys.modules:\n    1 / 0\n{RIGHT}",
-        "waits": f"import sys, time\nif 'execnet' in sys.modules:\n    time.sleep(600)\n{RIGHT}",
-    }.items():
-        (tmp_path / f"{name}.py").write_text(code)
-    done = attnspec(*arguments, folder=tmp_path, ATTNSPEC_IMPORT_SECONDS="6" if "waits.py" in arguments else "120")
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+@pytest.mark.parametrize(("arguments", "message"), REFUSED_AT_ONCE.items(), ids=[" ".join(a) for a in REFUSED_AT_ONCE])
+def test_what_starts_no_process_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+) -> None:
+    with_unusable_backends(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, arguments)
+    # What `main` says of both exceptions, and its status, are the same for every message.
+    said = str(done.exception) if isinstance(done.exception, BackendError | UnwritableError) else done.stderr
+    assert done.exit_code == 2 or not isinstance(done.exception, SystemExit)
+    assert message in said
+    assert len(said.strip().splitlines()) == 1
 
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGINT is ignored by a shell of POSIX")
@@ -502,20 +574,21 @@ def test_the_wait_for_workers_ends_where_sigint_is_ignored(tmp_path: Path) -> No
 
 
 def test_lists_and_shows(tmp_path: Path) -> None:
-    for what, found in (
-        ("operations", "bahdanau_context"),
-        ("laws", "masking.future-invariance"),
-        ("backends", "pytorch"),
-    ):
-        done = attnspec("list", what, folder=tmp_path)
-        assert done.returncode == 0
-        assert found in done.stdout
-    shown = attnspec("show", "scaled_dot_product_attention", folder=tmp_path)
-    assert "S0(6)" in shown.stdout
-    assert "attention.scale-trade" in shown.stdout
-    assert "Var" in attnspec("show", "moments.variance-common-mean", folder=tmp_path).stdout
-    assert attnspec("spec", "--markdown", "spec.md", folder=tmp_path).returncode == 0
-    assert "## additive_scores" in (tmp_path / "spec.md").read_text()
+    def printed(*arguments: str) -> str:
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    assert "masking.future-invariance" in printed("list", "laws")
+    assert "pytorch" in printed("list", "backends")
+    operations = printed("list", "operations")
+    assert all(o.name in operations and o.statement in operations for o in OPERATIONS.values())
+    shown = printed("show", "scaled_dot_product_attention")
+    assert "S0(6)" in shown
+    assert "attention.scale-trade" in shown
+    assert "Var" in printed("show", "moments.variance-common-mean")
+    # Once as users call it: what is no terminal cuts nothing.
+    assert attnspec("list", "operations", folder=tmp_path, COLUMNS="").stdout == operations
 
 
 def test_the_suite_in_a_test_file_of_somebody_else(tmp_path: Path) -> None:
