@@ -172,8 +172,7 @@ def test_what_may_follow_from_the_formula_comes_last(wrong: tuple[Path, str, dic
 def test_what_is_no_terminal_cuts_nothing(tmp_path: Path) -> None:
     written(tmp_path, ATTENTION)
     call = ("check", "backend.py", "--law", "operation.oracle", "--law", "operation.rejection", "--workers", "1")
-    call += ("--dtype", "float64")
-    uncut, narrow = (attnspec(*call, folder=tmp_path, COLUMNS=columns) for columns in ("", "60"))
+    uncut, narrow = (attnspec(*call, "--dtype", "float64", folder=tmp_path, COLUMNS=columns) for columns in ("", "60"))
     (row,) = [line for line in uncut.stdout.splitlines() if line.startswith(" attention ")]
     assert row.split()[:2] == ["attention", "scaled_dot_product_attention"]
     assert "…" not in uncut.stdout[: uncut.stdout.index("limits:")] + uncut.stderr
@@ -509,7 +508,8 @@ def test_a_backend_that_cannot_be_judged_is_refused(
     settings = Settings()
     if given[1:]:
         field, value = given[1:]
-        settings = replace(settings, **{field: value if field == "device" else (value,)})
+        changed: dict[str, Any] = {field: value if field == "device" else (value,)}
+        settings = replace(settings, **changed)
     probe = Probe(given[0], settings.device)
     try:
         with pytest.raises(BackendError) as raised:
@@ -551,7 +551,8 @@ MISNAMED = {
 @pytest.mark.parametrize(("given", "message"), MISNAMED.items())
 def test_a_setting_that_does_not_exist_is_refused(given: tuple[str, str], message: str) -> None:
     field, value = given
-    settings = replace(Settings(), **{field: value if field == "profile" else (value,)})
+    changed: dict[str, Any] = {field: value if field == "profile" else (value,)}
+    settings = replace(Settings(), **changed)
     with pytest.raises(BackendError) as raised:
         check_names(settings, "--")
     assert message in str(raised.value)
