@@ -1,5 +1,6 @@
 """Backends that forge a verdict of the run that judges them: none conforms, with a sandbox and without."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ import pytest
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.remote import sandbox
 from attnspec.conformance.remote.processes import KNOWN, processes
+from attnspec.conformance.running import integrity
 from attnspec.conformance.running.admission import admit, admitted
 from attnspec.conformance.running.environment import own_folders
 from attnspec.conformance.running.errors import BackendError
@@ -176,6 +178,55 @@ def test_path_files_that_an_import_leaves_are_named(tmp_path: Path, mode: str) -
     code = hostile.WRONG + appending(file, "import sys; sys.left = True")
     done, report = check(tmp_path, code, mode, python=python)
     expect_no_forgery(done, report, mode, file, None)
+
+
+INI = """
+import glob, os, signal, sys, tempfile
+if 'attnspec.conformance.remote.host' in sys.orig_argv and not os.path.exists(MARK):
+    open(MARK, "w").close()
+    for folder in glob.glob(tempfile.gettempdir() + "/attnspec-*"):
+        try:
+            with open(folder + "/pytest.ini", "w") as file:
+                file.write("[pytest]\\npythonpath = " + os.path.dirname(MARK) + "\\naddopts = -p forged\\n")
+        except OSError:
+            pass
+    os.kill(os.getppid(), signal.SIGKILL)
+"""
+
+
+def test_a_judge_that_starts_anew_reads_no_configuration_of_the_backend(tmp_path: Path) -> None:
+    forged = (
+        "from attnspec.conformance.judging.comparison import Comparisons\nComparisons.matches = lambda *a, **k: None\n"
+    )
+    (tmp_path / "forged.py").write_text(forged, encoding="utf-8")
+    mark, temporary = tmp_path / "mark", tmp_path / "temporary"
+    temporary.mkdir()
+    code = f"MARK = {str(mark)!r}{INI}{hostile.WRONG}"
+    done, report = check(tmp_path, code, "off", TMPDIR=str(temporary))
+    assert mark.exists()
+    assert (done.returncode, report["verdict"]) == (1, "violates"), done.stdout + done.stderr
+
+
+def test_what_takes_the_place_of_the_judges_code_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, path = tmp_path / "own", tmp_path / "path"
+    for folder in (own, path):
+        folder.mkdir()
+    (own / "judge.py").write_text("", encoding="utf-8")
+    monkeypatch.setattr(integrity, "own_folders", lambda: [str(own)])
+    monkeypatch.setattr(sys, "path", [*sys.path, str(path)])
+    files = integrity.Files()
+    assert files.changed() == []
+    compiled = Path(importlib.util.cache_from_source(str(own / "judge.py")))
+    assert compiled.exists(), "one that appears later would be the backend's"
+    harmless, left = path / "notes.txt", [path / "numpy", path / "sitecustomize.so", path / "left.pth", own / "judge"]
+    harmless.touch()
+    for place in left:
+        place.mkdir()
+        (place / "__init__.py").touch()
+    (left[-1] / "__init__.py").touch()
+    compiled.touch()
+    expected = [*left[:-1], left[-1] / "__init__.py", compiled]
+    assert files.changed() == sorted(map(str, expected))
 
 
 def test_a_sandbox_that_is_demanded_and_missing_ends_the_run(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Running the suite for the command line: pytest with worker processes, under a configuration of its own."""
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -139,12 +140,11 @@ def _variables(folder: str) -> dict[str, str | None]:
 
 def pytest_arguments(backend: str, settings: Settings, folder: Path, workers: int, *, shown: bool = False) -> list[str]:
     """The call of pytest; nothing in the current folder or in the user's configuration has a say in it."""
-    ini = folder / "pytest.ini"
-    ini.write_text("[pytest]\n", encoding="utf-8")
     return [
         *(
+            # A worker that starts anew reads its configuration again: no file that a backend could write to.
             "-c",
-            str(ini),
+            os.devnull,
             "--rootdir",
             str(folder),
             f"--basetemp={folder / 'pytest'}",
@@ -153,6 +153,8 @@ def pytest_arguments(backend: str, settings: Settings, folder: Path, workers: in
             "consider_namespace_packages=true",
         ),
         *("--noconftest", "-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:faulthandler"),
+        # Modules whose assertions pytest rewrites would be compiled into files of their own.
+        "--assert=plain",
         *("--disable-plugin-autoload", "-p", "xdist", "-p", "attnspec.conformance.plugin"),
         *("-n", str(workers), "--dist=worksteal", "--max-worker-restart=1000000"),
         *("--pyargs", "attnspec.conformance.test_conformance"),

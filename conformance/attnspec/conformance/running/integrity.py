@@ -1,5 +1,6 @@
 """Files that a backend without a sandbox could change: the judge's code, and code that Python runs at its start."""
 
+import compileall
 import importlib.util
 import site
 import sys
@@ -8,52 +9,60 @@ from pathlib import Path
 
 from attnspec.conformance.running.environment import own_folders
 
-Stamps = dict[Path, tuple[int, ...]]
-"""Inode, size and times of files. Only root can set the time of the last change."""
-
-AT_START = ("sitecustomize.py", "usercustomize.py")
-"""Modules that Python imports whenever it starts."""
+ALWAYS_IMPORTED = {"attnspec", "sitecustomize", "usercustomize", "hypothesis", "pytest", "_pytest", "xdist", "execnet"}
+"""Modules that a judge imports which may not have been imported yet, the first that it finds."""
 
 
-def stamps() -> Stamps:
-    """The files as they are now. A compiled file counts only while Python would use it."""
-    return {path: stamp for path in {*_code(), *_run_at_start()} if (stamp := _stamp(path)) is not None}
+class Files:
+    """Files that a judge loads, as they were at the beginning of a run: a judge that starts anew loads them again."""
 
+    def __init__(self) -> None:
+        # A compiled file that appears later is then nobody's but the backend's.
+        for folder in own_folders():
+            compileall.compile_dir(folder, quiet=2)
+        self._imported = {name.partition(".")[0] for name in sys.modules} | ALWAYS_IMPORTED | sys.stdlib_module_names
+        files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+        self._loaded = {Path(file) for file in files if isinstance(file, str)}
+        self._before = self._stamps()
 
-def changed(before: Stamps) -> list[str]:
-    """The files that were changed, removed or added since."""
-    now = {path: _stamp(path) for path in {*before, *_run_at_start()}}
-    return sorted(str(path) for path, stamp in now.items() if stamp != before.get(path))
+    def changed(self) -> list[str]:
+        """The files that were changed, removed or added since."""
+        before, now = self._before, self._stamps()
+        return sorted(str(path) for path in {*before, *now} if before.get(path) != now.get(path))
+
+    def _stamps(self) -> dict[Path, tuple[int, ...]]:
+        paths = {*self._loaded, *_code(), *self._run_at_start()}
+        return {path: stamp for path in paths if (stamp := _stamp(path)) is not None}
+
+    def _run_at_start(self) -> Iterator[Path]:
+        """Settings of Python, and whatever has the name of a module that is imported."""
+        yield Path(sys.prefix, "pyvenv.cfg")
+        user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+        # Judges have a safe path: it does not begin with the folder of a script, or the current one.
+        folders = sys.path if sys.flags.safe_path else sys.path[1:]
+        for folder in {Path(f) for f in [*site.getsitepackages(), *user, *folders]}:
+            if folder.is_dir():
+                for path in folder.iterdir():
+                    if path.suffix == ".pth" or path.name.partition(".")[0] in self._imported:
+                        yield path
 
 
 def _code() -> Iterator[Path]:
+    """All files of attnspec; of compiled ones those that Python would load."""
     for folder in map(Path, own_folders()):
-        for source in folder.rglob("*.py"):
-            yield source
-            compiled = Path(importlib.util.cache_from_source(str(source)))
-            if _is_current(compiled, source):
-                yield compiled
-
-
-def _is_current(compiled: Path, source: Path) -> bool:
-    try:
-        header, state = compiled.open("rb").read(16), source.stat()
-    except OSError:
-        return False
-    time, size = (int.from_bytes(header[i : i + 4], "little") for i in (8, 12))
-    return (time, size) == (int(state.st_mtime) & 0xFFFFFFFF, state.st_size & 0xFFFFFFFF)
-
-
-def _run_at_start() -> Iterator[Path]:
-    user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
-    for folder in map(Path, [*site.getsitepackages(), *user]):
-        yield from folder.glob("*.pth")
-    yield from (path for folder in sys.path for name in AT_START if (path := Path(folder, name)).exists())
+        for path in folder.rglob("*"):
+            if "__pycache__" not in path.parts and path.is_file():
+                yield path
+                if path.suffix == ".py":
+                    yield Path(importlib.util.cache_from_source(str(path)))
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:
+    """Inode, size and times of a file, of which only root can set the last; of a folder the inode."""
     try:
         state = path.stat()
     except OSError:
         return None
+    if path.is_dir():
+        return (state.st_ino,)
     return state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns

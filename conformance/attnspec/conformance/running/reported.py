@@ -15,7 +15,7 @@ from attnspec.conformance.remote.processes import close_memory
 from attnspec.conformance.remote.sandbox import resolved
 from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.folder import no_room
-from attnspec.conformance.running.integrity import changed, stamps
+from attnspec.conformance.running.integrity import Files
 from attnspec.conformance.running.interruption import INTERRUPTION
 from attnspec.conformance.running.probe import Probe
 from attnspec.conformance.running.settings import Settings
@@ -36,10 +36,10 @@ def reported(backend: str, settings: Settings, workers: int, console: Console, *
     try:
         sandboxed = not settings.in_process and resolved(settings.sandbox, "--sandbox")
         settings = replace(settings, sandbox="on" if sandboxed else "off")
-        before = None if sandboxed or settings.in_process else stamps()
+        before = None if sandboxed or settings.in_process else Files()
         probe = Probe(backend, settings.device, sandbox=sandboxed)
         report = _judged(probe, settings, workers, console, started, shown=shown)
-        touched = [] if before is None else changed(before)
+        touched = [] if before is None else before.changed()
         if touched:
             files = ", ".join(touched)
             raise BackendError(f"the judge's own files were changed while it ran, and no verdict holds: {files}")
