@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import cases, judge
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.running.description import contract_from
 from attnspec.spec import Limits
@@ -133,3 +135,18 @@ def test_another_thread_is_tried_beside_modes_of_a_framework() -> None:
     found = verdict(OfOneThread(), "float32")
     assert found.status is Status.FAILED
     assert found.message.startswith("in a thread that is not the main one, the result")
+
+
+class Nothing(Backend):
+    """Gives nothing outside of the main thread."""
+
+    def softmax(self, scores: torch.Tensor, *, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """None is no array."""
+        found = super().softmax(scores, mask=mask)
+        return found if threading.current_thread() is threading.main_thread() else cast(torch.Tensor, None)
+
+
+def test_no_array_in_another_thread_is_a_violation() -> None:
+    found = verdict(Nothing(), "float32")
+    assert (found.status, found.reason) == (Status.FAILED, Reason.TYPE)
+    assert "NoneType" in found.message

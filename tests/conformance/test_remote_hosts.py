@@ -100,6 +100,27 @@ def test_what_is_no_answer_is_a_crash(tmp_path: Path, nonsense: bytes) -> None:
     assert (found.status, found.reason) == (Status.FAILED, "crashed")
 
 
+TRICKLING = f"""{hostile.RIGHT}
+import os, time
+
+def dot_scores(query, key):
+    answer = {(1 << 25).to_bytes(8, "little") + bytes(8)!r}
+    while True:
+        for number in range(3, 64):
+            try:
+                os.write(number, answer)
+            except OSError:
+                pass
+        answer = b" "
+        time.sleep(0.05)
+"""
+
+
+def test_an_answer_that_comes_byte_by_byte_hangs(tmp_path: Path) -> None:
+    found = judged(tmp_path, TRICKLING)["operation.oracle"]
+    assert (found.status, found.reason) == (Status.FAILED, "hung")
+
+
 FICKLE = f"""
 {hostile.RIGHT.replace("return query @ np.swapaxes(key, -1, -2)", "return Box(query.x @ np.swapaxes(key.x, -1, -2))")}
 class Box:

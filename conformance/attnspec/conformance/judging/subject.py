@@ -156,8 +156,9 @@ class Subject(Comparisons):
         return self.shaped(arguments.once("results", lambda: self.call_anew(arguments)), arguments)
 
     def shaped(self, found: Results, arguments: Arguments) -> Results:
-        """The arrays of a result; one of another shape than the Protocol's is a violation."""
+        """The arrays of a result; no array, no numbers, or another shape than the Protocol's is a violation."""
         for leaf in self.operation.outputs:
+            self._demand_numbers(leaf, found[leaf.path], arguments)
             shape, expected = found[leaf.path].shape, arguments.binding.shape(leaf)
             if shape != expected:
                 raise Violation(

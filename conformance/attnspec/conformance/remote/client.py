@@ -17,15 +17,12 @@ from attnspec.conformance.judging.foreign_calls import Raised, printable
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.remote.arrays import ABSENT, RemoteArray, named_like
 from attnspec.conformance.remote.breach import Breach
-from attnspec.conformance.remote.clock import Clock, Deadline, Watch
+from attnspec.conformance.remote.clock import INTERVAL, Clock, Deadline, Watch
 from attnspec.conformance.remote.processes import end_all, mark
 from attnspec.conformance.remote.raised import as_told
 from attnspec.conformance.remote.sandbox import files_of, launch
 from attnspec.conformance.remote.wire import LENGTHS, MAX_BYTES, MAX_TEXT, Reader, dtype_text, header
 from attnspec.conformance.running.errors import BackendError
-
-INTERVAL = 0.25
-"""Seconds between two looks at a process that does not answer."""
 
 QUEUED, QUEUED_BYTES = 512, 1 << 22
 """Arrays, and their bytes, that wait for the next request."""
@@ -43,7 +40,7 @@ AHEAD = 16
 NOTHING = marshal.dumps([])
 
 TIMEOUT = struct.pack("ll", 0, int(INTERVAL * 1e6))
-"""The same interval, as sockets take it: so they need no further call of the system to wait."""
+"""The interval between two looks at the time, as sockets take it: they need no further call of the system to wait."""
 
 ZERO = bytes(1)
 
@@ -305,6 +302,7 @@ class Host:
         while view:
             try:
                 view = view[self._socket.send(view) :]
+                watch.look_now_and_then()
             except BlockingIOError:
                 watch.look()
             except OSError:
@@ -343,6 +341,7 @@ class Host:
             if not got:
                 raise self._ended(Reason.CRASHED, "ended the process")
             count += got
+            watch.look_now_and_then()
         return count
 
 

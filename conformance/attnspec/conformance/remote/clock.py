@@ -10,6 +10,10 @@ WALL = 8.0
 """How many times as long as allowed a check may take where its process wants a processor and gets none."""
 
 
+INTERVAL = 0.25
+"""Seconds between two looks at the time."""
+
+
 class Clock:
     """The time that a backend has used for one check.
 
@@ -45,6 +49,11 @@ class Watch:
     def __init__(self, process: int, clock: Clock | None, hung: Callable[[str], NoReturn]) -> None:
         self.process, self.clock, self.hung = process, clock, hung
         self._at, self._used = time.monotonic(), None if clock is None else -1.0
+
+    def look_now_and_then(self) -> None:
+        """Look where the last look is long ago: a backend that answers byte by byte never lets the socket wait."""
+        if time.monotonic() - self._at >= INTERVAL:
+            self.look()
 
     def look(self) -> None:
         """Count the time since the last look; ``hung`` is called, and raises, if there is none left."""
