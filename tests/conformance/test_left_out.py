@@ -17,7 +17,11 @@ from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.reporting.declaration import declaration
 from attnspec.conformance.running.explanation import Explanation, explained
 from attnspec.conformance.running.refusals import refusals
+from attnspec.reference import REFERENCE
+from attnspec.spec.contract.axes import Axis
+from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import OPERATIONS
+from attnspec.spec.contract.shapes import bind
 
 Numbers = np.ndarray[Any, Any]
 ATTENTION = "scaled_dot_product_attention"
@@ -305,3 +309,42 @@ def test_numbers_are_the_callers_to_check_where_shapes_are(rejection: str) -> No
         assert (found.status, found.reason) == (
             Status.NOT_APPLICABLE, "left out by semantics rejection = unchecked"
         )  # fmt: skip
+
+
+def guarded(limits: Limits, name: str) -> Callable[..., Any]:
+    """The reference's function, that refuses all sizes outside of the limits."""
+    operation = OPERATIONS[name]
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        bound = bind(operation, dict(zip(operation.call.names, arguments, strict=False)) | options)
+        lengths = [size for size_name, size in bound.sizes.items() if operation.axis(size_name) & Axis.POSITION]
+        assert all(size % limits.multiple_of == 0 for size in lengths)
+        assert all(limits.min_length <= size <= (limits.max_length or size) for size in lengths)
+        assert len(bound.batch) <= limits.max_batch_dims
+        assert all(size >= limits.min_batch for size in bound.batch)
+        return REFERENCE[name](*arguments, **options)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("name", "limits", "laws"),
+    [
+        ("dot_scores", {"multiple_of": 4}, ("moments.mean", "moments.variance-monte-carlo")),
+        ("nadaraya_watson", {"multiple_of": 16}, ("sizes.long-masks",)),
+        ("sinusoidal_positional_encoding", {"multiple_of": 8}, ("positional.prefix",)),
+        ("lstm", {"multiple_of": 4}, ("recurrent.first-step", "recurrent.continuation")),
+        ("beam_decode", {"multiple_of": 4}, ("seq2seq.one-annotation", "seq2seq.exhaustive-beam")),
+        ("paged_attention", {"multiple_of": 16}, ("kernels.contiguous",)),
+        ("grouped_query_attention", {"max_length": 65}, ("kernels.sink",)),
+        ("merge_attention", {"max_batch_dims": 1}, ("kernels.merged",)),
+        ("spatial_attention", {"min_batch": 2}, ("operation.no-mutation",)),
+    ],
+)
+def test_no_law_calls_outside_of_the_limits(name: str, limits: dict[str, Any], laws: tuple[str, ...]) -> None:
+    declared = Limits.of(limits)
+    backend = SimpleNamespace(name="guarded", limits=declared, **{name: guarded(declared, name)})
+    contract = Contract.of(backend)
+    for case in cases(contract, operations=(name,), laws=laws)[:1]:
+        results = judge(backend, contract, case, QUICK)
+        assert [(r.law, r.message) for r in results if r.status is Status.FAILED] == []

@@ -1,5 +1,7 @@
 """Calls that the declaration of a backend leaves out: they are never made."""
 
+from typing import Any
+
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.attendance import rows_with_keys
 from attnspec.conformance.judging.violation import LeftOut
@@ -7,6 +9,9 @@ from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.semantics import Semantics
 from attnspec.spec.contract.shapes import ShapeError
+
+UNLIMITED: dict[str, Any] = {"min_length": 0, "max_length": None, "multiple_of": 1, "min_batch": 0, "max_batch_dims": 3}
+"""Values of the limits on sizes that leave nothing out: no law has arrays of more than three batch dimensions."""
 
 
 def demand_declared(limits: Limits, semantics: Semantics, arguments: Arguments, *, refused: bool = False) -> None:
@@ -36,19 +41,26 @@ def demand_layouts(limits: Limits) -> None:
 
 
 def demand_within(limits: Limits, arguments: Arguments) -> None:
-    """``LeftOut`` names the limit that leaves out a call: a mask, the causal flag, or a size that is too small."""
+    """``LeftOut`` names the limit that leaves out a call: a mask, the causal flag, or a size outside of them."""
     operation = arguments.operation
     if not limits.mask and any(leaf.optional and arguments[leaf.path] is not None for leaf in operation.masks.values()):
         raise LeftOut("limits mask = False")
     if not limits.causal and operation.flag is not None and arguments[operation.flag]:
         raise LeftOut("limits causal = False")
-    if not limits.min_length and not limits.min_batch:
+    if all(getattr(limits, name) == value for name, value in UNLIMITED.items()):
         return
     try:
         sizes, batch = arguments.sizes, arguments.batch
     except ShapeError:
         return  # what no shape of the Protocol is, no limit describes
-    if any(size < limits.min_length and operation.axis(name) & Axis.POSITION for name, size in sizes.items()):
-        raise LeftOut(f"limits min_length = {limits.min_length}")
+    if len(batch) > limits.max_batch_dims:
+        raise LeftOut(f"limits max_batch_dims = {limits.max_batch_dims}")
     if any(size < limits.min_batch for size in batch):
         raise LeftOut(f"limits min_batch = {limits.min_batch}")
+    lengths = [size for name, size in sizes.items() if operation.axis(name) & Axis.POSITION]
+    if any(size < limits.min_length for size in lengths):
+        raise LeftOut(f"limits min_length = {limits.min_length}")
+    if limits.max_length is not None and any(size > limits.max_length for size in lengths):
+        raise LeftOut(f"limits max_length = {limits.max_length}")
+    if any(size % limits.multiple_of for size in lengths):
+        raise LeftOut(f"limits multiple_of = {limits.multiple_of}")

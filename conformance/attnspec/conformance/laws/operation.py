@@ -12,6 +12,7 @@ from attnspec.conformance.inputs.corners import option_levels
 from attnspec.conformance.inputs.dtypes import is_float
 from attnspec.conformance.inputs.layouts import LAYOUTS
 from attnspec.conformance.judging.foreign_calls import Raised
+from attnspec.conformance.judging.left_out import demand_declared
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import LeftOut, Reason, Violation
 from attnspec.conformance.laws.common import (
@@ -142,6 +143,7 @@ def non_contiguous(subject: Subject, arguments: Arguments, rng: np.random.Genera
 @checks(law.NO_MUTATION)
 def no_mutation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare the backend's arrays before and after a call."""
+    demand_declared(subject.limits, subject.semantics, arguments)
     kept: dict[str, Any] = {}
 
     def convert(path: str, x: Any) -> Any:
