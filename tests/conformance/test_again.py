@@ -6,12 +6,15 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from attnspec.conformance.cli import app
 from attnspec.conformance.judging.results import Status
 from attnspec.conformance.remote.processes import process
 from attnspec.conformance.reporting.failed_before import FailedBefore, print_again
@@ -173,6 +176,36 @@ def test_of_a_backend_that_provides_it_no_more_nothing_is_judged(failed: Path) -
     done = attnspec("replay", "r.json", folder=failed)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "nothing to judge" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [Settings(sandbox="off"), Settings(in_process=True, time_limit=30.0), Settings(time_limit=1.5, hang_after=2.0)],
+)
+def test_failures_are_judged_again_with_the_settings_of_their_run(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnspec.conformance.reporting.report.trouble", lambda: None)
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(Report(contract(), settings, (FAILED,), 1.0).as_json()), encoding="utf-8")
+    assert FailedBefore.read(path).settings == settings
+
+
+def test_options_go_before_the_settings_of_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(Report(contract(), Settings(), (FAILED,), 1.0).as_json()), encoding="utf-8")
+    chosen: list[Settings] = []
+
+    def reported(backend: str, settings: Settings, *given: Any, **named: Any) -> Report:
+        chosen.append(settings)
+        return Report.without_verdicts(backend, settings, 0.0, "tried")
+
+    monkeypatch.setattr("attnspec.conformance.running.reported.reported", reported)
+    # Nothing is judged: signals stay with the tests.
+    monkeypatch.setattr("attnspec.conformance.cli.INTERRUPTION", SimpleNamespace(hold=lambda: None))
+    command = ["replay", str(path), "--sandbox", "off", "--time-limit", "7", "--in-process"]
+    assert CliRunner().invoke(app, command).exit_code == 2
+    assert [(x.sandbox, x.time_limit, x.in_process) for x in chosen] == [("off", 7.0, True)]
 
 
 def test_what_became_of_every_failure_is_said(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -53,6 +53,9 @@ EXITS = (
 )
 WORKERS = "worker processes; one for each core if not given"
 IN_PROCESS = f"{HELP['in_process']}; or in another one, as all but attnspec's own backends are by default"
+
+AS_REPORTED = "as in the report"
+"""Default of what a run that is judged again takes from its report."""
 
 
 def _unusable(message: str) -> NoReturn:
@@ -115,6 +118,11 @@ def _interrupt(signum: int, frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
+def _check_time_limit(seconds: float) -> None:
+    if not 0 <= seconds <= MAX_TIME_LIMIT:
+        _unusable(f"--time-limit: expected at least 0 and at most {MAX_TIME_LIMIT:,} seconds; got {seconds:g}")
+
+
 @app.callback()
 def _signals(context: typer.Context) -> None:
     """Leave signals that arrived while the command was imported to the commands that report them."""
@@ -155,8 +163,7 @@ def check(
     _check_workers(workers)
     if not 0 < hang_after <= MAX_HANG_AFTER:
         _unusable(f"--hang-after: expected more than 0 and at most {MAX_HANG_AFTER:,} seconds; got {hang_after:g}")
-    if not 0 <= time_limit <= MAX_TIME_LIMIT:
-        _unusable(f"--time-limit: expected at least 0 and at most {MAX_TIME_LIMIT:,} seconds; got {time_limit:g}")
+    _check_time_limit(time_limit)
     files = _files(json=json, html=html, junit=junit)
     INTERRUPTION.hold()
     from attnspec.conformance.running.reported import reported
@@ -171,7 +178,7 @@ def check(
 
 
 @app.command(
-    help="Judge again what failed in a report that --json wrote, with its backend, seed and profile. "
+    help="Judge again what failed in a report that --json wrote, with its backend and settings. "
     "Exit status: 1 if any of it is still violated, 0 if none is, 2 the report or its backend cannot be used."
 )
 def replay(
@@ -180,6 +187,9 @@ def replay(
     law: Annotated[list[str] | None, typer.Option(help=HELP["laws"])] = None,
     dtype: Annotated[list[str] | None, typer.Option(help=HELP["dtypes"])] = None,
     workers: Annotated[int | None, typer.Option(help=WORKERS)] = None,
+    time_limit: Annotated[float | None, typer.Option(help=HELP["time_limit"], show_default=AS_REPORTED)] = None,
+    in_process: Annotated[bool | None, typer.Option("--in-process/--isolated", help=HELP["in_process"])] = None,
+    sandbox: Annotated[str | None, typer.Option(help=HELP["sandbox"], show_default=AS_REPORTED)] = None,
 ) -> None:
     """Judge the failures of a report again."""
     from attnspec.conformance.reporting.failed_before import FailedBefore, print_again
@@ -187,6 +197,7 @@ def replay(
     from attnspec.conformance.running.reported import reported
 
     _check_workers(workers)
+    _check_time_limit(time_limit or 0.0)
     try:
         before = FailedBefore.read(report)
     except BackendError as error:
@@ -205,7 +216,9 @@ def replay(
     with TemporaryFolder() as folder:
         only = Path(folder, "failures of the report")
         only.write_text(before.as_lines(), encoding="utf-8")
-        settings = dataclasses.replace(before.settings, only=str(only))
+        options = {"time_limit": time_limit, "in_process": in_process, "sandbox": sandbox}
+        changed: dict[str, Any] = {name: x for name, x in options.items() if x is not None}
+        settings = dataclasses.replace(before.settings, only=str(only), **changed)
         again = reported(before.backend, settings, _processes(workers), _console(stderr=True))
     if not again.results:
         _unusable(str(again.reason))

@@ -48,6 +48,10 @@ class FailedBefore:
     def _of(cls, document: Mapping[str, Any]) -> "FailedBefore":
         asked: dict[str, Any] = {name: document[name] for name in ("profile", "seed", "device", "hang_after")}
         asked |= {name: tuple(names) for name, names in document["selection"].items()}
+        asked |= {"in_process": bool(document["in_process"]), "time_limit": float(document["time_limit"] or 0)}
+        # There is no sandbox in the judge's own process: that a report has none does not say that it was switched off.
+        isolated = not asked["in_process"]
+        asked["sandbox"] = "off" if isolated and document["sandbox"] == "none" else "auto"
         results = [Result.from_json({k: v for k, v in r.items() if k in VERDICT}) for r in document["results"]]
         return cls(document["backend"]["origin"], Settings(**asked), tuple(r for r in results if r.violates))
 
