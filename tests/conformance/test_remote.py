@@ -4,6 +4,7 @@ import builtins
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -280,6 +281,29 @@ def test_its_contract_is_that_of_the_backend(tmp_path: Path) -> None:
     backend.close()
     assert contract == contract_of(load(backend.origin), backend.origin)
     assert contract_from(json.loads(json.dumps(described(contract))), backend.origin) == contract
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {},
+        {"name": 3},
+        {"operations": 3},
+        {"operations": ["softmaxx"]},
+        {"operations": [[]]},
+        {"limits": []},
+        {"limits": {"max_length": "long"}},
+        {"semantics": None},
+        {"semantics": {"default": {"no_keys": 3}, "per_operation": {}}},
+        {"precision": {"default": [], "per_operation": {}}},
+        {"precision": {"default": {"float32": {}}, "per_operation": {}}},
+        {"notes": [1]},
+    ],
+)
+def test_a_description_that_is_forged_is_no_error_of_ours(forged: dict[str, Any]) -> None:
+    right = described(Contract.of(SimpleNamespace(name="forged", softmax=np.exp)))
+    with pytest.raises(BackendError, match=r"backend 'forged\.py': expected its declaration"):
+        contract_from({**right, **forged} if forged else {}, "forged.py")
 
 
 def test_nothing_that_knows_a_result_is_in_its_process(tmp_path: Path) -> None:

@@ -8,19 +8,21 @@ has left running, or for what it would do at an orderly exit.
 import json
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.foreign_calls import Raised, call_safely
+from attnspec.conformance.judging.foreign_calls import Raised, call_safely, printable
 from attnspec.conformance.remote.processes import die_with_parent
 from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.loading import contract_of, load
 from attnspec.spec.contract.limits import Limits
+from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DeclaredPrecision
-from attnspec.spec.contract.semantics import DeclaredSemantics, Semantics
+from attnspec.spec.contract.semantics import DeclaredSemantics
 
 DECLARED = ("name", "operations", "limits", "semantics", "precision", "differentiable", "notes")
 """What a backend declares, as it is written down."""
@@ -65,19 +67,35 @@ def described(contract: Contract) -> dict[str, Any]:
     }
 
 
-def contract_from(description: dict[str, Any], origin: str) -> Contract:
-    """The contract that :func:`describe` wrote down."""
+def contract_from(description: Mapping[str, Any], origin: str) -> Contract:
+    """The contract that :func:`describe` wrote down; :class:`BackendError` if it has not written this.
+
+    The description comes from a process in which the backend ran and may have written what it likes.
+    """
+    try:
+        return _contract(description, origin)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BackendError(
+            f"backend {origin!r}: expected its declaration from the process that imports it; "
+            f"got another answer ({type(error).__name__}: {printable(str(error))})"
+        ) from error
+
+
+def _contract(description: Mapping[str, Any], origin: str) -> Contract:
+    name, operations, differentiable, notes = (
+        description[key] for key in ("name", "operations", "differentiable", "notes")
+    )
     semantics, precision = description["semantics"], description["precision"]
+    if not isinstance(name, str) or not isinstance(differentiable, bool) or not isinstance(notes, Mapping):
+        raise TypeError("expected a name, whether it is differentiable, and notes")
     return Contract(
-        description["name"],
-        tuple(description["operations"]),
+        printable(name),
+        tuple(OPERATIONS[operation].name for operation in operations),
         Limits.of({k: tuple(v) if isinstance(v, list) else v for k, v in description["limits"].items()}),
-        DeclaredSemantics(
-            Semantics(**semantics["default"]), {k: Semantics(**v) for k, v in semantics["per_operation"].items()}
-        ),
-        DeclaredPrecision(precision["default"], precision["per_operation"]),
-        description["differentiable"],
-        description["notes"],
+        DeclaredSemantics.of({**semantics["per_operation"], "*": semantics["default"]}, OPERATIONS),
+        DeclaredPrecision.of({**precision["per_operation"], "*": precision["default"]}, OPERATIONS),
+        differentiable,
+        {printable(str(k)): printable(str(v)) for k, v in notes.items()},
         origin,
     )
 
