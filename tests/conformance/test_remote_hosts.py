@@ -121,6 +121,17 @@ def test_an_answer_that_comes_byte_by_byte_hangs(tmp_path: Path) -> None:
     assert (found.status, found.reason) == (Status.FAILED, "hung")
 
 
+FORGED_NUMBERS = f"""{hostile.RIGHT}
+from attnspec.conformance.remote import wire
+wire.Writer.seen = lambda self, x: ["v", ["n", "zzz", [1], None, 0, 0, 0]]
+"""
+
+
+def test_forged_numbers_beside_an_array_are_a_crash(tmp_path: Path) -> None:
+    found = judged(tmp_path, FORGED_NUMBERS)["operation.oracle"]
+    assert (found.status, found.reason) == (Status.FAILED, "crashed")
+
+
 FICKLE = f"""
 {hostile.RIGHT.replace("return query @ np.swapaxes(key, -1, -2)", "return Box(query.x @ np.swapaxes(key.x, -1, -2))")}
 class Box:

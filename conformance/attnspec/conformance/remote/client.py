@@ -285,7 +285,13 @@ class Host:
         alone, self._last = number % 2 and number != self._last + 2, number
         if known is ABSENT:
             return self.ask("read", x) if alone else self.ask("read_on", x, number, AHEAD)
-        return seen(*known)
+        try:
+            value, error = seen(*known)
+        except (Breach, ValueError, TypeError) as breach:
+            raise self._ended(Reason.CRASHED, f"answered what is no answer ({breach})") from None
+        if error is not None:
+            raise error
+        return value
 
     def _made(self, reader: Reader, letter: str, number: int, more: list[Any]) -> Any:
         if letter != "a":
@@ -354,9 +360,7 @@ def _manner(given: Any) -> Any:
     return given if isinstance(given, str) else type(given)
 
 
-def seen(reader: Reader, found: Any) -> Any:
-    """What an array was seen to hold, or what the conversion raised."""
+def seen(reader: Reader, found: Any) -> tuple[Any, BaseException | None]:
+    """The numbers that an array was seen to hold, or what the conversion raised."""
     letter, value = found
-    if letter == "v":
-        return reader.value(value)
-    raise as_told(value)
+    return (reader.value(value), None) if letter == "v" else (None, as_told(value))
