@@ -323,3 +323,13 @@ def test_a_law_that_is_named_is_checked_whatever_the_profile(tmp_path: Path) -> 
         Status.NOT_APPLICABLE,
         "the profiles full and release try it",
     )
+
+
+def test_a_result_without_the_structure_of_the_protocol_violates_the_law_of_its_memory() -> None:
+    backend = SimpleNamespace(
+        name="lists", limits={"dtypes": ("float32",)}, grouped_query_attention=lambda query, *given, **named: [[query]]
+    )
+    contract = Contract.of(backend)
+    (case,) = engine.cases(contract, laws=("operation.own-memory",))
+    (found,) = judge(backend, contract, case, PROFILES["quick"])
+    assert (found.status, found.reason) == (Status.FAILED, "type"), found.message

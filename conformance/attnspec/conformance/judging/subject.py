@@ -145,11 +145,15 @@ class Subject(Comparisons):
 
     def unfolded(self, result: Any) -> dict[str, Any]:
         """The arrays of a backend's result by path, turned into NumPy; another structure is a violation."""
+        return {path: self.back(x) for path, x in self.arrays(result).items()}
+
+    def arrays(self, result: Any) -> dict[str, Any]:
+        """The arrays of a backend's result by path, as the backend gave them; another structure is a violation."""
         try:
             found = results(self.operation, result)
         except Misfit as error:
             raise Violation(f"the result does not fit: {error}", reason=Reason.TYPE) from None
-        return {leaf.path: self.back(x) for leaf, x in found}
+        return {leaf.path: x for leaf, x in found}
 
     def results(self, arguments: Arguments) -> Results:
         """All arrays of the result, computed once for the same arguments. What the backend raises is a violation."""

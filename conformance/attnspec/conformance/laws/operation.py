@@ -30,7 +30,7 @@ from attnspec.conformance.laws.registry import checks
 from attnspec.conformance.laws.storage import laid_out
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.precision import DEFAULTS
-from attnspec.spec.contract.shapes import ShapeError, bind, results
+from attnspec.spec.contract.shapes import ShapeError, bind
 from attnspec.spec.contract.tree import Kind, Leaf, flatten, mapped
 from attnspec.spec.laws import operation as law
 
@@ -210,7 +210,7 @@ def own_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator)
             moved = subject.converted(given)
             paths = {path: x for path, x in flatten(moved).items() if path in given.arrays}
             raw = subject.demanded(moved)
-            result = {leaf.path: x for leaf, x in results(subject.operation, raw)}
+            result = subject.arrays(raw)
             mine, others = (result, paths) if first == "result" else (paths, result)
             before = {path: np.array(subject.numbers(x)) for path, x in others.items()}
             done = [path for path, x in mine.items() if overwritten(x)]
