@@ -150,3 +150,12 @@ def test_no_array_in_another_thread_is_a_violation() -> None:
     found = verdict(Nothing(), "float32")
     assert (found.status, found.reason) == (Status.FAILED, Reason.TYPE)
     assert "NoneType" in found.message
+
+
+@pytest.mark.parametrize("named", [None, ["inference_mode"]])
+def test_modes_that_are_no_mapping_are_a_violation(named: object) -> None:
+    backend = Backend()
+    vars(backend)["modes"] = lambda dtype, device: named
+    found = verdict(backend, "float32")
+    assert (found.status, found.reason) == (Status.FAILED, Reason.TYPE), found.message
+    assert "modes: expected a mapping" in found.message

@@ -123,10 +123,9 @@ class _Storing(Subject):
 
 def modes_of(subject: Subject) -> Modes:
     """The modes to try at this dtype."""
-    found = getattr(subject.backend, "modes", None)
-    if found is None:
+    if getattr(subject.backend, "modes", None) is None:
         return {}
-    named = cast(Modes, found(_dtype(subject), device=subject.device))
+    named = _named(subject, _dtype(subject))
     if _at_every_dtype(subject):
         return named
     return {mode: named[mode] for mode in in_16_bits(subject)} if subject.dtype == _first_narrow(subject) else {}
@@ -134,9 +133,19 @@ def modes_of(subject: Subject) -> Modes:
 
 def in_16_bits(subject: Subject) -> list[str]:
     """The modes that the backend has at this dtype and not at 32 bits."""
-    found, dtype = subject.backend.modes, _dtype(subject)
-    wider = found("float32", device=subject.device) if dtype in NARROW else found(dtype, device=subject.device)
-    return [mode for mode in found(dtype, device=subject.device) if mode not in wider]
+    dtype = _dtype(subject)
+    wider = _named(subject, "float32" if dtype in NARROW else dtype)
+    return [mode for mode in _named(subject, dtype) if mode not in wider]
+
+
+def _named(subject: Subject, dtype: str) -> Modes:
+    """The modes that the backend names for a dtype; no mapping is a violation."""
+    found = subject.backend.modes(dtype, device=subject.device)
+    if not isinstance(found, Mapping):
+        raise Violation(
+            f"modes: expected a mapping from names to contexts; got {type(found).__name__}", reason=Reason.TYPE
+        )
+    return found
 
 
 def _dtype(subject: Subject) -> str:
