@@ -97,6 +97,17 @@ def test_a_choice_that_roundings_hide_is_seen_under_their_class() -> None:
     assert set(found.laws) >= {FORMULA, "semantics.fully_masked"}
 
 
+def test_no_class_explains_what_is_wrong_on_the_arrays_of_another_law() -> None:
+    """The formula holds on its own examples, under any class; it is wrong where a mask has the most dimensions."""
+
+    def wrong(query: Any, key: Any, value: Any, *, mask: Any = None, causal: bool = False) -> Any:
+        output = attention(query, key, value, mask=mask, causal=causal)
+        most = max(x.ndim for x in (query, key, value))
+        return output if mask is None or mask.ndim <= most else output * output.dtype.type(1.5)
+
+    assert explanation((FORMULA, "operation.fewer-dimensions"), wrong).precision == ""
+
+
 WRONG: Mapping[str, dict[str, Any]] = {
     "the scores are twice as large": {"scale": 2.0},
     "the scores are a little larger, less than a class allows for": {"scale": 1 + 2.0**-9},

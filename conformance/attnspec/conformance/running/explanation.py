@@ -191,10 +191,14 @@ def _precision(search: Search) -> None:
     classes = explaining_classes(declared, search.case.dtype, _violated_at_exact_scales(search))
     if not classes or _under(search, widest(classes[-1]))[1].violates:
         return
+    # Where the formula is wrong on the arrays of another law alone, any class explains its own examples.
+    by_others = FORMULA in search.left and not search.judged(search.contract, [FORMULA])[FORMULA].violates
     for name in classes:
         trial, formula = _under(search, name)
         if formula.status is Status.PASSED and formula.error_ratio >= LEAST_USED:
             again = search.judged(trial.contract, dict.fromkeys([*search.left, *filters]))
+            if by_others and any(r.violates and r.reason == Reason.VALUE for r in again.values()):
+                continue
             if not any(again[law].violates for law in filters) and search.take(
                 "precision", name, trial.contract, again
             ):
