@@ -71,3 +71,26 @@ def test_samples_convict_recurrent_networks_without_a_batch(operation: str) -> N
     contract = Contract.of(backend)
     (case,) = cases(contract, operations=(operation,), dtypes=("float16",), laws=("operation.oracle",))
     assert [r.status for r in judge(backend, contract, case, PROFILES["quick"])] == [Status.FAILED]
+
+
+class GradientsInAnotherDtype(Library):
+    """Gradients that are no real numbers."""
+
+    def __init__(self, dtype: str) -> None:
+        super().__init__(dtype)
+        self.dtype = dtype
+
+    def vjp(self, operation: str, arguments: Any, cotangent: Any) -> dict[str, Any]:
+        return {path: g.astype(self.dtype) for path, g in super().vjp(operation, arguments, cotangent).items()}
+
+
+@pytest.mark.parametrize("dtype", ["object", "complex128", "str"])
+def test_gradients_that_are_no_numbers_violate_every_law_that_reads_them(dtype: str) -> None:
+    backend = GradientsInAnotherDtype(dtype)
+    contract = Contract.of(backend)
+    (case,) = cases(contract, operations=("softmax",), dtypes=("float32",))
+    results = judge(backend, contract, case, PROFILES["quick"])
+    assert [r.message for r in results if r.status is Status.LOST] == []
+    (gradient,) = (r for r in results if r.law == "operation.gradient")
+    assert (gradient.status, gradient.reason) == (Status.FAILED, "type")
+    assert "expected numbers" in gradient.message

@@ -32,6 +32,11 @@ Results = dict[str, Numbers]
 """The arrays of a result by path, in order; a result that is one array has the path ``result``."""
 
 
+def holds_numbers(x: Numbers) -> bool:
+    """True for real numbers and flags; complex numbers, objects, dates and text cannot be compared."""
+    return x.dtype.kind in "biuf" or x.dtype.name == "bfloat16"
+
+
 class Subject(Comparisons):
     """A backend's operation at one dtype on one device.
 
@@ -194,7 +199,7 @@ class Subject(Comparisons):
                 reason=Reason.TYPE,
                 arguments=arguments,
             )
-        if x.dtype.kind not in "biuf" and x.dtype.name != "bfloat16":
+        if not holds_numbers(x):
             raise Violation(f"{title} is of dtype {x.dtype}, expected numbers", reason=Reason.TYPE, arguments=arguments)
 
     def titled(self, leaf: Leaf) -> str:
@@ -240,6 +245,9 @@ class Subject(Comparisons):
                 got = "none" if g is None else getattr(g, "shape", type(g).__name__)
                 message = f"vjp: expected a gradient for {leaf.path} of shape {as_tuple(x.shape)}; got {got}"
                 raise Violation(message, reason=Reason.TYPE if g is None else Reason.SHAPE, arguments=arguments)
+            if not holds_numbers(g):
+                message = f"vjp: the gradient for {leaf.path} is of dtype {g.dtype}, expected numbers"
+                raise Violation(message, reason=Reason.TYPE, arguments=arguments)
         return cast(Results, found)
 
     def like_result(self, arrays: Mapping[str, Numbers], arguments: Arguments, *, convert: bool = True) -> Any:
