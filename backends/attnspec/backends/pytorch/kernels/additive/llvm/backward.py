@@ -269,12 +269,9 @@ class _UnitTile:
                 s = k.load(g.score_grad, gradient + j)
                 for i, (t, r) in enumerate(self._terms(e, keys, clamp)):
                     q = s * r
-                    if self.single:
-                        change = s * cut_slope(k, r * t * r)
-                    else:
-                        # The difference 2 - r would cancel, and r² underflow. Slopes need no cut where they are summed
-                        # over queries: the largest makes the sum.
-                        change = q * (r * t)
+                    # The difference 2 - r would cancel, and r² underflow. Slopes need no cut where they are summed over
+                    # queries: the largest makes the sum.
+                    change = s * cut_slope(k, r * t * r) if self.single else q * (r * t)
                     if self.direct:  # r is NaN for a key that is NaN, also where it is excluded
                         q, change = (k.select(s.compare("==", 0.0), s, x) for x in (q, change))
                     totals[i].add(q)
