@@ -27,7 +27,7 @@ class Cost(NamedTuple):
     """Microseconds of a call, and nanoseconds of each unit of its work on one thread, as `Work` counts it.
 
     ``measured`` holds, for each of `SIZES`, the measured time of that call over the time of the model; 0 where the path
-    does not serve it. If it is empty, the model stands alone.
+    does not serve it. It is empty for additive attention, whose model chooses nearly the same paths alone.
     """
 
     call: float
@@ -100,7 +100,7 @@ def parsed(text: str) -> Costs:
     return costs
 
 
-def microseconds(cost: Cost, work: Work, measured: tuple[Work, ...]) -> float:
+def microseconds(cost: Cost, work: Work, measured: tuple[Work, ...] = ()) -> float:
     """The time of a call whose work is divided among all threads, where it is worth waking them.
 
     ``measured`` is the work of the calls that were measured. What they took more or less than the sum over units of
