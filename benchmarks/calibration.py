@@ -17,8 +17,7 @@ from torch import Tensor
 
 from attnspec.backends import pytorch
 from attnspec.backends.pytorch.kernels.additive import routes as additive
-from attnspec.backends.pytorch.kernels.cost import SIZES
-from attnspec.backends.pytorch.kernels.costs import Work
+from attnspec.backends.pytorch.kernels.costs import COLUMNS, SIZES, Work
 from attnspec.backends.pytorch.kernels.costs import instruction_set as instruction_set
 from attnspec.backends.pytorch.kernels.dot import few, paired_formula
 from attnspec.backends.pytorch.kernels.dot import routes as dot
@@ -61,9 +60,9 @@ def as_avx2(seconds: float, operations: Sequence[str] = tuple(OPERATIONS)) -> It
 
 
 def lines(seconds: float, operations: Sequence[str] = tuple(OPERATIONS)) -> Iterator[str]:
-    """The constants of this machine's instruction set, as the module of `kernels` holds them that is named after it."""
+    """The constants of this machine's instruction set: a table for the folder ``measured`` of `kernels`."""
     torch.set_num_threads(1)
-    yield f"{instruction_set().upper()}: Costs = {{"
+    yield "\t".join(COLUMNS)
     for operation, (kind, dtype), (name, mode) in itertools.product(operations, KINDS.items(), MODES.items()):
         call, paths = OPERATIONS[operation]
         times: dict[str, dict[Size, float]] = {path: {} for path in paths}
@@ -83,16 +82,14 @@ def lines(seconds: float, operations: Sequence[str] = tuple(OPERATIONS)) -> Iter
             cost = fit(list(works.values()), list(times[path].values()))
             model = {size: cost[0] + np.dot(cost[1:], works[size]) / 1e3 for size in works}
             factors = [times[path][size] / model[size] if size in model else 0 for size in SIZES]
-            key = ", ".join(f'"{word}"' for word in (operation, path, kind, name))
-            yield f"    ({key}): Cost("
-            yield f"        {', '.join(f'{x:.3g}' for x in cost)},"
-            yield "        ("
-            for i in range(0, len(factors), 12):
-                some = factors[i : i + 12]
-                yield f"            {', '.join(f'{x:.3g}' for x in some)},"
-            yield "        ),"
-            yield "    ),"
-    yield "}  # fmt: skip"
+            if operation == "additive":
+                factors = []  # they would change few choices, by 0.4 % in the mean
+            yield row((operation, path, kind, name), cost, factors)
+
+
+def row(key: Sequence[str], cost: Sequence[float], factors: Sequence[float]) -> str:
+    """A line of the table, with three digits of each number."""
+    return "\t".join((*key, *(f"{x:.3g}" for x in cost), " ".join(f"{x:.3g}" for x in factors)))
 
 
 def _serves(path: str, size: Size, dtype: torch.dtype) -> bool:

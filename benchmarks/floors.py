@@ -1,11 +1,12 @@
 """What the backend promises, as ratios within one run."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.case import FORWARD, OURS, WITH_BACKWARD
 from benchmarks.growth import MIN_SIZE, Growth, growths
 from benchmarks.results import Measurement, Run, brief, ceiling_share, fastest_other, speedup, threads_suffix
+from benchmarks.suites.never_slower import VALUES
 from benchmarks.suites.scaled_dot_product import F_SDPA
 
 Group = Sequence[Measurement]
@@ -72,6 +73,14 @@ def _margin(_: Run, group: Group) -> float | None:
     return (best.seconds + constant) / own
 
 
+def _at_usual_values(run: Run, group: Group) -> float | None:
+    """Our time of the same case at usual values, over our time at these."""
+    case, _, _ = group[0].case.rpartition(", ")
+    usual = next((g for g in run.groups() if g[0].group == replace(group[0], case=case).group), ())
+    times = [next((m.seconds for m in some if m.subject == OURS), None) for some in (usual, group)]
+    return None if times[0] is None or times[1] is None else times[0] / times[1]
+
+
 FLOORS = (
     Floor("forward, times eager", "additive", lambda c: _one_thread(c, FORWARD, 512, 1024), _speedup_over("eager"), 50),
     Floor("forward and backward, times eager", "additive", lambda c: _one_thread(c, WITH_BACKWARD, 512),
@@ -89,6 +98,9 @@ FLOORS = (
     # The gates of an LSTM are arrays of their own, which every call joins: what that takes is little beside many steps.
     Floor("times torch.nn", "layers", lambda c: c.case != "LSTM" or c.size >= 1024, _speedup_over("torch.nn"), 0.95),
     Floor("the best rival's time, with what is allowed, over ours", "never_slower", lambda c: True, _margin, 1.0),
+    # Pairs that have no factors take up to three times as long, subnormal numbers would take ten times.
+    Floor("time at usual values, over time at these", "never_slower", lambda c: c.case.endswith(tuple(VALUES)),
+          _at_usual_values, 1 / 3),
     Floor("times PyTorch's best", "groups", lambda c: not c.case.startswith("step"), _speedup_over_fastest, 0.97),
     Floor("window of 256, times F.sdpa", "groups", lambda c: c.case == "window" and c.size == 4096,
           _speedup_over(F_SDPA), 5),

@@ -414,10 +414,6 @@ def test_an_adapter_is_short(name: str) -> None:
 
 
 LONG = {
-    "attnspec.backends.pytorch.kernels.measured_avx2": "a table that a command writes",
-    "attnspec.backends.pytorch.kernels.measured_amx": "a table that a command writes",
-    "attnspec.backends.pytorch.kernels.measured_avx512": "a table that a command writes",
-    "attnspec.backends.pytorch.kernels.measured_zen5": "a table that a command writes",
     "attnspec.spec.errata": "a catalogue: one entry for each erratum",
     "attnspec.spec.seq2seq": "a chapter of thirteen operations",
     "attnspec.spec.contract.tree": "one concept: trees of arrays and options, their descriptions and their values",

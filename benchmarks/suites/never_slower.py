@@ -38,6 +38,15 @@ ODD = (
 WIDE = ((1, 1, 30, 256, 512), (1, 3, 7, 128, 256), (32, 1, 20, 256, 1024), (32, 1, 20, 512, 64), (32, 17, 50, 64, 256))
 """Batch, queries, keys, hidden units and another number of features, in float32 and bfloat16, of additive attention."""
 MASKED = ((1, 1, 64, 64), (4, 20, 20, 64), (16, 4, 128, 64), (4, 64, 64, 64), (1, 512, 512, 64))
+VALUED = ((32, 1, 256, 256), (4, 64, 64, 64), (4, 256, 256, 64))
+"""Sizes of `SMALL` that are also measured at every kind of `VALUES`, for additive attention in float32."""
+VALUES: Mapping[str, str] = {
+    "saturated": "weights of unit variance, whose sums are far beyond the range where tanh changes",
+    "tiny": "all operands times 2^-65, so that their products are subnormal; without gradients, which are no more than "
+    "roundings",
+    "sparse": "nine of ten numbers are 0",
+}
+"""Values at which subnormal numbers or zeros are frequent, by the word that ends the name of a case."""
 MAX_BYTES = 2 * 2**30
 """Of the intermediates (B, n, m, h) of additive attention, up to which the formula is measured."""
 
@@ -85,10 +94,13 @@ def cases(settings: Settings) -> Iterator[Case]:
     others: Sequence[Size] = OTHERS
     masked: Sequence[Size] = MASKED
     wide: Sequence[Size] = WIDE
+    valued: Sequence[Size] = VALUED
     if settings.sizes:
         small, others, masked, wide = tuple((2, n, n, 16) for n in settings.sizes), (), (), ()
+        valued = ()
     elif settings.quick:
         small, others, masked, wide = SMALL[:5], (), MASKED[:2], WIDE[1:2]
+        valued = ()
     for operation in RIVALS:
         for mode in (FORWARD, WITH_BACKWARD):
             for name in DTYPES:
@@ -100,19 +112,30 @@ def cases(settings: Settings) -> Iterator[Case]:
                 yield case(settings, operation, size, "f32", mode, padding=True)
             for name, size in itertools.product(("f32", "bf16"), wide if operation == "additive" else ()):
                 yield case(settings, operation, size, name, mode)
+            for values, size in itertools.product(VALUES, valued if operation == "additive" else ()):
+                if mode == FORWARD or values != "tiny":
+                    yield case(settings, operation, size, "f32", mode, values=values)
     yield from never_slower_groups.cases(SUITE, settings)
 
 
 def case(settings: Settings, operation: str, size: Size, dtype: str, mode: str, *,
-         padding: bool = False) -> Case:  # fmt: skip
-    """One size in one dtype; it ends with the features, if they are not as many as the hidden units."""
+         padding: bool = False, values: str = "") -> Case:  # fmt: skip
+    """One size in one dtype; it ends with the features, if they are not as many as the hidden units.
+
+    ``values`` is a kind of `VALUES`; without one, all numbers are normal, and weights have the scale of a fresh layer.
+    """
     batch, n, m, h, *features = size
     d = features[0] if features else h
     draw = Inputs(settings.device)
     inputs = [draw.normal(batch, rows, d, dtype=DTYPES[dtype]) for rows in (n, m, m)]
     if operation == "additive":
-        shapes = ((h, d), (h, d), (h,))
-        inputs += [draw.normal(*shape, scale=shape[-1] ** -0.5, dtype=DTYPES[dtype]) for shape in shapes]
+        for shape in ((h, d), (h, d), (h,)):
+            scale = 1.0 if values == "saturated" else shape[-1] ** -0.5
+            inputs.append(draw.normal(*shape, scale=scale, dtype=DTYPES[dtype]))
+    if values == "tiny":
+        inputs = [x * 2.0**-65 for x in inputs]
+    if values == "sparse":
+        inputs = [x * (torch.rand(x.shape, generator=draw.generator) < 0.1).to(x) for x in inputs]
     mask = None
     if padding:
         lengths = torch.randint(1, m + 1, (batch, 1, 1), generator=draw.generator).to(draw.device)
@@ -144,7 +167,7 @@ def case(settings: Settings, operation: str, size: Size, dtype: str, mode: str, 
     shared, ceiling, least = 0, "matmul", 4.0
     if operation == "additive":
         shared, (ceiling, least) = 3, multiply_adds.limiting(settings.device, h, d)
-    name = f"{operation} {dtype} {size}" + ", padding" * padding
+    name = f"{operation} {dtype} {size}" + ", padding" * padding + f", {values}" * bool(values)
     return Case(
         SUITE, name, mode, {"B": batch, "n": n, "m": m, "h": h} | ({"d": d} if features else {}), n,
         batch * n * m * h * (1.0 if mode == FORWARD else 2.0), "terms", ceiling, subjects, formula,

@@ -24,6 +24,8 @@ from tests.budgets import (
 
 pytest.importorskip("llvmlite", reason="the llvm path needs llvmlite")
 from attnspec.backends.pytorch.kernels.additive.llvm import decoding, operators
+from attnspec.backends.pytorch.kernels.llvm.machine_code import IS_X86
+from attnspec.backends.pytorch.runtime.forcing import forcing
 
 PATHS = ("llvm", "plain")
 DTYPES = (torch.float32, torch.float64)
@@ -201,6 +203,31 @@ def test_torch_func_and_tangents_take_the_plain_path(causal: bool) -> None:
     assert_gradients_within_budgets(
         found, torch.ones(2, 1, 4), projected_additive_attention, given[0][:, :1], *given[1:]
     )
+
+
+@pytest.mark.skipif(not IS_X86, reason="kernels flush subnormal numbers where they are slow, which is on x86")
+@pytest.mark.parametrize("path", ["direct", "llvm"])
+@pytest.mark.parametrize("n", [1, 3])
+def test_saturated_scores_have_no_subnormal_gradients(path: str, n: int) -> None:
+    """Products of matrices would read them. Exact gradients of b and of values are subnormal in this test."""
+    a, b, w_v, value = operands((2,), n, 64, 64, 64, scale=8.0)
+    a[:, 1:], w_v = a[:, :1], w_v * 32
+    given = [x.requires_grad_() for x in (a, b, w_v, value)]
+    with forcing(path):
+        output = additive.attention(*given)
+    found = torch.autograd.grad(output.sum(), given)
+    smallest = torch.finfo(torch.float32).smallest_normal
+    exact = [x.detach().double().requires_grad_() for x in given]
+    scores = torch.tanh(exact[0][..., :, None, :] + exact[1][..., None, :, :]) @ exact[2]
+    wanted = torch.autograd.grad((torch.softmax(scores, -1) @ exact[3]).sum(), exact)
+
+    def subnormal(x: Tensor) -> int:
+        return int(((x != 0) & (x.abs() < smallest)).sum())
+
+    assert subnormal(wanted[1])
+    assert subnormal(wanted[3])
+    assert [subnormal(x) for x in (output, *found)] == [0] * 5
+    assert_gradients_within_budgets(found, torch.ones(2, n, 64), projected_additive_attention, *given)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -1,7 +1,9 @@
 """The arguments of a compiled kernel: one declaration for its builder and its caller."""
 
 from array import array
+from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ pytest.importorskip("llvmlite", reason="kernels need llvmlite")
 from attnspec.backends.pytorch.kernels.dot.arguments import Operands, backward_scratch, forward_scratch
 from attnspec.backends.pytorch.kernels.dot.backward import Backward, Scratch
 from attnspec.backends.pytorch.kernels.dot.forward import Forward
-from attnspec.backends.pytorch.kernels.llvm import arguments
+from attnspec.backends.pytorch.kernels.llvm import arguments, threads
 from attnspec.backends.pytorch.kernels.llvm.arguments import (
     Arguments,
     Flag,
@@ -21,6 +23,7 @@ from attnspec.backends.pytorch.kernels.llvm.arguments import (
     Size,
 )
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.machine_code import IS_X86, register_bytes
 from attnspec.backends.pytorch.kernels.llvm.threads import run
 
 
@@ -127,3 +130,53 @@ def test_both_kernels_of_attention_share_their_operands() -> None:
 def test_scratch_memory_has_a_size_for_every_part() -> None:
     assert len(forward_scratch(32, 64, 96)) == 4
     assert len(backward_scratch(32, 64, 96)) == len(Scratch._fields)
+
+
+class Multiplication(Arguments):
+    """Arguments of `multiplying`."""
+
+    count: Size
+    x: Reals
+    y: Reals
+
+
+@compiled
+def multiplying(bits: int) -> Kernel[Multiplication]:
+    """The first lane of every register of x is multiplied by that of y; each register is a task."""
+    k = Kernel("multiplying", Multiplication, bits)
+    g = k.argument
+    with k.tasks(g.count) as i:
+        k.store_first(k.broadcast(g.x, i * k.lanes) * k.broadcast(g.y, i * k.lanes), g.x, i * k.lanes)
+    return k
+
+
+TASKS = 500
+
+
+@pytest.fixture(params=[False, True], ids=["subnormal", "flushed"])
+def flushed(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """The calling thread keeps subnormal numbers, or flushes them."""
+    torch.set_flush_denormal(request.param)
+    yield request.param
+    torch.set_flush_denormal(False)
+
+
+@pytest.mark.skipif(not IS_X86, reason="kernels flush subnormal numbers where they are slow, which is on x86")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("team", [True, False], ids=["OpenMP", "Python"])
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("tasks", [0, TASKS])
+def test_kernels_flush_subnormals_and_leave_the_caller_as_it_was(
+    dtype: torch.dtype, team: bool, count: int, tasks: int, flushed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not team:
+        monkeypatch.setattr(threads, "_team", lambda: None)
+    smallest = torch.finfo(dtype).smallest_normal
+    number = np.float32 if dtype is torch.float32 else np.float64
+    for x, y, product in ((smallest, 0.5, 0.0), (smallest / 2, 2.0, 0.0), (smallest, 2.0, 2 * smallest)):
+        # NumPy makes the numbers: PyTorch's fill would flush them
+        left, right = (torch.from_numpy(np.full((TASKS, 16), number(value))) for value in (x, y))
+        run(multiplying(number().nbytes * 8), count, Multiplication(count=tasks, x=left, y=right))
+        lanes = register_bytes() // left.element_size()
+        assert left.flatten()[: tasks * lanes : lanes].tolist() == [product] * tasks
+        assert (number(smallest) * number(0.5) == 0) == flushed

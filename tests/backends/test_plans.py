@@ -1,6 +1,7 @@
 """Plans of calls, forced paths, and the choice among paths: what is refused and remembered."""
 
 from collections.abc import Callable
+from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -17,10 +18,9 @@ from attnspec.backends.pytorch import additive, sdpa
 from attnspec.backends.pytorch.kernels import costs
 from attnspec.backends.pytorch.kernels.additive import planned as additive_plans
 from attnspec.backends.pytorch.kernels.additive import routes as additive_routes
-from attnspec.backends.pytorch.kernels.cost import SIZES, Cost
+from attnspec.backends.pytorch.kernels.costs import SIZES, Cost
 from attnspec.backends.pytorch.kernels.dot import planned as dot_plans
 from attnspec.backends.pytorch.kernels.dot import routes as dot_routes
-from attnspec.backends.pytorch.kernels.measured import COSTS
 from attnspec.backends.pytorch.runtime import paths, plans, recent
 from attnspec.backends.pytorch.runtime.accumulation import FLOAT_DTYPES
 from attnspec.backends.pytorch.runtime.forcing import PATHS, forced, forcing
@@ -144,11 +144,28 @@ def test_costs_are_known_of_every_path_that_serves_all_calls(instructions: str) 
     kinds = [str(x).removeprefix("torch.") for x in FLOAT_DTYPES]
     paths = ("additive", "direct"), ("additive", "llvm"), ("dot", "llvm"), ("dot", "pytorch")
     asked = {(*path, kind, mode) for path in paths for kind in kinds for mode in ("forward", "gradients")}
-    assert asked <= set(COSTS[instructions])
-    for cost in COSTS[instructions].values():
+    known = costs.table(instructions)
+    assert asked <= set(known)
+    for cost in known.values():
         assert cost.call > 0
         assert min(cost.pair, cost.score, cost.row) >= 0
         assert len(cost.measured) in (0, len(SIZES))
+
+
+@pytest.mark.parametrize("instructions", ["amx", "zen5", "avx512", "avx2", "neon"])
+def test_costs_are_those_of_the_table_of_the_instruction_set(
+    monkeypatch: pytest.MonkeyPatch, instructions: str
+) -> None:
+    monkeypatch.setattr(costs, "instruction_set", lambda: instructions)
+    name, times = ("avx2", 2) if instructions == "neon" else (instructions, 1)
+    text = (files(costs.__package__) / "measured" / f"{name}.tsv").read_text(encoding="utf-8")
+    head, *lines = (line.split("\t") for line in text.splitlines() if not line.startswith("#"))
+    assert tuple(head) == costs.COLUMNS
+    assert len(costs.table(instructions)) == len(lines)
+    for operation, path, kind, mode, call, pair, score, row, measured in lines:
+        found = costs.cost_of(operation, path, getattr(torch, kind), mode == "gradients")
+        factors = tuple(float(x) for x in measured.split())
+        assert found == (float(call), times * float(pair), times * float(score), float(row), factors)
 
 
 def test_sizes_with_the_same_leading_digits_share_the_choice_of_a_path() -> None:

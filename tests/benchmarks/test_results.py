@@ -206,6 +206,19 @@ def test_floors_are_missed_by_name() -> None:
     assert "additive: growth of time: no two sizes from 512 on in this run" in floors.unchecked(run(failing))
 
 
+def test_values_that_take_far_longer_than_usual_ones_miss_a_floor() -> None:
+    usual = {"suite": "never_slower", "case": "additive f32 (4, 64, 64, 64)"}
+    tiny = {**usual, "case": f"{usual['case']}, tiny"}
+    for seconds, missed in ((2.0, 0), (4.0, 1)):
+        times = [measurement(OURS, 1.0, **usual), measurement(OURS, seconds, **tiny)]
+        assert len(floors.missed(run(*times))) == missed
+    alone = run(measurement(OURS, 3.0, **tiny))
+    assert floors.missed(alone) == []
+    assert "never_slower: time at usual values, over time at these: not everything was measured" in floors.unchecked(
+        alone
+    )
+
+
 @pytest.mark.parametrize(("size", "asked"), [(32, False), (64, True), (4096, True), (8192, False)])
 def test_floors_are_asked_for_the_sizes_they_are_stated_for(size: int, asked: bool) -> None:
     slow = {"suite": "sdpa", "case": "padding", "sizes": {"n": size}, "size": size, "baseline": "F.sdpa"}

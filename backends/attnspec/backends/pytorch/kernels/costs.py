@@ -1,16 +1,47 @@
-"""What a call of each path takes, by instruction set and dtype: a model, whose constants `measured` holds.
+"""A model of the time of a call on each path, by instruction set and dtype.
 
-Nothing is timed in a user's process: the same call takes the same path in every run.
+Its constants are in the tables of the folder ``measured``. Nothing is timed in a user's process: the same call takes
+the same path in every run.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
+from importlib.resources import files
 from math import exp, log, log2
 from typing import NamedTuple
 
 import torch
 
-from attnspec.backends.pytorch.kernels.cost import Cost
-from attnspec.backends.pytorch.kernels.measured import COSTS
+SIZES = (
+    (1, 1, 1, 8), (1, 1, 64, 64), (8, 1, 32, 128), (32, 1, 256, 256), (64, 1, 32, 512), (1, 1, 4096, 64),
+    (2, 8, 8, 32), (64, 8, 8, 16), (4, 16, 16, 64), (4, 32, 32, 64), (8, 32, 32, 256), (4, 64, 64, 64),
+    (16, 1, 256, 64), (1, 4096, 2, 32), (1, 2048, 64, 32), (1, 128, 128, 64), (1, 128, 128, 512), (2, 16, 512, 32),
+    (2, 32, 1024, 8), (1, 256, 256, 64), (8, 4, 128, 128), (4, 256, 256, 64), (1, 512, 512, 64),
+    (16, 50, 1, 200), (32, 200, 1, 128), (32, 50, 17, 300), (32, 100, 100, 50), (16, 1, 500, 200),
+    (16, 200, 1, 200), (16, 13, 1, 300), (8, 1, 30, 300), (32, 1, 200, 200), (2, 1024, 1024, 64),
+)  # fmt: skip
+"""Batch, queries, keys, and features or hidden units, of the calls that were measured."""
+
+
+class Cost(NamedTuple):
+    """Microseconds of a call, and nanoseconds of each unit of its work on one thread, as `Work` counts it.
+
+    ``measured`` holds, for each of `SIZES`, the measured time of that call over the time of the model; 0 where the path
+    does not serve it. It is empty for additive attention, whose model chooses nearly the same paths alone.
+    """
+
+    call: float
+    pair: float
+    score: float
+    row: float
+    measured: tuple[float, ...] = ()
+
+
+Costs = Mapping[tuple[str, str, str, str], Cost]
+"""By operation, path, dtype, and ``forward`` or ``gradients``."""
+
+COLUMNS = "operation", "path", "dtype", "mode", *Cost._fields
+"""The first line of a table, behind its comments."""
 
 
 class Work(NamedTuple):
@@ -47,10 +78,29 @@ def instruction_set() -> str:
 def cost_of(operation: str, path: str, dtype: torch.dtype, tracked: bool) -> Cost | None:
     """The constants of a path of ``additive`` or ``dot``; None where it was not measured."""
     kind = str(dtype).removeprefix("torch.")
-    return COSTS[instruction_set()].get((operation, path, kind, "gradients" if tracked else "forward"))
+    return table(instruction_set()).get((operation, path, kind, "gradients" if tracked else "forward"))
 
 
-def microseconds(cost: Cost, work: Work, measured: tuple[Work, ...]) -> float:
+@lru_cache
+def table(instructions: str) -> Costs:
+    """The constants of all paths, for a result of `instruction_set`."""
+    if instructions == "neon":  # not measured: kernels are taken to need twice the time that they need in AVX2
+        costs = table("avx2")
+        return {key: cost._replace(pair=2 * cost.pair, score=2 * cost.score) for key, cost in costs.items()}
+    return parsed((files(__package__) / "measured" / f"{instructions}.tsv").read_text(encoding="utf-8"))
+
+
+def parsed(text: str) -> Costs:
+    """The constants of a table as `python -m benchmarks calibrate` prints it."""
+    costs = {}
+    for line in [line for line in text.splitlines() if not line.startswith("#")][1:]:
+        operation, path, dtype, mode, call, pair, score, row, measured = line.split("\t")
+        factors = tuple(map(float, measured.split()))
+        costs[operation, path, dtype, mode] = Cost(float(call), float(pair), float(score), float(row), factors)
+    return costs
+
+
+def microseconds(cost: Cost, work: Work, measured: tuple[Work, ...] = ()) -> float:
     """The time of a call whose work is divided among all threads, where it is worth waking them.
 
     ``measured`` is the work of the calls that were measured. What they took more or less than the sum over units of

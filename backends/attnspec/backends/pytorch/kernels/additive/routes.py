@@ -5,7 +5,6 @@ from functools import lru_cache
 import torch
 
 from attnspec.backends.pytorch.kernels import costs
-from attnspec.backends.pytorch.kernels.cost import SIZES
 from attnspec.backends.pytorch.kernels.costs import Work, cost_of, leading_digits
 from attnspec.backends.pytorch.runtime.forcing import forced
 
@@ -36,13 +35,9 @@ def _microseconds(
 ) -> float:
     cost = cost_of("additive", path, dtype, tracked)
     assert cost is not None
-    return costs.microseconds(cost, work(entries, n, m, h, d), MEASURED)
+    return costs.microseconds(cost, work(entries, n, m, h, d))
 
 
 def work(entries: int, n: int, m: int, h: int, d: int) -> Work:
     """What time is proportional to."""
     return Work(entries * n * m * h, entries * n * m, entries * ((n + m) * h + m * d))
-
-
-MEASURED = tuple(work(batch, n, m, h, h) for batch, n, m, h in SIZES)
-"""The work of the calls that were measured."""

@@ -6,8 +6,7 @@ from functools import lru_cache
 import torch
 
 from attnspec.backends.pytorch.kernels import costs
-from attnspec.backends.pytorch.kernels.cost import SIZES
-from attnspec.backends.pytorch.kernels.costs import Work, cost_of, leading_digits
+from attnspec.backends.pytorch.kernels.costs import SIZES, Work, cost_of, leading_digits
 from attnspec.backends.pytorch.kernels.dot.few_rows import MANY
 from attnspec.backends.pytorch.kernels.dot.paired_formula import MOST
 from attnspec.backends.pytorch.kernels.dot.tiles import width

@@ -8,6 +8,9 @@ the interpreter lock for the call.
 Vectors are explicit because tiles of registers share each load among rows, which LLVM's loop vectoriser does not do.
 The kernels of a forward and a backward pass compile in one to two seconds altogether; `kept_code` keeps them for the
 next process.
+
+Kernels read subnormal numbers as 0 and write 0 for them, as the contract of `attnspec` allows: on many processors one
+such number makes an instruction a hundred times slower, and products of matrices that read them from a kernel, too.
 """
 
 import os
@@ -22,9 +25,9 @@ from typing_extensions import TypeVar
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments
 from attnspec.backends.pytorch.kernels.llvm.kept_code import Code, kept_or_made
-from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, object_file
+from attnspec.backends.pytorch.kernels.llvm.machine_code import IS_X86, Compiled, object_file
 from attnspec.backends.pytorch.kernels.llvm.memory import Memory
-from attnspec.backends.pytorch.kernels.llvm.values import INT, INT32, IntPointer, Pointer, Value, Variable
+from attnspec.backends.pytorch.kernels.llvm.values import INT, INT32, POINTER, IntPointer, Pointer, Value, Variable
 
 LEADING = 16
 """Words in front of the arguments, 0 where one thread runs the kernel: those below, then a counter of threads on a
@@ -37,6 +40,9 @@ the address of a counter for each, which lies on a cache line of its own."""
 LINE = 8
 """Words of a cache line."""
 
+FLUSH = 0x8040
+"""The bits of x86's register MXCSR that write subnormal results as 0 (15) and read subnormal operands as 0 (6)."""
+
 A = TypeVar("A", bound=Arguments)
 A_co = TypeVar("A_co", bound=Arguments, covariant=True, default=Arguments)
 P = ParamSpec("P")
@@ -47,12 +53,34 @@ class Kernel(Memory, Generic[A_co]):
 
     def __init__(self, name: str, arguments: type[A_co], bits: int) -> None:
         super().__init__(name, bits)
+        self._restored = self._flush_subnormals()
         self._words = IntPointer(Value(self, self.function.args[0]))
         self.thread = self._thread_number()
         self.argument = arguments.read(self, self._words, LEADING)
         body = self.function.append_basic_block()
         self.builder.branch(body)
         self.builder.position_at_end(body)
+
+    def _flush_subnormals(self) -> Any:
+        """Set this thread's MXCSR, and return the cell that holds its former content.
+
+        Other architectures keep subnormal numbers: AArch64's processors compute with them at full speed.
+        """
+        if not IS_X86:
+            return None
+        b = self.builder
+        former, flushing = b.alloca(INT32), b.alloca(INT32)
+        self._of_mxcsr("st", former)
+        b.store(b.or_(b.load(former, typ=INT32), INT32(FLUSH)), flushing)
+        self._of_mxcsr("ld", flushing)
+        # in a block of its own: loads of the body must not be scheduled above
+        body = self.function.append_basic_block()
+        b.branch(body)
+        b.position_at_end(body)
+        return former
+
+    def _of_mxcsr(self, operation: str, cell: Any) -> None:
+        self.intrinsic(f"llvm.x86.sse.{operation}mxcsr", ir.FunctionType(ir.VoidType(), [POINTER]), [cell])
 
     def _next_number(self, counter: IntPointer) -> Value:
         """A number that no other thread gets."""
@@ -157,7 +185,9 @@ class Kernel(Memory, Generic[A_co]):
         return self.select((position % 2).is_zero(), count - half - 1, half)
 
     def code(self) -> Code:
-        """The machine code of the finished function."""
+        """The machine code of the finished function, whose only exit is here."""
+        if IS_X86:
+            self._of_mxcsr("ld", self._restored)
         self.builder.ret_void()
         return Code(self.name, object_file(str(self.module)))
 

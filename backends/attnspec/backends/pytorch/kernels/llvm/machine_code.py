@@ -28,6 +28,9 @@ HAS_512_BITS = register_bytes() == 64
 """Whether registers are those of AVX-512, of which there are twice as many as with AVX2."""
 
 
+IS_X86 = llvm.get_process_triple().startswith(("x86_64-", "amd64-"))
+
+
 @lru_cache(maxsize=1)
 def is_zen() -> bool:
     """Whether this is a processor for which the library that multiplies matrices in PyTorch was not made."""

@@ -1,9 +1,9 @@
 """Gradients of additive attention: every tanh is recomputed from the factors, nothing of size n*m*h exists.
 
-With a = W_q q, b = W_k k, E = exp 2a, F = exp 2b and r = 1/(1 + EF): sech^2(a+b) = 4r(1-r) with 1-r = EF r, so for the
-gradient s of the scores
+With a = W_q q, b = W_k k, E = exp 2a, F = exp 2b and r = 2/(1 + EF): tanh(a+b) = 1-r and sech^2(a+b) = r(2-r) with
+2-r = EF r, so for the gradient s of the scores
 
-    da_ih = 4 w_h sum_j s_ij r(1-r),   db_jh = 4 w_h sum_i s_ij r(1-r),   dw_h = sum_ij s_ij - 2 sum_ij s_ij r.
+    da_ih = w_h sum_j s_ij r(2-r),   db_jh = w_h sum_i s_ij r(2-r),   dw_h = sum_ij s_ij - sum_ij s_ij r.
 
 The first sum of dw is 0 where the scores go into a softmax, and needed for raw scores. Each task owns some hidden units
 of one batch entry, all queries and keys of it, so that every sum is taken in one order whatever the number of threads.
@@ -16,7 +16,7 @@ from attnspec.backends.pytorch.kernels.llvm.registers import Inside, load, store
 from attnspec.backends.pytorch.kernels.llvm.values import Extent, RealPointer, Value, Variable
 
 from .products import Finish, emit_product
-from .scores import capacity, direct_exponential
+from .scores import capacity, cut_slope, direct_exponential
 from .tiles import CHUNK, KEY_TILE, PRODUCT_ROWS, key_lanes
 
 ROWS = 8 if HAS_512_BITS else 4
@@ -223,7 +223,7 @@ def unit_gradient_kernel(bits: int, direct: bool, single: bool) -> Kernel[UnitGr
                 tile.walk(k.integer(0), pairs, 2, clamp=True)
         tile.walk(pairs, count, 1, clamp=False)
         with k.loop(0, g.m) as j, k.loop(0, count) as u:
-            weight = k.broadcast(g.weight, first + u) * 4.0
+            weight = k.broadcast(g.weight, first + u)
             gradient = k.broadcast(key_sums, u * stride + j) * weight
             k.store_first(gradient, g.grad_key, (batch * g.m + j) * h + first + u)
     return k
@@ -269,7 +269,9 @@ class _UnitTile:
                 s = k.load(g.score_grad, gradient + j)
                 for i, (t, r) in enumerate(self._terms(e, keys, clamp)):
                     q = s * r
-                    change = q * r * t  # s r (1 - r); the difference would cancel where r is near 1
+                    # The difference 2 - r would cancel, and r² underflow. Slopes need no cut where they are summed over
+                    # queries: the largest makes the sum.
+                    change = s * cut_slope(k, r * t * r) if self.single else q * (r * t)
                     if self.direct:  # r is NaN for a key that is NaN, also where it is excluded
                         q, change = (k.select(s.compare("==", 0.0), s, x) for x in (q, change))
                     totals[i].add(q)
@@ -278,7 +280,7 @@ class _UnitTile:
             for place, total in zip(places, key_sums, strict=True):
                 k.store(total.get(), self.key_sums, place)
         for i, u in enumerate(units):
-            weight = k.broadcast(g.weight, self.first + u) * 4.0
+            weight = k.broadcast(g.weight, self.first + u)
             for number, query_sum in zip(numbers, sums, strict=True):
                 with k.when(number.compare("<", g.n)):
                     place = (self.batch * g.n + number) * g.h + self.first + u
@@ -287,24 +289,24 @@ class _UnitTile:
             k.store_first(k.broadcast(g.grad_weight, place) + k.sum(totals[i].get()), g.grad_weight, place)
 
     def _terms(self, e: list[Value], f: list[Value], clamp: bool) -> list[tuple[Value, Value]]:
-        """EF and r = 1/(1 + EF) of one or two units; two share one division."""
-        k, one = self.k, self.k.full(1.0)
+        """EF and r = 2/(1 + EF) of one or two units; two share one division."""
+        k, two = self.k, self.k.full(2.0)
         if self.direct:
             ts = [direct_exponential(k, x + y) for x, y in zip(e, f, strict=True)]
-            return [(t, one / (t + 1.0)) for t in ts]
+            return [(t, two / (t + 1.0)) for t in ts]
         ts = [x * y for x, y in zip(e, f, strict=True)]
         if clamp or len(ts) == 1:
             ts = [k.minimum(t, k.full(capacity(k.bits, len(ts)))) for t in ts]
         xs = [t + 1.0 for t in ts]
         if len(xs) == 1:
-            return [(ts[0], one / xs[0])]
-        both = one / (xs[0] * xs[1])
+            return [(ts[0], two / xs[0])]
+        both = two / (xs[0] * xs[1])
         return [(ts[0], xs[1] * both), (ts[1], xs[0] * both)]
 
 
 @compiled
 def weight_gradient_kernel(bits: int) -> Kernel[WeightGradient]:
-    """-2 times the sum over the entries, which is rounded once: what addition loses is added up by itself."""
+    """Minus the sum over the entries, which is rounded once: what addition loses is added up by itself."""
     k = Kernel("weight_gradient", WeightGradient, bits)
     g = k.argument
 
@@ -316,7 +318,7 @@ def weight_gradient_kernel(bits: int) -> Kernel[WeightGradient]:
             added = after - before
             lost.add((before - (after - added)) + (x - added))
             total.set(after)
-        store(k, (total.get() + lost.get()) * -2.0, inside, g.total, u)
+        store(k, (total.get() + lost.get()) * -1.0, inside, g.total, u)
 
     vectors(k, g.h, of_units)
     return k

@@ -37,6 +37,8 @@ from attnspec.backends.pytorch.kernels.llvm.registers import (
 from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, RealPointer, Value, Variable
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp
 
+from .scores import cut_slope
+
 KEYS = 2
 """Keys whose scores are in registers at once."""
 UNITS = 4 if HAS_512_BITS else 2
@@ -326,7 +328,7 @@ def _unit_gradients(k: Kernel[Backward], entry: Value, i: Value, stop: Value, of
             es = _exponentials(k, [x + y for x, y in zip(queries, own, strict=True)])
             reciprocals = [r for c in range(0, len(es), 2) for r in _reciprocals(k, es[c : c + 2])]
             for c, (e, r) in enumerate(zip(es, reciprocals, strict=True)):
-                change = s * (e * r * r * 4.0)
+                change = s * cut_slope(k, e * r * r * 4.0)
                 of_a[c].add(change)
                 of_w[c].set(k.fma(s, k.fma(r, k.full(-2.0), k.full(1.0)), of_w[c].get()))
                 old = _found_before(k, i, insides[c], by_b, places[c], written)

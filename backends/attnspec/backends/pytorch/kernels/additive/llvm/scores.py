@@ -131,6 +131,14 @@ def direct_exponential(k: Kernel, x: Value) -> Value:
     return exp(k, k.select(x.compare(">", top), top, x) * 2.0)
 
 
+def cut_slope(k: Kernel, slope: Value) -> Value:
+    """tanh', but 0 where it is below the last place of 1, so that the tanh is rounded to 1; NaN stays.
+
+    Far smaller slopes would make subnormal numbers of the products that read them.
+    """
+    return k.select(slope.compare("<", 2.0 ** (-24 if k.bits == 32 else -53)), k.full(0.0), slope)
+
+
 def emit_scores(k: Kernel[Scoring], block: Block, row_tile: int,
                 look_up: Callable[[Variable, list[Value], Value], None] | None = None, single: bool = False,
                 ) -> None:  # fmt: skip
