@@ -20,9 +20,9 @@ from attnspec.backends.pytorch.kernels.additive import routes as additive
 from attnspec.backends.pytorch.kernels.cost import SIZES
 from attnspec.backends.pytorch.kernels.costs import Work
 from attnspec.backends.pytorch.kernels.costs import instruction_set as instruction_set
-from attnspec.backends.pytorch.kernels.dot import few, paired_formula
+from attnspec.backends.pytorch.kernels.dot import few
 from attnspec.backends.pytorch.kernels.dot import routes as dot
-from attnspec.backends.pytorch.runtime.accumulation import FLOAT_DTYPES, HALF_DTYPES
+from attnspec.backends.pytorch.runtime.accumulation import FLOAT_DTYPES
 from attnspec.backends.pytorch.runtime.forcing import forcing
 from benchmarks.case import FORWARD, WITH_BACKWARD, make_call
 from benchmarks.suites.settings import Inputs
@@ -32,7 +32,7 @@ KINDS = {str(x).removeprefix("torch."): x for x in FLOAT_DTYPES}
 MODES = {"forward": FORWARD, "gradients": WITH_BACKWARD}
 OPERATIONS: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
     "additive": (pytorch.additive_attention, ("direct", "llvm")),
-    "dot": (pytorch.scaled_dot_product_attention, ("llvm", "pytorch", "step", "few", "plain")),
+    "dot": (pytorch.scaled_dot_product_attention, ("llvm", "pytorch", "step", "few")),
 }
 Size = tuple[int, int, int, int]
 
@@ -103,7 +103,7 @@ def _serves(path: str, size: Size, dtype: torch.dtype) -> bool:
         batch, n, m, d = size
         query, key = (torch.empty(batch, 1, rows, d, dtype=dtype) for rows in (n, m))
         return few.serves(query, key, key, None)
-    return path != "plain" or dtype not in HALF_DTYPES or paired_formula.serves(*size[1:], size[3], dtype)
+    return True
 
 
 def _forced(path: str, call: Callable[[], Any]) -> Callable[[], Any]:

@@ -14,8 +14,6 @@ REMAINING = {
     "tests/backends/test_grouped_kernels.py": 4,
     "tests/backends/test_jax_native.py": 5,
     "tests/backends/test_onnx_native.py": 3,
-    "tests/backends/test_paired_formula.py": 5,
-    "tests/backends/test_paired_groups.py": 1,
     "tests/backends/test_planned_parts.py": 1,
     "tests/backends/test_plans.py": 3,
     "tests/benchmarks/test_benchmarks.py": 1,

@@ -280,7 +280,7 @@ def test_every_path_gives_the_same_where_routes_change() -> None:
             last = chosen
             for operation, names, more in (
                 ("additive_attention", ("llvm", "direct", "plain"), w),
-                ("scaled_dot_product_attention", ("llvm", "pytorch", "step", "few", "plain"), []),
+                ("scaled_dot_product_attention", ("llvm", "pytorch", "step", "few"), []),
             ):
                 cotangent = torch.randn(query.shape, generator=generator)
                 results, gradients = [], []
@@ -302,7 +302,7 @@ def test_the_path_that_is_chosen_takes_least_time(operation: str, tracked: bool)
     """Where one takes less than half the time of the other, three times: what load adds is not the same for both."""
     if instruction_set() == "neon":
         pytest.skip("the costs of this instruction set were not measured")
-    names = ("direct", "llvm") if operation == "additive" else ("llvm", "pytorch", "step", "few", "plain")
+    names = ("direct", "llvm") if operation == "additive" else ("llvm", "pytorch", "step", "few")
     wrong = []
     for batch, n, m, d in GRID:
         given = operands(n, m, d, (batch,))

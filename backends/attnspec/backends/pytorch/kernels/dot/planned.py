@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from attnspec.backends.pytorch.kernels.dot import cpu_routes
 from attnspec.backends.pytorch.kernels.dot.call import four_dimensional
-from attnspec.backends.pytorch.kernels.dot.planned_pytorch import Plan, by_formula, by_pytorch, excluding
+from attnspec.backends.pytorch.kernels.dot.planned_pytorch import Plan, by_pytorch, excluding
 from attnspec.backends.pytorch.runtime import forcing
 from attnspec.backends.pytorch.runtime.plans import Plans, ordinary, seen
 from attnspec.backends.pytorch.runtime.recent import Recent, function_modes, modes, named
@@ -104,8 +104,6 @@ def _made(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal
         return _nothing
     call, batch = four_dimensional(query, key, value, mask, causal, scale)
     chosen = cpu_routes.kernel(call, fits=len(batch) == 2)
-    if chosen == "plain":
-        return partial(by_formula, call.scale) if all(x.shape[:-2] == batch for x in operands) else _nothing
     if chosen == "pytorch":
         alike = key.shape == value.shape and query.shape[:-2] == key.shape[:-2] == batch and len(batch) <= 2
         if not alike or not torch._C._get_flash_sdp_enabled():

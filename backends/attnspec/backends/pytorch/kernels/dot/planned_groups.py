@@ -1,7 +1,7 @@
 """Attention in groups of heads without options but causality and scale, by one plan for all calls of the same kind."""
 
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import wraps
 from typing import TypeAlias
 
 import torch
@@ -12,7 +12,7 @@ from attnspec.backends.pytorch.runtime import forcing
 from attnspec.backends.pytorch.runtime.plans import ordinary
 from attnspec.backends.pytorch.runtime.recent import Recent, autocasts, function_modes, modes, named
 from attnspec.backends.pytorch.runtime.recording import recorded
-from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted, lazy
+from attnspec.backends.pytorch.runtime.transforms import intercepted, lazy
 
 Results: TypeAlias = tuple[Tensor, Tensor | None]
 Plan: TypeAlias = Callable[[Tensor, Tensor, Tensor], Results | None]
@@ -78,7 +78,7 @@ def _nothing(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 def _made(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> Plan | None:
     """The plan of a call whose arguments fit together; None where there is nothing to be known before."""
-    from attnspec.backends.pytorch.kernels.dot import groups, paired_groups
+    from attnspec.backends.pytorch.kernels.dot import groups
     from attnspec.backends.pytorch.kernels.dot.fused_groups import attending, fused
     from attnspec.backends.pytorch.kernels.formula import Scoring
     from attnspec.backends.pytorch.kernels.visible import Visible
@@ -98,8 +98,6 @@ def _made(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float 
         from attnspec.backends.pytorch.kernels.dot import few
 
         return few.grouped(*given, causal, own_scale)
-    if path == "plain" and paired_groups.serves(*given, visible, scoring) and all(map(addressable, given)):
-        return partial(paired_groups.attend, own_scale)
     if path == "step" and not causal:
         from attnspec.backends.pytorch.kernels.dot import step
 
