@@ -69,7 +69,7 @@ def lines(seconds: float, operations: Sequence[str] = tuple(OPERATIONS)) -> Iter
         times: dict[str, dict[Size, float]] = {path: {} for path in paths}
         for size in SIZES:
             inputs = _inputs(operation, size, dtype)
-            serving = [path for path in paths if _serves(path, size, dtype)]
+            serving = [path for path in paths if _serves(path, name, size, dtype)]
             calls = {path: _forced(path, make_call(mode, call, inputs)) for path in serving}
             # a call that compiles says nothing of how often the others are to be repeated
             first = {path: time_once(compute) for path, compute in calls.items()}
@@ -95,10 +95,10 @@ def lines(seconds: float, operations: Sequence[str] = tuple(OPERATIONS)) -> Iter
     yield "}  # fmt: skip"
 
 
-def _serves(path: str, size: Size, dtype: torch.dtype) -> bool:
-    """Whether a path computes calls of a size and dtype, or another takes its place."""
+def _serves(path: str, mode: str, size: Size, dtype: torch.dtype) -> bool:
+    """Whether a path computes calls of a size and dtype in this mode, or another takes its place."""
     if path == "step":
-        return size[1] == 1
+        return size[1] == 1 and mode == "forward"
     if path == "few":
         batch, n, m, d = size
         query, key = (torch.empty(batch, 1, rows, d, dtype=dtype) for rows in (n, m))

@@ -1,7 +1,7 @@
 """Scaled dot-product attention on the CPU: which kernel, and how to get there.
 
-``llvm`` are the kernels of this package (``dot``), ``step`` those for one query in each head, ``few`` those for few
-queries and keys. ``pytorch`` is what PyTorch takes by itself: inside ``torch.compile``,
+``llvm`` are the kernels of this package (``dot``), ``step`` those for one query in each head without gradients, ``few``
+those for few queries and keys. ``pytorch`` is what PyTorch takes by itself: inside ``torch.compile``,
 ``torch.func`` and modes, without llvmlite, where it takes less time (`routes`), for empty operands, for scales that
 are not positive, for tensors that are not addressable memory, and wherever fused kernels are switched off
 (``torch.nn.attention.sdpa_kernel``). In forward mode the formula is computed, for no fused kernel has tangents.
@@ -66,9 +66,10 @@ def kernel(call: Call, *, fits: bool = False) -> str:
 
 def _some(call: Call) -> list[str]:
     """The paths that serve this call and not every other."""
-    from attnspec.backends.pytorch.kernels.dot import few, planned_step
+    from attnspec.backends.pytorch.kernels.dot import few, step
 
-    found = ["step"] if planned_step.serves(call) else []
+    alone = call.query.shape[-2] == 1 and call.mask is None and not call.causal and not call.differentiates()
+    found = ["step"] if alone and step.reads(call.key, call.value) else []
     if few.serves(*call[:4]):
         found.append("few")
     return found
@@ -141,9 +142,11 @@ def attend(call: Call, *, fits: bool = False) -> Tensor:
         output, nan = cpu.attend(call)
         leaks = excludes and (nan or (call.differentiates() and not _finite(call.key, call.value)))
     elif chosen == "step":
-        from attnspec.backends.pytorch.kernels.dot import planned_step
+        from attnspec.backends.pytorch.kernels.dot import step
 
-        output, leaks = planned_step.attend(call), False
+        operands = call.query, call.key, call.value
+        compute = step.planned_output(*operands, call.scale, (*call.query.shape[:-1], call.value.shape[-1]))
+        output, leaks = compute(*operands, None), False
     else:
         output = _by_pytorch(call)
         leaks = excludes and not intercepted() and addressable(output) and not _finite(output, *_differentiated(call))

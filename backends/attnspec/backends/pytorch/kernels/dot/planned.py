@@ -111,12 +111,15 @@ def _made(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal
         if mask is None and not causal:
             return by_pytorch(call, len(batch), scale)
         return excluding(call, operands, mask, len(batch), scale) or _nothing
-    from attnspec.backends.pytorch.kernels.dot import few, planned_kernel, planned_step
+    from attnspec.backends.pytorch.kernels.dot import few, planned_kernel, step
 
     if chosen == "few":
         return few.planned(call, operands, mask, batch) or _nothing
     if chosen == "step":
-        return planned_step.attention(call, operands, batch) or _nothing
+        copied = call.key.data_ptr() != key.data_ptr() or call.value.data_ptr() != value.data_ptr()
+        if copied or len(batch) > 2 or any(x.shape[:-2] != batch for x in operands):
+            return _nothing
+        return step.planned_output(*call[:3], call.scale, (*batch, 1, value.shape[-1]))
     made = planned_kernel.plan(call, operands, mask, batch)
     if made is None:
         return _nothing
