@@ -89,7 +89,8 @@ def grouped_query_attention(
         refuse_scale_and_cap("grouped_query_attention", scale, softcap)
         return shape
 
-    if mask is window is softcap is bias is slopes is sinks is key_lengths is None:
+    without_masks = mask is None and window is None and key_lengths is None
+    if without_masks and softcap is None and bias is None and slopes is None and sinks is None:
         found = planned_groups.attend(check, query, key, value, causal, scale)
         if found is not None:
             return found
