@@ -19,9 +19,9 @@ from attnspec.backends import pytorch
 from attnspec.backends.pytorch.kernels.additive import routes as additive
 from attnspec.backends.pytorch.kernels.costs import COLUMNS, SIZES, Work
 from attnspec.backends.pytorch.kernels.costs import instruction_set as instruction_set
-from attnspec.backends.pytorch.kernels.dot import few, paired_formula
+from attnspec.backends.pytorch.kernels.dot import few
 from attnspec.backends.pytorch.kernels.dot import routes as dot
-from attnspec.backends.pytorch.runtime.accumulation import FLOAT_DTYPES, HALF_DTYPES
+from attnspec.backends.pytorch.runtime.accumulation import FLOAT_DTYPES
 from attnspec.backends.pytorch.runtime.forcing import forcing
 from benchmarks.case import FORWARD, WITH_BACKWARD, make_call
 from benchmarks.suites.settings import Inputs
@@ -31,7 +31,7 @@ KINDS = {str(x).removeprefix("torch."): x for x in FLOAT_DTYPES}
 MODES = {"forward": FORWARD, "gradients": WITH_BACKWARD}
 OPERATIONS: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
     "additive": (pytorch.additive_attention, ("direct", "llvm")),
-    "dot": (pytorch.scaled_dot_product_attention, ("llvm", "pytorch", "step", "few", "plain")),
+    "dot": (pytorch.scaled_dot_product_attention, ("llvm", "pytorch", "step", "few")),
 }
 Size = tuple[int, int, int, int]
 
@@ -68,7 +68,7 @@ def lines(seconds: float, operations: Sequence[str] = tuple(OPERATIONS)) -> Iter
         times: dict[str, dict[Size, float]] = {path: {} for path in paths}
         for size in SIZES:
             inputs = _inputs(operation, size, dtype)
-            serving = [path for path in paths if _serves(path, size, dtype)]
+            serving = [path for path in paths if _serves(path, name, size, dtype)]
             calls = {path: _forced(path, make_call(mode, call, inputs)) for path in serving}
             # a call that compiles says nothing of how often the others are to be repeated
             first = {path: time_once(compute) for path, compute in calls.items()}
@@ -92,15 +92,15 @@ def row(key: Sequence[str], cost: Sequence[float], factors: Sequence[float]) -> 
     return "\t".join((*key, *(f"{x:.3g}" for x in cost), " ".join(f"{x:.3g}" for x in factors)))
 
 
-def _serves(path: str, size: Size, dtype: torch.dtype) -> bool:
-    """Whether a path computes calls of a size and dtype, or another takes its place."""
+def _serves(path: str, mode: str, size: Size, dtype: torch.dtype) -> bool:
+    """Whether a path computes calls of a size and dtype in this mode, or another takes its place."""
     if path == "step":
-        return size[1] == 1
+        return size[1] == 1 and mode == "forward"
     if path == "few":
         batch, n, m, d = size
         query, key = (torch.empty(batch, 1, rows, d, dtype=dtype) for rows in (n, m))
         return few.serves(query, key, key, None)
-    return path != "plain" or dtype not in HALF_DTYPES or paired_formula.serves(*size[1:], size[3], dtype)
+    return True
 
 
 def _forced(path: str, call: Callable[[], Any]) -> Callable[[], Any]:

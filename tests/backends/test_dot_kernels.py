@@ -95,6 +95,25 @@ def test_half_dtypes_are_rounded_once(dtype: torch.dtype) -> None:
         assert torch.equal(one, other.to(dtype))
 
 
+@pytest.mark.parametrize("path", ["llvm", "few"])
+def test_gradients_of_half_dtypes_in_a_batch_and_with_changed_saved_tensors(path: str) -> None:
+    leaves = [torch.randn(2, 2, rows, 8).bfloat16().requires_grad_() for rows in (5, 16, 16)]
+    cotangents = torch.randn(3, 2, 2, 5, 8).bfloat16()
+    with forcing(path):
+        output = attend(*leaves)
+        together = torch.autograd.grad(output, leaves, cotangents, is_grads_batched=True)
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x: x, lambda x: x.mT.contiguous().mT if x.dim() > 1 else x
+        ):
+            output = attend(*leaves)
+        alone = torch.autograd.grad(output, leaves, cotangents[0])
+    for cotangent, found in (
+        (cotangents[0], alone),
+        *((x, tuple(y[i] for y in together)) for i, x in enumerate(cotangents)),
+    ):
+        assert_gradients_within_budgets(found, cotangent, "scaled_dot_product_attention", *leaves)
+
+
 def test_layouts() -> None:
     """Steps of any size, also 0, in operands, masks and gradients; and heads that join without a copy."""
     base = torch.randn(2, 40, 3, 16, requires_grad=True)

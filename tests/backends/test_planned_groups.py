@@ -12,6 +12,7 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed")
 
 from attnspec.backends import pytorch as backend
 from attnspec.backends.pytorch.kernels.dot import fused_groups, groups, planned_groups
+from attnspec.backends.pytorch.runtime import plans
 from attnspec.backends.pytorch.runtime.forcing import forcing
 from attnspec.reference import REFERENCE
 from tests.budgets import assert_gradients_within_budgets, assert_within_budgets, attention_gradients
@@ -23,9 +24,9 @@ SHAPES = [(2, 4, 2, 1, 1, 8), (2, 4, 2, 1, 70, 32), (1, 6, 3, 5, 5, 16), (2, 4, 
 
 @pytest.fixture(autouse=True)
 def _without_plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    planned_groups._recent.known.clear()
+    planned_groups._plans._known.clear()
     yield
-    planned_groups._recent.known.clear()
+    planned_groups._plans._known.clear()
 
 
 def draw(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
@@ -215,15 +216,15 @@ def test_a_refusal_stays_the_same() -> None:
 def test_without_the_kernel_of_pytorch_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     given = draw((1, 4, 2, 5, 5, 16), torch.float32)
     expected = backend.grouped_query_attention(*given)
-    planned_groups._recent.known.clear()
+    planned_groups._plans._known.clear()
     monkeypatch.setattr(fused_groups, "FORWARD", None)
     assert groups.path_for(given[0], given[1], given[2]) != "pytorch"
     found = [expected, backend.grouped_query_attention(*given)]
     assert_within_budgets(found, "grouped_query_attention", *given)
 
 
-def test_plans_are_bounded() -> None:
-    recent = planned_groups._recent
+def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "REMEMBERED", 4)
     for m in range(1, 9):
         backend.grouped_query_attention(*draw((1, 4, 2, 5, m, 16), torch.float32))
-    assert all(len(kept) <= 4 for kept in recent.known.values())
+        assert 1 <= len(planned_groups._plans._known) <= 4

@@ -33,7 +33,6 @@ def test_what_looks_for_hidden_nan_looks_at_one_part(dtype: torch.dtype, monkeyp
 
     monkeypatch.setattr(planned_pytorch, "finder", careful)
     planned._plans._known.clear()
-    planned._recent.known.clear()
     made = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(20, rows, 8, generator=made).to(dtype) for rows in (2, 3, 3))
     key[13, 1, 2] = torch.nan
@@ -42,4 +41,3 @@ def test_what_looks_for_hidden_nan_looks_at_one_part(dtype: torch.dtype, monkeyp
             found = pytorch.scaled_dot_product_attention(query, key, value)
     assert_within_budgets(found, "scaled_dot_product_attention", query, key, value)
     planned._plans._known.clear()
-    planned._recent.known.clear()

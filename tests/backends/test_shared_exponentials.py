@@ -188,25 +188,39 @@ def test_memory_is_kept_up_to_a_limit() -> None:
 
 
 def test_memory_that_is_held_is_lent_to_nobody_else() -> None:
-    held = kept_memory.address("test", 100)[1]
-    begin = held.data_ptr()
-    others = [kept_memory.address("test", size)[1] for size in (100, 200)]
-    assert len({begin, *(x.data_ptr() for x in others)}) == 3
-    last = others[-1].data_ptr()
-    del held, others
+    begin, lease = kept_memory.address("test", 100)
+    others = [kept_memory.address("test", size) for size in (100, 200)]
+    assert len({begin, *(where for where, _ in others)}) == 3
+    last = others[-1][0]
+    del lease, others
     assert kept_memory.address("test", 100)[0] == last
 
 
+def test_memory_comes_back_from_a_call_that_raises() -> None:
+    where = []
+
+    def fails() -> None:
+        begin, _lease = kept_memory.address("raising", 100)
+        where.append(begin)
+        raise ValueError("a call")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="a call"):
+            fails()
+    where.append(kept_memory.address("raising", 100)[0])
+    assert len(set(where)) == 1
+
+
 def test_memory_of_a_kind_is_at_one_address_up_to_a_limit() -> None:
-    begin, memory = kept_memory.address("test", 1000)
-    size = len(memory)
-    assert begin == memory.data_ptr()
-    del memory
+    begin, lease = kept_memory.address("test", 1000)
+    size = len(lease.memory)
+    assert begin == lease.memory.data_ptr()
+    del lease
     assert kept_memory.address("test", 10)[0] == begin
-    assert len(kept_memory.address("test", size + 1)[1]) == size + 1
+    assert len(kept_memory.address("test", size + 1)[1].memory) == size + 1
     kept = kept_memory.address("test", 10)[0]
     large = kept_memory.address("test", kept_memory.MOST + 1)[1]
-    assert len(large) == kept_memory.MOST + 1
+    assert len(large.memory) == kept_memory.MOST + 1
     assert kept_memory.address("test", 10)[0] == kept
 
 

@@ -56,7 +56,7 @@ notes = {
     )
     + "; additive.path_for names the path that a call takes",
     "scaled dot-product attention": "cpu: "
-    + ("llvm, step, few, plain or pytorch" if additive.HAS_LLVMLITE else "pytorch")
+    + ("llvm, step, few or pytorch" if additive.HAS_LLVMLITE else "pytorch")
     + "; sdpa.path_for names the kernel that a call takes",
     "attention in groups of heads": "cpu: "
     + ("step, few, llvm, pytorch or plain" if additive.HAS_LLVMLITE else "plain")

@@ -61,7 +61,6 @@ def dot_attention(
 
 
 @implements(DotProductAttention[Tensor])
-@planned_dot.at_once(1.0)
 @lowers
 def dot_product_attention(
     query: Float[Tensor, "*#batch n d"],
@@ -77,7 +76,6 @@ def dot_product_attention(
 
 
 @implements(ScaledDotProductAttention[Tensor])
-@planned_dot.at_once(None)
 @lowers
 def scaled_dot_product_attention(
     query: Float[Tensor, "*#batch n d"],
@@ -111,7 +109,6 @@ def general_attention(
 
 
 @implements(AdditiveAttention[Tensor])
-@planned.at_once
 @lowers
 def additive_attention(
     query: Float[Tensor, "*#batch n d_q"],

@@ -64,7 +64,6 @@ _dropout = Check("dropout")
 
 
 @implements(GroupedQueryAttention[Tensor])
-@planned_groups.at_once
 @lowers
 def grouped_query_attention(
     query: Float[Tensor, "*#batch heads n d"],
@@ -82,8 +81,20 @@ def grouped_query_attention(
     key_lengths: Int[Tensor, "*#batch"] | None = None,
 ) -> tuple[Float[Tensor, "*batch heads n d_v"], Float[Tensor, "*batch heads n"] | None]:
     """softmax(QKᵀ)V with all options, keys and values shared by the heads of a group without copies."""
-    shape = _grouped(query, key, value, mask, scale, window, softcap, bias, slopes, sinks, key_lengths, causal=causal)
-    refuse_scale_and_cap("grouped_query_attention", scale, softcap)
+
+    def check() -> tuple[int, ...]:
+        shape = _grouped(
+            query, key, value, mask, scale, window, softcap, bias, slopes, sinks, key_lengths, causal=causal
+        )
+        refuse_scale_and_cap("grouped_query_attention", scale, softcap)
+        return shape
+
+    without_masks = mask is None and window is None and key_lengths is None
+    if without_masks and softcap is None and bias is None and slopes is None and sinks is None:
+        found = planned_groups.attend(check, query, key, value, causal, scale)
+        if found is not None:
+            return found
+    shape = check()
     refuse_outside("grouped_query_attention", "key_lengths", key_lengths, key.shape[-2])
     seen = visible(mask, causal, window, key_lengths)
     scoring = Scoring(scale, softcap, bias, slopes, sinks if query.dtype.itemsize == 2 else None)

@@ -2,17 +2,14 @@
 
 import math
 from collections.abc import Callable
-from functools import wraps
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from attnspec.backends.pytorch.kernels import additive
 from attnspec.backends.pytorch.runtime import forcing
 from attnspec.backends.pytorch.runtime.plans import Plans, ordinary, seen
-from attnspec.backends.pytorch.runtime.recent import Recent, function_modes, modes, named
 from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.transforms import intercepted, lazy
 
@@ -27,42 +24,7 @@ Plan: TypeAlias = Callable[[Operands, Tensor | None], Tensor | None]
 # what plans depend on beside tensors, by functions of PyTorch in C++
 grad, threads = torch.is_grad_enabled, torch.get_num_threads
 
-_recent: Recent[Plan] = Recent()
 _plans: Plans[Plan] = Plans()
-
-
-def at_once(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """For additive attention: calls like recent ones run by their plan.
-
-    Under autocast, modes and transforms no call is like them, so that this stands outside of what lowers dtypes.
-    """
-    known, tracing = _recent.known, torch.compiler.is_dynamo_compiling
-
-    @wraps(operation)
-    def called(
-        query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, *,
-        mask: Tensor | None = None, causal: bool = False,
-    ) -> Tensor:  # fmt: skip
-        # all in this frame: those of helpers would take as long as what they do
-        ordinary = not tracing() and forward_ad._current_level < 0 and not modes() and not function_modes()
-        try:  # comparing the sizes of nested tensors would end the process
-            ordinary = ordinary and not (query.is_nested or key.is_nested or value.is_nested)
-            ordinary = ordinary and not (w_q.is_nested or w_k.is_nested or w_v.is_nested)
-            ordinary = ordinary and (mask is None or not mask.is_nested)
-        except AttributeError:  # what is no tensor is refused by name
-            ordinary = False
-        if (causal is True or causal is False) and ordinary:
-            operands = query, key, value, w_q, w_k, w_v
-            for alike, plan in known.get((causal, mask is None, grad(), threads(), forcing.chosen), ()):
-                if alike(*operands) if mask is None else alike(*operands, mask):
-                    output = plan(operands, mask)
-                    if output is not None:
-                        return output
-                    break
-        return operation(query, key, value, w_q, w_k, w_v, mask=mask, causal=causal)
-
-    named(called, operation.__name__)
-    return called
 
 
 def attend(
@@ -79,9 +41,16 @@ def attend(
         return None
     kind: Any = None
     plan = None
-    options = causal, mask is None, grad(), threads(), forcing.chosen
     try:
-        kind = options, *map(seen, operands), seen(mask), all(x.is_contiguous() for x in operands)
+        kind = (
+            causal,
+            grad(),
+            threads(),
+            forcing.chosen,
+            *map(seen, operands),
+            seen(mask),
+            all(x.is_contiguous() for x in operands),
+        )
         plan = _plans.get(kind)
     except (AttributeError, TypeError, RuntimeError):  # what is no tensor is refused by name
         kind = None
@@ -93,10 +62,7 @@ def attend(
     given = operands if mask is None else (*operands, mask)
     if plan is _nothing or lazy(*given):
         return None
-    output = plan(operands, mask)
-    if output is not None and kind is not None and ordinary(*given):
-        _recent.remember(options, plan, *given)
-    return output
+    return plan(operands, mask)
 
 
 def _nothing(operands: Operands, mask: Tensor | None) -> None:

@@ -1,8 +1,7 @@
 """Scaled dot-product attention on the CPU: which kernel, and how to get there.
 
-``llvm`` are the kernels of this package (``dot``), ``step`` those for one query in each head, ``few`` those for few
-queries and keys. ``plain`` is the formula by PyTorch's products of matrices, with the scores in memory, where nothing
-is excluded and that takes less time. ``pytorch`` is what PyTorch takes by itself: inside ``torch.compile``,
+``llvm`` are the kernels of this package (``dot``), ``step`` those for one query in each head without gradients, ``few``
+those for few queries and keys. ``pytorch`` is what PyTorch takes by itself: inside ``torch.compile``,
 ``torch.func`` and modes, without llvmlite, where it takes less time (`routes`), for empty operands, for scales that
 are not positive, for tensors that are not addressable memory, and wherever fused kernels are switched off
 (``torch.nn.attention.sdpa_kernel``). In forward mode the formula is computed, for no fused kernel has tangents.
@@ -17,7 +16,6 @@ from torch import Tensor
 
 from attnspec.backends.bases.autocast import is_on
 from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE, LLVM_DTYPES
-from attnspec.backends.pytorch.kernels.dot import paired_formula
 from attnspec.backends.pytorch.kernels.dot.call import Call, four_dimensional, overlaps
 from attnspec.backends.pytorch.kernels.dot.exact_exclusion import exact
 from attnspec.backends.pytorch.kernels.dot.zero_rows import has_zero_row
@@ -37,7 +35,7 @@ make scores count as 2·10⁻⁵ larger than they are, which float16 resolves in
 
 
 def kernel(call: Call, *, fits: bool = False) -> str:
-    """``llvm``, ``step``, ``few``, ``plain`` or ``pytorch``; ``fits`` if operands were given in four dimensions."""
+    """``llvm``, ``step``, ``few`` or ``pytorch``; ``fits`` if operands were given in four dimensions."""
     if intercepted():  # before any size is read, which torch.export would make a constraint
         return "pytorch"
     query, key, value, mask, _, scale, _, in_layer = call
@@ -68,15 +66,12 @@ def kernel(call: Call, *, fits: bool = False) -> str:
 
 def _some(call: Call) -> list[str]:
     """The paths that serve this call and not every other."""
-    from attnspec.backends.pytorch.kernels.dot import few, planned_step
+    from attnspec.backends.pytorch.kernels.dot import few, step
 
-    found = ["step"] if planned_step.serves(call) else []
+    alone = call.query.shape[-2] == 1 and call.mask is None and not call.causal and not call.differentiates()
+    found = ["step"] if alone and step.reads(call.key, call.value) else []
     if few.serves(*call[:4]):
         found.append("few")
-    if call.mask is None and not call.causal:
-        (n, d), (m, d_v), dtype = call.query.shape[-2:], call.value.shape[-2:], call.query.dtype
-        if dtype not in HALF_DTYPES or paired_formula.serves(n, m, d, d_v, dtype):
-            found.append("plain")
     return found
 
 
@@ -147,34 +142,15 @@ def attend(call: Call, *, fits: bool = False) -> Tensor:
         output, nan = cpu.attend(call)
         leaks = excludes and (nan or (call.differentiates() and not _finite(call.key, call.value)))
     elif chosen == "step":
-        from attnspec.backends.pytorch.kernels.dot import planned_step
+        from attnspec.backends.pytorch.kernels.dot import step
 
-        output, leaks = planned_step.attend(call), False
+        operands = call.query, call.key, call.value
+        compute = step.planned_output(*operands, call.scale, (*call.query.shape[:-1], call.value.shape[-1]))
+        output, leaks = compute(*operands, None), False
     else:
-        by = _by_formula if chosen == "plain" else _by_pytorch
-        output = by(call)
+        output = _by_pytorch(call)
         leaks = excludes and not intercepted() and addressable(output) and not _finite(output, *_differentiated(call))
     return exact(call.query, call.key, call.value, call.allowed(), call.scale) if leaks else output
-
-
-def by_formula(scale: float, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """softmax(scale·QKᵀ)V with the scores in memory, for equal batches; nothing is excluded."""
-    batch = query.shape[:-2]
-    if len(batch) != 1:
-        query, key, value = (x.reshape(-1, *x.shape[-2:]) for x in (query, key, value))
-    if query.dtype is torch.bfloat16:
-        pooled = paired_formula.attend(scale, query, key, value)
-    elif key.shape[1] == 1:
-        scores = torch.bmm(key, query.mT).mT  # in this order in half the time
-        pooled = (scores - scores + 1) * value  # 1, or NaN where a score is not finite
-    else:
-        scores = torch.baddbmm(query.new_empty(()), query, key.mT, beta=0, alpha=scale)
-        pooled = torch.bmm(torch.softmax(scores, -1), value)
-    return pooled if len(batch) == 1 else pooled.view(*batch, *pooled.shape[-2:])
-
-
-def _by_formula(call: Call) -> Tensor:
-    return by_formula(call.scale, call.query, call.key, call.value)
 
 
 def _resolved(call: Call) -> Call:

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from attnspec.backends.pytorch.kernels.dot.call import Call
 from attnspec.backends.pytorch.kernels.dot.few_backward import Backward, backward_kernel, backward_scratch
@@ -21,10 +20,8 @@ from attnspec.backends.pytorch.kernels.llvm.registers import in_registers
 from attnspec.backends.pytorch.kernels.llvm.threads import call as call_kernel
 from attnspec.backends.pytorch.kernels.llvm.threads import thread_count
 from attnspec.backends.pytorch.runtime.accumulation import widened
-from attnspec.backends.pytorch.runtime.direct_apply import direct
 from attnspec.backends.pytorch.runtime.kept_memory import address
 from attnspec.backends.pytorch.runtime.plans import Plans, plan_class
-from attnspec.backends.pytorch.runtime.recent import KEPT, function_modes, guards, modes
 from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
@@ -66,16 +63,11 @@ class Plan:
 
 @plan_class
 class BackwardPlan:
-    """The same of the gradients.
-
-    ``alike`` says of all tensors that it reads, as `Recent` does, whether they lie as some words have it, but for
-    addresses; a backward makes it that finds none.
-    """
+    """The same of the gradients."""
 
     words: "array[int]"
     kernel: "Compiled[Backward]"
     scratch: int
-    alike: "list[tuple[Callable[..., bool], array[int]]]"
 
 
 def serves(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
@@ -150,7 +142,7 @@ def _made(
             of_query=by_query, of_key=by_key, of_value=by_value,
         )  # fmt: skip
         bytes_of_threads = threads * more * real.itemsize
-        backward = BackwardPlan(template(of_results), backward_kernel(bits, *kind), bytes_of_threads, [])
+        backward = BackwardPlan(template(of_results), backward_kernel(bits, *kind), bytes_of_threads)
     plan = Plan(
         _without_memory(shape, query.dtype), _without_memory(shape[:-1], query.dtype) if logarithms else None,
         _without_memory((rows * m_whole,), real) if tracked else None, causal, scale, tuple(x.stride() for x in given),
@@ -273,28 +265,18 @@ def _differentiable(plan: Plan, backward_plan: BackwardPlan) -> Callable[..., tu
                 gradient = query.new_zeros(plan.output.shape)
             elif gradient.stride(-1) != 1:
                 gradient = gradient.contiguous()
-            ordinary = not (grad() or modes() or function_modes()) and forward_ad._current_level < 0
-            ordinary = ordinary and (of_logarithms is None or addressable(of_logarithms))
-            for alike, words in backward_plan.alike:
-                if ordinary and alike(gradient, *saved):
-                    return _gradients(plan, backward_plan, words, saved, gradient, of_logarithms)
             operands, given = (query, key, value), [gradient, *saved]
-            all_given = given if of_logarithms is None else [*given, of_logarithms]
+            if of_logarithms is not None:
+                given.append(of_logarithms)
             # hooks on saved tensors may have changed their strides and classes
-            lie = tuple(x.stride() for x in operands) == plan.strides and all(map(addressable, all_given))
+            lie = tuple(x.stride() for x in operands) == plan.strides and all(map(addressable, given))
             if grad() or intercepted() or not lie or not weights.is_contiguous():
                 wanted = ctx.needs_input_grad[:3]
                 found = _by_formula(plan, operands, mask[0] if mask else None, (gradient, of_logarithms), wanted)
                 return *found, *(None for _ in mask)
-            words = backward_plan.words[:]
-            own = StridedBytes.to_words(as_four(gradient, gradient.dim() - 2))
-            words[_GRADIENT : _GRADIENT + len(own)] = array("q", own)
-            if guards is not None and len(set(map(id, given))) == len(given):
-                made = guards.TensorGuards(*given, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-                backward_plan.alike[:] = [(made.check, words), *backward_plan.alike[: KEPT - 1]]
-            return _gradients(plan, backward_plan, words, saved, gradient, of_logarithms)
+            return _gradients(plan, backward_plan, saved, gradient, of_logarithms)
 
-    return direct(FewQueries)
+    return FewQueries.apply
 
 
 _B_WEIGHTS, _GRADIENT, _OF_LOGARITHMS, _OF_QUERY, _OF_KEY, _OF_VALUE = (
@@ -307,16 +289,16 @@ _B_WEIGHTS, _GRADIENT, _OF_LOGARITHMS, _OF_QUERY, _OF_KEY, _OF_VALUE = (
 
 
 def _gradients(
-    plan: Plan, backward: BackwardPlan, words: "array[int]", saved: Sequence[Tensor], gradient: Tensor,
-    of_logarithms: Tensor | None,
+    plan: Plan, backward: BackwardPlan, saved: Sequence[Tensor], gradient: Tensor, of_logarithms: Tensor | None
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Gradients of query, key and value, by the kernel, and none of a mask."""
     query, key, value, weights, *mask = saved
     by_query, by_key, by_value = empty_like(query), empty_like(key), empty_like(value)
-    words = words[:]
+    words = backward.words[:]
+    words[_GRADIENT : _GRADIENT + 4] = array("q", StridedBytes.to_words(as_four(gradient, gradient.dim() - 2)))
     words[_QUERY], words[_KEY], words[_VALUE] = query.data_ptr(), key.data_ptr(), value.data_ptr()
     words[_OF_QUERY], words[_OF_KEY], words[_OF_VALUE] = by_query.data_ptr(), by_key.data_ptr(), by_value.data_ptr()
-    words[_GRADIENT], words[_B_WEIGHTS] = gradient.data_ptr(), weights.data_ptr()
+    words[_B_WEIGHTS] = weights.data_ptr()
     words[_SCRATCH], _held = address("few", backward.scratch)
     if mask:
         words[_MASK] = mask[0].data_ptr()

@@ -16,8 +16,7 @@ from attnspec.backends.pytorch.kernels.dot.planned_pytorch import widens
 from attnspec.backends.pytorch.kernels.dot.zero_rows import finder
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
-from attnspec.backends.pytorch.runtime.direct_apply import direct
-from attnspec.backends.pytorch.runtime.recent import transforms
+from attnspec.backends.pytorch.runtime.transforms import functional
 
 _NAME = "_scaled_dot_product_flash_attention_for_cpu"
 # a function of C++, and an operator without its method in Python: they take a microsecond less than `torch.ops` has
@@ -101,7 +100,7 @@ def recording(causal: bool, scale: float | None, wide: bool) -> Callable[[Tensor
         def backward(ctx: Any, gradient: Tensor | None, of_logarithms: Tensor | None) -> tuple[Tensor | None, ...]:
             """By PyTorch's kernel where it is first order and of the output alone, else by the formula."""
             saved = ctx.saved_tensors
-            if gradient is None or of_logarithms is not None or grad() or transforms():
+            if gradient is None or of_logarithms is not None or grad() or functional():
                 own = saved[0].shape[-1] ** -0.5 if scale is None else scale
                 found = gradients_by_formula(own, causal)(
                     saved[:3], (gradient, of_logarithms), ctx.needs_input_grad[:3]
@@ -116,7 +115,7 @@ def recording(causal: bool, scale: float | None, wide: bool) -> Callable[[Tensor
                 return BACKWARD(gradient, *saved, 0.0, causal, scale=scale)  # type: ignore[misc]
             return tuple(x if x is None else x.to(saved[0].dtype) for x in found)
 
-    return direct(FusedGroups)
+    return FusedGroups.apply
 
 
 def is_fusible(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> bool:

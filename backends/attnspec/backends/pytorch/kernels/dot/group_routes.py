@@ -24,11 +24,11 @@ def costs_least(query: Tensor, key: Tensor, value: Tensor) -> bool:
     return (microseconds("pytorch", *sizes) or 0.0) < min(others, default=0.0) + more
 
 
-def few_costs_least(query: Tensor, key: Tensor, value: Tensor, *, fusible: bool, paired: float | None) -> bool:
-    """Whether the kernels for few queries are the cheapest, where products of pairs take so long, if they serve."""
+def few_costs_least(query: Tensor, key: Tensor, value: Tensor, *, fusible: bool) -> bool:
+    """Whether the kernels for few queries are the cheapest; PyTorch's fused kernel counts if it serves."""
     sizes, others, more = _costs(query, key, value)
     few, fused = microseconds("few", *sizes), microseconds("pytorch", *sizes) or 0.0
-    others = [time + more for time in others] + [fused] * fusible + ([] if paired is None else [paired])
+    others = [time + more for time in others] + [fused] * fusible
     return few is not None and few < min(others, default=0.0)
 
 

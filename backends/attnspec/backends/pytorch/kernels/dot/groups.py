@@ -8,8 +8,7 @@ keys (`dot.few`). ``pytorch`` is the fused kernel of PyTorch, where it costs lea
 windows and lengths leave out. ``plain`` are PyTorch's operations (`formula`), with scores in memory: in
 ``torch.compile``, ``torch.func`` and modes, in forward mode, without llvmlite, where it costs less, for gradients of
 biases and slopes, for empty operands, for scales and caps that are not between 2⁻⁴⁰ and 2⁴⁰, and where something is
-not finite. Of bfloat16 it takes products of pairs (`dot.paired_groups`) where these serve. Second derivatives are
-those of ``plain``.
+not finite. Second derivatives are those of ``plain``.
 """
 
 from array import array
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE, LLVM_DTYPES
-from attnspec.backends.pytorch.kernels.dot import cuda_groups, paired_groups
+from attnspec.backends.pytorch.kernels.dot import cuda_groups
 from attnspec.backends.pytorch.kernels.dot.batches import batch_of, bias_of, four, mask_of, numbers_of
 from attnspec.backends.pytorch.kernels.dot.fused_groups import attending, fused, is_fusible, is_simple
 from attnspec.backends.pytorch.kernels.dot.group_gradients import GroupedCall, by_formula
@@ -61,10 +60,7 @@ def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible = EVERY
     fusible, is_few = (serves(query, key, value, visible, scoring) for serves in (is_fusible, _is_few))
     if wish == "few":
         return "few" if is_few else "plain"
-    paired = None
-    if paired_groups.serves(query, key, value, visible, scoring):
-        paired = paired_groups.cost(query, key, value)
-    if is_few and wish is None and few_costs_least(query, key, value, fusible=fusible, paired=paired):
+    if is_few and wish is None and few_costs_least(query, key, value, fusible=fusible):
         return "few"
     if wish == "pytorch":
         return "pytorch" if fusible else "plain"
@@ -82,8 +78,7 @@ def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible = EVERY
     sizes = entries, n, m, d, d_v, query.dtype, tracked, torch.get_num_threads()
     by_llvm, by_pytorch = (microseconds(path, *sizes) or 0.0 for path in ("llvm", "pytorch"))
     by_llvm += of_heads(query, key, value)
-    by_plain = by_pytorch + PLAIN if paired is None else paired
-    return "llvm" if wish == "llvm" or by_llvm <= by_plain else "plain"
+    return "llvm" if wish == "llvm" or by_llvm <= by_pytorch + PLAIN else "plain"
 
 
 def _served(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> bool:
@@ -137,7 +132,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible,
     """
     path = path_for(query, key, value, visible, scoring)
     if path == "plain":
-        return _paired(query, key, value, visible, scoring)
+        return None
     if path in ("enable_gqa", "flex"):
         return cuda_groups.attend(path, query, key, value, visible, scoring)
     if path == "few":
@@ -185,17 +180,6 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible,
         if joins:
             output, logarithms = output.reshape(b, heads, 1, d_v), logarithms.reshape(b, heads, 1)
     return output.reshape(*batch, heads, n, d_v), logarithms.reshape(*batch, heads, n)
-
-
-def _paired(query: Tensor, key: Tensor, value: Tensor, visible: Visible,
-            scoring: Scoring) -> tuple[Tensor, Tensor] | None:  # fmt: skip
-    """``plain`` by products of pairs, where these serve."""
-    if intercepted() or not all(map(addressable, (query, key, value))):
-        return None
-    if not paired_groups.serves(query, key, value, visible, scoring):
-        return None
-    scale = query.shape[-1] ** -0.5 if scoring.scale is None else scoring.scale
-    return paired_groups.attend(scale, query, key, value)
 
 
 def attend_in_pages(query: Tensor, key_pages: Tensor, value_pages: Tensor, table: Tensor, visible: Visible,

@@ -2,64 +2,23 @@
 strides is found once, and the words of the kernels are kept but for addresses."""
 
 from collections.abc import Callable
-from functools import partial, wraps
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from attnspec.backends.pytorch.kernels.dot import cpu_routes
 from attnspec.backends.pytorch.kernels.dot.call import four_dimensional
-from attnspec.backends.pytorch.kernels.dot.planned_pytorch import Plan, by_formula, by_pytorch, excluding
+from attnspec.backends.pytorch.kernels.dot.planned_pytorch import Plan, by_pytorch, excluding
 from attnspec.backends.pytorch.runtime import forcing
 from attnspec.backends.pytorch.runtime.plans import Plans, ordinary, seen
-from attnspec.backends.pytorch.runtime.recent import Recent, function_modes, modes, named
 from attnspec.backends.pytorch.runtime.transforms import intercepted, lazy
-
-Attention: TypeAlias = Callable[..., Tensor]
 
 # what plans depend on beside tensors, by functions of PyTorch in C++
 grad, threads, flash = torch.is_grad_enabled, torch.get_num_threads, torch._C._get_flash_sdp_enabled
 
-_recent: Recent[Plan] = Recent()
 _plans: Plans[Plan] = Plans()
-
-
-def at_once(scale: float | None) -> Callable[[Attention], Attention]:
-    """For an operation of dot products, times 1/√d unless a scale is given: calls like recent ones run by their plan.
-
-    Under autocast, modes and transforms no call is like them, so that this stands outside of what lowers dtypes.
-    """
-
-    def decorated(operation: Attention) -> Attention:
-        known, tracing = _recent.known, torch.compiler.is_dynamo_compiling
-
-        @wraps(operation)
-        def called(
-            query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, causal: bool = False
-        ) -> Tensor:
-            # all in this frame: those of helpers would take as long as what they do
-            ordinary = not tracing() and forward_ad._current_level < 0 and not modes() and not function_modes()
-            try:  # comparing the sizes of nested tensors would end the process
-                ordinary = ordinary and not (query.is_nested or key.is_nested or value.is_nested)
-                ordinary = ordinary and (mask is None or not mask.is_nested)
-            except AttributeError:  # what is no tensor is refused by name
-                ordinary = False
-            if (causal is True or causal is False) and ordinary:
-                options = causal, scale, mask is None, grad(), threads(), flash(), forcing.chosen
-                for alike, plan in known.get(options, ()):
-                    if alike(query, key, value) if mask is None else alike(query, key, value, mask):
-                        output = plan(query, key, value, mask)
-                        if output is not None:
-                            return output
-                        break
-            return operation(query, key, value, mask=mask, causal=causal)
-
-        named(called, operation.__name__)
-        return called
-
-    return decorated
 
 
 def attend(
@@ -75,11 +34,10 @@ def attend(
         return None
     kind: Any = None
     plan = None
-    options = causal, scale, mask is None, grad(), threads(), flash(), forcing.chosen
     try:
         kind = (
-            options, seen(query), seen(key), seen(value), query.stride(), key.stride(), value.stride(),
-            None if mask is None else (seen(mask), mask.stride()),
+            causal, scale, grad(), threads(), flash(), forcing.chosen, seen(query), seen(key), seen(value),
+            query.stride(), key.stride(), value.stride(), None if mask is None else (seen(mask), mask.stride()),
         )  # fmt: skip
         plan = _plans.get(kind)
     except (AttributeError, TypeError, RuntimeError):  # what is no dense tensor is refused by name, or taken as it is
@@ -92,10 +50,7 @@ def attend(
     given = (query, key, value) if mask is None else (query, key, value, mask)
     if lazy(*given):
         return None
-    output = plan(query, key, value, mask)
-    if output is not None and kind is not None and ordinary(*given):
-        _recent.remember(options, plan, *given)
-    return output
+    return plan(query, key, value, mask)
 
 
 def _made(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Plan:
@@ -104,8 +59,6 @@ def _made(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal
         return _nothing
     call, batch = four_dimensional(query, key, value, mask, causal, scale)
     chosen = cpu_routes.kernel(call, fits=len(batch) == 2)
-    if chosen == "plain":
-        return partial(by_formula, call.scale) if all(x.shape[:-2] == batch for x in operands) else _nothing
     if chosen == "pytorch":
         alike = key.shape == value.shape and query.shape[:-2] == key.shape[:-2] == batch and len(batch) <= 2
         if not alike or not torch._C._get_flash_sdp_enabled():
@@ -113,12 +66,15 @@ def _made(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal
         if mask is None and not causal:
             return by_pytorch(call, len(batch), scale)
         return excluding(call, operands, mask, len(batch), scale) or _nothing
-    from attnspec.backends.pytorch.kernels.dot import few, planned_kernel, planned_step
+    from attnspec.backends.pytorch.kernels.dot import few, planned_kernel, step
 
     if chosen == "few":
         return few.planned(call, operands, mask, batch) or _nothing
     if chosen == "step":
-        return planned_step.attention(call, operands, batch) or _nothing
+        copied = call.key.data_ptr() != key.data_ptr() or call.value.data_ptr() != value.data_ptr()
+        if copied or len(batch) > 2 or any(x.shape[:-2] != batch for x in operands):
+            return _nothing
+        return step.planned_output(*call[:3], call.scale, (*batch, 1, value.shape[-1]))
     made = planned_kernel.plan(call, operands, mask, batch)
     if made is None:
         return _nothing

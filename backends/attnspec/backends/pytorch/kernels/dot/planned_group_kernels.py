@@ -17,7 +17,6 @@ from attnspec.backends.pytorch.kernels.dot.regular import inspector
 from attnspec.backends.pytorch.kernels.dot.tiles import width
 from attnspec.backends.pytorch.kernels.llvm.threads import thread_count
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, finite
-from attnspec.backends.pytorch.runtime.recent import transforms
 from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
@@ -92,7 +91,7 @@ class PlannedGroups(torch.autograd.Function):
         # hooks on saved tensors may have changed their strides and classes
         alike = tuple(x.stride() for x in wide) == plan.strides and pooled.is_contiguous()
         given = [x.resolve_neg() for x in (gradient, of_logarithms) if x is not None]
-        plain = torch.is_grad_enabled() or transforms() or intercepted() or not alike
+        plain = torch.is_grad_enabled() or intercepted() or not alike
         if plain or not all(map(addressable, (*given, *wide, pooled, numbers))):
             by_formula = gradients_by_formula(plan.scale, plan.causal)
             found = by_formula((operands[0], operands[1], operands[2]), (gradient, of_logarithms), wanted)

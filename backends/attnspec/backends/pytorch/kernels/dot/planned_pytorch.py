@@ -1,4 +1,4 @@
-"""Planned calls of scaled dot-product attention by PyTorch's operations: its fused kernel, the formula as written."""
+"""Planned calls of scaled dot-product attention by the fused kernel of PyTorch."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,11 +26,6 @@ PIECE = 2**17
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 Plan: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor | None]
 """Computes a call from query, key, value and mask; None where it needs more than a plan."""
-
-
-def by_formula(scale: float, query: Tensor, key: Tensor, value: Tensor, _: Tensor | None = None) -> Tensor:
-    """softmax(scale·QKᵀ)V with the scores in memory, for equal batches."""
-    return cpu_routes.by_formula(scale, query, key, value)
 
 
 def by_pytorch(call: Call, rank: int, scale: float | None) -> Attend:

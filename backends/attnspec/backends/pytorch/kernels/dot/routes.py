@@ -8,7 +8,6 @@ import torch
 from attnspec.backends.pytorch.kernels import costs
 from attnspec.backends.pytorch.kernels.costs import SIZES, Work, cost_of, leading_digits
 from attnspec.backends.pytorch.kernels.dot.few_rows import MANY
-from attnspec.backends.pytorch.kernels.dot.paired_formula import MOST
 from attnspec.backends.pytorch.kernels.dot.tiles import width
 from attnspec.backends.pytorch.runtime.forcing import forced
 
@@ -22,23 +21,17 @@ VIEWS = 0.45
 """Part of a call of PyTorch's kernel, without gradients, in which operands are given four dimensions and the result
 three."""
 
-MOST_SCORES = 2**22
-"""Numbers of scores that the formula as written may hold in memory: 16 MiB of float32."""
-
 
 def by_cost(b: int, h: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype, *, tracked: bool, excludes: bool,
             masked: bool = False, also: Sequence[str] = (), fits: bool = False) -> str:  # fmt: skip
     """The cheapest path for operands of these sizes whose gradients are taken if ``tracked``.
 
-    ``also`` are those of ``step``, one query in each head, ``few``, and ``plain``, the formula as it is written, that
-    serve the call. ``masked`` says that a mask excludes keys, ``fits`` that operands have four dimensions, as PyTorch's
-    kernel wants them.
+    ``also`` are the others that serve the call: ``step`` for one query in each head, and ``few``. ``masked`` says that
+    a mask excludes keys, ``fits`` that operands have four dimensions, as PyTorch's kernel wants them.
     """
     wish, entries = forced(), b * h
     if wish in (*EVERYWHERE, *also):
         return str(wish)
-    if n * m > MOST if dtype is torch.bfloat16 else entries * n * m > MOST_SCORES:
-        also = [path for path in also if path != "plain"]
     times = {}
     for path in (*EVERYWHERE, *also):
         # what is excluded is taken to be half of all, which the kernels of this package leave out; what `few` gains by

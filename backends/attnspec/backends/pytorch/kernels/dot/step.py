@@ -7,7 +7,7 @@ the processor multiplies pairs of bfloat16, products are taken so for many heads
 16 bits of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import e, isnan, log2
 
 import torch
@@ -157,7 +157,41 @@ def planned(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Callable
 
     It gives None where a NaN is in a result.
     """
-    (b, heads, *_), (m, d_v), dtype = query.shape, value.shape[-2:], query.dtype
+    compute, dtype = _planned(query, key, value, scale, (*query.shape[:-1], value.shape[-1])), query.dtype
+    b, heads = query.shape[:2]
+    rows = b * heads
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
+        output, numbers = compute(query, key, value)
+        found = logarithms.of_rows(numbers[:rows], numbers[rows : 2 * rows], scale)
+        if isnan(found.sum()):
+            return None
+        found = found.view(b, heads, 1)
+        return (output, found) if output.dtype is dtype else (output.to(dtype), found.to(dtype))
+
+    return attend
+
+
+def planned_output(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, shape: Sequence[int]
+) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]:
+    """What computes the output, of this shape, of calls like this one against all keys, which have no mask.
+
+    Operands are given in four dimensions; those of a call may have fewer, if they lie in the same way.
+    """
+    compute, dtype = _planned(query, key, value, scale, shape), query.dtype
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, _: Tensor | None = None) -> Tensor:
+        return compute(query, key, value)[0].to(dtype)
+
+    return attend
+
+
+def _planned(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, shape: Sequence[int]
+) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The output, of this shape, and maxima and reciprocals of all rows one after another, in the dtype of sums."""
+    (b, heads, *_), (m, d_v) = query.shape, value.shape[-2:]
     wide = widened(query[..., :0])
     output, numbers = wide.new_empty(b, heads, 1, d_v), wide.new_empty(2, b, heads, 1)
     start, stop = torch.zeros(b, dtype=torch.int64), torch.full((b,), m)
@@ -166,10 +200,10 @@ def planned(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Callable
     size, rows = wide.element_size(), b * heads
     sums, pairs = wide.dtype, _in_pairs(query, key, value)
 
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
+    def compute(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         wide = query.float() if size == 4 and not pairs else query
         wide = wide if wide.is_contiguous() else wide.contiguous()
-        output = torch.empty((b, heads, 1, d_v), dtype=sums)
+        output = torch.empty(shape, dtype=sums)
         numbers = torch.empty(2 * rows + threads * scratch, dtype=sums)
         words = template[:]
         words[_QUERY], words[_KEY], words[_VALUE] = wide.data_ptr(), key.data_ptr(), value.data_ptr()
@@ -177,13 +211,9 @@ def planned(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Callable
         words[_MAXIMUM] = address = numbers.data_ptr()
         words[_RECIPROCAL], words[_SCRATCH] = address + rows * size, address + 2 * rows * size
         call(kernel, threads, words)
-        found = logarithms.of_rows(numbers[:rows], numbers[rows : 2 * rows], scale)
-        if isnan(found.sum()):
-            return None
-        found = found.view(b, heads, 1)
-        return (output, found) if output.dtype is dtype else (output.to(dtype), found.to(dtype))
+        return output, numbers
 
-    return attend
+    return compute
 
 
 _QUERY, _KEY, _VALUE, _START, _STOP, _OUTPUT, _MAXIMUM, _RECIPROCAL, _SCRATCH = (

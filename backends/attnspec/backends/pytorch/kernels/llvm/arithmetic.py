@@ -60,12 +60,6 @@ class Arithmetic(Builder):
         """|x|; NaN stays."""
         return self.maximum(x, self.full(0.0) - x)
 
-    def pair(self, low: Value, high: Value) -> Value:
-        """In each lane a pair of bfloat16, of reals of 32 bits that are numbers of bfloat16 themselves."""
-        b = self.builder
-        first = b.lshr(b.bitcast(low.ssa, self.word), ir.Constant(self.word, [16] * self.lanes))
-        return Value(self, b.bitcast(b.or_(first, b.bitcast(high.ssa, self.word)), self.vector))
-
     # lanes of a vector
     def lane_numbers(self) -> Value:
         """0, 1, ... in the lanes, 32-bit integers."""

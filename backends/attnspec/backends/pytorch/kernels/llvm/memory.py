@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import llvmlite.ir as ir
 
-from attnspec.backends.pytorch.kernels.llvm.arithmetic import Arithmetic, Bfloat16
+from attnspec.backends.pytorch.kernels.llvm.arithmetic import Arithmetic
 from attnspec.backends.pytorch.kernels.llvm.values import (
     BIT,
     BYTE,
@@ -89,20 +89,6 @@ class Memory(Arithmetic):
         b.store(
             b.extract_element(lanes, INT32(0)) if first else lanes, place, align=2 if stored != "real" else self.size
         )
-
-    def store_bfloat16(self, value: Value, base: BytePointer, byte: Index, inside: Value | None = None) -> None:
-        """Store all lanes, or those marked in `inside`, rounded to bfloat16 as products of pairs round.
-
-        Their instruction takes what is smaller than the smallest normal number for 0, as the products do.
-        """
-        b, kind = self.builder, ir.VectorType(Bfloat16(), self.lanes)
-        rounded = self.intrinsic(
-            f"llvm.x86.avx512bf16.cvtneps2bf16.{32 * self.lanes}", ir.FunctionType(kind, [self.vector]), [value.ssa]
-        ).ssa
-        if inside is not None:
-            self._store_halves(rounded, base, byte, inside)
-            return
-        b.store(b.bitcast(rounded, ir.VectorType(ir.IntType(16), self.lanes)), base.at(byte), align=2)
 
     def _as_stored(self, value: Value, stored: str) -> ir.Value:
         b = self.builder

@@ -35,7 +35,7 @@ def empty(like: Tensor, *shape: int, kept: bool = False) -> Tensor:
     return torch.frombuffer(memory, dtype=like.dtype, count=prod(shape), offset=start).view(shape)
 
 
-def kept_parts(kind: str, like: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Sequence[Tensor]]:
+def kept_parts(kind: str, like: Tensor, sizes: Sequence[int]) -> tuple[object, Sequence[Tensor]]:
     """Uninitialised memory, which a thread keeps between calls of a kind unless it is much, to be held while its parts
     are used, for so many numbers each."""
     numbers = sum(sizes)
@@ -43,7 +43,7 @@ def kept_parts(kind: str, like: Tensor, sizes: Sequence[int]) -> tuple[Tensor, S
     return held, torch.split_with_sizes(memory, sizes)
 
 
-def kept_bytes(kind: str, like: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def kept_bytes(kind: str, like: Tensor, size: int) -> tuple[object, Tensor]:
     """Memory as that of `kept_parts`, and so many bytes of it."""
     return kept_memory.kept(kind, size, torch.uint8) or (like, empty(like.new_empty(0, dtype=torch.uint8), size))
 
