@@ -160,13 +160,9 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def mutants(session: nox.Session) -> None:
-    """Judge the suite: every mutant is killed, no honest variant is harmed (``attnspec mutants``'s arguments).
-
-    ``--page`` makes ``docs/kills.md`` and its data, or goes on with it: hours, in parts of 60 minutes or ``--minutes``.
-    """
+    """Judge the suite: every mutant is killed, no honest variant is harmed (``attnspec mutants``'s arguments)."""
     install_project(session, extras="cpu")
-    arguments = [x for given in session.posargs for x in ([given, "docs/kills.md"] if given == "--page" else [given])]
-    session.run("attnspec", "mutants", *arguments)
+    session.run("attnspec", "mutants", *session.posargs)
 
 
 @nox.session

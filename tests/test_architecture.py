@@ -277,7 +277,6 @@ ROOMS = {
         "ignored.py",
         "infinities.py",
         "magnitudes.py",
-        "one_weight.py",
         "calling.py",
         "choices.py",
         "modes.py",

@@ -22,7 +22,6 @@ REMAINING = {
     "tests/benchmarks/test_results.py": 6,
     "tests/conformance/test_escapes.py": 1,
     "tests/conformance/test_judged_gradients.py": 3,
-    "tests/conformance/test_kill_trials.py": 1,
     "tests/conformance/test_lazy_budgets.py": 1,
     "tests/conformance/test_mutants.py": 5,
     "tests/conformance/test_sensitivity.py": 1,

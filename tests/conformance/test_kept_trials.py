@@ -10,7 +10,7 @@ from rich.console import Console
 
 from attnspec.conformance.mutants import MUTANTS
 from attnspec.conformance.running import kept_trials
-from attnspec.conformance.running.kept_trials import KeptTrials
+from attnspec.conformance.running.kept_trials import KeptTrials, digest
 from attnspec.conformance.running.kill_matrix import judge_mutants
 from attnspec.conformance.running.trial_run import INCOMPLETE
 from attnspec.conformance.running.trials import Failure, Outcome, Task
@@ -81,3 +81,31 @@ def test_trials_of_another_suite_are_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(kept_trials, "digest", lambda: "0123")
     with pytest.raises(ValueError, match=f"judged by the present suite, 0123; got {own}; without this file"):
         KeptTrials(path)
+
+
+@pytest.mark.parametrize(
+    ("part", "judges"),
+    [
+        ("conformance/laws/pooling.py", True),
+        ("conformance/inputs/corners.py", True),
+        ("conformance/running/trials.py", True),
+        ("spec/pooling.py", True),
+        ("spec/laws/pooling.py", True),
+        ("reference/budget/error_array.py", True),
+        ("conformance/reporting/kill_report.py", False),
+        ("conformance/cli.py", False),
+        ("spec/errata.py", False),
+        ("spec/lectures/registry.py", False),
+    ],
+)
+def test_the_digest_is_of_what_judges(part: str, judges: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, read = digest(), Path.read_text
+
+    def changed(path: Path, *args: Any, **kwargs: Any) -> str:
+        return read(path, *args, **kwargs) + "#" * path.as_posix().endswith(f"attnspec/{part}")
+
+    package, _, below = part.partition("/")
+    (folder,) = __import__(f"attnspec.{package}", fromlist=["x"]).__path__
+    assert (Path(folder) / below).is_file()
+    monkeypatch.setattr(Path, "read_text", changed)
+    assert (digest() != before) == judges

@@ -316,15 +316,6 @@ def mutants(
     json: Annotated[Path | None, typer.Option(help="write the kill matrix as JSON")] = None,
     keep: Annotated[Path | None, typer.Option(help="keep ended trials in this file, and do not repeat them")] = None,
     minutes: Annotated[float | None, typer.Option(min=0, help="end after these minutes; --keep goes on later")] = None,
-    page: Annotated[
-        Path | None,
-        typer.Option(
-            help="write the page of kills as Markdown, and its data beside it as JSON: every law against every mutant, "
-            "20 seeds of quick and 3 of full, honest variants at as many as --checks asks for; hours, in parts of "
-            "60 minutes; trials are kept beside the page, where --keep does not say otherwise"
-        ),
-    ] = None,
-    checks: Annotated[int, typer.Option(min=1, help="how many checks of honest variants --page needs")] = 1_000_000,
 ) -> None:
     """Print the kill matrix."""
     from attnspec.conformance.judging.profiles import PROFILES
@@ -335,11 +326,7 @@ def mutants(
     from attnspec.conformance.variants import VARIANTS
 
     _known("--profile", profile, PROFILES)
-    if page is not None and (profile, seeds, matrix, json, only) != (Settings.profile, 1, False, None, None):
-        _unusable("--page: expected no --profile, --seeds, --only, --matrix or --json, which it says itself")
-    files = _files(json=json, page=page)
-    if page is not None:
-        keep, minutes = keep or page.with_suffix(".trials"), 60.0 if minutes is None else minutes
+    files = _files(json=json)
     known = [*MUTANTS, *VARIANTS]
     patterns = only or ["*"]
     for pattern in patterns:
@@ -352,13 +339,6 @@ def mutants(
         kept = None if keep is None else KeptTrials(keep)
     except (OSError, ValueError) as error:
         _unusable(f"--keep: {error}")
-    if page is not None:
-        from attnspec.conformance.running.kill_page import make_page
-        from attnspec.conformance.running.kill_trials import Extent
-        from attnspec.conformance.running.trial_run import TrialRun
-
-        extent = Extent(checks=checks, mutants=judged, variants=spared)
-        raise typer.Exit(make_page(files["page"], extent, TrialRun(workers, _console(), kept, minutes)))
     status = judge_mutants(
         profile, seeds, matrix, workers, files.get("json"), _console(),
         mutants=judged, variants=spared, kept=kept, minutes=minutes,
