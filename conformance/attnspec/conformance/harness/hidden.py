@@ -123,7 +123,7 @@ DEFECTS: Mapping[str, Defect] = {
     "the keys behind the last whole tile of 128 left out": _without_keys(lambda count: range(count - count % 128)),
     **OPTIONS,
 }
-"""Defects of attention in words; of many an implementation, most of them to be found in docs/rediscovery.md."""
+"""Defects of attention in words; of many an implementation, most of them listed by `nox -s rediscovery`."""
 
 
 def tried(operation: Operation) -> bool:
