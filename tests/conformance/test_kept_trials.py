@@ -2,6 +2,8 @@
 
 import io
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,22 @@ def test_trials_of_another_suite_are_refused(tmp_path: Path, monkeypatch: pytest
         KeptTrials(path)
 
 
+def changes_the_digest(part: str, change: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a change of the text of a file changes the digest."""
+    before, read = digest(), Path.read_text
+    package, _, below = part.partition("/")
+    (folder,) = __import__(f"attnspec.{package}", fromlist=["x"]).__path__
+    changed_file = Path(folder) / below
+    assert change(read(changed_file, encoding="utf-8")) != read(changed_file, encoding="utf-8")
+
+    def changed(path: Path, *args: Any, **kwargs: Any) -> str:
+        text = read(path, *args, **kwargs)
+        return change(text) if path.samefile(changed_file) else text
+
+    monkeypatch.setattr(Path, "read_text", changed)
+    return digest() != before
+
+
 @pytest.mark.parametrize(
     ("part", "judges"),
     [
@@ -99,13 +117,22 @@ def test_trials_of_another_suite_are_refused(tmp_path: Path, monkeypatch: pytest
     ],
 )
 def test_the_digest_is_of_what_judges(part: str, judges: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, read = digest(), Path.read_text
+    assert changes_the_digest(part, lambda text: text + "\nONE_MORE = 1\n", monkeypatch) == judges
 
-    def changed(path: Path, *args: Any, **kwargs: Any) -> str:
-        return read(path, *args, **kwargs) + "#" * path.as_posix().endswith(f"attnspec/{part}")
 
-    package, _, below = part.partition("/")
-    (folder,) = __import__(f"attnspec.{package}", fromlist=["x"]).__path__
-    assert (Path(folder) / below).is_file()
-    monkeypatch.setattr(Path, "read_text", changed)
-    assert (digest() != before) == judges
+@pytest.mark.parametrize(
+    ("part", "change", "judges"),
+    [
+        ("conformance/laws/pooling.py", lambda text: text + "# a comment\n", False),
+        ("conformance/laws/pooling.py", lambda text: text.replace('"""', '"""Indeed: ', 1), False),
+        ("conformance/mutants/pooling.py", lambda text: text.replace('    """', '    """Indeed: ', 1), False),
+        ("reference/pooling.py", lambda text: text.replace('"""', '"""Indeed: ', 1), False),
+        ("spec/pooling.py", lambda text: text + "# a comment\n", False),
+        ("spec/pooling.py", lambda text: text.replace('    """', '    """Indeed: ', 1), True),
+        ("conformance/judging/profiles.py", lambda text: re.sub(r"= (\d+)", r"= 1\1", text, count=1), True),
+    ],
+)
+def test_comments_and_docstrings_throw_no_trial_away(
+    part: str, change: Callable[[str], str], judges: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert changes_the_digest(part, change, monkeypatch) == judges
