@@ -32,8 +32,8 @@ from attnspec.conformance.matrix.program import Call, program
 from attnspec.conformance.matrix.rows import Library, Probed, refusal
 from attnspec.conformance.matrix.showing import as_markdown, print_matrix, said, seen
 from attnspec.conformance.matrix.tracing import answered
+from attnspec.conformance.remote.loading import contract_of, load
 from attnspec.conformance.reporting import processor
-from attnspec.conformance.running.loading import contract_of, load
 from attnspec.conformance.running.settings import Settings
 
 SCHEMA = json.loads(resources.files("attnspec.conformance.matrix").joinpath("matrix.schema.json").read_text())
@@ -499,7 +499,7 @@ def test_a_row_answers_one_call_as_its_program_does(name: str) -> None:
     from attnspec.conformance.judging.subject import Subject
     from attnspec.conformance.laws.common import sample
     from attnspec.conformance.matrix.rows import offers
-    from attnspec.conformance.running.loading import contract_of, load
+    from attnspec.conformance.remote.loading import contract_of, load
     from attnspec.spec import OPERATIONS
     from attnspec.spec.contract.tree import flatten
 

@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
+from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.reporting.writing import (
     OutputFile,
     UnwritableError,
@@ -21,7 +22,6 @@ from attnspec.conformance.reporting.writing import (
     write_files,
     write_report,
 )
-from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.interruption import INTERRUPTION, SIGNALS
 from attnspec.conformance.running.settings import HELP, Settings
 
@@ -145,7 +145,7 @@ def check(
     junit: Annotated[Path | None, typer.Option(help="write the report as JUnit XML")] = None,
 ) -> None:
     """Judge a backend."""
-    from attnspec.conformance.running.loading import ships
+    from attnspec.conformance.remote.loading import ships
 
     operations, laws, dtypes = (tuple(dict.fromkeys(names or ())) for names in (operation, law, dtype))
     here = ships(backend) if in_process is None else in_process
@@ -182,8 +182,8 @@ def replay(
     workers: Annotated[int | None, typer.Option(help=WORKERS)] = None,
 ) -> None:
     """Judge the failures of a report again."""
+    from attnspec.conformance.remote.folder import TemporaryFolder
     from attnspec.conformance.reporting.failed_before import FailedBefore, print_again
-    from attnspec.conformance.running.folder import TemporaryFolder
     from attnspec.conformance.running.reported import reported
 
     _check_workers(workers)

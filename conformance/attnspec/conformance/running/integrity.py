@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from attnspec.conformance.running.environment import own_folders
+from attnspec.conformance.remote.environment import own_folders
 
 Stamps = dict[Path, tuple[int, ...]]
 """Inode, size and times of files. Only root can set the time of the last change."""
