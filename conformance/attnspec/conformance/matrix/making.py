@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from rich.console import Console
 
+from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.engine import BOOLEAN, DEFAULT
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import UNJUDGED, Result, Status, json_number
@@ -19,7 +20,6 @@ from attnspec.conformance.matrix.confirming import confirmed
 from attnspec.conformance.matrix.messages import without_places
 from attnspec.conformance.matrix.rows import Library, Probed, probed
 from attnspec.conformance.remote.errors import BackendError
-from attnspec.conformance.reporting.messages import by_cause
 from attnspec.conformance.reporting.report import Report, in_common, versions
 from attnspec.conformance.running.checking import run
 from attnspec.conformance.running.planning import Plan

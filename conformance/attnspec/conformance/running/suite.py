@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import pytest
 
 from attnspec.conformance.diagnosis.finding import Diagnosis
+from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, judge
 from attnspec.conformance.judging.extent import Extent
@@ -27,7 +28,7 @@ from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.remote.description import described
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.loading import contract_of
-from attnspec.conformance.reporting.messages import by_cause, failure_message
+from attnspec.conformance.reporting.messages import failure_message
 from attnspec.conformance.running.expectations import expectations, passing
 from attnspec.conformance.running.explanation import unexplained
 from attnspec.conformance.running.first_violation import judged_until_violation, unexpected
