@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from attnspec.conformance.mutants import MUTANTS
+from attnspec.conformance.reporting.kill_matrix import judge_mutants
 from attnspec.conformance.running import kept_trials
 from attnspec.conformance.running.kept_trials import KeptTrials, digest
-from attnspec.conformance.running.kill_matrix import judge_mutants
 from attnspec.conformance.running.trial_run import INCOMPLETE
 from attnspec.conformance.running.trials import Failure, Outcome, Task
 

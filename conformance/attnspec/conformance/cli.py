@@ -159,7 +159,7 @@ def check(
         _unusable(f"--time-limit: expected at least 0 and at most {MAX_TIME_LIMIT:,} seconds; got {time_limit:g}")
     files = _files(json=json, html=html, junit=junit)
     INTERRUPTION.hold()
-    from attnspec.conformance.running.reported import reported
+    from attnspec.conformance.reporting.reported import reported
 
     report = reported(backend, settings, _processes(workers), _console(stderr=True), shown=in_process is True)
     errors = write_report(report, files, _console())
@@ -184,7 +184,7 @@ def replay(
     """Judge the failures of a report again."""
     from attnspec.conformance.remote.folder import TemporaryFolder
     from attnspec.conformance.reporting.failed_before import FailedBefore, print_again
-    from attnspec.conformance.running.reported import reported
+    from attnspec.conformance.reporting.reported import reported
 
     _check_workers(workers)
     try:
@@ -320,8 +320,8 @@ def mutants(
     """Print the kill matrix."""
     from attnspec.conformance.judging.profiles import PROFILES
     from attnspec.conformance.mutants import MUTANTS
+    from attnspec.conformance.reporting.kill_matrix import judge_mutants
     from attnspec.conformance.running.kept_trials import KeptTrials
-    from attnspec.conformance.running.kill_matrix import judge_mutants
     from attnspec.conformance.running.selection import matching
     from attnspec.conformance.variants import VARIANTS
 

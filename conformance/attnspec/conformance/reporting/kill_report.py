@@ -5,13 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attnspec.conformance.mutants import Mutant
-from attnspec.conformance.running.trials import Outcome
+from attnspec.conformance.running.trials import LOST, Outcome
 from attnspec.conformance.variants import Variant
 
 SCHEMA = "attnspec-mutants/1"
-
-LOST = "hung or died"
-"""What stands among the laws for a task whose process was lost."""
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ from attnspec.conformance.reporting.heat_maps import (
     levels_of_ratios,
     over_budget,
 )
-from attnspec.conformance.reporting.messages import MAX_SNIPPET, consequences_heading, diagnoses_by_place, shortened
 from attnspec.conformance.reporting.report import Report, key, versions
 from attnspec.conformance.reporting.table import IN_FULL, PASTE, closing, known_failures, remarks
+from attnspec.conformance.running.messages import MAX_SNIPPET, consequences_heading, diagnoses_by_place, shortened
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import CHAPTERS, OPERATIONS
 

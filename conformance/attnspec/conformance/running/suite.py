@@ -28,13 +28,13 @@ from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.remote.description import described
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.loading import contract_of
-from attnspec.conformance.reporting.messages import failure_message
 from attnspec.conformance.running.expectations import expectations, passing
 from attnspec.conformance.running.explanation import unexplained
 from attnspec.conformance.running.first_violation import judged_until_violation, unexpected
 from attnspec.conformance.running.isolated import Isolated, diagnosis_of
 from attnspec.conformance.running.judged import hosts
 from attnspec.conformance.running.keys import HERE
+from attnspec.conformance.running.messages import failure_message
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import OPTIONS, Settings
 from attnspec.conformance.running.verdicts import record, record_diagnosis, record_explanation

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
-from attnspec.conformance.reporting.kill_tables import TrialProgress
 from attnspec.conformance.running.kept_trials import KeptTrials
 from attnspec.conformance.running.trial_pool import outcomes
+from attnspec.conformance.running.trial_progress import TrialProgress
 from attnspec.conformance.running.trials import Key, Outcome, Task
 
 SECONDS = {"quick": 120.0, "full": 1200.0, "release": 7200.0}
