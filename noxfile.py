@@ -101,10 +101,13 @@ def conformance(session: nox.Session) -> None:
 
 @nox.session
 def matrix(session: nox.Session) -> None:
-    """Judge all that PyTorch offers, without an adapter (``attnspec matrix``'s arguments), or make ``docs/matrix``."""
+    """Judge all that PyTorch offers, without an adapter (``attnspec matrix``'s arguments), or write ``docs/matrix``."""
     install_project(session, extras="torch")
-    folder = "docs/matrix/torch"
-    written = [f"--json={folder}.json", f"--markdown={folder}.md", f"--html={folder}.html"]
+    folder = ROOT / "docs" / "matrix"
+    folder.mkdir(exist_ok=True)
+    written = [
+        f"--{form}={folder / f'torch.{end}'}" for form, end in (("json", "json"), ("markdown", "md"), ("html", "html"))
+    ]
     session.run("attnspec", "matrix", *(session.posargs or ["torch", *written]))
 
 
@@ -157,13 +160,9 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def mutants(session: nox.Session) -> None:
-    """Judge the suite: every mutant is killed, no honest variant is harmed (``attnspec mutants``'s arguments).
-
-    ``--page`` makes ``docs/kills.md`` and its data, or goes on with it: hours, in parts of 60 minutes or ``--minutes``.
-    """
+    """Judge the suite: every mutant is killed, no honest variant is harmed (``attnspec mutants``'s arguments)."""
     install_project(session, extras="cpu")
-    arguments = [x for given in session.posargs for x in ([given, "docs/kills.md"] if given == "--page" else [given])]
-    session.run("attnspec", "mutants", *arguments)
+    session.run("attnspec", "mutants", *session.posargs)
 
 
 @nox.session

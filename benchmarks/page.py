@@ -1,6 +1,5 @@
 """The page and the pictures that stand beside the results."""
 
-import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +14,6 @@ from benchmarks.results import Run
 from benchmarks.table import quantity
 
 PAGE = "README.md"
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
-KEPT = ("additive",)
-"""Suites whose pictures the repository keeps, for pages that show them; git ignores the others in ``RESULTS``."""
 
 
 def write(run: Run, folder: Path, console: Console) -> None:
@@ -30,20 +25,11 @@ def write(run: Run, folder: Path, console: Console) -> None:
         pictures = draw(run, folder)
     except ImportError as error:
         console.print(f"no plots: {error.name} is not installed (the extra `bench` has it)", highlight=False)
-    kept = [p.name for p in pictures if p.stem in KEPT or not folder.resolve().is_relative_to(RESULTS)]
-    page = markdown(run, docs=docs_link(folder), pictures=kept)
+    page = markdown(run, pictures=[path.name for path in pictures])
     (folder / PAGE).write_text(page, encoding="utf-8")
 
 
-def docs_link(folder: Path) -> str:
-    """The path from a folder of the repository to the page on how speed is measured; empty for a folder elsewhere."""
-    folder = folder.resolve()
-    if not folder.is_relative_to(ROOT):
-        return ""
-    return Path(os.path.relpath(ROOT / "docs" / "benchmarks.md", folder)).as_posix()
-
-
-def markdown(run: Run, *, docs: str = "", pictures: Collection[str] = ()) -> str:
+def markdown(run: Run, *, pictures: Collection[str] = ()) -> str:
     """The page: machine, ceilings, speedups in short, and a table for every suite, with its picture if there is one."""
     machine = run.machine
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
@@ -54,7 +40,6 @@ def markdown(run: Run, *, docs: str = "", pictures: Collection[str] = ()) -> str
         f"{cores}, {machine['instructions']}, {machine['system']}, Python {machine['python']},",
         f"{versions}.",
         f"Started {machine['time']}{load_note(run)}.",
-        *([f"[How it is measured]({docs})."] if docs else []),
         "",
         "Times are medians of interleaved rounds. Speedups are those of attnspec within one run: over the baseline,",
         "the first subject of a suite, and over the fastest other subject of each case. `of ceiling` is the part of",

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ from attnspec.conformance.judging.engine import cases
 from attnspec.conformance.judging.profiles import FORMULA, PROFILES
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.judging.violation import Reason
+from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.mutants import MUTANTS
 from attnspec.conformance.rediscovered import REDISCOVERED
+from attnspec.conformance.running.trials import Task, perform
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.tree import mapped
 
@@ -107,13 +110,17 @@ def asked(name: str, factor: str = "") -> Inquiry:
     return begun
 
 
+@cache
 def laws_of(name: str) -> tuple[str, ...]:
-    """The laws that convict a backend: those that a mutant is assigned, or the one that stands beside a report."""
+    """The laws that convict a backend: those that a mutant is assigned, or the one that fails first at seed 0."""
     if name in MUTANTS:
         return MUTANTS[name].breaks
-    page = (ROOT / "docs" / "rediscovery.md").read_text(encoding="utf-8")
-    laws = [line.split(" | ")[-2].strip("` ") for line in page.splitlines() if line.startswith(f"| [{name}]")]
-    return tuple(laws) if REDISCOVERED[name].convicted else (FORMULA,)
+    reported = REDISCOVERED[name]
+    if not reported.convicted:
+        return (FORMULA,)
+    return (
+        min((f.law for f in perform(Task(reported, reported.profile, 0)).failures), key=lambda law: CHECKS[law].once),
+    )
 
 
 def outcome(name: str) -> dict[str, Any]:
@@ -165,9 +172,9 @@ all inputs. Most of them are that by definition.
 OTHER = """
 ## Written without the mutants
 
-Defects of libraries as they were [reported](rediscovery.md), and implementations with a mistake of their own
-(`tests/conformance/mistaken.py`, which says what is right). With a factor on top, the diagnosis is another one, or
-there is none.
+Defects of libraries as they were reported (`nox -s rediscovery` lists them), and implementations with a mistake of
+their own (`tests/conformance/mistaken.py`, which says what is right). With a factor on top, the diagnosis is
+another one, or there is none.
 """
 
 

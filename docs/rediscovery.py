@@ -87,12 +87,6 @@ def row(*cells: str) -> str:
     return f"| {SEPARATOR.join(cells)} |"
 
 
-def verdicts_on(text: str) -> dict[str, Verdict]:
-    """The verdicts that stand on a page, by report."""
-    rows = [line.removeprefix("| ").removesuffix(" |").split(SEPARATOR) for line in text.splitlines()]
-    return {r[0][1:].partition("]")[0]: Verdict(*r[-2:]) for r in rows if len(r) == 8 and r[0].startswith("[")}
-
-
 def verdict(r: Rediscovered) -> Verdict:
     """Judge a defect in its profile, and reduce the input on which a law fails; ``RuntimeError`` where it escapes."""
     failed = [[f.law for f in perform(Task(r, r.profile, seed)).failures] for seed in range(3)]

@@ -1,4 +1,4 @@
-"""Pictures of the benchmarks: drawn by the command, small, and not kept but for those that a page shows."""
+"""Pictures of the benchmarks: drawn by the command, and shown by the page."""
 
 import io
 import sys
@@ -12,9 +12,8 @@ from rich.console import Console
 from benchmarks import page, plot
 from benchmarks.case import OURS
 from benchmarks.cli import main
-from benchmarks.records import read, write
+from benchmarks.records import write
 from benchmarks.results import Run
-from benchmarks.suites import SUITES
 
 from .samples import measurement, run
 
@@ -60,16 +59,6 @@ def test_a_picture_has_a_line_for_each_panel_and_its_words_as_text(tmp_path: Pat
         assert {"additive attention, forward, 1 thread", OURS, "tanh rate", "64", "512", "1 ms"} <= words
 
 
-def test_the_page_shows_only_pictures_that_git_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    monkeypatch.setattr(page, "RESULTS", tmp_path)
-    page.write(two_suites(), tmp_path, Console(file=io.StringIO()))
-    assert drawn(tmp_path) == ["additive.svg", "step.svg"]
-    text = (tmp_path / page.PAGE).read_text(encoding="utf-8")
-    assert "![additive](additive.svg)" in text
-    assert "![step]" not in text
-
-
 def test_without_matplotlib_there_is_a_page_and_a_word_on_what_it_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,28 +68,3 @@ def test_without_matplotlib_there_is_a_page_and_a_word_on_what_it_lacks(
         page.write(two_suites(), tmp_path, console)
     assert capture.get() == "no plots: matplotlib is not installed (the extra `bench` has it)\n"
     assert [path.name for path in tmp_path.iterdir()] == [page.PAGE]
-
-
-def test_git_keeps_the_pictures_that_pages_show_and_no_others() -> None:
-    rules = (page.RESULTS / ".gitignore").read_text(encoding="utf-8").splitlines()
-    assert [rule for rule in rules if not rule.startswith("#")] == ["*.svg", *(f"!/{s}/{s}.svg" for s in page.KEPT)]
-    assert set(page.KEPT) <= SUITES.keys()
-    docs = (page.ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    for suite in page.KEPT:
-        folder = page.RESULTS / suite
-        assert f"(../benchmarks/results/{suite}/{suite}.svg)" in docs
-        assert f"({suite}.svg)" in (folder / page.PAGE).read_text(encoding="utf-8")
-        picture = folder / f"{suite}.svg"
-        assert picture.stat().st_size < 64 * 2**10
-        assert len(picture.read_text(encoding="utf-8").splitlines()) < 10
-
-
-def test_the_pictures_that_are_kept_show_the_results_that_are_kept(tmp_path: Path) -> None:
-    matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    for suite in page.KEPT:
-        kept = read(page.RESULTS / suite)
-        plot.draw(replace(kept, measurements=[m for m in kept.measurements if m.suite == suite]), tmp_path)
-        there = (page.RESULTS / suite / f"{suite}.svg").read_text(encoding="utf-8")
-        if f"Matplotlib v{matplotlib.__version__}," not in there:
-            pytest.skip(f"drawn with another version of matplotlib than {matplotlib.__version__}")
-        assert (tmp_path / f"{suite}.svg").read_text(encoding="utf-8") == there

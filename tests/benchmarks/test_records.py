@@ -1,7 +1,6 @@
 """The file of results: one line for a measurement, the round trip, what is refused and in which words."""
 
 import json
-from collections import Counter
 from dataclasses import fields
 from math import inf
 from pathlib import Path
@@ -9,16 +8,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import page
 from benchmarks.case import OURS
 from benchmarks.cli import main
 from benchmarks.records import FILE, FORMER_FILE, KINDS, MACHINE, SCHEMA, present, read, write
 from benchmarks.results import Measurement, significant
 
 from .samples import measurement, run
-
-KEPT = page.ROOT / "benchmarks" / "results" / "cpu"
-"""The results that the repository keeps."""
 
 SOME = run(
     measurement("eager", 1.0, error=1.5e-7, peak_bytes=2**20, first_call=0.25),
@@ -159,12 +154,3 @@ def test_results_in_the_former_format_are_refused_and_not_overwritten(
 
 def test_an_empty_folder_has_no_results(tmp_path: Path) -> None:
     assert not present(tmp_path)
-
-
-def test_the_results_that_are_kept_are_as_the_command_writes_them(tmp_path: Path) -> None:
-    kept = read(KEPT)
-    write(kept, tmp_path)
-    assert (tmp_path / FILE).read_bytes() == (KEPT / FILE).read_bytes()
-    twice = Counter((*m.group, m.subject) for m in kept.measurements)
-    assert twice.most_common(1)[0][1] == 1
-    assert len(kept.measurements) == (KEPT / FILE).read_bytes().count(b"\n") - 1

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import cases, judge
 from attnspec.conformance.judging.profiles import FORMULA, GRADIENT, PROFILES
@@ -13,8 +14,8 @@ from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.mutants import MUTANTS
 from attnspec.conformance.mutants.correct import Formulas, Library
 from attnspec.conformance.reporting.heat_maps import over_budget
-from attnspec.conformance.reporting.messages import by_cause, failure_message
 from attnspec.conformance.running.first_violation import judged_until_violation
+from attnspec.conformance.running.messages import failure_message
 from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.operation import Operation
 

@@ -23,9 +23,9 @@ from attnspec.conformance.judging.snippet import DERIVED, snippet
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Violation
 from attnspec.conformance.laws import CHECKS
+from attnspec.conformance.remote.description import contract_from
+from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.reporting.writing import UnwritableError
-from attnspec.conformance.running.description import contract_from
-from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.planning import Plan, check_names
 from attnspec.conformance.running.probe import Probe
 from attnspec.conformance.running.settings import Settings
@@ -570,9 +570,7 @@ REFUSED_AT_ONCE = {
     ("mutants", "--only", "Base 1000"): "--only: expected one of base 1000, ",
     ("mutants", "--only", "base 100"): "--only: expected one of base 1000, ",
     ("mutants", "--only", "nosuch*"): "; got 'nosuch*'",
-    ("mutants", "--page", "no/such/folder.md"): "--page: expected a file that can be written; got 'no/such/",
-    ("mutants", "--page", "k.md", "--matrix"): "--page: expected no --profile, --seeds, --only, --matrix or ",
-    ("mutants", "--page", "empty.py", "--keep", "empty.py"): "--keep: empty.py: expected trials that 'attnspec mutants",
+    ("mutants", "--keep", "empty.py"): "--keep: empty.py: expected trials that 'attnspec mutants",
     ("show", "softmaxx"): "show: expected one of softmax",
     ("show", "LSTM_Cell"): "show: expected one of lstm_cell, ",
     ("list", "things"): "list: expected one of operations, laws, backends, mutants; got 'things'",

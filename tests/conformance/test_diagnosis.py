@@ -27,11 +27,11 @@ from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.mutants import MUTANTS
 from attnspec.conformance.mutants.correct import Formulas, Library
 from attnspec.conformance.rediscovered import REDISCOVERED
-from attnspec.conformance.reporting.messages import diagnosis_lines, failure_message
 from attnspec.conformance.reporting.report import Report
 from attnspec.conformance.reporting.table import print_report
 from attnspec.conformance.reporting.verdict_page import as_html
 from attnspec.conformance.running import suite
+from attnspec.conformance.running.messages import diagnosis_lines, failure_message
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.verdicts import Collector, Verdicts, record, record_diagnosis

@@ -11,9 +11,9 @@ import jsonschema
 import pytest
 
 from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.reporting.report import Report
 from attnspec.conformance.reporting.table import closing, violations
-from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.expectations import expectations, expected, idle, passing
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import Settings

@@ -21,14 +21,14 @@ from rich.console import Console
 
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.results import INTERRUPTED, TIME_LIMIT, Result, Status
+from attnspec.conformance.remote.errors import BackendError
+from attnspec.conformance.remote.folder import TemporaryFolder, remove_abandoned
 from attnspec.conformance.remote.processes import KNOWN, processes
 from attnspec.conformance.reporting.junit import as_junit
 from attnspec.conformance.reporting.report import Report
 from attnspec.conformance.reporting.table import print_report
 from attnspec.conformance.reporting.verdict_page import as_html
 from attnspec.conformance.reporting.writing import OutputFile, UnwritableError, write_report
-from attnspec.conformance.running.errors import BackendError
-from attnspec.conformance.running.folder import TemporaryFolder, remove_abandoned
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.verdicts import Verdicts

@@ -10,7 +10,7 @@ import pytest
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.foreign_calls import Raised, printable
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.running.loading import load
+from attnspec.conformance.remote.loading import load
 from attnspec.spec import OPERATIONS
 
 BACKEND = """

@@ -16,11 +16,11 @@ import pytest
 
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.remote import sandbox
+from attnspec.conformance.remote.environment import own_folders
+from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.processes import KNOWN, processes
 from attnspec.conformance.running import integrity
 from attnspec.conformance.running.admission import admit, admitted
-from attnspec.conformance.running.environment import own_folders
-from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.post_mortem import checked
 
 from . import hostile
@@ -88,7 +88,7 @@ def test_the_processes_of_a_backend_know_no_path_of_the_run(tmp_path: Path, mode
 
 LEAVING = """
 import os, sys, time
-if 'attnspec.conformance.running.description' in sys.orig_argv and not os.fork():
+if 'attnspec.conformance.remote.description' in sys.orig_argv and not os.fork():
     os.setsid()
     if os.fork():
         os._exit(0)

@@ -2,6 +2,8 @@
 
 import io
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from attnspec.conformance.mutants import MUTANTS
+from attnspec.conformance.reporting.kill_matrix import judge_mutants
 from attnspec.conformance.running import kept_trials
-from attnspec.conformance.running.kept_trials import KeptTrials
-from attnspec.conformance.running.kill_matrix import judge_mutants
+from attnspec.conformance.running.kept_trials import KeptTrials, digest
 from attnspec.conformance.running.trial_run import INCOMPLETE
 from attnspec.conformance.running.trials import Failure, Outcome, Task
 
@@ -81,3 +83,56 @@ def test_trials_of_another_suite_are_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(kept_trials, "digest", lambda: "0123")
     with pytest.raises(ValueError, match=f"judged by the present suite, 0123; got {own}; without this file"):
         KeptTrials(path)
+
+
+def changes_the_digest(part: str, change: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a change of the text of a file changes the digest."""
+    before, read = digest(), Path.read_text
+    package, _, below = part.partition("/")
+    (folder,) = __import__(f"attnspec.{package}", fromlist=["x"]).__path__
+    changed_file = Path(folder) / below
+    assert change(read(changed_file, encoding="utf-8")) != read(changed_file, encoding="utf-8")
+
+    def changed(path: Path, *args: Any, **kwargs: Any) -> str:
+        text = read(path, *args, **kwargs)
+        return change(text) if path.samefile(changed_file) else text
+
+    monkeypatch.setattr(Path, "read_text", changed)
+    return digest() != before
+
+
+@pytest.mark.parametrize(
+    ("part", "judges"),
+    [
+        ("conformance/laws/pooling.py", True),
+        ("conformance/inputs/corners.py", True),
+        ("conformance/running/trials.py", True),
+        ("spec/pooling.py", True),
+        ("spec/laws/pooling.py", True),
+        ("reference/budget/error_array.py", True),
+        ("conformance/reporting/kill_report.py", False),
+        ("conformance/cli.py", False),
+        ("spec/errata.py", False),
+        ("spec/lectures/registry.py", False),
+    ],
+)
+def test_the_digest_is_of_what_judges(part: str, judges: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert changes_the_digest(part, lambda text: text + "\nONE_MORE = 1\n", monkeypatch) == judges
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "judges"),
+    [
+        ("conformance/laws/pooling.py", lambda text: text + "# a comment\n", False),
+        ("conformance/laws/pooling.py", lambda text: text.replace('"""', '"""Indeed: ', 1), False),
+        ("conformance/mutants/pooling.py", lambda text: text.replace('    """', '    """Indeed: ', 1), False),
+        ("reference/pooling.py", lambda text: text.replace('"""', '"""Indeed: ', 1), False),
+        ("spec/pooling.py", lambda text: text + "# a comment\n", False),
+        ("spec/pooling.py", lambda text: text.replace('    """', '    """Indeed: ', 1), True),
+        ("conformance/judging/profiles.py", lambda text: re.sub(r"= (\d+)", r"= 1\1", text, count=1), True),
+    ],
+)
+def test_comments_and_docstrings_throw_no_trial_away(
+    part: str, change: Callable[[str], str], judges: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert changes_the_digest(part, change, monkeypatch) == judges

@@ -5,16 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attnspec.conformance.judging.causes import by_cause, consequences
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.judging.snippet import readable
-from attnspec.conformance.reporting.messages import (
-    MAX_ARGUMENT,
-    MAX_SNIPPET,
-    by_cause,
-    consequences,
-    failure_message,
-    violation_message,
-)
+from attnspec.conformance.running.messages import MAX_ARGUMENT, MAX_SNIPPET, failure_message, violation_message
 from attnspec.spec import LAWS
 
 

@@ -14,7 +14,7 @@ from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.remote.backend import RemoteBackend
-from attnspec.conformance.running.description import contract_from
+from attnspec.conformance.remote.description import contract_from
 from attnspec.spec import Limits
 
 THREADS = torch.get_num_threads()

@@ -23,8 +23,8 @@ from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import sample
 from attnspec.conformance.mutants import MUTANTS, Mutant, mutant
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
+from attnspec.conformance.reporting.kill_matrix import judge_mutants
 from attnspec.conformance.reporting.writing import OutputFile
-from attnspec.conformance.running.kill_matrix import judge_mutants
 from attnspec.conformance.running.selection import matching
 from attnspec.conformance.running.trial_pool import outcomes
 from attnspec.conformance.running.trials import Outcome, Task, perform
@@ -254,12 +254,12 @@ def test_gradients_of_trees_go_by_path(cell: Library, given: tuple[bool, bool]) 
     assert_gradients_within_budgets(tuple(found.values()), cotangent, formula, state, layers)
 
 
-def run(tmp_path: Path, **subjects: Any) -> tuple[int, dict[str, Any], str]:
+def run(tmp_path: Path, *, matrix: bool = False, **subjects: Any) -> tuple[int, dict[str, Any], str]:
     path = tmp_path / "m.json"
     given: dict[str, Any] = {"mutants": {}, "variants": {}} | subjects
     with (tmp_path / "out").open("w") as file:
         console = Console(record=True, width=160, file=file)
-        status = judge_mutants("quick", 1, False, 0, OutputFile(path, "--json"), console, **given)
+        status = judge_mutants("quick", 1, matrix, 0, OutputFile(path, "--json"), console, **given)
     return status, json.loads(path.read_text()), console.export_text()
 
 
@@ -279,8 +279,20 @@ def test_a_mutant_that_survives_fails_the_run(tmp_path: Path) -> None:
     assert status == 1
     assert report["exit_status"] == 1
     assert "1 of 2 killed" in text
+    assert {m["name"]: m["survived_seeds"] for m in report["mutants"]} == {"harmless": [0], "exp(−e)": []}
+    assert report["only_killer"] == {}
     # Survivors come first.
     assert text.index("harmless") < text.index("exp(−e)")
+
+
+def test_the_matrix_names_the_mutants_that_one_law_alone_kills(tmp_path: Path) -> None:
+    some = {name: MUTANTS[name] for name in ("exp(−e)", "base 1000")}
+    _, report, _ = run(tmp_path, matrix=True, mutants=some)
+    laws = {m["name"]: list(m["laws"]) for m in report["mutants"]}
+    for name, m in some.items():
+        assert set(m.breaks) <= set(laws[name])
+    alone = {law: [name for name in some if laws[name] == [law]] for law in {law for of in laws.values() for law in of}}
+    assert report["only_killer"] == {law: names for law, names in sorted(alone.items()) if names}
 
 
 def test_a_variant_that_is_harmed_fails_the_run(tmp_path: Path) -> None:

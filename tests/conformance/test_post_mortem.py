@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from attnspec.conformance.inputs.examples import Example
+from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.engine import Case
 from attnspec.conformance.judging.isolation import POSSIBLE, end_of
 from attnspec.conformance.judging.results import UNJUDGED, Result, Status
-from attnspec.conformance.reporting.messages import by_cause
 from attnspec.conformance.running.post_mortem import examined
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.watchdog import FileIncidents, Watchdog

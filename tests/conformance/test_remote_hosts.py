@@ -22,11 +22,11 @@ from attnspec.conformance.remote import clock as clocks
 from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.remote.client import Hasty
 from attnspec.conformance.remote.clock import Clock, Watch
+from attnspec.conformance.remote.description import contract_from
+from attnspec.conformance.remote.errors import BackendError
+from attnspec.conformance.remote.loading import contract_of, load
 from attnspec.conformance.remote.processes import KNOWN, children, end_all, end_children, mark, processes, usage
-from attnspec.conformance.running.description import contract_from
-from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.isolated import Isolated
-from attnspec.conformance.running.loading import contract_of, load
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.suite import run_case
 

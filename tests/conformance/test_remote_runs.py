@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from attnspec.conformance.remote.loading import ships
 from attnspec.conformance.remote.processes import KNOWN, processes
-from attnspec.conformance.running.loading import ships
 
 from . import hostile
 

@@ -8,7 +8,7 @@ import pytest
 
 from attnspec import reference
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.running.planning import Plan, check_names
 from attnspec.conformance.running.selection import FEW, matching, unknown_name
 from attnspec.conformance.running.settings import Settings

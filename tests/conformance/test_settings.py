@@ -15,9 +15,9 @@ from attnspec.conformance import ConformanceSuite, plugin
 from attnspec.conformance.cli import app
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.remote.environment import ONE_THREAD, environment
+from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.running.checking import pytest_arguments
-from attnspec.conformance.running.environment import ONE_THREAD, environment
-from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.settings import OPTIONS, Option, Settings
 from attnspec.conformance.running.suite import settings_of_suite
 from attnspec.conformance.running.trial_run import SECONDS

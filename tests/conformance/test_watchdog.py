@@ -15,11 +15,11 @@ from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case
 from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.remote.incidents import INPUT_CHARACTERS
 from attnspec.conformance.running import watchdog
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.suite import run_case
 from attnspec.conformance.running.watchdog import (
-    INPUT_CHARACTERS,
     SIZE,
     Breadcrumb,
     CrashHandler,

@@ -31,9 +31,10 @@ from attnspec.reference import (
     seq2seq_attention_complexity,
     seq2seq_complexity,
 )
-from attnspec.reference.defining import dependencies as depend
 from attnspec.reference.defining.counting import Counted, Tally
 from attnspec.spec import OPERATIONS, Complexity, RNNParameters, ShapeError
+
+from . import dependencies as depend
 
 size = st.integers(1, 9)
 many = settings(max_examples=60, deadline=None)

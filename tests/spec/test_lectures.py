@@ -82,11 +82,12 @@ def test_every_cited_passage_is_a_heading_or_a_named_part_of_a_page() -> None:
 
 def test_operations_and_errata_own_what_they_cite() -> None:
     disowned = [
-        (name, str(c))
+        f"{name}: {c}"
         for name, c in cited()
         if name not in LAWS and all(name not in item.owners for item in LECTURES[c.source].cited(c.passage or ""))
     ]
-    assert disowned == []
+    advice = "name each among the owners of the passage that it cites, in spec/attnspec/spec/lectures/"
+    assert not disowned, f"{advice}: {', '.join(disowned)}"
 
 
 def test_every_erratum_is_named_where_it_is() -> None:

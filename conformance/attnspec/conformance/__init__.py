@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from attnspec.conformance.harness.judge import judge
     from attnspec.conformance.harness.suggesting import suggest_inputs
-    from attnspec.conformance.judging.replaying import replay
+    from attnspec.conformance.remote.errors import BackendError
+    from attnspec.conformance.remote.loading import load
     from attnspec.conformance.running.calling import call
-    from attnspec.conformance.running.errors import BackendError
-    from attnspec.conformance.running.loading import load
+    from attnspec.conformance.running.replaying import replay
     from attnspec.conformance.running.suite import ConformanceSuite
 
 _HOMES = {
-    "BackendError": "running.errors",
+    "BackendError": "remote.errors",
     "ConformanceSuite": "running.suite",
     "call": "running.calling",
     "judge": "harness.judge",
-    "load": "running.loading",
-    "replay": "judging.replaying",
+    "load": "remote.loading",
+    "replay": "running.replaying",
     "suggest_inputs": "harness.suggesting",
 }
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.reporting.writing import (
     OutputFile,
     UnwritableError,
@@ -21,7 +22,6 @@ from attnspec.conformance.reporting.writing import (
     write_files,
     write_report,
 )
-from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.interruption import INTERRUPTION, SIGNALS
 from attnspec.conformance.running.settings import HELP, Settings
 
@@ -153,7 +153,7 @@ def check(
     junit: Annotated[Path | None, typer.Option(help="write the report as JUnit XML")] = None,
 ) -> None:
     """Judge a backend."""
-    from attnspec.conformance.running.loading import ships
+    from attnspec.conformance.remote.loading import ships
 
     operations, laws, dtypes = (tuple(dict.fromkeys(names or ())) for names in (operation, law, dtype))
     here = ships(backend) if in_process is None else in_process
@@ -166,7 +166,7 @@ def check(
     _check_time_limit(time_limit)
     files = _files(json=json, html=html, junit=junit)
     INTERRUPTION.hold()
-    from attnspec.conformance.running.reported import reported
+    from attnspec.conformance.reporting.reported import reported
 
     report = reported(backend, settings, _processes(workers), _console(stderr=True), shown=in_process is True)
     errors = write_report(report, files, _console())
@@ -192,9 +192,9 @@ def replay(
     sandbox: Annotated[str | None, typer.Option(help=HELP["sandbox"], show_default=AS_REPORTED)] = None,
 ) -> None:
     """Judge the failures of a report again."""
+    from attnspec.conformance.remote.folder import TemporaryFolder
     from attnspec.conformance.reporting.failed_before import FailedBefore, print_again
-    from attnspec.conformance.running.folder import TemporaryFolder
-    from attnspec.conformance.running.reported import reported
+    from attnspec.conformance.reporting.reported import reported
 
     _check_workers(workers)
     _check_time_limit(time_limit or 0.0)
@@ -329,30 +329,17 @@ def mutants(
     json: Annotated[Path | None, typer.Option(help="write the kill matrix as JSON")] = None,
     keep: Annotated[Path | None, typer.Option(help="keep ended trials in this file, and do not repeat them")] = None,
     minutes: Annotated[float | None, typer.Option(min=0, help="end after these minutes; --keep goes on later")] = None,
-    page: Annotated[
-        Path | None,
-        typer.Option(
-            help="write the page of kills as Markdown, and its data beside it as JSON: every law against every mutant, "
-            "20 seeds of quick and 3 of full, honest variants at as many as --checks asks for; hours, in parts of "
-            "60 minutes; trials are kept beside the page, where --keep does not say otherwise"
-        ),
-    ] = None,
-    checks: Annotated[int, typer.Option(min=1, help="how many checks of honest variants --page needs")] = 1_000_000,
 ) -> None:
     """Print the kill matrix."""
     from attnspec.conformance.judging.profiles import PROFILES
     from attnspec.conformance.mutants import MUTANTS
+    from attnspec.conformance.reporting.kill_matrix import judge_mutants
     from attnspec.conformance.running.kept_trials import KeptTrials
-    from attnspec.conformance.running.kill_matrix import judge_mutants
     from attnspec.conformance.running.selection import matching
     from attnspec.conformance.variants import VARIANTS
 
     _known("--profile", profile, PROFILES)
-    if page is not None and (profile, seeds, matrix, json, only) != (Settings.profile, 1, False, None, None):
-        _unusable("--page: expected no --profile, --seeds, --only, --matrix or --json, which it says itself")
-    files = _files(json=json, page=page)
-    if page is not None:
-        keep, minutes = keep or page.with_suffix(".trials"), 60.0 if minutes is None else minutes
+    files = _files(json=json)
     known = [*MUTANTS, *VARIANTS]
     patterns = only or ["*"]
     for pattern in patterns:
@@ -365,13 +352,6 @@ def mutants(
         kept = None if keep is None else KeptTrials(keep)
     except (OSError, ValueError) as error:
         _unusable(f"--keep: {error}")
-    if page is not None:
-        from attnspec.conformance.running.kill_page import make_page
-        from attnspec.conformance.running.kill_trials import Extent
-        from attnspec.conformance.running.trial_run import TrialRun
-
-        extent = Extent(checks=checks, mutants=judged, variants=spared)
-        raise typer.Exit(make_page(files["page"], extent, TrialRun(workers, _console(), kept, minutes)))
     status = judge_mutants(
         profile, seeds, matrix, workers, files.get("json"), _console(),
         mutants=judged, variants=spared, kept=kept, minutes=minutes,

@@ -120,7 +120,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test for each case of the backend that the class, or the command line, names."""
     if "attnspec_case" not in metafunc.fixturenames:
         return
-    from attnspec.conformance.running.errors import BackendError
+    from attnspec.conformance.remote.errors import BackendError
     from attnspec.conformance.running.planning import Plan
     from attnspec.conformance.running.suite import (
         backend_of,
@@ -184,9 +184,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         return
     from attnspec.conformance.judging.own_errors import contained
     from attnspec.conformance.judging.results import INTERRUPTED, TIME_LIMIT
+    from attnspec.conformance.remote.errors import BackendError
     from attnspec.conformance.reporting.report import Report
     from attnspec.conformance.reporting.writing import OutputFile, UnwritableError
-    from attnspec.conformance.running.errors import BackendError
     from attnspec.conformance.running.planning import Plan
     from attnspec.conformance.running.suite import backend_of
     from attnspec.conformance.running.verdicts import VERDICTS

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from attnspec.conformance.diagnosis.diagnosing import Call, diagnosed
 from attnspec.conformance.diagnosis.finding import Diagnosis, violated_by_numbers
-from attnspec.conformance.diagnosis.probes import Probe, called, gathered, given_gradients, judged_by
+from attnspec.conformance.diagnosis.probes import Probe, called, gathered, judged_by
 from attnspec.conformance.diagnosis.recording import recorded
 from attnspec.conformance.diagnosis.watching import Watch, unwatched
 from attnspec.conformance.inputs.arguments import Arguments
@@ -120,17 +120,8 @@ def diagnosis_of_result(
 ) -> Diagnosis | None:
     """The diagnosis of one result; None also where other inputs could tell several known defects apart."""
     probe = judged_by(subject, arguments, found)
-    return None if probe is None else _of_one(subject, probe, without)
-
-
-def diagnosis_of_gradients(
-    subject: Subject, arguments: Arguments, cotangents: Results, found: Results, *, without: Collection[str] = ()
-) -> Diagnosis | None:
-    """The diagnosis of the gradients of one call, whose results are right; ``found`` are those that are known."""
-    return _of_one(subject, given_gradients(subject, arguments, cotangents, found), without)
-
-
-def _of_one(subject: Subject, probe: Probe, without: Collection[str]) -> Diagnosis | None:
+    if probe is None:
+        return None
     operation, effort = subject.operation, subject.effort
     further = corners(operation, subject.limits, seed=0, most=FURTHER, work=effort.work)
     return diagnosed(

@@ -2,20 +2,20 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnspec.conformance.harness.scores import has_parts
+from attnspec.conformance.harness.together import Ensemble
 from attnspec.conformance.inputs.arguments import Numbers
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Violation
 from attnspec.conformance.laws.ensembles import along
 from attnspec.conformance.laws.single_keys import along_key
 from attnspec.conformance.laws.spreads import no_wider
+from attnspec.spec.contract.law import LAWS
+from attnspec.spec.contract.operation import Operation
 from attnspec.spec.laws import attention, pooling
-
-if TYPE_CHECKING:
-    from attnspec.conformance.harness.together import Ensemble
 
 SLOPE = 8.0
 """How much steeper that error may be than it is large: its sign changes with every power of two."""
@@ -50,7 +50,7 @@ class Filter:
         limit += self.least
         return found, limit, words if abs(found) > limit else ""
 
-    def tells(self, ensemble: "Ensemble", estimate: float, limit: float) -> bool:
+    def tells(self, ensemble: Ensemble, estimate: float, limit: float) -> bool:
         """Whether an estimate beyond the limit cannot be that of an honest result on these inputs.
 
         What all rows have in common of the roundings of honest ones, such as that of an exponential which they share,
@@ -62,13 +62,13 @@ class Filter:
         return abs(estimate) > limit + common and not any(words for _, _, words in honest)
 
 
-def gain(ensemble: "Ensemble") -> Iterator[Filter]:
+def gain(ensemble: Ensemble) -> Iterator[Filter]:
     """A filter in the direction of the result itself."""
     e, what = ensemble, "the gain"
     yield Filter(what, lambda got: along(e.subject, e.arguments, got - e.expected, e.expected, what), e.exponentials)
 
 
-def scale(ensemble: "Ensemble") -> Iterator[Filter]:
+def scale(ensemble: Ensemble) -> Iterator[Filter]:
     """A filter in the direction of the derivative with respect to the logarithm of the scale."""
     e, what = ensemble, "the scale of the scores"
     steepness, size = float(np.linalg.norm(e.steepness)), float(np.linalg.norm(e.expected))
@@ -81,7 +81,7 @@ def scale(ensemble: "Ensemble") -> Iterator[Filter]:
     yield Filter(what, lambda got: along(e.subject, e.arguments, got - e.expected, e.steepness, what), least)
 
 
-def keys(ensemble: "Ensemble") -> Iterator[Filter]:
+def keys(ensemble: Ensemble) -> Iterator[Filter]:
     """A filter along each of some keys, and of one of zeros: is it left out, or does it count which should not?"""
     e = ensemble
     for words, alone in e.single_keys():
@@ -93,16 +93,60 @@ def keys(ensemble: "Ensemble") -> Iterator[Filter]:
         yield Filter(what, check, PART_OF_KEY)
 
 
-def spread(ensemble: "Ensemble") -> Iterator[Filter]:
+def spread(ensemble: Ensemble) -> Iterator[Filter]:
     """The root mean square of error/σ."""
     e, what = ensemble, "the root mean square of error/σ"
     yield Filter(what, lambda got: no_wider(e.subject, e.arguments, (got - e.expected) / e.sigma, what), signed=False)
 
 
-FILTERS: Mapping[str, Callable[["Ensemble"], Iterator[Filter]]] = {
+FILTERS: Mapping[str, Callable[[Ensemble], Iterator[Filter]]] = {
     pooling.ENSEMBLE_GAIN.id: gain,
     attention.ENSEMBLE_SCALE.id: scale,
     pooling.ENSEMBLE_KEYS.id: keys,
     pooling.ENSEMBLE_SPREAD.id: spread,
 }
 """The filters by the laws whose operations they concern."""
+
+
+def concerning(operation: Operation) -> bool:
+    """Whether any filter concerns an operation."""
+    return any(_concerns(law, operation) for law in FILTERS)
+
+
+def _concerns(law: str, operation: Operation) -> bool:
+    """Whether a filter concerns an operation: as its law does, or because scores have parts that it changes."""
+    return LAWS[law].concerns(operation) or has_parts(operation)
+
+
+def untold(ensemble: Ensemble) -> str:
+    """Why nothing can be told over all rows, in words; empty where it can."""
+    operation = ensemble.subject.operation
+    return ensemble.untold if concerning(operation) else f"for no filter concerns {operation.name}"
+
+
+def extent(ensemble: Ensemble) -> str:
+    """How many groups are asked together, or why they are not, in words."""
+    reason = untold(ensemble)
+    return f"not judged, {reason}" if reason else f"{len(ensemble.kept):,} {ensemble.groups}"
+
+
+def filters(ensemble: Ensemble) -> Iterator[Filter]:
+    """The filters that concern an operation."""
+    for law, makes in FILTERS.items():
+        if _concerns(law, ensemble.subject.operation):
+            yield from makes(ensemble)
+
+
+def accusation(ensemble: Ensemble, got: Numbers | None = None) -> str:
+    """What is wrong with results over all rows, in words; empty where nothing is, or nothing can be told.
+
+    Of several filters it is what the one says that sees most.
+    """
+    if untold(ensemble):
+        return ""
+    subject, got = ensemble.subject, ensemble.given if got is None else got
+    seen = [(asked, *asked.asked(subject, got)) for asked in filters(ensemble)]
+    for asked, found, limit, words in sorted(seen, key=lambda x: -abs(x[1]) / (x[2] or np.inf)):
+        if words and asked.tells(ensemble, found, limit):
+            return words
+    return ""

@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from attnspec.conformance.harness.filters import accusation, concerning
 from attnspec.conformance.harness.parts import Part
 from attnspec.conformance.harness.positions import at_rows, spelled
 from attnspec.conformance.harness.scores import rescaled, without
-from attnspec.conformance.harness.together import Ensemble, accusation, zeros
+from attnspec.conformance.harness.together import Ensemble, zeros
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
 from attnspec.conformance.inputs.dtypes import numpy_dtype
 from attnspec.conformance.judging.subject import Subject
@@ -123,14 +124,14 @@ DEFECTS: Mapping[str, Defect] = {
     "the keys behind the last whole tile of 128 left out": _without_keys(lambda count: range(count - count % 128)),
     **OPTIONS,
 }
-"""Defects of attention in words; of many an implementation, most of them to be found in docs/rediscovery.md."""
+"""Defects of attention in words; of many an implementation, most of them listed by `nox -s rediscovery`."""
 
 
 def tried(operation: Operation) -> bool:
     """Whether defects are tried on an operation: not where results have an entry for every key."""
     asked = operation.asked
     pools = asked is not None and not any(asked in leaf.sizes for leaf in operation.outputs)
-    return pools and Ensemble.concerning(operation) and not operation.attends_to_itself
+    return pools and concerning(operation) and not operation.attends_to_itself
 
 
 def hidden(ensemble: Ensemble) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from threadpoolctl import threadpool_limits
 
 from attnspec.conformance.harness.backward import judge_gradients
 from attnspec.conformance.harness.choices import expected
+from attnspec.conformance.harness.filters import accusation, extent
 from attnspec.conformance.harness.guess import diagnosis
 from attnspec.conformance.harness.heads import count_of_heads, own_heads
 from attnspec.conformance.harness.hidden import hidden
@@ -29,7 +30,7 @@ from attnspec.conformance.harness.reading import (
 )
 from attnspec.conformance.harness.record import Record
 from attnspec.conformance.harness.subjects import subject_of
-from attnspec.conformance.harness.together import Ensemble, accusation
+from attnspec.conformance.harness.together import Ensemble
 from attnspec.conformance.harness.verdict import Verdict
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.judging.subject import Results, Subject
@@ -116,7 +117,7 @@ def _judge_results(record: Record, given: Part, rng: np.random.Generator) -> Non
         record.hidden = partial(hidden, ensemble)
         if record.worst is None and not record.outside and operation.float_result:
             ensemble.each = threads.map
-            record.together, record.ensemble = accusation(ensemble), ensemble.extent
+            record.together, record.ensemble = accusation(ensemble), extent(ensemble)
             ensemble.each = map
     record.judged.append(_extent(given, chosen) + _lacking(operation))
 

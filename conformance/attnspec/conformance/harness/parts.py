@@ -6,10 +6,11 @@ from math import prod
 
 import numpy as np
 
-from attnspec.conformance.harness.heads import count_of_heads, of_heads
+from attnspec.conformance.harness.heads import count_of_heads, own_heads
 from attnspec.conformance.harness.positions import at_rows, independent_rows
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, along, take
 from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.spec.contract.operation import Operation
 
 AT_ONCE = 2**20
 """Pairs of a query and a key for which the oracle is asked at once."""
@@ -92,6 +93,33 @@ def elements(part: Part, rows: int | None = None) -> Iterator[Part]:
         return
     for start in range(0, batch[0], together):
         yield _cut(part, slice(start, start + together))
+
+
+def of_heads(operation: Operation, part: Part, most: float) -> Iterator[Part]:
+    """A part in parts of at most so many heads, and of one at least."""
+    heads = count_of_heads(part.arguments)
+    size = next((size for size in own_heads(operation) if part.arguments.size(size) > 1), None)
+    if heads <= most or size is None:
+        yield part
+        return
+    count = part.arguments.size(size)
+    together = max(int(most * count // heads), 1)
+    for start in range(0, count, together):
+        yield from of_heads(operation, _with_heads(operation, part, size, slice(start, start + together)), most)
+
+
+def _with_heads(operation: Operation, part: Part, size: str, chosen: slice) -> Part:
+    """The part of these heads, or of these of every group."""
+
+    def change(x: Numbers, axis: int) -> Numbers:
+        return x[(slice(None),) * axis + (chosen,)]
+
+    sizes, binding = own_heads(operation), part.arguments.binding
+    found = {leaf.path: along(part.results[leaf.path], leaf, size, binding, change) for leaf in operation.outputs}
+    heads = np.arange(count_of_heads(part.arguments)) if part.heads is None else part.heads
+    grid = heads.reshape([part.arguments.size(name) for name in sizes])
+    heads = change(grid, sizes.index(size)).ravel()
+    return replace(part, arguments=part.arguments.along(size, change), results=found, heads=heads)
 
 
 def _cost(arguments: Arguments, rows: int | None) -> int:

@@ -21,11 +21,10 @@ from attnspec.conformance.harness.dependence import (
     step_of_weights,
     valued,
 )
-from attnspec.conformance.harness.filters import FILTERS, Filter
 from attnspec.conformance.harness.heads import own_heads
 from attnspec.conformance.harness.parts import Part
 from attnspec.conformance.harness.rounding import WeightsRounded, rounded, ways
-from attnspec.conformance.harness.scores import ADDED, has_parts, is_weight, rescaled, without
+from attnspec.conformance.harness.scores import ADDED, is_weight, rescaled, without
 from attnspec.conformance.inputs.arguments import Arguments, Change, Numbers, take
 from attnspec.conformance.inputs.dtypes import exact_in
 from attnspec.conformance.judging.rows import sampled
@@ -36,7 +35,6 @@ from attnspec.reference.budget import WIDTH
 from attnspec.reference.budget.error_array import UNKNOWN
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.axes import Part as Option
-from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import Operation
 
 FEWEST = int(WIDTH**2) + 1
@@ -68,16 +66,6 @@ class Ensemble:
         """The arguments of one part."""
         return self.parts[0].arguments
 
-    @property
-    def asked(self) -> bool:
-        """Whether any filter concerns the operation."""
-        return self.concerning(self.subject.operation)
-
-    @staticmethod
-    def concerning(operation: Operation) -> bool:
-        """Whether any filter concerns an operation."""
-        return any(_concerns(law, operation) for law in FILTERS)
-
     @cached_property
     def by_row(self) -> bool:
         """Whether the rows of one element are independent: not where its keys are projected or rounded for all."""
@@ -91,10 +79,8 @@ class Ensemble:
 
     @cached_property
     def untold(self) -> str:
-        """Why nothing can be told, in words; empty where it can."""
+        """Why errors of groups are not independent, or too few, in words; empty where filters can tell something."""
         whole, operation = self.whole, self.subject.operation
-        if not self.asked:
-            return f"for no filter concerns {operation.name}"
         if self.subject.precision.inputs and self._has_weights:
             return "for the class rounds given weights, which all rows share"
         if self.subject.precision.inputs and own_heads(operation):
@@ -106,11 +92,6 @@ class Ensemble:
         if len(self.kept) < FEWEST:
             return f"for it takes {FEWEST} {self.groups} that round differently, and these are {len(self.kept)}"
         return ""
-
-    @property
-    def extent(self) -> str:
-        """How many groups are asked together, or why they are not, in words."""
-        return f"not judged, {self.untold}" if self.untold else f"{len(self.kept):,} {self.groups}"
 
     @property
     def groups(self) -> str:
@@ -236,30 +217,3 @@ def _alone(given: Arguments, keys: Change) -> Arguments:
 def zeros(x: Numbers, axis: int) -> Numbers:
     """A single row of zeros along an axis, in the place of all."""
     return np.zeros((*x.shape[:axis], 1, *x.shape[axis + 1 :]), x.dtype)
-
-
-def _concerns(law: str, operation: Operation) -> bool:
-    """Whether a filter concerns an operation: as its law does, or because scores have parts that it changes."""
-    return LAWS[law].concerns(operation) or has_parts(operation)
-
-
-def filters(ensemble: Ensemble) -> Iterator[Filter]:
-    """The filters that concern an operation."""
-    for law, makes in FILTERS.items():
-        if _concerns(law, ensemble.subject.operation):
-            yield from makes(ensemble)
-
-
-def accusation(ensemble: Ensemble, got: Numbers | None = None) -> str:
-    """What is wrong with results over all rows, in words; empty where nothing is, or nothing can be told.
-
-    Of several filters it is what the one says that sees most.
-    """
-    if ensemble.untold:
-        return ""
-    subject, got = ensemble.subject, ensemble.given if got is None else got
-    seen = [(asked, *asked.asked(subject, got)) for asked in filters(ensemble)]
-    for asked, found, limit, words in sorted(seen, key=lambda x: -abs(x[1]) / (x[2] or np.inf)):
-        if words and asked.tells(ensemble, found, limit):
-            return words
-    return ""

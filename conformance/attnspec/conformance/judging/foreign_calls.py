@@ -4,6 +4,7 @@ import os
 import signal
 import sysconfig
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -62,6 +63,18 @@ def _path(code: CodeType) -> str:
     """The file of some code, seen from the current folder if it is inside."""
     path = os.path.relpath(code.co_filename)
     return code.co_filename if path.startswith(os.pardir) else path
+
+
+class OperationElsewhere(ABC):
+    """An operation of a backend in another process, whose threads are there too."""
+
+    @abstractmethod
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        """Call it in the main thread."""
+
+    @abstractmethod
+    def in_thread(self, *given: Any, **named: Any) -> Any:
+        """Call it in a new thread."""
 
 
 def in_thread(function: Callable[..., Any], *given: Any, **named: Any) -> Any:

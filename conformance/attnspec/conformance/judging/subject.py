@@ -11,12 +11,11 @@ from attnspec.conformance.inputs.dtypes import exact_in
 from attnspec.conformance.judging.comparison import Comparisons
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.extent import Extent, widen
-from attnspec.conformance.judging.foreign_calls import Raised, call_safely, in_thread
+from attnspec.conformance.judging.foreign_calls import OperationElsewhere, Raised, call_safely, in_thread
 from attnspec.conformance.judging.left_open import with_exact_infinities, with_open_choices, with_unspecified
 from attnspec.conformance.judging.left_out import demand_declared, raises_without_keys
 from attnspec.conformance.judging.profiles import PROFILES, Profile
 from attnspec.conformance.judging.violation import Reason, Violation
-from attnspec.conformance.remote.objects import RemoteOperation
 from attnspec.reference import REFERENCE, choosing
 from attnspec.reference.budget import Judged, judged, oracle_dtype
 from attnspec.reference.budget.gradients import gradients
@@ -131,7 +130,7 @@ class Subject(Comparisons):
         keyword = {name: inputs[name] for name in names if name in keyword_only}
         call = getattr(self.backend, self.operation.name)
         if threaded:
-            call = call.in_thread if isinstance(call, RemoteOperation) else partial(in_thread, call)
+            call = call.in_thread if isinstance(call, OperationElsewhere) else partial(in_thread, call)
         return call(*positional, **keyword)
 
     def demanded(self, inputs: Mapping[str, Any]) -> Any:

@@ -14,8 +14,8 @@ from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.matrix.cells import Confirmation
 from attnspec.conformance.matrix.program import SAYS
 from attnspec.conformance.matrix.rows import Probed
-from attnspec.conformance.running.environment import ONE_THREAD, SAFE_PATH
-from attnspec.conformance.running.folder import TemporaryFolder
+from attnspec.conformance.remote.environment import ONE_THREAD, SAFE_PATH
+from attnspec.conformance.remote.folder import TemporaryFolder
 from attnspec.conformance.running.settings import Settings
 
 SECONDS = 600.0

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from rich.console import Console
 
+from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.engine import BOOLEAN, DEFAULT
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import UNJUDGED, Result, Status, json_number
@@ -18,10 +19,9 @@ from attnspec.conformance.matrix.cells import DIRECTIONS, Cell, Matrix, Row, Sta
 from attnspec.conformance.matrix.confirming import confirmed
 from attnspec.conformance.matrix.messages import without_places
 from attnspec.conformance.matrix.rows import Library, Probed, probed
-from attnspec.conformance.reporting.messages import by_cause
+from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.reporting.report import Report, in_common, versions
 from attnspec.conformance.running.checking import run
-from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.law import LAWS

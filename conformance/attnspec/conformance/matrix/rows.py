@@ -25,11 +25,11 @@ from attnspec.conformance.judging.foreign_calls import Raised, call_safely, prin
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import sample
 from attnspec.conformance.matrix.messages import without_places
-from attnspec.conformance.running.description import contract_from, describe
-from attnspec.conformance.running.environment import ONE_THREAD, SAFE_PATH
-from attnspec.conformance.running.errors import BackendError
-from attnspec.conformance.running.folder import TemporaryFolder
-from attnspec.conformance.running.loading import contract_of, load
+from attnspec.conformance.remote.description import contract_from, describe
+from attnspec.conformance.remote.environment import ONE_THREAD, SAFE_PATH
+from attnspec.conformance.remote.errors import BackendError
+from attnspec.conformance.remote.folder import TemporaryFolder
+from attnspec.conformance.remote.loading import contract_of, load
 from attnspec.conformance.running.selection import unknown_name
 from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.operation import OPERATIONS

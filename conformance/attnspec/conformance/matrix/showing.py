@@ -10,8 +10,8 @@ from rich.text import Text
 
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.matrix.cells import DIRECTIONS, Cell, Confirmation, Matrix, Row, State, Violation
+from attnspec.conformance.remote.incidents import AT
 from attnspec.conformance.reporting.markup import table
-from attnspec.conformance.running.watchdog import AT
 
 COLOURS = {
     State.CONFORMS: "green",

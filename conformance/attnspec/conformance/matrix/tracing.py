@@ -26,7 +26,7 @@ from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.laws.common import data_dtype
 from attnspec.conformance.matrix.messages import without_places
 from attnspec.conformance.matrix.program import Call, program
-from attnspec.conformance.running.loading import contract_of, load
+from attnspec.conformance.remote.loading import contract_of, load
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.tree import flatten, mapped

@@ -1,1 +1,1 @@
-"""A backend in a process of its own: what runs it returns bytes, and what judges it never imports it."""
+"""A backend, loaded and described, and its process, which returns bytes to a judge that never imports it."""

@@ -7,10 +7,10 @@ import numpy as np
 
 from attnspec.conformance.remote.arrays import RemoteArray, RemoteNumpyArray
 from attnspec.conformance.remote.client import Host
+from attnspec.conformance.remote.description import DECLARED
+from attnspec.conformance.remote.errors import BackendError
+from attnspec.conformance.remote.incidents import Incidents
 from attnspec.conformance.remote.objects import RemoteOperation
-from attnspec.conformance.running.description import DECLARED
-from attnspec.conformance.running.errors import BackendError
-from attnspec.conformance.running.watchdog import Incidents
 
 CONVERSIONS = {"from_numpy", "to_numpy"}
 

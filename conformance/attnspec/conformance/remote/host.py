@@ -17,13 +17,13 @@ import numpy as np
 
 from attnspec.conformance.inputs import layouts
 from attnspec.conformance.judging.foreign_calls import call_safely, in_thread
+from attnspec.conformance.remote.description import describe, described, runs_on
+from attnspec.conformance.remote.errors import BackendError
+from attnspec.conformance.remote.loading import contract_of, load
 from attnspec.conformance.remote.objects import KEPT, Unconverted
 from attnspec.conformance.remote.processes import die_with_parent
 from attnspec.conformance.remote.raised import told
 from attnspec.conformance.remote.wire import LENGTHS, Writer, dtype_named, is_small
-from attnspec.conformance.running.description import describe, described, runs_on
-from attnspec.conformance.running.errors import BackendError
-from attnspec.conformance.running.loading import contract_of, load
 
 FUNCTIONS = ("broadcast_to", "empty", "_neg_view")
 """The functions of a library that layouts need."""

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+from attnspec.conformance.judging.foreign_calls import OperationElsewhere
 
-class RemoteOperation:
+
+class RemoteOperation(OperationElsewhere):
     """A function of a backend, to be called in the backend's process; ``ask`` sends a request there."""
 
     def __init__(self, name: str, ask: Callable[..., Any]) -> None:

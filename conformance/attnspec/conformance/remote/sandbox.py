@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from attnspec.conformance.remote.environment import SAFE_PATH, own_folders
+from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.processes import MARK
-from attnspec.conformance.running.environment import SAFE_PATH, own_folders
-from attnspec.conformance.running.errors import BackendError
 
 CHOICES = ("auto", "on", "off")
 """Values of ``--sandbox``."""

@@ -1,1 +1,1 @@
-"""What people and programs read of a run: reports, tables, messages; and the printed specification."""
+"""What people and programs read of a run: reports, tables, the kill matrix; and the printed specification."""

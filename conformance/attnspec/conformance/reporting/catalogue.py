@@ -36,7 +36,7 @@ def laws() -> Table:
 
 def backends() -> Table:
     """All registered backends."""
-    from attnspec.conformance.running.loading import registered
+    from attnspec.conformance.remote.loading import registered
 
     table = _table("name", "module")
     for name, module in registered().items():

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.reporting.report import SCHEMA, Report, key
 from attnspec.conformance.reporting.table import violations
-from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.settings import Settings
 
 VERDICT = {f.name for f in fields(Result)}

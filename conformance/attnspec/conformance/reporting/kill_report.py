@@ -5,13 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attnspec.conformance.mutants import Mutant
-from attnspec.conformance.running.trials import Outcome
+from attnspec.conformance.running.trials import LOST, Outcome
 from attnspec.conformance.variants import Variant
 
 SCHEMA = "attnspec-mutants/1"
-
-LOST = "hung or died"
-"""What stands among the laws for a task whose process was lost."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +27,11 @@ class Row:
     def kills(self) -> int:
         """At how many seeds something was wrong."""
         return sum(o.convicts for o in self.outcomes)
+
+    @property
+    def survived(self) -> list[int]:
+        """The seeds at which nothing was wrong."""
+        return [seed for seed, o in enumerate(self.outcomes) if not o.convicts]
 
     @property
     def evaluations(self) -> int:
@@ -81,6 +83,15 @@ class KillMatrix:
         return 0 if self.killed == len(self.mutants) and not self.harmed else 1
 
     @property
+    def only_killer(self) -> dict[str, list[str]]:
+        """Per law, the mutants that no other law kills; empty unless mutants were judged by every law."""
+        found: dict[str, list[str]] = {}
+        for row in self.mutants if self.every else ():
+            if len(row.laws) == 1:
+                found.setdefault(next(iter(row.laws)), []).append(row.subject.name)
+        return dict(sorted(found.items()))
+
+    @property
     def false_alarm_bound(self) -> float | None:
         """The upper bound of the rate of false alarms at 95 %; None where there was one, or nothing was checked."""
         checks = sum(row.evaluations for row in self.variants)
@@ -102,6 +113,7 @@ class KillMatrix:
                     "operations": list(row.subject.operations),
                     "assigned": list(row.assigned),
                     "killed": row.kills,
+                    "survived_seeds": row.survived,
                     "laws": row.laws,
                     "checks": row.evaluations,
                 }
@@ -120,6 +132,7 @@ class KillMatrix:
                 }
                 for row in self.variants
             ],
+            "only_killer": self.only_killer,
             "not_tried": dict(self.not_tried),
             "false_alarm_bound": self.false_alarm_bound,
             "exit_status": self.exit_status,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
+from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.own_errors import contained
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.reporting.declaration import lines
@@ -24,15 +25,9 @@ from attnspec.conformance.reporting.heat_maps import (
     levels_of_ratios,
     over_budget,
 )
-from attnspec.conformance.reporting.messages import (
-    MAX_SNIPPET,
-    by_cause,
-    consequences_heading,
-    diagnoses_by_place,
-    shortened,
-)
 from attnspec.conformance.reporting.report import Report, key, versions
 from attnspec.conformance.reporting.table import IN_FULL, PASTE, closing, known_failures, remarks
+from attnspec.conformance.running.messages import MAX_SNIPPET, consequences_heading, diagnoses_by_place, shortened
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import CHAPTERS, OPERATIONS
 

@@ -1,1 +1,1 @@
-"""Runs of the suite: settings, selection, worker processes, crashes and hangs, and the kill matrix."""
+"""Runs of the suite: settings, selection, worker processes, crashes and hangs, messages, replays, and trials."""

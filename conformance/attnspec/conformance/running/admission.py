@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.remote.errors import BackendError
 
 PAUSE = 0.02
 """Seconds between two looks for it."""

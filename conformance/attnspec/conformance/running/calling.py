@@ -6,7 +6,7 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.running.loading import contract_of
+from attnspec.conformance.remote.loading import contract_of
 from attnspec.spec.contract.operation import OPERATIONS
 
 

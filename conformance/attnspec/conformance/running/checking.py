@@ -10,14 +10,14 @@ import pytest
 from rich.console import Console
 
 from attnspec.conformance.judging.results import INTERRUPTED
+from attnspec.conformance.remote.description import described
+from attnspec.conformance.remote.environment import OF_PYTEST, ONE_THREAD, SAFE_PATH, environment
+from attnspec.conformance.remote.errors import BackendError
+from attnspec.conformance.remote.folder import TemporaryFolder
 from attnspec.conformance.remote.processes import children, end_children, mark
 from attnspec.conformance.running.admission import admit
-from attnspec.conformance.running.description import described
-from attnspec.conformance.running.environment import OF_PYTEST, ONE_THREAD, SAFE_PATH, environment
-from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.expectations import expectations
 from attnspec.conformance.running.first_violation import STOPPED, FirstViolation
-from attnspec.conformance.running.folder import TemporaryFolder
 from attnspec.conformance.running.interruption import INTERRUPTION
 from attnspec.conformance.running.keys import KEY
 from attnspec.conformance.running.planning import Plan

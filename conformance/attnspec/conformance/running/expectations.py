@@ -15,7 +15,7 @@ from pathlib import Path
 
 from attnspec.conformance.judging.engine import BOOLEAN, DEFAULT, governing_laws
 from attnspec.conformance.judging.results import Result, Status
-from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.running.selection import matching, unknown_name
 from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.law import LAWS

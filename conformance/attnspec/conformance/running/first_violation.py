@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.engine import Case
 from attnspec.conformance.judging.results import INTERRUPTED, Result, Status
-from attnspec.conformance.reporting.messages import by_cause
 from attnspec.conformance.running.expectations import Expectations, expectations, expected
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.verdicts import recorded

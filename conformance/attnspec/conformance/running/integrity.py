@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from attnspec.conformance.running.environment import own_folders
+from attnspec.conformance.remote.environment import own_folders
 
 ALWAYS_IMPORTED = {"attnspec", "sitecustomize", "usercustomize", "hypothesis", "pytest", "_pytest", "xdist", "execnet"}
 """Modules that a judge imports which may not have been imported yet, the first that it finds."""

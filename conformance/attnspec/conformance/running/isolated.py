@@ -19,8 +19,9 @@ from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.remote.client import Hasty, HostEnded
+from attnspec.conformance.remote.errors import BackendError
+from attnspec.conformance.remote.incidents import STOP_AFTER, Incidents, Recorder
 from attnspec.conformance.remote.signals import heard
-from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.expectations import expectations
 from attnspec.conformance.running.explanation import explained
 from attnspec.conformance.running.first_violation import judged_until_violation, unexpected
@@ -28,7 +29,7 @@ from attnspec.conformance.running.post_mortem import examined
 from attnspec.conformance.running.probe import IMPORT_SECONDS
 from attnspec.conformance.running.refusals import refusals
 from attnspec.conformance.running.settings import Settings
-from attnspec.conformance.running.watchdog import STOP_AFTER, FileIncidents, Incidents, Recorder, Watchdog
+from attnspec.conformance.running.watchdog import FileIncidents, Watchdog
 from attnspec.spec.contract.operation import OPERATIONS
 
 T = TypeVar("T")

@@ -8,14 +8,14 @@ import pytest
 
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.remote.backend import RemoteBackend
+from attnspec.conformance.remote.description import contract_from
+from attnspec.conformance.remote.errors import BackendError
+from attnspec.conformance.remote.loading import contract_of, load
 from attnspec.conformance.remote.processes import adopt_orphans
 from attnspec.conformance.remote.sandbox import resolved
 from attnspec.conformance.running.admission import admitted
-from attnspec.conformance.running.description import contract_from
 from attnspec.conformance.running.endings import guarded
-from attnspec.conformance.running.errors import BackendError
 from attnspec.conformance.running.keys import HOSTS, KEY
-from attnspec.conformance.running.loading import contract_of, load
 from attnspec.conformance.running.probe import IMPORT_SECONDS
 from attnspec.conformance.running.settings import Settings
 

@@ -1,7 +1,9 @@
 """Trials that are kept in a file, so that a run which is broken off goes on where it was."""
 
+import ast
 import hashlib
 import json
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,15 @@ JUDGES = {
 ASIDE = ("errata.py",)
 """Files there that decide nothing."""
 
+READ_AT_RUN_TIME = ("spec",)
+"""Packages whose docstrings are data: formulas and edges are read from them."""
+
 
 def digest() -> str:
     """A digest of the specification, the reference and the suite: of laws, inputs, mutants and variants.
 
-    Reports, the command line and what says how trials are run are not in it.
+    It is one of syntax trees: comments, layout and docstrings that nobody reads at run time do not change it. Reports,
+    the command line and what says how trials are run are not in it.
     """
     found = hashlib.sha256()
     for package, parts in JUDGES.items():
@@ -32,8 +38,24 @@ def digest() -> str:
             judges = {path for part in parts for path in _modules(folder, part)}
             for path in sorted(judges, key=lambda path: path.relative_to(folder).as_posix()):
                 found.update(f"{package}/{path.relative_to(folder).as_posix()}\n".encode())
-                found.update(path.read_text(encoding="utf-8").encode())
+                text = path.read_text(encoding="utf-8")
+                found.update(_syntax(text, docstrings=package in READ_AT_RUN_TIME).encode())
     return found.hexdigest()[:16]
+
+
+class _WithoutDocstrings(ast.NodeTransformer):
+    """Removes strings that stand alone: the docstrings of modules, classes, functions and constants."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        alone = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if alone else node
+
+
+@cache
+def _syntax(text: str, *, docstrings: bool) -> str:
+    """The syntax tree of a module, without positions."""
+    tree = ast.parse(text)
+    return ast.dump(tree if docstrings else _WithoutDocstrings().visit(tree))
 
 
 def _modules(folder: Path, part: str) -> list[Path]:

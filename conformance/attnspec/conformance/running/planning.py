@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, cases
 from attnspec.conformance.judging.profiles import PROFILES
-from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.running.expectations import expectations
 from attnspec.conformance.running.selection import unknown_name
 from attnspec.conformance.running.settings import Settings

@@ -27,12 +27,12 @@ from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.laws.common import data_dtype
+from attnspec.conformance.remote.incidents import Incidents
+from attnspec.conformance.remote.loading import contract_of, load
 from attnspec.conformance.remote.processes import end_all, mark
 from attnspec.conformance.remote.sandbox import files_of, launch, resolved
-from attnspec.conformance.running.loading import contract_of, load
 from attnspec.conformance.running.probe import IMPORT_SECONDS
 from attnspec.conformance.running.settings import Settings
-from attnspec.conformance.running.watchdog import Incidents
 from attnspec.spec.contract.operation import OPERATIONS
 
 SECONDS = 15.0

@@ -10,9 +10,9 @@ import subprocess
 import threading
 from typing import Any
 
+from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.processes import adopt_orphans, children, end_all, end_children, mark
 from attnspec.conformance.remote.sandbox import files_of, launch
-from attnspec.conformance.running.errors import BackendError
 
 IMPORT_SECONDS = float(os.environ.get("ATTNSPEC_IMPORT_SECONDS", "120"))
 """Seconds that the import of a backend may take, here and in the workers."""
@@ -37,7 +37,7 @@ class Probe:
         self._children, self._mark = children(), mark()
         answer, theirs = os.pipe()
         self.process = launch(
-            "attnspec.conformance.running.description",
+            "attnspec.conformance.remote.description",
             *(backend, device, str(theirs)),
             word=self._mark,
             sandbox=sandbox,

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import pytest
 
 from attnspec.conformance.diagnosis.finding import Diagnosis
+from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, judge
 from attnspec.conformance.judging.extent import Extent
@@ -24,16 +25,16 @@ from attnspec.conformance.judging.own_errors import contained, joined
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result
 from attnspec.conformance.remote.backend import RemoteBackend
-from attnspec.conformance.reporting.messages import by_cause, failure_message
-from attnspec.conformance.running.description import described
-from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.remote.description import described
+from attnspec.conformance.remote.errors import BackendError
+from attnspec.conformance.remote.loading import contract_of
 from attnspec.conformance.running.expectations import expectations, passing
 from attnspec.conformance.running.explanation import unexplained
 from attnspec.conformance.running.first_violation import judged_until_violation, unexpected
 from attnspec.conformance.running.isolated import Isolated, diagnosis_of
 from attnspec.conformance.running.judged import hosts
 from attnspec.conformance.running.keys import HERE
-from attnspec.conformance.running.loading import contract_of
+from attnspec.conformance.running.messages import failure_message
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import OPTIONS, Settings
 from attnspec.conformance.running.verdicts import record, record_diagnosis, record_explanation

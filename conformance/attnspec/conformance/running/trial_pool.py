@@ -9,7 +9,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from attnspec.conformance.running.environment import ONE_THREAD, environment
+from attnspec.conformance.remote.environment import ONE_THREAD, environment
 from attnspec.conformance.running.trials import Failure, Outcome, Task, perform
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
-from attnspec.conformance.reporting.kill_tables import TrialProgress
 from attnspec.conformance.running.kept_trials import KeptTrials
 from attnspec.conformance.running.trial_pool import outcomes
+from attnspec.conformance.running.trial_progress import TrialProgress
 from attnspec.conformance.running.trials import Key, Outcome, Task
 
 SECONDS = {"quick": 120.0, "full": 1200.0, "release": 7200.0}
@@ -37,8 +37,8 @@ class TrialRun:
     minutes: float | None = None
     _start: float = field(default_factory=time.monotonic)
 
-    def outcomes(self, tasks: Sequence[Task], limit: float, what: str = "trials") -> dict[Key, Outcome]:
-        """What became of tasks, by their keys; each of them may take ``limit`` seconds; ``what`` they are, in messages.
+    def outcomes(self, tasks: Sequence[Task], limit: float) -> dict[Key, Outcome]:
+        """What became of tasks, by their keys; each of them may take ``limit`` seconds.
 
         :class:`TimeUp` as soon as the time is up, after one task at least.
         """
@@ -55,7 +55,7 @@ class TrialRun:
                     self.kept.add(task, outcome)
                 if self._over and len(found) < len(tasks):
                     where = "with --keep the same command goes on" if self.kept is None else "the same command goes on"
-                    judged = f"{len(found)} of {len(tasks)} {what} judged"
+                    judged = f"{len(found)} of {len(tasks)} trials judged"
                     raise TimeUp(f"{judged} in {self.minutes:g} minutes: {where}")
 
             waiting = []

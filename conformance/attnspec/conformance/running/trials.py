@@ -14,6 +14,9 @@ from attnspec.conformance.variants import Variant
 Key: TypeAlias = tuple[str, str, int, bool]
 """Subject, profile, seed, and whether it is judged by every law."""
 
+LOST = "hung or died"
+"""What stands among the laws for a trial whose process was lost."""
+
 
 @dataclass(frozen=True)
 class Task:

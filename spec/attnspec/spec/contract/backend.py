@@ -6,8 +6,7 @@ is missing).
 """
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from types import FunctionType
 from typing import Any, Generic, Protocol, TypeVar, get_origin, runtime_checkable
 
@@ -55,28 +54,6 @@ class Differentiates(Protocol[Array_co]):
         result: an array, or a tree of arrays, with None for those that are not of floating point. Gradients come back
         by path: ``key``, ``parameters.w_hf``, each in the dtype of its array and in memory of its own.
         """
-        ...
-
-
-class Records(Protocol[Array_co]):
-    """A backend whose forward and backward passes can be called apart."""
-
-    def pullback(
-        self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
-    ) -> tuple[Any, Callable[[Any], Mapping[str, Array_co]]]:
-        """operation(**arguments), computed while gradients of the arrays at these paths are recorded, and its backward.
-
-        The backward takes a cotangent and gives the gradients of ⟨cotangent, result⟩ by path, those that are wanted.
-        It may be called more than once.
-        """
-        ...
-
-
-class HasModes(Protocol):
-    """A backend whose framework computes in several modes."""
-
-    def modes(self, dtype: str, *, device: str) -> Mapping[str, Callable[[], AbstractContextManager[Any]]]:
-        """Every mode that is to give the same results in this dtype, by name; each makes a context to call within."""
         ...
 
 

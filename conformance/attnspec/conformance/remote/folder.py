@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.remote.errors import BackendError
 
 PREFIX = "attnspec-"
 """How the names of all temporary folders begin."""

@@ -11,7 +11,7 @@ from attnspec.conformance.judging.attempt import attempt
 from attnspec.conformance.judging.isolation import POSSIBLE, end_of
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws import CHECKS
-from attnspec.conformance.running.loading import contract_of, load
+from attnspec.conformance.remote.loading import contract_of, load
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.tree import as_source

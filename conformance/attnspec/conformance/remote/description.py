@@ -1,6 +1,6 @@
 """What a backend declares, as JSON from another process.
 
-``python -m attnspec.conformance.running.description NAME DEVICE ANSWER`` imports the backend and writes its contract,
+``python -m attnspec.conformance.remote.description NAME DEVICE ANSWER`` imports the backend and writes its contract,
 or why there is none, to the file descriptor ANSWER. The process ends there and then: nothing waits for what the backend
 has left running, or for what it would do at an orderly exit.
 """
@@ -16,9 +16,9 @@ import numpy as np
 
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely, printable
+from attnspec.conformance.remote.errors import BackendError
+from attnspec.conformance.remote.loading import contract_of, load
 from attnspec.conformance.remote.processes import die_with_parent
-from attnspec.conformance.running.errors import BackendError
-from attnspec.conformance.running.loading import contract_of, load
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DeclaredPrecision

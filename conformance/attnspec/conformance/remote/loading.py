@@ -13,7 +13,7 @@ from typing import Any
 
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely
-from attnspec.conformance.running.errors import BackendError
+from attnspec.conformance.remote.errors import BackendError
 from attnspec.spec.contract.operation import OPERATIONS
 
 GROUP = "attnspec.backends"

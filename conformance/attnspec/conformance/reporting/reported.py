@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from attnspec.conformance.judging.results import INTERRUPTED
+from attnspec.conformance.remote.errors import BackendError
+from attnspec.conformance.remote.folder import no_room
 from attnspec.conformance.remote.processes import close_memory
 from attnspec.conformance.remote.sandbox import resolved
-from attnspec.conformance.running.errors import BackendError
-from attnspec.conformance.running.folder import no_room
 from attnspec.conformance.running.integrity import Files
 from attnspec.conformance.running.interruption import INTERRUPTION
 from attnspec.conformance.running.probe import Probe
@@ -65,9 +65,9 @@ def _judged(
     probe: Probe, settings: Settings, workers: int, console: Console, started: float, *, shown: bool
 ) -> "Report":
     """The report of a run whose backend is being imported."""
+    from attnspec.conformance.remote.description import contract_from
     from attnspec.conformance.reporting.report import Report
     from attnspec.conformance.running.checking import run
-    from attnspec.conformance.running.description import contract_from
     from attnspec.conformance.running.planning import Plan, check_names
     from attnspec.spec.contract.operation import OPERATIONS
     from attnspec.spec.contract.precision import DEFAULTS

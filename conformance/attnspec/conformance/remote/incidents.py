@@ -1,0 +1,149 @@
+"""Crashes and hangs of a backend with a process of its own, in the memory of the process that judges it."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from attnspec.conformance.inputs.examples import Example
+from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.judging.violation import Reason
+
+INPUT_CHARACTERS = 2000
+"""Characters of an input that a breadcrumb keeps."""
+
+AT = " at the input "
+"""Separates the end of the process from its input in the message of an incident."""
+
+STOP_AFTER = 3
+"""Laws at which an operation crashes or hangs at one dtype before the rest are failed unchecked.
+
+Other dtypes do not count: which of them comes first depends on the number of workers.
+"""
+
+
+def in_words(given: Any) -> str:
+    """One line about an input: sizes, options, masks, numbers other than normal ones, and seed of an example."""
+    if not isinstance(given, Example):
+        return str(given)
+    kinds = {name: kind for name, kind in given.kinds.items() if kind != "normal"}
+    chosen = {**given.sizes, **given.options, **given.masks, **kinds}
+    words = [f"{name} = {value}" for name, value in chosen.items()]
+    words += [f"batch {given.batch}"] if given.batch else []
+    words += [f"without {', '.join(sorted(given.absent))}"] if given.absent else []
+    return ", ".join([*words, f"seed {given.seed}"])
+
+
+class Incidents:
+    """The crashes and hangs of a backend with a process of its own, in the memory of the process that judges it."""
+
+    def __init__(self, hang_after: float) -> None:
+        self.hang_after = hang_after
+        self._current: tuple[str, str, object] | None = None
+        self._doubts: set[tuple[str, str]] = set()
+        self._verdicts: dict[str, dict[str, Result]] = {}
+        self._inputs: dict[tuple[str, str], object] = {}
+
+    def begin(self, operation: str, dtype: str, law: str, given: object) -> None:
+        """Remember the check that begins."""
+        self._current = f"{operation}-{dtype}", law, given
+
+    def tried_again(self, operation: str, dtype: str, *, hung: bool | None = None) -> bool:
+        """Return true after the first hang of a law, which a busy machine may have caused: the case runs again.
+
+        The second hang counts. ``hung`` says whether it was a hang, where that is known.
+        """
+        case = f"{operation}-{dtype}"
+        law, _ = self._check_of(case)
+        if law is None or not self._was_hang(case, hung) or (case, law) in self._doubted(case):
+            return False
+        self._doubt(case, law)
+        self._forget(case)
+        return True
+
+    def record(
+        self, operation: str, dtype: str, *, hung: bool | None = None, left: Sequence[str] = ()
+    ) -> Result | None:
+        """Record the law that ended the worker of a case, or its backend's process, and return the verdict.
+
+        ``hung`` says whether it was a hang, where that is known, and ``left`` names processes that were left behind.
+        None if no law can be blamed: the process died before its first check, or at a law that is recorded already.
+        """
+        case = f"{operation}-{dtype}"
+        law, text = self._check_of(case)
+        if law is None or law in self.verdicts(operation, dtype):
+            return None
+        hung = self._was_hang(case, hung)
+        what = f"did not answer within {self.hang_after:g} s" if hung else "ended the process"
+        message = f"the backend {what}{AT}{text}"
+        message += f"; left behind, and ended: {', '.join(left)}" if left else ""
+        reason = Reason.HUNG if hung else Reason.CRASHED
+        result = Result(operation, law, dtype, Status.FAILED, reason, message)
+        self._store(result)
+        self._keep_input(case, law)
+        self._forget(case)
+        return result
+
+    def examined(self, operation: str, dtype: str, law: str, found: Mapping[str, Any]) -> None:
+        """Add a message and a counterexample, or a note, to a recorded verdict."""
+        self._store(replace(self.verdicts(operation, dtype)[law], **found))
+
+    def given_up(self, operation: str, dtype: str) -> str | None:
+        """Why the remaining laws of a case are not checked, ``crashed`` or ``hung``; None if they are."""
+        recorded = [*self.verdicts(operation, dtype).values()]
+        return recorded[-1].reason if len(recorded) >= STOP_AFTER else None
+
+    def verdicts(self, operation: str, dtype: str) -> dict[str, Result]:
+        """The verdicts on the laws of a case at which a process ended, by law."""
+        return dict(self._verdicts.get(f"{operation}-{dtype}", {}))
+
+    def input_of(self, operation: str, dtype: str, law: str) -> object:
+        """The input at which a law was blamed. It is given once, and None afterwards."""
+        return self._inputs.pop((f"{operation}-{dtype}", law), None)
+
+    # Storage, which subclasses replace ------------------------------------------------------------------------------
+
+    def _check_of(self, case: str) -> tuple[str | None, str]:
+        if self._current is None or self._current[0] != case:
+            return None, ""
+        return self._current[1], in_words(self._current[2])[:INPUT_CHARACTERS]
+
+    def _was_hang(self, case: str, hung: bool | None) -> bool:
+        return bool(hung)
+
+    def _forget(self, case: str) -> None:
+        self._current = None
+
+    def _doubted(self, case: str) -> set[tuple[str, str]]:
+        return self._doubts
+
+    def _doubt(self, case: str, law: str) -> None:
+        self._doubts.add((case, law))
+
+    def _store(self, result: Result) -> None:
+        self._verdicts.setdefault(f"{result.operation}-{result.dtype}", {})[result.law] = result
+
+    def _keep_input(self, case: str, law: str) -> None:
+        assert self._current is not None
+        self._inputs[case, law] = self._current[2]
+
+
+class Recorder:
+    """Called before every check of a backend with a process of its own: it remembers the check and begins its time."""
+
+    def __init__(self, incidents: Incidents, operation: str, dtype: str, began: Callable[[], None]) -> None:
+        self._incidents, self._case, self._began = incidents, (operation, dtype), began
+
+    def __call__(self, law: str, given: Any) -> None:
+        """Remember the check, and begin its time."""
+        self._incidents.begin(*self._case, law, given)
+        self._began()
+
+    @contextmanager
+    def during(self, law: str, given: Any) -> Iterator[None]:
+        """Remember what is done until it ends."""
+        self(law, given)
+        yield
+
+    def close(self) -> None:
+        """Nothing is held open."""
