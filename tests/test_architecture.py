@@ -117,7 +117,7 @@ def test_runs_reports_and_the_plugin_import_each_other_in_no_circle() -> None:
 # What belongs to what -------------------------------------------------------------------------------------------------
 
 
-def test_every_law_has_one_check() -> None:
+def test_every_law_has_a_check() -> None:
     assert set(CHECKS) == set(LAWS)
 
 
@@ -423,6 +423,7 @@ LONG = {
     "attnspec.spec.contract.tree": "one concept: trees of arrays and options, their descriptions and their values",
     "attnspec.spec.transformer": "a chapter from the layer norm to three models, with the records of each",
     "attnspec.conformance.laws.masking": "every law of masks and of the causal flag, which share their samples",
+    "attnspec.conformance.judging.engine": "one concept: from the examples of a case to the verdicts of its laws",
     "attnspec.conformance.judging.subject": "all that laws ask of a backend and of the oracle",
     "attnspec.conformance.laws.common": "inputs and comparisons that the laws of all chapters share",
     "attnspec.conformance.laws.sizes": "every law of large sizes, which share their narrow calls",

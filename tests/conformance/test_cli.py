@@ -409,7 +409,7 @@ def test_a_snippet_compares_only_where_that_shows_it(operation: str, budget: lis
     kind = float if chosen.float_result else bool
     expected, got = np.zeros((1, 2), kind), np.array([[0, 0.1]]).astype(kind)
     violation = Violation("", expected=expected, got=got, budget=np.array(budget), index=(0, 1), arguments=given)
-    text = snippet(subject, CHECKS["operation.oracle"], given, violation, 0)
+    text = snippet(subject, CHECKS["operation.oracle"][0], given, violation, 0)
     assert ("replay(" not in text) == plain
     assert "# The law" not in text
 

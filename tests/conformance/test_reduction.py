@@ -18,7 +18,7 @@ from attnspec.conformance.laws import CHECKS
 from attnspec.spec import OPERATIONS, Limits
 from attnspec.spec.contract.tree import flatten, mapped
 
-ORACLE = CHECKS["operation.oracle"]
+ORACLE, *_ = CHECKS["operation.oracle"]
 Wrong = Callable[..., Any]
 
 
@@ -160,7 +160,7 @@ def test_laws_with_inputs_of_their_own_get_the_simplest_model() -> None:
             raise ValueError("expected equal ranks")
         return reference.dot_scores(query, key)
 
-    subject, check = subject_of("dot_scores", scores), CHECKS["operation.fewer-dimensions"]
+    subject, check = subject_of("dot_scores", scores), CHECKS["operation.fewer-dimensions"][0]
     (example, *_) = corners(subject.operation, subject.limits, seed=0, most=1, work=2.0**12)
     arguments = example.arguments(subject.operation, "float64")
     violation, *_ = attempt(subject, check, arguments, 0)
@@ -221,7 +221,7 @@ def test_no_reduction_uses_a_feature_that_the_backend_lacks(name: str) -> None:
         raise ValueError("wrong")
 
     subject = subject_of(name, wrong, features=())
-    check = CHECKS["operation.rejection"]
+    check, *_ = CHECKS["operation.rejection"]
     example = corners(subject.operation, subject.limits, seed=0, most=1, work=2.0**12)[0]
     arguments = example.arguments(subject.operation, "float64")
     violation = Violation("raised", reason=Reason.RAISED, arguments=arguments)
@@ -259,7 +259,7 @@ def test_a_law_with_inputs_of_its_own_gets_sizes_that_the_backend_does_not_refus
 
     backend = Backend("sinusoidal_positional_encoding", encoding, {})
     backend.semantics = {"odd_encoding": "error"}
-    operation, check = OPERATIONS["sinusoidal_positional_encoding"], CHECKS["semantics.repeatability"]
+    operation, check = OPERATIONS["sinusoidal_positional_encoding"], CHECKS["semantics.repeatability"][0]
     subject = Subject(backend, Contract.of(backend), operation, "float64", "cpu")
     given = Arguments(operation, {"n": 7, "d": 16})
     violation, *_ = attempt(subject, check, given, 0)
