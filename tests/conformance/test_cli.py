@@ -243,7 +243,7 @@ def dot_scores(query, key):
     return _scores(query, key)
 """
     )
-    status, report = checked(tmp_path, code, "--law", "scoring.symmetry", "--law", "moments.mean")
+    status, report = checked(tmp_path, code, "--law", "scoring.isometry", "--law", "moments.mean")
     assert report["summary"]["lost"] == 0
     means = [r["status"] for r in report["results"] if r["law"] == "moments.mean" and r["status"] != "not-provided"]
     assert means == ["passed", "passed"] or status == 1
@@ -375,7 +375,7 @@ SHIFTED = ATTENTION.replace("scores.shape[-2:], dtype", "scores.shape[-2:], 1, d
 @pytest.mark.parametrize(
     ("code", "law"),
     [
-        (ATTENTION, "operation.fewer-dimensions"),
+        (ATTENTION, "operation.broadcasting"),
         (ATTENTION, "operation.rejection"),
         (SHIFTED, "semantics.causal_alignment"),
     ],
@@ -439,7 +439,7 @@ UNUSABLE = {
     ("check", "limits.py"): "backend 'limits.py': limits: expected fields among",
     ("check", "backend.py:Nope"): "backend 'backend.py:Nope': expected an attribute 'Nope'",
     ("check", "backend.py", "--device", "cuda"): "device: expected one of cpu; got 'cuda'",
-    ("check", "backend.py", "--law", "scoring.symetry"): "scoring.symmetry",
+    ("check", "backend.py", "--law", "scoring.isometri"): "scoring.isometry",
     ("check", "backend.py", "--operation", "softmaxx"): "--operation: expected one of",
     ("check", "backend.py", "--operation", "softmax"): "--operation: expected one of dot_scores, which it provides",
     ("check", "backend.py", "--dtype", "float16"): "--dtype: expected one of float64, float32, its limits",
@@ -513,7 +513,7 @@ def test_lists_and_shows(tmp_path: Path) -> None:
     shown = attnspec("show", "scaled_dot_product_attention", folder=tmp_path)
     assert "S0(6)" in shown.stdout
     assert "attention.scale-trade" in shown.stdout
-    assert "Var" in attnspec("show", "moments.variance-common-mean", folder=tmp_path).stdout
+    assert "Var" in attnspec("show", "moments.variance", folder=tmp_path).stdout
     assert attnspec("spec", "--markdown", "spec.md", folder=tmp_path).returncode == 0
     assert "## additive_scores" in (tmp_path / "spec.md").read_text()
 

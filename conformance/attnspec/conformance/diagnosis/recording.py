@@ -74,9 +74,7 @@ def recorded(
     found: list[Probe] = []
     for law in [*laws][:LAWS]:
         each = (
-            _calls(subject, check, examples, watch, until)
-            for check in CHECKS[law]
-            if check.concerns(subject.operation) and (subject.learns or not check.gradients)
+            _calls(subject, check, examples, watch, until) for check in CHECKS[law] if check.concerns(subject.operation)
         )
         calls = next(filter(None, each), [])
         found += [probe for probe in (_judged(subject, call, until) for call in calls[-CALLS:]) if probe is not None]

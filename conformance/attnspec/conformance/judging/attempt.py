@@ -47,7 +47,7 @@ def first_violated(
 ) -> tuple[Check, Violation] | None:
     """The first of a law's checks that an example violates, and how; None if it violates none."""
     for check in law_checks:
-        if check.concerns(subject.operation) and (subject.learns or not check.gradients):
+        if check.concerns(subject.operation):
             violation, *_ = attempt(subject, check, arguments, seed)
             if violation is not None:
                 return check, violation

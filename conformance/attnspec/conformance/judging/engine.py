@@ -190,7 +190,7 @@ class _Run:
         if check.law.chapter not in MACHINERY or law in REMEMBERING or violation.reason != Reason.VALUE:
             return
         given = self._plain_call(violation.arguments)
-        for plain in (FORMULA, GRADIENT) if check.gradients else (FORMULA,):
+        for plain in (FORMULA, GRADIENT) if check.law.gradients else (FORMULA,):
             progress = self.laws.get(plain)
             if given is None or progress is None:
                 continue
@@ -259,13 +259,12 @@ def judge(
     for law in case.laws:
         if law in settled:
             continue
-        concerned = [check for check in CHECKS[law] if check.concerns(OPERATIONS[case.operation])]
-        possible = tuple(check for check in concerned if not check.gradients or subject.learns)
-        if concerned and not possible:
+        if LAWS[law].gradients and not subject.learns:
             reason = "left out by limits gradients" if contract.differentiable else "the backend has no vjp"
             settled[law] = Result(case.operation, law, case.dtype, Status.NOT_APPLICABLE, reason)
         else:
-            run.laws[law] = violated.get(law) or _Progress(law, possible, places[law])
+            concerned = tuple(check for check in CHECKS[law] if check.concerns(OPERATIONS[case.operation]))
+            run.laws[law] = violated.get(law) or _Progress(law, concerned, places[law])
     _explore(run, stable_seed(seed, case.operation, case.dtype))
     for law, progress in run.laws.items():
         settled[law] = _verdict(run, case, law, progress)

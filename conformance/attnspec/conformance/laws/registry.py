@@ -23,7 +23,7 @@ class Check:
     given arguments as a template. An ``ensemble`` estimates an error from many elements; in a narrow dtype, where
     rounding hides small errors, it runs on every example. A ``dear`` one belongs to the profiles
     that have time for it; one ``at_leading`` dtypes runs at all of them only there, and else at the leading one.
-    One that needs ``gradients`` calls the backend's ``vjp``. ``name`` seeds what the check draws at random.
+    ``name`` seeds what the check draws at random.
     """
 
     law: Law
@@ -32,7 +32,6 @@ class Check:
     ensemble: bool = False
     dear: bool = False
     at_leading: bool = False
-    gradients: bool = False
     name: str = ""
     governs: Callable[[Operation], bool] | None = None
 
@@ -40,7 +39,7 @@ class Check:
         """Whether the check has anything to say about an operation that the law governs."""
         if self.governs is not None and not self.governs(operation):
             return False
-        return operation.differentiable or not self.gradients
+        return operation.differentiable or not self.law.gradients
 
 
 _CHECKS: dict[str, tuple[Check, ...]] = {}
@@ -55,20 +54,19 @@ def checks(
     ensemble: bool = False,
     dear: bool = False,
     at_leading: bool = False,
-    gradients: bool = False,
     governs: Callable[[Operation], bool] | None = None,
 ) -> Callable[[Function], Function]:
     """Register a check of a law.
 
-    A law may have several checks, which need not run equally often; it holds where all of them find no violation.
+    A law may have several checks, which need not run equally often; it holds where all of them find no violation. It is
+    one of results or one of gradients, never of both: its verdict says which of them is wrong.
     ``governs`` selects the operations of this check where they are fewer than those of the law.
     """
 
     def register(function: Function) -> Function:
         others = _CHECKS.get(law.id, ())
         name = f"{law.id}/{function.__name__}" if others else law.id
-        needs_gradients = gradients or law.gradients
-        check = Check(law, function, once, ensemble, dear, at_leading, needs_gradients, name, governs)
+        check = Check(law, function, once, ensemble, dear, at_leading, name, governs)
         _CHECKS[law.id] = (*others, check)
         return function
 
