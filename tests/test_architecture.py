@@ -129,7 +129,7 @@ def test_rooms_of_the_suite_import_each_other_in_no_circle() -> None:
 # What belongs to what -------------------------------------------------------------------------------------------------
 
 
-def test_every_law_has_one_check() -> None:
+def test_every_law_has_a_check() -> None:
     assert set(CHECKS) == set(LAWS)
 
 

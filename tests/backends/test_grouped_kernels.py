@@ -256,7 +256,7 @@ def test_an_option_that_changes_nothing_visible_convicts_nobody() -> None:
         "query": numbers[0], "key_pages": numbers, "value_pages": numbers, "block_table": np.array([0]),
         "key_lengths": np.array(0),
     }  # fmt: skip
-    law, seed = "kernels.options-count", 3210697351
+    law, seed = "operation.option-effect", 3210697351
     assert replay("pytorch", law, "paged_attention", "bfloat16", given, seed=seed, device="cpu") == 0
 
 

@@ -103,7 +103,7 @@ def test_a_right_backend_conforms(tmp_path: Path) -> None:
 
 
 CONVICTING = (
-    "operation.oracle", "operation.rejection", "operation.fewer-dimensions", "operation.batch-invariance",
+    "operation.oracle", "operation.rejection", "operation.broadcasting", "operation.batch-invariance",
     "attention.scale", "attention.single-key", "pooling.uniform", "masking.garbage", "semantics.causal_alignment",
 )  # fmt: skip
 
@@ -282,7 +282,7 @@ def dot_scores(query, key):
     return _scores(query, key)
 """
     )
-    status, report = checked(tmp_path, code, "--law", "scoring.symmetry", "--law", "moments.mean")
+    status, report = checked(tmp_path, code, "--law", "scoring.isometry", "--law", "moments.mean")
     assert report["summary"]["lost"] == 0
     means = [r["status"] for r in report["results"] if r["law"] == "moments.mean" and r["status"] != "not-provided"]
     assert means == ["passed", "passed"] or status == 1
@@ -418,7 +418,7 @@ def failures(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {r["law"]: r for r in report["results"] if r["status"] == "failed"}
 
 
-@pytest.mark.parametrize("law", ["operation.fewer-dimensions", "operation.rejection", "semantics.causal_alignment"])
+@pytest.mark.parametrize("law", ["operation.broadcasting", "operation.rejection", "semantics.causal_alignment"])
 def test_a_snippet_prints_the_inputs_of_the_report(
     wrong: tuple[Path, str, dict[str, Any]], tmp_path: Path, law: str
 ) -> None:
@@ -451,7 +451,7 @@ def test_a_snippet_compares_only_where_that_shows_it(operation: str, budget: lis
     kind = float if chosen.float_result else bool
     expected, got = np.zeros((1, 2), kind), np.array([[0, 0.1]]).astype(kind)
     violation = Violation("", expected=expected, got=got, budget=np.array(budget), index=(0, 1), arguments=given)
-    text = snippet(subject, CHECKS["operation.oracle"], given, violation, 0)
+    text = snippet(subject, CHECKS["operation.oracle"][0], given, violation, 0)
     assert ("replay(" not in text) == plain
     assert "# The law" not in text
 
@@ -521,7 +521,7 @@ def test_a_backend_that_cannot_be_judged_is_refused(
 
 UNUSABLE = {
     ("check", "broken.py"): "backend 'broken.py': cannot be imported: ZeroDivisionError: division by zero",
-    ("check", "backend.py", "--law", "scoring.symetry"): "scoring.symmetry",
+    ("check", "backend.py", "--law", "scoring.symetry"): "scoring.isometry",
     ("spec", "--html", "no/such/folder.html"): "--html: expected a file that can be written; got 'no/such/folder.html'",
     ("check", "workers.py", "--in-process"): "nothing was judged: 3 worker processes ended while they imported",
     ("check", "fails.py", "--in-process"): "nothing was judged: ",
@@ -543,7 +543,7 @@ def test_what_cannot_be_used_is_said_in_one_line(tmp_path: Path, arguments: tupl
 MISNAMED = {
     ("operations", "softmaxx"): "--operation: expected one of",
     ("operations", "SDPA"): "--operation: expected one of scaled_dot_product_attention, ",
-    ("laws", "scoring.symetry"): "scoring.symmetry",
+    ("laws", "scoring.symetry"): "scoring.isometry",
     ("profile", "slow"): "--profile: expected one of quick, full, release; got 'slow'",
 }
 
@@ -616,7 +616,7 @@ def test_lists_and_shows(tmp_path: Path) -> None:
     shown = printed("show", "scaled_dot_product_attention")
     assert "S0(6)" in shown
     assert "attention.scale-trade" in shown
-    assert "Var" in printed("show", "moments.variance-common-mean")
+    assert "Var" in printed("show", "moments.variance")
     # Once as users call it: what is no terminal cuts nothing.
     assert attnspec("list", "operations", folder=tmp_path, COLUMNS="").stdout == operations
 

@@ -105,7 +105,7 @@ def test_no_class_explains_what_is_wrong_on_the_arrays_of_another_law() -> None:
         most = max(x.ndim for x in (query, key, value))
         return output if mask is None or mask.ndim <= most else output * output.dtype.type(1.5)
 
-    assert explanation((FORMULA, "operation.fewer-dimensions"), wrong).precision == ""
+    assert explanation((FORMULA, "operation.broadcasting"), wrong).precision == ""
 
 
 WRONG: Mapping[str, dict[str, Any]] = {

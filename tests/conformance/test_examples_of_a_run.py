@@ -61,7 +61,7 @@ def test_a_law_alone_sees_the_examples_of_the_whole_run(backend: Any) -> None:
 
 
 def test_a_law_sees_the_same_examples_whatever_has_failed_before() -> None:
-    law = "scoring.symmetry"
+    law = "scoring.isometry"
     everything, _ = tried(RIGHT)
     assert len(everything[law]) >= 5
     first = governing_laws(OPERATIONS[OPERATION])[0]
@@ -77,7 +77,7 @@ def test_places_are_those_among_all_laws_that_govern_the_operation() -> None:
 
 
 def test_drawn_examples_follow_the_formula_though_it_is_not_selected() -> None:
-    seen, _ = tried(RIGHT, "scoring.symmetry")
+    seen, _ = tried(RIGHT, "scoring.isometry")
     assert len(seen["operation.oracle"]) == EFFORT.drawn
-    unguided, _ = tried(RIGHT, "scoring.symmetry", skip=["operation.oracle"])
+    unguided, _ = tried(RIGHT, "scoring.isometry", skip=["operation.oracle"])
     assert "operation.oracle" not in unguided

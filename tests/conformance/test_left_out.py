@@ -73,7 +73,7 @@ KERNELS: Mapping[str, Kernel] = {
         lambda query, key, value, mask, causal: mask is not None,
         "masks are not supported",
         {"limits": {"mask": False}},
-        ("semantics.fully_masked", "masking.mask-broadcasting"),
+        ("semantics.fully_masked",),
     ),
     "causal": Kernel(
         lambda query, key, value, mask, causal: causal,
@@ -87,7 +87,7 @@ KERNELS: Mapping[str, Kernel] = {
         ),
         "expected contiguous tensors",
         {"limits": {"contiguous_only": True}},
-        ("operation.non-contiguous", "storage.layouts"),
+        ("storage.layouts",),
     ),
     "rows without keys": Kernel(
         lambda query, key, value, mask, causal: bool(key.shape[-2]) and _idle(query, key, mask, causal),
@@ -259,7 +259,7 @@ def test_encodings_of_one_mask_are_not_compared_in_rows_without_keys_that_depend
     made = SimpleNamespace(name="ways", scaled_dot_product_attention=by_way, limits={"dtypes": ("float32",)})
     made.semantics = {"fully_masked": {"full": "zero", "queries-alike": "nan"}}
     contract = Contract.of(made)
-    case = next(c for c in cases(contract, laws=("masking.mask-broadcasting",)) if c.operation == ATTENTION)
+    case = next(c for c in cases(contract, laws=("operation.broadcasting",)) if c.operation == ATTENTION)
     (result,) = judge(made, contract, case, QUICK, seed=seed)
     assert (result.status, result.message) == (Status.PASSED, "")
 
@@ -287,7 +287,7 @@ def test_who_raises_on_rows_without_keys_is_judged_in_batches_whose_rows_have_on
     made = SimpleNamespace(name="mine", scaled_dot_product_attention=last_from_the_first)
     made.limits, made.semantics = {"dtypes": ("float32",)}, {"fully_masked": "error"}
     contract = Contract.of(made)
-    (case,) = (c for c in cases(contract, laws=("sizes.batches",)) if c.operation == ATTENTION)
+    (case,) = (c for c in cases(contract, laws=("sizes.features",)) if c.operation == ATTENTION)
     for seed in range(4):
         (result,) = judge(made, contract, case, QUICK, seed=seed)
         assert result.status is Status.FAILED
@@ -301,7 +301,7 @@ def test_numbers_are_the_callers_to_check_where_shapes_are(rejection: str) -> No
         return np.asarray(np.arange(m) < lengths[..., None])
 
     backend = SimpleNamespace(name="mine", padding_mask=padding_mask, semantics={"rejection": rejection})
-    case = Case("padding_mask", "bool", ("masking.length-range",))
+    case = Case("padding_mask", "bool", ("operation.rejection",))
     (found,) = judge(backend, Contract.of(backend), case, profile=QUICK)
     if rejection == "raises":
         assert found.status is Status.FAILED
@@ -330,13 +330,13 @@ def guarded(limits: Limits, name: str) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("name", "limits", "laws"),
     [
-        ("dot_scores", {"multiple_of": 4}, ("moments.mean", "moments.variance-monte-carlo")),
-        ("nadaraya_watson", {"multiple_of": 16}, ("sizes.long-masks",)),
+        ("dot_scores", {"multiple_of": 4}, ("moments.mean", "moments.variance")),
+        ("nadaraya_watson", {"multiple_of": 16}, ("sizes.features",)),
         ("sinusoidal_positional_encoding", {"multiple_of": 8}, ("positional.prefix",)),
         ("lstm", {"multiple_of": 4}, ("recurrent.first-step", "recurrent.continuation")),
         ("beam_decode", {"multiple_of": 4}, ("seq2seq.one-annotation", "seq2seq.exhaustive-beam")),
         ("paged_attention", {"multiple_of": 16}, ("kernels.contiguous",)),
-        ("grouped_query_attention", {"max_length": 65}, ("kernels.sink",)),
+        ("grouped_query_attention", {"max_length": 65}, ("kernels.bias",)),
         ("merge_attention", {"max_batch_dims": 1}, ("kernels.merged",)),
         ("spatial_attention", {"min_batch": 2}, ("operation.no-mutation",)),
     ],

@@ -44,7 +44,7 @@ def forgetting(name: str, other: str) -> Mutant:
 
     return mutant(
         f"{name} forgotten beside {other}", replaces="prepared", operations=(GroupedQueryAttention,),
-        breaks=("kernels.options-count",), source="none", register=False,
+        breaks=("operation.option-effect",), source="none", register=False,
     )(prepared)  # fmt: skip
 
 

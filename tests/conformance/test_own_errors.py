@@ -70,7 +70,7 @@ def violates(subject: Any, arguments: Any, rng: Any) -> NoReturn:
 
 @pytest.mark.parametrize("stage", ["reduced", "without_snippet", "snippet"])
 def test_every_law_keeps_its_verdict_and_its_input(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    checks = {law: replace(check, function=violates) for law, check in CHECKS.items()}
+    checks = {law: tuple(replace(c, function=violates) for c in of_law) for law, of_law in CHECKS.items()}
     monkeypatch.setattr(engine, "CHECKS", checks)
     for reduction in ("reduced", "simplest"):
         monkeypatch.setattr(engine, reduction, lambda s, check, given, violation, seed, mark: (given, violation))
@@ -98,7 +98,7 @@ def test_a_check_that_fails_by_itself_loses_its_own_law_alone(law: str, monkeypa
     backend = SimpleNamespace(name="right", softmax=reference.softmax)
     case = Case("softmax", "float32", governing_laws(OPERATIONS["softmax"]))
     undisturbed = judge(backend, Contract.of(backend), case, SHORT)
-    monkeypatch.setattr(engine, "CHECKS", {**CHECKS, law: replace(CHECKS[law], function=broken)})
+    monkeypatch.setattr(engine, "CHECKS", {**CHECKS, law: (replace(CHECKS[law][0], function=broken),)})
     found = judge(backend, Contract.of(backend), case, SHORT)
     (lost,) = [r for r in found if r.unchecked]
     assert (lost.law, lost.status, lost.reason, lost.violates) == (law, Status.LOST, OWN_ERROR, False)

@@ -105,7 +105,7 @@ MISSING: list[tuple[dict[str, Any], str]] = [
         "--operation: expected one of dot_scores, softmax, which it provides; got 'mean_normalization'",
     ),
     (
-        {"operations": ("softmax",), "laws": ("scoring.symmetry",)},
+        {"operations": ("softmax",), "laws": ("scoring.isometry",)},
         "nothing to judge: no law of the selection governs an operation of the selection",
     ),
 ]

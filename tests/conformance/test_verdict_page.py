@@ -62,7 +62,7 @@ def report() -> Report:
     """The report of a backend with wrong numbers and wrong choices, of a few laws."""
     backend = SimpleNamespace(name="<mine>", scaled_dot_product_attention=doubled, dot_scores=reference.dot_scores)
     contract = Contract.of(backend)
-    laws = ("operation.oracle", "operation.fewer-dimensions", "sizes.features", "operation.shape")
+    laws = ("operation.oracle", "operation.broadcasting", "sizes.features", "operation.shape")
     effort = Effort(corners=6, drawn=4, stride=1, costly=2, work=2.0**10)
     results: list[Result] = []
     for case in cases(contract, laws=laws, dtypes=("float32", "float64")):

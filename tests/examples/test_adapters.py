@@ -24,6 +24,6 @@ def test_of_pytorch_the_second_run_names_the_batch_of_a_mask_alone(tmp_path: Pat
     """PyTorch does not take the batch of a result from a mask."""
     runs = twice("torch_sdpa", tmp_path, "--dtype", "float32", "--workers", "1")
     assert runs.pasted == {"semantics": {"masked_nonfinite": "propagates", "rejection": "unchecked"}}
-    of_the_mask = ("masking.mask-broadcasting", "operation.fewer-dimensions")
+    of_the_mask = ("operation.broadcasting",)
     assert {*of_the_mask, "operation.rejection"} < set(runs.before["float32"])
     assert runs.after == {"float32": of_the_mask}

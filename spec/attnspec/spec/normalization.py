@@ -51,6 +51,7 @@ class Softmax(Protocol[Array]):
     chapter="normalization",
     formula=r"\alpha_{ij} = e_{ij} / |A_i|,\ j \in A_i;\quad 0 \text{ otherwise}",
     sources=[S1.passage("Use Attention: dot product + 1/n_k"), WANG.passage("dot product instantiation")],
+    linear="scores",
 )
 class MeanNormalization(Protocol[Array]):
     """Scores divided by the number of attendable keys |A_i|, as non-local networks do.

@@ -73,7 +73,10 @@ def recorded(
         return []
     found: list[Probe] = []
     for law in [*laws][:LAWS]:
-        calls = _calls(subject, CHECKS[law], examples, watch, until)
+        each = (
+            _calls(subject, check, examples, watch, until) for check in CHECKS[law] if check.concerns(subject.operation)
+        )
+        calls = next(filter(None, each), [])
         found += [probe for probe in (_judged(subject, call, until) for call in calls[-CALLS:]) if probe is not None]
     return found
 

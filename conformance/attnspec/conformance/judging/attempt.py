@@ -1,6 +1,7 @@
 """One law checked on one example."""
 
 import hashlib
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import numpy as np
@@ -41,6 +42,18 @@ def attempt(subject: Subject, check: Check, arguments: Arguments, seed: int) -> 
     return sampled if again is not None and again.message == violation.message else found
 
 
+def first_violated(
+    subject: Subject, law_checks: Iterable[Check], arguments: Arguments, seed: int
+) -> tuple[Check, Violation] | None:
+    """The first of a law's checks that an example violates, and how; None if it violates none."""
+    for check in law_checks:
+        if check.concerns(subject.operation):
+            violation, *_ = attempt(subject, check, arguments, seed)
+            if violation is not None:
+                return check, violation
+    return None
+
+
 def _of_a_budget(violation: Violation) -> bool:
     """Whether a number is out of its budget, where it has one."""
     return violation.budget is not None and bool(np.any(violation.budget))
@@ -49,7 +62,7 @@ def _of_a_budget(violation: Violation) -> bool:
 def attempt_once(subject: Subject, check: Check, arguments: Arguments, seed: int) -> Outcome:
     """The same by the usual budgets alone."""
     subject.ratio, subject.not_judged = 0.0, 0
-    rng = np.random.Generator(np.random.PCG64(stable_seed(seed, check.law.id)))
+    rng = np.random.Generator(np.random.PCG64(stable_seed(seed, check.name)))
     try:
         concerned = check.function(subject, arguments, rng)
     except Violation as violation:

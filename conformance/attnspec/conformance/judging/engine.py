@@ -113,13 +113,19 @@ def cases(
 class _Progress:
     """What has become of one law so far; ``place`` is that of the law among all that govern the operation."""
 
-    check: Check
+    law: str
+    checks: tuple[Check, ...]
     place: int
     examples: int = 0
     not_judged: int = 0
     ratio: float = 0.0
-    failure: tuple[Arguments, Violation, int] | None = None
+    failure: tuple[Check, Arguments, Violation, int] | None = None
     own_error: str = ""
+
+    @property
+    def open(self) -> bool:
+        """Whether the law is not decided yet."""
+        return self.failure is None and not self.own_error
 
 
 Violated = dict[str, _Progress]
@@ -140,7 +146,7 @@ class _Run:
 
     @property
     def open(self) -> list[_Progress]:
-        return [p for p in self.laws.values() if p.failure is None and not p.own_error]
+        return [p for p in self.laws.values() if p.open]
 
     @property
     def ended(self) -> bool:
@@ -148,16 +154,21 @@ class _Run:
         return not self.open or (self.stop_at_first and any(p.failure for p in self.laws.values()))
 
     def affords(self, check: Check) -> bool:
-        """True if there is time for a check at this dtype: by the profile, or because its law is named."""
+        """True if there is time for a check at this dtype: by the profile, or because its law is named.
+
+        A law that is named is checked in any case, by its dear checks if it has no others.
+        """
         if self.effort.dear:
             return True
-        return self.named if check.dear else not check.at_leading or self.subject.leading
+        if check.dear:
+            return self.named and all(other.dear for other in CHECKS[check.law.id])
+        return not check.at_leading or self.subject.leading
 
-    def check(self, progress: _Progress, arguments: Arguments, seed: int) -> None:
-        """Check one law on one example, and remember what became of it."""
+    def check(self, progress: _Progress, check: Check, arguments: Arguments, seed: int) -> None:
+        """Make one check on one example, and remember what became of its law."""
         outcome, progress.own_error = contained(
-            f"checking {progress.check.law.id}",
-            lambda: attempt(self.subject, progress.check, arguments, seed),
+            f"checking {progress.law}",
+            lambda: attempt(self.subject, check, arguments, seed),
             NOTHING,
         )
         violation, concerned, ratio, vague = outcome
@@ -165,29 +176,31 @@ class _Run:
         progress.ratio = max(progress.ratio, ratio)
         progress.not_judged += vague
         if violation is not None:
-            progress.failure = (arguments, violation, seed)
-            self.violated[progress.check.law.id] = progress
+            progress.failure = (check, arguments, violation, seed)
+            self.violated[progress.law] = progress
             if self.blames_formula:
-                self._blame_formula(progress.check.law.id, violation, seed)
+                self._blame_formula(check, violation, seed)
 
-    def _blame_formula(self, law: str, violation: Violation, seed: int) -> None:
+    def _blame_formula(self, check: Check, violation: Violation, seed: int) -> None:
         """Let the formula fail too where a law about machinery fails on arrays on which the plain call is wrong.
 
         The formula is then what is named and explained, and the other law is a consequence.
         """
-        if LAWS[law].chapter not in MACHINERY or law in REMEMBERING or violation.reason != Reason.VALUE:
+        law = check.law.id
+        if check.law.chapter not in MACHINERY or law in REMEMBERING or violation.reason != Reason.VALUE:
             return
         given = self._plain_call(violation.arguments)
-        for plain in (FORMULA, GRADIENT) if LAWS[law].gradients else (FORMULA,):
+        for plain in (FORMULA, GRADIENT) if check.law.gradients else (FORMULA,):
             progress = self.laws.get(plain)
             if given is None or progress is None:
                 continue
             if plain == law or progress.failure is not None:
                 return
             self.mark(plain, f"the arrays on which {law} fails")
-            found, _, ratio, _ = attempt(self.subject, progress.check, given, seed)
+            formula = progress.checks[0]
+            found, _, ratio, _ = attempt(self.subject, formula, given, seed)
             if found is not None and found.reason == Reason.VALUE:
-                progress.ratio, progress.failure = max(progress.ratio, ratio), (given, found, seed)
+                progress.ratio, progress.failure = max(progress.ratio, ratio), (formula, given, found, seed)
                 self.violated[plain] = progress
                 return
 
@@ -246,13 +259,12 @@ def judge(
     for law in case.laws:
         if law in settled:
             continue
-        if LAWS[law].gradients and not contract.differentiable:
-            settled[law] = Result(case.operation, law, case.dtype, Status.NOT_APPLICABLE, "the backend has no vjp")
-        elif LAWS[law].gradients and not contract.limits.gives_gradients(case.operation):
-            reason = "left out by limits gradients"
+        if LAWS[law].gradients and not subject.learns:
+            reason = "left out by limits gradients" if contract.differentiable else "the backend has no vjp"
             settled[law] = Result(case.operation, law, case.dtype, Status.NOT_APPLICABLE, reason)
         else:
-            run.laws[law] = violated.get(law) or _Progress(CHECKS[law], places[law])
+            concerned = tuple(check for check in CHECKS[law] if check.concerns(OPERATIONS[case.operation]))
+            run.laws[law] = violated.get(law) or _Progress(law, concerned, places[law])
     _explore(run, stable_seed(seed, case.operation, case.dtype))
     for law, progress in run.laws.items():
         settled[law] = _verdict(run, case, law, progress)
@@ -267,7 +279,7 @@ def _explore(run: _Run, seed: int) -> None:
     rows = corners(subject.operation, subject.limits, seed=seed, most=effort.corners, work=effort.work)
     for i, example in enumerate(rows):
         _try(run, example, i, first=i == 0)
-        if run.ended or all(p.check.once for p in run.open):
+        if run.ended or all(check.once for p in run.open for check in p.checks):
             return
     if effort.drawn:
         _draw(run, seed, len(rows))
@@ -308,12 +320,12 @@ def _try(run: _Run, example: Example, index: int, *, first: bool = False) -> Arg
     except Violation:
         judgeable = True
     for progress in run.open:
-        check, law = progress.check, progress.check.law.id
-        always = check.ensemble and subject.dtype in NARROW
-        due = first if check.once else judgeable and (always or run.effort.due(law, index, progress.place))
-        if due and run.affords(check):
-            run.mark(law, example)
-            run.check(progress, arguments, example.seed)
+        for check in progress.checks:
+            always = check.ensemble and subject.dtype in NARROW
+            due = first if check.once else judgeable and (always or run.effort.due(progress.law, index, progress.place))
+            if due and run.affords(check) and progress.open:
+                run.mark(progress.law, example)
+                run.check(progress, check, arguments, example.seed)
     return arguments if judgeable else None
 
 
@@ -325,7 +337,7 @@ def _formula_ratio(run: _Run, example: Example, arguments: Arguments | None) -> 
     # Its error, if it has one, is that of the law, which is reported where the law is checked.
     outcome, _ = contained(
         "guiding the search by the formula",
-        lambda: attempt_once(run.subject, CHECKS[FORMULA], arguments, example.seed),
+        lambda: attempt_once(run.subject, CHECKS[FORMULA][0], arguments, example.seed),
         NOTHING,
     )
     return outcome[2]
@@ -347,12 +359,12 @@ def _verdict(run: _Run, case: Case, law: str, progress: _Progress) -> Result:
     if progress.failure is None:
         if progress.examples:
             return result
-        left = not run.affords(progress.check)
+        left = not any(run.affords(check) for check in progress.checks)
         reason = "the profiles full and release try it" if left else "no example concerned it"
         if law in run.subject.left_out:
             reason = f"left out by {run.subject.left_out[law]}"
         return replace(result, status=Status.NOT_APPLICABLE, reason=reason)
-    _, violation, _ = progress.failure
+    _, _, violation, _ = progress.failure
     return replace(result, status=Status.FAILED, reason=violation.reason, message=violation.message)
 
 
@@ -363,8 +375,8 @@ ANSWERED_OTHERWISE = "called again with the same input the backend answered othe
 def _described(run: _Run, progress: _Progress, result: Result, contain: Containment) -> Result:
     """A violation with its counterexample, as small and as complete as it can be made, and a note if it cannot."""
     assert progress.failure is not None
-    arguments, violation, seed = progress.failure
-    subject, check, law = run.subject, progress.check, result.law
+    check, arguments, violation, seed = progress.failure
+    subject, law = run.subject, result.law
     of = f"the counterexample of {law} by {result.operation} ({result.dtype})"
     (arguments, violation, seen), reducing = contain(
         f"reducing {of}", lambda: _reduced(run, check, arguments, violation, seed), (arguments, violation, "")

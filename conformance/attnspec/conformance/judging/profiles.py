@@ -16,8 +16,8 @@ MACHINERY = frozenset({"operation", "sizes", "storage", "training"})
 
 REMEMBERING = frozenset(
     {
-        *("operation.no-memory", "operation.own-memory", "training.no-memory", "training.own-memory"),
-        *("storage.rewritten-inputs", "training.later-writes", "training.interleaved"),
+        *("operation.no-memory", "operation.own-memory"),
+        *("training.no-memory", "training.own-memory", "training.later-writes"),
     }
 )
 """Laws of what an earlier call leaves behind, which makes a plain call wrong that would be right in a new process."""

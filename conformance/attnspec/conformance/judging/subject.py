@@ -86,6 +86,12 @@ class Subject(Comparisons):
         return self.contract.precision(self.operation.name, dtype)
 
     @property
+    def learns(self) -> bool:
+        """Whether the backend gives gradients of this operation."""
+        operation = self.operation
+        return self.contract.differentiable and operation.differentiable and self.limits.gives_gradients(operation.name)
+
+    @property
     def has_features(self) -> bool:
         """Whether the backend has every optional part of the operation."""
         return all(map(self.limits.has, self.operation.features))

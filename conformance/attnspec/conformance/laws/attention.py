@@ -1,5 +1,6 @@
 """Checks of the laws of attention."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,26 +35,19 @@ from attnspec.conformance.laws.ensembles import (
     scale_direction,
 )
 from attnspec.conformance.laws.registry import checks
-from attnspec.spec.contract.axes import Axis
 from attnspec.spec.laws import attention as law
 
-
-@checks(law.QUERY_PERMUTATION)
-def query_permutation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Permute the queries and the rows of the mask."""
-    return permuted_alike(subject, arguments, rng, Axis.QUERY, Axis.KEY, "of permuted queries,")
+PERMUTED = ("queries,", "keys and values,", "sequence,", "heads,")
+"""What is permuted along the kinds of axes that may have no order."""
 
 
-@checks(law.KEY_PERMUTATION)
-def key_permutation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Permute keys, values and the columns of the mask; columns of the result are permuted likewise."""
-    return permuted_alike(subject, arguments, rng, Axis.KEY, Axis.QUERY, "of permuted keys and values,")
-
-
-@checks(law.SELF_EQUIVARIANCE)
-def self_equivariance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Permute the sequence, and rows and columns of the mask."""
-    return permuted_alike(subject, arguments, rng, Axis.SELF, Axis(0), "of a permuted sequence,")
+@checks(law.PERMUTATION)
+def permutation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Permute queries, keys, sequences and heads in turn, each with the masks and weights that belong to them."""
+    judged = False
+    for (kind, but), what in zip(law.ORDER_FREE, PERMUTED, strict=True):
+        judged |= permuted_alike(subject, arguments, rng, kind, but, f"of permuted {what}")
+    return judged
 
 
 @checks(law.SINGLE_KEY)
@@ -133,7 +127,7 @@ def _query_and_key(arguments: Arguments) -> tuple[str, str]:
     return query.path, key.path
 
 
-@checks(law.HARD_LIMIT, once=True)
+@checks(law.HARD_LIMIT, once=True, governs=law.inner_products)
 def hard_limit(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Place keys at the corners of a cube, and queries far out in the direction of one corner each."""
     base = sample(subject, rng, queries=6, keys=6, features=8)
@@ -233,35 +227,29 @@ def key_gradient_sum(subject: Subject, arguments: Arguments, rng: np.random.Gene
     return True
 
 
-@checks(law.SIGN)
-def sign(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Negate queries and keys."""
-    negated = arguments.replaced({path: -arguments.array(path) for path in _query_and_key(arguments)})
-    what = "of negated queries and keys, the result"
-    subject.same(subject.call(negated), subject.call(arguments), lambda: subject.budget(arguments), negated, what)
-    return True
-
-
 @checks(law.SCALE_TRADE)
 def scale_trade(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Multiply queries by 4 and divide keys by 4, where both are exact."""
+    """Negate queries and keys; multiply queries by 4 and divide keys by 4, where both are exact."""
     query_path, key_path = _query_and_key(arguments)
-    query = subject.exact(4 * wide(arguments.array(query_path)))
-    key = subject.exact(wide(arguments.array(key_path)) / 4)
-    if not np.isfinite(wide(query)).all():
-        return False
-    # Either operand may be scaled before the product, and a subnormal number has fewer bits.
-    least = smallest_normal(subject) * np.sqrt(max(query.shape[-1], 1))
-    for x in (wide(arguments.array(query_path)), wide(key)):
-        if (np.abs(x[x != 0]) < least).any():
-            return False
-    traded = arguments.replaced({query_path: query, key_path: key})
-    what = "of 4q and k/4, the result"
-    subject.same(subject.call(traded), subject.call(arguments), lambda: subject.budget(arguments), traded, what)
+    expected = subject.call(arguments)
+    for factor, what in ((-1.0, "of −q and −k"), (4.0, "of 4q and k/4")):
+        query = subject.exact(factor * wide(arguments.array(query_path)))
+        key = subject.exact(wide(arguments.array(key_path)) / factor)
+        if factor > 1 and not _scaled_exactly(subject, wide(arguments.array(query_path)), wide(query), wide(key)):
+            continue
+        traded = arguments.replaced({query_path: query, key_path: key})
+        budget = partial(subject.budget, arguments)
+        subject.same(subject.call(traded), expected, budget, traded, f"{what}, the result")
     return True
 
 
-@checks(law.INPUT_DEPENDENCE, once=True)
+def _scaled_exactly(subject: Subject, query: Numbers, larger: Numbers, key: Numbers) -> bool:
+    """Whether the larger query is finite, and no number is so small that it has fewer bits, whichever is scaled."""
+    least = smallest_normal(subject) * np.sqrt(max(query.shape[-1], 1))
+    return bool(np.isfinite(larger).all()) and not any((np.abs(x[x != 0]) < least).any() for x in (query, key))
+
+
+@checks(law.HARD_LIMIT, once=True)
 def input_dependence(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Use keys that are far apart as queries: each query finds the value of its own key."""
     base = sample(subject, rng, queries=5, keys=5, features=5)
@@ -286,7 +274,7 @@ def input_dependence(subject: Subject, arguments: Arguments, rng: np.random.Gene
     return True
 
 
-@checks(law.SHARED_INPUTS)
+@checks(law.SHARED_INPUTS, governs=law.shares_keys)
 def shared_inputs(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Pass one array as key and value, and as query too where the number of queries allows it."""
     if not arguments.keys_count or not arguments.queries:

@@ -1,6 +1,6 @@
 """Checks of the laws of sequences that are packed into one array, and of caches in pages."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -80,43 +80,6 @@ def packed(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
     return True
 
 
-@checks(law.PADDED, once=True)
-def padded(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Put the sequences into a batch, behind each numbers that do not count."""
-    other = in_one_piece(subject)
-    if other is None or other.semantics.bottom_right or subject.semantics.bottom_right:
-        return False
-    (lengths,) = other.operation.lengths
-    if not other.limits.has(lengths):
-        return False
-    base, of_queries, of_keys = _packed(subject, rng)
-    values: dict[str, Any] = {lengths: np.array([s.stop - s.start for s in of_keys])}
-    parts = (of_queries, of_keys, of_keys)
-    for mine, its, rows in zip(operands(subject.operation), operands(other.operation), parts, strict=True):
-        values[its.path] = _padded_rows(base.array(mine.path), rows)
-    for options in _options(subject):
-        given, batch = base.replaced(options), Arguments(other.operation, {**values, **options})
-        results, budgets = subject.results(given), subject.budgets(given)
-        expected = doubles(other.results(batch))
-        for b, part in enumerate(of_queries):
-            for mine, its in zip(subject.operation.outputs, other.operation.outputs, strict=True):
-                here = _rows_of(subject.operation, mine.path, part)
-                there = _rows_of(other.operation, its.path, slice(part.stop - part.start))
-                title = f"of sequence {b} in a padded batch, the {mine.path}"
-                x, budget = results[mine.path][here], 2 * budgets[mine.path][here]
-                subject.matches(x, expected[its.path][b][there], budget, given, title)
-    return True
-
-
-def _padded_rows(x: Numbers, parts: Sequence[slice]) -> Numbers:
-    """Parts of the rows of x (heads, n, d), each with as many rows: (parts, heads, most, d)."""
-    most = max(part.stop - part.start for part in parts)
-    found = np.ones((len(parts), x.shape[0], most, x.shape[-1]), x.dtype)
-    for i, part in enumerate(parts):
-        found[i, :, : part.stop - part.start] = x[:, part]
-    return found
-
-
 # Paged ----------------------------------------------------------------------------------------------------------------
 
 
@@ -137,22 +100,7 @@ def _table(given: Arguments) -> tuple[str, str, Numbers, Numbers]:
     return table, lengths, given.array(table), given.array(lengths)
 
 
-@checks(law.PAGES, once=True)
-def pages(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Permute the pages, and number them anew in the table."""
-    base = _paged(subject, rng)
-    path, _, table, _ = _table(base)
-    size = subject.operation.indices[path]
-    order = rng.permutation(base.size(size))
-    for options in _options(subject):
-        given = base.replaced(options)
-        moved = given.along(size, take(order)).replaced({path: np.argsort(order)[table]})
-        expected, budgets = doubles(subject.results(given)), twice(subject.budgets(given))
-        subject.all_match(subject.results(moved), expected, budgets, moved, "with pages in another order,")
-    return True
-
-
-@checks(law.UNUSED_PAGES, once=True)
+@checks(law.CONTIGUOUS, once=True)
 def unused_pages(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Store NaN, infinities and large numbers where no element of the batch has rows."""
     given = _paged(subject, rng)

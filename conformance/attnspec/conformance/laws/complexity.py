@@ -5,7 +5,7 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
 from attnspec.conformance.inputs.attendance import attendable, mask_shape
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import additive_in, random_like, wide
+from attnspec.conformance.laws.common import random_like, wide
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.laws import complexity as law
@@ -63,13 +63,6 @@ def locality(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     return True
 
 
-@checks(law.LINEARITY)
-def linearity(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Add two sequences."""
-    path, _ = _tokens(arguments)
-    return additive_in(subject, arguments, rng, path, "the result")
-
-
 @checks(law.EDGES)
 def edges(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Divide the edges at random."""
@@ -86,7 +79,7 @@ def edges(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
     return True
 
 
-@checks(law.ONE_EDGE)
+@checks(law.EDGES)
 def one_edge(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Give every node one neighbour, and compare with the graph in which each node is its own."""
     n = mask_shape(arguments)[-1]

@@ -18,6 +18,7 @@ from attnspec.conformance.laws.lessons import TILE, causal_in, masks_of, numbers
 from attnspec.conformance.laws.modes import Modes, in_16_bits, modes_of, within
 from attnspec.conformance.laws.registry import checks
 from attnspec.conformance.laws.training import recorded_call
+from attnspec.spec.laws import attention
 from attnspec.spec.laws import training as law
 
 LONG = TILE + 3
@@ -94,7 +95,7 @@ def _as_otherwise(subject: Subject, given: Arguments, got: Results, rng: np.rand
     judge(subject, other, rng, what)
 
 
-@checks(law.ONE_ARRAY, once=True, at_leading=True)
+@checks(attention.SHARED_INPUTS, once=True, at_leading=True, governs=attention.shares_all)
 def one_array(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """One array as queries, keys and values, unmasked and under a mask, in every mode and for gradients."""
     batch = (2,)[: subject.limits.max_batch_dims]

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
-from attnspec.conformance.inputs.attendance import attendable, mask_shape, spelled_out
+from attnspec.conformance.inputs.attendance import attendable, mask_shape
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.common import doubles, sample, together, wide
 from attnspec.conformance.laws.registry import checks
@@ -84,21 +84,6 @@ def groups(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
     return True
 
 
-@checks(law.WINDOW)
-def window(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Spell windows out in the mask: of no reach, of a random one, open to one side, and also 256 keys further."""
-    path = subject.operation.window
-    if path is None or not has_window(subject):
-        return False
-    reach = int(rng.integers(1, 4))
-    windows = ((0, 0), (reach, 0), (0, reach), (None, 0), (reach, None), (reach + 256, None))
-    for ends in windows if subject.effort.dear else rng.permutation(np.array(windows, object))[:2]:
-        given = arguments.replaced({path: tuple(ends)})
-        spelled = spelled_out(given, bottom_right=subject.semantics.bottom_right)
-        alike(subject, given, spelled, f"with a window {ends},")
-    return True
-
-
 @checks(law.CAP, once=True)
 def cap(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """A cap of 2¹⁰, which moves a score s by s³/3c² at most; and one of 2⁻⁶⁰."""
@@ -123,7 +108,7 @@ def cap(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> boo
     return True
 
 
-@checks(law.SINK)
+@checks(law.BIAS)
 def sink(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Put the sink into the bias of one more key of zeros, which every query may attend to."""
     operation = subject.operation
@@ -147,7 +132,7 @@ def sink(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bo
     return True
 
 
-@checks(law.SLOPES)
+@checks(law.BIAS)
 def slopes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Spell slopes out in the bias, where later keys count too."""
     operation = subject.operation
@@ -167,7 +152,7 @@ def slopes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
     return True
 
 
-@checks(law.NATURAL_LOGARITHM, once=True)
+@checks(law.LOGARITHM, once=True)
 def natural_logarithm(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Repeat all keys; and add 1 to all scores by the bias."""
     operation = subject.operation
@@ -187,7 +172,7 @@ def natural_logarithm(subject: Subject, arguments: Arguments, rng: np.random.Gen
     return True
 
 
-@checks(law.EMPTY_ROWS)
+@checks(law.LOGARITHM)
 def empty_rows(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Mask some rows, with a sink and without."""
     operation = subject.operation
@@ -257,7 +242,7 @@ def _positions(subject: Subject) -> str:
 
 @checks(law.ROTATION)
 def rotation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Squared lengths of rows before and after; and all rows at position 0."""
+    """Squared lengths of rows before and after; all rows at position 0; and all positions moved by one number."""
     ((_, rows),) = arguments.floats
     x, got, budget = wide(rows), wide(subject.call(arguments)), subject.budget(arguments)
     if not got.size:
@@ -268,14 +253,12 @@ def rotation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     if subject.limits.has(_positions(subject)):
         still = arguments.replaced({_positions(subject): np.zeros(x.shape[-2], np.int64)})
         subject.matches(subject.call(still), x, subject.budget(still), still, "at position 0, the result")
+        _moved_along(subject, arguments, rng)
     return True
 
 
-@checks(law.ROTARY_DISTANCE)
-def rotary_distance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+def _moved_along(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> None:
     """Move all positions by one number: all inner products of rows stay."""
-    if not subject.limits.has(_positions(subject)) or 0 in arguments.binding.result:
-        return False
     ((_, rows),) = arguments.floats
     first, shift = rng.integers(0, 50, rows.shape[-2]), int(rng.integers(1, 50))
     products: list[Numbers] = []
@@ -287,7 +270,6 @@ def rotary_distance(subject: Subject, arguments: Arguments, rng: np.random.Gener
         half = np.abs(got) @ np.swapaxes(budget, -1, -2)
         slack = slack + half + np.swapaxes(half, -1, -2) + budget @ np.swapaxes(budget, -1, -2)
     subject.matches(products[1], products[0], slack, given, f"{shift} positions later, the inner product")
-    return True
 
 
 @checks(law.SLOPE_HALVES, once=True)

@@ -28,6 +28,7 @@ from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.tree import Kind
 from attnspec.spec.laws import masking as law
+from attnspec.spec.laws import operation
 
 
 def _normal(subject: Subject, rng: np.random.Generator, scale: float = 1.0) -> Callable[[Numbers], Numbers]:
@@ -53,7 +54,7 @@ def _future(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
 
 @checks(law.FUTURE_INVARIANCE)
 def future_invariance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Replace everything after a position."""
+    """Replace everything after a position, and cut it off."""
     found = _future(subject, arguments, rng)
     if found is None:
         return False
@@ -72,20 +73,16 @@ def future_invariance(subject: Subject, arguments: Arguments, rng: np.random.Gen
     for path, x in before.items():
         what = f"after a change behind position {i}, the {path}"
         subject.same(after[path], x, partial(budget, path), changed, what)
+    _cut_off(subject, given, i)
     return True
 
 
-@checks(law.PREFIX)
-def prefix(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+def _cut_off(subject: Subject, given: Arguments, i: int) -> None:
     """Cut off queries and keys after a position."""
-    found = _future(subject, arguments, rng)
-    if found is None:
-        return False
-    given, i = found
     rows, columns = causal_sizes(subject)
     length = subject.limits.length_from(i + 1)
     if length > min(given.size(rows), given.size(columns)):
-        return False
+        return
     cut = given
     for size in dict.fromkeys((rows, columns)):
         cut = cut.along(size, keep(length))
@@ -94,7 +91,6 @@ def prefix(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
     got, kept = subject.results(cut), "position" if length == 1 else f"{length} positions"
     for path, x in expected.items():
         subject.matches(got[path], x, 2 * budgets[path], given, f"for the first {kept} alone, the {path}")
-    return True
 
 
 @checks(law.FUTURE_GRADIENT)
@@ -137,14 +133,31 @@ def _zero_behind(x: Numbers, axes: list[int], i: int) -> Numbers:
     return x
 
 
-@checks(law.CAUSAL_IS_A_MASK)
-def causal_is_a_mask(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Pass the causal mask as `mask`, joined with the mask that is given."""
-    given = arguments.under_causal()
-    spelled = spelled_out(given, bottom_right=subject.semantics.bottom_right)
-    expected, budgets = doubles(subject.results(spelled)), partial(_twice_budgets, subject, given)
-    subject.all_match(subject.results(given), expected, budgets, given, "with `causal`,")
+@checks(law.SPELLED_OUT)
+def spelled_out_in_masks(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Spell out in the mask what no mask, the causal flag and windows say."""
+    none, masks = arguments.without_masks(), subject.operation.masks
+    full = none.replaced({leaf.path: np.ones(mask_shape(none, keys), bool) for keys, leaf in masks.items()})
+    _says_the_same(subject, none, full, "under a mask that allows everything,")
+    if subject.operation.flag is not None:
+        given = arguments.under_causal()
+        spelled = spelled_out(given, bottom_right=subject.semantics.bottom_right)
+        _says_the_same(subject, spelled, given, "with `causal`,")
+    path = subject.operation.window
+    if path is not None and subject.limits.has(path):
+        reach = int(rng.integers(1, 4))
+        windows = ((0, 0), (reach, 0), (0, reach), (None, 0), (reach, None), (reach + 256, None))
+        for ends in windows if subject.effort.dear else rng.permutation(np.array(windows, object))[:2]:
+            given = arguments.replaced({path: tuple(ends)})
+            spelled = spelled_out(given, bottom_right=subject.semantics.bottom_right)
+            _says_the_same(subject, spelled, given, f"with a window {ends},")
     return True
+
+
+def _says_the_same(subject: Subject, spelled: Arguments, given: Arguments, what: str) -> None:
+    """Two ways to say who may attend to whom give the same results."""
+    budgets = partial(_twice_budgets, subject, spelled)
+    subject.all_match(subject.results(given), doubles(subject.results(spelled)), budgets, given, what)
 
 
 @checks(law.GARBAGE)
@@ -279,7 +292,7 @@ def _truncated(subject: Subject, arguments: Arguments, rng: np.random.Generator,
     return True
 
 
-@checks(law.MASK_BROADCASTING)
+@checks(operation.BROADCASTING, governs=law.masked)
 def mask_broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Pass masks with some dimensions of size 1, and the same masks repeated.
 
@@ -303,7 +316,7 @@ def mask_broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Gen
     return judged
 
 
-@checks(law.MASK_OF_ITS_OWN, once=True, at_leading=True)
+@checks(operation.BATCH_INVARIANCE, once=True, at_leading=True, governs=law.masked)
 def mask_of_its_own(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare each element of the batch with that element alone under its own mask.
 
@@ -332,17 +345,6 @@ def mask_of_its_own(subject: Subject, arguments: Arguments, rng: np.random.Gener
     return judged
 
 
-@checks(law.ALL_TRUE)
-def all_true(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Pass no mask, and a mask that is True everywhere."""
-    none = arguments.without_masks()
-    masks = subject.operation.masks
-    full = none.replaced({leaf.path: np.ones(mask_shape(none, keys), bool) for keys, leaf in masks.items()})
-    expected, budgets = doubles(subject.results(none)), partial(_twice_budgets, subject, none)
-    subject.all_match(subject.results(full), expected, budgets, full, "under a mask that allows everything,")
-    return True
-
-
 def _twice_budgets(subject: Subject, arguments: Arguments) -> Results:
     return twice(subject.budgets(arguments))
 
@@ -355,16 +357,6 @@ def _sides(arguments: Arguments) -> tuple[str, str]:
     """The paths of the two sizes of a mask: rows and columns."""
     rows, columns = (option.path for option in arguments.operation.numbers)
     return rows, columns
-
-
-@checks(law.MASK_PREFIX)
-def mask_prefix(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compare the mask of fewer positions with the corner of the larger mask."""
-    rows, columns = _sides(arguments)
-    corner = arguments.replaced({path: int(rng.integers(arguments[path] + 1)) for path in (rows, columns)})
-    expected = subject.call(arguments)[: corner[rows], : corner[columns]]
-    subject.matches(subject.call(corner), expected, np.zeros(expected.shape), corner, "the smaller mask")
-    return True
 
 
 @checks(law.STRICT_MASK)
@@ -406,7 +398,7 @@ def length_count(subject: Subject, arguments: Arguments, rng: np.random.Generato
     return True
 
 
-@checks(law.LENGTH_RANGE)
+@checks(operation.REJECTION)
 def length_range(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Pass a length of −1, or of one more than there are positions."""
     found = arguments.operation.lengths.items()

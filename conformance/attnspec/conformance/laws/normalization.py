@@ -2,20 +2,18 @@
 
 import numpy as np
 
-from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.attendance import attendable
-from attnspec.conformance.inputs.dtypes import LARGEST, NARROW
+from attnspec.conformance.inputs.dtypes import LARGEST
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import coarse, live_rows, sample, smallest_normal, wide
+from attnspec.conformance.laws.common import coarse, live_rows, wide
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.laws import normalization as law
+from attnspec.spec.normalization import Softmax
+from attnspec.spec.seq2seq import TeacherForcedDecode
 
 LOW = 2.0**15
 """The offset of rows with low scores: unshifted exponentials underflow, but the scores still have enough precision."""
-
-
-MANY = 70_000
-"""More keys than the largest number of float16."""
 
 
 def _scores(subject: Subject) -> str:
@@ -24,23 +22,34 @@ def _scores(subject: Subject) -> str:
     return leaf.path
 
 
-@checks(law.ROW_SUMS)
-def row_sums(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The sums of rows that have an attendable key."""
-    got = np.where(live_rows(subject, arguments), wide(subject.call(arguments)), 0.0)
-    sums = got.sum(-1)
-    expected = np.broadcast_to(live_rows(subject, arguments)[..., 0], sums.shape).astype(np.float64)
-    budget = np.nansum(subject.budget(arguments), axis=-1).astype(np.float64)
-    subject.matches(sums, expected, budget, arguments, "the sum of a row")
-    return bool(expected.any())
+@checks(law.DISTRIBUTION)
+def distribution(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The least number of all rows, and their sums; of weights, the sums of rows that have an attendable key."""
+    got, budget = wide(subject.call(arguments)), subject.budget(arguments)
+    if not got.size:
+        return False
+    if subject.operation.protocol is TeacherForcedDecode:
+        _log_distribution(subject, arguments, got, budget)
+        return True
+    live: Numbers = np.ones(got.shape[:-1], bool)
+    if subject.operation.protocol is Softmax:
+        live = np.broadcast_to(live_rows(subject, arguments)[..., 0], live.shape)
+    subject.holds(not (got < 0).any(), f"a weight or probability is {np.nanmin(got):.9g}", arguments, got=got)
+    sums = np.where(live, got.sum(-1), 0.0)
+    slack = np.where(np.isfinite(budget), budget, 1.0).sum(-1)
+    subject.matches(sums, live.astype(np.float64), slack, arguments, "the sum of row")
+    return bool(live.any())
 
 
-@checks(law.NONNEGATIVE)
-def nonnegative(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The sign of every weight."""
-    got = subject.call(arguments)
-    subject.holds(not bool((got < 0).any()), f"a weight is {wide(got).min(initial=0.0):.9g}", arguments, got=got)
-    return bool(got.size)
+def _log_distribution(subject: Subject, arguments: Arguments, got: Numbers, budget: Numbers) -> None:
+    """The greatest logarithm, and the sums of the probabilities."""
+    slack = np.where(np.isfinite(budget), budget, np.inf)
+    subject.holds(bool((got <= slack).all()), f"a logarithm is {got.max():.9g}", arguments, got=got)
+    with np.errstate(over="ignore"):
+        sums = np.exp(got).sum(-1)
+        slack = (np.exp(got) * np.expm1(np.minimum(slack, 100.0))).sum(-1)
+    slack = slack + got.shape[-1] * np.finfo(np.float64).eps
+    subject.matches(sums, np.ones(sums.shape), slack, arguments, "of the probabilities, the sum of row")
 
 
 @checks(law.MASKED_ZERO)
@@ -105,30 +114,4 @@ def extreme_scores(subject: Subject, arguments: Arguments, rng: np.random.Genera
         bool(np.isfinite(wide(got))[rows].all()), "a weight is not finite", extreme, got=got, expected=expected.value
     )
     subject.matches(got, expected.value, expected.budget, extreme)
-    return True
-
-
-@checks(law.HOMOGENEITY)
-def homogeneity(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Double the scores."""
-    doubled = arguments.replaced({_scores(subject): 2 * arguments.array(_scores(subject))})
-    result = subject.call(arguments)
-    # A weight that is not above the smallest normal number may have been rounded more coarsely than its double.
-    normal = np.abs(wide(result)) > smallest_normal(subject)
-    got = np.where(normal, subject.call(doubled), 2 * result)
-    what = "of doubled scores, the weight"
-    subject.same(got, 2 * result, lambda: 2 * subject.budget(arguments), doubled, what)
-    return True
-
-
-@checks(law.MANY_KEYS, once=True)
-def many_keys(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Ones at more keys than float16 can count."""
-    if subject.dtype not in NARROW:
-        return False
-    given = sample(subject, rng, queries=1, keys=MANY, features=1)
-    if (given.keys_count or 0) < MANY:
-        return False
-    ones = given.replaced({leaf.path: np.ones_like(x) for leaf, x in given.floats})
-    subject.follows_formula(ones, f"of {ones.keys_count} ones,")
     return True

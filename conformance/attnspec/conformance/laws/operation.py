@@ -10,7 +10,6 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers, element, t
 from attnspec.conformance.inputs.attendance import attendable, mask_shape
 from attnspec.conformance.inputs.corners import option_levels
 from attnspec.conformance.inputs.dtypes import is_float
-from attnspec.conformance.inputs.layouts import LAYOUTS
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.left_out import demand_declared
 from attnspec.conformance.judging.subject import Results, Subject
@@ -27,7 +26,6 @@ from attnspec.conformance.laws.common import (
 from attnspec.conformance.laws.gradients import gradients_match
 from attnspec.conformance.laws.lessons import masks_of, overwritten
 from attnspec.conformance.laws.registry import checks
-from attnspec.conformance.laws.storage import laid_out
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.contract.shapes import ShapeError, bind
@@ -70,7 +68,7 @@ def _expected_dtype(subject: Subject, leaf: Leaf) -> str:
     return subject.dtype if subject.operation.floats else " or ".join(DEFAULTS)
 
 
-@checks(law.BATCH_INVARIANCE)
+@checks(law.BATCH_INVARIANCE, governs=law.batched)
 def batch_invariance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compute one element of the batch alone."""
     if not arguments.batch or 0 in arguments.batch:
@@ -90,7 +88,7 @@ def _element(results: Results, subject: Subject, index: tuple[int, ...]) -> Resu
     }
 
 
-@checks(law.BROADCASTING)
+@checks(law.BROADCASTING, governs=law.several_batches)
 def broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Repeat all batches in full."""
     full = in_full_batches(arguments)
@@ -102,7 +100,7 @@ def broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Generato
     return True
 
 
-@checks(law.FEWER_DIMENSIONS, once=True, at_leading=True)
+@checks(law.BROADCASTING, once=True, at_leading=True, governs=law.several_batches)
 def fewer_dimensions(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Leave out the batch of each argument in turn, while others have one; then that of all but a mask."""
     if not subject.limits.broadcasting or not subject.limits.max_batch_dims:
@@ -130,14 +128,6 @@ def empty_batch(subject: Subject, arguments: Arguments, rng: np.random.Generator
                 subject.results(_masked(subject, given))
             tried = True
     return tried
-
-
-@checks(law.NON_CONTIGUOUS)
-def non_contiguous(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Pass views of larger arrays that hold garbage as well, each laid out in a way of its own."""
-    first, step = rng.integers(len(LAYOUTS), size=2)
-    ways = [LAYOUTS[(first + i * step) % len(LAYOUTS)] for i in range(len(arguments.given))]
-    return laid_out(subject, arguments, ways)
 
 
 @checks(law.NO_MUTATION)
@@ -233,7 +223,7 @@ def _little_to_do(subject: Subject, rng: np.random.Generator) -> Iterator[Argume
                 yield sample(subject, rng).along(size, take([]))
 
 
-@checks(law.OPTION_EFFECT)
+@checks(law.OPTION_EFFECT, governs=law.has_options)
 def option_effect(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare the result for other values of options with the formula, on the same arrays."""
     tried = False
@@ -257,7 +247,7 @@ def _others(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
     return [found[i] for i in sorted(rng.permutation(len(found))[:FEW_VALUES])]
 
 
-@checks(law.REJECTION, at_leading=True)
+@checks(law.REJECTION, at_leading=True, governs=law.refuses_shapes)
 def rejection(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Make the shape of every argument wrong in turn, including that of the mask, with a batch and without.
 

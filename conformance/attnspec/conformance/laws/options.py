@@ -14,7 +14,8 @@ from attnspec.conformance.laws.kernels import with_heads
 from attnspec.conformance.laws.lessons import causal_in, fits, masks_of
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis, Part
-from attnspec.spec.laws import kernels, training
+from attnspec.spec.laws import operation as law
+from attnspec.spec.laws import training
 
 UNEQUAL = ((4, 6), (6, 4))
 """Queries and keys: fewer queries than keys, and more."""
@@ -80,7 +81,7 @@ def _chosen(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, A
                 yield _named(dict.fromkeys(chosen)), given
 
 
-@checks(kernels.OPTIONS_COUNT, once=True, at_leading=True)
+@checks(law.OPTION_EFFECT, once=True, at_leading=True, governs=law.optional_parts)
 def options_count(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Give each option and each optional array alone, in decoding too, and two at a time.
 

@@ -42,6 +42,7 @@ from attnspec.conformance.laws.lessons import (
 from attnspec.conformance.laws.registry import checks
 from attnspec.conformance.laws.shared_batches import Index
 from attnspec.spec.contract.tree import Leaf, flatten
+from attnspec.spec.laws import operation
 from attnspec.spec.laws import training as law
 
 LARGE, TINY = 2.0**11, 2.0**-50
@@ -56,7 +57,7 @@ FEW_WAYS: tuple[Layout, ...] = (last_exchanged, packed, heads_behind)
 # Cotangents -----------------------------------------------------------------------------------------------------------
 
 
-@checks(law.COTANGENT_STRIDES, once=True, at_leading=True)
+@checks(law.STRIDES, once=True, at_leading=True)
 def cotangent_strides(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Pass the same cotangent in every layout, with rows of stride 0, and ones that are one number, as of a sum."""
     lesson = lesson_of(subject, arguments)
@@ -137,7 +138,7 @@ def _one_number(x: Numbers, convert: Convert) -> Any:
     return repeated(x, tuple(range(x.ndim)), convert)
 
 
-@checks(law.COTANGENT_SCALE, once=True, at_leading=True)
+@checks(law.COTANGENTS, once=True, at_leading=True)
 def cotangent_scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Multiply the cotangent by a large number, by a tiny one and by 0."""
     lesson = lesson_of(subject, arguments)
@@ -160,7 +161,7 @@ def cotangent_scale(subject: Subject, arguments: Arguments, rng: np.random.Gener
     return True
 
 
-@checks(law.PARTS, once=True, at_leading=True)
+@checks(law.COTANGENTS, once=True, at_leading=True, governs=law.several_results)
 def parts(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The cotangent of one result after another, and None for all others."""
     lesson = lesson_of(subject, arguments)
@@ -217,7 +218,7 @@ def _first_of_axes(x: Numbers, leaf: Leaf, which: int) -> Numbers:
     return x
 
 
-@checks(law.STRIDED_INPUTS, once=True, at_leading=True)
+@checks(law.STRIDES, once=True, at_leading=True)
 def strided_inputs(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Lay all arguments out in some ways, where there is time in all of them."""
     demand_layouts(subject.limits)
@@ -334,7 +335,7 @@ def no_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     return True
 
 
-@checks(law.DTYPE, once=True, at_leading=True)
+@checks(operation.GRADIENT, once=True, at_leading=True)
 def dtype(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The names of the dtypes."""
     lesson = lesson_of(subject, arguments)

@@ -10,7 +10,6 @@ from attnspec.conformance.laws.common import (
     average_tolerance,
     coarse,
     filtered_error,
-    linear_in,
     live_rows,
     normal_like,
     pooled,
@@ -26,7 +25,19 @@ from attnspec.spec.laws import pooling as law
 
 @checks(law.CONVEXITY)
 def convexity(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The smallest and the largest attendable value, coordinate by coordinate."""
+    """The smallest and the largest attendable value, coordinate by coordinate, also where all values are equal."""
+    judged = _in_the_hull(subject, arguments, "attendable values")
+    value, operation = pooled(arguments), subject.operation
+    # Keys that are their own values would be equal too.
+    if value.shape[-2] and operation.pooled in operation.linear:
+        constant = subject.exact(coarse(3 * rng.standard_normal(value.shape[-1]) + 1, reach=8))
+        equal = arguments.replaced({operation.pooled: np.broadcast_to(constant, value.shape).copy()})
+        _in_the_hull(subject, equal, "values, which are all equal")
+    return judged
+
+
+def _in_the_hull(subject: Subject, arguments: Arguments, what: str) -> bool:
+    """Whether there is a row with keys; a violation if one is outside of the hull of its values."""
     attendable = allowed(subject, arguments)[..., None]
     values = wide(pooled(arguments))
     if rows_of_queries(arguments):
@@ -43,7 +54,7 @@ def convexity(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     index = tuple(int(i) for i in np.argwhere(outside)[0]) if outside.any() else ()
     subject.holds(
         not outside.any(),
-        f"the result {list(index)} is {got[index] if index else 0:.9g}, outside the attendable values",
+        f"the result {list(index)} is {got[index] if index else 0:.9g}, outside the {what}",
         arguments,
         expected=np.where(live, np.clip(got, low, high), 0.0),
         got=got,
@@ -52,79 +63,50 @@ def convexity(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     return True
 
 
-@checks(law.CONSTANTS)
-def constants(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Give all keys the same value."""
-    value = pooled(arguments)
-    if not value.shape[-2]:
-        return False
-    constant = subject.exact(coarse(3 * rng.standard_normal(value.shape[-1]) + 1, reach=8))
-    given = arguments.replaced({subject.operation.pooled: np.broadcast_to(constant, value.shape).copy()})
-    live = live_rows(subject, given)
-    got = wide(subject.call(given))
-    slack = average_tolerance(subject, given, constant)
-    wrong = live & ~(np.abs(got - wide(constant)) <= slack)
-    subject.holds(
-        not wrong.any(), "the average of equal values is another value", given,
-        expected=np.where(live, wide(constant), 0.0), got=got, budget=np.float64(slack),
-    )  # fmt: skip
-    return bool(live.any())
-
-
-@checks(law.ADDITIVITY)
-def additivity(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Add values on a grid on which the sum is exact."""
-    return additive_in(subject, arguments, rng, linear_in(subject, subject.operation.attended), "the result")
-
-
-@checks(law.WEIGHT_LINEARITY)
-def weight_linearity(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Add weights on a grid on which the sum is exact."""
-    return additive_in(subject, arguments, rng, linear_in(subject, subject.operation.queries), "the result")
-
-
-@checks(law.DOUBLING)
-def doubling(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Multiply the values by 2 and by −1, both exact in every binary format."""
-    factor = float(rng.choice([2.0, -1.0]))
-    path = linear_in(subject, subject.operation.attended)
-    changed = arguments.replaced({path: subject.exact(factor * arguments.array(path).astype(np.float64))})
-    if not subject.in_domain(changed):
-        return False
-    result = subject.call(arguments)
-    expected = subject.exact(factor * result.astype(np.float64)) if subject.dtype != "float64" else factor * result
-    what = f"of values times {factor:g}, the result"
-    if _projects(subject) or subject.precision.inputs_smallest:
-        # Projected values and heads, or values in 8 bits, may lie below the smallest normal number, and round more
-        # coarsely there.
-        budget = 3 * subject.budget(arguments)
-        subject.matches(subject.call(changed), wide(expected), budget, changed, what)
-        return True
-    # A result that is not above the smallest normal number may have been rounded more coarsely than its double.
-    normal = np.abs(result.astype(np.float64)) > smallest_normal(subject)
-    got = np.where(normal, subject.call(changed), expected)
-    subject.same(got, expected, lambda: 2 * subject.budget(arguments), changed, what)
-    return True
-
-
-def _projects(subject: Subject) -> bool:
-    """Whether values are multiplied by a weight before they are summed."""
-    operation = subject.operation
-    path = linear_in(subject, operation.attended)
-    width = next(leaf for leaf in operation.leaves if leaf.path == path).core[-1].factors[0]
-    return any(operation.role(leaf) == Role.WEIGHT and width in leaf.sizes for leaf in operation.leaves)
-
-
-@checks(law.ZERO_VALUES)
-def zero_values(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Set all values to 0."""
-    path = linear_in(subject, subject.operation.attended)
+@checks(law.LINEARITY)
+def linearity(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Sums in every linear argument; for one of them also twice or minus the argument, and zeros."""
+    linear = subject.operation.linear
+    for path in linear:
+        additive_in(subject, arguments, rng, path, "the result")
+    path = str(rng.choice(linear))
+    _multiplied(subject, arguments, path, float(rng.choice([2.0, -1.0])))
     given = arguments.replaced({path: np.zeros_like(arguments.array(path))})
     got = subject.call(given)
     live = live_rows(subject, given) if subject.operation.mask is not None else np.ones((1,), bool)
     wrong = live & (got != 0)
-    subject.holds(not bool(wrong.any()), "values of 0 do not give 0", given, got=got, expected=np.zeros(got.shape))
-    return bool(got.size)
+    subject.holds(not bool(wrong.any()), f"{path} = 0 does not give 0", given, got=got, expected=np.zeros(got.shape))
+    return True
+
+
+def _multiplied(subject: Subject, arguments: Arguments, path: str, factor: float) -> None:
+    """Multiply an argument by 2 or −1, both exact in every binary format."""
+    changed = arguments.replaced({path: subject.exact(factor * arguments.array(path).astype(np.float64))})
+    if not subject.in_domain(changed):
+        return
+    result = subject.call(arguments)
+    expected = subject.exact(factor * result.astype(np.float64)) if subject.dtype != "float64" else factor * result
+    what = f"of {factor:g} times {path}, the result"
+    if not _weighted_alone(subject, path) or subject.precision.inputs_smallest:
+        # Products of weights, and numbers in 8 bits, may lie below the smallest normal number, and round more coarsely
+        # there.
+        subject.matches(subject.call(changed), wide(expected), 3 * subject.budget(arguments), changed, what)
+        return
+    # A result that is not above the smallest normal number may have been rounded more coarsely than its double.
+    normal = np.abs(result.astype(np.float64)) > smallest_normal(subject)
+    got = np.where(normal, subject.call(changed), expected)
+    subject.same(got, expected, lambda: 2 * subject.budget(arguments), changed, what)
+
+
+def _weighted_alone(subject: Subject, path: str) -> bool:
+    """Whether an argument is multiplied by nothing but attention weights, or is the only argument."""
+    operation = subject.operation
+    if len(operation.floats) == 1:
+        return True
+    if all(leaf.path != path for leaf in operation.attended) or not operation.weighs_keys:
+        return False
+    width = next(leaf for leaf in operation.leaves if leaf.path == path).core[-1].factors[0]
+    return not any(operation.role(leaf) == Role.WEIGHT and width in leaf.sizes for leaf in operation.leaves)
 
 
 @checks(law.GAIN, ensemble=True)

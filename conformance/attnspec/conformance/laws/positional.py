@@ -6,10 +6,13 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
-from attnspec.conformance.laws.common import joined_in_order, wide
+from attnspec.conformance.laws.common import wide
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis
+from attnspec.spec.contract.law import of
+from attnspec.spec.laws import operation
 from attnspec.spec.laws import positional as law
+from attnspec.spec.positional import LearnedPositions
 
 
 def _pairs(x: Numbers) -> tuple[Numbers, Numbers]:
@@ -36,25 +39,19 @@ def _encoded(subject: Subject, arguments: Arguments) -> tuple[Numbers, Numbers] 
     return wide(subject.call(arguments)), subject.budget(arguments)
 
 
-@checks(law.BOUNDS)
-def bounds(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """No magnitude exceeds 1, and the first row is 0, 1, 0, 1, …."""
+@checks(law.UNIT_PAIRS)
+def unit_pairs(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The magnitude of every element, the first row, and the norm of each pair."""
     found = _encoded(subject, arguments)
     if found is None:
         return False
-    got, budget = found
-    subject.holds(bool((np.abs(got) <= 1 + budget).all()), f"an element is {np.abs(got).max():.9g}", arguments, got=got)
+    got, of_elements = found
+    largest = f"an element is {np.abs(got).max():.9g}"
+    subject.holds(bool((np.abs(got) <= 1 + of_elements).all()), largest, arguments, got=got)
     first = (np.arange(got.shape[1]) % 2).astype(np.float64)
-    subject.matches(got[0], first, budget[0], arguments, "position 0")
-    return True
-
-
-@checks(law.UNIT_PAIRS)
-def unit_pairs(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The norm of each pair."""
-    found = _encoded(subject, arguments)
-    if found is None or _width(arguments) < 2:
-        return False
+    subject.matches(got[0], first, of_elements[0], arguments, "position 0")
+    if _width(arguments) < 2:
+        return True
     (sine, cosine), (sine_budget, cosine_budget) = _pairs(found[0]), _pairs(found[1])
     budget = 2 * (np.abs(sine) * sine_budget + np.abs(cosine) * cosine_budget) + sine_budget**2 + cosine_budget**2
     lengths = sine**2 + cosine**2
@@ -79,24 +76,6 @@ def rotation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     return True
 
 
-@checks(law.DISTANCE)
-def distance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The inner products of positions at a fixed distance."""
-    found = _encoded(subject, arguments)
-    if found is None or _width(arguments) % 2:
-        return False
-    got, budget = found
-    shift = int(rng.integers(1, len(got)))
-    products = (got[:-shift] * got[shift:]).sum(-1)
-    slack = (np.abs(got[:-shift]) * budget[shift:] + np.abs(got[shift:]) * budget[:-shift]).sum(-1)
-    slack = slack + slack[0] + got.shape[1] * 2.0**-50
-    expected = np.full(products.shape, products[0])
-    # Inner products may be near 0 by cancellation, so they are measured against the squared length d/2.
-    whole = np.append(products, got.shape[1] / 2), np.append(expected, got.shape[1] / 2), np.append(slack, 1.0)
-    subject.matches(*whole, arguments, f"at distance {shift}, the inner product")
-    return True
-
-
 @checks(law.DISTINCT)
 def distinct(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare all rows with each other, where the dtype has enough precision to distinguish them."""
@@ -110,33 +89,23 @@ def distinct(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     return True
 
 
-@checks(law.POSITION_PREFIX)
-def position_prefix(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Encode fewer positions."""
-    found = _encoded(subject, arguments)
-    if found is None:
+@checks(law.PREFIX)
+def prefix(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Fewer positions along every axis of them."""
+    operation = subject.operation
+    if subject.refuses(arguments):
         return False
-    got, budget = found
-    count = int(rng.integers(1, len(got)))
-    fewer = arguments.replaced({_size(arguments, Axis.QUERY)[0]: count})
-    subject.matches(subject.call(fewer), got[:count], 2 * budget[:count], fewer, "of fewer positions, the encoding")
-    return True
-
-
-@checks(law.TABLE_ROWS)
-def table_rows(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """NaN in every row that no position has, and in one more."""
-    (n,) = subject.operation.sizes_of(Axis.QUERY)
-    ((leaf, table),) = arguments.floats
-    spoiled = np.full((len(table) + 1, *table.shape[1:]), np.nan, table.dtype)
-    spoiled[: arguments.size(n)] = table[: arguments.size(n)]
-    given = arguments.replaced({leaf.path: spoiled})
-    expected = table[: arguments.size(n)]
-    subject.same(subject.call(given), expected, lambda: np.zeros(expected.shape), given, "the encoding")
+    counted = [o.path for o in operation.numbers if not operation.axis(o.path) & Axis.FEATURE]
+    fewer = arguments.replaced({path: int(rng.integers(arguments[path] + 1)) for path in counted})
+    if subject.refuses(fewer) or not subject.in_domain(fewer):
+        return False
+    corner = tuple(slice(fewer[path]) for path in counted)
+    expected, budget = subject.call(arguments)[corner], 2 * subject.budget(arguments)[corner]
+    subject.matches(subject.call(fewer), wide(expected), budget, fewer, "of fewer positions, the result")
     return bool(expected.size)
 
 
-@checks(law.TABLE_RANGE)
+@checks(operation.REJECTION, governs=of(LearnedPositions))
 def table_range(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Ask for one row more than there is."""
     (n,) = subject.operation.sizes_of(Axis.QUERY)
@@ -162,9 +131,3 @@ def added(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
         expected = np.broadcast_to(kept, got.shape)
         subject.same(got, expected, lambda: subject.budget(given), given, f"with {leaf.path} = 0, the result")  # noqa: B023 - called at once
     return True
-
-
-@checks(law.BESIDE)
-def beside(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The features of x, then those of p."""
-    return joined_in_order(subject, arguments)

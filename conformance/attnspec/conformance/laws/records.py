@@ -28,7 +28,7 @@ UNRECORDED = ("no_grad", "inference_mode", "inference")
 Mode = Callable[[], AbstractContextManager[Any]]
 
 
-@checks(law.INTERLEAVED, once=True, at_leading=True)
+@checks(law.NO_MEMORY, once=True, at_leading=True)
 def interleaved(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Record a call and two others of its shapes, first and last, and go back from it after the others.
 

@@ -13,7 +13,6 @@ from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.common import (
     bounded,
     doubles,
-    odd_in,
     picked,
     random_like,
     record,
@@ -51,85 +50,43 @@ def _cell_states(subject: Subject) -> list[str]:
     return [leaf.path for leaf in subject.operation.leaves if leaf.batched and leaf.sizes == sizes]
 
 
-@checks(law.COPIED_STATE)
-def copied_state(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Open the update gate."""
+@checks(law.GATES)
+def gates(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Open and close gates by their biases."""
+    if subject.operation.protocol is LSTMCell:
+        of_lstm = record(arguments, LSTMParameters)
+        kept = {id(of_lstm.b_f): SATURATED, id(of_lstm.b_i): -SATURATED}
+        return _keeps(subject, arguments, kept, "forget gate open and input gate closed")
     p = record(arguments, GRUParameters)
-    given = _saturated(subject, arguments, {id(p.b_z): SATURATED})
-    got = subject.call(given)
-    kept = np.broadcast_to(wide(given.array(_cell_states(subject)[0])), got.shape)
-    subject.matches(got, kept, subject.budget(given), given, "of a state that is kept, the result")
+    for opened, what in ((False, "both gates closed"), (True, "the update gate closed")):
+        biases = {id(p.b_z): -SATURATED, id(p.b_r): SATURATED if opened else -SATURATED}
+        given = _saturated(subject, arguments, biases)
+        expected = _plain_network(subject, given, with_state=opened)
+        title = f"with {what}, as of a plain network, the result"
+        subject.matches(subject.call(given), expected, subject.budget(given), given, title)
+    return _keeps(subject, arguments, {id(p.b_z): SATURATED}, "the update gate open")
+
+
+def _keeps(subject: Subject, arguments: Arguments, biases: Mapping[int, float], what: str) -> bool:
+    """The last result is the state that it continues."""
+    given, path = _saturated(subject, arguments, biases), subject.operation.outputs[-1].path
+    got = subject.results(given)[path]
+    kept = np.broadcast_to(wide(given.array(_cell_states(subject)[-1])), got.shape)
+    subject.matches(got, kept, subject.budgets(given)[path], given, f"with {what}, {path}")
     return bool(got.size)
 
 
-@checks(law.FORGOTTEN_STATE)
-def forgotten_state(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Close both gates, and pass another state."""
-    p = record(arguments, GRUParameters)
-    given = _saturated(subject, arguments, dict.fromkeys((id(p.b_r), id(p.b_z)), -SATURATED))
-    other = given.replaced({path: random_like(given.array(path), rng, subject) for path in _cell_states(subject)})
-    got, expected = subject.call(other), wide(subject.call(given))
-    budget = subject.budget(given) + subject.budget(other)
-    subject.matches(got, expected, budget, other, "of another state that is forgotten, the result")
-    return bool(got.size)
-
-
-@checks(law.GRU_IS_AN_RNN)
-def gru_is_an_rnn(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Close the update gate and open the reset gate."""
-    p = record(arguments, GRUParameters)
-    given = _saturated(subject, arguments, {id(p.b_z): -SATURATED, id(p.b_r): SATURATED})
+def _plain_network(subject: Subject, given: Arguments, *, with_state: bool) -> Numbers:
+    """The next state of a GRU whose update gate is closed, with the state or without it."""
     p = record(given, GRUParameters)
     (path,) = _cell_states(subject)
     (x,) = (a for leaf, a in given.batched if leaf.path != path)
     exact = oracle_dtype(subject.precision.dtype)
     of_input, of_state = (v.astype(exact) @ w.astype(exact) for v, w in ((x, p.w_xh), (given.array(path), p.w_hh)))
-    expected = np.tanh(of_input + of_state + p.b_h.astype(exact))
-    subject.matches(subject.call(given), expected, subject.budget(given), given, "as of a plain network, the result")
-    return bool(expected.size)
-
-
-@checks(law.MIXED_STATE)
-def mixed_state(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The magnitude of every unit of the next state."""
-    bound = np.maximum(np.abs(wide(arguments.array(_cell_states(subject)[0]))), 1)
-    bounded(subject, arguments, subject.operation.outputs[0].path, bound, "the result")
-    return bool(subject.call(arguments).size)
-
-
-@checks(law.KEPT_CELL)
-def kept_cell(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Open the forget gate and close the input gate."""
-    p = record(arguments, LSTMParameters)
-    given = _saturated(subject, arguments, {id(p.b_f): SATURATED, id(p.b_i): -SATURATED})
-    path = subject.operation.outputs[-1].path
-    got = subject.results(given)[path]
-    kept = np.broadcast_to(wide(given.array(_cell_states(subject)[-1])), got.shape)
-    subject.matches(got, kept, subject.budgets(given)[path], given, f"the result {path}")
-    return bool(got.size)
-
-
-@checks(law.CELL_BOUND)
-def cell_bound(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compare the magnitudes of both results with their bounds: 1, and 1 more than the previous cell."""
-    hidden, cell = (leaf.path for leaf in subject.operation.outputs)
-    bounded(subject, arguments, hidden, 1.0, f"the result {hidden}")
-    most = np.abs(wide(arguments.array(_cell_states(subject)[-1]))) + 1
-    bounded(subject, arguments, cell, most, f"the result {cell}")
-    return bool(subject.call(arguments).size)
-
-
-@checks(law.STATE_BOUND)
-def state_bound(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The magnitude of every next state."""
-    bounded(subject, arguments, subject.operation.outputs[0].path, 1.0, "the result")
-    return bool(subject.call(arguments).size)
-
-
-@checks(law.ODD_CELL)
-def odd_cell(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Negate whatever is no matrix: input, state and bias."""
-    return odd_in(subject, arguments, [leaf.path for leaf, _ in arguments.floats if len(leaf.core) == 1])
+    if not with_state:
+        of_state = np.zeros_like(of_state)
+    expected: Numbers = np.tanh(of_input + of_state + p.b_h.astype(exact))
+    return expected
 
 
 @checks(law.OUTPUT_BIAS)
@@ -170,10 +127,11 @@ def _lengths(subject: Subject) -> str:
 
 
 def _finals(subject: Subject) -> dict[str, str]:
-    """The path of every part of the final state, with that of the initial one."""
-    initial = [leaf.path for leaf in subject.operation.leaves if subject.operation.role(leaf) is Role.STATE]
-    final = [leaf.path for leaf in subject.operation.outputs if _time(subject) not in leaf.sizes]
-    return dict(zip(final, initial, strict=True))
+    """The path of every part of the final state, with that of the initial one, which a decoder asks with."""
+    operation = subject.operation
+    states = operation.queries or [leaf for leaf in operation.leaves if operation.role(leaf) is Role.STATE]
+    final = [leaf.path for leaf in operation.outputs if _time(subject) not in leaf.sizes]
+    return dict(zip(final, (leaf.path for leaf in states), strict=True))
 
 
 def _shown(subject: Subject) -> list[str]:
@@ -213,17 +171,17 @@ def continuation(subject: Subject, arguments: Arguments, rng: np.random.Generato
     Half dtypes would round that state.
     """
     steps, size = _steps(subject, arguments), _time(subject)
+    if steps < 2 or subject.dtype in NARROW or 0 in arguments.batch:
+        return False
     states = _finals(subject).values()
     arguments = arguments.replaced({path: np.zeros_like(arguments.array(path)) for path in states})
-    if steps < 2 or subject.dtype in NARROW:
-        return False
     cut = int(rng.integers(1, steps))
     beginning = subject.results(arguments.along(size, keep(cut)))
     rest = arguments.along(size, take(np.arange(cut, steps)))
     changes = {initial: beginning[final] for final, initial in _finals(subject).items()}
-    lengths = arguments[_lengths(subject)]
-    if lengths is not None:
-        changes[_lengths(subject)] = np.asarray(np.maximum(lengths - cut, 0))
+    for path in subject.operation.lengths:
+        if arguments[path] is not None:
+            changes[path] = np.asarray(np.maximum(arguments[path] - cut, 0))
     later = rest.replaced(changes)
     expected, budgets = (
         picked(x, size, np.arange(cut, steps), subject, arguments)
@@ -294,16 +252,22 @@ def no_steps(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     return bool(ways)
 
 
-@checks(law.SEQUENCE_BOUND)
-def sequence_bound(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The magnitudes of all states and of the final cell."""
-    (hidden, of_hidden), *cells = _finals(subject).items()
-    bound = np.maximum(np.abs(wide(arguments.array(of_hidden))), 1)
+@checks(law.BOUNDS)
+def bounds(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """The magnitudes of all states, and of the cell."""
+    operation, in_steps = subject.operation, subject.operation.protocol in CELLS
+    steps = _steps(subject, arguments) if in_steps else 1
+    ends = [leaf.path for leaf in operation.outputs]
+    pairs = _finals(subject) if in_steps else dict(zip(ends, _cell_states(subject), strict=True))
+    (hidden, of_hidden), *cells = pairs.items()
+    kept = in_steps or operation.protocol is GRUCell
+    before = np.abs(wide(arguments.array(of_hidden)))
+    bound = np.maximum(before, 1) if kept else np.ones_like(before)
     bounded(subject, arguments, hidden, bound, f"the {hidden}")
-    for path in _shown(subject):
+    for path in _shown(subject) if in_steps else ():
         bounded(subject, arguments, path, bound[..., None, :], f"one of the {path}")
     for final, initial in cells:
-        most = np.abs(wide(arguments.array(initial))) + _steps(subject, arguments)
+        most = np.abs(wide(arguments.array(initial))) + steps
         bounded(subject, arguments, final, most, f"the {final}")
     return bool(subject.call(arguments).size)
 
@@ -356,25 +320,6 @@ def halves(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
         message = f"with other inputs that it has not seen, the {what} half of the {path}"
         got = subject.results(changed)[path]
         subject.same(got[kept], before[kept], partial(_budget, subject, arguments, path, kept), changed, message)
-    return True
-
-
-@checks(law.LAYER_BY_LAYER)
-def layer_by_layer(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compute the lower and the upper layers in two calls; half dtypes would round what is handed on."""
-    size = subject.operation.counts[0]
-    depth = arguments.size(size)
-    if depth < 2 or subject.dtype in NARROW:
-        return False
-    cut = int(rng.integers(1, depth))
-    (states,) = _shown(subject)
-    below = subject.results(arguments.along(size, keep(cut)))
-    above = arguments.along(size, take(np.arange(cut, depth))).replaced({_inputs(subject): below[states]})
-    expected, budgets = (
-        picked(x, size, np.arange(cut, depth), subject, arguments)
-        for x in (doubles(subject.results(arguments)), subject.budgets(arguments))
-    )
-    subject.all_match(subject.results(above), expected, twice(budgets), above, f"of the layers from {cut} on, alone,")
     return True
 
 

@@ -7,60 +7,49 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import (
-    additive_in,
+    bounded,
     broadcast_batches,
     coarse,
     filtered_error,
-    linear_in,
     normal_like,
+    odd_in,
     sample,
     wide,
 )
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.laws import scoring as law
+from attnspec.spec.recurrent import RNNCell
+from attnspec.spec.scoring import AdditiveScores, GaussianScores
 
 
-@checks(law.LINEARITY)
-def linearity(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The scores of a sum of queries."""
-    return additive_in(subject, arguments, rng, linear_in(subject, subject.operation.queries), "the scores")
-
-
-@checks(law.KEY_LINEARITY)
-def key_linearity(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The scores of a sum of keys."""
-    return additive_in(subject, arguments, rng, linear_in(subject, subject.operation.attended), "the scores")
-
-
-@checks(law.SYMMETRY)
-def symmetry(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Exchange queries and keys."""
+@checks(law.ISOMETRY)
+def isometry(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Exchange queries and keys; rotate both by a signed permutation of coordinates, which is exact; shift both."""
     query, key = query_and_key(subject)
-    exchanged = arguments.replaced({query: arguments[key], key: arguments[query]})
-    budget = subject.budget(arguments)
-    got = subject.call(exchanged).swapaxes(-1, -2)
-    subject.matches(
-        got, wide(subject.call(arguments)), 2 * budget, arguments, "with query and key exchanged, the score"
-    )
-    return True
-
-
-@checks(law.ROTATION_INVARIANCE)
-def rotation_invariance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Rotate queries and keys by a signed permutation of the coordinates, which is exact in every dtype."""
-    query, key = query_and_key(subject)
+    expected, budget = wide(subject.call(arguments)), 2 * subject.budget(arguments)
+    exchanged = subject.call(arguments.replaced({query: arguments[key], key: arguments[query]})).swapaxes(-1, -2)
+    subject.matches(exchanged, expected, budget, arguments, "with query and key exchanged, the score")
     d = arguments.array(query).shape[-1]
     order, signs = rng.permutation(d), rng.choice([-1, 1], d)
-
-    changes = {
+    rotated = {
         p: np.take(arguments.array(p), order, axis=-1) * signs.astype(arguments.array(p).dtype) for p in (query, key)
     }
-    rotated = arguments.replaced(changes)
-    budget = subject.budget(arguments)
-    expected = wide(subject.call(arguments))
-    subject.matches(subject.call(rotated), expected, 2 * budget, arguments, "after a rotation of both, the score")
+    found = subject.call(arguments.replaced(rotated))
+    subject.matches(found, expected, budget, arguments, "after a rotation of both, the score")
+    if subject.operation.protocol is GaussianScores:
+        _shifted(subject, arguments, rng)
     return True
+
+
+def _shifted(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> None:
+    """Add the same vector to queries and keys, on a grid on which the sum is exact."""
+    paths = query_and_key(subject)
+    near = arguments.replaced({path: subject.exact(coarse(arguments[path])) for path in paths})
+    shift = float(rng.choice([-8.0, 4.0, 16.0]))
+    far = near.replaced({path: subject.exact(wide(near.array(path)) + shift) for path in paths})
+    budget = 2 * subject.budget(near)
+    subject.matches(subject.call(far), wide(subject.call(near)), budget, far, f"shifted by {shift}, the score")
 
 
 @checks(law.SCALE, ensemble=True)
@@ -95,38 +84,25 @@ def perceptron(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     return True
 
 
-@checks(law.ADDITIVE_BOUND)
-def additive_bound(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The largest score and the sum of |w_v|, for given inputs and for inputs that saturate tanh."""
-    names = parts(subject)
-    signs = {path: np.sign(wide(arguments.array(path))) for path in (names.query, names.key)}
-    saturated = arguments.replaced({path: subject.exact(1e4 * sign) for path, sign in signs.items()})
-    judged_any = False
-    for given in (arguments, saturated):
-        if not subject.in_domain(given):
-            continue
-        got, budget = wide(subject.call(given)), subject.budget(given)
+@checks(law.ODD_AND_BOUNDED)
+def odd_and_bounded(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Negate whatever is no matrix of weights; bound given inputs, and for additive scores also saturated ones."""
+    operation = subject.operation
+    inputs, bound = [arguments], 1.0
+    if operation.protocol is AdditiveScores:
+        names = parts(subject)
+        negated = [names.query, names.key]
+        saturated = {path: subject.exact(1e4 * np.sign(wide(arguments.array(path)))) for path in negated}
+        inputs.append(arguments.replaced(saturated))
         bound = float(np.abs(wide(arguments.array(names.output))).sum())
-        excess = np.abs(got) - bound
-        subject.holds(
-            bool(np.all(excess <= np.where(np.isfinite(budget), budget, 0))),
-            f"a score of magnitude {np.max(np.abs(got), initial=0.0):.9g} exceeds ‖w_v‖₁ = {bound:.9g}",
-            given,
-            expected=np.float64(bound),
-            got=got,
-        )
-        judged_any = True
-    return judged_any
-
-
-@checks(law.ODDNESS)
-def oddness(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Negate query and key."""
-    negated = arguments.replaced({path: -arguments.array(path) for path in query_and_key(subject)})
-    budget = subject.budget(arguments)
-    expected = -wide(subject.call(arguments))
-    subject.matches(subject.call(negated), expected, 2 * budget, arguments, "with query and key negated, the score")
-    return True
+    elif operation.protocol is RNNCell:
+        # A bias of the other sign belongs to the negated vectors.
+        negated = [leaf.path for leaf, _ in arguments.floats if len(leaf.core) == 1]
+    else:
+        negated = [leaf.path for leaf in operation.leaves if operation.role(leaf) is Role.STATE]
+    for given in filter(subject.in_domain, inputs):
+        bounded(subject, given, operation.leading.path, bound, f"of at most {bound:.9g}, the result")
+    return odd_in(subject, arguments, negated)
 
 
 @checks(law.SATURATION, once=True)
@@ -250,18 +226,6 @@ def saturation_gradient(subject: Subject, arguments: Arguments, rng: np.random.G
     for path, (value, budget) in expected.items():
         if np.abs(value).max(initial=0.0) <= subject.precision.largest / 16:
             subject.matches(found[path], value, budget, given, f"the gradient of {path}")
-    return True
-
-
-@checks(law.TRANSLATION_INVARIANCE)
-def translation_invariance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Add the same vector to queries and keys, on a grid on which the sum is exact."""
-    paths = query_and_key(subject)
-    near = arguments.replaced({path: subject.exact(coarse(arguments[path])) for path in paths})
-    shift = float(rng.choice([-8.0, 4.0, 16.0]))
-    far = near.replaced({path: subject.exact(wide(near.array(path)) + shift) for path in paths})
-    budget = subject.budget(near)
-    subject.matches(subject.call(far), wide(subject.call(near)), 2 * budget, far, f"shifted by {shift}, the score")
     return True
 
 

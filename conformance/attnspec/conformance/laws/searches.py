@@ -11,6 +11,7 @@ from attnspec.reference import REFERENCE
 from attnspec.reference.budget import Judged
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.documentation import operation_of
+from attnspec.spec.contract.law import of
 from attnspec.spec.laws import seq2seq as law
 from attnspec.spec.seq2seq import AttentionDecoderParameters, GreedyDecode, TeacherForcedDecode
 
@@ -74,7 +75,7 @@ def score_of_tokens(subject: Subject, arguments: Arguments, rng: np.random.Gener
     return True
 
 
-@checks(law.SENTENCES_OF_A_BATCH, once=True)
+@checks(law.SCORE_OF_TOKENS, once=True)
 def sentences_of_a_batch(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Score sentences whose end is improbable, and again where the first of them ends at once."""
     several = sample(subject, rng, (16,), features=6)
@@ -93,7 +94,7 @@ def sentences_of_a_batch(subject: Subject, arguments: Arguments, rng: np.random.
     return compared > 0
 
 
-@checks(law.GREEDY_CHOICE)
+@checks(law.GREEDY_CHOICE, governs=of(GreedyDecode))
 def greedy_choice(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare the least that the chosen token may have with the least of every other, at every step."""
     tokens, _ = _chosen(subject, arguments)
@@ -129,7 +130,7 @@ def stops_at_eos(subject: Subject, arguments: Arguments, rng: np.random.Generato
     return ended
 
 
-@checks(law.FIRST_OF_EQUALS)
+@checks(law.GREEDY_CHOICE)
 def first_of_equals(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Score all tokens as 0, where the last one ends a sentence and the beam has no room for it."""
     path, _ = _end(arguments)

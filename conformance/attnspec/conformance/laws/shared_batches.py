@@ -9,7 +9,8 @@ from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import sample
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.tree import Leaf
-from attnspec.spec.laws import sizes as law
+from attnspec.spec.laws import operation as law
+from attnspec.spec.laws.sizes import shares
 
 SAME = 3
 """Elements of the batch, heads and queries: no dimension shows by its size alone that it was taken for another."""
@@ -27,7 +28,7 @@ SHARED: Mapping[str, Index] = {
 """How an array with the batch (b, h) is cut to one with fewer dimensions, or with 1 in the place of some."""
 
 
-@checks(law.SHARED, once=True, at_leading=True)
+@checks(law.BROADCASTING, once=True, at_leading=True, governs=shares)
 def shared(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Keys and values, queries, and masks, one kind of them at a time, in every way."""
     limits = subject.limits

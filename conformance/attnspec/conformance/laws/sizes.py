@@ -10,6 +10,7 @@ from attnspec.conformance.inputs.arguments import Arguments, Change, Numbers, al
 from attnspec.conformance.inputs.attendance import bounds, spelled_out, with_first_keys
 from attnspec.conformance.inputs.combinations import AS_MANY, BATCH, combinations, masked, placed
 from attnspec.conformance.inputs.corners import TILE, long_sizes, multiply_adds, stepwise, tables
+from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.judging.rows import judge, rows_to_judge
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import fitting, normal_like, sample
@@ -21,6 +22,7 @@ from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis, Part, Role
 from attnspec.spec.contract.tree import Kind, schematic
 from attnspec.spec.laws import sizes as law
+from attnspec.spec.laws.operation import batched
 
 MANY = ((7,), (2, 6))
 """Batches of more elements than the corner cases have, and of more along one dimension."""
@@ -142,14 +144,7 @@ def _shown(sizes: Sizes) -> str:
     return " and ".join(f"{name} = {size}" for name, size in sizes.items())
 
 
-@checks(law.BATCHES, once=True, at_leading=True)
-def batches(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Batches of seven elements, and of six along the second dimension."""
-    calls = ((f"a batch of {batch}", _narrow(subject, rng, {}, batch)) for batch in MANY)
-    return _tried(subject, calls, rng)
-
-
-@checks(law.FEATURES, once=True, at_leading=True)
+@checks(law.FEATURES, once=True, at_leading=True, governs=law.has_features)
 def features(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The two sizes of queries and values together at every level, any other at one level; long rows, and tables."""
     calls = [*_featured(subject, rng, FEATURES), *_rows(subject, rng), *_tables(subject, rng)]
@@ -200,7 +195,7 @@ def _featured(
         yield _shown(sizes), _narrow(subject, rng, sizes)
 
 
-@checks(law.HEAD_SIZES, once=True, at_leading=True)
+@checks(law.FEATURES, once=True, at_leading=True, governs=law.heads_compare)
 def head_sizes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Three queries and three keys without a mask, so that every feature counts in every row."""
     names = long_sizes(subject.operation)[-1]
@@ -211,7 +206,7 @@ def head_sizes(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     return _tried(subject, ((_shown(sizes), x.without_masks()) for sizes, x in fitted), rng)
 
 
-@checks(law.HEADS, once=True, at_leading=True)
+@checks(law.FEATURES, once=True, at_leading=True, governs=law.in_heads)
 def heads(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Some numbers of heads; where there is time, more than 64, also beside a batch. In the layers of a model one."""
     names = subject.operation.sizes_of(Axis.HEAD)
@@ -223,7 +218,7 @@ def heads(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
     return _tried(subject, calls, rng)
 
 
-@checks(law.LONG_MASKS, once=True, at_leading=True)
+@checks(law.FEATURES, once=True, at_leading=True, governs=law.masked_by_query)
 def long_masks(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """A random mask, in which no column repeats the one 256 earlier; and what leaves whole tiles without weight."""
     operation = subject.operation
@@ -243,6 +238,30 @@ def long_masks(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     if biased is not None:
         subject.follows_formula(biased, f"with {operation.part(Part.BIAS)} of the least number in the first tile,")
     return tried
+
+
+@checks(law.FEATURES, once=True, at_leading=True, governs=batched)
+def batches(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Batches of seven elements, and of six along the second dimension."""
+    calls = ((f"a batch of {batch}", _narrow(subject, rng, {}, batch)) for batch in MANY)
+    return _tried(subject, calls, rng)
+
+
+MORE_THAN_FLOAT16 = 70_000
+"""More keys than the largest number of float16."""
+
+
+@checks(law.FEATURES, once=True, governs=law.counts_keys)
+def many_keys(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Ones at more keys than float16 can count."""
+    if subject.dtype not in NARROW:
+        return False
+    given = sample(subject, rng, queries=1, keys=MORE_THAN_FLOAT16, features=1)
+    if (given.keys_count or 0) < MORE_THAN_FLOAT16:
+        return False
+    ones = given.replaced({leaf.path: np.ones_like(x) for leaf, x in given.floats})
+    subject.follows_formula(ones, f"of {ones.keys_count} ones,")
+    return True
 
 
 @checks(law.BEYOND, once=True, dear=True)

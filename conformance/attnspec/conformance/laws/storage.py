@@ -33,6 +33,7 @@ from attnspec.conformance.laws.registry import checks
 from attnspec.reference.budget import is_real
 from attnspec.spec.contract.shapes import results
 from attnspec.spec.contract.tree import mapped
+from attnspec.spec.laws import operation
 from attnspec.spec.laws import storage as law
 
 FEW = 8
@@ -149,7 +150,7 @@ def _repeats(subject: Subject, given: Arguments, axis: int) -> bool:
     return True
 
 
-@checks(law.WIDE_LAYOUTS, once=True, at_leading=True)
+@checks(law.LAYOUTS, once=True, at_leading=True, governs=law.attends)
 def wide_layouts(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Lay all arrays out in each of some ways, and repeat keys and values for all heads."""
     batch = BATCH[: subject.limits.max_batch_dims]
@@ -218,7 +219,7 @@ def _some(given: Arguments, rng: np.random.Generator) -> Iterator[tuple[str, Num
         yield paths[i], given.array(paths[i])
 
 
-@checks(law.REWRITTEN, once=True, at_leading=True)
+@checks(operation.NO_MEMORY, once=True, at_leading=True, governs=operation.takes_arrays)
 def rewritten_inputs(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Write other numbers into one array after another, and compare with the same call on new arrays.
 
@@ -275,7 +276,7 @@ def _visibly_off(subject: Subject, now: Arguments) -> bool:
         return any(not bool((abs(x - y) <= VISIBLE * np.max(np.abs(y), initial=0.0)).all()) for x, y in pairs)
 
 
-@checks(law.OTHER_DTYPE, once=True, at_leading=True)
+@checks(operation.NO_MEMORY, once=True, at_leading=True, governs=lambda operation: bool(operation.floats))
 def other_dtype(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Call in this dtype, in the next one that the backend has, and in this one again."""
     dtypes = subject.contract.limits.dtypes_for(subject.operation.name)

@@ -113,7 +113,7 @@ def recorded(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     return bool(trials)
 
 
-@checks(law.SUBSETS, once=True, at_leading=True)
+@checks(law.RECORDED, once=True, at_leading=True)
 def subsets(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Record calls for some of their arguments; compare the gradients."""
     trials = _trials(subject, arguments)
@@ -123,7 +123,7 @@ def subsets(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
     return bool(trials)
 
 
-@checks(law.SECOND_BACKWARD, once=True, at_leading=True)
+@checks(law.NO_MEMORY, once=True, at_leading=True)
 def second_backward(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Go back twice, with half the cotangent in between."""
     lessons = learning(subject, arguments)

@@ -4,15 +4,27 @@ from typing import TypeAlias
 
 import numpy as np
 
-from attnspec.conformance.inputs.arguments import Arguments, keep, take
+from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep, take
 from attnspec.conformance.inputs.attendance import attendable
 from attnspec.conformance.inputs.corners import option_levels
 from attnspec.conformance.inputs.dtypes import NARROW
-from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import coarse, filled, record, sample, where_finite, wide, without_layers
+from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.conformance.laws.common import (
+    coarse,
+    doubles,
+    filled,
+    picked,
+    record,
+    sample,
+    together,
+    twice,
+    where_finite,
+    wide,
+    without_layers,
+)
 from attnspec.conformance.laws.registry import checks
 from attnspec.reference.transformer import EPSILON, decoder_layer, encoder_layer, encoder_only
-from attnspec.spec.contract.axes import Role
+from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.documentation import operation_of
 from attnspec.spec.contract.tree import mapped
 from attnspec.spec.laws import transformer as law
@@ -20,9 +32,11 @@ from attnspec.spec.multihead import MultiHeadParameters
 from attnspec.spec.transformer import (
     DecoderLayer,
     DecoderLayerParameters,
+    DecoderOnly,
     EncoderLayerParameters,
     FeedForwardParameters,
     LanguageModelParameters,
+    LayerNorm,
     LayerNormParameters,
 )
 
@@ -80,9 +94,23 @@ def zero_sublayers(subject: Subject, arguments: Arguments, rng: np.random.Genera
 
 @checks(law.NORMALIZED)
 def normalized(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The mean and the mean square of every row that has numbers: without attendable keys it may have none."""
-    norm = _layer(arguments).feed_forward_norm
-    given = _with_norm(filled(arguments, [(norm.gain, 1), (norm.bias, 0)]), default=True)
+    """The mean and the mean square of every row; for layer normalization in float16 also where squares exceed it."""
+    alone = subject.operation.protocol is LayerNorm
+    norm = record(arguments, LayerNormParameters) if alone else _layer(arguments).feed_forward_norm
+    given = filled(arguments, [(norm.gain, 1), (norm.bias, 0)])
+    if not alone:
+        return _have_moments(subject, _with_norm(given, default=True), None)
+    path, x = _rows(given)
+    judged = _have_moments(subject, given, wide(x).var(-1))
+    # What is not stored in float16 is computed in float32, where these squares do not overflow.
+    if judged and subject.dtype == "float16" and not subject.precision.stored:
+        great = subject.exact(GREAT * rng.standard_normal(x.shape))
+        _have_moments(subject, given.replaced({path: great}), wide(great).var(-1))
+    return judged
+
+
+def _have_moments(subject: Subject, given: Arguments, variance: Numbers | None) -> bool:
+    """The rows that have numbers: without attendable keys they may have none. Inside of a layer, v is not known."""
     oracle = subject.oracle(given)
     live = np.isfinite(oracle.value).all(-1)
     got, budget = wide(subject.call(given))[live], oracle.budget[live]
@@ -92,15 +120,10 @@ def normalized(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     means, slack = got.mean(-1), budget.mean(-1) + 2.0**-50
     subject.matches(np.append(means, 1.0), np.append(np.zeros(means.shape), 1.0), np.append(slack, 1.0), given,
                     "the mean of row")  # fmt: skip
-    squares, more = (got**2).mean(-1), (2 * np.abs(got) * budget + budget**2).mean(-1)
-    excess = np.maximum(squares - 1, 0)
-    subject.holds(
-        bool((excess <= more + 2.0**-50).all()),
-        f"the mean square of a row is {squares.max():.9g}",
-        given,
-        expected=np.minimum(squares, 1),
-        got=squares,
-    )
+    squares, more = (got**2).mean(-1), (2 * np.abs(got) * budget + budget**2).mean(-1) + 2.0**-50
+    expected = np.minimum(squares, 1.0) if variance is None else (variance / (variance + EPSILON))[live]
+    subject.matches(np.append(squares, 1.0), np.append(expected, 1.0), np.append(more, 1.0), given,
+                    "the mean square of row")  # fmt: skip
     return True
 
 
@@ -118,33 +141,6 @@ def position_wise(subject: Subject, arguments: Arguments, rng: np.random.Generat
     expected = np.where(np.isfinite(by_itself), expected, by_itself)
     subject.matches(subject.call(alone), expected, 2 * budget, alone, f"position {i} alone: the result")
     return True
-
-
-@checks(law.LAYER_NORM_MOMENTS)
-def layer_norm_moments(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The mean and the mean square of every row; in float16 also of rows whose squares exceed its range."""
-    p = record(arguments, LayerNormParameters)
-    given = filled(arguments, [(p.gain, 1), (p.bias, 0)])
-    path, x = _rows(given)
-    if not x.size:
-        return False
-    _have_moments(subject, given)
-    # What is not stored in float16 is computed in float32, where these squares do not overflow.
-    if subject.dtype == "float16" and not subject.precision.stored:
-        _have_moments(subject, given.replaced({path: subject.exact(GREAT * rng.standard_normal(x.shape))}))
-    return True
-
-
-def _have_moments(subject: Subject, given: Arguments) -> None:
-    got, budget = wide(subject.call(given)), subject.budget(given)
-    variance = wide(_rows(given)[1]).var(-1)
-    expected, slack = variance / (variance + EPSILON), budget.mean(-1) + 2.0**-50
-    zeros = np.zeros(expected.shape)
-    means = np.append(got.mean(-1), 1.0), np.append(zeros, 1.0), np.append(slack, 1.0)
-    subject.matches(*means, given, "the mean of row")
-    more = (2 * np.abs(got) * budget + budget**2).mean(-1) + 2.0**-50
-    squares = np.append((got**2).mean(-1), 1.0), np.append(expected, 1.0), np.append(more, 1.0)
-    subject.matches(*squares, given, "the mean square of row")
 
 
 @checks(law.LAYER_NORM_SHIFT)
@@ -179,52 +175,61 @@ def homogeneous(subject: Subject, arguments: Arguments, rng: np.random.Generator
     return bool(expected.size)
 
 
-@checks(law.NO_LAYERS)
-def no_layers(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Take all layers away."""
-    given = without_layers(arguments)
-    (rows,) = subject.operation.queries
-    got = subject.call(given)
-    expected = np.broadcast_to(given.array(rows.path), got.shape)
-    subject.same(got, expected, lambda: subject.budget(given), given, "without layers, the result")
-    return True
-
-
 @checks(law.LAYER_BY_LAYER)
 def layer_by_layer(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The first layers, and the others on what these give; in half dtypes it would be rounded in between."""
-    layers = max((x for x in arguments.values_by_name.values() if isinstance(x, tuple)), key=len)
-    if len(layers) < 2 or subject.dtype in NARROW or not subject.limits.broadcasting:
-        return False
-    (rows,) = subject.operation.queries
-    (count,) = subject.operation.counts
-    first = int(rng.integers(1, len(layers)))
-    lower = arguments.along(count, take(np.arange(first)))
-    middle = subject.call(lower)
-    upper = arguments.along(count, take(np.arange(first, len(layers)))).replaced({rows.path: middle})
+    """No layers; the first layers, and the others on what these give, which half dtypes would round in between."""
+    operation = subject.operation
+    (count,) = operation.counts
+    (rows, *_) = operation.queries or operation.along(operation.sizes_of(Axis.TIME)[0])
+    may_be_empty = operation.least(count) == 0
+    if may_be_empty:
+        given = without_layers(arguments)
+        got = subject.call(given)
+        unchanged = np.broadcast_to(given.array(rows.path), got.shape)
+        subject.same(got, unchanged, lambda: subject.budget(given), given, "without layers, the result")
+    depth = arguments.size(count)
+    # Rows of a transformer that are handed on are those of the whole batch, and a memory may have none.
+    repeats = bool(operation.queries) and not subject.limits.broadcasting
+    if depth < 2 or subject.dtype in NARROW or repeats:
+        return may_be_empty
+    first = int(rng.integers(1, depth))
+    middle = subject.call(arguments.along(count, keep(first)))
+    others = np.arange(first, depth)
+    upper = arguments.along(count, take(others)).replaced({rows.path: middle})
     if not np.isfinite(wide(middle)).all() or not subject.in_domain(upper):
-        return False
-    budget = 2 * subject.budget(arguments) + subject.budget(upper)
-    subject.matches(
-        subject.call(upper), wide(subject.call(arguments)), budget, upper, f"of the layers from {first} on, the result"
-    )
+        return may_be_empty
+    expected = picked(doubles(subject.results(arguments)), count, others, subject, arguments)
+
+    def budgets() -> Results:
+        return together(
+            twice(picked(subject.budgets(arguments), count, others, subject, arguments)), subject.budgets(upper)
+        )
+
+    what = f"of the layers from {first} on, on what those before give,"
+    subject.all_match(subject.results(upper), expected, budgets, upper, what)
     return True
 
 
 @checks(law.WITHOUT_MEMORY)
 def without_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The reference's encoder layer, with the causal mask."""
-    if not subject.has_features:
-        return False
-    p = record(arguments, DecoderLayerParameters)
-    given = _with_norm(filled(arguments, [(p.cross_attention.w_o, 0)]), default=False)
-    encoder = EncoderLayerParameters(p.attention, p.attention_norm, p.feed_forward, p.feed_forward_norm)
-    (rows,), (option,) = subject.operation.queries, subject.operation.options
-    x, layer = wide(given.array(rows.path)), mapped(encoder, lambda _, w: wide(w))
+    """The reference's encoder layer, or its encoder, with the causal mask."""
+    operation = subject.operation
+    if operation.protocol is DecoderOnly:
+        model = mapped(record(arguments, LanguageModelParameters), lambda _, w: wide(w))
+        (tokens,), given = operation.indices, arguments
+        expected = encoder_only(given[tokens], model, mask=attendable(given, operation.asking))
+    else:
+        if not subject.has_features:
+            return False
+        p = record(arguments, DecoderLayerParameters)
+        given = _with_norm(filled(arguments, [(p.cross_attention.w_o, 0)]), default=False)
+        encoder = EncoderLayerParameters(p.attention, p.attention_norm, p.feed_forward, p.feed_forward_norm)
+        (rows,), (option,) = operation.queries, operation.options
+        x, layer = wide(given.array(rows.path)), mapped(encoder, lambda _, w: wide(w))
+        expected = encoder_layer(x, layer, mask=attendable(given, operation.asking), norm=given[option.path])
     oracle = subject.oracle(given)
-    expected = encoder_layer(x, layer, mask=attendable(given, subject.operation.asking), norm=given[option.path])
     expected = where_finite(expected, oracle)
-    subject.matches(subject.call(given), expected, oracle.budget, given, "without its memory, the result")
+    subject.matches(subject.call(given), expected, oracle.budget, given, "against an encoder, the result")
     return True
 
 
@@ -286,19 +291,6 @@ def positions_matter(subject: Subject, arguments: Arguments, rng: np.random.Gene
             continue
         moved = np.abs(wide(subject.call(other)) - expected)
         subject.holds(bool((moved > budget).any()), "tokens were exchanged, and positions had no effect", other)
-    return True
-
-
-@checks(law.CAUSAL_ENCODER)
-def causal_encoder(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The reference's encoder, with the causal mask."""
-    parameters = record(arguments, LanguageModelParameters)
-    (tokens,) = subject.operation.indices
-    allowed = attendable(arguments, subject.operation.asking)
-    model = mapped(parameters, lambda _, w: wide(w))
-    oracle = subject.oracle(arguments)
-    expected = where_finite(encoder_only(arguments[tokens], model, mask=allowed), oracle)
-    subject.matches(subject.call(arguments), expected, oracle.budget, arguments, "against the encoder, the result")
     return True
 
 

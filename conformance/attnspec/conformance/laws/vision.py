@@ -95,19 +95,7 @@ def _with_alignment(subject: Subject, arguments: Arguments, *, corners: bool) ->
     return arguments.replaced({option.path: corners})
 
 
-@checks(law.CONSTANT_FIELDS)
-def constant_fields(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The first place of the map everywhere."""
-    path, x = _map(arguments)
-    constant = np.array(np.broadcast_to(x[..., :1, :1, :1, :], x.shape))
-    given = arguments.replaced({path: constant})
-    got = subject.call(given)
-    expected = np.broadcast_to(wide(constant[..., :1, :1, :1, :]), got.shape)
-    subject.matches(got, expected, subject.budget(given), given, "of a constant, the result")
-    return bool(got.size)
-
-
-@checks(law.LINEAR_FIELDS)
+@checks(law.ALIGNMENT)
 def linear_fields(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The distance from the first corner along one axis, of which there are several places on both grids."""
     path, x = _map(arguments)
@@ -131,7 +119,7 @@ def linear_fields(subject: Subject, arguments: Arguments, rng: np.random.Generat
     return bool(got.size)
 
 
-@checks(law.CENTRES)
+@checks(law.ALIGNMENT)
 def centres(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Twice the size of one axis, the other axes as they are."""
     _, x = _map(arguments)
@@ -152,26 +140,21 @@ def _onto(subject: Subject, arguments: Arguments, grid: Any) -> Arguments:
     return given.replaced({option.path: subject.operation.defaults[option.path]})
 
 
-@checks(law.SAME_GRID)
-def same_grid(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The sizes of the map itself."""
-    _, x = _map(arguments)
-    given = arguments.replaced(dict(zip(_grid(subject), x.shape[-4:-1], strict=True)))
-    subject.same(subject.call(given), x, lambda: subject.budget(given), given, "on the same grid, the result")
-    return bool(x.size)
-
-
 @checks(law.INTERPOLATION_HULL)
 def interpolation_hull(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The least and the greatest number of every channel."""
-    _, x = _map(arguments)
-    got, budget = wide(subject.call(arguments)), subject.budget(arguments)
-    if not got.size:
-        return False
+    """The least and the greatest number of every channel, also where all are equal; and the grid of the map itself."""
+    path, x = _map(arguments)
+    same = arguments.replaced(dict(zip(_grid(subject), x.shape[-4:-1], strict=True)))
+    subject.same(subject.call(same), x, lambda: subject.budget(same), same, "on the same grid, the result")
+    constant = np.array(np.broadcast_to(x[..., :1, :1, :1, :], x.shape))
     places = (-4, -3, -2)
-    nearest = np.clip(got, wide(x).min(places, keepdims=True), wide(x).max(places, keepdims=True))
-    subject.matches(got, nearest, budget, arguments, "cut to the range of its channel, the result")
-    return True
+    for given, what in ((arguments, ""), (arguments.replaced({path: constant}), "of a constant, ")):
+        rows, got = wide(given.array(path)), wide(subject.call(given))
+        if got.size:
+            nearest = np.clip(got, rows.min(places, keepdims=True), rows.max(places, keepdims=True))
+            title = f"{what}cut to the range of its channel, the result"
+            subject.matches(got, nearest, subject.budget(given), given, title)
+    return bool(x.size)
 
 
 @checks(law.SEPARABILITY)

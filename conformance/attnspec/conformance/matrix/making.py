@@ -143,7 +143,7 @@ class Maker:
         laws = laws or (() if group.gradients else laws_of("forward"))
         # A law that is named is checked, whatever the profile: those are named for which it has time.
         effort = PROFILES[profile or self.settings.profile].single
-        laws = tuple(law for law in laws if effort.dear or not CHECKS[law].dear)
+        laws = tuple(law for law in laws if effort.dear or not all(check.dear for check in CHECKS[law]))
         # Rows call a library and do nothing else: none of them would mislead its own process.
         settings = replace(
             self.settings,

@@ -16,7 +16,7 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.corners import corners
-from attnspec.conformance.judging.attempt import attempt, stable_seed
+from attnspec.conformance.judging.attempt import first_violated, stable_seed
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.snippet import readable
@@ -137,9 +137,10 @@ def answered(question: Mapping[str, Any]) -> dict[str, Any]:
     given = replayed(question["snippet"])
     if reason in (Reason.CRASHED, Reason.HUNG):
         return {"program": program(heading, plain, Call(Arguments(OPERATIONS[name], given.arguments).passed, {}))}
-    violation, *_ = attempt(subject, CHECKS[law.id], Arguments(OPERATIONS[name], given.arguments), given.seed)
-    if violation is None:
+    found = first_violated(subject, CHECKS[law.id], Arguments(OPERATIONS[name], given.arguments), given.seed)
+    if found is None:
         return {"why": "the law holds when it is replayed"}
+    _, violation = found
     if reason == Reason.RAISED:
         raised = next((c for c in reversed(recorder.calls) if c.error), None)
         return {"why": OTHER} if raised is None else {"program": program(heading, plain, raised)}
@@ -155,7 +156,8 @@ def _tried(subject: Subject, law: str, question: Mapping[str, Any]) -> dict[str,
     seed = stable_seed(question["seed"], subject.operation.name, subject.dtype)
     effort = PROFILES[question["profile"]].at(subject.dtype)
     for example in corners(subject.operation, subject.limits, seed=seed, most=effort.corners, work=effort.work):
-        attempt(subject, CHECKS[law], example.arguments(subject.operation, data_dtype(subject)), example.seed)
+        arguments = example.arguments(subject.operation, data_dtype(subject))
+        first_violated(subject, CHECKS[law], arguments, example.seed)
     return {"why": "the process does not end when the law is checked again"}
 
 

@@ -48,7 +48,7 @@ def over_d(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     "scale after the softmax",
     replaces="attend",
     operations=(ScaledDotProductAttention,),
-    breaks=("pooling.constants", "pooling.gain"),
+    breaks=("pooling.convexity", "pooling.gain"),
     source="FrancescoSaverioZuppichini/ViT#6",
 )
 def scaled_weights(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
@@ -123,12 +123,7 @@ def absolute_scores(correct: Formulas, scores: Numbers, *, mask: Numbers = None)
     "a bias for distance left on",
     replaces="attend",
     operations=(*SOFT, SelfAttention),
-    breaks=(
-        "attention.query-permutation",
-        "attention.key-permutation",
-        "attention.self-equivariance",
-        "pooling.uniform",
-    ),
+    breaks=("attention.permutation", "pooling.uniform"),
     source="linear position biases (ALiBi) in a kernel's default",
 )
 def distance_bias(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
@@ -142,7 +137,7 @@ def distance_bias(correct: Formulas, scores: Numbers, value: Numbers, mask: Numb
     "sliding window left on",
     replaces="attendable",
     operations=(*SOFT, SelfAttention),
-    breaks=("attention.key-permutation", "attention.self-equivariance", "pooling.uniform"),
+    breaks=("attention.permutation", "pooling.uniform"),
     source="ROCm/flash-attention#158",
 )
 def sliding_window(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -156,7 +151,7 @@ def sliding_window(correct: Formulas, mask: Numbers, causal: bool, n: int, m: in
     "first key skipped",
     replaces="attendable",
     operations=SOFT,
-    breaks=("attention.key-permutation", "pooling.uniform"),
+    breaks=("attention.permutation", "pooling.uniform"),
     source="an attention sink that is dropped",
 )
 def first_key_skipped(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -172,7 +167,7 @@ def first_key_skipped(correct: Formulas, mask: Numbers, causal: bool, n: int, m:
     "tail of keys dropped",
     replaces="attendable",
     operations=SOFT,
-    breaks=("operation.oracle", "attention.key-permutation"),
+    breaks=("operation.oracle", "attention.permutation"),
     source="pytorch/pytorch#159247",
 )
 def dropped_tail(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -186,7 +181,7 @@ def dropped_tail(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int)
     "padded keys with score 0",
     replaces="normalized",
     operations=SOFT,
-    breaks=("attention.duplication", "attention.single-key", "pooling.constants"),
+    breaks=("attention.duplication", "attention.single-key", "pooling.convexity"),
     source="flashinfer-ai/flashinfer#5090, ROCm/rocMLIR#1258",
 )
 def phantom_keys(correct: Formulas, scores: Numbers) -> Numbers:
@@ -200,7 +195,7 @@ def phantom_keys(correct: Formulas, scores: Numbers) -> Numbers:
     "accumulator not rescaled",
     replaces="attend",
     operations=SOFT,
-    breaks=("operation.oracle", "attention.key-permutation", "attention.duplication"),
+    breaks=("operation.oracle", "attention.permutation", "attention.duplication"),
     source="tile-ai/tilelang#1148, PaddleJitLab/CUDATutorial#69",
 )
 def unrescaled(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
@@ -220,7 +215,7 @@ def unrescaled(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers
     "halves of the keys merged with equal weights",
     replaces="attend",
     operations=SOFT,
-    breaks=("masking.all-true", "attention.input-dependence"),
+    breaks=("masking.spelled-out", "attention.hard-limit"),
     source="split keys merged without their sums of exponentials",
 )
 def equal_merge(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
@@ -278,7 +273,7 @@ def hard(correct: Formulas, scores: Numbers) -> Numbers:
     "queries of attention through a ReLU",
     replaces="dot_scores",
     operations=DOT,
-    breaks=("attention.sign", "operation.oracle"),
+    breaks=("attention.scale-trade", "operation.oracle"),
     source="feature maps of linear attention",
 )
 def relu_queries(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
@@ -342,7 +337,7 @@ def stored_scores(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     "positions added to the sequence",
     replaces="self_attention",
     operations=(SelfAttention,),
-    breaks=("attention.self-equivariance",),
+    breaks=("attention.permutation",),
     source="an encoding added inside the layer as well",
 )
 def positions_added(correct: Formulas, x: Numbers, *, mask: Numbers = None, causal: bool = False) -> Numbers:
@@ -355,7 +350,7 @@ def positions_added(correct: Formulas, x: Numbers, *, mask: Numbers = None, caus
     "weights from positions alone",
     replaces="softmax",
     operations=(*DOT, SelfAttention, NadarayaWatson),
-    breaks=("attention.input-dependence",),
+    breaks=("attention.hard-limit",),
     source="S1: a fully connected layer has weights that do not depend on the input",
 )
 def fixed_weights(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:

@@ -179,7 +179,7 @@ def empty_batch_refused(correct: Library, operation: Operation, arguments: Mappi
     "batches of fewer dimensions from the left",
     replaces="prepared",
     operations=(DotScores, ScaledDotProductAttention),
-    breaks=("operation.fewer-dimensions",),
+    breaks=("operation.broadcasting",),
     source="unsqueeze behind the batch instead of in front of it",
 )
 def aligned_left(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def aligned_left(correct: Library, operation: Operation, arguments: Mapping[str,
     "strides ignored",
     replaces="prepared",
     operations=(DotScores, ScaledDotProductAttention, Softmax, PaddingMask),
-    breaks=("operation.non-contiguous",),
+    breaks=("storage.layouts",),
     source="flagos-ai/FlagGems#5896, ROCm/aiter#5292",
 )
 def contiguous_only(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def back_first(correct: Formulas, taps: int) -> tuple[int, int]:
     "convolution with ReLU",
     replaces="convolution",
     operations=(Convolution,),
-    breaks=("complexity.linearity", "operation.oracle"),
+    breaks=("pooling.linearity", "operation.oracle"),
     source="an activation fused into the layer",
 )
 def rectified_convolution(correct: Formulas, x: Numbers, w: Numbers) -> Numbers:
@@ -126,7 +126,7 @@ def constant_neighbours(correct: Formulas, x: Numbers, before: int, after: int) 
     "edges against their direction",
     replaces="neighbours",
     operations=(GraphLayer,),
-    breaks=("complexity.one-edge", "operation.oracle"),
+    breaks=("complexity.edges", "operation.oracle"),
     source="PyTorch Geometric's flow: source_to_target or target_to_source",
 )
 def backwards(correct: Formulas, mask: Numbers, n: int) -> Numbers:
@@ -163,7 +163,7 @@ def symmetric(correct: Formulas, neighbours: Numbers) -> Numbers:
     "loops at every node",
     replaces="neighbours",
     operations=(GraphLayer,),
-    breaks=("complexity.one-edge", "complexity.edges", "operation.oracle"),
+    breaks=("complexity.edges", "operation.oracle"),
     source="add_self_loops=True is a default",
 )
 def loops(correct: Formulas, mask: Numbers, n: int) -> Numbers:
@@ -175,7 +175,7 @@ def loops(correct: Formulas, mask: Numbers, n: int) -> Numbers:
     "later neighbours count less",
     replaces="shares",
     operations=(GraphLayer,),
-    breaks=("attention.self-equivariance", "operation.oracle"),
+    breaks=("attention.permutation", "operation.oracle"),
     source="a list of neighbours that is cut at a fixed number",
 )
 def ranked(correct: Formulas, neighbours: Numbers) -> Numbers:

@@ -218,7 +218,7 @@ def early_distribution(
     "tokens of a decoder not checked",
     replaces="check_tokens",
     operations=(*STEPS, *CHOOSING),
-    breaks=("seq2seq.vocabulary-range",),
+    breaks=("operation.rejection",),
     source="an index of −1 for padding, which NumPy reads from the end",
 )
 def unchecked_token(correct: Formulas, tokens: Numbers, count: int) -> None:
@@ -232,7 +232,7 @@ def unchecked_token(correct: Formulas, tokens: Numbers, count: int) -> None:
     "teacher forcing one token ahead",
     replaces="fed",
     operations=(TeacherForcedDecode,),
-    breaks=("masking.future-invariance", "masking.prefix", "operation.oracle"),
+    breaks=("masking.future-invariance", "operation.oracle"),
     source="inputs and targets not shifted against each other: the decoder is fed what it is to predict",
 )
 def fed_ahead(correct: Formulas, tokens: Numbers, i: int) -> Numbers:
@@ -244,7 +244,7 @@ def fed_ahead(correct: Formulas, tokens: Numbers, i: int) -> Numbers:
     "teacher forcing one token late",
     replaces="fed",
     operations=(TeacherForcedDecode,),
-    breaks=("operation.oracle", "seq2seq.step-by-step"),
+    breaks=("operation.oracle", "recurrent.continuation"),
     source="inputs shifted twice, in the data and in the model",
 )
 def fed_late(correct: Formulas, tokens: Numbers, i: int) -> Numbers:
@@ -256,7 +256,7 @@ def fed_late(correct: Formulas, tokens: Numbers, i: int) -> Numbers:
     "every step from the first state",
     replaces="carried",
     operations=(TeacherForcedDecode,),
-    breaks=("operation.oracle", "seq2seq.step-by-step"),
+    breaks=("operation.oracle", "recurrent.continuation"),
     source="a state that is not assigned in the loop",
 )
 def not_carried(correct: Formulas, states: list[Numbers]) -> Numbers:
@@ -280,7 +280,7 @@ def detached_state(correct: Formulas, states: list[Numbers]) -> Numbers:
     "final state before the last token",
     replaces="teacher_forced_decode",
     operations=(TeacherForcedDecode,),
-    breaks=("operation.oracle", "seq2seq.step-by-step"),
+    breaks=("operation.oracle", "recurrent.continuation"),
     source="the state that the last step was given is kept",
 )
 def early_final(
@@ -303,7 +303,7 @@ def early_final(
     "probabilities for their logarithms",
     replaces="log_probabilities",
     operations=(TeacherForcedDecode,),
-    breaks=("seq2seq.log-distribution", "operation.oracle"),
+    breaks=("normalization.distribution", "operation.oracle"),
     source="nn.NLLLoss, which takes logarithms, given a softmax",
 )
 def no_logarithms(correct: Formulas, states: Numbers, w: Numbers, b: Numbers) -> Numbers:
@@ -315,7 +315,7 @@ def no_logarithms(correct: Formulas, states: Numbers, w: Numbers, b: Numbers) ->
     "scores not normalized",
     replaces="log_probabilities",
     operations=(TeacherForcedDecode,),
-    breaks=("seq2seq.log-distribution", "operation.gradient"),
+    breaks=("normalization.distribution", "operation.gradient"),
     source="logits where a loss takes log-probabilities",
 )
 def not_normalized(correct: Formulas, states: Numbers, w: Numbers, b: Numbers) -> Numbers:

@@ -87,7 +87,7 @@ class FinalInHalf(_finals_in("float16")):  # type: ignore[misc]
     "state shared by all elements of the batch added up",
     replaces="started",
     operations=(GRU, LSTM),
-    breaks=("operation.fewer-dimensions",),
+    breaks=("operation.broadcasting",),
     source="an initial state without a batch, that is reduced where it should broadcast",
 )
 def added_states(correct: Formulas, x: Numbers, initial: tuple[Numbers, ...], lengths: Numbers) -> tuple[Numbers, ...]:
@@ -138,7 +138,7 @@ def one_pass_in_half(correct: Formulas, x: Numbers, parameters: LayerNormParamet
     replaces="variance",
     operations=(LayerNorm,),
     dtype="float16",
-    breaks=("transformer.layer-norm-moments",),
+    breaks=("transformer.normalized",),
     profile="full",
     differentiable=False,
     source="neuroneural/brainchop-cli#56: every square in float16, before a sum in float32",
@@ -156,7 +156,7 @@ def squares_in_half(correct: Formulas, centred: Numbers) -> Numbers:
 @mutant(
     "graph without gradients used for recorded calls of its shapes",
     operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
-    breaks=("training.interleaved",),
+    breaks=("training.no-memory",),
     source="pytorch/pytorch#100977: a compiled graph of inference is used again where autograd should run",
 )
 class GraphOfInference(InMode):
@@ -244,7 +244,7 @@ def scaled_queries(correct: Library, operation: Operation, arguments: Mapping[st
     "mask of the first element where arrays have no batch",
     replaces="prepared",
     operations=(ScaledDotProductAttention, MultiHeadAttention),
-    breaks=("operation.fewer-dimensions",),
+    breaks=("operation.broadcasting",),
     source="a batch that is counted by the queries alone",
 )
 def mask_of_the_first(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:

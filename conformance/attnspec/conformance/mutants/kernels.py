@@ -57,7 +57,7 @@ def one_group(correct: Formulas, x: Numbers, group: int) -> Numbers:
     "window with one key too many",
     replaces="sliding_window_mask",
     operations=(GroupedQueryAttention, VariableLengthAttention, SlidingWindowMask),
-    breaks=("kernels.window", "kernels.window-parts", "operation.oracle"),
+    breaks=("masking.spelled-out", "kernels.window-parts", "operation.oracle"),
     source="huggingface/transformers#39408: sliding_window where sliding_window − 1 is meant",
 )
 def wide_window(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
@@ -83,7 +83,7 @@ def window_without_itself(correct: Formulas, n: int, m: int, *, window: Any = No
     "an end of a window that is 0 counts as none",
     replaces="near",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.window", "operation.oracle"),
+    breaks=("masking.spelled-out", "operation.oracle"),
     source="`if window[0]:`, for which 0 is as good as None",
 )
 def falsy_window(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
@@ -96,7 +96,7 @@ def falsy_window(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers
     "right end of a window forgotten",
     replaces="near",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.window", "operation.oracle"),
+    breaks=("masking.spelled-out", "operation.oracle"),
     source="a kernel with window_size_left alone, whose causal flag is left to the caller",
 )
 def without_right_end(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
@@ -108,7 +108,7 @@ def without_right_end(correct: Formulas, mask: Numbers, window: Any, lengths: Nu
     "left end of a window forgotten",
     replaces="near",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.window", "operation.oracle"),
+    breaks=("masking.spelled-out", "operation.oracle"),
     source="a window of look-ahead alone, beside a causal flag",
 )
 def without_left_end(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
@@ -120,7 +120,7 @@ def without_left_end(correct: Formulas, mask: Numbers, window: Any, lengths: Num
     "window that is accepted and forgotten",
     replaces="near",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.options-count", "kernels.window", "operation.option-effect"),
+    breaks=("operation.option-effect", "masking.spelled-out"),
     source="an argument that one of two code paths does not pass on",
 )
 def no_window(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
@@ -132,7 +132,7 @@ def no_window(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers, n
     "lengths that are accepted and forgotten",
     replaces="near",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.options-count", "masking.truncation", "operation.oracle"),
+    breaks=("operation.option-effect", "masking.truncation", "operation.oracle"),
     source="padding that a fast path attends to",
 )
 def no_lengths(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
@@ -226,7 +226,7 @@ def clamped(correct: Formulas, scores: Numbers, softcap: Any) -> Numbers:
     "sinks that are accepted and forgotten",
     replaces="with_sink",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.sink", "operation.oracle"),
+    breaks=("kernels.bias", "operation.oracle"),
     source="vllm-project/vllm#52156: sinks taken in **kwargs and dropped",
 )
 def no_sinks(
@@ -240,7 +240,7 @@ def no_sinks(
     "logarithm without the sink",
     replaces="logarithms",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.sink", "kernels.empty-rows", "operation.oracle"),
+    breaks=("kernels.bias", "kernels.logarithm", "operation.oracle"),
     source="parts of a cache merged by logarithms of which each leaves out the sink",
 )
 def logarithm_without_sink(correct: Formulas, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
@@ -252,7 +252,7 @@ def logarithm_without_sink(correct: Formulas, scores: Numbers, attendable: Numbe
     "sinks of the heads in reverse",
     replaces="with_sink",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.sink", "operation.oracle"),
+    breaks=("kernels.bias", "operation.oracle"),
     source="sharded heads that load the sinks of another rank",
 )
 def sinks_exchanged(
@@ -266,7 +266,7 @@ def sinks_exchanged(
     "distance with its sign",
     replaces="distances",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.slopes", "operation.oracle"),
+    breaks=("kernels.bias", "operation.oracle"),
     source="linear biases written for causal attention, used without it: later keys are preferred",
 )
 def signed_distances(correct: Formulas, n: int, m: int) -> Numbers:
@@ -279,7 +279,7 @@ def signed_distances(correct: Formulas, n: int, m: int) -> Numbers:
     replaces="attendable",
     operations=(GroupedQueryAttention,),
     declares={"causal_alignment": "bottom-right"},
-    breaks=("kernels.slopes", "kernels.window", "operation.oracle"),
+    breaks=("kernels.bias", "masking.spelled-out", "operation.oracle"),
     source="Dao-AILab/flash-attention#517: the mask moved, and what else counts from its diagonal did not",
 )
 def mask_alone_moves(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -294,7 +294,7 @@ def mask_alone_moves(correct: Formulas, mask: Numbers, causal: bool, n: int, m: 
     "linear bias that is added",
     replaces="linear_bias",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.slopes", "operation.oracle", "operation.gradient"),
+    breaks=("kernels.bias", "operation.oracle", "operation.gradient"),
     source="slopes that are stored with their sign",
 )
 def added_slopes(correct: Formulas, slopes: Numbers, n: int, m: int) -> Numbers:
@@ -309,7 +309,7 @@ def added_slopes(correct: Formulas, slopes: Numbers, n: int, m: int) -> Numbers:
     "logarithm to the base 2",
     replaces="log_sum_exp",
     operations=(*IN_GROUPS, MergeAttention),
-    breaks=("kernels.natural-logarithm", "kernels.merged", "operation.oracle"),
+    breaks=("kernels.logarithm", "kernels.merged", "operation.oracle"),
     source="flashinfer-ai/flashinfer#2113: log₂ Σ 2ˣ, where others return log Σ eˣ",
 )
 def base_two(correct: Formulas, scores: Numbers) -> Numbers:
@@ -334,7 +334,7 @@ def first_logarithm(correct: Formulas, scores: Numbers, attendable: Numbers, sin
     "logarithm relative to the greatest score",
     replaces="log_sum_exp",
     operations=(*IN_GROUPS, MergeAttention),
-    breaks=("kernels.natural-logarithm", "kernels.merged", "operation.oracle"),
+    breaks=("kernels.logarithm", "kernels.merged", "operation.oracle"),
     source="Dao-AILab/flash-attention#404: log Σ exp(x − max x), by which blocks cannot be merged",
 )
 def relative_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
@@ -346,7 +346,7 @@ def relative_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
     "finite logarithm of an empty row",
     replaces="log_sum_exp",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.empty-rows",),
+    breaks=("kernels.logarithm",),
     source="a fill of −10⁹ in place of −∞",
 )
 def finite_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
@@ -415,7 +415,7 @@ def constant_weights(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers)
     "packed sequences that see each other",
     replaces="variable_length_attention",
     operations=(VariableLengthAttention,),
-    breaks=("kernels.packed", "kernels.padded", "operation.oracle"),
+    breaks=("kernels.packed", "operation.oracle"),
     source="huggingface/transformers#46634: cross-sequence contamination under an all-ones mask",
 )
 def contaminated(
@@ -435,7 +435,7 @@ def contaminated(
     "sequences that end one position early",
     replaces="sequences",
     operations=(VariableLengthAttention,),
-    breaks=("kernels.packed", "kernels.padded", "operation.oracle"),
+    breaks=("kernels.packed", "operation.oracle"),
     source="a last key that is left out",
 )
 def short_sequences(correct: Formulas, ends: Numbers) -> list[slice]:
@@ -449,7 +449,7 @@ def short_sequences(correct: Formulas, ends: Numbers) -> list[slice]:
     "pages in the order of memory",
     replaces="gathered",
     operations=(PagedAttention,),
-    breaks=("kernels.pages", "kernels.contiguous", "operation.oracle"),
+    breaks=("kernels.contiguous", "operation.oracle"),
     source="hw-native-sys/pypto#470: blocks of a table taken for neighbours in the cache",
 )
 def neighbouring_pages(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
@@ -461,7 +461,7 @@ def neighbouring_pages(correct: Formulas, pages: Numbers, table: Numbers) -> Num
     "stale rows of the last page",
     replaces="cached",
     operations=(PagedAttention,),
-    breaks=("kernels.unused-pages", "kernels.contiguous", "operation.oracle"),
+    breaks=("kernels.contiguous", "operation.oracle"),
     source="rows behind the length that a mask does not reach",
 )
 def stale_rows(correct: Formulas, lengths: Numbers, n: int, m: int, causal: bool, window: Any) -> Numbers:
@@ -566,7 +566,7 @@ def reflected(
     "angles that grow with the square of the position",
     replaces="angles",
     operations=(RotaryEmbedding,),
-    breaks=("kernels.rotary-distance", "operation.oracle"),
+    breaks=("kernels.rotation", "operation.oracle"),
     source="positions added in place, and counted twice in a loop",
 )
 def squared_positions(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:

@@ -31,7 +31,7 @@ CAUSAL = tuple(protocol for protocol in MASKED if protocol is not CrossAttention
     "True means masked",
     replaces="attendable",
     operations=MASKED,
-    breaks=("masking.all-true", "masking.garbage", "masking.truncation"),
+    breaks=("masking.spelled-out", "masking.garbage", "masking.truncation"),
     source="InseeFrLab/torchTextClassifiers#92, lucidrains/halonet-pytorch#6",
 )
 def inverted(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -79,7 +79,7 @@ def added_as_numbers(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbe
     "masked after the softmax",
     replaces="softmax",
     operations=(Softmax, *MASKED),
-    breaks=("masking.truncation", "masking.future-invariance", "masking.prefix", "normalization.row-sums"),
+    breaks=("masking.truncation", "masking.future-invariance", "normalization.distribution"),
     source="weights not normalised again",
 )
 def after_the_softmax(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
@@ -104,7 +104,7 @@ def one_too_many(correct: Formulas, n: int, m: int, *, include_self: bool = True
     "causal leaves out the position itself",
     replaces="causal_mask",
     operations=(CausalMask, *CAUSAL),
-    breaks=("masking.strict-mask", "masking.causal-is-a-mask", "operation.option-effect", "operation.oracle"),
+    breaks=("masking.strict-mask", "masking.spelled-out", "operation.option-effect", "operation.oracle"),
     source="S2: strict and inclusive masks both occur",
 )
 def always_strict(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
@@ -128,7 +128,7 @@ def always_inclusive(correct: Formulas, n: int, m: int, *, include_self: bool = 
     "causal accepted and ignored",
     replaces="attendable",
     operations=CAUSAL,
-    breaks=("masking.causal-is-a-mask", "masking.future-invariance"),
+    breaks=("masking.spelled-out", "masking.future-invariance"),
     source="a backend that takes the flag for the sake of the signature",
 )
 def causal_without_effect(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -140,7 +140,7 @@ def causal_without_effect(correct: Formulas, mask: Numbers, causal: bool, n: int
     "causal sees only the future",
     replaces="causal_mask",
     operations=(CausalMask, *CAUSAL),
-    breaks=("masking.future-invariance", "masking.prefix", "operation.oracle"),
+    breaks=("masking.future-invariance", "operation.oracle"),
     source="S2, masked decoder, as printed",
 )
 def only_the_future(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
@@ -153,7 +153,7 @@ def only_the_future(correct: Formulas, n: int, m: int, *, include_self: bool = T
     "causal mask aligned at the bottom right",
     replaces="causal_mask",
     operations=(CausalMask,),
-    breaks=("masking.mask-prefix", "masking.strict-mask"),
+    breaks=("positional.prefix", "masking.strict-mask"),
     source="Dao-AILab/flash-attention#282, NVIDIA/cutlass#2336",
 )
 def bottom_right_mask(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
@@ -165,7 +165,7 @@ def bottom_right_mask(correct: Formulas, n: int, m: int, *, include_self: bool =
     "causal in whole tiles",
     replaces="causal_mask",
     operations=CAUSAL,
-    breaks=("masking.future-invariance", "masking.causal-is-a-mask"),
+    breaks=("masking.future-invariance", "masking.spelled-out"),
     source="blocks above the diagonal skipped, the diagonal block not masked",
 )
 def whole_tiles(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
@@ -189,7 +189,7 @@ def fixed_triangle(correct: Formulas, n: int, m: int, *, include_self: bool = Tr
     "mask ignored where causal",
     replaces="attendable",
     operations=CAUSAL,
-    breaks=("masking.causal-is-a-mask",),
+    breaks=("masking.spelled-out",),
     source="AI-Hypercomputer/maxtext#878, pytorch/pytorch#122753",
 )
 def mask_ignored(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -201,7 +201,7 @@ def mask_ignored(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int)
     "causal ignored where masked",
     replaces="attendable",
     operations=CAUSAL,
-    breaks=("masking.causal-is-a-mask",),
+    breaks=("masking.spelled-out",),
     source="keras-team/keras#23038, NVIDIA/TransformerEngine#1524",
 )
 def causal_ignored(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -213,7 +213,7 @@ def causal_ignored(correct: Formulas, mask: Numbers, causal: bool, n: int, m: in
     "mask or causal instead of both",
     replaces="attendable",
     operations=CAUSAL,
-    breaks=("masking.causal-is-a-mask", "masking.future-invariance"),
+    breaks=("masking.spelled-out", "masking.future-invariance"),
     source="zai-org/GLM-4-Voice#182",
 )
 def either(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -227,7 +227,7 @@ def either(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Nu
     "a mask of one row masks the first query",
     replaces="attendable",
     operations=MASKED,
-    breaks=("masking.mask-broadcasting",),
+    breaks=("operation.broadcasting",),
     source="rows counted from the shape of the mask",
 )
 def one_row(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -241,7 +241,7 @@ def one_row(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> N
     "padding mask along the queries where the shapes allow it",
     replaces="attendable",
     operations=(ScaledDotProductAttention, SelfAttention),
-    breaks=("masking.mask-broadcasting",),
+    breaks=("operation.broadcasting",),
     source="hyunwoongko/transformer#40, huggingface/transformers#26421",
 )
 def along_the_queries(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -255,7 +255,7 @@ def along_the_queries(correct: Formulas, mask: Numbers, causal: bool, n: int, m:
     "batch of padding masks taken for queries",
     replaces="attendable",
     operations=(ScaledDotProductAttention, DotProductAttention),
-    breaks=("masking.mask-broadcasting",),
+    breaks=("operation.broadcasting",),
     source="HKUST-KnowComp/R-Net#36: a mask (B, m) broadcast against (n, m) where B = n",
 )
 def batch_as_queries(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -269,7 +269,7 @@ def batch_as_queries(correct: Formulas, mask: Numbers, causal: bool, n: int, m: 
     "another path without scale under a mask",
     replaces="scaled_dot_product_attention",
     operations=(ScaledDotProductAttention, SelfAttention),
-    breaks=("masking.all-true", "attention.scale"),
+    breaks=("masking.spelled-out", "attention.scale"),
     source="mlc-ai/mlc-llm#3426",
 )
 def fallback_without_scale(
@@ -284,7 +284,7 @@ def fallback_without_scale(
     "last attendable key dropped",
     replaces="attendable",
     operations=MASKED,
-    breaks=("masking.all-true",),
+    breaks=("masking.spelled-out",),
     source="lengths off by one in the unpadding",
 )
 def last_key_dropped(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -338,7 +338,7 @@ def padded_left(correct: Formulas, lengths: Numbers, m: int) -> Numbers:
     "lengths not checked",
     replaces="check_lengths",
     operations=(PaddingMask,),
-    breaks=("masking.length-range",),
+    breaks=("operation.rejection",),
     source="a comparison never fails",
 )
 def unchecked_lengths(correct: Formulas, lengths: Numbers, m: int) -> None:

@@ -272,7 +272,7 @@ class FirstLengthForAll(ForgettingIn):
 @mutant(
     "mask forgotten for one array in inference",
     operations=(ScaledDotProductAttention, AdditiveAttention),
-    breaks=("training.one-array",),
+    breaks=("attention.shared-inputs",),
     source="pytorch/pytorch#106668: a fast path of inference, for queries that are the keys and the values",
 )
 class MaskForgottenForOneArray(ForgettingIn):
@@ -293,7 +293,7 @@ class MaskForgottenForOneArray(ForgettingIn):
 @mutant(
     "cotangents clipped at a thousand",
     operations=(DotScores, ScaledDotProductAttention, Softmax),
-    breaks=("training.cotangent-scale",),
+    breaks=("training.cotangents",),
     source="gradient clipping inside an operation, against the factors of loss scaling",
 )
 class ClippedAtThousand(Library):

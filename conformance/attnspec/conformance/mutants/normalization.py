@@ -16,7 +16,7 @@ from attnspec.spec.pooling import AveragePooling
     "softmax over the queries",
     replaces="softmax",
     operations=(Softmax,),
-    breaks=("normalization.row-sums", "normalization.order"),
+    breaks=("normalization.distribution", "normalization.order"),
     source="labmlai/annotated_deep_learning_paper_implementations#146",
 )
 def over_the_queries(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
@@ -29,7 +29,7 @@ def over_the_queries(correct: Formulas, scores: Numbers, *, mask: Numbers = None
     "softmax over the batch",
     replaces="softmax",
     operations=(Softmax,),
-    breaks=("operation.batch-invariance", "normalization.row-sums"),
+    breaks=("operation.batch-invariance", "normalization.distribution"),
     source="PetrochukM/PyTorch-NLP#2",
 )
 def over_the_batch(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
@@ -42,7 +42,7 @@ def over_the_batch(correct: Formulas, scores: Numbers, *, mask: Numbers = None) 
     "softmax always causal",
     replaces="softmax",
     operations=(Softmax,),
-    breaks=("attention.query-permutation", "attention.key-permutation"),
+    breaks=("attention.permutation",),
     source="a kernel fused with the upper triangular mask, used for every model",
 )
 def always_causal(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
@@ -118,7 +118,7 @@ def maximum_from_minus_ten_thousand(correct: Formulas, scores: Numbers) -> Numbe
     "ε in the denominator",
     replaces="total",
     operations=(Softmax,),
-    breaks=("normalization.row-sums", "operation.oracle"),
+    breaks=("normalization.distribution", "operation.oracle"),
     source="guards against division by zero",
 )
 def epsilon(correct: Formulas, x: Numbers) -> Numbers:
@@ -130,7 +130,7 @@ def epsilon(correct: Formulas, x: Numbers) -> Numbers:
     "one more in the denominator",
     replaces="normalized",
     operations=(Softmax,),
-    breaks=("normalization.row-sums", "normalization.shift-invariance"),
+    breaks=("normalization.distribution", "normalization.shift-invariance"),
     source="softmax1/Flash-Attention-Softmax-N",
 )
 def off_by_one(correct: Formulas, scores: Numbers) -> Numbers:
@@ -231,7 +231,7 @@ def softmin(correct: Formulas, scores: Numbers) -> Numbers:
     "exp x ≈ 1 + x",
     replaces="exponential",
     operations=(Softmax,),
-    breaks=("normalization.nonnegative",),
+    breaks=("normalization.distribution",),
     source="Taylor feature maps of odd order in linear attention",
 )
 def first_order(correct: Formulas, x: Numbers) -> Numbers:
@@ -243,7 +243,7 @@ def first_order(correct: Formulas, x: Numbers) -> Numbers:
     "logarithms of the weights",
     replaces="normalized",
     operations=(Softmax,),
-    breaks=("normalization.nonnegative", "normalization.row-sums"),
+    breaks=("normalization.distribution",),
     source="log_softmax in place of softmax",
 )
 def logarithms(correct: Formulas, scores: Numbers) -> Numbers:
@@ -268,7 +268,7 @@ def wrong_base(correct: Formulas, x: Numbers) -> Numbers:
     "denominator summed in bfloat16",
     replaces="total",
     operations=(Softmax,),
-    breaks=("normalization.row-sums", "operation.oracle"),
+    breaks=("normalization.distribution", "operation.oracle"),
     source="accumulation in the storage dtype",
 )
 def low_precision_total(correct: Formulas, x: Numbers) -> Numbers:
@@ -292,7 +292,7 @@ def counts_everything(correct: Formulas, shape: tuple[int, ...], mask: Numbers, 
     "scores normalised by their absolute sum",
     replaces="mean_normalization",
     operations=(MeanNormalization,),
-    breaks=("normalization.homogeneity",),
+    breaks=("pooling.linearity",),
     source="L1 normalisation",
 )
 def absolute_sum(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
@@ -321,7 +321,7 @@ def counted_only(correct: Formulas, scores: Numbers, *, mask: Numbers = None) ->
     replaces="count",
     operations=(MeanNormalization, AveragePooling),
     dtype="float16",
-    breaks=("normalization.many-keys",),
+    breaks=("sizes.features",),
     source="a count that is cast to the dtype of what it divides",
 )
 def half_count(correct: Formulas, shape: tuple[int, ...], mask: Numbers, dtype: Any) -> Numbers:

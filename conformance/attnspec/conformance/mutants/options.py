@@ -209,7 +209,7 @@ def heads_by_group(
     "sinks forgotten in a window",
     replaces="prepared",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.options-count",),
+    breaks=("operation.option-effect",),
     source="vllm-project/vllm#49815: the path of windows is called without the sinks",
 )
 def no_sinks_in_window(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,7 +222,7 @@ def no_sinks_in_window(correct: Library, operation: Operation, arguments: Mappin
     "cap forgotten beside slopes",
     replaces="prepared",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.options-count",),
+    breaks=("operation.option-effect",),
     source="one function that changes scores, where two are given",
 )
 def no_cap_beside_slopes(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def no_cap_beside_slopes(correct: Library, operation: Operation, arguments: Mapp
     "lengths forgotten beside a bias",
     replaces="prepared",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.options-count",),
+    breaks=("operation.option-effect",),
     source="a padding mask that is joined with a boolean mask alone",
 )
 def no_lengths_beside_bias(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def no_lengths_beside_bias(correct: Library, operation: Operation, arguments: Ma
     "scale forgotten beside a cap",
     replaces="prepared",
     operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention),
-    breaks=("kernels.options-count", "operation.oracle"),
+    breaks=("operation.option-effect", "operation.oracle"),
     source="a scale folded into the division by the cap, computed from d",
 )
 def no_scale_beside_cap(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -352,7 +352,7 @@ def _for_one_query(name: str, correct: Library, operation: Operation, arguments:
     "slopes forgotten for one query",
     replaces="prepared",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.options-count",),
+    breaks=("operation.option-effect",),
     source="a decoding kernel for attention without biases",
 )
 def no_slopes_for_one(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -364,7 +364,7 @@ def no_slopes_for_one(correct: Library, operation: Operation, arguments: Mapping
     "sinks forgotten for one query",
     replaces="prepared",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.options-count",),
+    breaks=("operation.option-effect",),
     source="kekzl/imp#1303: the reduction of decoding without splits may lose the sink unseen",
 )
 def no_sinks_for_one(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -379,7 +379,7 @@ def no_sinks_for_one(correct: Library, operation: Operation, arguments: Mapping[
     "sink left out of rows without keys",
     replaces="logarithms",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.options-count", "kernels.empty-rows"),
+    breaks=("operation.option-effect", "kernels.logarithm"),
     source="ROCm/rocm-libraries#12227: no sink in the sum where the range of keys is empty",
 )
 def no_sink_without_keys(correct: Formulas, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
@@ -446,7 +446,7 @@ def empty_parts_backward(
     "a percent more beyond 256 queries",
     replaces="finished",
     operations=(ScaledDotProductAttention, GroupedQueryAttention, AdditiveAttention),
-    breaks=("sizes.long-masks",),
+    breaks=("sizes.features",),
     source="a second launch for the rows behind the first 256, with another scale of the output",
 )
 def percent_more(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:

@@ -18,7 +18,7 @@ POOLS = (ScaledDotProductAttention, DotProductAttention, AdditiveAttention, Atte
     "negative weights cut off",
     replaces="attention_pooling",
     operations=(AttentionPooling,),
-    breaks=("pooling.weight-linearity",),
+    breaks=("pooling.linearity",),
     source="weights assumed to come from a softmax",
 )
 def clipped_weights(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
@@ -30,7 +30,7 @@ def clipped_weights(correct: Formulas, weights: Numbers, value: Numbers) -> Numb
     "weights normalised once more",
     replaces="attention_pooling",
     operations=(AttentionPooling,),
-    breaks=("pooling.weight-linearity",),
+    breaks=("pooling.linearity",),
     source="a second division by the row sum",
 )
 def renormalised(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
@@ -43,7 +43,7 @@ def renormalised(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers
     "values through a ReLU",
     replaces="attention_pooling",
     operations=POOLS,
-    breaks=("pooling.additivity", "pooling.doubling"),
+    breaks=("pooling.linearity",),
     source="an activation after the value projection",
 )
 def relu_values(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
@@ -55,7 +55,7 @@ def relu_values(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
     "values on a fixed grid",
     replaces="attention_pooling",
     operations=POOLS,
-    breaks=("pooling.doubling", "operation.oracle"),
+    breaks=("pooling.linearity", "operation.oracle"),
     source="quantised values with a static step",
 )
 def quantised_values(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
@@ -68,7 +68,7 @@ def quantised_values(correct: Formulas, weights: Numbers, value: Numbers) -> Num
     "result with a bias",
     replaces="attention_pooling",
     operations=POOLS,
-    breaks=("pooling.zero-values", "pooling.constants"),
+    breaks=("pooling.linearity", "pooling.convexity"),
     source="an output projection with bias folded in",
 )
 def biased(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
@@ -80,7 +80,7 @@ def biased(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
     "result of length 1",
     replaces="attention_pooling",
     operations=POOLS,
-    breaks=("pooling.additivity", "pooling.doubling", "pooling.convexity"),
+    breaks=("pooling.linearity", "pooling.convexity"),
     source="embeddings normalised where values are expected",
 )
 def unit_length(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
@@ -107,7 +107,7 @@ def slight_gain(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
     "dropout left on",
     replaces="attention_pooling",
     operations=POOLS,
-    breaks=("attention.key-permutation", "pooling.constants", "pooling.convexity"),
+    breaks=("attention.permutation", "pooling.convexity"),
     source="karpathy/nanoGPT#240, pytorch/pytorch#124464",
 )
 def dropout(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
@@ -147,7 +147,7 @@ def first_columns(correct: Formulas, weights: Numbers, value: Numbers) -> Number
     "padding in the mean",
     replaces="average_pooling",
     operations=(AveragePooling,),
-    breaks=("pooling.constants", "masking.truncation"),
+    breaks=("pooling.convexity", "masking.truncation"),
     source="jsboige/CoursIA#15045, mead-ml/mead-baseline#325",
 )
 def mean_with_padding(correct: Formulas, value: Numbers, *, mask: Numbers = None) -> Numbers:
@@ -160,7 +160,7 @@ def mean_with_padding(correct: Formulas, value: Numbers, *, mask: Numbers = None
     "moving average for the mean",
     replaces="average_pooling",
     operations=(AveragePooling,),
-    breaks=("attention.key-permutation", "attention.duplication"),
+    breaks=("attention.permutation", "attention.duplication"),
     source="exponential smoothing, which forgets",
 )
 def moving_average(correct: Formulas, value: Numbers, *, mask: Numbers = None) -> Numbers:
@@ -174,7 +174,7 @@ def moving_average(correct: Formulas, value: Numbers, *, mask: Numbers = None) -
     "one value too many counted in the mean",
     replaces="count",
     operations=(AveragePooling,),
-    breaks=("attention.single-key", "attention.duplication", "attention.split-and-merge", "pooling.constants"),
+    breaks=("attention.single-key", "attention.duplication", "attention.split-and-merge", "pooling.convexity"),
     source="Laplace smoothing left on",
 )
 def smoothed_count(correct: Formulas, shape: tuple[int, ...], mask: Numbers, dtype: Any) -> Numbers:
@@ -213,7 +213,7 @@ def batch_count(correct: Formulas, shape: tuple[int, ...], mask: Numbers, dtype:
     "greatest value for the mean",
     replaces="average_pooling",
     operations=(AveragePooling,),
-    breaks=("pooling.additivity", "pooling.doubling"),
+    breaks=("pooling.linearity",),
     source="max pooling for mean pooling",
 )
 def greatest(correct: Formulas, value: Numbers, *, mask: Numbers = None) -> Numbers:
@@ -227,7 +227,7 @@ def greatest(correct: Formulas, value: Numbers, *, mask: Numbers = None) -> Numb
     "kernel sums not divided",
     replaces="normalized",
     operations=(NadarayaWatson,),
-    breaks=("pooling.constants", "pooling.convexity"),
+    breaks=("pooling.convexity",),
     source="the numerator alone",
 )
 def undivided(correct: Formulas, scores: Numbers) -> Numbers:

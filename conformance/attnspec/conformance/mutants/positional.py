@@ -21,7 +21,7 @@ from attnspec.spec.positional import (
     "sine and cosine exchanged",
     replaces="interleaved",
     operations=(SinusoidalPositionalEncoding,),
-    breaks=("positional.bounds", "positional.rotation"),
+    breaks=("positional.unit-pairs", "positional.rotation"),
     source="cosines at even columns",
 )
 def exchanged(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
@@ -33,7 +33,7 @@ def exchanged(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
     "halves instead of interleaved",
     replaces="interleaved",
     operations=(SinusoidalPositionalEncoding,),
-    breaks=("positional.bounds", "positional.unit-pairs", "positional.rotation"),
+    breaks=("positional.unit-pairs", "positional.rotation"),
     source="allenai/allennlp#2993, tatp22/multidim-positional-encoding#20",
 )
 def halves(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
@@ -45,7 +45,7 @@ def halves(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
     "positions from 1",
     replaces="positions",
     operations=(SinusoidalPositionalEncoding,),
-    breaks=("positional.bounds",),
+    breaks=("positional.unit-pairs",),
     source="lucidrains/perceiver-pytorch#29",
 )
 def from_one(correct: Formulas, n: int) -> Numbers:
@@ -94,7 +94,7 @@ def closed_interval(correct: Formulas, d: int) -> Numbers:
     "cosine at the next frequency",
     replaces="sinusoidal_positional_encoding",
     operations=(SinusoidalPositionalEncoding,),
-    breaks=("positional.unit-pairs", "positional.rotation", "positional.distance"),
+    breaks=("positional.unit-pairs", "positional.rotation"),
     source="Kyubyong/transformer#38, maxjcohen/transformer#62",
 )
 def next_frequency(correct: Formulas, n: int, d: int) -> Numbers:
@@ -120,7 +120,7 @@ def relative(correct: Formulas, n: int) -> Numbers:
     "positions modulo 16",
     replaces="positions",
     operations=(SinusoidalPositionalEncoding,),
-    breaks=("positional.distinct", "positional.distance"),
+    breaks=("positional.distinct", "positional.rotation"),
     source="a table of a fixed length that is read cyclically",
 )
 def cyclic(correct: Formulas, n: int) -> Numbers:
@@ -144,7 +144,7 @@ def half_angles(correct: Formulas, d: int) -> Numbers:
     "encoding scaled by √2",
     replaces="interleaved",
     operations=(SinusoidalPositionalEncoding,),
-    breaks=("positional.bounds", "positional.unit-pairs"),
+    breaks=("positional.unit-pairs",),
     source="encodings normalised to unit variance",
 )
 def scaled(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
@@ -180,7 +180,7 @@ def scaled_embeddings(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
     "positions from the end",
     replaces="add_positions",
     operations=(AddPositions,),
-    breaks=("positional.added", "attention.query-permutation"),
+    breaks=("positional.added", "attention.permutation"),
     source="left padding, with positions for right padding",
 )
 def from_the_end(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
@@ -208,7 +208,7 @@ def first_sequence_only(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
     "positions before embeddings",
     replaces="concat_positions",
     operations=(ConcatPositions,),
-    breaks=("positional.beside", "operation.oracle"),
+    breaks=("seq2seq.context-first", "operation.oracle"),
     source="torch.cat in the other order",
 )
 def positions_first(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
@@ -221,7 +221,7 @@ def positions_first(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
     "position 0 everywhere",
     replaces="concat_positions",
     operations=(ConcatPositions,),
-    breaks=("positional.beside", "operation.gradient"),
+    breaks=("seq2seq.context-first", "operation.gradient"),
     source="p[:1], broadcast",
 )
 def first_position_only(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
@@ -233,7 +233,7 @@ def first_position_only(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
     "learned positions from 1",
     replaces="first_rows",
     operations=(LearnedPositions,),
-    breaks=("positional.table-rows", "operation.oracle", "operation.gradient"),
+    breaks=("seq2seq.embedding-rows", "operation.oracle", "operation.gradient"),
     source="row 0 kept for padding, as in fairseq",
 )
 def rows_from_one(correct: Formulas, table: Numbers, n: int) -> Numbers:
@@ -245,7 +245,7 @@ def rows_from_one(correct: Formulas, table: Numbers, n: int) -> Numbers:
     "the last rows of the table",
     replaces="first_rows",
     operations=(LearnedPositions,),
-    breaks=("positional.table-rows", "operation.oracle"),
+    breaks=("seq2seq.embedding-rows", "operation.oracle"),
     source="table[-n:] for left padding",
 )
 def last_rows(correct: Formulas, table: Numbers, n: int) -> Numbers:
@@ -257,7 +257,7 @@ def last_rows(correct: Formulas, table: Numbers, n: int) -> Numbers:
     "fewer rows than positions",
     replaces="check",
     operations=(LearnedPositions,),
-    breaks=("positional.table-range",),
+    breaks=("operation.rejection",),
     source="table[:n], which is shorter than n without a word",
 )
 def cut_short(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> None:

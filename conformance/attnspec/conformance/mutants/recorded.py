@@ -106,7 +106,7 @@ def recorded_acausal_behind_a_tile(
     "gradient of the keys alone without the mask",
     replaces="pullback",
     operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
-    breaks=("training.subsets",),
+    breaks=("training.recorded-result",),
     source="AMD-AGI/Primus-Turbo#458: saved for the backward pass only if certain arguments have gradients",
 )
 def keys_alone(
@@ -124,7 +124,7 @@ def keys_alone(
     "second backward pass without the causal flag",
     replaces="pullback",
     operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
-    breaks=("training.second-backward",),
+    breaks=("training.no-memory",),
     source="pytorch/pytorch#1288: buffers freed by the first pass, that of the mask among them",
 )
 def second_acausal(
@@ -164,7 +164,7 @@ class InAnyOrder(Library):
 @mutant(
     "gradients of strided keys by the strides of dense ones",
     operations=(ScaledDotProductAttention, DotProductAttention),
-    breaks=("training.strided-inputs",),
+    breaks=("training.strides",),
     source="Dao-AILab/flash-attention#355: the forward pass makes its arguments contiguous, and saves them as given",
 )
 class DenseKeys(Library):
@@ -183,7 +183,7 @@ class DenseKeys(Library):
 @mutant(
     "gradient of keys that are the queries",
     operations=(ScaledDotProductAttention, DotProductAttention),
-    breaks=("training.one-array",),
+    breaks=("attention.shared-inputs",),
     source="scores of one array that are taken for symmetric, as they are before the softmax",
 )
 class SymmetricScores(Library):
@@ -200,7 +200,7 @@ class SymmetricScores(Library):
 @mutant(
     "long cotangents of heads behind positions read densely",
     operations=(ScaledDotProductAttention, DotProductAttention),
-    breaks=("training.cotangent-strides",),
+    breaks=("training.strides",),
     source="Dao-AILab/flash-attention#355: strides of the cotangent, of which few rows fit into one tile",
 )
 class LongDenseCotangent(Library):
@@ -240,7 +240,7 @@ class _FirstRow(Library):
 @mutant(
     "wide rows of an expanded cotangent read once",
     operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
-    breaks=("training.cotangent-strides",),
+    breaks=("training.strides",),
     source="facebookresearch/xformers#282: sum().backward() hands on a cotangent of stride 0",
 )
 class WideRows(_FirstRow):
@@ -250,7 +250,7 @@ class WideRows(_FirstRow):
 @mutant(
     "expanded sums of 64 columns read once",
     operations=(ScaledDotProductAttention, DotProductAttention),
-    breaks=("training.cotangent-strides",),
+    breaks=("training.strides",),
     source="facebookresearch/xformers#282: sum().backward() hands on a cotangent of stride 0",
 )
 class WideSums(_FirstRow):

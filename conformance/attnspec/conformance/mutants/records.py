@@ -139,7 +139,7 @@ class _Workspaces(Library):
 @mutant(
     "keys of the last record of these shapes",
     operations=(ScaledDotProductAttention, AdditiveAttention),
-    breaks=("training.interleaved",),
+    breaks=("training.no-memory",),
     source="a workspace for the backward pass that is allocated once for every shape, as for steps one after another",
 )
 class LastRecord(_Workspaces):
@@ -149,7 +149,7 @@ class LastRecord(_Workspaces):
 @mutant(
     "keys of the last record but one of these shapes",
     operations=(ScaledDotProductAttention, AdditiveAttention),
-    breaks=("training.interleaved",),
+    breaks=("training.no-memory",),
     source="two workspaces in turn, so that one step may overlap with the next one",
 )
 class LastRecordButOne(_Workspaces):
@@ -161,7 +161,7 @@ class LastRecordButOne(_Workspaces):
 @mutant(
     "keys of the last call of these shapes",
     operations=(ScaledDotProductAttention, AdditiveAttention),
-    breaks=("training.interleaved",),
+    breaks=("training.no-memory",),
     source="a workspace that evaluation writes to as well, between forward and backward passes of training",
 )
 class LastCall(_Workspaces):

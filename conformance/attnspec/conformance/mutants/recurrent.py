@@ -36,7 +36,7 @@ from attnspec.spec.recurrent import (
     "update gate inverted",
     replaces="updated",
     operations=(GRUCell,),
-    breaks=("recurrent.copied-state", "recurrent.gru-is-an-rnn", "operation.oracle", "operation.gradient"),
+    breaks=("recurrent.gates", "operation.oracle", "operation.gradient"),
     source="Chung et al. 2014, h = (1 − z) h + z h̃, against Cho et al. 2014",
 )
 def inverted_update(correct: Formulas, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
@@ -48,7 +48,7 @@ def inverted_update(correct: Formulas, update: Numbers, h: Numbers, candidate: N
     "GRU gates exchanged",
     replaces="gru_gates",
     operations=(GRUCell,),
-    breaks=("recurrent.copied-state", "recurrent.gru-is-an-rnn", "operation.oracle"),
+    breaks=("recurrent.gates", "operation.oracle"),
     source="keras stacks the gates as z, r, h, torch.nn.GRU as r, z, n",
 )
 def exchanged_gru_gates(correct: Formulas, x: Numbers, h: Numbers, p: GRUParameters[Numbers]) -> tuple[Numbers, ...]:
@@ -61,7 +61,7 @@ def exchanged_gru_gates(correct: Formulas, x: Numbers, h: Numbers, p: GRUParamet
     "candidate without reset gate",
     replaces="gru_candidate",
     operations=(GRUCell,),
-    breaks=("recurrent.forgotten-state", "operation.oracle", "operation.gradient"),
+    breaks=("recurrent.gates", "operation.oracle", "operation.gradient"),
     source="the minimal gated unit, from which the reset gate was dropped",
 )
 def without_reset(correct: Formulas, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]) -> Numbers:
@@ -73,7 +73,7 @@ def without_reset(correct: Formulas, x: Numbers, h: Numbers, reset: Numbers, p: 
     "state added to the mean",
     replaces="updated",
     operations=(GRUCell,),
-    breaks=("recurrent.mixed-state", "operation.oracle"),
+    breaks=("recurrent.bounds", "operation.oracle"),
     source="a residual connection around the cell",
 )
 def residual_state(correct: Formulas, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
@@ -97,7 +97,7 @@ def detached_gates(correct: Formulas, x: Numbers, h: Numbers, p: GRUParameters[N
     "LSTM gates in another order",
     replaces="lstm_gates",
     operations=(LSTMCell,),
-    breaks=("operation.oracle", "recurrent.kept-cell", "operation.gradient"),
+    breaks=("operation.oracle", "recurrent.gates", "operation.gradient"),
     source="keras-team/keras#9463: i, f, c, o against PyTorch's i, f, g, o",
 )
 def exchanged_gates(correct: Formulas, x: Numbers, h: Numbers, p: LSTMParameters[Numbers]) -> tuple[Numbers, ...]:
@@ -124,7 +124,7 @@ def coupled_gates(
     "candidate of the cell scaled by 1.5",
     replaces="next_cell",
     operations=(LSTMCell,),
-    breaks=("recurrent.cell-bound",),
+    breaks=("recurrent.bounds",),
     source="LeCun's scaled tanh, 1.7159 tanh(2x/3), as activation",
 )
 def scaled_candidate(
@@ -153,7 +153,7 @@ def exchanged_results(
     "cell output_gate without tanh",
     replaces="lstm_cell",
     operations=(LSTMCell,),
-    breaks=("operation.oracle", "recurrent.cell-bound"),
+    breaks=("operation.oracle", "recurrent.bounds"),
     source="the second activation left out",
 )
 def bare_cell(
@@ -182,7 +182,7 @@ def hard_sigmoid(correct: Formulas, x: Numbers) -> Numbers:
     "ReLU for tanh",
     replaces="squashed",
     operations=(RNNCell,),
-    breaks=("recurrent.odd-cell", "recurrent.state-bound", "operation.gradient"),
+    breaks=("scoring.odd-and-bounded", "recurrent.bounds", "operation.gradient"),
     source="torch.nn.RNN's nonlinearity='relu'",
 )
 def rectified_state(correct: Formulas, x: Numbers) -> Numbers:
@@ -194,7 +194,7 @@ def rectified_state(correct: Formulas, x: Numbers) -> Numbers:
     "state scaled as by LeCun",
     replaces="squashed",
     operations=(RNNCell,),
-    breaks=("recurrent.state-bound", "operation.oracle"),
+    breaks=("recurrent.bounds", "operation.oracle"),
     source="1.7159 tanh(2x/3)",
 )
 def scaled_state(correct: Formulas, x: Numbers) -> Numbers:
@@ -326,7 +326,7 @@ def padding_in_the_gradient(
     "lengths taken on trust",
     replaces="check_lengths",
     operations=(LSTM, BidirectionalGRU, StackedRNN, RNNSelfAttention),
-    breaks=("masking.length-range",),
+    breaks=("operation.rejection",),
     source="a length beyond the sequence counts as its whole",
 )
 def unchecked_lengths(correct: Formulas, lengths: Numbers, m: int) -> None:
@@ -380,7 +380,7 @@ def started_from_zero(correct: Formulas, x: Numbers, initial: State, lengths: Nu
     "cell scaled at every step",
     replaces="next_cell",
     operations=(LSTM,),
-    breaks=("recurrent.sequence-bound",),
+    breaks=("recurrent.bounds",),
     source="a candidate that reaches more than 1, step after step",
 )
 def growing_cell(
@@ -563,7 +563,7 @@ def detached_backward(correct: Formulas, forward: Numbers, backward: Numbers) ->
     "every layer starts from the first state",
     replaces="row",
     operations=(StackedRNN, StackedGRU, StackedLSTM),
-    breaks=("recurrent.layer-by-layer", "recurrent.no-steps", "operation.oracle"),
+    breaks=("transformer.layer-by-layer", "recurrent.no-steps", "operation.oracle"),
     source="one initial state passed to all layers",
 )
 def first_row(correct: Formulas, layer: int) -> int:
@@ -575,7 +575,7 @@ def first_row(correct: Formulas, layer: int) -> int:
     "residual connections between layers",
     replaces="passed_on",
     operations=(StackedRNN, StackedLSTM),
-    breaks=("recurrent.layer-by-layer", "operation.oracle"),
+    breaks=("transformer.layer-by-layer", "operation.oracle"),
     source="Wu et al. 2016 (GNMT), section 3.1",
 )
 def residual_layers(correct: Formulas, x: Numbers, states: Numbers, layer: int) -> Numbers:
@@ -587,7 +587,7 @@ def residual_layers(correct: Formulas, x: Numbers, states: Numbers, layer: int) 
     "last layer left out",
     replaces="one_on_another",
     operations=(StackedRNN, StackedGRU),
-    breaks=("recurrent.layer-by-layer", "operation.oracle", "operation.gradient"),
+    breaks=("transformer.layer-by-layer", "operation.oracle", "operation.gradient"),
     source="the states of all layers but one collected, and the last of these returned",
 )
 def without_last_layer(
@@ -635,7 +635,7 @@ def itself_too(correct: Formulas, steps: int) -> Numbers:
     "states attend to later ones",
     replaces="earlier",
     operations=(RNNSelfAttention,),
-    breaks=("masking.future-invariance", "masking.prefix", "operation.oracle"),
+    breaks=("masking.future-invariance", "operation.oracle"),
     source="S2's masked decoder, i ≤ j as printed",
 )
 def later_ones(correct: Formulas, steps: int) -> Numbers:

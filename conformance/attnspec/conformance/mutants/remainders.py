@@ -58,7 +58,7 @@ def half_a_tile_of_values(correct: Library, operation: Operation, arguments: Map
     "the last four of 100 features",
     replaces="prepared",
     operations=(ScaledDotProductAttention, DotScores),
-    breaks=("sizes.head-sizes",),
+    breaks=("sizes.features",),
     source="vectors of eight numbers, of which the last one is half full",
 )
 def half_a_vector(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def half_a_vector(correct: Library, operation: Operation, arguments: Mapping[str
     "the last of 101 features",
     replaces="prepared",
     operations=(ScaledDotProductAttention, DotScores),
-    breaks=("sizes.head-sizes",),
+    breaks=("sizes.features",),
     source="vectors of two numbers, of which the last one is half full",
 )
 def odd_feature(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def odd_feature(correct: Library, operation: Operation, arguments: Mapping[str, 
     "values of 32 columns beside 64 features",
     replaces="prepared",
     operations=(ScaledDotProductAttention, DotProductAttention),
-    breaks=("sizes.head-sizes",),
+    breaks=("sizes.features",),
     source="a tile of values that is as wide as one of keys, of which half is not written",
 )
 def narrow_values(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def _without_half_a_tile(prepared: Mapping[str, Any], path: str) -> dict[str, An
     "the last eight of 72 features",
     replaces="prepared",
     operations=(ScaledDotProductAttention, DotProductAttention, DotScores),
-    breaks=("sizes.head-sizes",),
+    breaks=("sizes.features",),
     source="heads of 40 and 72 features, as of Stable Diffusion and SigLIP, in matrix products of 16 by 16",
 )
 def half_a_product(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def half_a_product(correct: Library, operation: Operation, arguments: Mapping[st
     "the last eight of 72 columns of values",
     replaces="prepared",
     operations=(ScaledDotProductAttention, AttentionPooling, AdditiveAttention),
-    breaks=("sizes.head-sizes",),
+    breaks=("sizes.features",),
     source="values of 40 and 72 features, as of Stable Diffusion and SigLIP, in matrix products of 16 by 16",
 )
 def half_a_product_of_values(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def half_a_product_of_values(correct: Library, operation: Operation, arguments: 
     "columns of a mask counted in eight bits",
     replaces="prepared",
     operations=(ScaledDotProductAttention, DotProductAttention, Softmax),
-    breaks=("sizes.long-masks",),
+    breaks=("sizes.features",),
     source="a column of a mask as an unsigned char, in the kernel for more queries than 16",
 )
 def columns_in_a_byte(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,7 +240,7 @@ def late_tiles(correct: Library, operation: Operation, arguments: Mapping[str, A
     "weights of eight heads",
     replaces="prepared",
     operations=(MultiHeadAttention, ConcatHeadsAttention),
-    breaks=("sizes.heads",),
+    breaks=("sizes.features",),
     source="pointers to the weights of at most eight heads",
 )
 def eight_heads(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ ADDITIVE = (AdditiveScores, AdditiveAttention, BahdanauContext)
     "scores divided by d",
     replaces="scaled",
     operations=(ScaledDotScores,),
-    breaks=("scoring.scale", "moments.mean", "moments.variance-vector-mean", "moments.variance-common-mean"),
+    breaks=("scoring.scale", "moments.mean", "moments.variance"),
     source="a scale of d in place of √d",
 )
 def scores_over_d(correct: Formulas, scores: Numbers, d: int) -> Numbers:
@@ -37,7 +37,7 @@ def scores_over_d(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     "divided by 1/√d",
     replaces="scaled",
     operations=(ScaledDotScores,),
-    breaks=("scoring.scale", "moments.variance-monte-carlo"),
+    breaks=("scoring.scale", "moments.variance"),
     source="esceptico/perceiver-io#9",
 )
 def divided_by_reciprocal_root(correct: Formulas, scores: Numbers, d: int) -> Numbers:
@@ -62,7 +62,7 @@ def slightly_large(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     "location scores with a bias",
     replaces="location_scores",
     operations=(LocationScores,),
-    breaks=("scoring.linearity",),
+    breaks=("pooling.linearity",),
     source="linear layers have a bias unless told otherwise",
 )
 def with_bias(correct: Formulas, query: Numbers, w: Numbers) -> Numbers:
@@ -74,7 +74,7 @@ def with_bias(correct: Formulas, query: Numbers, w: Numbers) -> Numbers:
     "keys normalised to length 1",
     replaces="dot_scores",
     operations=(DotScores, GeneralScores),
-    breaks=("scoring.key-linearity",),
+    breaks=("pooling.linearity",),
     source="query–key normalisation left on",
 )
 def normalised_keys(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
@@ -87,7 +87,7 @@ def normalised_keys(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     "a bias for distance in the scores",
     replaces="dot_scores",
     operations=(DotScores, ScaledDotScores, GeneralScores),
-    breaks=("attention.query-permutation", "attention.key-permutation", "scoring.linearity"),
+    breaks=("attention.permutation", "pooling.linearity"),
     source="linear position biases (ALiBi) added where scores are made",
 )
 def distance_bias(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
@@ -100,7 +100,7 @@ def distance_bias(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     "queries through a ReLU",
     replaces="dot_scores",
     operations=(DotScores, ScaledDotScores),
-    breaks=("scoring.symmetry", "scoring.rotation-invariance", "scoring.linearity"),
+    breaks=("scoring.isometry", "pooling.linearity"),
     source="feature maps of linear attention",
 )
 def relu_queries(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
@@ -112,7 +112,7 @@ def relu_queries(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     "head size cut down to a power of two",
     replaces="dot_scores",
     operations=(DotScores, ScaledDotScores),
-    breaks=("scoring.rotation-invariance", "moments.variance-vector-mean", "moments.variance-common-mean"),
+    breaks=("scoring.isometry", "moments.variance"),
     source="turboderp-org/exllamav3#316",
 )
 def power_of_two_only(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
@@ -125,7 +125,7 @@ def power_of_two_only(correct: Formulas, query: Numbers, key: Numbers) -> Number
     "dot products accumulated in float16",
     replaces="dot_scores",
     operations=(DotScores, ScaledDotScores),
-    breaks=("operation.oracle", "scoring.scale", "scoring.linearity", "scoring.key-linearity"),
+    breaks=("operation.oracle", "scoring.scale", "pooling.linearity"),
     source="stanford-crfm/mistral#67",
 )
 def half_accumulation(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
@@ -152,7 +152,7 @@ def transposed_matrix(correct: Formulas, query: Numbers, key: Numbers, w: Number
     "location scores by position from the end",
     replaces="location_scores",
     operations=(LocationScores,),
-    breaks=("attention.key-permutation", "operation.oracle"),
+    breaks=("attention.permutation", "operation.oracle"),
     source="left padding taken for right padding",
 )
 def positions_from_the_end(correct: Formulas, query: Numbers, w: Numbers) -> Numbers:
@@ -176,7 +176,7 @@ def separate_activations(correct: Formulas, of_query: Numbers, of_key: Numbers) 
     "additive scores with a ReLU",
     replaces="activation",
     operations=(AdditiveScores,),
-    breaks=("scoring.additive-bound", "scoring.oddness"),
+    breaks=("scoring.odd-and-bounded",),
     source="the activation of feed-forward layers",
 )
 def relu_for_tanh(correct: Formulas, x: Numbers) -> Numbers:
@@ -188,7 +188,7 @@ def relu_for_tanh(correct: Formulas, x: Numbers) -> Numbers:
     "additive scores with a sigmoid",
     replaces="activation",
     operations=ADDITIVE,
-    breaks=("scoring.oddness", "operation.oracle"),
+    breaks=("scoring.odd-and-bounded", "operation.oracle"),
     source="gates use a sigmoid where scores use tanh",
 )
 def sigmoid_for_tanh(correct: Formulas, x: Numbers) -> Numbers:
@@ -201,7 +201,7 @@ def sigmoid_for_tanh(correct: Formulas, x: Numbers) -> Numbers:
     "tanh from exponentials that overflow",
     replaces="hidden",
     operations=ADDITIVE,
-    breaks=("scoring.saturation", "scoring.additive-bound"),
+    breaks=("scoring.saturation", "scoring.odd-and-bounded"),
     source="exp-factorised tanh without clamps",
 )
 def overflowing_tanh(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
@@ -286,7 +286,7 @@ def expanded_distance(correct: Formulas, query: Numbers, key: Numbers) -> Number
     "‖q‖² left out",
     replaces="gaussian_scores",
     operations=(GaussianScores,),
-    breaks=("scoring.translation-invariance", "scoring.nonpositive", "scoring.symmetry", "scoring.rotation-invariance"),
+    breaks=("scoring.isometry", "scoring.nonpositive"),
     source="what is constant in a row cancels in the softmax, but not in the scores",
 )
 def without_query_norm(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:

@@ -26,7 +26,7 @@ def endless(correct: Formulas, last: Numbers, eos: int) -> Numbers:
     "the whole batch stops with its first sentence",
     replaces="ended",
     operations=CHOOSING,
-    breaks=("seq2seq.sentences-of-a-batch",),
+    breaks=("seq2seq.score-of-tokens",),
     source="a loop that breaks when any sentence has ended",
 )
 def all_end(correct: Formulas, last: Numbers, eos: int) -> Numbers:
@@ -74,7 +74,7 @@ def second_best(correct: Formulas, logarithms: Numbers) -> Numbers:
     "last of equal tokens",
     replaces="best_token",
     operations=(GreedyDecode,),
-    breaks=("seq2seq.first-of-equals",),
+    breaks=("seq2seq.greedy-choice",),
     source="an argmax that compares with ≥",
 )
 def last_of_equals(correct: Formulas, logarithms: Numbers) -> Numbers:
@@ -86,7 +86,7 @@ def last_of_equals(correct: Formulas, logarithms: Numbers) -> Numbers:
     "last of equal candidates",
     replaces="survivors",
     operations=(BeamDecode,),
-    breaks=("seq2seq.first-of-equals",),
+    breaks=("seq2seq.greedy-choice",),
     source="torch.topk, which may take any of equal numbers",
 )
 def last_candidates(correct: Formulas, candidates: Numbers, count: int) -> Numbers:
@@ -153,7 +153,7 @@ def copies(correct: Formulas, beams: int) -> int:
     "states of a beam not reordered",
     replaces="reordered",
     operations=(BeamDecode,),
-    breaks=("seq2seq.sentences-of-a-batch",),
+    breaks=("seq2seq.score-of-tokens",),
     source="a cache that does not follow the hypotheses",
 )
 def not_reordered(correct: Formulas, states: Numbers, before: Numbers) -> Numbers:

@@ -22,7 +22,7 @@ from attnspec.spec.seq2seq import (
     "location bias in the context",
     replaces="attend",
     operations=(BahdanauContext,),
-    breaks=("seq2seq.context-follows-content", "attention.key-permutation"),
+    breaks=("attention.permutation",),
     source="location-sensitive attention left on",
 )
 def location_bias(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
@@ -35,7 +35,7 @@ def location_bias(correct: Formulas, scores: Numbers, value: Numbers, mask: Numb
     "one state for the whole batch",
     replaces="bahdanau_context",
     operations=(BahdanauContext,),
-    breaks=("seq2seq.independent-states",),
+    breaks=("seq2seq.shared-source",),
     source="Alexander-H-Liu/End-to-end-ASR-Pytorch#8",
 )
 def one_state(
@@ -58,7 +58,7 @@ def one_state(
     "softmax over the states",
     replaces="normalized",
     operations=(BahdanauContext,),
-    breaks=("seq2seq.independent-states", "pooling.convexity"),
+    breaks=("seq2seq.shared-source", "pooling.convexity"),
     source="PetrochukM/PyTorch-NLP#2, stevezheng23/reading_comprehension_tf#30",
 )
 def over_states(correct: Formulas, scores: Numbers) -> Numbers:
@@ -158,7 +158,7 @@ def unmasked_context(correct: Formulas, scores: Numbers, annotations: Numbers, m
     "location bias in Luong's context",
     replaces="context",
     operations=(LuongContextDot, LuongContextGeneral),
-    breaks=("seq2seq.context-follows-content",),
+    breaks=("attention.permutation",),
     source="location and content scores added",
 )
 def location_and_content(correct: Formulas, scores: Numbers, annotations: Numbers, mask: Numbers) -> Numbers:
@@ -187,7 +187,7 @@ def transposed_general(
     "one state for the whole batch of Luong's context",
     replaces="context",
     operations=LUONG,
-    breaks=("seq2seq.independent-states", "operation.batch-invariance"),
+    breaks=("seq2seq.shared-source", "operation.batch-invariance"),
     source="Alexander-H-Liu/End-to-end-ASR-Pytorch#8",
 )
 def scores_of_one_state(correct: Formulas, scores: Numbers, annotations: Numbers, mask: Numbers) -> Numbers:
@@ -201,7 +201,7 @@ def scores_of_one_state(correct: Formulas, scores: Numbers, annotations: Numbers
     "first features of annotations added to location scores",
     replaces="luong_context_location",
     operations=(LuongContextLocation,),
-    breaks=("pooling.additivity", "operation.oracle"),
+    breaks=("pooling.linearity", "operation.oracle"),
     source="content and location scores mixed",
 )
 def location_of_annotations(
@@ -229,7 +229,7 @@ def context_before_state(correct: Formulas, state: Numbers, context: Numbers, w:
     "attentional state without tanh",
     replaces="attentional_state",
     operations=(AttentionalState,),
-    breaks=("seq2seq.attentional-bound", "operation.oracle"),
+    breaks=("scoring.odd-and-bounded", "operation.oracle"),
     source="a linear layer and no activation",
 )
 def without_activation(correct: Formulas, state: Numbers, context: Numbers, w: Numbers) -> Numbers:
@@ -241,7 +241,7 @@ def without_activation(correct: Formulas, state: Numbers, context: Numbers, w: N
     "attentional state with a bias",
     replaces="attentional_state",
     operations=(AttentionalState,),
-    breaks=("seq2seq.attentional-bound",),
+    breaks=("scoring.odd-and-bounded",),
     source="nn.Linear has one unless it is told not to",
 )
 def with_bias(correct: Formulas, state: Numbers, context: Numbers, w: Numbers) -> Numbers:
@@ -303,7 +303,7 @@ def one_hot_rows(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbers:
     "tokens not checked",
     replaces="check_tokens",
     operations=(Embed,),
-    breaks=("seq2seq.vocabulary-range",),
+    breaks=("operation.rejection",),
     source="NumPy and CUDA wrap or read on",
 )
 def unchecked_tokens(correct: Formulas, tokens: Numbers, count: int) -> None:
@@ -331,7 +331,7 @@ def last_occurrence(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbe
     "logits in place of probabilities",
     replaces="output_distribution",
     operations=(OutputDistribution,),
-    breaks=("seq2seq.distribution", "operation.oracle"),
+    breaks=("normalization.distribution", "operation.oracle"),
     source="a loss that takes logits",
 )
 def unnormalized(correct: Formulas, state: Numbers, w: Numbers, b: Numbers) -> Numbers:
@@ -343,7 +343,7 @@ def unnormalized(correct: Formulas, state: Numbers, w: Numbers, b: Numbers) -> N
     "probabilities smoothed",
     replaces="output_distribution",
     operations=(OutputDistribution,),
-    breaks=("seq2seq.distribution", "operation.oracle"),
+    breaks=("normalization.distribution", "operation.oracle"),
     source="ε in the probabilities, so that their logarithm is finite",
 )
 def smoothed(correct: Formulas, state: Numbers, w: Numbers, b: Numbers) -> Numbers:

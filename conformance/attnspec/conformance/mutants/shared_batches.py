@@ -17,7 +17,7 @@ from attnspec.spec.scoring import DotScores
     "heads in reverse beside keys of one element",
     replaces="prepared",
     operations=(ScaledDotProductAttention, DotProductAttention, DotScores),
-    breaks=("sizes.shared",),
+    breaks=("operation.broadcasting",),
     source="keys of a common prefix (1, heads, m, d) beside queries (batch, heads, n, d), read by the wrong stride",
 )
 def prefix_reversed(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def prefix_reversed(correct: Library, operation: Operation, arguments: Mapping[s
     "keys of a head taken for those of an element",
     replaces="prepared",
     operations=(ScaledDotProductAttention, AdditiveAttention, DotScores),
-    breaks=("sizes.shared",),
+    breaks=("operation.broadcasting",),
     source="keys (heads, m, d) beside queries (batch, heads, n, d), unsqueezed behind and not in front",
 )
 def heads_for_elements(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def heads_for_elements(correct: Library, operation: Operation, arguments: Mappin
     "mask of the heads taken for that of the batch",
     replaces="prepared",
     operations=(ScaledDotProductAttention, DotProductAttention, AdditiveAttention),
-    breaks=("sizes.shared",),
+    breaks=("operation.broadcasting",),
     source="huggingface/transformers: masks (batch, n, m) as mask[:, None], for those of (heads, n, m)",
 )
 def mask_unsqueezed(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:

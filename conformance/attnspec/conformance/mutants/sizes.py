@@ -223,7 +223,7 @@ def features_beyond_a_buffer(correct: Library, operation: Operation, arguments: 
     "keys of the first element from the fifth on",
     replaces="prepared",
     operations=(ScaledDotProductAttention, DotScores, MultiHeadAttention, BahdanauContext),
-    breaks=("sizes.batches",),
+    breaks=("sizes.features",),
     source="google-deepmind/gemma#765: the index of element 0 for the whole batch",
 )
 def fifth_element(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def fifth_element(correct: Library, operation: Operation, arguments: Mapping[str
     "keys of the first head from the fifth on",
     replaces="prepared",
     operations=(ScaledDotProductAttention, DotScores),
-    breaks=("sizes.batches",),
+    breaks=("sizes.features",),
     source="four warps, each with a head",
 )
 def fifth_of_second(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:

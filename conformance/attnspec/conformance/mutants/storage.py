@@ -229,7 +229,7 @@ class Kept(Library):
 @mutant(
     "keys kept by their address",
     operations=(AdditiveAttention, BahdanauContext, ScaledDotProductAttention),
-    breaks=("storage.rewritten-inputs",),
+    breaks=("operation.no-memory",),
     source="flashinfer-ai/flashinfer#4069: a cache keyed by data_ptr()",
 )
 class KeptByAddress(Kept):
@@ -244,7 +244,7 @@ class KeptByAddress(Kept):
 @mutant(
     "keys kept by the identity of their array",
     operations=(AdditiveAttention, BahdanauContext, ScaledDotProductAttention),
-    breaks=("storage.rewritten-inputs",),
+    breaks=("operation.no-memory",),
     source="ooples/AiDotNet.Tensors#583: packed once for each array",
 )
 class KeptByIdentity(Kept):
@@ -263,7 +263,7 @@ class KeptByIdentity(Kept):
 @mutant(
     "keys projected once for their numbers",
     operations=(AdditiveAttention, BahdanauContext, MultiHeadAttention),
-    breaks=("storage.rewritten-inputs",),
+    breaks=("operation.no-memory",),
     source="sgl-project/sglang#29916, InternLM/lmdeploy#4917: what was projected outlives an update of weights",
 )
 class KeptByKeys(Kept):
@@ -281,7 +281,7 @@ class KeptByKeys(Kept):
 @mutant(
     "keys kept by their shape",
     operations=(AdditiveAttention, BahdanauContext, ScaledDotProductAttention),
-    breaks=("storage.rewritten-inputs",),
+    breaks=("operation.no-memory",),
     source="facebookresearch/xformers#66: a buffer made for the first call",
 )
 class KeptByShape(Kept):
@@ -304,7 +304,7 @@ class TwoDtypes(Library):
 @mutant(
     "buffer in the dtype of the first call",
     operations=(ScaledDotProductAttention, Softmax),
-    breaks=("storage.other-dtype",),
+    breaks=("operation.no-memory",),
     source="a workspace kept by shape; flashinfer-ai/flashinfer#4601",
 )
 class FirstDtype(TwoDtypes):
@@ -320,7 +320,7 @@ class FirstDtype(TwoDtypes):
 @mutant(
     "keys rounded to the dtype of the first call",
     operations=(ScaledDotProductAttention, AdditiveAttention),
-    breaks=("storage.other-dtype",),
+    breaks=("operation.no-memory",),
     source="packed operands kept by shape, in the dtype of the call that made the buffer",
 )
 class FirstPrecision(TwoDtypes):

@@ -119,7 +119,7 @@ class OtherInInference(Library):
     "gradients only where the query has one",
     replaces="pullback",
     operations=(DotScores, ScaledDotProductAttention, AttentionPooling),
-    breaks=("training.subsets",),
+    breaks=("training.recorded-result",),
     source="AMD-AGI/Primus-Turbo#458: saved for the backward pass only if certain arguments have gradients",
 )
 def of_query_or_none(
@@ -136,7 +136,7 @@ def of_query_or_none(
     "gradients by place, not by name",
     replaces="pullback",
     operations=(DotScores, ScaledDotProductAttention),
-    breaks=("training.subsets",),
+    breaks=("training.recorded-result",),
     source="a tuple of gradients without None for arguments that have none",
 )
 def by_place(
@@ -157,7 +157,7 @@ def by_place(
     "only one backward pass",
     replaces="pullback",
     operations=(ScaledDotProductAttention, LayerNorm, AdditiveAttention),
-    breaks=("training.second-backward",),
+    breaks=("training.no-memory",),
     source="pytorch/pytorch#1288: buffers freed by the first pass",
 )
 def freed(
@@ -179,7 +179,7 @@ def freed(
     "second backward pass adds up",
     replaces="pullback",
     operations=(DotScores, Softmax, MultiHeadAttention),
-    breaks=("training.second-backward",),
+    breaks=("training.no-memory",),
     source="buffers of gradients kept in the record",
 )
 def adds_up(
@@ -215,7 +215,7 @@ class _OtherCotangent(Library):
 @mutant(
     "cotangent read as if contiguous",
     operations=(DotScores, ScaledDotProductAttention, Softmax),
-    breaks=("training.cotangent-strides",),
+    breaks=("training.strides",),
     source="Dao-AILab/flash-attention#355, fla-org/flash-linear-attention#871",
 )
 class ContiguousCotangent(_OtherCotangent):
@@ -234,7 +234,7 @@ class ContiguousCotangent(_OtherCotangent):
 @mutant(
     "expanded cotangent read at its first number",
     operations=(AttentionPooling, ScaledDotProductAttention),
-    breaks=("training.cotangent-strides",),
+    breaks=("training.strides",),
     source="facebookresearch/xformers#282: sum().backward() hands on a cotangent of stride 0",
 )
 class ExpandedCotangent(_OtherCotangent):
@@ -250,7 +250,7 @@ class ExpandedCotangent(_OtherCotangent):
 @mutant(
     "rows of the cotangent by its last stride alone",
     operations=(DotScores, ScaledDotProductAttention, LayerNorm),
-    breaks=("training.cotangent-strides",),
+    breaks=("training.strides",),
     source="x.contiguous() only where the last stride is not 1",
 )
 class PaddedRows(_OtherCotangent):
@@ -267,7 +267,7 @@ class PaddedRows(_OtherCotangent):
 @mutant(
     "large cotangents clipped",
     operations=(DotScores, ScaledDotProductAttention, Softmax),
-    breaks=("training.cotangent-scale",),
+    breaks=("training.cotangents",),
     source="gradient clipping inside an operation, against overflow in half precision",
 )
 class Clipped(_OtherCotangent):
@@ -281,7 +281,7 @@ class Clipped(_OtherCotangent):
 @mutant(
     "tiny cotangents lost",
     operations=(DotScores, ScaledDotProductAttention, LayerNorm),
-    breaks=("training.cotangent-scale",),
+    breaks=("training.cotangents",),
     source="a backward pass in float16 without loss scaling",
 )
 class Lost(_OtherCotangent):
@@ -296,7 +296,7 @@ class Lost(_OtherCotangent):
     "gradients divided by the length of the cotangent",
     replaces="differentiated",
     operations=(Softmax, ScaledDotProductAttention),
-    breaks=("training.cotangent-scale",),
+    breaks=("training.cotangents",),
     source="a backward pass that normalizes: 0/0 for a cotangent of 0",
 )
 def normalized_on_the_way(
@@ -312,7 +312,7 @@ def normalized_on_the_way(
     "nothing learnt from a final state alone",
     replaces="differentiated",
     operations=(LSTM, RNNSelfAttention, DecoderStep),
-    breaks=("training.parts",),
+    breaks=("training.cotangents",),
     source="pytorch/pytorch#96416: a backward pass that wants a cotangent of every result",
 )
 def first_result_alone(
@@ -328,7 +328,7 @@ def first_result_alone(
     "a cotangent of ones where there is none",
     replaces="differentiated",
     operations=(LSTM, GRU),
-    breaks=("training.parts",),
+    breaks=("training.cotangents",),
     source="torch.ones_like for undefined gradients",
 )
 def ones_for_none(
@@ -503,7 +503,7 @@ class AddedUp(Library):
 @mutant(
     "gradients in double precision",
     operations=(DotScores, ScaledDotProductAttention),
-    breaks=("training.dtype",),
+    breaks=("operation.gradient",),
     source="np.zeros without a dtype for the gradients",
 )
 class Doubled(Library):

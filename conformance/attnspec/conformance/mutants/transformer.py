@@ -101,7 +101,7 @@ def large_epsilon(correct: Formulas) -> float:
     "feed-forward network over positions",
     replaces="feed_forward",
     operations=(EncoderLayer,),
-    breaks=("transformer.position-wise", "attention.self-equivariance"),
+    breaks=("transformer.position-wise", "attention.permutation"),
     source="a convolution of width 3 in place of one of width 1",
 )
 def mixes_positions(correct: Formulas, x: Numbers, p: FeedForwardParameters[Numbers]) -> Numbers:
@@ -126,7 +126,7 @@ def no_activation(correct: Formulas, x: Numbers) -> Numbers:
     "no normalization of the variance",
     replaces="layer_norm",
     operations=(LayerNorm,),
-    breaks=("transformer.layer-norm-moments", "operation.oracle"),
+    breaks=("transformer.normalized", "operation.oracle"),
     source="centred, and not scaled",
 )
 def centred_only(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
@@ -139,7 +139,7 @@ def centred_only(correct: Formulas, x: Numbers, parameters: LayerNormParameters[
     "root mean square",
     replaces="layer_norm",
     operations=(LayerNorm,),
-    breaks=("transformer.layer-norm-shift", "transformer.layer-norm-moments"),
+    breaks=("transformer.layer-norm-shift", "transformer.normalized"),
     source="RMSNorm for layer norm",
 )
 def shifts_count(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
@@ -152,7 +152,7 @@ def shifts_count(correct: Formulas, x: Numbers, parameters: LayerNormParameters[
     "gain and bias exchanged",
     replaces="layer_norm",
     operations=(LayerNorm,),
-    breaks=("transformer.layer-norm-moments", "operation.gradient"),
+    breaks=("transformer.normalized", "operation.gradient"),
     source="beta and gamma, in the order of their letters",
 )
 def exchanged_gain(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
@@ -244,7 +244,7 @@ def masked_once(
     "normalization after the last layer",
     replaces="encoder_stack",
     operations=(EncoderStack,),
-    breaks=("transformer.no-layers", "operation.oracle"),
+    breaks=("transformer.layer-by-layer", "operation.oracle"),
     source="GPT-2's ln_f, in a stack that has none",
 )
 def final_normalization(

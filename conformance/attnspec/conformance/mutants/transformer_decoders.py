@@ -41,7 +41,7 @@ def strictly_before(correct: Formulas, x: Numbers, w: MultiHeadParameters[Number
     "causal mask that shows the next position",
     replaces="attend_to_targets",
     operations=(DecoderLayer, DecoderStack),
-    breaks=("masking.future-invariance", "masking.prefix"),
+    breaks=("masking.future-invariance",),
     source="triu(diagonal=2), off by one",
 )
 def one_ahead(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
@@ -117,7 +117,7 @@ def memory_unmasked(
     "causal attention to the memory",
     replaces="attend_to_memory",
     operations=(DecoderLayer,),
-    breaks=("attention.key-permutation", "operation.oracle"),
+    breaks=("attention.permutation", "operation.oracle"),
     source="one is_causal for both attentions",
 )
 def causal_memory(
@@ -404,7 +404,7 @@ def one_decoder_layer(
     "normalization before the first decoder layer",
     replaces="decoder_stack",
     operations=(DecoderStack,),
-    breaks=("transformer.no-layers", "operation.oracle"),
+    breaks=("transformer.layer-by-layer", "operation.oracle"),
     source="an embedding norm, in a stack that has none",
 )
 def normalized_without_layers(

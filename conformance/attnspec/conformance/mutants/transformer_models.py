@@ -101,7 +101,7 @@ def target_in_the_encoder(
     "scores of tokens in place of probabilities",
     replaces="distributed",
     operations=(EncoderDecoder, DecoderOnly, EncoderOnly),
-    breaks=("seq2seq.distribution", "operation.oracle"),
+    breaks=("normalization.distribution", "operation.oracle"),
     source="a loss that takes logits",
 )
 def scores_of_tokens(correct: Formulas, states: Numbers, w: Numbers, b: Numbers) -> Numbers:
@@ -113,7 +113,7 @@ def scores_of_tokens(correct: Formulas, states: Numbers, w: Numbers, b: Numbers)
     "language model that sees the next tokens",
     replaces="both_masks",
     operations=(DecoderOnly,),
-    breaks=("masking.future-invariance", "transformer.causal-encoder"),
+    breaks=("masking.future-invariance", "transformer.without-memory"),
     source="a BERT trained as a GPT",
 )
 def unmasked_model(correct: Formulas, mask: Numbers, n: int) -> Numbers:
@@ -125,7 +125,7 @@ def unmasked_model(correct: Formulas, mask: Numbers, n: int) -> Numbers:
     "padding mask in place of the causal mask",
     replaces="both_masks",
     operations=(DecoderOnly,),
-    breaks=("transformer.causal-encoder", "operation.oracle"),
+    breaks=("transformer.without-memory", "operation.oracle"),
     source="attention_mask overrides is_causal",
 )
 def mask_overrides(correct: Formulas, mask: Numbers, n: int) -> Numbers:
@@ -137,7 +137,7 @@ def mask_overrides(correct: Formulas, mask: Numbers, n: int) -> Numbers:
     "causal encoder",
     replaces="encoder_only",
     operations=(EncoderOnly,),
-    breaks=("transformer.positions-matter", "attention.self-equivariance"),
+    breaks=("transformer.positions-matter", "attention.permutation"),
     source="is_decoder=True in a configuration",
 )
 def causal_bert(
@@ -190,7 +190,7 @@ def second_row_first(correct: Formulas, table: Numbers, n: int) -> Numbers:
     "unknown tokens clipped",
     replaces="embed",
     operations=(EncoderDecoder, DecoderOnly, EncoderOnly),
-    breaks=("seq2seq.vocabulary-range",),
+    breaks=("operation.rejection",),
     source="jnp.take, which clips",
 )
 def clipped_tokens(correct: Formulas, tokens: Numbers, table: Numbers) -> Numbers:

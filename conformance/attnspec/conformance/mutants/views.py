@@ -163,7 +163,7 @@ WIDE = 16
     "packed rows of 16 features read one after another",
     replaces="prepared",
     operations=OPERATIONS,
-    breaks=("storage.wide-layouts",),
+    breaks=("storage.layouts",),
     source="Dao-AILab/flash-attention#2541: slices of packed projections, in the path that loads whole vectors",
 )
 def wide_packed(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def wide_packed(correct: Library, operation: Operation, arguments: Mapping[str, 
     "padded rows of whole vectors read without padding",
     replaces="prepared",
     operations=OPERATIONS,
-    breaks=("storage.wide-layouts",),
+    breaks=("storage.layouts",),
     source="flagos-ai/FlagGems#5896: the length of a row for its stride, where vectors of eight fill it",
 )
 def wide_padded(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def wide_padded(correct: Library, operation: Operation, arguments: Mapping[str, 
     "strided keys of 16 features read one after another",
     replaces="prepared",
     operations=OPERATIONS,
-    breaks=("storage.wide-layouts",),
+    breaks=("storage.layouts",),
     source="pytorch/pytorch#181133: keys whose last stride is not 1, in the path that loads whole vectors",
 )
 def wide_strided(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def wide_strided(correct: Library, operation: Operation, arguments: Mapping[str,
 @mutant(
     "expanded keys of 16 features read for the first head alone",
     operations=OPERATIONS,
-    breaks=("storage.wide-layouts",),
+    breaks=("storage.layouts",),
     source="pytorch/pytorch#191937: keys that heads share, with stride 0, in the path that loads whole vectors",
 )
 class WideExpandedKeys(_FirstOnly):
@@ -231,7 +231,7 @@ class WideExpandedKeys(_FirstOnly):
     "the mask of the first element where heads share masks",
     replaces="prepared",
     operations=OPERATIONS,
-    breaks=("storage.wide-layouts",),
+    breaks=("storage.layouts",),
     source="pytorch/pytorch#184180: masks that heads share",
 )
 def first_of_shared_masks(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:

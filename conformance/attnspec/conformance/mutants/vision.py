@@ -226,7 +226,7 @@ def post_norm(correct: Formulas) -> str:
     "corners always aligned",
     replaces="on_grid",
     operations=(Interpolate,),
-    breaks=("vision.centres", "operation.oracle"),
+    breaks=("vision.alignment", "operation.oracle"),
     source="the default of PyTorch before 0.4",
 )
 def always_aligned(correct: Formulas, x: Numbers, grid: tuple[int, int, int], align_corners: bool) -> Numbers:
@@ -238,7 +238,7 @@ def always_aligned(correct: Formulas, x: Numbers, grid: tuple[int, int, int], al
     "corners never aligned",
     replaces="on_grid",
     operations=(Interpolate,),
-    breaks=("vision.linear-fields", "operation.option-effect"),
+    breaks=("vision.alignment", "operation.option-effect"),
     source="an option that is passed on to nobody",
 )
 def never_aligned(correct: Formulas, x: Numbers, grid: tuple[int, int, int], align_corners: bool) -> Numbers:
@@ -250,7 +250,7 @@ def never_aligned(correct: Formulas, x: Numbers, grid: tuple[int, int, int], ali
     "half a pixel off",
     replaces="source_positions",
     operations=(Interpolate, AttentionGate),
-    breaks=("operation.oracle", "vision.centres"),
+    breaks=("operation.oracle", "vision.alignment"),
     source="tensorflow/tensorflow#6720: resize without half-pixel centers",
 )
 def asymmetric(correct: Formulas, size: int, a: int, align_corners: bool) -> Numbers:
@@ -275,7 +275,7 @@ def nearest(correct: Formulas, distance: Numbers) -> Numbers:
     "cubic weights for linear ones",
     replaces="share",
     operations=(Interpolate,),
-    breaks=("vision.linear-fields", "vision.centres"),
+    breaks=("vision.alignment",),
     source="a smooth step",
 )
 def smooth_step(correct: Formulas, distance: Numbers) -> Numbers:
@@ -287,7 +287,7 @@ def smooth_step(correct: Formulas, distance: Numbers) -> Numbers:
     "weights of eight bits",
     replaces="share",
     operations=(Interpolate,),
-    breaks=("vision.linear-fields", "operation.oracle"),
+    breaks=("vision.alignment", "operation.oracle"),
     source="CUDA C++ Programming Guide, Linear Filtering: a fraction in 9-bit fixed point, 8 bits of it fractional",
 )
 def coarse_weights(correct: Formulas, distance: Numbers) -> Numbers:
@@ -299,7 +299,7 @@ def coarse_weights(correct: Formulas, distance: Numbers) -> Numbers:
     "extrapolation at the border",
     replaces="within",
     operations=(Interpolate, AttentionSkip),
-    breaks=("operation.oracle", "vision.interpolation-hull", "vision.centres"),
+    breaks=("operation.oracle", "vision.interpolation-hull", "vision.alignment"),
     source="source positions that are not clamped",
 )
 def extrapolated(correct: Formulas, t: Numbers, last: int) -> Numbers:
@@ -311,7 +311,7 @@ def extrapolated(correct: Formulas, t: Numbers, last: int) -> Numbers:
     "zeros beyond the border",
     replaces="along_rows",
     operations=(Interpolate,),
-    breaks=("vision.constant-fields", "vision.same-grid"),
+    breaks=("vision.interpolation-hull",),
     source="padding_mode='zeros' of grid_sample",
 )
 def dark_border(correct: Formulas, x: Numbers, size: int, align_corners: bool) -> Numbers:

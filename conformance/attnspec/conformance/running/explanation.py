@@ -186,7 +186,7 @@ def _precision(search: Search) -> None:
     if search.case.dtype not in DEFAULTS or not any(r.reason in OF_NUMBERS for r in search.left.values()):
         return
     governing = governing_laws(OPERATIONS[search.case.operation])
-    filters = [law for law in governing if CHECKS[law].ensemble or "ensemble" in law]
+    filters = [law for law in governing if "ensemble" in law or any(check.ensemble for check in CHECKS[law])]
     declared = search.contract.precision.name(search.case.operation, search.case.dtype)
     classes = explaining_classes(declared, search.case.dtype, _violated_at_exact_scales(search))
     if not classes or _under(search, widest(classes[-1]))[1].violates:

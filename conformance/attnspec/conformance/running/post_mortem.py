@@ -123,22 +123,27 @@ class IsolatedSearch(Search):
 def found_by(asked: dict[str, Any]) -> dict[str, Any]:
     """The message and the counterexample; nothing if the input is not known, or does not crash by itself."""
     example: Example = asked["example"]
-    backend, check = load(asked["backend"]), CHECKS[asked["law"]]
+    backend = load(asked["backend"])
     contract = contract_of(backend, asked["backend"])
     subject = Subject(backend, contract, OPERATIONS[asked["operation"]], asked["dtype"], asked["device"])
     arguments = example.arguments(subject.operation, data_dtype(subject))
     words = f"the backend did not answer within {asked['hang_after']:g} s"
     violation: Violation | None = Violation(words, reason=Reason.HUNG, arguments=arguments)
+    law_checks = [check for check in CHECKS[asked["law"]] if check.concerns(subject.operation)]
+    check = law_checks[0]
     if asked["reason"] == Reason.CRASHED:
         if not POSSIBLE:
             return {}
         first = Violation("", reason=Reason.CRASHED, arguments=arguments)
-        search = IsolatedSearch(subject, check, arguments, first, example.seed, lambda law, what: None)
-        search.deadline = time.monotonic() + SECONDS
-        violation = search.failure(arguments)
-        if violation is not None:
-            search.violation = violation
-            arguments, violation = simplified(search) if check.once else shrunk(search)
+        deadline = time.monotonic() + SECONDS
+        for check in law_checks:
+            search = IsolatedSearch(subject, check, arguments, first, example.seed, lambda law, what: None)
+            search.deadline = deadline
+            violation = search.failure(arguments)
+            if violation is not None:
+                search.violation = violation
+                arguments, violation = simplified(search) if check.once else shrunk(search)
+                break
     if violation is None:
         return {}
     shown = counterexample(subject, check, arguments, violation, example.seed, hang_after=asked["hang_after"])

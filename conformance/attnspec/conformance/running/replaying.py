@@ -7,7 +7,7 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import is_float
-from attnspec.conformance.judging.attempt import attempt
+from attnspec.conformance.judging.attempt import first_violated
 from attnspec.conformance.judging.isolation import POSSIBLE, end_of
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws import CHECKS
@@ -41,15 +41,16 @@ def replay(
     given = Arguments(OPERATIONS[operation], arguments)
     print(f"{law}: {LAWS[law].statement}")
     if hang_after is not None and POSSIBLE:
-        end = end_of(lambda: attempt(subject, CHECKS[law], given, seed), hang_after)
+        end = end_of(lambda: first_violated(subject, CHECKS[law], given, seed), hang_after)
         if end is not None:
             print(f"{operation} of {origin} ({dtype}) violates it: {end.words}")
             _print_arguments(given)
             return 1
-    violation, *_ = attempt(subject, CHECKS[law], given, seed)
-    if violation is None:
+    found = first_violated(subject, CHECKS[law], given, seed)
+    if found is None:
         print(f"{operation} of {origin} ({dtype}) satisfies it here.")
         return 0
+    _, violation = found
     print(f"{operation} of {origin} ({dtype}) violates it: {violation.message}")
     _print_arguments(violation.arguments or given)
     if violation.expected is not None:

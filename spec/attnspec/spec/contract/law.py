@@ -1,6 +1,6 @@
 """Laws: statements that every correct implementation satisfies, and the registry of them.
 
-A law is declared here, once; its check is the function of the same chapter in ``attnspec.conformance.laws``.
+A law is declared here, once; its checks are functions of the same chapter in ``attnspec.conformance.laws``.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -9,7 +9,7 @@ from attnspec.spec.laws.pooling import weighs_once
 from attnspec.spec.multihead import ConcatHeadsAttention, MultiHeadAttention
 from attnspec.spec.pooling import NadarayaWatson
 
-_inner_products = of(DotProductAttention, ScaledDotProductAttention)
+inner_products = of(DotProductAttention, ScaledDotProductAttention)
 """Attention whose scores are inner products of queries and keys."""
 
 
@@ -24,34 +24,44 @@ def _separate_keys(operation: Operation) -> bool:
     return bool(operation.separate_keys)
 
 
+ORDER_FREE = ((Axis.QUERY, Axis.KEY), (Axis.KEY, Axis.QUERY), (Axis.SELF, Axis(0)), (Axis.HEAD, Axis(0)))
+"""Kinds of axes whose order may not matter, each with the kind that the same axis must not be as well."""
+
+
+def _order_free(operation: Operation, kind: Axis, but: Axis) -> bool:
+    return any(not operation.axis(size) & but for size in operation.order_free(kind))
+
+
+def shares_keys(operation: Operation) -> bool:
+    """Whether one array may be passed as keys and values."""
+    return len(operation.attended) > 1 and _rows_alike(operation)
+
+
+def shares_all(operation: Operation) -> bool:
+    """Whether one array may be passed as queries, keys and values."""
+    several = operation.only_weighs_keys and len(operation.attended) > 1
+    return several and any(operation.asking in leaf.sizes for leaf in operation.queries)
+
+
 def _rows_alike(operation: Operation) -> bool:
     """Whether queries and what is attended to are rows of the same kind: all have heads, and as many, or none has."""
     return len({x.core[:-2] for x in (*operation.queries, *operation.attended)}) == 1
 
 
-QUERY_PERMUTATION = law(
-    "attention.query-permutation",
-    "Permuting the queries permutes the results.",
-    formula=r"f(Pq, k, v) = P f(q, k, v)",
-    governs=lambda operation: any(not operation.axis(s) & Axis.KEY for s in operation.order_free(Axis.QUERY)),
-    sources=[S1.passage("Attention: definition"), S2.passage("Machine Translation, solution 1")],
-)
-KEY_PERMUTATION = law(
-    "attention.key-permutation",
-    "Permuting keys, values and the columns of the mask together changes nothing.",
-    formula=r"f(q, Pk, Pv; MP^\top) = f(q, k, v; M)",
-    governs=lambda operation: any(not operation.axis(s) & Axis.QUERY for s in operation.order_free(Axis.KEY)),
-    sources=[S1.passage("Attention: definition"), S3.passage("Input Sequence Order")],
-)
-SELF_EQUIVARIANCE = law(
-    "attention.self-equivariance",
-    "Self-attention without positions, or a graph with its edges, permutes its results as its inputs are permuted.",
-    formula=r"f(PX) = P f(X)",
-    governs=lambda operation: bool(operation.order_free(Axis.SELF)),
+PERMUTATION = law(
+    "attention.permutation",
+    "Queries, keys with their values, sequences and graphs without positions, and heads have no order: permuted with "
+    "all that belongs to them, they permute the results that have a row or column for each, and no others.",
+    formula=r"f(Pq, k, v) = P f(q, k, v),\quad f(q, Pk, Pv; MP^\top) = f(q, k, v; M),\quad f(PX) = P f(X)",
+    governs=lambda operation: any(_order_free(operation, kind, but) for kind, but in ORDER_FREE),
     sources=[
+        S0.equation(10),
+        S0.equation(11),
         S0.equation(17),
+        S1.passage("Attention: definition"),
         S2.passage("Machine Translation, solution 1"),
         S3.passage("Input Sequence Order"),
+        S3.passage("The math behind “attending to the input”"),
         S4.passage("Inductive Bias"),
     ],
 )
@@ -78,10 +88,11 @@ SPLIT_AND_MERGE = law(
 )
 HARD_LIMIT = law(
     "attention.hard-limit",
-    "As scores grow apart, attention returns the value of the best key.",
-    formula=r"\beta \to \infty:\ f(\beta q, k, v)_i \to v_{\arg\max_j e_{ij}}",
-    governs=_inner_products,
-    sources=[S0.equation(2)],
+    "As scores grow apart, attention returns the value of the best key: unlike those of a fully connected layer, the "
+    "weights depend on the input, and each query finds its own key.",
+    formula=r"\beta \to \infty:\ f(\beta q, k, v)_i \to v_{\arg\max_j e_{ij}},\quad f(\beta k_j, k, v) \to v_j",
+    governs=of(DotProductAttention, ScaledDotProductAttention, NadarayaWatson, SelfAttention),
+    sources=[S0.equation(2), S1.passage("Self-Attention: comparison with convolution and fully-connected layer")],
 )
 SCALE = law(
     "attention.scale",
@@ -135,35 +146,21 @@ KEY_GRADIENT_SUM = law(
     "attention.key-gradient-sum",
     "Where scores are inner products, the gradients of all keys add up to 0: softmax does not see a shift of all keys.",
     formula=r"\textstyle\sum_j dk_j = 0",
-    governs=_inner_products,
+    governs=inner_products,
     sources=[S0.equation(2), S0.equation(6)],
     gradients=True,
 )
-SIGN = law(
-    "attention.sign",
-    "Negating queries and keys together changes no bit.",
-    formula=r"f(-q, -k, v) = f(q, k, v)",
-    governs=_inner_products,
-    sources=[S0.equation(6)],
-)
 SCALE_TRADE = law(
     "attention.scale-trade",
-    "A power of two moved from the keys to the queries changes no bit.",
-    formula=r"f(4q, k/4, v) = f(q, k, v)",
-    governs=_inner_products,
+    "A power of two or a sign moved from the keys to the queries changes no bit.",
+    formula=r"f(4q, k/4, v) = f(q, k, v),\quad f(-q, -k, v) = f(q, k, v)",
+    governs=inner_products,
     sources=[S0.equation(6)],
-)
-INPUT_DEPENDENCE = law(
-    "attention.input-dependence",
-    "Unlike those of a fully connected layer, the weights depend on the input: each query finds its own key.",
-    formula=r"f(\beta k_j, k, v) \to v_j \text{ for every } j",
-    governs=of(DotProductAttention, ScaledDotProductAttention, NadarayaWatson, SelfAttention),
-    sources=[S1.passage("Self-Attention: comparison with convolution and fully-connected layer")],
 )
 SHARED_INPUTS = law(
     "attention.shared-inputs",
-    "The same array passed twice gives what two equal arrays give.",
-    formula=r"f(x, x) = f(x, \operatorname{copy} x)",
-    governs=lambda operation: len(operation.attended) > 1 and _rows_alike(operation),
+    "The same array passed twice gives what two equal arrays give, in every mode, and each of them its gradient.",
+    formula=r"f(x, x) = f(x, \operatorname{copy} x),\quad \nabla_q f(x, x, x) = \nabla_q f(q, k, v),\ q = k = v = x",
+    governs=lambda operation: shares_keys(operation) or shares_all(operation),
     sources=[S0.equation(16), S0.equation(17)],
 )

@@ -21,24 +21,12 @@ LOCALITY = law(
         S4.passage("Inductive Bias"),
     ],
 )
-LINEARITY = law(
-    "complexity.linearity",
-    "A convolution is additive in its tokens.",
-    formula=r"f(X + X') = f(X) + f(X')",
-    governs=of(Convolution),
-    sources=[S1.passage("Self-Attention: comparison with convolution and fully-connected layer")],
-)
 EDGES = law(
     "complexity.edges",
-    "Where two graphs divide the edges of a third between them, their results add up.",
-    formula=r"A \cap B = \emptyset:\ f(X; A \cup B) = f(X; A) + f(X; B)",
-    governs=of(GraphLayer),
-    sources=[S4.passage("Inductive Bias")],
-)
-ONE_EDGE = law(
-    "complexity.one-edge",
-    "What comes along a single edge is what the node at its beginning would send to itself.",
-    formula=r"A_i = \{j\} \Rightarrow y_i = f(X; I)_j",
+    "Where two graphs divide the edges of a third between them, their results add up; what comes along a single edge "
+    "is what the node at its beginning would send to itself.",
+    formula=r"A \cap B = \emptyset:\ f(X; A \cup B) = f(X; A) + f(X; B);"
+    r"\quad A_i = \{j\} \Rightarrow y_i = f(X; I)_j",
     governs=of(GraphLayer),
     sources=[S4.passage("Inductive Bias")],
 )

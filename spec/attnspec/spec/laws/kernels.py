@@ -35,11 +35,6 @@ def _in_groups(operation: Operation) -> bool:
     return bool(operation.sizes_of(Axis.GROUP))
 
 
-def optional_parts(operation: Operation) -> bool:
-    """Whether there are several optional arrays and options, each of which a backend may take and forget."""
-    return sum(name in operation.features for name in operation.defaults) > 1
-
-
 GROUPS = law(
     "kernels.groups",
     "Every head of the queries is attention to the head of the keys that its group shares: one group, a group for each "
@@ -48,19 +43,6 @@ GROUPS = law(
     governs=_in_groups,
     sources=[AINSLIE.passage("2.2 Grouped-query attention")],
 )
-OPTIONS_COUNT = law(
-    "kernels.options-count",
-    "Every option and every optional array that is accepted gives what the formula says, alone and beside any other.",
-    formula=r"f(x; o) = f^*(x; o),\ f(x; o, o') = f^*(x; o, o')",
-    governs=optional_parts,
-)
-WINDOW = law(
-    "kernels.window",
-    "A window is a mask whose two ends are included; None is no end.",
-    formula=r"f(x; (l, r)) = f(x; [\,i - l \le j \le i + r\,])",
-    governs=of(GroupedQueryAttention),
-    sources=[BELTAGY.passage("3.1 Attention pattern: sliding window")],
-)
 CAP = law(
     "kernels.cap",
     "A great cap changes nothing, and under a small one all attendable keys have equal weights.",
@@ -68,32 +50,25 @@ CAP = law(
     governs=lambda operation: bool(operation.part(Part.CAP)),
     sources=[GEMMA.passage("2 Model architecture: logit soft-capping")],
 )
-SINK = law(
-    "kernels.sink",
-    "A sink is one more key with this score and a value of 0, for the output and for the logarithm.",
-    formula=r"f(q, k, v; b) = f(q, [k; 0], [v; 0]; B = [0, b])",
+BIAS = law(
+    "kernels.bias",
+    "Slopes are a bias that falls with the distance; a sink is one more key with its score as bias and a value of 0, "
+    "for the output and for the logarithm.",
+    formula=r"f(x; m) = f(x; B_{rij} = -m_r |i - j|),\quad f(q, k, v; b) = f(q, [k; 0], [v; 0]; B = [0, b])",
     governs=of(GroupedQueryAttention),
-    sources=[XIAO.passage("3.3 Pre-training LLMs with attention sinks")],
+    sources=[
+        PRESS.passage("3 Attention with linear biases"),
+        XIAO.passage("3.3 Pre-training LLMs with attention sinks"),
+    ],
 )
-SLOPES = law(
-    "kernels.slopes",
-    "Slopes are a bias that falls with the distance.",
-    formula=r"f(x; m) = f(x; B_{rij} = -m_r |i - j|)",
-    governs=of(GroupedQueryAttention),
-    sources=[PRESS.passage("3 Attention with linear biases")],
-)
-NATURAL_LOGARITHM = law(
-    "kernels.natural-logarithm",
-    "Repeating all keys adds log 2 to the logarithm and leaves the output; adding a number to all scores adds it.",
-    formula=r"\ell(q, [k; k]) = \ell(q, k) + \log 2,\quad \ell(s + c) = \ell(s) + c",
+LOGARITHM = law(
+    "kernels.logarithm",
+    "Repeating all keys adds log 2 to the logarithm and leaves the output; adding a number to all scores adds it. The "
+    "logarithm of a row without attendable keys is −∞, or that of its sink, and the output is 0.",
+    formula=r"\ell(q, [k; k]) = \ell(q, k) + \log 2,\quad \ell(s + c) = \ell(s) + c,"
+    r"\quad A_i = \emptyset \Rightarrow o_i = 0,\ \ell_i = -\infty\ \text{or}\ b",
     governs=of(GroupedQueryAttention),
     sources=[DAO.passage("3.1 An efficient attention algorithm with tiling and recomputation")],
-)
-EMPTY_ROWS = law(
-    "kernels.empty-rows",
-    "The logarithm of a row without attendable keys is −∞, and that of its sink where there is one; the output is 0.",
-    formula=r"A_i = \emptyset \Rightarrow o_i = 0,\ \ell_i = -\infty\ \text{or}\ b",
-    governs=of(GroupedQueryAttention),
 )
 PACKED = law(
     "kernels.packed",
@@ -102,31 +77,12 @@ PACKED = law(
     governs=of(VariableLengthAttention),
     sources=[KRELL.passage("Abstract")],
 )
-PADDED = law(
-    "kernels.padded",
-    "Packed sequences give what they give in a batch of padded ones with lengths.",
-    formula=r"f(\operatorname{pack} x) = \operatorname{pack} f(\operatorname{pad} x; \ell)",
-    governs=of(VariableLengthAttention),
-    sources=[KRELL.passage("Abstract")],
-)
-PAGES = law(
-    "kernels.pages",
-    "The order of the pages in memory changes nothing, if the table follows it.",
-    formula=r"f(PK, PV; P t) = f(K, V; t)",
-    governs=of(PagedAttention),
-    sources=[KWON.passage("4.1 PagedAttention")],
-)
-UNUSED_PAGES = law(
-    "kernels.unused-pages",
-    "What stands in pages that no element uses, and behind the last row, has no effect, NaN and ∞ included.",
-    formula=r"j \ge \ell \Rightarrow f \text{ does not depend on } (k_j, v_j)",
-    governs=of(PagedAttention),
-    sources=[KWON.passage("4.1 PagedAttention")],
-)
 CONTIGUOUS = law(
     "kernels.contiguous",
-    "A paged cache gives what its rows give in one piece.",
-    formula=r"f(q, K, V; t, \ell) = g(q, [K_t], [V_t]; \ell)",
+    "A paged cache gives what its rows give in one piece; what stands in pages that no element uses, and behind the "
+    "last row, has no effect, NaN and ∞ included.",
+    formula=r"f(q, K, V; t, \ell) = g(q, [K_t], [V_t]; \ell),"
+    r"\quad j \ge \ell \Rightarrow f \text{ does not depend on } (k_j, v_j)",
     governs=of(PagedAttention),
     sources=[KWON.passage("4.1 PagedAttention")],
 )
@@ -156,15 +112,10 @@ MERGED_GRADIENTS = law(
 )
 ROTATION = law(
     "kernels.rotation",
-    "A rotary embedding keeps the length of every row, and leaves position 0 as it is.",
-    formula=r"\|R_t x\| = \|x\|,\quad R_0 x = x",
-    governs=of(RotaryEmbedding),
-    sources=[SU.passage("3.2.2 General form")],
-)
-ROTARY_DISTANCE = law(
-    "kernels.rotary-distance",
-    "Inner products of rotated rows depend on the distance of their positions alone.",
-    formula=r"\langle R_s q, R_t k \rangle = \langle R_{s+c} q, R_{t+c} k \rangle",
+    "A rotary embedding keeps the length of every row, leaves position 0 as it is, and makes inner products depend on "
+    "the distance of positions alone.",
+    formula=r"\|R_t x\| = \|x\|,\quad R_0 x = x,"
+    r"\quad \langle R_s q, R_t k \rangle = \langle R_{s+c} q, R_{t+c} k \rangle",
     governs=of(RotaryEmbedding),
     sources=[SU.passage("3.2.2 General form")],
 )

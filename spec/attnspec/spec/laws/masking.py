@@ -3,7 +3,7 @@
 from attnspec.spec.contract.axes import Axis, Part
 from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.sources import S2, S3
+from attnspec.spec.contract.sources import BELTAGY, S2, S3
 from attnspec.spec.laws.pooling import weighs_once
 from attnspec.spec.laws.scoring import gives_keys
 from attnspec.spec.masking import CausalMask, PaddingMask
@@ -14,7 +14,8 @@ def _causal(operation: Operation) -> bool:
     return bool(operation.causal)
 
 
-def _masked(operation: Operation) -> bool:
+def masked(operation: Operation) -> bool:
+    """Whether there is a mask."""
     return bool(operation.masks)
 
 
@@ -31,17 +32,10 @@ def _separate_keys(operation: Operation) -> bool:
 
 FUTURE_INVARIANCE = law(
     "masking.future-invariance",
-    "Under a causal mask, changing anything after position i changes nothing at or before i.",
-    formula=r"x_j = x'_j\ \forall j \le i \Rightarrow f(x)_i = f(x')_i",
+    "Under a causal mask, nothing after position i reaches a result at or before i, whether it is changed or cut off.",
+    formula=r"x_j = x'_j\ \forall j \le i \Rightarrow f(x)_i = f(x')_i,\quad f(x_{<t}) = f(x)_{<t}",
     governs=_causal,
     sources=[S2.passage("Masked Decoder Self-Attention"), S3.passage("Attention Mapping in the decoder")],
-)
-PREFIX = law(
-    "masking.prefix",
-    "Causal attention of a prefix is the prefix of causal attention.",
-    formula=r"f(x_{<t}) = f(x)_{<t}",
-    governs=_causal,
-    sources=[S2.passage("Masked Decoder Self-Attention")],
 )
 FUTURE_GRADIENT = law(
     "masking.future-gradient",
@@ -51,12 +45,14 @@ FUTURE_GRADIENT = law(
     sources=[S2.passage("Masked Decoder Self-Attention")],
     gradients=True,
 )
-CAUSAL_IS_A_MASK = law(
-    "masking.causal-is-a-mask",
-    "`causal` is the same as passing the causal mask, and joins a mask that is given by AND.",
-    formula=r"f(x; M, \text{causal}) = f(x; M \wedge [j \le i])",
-    governs=lambda operation: operation.flag is not None and operation.mask is not None,
-    sources=[S2.passage("Masked Decoder Self-Attention")],
+SPELLED_OUT = law(
+    "masking.spelled-out",
+    "However it is said who may attend to whom, a mask can say it: the causal flag is the causal mask, joined with a "
+    "mask that is given by AND; a window includes both ends, and None is no end; no mask allows everything.",
+    formula=r"f(x; M, \text{causal}) = f(x; M \wedge [j \le i]),"
+    r"\quad f(x; (l, r)) = f(x; [\,i - l \le j \le i + r\,]),\quad f(x) = f(x; \mathrm{True})",
+    governs=masked,
+    sources=[S2.passage("Masked Decoder Self-Attention"), BELTAGY.passage("3.1 Attention pattern: sliding window")],
 )
 GARBAGE = law(
     "masking.garbage",
@@ -89,24 +85,6 @@ TRUNCATION = law(
     ),
     sources=[S2.passage("Encoder Attention: padding")],
 )
-MASK_BROADCASTING = law(
-    "masking.mask-broadcasting",
-    "A mask of size 1 along queries, keys or batch counts as repeated.",
-    formula=r"f(x; M) = f(x; \operatorname{repeat} M)",
-    governs=_masked,
-)
-MASK_OF_ITS_OWN = law(
-    "masking.mask-of-its-own",
-    "Every element of a batch follows its own mask, in every head.",
-    formula=r"f(x; M)_b = f(x_b; M_b)",
-    governs=_masked,
-)
-ALL_TRUE = law(
-    "masking.all-true",
-    "A mask that allows everything is no mask.",
-    formula=r"f(x; \mathrm{True}) = f(x)",
-    governs=_masked,
-)
 ROWS_AS_DECLARED = law(
     "masking.rows-as-declared",
     "Rows without attendable keys are NaN, or the average of all values, in every call of a backend that declares so, "
@@ -114,13 +92,6 @@ ROWS_AS_DECLARED = law(
     formula=r"A_i = \emptyset \Leftrightarrow f(x)_i = \mathrm{NaN},\ \text{or}\ A_i = \emptyset \Rightarrow "
     r"f(x)_i = \tfrac{1}{m} \sum_j v_j",
     governs=lambda operation: operation.only_weighs_keys or (operation.mask is not None and operation.pooled == ""),
-)
-MASK_PREFIX = law(
-    "masking.mask-prefix",
-    "The mask of fewer positions is a corner of the mask of more.",
-    formula=r"M(n', m') = M(n, m)_{<n', <m'}",
-    governs=of(CausalMask),
-    sources=[S2.passage("Masked Decoder Self-Attention")],
 )
 STRICT_MASK = law(
     "masking.strict-mask",
@@ -135,10 +106,4 @@ LENGTH_COUNT = law(
     formula=r"\sum_j M_{bj} = \ell_b,\quad M_{bj} \ge M_{b,j+1}",
     governs=of(PaddingMask),
     sources=[S2.passage("Encoder Attention: padding")],
-)
-LENGTH_RANGE = law(
-    "masking.length-range",
-    "A length below 0 or above the number of positions raises.",
-    formula=r"\ell \notin 0..t \Rightarrow \text{raises}",
-    governs=lambda operation: bool(operation.lengths),
 )

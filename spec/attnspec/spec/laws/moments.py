@@ -13,24 +13,15 @@ MEAN = law(
     governs=_SCORES,
     sources=[S2.passage("Justifying Scaled Self-Attention, solution 1")],
 )
-VARIANCE_VECTOR_MEAN = law(
-    "moments.variance-vector-mean",
-    "The variance of the scores of independent vectors, exactly, on a four-wise independent design.",
+VARIANCE = law(
+    "moments.variance",
+    "The variance of the scores of independent vectors, exactly, on a four-wise independent design; also where every "
+    "coordinate has the same mean.",
     formula=r"\operatorname{Var}[q^\top k] = 2\sigma^2 \mu^\top \mu + d\sigma^4",
     governs=_SCORES,
-    sources=[S0.equation(5), S2.passage("Justifying Scaled Self-Attention, solution 2")],
-)
-VARIANCE_COMMON_MEAN = law(
-    "moments.variance-common-mean",
-    "The same where every coordinate has the mean m.",
-    formula=r"\operatorname{Var}[q^\top k] = 2d\sigma^2 m^2 + d\sigma^4",
-    governs=_SCORES,
-    sources=[S0.equation(5), S2.passage("Justifying Scaled Self-Attention, solution 2")],
-)
-VARIANCE_MONTE_CARLO = law(
-    "moments.variance-monte-carlo",
-    "The variance of the scores of normal vectors is the law's, up to a chance of one false alarm in a million.",
-    formula=r"q, k \sim N(\mu, \sigma^2 I):\ \operatorname{Var}[q^\top k] = 2\sigma^2 \mu^\top \mu + d\sigma^4",
-    governs=_SCORES,
-    sources=[S0.equation(5), S2.passage("Justifying Scaled Self-Attention")],
+    sources=[
+        S0.equation(5),
+        S2.passage("Justifying Scaled Self-Attention"),
+        S2.passage("Justifying Scaled Self-Attention, solution 2"),
+    ],
 )

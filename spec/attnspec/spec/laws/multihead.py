@@ -1,6 +1,5 @@
 """Laws of multi-head attention."""
 
-from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.sources import S0, S1, S2
 from attnspec.spec.multihead import (
@@ -18,38 +17,17 @@ ONE_HEAD = law(
     governs=of(MultiHeadAttention),
     sources=[S0.equation(7)],
 )
-HEAD_PERMUTATION = law(
-    "multihead.head-permutation",
-    "Permuting the heads together with their weights changes nothing.",
-    formula=r"f(P W_q, P W_k, P W_v, W_o P^\top) = f(W_q, W_k, W_v, W_o)",
-    governs=lambda operation: bool(operation.order_free(Axis.HEAD)),
-    sources=[S0.equation(10), S0.equation(11)],
-)
 HEAD_SUM = law(
     "multihead.head-sum",
-    "The result is the sum of what each head gives alone.",
-    formula=r"f = \sum_r W_{o,r} h_r",
-    governs=of(MultiHeadAttention, MultiHeadAdditiveAttention),
-    sources=[S0.equation(10)],
-)
-HEAD_BLOCKS = law(
-    "multihead.head-blocks",
-    "Without W_o, the columns of each head are what this head gives alone.",
-    formula=r"f = [f_1; \dots; f_h]",
-    governs=of(ConcatHeadsAttention),
-    sources=[S1.passage("Multi-Head Self-Attention")],
-)
-SPLIT_AND_MERGED = law(
-    "multihead.split-and-merged",
-    "Splitting into heads and merging them undo each other, bit for bit.",
-    formula=r"\operatorname{merge}(\operatorname{split}(X)) = X,"
-    r"\quad \operatorname{split}(\operatorname{merge}(Y)) = Y",
-    governs=of(SplitHeads, MergeHeads),
-    sources=[S2.passage("Encoder Attention: heads")],
+    "The result is the sum of what each head gives alone; without W_o, its columns are what each head gives alone.",
+    formula=r"f = \sum_r W_{o,r} h_r,\quad f = [f_1; \dots; f_h]",
+    governs=of(MultiHeadAttention, MultiHeadAdditiveAttention, ConcatHeadsAttention),
+    sources=[S0.equation(10), S1.passage("Multi-Head Self-Attention")],
 )
 HEAD_COLUMNS = law(
     "multihead.head-columns",
-    "The columns of each head are neighbours, and the heads are in their order, bit for bit.",
+    "The columns of each head are neighbours, and the heads are in their order, bit for bit: splitting and merging "
+    "undo each other.",
     formula=r"Y_{r,i,c} = x_{i,rp+c}",
     governs=of(SplitHeads, MergeHeads),
     sources=[S2.passage("Encoder Attention: heads")],

@@ -2,28 +2,16 @@
 
 from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.sources import S0, S1
-from attnspec.spec.normalization import MeanNormalization, Softmax
-from attnspec.spec.pooling import AveragePooling
+from attnspec.spec.normalization import Softmax
+from attnspec.spec.seq2seq import DecoderStep, OutputDistribution, TeacherForcedDecode
+from attnspec.spec.transformer import DecoderOnly, EncoderDecoder, EncoderOnly
 
-ROW_SUMS = law(
-    "normalization.row-sums",
-    "The weights of every row with an attendable key sum to 1.",
-    formula=r"\sum_j \alpha_{ij} = 1",
-    governs=of(Softmax),
-    sources=[S0.equation(2), S1.passage("Attention: in equations")],
-)
-NONNEGATIVE = law(
-    "normalization.nonnegative",
-    "No softmax weight is negative.",
-    formula=r"\alpha_{ij} \ge 0",
-    governs=of(Softmax),
-    sources=[S0.equation(2)],
-)
-MANY_KEYS = law(
-    "normalization.many-keys",
-    "The number of keys is exact, also where it exceeds what the dtype can hold.",
-    formula=r"|A| = 70\,000:\ f(x) = f^*(x)",
-    governs=of(MeanNormalization, AveragePooling),
+DISTRIBUTION = law(
+    "normalization.distribution",
+    "Weights of a row with an attendable key, and probabilities of tokens, are not negative and sum to 1.",
+    formula=r"\alpha_{ij} \ge 0,\quad \sum_j \alpha_{ij} = 1;\quad P_w \ge 0,\quad \sum_w P_w = 1",
+    governs=of(Softmax, OutputDistribution, DecoderStep, EncoderDecoder, DecoderOnly, EncoderOnly, TeacherForcedDecode),
+    sources=[S0.equation(2), S0.equation(14), S1.passage("Attention: in equations")],
 )
 MASKED_ZERO = law(
     "normalization.masked-zero",
@@ -58,11 +46,4 @@ INFINITE_SCORES = law(
     formula=r"e_{ij} = -\infty \Rightarrow \alpha_{ij} = 0,\quad e_{ij} = \infty \Rightarrow \alpha_{ij} = \text{NaN}",
     governs=of(Softmax),
     sources=[S0.equation(2)],
-)
-HOMOGENEITY = law(
-    "normalization.homogeneity",
-    "Doubling the scores doubles the weights of mean normalization.",
-    formula=r"f(2e) = 2 f(e)",
-    governs=of(MeanNormalization),
-    sources=[S1.passage("Use Attention: dot product + 1/n_k")],
 )

@@ -6,16 +6,37 @@ from attnspec.spec.contract.semantics import QUESTIONS
 from attnspec.spec.contract.tree import Kind
 
 
-def _takes_arrays(operation: Operation) -> bool:
+def takes_arrays(operation: Operation) -> bool:
+    """Whether there are arrays among the arguments."""
     return bool(operation.leaves)
 
 
-def _batched(operation: Operation) -> bool:
+def batched(operation: Operation) -> bool:
+    """Whether an argument has a batch."""
     return any(leaf.batched for leaf in operation.leaves)
 
 
-def _several_batches(operation: Operation) -> bool:
+def several_batches(operation: Operation) -> bool:
+    """Whether several arguments have a batch."""
     return sum(leaf.batched for leaf in operation.leaves) > 1
+
+
+def takes_indices(operation: Operation) -> bool:
+    """Whether there are tokens, or other indices of rows."""
+    return any(leaf.path in operation.indices for leaf in operation.leaves)
+
+
+def has_options(operation: Operation) -> bool:
+    """Whether there are options; of the causal flag, the laws of masking say the same."""
+    return any(o.kind is not Kind.SIZE and o.path != operation.flag for o in operation.options)
+
+
+def optional_parts(operation: Operation) -> bool:
+    """Whether there are several optional arrays and options, each of which a backend may take and forget."""
+    return sum(name in operation.features for name in operation.defaults) > 1
+
+
+refuses_shapes = QUESTIONS["rejection"].concerns
 
 
 ORACLE = law(
@@ -38,69 +59,63 @@ DTYPE = law(
 )
 BATCH_INVARIANCE = law(
     "operation.batch-invariance",
-    "An element of a batch computed alone is what it is within the batch.",
-    formula=r"f(x)_b = f(x_b)",
-    governs=_batched,
+    "An element of a batch computed alone is what it is within the batch, under its own mask, in every head.",
+    formula=r"f(x)_b = f(x_b),\quad f(x; M)_b = f(x_b; M_b)",
+    governs=lambda operation: batched(operation) or bool(operation.masks),
 )
 BROADCASTING = law(
     "operation.broadcasting",
-    "A batch dimension of size 1 counts as repeated.",
-    formula=r"f(x) = f(\operatorname{repeat} x)",
-    governs=_several_batches,
-)
-FEWER_DIMENSIONS = law(
-    "operation.fewer-dimensions",
-    "A batch dimension that is left out in front counts as repeated.",
-    formula=r"f(x) = f(x_{\text{new axis}})",
-    governs=_several_batches,
+    "A dimension of size 1 along batch, heads, queries or keys counts as repeated, and so does a batch dimension that "
+    "is left out in front: what elements share counts for each of them, and for no others.",
+    formula=r"f(x) = f(\operatorname{repeat} x) = f(x_{\text{new axis}}),\quad f(x; M) = f(x; \operatorname{repeat} M)",
+    governs=lambda operation: several_batches(operation) or bool(operation.masks),
 )
 EMPTY_BATCH = law(
     "operation.empty-batch",
     "A batch without elements gives a result without elements, of the right shape.",
     formula=r"\operatorname{shape} f(x) = (\ldots, 0, \ldots)",
-    governs=_batched,
-)
-NON_CONTIGUOUS = law(
-    "operation.non-contiguous",
-    "Only the numbers count, not their strides in memory.",
-    formula=r"f(x) = f(\operatorname{strided} x)",
-    governs=_takes_arrays,
+    governs=batched,
 )
 NO_MUTATION = law(
     "operation.no-mutation",
     "Inputs are never written to.",
     formula=r"x \text{ after } f(x) = x \text{ before}",
-    governs=_takes_arrays,
+    governs=takes_arrays,
 )
 NO_MEMORY = law(
     "operation.no-memory",
-    "A result depends on no earlier call, and a later call does not change it.",
-    formula=r"f(x), f(y), f(x):\ \text{first} = \text{third}",
+    "A result depends on no earlier call, of other numbers, in other arrays, or in another dtype, and a later call "
+    "does not change it: each array counts as it is when the call is made.",
+    formula=r"f(x), f(y), f(x):\ \text{first} = \text{third},"
+    r"\quad f(x),\ x_i \leftarrow y_i,\ f(x):\ \text{second} = f(x_1, \ldots, y_i, \ldots)",
     governs=every,
 )
 OWN_MEMORY = law(
     "operation.own-memory",
     "A result is in memory of its own: who writes to it, or to an argument after the call, changes nothing else.",
     formula=r"f(x) \text{ shares no memory with } x",
-    governs=_takes_arrays,
+    governs=takes_arrays,
 )
 REJECTION = law(
     "operation.rejection",
-    "A shape that violates the Protocol raises; it never returns.",
-    formula=r"\text{shape}(x) \ne \text{as annotated} \Rightarrow f(x) \text{ raises}",
-    governs=QUESTIONS["rejection"].concerns,
+    "A shape that violates the Protocol raises, and so do a length, a token or a number of rows outside of its range; "
+    "such a call never returns.",
+    formula=r"\text{shape}(x) \ne \text{as annotated},\ \ell \notin 0..t,\ w \notin 0..|V|-1"
+    r" \Rightarrow f(x) \text{ raises}",
+    governs=lambda operation: refuses_shapes(operation) or takes_indices(operation) or bool(operation.lengths),
 )
 GRADIENT = law(
     "operation.gradient",
-    "Every element of the gradient, and so every directional derivative, is that of the formula.",
+    "Every element of the gradient, and so every directional derivative, is that of the formula, in the dtype of its "
+    "argument.",
     formula=r"\nabla_x \langle c, f(x) \rangle = J(x)^\top c",
     governs=lambda operation: operation.differentiable,
     gradients=True,
 )
 OPTION_EFFECT = law(
     "operation.option-effect",
-    "Every value that an option may have gives what the formula says: what is accepted has an effect.",
-    formula=r"f(x; o = v) = f^*(x; o = v) \text{ for every } v",
-    # Of the causal flag, the laws of masking say the same.
-    governs=lambda operation: any(o.kind is not Kind.SIZE and o.path != operation.flag for o in operation.options),
+    "Every value that an option may have, and every optional array, gives what the formula says, alone and beside any "
+    "other: what is accepted has an effect.",
+    formula=r"f(x; o = v) = f^*(x; o = v),\ f(x; o, o') = f^*(x; o, o')",
+    governs=lambda operation: has_options(operation) or optional_parts(operation),
 )

@@ -3,7 +3,7 @@
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.law import law
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.sources import S0, S1, S4
+from attnspec.spec.contract.sources import S0, S1, S2, S4
 from attnspec.spec.laws.scoring import gives_keys
 
 
@@ -40,44 +40,27 @@ def _linear_in_batches(operation: Operation) -> bool:
     return weighs_once(operation) and any(leaf.batched for leaf in operation.floats if leaf.path in operation.linear)
 
 
-def _linear_in_weights(operation: Operation) -> bool:
-    return not gives_keys(operation) and any(leaf.path in operation.linear for leaf in operation.queries)
-
-
 CONVEXITY = law(
     "pooling.convexity",
-    "Every coordinate of the result lies between the smallest and the largest attendable value.",
-    formula=r"\min_{j \in A_i} v_j \le o_i \le \max_{j \in A_i} v_j",
+    "Every coordinate of the result lies between the smallest and the largest attendable value: equal values give that "
+    "value.",
+    formula=r"\min_{j \in A_i} v_j \le o_i \le \max_{j \in A_i} v_j,\quad v_j = c\ \forall j \Rightarrow o_i = c",
     governs=lambda operation: bool(operation.pooled),
     sources=[S0.equation(1), S0.equation(2)],
 )
-CONSTANTS = law(
-    "pooling.constants",
-    "Equal values give that value.",
-    formula=r"v_j = c\ \forall j \Rightarrow o_i = c",
-    governs=_averages,
-    sources=[S0.equation(1), S0.equation(2)],
-)
-ADDITIVITY = law(
-    "pooling.additivity",
-    "The result is additive in the values.",
-    formula=r"f(v + v') = f(v) + f(v')",
-    governs=_sums_linearly,
-    sources=[S0.equation(1)],
-)
-DOUBLING = law(
-    "pooling.doubling",
-    "Doubling or negating the values doubles or negates the result, bit for bit where values are not projected.",
-    formula=r"f(2v) = 2f(v),\quad f(-v) = -f(v)",
-    governs=_sums_linearly,
-    sources=[S0.equation(1)],
-)
-ZERO_VALUES = law(
-    "pooling.zero-values",
-    "Values of 0 give exactly 0.",
-    formula=r"f(0) = 0",
-    governs=_sums_linearly,
-    sources=[S0.equation(1)],
+LINEARITY = law(
+    "pooling.linearity",
+    "The result is linear in every argument that the contract names so, such as the values: sums give sums, twice an "
+    "argument twice the result, and 0 gives exactly 0.",
+    formula=r"f(v + v') = f(v) + f(v'),\quad f(2v) = 2f(v),\quad f(-v) = -f(v),\quad f(0) = 0",
+    governs=lambda operation: bool(operation.linear),
+    sources=[
+        S0.equation(1),
+        S1.passage("Attention: definition"),
+        S1.passage("Self-Attention: comparison with convolution and fully-connected layer"),
+        S1.passage("Use Attention: dot product + 1/n_k"),
+        S2.passage("Luong Attention, footnote 1"),
+    ],
 )
 GAIN = law(
     "pooling.gain",
@@ -133,11 +116,4 @@ UNIFORM = law(
     formula=r"k_j = k\ \forall j \Rightarrow o_i = \tfrac{1}{|A_i|} \sum_{j \in A_i} v_j",
     governs=lambda operation: _averages(operation) and len(operation.attended) > 1,
     sources=[S4.passage("Attention Prompt"), S1.passage("Attention: definition")],
-)
-WEIGHT_LINEARITY = law(
-    "pooling.weight-linearity",
-    "Pooling is additive in the weights too.",
-    formula=r"f(\alpha + \alpha', v) = f(\alpha, v) + f(\alpha', v)",
-    governs=_linear_in_weights,
-    sources=[S0.equation(1)],
 )

@@ -1,7 +1,7 @@
 """Laws of recurrent cells and sequences."""
 
 from attnspec.spec.contract.law import law, of
-from attnspec.spec.contract.sources import S2, S3, S4
+from attnspec.spec.contract.sources import S0, S2, S3, S4
 from attnspec.spec.recurrent import (
     GRU,
     LSTM,
@@ -18,66 +18,30 @@ from attnspec.spec.recurrent import (
     StackedLSTM,
     StackedRNN,
 )
+from attnspec.spec.seq2seq import TeacherForcedDecode
 
 ONE_RUN = (RNN, GRU, LSTM)
 BOTH_WAYS = (BidirectionalRNN, BidirectionalGRU, BidirectionalLSTM)
 STACKED = (StackedRNN, StackedGRU, StackedLSTM)
 
-COPIED_STATE = law(
-    "recurrent.copied-state",
-    "With the update gate at 1, the state stays as it is.",
-    formula=r"Z_t = 1 \Rightarrow H_t = H_{t-1}",
-    governs=of(GRUCell),
-    sources=[S4.passage("GRU Gated Recurrent Unit")],
+GATES = law(
+    "recurrent.gates",
+    "A GRU with its update gate at 1 keeps its state; at 0 it is a plain recurrent network where the reset gate is 1, "
+    "and depends on the input alone where that is 0 too. An LSTM with its forget gate open and its input gate closed "
+    "keeps its cell.",
+    formula=r"Z_t = 1 \Rightarrow H_t = H_{t-1},"
+    r"\quad Z_t = 0 \Rightarrow H_t = \tanh(X_t W_{xh} + R_t H_{t-1} W_{hh} + b_h)\ (R_t \in \{0, 1\}),"
+    r"\quad F_t = 1,\ I_t = 0 \Rightarrow C_t = C_{t-1}",
+    governs=of(GRUCell, LSTMCell),
+    sources=[S4.passage("RNN"), S4.passage("GRU Gated Recurrent Unit"), S4.passage("LSTM")],
 )
-FORGOTTEN_STATE = law(
-    "recurrent.forgotten-state",
-    "With both gates at 0, the next state depends on the input alone.",
-    formula=r"R_t = 0,\ Z_t = 0 \Rightarrow H_t = \tanh(X_t W_{xh} + b_h)",
-    governs=of(GRUCell),
-    sources=[S4.passage("GRU Gated Recurrent Unit")],
-)
-GRU_IS_AN_RNN = law(
-    "recurrent.gru-is-an-rnn",
-    "With the update gate at 0 and the reset gate at 1, a GRU is a plain recurrent network.",
-    formula=r"Z_t = 0,\ R_t = 1 \Rightarrow H_t = \tanh(X_t W_{xh} + H_{t-1} W_{hh} + b_h)",
-    governs=of(GRUCell),
-    sources=[S4.passage("GRU Gated Recurrent Unit"), S4.passage("RNN")],
-)
-MIXED_STATE = law(
-    "recurrent.mixed-state",
-    "No unit of a GRU's state exceeds the larger of 1 and what it was.",
-    formula=r"|H_t| \le \max(1, |H_{t-1}|)",
-    governs=of(GRUCell),
-    sources=[S4.passage("GRU Gated Recurrent Unit")],
-)
-KEPT_CELL = law(
-    "recurrent.kept-cell",
-    "With the forget gate open and the input gate closed, the cell stays as it is.",
-    formula=r"F_t = 1,\ I_t = 0 \Rightarrow C_t = C_{t-1}",
-    governs=of(LSTMCell),
-    sources=[S4.passage("LSTM")],
-)
-CELL_BOUND = law(
-    "recurrent.cell-bound",
-    "A cell grows by 1 at most, and no hidden state exceeds 1.",
-    formula=r"|C_t| \le |C_{t-1}| + 1,\quad |H_t| \le 1",
-    governs=of(LSTMCell),
-    sources=[S4.passage("LSTM")],
-)
-STATE_BOUND = law(
-    "recurrent.state-bound",
-    "No state of a recurrent network exceeds 1.",
-    formula=r"|H_t| \le 1",
-    governs=of(RNNCell),
-    sources=[S4.passage("RNN")],
-)
-ODD_CELL = law(
-    "recurrent.odd-cell",
-    "tanh is odd: negating input, state and bias negates the next state.",
-    formula=r"f(-x, -h; W, -b) = -f(x, h; W, b)",
-    governs=of(RNNCell),
-    sources=[S4.passage("RNN")],
+BOUNDS = law(
+    "recurrent.bounds",
+    "No state exceeds 1, or the larger of 1 and the state before where it is kept; a cell of an LSTM grows by 1 at "
+    "most in a step.",
+    formula=r"|H_t| \le \max(1, |H_{t-1}|),\quad |C_t| \le |C_{t-1}| + 1",
+    governs=of(RNNCell, GRUCell, LSTMCell, *ONE_RUN),
+    sources=[S4.passage("RNN"), S4.passage("GRU Gated Recurrent Unit"), S4.passage("LSTM")],
 )
 OUTPUT_BIAS = law(
     "recurrent.output-bias",
@@ -95,10 +59,11 @@ FIRST_STEP = law(
 )
 CONTINUATION = law(
     "recurrent.continuation",
-    "What follows a step depends on the state after it alone: a sequence can be computed in two parts.",
+    "What follows a step depends on the state after it alone: a sequence can be computed, or decoded, in two parts.",
     formula=r"f(X, H_0)_{> s} = f(X_{> s}, H_s)",
-    governs=of(*ONE_RUN, *STACKED),
+    governs=of(*ONE_RUN, *STACKED, TeacherForcedDecode),
     sources=[
+        S0.equation(15),
         S4.passage("RNN"),
         S4.passage("GRU Gated Recurrent Unit"),
         S4.passage("LSTM"),
@@ -124,14 +89,6 @@ NO_STEPS = law(
     formula=r"\ell = 0 \Rightarrow H_\ell = H_0",
     governs=of(*ONE_RUN, *BOTH_WAYS, *STACKED, RNNSelfAttention),
 )
-SEQUENCE_BOUND = law(
-    "recurrent.sequence-bound",
-    "No state exceeds the larger of 1 and the initial state, and no cell the initial one by more than the number of "
-    "steps.",
-    formula=r"|H_t| \le \max(1, |H_0|),\quad |C_t| \le |C_0| + t",
-    governs=of(*ONE_RUN),
-    sources=[S4.passage("RNN"), S4.passage("GRU Gated Recurrent Unit"), S4.passage("LSTM")],
-)
 REVERSAL = law(
     "recurrent.reversal",
     "Reversing every sequence within its length and exchanging the two networks reverses the states and exchanges "
@@ -147,13 +104,6 @@ HALVES = law(
     r" \partial \overleftarrow H_t / \partial X_s = 0,\ s < t",
     governs=of(*BOTH_WAYS),
     sources=[S3.passage("Encoder: Bidirectional RNN")],
-)
-LAYER_BY_LAYER = law(
-    "recurrent.layer-by-layer",
-    "The upper layers of a stack, on the states of the lower ones, give what the whole stack gives.",
-    formula=r"f_{1 \dots N}(X) = f_{k+1 \dots N}(f_{1 \dots k}(X))",
-    governs=of(*STACKED),
-    sources=[S3.passage("Multi-Layer RNNs")],
 )
 FIRST_CONTEXT = law(
     "recurrent.first-context",

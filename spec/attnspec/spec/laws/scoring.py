@@ -3,9 +3,10 @@
 from attnspec.spec.attention import AdditiveAttention
 from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.sources import S0, S1, S2
+from attnspec.spec.contract.sources import LUONG, S0, S4
+from attnspec.spec.recurrent import RNNCell
 from attnspec.spec.scoring import AdditiveScores, DotScores, GaussianScores, GeneralScores, ScaledDotScores
-from attnspec.spec.seq2seq import BahdanauContext
+from attnspec.spec.seq2seq import AttentionalState, BahdanauContext
 
 _additive = of(AdditiveScores, AdditiveAttention, BahdanauContext)
 """The operations whose scores are additive."""
@@ -19,31 +20,11 @@ def gives_keys(operation: Operation) -> bool:
     return operation.asked is not None and any(-1 in leaf.axes(operation.asked) for leaf in operation.outputs)
 
 
-LINEARITY = law(
-    "scoring.linearity",
-    "Scores are linear in the query.",
-    formula=r"e(q + q', k) = e(q, k) + e(q', k)",
-    governs=lambda operation: gives_keys(operation) and any(x.path in operation.linear for x in operation.queries),
-    sources=[S1.passage("Attention: definition"), S2.passage("Luong Attention, footnote 1")],
-)
-KEY_LINEARITY = law(
-    "scoring.key-linearity",
-    "Scores are linear in the key.",
-    formula=r"e(q, k + k') = e(q, k) + e(q, k')",
-    governs=lambda operation: gives_keys(operation) and any(x.path in operation.linear for x in operation.attended),
-    sources=[S1.passage("Attention: definition")],
-)
-SYMMETRY = law(
-    "scoring.symmetry",
-    "Exchanging queries and keys transposes the scores.",
-    formula=r"e(q, k) = e(k, q)^\top",
-    governs=_isometric,
-    sources=[S0.equation(5)],
-)
-ROTATION_INVARIANCE = law(
-    "scoring.rotation-invariance",
-    "Permuting coordinates and flipping their signs, in queries and keys alike, changes nothing.",
-    formula=r"e(Rq, Rk) = e(q, k),\ R^\top R = I",
+ISOMETRY = law(
+    "scoring.isometry",
+    "Scores of lengths and angles do not change where coordinates are permuted or change their signs, in queries and "
+    "keys alike; exchanged, queries and keys transpose them. Gaussian scores depend on differences alone.",
+    formula=r"e(Rq, Rk) = e(q, k),\ R^\top R = I;\quad e(q, k) = e(k, q)^\top;\quad e(q + t, k + t) = e(q, k)",
     governs=_isometric,
     sources=[S0.equation(5)],
 )
@@ -61,19 +42,14 @@ PERCEPTRON = law(
     governs=of(AdditiveScores),
     sources=[S0.equation(4)],
 )
-ADDITIVE_BOUND = law(
-    "scoring.additive-bound",
-    "No additive score exceeds the sum of the absolute output weights.",
-    formula=r"|e(q, k)| \le \lVert w_v \rVert_1",
-    governs=of(AdditiveScores),
-    sources=[S0.equation(4)],
-)
-ODDNESS = law(
-    "scoring.oddness",
-    "Negating query and key negates the additive score.",
-    formula=r"e(-q, -k) = -e(q, k)",
-    governs=of(AdditiveScores),
-    sources=[S0.equation(4)],
+ODD_AND_BOUNDED = law(
+    "scoring.odd-and-bounded",
+    "tanh is odd and at most 1: what it gives changes its sign with the vectors, and is no larger than 1, or than the "
+    "sum of the absolute output weights of additive scores.",
+    formula=r"e(-q, -k) = -e(q, k),\quad |e(q, k)| \le \lVert w_v \rVert_1;\quad f(-s, -c) = -f(s, c),"
+    r"\quad |f(s, c)| \le 1",
+    governs=of(AdditiveScores, RNNCell, AttentionalState),
+    sources=[S0.equation(4), S4.passage("RNN"), LUONG.passage("3")],
 )
 SATURATION = law(
     "scoring.saturation",
@@ -89,12 +65,6 @@ SATURATION_GRADIENT = law(
     governs=_additive,
     sources=[S0.equation(4)],
     gradients=True,
-)
-TRANSLATION_INVARIANCE = law(
-    "scoring.translation-invariance",
-    "Gaussian scores depend on the difference of query and key alone.",
-    formula=r"e(q + t, k + t) = e(q, k)",
-    governs=of(GaussianScores),
 )
 NONPOSITIVE = law(
     "scoring.nonpositive",

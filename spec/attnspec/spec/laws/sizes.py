@@ -1,15 +1,14 @@
 """Laws of sizes that are rarely tried: what holds where all are small holds where one is large."""
 
 from attnspec.spec.contract.axes import Axis
-from attnspec.spec.contract.law import law
+from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.operation import Operation
+from attnspec.spec.laws.operation import batched
+from attnspec.spec.normalization import MeanNormalization
+from attnspec.spec.pooling import AveragePooling
 
 WIDE = (Axis.FEATURE, Axis.WIDTH, Axis.HIDDEN)
 """What a vector has many of."""
-
-
-def _batched(operation: Operation) -> bool:
-    return any(leaf.batched for leaf in operation.leaves)
 
 
 def _attends(operation: Operation) -> bool:
@@ -30,57 +29,46 @@ def _has_layers(operation: Operation) -> bool:
     return bool(operation.counts) or any("." in size for size in operation.sizes)
 
 
-def _shares(operation: Operation) -> bool:
+def shares(operation: Operation) -> bool:
     """Whether keys or a mask may have other batch dimensions than queries or scores."""
     several = sum(leaf.batched for leaf in operation.leaves) > 1
     return several and bool(operation.attended or operation.masks) and not _has_layers(operation)
 
 
-def _masked_by_query(operation: Operation) -> bool:
+def masked_by_query(operation: Operation) -> bool:
+    """Whether every query has its own row of a mask, outside the layers of a model."""
     mask, asking = operation.mask, operation.asking
     return mask is not None and asking is not None and asking in mask.sizes and not _has_layers(operation)
 
 
-def _has_features(operation: Operation) -> bool:
+def has_features(operation: Operation) -> bool:
+    """Whether vectors have many numbers."""
     return any(operation.sizes_of(axis) for axis in WIDE)
 
 
-BATCHES = law(
-    "sizes.batches",
-    "Every element of a batch follows the formula, however many there are.",
-    formula=r"|f(x)_b - f^*(x_b)| \le \text{budget},\ b = 1, \ldots, 7",
-    governs=_batched,
-)
+def heads_compare(operation: Operation) -> bool:
+    """Whether rows that are compared have features."""
+    return compares(operation) and bool(operation.sizes_of(Axis.FEATURE))
+
+
+def in_heads(operation: Operation) -> bool:
+    """Whether there are heads, and numbers for each."""
+    return bool(operation.sizes_of(Axis.HEAD)) and operation.float_result
+
+
+counts_keys = of(MeanNormalization, AveragePooling)
+"""Operations that divide by the number of keys."""
+
 FEATURES = law(
     "sizes.features",
-    "Vectors of 96 to 256 features follow the formula, one size at a time; rows on their own, of 1,100; and tables and "
-    "vocabularies of 32,800 rows.",
-    formula=r"|f(x) - f^*(x)| \le \text{budget},\ d \in \{96, 160, 192, 256, 1100\} \text{ or } |V| > 2^{15}",
-    governs=_has_features,
-)
-HEAD_SIZES = law(
-    "sizes.head-sizes",
-    "Every multiple of eight up to 128 is a size of heads and of values like any other, and so are 100, 101 and 224.",
-    formula=r"|f(x) - f^*(x)| \le \text{budget},\ d = d_v \in \{8, 16, \ldots, 128, 100, 101, 224\}",
-    governs=lambda operation: compares(operation) and bool(operation.sizes_of(Axis.FEATURE)),
-)
-HEADS = law(
-    "sizes.heads",
-    "Every head follows the formula, however many there are.",
-    formula=r"|f(x) - f^*(x)| \le \text{budget},\ h \in \{12, 16, 33, 65\}",
-    governs=lambda operation: bool(operation.sizes_of(Axis.HEAD)) and operation.float_result,
-)
-SHARED = law(
-    "sizes.shared",
-    "Keys, queries and masks that elements of a batch, or its heads, share count for each of them, and no others.",
-    formula=r"f(x_{1h}, y_{bh}) = f(\operatorname{repeat}_b x_{1h}, y_{bh})",
-    governs=_shares,
-)
-LONG_MASKS = law(
-    "sizes.long-masks",
-    "A mask of more than 256 keys counts in every row, of more than 16 queries too, as kernels process them together.",
-    formula=r"|f(x, M) - f^*(x, M)| \le \text{budget},\ n > 16,\ m > 256",
-    governs=_masked_by_query,
+    "Sizes that models have follow the formula, one at a time: up to 7 elements of a batch, vectors of 8 to 256 "
+    "features and rows of 1,100, up to 65 heads, masks of more than 256 keys, 70,000 keys that are counted, and tables "
+    "and vocabularies of 32,800 rows.",
+    formula=r"|f(x) - f^*(x)| \le \text{budget},\ d \in \{8, \ldots, 256, 1100\} \text{ or } h \le 65 "
+    r" \text{ or } m > 256 \text{ or } |V| > 2^{15}",
+    governs=lambda operation: any(
+        selects(operation) for selects in (batched, has_features, heads_compare, in_heads, masked_by_query, counts_keys)
+    ),
 )
 BEYOND = law(
     "sizes.beyond",

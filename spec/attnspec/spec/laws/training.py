@@ -3,14 +3,15 @@
 from attnspec.spec.contract.law import law
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import Kind
-from attnspec.spec.laws.kernels import optional_parts
+from attnspec.spec.laws.operation import optional_parts
 
 
 def _differentiable(operation: Operation) -> bool:
     return operation.differentiable
 
 
-def _several(operation: Operation) -> bool:
+def several_results(operation: Operation) -> bool:
+    """Whether several results may have a cotangent."""
     return operation.differentiable and sum(leaf.kind is Kind.FLOAT for leaf in operation.outputs) > 1
 
 
@@ -35,31 +36,18 @@ MODES = law(
     formula=r"f(x) = f^*(x) \text{ in every mode}",
     governs=lambda operation: operation.float_result,
 )
+LONG_CALLS = law(
+    "training.long-calls",
+    "More queries than a tile has beside as many keys, and sequences of different lengths, give the same result in "
+    "every mode and while gradients are recorded, masked and causal too.",
+    formula=r"f(x) = f^*(x) \text{ in every mode and while recorded},\ n = m > 64",
+    governs=lambda operation: operation.float_result and bool(operation.asked or operation.lengths),
+)
 RECORDED = law(
     "training.recorded-result",
-    "Recording gradients, of whichever arguments, does not change the result.",
+    "Recording gradients, of whichever arguments, does not change the result, and the gradient of an argument does not "
+    "depend on which others have gradients.",
     formula=r"f(x) = f^*(x) \text{ while } \nabla_{x_i} f \text{ is recorded},\ i \in S, \text{ for every } S",
-    governs=_differentiable,
-    gradients=True,
-)
-SUBSETS = law(
-    "training.subsets",
-    "The gradient of an argument does not depend on which others have gradients.",
-    formula=r"\nabla_{x_i} \langle c, f(x) \rangle \text{ is the same for every } S \ni i",
-    governs=_differentiable,
-    gradients=True,
-)
-SECOND_BACKWARD = law(
-    "training.second-backward",
-    "A second backward pass through the same record gives the same gradients.",
-    formula=r"J(x)^\top c,\ J(x)^\top c':\ \text{each as if alone}",
-    governs=_differentiable,
-    gradients=True,
-)
-INTERLEAVED = law(
-    "training.interleaved",
-    "Of two recorded calls of the same shapes either may go back first: each has its own numbers.",
-    formula=r"f(x),\ f(y),\ J(y)^\top c,\ J(x)^\top c:\ \text{each as if alone}",
     governs=_differentiable,
     gradients=True,
 )
@@ -71,35 +59,10 @@ LATER_WRITES = law(
     governs=_differentiable,
     gradients=True,
 )
-LONG_CALLS = law(
-    "training.long-calls",
-    "More queries than a tile has beside as many keys, and sequences of different lengths, give the same result in "
-    "every mode and while gradients are recorded, masked and causal too.",
-    formula=r"f(x) = f^*(x) \text{ in every mode and while recorded},\ n = m > 64",
-    governs=lambda operation: operation.float_result and bool(operation.asked or operation.lengths),
-)
-ONE_ARRAY = law(
-    "training.one-array",
-    "One array as queries, keys and values gives what equal arrays give, in every mode too, and each of them its "
-    "gradient.",
-    formula=r"f(x, x, x) = f(q, k, v),\ \nabla_q f(x, x, x) = \nabla_q f(q, k, v), \ldots,\ q = k = v = x",
-    governs=lambda operation: (
-        operation.only_weighs_keys
-        and len(operation.attended) > 1
-        and any(operation.asking in leaf.sizes for leaf in operation.queries)
-    ),
-)
 REPEATABLE = law(
     "training.repeatable",
     "The same backward pass gives the same gradients bit for bit, unless results are declared to differ within budget.",
     formula=r"J(x)^\top c = J(x)^\top c \text{ bit for bit}",
-    governs=_differentiable,
-    gradients=True,
-)
-STRIDED_INPUTS = law(
-    "training.strided-inputs",
-    "Of an argument only the numbers count for gradients, not its strides: it may be a view of another array.",
-    formula=r"J(\operatorname{strided} x)^\top c = J(x)^\top c",
     governs=_differentiable,
     gradients=True,
 )
@@ -113,33 +76,20 @@ GRADIENT_SPREAD = law(
     governs=_weighs,
     gradients=True,
 )
-UNIFORM_ROWS = law(
-    "training.uniform-rows",
-    "Where a row without attendable keys is declared to be the average of all m values, each of them gets 1/m of the "
-    "cotangent of that row.",
-    formula=r"o_i = \tfrac1m \sum_j v_j:\quad \nabla_{v_j} \langle c_i, o_i \rangle = \tfrac1m c_i",
-    governs=_averages,
-    gradients=True,
-)
-COTANGENT_STRIDES = law(
-    "training.cotangent-strides",
-    "Of a cotangent only the numbers count, not its strides in memory: it may be expanded, strided or transposed.",
-    formula=r"J(x)^\top c = J(x)^\top (\operatorname{strided} c)",
+STRIDES = law(
+    "training.strides",
+    "Of an argument and of a cotangent only the numbers count for gradients, not their strides: either may be a view "
+    "of another array, expanded, strided or transposed.",
+    formula=r"J(\operatorname{strided} x)^\top c = J(x)^\top c = J(x)^\top (\operatorname{strided} c)",
     governs=_differentiable,
     gradients=True,
 )
-COTANGENT_SCALE = law(
-    "training.cotangent-scale",
-    "Gradients are linear in the cotangent: large and tiny ones give as large and as tiny gradients, 0 gives 0.",
-    formula=r"J(x)^\top (sc) = s J(x)^\top c",
+COTANGENTS = law(
+    "training.cotangents",
+    "Gradients are linear in the cotangent: large and tiny ones give as large and as tiny gradients, 0 gives 0, and "
+    "each of several results may be differentiated alone.",
+    formula=r"J(x)^\top (sc) = s J(x)^\top c,\quad \nabla_x \langle c_i, f_i(x) \rangle = J_i(x)^\top c_i",
     governs=_differentiable,
-    gradients=True,
-)
-PARTS = law(
-    "training.parts",
-    "Each of several results may be differentiated alone, without a cotangent of the others.",
-    formula=r"\nabla_x \langle c_i, f_i(x) \rangle = J_i(x)^\top c_i",
-    governs=_several,
     gradients=True,
 )
 BROADCAST_SUM = law(
@@ -148,6 +98,14 @@ BROADCAST_SUM = law(
     "over heads, queries and keys.",
     formula=r"\nabla_x f(x_{\text{shared axis}}) = \sum_b (\nabla f)_b",
     governs=_broadcasts,
+    gradients=True,
+)
+UNIFORM_ROWS = law(
+    "training.uniform-rows",
+    "Where a row without attendable keys is declared to be the average of all m values, each of them gets 1/m of the "
+    "cotangent of that row.",
+    formula=r"o_i = \tfrac1m \sum_j v_j:\quad \nabla_{v_j} \langle c_i, o_i \rangle = \tfrac1m c_i",
+    governs=_averages,
     gradients=True,
 )
 NO_MUTATION = law(
@@ -164,24 +122,18 @@ OWN_MEMORY = law(
     governs=_differentiable,
     gradients=True,
 )
-NO_MEMORY = law(
-    "training.no-memory",
-    "Gradients depend on no earlier backward pass, and a later one changes neither them nor earlier results.",
-    formula=r"J(x)^\top c,\ J(y)^\top c',\ J(x)^\top c:\ \text{first} = \text{third}",
-    governs=_differentiable,
-    gradients=True,
-)
-DTYPE = law(
-    "training.dtype",
-    "A gradient has the dtype of its argument.",
-    formula=r"\operatorname{dtype} \nabla_x f = \operatorname{dtype} x",
-    governs=_differentiable,
-    gradients=True,
-)
 OPTIONS = law(
     "training.options",
     "Gradients are those of the formula with every option and every optional array, alone and beside any other.",
     formula=r"\nabla_x \langle c, f(x; o, o') \rangle = J^*(x; o, o')^\top c",
     governs=lambda operation: operation.differentiable and optional_parts(operation),
+    gradients=True,
+)
+NO_MEMORY = law(
+    "training.no-memory",
+    "Gradients depend on no earlier backward pass, of the same record or another one of the same shapes, in whichever "
+    "order, and a later one changes neither them nor earlier results.",
+    formula=r"J(x)^\top c,\ J(y)^\top c',\ J(x)^\top c:\ \text{each as if alone}",
+    governs=_differentiable,
     gradients=True,
 )

@@ -2,6 +2,7 @@
 
 from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.sources import BA, S2, S3, VASWANI
+from attnspec.spec.recurrent import StackedGRU, StackedLSTM, StackedRNN
 from attnspec.spec.transformer import (
     CachedDecoderStep,
     DecoderLayer,
@@ -16,8 +17,6 @@ from attnspec.spec.transformer import (
 )
 
 _layers = of(EncoderLayer, DecoderLayer)
-_stacks = of(EncoderStack, DecoderStack)
-
 ZERO_SUBLAYERS = law(
     "transformer.zero-sublayers",
     "Where attention and feed-forward network give 0, a pre-norm layer is the identity.",
@@ -27,10 +26,11 @@ ZERO_SUBLAYERS = law(
 )
 NORMALIZED = law(
     "transformer.normalized",
-    "With gain 1 and bias 0, every result of a post-norm layer has mean 0 and variance v/(v + ε) < 1.",
-    formula=r"\tfrac1d \sum_i y_i = 0,\quad \tfrac1d \sum_i y_i^2 \le 1",
-    governs=_layers,
-    sources=[VASWANI.passage("3.1")],
+    "With gain 1 and bias 0, layer normalization gives mean 0 and variance v/(v + ε), and every result of a post-norm "
+    "layer has mean 0 and a variance below 1.",
+    formula=r"\tfrac1d \sum_i y_i = 0,\quad \tfrac1d \sum_i y_i^2 = \frac{v}{v + \varepsilon} \le 1",
+    governs=of(EncoderLayer, DecoderLayer, LayerNorm),
+    sources=[BA.passage("3"), VASWANI.passage("3.1")],
 )
 POSITION_WISE = law(
     "transformer.position-wise",
@@ -38,13 +38,6 @@ POSITION_WISE = law(
     formula=r"W_v = 0 \Rightarrow f(X)_i = f(X_i)",
     governs=_layers,
     sources=[VASWANI.passage("3.3")],
-)
-LAYER_NORM_MOMENTS = law(
-    "transformer.layer-norm-moments",
-    "With gain 1 and bias 0, layer normalization gives mean 0 and variance v/(v + ε).",
-    formula=r"\tfrac1d \sum_i y_i = 0,\quad \tfrac1d \sum_i y_i^2 = \frac{v}{v + \varepsilon}",
-    governs=of(LayerNorm),
-    sources=[BA.passage("3")],
 )
 LAYER_NORM_SHIFT = law(
     "transformer.layer-norm-shift",
@@ -60,25 +53,19 @@ HOMOGENEOUS = law(
     governs=of(FeedForward),
     sources=[VASWANI.passage("3.3")],
 )
-NO_LAYERS = law(
-    "transformer.no-layers",
-    "A stack without layers is the identity, bit for bit.",
-    formula=r"N = 0 \Rightarrow Y = X",
-    governs=_stacks,
-    sources=[VASWANI.passage("3.1")],
-)
 LAYER_BY_LAYER = law(
     "transformer.layer-by-layer",
-    "A stack gives what its first layers give, passed through the others.",
-    formula=r"f_{1 \dots N}(X) = f_{k+1 \dots N}(f_{1 \dots k}(X))",
-    governs=_stacks,
-    sources=[VASWANI.passage("3.1")],
+    "A stack gives what its first layers give, passed through the others; a stack that may have no layers is then the "
+    "identity, bit for bit.",
+    formula=r"f_{1 \dots N}(X) = f_{k+1 \dots N}(f_{1 \dots k}(X)),\quad N = 0 \Rightarrow Y = X",
+    governs=of(EncoderStack, DecoderStack, StackedRNN, StackedGRU, StackedLSTM),
+    sources=[S3.passage("Multi-Layer RNNs"), VASWANI.passage("3.1")],
 )
 WITHOUT_MEMORY = law(
     "transformer.without-memory",
-    "A pre-norm decoder layer whose attention to the memory gives 0 is an encoder layer under the causal mask.",
+    "Without a memory, or where attention to it gives 0, a decoder is an encoder under the causal mask.",
     formula=r"W_o = 0 \Rightarrow f(X, Z; M) = \operatorname{Encoder}(X; M \wedge [j \le i])",
-    governs=of(DecoderLayer),
+    governs=of(DecoderLayer, DecoderOnly),
     sources=[S2.passage("Masked Decoder Self-Attention"), VASWANI.passage("3.1")],
 )
 CACHED_IS_FULL = law(
@@ -94,13 +81,6 @@ POSITIONS_MATTER = law(
     formula=r"T = 0 \Rightarrow f(Px) = P f(x),\quad T \text{ drawn} \Rightarrow f(Px) \ne P f(x)",
     governs=of(EncoderOnly),
     sources=[S2.passage("Machine Translation, solution 1"), S3.passage("Input Sequence Order")],
-)
-CAUSAL_ENCODER = law(
-    "transformer.causal-encoder",
-    "A decoder without a memory is the encoder under the causal mask.",
-    formula=r"f(x; M) = \operatorname{Encoder}(x; M \wedge [j \le i])",
-    governs=of(DecoderOnly),
-    sources=[S2.passage("Masked Decoder Self-Attention")],
 )
 ENCODER_ALONE = law(
     "transformer.encoder-alone",

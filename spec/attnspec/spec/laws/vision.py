@@ -33,38 +33,22 @@ CLASS_TOKEN = law(
     governs=of(PatchEmbedding, VitEncoder),
     sources=[DOSOVITSKIY.passage("3.1, equations 1 and 4")],
 )
-CONSTANT_FIELDS = law(
-    "vision.constant-fields",
-    "Interpolating a constant gives that constant.",
-    formula=r"x_i = c\ \forall i \Rightarrow y_j = c",
+ALIGNMENT = law(
+    "vision.alignment",
+    "Aligned at the corners, what grows linearly from the first place to the last grows so on the other grid too; "
+    "otherwise twice as many places lie at a quarter and at three quarters of the way.",
+    formula=r"x_i = \tfrac{i}{a - 1} \Rightarrow y_j = \tfrac{j}{b - 1};\quad"
+    r" b = 2a \Rightarrow y_{2i} = \tfrac14 x_{i-1} + \tfrac34 x_i,\ y_{2i+1} = \tfrac34 x_i + \tfrac14 x_{i+1}",
     governs=of(Interpolate),
     sources=[S4.passage("Attention Unet")],
-)
-LINEAR_FIELDS = law(
-    "vision.linear-fields",
-    "Aligned at the corners, what grows linearly from the first place to the last grows so on the other grid too.",
-    formula=r"x_i = \tfrac{i}{a - 1} \Rightarrow y_j = \tfrac{j}{b - 1}",
-    governs=of(Interpolate),
-    sources=[S4.passage("Attention Unet")],
-)
-CENTRES = law(
-    "vision.centres",
-    "Twice as many places lie at a quarter and at three quarters of the way, unless the corners are aligned.",
-    formula=r"b = 2a \Rightarrow y_{2i} = \tfrac14 x_{i-1} + \tfrac34 x_i,\ y_{2i+1} = \tfrac34 x_i + \tfrac14 x_{i+1}",
-    governs=of(Interpolate),
-    sources=[S4.passage("Attention Unet")],
-)
-SAME_GRID = law(
-    "vision.same-grid",
-    "Interpolating to the grid that there is changes nothing.",
-    formula=r"b = a \Rightarrow y = x",
-    governs=of(Interpolate),
 )
 INTERPOLATION_HULL = law(
     "vision.interpolation-hull",
-    "No interpolated number is less than the least of its channel, or greater than the greatest.",
-    formula=r"\min_i x_i \le y_j \le \max_i x_i",
+    "No interpolated number is less than the least of its channel, or greater than the greatest: a constant stays a "
+    "constant. On the grid that there is nothing changes.",
+    formula=r"\min_i x_i \le y_j \le \max_i x_i,\quad b = a \Rightarrow y = x",
     governs=of(Interpolate),
+    sources=[S4.passage("Attention Unet")],
 )
 SEPARABILITY = law(
     "vision.separability",

@@ -23,7 +23,7 @@ _UNDERLINED = (
     formula(r"[\underline{a_t}; \underline{s_t}] \in \mathbb{R}^{2h}", "concat_output"),
 )
 _SCORES = formula(r"e^t = [s_t^T h_1, \dots, s_t^T h_N] \in \mathbb{R}^N", "dot_scores")
-_WEIGHTS = formula(r"\alpha^t = \text{softmax}(e^t) \in \mathbb{R}^N", "softmax", "normalization.row-sums")
+_WEIGHTS = formula(r"\alpha^t = \text{softmax}(e^t) \in \mathbb{R}^N", "softmax", "normalization.distribution")
 _POOLED = formula(r"a_t = \sum_{i=1}^N \alpha_i^t h_i \in \mathbb{R}^h", "attention_pooling", "luong_context_dot")
 _OUTPUT = formula(r"[a_t; s_t] \in \mathbb{R}^{2h}", "concat_output")
 
@@ -61,7 +61,7 @@ _WITHOUT_VALUES = passage("without W_v", "If we omit", "projected_self_attention
 _COMPARISON = passage(
     "comparison with convolution and fully-connected layer",
     "Comparison with convolution",
-    "attention.input-dependence",
+    "attention.hard-limit",
     "convolution",
 )
 
@@ -119,9 +119,8 @@ LECTURE = Lecture(
         * 2,
         *[_projections()] * 3,
         _projections(_WITHOUT_VALUES),
-        page("Self-Attention", "attention.input-dependence", items=[_WITHOUT_VALUES, _COMPARISON]),
-        *[page("Self-Attention", "attention.input-dependence", "convolution", items=[_WITHOUT_VALUES, _COMPARISON])]
-        * 2,
+        page("Self-Attention", "attention.hard-limit", items=[_WITHOUT_VALUES, _COMPARISON]),
+        *[page("Self-Attention", "attention.hard-limit", "convolution", items=[_WITHOUT_VALUES, _COMPARISON])] * 2,
         page("Multi-Head Self-Attention", "concat_heads_attention", "projected_self_attention"),
     ),
 )

@@ -4,7 +4,7 @@ from attnspec.spec.contract.sources import S2
 from attnspec.spec.lectures.registry import Lecture, figure, formula, page, passage
 
 _MEAN = ("dot_product_mean", "moments.mean")
-_VARIANCE = ("dot_product_variance", "moments.variance-vector-mean")
+_VARIANCE = ("dot_product_variance", "moments.variance")
 
 LECTURE = Lecture(
     S2,

@@ -131,7 +131,7 @@ LECTURE = Lecture(
         page(
             "The math behind “attending to the input”",
             "bahdanau_context",
-            "seq2seq.context-follows-content",
+            "attention.permutation",
             items=[
                 _CONTEXT,
                 _SCORES,
@@ -259,7 +259,7 @@ LECTURE = Lecture(
                 _HEADS,
             ],
         ),
-        page("Input Sequence Order", "attention.self-equivariance", "S3-order", items=[_HEAD, _HEADS]),
+        page("Input Sequence Order", "attention.permutation", "S3-order", items=[_HEAD, _HEADS]),
         page(
             "Positional Encoding",
             "sinusoidal_positional_encoding",

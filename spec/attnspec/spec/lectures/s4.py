@@ -168,7 +168,7 @@ LECTURE = Lecture(
                     "complexity.translation",
                     "complexity.locality",
                     "recurrent.continuation",
-                    "attention.self-equivariance",
+                    "attention.permutation",
                     "S4-invariance",
                 ),
             ],
