@@ -521,7 +521,7 @@ def test_a_backend_that_cannot_be_judged_is_refused(
 
 UNUSABLE = {
     ("check", "broken.py"): "backend 'broken.py': cannot be imported: ZeroDivisionError: division by zero",
-    ("check", "backend.py", "--law", "scoring.symetry"): "scoring.isometry",
+    ("check", "backend.py", "--law", "scoring.isometri"): "scoring.isometry",
     ("spec", "--html", "no/such/folder.html"): "--html: expected a file that can be written; got 'no/such/folder.html'",
     ("check", "workers.py", "--in-process"): "nothing was judged: 3 worker processes ended while they imported",
     ("check", "fails.py", "--in-process"): "nothing was judged: ",
@@ -543,7 +543,7 @@ def test_what_cannot_be_used_is_said_in_one_line(tmp_path: Path, arguments: tupl
 MISNAMED = {
     ("operations", "softmaxx"): "--operation: expected one of",
     ("operations", "SDPA"): "--operation: expected one of scaled_dot_product_attention, ",
-    ("laws", "scoring.symetry"): "scoring.isometry",
+    ("laws", "scoring.isometri"): "scoring.isometry",
     ("profile", "slow"): "--profile: expected one of quick, full, release; got 'slow'",
 }
 
