@@ -607,7 +607,7 @@ def test_the_wait_for_workers_ends_where_sigint_is_ignored(tmp_path: Path) -> No
 
 def test_lists_and_shows(tmp_path: Path) -> None:
     def printed(*arguments: str) -> str:
-        done = CliRunner().invoke(app, arguments)
+        done = CliRunner(env={"COLUMNS": ""}).invoke(app, arguments)
         assert done.exit_code == 0, done.output
         return done.output
 
