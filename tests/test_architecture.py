@@ -422,6 +422,8 @@ LONG = {
     "attnspec.spec.seq2seq": "a chapter of thirteen operations",
     "attnspec.spec.contract.tree": "one concept: trees of arrays and options, their descriptions and their values",
     "attnspec.spec.transformer": "a chapter from the layer norm to three models, with the records of each",
+    "attnspec.conformance.cli": "the commands: one function for each, with its options and their help",
+    "attnspec.conformance.laws.operation": "every law of calls by themselves, which share their inputs",
     "attnspec.conformance.laws.masking": "every law of masks and of the causal flag, which share their samples",
     "attnspec.conformance.judging.subject": "all that laws ask of a backend and of the oracle",
     "attnspec.conformance.laws.common": "inputs and comparisons that the laws of all chapters share",
