@@ -226,7 +226,7 @@ MISBEHAVING = {
     "self_attention": ("raise ValueError('\\udc80')", "raised"),
     "dot_scores": ("return (arguments[0] @ np.swapaxes(arguments[1], -1, -2))[None]", "shape"),
 }
-"""What operations of one backend do in place of computing, and the reason that a report gives."""
+"""Bodies of operations that misbehave in one backend, each with the reason that a report gives."""
 
 MUTE = """
 import numpy as np
