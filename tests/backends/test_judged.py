@@ -1,4 +1,4 @@
-"""What the suite does not meet in the backend as it is, it judges: every path by force, and adapters."""
+"""The suite judges every forced path and every adapter, which it does not meet in the backend as it is."""
 
 import subprocess
 import sys

@@ -226,7 +226,7 @@ MISBEHAVING = {
     "self_attention": ("raise ValueError('\\udc80')", "raised"),
     "dot_scores": ("return (arguments[0] @ np.swapaxes(arguments[1], -1, -2))[None]", "shape"),
 }
-"""What operations of one backend do in place of computing, and the reason that a report gives."""
+"""Bodies of operations that misbehave in one backend, each with the reason that a report gives."""
 
 MUTE = """
 import numpy as np
@@ -605,7 +605,7 @@ def test_the_wait_for_workers_ends_where_sigint_is_ignored(tmp_path: Path) -> No
 
 def test_lists_and_shows(tmp_path: Path) -> None:
     def printed(*arguments: str) -> str:
-        done = CliRunner().invoke(app, arguments)
+        done = CliRunner(env={"COLUMNS": ""}).invoke(app, arguments)
         assert done.exit_code == 0, done.output
         return done.output
 

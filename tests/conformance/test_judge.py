@@ -197,7 +197,8 @@ def test_what_masked_nan_becomes_is_declared() -> None:
     verdict = judge(SDPA, propagated, query, key, value, mask=mask, semantics=declared)
     assert verdict, verdict
     assert verdict.left_open == 1 / 4
-    assert "judged: every number; 25% are left open, for NaN or infinities are given\n" in str(verdict)
+    words = "judged: every number; 25% are left open: they come from NaN, an infinity or a query without keys\n"
+    assert words in str(verdict)
     propagated[0, 1] += 1
     assert not judge(SDPA, propagated, query, key, value, mask=mask, semantics=declared)
 
@@ -222,7 +223,8 @@ def test_what_becomes_of_infinities_is_left_open() -> None:
         assert judge(SDPA, output, query, key, value).left_open == 1 / 4
     value[2] = np.inf
     verdict = judge(SDPA, REFERENCE[SDPA](query, key, value), query, key, value)
-    assert str(verdict) == f"{SDPA} in float32 cannot be judged: what becomes of infinities is left open"
+    reason = "every number is left open: it comes from NaN, an infinity or a query without keys"
+    assert str(verdict) == f"{SDPA} in float32 cannot be judged: {reason}"
 
 
 # Gradients ------------------------------------------------------------------------------------------------------------

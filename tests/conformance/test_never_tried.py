@@ -5,20 +5,26 @@ seeds of ``full``, and of ``quick`` what that convicts; and honest kernels that 
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
+from attnspec import reference
+from attnspec.conformance.judging import engine
+from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.profiles import PROFILES
+from attnspec.conformance.judging.results import Status
 from attnspec.conformance.mutants import MUTANTS, Mutant, ignored, mutant
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.rediscovered import REDISCOVERED
 from attnspec.conformance.running.trials import Task, perform
 from attnspec.conformance.variants import VARIANTS
+from attnspec.spec import OPERATIONS
 from attnspec.spec.attention import ScaledDotProductAttention
 
 WHOLE = os.environ.get("ATTNSPEC_WHOLE") == "1"
@@ -559,6 +565,61 @@ def test_finite_fill_is_convicted_in_every_dtype_that_holds_it(fill: float, dtyp
     )(filled)  # fmt: skip
     for profile in ("full", "quick") if WHOLE else ("quick",):
         convicted(subject, profile, "scaled_dot_product_attention")
+
+
+Condition = Callable[[Numbers, Numbers, Mapping[str, Any]], bool]
+
+TINY = np.finfo(np.float64).tiny
+
+CONDITIONS: Mapping[str, tuple[str, Condition]] = {
+    "a mask has a batch of its own": (
+        "sizes.shared",
+        lambda query, key, given: given["mask"] is not None and given["mask"].ndim > max(query.ndim, key.ndim),
+    ),
+    "queries are subnormal": (
+        "attention.magnitudes",
+        lambda query, key, given: bool(((query != 0) & (np.abs(query) < TINY)).any()),
+    ),
+    "a length of 1 beside more than 8 keys": (
+        "kernels.options-count",
+        lambda query, key, given: (
+            given["key_lengths"] is not None and bool((given["key_lengths"] == 1).any()) and key.shape[-2] > 8
+        ),
+    ),
+    "a sink above 20": (
+        "kernels.options-count",
+        lambda query, key, given: given["sinks"] is not None and bool((given["sinks"] > 20).any()),
+    ),
+    "a bias of one query and more than 64 keys": (
+        "kernels.options-count",
+        lambda query, key, given: given["bias"] is not None and query.shape[-2] == 1 and key.shape[-2] > 64,
+    ),
+    "a scale and more than 64 keys": (
+        "kernels.options-count",
+        lambda query, key, given: given["scale"] is not None and key.shape[-2] > 64,
+    ),
+    "causal with more than 64 features": (
+        "kernels.options-count",
+        lambda query, key, given: given["causal"] and query.shape[-1] > 64,
+    ),
+}
+"""Of a call of attention in groups, under which it is 2 % too large; and the law that tries it in `quick`."""
+
+
+@pytest.mark.parametrize("words", CONDITIONS)
+def test_error_under_a_condition_is_convicted(words: str) -> None:
+    law, condition = CONDITIONS[words]
+
+    def grouped_query_attention(query: Numbers, key: Numbers, value: Numbers, **given: Any) -> Any:
+        output, logarithms = reference.grouped_query_attention(query, key, value, **given)
+        wrong = condition(query, key, {**OPERATIONS["grouped_query_attention"].defaults, **given})
+        return output * 1.02 if wrong else output, logarithms
+
+    backend = SimpleNamespace(name="wrong", grouped_query_attention=grouped_query_attention)
+    contract = Contract.of(backend)
+    (case,) = engine.cases(contract, laws=(law,), dtypes=("float64",))
+    (result,) = engine.judge(backend, contract, case, PROFILES["quick"], stop_at_first=True)
+    assert result.status is Status.FAILED
 
 
 @pytest.mark.parametrize("name", HONEST)

@@ -15,14 +15,14 @@ import pytest
 from rich.console import Console
 
 from attnspec import reference
-from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.judging import declaration
 from attnspec.conformance.judging.attempt import stable_seed
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, judge
 from attnspec.conformance.judging.extent import ORDER, widen
-from attnspec.conformance.judging.profiles import Effort, Profile
+from attnspec.conformance.judging.profiles import PROFILES, Effort, Profile
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.reporting import table
 from attnspec.conformance.reporting.limits import left_out
@@ -72,6 +72,23 @@ def passed(law: str, dtype: str = "float64", **more: Any) -> Result:
 def everything(**more: Any) -> list[Result]:
     """All laws of the selection hold."""
     return [passed(law, dtype, **more) for law in SETTINGS.laws for dtype in ("float64", "float32")]
+
+
+def test_formula_whose_budgets_tell_nothing_has_no_verdict() -> None:
+    def dot_scores(query: Numbers, key: Numbers) -> Numbers:
+        return np.zeros_like(query @ key.mT)
+
+    declared = {"precision": {"bfloat16": "mxfp8-bfloat16+truncating+short-sums"}}
+    limits = {"dtypes": ("bfloat16",), "head_sizes": (256,)}
+    zeros = SimpleNamespace(name="zeros", dot_scores=dot_scores, limits=limits, **declared)
+    settings = Settings(laws=("operation.oracle", "operation.shape"))
+    plan = Plan.of(Contract.of(zeros), settings)
+    (case,) = plan.cases
+    results = judge(zeros, plan.contract, case, PROFILES["quick"])
+    found = Report.of(plan, Verdicts({case.id: results}), settings, 1.0)
+    assert [str(r.status) for r in results] == ["lost", "passed"]
+    assert (found.verdict, found.exit_status) == ("unusable", 2)
+    assert any(note.startswith("the budgets of 100% of the numbers are too large to tell") for note in found.notes)
 
 
 @pytest.mark.parametrize(

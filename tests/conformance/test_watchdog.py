@@ -307,3 +307,16 @@ def test_a_case_runs_again_if_its_crash_can_be_named(tmp_path: Path, named: bool
     item = "test_conformance.py::test_conforms[dot_scores-float64]"
     CrashHandler(tmp_path, PATIENT).pytest_handlecrashitem(item, report, SimpleNamespace(mark_test_pending=mark))
     assert (pending, report.outcome) == (([item], "rerun") if named else ([], "failed"))
+
+
+def test_a_case_whose_judge_was_killed_is_judged_again_and_named(tmp_path: Path) -> None:
+    repeated: list[str] = []
+    handler = CrashHandler(tmp_path, PATIENT, in_process=False, repeated=repeated)
+    scheduler = SimpleNamespace(mark_test_pending=lambda item: None)
+    ended = SimpleNamespace(gateway=SimpleNamespace(_io=SimpleNamespace(wait=lambda: -9)))
+    for _ in range(3):
+        report: Any = SimpleNamespace(outcome="failed", node=ended)
+        handler.pytest_handlecrashitem("test_conformance.py::test_conforms[dot_scores-float64]", report, scheduler)
+    words = "dot_scores-float64 was judged again: the judge's own process was ended by SIGKILL (out of memory?)"
+    assert repeated == [words] * 2
+    assert report.longrepr.startswith("the judge's own process was ended by SIGKILL")

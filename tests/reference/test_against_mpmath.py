@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise, product
 from typing import Any
 
-import mpmath
 import numpy as np
 import pytest
 
@@ -16,9 +15,7 @@ from attnspec.spec import OPERATIONS, QUESTIONS, Leaf
 from attnspec.spec.contract.semantics import asked_by_formula
 from attnspec.spec.contract.shapes import bind, results
 from attnspec.spec.contract.tree import described, mapped
-
-mp = mpmath.mp.clone()
-mp.dps = 50
+from tests.budgets import mp
 
 ROUNDINGS = 64
 """Units in the last place of the largest number: more than any of these small formulas rounds, and a thirtieth of what

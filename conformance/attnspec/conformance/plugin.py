@@ -70,7 +70,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Collector(config.stash[VERDICTS]))
         if settings.crumbs is not None:
             config.pluginmanager.register(
-                CrashHandler(Path(settings.crumbs), settings.hang_after, in_process=settings.in_process)
+                CrashHandler(
+                    Path(settings.crumbs),
+                    settings.hang_after,
+                    in_process=settings.in_process,
+                    repeated=config.stash[VERDICTS].repeated,
+                )
             )
 
 

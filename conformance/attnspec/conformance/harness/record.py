@@ -7,15 +7,12 @@ import numpy as np
 from attnspec.conformance.harness.choices import Expected
 from attnspec.conformance.harness.parts import Part
 from attnspec.conformance.harness.plotting import Compared
-from attnspec.conformance.harness.verdict import Verdict, Worst
+from attnspec.conformance.harness.verdict import OPEN, Verdict, Worst
 from attnspec.conformance.inputs.arguments import Numbers
-from attnspec.conformance.judging.comparison import exactly_infinite
+from attnspec.conformance.judging.comparison import MOST_VAGUE, exactly_infinite
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Violation
 from attnspec.conformance.laws.common import wide
-
-MOST_VAGUE = 0.5
-"""The part of the numbers whose budgets may tell nothing; beyond, a wrong number is missed more often than it shows."""
 
 
 class Record:
@@ -81,7 +78,7 @@ class Record:
                 "results less, such as those of suggest_inputs, or judge a result in a wider dtype"
             )
         if left_open and vague + left_open == 1:
-            self.outside = self.outside or "what becomes of infinities is left open"
+            self.outside = self.outside or f"every number is left open: it comes from {OPEN}"
         return Verdict(
             operation=subject.operation.name,
             dtype=subject.dtype,

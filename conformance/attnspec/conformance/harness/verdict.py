@@ -11,6 +11,9 @@ from attnspec.conformance.judging.comparison import told_apart
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+OPEN = "NaN, an infinity or a query without keys"
+"""Where numbers come from that the declared choices leave open."""
+
 
 @dataclass(frozen=True)
 class Worst:
@@ -43,8 +46,8 @@ class Verdict:
 
     ``ratio`` is the largest error over its budget, ``worst`` the number that shows most clearly what is wrong, None if
     nothing is. ``judged`` says in words how much was compared. ``untold`` is the share of the numbers whose budget is
-    too large to tell anything, ``left_open`` that of the numbers of which it is left open what they become: NaN and
-    infinities were given. ``outside`` says why the numbers tell nothing: inputs at which the class overflows, or most
+    too large to tell anything, ``left_open`` that of the numbers of which it is left open what they become, such as
+    those of infinities. ``outside`` says why the numbers tell nothing: inputs at which the class overflows, or most
     budgets being too large. ``together`` is what is wrong over all rows where no single number shows it; ``ensemble``
     says in words how many were asked, or why none.
     """
@@ -114,7 +117,7 @@ class Verdict:
     @property
     def _extent(self) -> str:
         few = f"{self.untold:.0%} of the numbers have budgets too large to tell" if self.untold >= 0.005 else ""
-        some = f"{self.left_open:.0%} are left open, for NaN or infinities are given" if self.left_open else ""
+        some = f"{self.left_open:.0%} are left open: they come from {OPEN}" if self.left_open else ""
         return "; ".join(filter(None, (self.judged, few, some)))
 
     @property

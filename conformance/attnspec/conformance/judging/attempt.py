@@ -61,7 +61,7 @@ def _of_a_budget(violation: Violation) -> bool:
 
 def attempt_once(subject: Subject, check: Check, arguments: Arguments, seed: int) -> Outcome:
     """The same by the usual budgets alone."""
-    subject.ratio, subject.not_judged = 0.0, 0
+    subject.ratio, subject.not_judged, subject.informative = 0.0, 0, 0
     rng = np.random.Generator(np.random.PCG64(stable_seed(seed, check.name)))
     try:
         concerned = check.function(subject, arguments, rng)

@@ -13,17 +13,21 @@ from attnspec.reference.budget.error_array import UNKNOWN
 INFORMATIVE = 0.03
 """An element whose budget exceeds this fraction of the largest element is counted as not judged."""
 
+MOST_VAGUE = 0.5
+"""A verdict is none where budgets tell nothing of more than this fraction of the numbers."""
+
 
 class Comparisons:
     """What is compared, and how it came out.
 
     ``ratio`` is the largest error ratio since it was last set to 0, ``not_judged`` counts elements whose budget is too
-    large to be informative. ``within_budget`` says that results of the same call may differ within the sum of their
-    budgets.
+    large to be informative, ``informative`` the others. ``within_budget`` says that results of the same call may differ
+    within the sum of their budgets.
     """
 
     ratio: float = 0.0
     not_judged: int = 0
+    informative: int = 0
 
     @property
     def within_budget(self) -> bool:
@@ -82,7 +86,9 @@ class Comparisons:
             ratios = np.where(finite & ~np.isfinite(found), np.inf, ratios)
             exact = exactly_infinite(expected, budget)
             ratios = np.where(finite, ratios, np.where(exact & (found != expected), np.inf, 0.0))
-        self.not_judged += int(np.where(finite, vague, ~exact).sum())
+        untold = int(np.where(finite, vague, ~exact).sum())
+        self.not_judged += untold
+        self.informative += got.size - untold
         return ratios
 
     def _raise(

@@ -13,12 +13,13 @@ from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.inputs.strategies import examples
 from attnspec.conformance.judging.attempt import Outcome, attempt, attempt_once, stable_seed
+from attnspec.conformance.judging.comparison import MOST_VAGUE
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.own_errors import Containment, contained, joined
 from attnspec.conformance.judging.profiles import FORMULA, GRADIENT, MACHINERY, REMEMBERING, Effort, Profile
 from attnspec.conformance.judging.reduction import reduced, simplest
-from attnspec.conformance.judging.results import OWN_ERROR, Result, Status
+from attnspec.conformance.judging.results import OWN_ERROR, TOO_VAGUE, Result, Status
 from attnspec.conformance.judging.snippet import snippet, without_snippet
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
@@ -37,6 +38,12 @@ AFFORDED = 2.0**26
 
 Choice = Callable[[list[Result]], Sequence[Result]]
 """The violations that get counterexamples, of those of a case."""
+
+UNTOLD = (
+    "the budgets of {:.0%} of the numbers are too large to tell anything: declare a precision class that rounds less, "
+    "or judge another dtype"
+)
+"""Message of the formula where most numbers are not judged."""
 
 NOTHING: Outcome = (None, False, 0.0, 0)
 """The outcome of a check that has not come to its end."""
@@ -118,6 +125,7 @@ class _Progress:
     place: int
     examples: int = 0
     not_judged: int = 0
+    informative: int = 0
     ratio: float = 0.0
     failure: tuple[Check, Arguments, Violation, int] | None = None
     own_error: str = ""
@@ -126,6 +134,11 @@ class _Progress:
     def open(self) -> bool:
         """Whether the law is not decided yet."""
         return self.failure is None and not self.own_error
+
+    @property
+    def vague(self) -> float:
+        """The fraction of the numbers of which their budgets tell nothing."""
+        return self.not_judged / max(self.not_judged + self.informative, 1)
 
 
 Violated = dict[str, _Progress]
@@ -175,6 +188,7 @@ class _Run:
         progress.examples += concerned
         progress.ratio = max(progress.ratio, ratio)
         progress.not_judged += vague
+        progress.informative += self.subject.informative
         if violation is not None:
             progress.failure = (check, arguments, violation, seed)
             self.violated[progress.law] = progress
@@ -357,6 +371,8 @@ def _verdict(run: _Run, case: Case, law: str, progress: _Progress) -> Result:
     if progress.own_error:
         return replace(result, status=Status.LOST, reason=OWN_ERROR, message=progress.own_error)
     if progress.failure is None:
+        if law == FORMULA and progress.vague > MOST_VAGUE:
+            return replace(result, status=Status.LOST, reason=TOO_VAGUE, message=UNTOLD.format(progress.vague))
         if progress.examples:
             return result
         left = not any(run.affords(check) for check in progress.checks)

@@ -1,7 +1,5 @@
 """Calls that the declaration of a backend leaves out: they are never made."""
 
-from typing import Any
-
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.attendance import rows_with_keys
 from attnspec.conformance.judging.violation import LeftOut
@@ -10,8 +8,10 @@ from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.semantics import Semantics
 from attnspec.spec.contract.shapes import ShapeError
 
-UNLIMITED: dict[str, Any] = {"min_length": 0, "max_length": None, "multiple_of": 1, "min_batch": 0, "max_batch_dims": 3}
-"""Values of the limits on sizes that leave nothing out: no law has arrays of more than three batch dimensions."""
+ON_SIZES = ("min_length", "max_length", "multiple_of", "min_batch", "max_batch_dims")
+"""The limits on sizes. Their defaults leave nothing out: no law has arrays of more than three batch dimensions."""
+
+UNLIMITED = Limits()
 
 
 def demand_declared(limits: Limits, semantics: Semantics, arguments: Arguments, *, refused: bool = False) -> None:
@@ -47,7 +47,7 @@ def demand_within(limits: Limits, arguments: Arguments) -> None:
         raise LeftOut("limits mask = False")
     if not limits.causal and operation.flag is not None and arguments[operation.flag]:
         raise LeftOut("limits causal = False")
-    if all(getattr(limits, name) == value for name, value in UNLIMITED.items()):
+    if all(getattr(limits, name) == getattr(UNLIMITED, name) for name in ON_SIZES):
         return
     try:
         sizes, batch = arguments.sizes, arguments.batch

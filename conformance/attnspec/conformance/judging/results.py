@@ -18,6 +18,9 @@ TIME_LIMIT = "time limit"
 OWN_ERROR = "error of attnspec"
 """Why a law has no verdict whose check raised an error of attnspec itself."""
 
+TOO_VAGUE = "budgets too large"
+"""Why the formula has no verdict whose error budgets tell nothing of most numbers."""
+
 JUDGE_LOST = "the judge's own process"
 """How the message of a law begins that has no verdict because the process that judged it was killed."""
 
@@ -62,8 +65,8 @@ class Result:
 
     @property
     def unchecked(self) -> bool:
-        """True if it has no verdict because its check raised an error of attnspec."""
-        return self.status is Status.LOST and self.reason == OWN_ERROR
+        """True if it has no verdict because its check raised an error of attnspec, or its budgets tell too little."""
+        return self.status is Status.LOST and self.reason in (OWN_ERROR, TOO_VAGUE)
 
     def __post_init__(self) -> None:
         """Turn green into a failure where an error ratio exceeds 1, whoever says that it passed."""
@@ -107,7 +110,7 @@ class Result:
 def checked(results: list[Result]) -> list[Result]:
     """The results; ``RuntimeError`` if an error of attnspec has left a law without a verdict."""
     for r in results:
-        if r.unchecked:
+        if r.unchecked and r.reason == OWN_ERROR:
             raise RuntimeError(f"{r.law} by {r.operation} ({r.dtype}): {r.message}")
     return results
 

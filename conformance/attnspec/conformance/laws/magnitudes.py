@@ -56,6 +56,12 @@ def subnormal(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     return _in_rows(subject, arguments, lambda leaf, x: least * x).replaced(values)
 
 
+def subnormal_rows(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
+    """Queries and keys below the smallest normal number, whose result is normal: it may not be flushed to zero."""
+    values = {p: arguments.array(p) for p in _values(subject)}
+    return subnormal(subject, arguments, rng).replaced(values)
+
+
 def opposed(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
     """Queries and keys that point away from each other: scores whose exponentials are all 0 in float32."""
     asking = {leaf.path for leaf in subject.operation.queries}
@@ -113,6 +119,7 @@ def distinct(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
 KINDS: Mapping[str, Callable[[Subject, Arguments, np.random.Generator], Arguments]] = {
     "of values above 10¹⁰": huge,
     "of subnormal numbers": subnormal,
+    "of subnormal queries and keys": subnormal_rows,
     "of queries and keys that point away from each other": opposed,
     "of a feature that outweighs the others": outlier,
     "of a key that every query likes and one that none does": sink,

@@ -20,7 +20,11 @@ from attnspec.spec.laws import training
 UNEQUAL = ((4, 6), (6, 4))
 """Queries and keys: fewer queries than keys, and more."""
 
-DECODING = (1, 5)
+DECODING = (1, 67)
+"""One query, and more keys than a tile has."""
+
+WIDE = 72
+"""Features of queries and keys in decoding: more than a tile has."""
 
 HEADS = (2, 3)
 """Heads of the keys, and heads of the queries for each: no head has the place that another numbering gives it."""
@@ -37,7 +41,9 @@ def _bare(subject: Subject, rng: np.random.Generator, shape: tuple[int, int]) ->
     queries, keys = shape
     fixed = dict.fromkeys(operation.sizes_of(Axis.SEQUENCE), 1)
     fixed |= with_heads(*HEADS, operation) if operation.sizes_of(Axis.GROUP) else {}
-    fixed |= {name: fitting(subject, name, COLUMNS) for name in operation.sizes_of(Axis.FEATURE)[1:]}
+    features = operation.sizes_of(Axis.FEATURE)
+    fixed |= {name: fitting(subject, name, COLUMNS) for name in features[1:]}
+    fixed |= {name: fitting(subject, name, WIDE) for name in features[:1] if shape == DECODING}
     bare = sample(subject, rng, (2,), queries=queries, keys=keys, sizes=fixed)
     required = {path: size for path, size in operation.lengths.items() if bare[path] is not None}
     bare = bare.replaced({path: np.full_like(bare[path], bare.size(size)) for path, size in required.items()})
@@ -51,7 +57,11 @@ def _bare(subject: Subject, rng: np.random.Generator, shape: tuple[int, int]) ->
         # The first value that is tried has an effect on few keys; a window of 256 has none.
         values[name] = True if name in flags else tried[0] if tried else whole[name]
         if name in operation.lengths:
-            values[name] = np.arange(values[name].size).reshape(values[name].shape) * 3
+            # No key and three, in decoding one: tiles of lengths that are below any tile.
+            each = 1 if shape == DECODING else 3
+            values[name] = np.arange(values[name].size).reshape(values[name].shape) * each
+        elif name == operation.part(Part.SINK) and shape == DECODING:
+            values[name] = subject.exact(wide(values[name]) + HIGH)
     return bare, values
 
 

@@ -45,7 +45,7 @@ def shared(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
 
 
 def _calls(whole: Arguments) -> Iterator[tuple[str, Arguments]]:
-    """The calls: masks beside all the others in full, and those without masks."""
+    """The calls: masks beside all the others in full, those without masks, and masks with a batch of their own."""
     operation, bare = whole.operation, whole.without_masks()
     itself = operation.attends_to_itself
     masks = list(operation.masks.values())
@@ -59,3 +59,7 @@ def _calls(whole: Arguments) -> Iterator[tuple[str, Arguments]]:
         for shape, index in SHARED.items() if there else ():
             if len(index) <= len(whole.batch):
                 yield f"{words} {shape}", given.replaced({path: x[index].copy() for path, x in there.items()})
+    if whole.batch and any(whole[mask.path] is not None and mask.batched for mask in masks):
+        first = (0,) * len(whole.batch)
+        arrays = {leaf.path: x[first].copy() for leaf, x in whole.floats if leaf.batched}
+        yield "all arrays but masks without batch", whole.replaced(arrays)

@@ -58,7 +58,8 @@ class Report:
 
     ``declaration`` is what was observed and is not declared, ``undeclared`` the error that kept it from being found.
     ``diagnoses`` explain violations, at most one those of an operation at a dtype. ``left`` names the processes that
-    the backend has left behind. ``reason`` is why the run ended early or judged nothing, None if neither.
+    the backend has left behind, ``repeated`` the cases that were judged again because the process that judged them
+    ended. ``reason`` is why the run ended early or judged nothing, None if neither.
     """
 
     contract: Contract
@@ -70,6 +71,7 @@ class Report:
     diagnoses: tuple[Diagnosis, ...] = ()
     left: tuple[str, ...] = ()
     undeclared: str = ""
+    repeated: tuple[str, ...] = ()
     reason: str | None = None
 
     @classmethod
@@ -94,7 +96,17 @@ class Report:
         tried, left = tried_by(plan, verdicts), tuple(verdicts.left)
         reason = broken_off if any(r.interrupted for r in results) else None
         return cls(
-            plan.contract, settings, results, seconds, tried, observed, diagnoses, left, undeclared=note, reason=reason
+            plan.contract,
+            settings,
+            results,
+            seconds,
+            tried,
+            observed,
+            diagnoses,
+            left,
+            undeclared=note,
+            repeated=tuple(verdicts.repeated),
+            reason=reason,
         )
 
     @property
@@ -140,8 +152,8 @@ class Report:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """Errors of attnspec: those after the verdicts, and those that left laws without one."""
-        said = [*(r.message if r.unchecked else r.note for r in self.results), self.undeclared]
+        """Errors of attnspec after the verdicts, laws without a verdict, and cases that were judged again."""
+        said = [*(r.message if r.unchecked else r.note for r in self.results), self.undeclared, *self.repeated]
         return tuple(dict.fromkeys(filter(None, said)))
 
     @cached_property

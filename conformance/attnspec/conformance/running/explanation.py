@@ -92,7 +92,7 @@ class Search:
 
     def take(self, kind: str, change: Any, contract: Contract, again: Mapping[str, Result]) -> bool:
         """Take over a change of the declaration if a law that was violated holds under it."""
-        gone = [law for law in self.left if not again[law].violates]
+        gone = [law for law in self.left if not again[law].violates and not again[law].unchecked]
         if gone:
             self.contract, self.found[kind] = contract, change
             self.laws |= dict.fromkeys(gone, kind)

@@ -180,12 +180,16 @@ class CrashHandler:
     """Plugin of the controlling process that runs a case again after its worker died.
 
     With ``--in-process`` the worker ran the backend. The law at which it died is recorded, unless it is its first hang.
-    Otherwise the worker is a judge, and the backend is not blamed: the case is judged again, twice at most.
+    Otherwise the worker is a judge, and the backend is not blamed: the case is judged again, twice at most, and
+    ``repeated`` says so.
     """
 
-    def __init__(self, folder: Path, hang_after: float, *, in_process: bool = True) -> None:
+    def __init__(
+        self, folder: Path, hang_after: float, *, in_process: bool = True, repeated: list[str] | None = None
+    ) -> None:
         self.incidents = FileIncidents(folder, hang_after)
         self.in_process = in_process
+        self._repeated = [] if repeated is None else repeated
         self._again: dict[str, int] = {}
 
     @pytest.hookimpl(optionalhook=True)
@@ -194,7 +198,10 @@ class CrashHandler:
         if not self.in_process:
             self._again[crashitem] = self._again.get(crashitem, 0) + 1
             again = self._again[crashitem] <= MAX_AGAIN
-            report.longrepr = KILLED.format(how=_how_it_ended(getattr(report, "node", None)))
+            how = _how_it_ended(getattr(report, "node", None))
+            report.longrepr = KILLED.format(how=how)
+            if again:
+                self._repeated.append(f"{case_of(crashitem)} was judged again: {JUDGE_LOST} {how}")
         else:
             operation, _, dtype = case_of(crashitem).rpartition("-")
             again = self.incidents.tried_again(operation, dtype)
