@@ -573,7 +573,7 @@ TINY = np.finfo(np.float64).tiny
 
 CONDITIONS: Mapping[str, tuple[str, Condition]] = {
     "a mask has a batch of its own": (
-        "sizes.shared",
+        "operation.broadcasting",
         lambda query, key, given: given["mask"] is not None and given["mask"].ndim > max(query.ndim, key.ndim),
     ),
     "queries are subnormal": (
@@ -581,25 +581,25 @@ CONDITIONS: Mapping[str, tuple[str, Condition]] = {
         lambda query, key, given: bool(((query != 0) & (np.abs(query) < TINY)).any()),
     ),
     "a length of 1 beside more than 8 keys": (
-        "kernels.options-count",
+        "operation.option-effect",
         lambda query, key, given: (
             given["key_lengths"] is not None and bool((given["key_lengths"] == 1).any()) and key.shape[-2] > 8
         ),
     ),
     "a sink above 20": (
-        "kernels.options-count",
+        "operation.option-effect",
         lambda query, key, given: given["sinks"] is not None and bool((given["sinks"] > 20).any()),
     ),
     "a bias of one query and more than 64 keys": (
-        "kernels.options-count",
+        "operation.option-effect",
         lambda query, key, given: given["bias"] is not None and query.shape[-2] == 1 and key.shape[-2] > 64,
     ),
     "a scale and more than 64 keys": (
-        "kernels.options-count",
+        "operation.option-effect",
         lambda query, key, given: given["scale"] is not None and key.shape[-2] > 64,
     ),
     "causal with more than 64 features": (
-        "kernels.options-count",
+        "operation.option-effect",
         lambda query, key, given: given["causal"] and query.shape[-1] > 64,
     ),
 }
