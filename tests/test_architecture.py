@@ -425,6 +425,7 @@ LONG = {
     "attnspec.conformance.cli": "the commands: one function for each, with its options and their help",
     "attnspec.conformance.laws.operation": "every law of calls by themselves, which share their inputs",
     "attnspec.conformance.laws.masking": "every law of masks and of the causal flag, which share their samples",
+    "attnspec.conformance.judging.engine": "one run of all laws over the examples that they share",
     "attnspec.conformance.judging.subject": "all that laws ask of a backend and of the oracle",
     "attnspec.conformance.laws.common": "inputs and comparisons that the laws of all chapters share",
     "attnspec.conformance.laws.sizes": "every law of large sizes, which share their narrow calls",
