@@ -34,7 +34,7 @@ class Record:
     def compare(self, got: Numbers, expected: Expected, part: Part, of: str, row: int | None = None) -> None:
         """Compare numbers with those expected, and remember the one that is the furthest beyond its budget.
 
-        Where the class may overflow, numbers that are not those expected tell nothing.
+        Where the class may overflow, a wrong number is no evidence.
         """
         value, budget, nan = expected
         self.compared.append(Compared(of, got, value, budget, part, row))
@@ -44,7 +44,7 @@ class Record:
             self.subject.matches(got, value, budget, part.arguments, of)
         except Violation as error:
             largest = self.subject.precision.largest
-            # An infinite bound tells that it is not known, and not that anything overflows.
+            # An infinite peak is unknown, and no overflow.
             if any(largest < x.peak < np.inf for x in self.subject.oracles(part.arguments).values()):
                 self.outside = f"an intermediate may exceed {largest:.3g}, the largest number of its precision class"
             else:
@@ -74,8 +74,8 @@ class Record:
         vague, left_open = (subject.not_judged - self.nonfinite) / count, (self.nonfinite - self.demanded) / count
         if not self.outside and vague > MOST_VAGUE * (1 - left_open):
             self.outside = (
-                f"the budgets of {vague:.0%} of the numbers are too large to tell anything; give inputs that move its "
-                "results less, such as those of suggest_inputs, or judge a result in a wider dtype"
+                f"the budgets of {vague:.0%} of the numbers are too large to tell anything; try inputs to which the "
+                "result is less sensitive, such as those of suggest_inputs, or a wider dtype"
             )
         if left_open and vague + left_open == 1:
             self.outside = self.outside or f"every number is left open: it comes from {OPEN}"

@@ -24,8 +24,8 @@ def stable_seed(*parts: object) -> int:
 def attempt(subject: Subject, check: Check, arguments: Arguments, seed: int) -> Outcome:
     """Check one law on one example: what violates it, whether it was concerned, error ratio, elements not judged.
 
-    Where a number is out of its budget, it is judged again by a budget from samples, which is dear. A backend that is
-    then within it must also do the same as before when it is asked once more.
+    A number outside of its budget is judged again with a sampled budget, which is slow. If it then passes, the usual
+    check runs a third time: the pass counts only if the first violation repeats exactly.
     """
     found = attempt_once(subject, check, arguments, seed)
     violation, *_ = found
@@ -61,7 +61,7 @@ def _of_a_budget(violation: Violation) -> bool:
 
 def attempt_once(subject: Subject, check: Check, arguments: Arguments, seed: int) -> Outcome:
     """The same by the usual budgets alone."""
-    subject.ratio, subject.not_judged, subject.informative = 0.0, 0, 0
+    subject.ratio, subject.not_judged, subject.vague, subject.informative = 0.0, 0, 0, 0
     rng = np.random.Generator(np.random.PCG64(stable_seed(seed, check.name)))
     try:
         concerned = check.function(subject, arguments, rng)

@@ -14,19 +14,20 @@ INFORMATIVE = 0.03
 """An element whose budget exceeds this fraction of the largest element is counted as not judged."""
 
 MOST_VAGUE = 0.5
-"""A verdict is none where budgets tell nothing of more than this fraction of the numbers."""
+"""The largest fraction of numbers with budgets that tell nothing; above it there is no verdict."""
 
 
 class Comparisons:
     """What is compared, and how it came out.
 
-    ``ratio`` is the largest error ratio since it was last set to 0, ``not_judged`` counts elements whose budget is too
-    large to be informative, ``informative`` the others. ``within_budget`` says that results of the same call may differ
-    within the sum of their budgets.
+    ``ratio`` is the largest error ratio since it was last set to 0. ``not_judged`` counts elements whose budget tells
+    nothing or that a declared choice leaves open, ``vague`` the former alone, ``informative`` all others.
+    ``within_budget`` says that results of the same call may differ within the sum of their budgets.
     """
 
     ratio: float = 0.0
     not_judged: int = 0
+    vague: int = 0
     informative: int = 0
 
     @property
@@ -88,6 +89,7 @@ class Comparisons:
             ratios = np.where(finite, ratios, np.where(exact & (found != expected), np.inf, 0.0))
         untold = int(np.where(finite, vague, ~exact).sum())
         self.not_judged += untold
+        self.vague += int((finite & vague).sum())
         self.informative += got.size - untold
         return ratios
 
@@ -116,9 +118,9 @@ class Comparisons:
     def same(
         self, got: Numbers, expected: Numbers, budget: Callable[[], Numbers], arguments: Arguments, what: str
     ) -> None:
-        """Two results are equal bit for bit, or within the sum of both budgets where the backend declares that.
+        """Two results are equal bit for bit, or within the sum of both budgets.
 
-        So they are where other numbers were changed that a scale may depend on.
+        The latter if the backend declares that it does not repeat its bits, or stores scales that numbers share.
 
         Numbers below the smallest normal one are not compared: flushing them to zero is allowed. ``budget`` is asked
         for only if bits differ.
@@ -167,7 +169,7 @@ DIGITS = (9, 17, 21)
 
 
 def told_apart(got: Any, expected: Any) -> tuple[str, str, str]:
-    """Both numbers, in as many digits as it takes to tell them apart, and their difference where that is more than 9.
+    """Both numbers, in as many digits as it takes to tell them apart, and their difference if 9 digits look equal.
 
     >>> told_apart(0.5, 0.25)
     ('0.5', '0.25', '')

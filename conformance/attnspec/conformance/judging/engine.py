@@ -125,6 +125,7 @@ class _Progress:
     place: int
     examples: int = 0
     not_judged: int = 0
+    vague: int = 0
     informative: int = 0
     ratio: float = 0.0
     failure: tuple[Check, Arguments, Violation, int] | None = None
@@ -136,9 +137,9 @@ class _Progress:
         return self.failure is None and not self.own_error
 
     @property
-    def vague(self) -> float:
-        """The fraction of the numbers of which their budgets tell nothing."""
-        return self.not_judged / max(self.not_judged + self.informative, 1)
+    def untold(self) -> float:
+        """The fraction of numbers whose budgets tell nothing, among those that no declared choice leaves open."""
+        return self.vague / max(self.vague + self.informative, 1)
 
 
 Violated = dict[str, _Progress]
@@ -188,6 +189,7 @@ class _Run:
         progress.examples += concerned
         progress.ratio = max(progress.ratio, ratio)
         progress.not_judged += vague
+        progress.vague += self.subject.vague
         progress.informative += self.subject.informative
         if violation is not None:
             progress.failure = (check, arguments, violation, seed)
@@ -264,7 +266,7 @@ def judge(
     if extent is not None:
         subject.extent = extent
     violated = {} if violated is None else violated
-    # Nobody reads the law's name where a violation is neither described nor followed by others.
+    # Without a description and without others after it, only the existence of a violation matters.
     blames_formula = described is not None or not stop_at_first
     run = _Run(subject, subject.effort, mark, stop_at_first, violated, blames_formula)
     settled = dict(skip or {})
@@ -371,8 +373,8 @@ def _verdict(run: _Run, case: Case, law: str, progress: _Progress) -> Result:
     if progress.own_error:
         return replace(result, status=Status.LOST, reason=OWN_ERROR, message=progress.own_error)
     if progress.failure is None:
-        if law == FORMULA and progress.vague > MOST_VAGUE:
-            return replace(result, status=Status.LOST, reason=TOO_VAGUE, message=UNTOLD.format(progress.vague))
+        if law == FORMULA and progress.untold > MOST_VAGUE:
+            return replace(result, status=Status.LOST, reason=TOO_VAGUE, message=UNTOLD.format(progress.untold))
         if progress.examples:
             return result
         left = not any(run.affords(check) for check in progress.checks)

@@ -15,9 +15,9 @@ UNLIMITED = Limits()
 
 
 def demand_declared(limits: Limits, semantics: Semantics, arguments: Arguments, *, refused: bool = False) -> None:
-    """``LeftOut`` for arguments outside of the limits, and for rows without keys where those are declared to raise.
+    """Raise ``LeftOut`` for a call outside of the limits, or with a row without keys if those are declared to raise.
 
-    The latter come through where they are wanted ``refused``.
+    ``refused`` allows such rows, for checks that expect the refusal.
     """
     demand_within(limits, arguments)
     if not refused and raises_without_keys(semantics, arguments):
@@ -52,7 +52,7 @@ def demand_within(limits: Limits, arguments: Arguments) -> None:
     try:
         sizes, batch = arguments.sizes, arguments.batch
     except ShapeError:
-        return  # what no shape of the Protocol is, no limit describes
+        return  # limits do not apply to shapes that the Protocol forbids
     if len(batch) > limits.max_batch_dims:
         raise LeftOut(f"limits max_batch_dims = {limits.max_batch_dims}")
     if any(size < limits.min_batch for size in batch):

@@ -43,7 +43,7 @@ class Subject(Comparisons):
     the dtype in which an operation without float inputs was last seen to answer. ``sampled`` is set to have budgets
     made from samples too. ``leading`` says that this is the dtype at which is tried what shows at any. ``effort`` says
     how large a law may make its own inputs. ``estimates`` holds the relative errors that filters estimated, each with
-    its limit. ``left_out`` names, for laws that wanted a call outside of it, what is declared.
+    its limit. ``left_out`` names, by law, the declaration that left its calls out.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The check of numbers that normal ones do not come near."""
+"""The check of extreme numbers: huge, subnormal, opposed, of low rank."""
 
 from collections.abc import Callable, Mapping
 
@@ -12,10 +12,10 @@ from attnspec.spec.contract.tree import Leaf
 from attnspec.spec.laws import attention as law
 
 LEAST = {"float64": 2.0**-1060, "float32": 2.0**-132, "bfloat16": 2.0**-132, "float16": 2.0**-20}
-"""What makes normal numbers subnormal, by dtype."""
+"""Factors that make standard normal numbers subnormal, by dtype."""
 
 DISTINCT = 2.0**16
-"""What makes scores of normal numbers exceed 10⁴."""
+"""The factor that makes scores of standard normal numbers exceed 10⁴."""
 
 
 @checks(law.MAGNITUDES, once=True, at_leading=True)
@@ -84,7 +84,7 @@ def outlier(subject: Subject, arguments: Arguments, rng: np.random.Generator, fa
     return _in_rows(subject, arguments, change)
 
 
-def sink(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
+def preferred_key(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
     """Queries with a mean, a first key along it and a second one against it."""
     attended = {leaf.path for leaf in subject.operation.attended}
 
@@ -122,7 +122,7 @@ KINDS: Mapping[str, Callable[[Subject, Arguments, np.random.Generator], Argument
     "of subnormal queries and keys": subnormal_rows,
     "of queries and keys that point away from each other": opposed,
     "of a feature that outweighs the others": outlier,
-    "of a key that every query likes and one that none does": sink,
+    "of a key that every query likes and one that none does": preferred_key,
     "of rows of low rank with outliers": low_rank,
     "of scores beyond 10⁴": distinct,
 }

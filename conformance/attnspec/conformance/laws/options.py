@@ -26,8 +26,11 @@ DECODING = (1, 67)
 WIDE = 72
 """Features of queries and keys in decoding: more than a tile has."""
 
+HIGH = 24.0
+"""What is added to sinks in decoding, so that a sink outweighs every key."""
+
 HEADS = (2, 3)
-"""Heads of the keys, and heads of the queries for each: no head has the place that another numbering gives it."""
+"""Heads of the keys, and heads of the queries for each: unequal, so that heads 1 and 4 tell both numberings apart."""
 
 COLUMNS = 6
 """Columns of values, more than features of queries and keys."""
@@ -57,7 +60,7 @@ def _bare(subject: Subject, rng: np.random.Generator, shape: tuple[int, int]) ->
         # The first value that is tried has an effect on few keys; a window of 256 has none.
         values[name] = True if name in flags else tried[0] if tried else whole[name]
         if name in operation.lengths:
-            # No key and three, in decoding one: tiles of lengths that are below any tile.
+            # Lengths 0 and 3, or 0 and 1 in decoding: shorter than any tile.
             each = 1 if shape == DECODING else 3
             values[name] = np.arange(values[name].size).reshape(values[name].shape) * each
         elif name == operation.part(Part.SINK) and shape == DECODING:
@@ -130,7 +133,7 @@ def _shows(subject: Subject, bare: Arguments, given: Arguments) -> bool:
 
 @checks(training.OPTIONS, once=True, at_leading=True)
 def options_gradients(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Take gradients with each option alone and with every two; those of rows that are NaN are not judged."""
+    """Take gradients with each option alone and with every two; calls in which a row is NaN are skipped."""
     tried = False
     for what, given in _chosen(subject, rng):
         if "nan" in subject.semantics.without_keys.values() and not live_rows(subject, given).all():
@@ -144,9 +147,9 @@ def options_gradients(subject: Subject, arguments: Arguments, rng: np.random.Gen
 
 
 def with_least_bias(given: Arguments, tile: int) -> Arguments | None:
-    """The call without masks and sinks, whose first tile of keys has as little weight as a bias can leave it.
+    """The call without masks and sinks, whose first tile of keys has the most negative finite bias, and so no weight.
 
-    That bias is as large as numbers are, beyond the domain of scores: a sum that overflows leaves no weight either.
+    Such scores are beyond the domain; the weight is 0 even if a sum overflows.
     None where no bias is given.
     """
     path, sinks = given.operation.part(Part.BIAS), given.operation.part(Part.SINK)

@@ -30,7 +30,7 @@ SHARED: Mapping[str, Index] = {
 
 @checks(law.BROADCASTING, once=True, at_leading=True, governs=shares)
 def shared(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Keys and values, queries, and masks, one kind of them at a time, in every way."""
+    """Drop batch dimensions of masks, of keys and values, of queries, and of all arrays but the masks."""
     limits = subject.limits
     batch = (SAME, SAME)[: limits.max_batch_dims]
     if not limits.broadcasting or not batch:
@@ -45,7 +45,7 @@ def shared(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
 
 
 def _calls(whole: Arguments) -> Iterator[tuple[str, Arguments]]:
-    """The calls: masks beside all the others in full, those without masks, and masks with a batch of their own."""
+    """Masks with fewer dimensions, then other arrays with fewer in calls without masks, then masks alone batched."""
     operation, bare = whole.operation, whole.without_masks()
     itself = operation.attends_to_itself
     masks = list(operation.masks.values())
@@ -62,4 +62,4 @@ def _calls(whole: Arguments) -> Iterator[tuple[str, Arguments]]:
     if whole.batch and any(whole[mask.path] is not None and mask.batched for mask in masks):
         first = (0,) * len(whole.batch)
         arrays = {leaf.path: x[first].copy() for leaf, x in whole.floats if leaf.batched}
-        yield "all arrays but masks without batch", whole.replaced(arrays)
+        yield "only the masks batched", whole.replaced(arrays)

@@ -69,7 +69,7 @@ def positions_in_bfloat16(correct: Formulas, positions: Numbers, d: int, theta: 
     source="huggingface/transformers#25681: frequencies that are made in float32, whatever the dtype",
 )
 def single_angles(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
-    """Angles have 24 bits, of which those of late positions are no fractions."""
+    """Angles are rounded to float32: those of late positions lose their fraction."""
     return rounded(Formulas.angles(correct, positions, d, theta), "float32")
 
 
@@ -331,7 +331,7 @@ def tokens_in_float16(correct: Formulas, table: Numbers, tokens: Numbers) -> Num
     source="a softmax over as many numbers as fit into shared memory",
 )
 def whole_tiles(correct: Formulas, scores: Numbers) -> Numbers:
-    """The sum of the exponentials leaves out what is behind the last whole tile, of more than one."""
+    """Tokens behind the last whole tile of 4,096 are normalised by themselves."""
     count = scores.shape[-1]
     if count <= 4096:
         return Formulas.normalized(correct, scores)

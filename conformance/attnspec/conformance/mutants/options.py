@@ -186,7 +186,7 @@ def _is_last(x: Numbers, axis: int) -> Numbers:
 def heads_by_group(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Gradients of head h of the keys go to head h·group modulo their number, where these differ."""
+    """Head h of the keys gets the gradient of head h·group + 1, modulo their number, unless that is the group."""
     found = dict(Library.differentiated(correct, operation, arguments, cotangent))
     heads = at(arguments, query(operation)).shape[HEADS]
     others = (query(operation), operation.part(Part.BIAS))
@@ -383,7 +383,7 @@ def no_sinks_for_one(correct: Library, operation: Operation, arguments: Mapping[
     source="ROCm/rocm-libraries#12227: no sink in the sum where the range of keys is empty",
 )
 def no_sink_without_keys(correct: Formulas, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
-    """The logarithm of a row without keys is −∞, and not its sink; one below every key would do."""
+    """The logarithm of a row without keys is −3·10³⁸, and not its sink."""
     found = Formulas.logarithms(correct, scores, attendable, sinks)
     if attendable is None or sinks is None:
         return found
@@ -399,7 +399,7 @@ def no_sink_without_keys(correct: Formulas, scores: Numbers, attendable: Numbers
     source="vllm-project/vllm#39148: the greatest logarithm not below −10³⁰, and 10⁻¹⁰ in the denominator",
 )
 def clamped_parts(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
-    """The output of nothing is 0, and its logarithm finite."""
+    """Logarithms below −10³⁰ become −10³⁰."""
     merged, logarithms = Formulas.merge_attention(correct, outputs, log_sum_exps)
     return merged, np.maximum(logarithms, logarithms.dtype.type(-1e30))
 

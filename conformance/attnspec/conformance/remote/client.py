@@ -35,7 +35,7 @@ LARGE = 1 << 14
 """Bytes from which on an array is sent from where it is, behind the request, and is not copied first."""
 
 AHEAD = 16
-"""Arrays that are asked for before they are."""
+"""Arrays that are read ahead with one request."""
 
 NOTHING = marshal.dumps([])
 
@@ -265,7 +265,7 @@ class Host:
                 raise Hasty
             error = as_told(found)
         except (Breach, ValueError, TypeError) as breach:
-            raise self._ended(Reason.CRASHED, f"answered what is no answer ({breach})") from None
+            raise self._ended(Reason.CRASHED, f"sent a malformed reply ({breach})") from None
         if letter == "u":
             self.eager = False
             if what != "converted":
@@ -288,7 +288,7 @@ class Host:
         try:
             value, error = seen(*known)
         except (Breach, ValueError, TypeError) as breach:
-            raise self._ended(Reason.CRASHED, f"answered what is no answer ({breach})") from None
+            raise self._ended(Reason.CRASHED, f"sent a malformed reply ({breach})") from None
         if error is not None:
             raise error
         return value
@@ -320,7 +320,7 @@ class Host:
         count = self._fill(memoryview(self._buffer), 0, LENGTHS.size, watch)
         text, bytes_ = LENGTHS.unpack_from(self._buffer)
         if text > MAX_TEXT or bytes_ > MAX_BYTES:
-            raise self._ended(Reason.CRASHED, "answered what is no answer (too much of it)")
+            raise self._ended(Reason.CRASHED, "sent a malformed reply (too much of it)")
         whole = LENGTHS.size + text + bytes_
         buffer = np.empty(whole, np.uint8).data
         have = min(count, whole)
@@ -332,7 +332,7 @@ class Host:
             if count > whole or not isinstance(said, list) or len(said) != 2 or said[0] not in KINDS:
                 raise Breach("no frame")
         except Breach as breach:
-            raise self._ended(Reason.CRASHED, f"answered what is no answer ({breach})") from None
+            raise self._ended(Reason.CRASHED, f"sent a malformed reply ({breach})") from None
         return said, buffer[middle:]
 
     def _fill(self, buffer: memoryview, count: int, least: int, watch: Watch) -> int:

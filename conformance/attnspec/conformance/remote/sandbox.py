@@ -61,7 +61,7 @@ def launch(
     command = [sys.executable, "-m", module, *arguments]
     if sandbox:
         command = [*bubblewrap(readable), *command]
-        own = MEMORY if _folder_is_private(readable) else PRIVATE[0]
+        own = MEMORY if _tmp_is_shared(readable) else PRIVATE[0]
         variables |= {"TMPDIR": own, **{name: f"{own}/{folder}" for name, folder in CACHES.items()}}
     environment = {**variables, **SAFE_PATH, MARK: word}
     process = Launched(command, start_new_session=True, env=environment, **how)
@@ -85,7 +85,7 @@ def bubblewrap(readable: Iterable[str] = ()) -> list[str]:
     ]
 
 
-def _folder_is_private(readable: Iterable[str]) -> bool:
+def _tmp_is_shared(readable: Iterable[str]) -> bool:
     return PRIVATE[0] in {*_needed(readable)}
 
 

@@ -23,8 +23,9 @@ def as_junit(report: Report) -> str:
                 SubElement(test, "failure", type=str(r.reason), message=r.law).text = "\n".join(
                     map(printable, r.message.splitlines())
                 )
-        if not len(test) and any(r.interrupted for r in results):
-            SubElement(test, "error", message=next(r.message for r in results if r.interrupted))
+        lost = [r.message for r in results if r.interrupted or r.unchecked]
+        if not len(test) and lost:
+            SubElement(test, "error", message=lost[0])
     if report.reason is not None and not cases:
         SubElement(SubElement(suite, "testcase", name="attnspec check"), "error", message=report.reason)
     for count, kind in (("tests", "testcase"), ("failures", "testcase/failure"), ("errors", "testcase/error")):

@@ -163,7 +163,7 @@ def unexplained(
 ) -> tuple[Contract, Sequence[Result]]:
     """What is left to diagnose: the violations that no declaration explains, under the choices that were observed.
 
-    Where a declaration explains all of them, all are left, under the present one.
+    If declarations explain all violations, all are diagnosed under the present declaration.
     """
     left = [r for r in failed if r.law not in explanation.get("laws", ())]
     if not explanation or not left:

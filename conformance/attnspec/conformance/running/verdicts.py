@@ -63,8 +63,8 @@ def case_of(nodeid: str) -> str:
 class Verdicts:
     """The verdicts of a run so far, the extent of its calls, what explains violations, and diagnoses, by case.
 
-    Of a case without verdicts, the reason. ``left`` are the processes that the backend has left behind, ``repeated``
-    says which cases were judged again because the process that judged them ended.
+    ``causes`` says why a case has no verdicts. ``left`` are the processes that the backend has left behind.
+    ``repeated`` says which cases were judged again because the process that judged them ended.
     """
 
     results: dict[str, list[Result]] = field(default_factory=dict)
