@@ -118,9 +118,8 @@ def laws_of(name: str) -> tuple[str, ...]:
     reported = REDISCOVERED[name]
     if not reported.convicted:
         return (FORMULA,)
-    return (
-        min((f.law for f in perform(Task(reported, reported.profile, 0)).failures), key=lambda law: CHECKS[law].once),
-    )
+    convicting = (f.law for f in perform(Task(reported, reported.profile, 0)).failures)
+    return (min(convicting, key=lambda law: any(check.once for check in CHECKS[law])),)
 
 
 def outcome(name: str) -> dict[str, Any]:
