@@ -170,7 +170,7 @@ def _compare(results: list[Any], oracle: Callable[[bool], dict[str, tuple[Number
 
 
 def _assert_informative(wanted: dict[str, tuple[Numbers, Numbers]], least: float) -> None:
-    """A part of the numbers, and one, have budgets that the suite would judge by; NaN and infinities need none."""
+    """At least this part of the numbers, and at least one, have informative budgets; NaN and infinities need none."""
     informative = total = 0
     for value, budget in wanted.values():
         finite = np.isfinite(value)

@@ -1,4 +1,4 @@
-"""Our own tests have no tolerances: numbers are within budgets (``tests/budgets.py``) or equal bit for bit."""
+"""Tests compare by budgets, bit for bit or by counted roundings (``tests/budgets.py``); tolerances are refused."""
 
 import re
 

@@ -44,12 +44,12 @@ class Verdict:
 
     It is false, too, and printed as "cannot be judged", where the numbers do not tell; ``outside`` then says why.
 
-    ``ratio`` is the largest error over its budget, ``worst`` the number that shows most clearly what is wrong, None if
-    nothing is. ``judged`` says in words how much was compared. ``untold`` is the share of the numbers whose budget is
+    ``ratio`` is the largest error over its budget, ``worst`` the number that is the furthest beyond its budget, None if
+    none is. ``judged`` says in words how much was compared. ``untold`` is the share of the numbers whose budget is
     too large to tell anything, ``left_open`` that of the numbers of which it is left open what they become, such as
-    those of infinities. ``outside`` says why the numbers tell nothing: inputs at which the class overflows, or most
-    budgets being too large. ``together`` is what is wrong over all rows where no single number shows it; ``ensemble``
-    says in words how many were asked, or why none.
+    those of infinities. ``outside`` says why the numbers tell nothing: the class overflows at these inputs, most
+    budgets are too large, or every number is left open. ``together`` is what is wrong over all rows where no single
+    number shows it; ``ensemble`` says how many filters over all rows were asked, or why none.
     """
 
     operation: str

@@ -56,8 +56,8 @@ BOOLEAN, DEFAULT = "bool", "default"
 class Case:
     """One operation at one dtype, and the laws to judge it by.
 
-    ``leading`` says that what shows at any dtype is tried at this one, where there is no time for all. ``named`` says
-    that somebody has named the laws: those are checked too for which the profile has time at no dtype.
+    ``leading``: in ``quick``, checks that need one dtype alone run at this one. ``named``: a user named the laws, so
+    that slow ones run too.
     """
 
     operation: str

@@ -315,9 +315,9 @@ class Subject(Comparisons):
     def normative_oracles(
         self, arguments: Arguments, wide: np.dtype[Any] | None = None, choices: Mapping[str, str] | None = None
     ) -> dict[str, Judged]:
-        """The oracle's results as the specification has them, computed in ``wide``.
+        """The oracle's results under the choices that the formula asks for, computed in ``wide``.
 
-        Of what the backend declares, only the choices count for which the formula asks, unless others are given.
+        The choices are those that the backend declares, unless others are given. Nothing is left open yet.
         """
         if not self.operation.floats and self.operation.float_result:
             self.default_dtype = self.result_dtype(arguments)
@@ -330,7 +330,7 @@ class Subject(Comparisons):
         return judged(formula, given, self.precision, wide, sampled=self.sampled)
 
     def normative_oracle(self, arguments: Arguments) -> Judged:
-        """The oracle's leading result, as the specification has it."""
+        """The oracle's leading result under the choices that the formula asks for; nothing is left open yet."""
         return self.normative_oracles(arguments)[self.operation.leading.path]
 
     def _as_declared(self, arguments: Arguments, wide: np.dtype[Any] | None = None) -> dict[str, Judged]:
@@ -359,7 +359,7 @@ class Subject(Comparisons):
         return gradients(self.formula(), given, cotangent, self.precision, wide, sampled=self.sampled)
 
     def in_domain(self, arguments: Arguments) -> bool:
-        """Whether nothing overflows, neither in the oracle nor in any intermediate of the precision class."""
+        """True if the backend takes the call and nothing overflows, in the oracle or in its precision class."""
         if self.refuses(arguments):
             return False
         if not self.operation.float_result or not self.operation.floats:

@@ -54,7 +54,7 @@ READING = {"read", "read_on", "converted", "attribute", "array"}
 class HostEnded(KeyboardInterrupt):
     """The process of a backend has ended, or was ended since it did not answer.
 
-    Nothing of the suite catches it but what judges a case: all else is caught where a backend may raise it.
+    A KeyboardInterrupt, so that only what judges a case catches it, and nothing that guards against a backend's errors.
     """
 
     def __init__(self, reason: Reason, words: str, left: list[str]) -> None:
@@ -63,10 +63,7 @@ class HostEnded(KeyboardInterrupt):
 
 
 class Hasty(KeyboardInterrupt):
-    """A step failed whose success was taken for granted: what was checked meanwhile is to be checked again.
-
-    From now on every answer is waited for.
-    """
+    """A step failed that was not waited for: what was checked meanwhile is checked again, waiting for every answer."""
 
 
 class Host:
@@ -260,7 +257,7 @@ class Host:
                     return reader.value(found)
             if letter == "l":
                 if self.patient:
-                    raise Breach("a step that nobody took for granted")
+                    raise Breach("an error of a step that was waited for")
                 self.patient = True
                 raise Hasty
             error = as_told(found)
@@ -275,8 +272,7 @@ class Host:
     def read(self, x: RemoteArray) -> Any:
         """The numbers of an array.
 
-        The arrays that come next are asked for as well, among those that a backend gave only where they are read in a
-        row.
+        The next arrays are read ahead; of arrays that the backend gave, only if they are read in a row.
         """
         number = x._number
         known = x.seen()

@@ -77,9 +77,8 @@ def run(
 ) -> Run:
     """Judge a backend in worker processes.
 
-    ``make_plan`` is called while the workers start. What the backend prints is ``shown`` at once, of which pytest would
-    keep all, or to nobody. Raises :class:`BackendError` if it does, or if the workers cannot
-    work.
+    ``make_plan`` is called while the workers start. What the backend prints is ``shown`` at once, or thrown away.
+    Raises :class:`BackendError` if ``make_plan`` does, or if the workers cannot work.
     """
     display = ProgressDisplay(console, expectations(settings.expect), settings.time_limit)
     startup = StartupMonitor()

@@ -1,4 +1,4 @@
-"""What a backend may only have to declare: the observed choices, limits and roundings under which violations vanish.
+"""Missing declarations: the choices, limits and precision classes under which violations vanish.
 
 Nothing is guessed. A change of the declaration counts where the laws that failed were judged again under it, and hold.
 """
@@ -276,7 +276,7 @@ def exact_scale(given: Arguments) -> bool:
 
 
 def widest(name: str) -> str:
-    """A class with every modifier: what violates the formula under it is no question of precision."""
+    """The class with every modifier that may explain: a violation under it is no question of precision."""
     return "+".join((name.partition("+")[0], *EXPLAINING))
 
 

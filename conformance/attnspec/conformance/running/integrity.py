@@ -10,14 +10,14 @@ from pathlib import Path
 from attnspec.conformance.remote.environment import own_folders
 
 ALWAYS_IMPORTED = {"attnspec", "sitecustomize", "usercustomize", "hypothesis", "pytest", "_pytest", "xdist", "execnet"}
-"""Modules that a judge imports which may not have been imported yet, the first that it finds."""
+"""Packages that a judge imports when it starts anew, and this process may not have: a new file could replace them."""
 
 
 class Files:
     """Files that a judge loads, as they were at the beginning of a run: a judge that starts anew loads them again."""
 
     def __init__(self) -> None:
-        # A compiled file that appears later is then nobody's but the backend's.
+        # Compiled now, so that a compiled file that appears later can only come from the backend.
         for folder in own_folders():
             compileall.compile_dir(folder, quiet=2)
         self._imported = {name.partition(".")[0] for name in sys.modules} | ALWAYS_IMPORTED | sys.stdlib_module_names
@@ -58,7 +58,7 @@ def _code() -> Iterator[Path]:
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:
-    """Inode, size and times of a file, of which only root can set the last; of a folder the inode."""
+    """Inode, size and times of a file, of which only root can set the time of change; the inode of a folder."""
     try:
         state = path.stat()
     except OSError:
