@@ -66,6 +66,22 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def check(session: nox.Session) -> None:
+    """Check what a change touches: style, types, and the tests that import what differs from ``origin/main``.
+
+    An argument is another commit to compare with. CI runs everything.
+    """
+    install_project(session, *group("lint"), *group("typing"), *group("test"), extras="cpu,triton")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+    found = session.run("python", "-m", "tests.touched", *session.posargs, silent=True)
+    files = str(found).split()
+    session.log(f"{len(files)} files of tests: {' '.join(files)}")
+    session.run("python", "-m", "pytest", "-n", "logical", *files)
+
+
+@nox.session
 def processors(session: nox.Session) -> None:
     """Test the backends under each instruction set that the processor has, with one thread and with two.
 
