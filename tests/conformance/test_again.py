@@ -200,7 +200,7 @@ def test_options_go_before_the_settings_of_a_report(tmp_path: Path, monkeypatch:
         chosen.append(settings)
         return Report.without_verdicts(backend, settings, 0.0, "tried")
 
-    monkeypatch.setattr("attnspec.conformance.running.reported.reported", reported)
+    monkeypatch.setattr("attnspec.conformance.reporting.reported.reported", reported)
     # Nothing is judged: signals stay with the tests.
     monkeypatch.setattr("attnspec.conformance.cli.INTERRUPTION", SimpleNamespace(hold=lambda: None))
     command = ["replay", str(path), "--sandbox", "off", "--time-limit", "7", "--in-process"]

@@ -61,7 +61,7 @@ def test_a_law_alone_sees_the_examples_of_the_whole_run(backend: Any) -> None:
 
 
 def test_a_law_sees_the_same_examples_whatever_has_failed_before() -> None:
-    law = "scoring.isometry"
+    law = "attention.permutation"
     everything, _ = tried(RIGHT)
     assert len(everything[law]) >= 5
     first = governing_laws(OPERATIONS[OPERATION])[0]

@@ -28,11 +28,12 @@ def attention(
     tracked = recorded(query, key, value)
     half, dtype = query.dtype in HALF_DTYPES, query.dtype
     sums = torch.float32 if half else dtype
-    if any(x.stride(-1) != 1 for x in (query, key, value)):
-        return None
     are_finite = (inspector((key, value)) or _finite) if tracked and causal else None
     if half:
         query, key, value = query.detach().float(), key.detach().float(), value.detach().float()
+    # Of rows that overlap in memory, a copy in float32 may have its features apart.
+    if any(x.stride(-1) != 1 for x in (query, key, value)):
+        return None
     (b, h, n, d), (m, d_v), bits = query.shape, value.shape[-2:], query.element_size() * 8
     output, numbers = query.new_empty(b, h, n, d_v), query.new_empty(b, h, n)
     options = CAUSAL if causal else NOTHING

@@ -40,8 +40,11 @@ the address of a counter for each, which lies on a cache line of its own."""
 LINE = 8
 """Words of a cache line."""
 
-FLUSH = 0x8040
-"""The bits of x86's register MXCSR that write subnormal results as 0 (15) and read subnormal operands as 0 (6)."""
+FLUSH = 0x8000
+"""The bit of x86's register MXCSR that writes subnormal results as 0.
+
+Subnormal operands are read as they are: an input is no rounding, and a large scale may make it count.
+"""
 
 A = TypeVar("A", bound=Arguments)
 A_co = TypeVar("A_co", bound=Arguments, covariant=True, default=Arguments)
