@@ -239,6 +239,9 @@ NOT_REPLAYED = {
     "list.json": "replay: list.json: expected a report of the schema 'attnspec-report/1'; got None",
     "other.json": "replay: other.json: expected a report of the schema 'attnspec-report/1'; got 'attnspec-report/9'",
     "half.json": "replay: half.json: expected a whole report; got one without 'profile'",
+    "seed.json": "replay: seed.json: expected a report as attnspec wrote it; got seed: expected int; got 1.5",
+    "origin.json": "replay: origin.json: expected a report as attnspec wrote it; got origin: expected str; got 7",
+    "deep.json": "replay: deep.json: expected a report, as --json writes it; got no JSON",
     "gone.json": "backend 'gone.py': cannot be imported: FileNotFoundError",
 }
 
@@ -251,6 +254,9 @@ def test_what_cannot_be_replayed_is_said_in_one_line(failed: Path, name: str, me
         "list.json": "[]",
         "other.json": report.replace("attnspec-report/1", "attnspec-report/9"),
         "half.json": '{"schema": "attnspec-report/1"}',
+        "seed.json": report.replace('"seed": 0', '"seed": 1.5'),
+        "origin.json": report.replace('"origin": "backend.py"', '"origin": 7'),
+        "deep.json": "[" * 100_000,
         "gone.json": report.replace('"backend.py"', '"gone.py"'),
     }
     for file, text in texts.items():

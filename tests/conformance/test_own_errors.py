@@ -13,6 +13,8 @@ import pytest
 from rich.console import Console
 
 from attnspec import reference
+from attnspec.conformance.inputs.arguments import take
+from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.judging import engine
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, governing_laws, judge
@@ -333,3 +335,25 @@ def test_a_result_without_the_structure_of_the_protocol_violates_the_law_of_its_
     (case,) = engine.cases(contract, laws=("operation.own-memory",))
     (found,) = judge(backend, contract, case, PROFILES["quick"])
     assert (found.status, found.reason) == (Status.FAILED, "type"), found.message
+
+
+def test_an_input_that_cannot_be_made_is_no_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def arguments(*given: Any) -> Any:
+        raise MemoryError("74.5 GiB")
+
+    monkeypatch.setattr("attnspec.conformance.inputs.examples.Example.arguments", arguments)
+    right = SimpleNamespace(name="right", softmax=reference.softmax)
+    contract = Contract.of(right)
+    (case,) = Plan.of(contract, Settings(laws=("operation.shape",), dtypes=("float64",))).cases
+    (result,) = judge(right, contract, case, PROFILES["quick"])
+    assert (result.status, result.reason) == (Status.LOST, "error of attnspec")
+    assert "making an input: MemoryError: 74.5 GiB" in result.message
+
+
+def test_keys_of_one_head_in_groups_are_selected_beside_a_bias_that_broadcasts() -> None:
+    operation = OPERATIONS["grouped_query_attention"]
+    sizes = {"heads_k": 1, "group": 3, "n": 2, "m": 4, "d": 2, "d_v": 2}
+    example = Example({**dict.fromkeys(operation.sizes, 2), **sizes}, collapsed={"bias": ("heads_k",)})
+    given = example.arguments(operation, "float64")
+    assert given["bias"].shape == (1, 2, 4)
+    assert given.along("heads_k", take([0]))["bias"].shape == (1, 2, 4)

@@ -19,6 +19,7 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.judging import declaration
 from attnspec.conformance.judging.attempt import stable_seed
+from attnspec.conformance.judging.comparison import Comparisons
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, judge
 from attnspec.conformance.judging.extent import ORDER, widen
@@ -89,6 +90,17 @@ def test_formula_whose_budgets_tell_nothing_has_no_verdict() -> None:
     assert [str(r.status) for r in results] == ["lost", "passed"]
     assert (found.verdict, found.exit_status) == ("unusable", 2)
     assert any(note.startswith("the budgets of 100% of the numbers are too large to tell") for note in found.notes)
+
+
+def test_zeros_where_zeros_are_expected_are_no_evidence() -> None:
+    subject = Comparisons()
+    given: Any = None
+    zeros, ones, small = np.zeros(4), np.ones(4), np.full(4, 1e-6)
+    subject.matches(zeros, zeros, small, given)
+    assert (subject.informative, subject.vague) == (0, 0)
+    subject.matches(ones, ones, small, given)
+    subject.matches(ones, ones, ones, given)
+    assert (subject.informative, subject.vague, subject.not_judged) == (4, 4, 4)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ __all__ = [
     features="scale window softcap bias slopes sinks key_lengths log_sum_exp",
     results="output log_sum_exp",
     lengths={"key_lengths": "m"},
-    tried={"scale": (0.25,), "window": ((2, 0), (None, 1), (256, 256)), "softcap": (2.0,)},
+    tried={"scale": (0.25, -0.5), "window": ((2, 0), (None, 1), (256, 256)), "softcap": (2.0, 50.0)},
     parts={
         "scale": Part.SCALE,
         "softcap": Part.CAP,
@@ -121,7 +121,7 @@ class GroupedQueryAttention(Protocol[Array]):
     features="causal scale window softcap log_sum_exp",
     results="output log_sum_exp",
     cumulative={"query_ends": "n", "key_ends": "m"},
-    tried={"scale": (0.25,), "window": ((1, 0), (256, 0)), "softcap": (2.0,)},
+    tried={"scale": (0.25, -0.5), "window": ((1, 0), (256, 0)), "softcap": (2.0, 50.0)},
     parts={"scale": Part.SCALE, "softcap": Part.CAP},
 )
 class VariableLengthAttention(Protocol[Array]):
@@ -163,7 +163,7 @@ class VariableLengthAttention(Protocol[Array]):
     results="output log_sum_exp",
     indices={"block_table": "pages"},
     lengths={"key_lengths": "blocks*page"},
-    tried={"scale": (0.25,), "window": ((2, 0), (256, 0)), "softcap": (2.0,)},
+    tried={"scale": (0.25, -0.5), "window": ((2, 0), (256, 0)), "softcap": (2.0, 50.0)},
     parts={"scale": Part.SCALE, "softcap": Part.CAP},
 )
 class PagedAttention(Protocol[Array]):
@@ -207,7 +207,7 @@ class PagedAttention(Protocol[Array]):
     axes={"d_c": Axis.WIDTH, "d_r": Axis.FEATURE},
     linear="w_v",
     features="scale",
-    tried={"scale": (0.25,)},
+    tried={"scale": (0.25, -0.5)},
     parts={"scale": Part.SCALE},
 )
 class LatentAttention(Protocol[Array]):

@@ -238,7 +238,7 @@ def along(x: Numbers, leaf: Leaf, size: str, binding: Binding, change: Change) -
     """An array with ``change`` applied along each axis of this size, but for axes that broadcast."""
     for axis in leaf.axes(size):
         d = leaf.core[axis]
-        if d.broadcast and x.shape[axis] == 1 and binding.sizes[size] != 1:
+        if d.broadcast and x.shape[axis] == 1 and number_of(d.factors, binding.sizes) != 1:
             continue
         place = x.ndim + axis
         if len(d.factors) == 1 and "+" in d.factors[0]:

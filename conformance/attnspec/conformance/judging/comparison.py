@@ -21,7 +21,8 @@ class Comparisons:
     """What is compared, and how it came out.
 
     ``ratio`` is the largest error ratio since it was last set to 0. ``not_judged`` counts elements whose budget tells
-    nothing or that a declared choice leaves open, ``vague`` the former alone, ``informative`` all others.
+    nothing or that a declared choice leaves open, ``vague`` the former alone, ``informative`` those of
+    arrays that are not 0 and whose budget tells something.
     ``within_budget`` says that results of the same call may differ within the sum of their budgets.
     """
 
@@ -56,9 +57,11 @@ class Comparisons:
             return
         if callable(budget):
             if not _differs(got, expected):
+                self.informative += got.size if np.any(expected) else 0
                 return
             budget = budget()
         if got.dtype == bool or expected.dtype == bool:
+            self.informative += got.size
             wrong = np.asarray(got != expected)
             if wrong.any():
                 self.ratio = np.inf
@@ -90,7 +93,8 @@ class Comparisons:
         untold = int(np.where(finite, vague, ~exact).sum())
         self.not_judged += untold
         self.vague += int((finite & vague).sum())
-        self.informative += got.size - untold
+        # Zeros are right where zeros are expected, whatever computed them.
+        self.informative += got.size - untold if top > 0 else 0
         return ratios
 
     def _raise(

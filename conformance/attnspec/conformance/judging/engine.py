@@ -40,8 +40,8 @@ Choice = Callable[[list[Result]], Sequence[Result]]
 """The violations that get counterexamples, of those of a case."""
 
 UNTOLD = (
-    "the budgets of {:.0%} of the numbers are too large to tell anything: declare a precision class that rounds less, "
-    "or judge another dtype"
+    "the budgets of {:.0%} of the numbers are too large to tell anything, or no number was compared: declare a "
+    "precision class that rounds less or limits that leave more, or judge another dtype"
 )
 """Message of the formula where most numbers are not judged."""
 
@@ -138,8 +138,8 @@ class _Progress:
 
     @property
     def untold(self) -> float:
-        """The fraction of numbers whose budgets tell nothing, among those that no declared choice leaves open."""
-        return self.vague / max(self.vague + self.informative, 1)
+        """The fraction of numbers whose budgets tell nothing; 1 where no number was compared."""
+        return self.vague / (self.vague + self.informative) if self.informative else 1.0
 
 
 Violated = dict[str, _Progress]
@@ -330,11 +330,12 @@ def _draw(run: _Run, seed: int, count: int) -> None:
 def _try(run: _Run, example: Example, index: int, *, first: bool = False) -> Arguments | None:
     """Check the laws that are due on an example; its arguments, or None if they are outside the domain."""
     subject = run.subject
-    arguments = example.arguments(subject.operation, data_dtype(subject))
-    try:
-        judgeable = subject.in_domain(arguments)
-    except Violation:
-        judgeable = True
+    found, note = contained("making an input", lambda: _made(subject, example), None)
+    if found is None:
+        for progress in run.open:
+            progress.own_error = note
+        return None
+    arguments, judgeable = found
     for progress in run.open:
         for check in progress.checks:
             always = check.ensemble and subject.dtype in NARROW
@@ -343,6 +344,15 @@ def _try(run: _Run, example: Example, index: int, *, first: bool = False) -> Arg
                 run.mark(progress.law, example)
                 run.check(progress, check, arguments, example.seed)
     return arguments if judgeable else None
+
+
+def _made(subject: Subject, example: Example) -> tuple[Arguments, bool]:
+    """The arguments of an example, and whether they are in the domain."""
+    arguments = example.arguments(subject.operation, data_dtype(subject))
+    try:
+        return arguments, subject.in_domain(arguments)
+    except Violation:
+        return arguments, True
 
 
 def _formula_ratio(run: _Run, example: Example, arguments: Arguments | None) -> float:
@@ -373,7 +383,7 @@ def _verdict(run: _Run, case: Case, law: str, progress: _Progress) -> Result:
     if progress.own_error:
         return replace(result, status=Status.LOST, reason=OWN_ERROR, message=progress.own_error)
     if progress.failure is None:
-        if law == FORMULA and progress.untold > MOST_VAGUE:
+        if law == FORMULA and progress.examples and progress.untold > MOST_VAGUE:
             return replace(result, status=Status.LOST, reason=TOO_VAGUE, message=UNTOLD.format(progress.untold))
         if progress.examples:
             return result

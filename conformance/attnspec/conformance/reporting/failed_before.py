@@ -19,6 +19,22 @@ VERDICT = {f.name for f in fields(Result)}
 """The keys of a result that are the verdict itself."""
 
 
+ASKED: Mapping[str, tuple[type, ...]] = {
+    "profile": (str,),
+    "seed": (int,),
+    "device": (str,),
+    "hang_after": (int, float),
+}
+"""Keys of a report that say how its run was asked for, with the types of their values."""
+
+
+def _read(document: Mapping[str, Any], name: str, kinds: tuple[type, ...]) -> Any:
+    found = document[name]
+    if not isinstance(found, kinds):
+        raise ValueError(f"{name}: expected {' or '.join(kind.__name__ for kind in kinds)}; got {found!r}")
+    return found
+
+
 @dataclass(frozen=True)
 class FailedBefore:
     """What an earlier run was asked for, and the verdicts by which its backend violates."""
@@ -34,26 +50,30 @@ class FailedBefore:
             document = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise BackendError(f"expected a report; got {str(path)!r}: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BackendError(f"{path}: expected a report, as --json writes it; got no JSON") from error
         found = document.get("schema") if isinstance(document, dict) else None
         if found != SCHEMA:
             raise BackendError(f"{path}: expected a report of the schema {SCHEMA!r}; got {found!r}")
         try:
             return cls._of(document)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except KeyError as error:
             raise BackendError(f"{path}: expected a whole report; got one without {error}") from error
+        except (TypeError, ValueError, AttributeError) as error:
+            raise BackendError(f"{path}: expected a report as attnspec wrote it; got {error}") from error
 
     @classmethod
     def _of(cls, document: Mapping[str, Any]) -> "FailedBefore":
-        asked: dict[str, Any] = {name: document[name] for name in ("profile", "seed", "device", "hang_after")}
+        asked: dict[str, Any] = {name: _read(document, name, kinds) for name, kinds in ASKED.items()}
         asked |= {name: tuple(names) for name, names in document["selection"].items()}
         asked |= {"in_process": bool(document["in_process"]), "time_limit": float(document["time_limit"] or 0)}
         # There is no sandbox in the judge's own process: that a report has none does not say that it was switched off.
         isolated = not asked["in_process"]
         asked["sandbox"] = "off" if isolated and document["sandbox"] == "none" else "auto"
         results = [Result.from_json({k: v for k, v in r.items() if k in VERDICT}) for r in document["results"]]
-        return cls(document["backend"]["origin"], Settings(**asked), tuple(r for r in results if r.violates))
+        return cls(
+            _read(document["backend"], "origin", (str,)), Settings(**asked), tuple(r for r in results if r.violates)
+        )
 
     def selected(self, **chosen: Sequence[str]) -> "FailedBefore":
         """Only the failures of these operations, laws and dtypes; of all where none are given."""

@@ -94,7 +94,7 @@ class Report:
         )
         diagnoses = tuple(verdicts.diagnoses[c.id] for c in plan.cases if c.id in verdicts.diagnoses)
         tried, left = tried_by(plan, verdicts), tuple(verdicts.left)
-        reason = broken_off if any(r.interrupted for r in results) else None
+        reason = next((r.message for r in results if r.interrupted), None)
         return cls(
             plan.contract,
             settings,

@@ -163,6 +163,8 @@ def _dtypes(declared: Any) -> Mapping[str, str]:
     if not isinstance(declared, Mapping) or not set(declared) <= set(DEFAULTS):
         raise ValueError(f"precision: expected a mapping from {', '.join(DEFAULTS)} to classes; got {declared!r}")
     for dtype, name in declared.items():
+        if not isinstance(name, str):
+            raise ValueError(f"precision {dtype}: expected a class, such as {DEFAULTS[dtype]!r}; got {name!r}")
         found = precision(name).dtype
         if found != dtype:
             raise ValueError(f"precision: expected a class for {dtype}; got {name!r}, which is for {found}")
