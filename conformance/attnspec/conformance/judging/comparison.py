@@ -21,8 +21,8 @@ class Comparisons:
     """What is compared, and how it came out.
 
     ``ratio`` is the largest error ratio since it was last set to 0. ``not_judged`` counts elements whose budget tells
-    nothing or that a declared choice leaves open, ``vague`` the former alone, ``informative`` those of
-    arrays that are not 0 and whose budget tells something.
+    nothing or that a declared choice leaves open, ``vague`` the former alone, ``informative`` those
+    whose budget tells them from 0.
     ``within_budget`` says that results of the same call may differ within the sum of their budgets.
     """
 
@@ -93,8 +93,8 @@ class Comparisons:
         untold = int(np.where(finite, vague, ~exact).sum())
         self.not_judged += untold
         self.vague += int((finite & vague).sum())
-        # Zeros are right where zeros are expected, whatever computed them.
-        self.informative += got.size - untold if top > 0 else 0
+        # Where 0 is within the budget, zeros are right whatever computed them.
+        self.informative += int((finite & ~vague & (np.abs(expected) > budget)).sum())
         return ratios
 
     def _raise(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import hypothesis
@@ -13,7 +13,6 @@ from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.inputs.strategies import examples
 from attnspec.conformance.judging.attempt import Outcome, attempt, attempt_once, stable_seed
-from attnspec.conformance.judging.comparison import MOST_VAGUE
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.own_errors import Containment, contained, joined
@@ -40,10 +39,13 @@ Choice = Callable[[list[Result]], Sequence[Result]]
 """The violations that get counterexamples, of those of a case."""
 
 UNTOLD = (
-    "the budgets of {:.0%} of the numbers are too large to tell anything, or no number was compared: declare a "
-    "precision class that rounds less or limits that leave more, or judge another dtype"
+    "no number could be told right from wrong: {} of them have budgets that are too large. Declare a precision class "
+    "that rounds less or limits that leave more, or judge another dtype"
 )
-"""Message of the formula where most numbers are not judged."""
+"""Message of the formula where no number is judged."""
+
+FURTHER = 16
+"""Further examples of the formula, at most, where those of the profile tell nothing of any number."""
 
 NOTHING: Outcome = (None, False, 0.0, 0)
 """The outcome of a check that has not come to its end."""
@@ -135,11 +137,6 @@ class _Progress:
     def open(self) -> bool:
         """Whether the law is not decided yet."""
         return self.failure is None and not self.own_error
-
-    @property
-    def untold(self) -> float:
-        """The fraction of numbers whose budgets tell nothing; 1 where no number was compared."""
-        return self.vague / (self.vague + self.informative) if self.informative else 1.0
 
 
 Violated = dict[str, _Progress]
@@ -299,6 +296,22 @@ def _explore(run: _Run, seed: int) -> None:
             return
     if effort.drawn:
         _draw(run, seed, len(rows))
+    _look_further(run, seed)
+
+
+def _look_further(run: _Run, seed: int) -> None:
+    """Check the formula on other examples where those of the profile are empty, or tell nothing of any number."""
+    subject, formula = run.subject, run.laws.get(FORMULA)
+    if formula is None or not formula.examples:
+        return
+    others = corners(subject.operation, subject.limits, seed=seed + 1, most=FURTHER, work=run.effort.work)
+    for example in others:
+        if formula.informative or not formula.open or run.ended:
+            return
+        found, _ = contained("making an input", partial(_made, subject, example), None)
+        if found is not None and found[1]:
+            run.mark(FORMULA, example)
+            run.check(formula, formula.checks[0], found[0], example.seed)
 
 
 def _draw(run: _Run, seed: int, count: int) -> None:
@@ -383,8 +396,8 @@ def _verdict(run: _Run, case: Case, law: str, progress: _Progress) -> Result:
     if progress.own_error:
         return replace(result, status=Status.LOST, reason=OWN_ERROR, message=progress.own_error)
     if progress.failure is None:
-        if law == FORMULA and progress.examples and progress.untold > MOST_VAGUE:
-            return replace(result, status=Status.LOST, reason=TOO_VAGUE, message=UNTOLD.format(progress.untold))
+        if law == FORMULA and progress.examples and not progress.informative:
+            return replace(result, status=Status.LOST, reason=TOO_VAGUE, message=UNTOLD.format(progress.vague))
         if progress.examples:
             return result
         left = not any(run.affords(check) for check in progress.checks)

@@ -19,7 +19,7 @@ OWN_ERROR = "error of attnspec"
 """Why a law has no verdict whose check raised an error of attnspec itself."""
 
 TOO_VAGUE = "budgets too large"
-"""Why the formula has no verdict whose error budgets tell nothing of most numbers."""
+"""Why the formula has no verdict whose error budgets tell nothing of any number."""
 
 JUDGE_LOST = "the judge's own process"
 """How the message of a law begins that has no verdict because the process that judged it was killed."""
