@@ -44,7 +44,7 @@ def _entries(table: Numbers, dtype: str, count: int) -> Numbers:
     source="NVIDIA/Megatron-LM#535: seq.type_as(inv_freq), which makes neighbours the same from 2,048 on",
 )
 def positions_in_float16(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
-    """Odd positions beyond 2,048 are even ones, and those beyond 65,504 are infinite."""
+    """Odd positions beyond 2,048 are even ones, and those from 65,520 on are infinite."""
     return Formulas.angles(correct, rounded(positions, "float16"), d, theta)
 
 
@@ -125,7 +125,7 @@ def window_in_a_byte(correct: Formulas, n: int, m: int, *, window: Any = None) -
     source="int8 in the arguments of a kernel, of which −1 means no window",
 )
 def window_in_a_signed_byte(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
-    """A window of 256 keys reaches nothing, and one of 130 less than that."""
+    """An end of 256 becomes 0, and one of 130 becomes −126."""
     return Formulas.sliding_window_mask(correct, n, m, window=_window(window, "int8"))
 
 

@@ -123,7 +123,7 @@ def bias_of_last_element(
 def queries_of_last_element(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Only where the query has that dimension, of size 1."""
+    """A query (1, heads, n, d) gets the gradient of the last element of the batch alone."""
     asking = at(arguments, query(operation))
     if asking.ndim != 4 or asking.shape[0] != 1:
         return Library.differentiated(correct, operation, arguments, cotangent)
@@ -140,7 +140,7 @@ def queries_of_last_element(
 def keys_of_last_head(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Only where the key has a dimension of heads, of size 1."""
+    """A key (batch, 1, m, d) gets the gradient of the last head alone."""
     keys = at(arguments, key(operation))
     if keys.ndim != 4 or keys.shape[1] != 1:
         return Library.differentiated(correct, operation, arguments, cotangent)
