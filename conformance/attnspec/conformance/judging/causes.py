@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from attnspec.conformance.judging.profiles import FORMULA, GRADIENT
 from attnspec.conformance.judging.results import UNJUDGED, Result
+from attnspec.conformance.judging.violation import Reason
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.semantics import ASKED_BY
 
@@ -39,7 +40,7 @@ def consequences(violations: Iterable[Result]) -> list[Result]:
     broken: dict[tuple[str, str], set[str | None]] = {}
     for r in results:
         if r.law in ROOTS and not r.message.startswith(UNJUDGED):
-            broken.setdefault((r.operation, r.law), {"value", "declared"}).add(r.reason)
+            broken.setdefault((r.operation, r.law), {Reason.VALUE, Reason.DECLARED}).add(r.reason)
 
     def follows(r: Result, root: str) -> bool:
         return r.reason in broken.get((r.operation, root), ()) and not _declarable(r)
