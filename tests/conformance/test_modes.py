@@ -17,8 +17,6 @@ from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.remote.description import contract_from
 from attnspec.spec import Limits
 
-THREADS = torch.get_num_threads()
-
 
 class Backend(TorchBackend):
     """Softmax by PyTorch."""
@@ -38,11 +36,15 @@ class Backend(TorchBackend):
 
 
 class OfOneTeam(Backend):
-    """Weights are 0 unless the framework has the number of threads that the law sets."""
+    """Weights are 0 unless the framework has as many threads as when this backend was made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads = torch.get_num_threads()
 
     def finished(self, weights: torch.Tensor) -> torch.Tensor:
-        """The weights, where the framework has as many threads as the law gives it."""
-        return weights if torch.get_num_threads() == THREADS else weights * 0
+        """The weights, or 0."""
+        return weights if torch.get_num_threads() == self.threads else weights * 0
 
 
 class Uncast(Backend):
@@ -64,8 +66,9 @@ def verdict(backend: Backend, dtype: str) -> Result:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_right_backend_holds(dtype: str) -> None:
+    threads = torch.get_num_threads()
     assert verdict(Backend(), dtype).status is Status.PASSED
-    assert torch.get_num_threads() == THREADS
+    assert torch.get_num_threads() == threads
 
 
 def test_other_numbers_of_threads_are_tried() -> None:

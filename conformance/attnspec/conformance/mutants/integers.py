@@ -44,7 +44,7 @@ def _entries(table: Numbers, dtype: str, count: int) -> Numbers:
     source="NVIDIA/Megatron-LM#535: seq.type_as(inv_freq), which makes neighbours the same from 2,048 on",
 )
 def positions_in_float16(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
-    """Odd positions beyond 2,048 are even ones, and those from 65,520 on are infinite."""
+    """Odd positions beyond 2,048 are even ones, and those far beyond 65,504 are infinite."""
     return Formulas.angles(correct, rounded(positions, "float16"), d, theta)
 
 

@@ -13,6 +13,7 @@ from attnspec.spec.multihead import MultiHeadAttention
     "[MPS] scaled_dot_product_attention with is_causal=True leaks future tokens in float16/bfloat16",
     framework="PyTorch (MPS)",
     operation=ScaledDotProductAttention,
+    breaks=("pooling.convexity",),
     replaces="causal_mask",
     dtype="bfloat16",
 )
@@ -27,6 +28,7 @@ def in_groups_of_four(correct: Formulas, n: int, m: int, *, include_self: bool =
     "for q_len < kv_len with no past",
     framework="ONNX Runtime (CPU)",
     operation=ScaledDotProductAttention,
+    breaks=("semantics.causal_alignment",),
     replaces="causal_mask",
 )
 def shifted_where_fewer_queries(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
@@ -39,6 +41,7 @@ def shifted_where_fewer_queries(correct: Formulas, n: int, m: int, *, include_se
     "Fix causal mask alignment in scaled_dot_product_attention (Fixes #2835)",
     framework="MLX",
     operation=ScaledDotProductAttention,
+    breaks=("masking.future-invariance",),
     replaces="causal_mask",
 )
 def bottom_right(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
@@ -51,6 +54,7 @@ def bottom_right(correct: Formulas, n: int, m: int, *, include_self: bool = True
     "seems to not support the case where seq_q is longer than seq_k and (Is_causal || Is_local) == True",
     framework="FlashAttention 2",
     operation=ScaledDotProductAttention,
+    breaks=("semantics.causal_alignment",),
     replaces="causal_mask",
     dtype="float16",
 )
@@ -65,6 +69,7 @@ def first_rows_without_keys(correct: Formulas, n: int, m: int, *, include_self: 
     "(dropout > 0, `return_attention_scores=True`, or non-4D inputs) — regression in #22910",
     framework="Keras",
     operation=MultiHeadAttention,
+    breaks=("masking.spelled-out",),
     replaces="attend_heads",
 )
 def dropped_without_fused_path(
@@ -80,6 +85,7 @@ def dropped_without_fused_path(
     "[bug] Causal mask is skipped if no att_mask is passed",
     framework="xFormers",
     operation=ScaledDotProductAttention,
+    breaks=("masking.nonfinite-gradient",),
     replaces="attendable",
 )
 def only_beside_a_mask(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -92,6 +98,7 @@ def only_beside_a_mask(correct: Formulas, mask: Numbers, causal: bool, n: int, m
     "Mask is being ignored when cudnn_flash_attention is used",
     framework="MaxText (TransformerEngine)",
     operation=ScaledDotProductAttention,
+    breaks=("masking.future-invariance",),
     replaces="attendable",
 )
 def other_mask_ignored(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -104,6 +111,7 @@ def other_mask_ignored(correct: Formulas, mask: Numbers, causal: bool, n: int, m
     "Fix GPT-2 Flash Attention 2 generation with left-padding",
     framework="Transformers (GPT-2)",
     operation=MultiHeadAttention,
+    breaks=("masking.spelled-out",),
     replaces="attendable",
 )
 def off_beside_padding(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -116,6 +124,7 @@ def off_beside_padding(correct: Formulas, mask: Numbers, causal: bool, n: int, m
     "In Llama4 fix wrongly inverted causal attention mask when using SDPA implementation",
     framework="Transformers (Llama 4)",
     operation=ProjectedSelfAttention,
+    breaks=("masking.future-invariance",),
     replaces="attendable",
 )
 def inverted_by_conversion(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -129,6 +138,7 @@ def inverted_by_conversion(correct: Formulas, mask: Numbers, causal: bool, n: in
     "Attention mask is applied incorrectly",
     framework="nanoGPT in MLX",
     operation=SelfAttention,
+    breaks=("pooling.convexity",),
     replaces="excluded",
 )
 def branches_exchanged(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
@@ -142,6 +152,7 @@ def branches_exchanged(correct: Formulas, scores: Numbers, mask: Numbers) -> Num
     "composed `is_causal` + `attn_mask`, per onnx/onnx#8068",
     framework="ONNX Runtime",
     operation=ScaledDotProductAttention,
+    breaks=("attention.permutation",),
     replaces="softmax",
 )
 def uniform_where_both_mask(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
@@ -159,6 +170,7 @@ def uniform_where_both_mask(correct: Formulas, scores: Numbers, *, mask: Numbers
     "silently causal under sdpa",
     framework="Transformers (Mllama)",
     operation=CrossAttention,
+    breaks=("pooling.ensemble-gain",),
     replaces="attendable",
 )
 def causal_by_default(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -171,6 +183,7 @@ def causal_by_default(correct: Formulas, mask: Numbers, causal: bool, n: int, m:
     "FA4 returns an all-zero output for causal attention on SM100 after flash-attention #2490",
     framework="TransformerEngine (FlashAttention 4)",
     operation=ScaledDotProductAttention,
+    breaks=("pooling.convexity",),
     replaces="attend",
     dtype="bfloat16",
 )
@@ -185,6 +198,7 @@ def zero_where_causal(correct: Formulas, scores: Numbers, value: Numbers, mask: 
     "SM120 forward pass (Blackwell GeForce / DGX Spark)",
     framework="FlashAttention 4 (SM80)",
     operation=ScaledDotProductAttention,
+    breaks=("sizes.together",),
     replaces="scaled_dot_product_attention",
     dtype="float16",
     profile="full",

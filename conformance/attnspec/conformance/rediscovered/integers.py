@@ -22,6 +22,7 @@ from attnspec.spec.transformer import LayerNorm, LayerNormParameters
     "[BUG] RoPE `seq` loses fraction bits with `fp16` enabled",
     framework="Megatron-LM",
     operation=RotaryEmbedding,
+    breaks=("operation.option-effect",),
     replaces="angles",
 )
 def positions_of_the_model(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
@@ -35,6 +36,7 @@ def positions_of_the_model(correct: Formulas, positions: Numbers, d: int, theta:
     "bfloat)",
     framework="GPT-NeoX",
     operation=RotaryEmbedding,
+    breaks=("operation.oracle",),
     replaces="angles",
 )
 def angles_in_half(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
@@ -48,6 +50,7 @@ def angles_in_half(correct: Formulas, positions: Numbers, d: int, theta: float) 
     "LlamaRotaryEmbedding (wrong cache value when casting model to float16/bfloat16)",
     framework="Transformers (Llama)",
     operation=RotaryEmbedding,
+    breaks=("operation.oracle",),
     replaces="angles",
 )
 def frequencies_of_the_model(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
@@ -61,6 +64,7 @@ def frequencies_of_the_model(correct: Formulas, positions: Numbers, d: int, thet
     "qwen2: build RoPE cos/sin tables in fp32 (fixes long-context divergence)",
     framework="candle (Qwen2)",
     operation=RotaryEmbedding,
+    breaks=("operation.oracle",),
     replaces="angles",
 )
 def noise_at_long_context(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
@@ -73,6 +77,7 @@ def noise_at_long_context(correct: Formulas, positions: Numbers, d: int, theta: 
     "rotary embedding issues when training in mixed precision",
     framework="x-transformers",
     operation=RotaryEmbedding,
+    breaks=("operation.oracle",),
     replaces="angles",
 )
 def angles_under_autocast(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
@@ -85,6 +90,7 @@ def angles_under_autocast(correct: Formulas, positions: Numbers, d: int, theta: 
     "[ttnn][sdpa] 8 defects in SDPA, kv_cache, paged_cache and indexer_score",
     framework="ttnn",
     operation=PagedAttention,
+    breaks=("operation.oracle",),
     replaces="gathered",
 )
 def pairs_of_entries(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
@@ -102,6 +108,7 @@ def pairs_of_entries(correct: Formulas, pages: Numbers, table: Numbers) -> Numbe
     "kernels do not use",
     framework="vLLM (ROCm)",
     operation=PagedAttention,
+    breaks=("operation.oracle",),
     replaces="gathered",
 )
 def pages_of_another_size(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
@@ -114,6 +121,7 @@ def pages_of_another_size(correct: Formulas, pages: Numbers, table: Numbers) -> 
     "[None][fix] Derive DSA indexer tokens-per-block from the active KV cache manager",
     framework="TensorRT-LLM",
     operation=PagedAttention,
+    breaks=("operation.oracle",),
     replaces="gathered",
 )
 def stale_rows_per_page(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
@@ -126,6 +134,7 @@ def stale_rows_per_page(correct: Formulas, pages: Numbers, table: Numbers) -> Nu
     "Fix cuDNN SDPA non-causal sliding window silently attending to the future",
     framework="JAX (cuDNN)",
     operation=GroupedQueryAttention,
+    breaks=("operation.option-effect",),
     replaces="sliding_window_mask",
 )
 def open_to_the_right(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
@@ -149,6 +158,7 @@ def _squares(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers], dty
     "LayerNormalization returns NaN for finite large float32 inputs",
     framework="ONNX Runtime",
     operation=LayerNorm,
+    breaks=("transformer.layer-norm-shift",),
     replaces="layer_norm",
     differentiable=False,
 )
@@ -162,6 +172,7 @@ def negative_variance(correct: Formulas, x: Numbers, parameters: LayerNormParame
     "[Fix] Stabilize layer_norm variance computation with two-pass reduction",
     framework="TVM",
     operation=LayerNorm,
+    breaks=("transformer.layer-norm-shift",),
     dtype="float16",
     replaces="layer_norm",
     differentiable=False,
@@ -176,6 +187,7 @@ def one_pass_reduction(correct: Formulas, x: Numbers, parameters: LayerNormParam
     "torch.compile can re-use an inference graph when it should run autograd",
     framework="PyTorch (torch.compile)",
     operation=ScaledDotProductAttention,
+    breaks=("training.long-calls",),
 )
 class InferenceGraph(InMode):
     """A call that was compiled without gradients has none when it is recorded later."""

@@ -34,6 +34,7 @@ def packed(x: Numbers) -> tuple[int, ...]:
     "[MPS] scaled_dot_product_attention returns wrong values for non-contiguous (permute-produced) q/k/v",
     framework="PyTorch (MPS)",
     operation=ScaledDotProductAttention,
+    breaks=("sizes.together",),
     replaces="prepared",
     profile="full",
 )
@@ -56,6 +57,7 @@ def permuted_read_as_contiguous(
     "flash attention returns wrong output for non-contiguous value tensors (breaks Qwen3.5-9B E2E)",
     framework="FlagGems",
     operation=ScaledDotProductAttention,
+    breaks=("storage.layouts",),
     replaces="prepared",
     dtype="float16",
 )
@@ -73,6 +75,7 @@ def values_read_as_contiguous(
     "Fix cpu flash sdpa incorrect results when inputs' innermost dim is not contiguous",
     framework="PyTorch (CPU)",
     operation=ScaledDotProductAttention,
+    breaks=("storage.layouts",),
     replaces="prepared",
 )
 def innermost_read_as_contiguous(
@@ -92,6 +95,7 @@ def innermost_read_as_contiguous(
     "Fix silent wrong results in the cuDNN SDPA prefill/decode paths",
     framework="FlashInfer (cuDNN)",
     operation=ScaledDotProductAttention,
+    breaks=("storage.layouts",),
 )
 class StridesOfTheFirstCall(Library):
     """Graphs are kept by shape: a call with other strides is read with those of the first."""
@@ -112,6 +116,7 @@ class StridesOfTheFirstCall(Library):
     "[Bug] FA4 Blackwell hd256 forward skips Q/K contiguous conversion on compiled-kernel cache hits",
     framework="FlashAttention 4",
     operation=ScaledDotProductAttention,
+    breaks=("sizes.together",),
     dtype="bfloat16",
     profile="full",
 )
@@ -139,6 +144,7 @@ def is_one_of(x: Any, given: list[Numbers]) -> bool:
     "(bf16 + attn_mask, CUDA; MATH correct on identical tensors)",
     framework="PyTorch (memory-efficient kernel)",
     operation=ScaledDotProductAttention,
+    breaks=("sizes.together",),
     replaces="prepared",
     dtype="bfloat16",
     profile="full",
@@ -160,6 +166,7 @@ def last_of_expanded(correct: Library, operation: Operation, arguments: Mapping[
     "`torch.layer_norm()` gives wrong results on MPS if applied on a slice of tensor",
     framework="PyTorch (MPS)",
     operation=LayerNorm,
+    breaks=("storage.layouts",),
     replaces="prepared",
 )
 def offset_ignored(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Numbers]:
@@ -178,6 +185,7 @@ def offset_ignored(correct: Library, operation: Operation, arguments: Mapping[st
     "[cuDNN][SDPA] Match `query`'s memory layout ordering for `output` in cuDNN SDPA",
     framework="PyTorch (cuDNN)",
     operation=ScaledDotProductAttention,
+    breaks=("training.strides",),
     replaces="vjp",
 )
 def cotangent_like_the_result(

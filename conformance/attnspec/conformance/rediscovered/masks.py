@@ -14,6 +14,7 @@ from attnspec.spec.multihead import MultiHeadAttention
     "[MPS] Fix SDPA vector kernel mask offset for partially broadcast masks",
     framework="PyTorch (MPS)",
     operation=ScaledDotProductAttention,
+    breaks=("sizes.together",),
     replaces="scaled_dot_product_attention",
     profile="full",
 )
@@ -35,6 +36,7 @@ def mask_of_another_element(
     "multi_head_attention_forward 3D attention mask incorrect behavior",
     framework="PyTorch (nn.MultiheadAttention)",
     operation=MultiHeadAttention,
+    breaks=("operation.broadcasting",),
     replaces="attendable",
 )
 def padded_queries_masked(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -49,6 +51,7 @@ def padded_queries_masked(correct: Formulas, mask: Numbers, causal: bool, n: int
     "SDPA reads zero-padded mask columns when Sk % 32 != 0",
     framework="ttnn",
     operation=ScaledDotProductAttention,
+    breaks=("pooling.convexity",),
     replaces="softmax",
     dtype="bfloat16",
 )
@@ -64,6 +67,7 @@ def padding_of_the_mask(correct: Formulas, scores: Numbers, *, mask: Numbers = N
     "[BUG] SDPA NAX kernel: int16 overflow in mask col_pos for KV sequences > 32K",
     framework="MLX (Metal)",
     operation=ScaledDotProductAttention,
+    breaks=("sizes.beyond",),
     replaces="attendable",
     profile="full",
 )
@@ -82,6 +86,7 @@ def columns_in_16_bits(correct: Formulas, mask: Numbers, causal: bool, n: int, m
     "for external (static) KV cache (#8054)",
     framework="ONNX (function body of Attention)",
     operation=ScaledDotProductAttention,
+    breaks=("pooling.convexity",),
     replaces="excluded",
 )
 def multiplied_by_infinity(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
@@ -94,6 +99,7 @@ def multiplied_by_infinity(correct: Formulas, scores: Numbers, mask: Numbers) ->
     "scaled_dot_product_attention produces NaN when input has NaN in masked-out positions",
     framework="PyTorch",
     operation=ScaledDotProductAttention,
+    breaks=("masking.nonfinite-gradient",),
     replaces="excluded",
 )
 def added_to_nan(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
@@ -107,6 +113,7 @@ def added_to_nan(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     "FlashAttention3 propagates NaN from KVCache paddings to output",
     framework="FlashAttention 3",
     operation=ScaledDotProductAttention,
+    breaks=("masking.nonfinite-gradient",),
     replaces="pooled",
     dtype="float16",
 )
@@ -120,6 +127,7 @@ def zero_times_padding(correct: Formulas, weights: Numbers, value: Numbers, mask
     "MultiheadAttention returns NaNs when need_weights=False for long sequences with a mask that ignores old tokens",
     framework="PyTorch (CPU)",
     operation=ScaledDotProductAttention,
+    breaks=("sizes.beyond",),
     replaces="softmax",
     profile="full",
 )

@@ -21,6 +21,7 @@ from attnspec.spec.transformer import EncoderStack, LayerNorm
     "which is wrong for the layout the layer passes them",
     framework="attorch",
     operation=MultiHeadAttention,
+    breaks=("pooling.gain",),
     replaces="attend_heads",
 )
 def head_zero(correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
@@ -34,6 +35,7 @@ def head_zero(correct: Formulas, query: Numbers, key: Numbers, value: Numbers, m
     "TransformerEncoder truncates output when some token positions are masked by `src_key_padding_mask` across batch",
     framework="PyTorch (nn.TransformerEncoder)",
     operation=EncoderStack,
+    breaks=("operation.batch-invariance",),
     replaces="encoder_stack",
 )
 def truncated(correct: Formulas, x: Numbers, layers: Any, *, mask: Numbers = None, norm: str = "post") -> Numbers:
@@ -50,6 +52,7 @@ def truncated(correct: Formulas, x: Numbers, layers: Any, *, mask: Numbers = Non
     "LSTM Output Transposed w/MPS on 1.13 nightly build",
     framework="PyTorch (MPS)",
     operation=LSTM,
+    breaks=("operation.oracle",),
     replaces="lstm",
 )
 def time_before_batch(
@@ -65,6 +68,7 @@ def time_before_batch(
     "[MPS] Fix LSTM backward and forward pass",
     framework="PyTorch (MPS)",
     operation=StackedLSTM,
+    breaks=("operation.oracle",),
     replaces="row",
 )
 def state_of_the_first_layer(correct: Formulas, layer: int) -> int:
@@ -77,6 +81,7 @@ def state_of_the_first_layer(correct: Formulas, layer: int) -> int:
     "Loss.backward() error when using MPS on M1",
     framework="PyTorch (MPS)",
     operation=LSTM,
+    breaks=("training.cotangents",),
     replaces="vjp",
 )
 def needs_all_cotangents(
@@ -93,6 +98,7 @@ def needs_all_cotangents(
     "No description about forcing zero output for mask in Bidirectional",
     framework="TensorFlow",
     operation=LSTM,
+    breaks=("recurrent.padding-gradient",),
     replaces="shown",
 )
 def last_state_repeated(correct: Formulas, hidden: Numbers, inside: Numbers) -> Numbers:
@@ -105,6 +111,7 @@ def last_state_repeated(correct: Formulas, hidden: Numbers, inside: Numbers) -> 
     "Inconsistent crashing behavior with CuDNN, tensorflow RNNs, and padding",
     framework="TensorFlow (cuDNN)",
     operation=LSTM,
+    breaks=("storage.layouts",),
     replaces="check_lengths",
 )
 def empty_sentence_refused(correct: Formulas, lengths: Numbers, m: int) -> None:
@@ -119,6 +126,7 @@ def empty_sentence_refused(correct: Formulas, lengths: Numbers, m: int) -> None:
     "burn-flex: fused f32 layer_norm loses precision for rows with large mean (E[x^2]-E[x]^2)",
     framework="Burn",
     operation=LayerNorm,
+    breaks=("transformer.layer-norm-shift",),
     replaces="layer_norm",
     profile="full",
 )
@@ -135,6 +143,7 @@ def cancelled_variance(correct: Formulas, x: Numbers, parameters: Any) -> Number
     "[Bugfix] Fix fp16 precision loss in FunASR position encoding",
     framework="vLLM (FunASR)",
     operation=SinusoidalPositionalEncoding,
+    breaks=("operation.oracle",),
     replaces="frequencies",
 )
 def frequencies_in_half(correct: Formulas, d: int) -> Numbers:
@@ -147,6 +156,7 @@ def frequencies_in_half(correct: Formulas, d: int) -> Numbers:
     "[BUG]Positional Encoding Shape Mismatch on Odd Dimensions",
     framework="pyaptamer",
     operation=SinusoidalPositionalEncoding,
+    breaks=("semantics.odd_encoding",),
     replaces="sinusoidal_positional_encoding",
 )
 def odd_width_refused(correct: Formulas, n: int, d: int) -> Numbers:
@@ -161,6 +171,7 @@ def odd_width_refused(correct: Formulas, n: int, d: int) -> Numbers:
     "fix position encoding bug",
     framework="Kyubyong/transformer",
     operation=SinusoidalPositionalEncoding,
+    breaks=("operation.oracle",),
     replaces="frequencies",
 )
 def integer_division(correct: Formulas, d: int) -> Numbers:

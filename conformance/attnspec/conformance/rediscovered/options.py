@@ -34,6 +34,7 @@ def heads_of(operation: Operation, arguments: Mapping[str, Any]) -> tuple[int, i
     "SDPA cuDNN backend silently corrupts greedy generation on B200 (sm_100) for models with num_key_value_heads < 8",
     framework="PyTorch (cuDNN, B200)",
     operation=GroupedQueryAttention,
+    breaks=("operation.option-effect",),
     replaces="prepared",
 )
 def few_heads(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,6 +51,7 @@ def few_heads(correct: Library, operation: Operation, arguments: Mapping[str, An
     "[MPS] Out of bounds memory access/corruption and correctness issue in SDPA",
     framework="PyTorch (MPS)",
     operation=GroupedQueryAttention,
+    breaks=("sizes.beyond",),
     replaces="prepared",
     profile="full",
 )
@@ -68,6 +70,7 @@ def two_passes(correct: Library, operation: Operation, arguments: Mapping[str, A
     "Metal SDPA kernel produces NaN with non-square mask + GQA",
     framework="candle (Metal)",
     operation=GroupedQueryAttention,
+    breaks=("operation.option-effect",),
     replaces="finished",
 )
 def rectangular_mask(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
@@ -85,6 +88,7 @@ def rectangular_mask(correct: Library, operation: Operation, result: Any, argume
     "(cuDNN 9.26/9.27, all archs)",
     framework="cuDNN",
     operation=VariableLengthAttention,
+    breaks=("operation.option-effect",),
     replaces="finished",
 )
 def first_of_group(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
@@ -103,6 +107,7 @@ def first_of_group(correct: Library, operation: Operation, result: Any, argument
     "backward_dq",
     framework="native-sparse-attention-triton",
     operation=VariableLengthAttention,
+    breaks=("training.options",),
     replaces="differentiated",
 )
 def as_wide_as_queries(
@@ -127,6 +132,7 @@ def as_wide_as_queries(
     "Fix SDPA KV-cache decode to respect sliding window",
     framework="nanochat",
     operation=PagedAttention,
+    breaks=("operation.option-effect",),
     replaces="prepared",
 )
 def unlimited_decoding(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,6 +147,7 @@ def unlimited_decoding(correct: Library, operation: Operation, arguments: Mappin
     "Sliding window size not passed during KV cache inference",
     framework="H-Net",
     operation=GroupedQueryAttention,
+    breaks=("operation.oracle",),
     replaces="prepared",
 )
 def unlimited_cache(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,6 +162,7 @@ def unlimited_cache(correct: Library, operation: Operation, arguments: Mapping[s
     "SDPA decode causal mask fails to exclude positions beyond cur_pos (block_size=32)",
     framework="ttnn",
     operation=PagedAttention,
+    breaks=("operation.option-effect",),
     replaces="cached",
 )
 def whole_blocks(correct: Formulas, lengths: Numbers, n: int, m: int, causal: bool, window: Any) -> Numbers:
@@ -168,6 +176,7 @@ def whole_blocks(correct: Formulas, lengths: Numbers, n: int, m: int, causal: bo
     "[Bug] CuteDSL paged decode with `is_causal=False` uses padding KV lanes",
     framework="FlashInfer (CuTe DSL)",
     operation=PagedAttention,
+    breaks=("operation.oracle",),
     replaces="cached",
 )
 def padding_lanes(correct: Formulas, lengths: Numbers, n: int, m: int, causal: bool, window: Any) -> Numbers:
@@ -213,6 +222,7 @@ def offsets_of_masks(correct: Formulas, mask: Numbers, causal: bool, n: int, m: 
     "sparse_mode=0)",
     framework="vLLM (Ascend)",
     operation=ScaledDotProductAttention,
+    breaks=("sizes.beyond",),
     replaces="attendable",
     profile="full",
 )
@@ -230,6 +240,7 @@ def mask_of_512(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) 
     "Softcap in Attention op",
     framework="ONNX (Attention)",
     operation=GroupedQueryAttention,
+    breaks=("pooling.gain",),
 )
 class MaskedBeforeCapped(Formulas):
     """Scores are masked before they are capped, so that a masked key keeps the score −cap."""
@@ -252,6 +263,7 @@ class MaskedBeforeCapped(Formulas):
     "feat(cute): implement softcap backward pass, correct math formula, and resolve JIT cache bug",
     framework="FlashAttention 4",
     operation=GroupedQueryAttention,
+    breaks=("pooling.gain",),
     replaces="capped",
 )
 def times_itself(correct: Formulas, scores: Numbers, softcap: Any) -> Numbers:
@@ -264,6 +276,7 @@ def times_itself(correct: Formulas, scores: Numbers, softcap: Any) -> Numbers:
     "Incorrect result for sdpa op",
     framework="ttnn",
     operation=GroupedQueryAttention,
+    breaks=("operation.option-effect",),
     replaces="scaled_by",
 )
 def default_scale(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Numbers:
@@ -277,6 +290,7 @@ def default_scale(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Num
     "is attenuated by 1/sqrt(D), unlike PyTorch and unlike the prefill op, which compensate",
     framework="ttnn",
     operation=GroupedQueryAttention,
+    breaks=("operation.option-effect",),
     replaces="prepared",
 )
 def scaled_bias(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -295,6 +309,7 @@ def scaled_bias(correct: Library, operation: Operation, arguments: Mapping[str, 
     "[regression] nn.MultiheadAttention does not respect adding of floating point mask to attention for the fast path",
     framework="PyTorch (nn.MultiheadAttention)",
     operation=GroupedQueryAttention,
+    breaks=("operation.option-effect",),
     replaces="prepared",
 )
 def boolean_bias(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -313,6 +328,7 @@ def boolean_bias(correct: Library, operation: Operation, arguments: Mapping[str,
     "Fix attention bias broadcast",
     framework="ONNX Runtime",
     operation=GroupedQueryAttention,
+    breaks=("training.broadcast-sum",),
     replaces="prepared",
 )
 def shared_by_heads(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -333,6 +349,7 @@ def shared_by_heads(correct: Library, operation: Operation, arguments: Mapping[s
     "[CK_TILE] Split-KV attention adds the sink logit twice, and the nwarp pipeline seeds it at the wrong scale",
     framework="ROCm (CK Tile)",
     operation=GroupedQueryAttention,
+    breaks=("operation.option-effect",),
     replaces="logarithms",
 )
 def sink_twice(correct: Formulas, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
@@ -350,6 +367,7 @@ def sink_twice(correct: Formulas, scores: Numbers, attendable: Numbers, sinks: N
     "Fix GPT-OSS sink gradients by defaulting to FlexAttention",
     framework="torchtitan",
     operation=GroupedQueryAttention,
+    breaks=("training.broadcast-sum",),
     replaces="with_sink",
 )
 def detached_logarithms(
@@ -367,6 +385,7 @@ def detached_logarithms(
     "Learnable sink gradient support in flash_attn.cute",
     framework="FlashAttention 4",
     operation=GroupedQueryAttention,
+    breaks=("training.broadcast-sum",),
     replaces="differentiated",
 )
 def unlearned_sinks(
@@ -382,6 +401,7 @@ def unlearned_sinks(
     "SDPA Memory Efficient Attention is producing NaNs for certain mask patterns.",
     framework="PyTorch (memory-efficient kernel)",
     operation=GroupedQueryAttention,
+    breaks=("sizes.features",),
     replaces="weighted",
 )
 def lowest_tile(correct: Formulas, scores: Numbers, values: Numbers, attendable: Numbers) -> tuple[Numbers, Numbers]:
@@ -397,6 +417,7 @@ def lowest_tile(correct: Formulas, scores: Numbers, values: Numbers, attendable:
     "fix(attention): handle extreme negative logits in masked softmax",
     framework="FlashInfer",
     operation=GroupedQueryAttention,
+    breaks=("masking.finite-fill",),
     replaces="weighted",
 )
 def below_the_sentinel(
@@ -413,6 +434,7 @@ def below_the_sentinel(
     "Fix CUDA ONNX Attention: min_bias_align crash on SM<80 and MEA NaN for fully-masked batches",
     framework="ONNX Runtime (CUDA)",
     operation=GroupedQueryAttention,
+    breaks=("operation.option-effect",),
     replaces="finished",
 )
 def nothing_over_nothing(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
@@ -429,6 +451,7 @@ def nothing_over_nothing(correct: Library, operation: Operation, result: Any, ar
     "Fix +/-inf in LSE returned by forward",
     framework="FlashAttention 2",
     operation=GroupedQueryAttention,
+    breaks=("operation.option-effect",),
     replaces="log_sum_exp",
 )
 def plus_infinity(correct: Formulas, scores: Numbers) -> Numbers:
@@ -442,6 +465,7 @@ def plus_infinity(correct: Formulas, scores: Numbers) -> Numbers:
     "[Bug] Paged causal prefill returns finite LSE for fully masked rows when qo_len > kv_len",
     framework="FlashInfer",
     operation=GroupedQueryAttention,
+    breaks=("operation.option-effect",),
     replaces="log_sum_exp",
 )
 def finite_sentinel(correct: Formulas, scores: Numbers) -> Numbers:
@@ -454,6 +478,7 @@ def finite_sentinel(correct: Formulas, scores: Numbers) -> Numbers:
     "[Bug]: Cascade state merging returns NaN when all input states are empty",
     framework="FlashInfer",
     operation=MergeAttention,
+    breaks=("kernels.merged",),
     replaces="merge_attention",
 )
 def merged_to_nan(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
@@ -472,6 +497,7 @@ def merged_to_nan(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) ->
     "Fix causal cross-attention alignment in Triton backward",
     framework="ffpa-attn (Triton)",
     operation=ScaledDotProductAttention,
+    breaks=("training.recorded-result",),
     declares={"causal_alignment": "bottom-right"},
 )
 class AlignedForwardAlone(Library):

@@ -18,6 +18,8 @@ def address_of(source: str) -> str:
 class Rediscovered(Mutant):
     """A defect that somebody reported; ``source`` is the report, as ``owner/repository#number``.
 
+    ``breaks`` has one law that convicts it by itself, none where no conviction is certain.
+
     ``title`` is the report's, ``framework`` where it was. ``needs`` says which input a conviction waits for; where one
     is certain, it is empty, and ``profile`` the least one that convicts.
     """

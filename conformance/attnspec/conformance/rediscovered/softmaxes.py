@@ -21,6 +21,7 @@ from attnspec.spec.normalization import Softmax
     "[Feature Request] Add Safe Softmax for SDPA",
     framework="MLX",
     operation=ScaledDotProductAttention,
+    breaks=("attention.permutation",),
     replaces="excluded",
 )
 def lowest_number(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
@@ -33,6 +34,7 @@ def lowest_number(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     "SDPA produces NaN with padding mask",
     framework="PyTorch",
     operation=ScaledDotProductAttention,
+    breaks=("operation.oracle",),
     replaces="normalized",
 )
 def zero_over_zero(correct: Formulas, scores: Numbers) -> Numbers:
@@ -46,6 +48,7 @@ def zero_over_zero(correct: Formulas, scores: Numbers) -> Numbers:
     "nn.MultiheadAttention causes gradients to become NaN under some use cases",
     framework="PyTorch (nn.MultiheadAttention)",
     operation=MultiHeadAttention,
+    breaks=("masking.nonfinite-gradient",),
     replaces="differentiated",
 )
 def poisoned_gradients(
@@ -64,6 +67,7 @@ def poisoned_gradients(
     "Possible regression of F.scaled_dot_product_attention on CPU in PyTorch 2.5",
     framework="PyTorch (CPU)",
     operation=ScaledDotProductAttention,
+    breaks=("semantics.attendable_nan",),
     replaces="normalized",
 )
 def nan_hidden(correct: Formulas, scores: Numbers) -> Numbers:
@@ -77,6 +81,7 @@ def nan_hidden(correct: Formulas, scores: Numbers) -> Numbers:
     "Fixed softmax for large negative numbers",
     framework="NNlib.jl",
     operation=Softmax,
+    breaks=("masking.finite-fill",),
     replaces="shift",
 )
 def at_least_zero(correct: Formulas, scores: Numbers) -> Numbers:
@@ -89,6 +94,7 @@ def at_least_zero(correct: Formulas, scores: Numbers) -> Numbers:
     "libnd4j - new SoftMax Op overflows and results in NaN",
     framework="Deeplearning4j",
     operation=Softmax,
+    breaks=("masking.finite-fill",),
     replaces="shift",
 )
 def not_shifted(correct: Formulas, scores: Numbers) -> Numbers:
@@ -121,6 +127,7 @@ def one_product_rounded(correct: Formulas, scores: Numbers) -> Numbers:
     "Accuracy issues due to attention_matrix accumulated at half-precision & softmax_scale (alpha) applied after qk",
     framework="metal-flash-attention",
     operation=ScaledDotProductAttention,
+    breaks=("operation.oracle",),
     replaces="dot_scores",
     dtype="float16",
     profile="full",

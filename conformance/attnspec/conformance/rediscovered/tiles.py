@@ -19,6 +19,7 @@ def zero_keys(correct: Formulas, scores: Numbers, count: int) -> Numbers:
     "[MPS] Fix out-of-bounds memory access in SDPA vector kernels",
     framework="PyTorch (MPS)",
     operation=ScaledDotProductAttention,
+    breaks=("sizes.together",),
     replaces="scaled_dot_product_attention",
     profile="full",
 )
@@ -37,6 +38,7 @@ def beyond_the_keys(
     "fix(sparse): correct SM100 blk64 output when seqlen_k % 64 != 0",
     framework="FlashInfer (SM100)",
     operation=ScaledDotProductAttention,
+    breaks=("pooling.convexity",),
     replaces="normalized",
     dtype="bfloat16",
 )
@@ -52,6 +54,7 @@ def tail_of_64(correct: Formulas, scores: Numbers) -> Numbers:
     "FlashAttention implementation gives wrong output when head dim != 64",
     framework="Triton (tutorial)",
     operation=ScaledDotProductAttention,
+    breaks=("pooling.gain",),
     replaces="dot_scores",
     dtype="float16",
 )
@@ -65,6 +68,7 @@ def first_64_features(correct: Formulas, query: Numbers, key: Numbers) -> Number
     "fix: flash attention CUDA kernel truncating head dimensions > 32",
     framework="mni-ml",
     operation=ScaledDotProductAttention,
+    breaks=("sizes.features",),
     replaces="pooled",
 )
 def first_32_columns(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
@@ -78,6 +82,7 @@ def first_32_columns(correct: Formulas, weights: Numbers, value: Numbers, mask: 
     "trtllm-gen attention error on large batch size",
     framework="FlashInfer (TensorRT-LLM)",
     operation=ScaledDotProductAttention,
+    breaks=("sizes.beyond",),
     replaces="attend",
     dtype="bfloat16",
     profile="full",
@@ -94,6 +99,7 @@ def grid_of_batches(correct: Formulas, scores: Numbers, value: Numbers, mask: Nu
     "Fix SDPA mem-efficient attention crash when num_heads >= 65536",
     framework="PyTorch (memory-efficient kernel)",
     operation=DotProductAttention,
+    breaks=("sizes.beyond",),
     replaces="attend",
     profile="full",
 )
@@ -109,6 +115,7 @@ def grid_of_heads(correct: Formulas, scores: Numbers, value: Numbers, mask: Numb
     "MPS: scaled_dot_product_attention returns wrong output shape when value dim != query/key dim",
     framework="PyTorch (MPS)",
     operation=ScaledDotProductAttention,
+    breaks=("pooling.linearity",),
     replaces="scaled_dot_product_attention",
 )
 def as_wide_as_queries(
