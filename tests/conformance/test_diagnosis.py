@@ -246,16 +246,16 @@ def test_a_defect_of_finite_numbers_is_named_by_these_beside_nan() -> None:
     assert diagnosis_of_result(subject, one, subject.results(one)) is None
 
 
-@pytest.mark.parametrize(
-    ("window", "named"), [((2, 0), "that is 0 counts as none"), ((2, 1), "right end of a window forgotten")]
-)
-def test_a_window_without_its_right_end_is_named_by_what_its_right_end_was(window: Any, named: str) -> None:
+@pytest.mark.parametrize("right", [0, 1])
+def test_a_window_without_its_right_end_is_named_if_only_that_explains_it(right: int) -> None:
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, 6, 4)).astype(np.float32) for _ in range(3))
-    found = REFERENCE["grouped_query_attention"](q, k, v, window=(window[0], None))
-    verdict = judge("grouped_query_attention", found, q, k, v, window=window)
+    found = REFERENCE["grouped_query_attention"](q, k, v, window=(2, None))
+    verdict = judge("grouped_query_attention", found, q, k, v, window=(2, right))
     assert not verdict
-    assert named in verdict.diagnosis
+    # An end of 0 that counts as none gives the same numbers: other inputs could tell, and none is at hand.
+    assert ("right end of a window forgotten" in verdict.diagnosis) == (right == 1)
+    assert bool(verdict.diagnosis) == (right == 1)
 
 
 # Reports ------------------------------------------------------------------------------------------------------------
