@@ -88,7 +88,8 @@ def test_who_forges_the_verdict_of_his_own_process_is_convicted_by_another(tmp_p
     assert (done.returncode, report(tmp_path)["verdict"]) == (1, "violates"), done.stdout + done.stderr
     assert violations(tmp_path) == {("operation.oracle", "value")}
     done = check(tmp_path, hostile.PATCHING, "--in-process")
-    assert (done.returncode, report(tmp_path)["verdict"]) == (0, "conforms"), done.stdout + done.stderr
+    # Its patch lets every law hold; that no number was compared still shows.
+    assert (done.returncode, report(tmp_path)["verdict"]) == (2, "unusable"), done.stdout + done.stderr
     assert "which may have misled it" in done.stdout
 
 
