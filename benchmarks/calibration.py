@@ -93,7 +93,7 @@ def row(key: Sequence[str], cost: Sequence[float], factors: Sequence[float]) -> 
 
 
 def _serves(path: str, mode: str, size: Size, dtype: torch.dtype) -> bool:
-    """Whether a path computes calls of a size and dtype in this mode, or another takes its place."""
+    """True if a path computes calls of a size and dtype in this mode, and no other takes its place."""
     if path == "step":
         return size[1] == 1 and mode == "forward"
     if path == "few":

@@ -109,12 +109,12 @@ FILTERS: Mapping[str, Callable[[Ensemble], Iterator[Filter]]] = {
 
 
 def concerning(operation: Operation) -> bool:
-    """Whether any filter concerns an operation."""
+    """True if any filter concerns an operation."""
     return any(_concerns(law, operation) for law in FILTERS)
 
 
 def _concerns(law: str, operation: Operation) -> bool:
-    """Whether a filter concerns an operation: as its law does, or because scores have parts that it changes."""
+    """True if a filter concerns an operation: as its law does, or because scores have parts that it changes."""
     return LAWS[law].concerns(operation) or has_parts(operation)
 
 
@@ -125,7 +125,7 @@ def untold(ensemble: Ensemble) -> str:
 
 
 def extent(ensemble: Ensemble) -> str:
-    """How many groups are asked together, or why they are not, in words."""
+    """The number of groups that are asked together, or why they are not, in words."""
     reason = untold(ensemble)
     return f"not judged, {reason}" if reason else f"{len(ensemble.kept):,} {ensemble.groups}"
 
@@ -138,7 +138,7 @@ def filters(ensemble: Ensemble) -> Iterator[Filter]:
 
 
 def accusation(ensemble: Ensemble, got: Numbers | None = None) -> str:
-    """What is wrong with results over all rows, in words; empty where nothing is, or nothing can be told.
+    """Say what is wrong with results over all rows; empty where nothing is, or nothing can be told.
 
     Of several filters it is what the one says that sees most.
     """

@@ -9,10 +9,13 @@ from attnspec.conformance.harness.parts import Part
 from attnspec.conformance.harness.plotting import Compared
 from attnspec.conformance.harness.verdict import OPEN, Verdict, Worst
 from attnspec.conformance.inputs.arguments import Numbers
-from attnspec.conformance.judging.comparison import MOST_VAGUE, exactly_infinite
+from attnspec.conformance.judging.comparison import exactly_infinite
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Violation
 from attnspec.conformance.laws.common import wide
+
+MOST_VAGUE = 0.5
+"""The largest fraction of numbers with budgets that tell nothing; above it there is no verdict."""
 
 
 class Record:

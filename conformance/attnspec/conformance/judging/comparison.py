@@ -13,9 +13,6 @@ from attnspec.reference.budget.error_array import UNKNOWN
 INFORMATIVE = 0.03
 """An element whose budget exceeds this fraction of the largest element is counted as not judged."""
 
-MOST_VAGUE = 0.5
-"""The largest fraction of numbers with budgets that tell nothing; above it there is no verdict."""
-
 
 class Comparisons:
     """What is compared, and how it came out.

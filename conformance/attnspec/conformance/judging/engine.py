@@ -302,7 +302,7 @@ def _explore(run: _Run, seed: int) -> None:
 def _look_further(run: _Run, seed: int) -> None:
     """Check the formula on other examples where those of the profile are empty, or tell nothing of any number."""
     subject, formula = run.subject, run.laws.get(FORMULA)
-    if formula is None or not formula.examples:
+    if formula is None or not formula.examples or formula.informative:
         return
     others = corners(subject.operation, subject.limits, seed=seed + 1, most=FURTHER, work=run.effort.work)
     for example in others:

@@ -110,7 +110,7 @@ class Result:
 def checked(results: list[Result]) -> list[Result]:
     """The results; ``RuntimeError`` if an error of attnspec has left a law without a verdict."""
     for r in results:
-        if r.unchecked and r.reason == OWN_ERROR:
+        if r.reason == OWN_ERROR:
             raise RuntimeError(f"{r.law} by {r.operation} ({r.dtype}): {r.message}")
     return results
 

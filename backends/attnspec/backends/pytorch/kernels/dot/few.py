@@ -63,7 +63,7 @@ class Plan:
 
 @plan_class
 class BackwardPlan:
-    """The same of the gradients."""
+    """A plan of the gradients of all calls with the same shapes, strides and flags."""
 
     words: "array[int]"
     kernel: "Compiled[Backward]"

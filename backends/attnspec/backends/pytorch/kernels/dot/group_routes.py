@@ -25,7 +25,7 @@ def costs_least(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def few_costs_least(query: Tensor, key: Tensor, value: Tensor, *, fusible: bool) -> bool:
-    """Whether the kernels for few queries are the cheapest; PyTorch's fused kernel counts if it serves."""
+    """True if the kernels for few queries cost least; PyTorch's fused kernel counts if it serves."""
     sizes, others, more = _costs(query, key, value)
     few, fused = microseconds("few", *sizes), microseconds("pytorch", *sizes) or 0.0
     others = [time + more for time in others] + [fused] * fusible

@@ -175,7 +175,7 @@ def planned(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Callable
 def planned_output(
     query: Tensor, key: Tensor, value: Tensor, scale: float, shape: Sequence[int]
 ) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]:
-    """What computes the output, of this shape, of calls like this one against all keys, which have no mask.
+    """A function that computes the output, of this shape, of calls like this one against all keys, without a mask.
 
     Operands are given in four dimensions; those of a call may have fewer, if they lie in the same way.
     """
