@@ -92,7 +92,7 @@ def violate(node: Leaf | Option, value: Any, what: str) -> Any:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_every_violation_is_named(name: str) -> None:
+def test_every_violation_is_named(name: str, subtests: pytest.Subtests) -> None:
     operation = OPERATIONS[name]
     arguments = drawn(operation)
     REFERENCE[name](**arguments)
@@ -101,14 +101,13 @@ def test_every_violation_is_named(name: str) -> None:
         violated.add(argument)
         node = given(operation)[argument]
         wrong = mapped(arguments, lambda path, x: violate(node, x, what) if path == argument else x)  # noqa: B023
-        try:
-            REFERENCE[name](**wrong)
-        except ShapeError as error:
-            assert error.operation == name, (argument, what)
-            assert error.argument in given(operation), (argument, what)
+        with subtests.test(argument=argument, what=what):
+            with pytest.raises(ShapeError) as raised:
+                REFERENCE[name](**wrong)
+            error = raised.value
+            assert error.operation == name
+            assert error.argument in given(operation)
             assert str(error) == f"{name}: {error.argument}: expected {error.expected}; got {error.got}"
-        else:
-            pytest.fail(f"{name}: {argument} ({what}) was accepted")
     assert not {x.path for x in arrays(operation) if x.core or not x.batched} - violated
 
 
