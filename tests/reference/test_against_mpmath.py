@@ -781,7 +781,7 @@ CHOICES += [
 """Every operation, also under the choices that its formula asks for and that are not normative."""
 
 FLAGS = {o.name: (False, True) if o.flag else (False,) for o in OPERATIONS.values()}
-"""Whether a causal call is tried, too."""
+"""The values of ``causal`` that each operation is tried with."""
 
 
 def exactly(x: Any) -> Any:

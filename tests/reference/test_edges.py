@@ -60,7 +60,7 @@ def equal(left: Any, right: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_empty_sizes(name: str, draw: Any) -> None:
+def test_empty_sizes(name: str, draw: Any, subtests: pytest.Subtests) -> None:
     operation = OPERATIONS[name]
     may_be_empty = [size for size in "nmt" if size in operation.sizes and not operation.least(size)]
     for batch in ((), (2,), (0,), (2, 1, 3)):
@@ -68,10 +68,11 @@ def test_empty_sizes(name: str, draw: Any) -> None:
             arguments = draw(name, batch=batch, **dict.fromkeys(empty, 0))
             if name == "padding_mask" and "m" in empty:
                 arguments = {"lengths": np.zeros(batch, int), "m": 0}
-            result = REFERENCE[name](**arguments)
-            assert_shapes(operation, arguments, result)
-            if "m" in empty and (name in POOLING or name == "attention_pooling"):
-                assert not result.any()
+            with subtests.test(batch=batch, empty=empty):
+                result = REFERENCE[name](**arguments)
+                assert_shapes(operation, arguments, result)
+                if "m" in empty and (name in POOLING or name == "attention_pooling"):
+                    assert not result.any()
 
 
 ADDING = [o.name for o in OPERATIONS.values() if o.chapter == "transformer"]

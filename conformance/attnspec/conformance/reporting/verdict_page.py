@@ -138,7 +138,7 @@ def _array(value: Any) -> Any:
 
 
 def _budgets(results: Sequence[Result]) -> dict[str, list[tuple[str, int, str, list[Lane]]]]:
-    """Of each operation how many laws hold, and the largest error over budget in each dtype, by chapter."""
+    """By chapter, how many laws hold for each operation, and its largest error over budget in each dtype."""
     by_operation: dict[str, list[Result]] = defaultdict(list)
     for r in results:
         if r.judged:
