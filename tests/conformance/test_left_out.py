@@ -217,7 +217,7 @@ def in_single(scale: float, *arrays: Numbers, **options: Any) -> Numbers:
 @pytest.mark.parametrize(("scale", "expected"), [(1.0, {"float64": "ieee32-float64"}), (1 + 2.0**-19, None)])
 def test_doubles_that_are_computed_with_as_float32_have_a_class(scale: float, expected: Any) -> None:
     made = SimpleNamespace(name="mine", scaled_dot_product_attention=partial(in_single, scale))
-    _, _, pasted = observed(made, "float64", (FORMULA, "attention.scale", "pooling.ensemble-gain"))
+    _, _, pasted = observed(made, "float64", (FORMULA, "attention.scale", "pooling.gain"))
     assert pasted.get("precision") == expected
 
 

@@ -150,7 +150,7 @@ ENSEMBLE = 2048
 """Rows that are needed for a small error to stand out from the rounding of 16-bit weights, which all columns share."""
 
 
-@checks(law.SCALE)
+@checks(law.SCALE, governs=law.averages_by_scores)
 def scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """A matched filter in the direction of the derivative of the result with respect to the logarithm of the scale."""
     given = normal_like(subject, arguments.plain(), rng)
@@ -163,7 +163,7 @@ def scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
     return filtered_error(subject, given, (up - down) / (2 * step), rows_err_alike=True)
 
 
-@checks(law.ENSEMBLE_SCALE, once=True)
+@checks(law.SCALE, once=True, governs=law.scales_once)
 def ensemble_scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """A filter in the direction of the derivative with respect to the logarithm of the scale."""
     if not judgeable(subject):

@@ -109,14 +109,14 @@ def _weighted_alone(subject: Subject, path: str) -> bool:
     return not any(operation.role(leaf) == Role.WEIGHT and width in leaf.sizes for leaf in operation.leaves)
 
 
-@checks(law.GAIN, ensemble=True)
+@checks(law.GAIN, ensemble=True, governs=law.sums_over_keys)
 def gain(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """A matched filter in the direction of the result itself."""
     given = normal_like(subject, arguments, rng)
     return given is not None and filtered_error(subject, given, subject.oracle(given).value, rows_err_alike=True)
 
 
-@checks(law.ENSEMBLE_GAIN, once=True)
+@checks(law.GAIN, once=True, governs=law.weighs_once)
 def ensemble_gain(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """A filter in the direction of the result itself."""
     if not judgeable(subject):

@@ -37,7 +37,7 @@ def counted_twice(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     "scaled as if d were one larger",
     replaces="scaled",
     operations=(ScaledDotScores,),
-    breaks=("moments.variance", "scoring.scale"),
+    breaks=("moments.variance", "attention.scale"),
     source="a padded column counted",
 )
 def one_dimension_more(correct: Formulas, scores: Numbers, d: int) -> Numbers:

@@ -170,7 +170,7 @@ def uniform_where_both_mask(correct: Formulas, scores: Numbers, *, mask: Numbers
     "silently causal under sdpa",
     framework="Transformers (Mllama)",
     operation=CrossAttention,
-    breaks=("pooling.ensemble-gain",),
+    breaks=("pooling.gain",),
     replaces="attendable",
 )
 def causal_by_default(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:

@@ -8,6 +8,7 @@ from attnspec.spec.contract.sources import S0, S1, S2, S3, S4
 from attnspec.spec.laws.pooling import weighs_once
 from attnspec.spec.multihead import ConcatHeadsAttention, MultiHeadAttention
 from attnspec.spec.pooling import NadarayaWatson
+from attnspec.spec.scoring import DotScores, GaussianScores, GeneralScores, ScaledDotScores
 
 inner_products = of(DotProductAttention, ScaledDotProductAttention)
 """Attention whose scores are inner products of queries and keys."""
@@ -17,6 +18,20 @@ _bilinear_scores = of(
     DotProductAttention, ScaledDotProductAttention, GeneralAttention, MultiHeadAttention, ConcatHeadsAttention
 )
 """Attention whose scores are linear in the queries and in the keys, which are not the values."""
+
+
+gives_scores = of(DotScores, ScaledDotScores, GeneralScores, GaussianScores)
+"""Scores whose direction of scale is the scores themselves."""
+
+
+def averages_by_scores(operation: Operation) -> bool:
+    """Whether the result is linear in values that are weighed by scores with a scale."""
+    return bool(operation.sharpened) and operation.pooled in operation.linear
+
+
+def scales_once(operation: Operation) -> bool:
+    """Whether scores have a scale, in one layer and without steps of time."""
+    return bool(operation.sharpened) and weighs_once(operation)
 
 
 def _separate_keys(operation: Operation) -> bool:
@@ -96,18 +111,12 @@ HARD_LIMIT = law(
 )
 SCALE = law(
     "attention.scale",
-    "The ensemble of all elements shows no error in the scale of the scores.",
+    "No error in the scale of the scores shows over all elements together, nor over the independent errors of many "
+    "batch elements, even one far below the rounding of each element.",
     formula=r"\hat\varepsilon = \sum w (o - o^*) g / \sum w g^2 \approx 0,"
+    r"\quad \sum_b \langle o_b - o_b^*, g_b \rangle / \sum_b \|g_b\|^2 \approx 0,"
     r"\quad g = \partial o^* / \partial \log(\text{scale})",
-    governs=lambda operation: bool(operation.sharpened) and operation.pooled in operation.linear,
-    sources=[S0.equation(5), S0.equation(6), S2.passage("Encoder Attention")],
-)
-ENSEMBLE_SCALE = law(
-    "attention.ensemble-scale",
-    "Over the independent errors of many batch elements, no error in the scale of the scores shows.",
-    formula=r"\hat\varepsilon = \sum_b t_b / \sum_b \|g_b\|^2 \approx 0,\quad t_b = \langle o_b - o_b^*, g_b \rangle,"
-    r"\quad g = \partial o^* / \partial \log(\text{scale})",
-    governs=lambda operation: bool(operation.sharpened) and weighs_once(operation),
+    governs=lambda operation: scales_once(operation) or gives_scores(operation),
     sources=[S0.equation(5), S0.equation(6), S2.passage("Encoder Attention")],
 )
 MAGNITUDES = law(
