@@ -330,7 +330,7 @@ def guarded(limits: Limits, name: str) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("name", "limits", "laws"),
     [
-        ("dot_scores", {"multiple_of": 4}, ("moments.mean", "moments.variance")),
+        ("dot_scores", {"multiple_of": 4}, ("moments.mean-and-variance",)),
         ("nadaraya_watson", {"multiple_of": 16}, ("sizes.features",)),
         ("sinusoidal_positional_encoding", {"multiple_of": 8}, ("positional.prefix",)),
         ("lstm", {"multiple_of": 4}, ("recurrent.first-step", "recurrent.continuation")),

@@ -164,7 +164,7 @@ def first_step(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     return bool(expected[0].size)
 
 
-@checks(law.CONTINUATION)
+@checks(law.CONTINUATION, governs=law.in_two_parts)
 def continuation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compute the rest of a sequence from where its beginning ends, which has a state of 0, as where none is given.
 
@@ -236,7 +236,7 @@ def padding_gradient(subject: Subject, arguments: Arguments, rng: np.random.Gene
     return bool(batches)
 
 
-@checks(law.NO_STEPS)
+@checks(law.CONTINUATION, governs=law.over_sequences)
 def no_steps(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Cut all steps off, and give lengths of 0."""
     cut = arguments.along(_time(subject), keep(0))

@@ -18,6 +18,7 @@ from attnspec.conformance.laws.common import (
 )
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Role
+from attnspec.spec.contract.law import of
 from attnspec.spec.laws import attention
 from attnspec.spec.laws import scoring as law
 from attnspec.spec.recurrent import RNNCell
@@ -230,7 +231,7 @@ def saturation_gradient(subject: Subject, arguments: Arguments, rng: np.random.G
     return True
 
 
-@checks(law.NONPOSITIVE)
+@checks(law.ISOMETRY, governs=of(GaussianScores))
 def nonpositive(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The signs of all scores, and the scores of queries against themselves."""
     query, key = query_and_key(subject)

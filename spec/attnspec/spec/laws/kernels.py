@@ -127,19 +127,14 @@ SLOPE_HALVES = law(
     governs=of(AlibiSlopes),
     sources=[PRESS.passage("3 Attention with linear biases")],
 )
-WINDOW_PARTS = law(
-    "kernels.window-parts",
-    "A window is what its left and its right part share: of no reach each, the diagonal; open to the left, causal.",
-    formula=r"M_{l,r} = M_{l,\infty} \wedge M_{\infty,r},\quad M_{0,0} = I,\quad M_{\infty,0} = [j \le i]",
-    governs=of(SlidingWindowMask),
-    sources=[BELTAGY.passage("3.1 Attention pattern: sliding window")],
-)
-DOCUMENTS = law(
-    "kernels.documents",
-    "The names of documents do not matter, and exchanging queries and keys transposes the mask.",
-    formula=r"M(\pi D, \pi E) = M(D, E),\quad M(E, D) = M(D, E)^\top",
-    governs=of(DocumentMask),
-    sources=[KRELL.passage("Abstract")],
+MASKS = law(
+    "kernels.masks",
+    "A window is what its left and its right part share: of no reach each, the diagonal; open to the left, causal. "
+    "The names of documents do not matter, and exchanging queries and keys transposes their mask.",
+    formula=r"M_{l,r} = M_{l,\infty} \wedge M_{\infty,r},\quad M_{0,0} = I,\quad M_{\infty,0} = [j \le i];"
+    r"\quad M(\pi D, \pi E) = M(D, E),\quad M(E, D) = M(D, E)^\top",
+    governs=of(SlidingWindowMask, DocumentMask),
+    sources=[BELTAGY.passage("3.1 Attention pattern: sliding window"), KRELL.passage("Abstract")],
 )
 DROPOUT_MEAN = law(
     "kernels.dropout-mean",

@@ -23,8 +23,10 @@ def gives_keys(operation: Operation) -> bool:
 ISOMETRY = law(
     "scoring.isometry",
     "Scores of lengths and angles do not change where coordinates are permuted or change their signs, in queries and "
-    "keys alike; exchanged, queries and keys transpose them. Gaussian scores depend on differences alone.",
-    formula=r"e(Rq, Rk) = e(q, k),\ R^\top R = I;\quad e(q, k) = e(k, q)^\top;\quad e(q + t, k + t) = e(q, k)",
+    "keys alike; exchanged, queries and keys transpose them. Gaussian scores depend on differences alone: they are "
+    "never positive, and 0 where query and key are equal.",
+    formula=r"e(Rq, Rk) = e(q, k),\ R^\top R = I;\quad e(q, k) = e(k, q)^\top;\quad e(q + t, k + t) = e(q, k),"
+    r"\quad e(q, k) \le 0,\quad e(q, q) = 0",
     governs=_isometric,
     sources=[S0.equation(5)],
 )
@@ -58,10 +60,4 @@ SATURATION_GRADIENT = law(
     governs=_additive,
     sources=[S0.equation(4)],
     gradients=True,
-)
-NONPOSITIVE = law(
-    "scoring.nonpositive",
-    "Gaussian scores are never positive, and 0 where query and key are equal.",
-    formula=r"e(q, k) \le 0,\quad e(q, q) = 0",
-    governs=of(GaussianScores),
 )

@@ -3,8 +3,8 @@
 from attnspec.spec.contract.sources import S2
 from attnspec.spec.lectures.registry import Lecture, figure, formula, page, passage
 
-_MEAN = ("dot_product_mean", "moments.mean")
-_VARIANCE = ("dot_product_variance", "moments.variance")
+_MEAN = ("dot_product_mean", "moments.mean-and-variance")
+_VARIANCE = ("dot_product_variance", "moments.mean-and-variance")
 
 LECTURE = Lecture(
     S2,
