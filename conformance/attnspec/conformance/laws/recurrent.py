@@ -26,6 +26,7 @@ from attnspec.reference.budget import oracle_dtype
 from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.documentation import operation_of
 from attnspec.spec.contract.tree import Branch
+from attnspec.spec.laws import masking
 from attnspec.spec.laws import recurrent as law
 from attnspec.spec.recurrent import GRU, LSTM, RNN, GRUCell, GRUParameters, LSTMCell, LSTMParameters, RNNCell
 
@@ -221,7 +222,7 @@ def padding(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
     return True
 
 
-@checks(law.PADDING_GRADIENT, once=True, at_leading=True)
+@checks(masking.GRADIENTS, once=True, at_leading=True, governs=law.over_sequences)
 def padding_gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The gradients with NaN and infinities behind the lengths."""
     batches = [(2,), (3, 2)][: subject.limits.max_batch_dims]

@@ -266,7 +266,7 @@ class WideSums(_FirstRow):
     replaces="excluded",
     operations=(ScaledDotProductAttention, AdditiveAttention, NadarayaWatson),
     declares={"fully_masked": "uniform"},
-    breaks=("training.uniform-rows",),
+    breaks=("masking.gradients",),
     source="rows without keys filled in behind the kernel, from values that are detached",
 )
 def detached_average(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:

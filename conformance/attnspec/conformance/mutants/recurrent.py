@@ -310,7 +310,7 @@ def multiplied_padding(correct: Formulas, x: Numbers, lengths: Numbers) -> Numbe
     "NaN of padding in the gradient",
     replaces="differentiated",
     operations=(GRU, LSTM, RNNSelfAttention),
-    breaks=("recurrent.padding-gradient",),
+    breaks=("masking.gradients",),
     source="pytorch/pytorch#15131: where() after the step, not before it",
 )
 def padding_in_the_gradient(

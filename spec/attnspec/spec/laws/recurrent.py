@@ -83,13 +83,6 @@ PADDING = law(
     formula=r"t > \ell \Rightarrow H_t = 0,\ f \text{ does not depend on } X_t",
     governs=over_sequences,
 )
-PADDING_GRADIENT = law(
-    "recurrent.padding-gradient",
-    "NaN and infinities beyond the length reach no gradient, and the gradients there are 0.",
-    formula=r"t > \ell \Rightarrow \partial f / \partial X_t = 0",
-    governs=over_sequences,
-    gradients=True,
-)
 REVERSAL = law(
     "recurrent.reversal",
     "Reversing every sequence within its length and exchanging the two networks reverses the states and exchanges "

@@ -23,11 +23,6 @@ def _weighs(operation: Operation) -> bool:
     return operation.differentiable and operation.only_weighs_keys and bool(operation.sharpened)
 
 
-def _averages(operation: Operation) -> bool:
-    valued = any(leaf.path in operation.linear for leaf in operation.attended)
-    return operation.differentiable and operation.only_weighs_keys and operation.mask is not None and valued
-
-
 def may_be_long(operation: Operation) -> bool:
     """Whether calls may have many queries and keys, or sequences of different lengths."""
     return operation.float_result and bool(operation.asked or operation.lengths)
@@ -90,14 +85,6 @@ BROADCAST_SUM = law(
     "over heads, queries and keys.",
     formula=r"\nabla_x f(x_{\text{shared axis}}) = \sum_b (\nabla f)_b",
     governs=_broadcasts,
-    gradients=True,
-)
-UNIFORM_ROWS = law(
-    "training.uniform-rows",
-    "Where a row without attendable keys is declared to be the average of all m values, each of them gets 1/m of the "
-    "cotangent of that row.",
-    formula=r"o_i = \tfrac1m \sum_j v_j:\quad \nabla_{v_j} \langle c_i, o_i \rangle = \tfrac1m c_i",
-    governs=_averages,
     gradients=True,
 )
 OWN_MEMORY = law(
