@@ -197,7 +197,7 @@ def ensemble_gradient(subject: Subject, arguments: Arguments, rng: np.random.Gen
     return True
 
 
-@checks(law.GRADIENT_BALANCE, once=True)
+@checks(law.GRADIENT_IDENTITIES, once=True, governs=law.bilinear_scores)
 def gradient_balance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The direction is the mean of both products; the oracle is not asked."""
     if not judgeable(subject):
@@ -212,7 +212,7 @@ def gradient_balance(subject: Subject, arguments: Arguments, rng: np.random.Gene
     return True
 
 
-@checks(law.KEY_GRADIENT_SUM, once=True)
+@checks(law.GRADIENT_IDENTITIES, once=True, governs=law.inner_products)
 def key_gradient_sum(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The direction is the sum that a Σ α dα = c·o would leave which is forgotten; the oracle is not asked."""
     if not judgeable(subject):

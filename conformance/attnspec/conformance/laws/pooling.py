@@ -20,6 +20,7 @@ from attnspec.conformance.laws.common import (
 from attnspec.conformance.laws.ensembles import along, by_element, ensemble, ensembles, exact, judgeable
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Role
+from attnspec.spec.laws import attention
 from attnspec.spec.laws import pooling as law
 
 
@@ -128,7 +129,7 @@ def ensemble_gain(subject: Subject, arguments: Arguments, rng: np.random.Generat
     return True
 
 
-@checks(law.GRADIENT_OF_LINEAR, once=True)
+@checks(attention.GRADIENT_IDENTITIES, once=True, governs=law.linear_in_batches)
 def gradient_of_linear(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Random cotangents; the product of the result with them is the direction, and the oracle is not asked."""
     if not judgeable(subject):

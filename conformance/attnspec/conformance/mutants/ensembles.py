@@ -153,7 +153,7 @@ def times(found: Mapping[str, Numbers], path: str, factor: float) -> dict[str, N
     replaces="differentiated",
     operations=(ScaledDotProductAttention, GeneralAttention, MultiHeadAttention),
     dtype="bfloat16",
-    breaks=("attention.ensemble-gradient", "attention.gradient-balance"),
+    breaks=("attention.ensemble-gradient", "attention.gradient-identities"),
     source="the scale of the backward pass written into the source, 0.35 for 0.3536",
     profile="full",
 )
@@ -186,7 +186,7 @@ def weight_gradient(
     replaces="differentiated",
     operations=(ScaledDotProductAttention, GeneralAttention, MultiHeadAttention),
     dtype="float16",
-    breaks=("attention.ensemble-gradient", "attention.gradient-balance"),
+    breaks=("attention.ensemble-gradient", "attention.gradient-identities"),
     source="log₂e and ln 2 of four digits in the backward pass",
     profile="full",
 )
@@ -201,7 +201,7 @@ def key_gradient(
     "gradient of the values 10⁻⁵ off",
     replaces="differentiated",
     operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
-    breaks=("attention.ensemble-gradient", "pooling.gradient-of-linear"),
+    breaks=("attention.ensemble-gradient", "attention.gradient-identities"),
     source="weights of the backward pass divided by a sum with a guard",
     profile="full",
 )
@@ -218,7 +218,7 @@ def value_gradient(
     replaces="differentiated",
     operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
     dtype="bfloat16",
-    breaks=("attention.ensemble-gradient", "pooling.gradient-of-linear"),
+    breaks=("attention.ensemble-gradient", "attention.gradient-identities"),
     source="weights of the backward pass rounded towards 0",
     profile="full",
 )
@@ -235,7 +235,7 @@ def cut_value_gradient(
     replaces="differentiated",
     operations=(ScaledDotProductAttention, MultiHeadAttention),
     dtype="float64",
-    breaks=("attention.ensemble-gradient", "attention.gradient-balance"),
+    breaks=("attention.ensemble-gradient", "attention.gradient-identities"),
     source="a scale passed as float to the backward kernel",
     profile="full",
 )
@@ -252,7 +252,7 @@ def single_query_gradient(
     replaces="normalized",
     operations=(ScaledDotProductAttention,),
     dtype="bfloat16",
-    breaks=("attention.key-gradient-sum",),
+    breaks=("attention.gradient-identities",),
     source="delta computed from a result that was scaled before",
     profile="full",
 )

@@ -398,7 +398,7 @@ def constant_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
     "weights of parts without a gradient",
     replaces="merge_attention",
     operations=(MergeAttention,),
-    breaks=("kernels.merged-gradients", "operation.gradient"),
+    breaks=("attention.gradient-identities", "operation.gradient"),
     source="an online rescaling that is detached",
 )
 def constant_weights(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:

@@ -215,7 +215,7 @@ def one_by_one(
     "sdpaex : fix backward when attn_mask is not provided",
     framework="Lightning Thunder",
     operation=ScaledDotProductAttention,
-    breaks=("pooling.gradient-of-linear",),
+    breaks=("attention.gradient-identities",),
     replaces="differentiated",
 )
 def shape_of_no_mask(

@@ -102,14 +102,6 @@ MERGED = law(
     governs=of(MergeAttention),
     sources=[DAO.passage("3.1 An efficient attention algorithm with tiling and recomputation")],
 )
-MERGED_GRADIENTS = law(
-    "kernels.merged-gradients",
-    "So are its gradients, those of the logarithms included.",
-    formula=r"\nabla \langle c, \operatorname{merge}_p f(q, k_p, v_p) \rangle = \nabla \langle c, f(q, k, v) \rangle",
-    governs=of(MergeAttention),
-    sources=[DAO.passage("3.1 An efficient attention algorithm with tiling and recomputation")],
-    gradients=True,
-)
 ROTATION = law(
     "kernels.rotation",
     "A rotary embedding keeps the length of every row, leaves position 0 as it is, and makes inner products depend on "

@@ -40,7 +40,7 @@ def _averages_keys(operation: Operation) -> bool:
     return averaged and _sums_by_weight(operation) and operation.mask is not None
 
 
-def _linear_in_batches(operation: Operation) -> bool:
+def linear_in_batches(operation: Operation) -> bool:
     """Whether the result is linear in an argument of which every element of a batch has its own."""
     return weighs_once(operation) and any(leaf.batched for leaf in operation.floats if leaf.path in operation.linear)
 
@@ -95,14 +95,6 @@ ENSEMBLE_KEYS = law(
     r"\quad t_b = \langle o_b - o_b^*, g_b \rangle,\quad g = (v_j - o^*) / m",
     governs=_averages_keys,
     sources=[S0.equation(1)],
-)
-GRADIENT_OF_LINEAR = law(
-    "pooling.gradient-of-linear",
-    "An argument in which the result is linear, times its gradient, is the result times the cotangent.",
-    formula=r"\langle V, dV \rangle = \langle c, f(V) \rangle",
-    governs=_linear_in_batches,
-    sources=[S0.equation(1)],
-    gradients=True,
 )
 UNIFORM = law(
     "pooling.uniform",
