@@ -78,10 +78,10 @@ LECTURE = Lecture(
                 formula(r"a(Q, K, V) = \operatorname{Softmax}(QK^{\top})V", "dot_product_attention"),
             ],
         ),
-        page("Problem: Justifying Scaled Self-Attention", *_MEAN, *_VARIANCE, "scaled_dot_scores"),
+        page("Problem: Justifying Scaled Self-Attention", "dot_product_mean", *_VARIANCE, "scaled_dot_scores"),
         page(
             "Solution: Justifying Scaled Self-Attention",
-            *_MEAN,
+            "dot_product_mean",
             *_VARIANCE,
             items=[
                 passage("solution 1", "1.", *_MEAN),
