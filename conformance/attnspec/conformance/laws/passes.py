@@ -279,7 +279,7 @@ def _unchanged(subject: Subject, arrays: Mapping[str, Any], before: Results, arg
         subject.holds(same, message, arguments, reason=Reason.MUTATED_INPUT, expected=before[path], got=x)
 
 
-@checks(law.NO_MUTATION, once=True, at_leading=True)
+@checks(law.OWN_MEMORY, once=True, at_leading=True)
 def no_mutation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare what the backend was given before and after a backward pass."""
     lesson = lesson_of(subject, arguments)

@@ -182,7 +182,7 @@ def _one_mask(subject: Subject, rng: np.random.Generator, batch: tuple[int, ...]
     return True
 
 
-@checks(law.DISTANCE, once=True, dear=True)
+@checks(law.LAYOUTS, once=True, dear=True)
 def distance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Put one array at a time into a space that is never touched but where the array is, along its first axes."""
     demand_layouts(subject.limits)
