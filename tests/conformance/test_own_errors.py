@@ -160,8 +160,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Verdicts:
 
 RUNNING = "attnspec.conformance.running."
 STAGES = {
-    "explanation": RUNNING + "isolated.explained",
-    "refusals": RUNNING + "isolated.refusals",
+    "explanation": RUNNING + "in_process.explained",
+    "refusals": RUNNING + "in_process.refusals",
     "what is left to diagnose": RUNNING + "suite.unexplained",
     "diagnosis": "attnspec.conformance.diagnosis.entry.diagnosis_of_case",
     "candidates of a diagnosis": "attnspec.conformance.diagnosis.diagnosing.kinds",

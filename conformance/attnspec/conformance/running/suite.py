@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -30,8 +29,9 @@ from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.loading import contract_of
 from attnspec.conformance.running.expectations import expectations, passing
 from attnspec.conformance.running.explanation import unexplained
-from attnspec.conformance.running.first_violation import judged_until_violation, unexpected
-from attnspec.conformance.running.isolated import Isolated, diagnosis_of
+from attnspec.conformance.running.first_violation import unexpected
+from attnspec.conformance.running.in_process import InProcess
+from attnspec.conformance.running.isolated import Isolated
 from attnspec.conformance.running.judged import hosts
 from attnspec.conformance.running.keys import HERE
 from attnspec.conformance.running.messages import failure_message
@@ -141,12 +141,9 @@ def run_case(
     """
     extent: Extent = {}
     judging = partial(judge, backend, profile=PROFILES[settings.profile], seed=settings.seed, device=settings.device)
-    isolated = isolation(judging, backend, contract, case, settings)
-    if isolated is None:
-        here = partial(judging, contract, extent=extent)
-        results = judged_until_violation(here, case, settings) if settings.fail_fast else here(case)
-    else:
-        results = isolated.judged(extent)
+    kind = Isolated if type(backend) is RemoteBackend else InProcess
+    run = kind(judging, backend, contract, case, settings)
+    results = run.judged(extent)
     # Whatever becomes of the explanation and the diagnosis, the verdicts are known.
     record(results, record_property, extent)
     lines = expectations(settings.expect)
@@ -156,7 +153,7 @@ def run_case(
     messages += [f"{r.law} by {case.id}: no verdict: {r.message}" for r in results if r.unchecked]
     failed = unexpected(results, lines)
     if failed:
-        explanation, diagnosis, note = causes_of(backend, contract, case, settings, failed, isolated)
+        explanation, diagnosis, note = causes_of(run, failed)
         if explanation:
             record_explanation(explanation, record_property)
         if diagnosis is not None:
@@ -173,40 +170,16 @@ def run_case(
         pytest.fail("\n".join(messages), pytrace=False)
 
 
-def causes_of(
-    backend: Any,
-    contract: Contract,
-    case: Case,
-    settings: Settings,
-    failed: Sequence[Result],
-    isolated: Isolated | None,
-) -> tuple[Mapping[str, Any], Diagnosis | None, str]:
+def causes_of(run: InProcess, failed: Sequence[Result]) -> tuple[Mapping[str, Any], Diagnosis | None, str]:
     """The missing declarations, the known defect behind the rest, and a note on errors of attnspec."""
-    explanation: Mapping[str, Any] = {}
-    explaining = ""
-    if isolated is not None:
-        contain = isolated.surviving()
-        explanation, explaining = contain(
-            f"looking for what {case.id} has to declare", lambda: isolated.explanation(failed), explanation
-        )
+    nothing: Mapping[str, Any] = {}
+    explanation, explaining = run.containment()(
+        f"looking for what {run.case.id} has to declare", lambda: run.explanation(failed), nothing
+    )
 
     def diagnosis() -> Diagnosis | None:
-        chosen, left = unexplained(contract, case, failed, explanation)
-        if isolated is None:
-            return diagnosis_of(backend, chosen, case, settings, left)
-        return replace(isolated, contract=chosen).diagnosis(left)
+        chosen, left = unexplained(run.contract, run.case, failed, explanation)
+        return replace(run, contract=chosen).diagnosis(left)
 
-    contain = contained if isolated is None else isolated.surviving()
-    found, diagnosing = contain(f"diagnosing {case.id}", diagnosis, None)
+    found, diagnosing = run.containment()(f"diagnosing {run.case.id}", diagnosis, None)
     return explanation, found, joined(explaining, diagnosing)
-
-
-def isolation(
-    judging: Callable[..., list[Result]], backend: Any, contract: Contract, case: Case, settings: Settings
-) -> Isolated | None:
-    """What judges a case whose backend may end its process; None where that is also the one that judges."""
-    if settings.crumbs is not None:
-        return Isolated(judging, backend, contract, case, settings, Path(settings.crumbs))
-    if type(backend) is RemoteBackend:
-        return Isolated(judging, backend, contract, case, settings, explains=False)
-    return None
