@@ -88,7 +88,7 @@ def _summed(subject: Subject, arguments: Arguments) -> Iterator[Lesson]:
 
 
 def _of_many_rows(subject: Subject, rng: np.random.Generator) -> None:
-    """Put heads behind positions, where there are more queries than a tile has; where bits differ the orajudges."""
+    """Put heads behind positions, where there are more queries than a tile has; where bits differ the oracle judges."""
     if subject.operation.counts and not subject.effort.dear:
         return
     given = sample(subject, rng, (2,)[: subject.limits.max_batch_dims], queries=TILE + 3, keys=3, heads=2)
