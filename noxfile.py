@@ -45,9 +45,12 @@ def group(name: str) -> list[str]:
 
 
 def install(session: nox.Session, *requirements: str, constraints: Path = CONSTRAINTS) -> None:
-    """Install under constraints, with no import path of the machine in the session's environment."""
-    session.env.update(PYTHONPATH=None, PYTEST_ADDOPTS=None)
-    session.install("-q", "-c", str(constraints), *requirements)
+    """Install under constraints, with nothing of the machine in the session's environment that changes what runs.
+
+    Modules are compiled when they are first imported, which most never are, and kept for the next process.
+    """
+    session.env.update(PYTHONPATH=None, PYTEST_ADDOPTS=None, PYTHONDONTWRITEBYTECODE=None)
+    session.install("-q", "--no-compile", "-c", str(constraints), *requirements)
 
 
 def install_project(
