@@ -9,9 +9,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from attnspec.conformance.explaining.declaration import lines
 from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.results import Result, Status
-from attnspec.conformance.reporting.declaration import lines
 from attnspec.conformance.reporting.limits import differing
 from attnspec.conformance.reporting.report import Report, in_common, key
 from attnspec.conformance.running.expectations import Expectation

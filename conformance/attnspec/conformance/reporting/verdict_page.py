@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
+from attnspec.conformance.explaining.declaration import lines
 from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.own_errors import contained
 from attnspec.conformance.judging.results import Result, Status
-from attnspec.conformance.reporting.declaration import lines
 from attnspec.conformance.reporting.heat_maps import (
     LEAST,
     MOST,

@@ -7,30 +7,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from attnspec.conformance.diagnosis.finding import Diagnosis, violated_by_numbers
-from attnspec.conformance.diagnosis.watching import Watch, unwatched
+from attnspec.conformance.explaining.explanation import Explanation, explained
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, Violated
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.own_errors import Containment, contained, joined
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import UNJUDGED, Result, Status
-from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.remote.client import Hasty, HostEnded
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.incidents import STOP_AFTER, Incidents, Recorder
 from attnspec.conformance.remote.signals import heard
-from attnspec.conformance.running.expectations import expectations
-from attnspec.conformance.running.explanation import explained
-from attnspec.conformance.running.first_violation import judged_until_violation, unexpected
+from attnspec.conformance.running.first_violation import judged_until_violation
 from attnspec.conformance.running.post_mortem import examined
 from attnspec.conformance.running.probe import IMPORT_SECONDS
-from attnspec.conformance.running.refusals import refusals
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.watchdog import FileIncidents, Watchdog
-from attnspec.spec.contract.operation import OPERATIONS
 
 T = TypeVar("T")
 
@@ -150,48 +144,25 @@ class Isolated:
             recorded, _ = contained("looking for the input that ended the process", examine, recorded)
         return [recorded.get(r.law, r) for r in results]
 
-    def explanation(self, results: Sequence[Result]) -> dict[str, Any]:
-        """What only has to be declared; nothing in runs that are to end soon."""
-        settings, case = self.settings, self.case
-        failed = unexpected(results, expectations(settings.expect))
-        if not failed or not self.explains or settings.fail_fast or settings.only is not None:
-            return {}
-        subject = Subject(self.backend, self.contract, OPERATIONS[case.operation], case.dtype, settings.device)
-        watchdog = self._watchdog()
-        under = partial(self.judging, mark=watchdog, stop_at_first=True)
-        try:
-            watchdog(failed[0].law, "looking for what has to be declared")
-            return explained(under, self.contract, case, failed, lambda: refusals(subject, watchdog)).as_json()
-        finally:
-            watchdog.close()
-
-    def diagnosis(self, failed: Sequence[Result]) -> Diagnosis | None:
-        """The known defect that explains violations; None where a process has ended at the case."""
-        case, incidents = self.case, self._incidents()
-        if not violated_by_numbers(failed) or incidents.verdicts(case.operation, case.dtype):
-            return None
+    def explanation(self, failed: Sequence[Result]) -> Explanation:
+        """What explains violations: in runs that are to end soon a diagnosis alone, and none where a process ended."""
+        case, settings = self.case, self.settings
+        soon = settings.fail_fast or settings.only is not None
         watchdog = self._watchdog()
         try:
-            return diagnosis_of(self.backend, self.contract, case, self.settings, failed, watchdog.during)
+            return explained(
+                self.backend,
+                self.contract,
+                case,
+                PROFILES[settings.profile],
+                failed,
+                seed=settings.seed,
+                device=settings.device,
+                mark=watchdog,
+                watch=watchdog.during,
+                contain=self.surviving(),
+                declarable=self.explains and not soon,
+                diagnosable=not self._incidents().verdicts(case.operation, case.dtype),
+            )
         finally:
             watchdog.close()
-
-
-def diagnosis_of(
-    backend: Any,
-    contract: Contract,
-    case: Case,
-    settings: Settings,
-    failed: Sequence[Result],
-    watch: Watch = unwatched,
-) -> Diagnosis | None:
-    """The known defect that explains the violations of a case."""
-    if not violated_by_numbers(failed):
-        return None
-    # It loads all mutants, which no run needs that finds nothing wrong.
-    from attnspec.conformance.diagnosis.entry import diagnosis_of_case
-
-    profile = PROFILES[settings.profile]
-    return diagnosis_of_case(
-        backend, contract, case, profile, failed, seed=settings.seed, device=settings.device, watch=watch
-    )

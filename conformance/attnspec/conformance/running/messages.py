@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable
 
-from attnspec.conformance.diagnosis.finding import Diagnosis
+from attnspec.conformance.explaining.finding import Diagnosis
 from attnspec.conformance.judging.causes import ROOTS, by_cause
 from attnspec.conformance.judging.results import Result
 from attnspec.spec.contract.law import LAWS

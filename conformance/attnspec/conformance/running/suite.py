@@ -7,7 +7,7 @@ A third party writes, in a test file of its own::
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from attnspec.conformance.diagnosis.finding import Diagnosis
+from attnspec.conformance.explaining.explanation import explained
 from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, judge
@@ -29,15 +29,14 @@ from attnspec.conformance.remote.description import described
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.loading import contract_of
 from attnspec.conformance.running.expectations import expectations, passing
-from attnspec.conformance.running.explanation import unexplained
 from attnspec.conformance.running.first_violation import judged_until_violation, unexpected
-from attnspec.conformance.running.isolated import Isolated, diagnosis_of
+from attnspec.conformance.running.isolated import Isolated
 from attnspec.conformance.running.judged import hosts
 from attnspec.conformance.running.keys import HERE
 from attnspec.conformance.running.messages import failure_message
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import OPTIONS, Settings
-from attnspec.conformance.running.verdicts import record, record_diagnosis, record_explanation
+from attnspec.conformance.running.verdicts import record, record_explanation
 
 
 class ConformanceSuite:
@@ -156,49 +155,24 @@ def run_case(
     messages += [f"{r.law} by {case.id}: no verdict: {r.message}" for r in results if r.unchecked]
     failed = unexpected(results, lines)
     if failed:
-        explanation, diagnosis, note = causes_of(backend, contract, case, settings, failed, isolated)
-        if explanation:
-            record_explanation(explanation, record_property)
-        if diagnosis is not None:
-            record_diagnosis(diagnosis, record_property)
-        if note:
+        if isolated is None:
+            profile, seed, device = PROFILES[settings.profile], settings.seed, settings.device
+            explanation = explained(
+                backend, contract, case, profile, failed, seed=seed, device=device, declarable=False
+            )
+        else:
+            explanation = isolated.explanation(failed)
+        record_explanation(explanation, record_property)
+        if explanation.note:
             shown_first = by_cause(failed)[0][0]
-            results = [replace(r, note=joined(r.note, note)) if r is shown_first else r for r in results]
+            results = [replace(r, note=joined(r.note, explanation.note)) if r is shown_first else r for r in results]
             record(results, record_property, extent)
         plain = "\n".join(f"{r.law} is violated by {case.id}: {r.message}" for r in failed)
         failed = unexpected(results, lines)
-        said, writing = contained("writing the message", lambda: failure_message(failed, diagnosis), plain)
+        said, writing = contained("writing the message", lambda: failure_message(failed, explanation.diagnosis), plain)
         messages += [said, *filter(None, [writing])]
     if messages:
         pytest.fail("\n".join(messages), pytrace=False)
-
-
-def causes_of(
-    backend: Any,
-    contract: Contract,
-    case: Case,
-    settings: Settings,
-    failed: Sequence[Result],
-    isolated: Isolated | None,
-) -> tuple[Mapping[str, Any], Diagnosis | None, str]:
-    """The missing declarations, the known defect behind the rest, and a note on errors of attnspec."""
-    explanation: Mapping[str, Any] = {}
-    explaining = ""
-    if isolated is not None:
-        contain = isolated.surviving()
-        explanation, explaining = contain(
-            f"looking for what {case.id} has to declare", lambda: isolated.explanation(failed), explanation
-        )
-
-    def diagnosis() -> Diagnosis | None:
-        chosen, left = unexplained(contract, case, failed, explanation)
-        if isolated is None:
-            return diagnosis_of(backend, chosen, case, settings, left)
-        return replace(isolated, contract=chosen).diagnosis(left)
-
-    contain = contained if isolated is None else isolated.surviving()
-    found, diagnosing = contain(f"diagnosing {case.id}", diagnosis, None)
-    return explanation, found, joined(explaining, diagnosing)
 
 
 def isolation(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attnspec.conformance.diagnosis.probes import Probe, distance, judged_by
+from attnspec.conformance.explaining.probes import Probe, distance, judged_by
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import SMALLEST_NORMAL, numpy_dtype
 from attnspec.conformance.judging.subject import Results, Subject
