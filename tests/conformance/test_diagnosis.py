@@ -4,6 +4,7 @@ import io
 import json
 import runpy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from attnspec.conformance.explaining.choices import SEEN
 from attnspec.conformance.explaining.explanation import Explanation
 from attnspec.conformance.explaining.finding import Diagnosis
 from attnspec.conformance.explaining.inquiry import diagnosis_of_case, diagnosis_of_result
+from attnspec.conformance.explaining.precisions import of_precisions
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import cases
@@ -41,6 +43,7 @@ from attnspec.spec.contract.operation import OPERATIONS, Operation
 from attnspec.spec.contract.semantics import QUESTIONS, asked_by_formula
 
 from .mistaken import MISTAKEN
+from .test_declaring import attention, tf32
 
 ROOT = Path(__file__).parents[2]
 MAKING: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "diagnosis.py"))
@@ -93,6 +96,18 @@ def test_no_cause_is_named_that_is_not_the_cause(name: str) -> None:
 def test_the_cause_of_a_mistake_written_without_looking_at_the_mutants_is_named(name: str) -> None:
     found = MAKING["asked"](name).diagnosis()
     assert MAKING["right"](name, found.as_json())
+
+
+def test_a_class_that_may_be_declared_is_no_diagnosis() -> None:
+    """Products of TF32 only have to be declared: no wider precision is named in their place."""
+    backend = SimpleNamespace(name="mine", scaled_dot_product_attention=partial(attention, rounded=tf32))
+    contract = Contract.of(backend)
+    (case,) = cases(contract, dtypes=("float32",))
+    wrong = [Result(case.operation, "operation.oracle", "float32", Status.FAILED, Reason.VALUE)]
+    begun = inquiry.inquiry(backend, contract, case, PROFILES["quick"], wrong)
+    assert begun is not None
+    assert any(probe.wrong for probe in begun.probes)
+    assert of_precisions(begun.subject, begun.probes, begun.call) is None
 
 
 def test_what_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
