@@ -1,7 +1,7 @@
 """Make ``docs/sensitivity.md``: ``python docs/sensitivity.py pytorch > docs/sensitivity.md`` takes some minutes."""
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from attnspec.conformance import load
@@ -11,11 +11,14 @@ from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, cases
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws import CHECKS
+from attnspec.conformance.laws.attention import ensemble_gradient, ensemble_scale
 from attnspec.conformance.laws.common import data_dtype
+from attnspec.conformance.laws.pooling import ensemble_gain
+from attnspec.conformance.laws.registry import Check, Function
+from attnspec.conformance.laws.single_keys import ensemble_keys
+from attnspec.conformance.laws.spreads import ensemble_mean, ensemble_spread
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DEFAULTS
-from attnspec.spec.laws.attention import ENSEMBLE_GRADIENT, ENSEMBLE_SCALE
-from attnspec.spec.laws.pooling import ENSEMBLE_GAIN, ENSEMBLE_KEYS, ENSEMBLE_MEAN, ENSEMBLE_SPREAD
 
 HEAD = """# Smallest convicted errors
 
@@ -24,7 +27,7 @@ backend `{}`: the limit of the filter and what it estimated there, added up. The
 largest over masked, causal, long and wide inputs; of gradients it is that of the argument where most is needed.
 Made by `python docs/sensitivity.py {}`. How limits come about: [precision.md](precision.md).
 """
-LAWS = (ENSEMBLE_GAIN, ENSEMBLE_SCALE, ENSEMBLE_GRADIENT)
+FILTERS = (ensemble_gain, ensemble_scale, ensemble_gradient)
 
 SPREADS_HEAD = """
 ## Errors together
@@ -33,37 +36,44 @@ The root mean square and the mean of error/σ, as they were found, and in bracke
 133. The last two columns have the error in the weight of a single key that is convicted, as a fraction of the mean
 weight, the largest over the keys that are tried: among 133 keys, of which none or 5 are masked, and among 2,049.
 """
-SPREADS = (ENSEMBLE_SPREAD, ENSEMBLE_MEAN, ENSEMBLE_KEYS)
+SPREADS = (ensemble_spread, ensemble_mean, ensemble_keys)
 
 Estimates = Mapping[str, tuple[float, float]]
 """What was estimated, and its limit, by what it is."""
 
 
-def estimates(backend: Any, contract: Contract, case: Case) -> Estimates:
-    """What a law estimated, on every input or in every gradient in turn; nothing where nothing was judged."""
+def judged(contract: Contract, function: Function) -> Iterator[tuple[Check, Case]]:
+    """The check that a function makes, with every case that it concerns."""
+    (check,) = (c for some in CHECKS.values() for c in some if c.function is function)
+    for case in cases(contract, laws=(check.law.id,)):
+        if check.concerns(OPERATIONS[case.operation]):
+            yield check, case
+
+
+def estimates(backend: Any, contract: Contract, check: Check, case: Case) -> Estimates:
+    """What a check estimated, on every input or in every gradient in turn; nothing where nothing was judged."""
     subject = Subject(backend, contract, OPERATIONS[case.operation], case.dtype, "cpu")
     (example,) = corners(subject.operation, subject.limits, seed=0, most=1, work=subject.effort.work)[:1]
-    (law,) = case.laws
-    attempt(subject, CHECKS[law][0], example.arguments(subject.operation, data_dtype(subject)), 0)
+    attempt(subject, check, example.arguments(subject.operation, data_dtype(subject)), 0)
     return subject.estimates
 
 
-def smallest(backend: Any, contract: Contract, case: Case) -> list[float]:
-    """What is convicted by a law, on every input or in every gradient in turn; nothing where nothing was judged."""
-    return [abs(estimate) + limit for estimate, limit in estimates(backend, contract, case).values()]
+def smallest(backend: Any, contract: Contract, check: Check, case: Case) -> list[float]:
+    """What is convicted by a check, on every input or in every gradient in turn; nothing where nothing was judged."""
+    return [abs(estimate) + limit for estimate, limit in estimates(backend, contract, check, case).values()]
 
 
 def page(name: str) -> str:
     """The whole page."""
     backend = load(name)
     contract = Contract.of(backend)
-    cells: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for law in LAWS:
-        for case in cases(contract, laws=(law.id,)):
-            cells.setdefault((case.operation, case.dtype), {})[law.id] = smallest(backend, contract, case)
+    cells: dict[tuple[str, str], dict[Function, list[float]]] = {}
+    for function in FILTERS:
+        for check, case in judged(contract, function):
+            cells.setdefault((case.operation, case.dtype), {})[function] = smallest(backend, contract, check, case)
     rows = ["| operation | dtype | gain | scale | gradient |", "|---|---|---|---|---|"]
     for operation, dtype in in_order(cells):
-        found = [cells[operation, dtype].get(law.id, []) for law in LAWS]
+        found = [cells[operation, dtype].get(function, []) for function in FILTERS]
         rows.append(f"| `{operation}` | {dtype} | {' | '.join(map(cell, found))} |")
     return "\n".join([HEAD.format(name, name), *rows, SPREADS_HEAD, *spreads(backend, contract)]) + "\n"
 
@@ -80,13 +90,13 @@ def cell(found: list[float]) -> str:
 
 def spreads(backend: Any, contract: Contract) -> list[str]:
     """The rows of the second table."""
-    found: dict[tuple[str, str], dict[str, Estimates]] = {}
-    for law in SPREADS:
-        for case in cases(contract, laws=(law.id,)):
-            found.setdefault((case.operation, case.dtype), {})[law.id] = estimates(backend, contract, case)
+    found: dict[tuple[str, str], dict[Function, Estimates]] = {}
+    for function in SPREADS:
+        for check, case in judged(contract, function):
+            found.setdefault((case.operation, case.dtype), {})[function] = estimates(backend, contract, check, case)
     rows = ["| operation | dtype | root mean square | mean | key of 133 | key of 2,049 |", "|---|---|---|---|---|---|"]
     for operation, dtype in in_order(found):
-        of_law = [found[operation, dtype].get(law.id, {}) for law in SPREADS]
+        of_law = [found[operation, dtype].get(function, {}) for function in SPREADS]
         shown = [", ".join(f"{x:.2f} ({limit:.2f})" for x, limit in some.values()) or "–" for some in of_law[:2]]
         keys = {what: abs(x) + limit for what, (x, limit) in of_law[2].items() if "zeros" not in what}
         many = [x for what, x in keys.items() if what.endswith(" of 2049")]

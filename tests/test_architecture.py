@@ -42,7 +42,8 @@ THIRD_PARTY = {
     },
     "conformance": {
         *("numpy", "jaxtyping", "typing_extensions", "ml_dtypes"),
-        *("hypothesis", "pytest", "rich", "typer", "markdown_it", "math_core", "matplotlib", "threadpoolctl"),
+        *("hypothesis", "pytest", "rich", "typer", "markdown_it", "math_core", "jinja2"),
+        *("matplotlib", "threadpoolctl"),
     },
 }
 

@@ -73,7 +73,7 @@ def test_the_suite_acquits_the_adapter(
 
     Threads divide work alike in every dtype; products of matrices are others in each.
     """
-    laws = (*laws_of("operation", "sizes"), "training.repeatable")
+    laws = (*laws_of("operation", "sizes"), "training.no-memory")
     chosen = {"--operation": operations, "--law": laws, "--dtype": dtypes}
     selection = [word for option, values in chosen.items() for value in values for word in (option, value)]
     backend = str(Path(__file__).with_name(f"{adapter}_pytorch.py"))

@@ -1104,10 +1104,14 @@ def test_a_broadcast_mask_counts_every_key() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_scores_are_rounded_once(dtype: torch.dtype) -> None:
-    query, key = (torch.randn(8, 257, generator=generator(seed)).to(dtype) for seed in (0, 1))
-    exact = query.double() @ key.double().mT
-    assert torch.equal(backend.dot_scores(query, key), exact.to(dtype))
-    assert torch.equal(backend.scaled_dot_scores(query, key), (exact / math.sqrt(257)).to(dtype))
+    """Sums of these integers are exact in float32, whatever their order, and most of them are not in 16 bits."""
+    for d in (256, 257):
+        query, key = (torch.randint(-31, 32, (8, d), generator=generator(seed)).to(dtype) for seed in (0, 1))
+        exact = query.double() @ key.double().mT
+        assert not torch.equal(exact, exact.to(dtype).double())
+        assert torch.equal(backend.dot_scores(query, key), exact.to(dtype))
+        if d == 256:
+            assert torch.equal(backend.scaled_dot_scores(query, key), (exact / 16).to(dtype))
 
 
 def test_float16_attention_does_not_overflow_within() -> None:

@@ -282,9 +282,13 @@ def dot_scores(query, key):
     return _scores(query, key)
 """
     )
-    status, report = checked(tmp_path, code, "--law", "scoring.isometry", "--law", "moments.mean")
+    status, report = checked(tmp_path, code, "--law", "scoring.isometry", "--law", "moments.mean-and-variance")
     assert report["summary"]["lost"] == 0
-    means = [r["status"] for r in report["results"] if r["law"] == "moments.mean" and r["status"] != "not-provided"]
+    means = [
+        r["status"]
+        for r in report["results"]
+        if r["law"] == "moments.mean-and-variance" and r["status"] != "not-provided"
+    ]
     assert means == ["passed", "passed"] or status == 1
 
 
@@ -616,7 +620,7 @@ def test_lists_and_shows(tmp_path: Path) -> None:
     shown = printed("show", "scaled_dot_product_attention")
     assert "S0(6)" in shown
     assert "attention.scale-trade" in shown
-    assert "Var" in printed("show", "moments.variance")
+    assert "Var" in printed("show", "moments.mean-and-variance")
     # Once as users call it: what is no terminal cuts nothing.
     assert attnspec("list", "operations", folder=tmp_path, COLUMNS="").stdout == operations
 

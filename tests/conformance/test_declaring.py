@@ -76,7 +76,7 @@ def explanation(laws: tuple[str, ...], function: Callable[..., Any] = attention,
     return undeclared(under, contract, case, failed, lambda: refusals(subject, lambda law, example: None))
 
 
-LAWS = (FORMULA, "semantics.fully_masked", "pooling.ensemble-gain")
+LAWS = (FORMULA, "semantics.fully_masked", "pooling.gain")
 
 
 def test_a_choice_explains_the_formula() -> None:
@@ -118,7 +118,7 @@ WRONG: Mapping[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("changed", WRONG.values(), ids=WRONG)
 def test_wrong_numbers_are_explained_by_nothing(changed: dict[str, Any]) -> None:
-    assert explanation((FORMULA, "attention.scale", "attention.ensemble-scale"), **changed) == Undeclared()
+    assert explanation((FORMULA, "attention.scale"), **changed) == Undeclared()
 
 
 def long_ones_refused(query: Numbers, key: Numbers, value: Numbers, **more: Any) -> Numbers:

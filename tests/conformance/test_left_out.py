@@ -217,7 +217,7 @@ def in_single(scale: float, *arrays: Numbers, **options: Any) -> Numbers:
 @pytest.mark.parametrize(("scale", "expected"), [(1.0, {"float64": "ieee32-float64"}), (1 + 2.0**-19, None)])
 def test_doubles_that_are_computed_with_as_float32_have_a_class(scale: float, expected: Any) -> None:
     made = SimpleNamespace(name="mine", scaled_dot_product_attention=partial(in_single, scale))
-    _, _, pasted = observed(made, "float64", (FORMULA, "attention.scale", "pooling.ensemble-gain"))
+    _, _, pasted = observed(made, "float64", (FORMULA, "attention.scale", "pooling.gain"))
     assert pasted.get("precision") == expected
 
 
@@ -330,7 +330,7 @@ def guarded(limits: Limits, name: str) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("name", "limits", "laws"),
     [
-        ("dot_scores", {"multiple_of": 4}, ("moments.mean", "moments.variance")),
+        ("dot_scores", {"multiple_of": 4}, ("moments.mean-and-variance",)),
         ("nadaraya_watson", {"multiple_of": 16}, ("sizes.features",)),
         ("sinusoidal_positional_encoding", {"multiple_of": 8}, ("positional.prefix",)),
         ("lstm", {"multiple_of": 4}, ("recurrent.first-step", "recurrent.continuation")),

@@ -30,7 +30,7 @@ from attnspec.conformance.matrix.messages import without_places
 from attnspec.conformance.matrix.page import as_page
 from attnspec.conformance.matrix.program import Call, program
 from attnspec.conformance.matrix.rows import Library, Probed, refusal
-from attnspec.conformance.matrix.showing import as_markdown, print_matrix, said, seen
+from attnspec.conformance.matrix.showing import MAX_PROGRAM, as_markdown, print_matrix, said, seen
 from attnspec.conformance.matrix.tracing import answered
 from attnspec.conformance.remote.loading import contract_of, load
 from attnspec.conformance.reporting import processor
@@ -461,6 +461,23 @@ def test_a_crash_that_left_no_input_is_confirmed_by_the_last_call(tmp_path: Path
 def test_a_page_loads_nothing_from_elsewhere(made: tuple[Path, "subprocess.CompletedProcess[str]"]) -> None:
     page = (made[0] / "fake.html").read_text(encoding="utf-8")
     assert not re.search(r"""(src|href)=["'](?!#)|@import|url\(|<script""", page)
+
+
+def test_a_long_program_is_left_out_and_texts_are_literal(
+    made: tuple[Path, "subprocess.CompletedProcess[str]"],
+) -> None:
+    found = matrix(made[0])
+    row = found.rows[1]
+    violation = replace(row.cells[0].violations[0], message="a <b> | `c`", program="x = 1\n" * MAX_PROGRAM)
+    cell = replace(row.cells[0], violations=(violation,), following=("a.law",))
+    changed = replace(found, interrupted=True, rows=(replace(row, cells=(cell, row.cells[1]), notes={"<n>": "|"}),))
+    markdown, page = as_markdown(changed), as_page(changed)
+    assert r"a \<b> | \`c\`." in markdown
+    assert "<p>a &lt;b&gt; | `c`</p>" in page
+    for form in (markdown, page):
+        for text in ("The program has 72,000 characters: it is in the JSON.", "hold once that is right: a.law."):
+            assert text in form, text
+        assert violation.program not in form
 
 
 def test_every_violation_is_tried_without_attnspec_or_says_why_not(

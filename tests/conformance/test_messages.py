@@ -31,7 +31,7 @@ def test_a_choice_that_wants_declaring_is_no_consequence() -> None:
     odd = failed("semantics.no_keys", "declared", "something else")
     accepted, other = failed("operation.rejection", "accepted"), failed("attention.scale", "value", operation="x")
     causes, following = by_cause([odd, SCALE, other, accepted, chosen, ORACLE])
-    assert (causes, following) == ([ORACLE, chosen, other, accepted], [SCALE, odd])
+    assert (causes, following) == ([ORACLE, chosen, other, accepted], [odd, SCALE])
     assert consequences([odd, SCALE, accepted, chosen]) == []
 
 

@@ -16,9 +16,9 @@ from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.engine import Case
 from attnspec.conformance.judging.isolation import POSSIBLE, end_of
 from attnspec.conformance.judging.results import UNJUDGED, Result, Status
+from attnspec.conformance.remote.incidents import Incidents
 from attnspec.conformance.running.post_mortem import examined
 from attnspec.conformance.running.settings import Settings
-from attnspec.conformance.running.watchdog import FileIncidents, Watchdog
 
 BACKEND = """
 import os, signal, time
@@ -55,16 +55,12 @@ def test_how_a_process_ended(work: Callable[[], Any], words: str | None) -> None
     assert (end and end.words) == words
 
 
-def after(folder: Path, end: str, law: str, given: object, hang_after: float = 600.0) -> tuple[FileIncidents, Result]:
-    """What is found out after a worker died at a law."""
+def after(folder: Path, end: str, law: str, given: object, *, hung: bool = False) -> tuple[Incidents, Result]:
+    """What is found out after the backend's process ended at a law."""
     (folder / "crashing.py").write_text(BACKEND.format(end=end), encoding="utf-8")
-    crumbs = folder / "crumbs"
-    crumbs.mkdir()
-    watchdog = Watchdog(crumbs, "dot_scores-float64", 600.0)
-    watchdog(law, given)
-    watchdog.close()
-    incidents = FileIncidents(crumbs, hang_after)
-    assert incidents.record("dot_scores", "float64") is not None
+    incidents = Incidents(1.0)
+    incidents.begin("dot_scores", "float64", law, given)
+    assert incidents.record("dot_scores", "float64", hung=hung) is not None
     case, settings = Case("dot_scores", "float64", (law,)), Settings(hang_after=1.0)
     found = examined(incidents, str(folder / "crashing.py"), case, settings)
     assert found == incidents.verdicts("dot_scores", "float64")
@@ -98,7 +94,7 @@ def test_a_crash_has_the_smallest_input_and_a_script(tmp_path: Path, end: str, w
 
 
 def test_a_hang_has_the_input_and_a_script_that_ends(tmp_path: Path) -> None:
-    _, found = after(tmp_path, "time.sleep(600)", "operation.oracle", LARGE, hang_after=0.0)
+    _, found = after(tmp_path, "time.sleep(600)", "operation.oracle", LARGE, hung=True)
     assert (found.reason, found.message) == ("hung", "the backend did not answer within 1 s")
     assert found.counterexample is not None
     assert len(found.counterexample["arguments"]["key"][0]) == 17

@@ -24,6 +24,7 @@ from attnspec.conformance.remote.client import Hasty
 from attnspec.conformance.remote.clock import Clock, Watch
 from attnspec.conformance.remote.description import contract_from
 from attnspec.conformance.remote.errors import BackendError
+from attnspec.conformance.remote.incidents import Incidents
 from attnspec.conformance.remote.loading import contract_of, load
 from attnspec.conformance.remote.processes import KNOWN, children, end_all, end_children, mark, processes, usage
 from attnspec.conformance.running.isolated import Isolated
@@ -227,14 +228,15 @@ def test_a_violation_seen_before_the_process_ended_stands(tmp_path: Path) -> Non
     assert "crashed" in {r.reason for r in found.values()}
 
 
-def test_a_violation_seen_before_a_step_was_wrongly_taken_for_granted_stands(tmp_path: Path) -> None:
+def test_a_violation_seen_before_a_step_was_wrongly_taken_for_granted_stands() -> None:
     calls, marks = [], []
 
     def dot_scores(query: Any, key: Any) -> Any:
         calls.append(1)
         return reference.dot_scores(query, key) + (len(calls) == 1)
 
-    backend = SimpleNamespace(name="once", dot_scores=dot_scores)
+    host = SimpleNamespace(begin=lambda: None)
+    backend: Any = SimpleNamespace(name="once", dot_scores=dot_scores, incidents=Incidents(20.0), host=host)
 
     def judging(contract: Contract, case: Case, *, mark: Mark, **named: Any) -> list[Result]:
         def interrupted(law: str, example: Any) -> None:
@@ -246,7 +248,7 @@ def test_a_violation_seen_before_a_step_was_wrongly_taken_for_granted_stands(tmp
         return judge(backend, contract, case, PROFILES["quick"], mark=interrupted, **named)
 
     case = Case("dot_scores", "float64", LAWS)
-    isolated = Isolated(judging, backend, Contract.of(backend), case, Settings(), tmp_path)
+    isolated = Isolated(judging, backend, Contract.of(backend), case, Settings())
     found = {r.law: r for r in isolated.judged({})}
     assert marks.count("operation.dtype") > 1
     assert (found["operation.oracle"].status, found["operation.oracle"].examples) == (Status.FAILED, 1)

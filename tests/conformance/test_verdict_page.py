@@ -1,6 +1,8 @@
 """The page of a report: the verdict and its causes first, with pictures; what follows last and folded."""
 
 import re
+from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 from types import SimpleNamespace
 from typing import Any
@@ -9,10 +11,12 @@ import numpy as np
 import pytest
 
 from attnspec import reference
+from attnspec.conformance.diagnosis.finding import Diagnosis
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import cases, judge
 from attnspec.conformance.judging.profiles import Effort, Profile
 from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.reporting.declaration import Declaration
 from attnspec.conformance.reporting.heat_maps import (
     LEVELS,
     MOST,
@@ -24,8 +28,9 @@ from attnspec.conformance.reporting.heat_maps import (
     levels_of_ratios,
     over_budget,
 )
-from attnspec.conformance.reporting.report import Report
+from attnspec.conformance.reporting.report import Report, key
 from attnspec.conformance.reporting.verdict_page import as_html
+from attnspec.conformance.running.messages import MAX_SNIPPET
 from attnspec.conformance.running.settings import Settings
 
 EMPTY = {"path", "rect", "meta"}
@@ -124,6 +129,26 @@ def test_the_page_of_what_conforms_has_no_causes() -> None:
     assert "<p>None.</p>" in page[page.index("<h2>Causes</h2>") : page.index("<h2>Budget used</h2>")]
     assert "Consequences" not in page
     assert '<span class="used">25%</span>' in page
+
+
+def test_the_page_shows_all_that_a_report_can_hold(report: Report) -> None:
+    cause = next(r for r in report.violations if r.law == "operation.oracle")
+    results = [replace(r, note="a <note>") if r.violates else r for r in report.results]
+    for i, r in enumerate(results):
+        if r.counterexample is not None:
+            results[i] = replace(r, counterexample={**r.counterexample, "snippet": "x" * (MAX_SNIPPET + 1)})
+    page = as_html(
+        replace(
+            report,
+            results=tuple(results),
+            declaration=Declaration({"semantics": "<s>"}, {key(cause): "<why>"}),
+            diagnoses=(Diagnosis(cause.operation, cause.dtype, "the <scale> is wrong"),),
+        )
+    )
+    Outline(page.partition("<!DOCTYPE html>")[2])
+    for text in ("a <note>", "semantics = ", "<s>", "<why>", "the <scale> is wrong"):
+        assert escape(text) in page, text
+    assert "<p>The script is long (4 kB): it is in the JSON report.</p>" in page
 
 
 # Heat maps ------------------------------------------------------------------------------------------------------------

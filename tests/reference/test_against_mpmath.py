@@ -780,6 +780,9 @@ CHOICES += [
 ]
 """Every operation, also under the choices that its formula asks for and that are not normative."""
 
+FLAGS = {o.name: (False, True) if o.flag else (False,) for o in OPERATIONS.values()}
+"""The values of ``causal`` that each operation is tried with."""
+
 
 def exactly(x: Any) -> Any:
     """A number, or nested lists of them, as mpmath's: nothing is rounded, not even a longdouble."""
@@ -822,10 +825,9 @@ def error(got: np.ndarray, expected: Any) -> tuple[Any, Any]:
     return max(abs(a - b) for a, b in zip(flat(exactly(got)), numbers, strict=True)), max(map(abs, numbers))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("choices", "name", "causal"), [(*c, causal) for c in CHOICES for causal in FLAGS[c[1]]])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.longdouble])
-@pytest.mark.parametrize(("choices", "name"), CHOICES)
+@pytest.mark.parametrize("seed", [0, 1])
 def test_formula(name: str, choices: dict[str, str], dtype: Any, seed: int, causal: bool, draw: Any) -> None:
     arguments = draw(name, dtype, seed, causal=causal, batch=(2,) if seed else ())
     with arithmetic(lambda numbers: numbers.astype(dtype)), choosing(**choices):

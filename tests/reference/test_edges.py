@@ -59,20 +59,20 @@ def equal(left: Any, right: Any) -> bool:
     return all(np.array_equal(x, flatten(right)[path]) for path, x in flatten(left).items())
 
 
-@pytest.mark.parametrize("batch", [(), (2,), (0,), (2, 1, 3)])
-@pytest.mark.parametrize("empty", [(), ("n",), ("m",), ("n", "m"), ("t",)])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_empty_sizes(name: str, empty: tuple[str, ...], batch: tuple[int, ...], draw: Any) -> None:
+def test_empty_sizes(name: str, draw: Any, subtests: pytest.Subtests) -> None:
     operation = OPERATIONS[name]
-    if name == "padding_mask" and "m" in empty:
-        arguments = {"lengths": np.zeros(batch, int), "m": 0}
-    else:
-        nothing = [size for size in empty if size in operation.sizes and not operation.least(size)]
-        arguments = draw(name, batch=batch, **dict.fromkeys(nothing, 0))
-    result = REFERENCE[name](**arguments)
-    assert_shapes(operation, arguments, result)
-    if "m" in empty and "m" in operation.sizes and (name in POOLING or name == "attention_pooling"):
-        assert not result.any()
+    may_be_empty = [size for size in "nmt" if size in operation.sizes and not operation.least(size)]
+    for batch in ((), (2,), (0,), (2, 1, 3)):
+        for empty in {tuple(s for s in sizes if s in may_be_empty) for sizes in ("", "n", "m", "nm", "t")}:
+            arguments = draw(name, batch=batch, **dict.fromkeys(empty, 0))
+            if name == "padding_mask" and "m" in empty:
+                arguments = {"lengths": np.zeros(batch, int), "m": 0}
+            with subtests.test(batch=batch, empty=empty):
+                result = REFERENCE[name](**arguments)
+                assert_shapes(operation, arguments, result)
+                if "m" in empty and (name in POOLING or name == "attention_pooling"):
+                    assert not result.any()
 
 
 ADDING = [o.name for o in OPERATIONS.values() if o.chapter == "transformer"]

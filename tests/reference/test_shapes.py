@@ -23,8 +23,8 @@ from attnspec.spec.contract.tree import described, mapped
 
 from .conftest import draw_arguments
 
-Violation = tuple[str, str, str]
-"""Operation, argument, what is wrong with it."""
+Violation = tuple[str, str]
+"""Argument, what is wrong with it."""
 
 
 def drawn(operation: Operation) -> dict[str, Any]:
@@ -52,25 +52,24 @@ def shared(operation: Operation, leaf: Leaf) -> Iterator[int]:
             yield place
 
 
-def violations() -> Iterator[Violation]:
-    for operation in OPERATIONS.values():
-        batched = [leaf for leaf in arrays(operation) if leaf.batched]
-        for path, node in given(operation).items():
-            if node.kind is Kind.SIZE:
-                yield operation.name, path, "negative"
-        for leaf in arrays(operation):
-            if leaf.core:
-                yield operation.name, leaf.path, "rank too low"
-            if not leaf.batched:
-                yield operation.name, leaf.path, "rank too high"
-            for place in shared(operation, leaf):
-                yield operation.name, leaf.path, f"size {place}"
-            for place, d in enumerate(leaf.core):
-                positions = all(operation.axis(size) & Axis.POSITION for size in d.sizes)
-                if not positions and not d.broadcast:
-                    yield operation.name, leaf.path, f"empty {place}"
-            if leaf in batched and len(batched) > 1:
-                yield operation.name, leaf.path, "batch"
+def violations(operation: Operation) -> Iterator[Violation]:
+    batched = [leaf for leaf in arrays(operation) if leaf.batched]
+    for path, node in given(operation).items():
+        if node.kind is Kind.SIZE:
+            yield path, "negative"
+    for leaf in arrays(operation):
+        if leaf.core:
+            yield leaf.path, "rank too low"
+        if not leaf.batched:
+            yield leaf.path, "rank too high"
+        for place in shared(operation, leaf):
+            yield leaf.path, f"size {place}"
+        for place, d in enumerate(leaf.core):
+            positions = all(operation.axis(size) & Axis.POSITION for size in d.sizes)
+            if not positions and not d.broadcast:
+                yield leaf.path, f"empty {place}"
+        if leaf in batched and len(batched) > 1:
+            yield leaf.path, "batch"
 
 
 def resized(x: np.ndarray, axis: int, size: int) -> np.ndarray:
@@ -92,25 +91,32 @@ def violate(node: Leaf | Option, value: Any, what: str) -> Any:
     return resized(value, axis, 0 if kind == "empty" else value.shape[axis] + 1)
 
 
-@pytest.mark.parametrize(("name", "argument", "what"), list(violations()))
-def test_violation(name: str, argument: str, what: str) -> None:
+def with_violation(operation: Operation, arguments: dict[str, Any], argument: str, what: str) -> dict[str, Any]:
+    node = given(operation)[argument]
+    changed: dict[str, Any] = mapped(arguments, lambda path, x: violate(node, x, what) if path == argument else x)
+    return changed
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_violation_is_named(name: str, subtests: pytest.Subtests) -> None:
     operation = OPERATIONS[name]
     arguments = drawn(operation)
     REFERENCE[name](**arguments)
-    node = given(operation)[argument]
-    wrong = mapped(arguments, lambda path, x: violate(node, x, what) if path == argument else x)
-    with pytest.raises(ShapeError) as raised:
-        REFERENCE[name](**wrong)
-    error = raised.value
-    assert error.operation == name
-    assert error.argument in given(operation)
-    assert str(error) == f"{name}: {error.argument}: expected {error.expected}; got {error.got}"
+    for argument, what in violations(operation):
+        wrong = with_violation(operation, arguments, argument, what)
+        with subtests.test(argument=argument, what=what):
+            with pytest.raises(ShapeError) as raised:
+                REFERENCE[name](**wrong)
+            error = raised.value
+            assert error.operation == name
+            assert error.argument in given(operation)
+            assert str(error) == f"{name}: {error.argument}: expected {error.expected}; got {error.got}"
 
 
 def test_every_array_argument_of_every_operation_is_violated() -> None:
-    violated = {(operation, argument) for operation, argument, _ in violations()}
-    every = {(o.name, x.path) for o in OPERATIONS.values() for x in arrays(o) if x.core or not x.batched}
-    assert not every - violated
+    for operation in OPERATIONS.values():
+        violated = {argument for argument, _ in violations(operation)}
+        assert not {x.path for x in arrays(operation) if x.core or not x.batched} - violated, operation.name
 
 
 def zeros(*shape: int) -> np.ndarray:

@@ -63,15 +63,14 @@ def pytest_configure(config: pytest.Config) -> None:
         # pytest-xdist has its workers print to nowhere.
         os.dup2(2, 1)
     if not hasattr(config, "workerinput"):
+        from attnspec.conformance.running.crash_handler import CrashHandler
         from attnspec.conformance.running.verdicts import VERDICTS, Collector, Verdicts
-        from attnspec.conformance.running.watchdog import CrashHandler
 
         config.stash[VERDICTS] = Verdicts()
         config.pluginmanager.register(Collector(config.stash[VERDICTS]))
         if settings.crumbs is not None:
             config.pluginmanager.register(
                 CrashHandler(
-                    Path(settings.crumbs),
                     settings.hang_after,
                     in_process=settings.in_process,
                     repeated=config.stash[VERDICTS].repeated,

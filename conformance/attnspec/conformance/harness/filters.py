@@ -13,7 +13,6 @@ from attnspec.conformance.judging.violation import Violation
 from attnspec.conformance.laws.ensembles import along
 from attnspec.conformance.laws.single_keys import along_key
 from attnspec.conformance.laws.spreads import no_wider
-from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.laws import attention, pooling
 
@@ -99,23 +98,23 @@ def spread(ensemble: Ensemble) -> Iterator[Filter]:
     yield Filter(what, lambda got: no_wider(e.subject, e.arguments, (got - e.expected) / e.sigma, what), signed=False)
 
 
-FILTERS: Mapping[str, Callable[[Ensemble], Iterator[Filter]]] = {
-    pooling.ENSEMBLE_GAIN.id: gain,
-    attention.ENSEMBLE_SCALE.id: scale,
-    pooling.ENSEMBLE_KEYS.id: keys,
-    pooling.ENSEMBLE_SPREAD.id: spread,
+FILTERS: Mapping[Callable[[Operation], bool], Callable[[Ensemble], Iterator[Filter]]] = {
+    pooling.weighs_once: gain,
+    attention.scales_once: scale,
+    pooling.ENSEMBLE_KEYS.concerns: keys,
+    pooling.ENSEMBLE_SPREAD.concerns: spread,
 }
-"""The filters by the laws whose operations they concern."""
+"""The filters by the operations that they concern: those of the checks of the same error."""
 
 
 def concerning(operation: Operation) -> bool:
     """True if any filter concerns an operation."""
-    return any(_concerns(law, operation) for law in FILTERS)
+    return any(_concerns(governs, operation) for governs in FILTERS)
 
 
-def _concerns(law: str, operation: Operation) -> bool:
-    """True if a filter concerns an operation: as its law does, or because scores have parts that it changes."""
-    return LAWS[law].concerns(operation) or has_parts(operation)
+def _concerns(governs: Callable[[Operation], bool], operation: Operation) -> bool:
+    """True if a filter concerns an operation: as its check does, or because scores have parts that it changes."""
+    return governs(operation) or has_parts(operation)
 
 
 def untold(ensemble: Ensemble) -> str:
@@ -132,8 +131,8 @@ def extent(ensemble: Ensemble) -> str:
 
 def filters(ensemble: Ensemble) -> Iterator[Filter]:
     """The filters that concern an operation."""
-    for law, makes in FILTERS.items():
-        if _concerns(law, ensemble.subject.operation):
+    for governs, makes in FILTERS.items():
+        if _concerns(governs, ensemble.subject.operation):
             yield from makes(ensemble)
 
 

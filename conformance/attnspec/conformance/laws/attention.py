@@ -150,7 +150,7 @@ ENSEMBLE = 2048
 """Rows that are needed for a small error to stand out from the rounding of 16-bit weights, which all columns share."""
 
 
-@checks(law.SCALE)
+@checks(law.SCALE, governs=law.averages_by_scores)
 def scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """A matched filter in the direction of the derivative of the result with respect to the logarithm of the scale."""
     given = normal_like(subject, arguments.plain(), rng)
@@ -163,7 +163,7 @@ def scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
     return filtered_error(subject, given, (up - down) / (2 * step), rows_err_alike=True)
 
 
-@checks(law.ENSEMBLE_SCALE, once=True)
+@checks(law.SCALE, once=True, governs=law.scales_once)
 def ensemble_scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """A filter in the direction of the derivative with respect to the logarithm of the scale."""
     if not judgeable(subject):
@@ -197,7 +197,7 @@ def ensemble_gradient(subject: Subject, arguments: Arguments, rng: np.random.Gen
     return True
 
 
-@checks(law.GRADIENT_BALANCE, once=True)
+@checks(law.GRADIENT_IDENTITIES, once=True, governs=law.bilinear_scores)
 def gradient_balance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The direction is the mean of both products; the oracle is not asked."""
     if not judgeable(subject):
@@ -212,7 +212,7 @@ def gradient_balance(subject: Subject, arguments: Arguments, rng: np.random.Gene
     return True
 
 
-@checks(law.KEY_GRADIENT_SUM, once=True)
+@checks(law.GRADIENT_IDENTITIES, once=True, governs=law.inner_products)
 def key_gradient_sum(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The direction is the sum that a Σ α dα = c·o would leave which is forgotten; the oracle is not asked."""
     if not judgeable(subject):

@@ -44,7 +44,7 @@ def _same(found: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
     return all(np.array_equal(found[path], x, equal_nan=x.dtype.kind not in "biu") for path, x in expected.items())
 
 
-@checks(law.LONG_CALLS, once=True, at_leading=True)
+@checks(law.MODES, once=True, at_leading=True, governs=law.may_be_long)
 def long_calls(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Calls in every mode, and recorded for all arguments."""
     modes, records = _modes(subject), _learns(subject, "pullback")

@@ -10,8 +10,10 @@ from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.common import doubles, sample, together, wide
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis, Part
+from attnspec.spec.contract.law import of
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import Kind, Leaf
+from attnspec.spec.kernels import DocumentMask, SlidingWindowMask
 from attnspec.spec.laws import kernels as law
 
 GROUPS = ((1, 4), (4, 1), (2, 3))
@@ -290,7 +292,7 @@ def slope_halves(subject: Subject, arguments: Arguments, rng: np.random.Generato
     return True
 
 
-@checks(law.WINDOW_PARTS)
+@checks(law.MASKS, governs=of(SlidingWindowMask))
 def window_parts(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Combine the masks of both sides."""
     path = subject.operation.window or ""
@@ -310,7 +312,7 @@ def window_parts(subject: Subject, arguments: Arguments, rng: np.random.Generato
     return True
 
 
-@checks(law.DOCUMENTS)
+@checks(law.MASKS, governs=of(DocumentMask))
 def documents(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Give documents other numbers, which 24 bits do not hold, nor 16 tell apart, and exchange the sides."""
     mask = subject.call(arguments)

@@ -93,7 +93,7 @@ def _cut_off(subject: Subject, given: Arguments, i: int) -> None:
         subject.matches(got[path], x, 2 * budgets[path], given, f"for the first {kept} alone, the {path}")
 
 
-@checks(law.FUTURE_GRADIENT)
+@checks(law.GRADIENTS, governs=law.causal)
 def future_gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The gradient of the results up to a position with respect to later positions."""
     found = _future(subject, arguments, rng)
@@ -194,7 +194,7 @@ def _hidden_garbage(subject: Subject, arguments: Arguments, rng: np.random.Gener
         subject.same(after[path], before[path], partial(budget, path), changed, f"{what} {subject.titled(leaf)}")
 
 
-@checks(law.NONFINITE_GRADIENT, once=True)
+@checks(law.GRADIENTS, once=True, governs=law.separate_keys)
 def nonfinite_gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Store NaN and infinities at keys that no query may attend to, and in queries without attendable keys."""
     if subject.semantics.masked_nonfinite != "excluded":

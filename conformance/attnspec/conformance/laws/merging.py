@@ -9,6 +9,7 @@ from attnspec.conformance.laws.common import doubles, sample, together, wide
 from attnspec.conformance.laws.gradients import gradients_match
 from attnspec.conformance.laws.kernels import logarithms, with_heads
 from attnspec.conformance.laws.registry import checks
+from attnspec.spec.laws import attention as identities
 from attnspec.spec.laws import kernels as law
 
 CUTS = ((0, 3), (3, 3), (3, 7))
@@ -96,7 +97,7 @@ def _moved(subject: Subject, attention: Subject, given: Arguments, parts: list[A
     return {leading: direct + reach, beside: 2 * shift}
 
 
-@checks(law.MERGED_GRADIENTS, once=True)
+@checks(identities.GRADIENT_IDENTITIES, once=True, governs=identities.merges_parts)
 def merged_gradients(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Take cotangents back through the merging, and through the attention of every part, where dtypes are wide."""
     nothing = _mostly_nothing(subject, rng)

@@ -80,7 +80,7 @@ def _grid(rng: np.random.Generator, d: int) -> Numbers:
     return rng.integers(-4, 5, d) / 4
 
 
-@checks(law.MEAN, once=True)
+@checks(law.MEAN_AND_VARIANCE, once=True)
 def mean(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The mean of the scores over the design."""
     for d in _sizes(subject):
@@ -91,7 +91,7 @@ def mean(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bo
     return True
 
 
-@checks(law.VARIANCE, once=True)
+@checks(law.MEAN_AND_VARIANCE, once=True)
 def variance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The variance of the scores over the design, with a different mean for every coordinate, and with one for all."""
     for d in _sizes(subject):

@@ -116,7 +116,7 @@ def fewer_dimensions(subject: Subject, arguments: Arguments, rng: np.random.Gene
     return True
 
 
-@checks(law.EMPTY_BATCH, once=True)
+@checks(law.EMPTY_BATCH, once=True, at_leading=True)
 def empty_batch(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Pass batches without elements, of one dimension and of two; the subject checks the shapes of the results."""
     tried = False

@@ -26,6 +26,7 @@ from attnspec.reference.budget import oracle_dtype
 from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.documentation import operation_of
 from attnspec.spec.contract.tree import Branch
+from attnspec.spec.laws import masking
 from attnspec.spec.laws import recurrent as law
 from attnspec.spec.recurrent import GRU, LSTM, RNN, GRUCell, GRUParameters, LSTMCell, LSTMParameters, RNNCell
 
@@ -164,7 +165,7 @@ def first_step(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     return bool(expected[0].size)
 
 
-@checks(law.CONTINUATION)
+@checks(law.CONTINUATION, governs=law.in_two_parts)
 def continuation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compute the rest of a sequence from where its beginning ends, which has a state of 0, as where none is given.
 
@@ -221,7 +222,7 @@ def padding(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
     return True
 
 
-@checks(law.PADDING_GRADIENT, once=True, at_leading=True)
+@checks(masking.GRADIENTS, once=True, at_leading=True, governs=law.over_sequences)
 def padding_gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The gradients with NaN and infinities behind the lengths."""
     batches = [(2,), (3, 2)][: subject.limits.max_batch_dims]
@@ -236,7 +237,7 @@ def padding_gradient(subject: Subject, arguments: Arguments, rng: np.random.Gene
     return bool(batches)
 
 
-@checks(law.NO_STEPS)
+@checks(law.CONTINUATION, governs=law.over_sequences)
 def no_steps(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Cut all steps off, and give lengths of 0."""
     cut = arguments.along(_time(subject), keep(0))

@@ -11,7 +11,6 @@ from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Part
 from attnspec.spec.contract.shapes import results
 from attnspec.spec.laws import masking as law
-from attnspec.spec.laws import training
 
 QUERIES = 40
 """Queries of a call whose rows go beyond a tile."""
@@ -92,7 +91,7 @@ def _judge(subject: Subject, masked: Arguments, declared: str) -> None:
     subject.holds(False, message, masked, expected=expected, got=got, index=index)
 
 
-@checks(training.UNIFORM_ROWS, once=True)
+@checks(law.GRADIENTS, once=True, governs=law.averages_values)
 def uniform_rows(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Cotangents of the rows that a mask leaves without keys alone, and the gradients of values."""
     if subject.semantics.fully_masked != "uniform":

@@ -18,6 +18,8 @@ from attnspec.conformance.laws.common import (
 )
 from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Role
+from attnspec.spec.contract.law import of
+from attnspec.spec.laws import attention
 from attnspec.spec.laws import scoring as law
 from attnspec.spec.recurrent import RNNCell
 from attnspec.spec.scoring import AdditiveScores, GaussianScores
@@ -52,7 +54,7 @@ def _shifted(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     subject.matches(subject.call(far), wide(subject.call(near)), budget, far, f"shifted by {shift}, the score")
 
 
-@checks(law.SCALE, ensemble=True)
+@checks(attention.SCALE, ensemble=True, governs=attention.gives_scores)
 def scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """A matched filter in the direction of the scores themselves."""
     given = normal_like(subject, arguments, rng)
@@ -229,7 +231,7 @@ def saturation_gradient(subject: Subject, arguments: Arguments, rng: np.random.G
     return True
 
 
-@checks(law.NONPOSITIVE)
+@checks(law.ISOMETRY, governs=of(GaussianScores))
 def nonpositive(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The signs of all scores, and the scores of queries against themselves."""
     query, key = query_and_key(subject)

@@ -394,7 +394,7 @@ def together(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     return tried
 
 
-@checks(law.GRADIENTS_TOGETHER, once=True, dear=True)
+@checks(law.GRADIENTS, once=True, dear=True, governs=law.attends)
 def gradients_together(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Cotangents of some rows, those of all others being 0."""
     operation, asking = subject.operation, subject.operation.asking or ""

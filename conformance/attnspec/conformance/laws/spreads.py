@@ -130,7 +130,7 @@ def _many_queries(subject: Subject, rng: np.random.Generator) -> Arguments:
     return sample(subject, rng, (LEAST_ITSELF,), queries=QUERIES, keys=KEYS, features=FEATURES, heads=2)
 
 
-@checks(law.ENSEMBLE_MEAN, once=True, dear=True)
+@checks(law.ENSEMBLE_SPREAD, once=True, dear=True)
 def ensemble_mean(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """The mean of error/σ, in every feature and in all of them.
 

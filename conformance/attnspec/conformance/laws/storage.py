@@ -113,12 +113,12 @@ def layouts(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
     In the end the arrays are contiguous again, with the shapes of all calls before.
     """
     given = _sample(subject, rng)
-    count = len(LAYOUTS)
+    count, step = len(LAYOUTS), 3 if subject.leading or subject.effort.dear else 6
     tried = [laid_out(subject, given, (way,)) for way in LAYOUTS if subject.leading]
     tried += [laid_out(subject, given, (negated,)) for _ in range(subject.leading)]
     tried += [
         laid_out(subject, given, tuple(LAYOUTS[(first + STEP * i) % count] for i in range(len(given.given))))
-        for first in range(0, count, 3)
+        for first in range(0, count, step)
     ]
     for axis in (0, -2):
         tried.append(_repeats(subject, given, axis))
@@ -182,7 +182,7 @@ def _one_mask(subject: Subject, rng: np.random.Generator, batch: tuple[int, ...]
     return True
 
 
-@checks(law.DISTANCE, once=True, dear=True)
+@checks(law.LAYOUTS, once=True, dear=True)
 def distance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Put one array at a time into a space that is never touched but where the array is, along its first axes."""
     demand_layouts(subject.limits)

@@ -138,7 +138,7 @@ def second_backward(subject: Subject, arguments: Arguments, rng: np.random.Gener
     return bool(lessons)
 
 
-@checks(law.REPEATABLE, once=True, at_leading=True)
+@checks(law.NO_MEMORY, once=True, at_leading=True)
 def repeatable(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Go back several times from a call of several tiles of queries and keys; the oracle is not asked."""
     if subject.within_budget:

@@ -1,6 +1,6 @@
-"""A matrix as people read it on a terminal and as Markdown."""
+"""A matrix as people read it: its words, on a terminal and as Markdown."""
 
-import json
+import re
 from collections.abc import Iterator, Mapping
 
 from rich.box import SIMPLE_HEAD
@@ -12,6 +12,7 @@ from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.matrix.cells import DIRECTIONS, Cell, Confirmation, Matrix, Row, State, Violation
 from attnspec.conformance.remote.incidents import AT
 from attnspec.conformance.reporting.markup import table
+from attnspec.conformance.running.messages import shortened
 
 COLOURS = {
     State.CONFORMS: "green",
@@ -20,9 +21,6 @@ COLOURS = {
     State.NOT_OFFERED: "dim",
     State.NOT_JUDGED: "magenta",
 }
-
-MAX_ARGUMENT = 160
-"""Characters of an argument that people are shown."""
 
 MAX_PROGRAM = 12_000
 """Characters of the longest program that pages show; a longer one is in the JSON alone."""
@@ -118,14 +116,12 @@ def said(violation: Violation) -> str:
 
 def inputs(violation: Violation) -> list[str]:
     """The arguments of the smallest input, a line for each."""
-    return [f"{name} = {_short(value)}" for name, value in violation.arguments.items()]
+    return [f"{name} = {shortened(value)}" for name, value in violation.arguments.items()]
 
 
-def _short(value: object) -> str:
-    if isinstance(value, dict) and set(value) == {"shape", "dtype"}:
-        return f"an array of shape {tuple(value['shape'])}, {value['dtype']}"
-    text = json.dumps(value)
-    return text if len(text) <= MAX_ARGUMENT else text[:MAX_ARGUMENT] + " …"
+def following(cell: Cell) -> str:
+    """The laws that are not judged while the violations of a cell are there."""
+    return f"These may hold once that is right: {', '.join(cell.following)}."
 
 
 # The terminal ---------------------------------------------------------------------------------------------------------
@@ -151,16 +147,12 @@ def print_matrix(matrix: Matrix, console: Console) -> None:
         lines = [violation.statement, seen(violation), *inputs(violation), said(violation)]
         console.print(Text("\n".join(f"  {line}" for line in lines)), soft_wrap=True)
         if cell.following and violation is cell.violations[-1]:
-            console.print(Text(f"  {_following(cell)}"), soft_wrap=True)
+            console.print(Text(f"  {following(cell)}"), soft_wrap=True)
     console.print("\n" + "\n".join(f"{name}: {text}" for name, text in facts(matrix)), highlight=False, markup=False)
 
 
 def _heading(row: Row, cell: Cell, violation: Violation) -> str:
     return f"{row.name}: {violation.law} is violated by {violation.operation} ({cell.dtype}, {cell.direction})"
-
-
-def _following(cell: Cell) -> str:
-    return f"These may hold once that is right: {', '.join(cell.following)}."
 
 
 # Markdown -------------------------------------------------------------------------------------------------------------
@@ -176,40 +168,38 @@ def parts(matrix: Matrix) -> Iterator[tuple[int, str, str]]:
     """The sections of the matrix: level (0 for none), title, Markdown."""
     made = f"`attnspec matrix {matrix.library}` made this page; nothing in it is written by hand."
     yield 0, "", made
-    yield 0, "", table(("", ""), [(name, _code_free(text)) for name, text in facts(matrix)])
+    yield 0, "", table(("", ""), [(name, _literal(text)) for name, text in facts(matrix)])
     for direction in DIRECTIONS:
         header = ("row", *matrix.dtypes)
-        lines = [(_code_free(r.name), *(mark(r.cell(d, direction)) for d in matrix.dtypes)) for r in matrix.rows]
+        lines = [(_literal(r.name), *(mark(r.cell(d, direction)) for d in matrix.dtypes)) for r in matrix.rows]
         yield 2, direction.capitalize(), table(header, lines)
     yield 2, "What the words mean", "\n".join(f"- {state}: {text}." for state, text in MEANINGS.items())
     found = list(matrix.violations())
     yield 2, "Violations", "None." if not found else f"{len(found)}, each at the smallest input that was found."
     for row, cell, violation in found:
-        yield 3, _code_free(_heading(row, cell, violation)), _violation(cell, violation)
+        yield 3, _literal(_heading(row, cell, violation)), _violation(cell, violation)
     yield 2, "Rows", "What each declares, and what the library refuses."
     for row in matrix.rows:
-        items = [f"- {_code_free(title)}: {_code_free(text)}" for title, text in remarks(matrix, row)]
-        yield 3, _code_free(row.name), "\n".join(items)
+        items = [f"- {_literal(title)}: {_literal(text)}" for title, text in remarks(matrix, row)]
+        yield 3, _literal(row.name), "\n".join(items)
 
 
 def _violation(cell: Cell, violation: Violation) -> str:
     lines = [
-        _code_free(violation.statement),
-        f"{_code_free(seen(violation))}.".replace("..", "."),
+        _literal(violation.statement),
+        f"{_literal(seen(violation))}.".replace("..", "."),
         "```text\n" + "\n".join(inputs(violation)) + "\n```",
-        _code_free(said(violation)),
+        _literal(said(violation)),
     ]
     if violation.program and len(violation.program) <= MAX_PROGRAM:
         lines.append(f"```python\n{violation.program}```")
     elif violation.program:
         lines.append(f"The program has {len(violation.program):,} characters: it is in the JSON.")
     if cell.following and violation is cell.violations[-1]:
-        lines.append(_following(cell))
+        lines.append(following(cell))
     return "\n\n".join(lines)
 
 
-def _code_free(text: str) -> str:
+def _literal(text: str) -> str:
     """Text in which nothing is a mark."""
-    for character in "\\`*_<[|#":
-        text = text.replace(character, f"\\{character}")
-    return text
+    return re.sub(r"([\\`*_<\[#])", r"\\\1", text)

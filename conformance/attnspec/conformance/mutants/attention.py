@@ -73,7 +73,7 @@ def hard_coded_scale(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     replaces="exponential",
     operations=SOFT,
     dtype="bfloat16",
-    breaks=("operation.oracle", "attention.ensemble-scale"),
+    breaks=("operation.oracle", "attention.scale"),
     source="log₂e written as 1.44",
 )
 def short_logarithm(correct: Formulas, x: Numbers) -> Numbers:

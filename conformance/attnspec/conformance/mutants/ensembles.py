@@ -36,7 +36,7 @@ def cut_off(x: Numbers, bits: int) -> Numbers:
     replaces="normalized",
     operations=(*WEIGHTED, BahdanauContext),
     dtype="bfloat16",
-    breaks=("pooling.ensemble-gain",),
+    breaks=("pooling.gain",),
     source="(uint16_t)(bits >> 16) for a conversion to bfloat16",
     differentiable=False,
 )
@@ -52,7 +52,7 @@ def brain_sum(correct: Formulas, scores: Numbers) -> Numbers:
     replaces="normalized",
     operations=(*WEIGHTED, BahdanauContext),
     dtype="float16",
-    breaks=("pooling.ensemble-gain",),
+    breaks=("pooling.gain",),
     source="a conversion to float16 that rounds towards 0",
     differentiable=False,
 )
@@ -67,7 +67,7 @@ def half_sum(correct: Formulas, scores: Numbers) -> Numbers:
     "guard of 10⁻⁵ in the sum of exponentials",
     replaces="normalized",
     operations=(*WEIGHTED, BahdanauContext),
-    breaks=("pooling.ensemble-gain",),
+    breaks=("pooling.gain",),
     source="guards against division by zero",
 )
 def guarded_sum(correct: Formulas, scores: Numbers) -> Numbers:
@@ -81,7 +81,7 @@ def guarded_sum(correct: Formulas, scores: Numbers) -> Numbers:
     replaces="normalized",
     operations=(*WEIGHTED, BahdanauContext),
     dtype="float64",
-    breaks=("pooling.ensemble-gain",),
+    breaks=("pooling.gain",),
     source="an accumulator declared float in a kernel for every dtype",
     differentiable=False,
 )
@@ -97,7 +97,7 @@ def single_sum(correct: Formulas, scores: Numbers) -> Numbers:
     replaces="scaled",
     operations=DIVIDED,
     dtype="bfloat16",
-    breaks=("attention.ensemble-scale",),
+    breaks=("attention.scale",),
     source="a scale written into the source",
 )
 def two_digits(correct: Formulas, scores: Numbers, d: int) -> Numbers:
@@ -110,7 +110,7 @@ def two_digits(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     replaces="scaled",
     operations=DIVIDED,
     dtype="float16",
-    breaks=("attention.ensemble-scale",),
+    breaks=("attention.scale",),
     source="a scale written into the source",
 )
 def three_digits(correct: Formulas, scores: Numbers, d: int) -> Numbers:
@@ -122,7 +122,7 @@ def three_digits(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     "1/√d of six digits",
     replaces="scaled",
     operations=DIVIDED,
-    breaks=("attention.ensemble-scale",),
+    breaks=("attention.scale",),
     source="a scale printed by %g and read again",
 )
 def six_digits(correct: Formulas, scores: Numbers, d: int) -> Numbers:
@@ -135,7 +135,7 @@ def six_digits(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     replaces="scaled",
     operations=DIVIDED,
     dtype="float64",
-    breaks=("attention.ensemble-scale",),
+    breaks=("attention.scale",),
     source="a scale passed as float to a kernel for every dtype",
 )
 def single_scale(correct: Formulas, scores: Numbers, d: int) -> Numbers:
@@ -153,7 +153,7 @@ def times(found: Mapping[str, Numbers], path: str, factor: float) -> dict[str, N
     replaces="differentiated",
     operations=(ScaledDotProductAttention, GeneralAttention, MultiHeadAttention),
     dtype="bfloat16",
-    breaks=("attention.ensemble-gradient", "attention.gradient-balance"),
+    breaks=("attention.ensemble-gradient", "attention.gradient-identities"),
     source="the scale of the backward pass written into the source, 0.35 for 0.3536",
     profile="full",
 )
@@ -186,7 +186,7 @@ def weight_gradient(
     replaces="differentiated",
     operations=(ScaledDotProductAttention, GeneralAttention, MultiHeadAttention),
     dtype="float16",
-    breaks=("attention.ensemble-gradient", "attention.gradient-balance"),
+    breaks=("attention.ensemble-gradient", "attention.gradient-identities"),
     source="log₂e and ln 2 of four digits in the backward pass",
     profile="full",
 )
@@ -201,7 +201,7 @@ def key_gradient(
     "gradient of the values 10⁻⁵ off",
     replaces="differentiated",
     operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
-    breaks=("attention.ensemble-gradient", "pooling.gradient-of-linear"),
+    breaks=("attention.ensemble-gradient", "attention.gradient-identities"),
     source="weights of the backward pass divided by a sum with a guard",
     profile="full",
 )
@@ -218,7 +218,7 @@ def value_gradient(
     replaces="differentiated",
     operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
     dtype="bfloat16",
-    breaks=("attention.ensemble-gradient", "pooling.gradient-of-linear"),
+    breaks=("attention.ensemble-gradient", "attention.gradient-identities"),
     source="weights of the backward pass rounded towards 0",
     profile="full",
 )
@@ -235,7 +235,7 @@ def cut_value_gradient(
     replaces="differentiated",
     operations=(ScaledDotProductAttention, MultiHeadAttention),
     dtype="float64",
-    breaks=("attention.ensemble-gradient", "attention.gradient-balance"),
+    breaks=("attention.ensemble-gradient", "attention.gradient-identities"),
     source="a scale passed as float to the backward kernel",
     profile="full",
 )
@@ -252,7 +252,7 @@ def single_query_gradient(
     replaces="normalized",
     operations=(ScaledDotProductAttention,),
     dtype="bfloat16",
-    breaks=("attention.key-gradient-sum",),
+    breaks=("attention.gradient-identities",),
     source="delta computed from a result that was scaled before",
     profile="full",
 )

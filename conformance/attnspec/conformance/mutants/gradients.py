@@ -28,7 +28,7 @@ from attnspec.spec.seq2seq import BahdanauContext
     "gradient of the softmax without its sum",
     replaces="normalized",
     operations=(Softmax, ScaledDotProductAttention, AdditiveAttention),
-    breaks=("operation.gradient", "attention.key-gradient-sum"),
+    breaks=("operation.gradient", "attention.gradient-identities"),
     source="HKUSTDial/flash-sparse-attention#109",
 )
 def without_sum(correct: Formulas, scores: Numbers) -> Numbers:
@@ -59,7 +59,7 @@ def unscaled_query_gradient(
     "backward pass forgets the causal mask",
     replaces="differentiated",
     operations=(ScaledDotProductAttention, SelfAttention, MultiHeadAttention),
-    breaks=("masking.future-gradient",),
+    breaks=("masking.gradients",),
     source="the flag not saved for the backward pass",
 )
 def forgets_causal(
@@ -73,7 +73,7 @@ def forgets_causal(
     "NaN under the mask in the gradient",
     replaces="differentiated",
     operations=(ScaledDotProductAttention, AdditiveAttention, NadarayaWatson),
-    breaks=("masking.nonfinite-gradient",),
+    breaks=("masking.gradients",),
     source="pytorch/pytorch#101967",
 )
 def zero_times_nan(
@@ -89,7 +89,7 @@ def zero_times_nan(
     "NaN under the mask in the gradient of the softmax",
     replaces="pooled",
     operations=(ScaledDotProductAttention, CrossAttention, BahdanauContext),
-    breaks=("masking.nonfinite-gradient",),
+    breaks=("masking.gradients",),
     source="pytorch/pytorch#101967",
 )
 def weights_times_nan(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
@@ -105,7 +105,7 @@ def weights_times_nan(correct: Formulas, weights: Numbers, value: Numbers, mask:
     "NaN of a query without keys in the gradient",
     replaces="differentiated",
     operations=(ScaledDotProductAttention, MultiHeadAttention),
-    breaks=("masking.nonfinite-gradient",),
+    breaks=("masking.gradients",),
     source="pytorch/pytorch#103963",
 )
 def idle_query(

@@ -160,7 +160,7 @@ def saturated_window(correct: Formulas, n: int, m: int, *, window: Any = None) -
     "documents in 16 bits",
     replaces="document_mask",
     operations=(DocumentMask,),
-    breaks=("kernels.documents",),
+    breaks=("kernels.masks",),
     source="identifiers of documents hashed to the width of a mask's tile",
 )
 def documents_in_16_bits(correct: Formulas, query_documents: Numbers, key_documents: Numbers) -> Numbers:
@@ -172,7 +172,7 @@ def documents_in_16_bits(correct: Formulas, query_documents: Numbers, key_docume
     "documents in single precision",
     replaces="document_mask",
     operations=(DocumentMask,),
-    breaks=("kernels.documents",),
+    breaks=("kernels.masks",),
     source="identifiers compared as floats, because a kernel has no integers",
 )
 def documents_in_single(correct: Formulas, query_documents: Numbers, key_documents: Numbers) -> Numbers:

@@ -57,7 +57,7 @@ def one_group(correct: Formulas, x: Numbers, group: int) -> Numbers:
     "window with one key too many",
     replaces="sliding_window_mask",
     operations=(GroupedQueryAttention, VariableLengthAttention, SlidingWindowMask),
-    breaks=("masking.spelled-out", "kernels.window-parts", "operation.oracle"),
+    breaks=("masking.spelled-out", "kernels.masks", "operation.oracle"),
     source="huggingface/transformers#39408: sliding_window where sliding_window − 1 is meant",
 )
 def wide_window(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
@@ -70,7 +70,7 @@ def wide_window(correct: Formulas, n: int, m: int, *, window: Any = None) -> Num
     "window without the query's own position",
     replaces="sliding_window_mask",
     operations=(GroupedQueryAttention, SlidingWindowMask),
-    breaks=("kernels.window-parts", "operation.oracle"),
+    breaks=("kernels.masks", "operation.oracle"),
     source="microsoft/onnxruntime#25927: a local window that excludes the current token",
 )
 def window_without_itself(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
@@ -398,7 +398,7 @@ def constant_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
     "weights of parts without a gradient",
     replaces="merge_attention",
     operations=(MergeAttention,),
-    breaks=("kernels.merged-gradients", "operation.gradient"),
+    breaks=("attention.gradient-identities", "operation.gradient"),
     source="an online rescaling that is detached",
 )
 def constant_weights(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
@@ -604,7 +604,7 @@ def one_series(correct: Formulas, heads: int) -> Numbers:
     "documents in their order",
     replaces="document_mask",
     operations=(DocumentMask,),
-    breaks=("kernels.documents", "operation.oracle"),
+    breaks=("kernels.masks", "operation.oracle"),
     source="≥ for =, as in a mask that is causal between documents",
 )
 def earlier_documents(correct: Formulas, query_documents: Numbers, key_documents: Numbers) -> Numbers:

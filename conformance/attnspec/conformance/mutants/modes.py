@@ -216,7 +216,7 @@ class KeptInInference(ForgettingIn):
 @mutant(
     "causal prompts of more than 64 tokens without gradients",
     operations=(ScaledDotProductAttention, AdditiveAttention),
-    breaks=("training.long-calls",),
+    breaks=("training.modes",),
     source="a kernel for the prefill of inference, whose tiles on the diagonal are computed whole",
 )
 class CausalForgottenInPrefill(ForgettingIn):
@@ -232,7 +232,7 @@ class CausalForgottenInPrefill(ForgettingIn):
 @mutant(
     "rows of a mask repeat beyond 64 without gradients",
     operations=(ScaledDotProductAttention, MultiHeadAttention),
-    breaks=("training.long-calls",),
+    breaks=("training.modes",),
     source="a tile of the mask that is loaded once, in the kernel for the prefill of inference",
 )
 class MaskOfOneTile(ForgettingIn):
@@ -251,7 +251,7 @@ class MaskOfOneTile(ForgettingIn):
 @mutant(
     "length of the first sequence for all without gradients",
     operations=(GRU, LSTM),
-    breaks=("training.long-calls",),
+    breaks=("training.modes",),
     source="sequences packed by the first length, in the kernel of inference for many steps",
 )
 class FirstLengthForAll(ForgettingIn):

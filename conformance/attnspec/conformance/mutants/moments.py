@@ -13,7 +13,7 @@ SCORES = (DotScores, ScaledDotScores)
     "scores with a constant offset",
     replaces="dot_scores",
     operations=SCORES,
-    breaks=("moments.mean", "pooling.linearity"),
+    breaks=("moments.mean-and-variance", "pooling.linearity"),
     source="a bias that cancels in the softmax, but not in the scores",
 )
 def offset(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
@@ -25,7 +25,7 @@ def offset(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     "last coordinate counted twice",
     replaces="dot_scores",
     operations=SCORES,
-    breaks=("moments.variance", "scoring.isometry"),
+    breaks=("moments.mean-and-variance", "scoring.isometry"),
     source="overlapping tiles at the end",
 )
 def counted_twice(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
@@ -37,7 +37,7 @@ def counted_twice(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     "scaled as if d were one larger",
     replaces="scaled",
     operations=(ScaledDotScores,),
-    breaks=("moments.variance", "scoring.scale"),
+    breaks=("moments.mean-and-variance", "attention.scale"),
     source="a padded column counted",
 )
 def one_dimension_more(correct: Formulas, scores: Numbers, d: int) -> Numbers:
@@ -49,7 +49,7 @@ def one_dimension_more(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     "keys centred",
     replaces="dot_scores",
     operations=SCORES,
-    breaks=("scoring.isometry", "moments.mean"),
+    breaks=("scoring.isometry", "moments.mean-and-variance"),
     source="smoothed keys (SageAttention), correct in attention only",
 )
 def centred_keys(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:

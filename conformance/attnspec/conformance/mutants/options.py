@@ -426,7 +426,7 @@ def unshifted_parts(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) 
     "gradients of parts that are empty",
     replaces="differentiated",
     operations=(MergeAttention,),
-    breaks=("kernels.merged-gradients",),
+    breaks=("attention.gradient-identities",),
     source="0 · (−∞ − −∞) in the backward pass of an online rescaling",
 )
 def empty_parts_backward(

@@ -87,7 +87,7 @@ def recorded_without_last(
     "recorded without the causal flag behind the first tile",
     replaces="pullback",
     operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
-    breaks=("training.long-calls",),
+    breaks=("training.modes",),
     source="a last tile of queries that is not full, in the kernel that saves what the backward pass needs",
 )
 def recorded_acausal_behind_a_tile(
@@ -140,7 +140,7 @@ def second_acausal(
 @mutant(
     "gradients added up in another order in every pass",
     operations=(ScaledDotProductAttention, AdditiveAttention),
-    breaks=("training.repeatable",),
+    breaks=("training.no-memory",),
     source="Dao-AILab/flash-attention#2402: gradients that are added up by atomic operations",
 )
 class InAnyOrder(Library):
@@ -266,7 +266,7 @@ class WideSums(_FirstRow):
     replaces="excluded",
     operations=(ScaledDotProductAttention, AdditiveAttention, NadarayaWatson),
     declares={"fully_masked": "uniform"},
-    breaks=("training.uniform-rows",),
+    breaks=("masking.gradients",),
     source="rows without keys filled in behind the kernel, from values that are detached",
 )
 def detached_average(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:

@@ -273,7 +273,7 @@ def one_step_more(correct: Formulas, t: int, lengths: Numbers) -> Numbers:
     "final state after the padding",
     replaces="kept_going",
     operations=(LSTM, GRU, StackedRNN),
-    breaks=("recurrent.no-steps", "masking.truncation", "operation.oracle"),
+    breaks=("recurrent.continuation", "masking.truncation", "operation.oracle"),
     source="h_n of a padded batch that was not packed",
 )
 def final_after_padding(correct: Formulas, new: State, old: State, inside: Numbers, backward: bool) -> State:
@@ -310,7 +310,7 @@ def multiplied_padding(correct: Formulas, x: Numbers, lengths: Numbers) -> Numbe
     "NaN of padding in the gradient",
     replaces="differentiated",
     operations=(GRU, LSTM, RNNSelfAttention),
-    breaks=("recurrent.padding-gradient",),
+    breaks=("masking.gradients",),
     source="pytorch/pytorch#15131: where() after the step, not before it",
 )
 def padding_in_the_gradient(
@@ -368,7 +368,7 @@ def final_too_early(
     "sequences start from 0",
     replaces="started",
     operations=(RNN, GRU, BidirectionalLSTM, StackedLSTM),
-    breaks=("recurrent.no-steps", "operation.oracle", "operation.gradient"),
+    breaks=("recurrent.continuation", "operation.oracle", "operation.gradient"),
     source="keras: the initial state is 0 unless it is passed on",
 )
 def started_from_zero(correct: Formulas, x: Numbers, initial: State, lengths: Numbers) -> State:
@@ -563,7 +563,7 @@ def detached_backward(correct: Formulas, forward: Numbers, backward: Numbers) ->
     "every layer starts from the first state",
     replaces="row",
     operations=(StackedRNN, StackedGRU, StackedLSTM),
-    breaks=("transformer.layer-by-layer", "recurrent.no-steps", "operation.oracle"),
+    breaks=("transformer.layer-by-layer", "recurrent.continuation", "operation.oracle"),
     source="one initial state passed to all layers",
 )
 def first_row(correct: Formulas, layer: int) -> int:
@@ -605,7 +605,7 @@ def without_last_layer(
     "final states of layers in reverse",
     replaces="one_on_another",
     operations=(StackedGRU, StackedLSTM),
-    breaks=("recurrent.continuation", "recurrent.no-steps", "operation.oracle"),
+    breaks=("recurrent.continuation", "operation.oracle"),
     source="the top layer first",
 )
 def reversed_finals(

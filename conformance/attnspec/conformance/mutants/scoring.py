@@ -25,7 +25,7 @@ ADDITIVE = (AdditiveScores, AdditiveAttention, BahdanauContext)
     "scores divided by d",
     replaces="scaled",
     operations=(ScaledDotScores,),
-    breaks=("scoring.scale", "moments.mean", "moments.variance"),
+    breaks=("attention.scale", "moments.mean-and-variance"),
     source="a scale of d in place of √d",
 )
 def scores_over_d(correct: Formulas, scores: Numbers, d: int) -> Numbers:
@@ -37,7 +37,7 @@ def scores_over_d(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     "divided by 1/√d",
     replaces="scaled",
     operations=(ScaledDotScores,),
-    breaks=("scoring.scale", "moments.variance"),
+    breaks=("attention.scale", "moments.mean-and-variance"),
     source="esceptico/perceiver-io#9",
 )
 def divided_by_reciprocal_root(correct: Formulas, scores: Numbers, d: int) -> Numbers:
@@ -50,7 +50,7 @@ def divided_by_reciprocal_root(correct: Formulas, scores: Numbers, d: int) -> Nu
     replaces="dot_scores",
     operations=(DotScores, ScaledDotScores),
     dtype="bfloat16",
-    breaks=("scoring.scale",),
+    breaks=("attention.scale",),
     source="a constant rounded to bfloat16",
 )
 def slightly_large(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
@@ -112,7 +112,7 @@ def relu_queries(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     "head size cut down to a power of two",
     replaces="dot_scores",
     operations=(DotScores, ScaledDotScores),
-    breaks=("scoring.isometry", "moments.variance"),
+    breaks=("scoring.isometry", "moments.mean-and-variance"),
     source="turboderp-org/exllamav3#316",
 )
 def power_of_two_only(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
@@ -125,7 +125,7 @@ def power_of_two_only(correct: Formulas, query: Numbers, key: Numbers) -> Number
     "dot products accumulated in float16",
     replaces="dot_scores",
     operations=(DotScores, ScaledDotScores),
-    breaks=("operation.oracle", "scoring.scale", "pooling.linearity"),
+    breaks=("operation.oracle", "attention.scale", "pooling.linearity"),
     source="stanford-crfm/mistral#67",
 )
 def half_accumulation(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
@@ -272,7 +272,7 @@ def exchanged_weights(
     "squared distance by expansion",
     replaces="gaussian_scores",
     operations=(GaussianScores,),
-    breaks=("scoring.nonpositive", "operation.oracle"),
+    breaks=("scoring.isometry", "operation.oracle"),
     source="scikit-learn#9354, pytorch#42479",
 )
 def expanded_distance(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
@@ -286,7 +286,7 @@ def expanded_distance(correct: Formulas, query: Numbers, key: Numbers) -> Number
     "‖q‖² left out",
     replaces="gaussian_scores",
     operations=(GaussianScores,),
-    breaks=("scoring.isometry", "scoring.nonpositive"),
+    breaks=("scoring.isometry",),
     source="what is constant in a row cancels in the softmax, but not in the scores",
 )
 def without_query_norm(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
@@ -299,7 +299,7 @@ def without_query_norm(correct: Formulas, query: Numbers, key: Numbers) -> Numbe
     "Gaussian scores without ½",
     replaces="gaussian_scores",
     operations=(GaussianScores,),
-    breaks=("scoring.scale", "operation.oracle"),
+    breaks=("attention.scale", "operation.oracle"),
     source="exp(−‖u‖²) and exp(−½‖u‖²) are both called Gaussian kernels",
 )
 def twice_the_distance(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:

@@ -371,7 +371,7 @@ def mask_of_the_first_head(correct: Library, operation: Operation, arguments: Ma
     "gradient of wide values in the steps of the queries",
     replaces="differentiated",
     operations=(ScaledDotProductAttention, DotProductAttention),
-    breaks=("sizes.gradients-together",),
+    breaks=("sizes.gradients",),
     source="Dao-AILab/flash-attention#2552: values of another width than that of keys",
     profile="full",
 )
@@ -389,7 +389,7 @@ def columns_exchanged(
     "gradient of the last of 64 keys under a mask",
     replaces="differentiated",
     operations=(ScaledDotProductAttention, DotProductAttention),
-    breaks=("sizes.gradients-together",),
+    breaks=("sizes.gradients",),
     source="pytorch/pytorch#196678: the backward pass pads keys under a mask",
     profile="full",
 )

@@ -189,7 +189,7 @@ class FirstStrides(Library):
     "offsets in 32 bits",
     replaces="prepared",
     operations=(ScaledDotProductAttention, DotScores, BahdanauContext),
-    breaks=("storage.distance",),
+    breaks=("storage.layouts",),
     source="thu-ml/SageAttention#387, fla-org/flash-linear-attention#1080, pytorch/pytorch#190857",
     profile="full",
 )

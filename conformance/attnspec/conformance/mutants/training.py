@@ -386,7 +386,7 @@ def averaged(
 @mutant(
     "cotangent scaled in place",
     operations=(ScaledDotScores, ScaledDotProductAttention, Softmax),
-    breaks=("training.no-mutation",),
+    breaks=("training.own-memory",),
     source="linkedin/Liger-Kernel#254: in-place operations in a custom backward",
 )
 class ScaledInPlace(Library):
@@ -404,7 +404,7 @@ class ScaledInPlace(Library):
 @mutant(
     "keys overwritten by the backward pass",
     operations=(DotScores, ScaledDotProductAttention),
-    breaks=("training.no-mutation",),
+    breaks=("training.own-memory",),
     source="saved inputs as workspace",
 )
 class KeysAsWorkspace(Library):

@@ -54,7 +54,7 @@ def one_ahead(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], ma
     "decoder that sees the future",
     replaces="attend_to_targets",
     operations=(DecoderLayer, DecoderStack),
-    breaks=("masking.future-invariance", "masking.future-gradient"),
+    breaks=("masking.future-invariance", "masking.gradients"),
     source="torch.nn.TransformerDecoderLayer without tgt_mask",
 )
 def not_causal(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
@@ -321,7 +321,7 @@ def keys_only(
     "gradient from the future",
     replaces="attend_to_targets",
     operations=(DecoderLayer,),
-    breaks=("masking.future-gradient", "operation.gradient"),
+    breaks=("masking.gradients", "operation.gradient"),
     source="the causal mask not saved for the backward pass",
 )
 def gradient_of_everything(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:

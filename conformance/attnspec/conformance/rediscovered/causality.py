@@ -85,7 +85,7 @@ def dropped_without_fused_path(
     "[bug] Causal mask is skipped if no att_mask is passed",
     framework="xFormers",
     operation=ScaledDotProductAttention,
-    breaks=("masking.nonfinite-gradient",),
+    breaks=("masking.gradients",),
     replaces="attendable",
 )
 def only_beside_a_mask(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -170,7 +170,7 @@ def uniform_where_both_mask(correct: Formulas, scores: Numbers, *, mask: Numbers
     "silently causal under sdpa",
     framework="Transformers (Mllama)",
     operation=CrossAttention,
-    breaks=("pooling.ensemble-gain",),
+    breaks=("pooling.gain",),
     replaces="attendable",
 )
 def causal_by_default(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:

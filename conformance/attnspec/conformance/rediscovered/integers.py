@@ -187,7 +187,7 @@ def one_pass_reduction(correct: Formulas, x: Numbers, parameters: LayerNormParam
     "torch.compile can re-use an inference graph when it should run autograd",
     framework="PyTorch (torch.compile)",
     operation=ScaledDotProductAttention,
-    breaks=("training.long-calls",),
+    breaks=("training.modes",),
 )
 class InferenceGraph(InMode):
     """A call that was compiled without gradients has none when it is recorded later."""

@@ -99,7 +99,7 @@ def multiplied_by_infinity(correct: Formulas, scores: Numbers, mask: Numbers) ->
     "scaled_dot_product_attention produces NaN when input has NaN in masked-out positions",
     framework="PyTorch",
     operation=ScaledDotProductAttention,
-    breaks=("masking.nonfinite-gradient",),
+    breaks=("masking.gradients",),
     replaces="excluded",
 )
 def added_to_nan(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
@@ -113,7 +113,7 @@ def added_to_nan(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     "FlashAttention3 propagates NaN from KVCache paddings to output",
     framework="FlashAttention 3",
     operation=ScaledDotProductAttention,
-    breaks=("masking.nonfinite-gradient",),
+    breaks=("masking.gradients",),
     replaces="pooled",
     dtype="float16",
 )

@@ -98,7 +98,7 @@ def needs_all_cotangents(
     "No description about forcing zero output for mask in Bidirectional",
     framework="TensorFlow",
     operation=LSTM,
-    breaks=("recurrent.padding-gradient",),
+    breaks=("masking.gradients",),
     replaces="shown",
 )
 def last_state_repeated(correct: Formulas, hidden: Numbers, inside: Numbers) -> Numbers:

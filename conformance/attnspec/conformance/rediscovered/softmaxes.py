@@ -48,7 +48,7 @@ def zero_over_zero(correct: Formulas, scores: Numbers) -> Numbers:
     "nn.MultiheadAttention causes gradients to become NaN under some use cases",
     framework="PyTorch (nn.MultiheadAttention)",
     operation=MultiHeadAttention,
-    breaks=("masking.nonfinite-gradient",),
+    breaks=("masking.gradients",),
     replaces="differentiated",
 )
 def poisoned_gradients(

@@ -10,7 +10,7 @@ from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.judging.violation import Reason
 
 INPUT_CHARACTERS = 2000
-"""Characters of an input that a breadcrumb keeps."""
+"""Characters of an input that a message shows."""
 
 AT = " at the input "
 """Separates the end of the process from its input in the message of an incident."""
@@ -39,49 +39,44 @@ class Incidents:
 
     def __init__(self, hang_after: float) -> None:
         self.hang_after = hang_after
-        self._current: tuple[str, str, object] | None = None
-        self._doubts: set[tuple[str, str]] = set()
-        self._verdicts: dict[str, dict[str, Result]] = {}
-        self._inputs: dict[tuple[str, str], object] = {}
+        self._current: tuple[str, str, str, object] | None = None
+        self._doubted: set[tuple[str, str, str]] = set()
+        self._verdicts: dict[tuple[str, str], dict[str, Result]] = {}
+        self._inputs: dict[tuple[str, str, str], object] = {}
 
     def begin(self, operation: str, dtype: str, law: str, given: object) -> None:
         """Remember the check that begins."""
-        self._current = f"{operation}-{dtype}", law, given
+        self._current = operation, dtype, law, given
 
-    def tried_again(self, operation: str, dtype: str, *, hung: bool | None = None) -> bool:
+    def tried_again(self, operation: str, dtype: str) -> bool:
         """Return true after the first hang of a law, which a busy machine may have caused: the case runs again.
 
-        The second hang counts. ``hung`` says whether it was a hang, where that is known.
+        The second hang counts.
         """
-        case = f"{operation}-{dtype}"
-        law, _ = self._check_of(case)
-        if law is None or not self._was_hang(case, hung) or (case, law) in self._doubted(case):
+        law, _ = self._check_of(operation, dtype)
+        if law is None or (operation, dtype, law) in self._doubted:
             return False
-        self._doubt(case, law)
-        self._forget(case)
+        self._doubted.add((operation, dtype, law))
+        self._current = None
         return True
 
-    def record(
-        self, operation: str, dtype: str, *, hung: bool | None = None, left: Sequence[str] = ()
-    ) -> Result | None:
-        """Record the law that ended the worker of a case, or its backend's process, and return the verdict.
+    def record(self, operation: str, dtype: str, *, hung: bool, left: Sequence[str] = ()) -> Result | None:
+        """Record the law that ended the backend's process, or was being checked when it hung, and return the verdict.
 
-        ``hung`` says whether it was a hang, where that is known, and ``left`` names processes that were left behind.
-        None if no law can be blamed: the process died before its first check, or at a law that is recorded already.
+        ``left`` names processes that were left behind. None if no law can be blamed: the process ended before its first
+        check, or at a law that is recorded already.
         """
-        case = f"{operation}-{dtype}"
-        law, text = self._check_of(case)
+        law, given = self._check_of(operation, dtype)
         if law is None or law in self.verdicts(operation, dtype):
             return None
-        hung = self._was_hang(case, hung)
         what = f"did not answer within {self.hang_after:g} s" if hung else "ended the process"
-        message = f"the backend {what}{AT}{text}"
+        message = f"the backend {what}{AT}{in_words(given)[:INPUT_CHARACTERS]}"
         message += f"; left behind, and ended: {', '.join(left)}" if left else ""
         reason = Reason.HUNG if hung else Reason.CRASHED
         result = Result(operation, law, dtype, Status.FAILED, reason, message)
         self._store(result)
-        self._keep_input(case, law)
-        self._forget(case)
+        self._inputs[operation, dtype, law] = given
+        self._current = None
         return result
 
     def examined(self, operation: str, dtype: str, law: str, found: Mapping[str, Any]) -> None:
@@ -95,37 +90,20 @@ class Incidents:
 
     def verdicts(self, operation: str, dtype: str) -> dict[str, Result]:
         """The verdicts on the laws of a case at which a process ended, by law."""
-        return dict(self._verdicts.get(f"{operation}-{dtype}", {}))
+        return dict(self._verdicts.get((operation, dtype), {}))
 
     def input_of(self, operation: str, dtype: str, law: str) -> object:
         """The input at which a law was blamed. It is given once, and None afterwards."""
-        return self._inputs.pop((f"{operation}-{dtype}", law), None)
+        return self._inputs.pop((operation, dtype, law), None)
 
-    # Storage, which subclasses replace ------------------------------------------------------------------------------
-
-    def _check_of(self, case: str) -> tuple[str | None, str]:
-        if self._current is None or self._current[0] != case:
-            return None, ""
-        return self._current[1], in_words(self._current[2])[:INPUT_CHARACTERS]
-
-    def _was_hang(self, case: str, hung: bool | None) -> bool:
-        return bool(hung)
-
-    def _forget(self, case: str) -> None:
-        self._current = None
-
-    def _doubted(self, case: str) -> set[tuple[str, str]]:
-        return self._doubts
-
-    def _doubt(self, case: str, law: str) -> None:
-        self._doubts.add((case, law))
+    def _check_of(self, operation: str, dtype: str) -> tuple[str | None, object]:
+        """The law that is being checked at a case, and its input."""
+        if self._current is None or self._current[:2] != (operation, dtype):
+            return None, None
+        return self._current[2:]
 
     def _store(self, result: Result) -> None:
-        self._verdicts.setdefault(f"{result.operation}-{result.dtype}", {})[result.law] = result
-
-    def _keep_input(self, case: str, law: str) -> None:
-        assert self._current is not None
-        self._inputs[case, law] = self._current[2]
+        self._verdicts.setdefault((result.operation, result.dtype), {})[result.law] = result
 
 
 class Recorder:
@@ -144,6 +122,3 @@ class Recorder:
         """Remember what is done until it ends."""
         self(law, given)
         yield
-
-    def close(self) -> None:
-        """Nothing is held open."""

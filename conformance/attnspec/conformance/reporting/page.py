@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
-from importlib import resources
 
 from markdown_it import MarkdownIt
 from markdown_it.rules_core import StateCore
@@ -11,6 +10,7 @@ from markdown_it.token import Token
 from math_core import LatexToMathML
 
 from attnspec.conformance.reporting.specification import TITLE, Section, walked
+from attnspec.conformance.reporting.templating import filled
 from attnspec.spec.contract.documentation import HEADINGS
 from attnspec.spec.lectures import LECTURES
 from attnspec.spec.lectures.registry import Lecture, Page
@@ -26,35 +26,7 @@ def mathml(latex: str) -> str:
 def as_page(sections: list[Section]) -> str:
     """The whole specification as one page of HTML."""
     anchors = {part.title: part.anchor for _, part in walked(sections)} | _citations(sections)
-    markdown = _markdown(anchors)
-    parts = {
-        "title": escape(TITLE),
-        "contents": "\n".join(map(_contents, sections)),
-        "sections": "\n".join(_section(section, markdown) for section in sections),
-    }
-    template = resources.files("attnspec.conformance.reporting").joinpath("page.html").read_text(encoding="utf-8")
-    return re.sub(r"@(\w+)@", lambda found: parts[found[1]], template)
-
-
-def _section(section: Section, markdown: MarkdownIt) -> str:
-    articles = "\n".join(
-        f'<article id="{escape(part.anchor)}">\n<h3>{_linked(part)}</h3>\n{markdown.render(part.text)}</article>'
-        for part in section.parts
-    )
-    text = markdown.render(section.text)
-    return f'<section id="{escape(section.anchor)}">\n<h2>{_linked(section)}</h2>\n{text}{articles}\n</section>'
-
-
-def _linked(section: Section) -> str:
-    return f'<a href="#{escape(section.anchor)}">{escape(section.title)}</a>'
-
-
-def _contents(section: Section) -> str:
-    if not section.parts:
-        return f'<ul><li data-for="{escape(section.anchor)}">{_linked(section)}</li></ul>'
-    items = "".join(f'<li data-for="{escape(part.anchor)}">{_linked(part)}</li>' for part in section.parts)
-    name = escape(section.anchor)
-    return f'<details data-for="{name}"><summary>{_linked(section)}</summary><ul>{items}</ul></details>'
+    return filled("specification.html", title=TITLE, sections=sections, html=_markdown(anchors).render)
 
 
 def _citations(sections: list[Section]) -> dict[str, str]:

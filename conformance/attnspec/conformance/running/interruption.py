@@ -4,6 +4,7 @@ It imports nothing heavy: the command holds signals before its own imports, whic
 """
 
 import signal
+import sys
 
 from attnspec.conformance.judging.results import INTERRUPTED, TIME_LIMIT
 
@@ -21,7 +22,8 @@ class Interruption:
     """Raise ``KeyboardInterrupt`` in the main thread when a signal arrives or the time is over.
 
     While it is ``held`` it raises nothing. It raises again until it is ``heard``: code that runs at the first time may
-    swallow the exception, as callbacks of the garbage collector do. Once heard, it ignores further signals, so that
+    swallow the exception, as callbacks of the garbage collector do. While one is handled it raises no other: on a busy
+    machine whoever catches it needs longer than ``REPEAT`` to say so. Once heard, it ignores further signals, so that
     processes are ended and reports are written. ``reason`` is why the run ends early, None if it does not.
     """
 
@@ -61,7 +63,8 @@ class Interruption:
         if not self._heard:
             self.reason = self.reason or (TIME_LIMIT if number == signal.SIGALRM else INTERRUPTED)
             signal.setitimer(signal.ITIMER_REAL, REPEAT, REPEAT)
-            self._raise()
+            if not isinstance(sys.exception(), KeyboardInterrupt):
+                self._raise()
 
     def _raise(self) -> None:
         if self.reason is not None and not (self._held or self._heard):

@@ -45,7 +45,7 @@ class Settings:
     )  # fmt: skip
     only: str | None = _setting(None, "FILE", "only what this file lists, in lines as of --attn-expect", isolated=True)
     crumbs: str | None = _setting(
-        None, "DIR", "folder for the breadcrumbs of isolated runs; needs pytest-xdist", isolated=True
+        None, "DIR", "folder that the workers of a run share; needs pytest-xdist", isolated=True
     )
 
     @classmethod

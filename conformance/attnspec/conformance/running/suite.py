@@ -10,26 +10,25 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
 import pytest
 
-from attnspec.conformance.explaining.explanation import explained
+from attnspec.conformance.explaining.declaration import declaration
 from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, judge
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.own_errors import contained, joined
 from attnspec.conformance.judging.profiles import PROFILES
-from attnspec.conformance.judging.results import Result
 from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.remote.description import described
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.loading import contract_of
 from attnspec.conformance.running.expectations import expectations, passing
-from attnspec.conformance.running.first_violation import judged_until_violation, unexpected
+from attnspec.conformance.running.first_violation import unexpected
+from attnspec.conformance.running.in_process import InProcess
 from attnspec.conformance.running.isolated import Isolated
 from attnspec.conformance.running.judged import hosts
 from attnspec.conformance.running.keys import HERE
@@ -140,12 +139,9 @@ def run_case(
     """
     extent: Extent = {}
     judging = partial(judge, backend, profile=PROFILES[settings.profile], seed=settings.seed, device=settings.device)
-    isolated = isolation(judging, backend, contract, case, settings)
-    if isolated is None:
-        here = partial(judging, contract, extent=extent)
-        results = judged_until_violation(here, case, settings) if settings.fail_fast else here(case)
-    else:
-        results = isolated.judged(extent)
+    kind = Isolated if type(backend) is RemoteBackend else InProcess
+    run = kind(judging, backend, contract, case, settings)
+    results = run.judged(extent)
     # Whatever becomes of the explanation and the diagnosis, the verdicts are known.
     record(results, record_property, extent)
     lines = expectations(settings.expect)
@@ -155,13 +151,7 @@ def run_case(
     messages += [f"{r.law} by {case.id}: no verdict: {r.message}" for r in results if r.unchecked]
     failed = unexpected(results, lines)
     if failed:
-        if isolated is None:
-            profile, seed, device = PROFILES[settings.profile], settings.seed, settings.device
-            explanation = explained(
-                backend, contract, case, profile, failed, seed=seed, device=device, declarable=False
-            )
-        else:
-            explanation = isolated.explanation(failed)
+        explanation = run.explanation(failed)
         record_explanation(explanation, record_property)
         if explanation.note:
             shown_first = by_cause(failed)[0][0]
@@ -169,18 +159,12 @@ def run_case(
             record(results, record_property, extent)
         plain = "\n".join(f"{r.law} is violated by {case.id}: {r.message}" for r in failed)
         failed = unexpected(results, lines)
-        said, writing = contained("writing the message", lambda: failure_message(failed, explanation.diagnosis), plain)
+        declarable = {case.id: explanation.undeclared} if explanation.undeclared else {}
+
+        def message() -> str:
+            return failure_message(failed, explanation.diagnosis, declaration(contract, results, declarable))
+
+        said, writing = contained("writing the message", message, plain)
         messages += [said, *filter(None, [writing])]
     if messages:
         pytest.fail("\n".join(messages), pytrace=False)
-
-
-def isolation(
-    judging: Callable[..., list[Result]], backend: Any, contract: Contract, case: Case, settings: Settings
-) -> Isolated | None:
-    """What judges a case whose backend may end its process; None where that is also the one that judges."""
-    if settings.crumbs is not None:
-        return Isolated(judging, backend, contract, case, settings, Path(settings.crumbs))
-    if type(backend) is RemoteBackend:
-        return Isolated(judging, backend, contract, case, settings, explains=False)
-    return None

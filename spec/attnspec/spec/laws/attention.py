@@ -4,19 +4,38 @@ from attnspec.spec.attention import DotProductAttention, GeneralAttention, Scale
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.sources import S0, S1, S2, S3, S4
-from attnspec.spec.laws.pooling import weighs_once
+from attnspec.spec.contract.sources import DAO, S0, S1, S2, S3, S4
+from attnspec.spec.kernels import MergeAttention
+from attnspec.spec.laws.pooling import linear_in_batches, weighs_once
 from attnspec.spec.multihead import ConcatHeadsAttention, MultiHeadAttention
 from attnspec.spec.pooling import NadarayaWatson
+from attnspec.spec.scoring import DotScores, GaussianScores, GeneralScores, ScaledDotScores
 
 inner_products = of(DotProductAttention, ScaledDotProductAttention)
 """Attention whose scores are inner products of queries and keys."""
 
 
-_bilinear_scores = of(
+bilinear_scores = of(
     DotProductAttention, ScaledDotProductAttention, GeneralAttention, MultiHeadAttention, ConcatHeadsAttention
 )
 """Attention whose scores are linear in the queries and in the keys, which are not the values."""
+
+
+merges_parts = of(MergeAttention)
+"""The merging of attention to parts of the keys."""
+
+gives_scores = of(DotScores, ScaledDotScores, GeneralScores, GaussianScores)
+"""Scores whose direction of scale is the scores themselves."""
+
+
+def averages_by_scores(operation: Operation) -> bool:
+    """Whether the result is linear in values that are weighed by scores with a scale."""
+    return bool(operation.sharpened) and operation.pooled in operation.linear
+
+
+def scales_once(operation: Operation) -> bool:
+    """Whether scores have a scale, in one layer and without steps of time."""
+    return bool(operation.sharpened) and weighs_once(operation)
 
 
 def _separate_keys(operation: Operation) -> bool:
@@ -96,18 +115,12 @@ HARD_LIMIT = law(
 )
 SCALE = law(
     "attention.scale",
-    "The ensemble of all elements shows no error in the scale of the scores.",
+    "No error in the scale of the scores shows over all elements together, nor over the independent errors of many "
+    "batch elements, even one far below the rounding of each element.",
     formula=r"\hat\varepsilon = \sum w (o - o^*) g / \sum w g^2 \approx 0,"
+    r"\quad \sum_b \langle o_b - o_b^*, g_b \rangle / \sum_b \|g_b\|^2 \approx 0,"
     r"\quad g = \partial o^* / \partial \log(\text{scale})",
-    governs=lambda operation: bool(operation.sharpened) and operation.pooled in operation.linear,
-    sources=[S0.equation(5), S0.equation(6), S2.passage("Encoder Attention")],
-)
-ENSEMBLE_SCALE = law(
-    "attention.ensemble-scale",
-    "Over the independent errors of many batch elements, no error in the scale of the scores shows.",
-    formula=r"\hat\varepsilon = \sum_b t_b / \sum_b \|g_b\|^2 \approx 0,\quad t_b = \langle o_b - o_b^*, g_b \rangle,"
-    r"\quad g = \partial o^* / \partial \log(\text{scale})",
-    governs=lambda operation: bool(operation.sharpened) and weighs_once(operation),
+    governs=lambda operation: scales_once(operation) or gives_scores(operation),
     sources=[S0.equation(5), S0.equation(6), S2.passage("Encoder Attention")],
 )
 MAGNITUDES = law(
@@ -134,20 +147,25 @@ ENSEMBLE_GRADIENT = law(
     sources=[S0.equation(1)],
     gradients=True,
 )
-GRADIENT_BALANCE = law(
-    "attention.gradient-balance",
-    "Queries and keys that meet in inner products alone have the same product with their gradients.",
-    formula=r"\sum_i \langle q_i, dq_i \rangle = \sum_j \langle k_j, dk_j \rangle",
-    governs=_bilinear_scores,
-    sources=[S0.equation(6), S0.equation(8)],
-    gradients=True,
-)
-KEY_GRADIENT_SUM = law(
-    "attention.key-gradient-sum",
-    "Where scores are inner products, the gradients of all keys add up to 0: softmax does not see a shift of all keys.",
-    formula=r"\textstyle\sum_j dk_j = 0",
-    governs=inner_products,
-    sources=[S0.equation(2), S0.equation(6)],
+GRADIENT_IDENTITIES = law(
+    "attention.gradient-identities",
+    "Gradients have the symmetries of the formula: an argument in which the result is linear, times its gradient, is "
+    "the result times the cotangent; queries and keys that meet in inner products alone have the same product with "
+    "their gradients; where scores are inner products, the gradients of all keys add up to 0, since softmax does not "
+    "see a shift of all keys; and gradients of attention to parts of the keys, merged, are those of attention to all.",
+    formula=r"\langle V, dV \rangle = \langle c, f(V) \rangle,"
+    r"\quad \sum_i \langle q_i, dq_i \rangle = \sum_j \langle k_j, dk_j \rangle,\quad \textstyle\sum_j dk_j = 0,"
+    r"\quad \nabla \langle c, \operatorname{merge}_p f(q, k_p, v_p) \rangle = \nabla \langle c, f(q, k, v) \rangle",
+    governs=lambda operation: any(
+        selects(operation) for selects in (linear_in_batches, bilinear_scores, inner_products, merges_parts)
+    ),
+    sources=[
+        S0.equation(1),
+        S0.equation(2),
+        S0.equation(6),
+        S0.equation(8),
+        DAO.passage("3.1 An efficient attention algorithm with tiling and recomputation"),
+    ],
     gradients=True,
 )
 SCALE_TRADE = law(

@@ -102,14 +102,6 @@ MERGED = law(
     governs=of(MergeAttention),
     sources=[DAO.passage("3.1 An efficient attention algorithm with tiling and recomputation")],
 )
-MERGED_GRADIENTS = law(
-    "kernels.merged-gradients",
-    "So are its gradients, those of the logarithms included.",
-    formula=r"\nabla \langle c, \operatorname{merge}_p f(q, k_p, v_p) \rangle = \nabla \langle c, f(q, k, v) \rangle",
-    governs=of(MergeAttention),
-    sources=[DAO.passage("3.1 An efficient attention algorithm with tiling and recomputation")],
-    gradients=True,
-)
 ROTATION = law(
     "kernels.rotation",
     "A rotary embedding keeps the length of every row, leaves position 0 as it is, and makes inner products depend on "
@@ -127,19 +119,14 @@ SLOPE_HALVES = law(
     governs=of(AlibiSlopes),
     sources=[PRESS.passage("3 Attention with linear biases")],
 )
-WINDOW_PARTS = law(
-    "kernels.window-parts",
-    "A window is what its left and its right part share: of no reach each, the diagonal; open to the left, causal.",
-    formula=r"M_{l,r} = M_{l,\infty} \wedge M_{\infty,r},\quad M_{0,0} = I,\quad M_{\infty,0} = [j \le i]",
-    governs=of(SlidingWindowMask),
-    sources=[BELTAGY.passage("3.1 Attention pattern: sliding window")],
-)
-DOCUMENTS = law(
-    "kernels.documents",
-    "The names of documents do not matter, and exchanging queries and keys transposes the mask.",
-    formula=r"M(\pi D, \pi E) = M(D, E),\quad M(E, D) = M(D, E)^\top",
-    governs=of(DocumentMask),
-    sources=[KRELL.passage("Abstract")],
+MASKS = law(
+    "kernels.masks",
+    "A window is what its left and its right part share: of no reach each, the diagonal; open to the left, causal. "
+    "The names of documents do not matter, and exchanging queries and keys transposes their mask.",
+    formula=r"M_{l,r} = M_{l,\infty} \wedge M_{\infty,r},\quad M_{0,0} = I,\quad M_{\infty,0} = [j \le i];"
+    r"\quad M(\pi D, \pi E) = M(D, E),\quad M(E, D) = M(D, E)^\top",
+    governs=of(SlidingWindowMask, DocumentMask),
+    sources=[BELTAGY.passage("3.1 Attention pattern: sliding window"), KRELL.passage("Abstract")],
 )
 DROPOUT_MEAN = law(
     "kernels.dropout-mean",

@@ -5,11 +5,12 @@ from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.sources import BELTAGY, S2, S3
 from attnspec.spec.laws.pooling import weighs_once
+from attnspec.spec.laws.recurrent import over_sequences
 from attnspec.spec.laws.scoring import gives_keys
 from attnspec.spec.masking import CausalMask, PaddingMask
 
 
-def _causal(operation: Operation) -> bool:
+def causal(operation: Operation) -> bool:
     """Whether results depend on earlier positions only, always or under a flag."""
     return bool(operation.causal)
 
@@ -26,24 +27,23 @@ def _weighs_by_scores(operation: Operation) -> bool:
     return scaled and operation.mask is not None and weights and weighs_once(operation)
 
 
-def _separate_keys(operation: Operation) -> bool:
+def separate_keys(operation: Operation) -> bool:
+    """Whether the values of several keys are summed, and keys are not also queries."""
     return bool(operation.separate_keys)
+
+
+def averages_values(operation: Operation) -> bool:
+    """Whether a row without attendable keys may be the average of all values."""
+    valued = any(leaf.path in operation.linear for leaf in operation.attended)
+    return operation.differentiable and operation.only_weighs_keys and operation.mask is not None and valued
 
 
 FUTURE_INVARIANCE = law(
     "masking.future-invariance",
     "Under a causal mask, nothing after position i reaches a result at or before i, whether it is changed or cut off.",
     formula=r"x_j = x'_j\ \forall j \le i \Rightarrow f(x)_i = f(x')_i,\quad f(x_{<t}) = f(x)_{<t}",
-    governs=_causal,
+    governs=causal,
     sources=[S2.passage("Masked Decoder Self-Attention"), S3.passage("Attention Mapping in the decoder")],
-)
-FUTURE_GRADIENT = law(
-    "masking.future-gradient",
-    "Under a causal mask, the gradient of the first results with respect to later keys and values is exactly 0.",
-    formula=r"\partial f(x)_{\le i} / \partial x_j = 0,\ j > i",
-    governs=_causal,
-    sources=[S2.passage("Masked Decoder Self-Attention")],
-    gradients=True,
 )
 SPELLED_OUT = law(
     "masking.spelled-out",
@@ -66,14 +66,22 @@ FINITE_FILL = law(
     formula=r"A_i = \{j\} \Rightarrow \alpha_{ij} = 1,\ |e_{ik}| \gg 10^4, 10^6, 10^9",
     governs=_weighs_by_scores,
 )
-NONFINITE_GRADIENT = law(
-    "masking.nonfinite-gradient",
-    "Where NaN and infinities at masked keys and values do not reach the result, they reach no gradient of queries, "
-    "keys and values either; nor do those in a query for which no key counts, where it is "
-    "only a query.",
-    formula=r"j \notin A_i\ \forall i \Rightarrow \nabla f \text{ does not depend on } (k_j, v_j);\quad "
-    r"A_i = \emptyset \Rightarrow \text{nor on } q_i",
-    governs=_separate_keys,
+GRADIENTS = law(
+    "masking.gradients",
+    "What is hidden has no gradient: under a causal mask, later keys and values get exactly 0 from the first results, "
+    "and steps beyond the length of a sequence get 0. Where NaN and infinities at masked keys and values do not reach "
+    "the result, they reach no gradient of queries, keys and values either, nor those in a query for which no key "
+    "counts, where it is only a query, nor those beyond a length. Where a row without attendable keys is declared to "
+    "be the average of all m values, each of them gets 1/m of its cotangent.",
+    formula=r"\partial f(x)_{\le i} / \partial x_j = 0,\ j > i;"
+    r"\quad t > \ell \Rightarrow \partial f / \partial X_t = 0;"
+    r"\quad j \notin A_i\ \forall i \Rightarrow \nabla f \text{ does not depend on } (k_j, v_j);\quad "
+    r"A_i = \emptyset \Rightarrow \text{nor on } q_i;"
+    r"\quad o_i = \tfrac1m \sum_j v_j:\ \nabla_{v_j} \langle c_i, o_i \rangle = \tfrac1m c_i",
+    governs=lambda operation: any(
+        selects(operation) for selects in (causal, separate_keys, over_sequences, averages_values)
+    ),
+    sources=[S2.passage("Masked Decoder Self-Attention")],
     gradients=True,
 )
 TRUNCATION = law(

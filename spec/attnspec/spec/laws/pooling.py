@@ -24,6 +24,11 @@ def weighs_once(operation: Operation) -> bool:
     return weighed and operation.leading.batched and not operation.chosen and not steps
 
 
+def sums_over_keys(operation: Operation) -> bool:
+    """Whether the result is a weighted average, or a linear sum over keys."""
+    return bool(operation.pooled) or _sums_linearly(operation)
+
+
 def _sums_by_weight(operation: Operation) -> bool:
     """Whether a result is a sum over keys, and not the weights of them."""
     return weighs_once(operation) and bool(operation.pooled or operation.linear)
@@ -35,7 +40,7 @@ def _averages_keys(operation: Operation) -> bool:
     return averaged and _sums_by_weight(operation) and operation.mask is not None
 
 
-def _linear_in_batches(operation: Operation) -> bool:
+def linear_in_batches(operation: Operation) -> bool:
     """Whether the result is linear in an argument of which every element of a batch has its own."""
     return weighs_once(operation) and any(leaf.batched for leaf in operation.floats if leaf.path in operation.linear)
 
@@ -64,32 +69,21 @@ LINEARITY = law(
 )
 GAIN = law(
     "pooling.gain",
-    "The ensemble of all elements shows no error of gain, even one far below the rounding of each element.",
-    formula=r"\hat\varepsilon = \sum w (o - o^*) o^* / \sum w {o^*}^2 \approx 0",
-    governs=lambda operation: bool(operation.pooled) or _sums_linearly(operation),
-    sources=[S0.equation(1)],
-)
-ENSEMBLE_GAIN = law(
-    "pooling.ensemble-gain",
-    "Over the independent errors of many batch elements, no error of gain shows.",
-    formula=r"\hat\varepsilon = \sum_b t_b / \sum_b \|o_b^*\|^2,\quad t_b = \langle o_b - o_b^*, o_b^* \rangle,"
-    r"\quad |\hat\varepsilon| \le 8 \sqrt{\textstyle\sum_b t_b^2} / \sum_b \|o_b^*\|^2 + \text{what all share}",
-    governs=weighs_once,
+    "No error of gain shows over all elements together, nor over the independent errors of many batch elements, even "
+    "one far below the rounding of each element.",
+    formula=r"\hat\varepsilon = \sum w (o - o^*) o^* / \sum w {o^*}^2 \approx 0,"
+    r"\quad |\textstyle\sum_b t_b| \le 8 \sqrt{\textstyle\sum_b t_b^2} + \text{what all share},"
+    r"\quad t_b = \langle o_b - o_b^*, o_b^* \rangle",
+    governs=lambda operation: sums_over_keys(operation) or weighs_once(operation),
     sources=[S0.equation(1)],
 )
 ENSEMBLE_SPREAD = law(
     "pooling.ensemble-spread",
-    "Over the independent errors of many batch elements, errors are not larger than the roundings of the class leave.",
-    formula=r"t_b = \operatorname{mean} (o_b - o_b^*)^2 / \sigma_b^2,"
-    r"\quad \operatorname{mean}_b t_b \le 1 + 8 \operatorname{sd}(t) / \sqrt B",
-    governs=_sums_by_weight,
-    sources=[S0.equation(1)],
-)
-ENSEMBLE_MEAN = law(
-    "pooling.ensemble-mean",
-    "Where a result is odd in its inputs, the errors of its roundings have both signs alike.",
-    formula=r"f(-x) = -f(x):\quad |\textstyle\sum_b t_b| \le 8 \sqrt{\textstyle\sum_b t_b^2},"
-    r"\quad t_b = (o_b - o_b^*) / \sigma_b",
+    "Over the independent errors of many batch elements, errors are not larger than the roundings of the class leave "
+    "and, where a result is odd in its inputs, have both signs alike.",
+    formula=r"\operatorname{mean}_b t_b \le 1 + 8 \operatorname{sd}(t) / \sqrt B,"
+    r"\quad t_b = \operatorname{mean} (o_b - o_b^*)^2 / \sigma_b^2;\quad f(-x) = -f(x):"
+    r"\ |\textstyle\sum_b s_b| \le 8 \sqrt{\textstyle\sum_b s_b^2},\quad s_b = (o_b - o_b^*) / \sigma_b",
     governs=_sums_by_weight,
     sources=[S0.equation(1)],
 )
@@ -101,14 +95,6 @@ ENSEMBLE_KEYS = law(
     r"\quad t_b = \langle o_b - o_b^*, g_b \rangle,\quad g = (v_j - o^*) / m",
     governs=_averages_keys,
     sources=[S0.equation(1)],
-)
-GRADIENT_OF_LINEAR = law(
-    "pooling.gradient-of-linear",
-    "An argument in which the result is linear, times its gradient, is the result times the cotangent.",
-    formula=r"\langle V, dV \rangle = \langle c, f(V) \rangle",
-    governs=_linear_in_batches,
-    sources=[S0.equation(1)],
-    gradients=True,
 )
 UNIFORM = law(
     "pooling.uniform",

@@ -24,6 +24,12 @@ ONE_RUN = (RNN, GRU, LSTM)
 BOTH_WAYS = (BidirectionalRNN, BidirectionalGRU, BidirectionalLSTM)
 STACKED = (StackedRNN, StackedGRU, StackedLSTM)
 
+in_two_parts = of(*ONE_RUN, *STACKED, TeacherForcedDecode)
+"""Operations whose state after a step is all that later steps depend on."""
+
+over_sequences = of(*ONE_RUN, *BOTH_WAYS, *STACKED, RNNSelfAttention)
+"""Operations over sequences with lengths."""
+
 GATES = law(
     "recurrent.gates",
     "A GRU with its update gate at 1 keeps its state; at 0 it is a plain recurrent network where the reset gate is 1, "
@@ -59,9 +65,10 @@ FIRST_STEP = law(
 )
 CONTINUATION = law(
     "recurrent.continuation",
-    "What follows a step depends on the state after it alone: a sequence can be computed, or decoded, in two parts.",
-    formula=r"f(X, H_0)_{> s} = f(X_{> s}, H_s)",
-    governs=of(*ONE_RUN, *STACKED, TeacherForcedDecode),
+    "What follows a step depends on the state after it alone: a sequence can be computed, or decoded, in two parts. "
+    "Without a step, and with a length of 0, the final state is the initial one.",
+    formula=r"f(X, H_0)_{> s} = f(X_{> s}, H_s),\quad \ell = 0 \Rightarrow H_\ell = H_0",
+    governs=lambda operation: in_two_parts(operation) or over_sequences(operation),
     sources=[
         S0.equation(15),
         S4.passage("RNN"),
@@ -74,20 +81,7 @@ PADDING = law(
     "recurrent.padding",
     "Nothing beyond the length of a sequence reaches a result, NaN and infinities included, and states there are 0.",
     formula=r"t > \ell \Rightarrow H_t = 0,\ f \text{ does not depend on } X_t",
-    governs=of(*ONE_RUN, *BOTH_WAYS, *STACKED, RNNSelfAttention),
-)
-PADDING_GRADIENT = law(
-    "recurrent.padding-gradient",
-    "NaN and infinities beyond the length reach no gradient, and the gradients there are 0.",
-    formula=r"t > \ell \Rightarrow \partial f / \partial X_t = 0",
-    governs=of(*ONE_RUN, *BOTH_WAYS, *STACKED, RNNSelfAttention),
-    gradients=True,
-)
-NO_STEPS = law(
-    "recurrent.no-steps",
-    "Without a step, and with a length of 0, the final state is the initial one.",
-    formula=r"\ell = 0 \Rightarrow H_\ell = H_0",
-    governs=of(*ONE_RUN, *BOTH_WAYS, *STACKED, RNNSelfAttention),
+    governs=over_sequences,
 )
 REVERSAL = law(
     "recurrent.reversal",

@@ -5,7 +5,7 @@ from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.sources import LUONG, S0, S4
 from attnspec.spec.recurrent import RNNCell
-from attnspec.spec.scoring import AdditiveScores, DotScores, GaussianScores, GeneralScores, ScaledDotScores
+from attnspec.spec.scoring import AdditiveScores, DotScores, GaussianScores, ScaledDotScores
 from attnspec.spec.seq2seq import AttentionalState, BahdanauContext
 
 _additive = of(AdditiveScores, AdditiveAttention, BahdanauContext)
@@ -23,16 +23,11 @@ def gives_keys(operation: Operation) -> bool:
 ISOMETRY = law(
     "scoring.isometry",
     "Scores of lengths and angles do not change where coordinates are permuted or change their signs, in queries and "
-    "keys alike; exchanged, queries and keys transpose them. Gaussian scores depend on differences alone.",
-    formula=r"e(Rq, Rk) = e(q, k),\ R^\top R = I;\quad e(q, k) = e(k, q)^\top;\quad e(q + t, k + t) = e(q, k)",
+    "keys alike; exchanged, queries and keys transpose them. Gaussian scores depend on differences alone: they are "
+    "never positive, and 0 where query and key are equal.",
+    formula=r"e(Rq, Rk) = e(q, k),\ R^\top R = I;\quad e(q, k) = e(k, q)^\top;\quad e(q + t, k + t) = e(q, k),"
+    r"\quad e(q, k) \le 0,\quad e(q, q) = 0",
     governs=_isometric,
-    sources=[S0.equation(5)],
-)
-SCALE = law(
-    "scoring.scale",
-    "The ensemble of all elements shows no error of scale, even one far below the rounding of each element.",
-    formula=r"\hat\varepsilon = \sum w (e - e^*) e^* / \sum w {e^*}^2 \approx 0",
-    governs=of(DotScores, ScaledDotScores, GeneralScores, GaussianScores),
     sources=[S0.equation(5)],
 )
 PERCEPTRON = law(
@@ -65,10 +60,4 @@ SATURATION_GRADIENT = law(
     governs=_additive,
     sources=[S0.equation(4)],
     gradients=True,
-)
-NONPOSITIVE = law(
-    "scoring.nonpositive",
-    "Gaussian scores are never positive, and 0 where query and key are equal.",
-    formula=r"e(q, k) \le 0,\quad e(q, q) = 0",
-    governs=of(GaussianScores),
 )

@@ -11,7 +11,7 @@ WIDE = (Axis.FEATURE, Axis.WIDTH, Axis.HIDDEN)
 """What a vector has many of."""
 
 
-def _attends(operation: Operation) -> bool:
+def attends(operation: Operation) -> bool:
     """Whether queries attend to keys, each on its own, under a mask."""
     mask, asking = operation.mask, operation.asking
     if mask is None or asking is None or asking not in mask.sizes or operation.attends_to_itself or operation.counts:
@@ -79,8 +79,9 @@ BEYOND = law(
 )
 GRADIENTS = law(
     "sizes.gradients",
-    "Gradients are those of the formula where one size is large.",
-    formula=r"\nabla_x \langle c, f(x) \rangle = J(x)^\top c,\ m > 512 \text{ or } d = 256",
+    "Gradients are those of the formula where one size is large, and in all combinations of two or three sizes, masks, "
+    "layouts and magnitudes as models have them; those of queries without a cotangent are 0.",
+    formula=r"\nabla_x \langle c, f(x) \rangle = J(x)^\top c,\ m > 512 \text{ or } d = 256 \text{ or both}",
     governs=lambda operation: operation.differentiable,
     gradients=True,
 )
@@ -88,12 +89,5 @@ TOGETHER = law(
     "sizes.together",
     "Sizes, masks, layouts and magnitudes as models have them follow the formula in all combinations of two or three.",
     formula=r"|f(x) - f^*(x)| \le \text{budget}",
-    governs=_attends,
-)
-GRADIENTS_TOGETHER = law(
-    "sizes.gradients-together",
-    "Gradients are those of the formula in these combinations, too; those of queries without a cotangent are 0.",
-    formula=r"\nabla_x \langle c, f(x) \rangle = J(x)^\top c",
-    governs=lambda operation: operation.differentiable and _attends(operation),
-    gradients=True,
+    governs=attends,
 )

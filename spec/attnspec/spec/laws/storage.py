@@ -14,13 +14,7 @@ def attends(operation: Operation) -> bool:
 LAYOUTS = law(
     "storage.layouts",
     "Views count as their copies do: of packed, padded, strided, repeated, exchanged and reversed arrays, of wide "
-    "vectors and masks too, and behind an offset.",
-    formula=r"f(\operatorname{view} x) = f(x)",
-    governs=takes_arrays,
-)
-DISTANCE = law(
-    "storage.distance",
-    "Rows may lie so far apart that an offset needs more than 31 bits.",
-    formula=r"f(\operatorname{view} x) = f(x),\ \text{strides} \ge 2^{31}",
+    "vectors and masks too, and behind an offset; of rows so far apart that an offset needs more than 31 bits.",
+    formula=r"f(\operatorname{view} x) = f(x),\ \text{also for strides} \ge 2^{31}",
     governs=takes_arrays,
 )

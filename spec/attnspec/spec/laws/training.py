@@ -23,25 +23,19 @@ def _weighs(operation: Operation) -> bool:
     return operation.differentiable and operation.only_weighs_keys and bool(operation.sharpened)
 
 
-def _averages(operation: Operation) -> bool:
-    valued = any(leaf.path in operation.linear for leaf in operation.attended)
-    return operation.differentiable and operation.only_weighs_keys and operation.mask is not None and valued
+def may_be_long(operation: Operation) -> bool:
+    """Whether calls may have many queries and keys, or sequences of different lengths."""
+    return operation.float_result and bool(operation.asked or operation.lengths)
 
 
 MODES = law(
     "training.modes",
-    "A result is the same in every mode of the framework, such as inference: masked, causal, of one query, and of new "
-    "numbers in the memory of the last call. So it is in a thread that is not the main one. A mode that casts to 16 "
-    "bits may store scores in them.",
-    formula=r"f(x) = f^*(x) \text{ in every mode}",
+    "A result is the same in every mode of the framework, such as inference: masked, causal, of one query, of new "
+    "numbers in the memory of the last call, and of more queries and keys than a tile has. So it is in a thread that "
+    "is not the main one, and long calls also while gradients are recorded. A mode that casts to 16 bits may store "
+    "scores in them.",
+    formula=r"f(x) = f^*(x) \text{ in every mode; for } n = m > 64 \text{ also while recorded}",
     governs=lambda operation: operation.float_result,
-)
-LONG_CALLS = law(
-    "training.long-calls",
-    "More queries than a tile has beside as many keys, and sequences of different lengths, give the same result in "
-    "every mode and while gradients are recorded, masked and causal too.",
-    formula=r"f(x) = f^*(x) \text{ in every mode and while recorded},\ n = m > 64",
-    governs=lambda operation: operation.float_result and bool(operation.asked or operation.lengths),
 )
 RECORDED = law(
     "training.recorded-result",
@@ -56,13 +50,6 @@ LATER_WRITES = law(
     "What is written to an argument, a mask or the result between a recorded call and its backward pass changes no "
     "gradient, or the backward pass raises.",
     formula=r"f(x),\ x_i \leftarrow y_i:\ J(x)^\top c \text{ as before, or an error}",
-    governs=_differentiable,
-    gradients=True,
-)
-REPEATABLE = law(
-    "training.repeatable",
-    "The same backward pass gives the same gradients bit for bit, unless results are declared to differ within budget.",
-    formula=r"J(x)^\top c = J(x)^\top c \text{ bit for bit}",
     governs=_differentiable,
     gradients=True,
 )
@@ -100,25 +87,12 @@ BROADCAST_SUM = law(
     governs=_broadcasts,
     gradients=True,
 )
-UNIFORM_ROWS = law(
-    "training.uniform-rows",
-    "Where a row without attendable keys is declared to be the average of all m values, each of them gets 1/m of the "
-    "cotangent of that row.",
-    formula=r"o_i = \tfrac1m \sum_j v_j:\quad \nabla_{v_j} \langle c_i, o_i \rangle = \tfrac1m c_i",
-    governs=_averages,
-    gradients=True,
-)
-NO_MUTATION = law(
-    "training.no-mutation",
-    "A backward pass writes neither to arguments nor to the cotangent.",
-    formula=r"x, c \text{ after } J(x)^\top c = x, c \text{ before}",
-    governs=_differentiable,
-    gradients=True,
-)
 OWN_MEMORY = law(
     "training.own-memory",
-    "Every gradient is in memory of its own: who writes to it changes no argument, no cotangent and no other gradient.",
-    formula=r"J(x)^\top c \text{ shares no memory with } x \text{ and } c",
+    "A backward pass writes neither to arguments nor to the cotangent, and every gradient is in memory of its own: who "
+    "writes to it changes no argument, no cotangent and no other gradient.",
+    formula=r"x, c \text{ after } J(x)^\top c = x, c \text{ before},"
+    r"\quad J(x)^\top c \text{ shares no memory with } x \text{ and } c",
     governs=_differentiable,
     gradients=True,
 )
@@ -132,8 +106,9 @@ OPTIONS = law(
 NO_MEMORY = law(
     "training.no-memory",
     "Gradients depend on no earlier backward pass, of the same record or another one of the same shapes, in whichever "
-    "order, and a later one changes neither them nor earlier results.",
-    formula=r"J(x)^\top c,\ J(y)^\top c',\ J(x)^\top c:\ \text{each as if alone}",
+    "order, and a later one changes neither them nor earlier results. The same pass gives the same gradients bit for "
+    "bit, unless results are declared to differ within budget.",
+    formula=r"J(x)^\top c,\ J(y)^\top c',\ J(x)^\top c:\ \text{each as if alone, the first and the third alike}",
     governs=_differentiable,
     gradients=True,
 )

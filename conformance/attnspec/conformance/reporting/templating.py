@@ -1,0 +1,19 @@
+"""Pages of HTML from the templates beside this module."""
+
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("attnspec.conformance.reporting"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+
+
+def filled(template: str, **parts: Any) -> str:
+    """A page with its parts; text is escaped but where the template says ``safe``."""
+    return _TEMPLATES.get_template(template).render(parts)

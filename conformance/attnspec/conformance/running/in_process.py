@@ -1,0 +1,111 @@
+"""A case judged by the process that runs the backend, which may end that process or stop it."""
+
+import faulthandler
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from typing import Any, Protocol
+
+from attnspec.conformance.explaining.explanation import Explanation, explained
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.engine import Case
+from attnspec.conformance.judging.extent import Extent
+from attnspec.conformance.judging.own_errors import Containment, contained
+from attnspec.conformance.judging.profiles import PROFILES
+from attnspec.conformance.judging.results import Result
+from attnspec.conformance.running.first_violation import judged_until_violation
+from attnspec.conformance.running.settings import Settings
+
+LENIENCE = 0.1
+"""Fraction by which a check may exceed its time. Checks share a timer, which is a thread and slow to start."""
+
+
+class Marker(Protocol):
+    """Called with a law and its input before every check."""
+
+    def __call__(self, law: str, given: Any) -> None:
+        """A check begins."""
+        ...
+
+    def during(self, law: str, given: Any) -> AbstractContextManager[None]:
+        """A check begins, and lasts until this ends."""
+        ...
+
+
+class HangTimer:
+    """Ends this process at a check that takes longer than ``seconds``, after it has printed where; never with 0."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self._started = seconds, -inf
+
+    def __call__(self, law: str, given: Any) -> None:
+        """Restart the timer, unless it has just been started."""
+        now = time.monotonic()
+        if self.seconds and now - self._started >= LENIENCE * self.seconds:
+            self._started = now
+            faulthandler.dump_traceback_later((1 + LENIENCE) * self.seconds, exit=True, file=2)
+
+    @contextmanager
+    def during(self, law: str, given: Any) -> Iterator[None]:
+        """Time what is done until this ends, and nothing after it."""
+        self(law, given)
+        try:
+            yield
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Stop the timer; one that another program has started goes on."""
+        if self._started > -inf:
+            faulthandler.cancel_dump_traceback_later()
+            self._started = -inf
+
+
+@dataclass(frozen=True)
+class InProcess:
+    """A case whose backend runs in this process: if it ends the process, the case has no verdict."""
+
+    judging: Callable[..., list[Result]]
+    backend: Any
+    contract: Contract
+    case: Case
+    settings: Settings
+
+    def judged(self, extent: Extent) -> list[Result]:
+        """The verdicts of the case."""
+        return self.results({}, extent=extent)
+
+    def results(self, recorded: Mapping[str, Result], **given: Any) -> list[Result]:
+        """The verdicts of the case, of which some may be ``recorded`` already."""
+        with self.marking() as mark:
+            here = partial(self.judging, self.contract, mark=mark, contain=self.containment(), **given)
+            if self.settings.fail_fast:
+                return judged_until_violation(here, self.case, self.settings, recorded)
+            return here(self.case, skip=recorded)
+
+    def containment(self) -> Containment:
+        """How a step is made that must not cost a verdict."""
+        return contained
+
+    @contextmanager
+    def marking(self) -> Iterator[Marker]:
+        """What is called before every check: in a worker of ``attnspec check`` a timer."""
+        timer = HangTimer(self.settings.hang_after if self.settings.crumbs is not None else 0)
+        try:
+            yield timer
+        finally:
+            timer.stop()
+
+    def explanation(self, failed: Sequence[Result], *, diagnosable: bool = True) -> Explanation:
+        """What explains violations; in runs that are to end soon a known defect alone."""
+        settings = self.settings
+        soon = settings.fail_fast or settings.only is not None
+        with self.marking() as mark:
+            return explained(
+                self.backend, self.contract, self.case, PROFILES[settings.profile], failed,
+                seed=settings.seed, device=settings.device, mark=mark, watch=mark.during,
+                contain=self.containment(), declarable=not soon, diagnosable=diagnosable,
+            )  # fmt: skip

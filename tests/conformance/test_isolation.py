@@ -1,0 +1,223 @@
+"""Isolation: what becomes of a case, and of its laws, where the backend ends a process or hangs."""
+
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from attnspec import reference
+from attnspec.conformance.inputs.examples import Example
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.engine import Case, judge
+from attnspec.conformance.judging.profiles import PROFILES
+from attnspec.conformance.judging.results import Result, Status
+from attnspec.conformance.remote.incidents import INPUT_CHARACTERS, Incidents
+from attnspec.conformance.running.crash_handler import CrashHandler
+from attnspec.conformance.running.isolated import Isolated
+from attnspec.conformance.running.settings import Settings
+
+ORACLE, DTYPE = "operation.oracle", "operation.dtype"
+
+STOPPING = (
+    ("float64", ORACLE),
+    ("float32", "operation.rejection"),
+    ("bfloat16", "operation.no-memory"),
+    ("float64", "operation.shape"),
+    ("float64", "operation.broadcasting"),
+)
+"""Incidents at three laws of one dtype, and at one each of two others."""
+
+
+@pytest.fixture
+def incidents() -> Incidents:
+    return Incidents(10.0)
+
+
+def crashed(incidents: Incidents, law: str, given: object = "an input", dtype: str = "float64") -> Result | None:
+    """What is recorded of a process that ends while a law is checked."""
+    incidents.begin("dot_scores", dtype, law, given)
+    return incidents.record("dot_scores", dtype, hung=False)
+
+
+# Incidents ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_crash_is_named(incidents: Incidents) -> None:
+    incidents.begin("dot_scores", "float64", "operation.shape", "one")
+    found = crashed(incidents, ORACLE, "another")
+    message = "the backend ended the process at the input another"
+    assert found == Result("dot_scores", ORACLE, "float64", Status.FAILED, "crashed", message)
+    assert incidents.verdicts("dot_scores", "float64") == {ORACLE: found}
+    assert incidents.verdicts("dot_scores", "float32") == {}
+
+
+def test_a_hang_is_named_with_its_time(incidents: Incidents) -> None:
+    incidents.begin("dot_scores", "float64", ORACLE, "an input")
+    found = incidents.record("dot_scores", "float64", hung=True)
+    assert found is not None
+    assert (found.reason, found.message) == ("hung", "the backend did not answer within 10 s at the input an input")
+
+
+def test_an_example_is_said_in_words(incidents: Incidents) -> None:
+    sizes, batch = {"n": 0, "d": 16}, (4,)
+    example = Example(
+        sizes, batch, kinds={"query": "huge", "key": "normal"}, options={"causal": False}, masks={"mask": "nothing"},
+        absent=frozenset({"bias"}), seed=7,
+    )  # fmt: skip
+    found = crashed(incidents, ORACLE, example)
+    assert found is not None
+    assert found.message == (
+        "the backend ended the process at the input n = 0, d = 16, causal = False, mask = nothing, query = huge, "
+        "batch (4,), without bias, seed 7"
+    )
+
+
+def test_the_words_of_a_long_input_are_cut(incidents: Incidents) -> None:
+    found = crashed(incidents, ORACLE, "x" * 5 * INPUT_CHARACTERS)
+    assert found is not None
+    assert found.message.endswith(" x".ljust(INPUT_CHARACTERS + 1, "x"))
+
+
+def test_the_first_hang_of_a_law_is_tried_again(incidents: Incidents) -> None:
+    assert not incidents.tried_again("dot_scores", "float64")
+    incidents.begin("dot_scores", "float64", ORACLE, "an input")
+    assert incidents.tried_again("dot_scores", "float64")
+    assert incidents.record("dot_scores", "float64", hung=True) is None
+    incidents.begin("dot_scores", "float64", ORACLE, "an input")
+    assert not incidents.tried_again("dot_scores", "float64")
+    assert incidents.record("dot_scores", "float64", hung=True) is not None
+
+
+def test_nothing_is_recorded_before_the_first_check(incidents: Incidents) -> None:
+    assert incidents.record("dot_scores", "float64", hung=False) is None
+    incidents.begin("dot_scores", "float32", ORACLE, "an input")
+    assert incidents.record("dot_scores", "float64", hung=False) is None
+    assert incidents.verdicts("dot_scores", "float64") == {}
+
+
+def test_an_incident_is_recorded_once(incidents: Incidents) -> None:
+    assert crashed(incidents, ORACLE) is not None
+    assert incidents.record("dot_scores", "float64", hung=False) is None
+    assert crashed(incidents, ORACLE, "another input") is None
+    assert crashed(incidents, DTYPE, "another input") is not None
+    assert list(incidents.verdicts("dot_scores", "float64")) == [ORACLE, DTYPE]
+
+
+def test_incidents_at_three_laws_stop_an_operation_at_their_dtype_alone(incidents: Incidents) -> None:
+    for dtype, law in STOPPING:
+        assert incidents.given_up("dot_scores", "float64") is None
+        crashed(incidents, law, dtype=dtype)
+    assert incidents.given_up("dot_scores", "float64") == "crashed"
+    assert incidents.given_up("dot_scores", "float32") is None
+    assert incidents.given_up("softmax", "float64") is None
+
+
+# The next run of the case ---------------------------------------------------------------------------------------------
+
+
+def run_again(incidents: Incidents, calls: list[Any], *laws: str) -> dict[str, Result]:
+    """The verdicts on a backend that is right, and lists its calls, with whatever happened before."""
+
+    def dot_scores(query: Any, key: Any) -> Any:
+        calls.append((query, key))
+        return reference.dot_scores(query, key)
+
+    host = SimpleNamespace(begin=lambda: None)
+    backend: Any = SimpleNamespace(name="counting", dot_scores=dot_scores, incidents=incidents, host=host)
+    judging = partial(judge, backend, profile=PROFILES["quick"])
+    case = Case("dot_scores", "float64", laws)
+    return {r.law: r for r in Isolated(judging, backend, Contract.of(backend), case, Settings()).judged({})}
+
+
+def test_a_law_that_crashed_is_not_checked_again_and_the_others_are(incidents: Incidents) -> None:
+    ended = crashed(incidents, ORACLE)
+    calls: list[Any] = []
+    found = run_again(incidents, calls, ORACLE, DTYPE)
+    assert found[ORACLE] == ended
+    assert (found[DTYPE].status, found[DTYPE].examples > 0) == (Status.PASSED, True)
+    assert calls
+    calls.clear()
+    assert run_again(incidents, calls, ORACLE) == {ORACLE: ended}
+    assert calls == []
+
+
+def test_nothing_of_an_operation_that_was_given_up_is_called(incidents: Incidents) -> None:
+    for dtype, law in STOPPING:
+        crashed(incidents, law, dtype=dtype)
+    calls: list[Any] = []
+    found = run_again(incidents, calls, ORACLE, DTYPE)
+    assert calls == []
+    assert found[ORACLE] == incidents.verdicts("dot_scores", "float64")[ORACLE]
+    assert (found[DTYPE].status, found[DTYPE].reason) == (Status.FAILED, "crashed")
+    assert found[DTYPE].message == "not judged: the operation was stopped after it had crashed at 3 laws"
+
+
+# In the process of the backend ----------------------------------------------------------------------------------------
+
+ENDING = """
+import os, signal, time
+import numpy as np
+
+name = "ending"
+
+def dot_scores(query, key):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+def scaled_dot_scores(query, key):
+    time.sleep(600)
+
+def softmax(scores, *, mask=None):
+    return np.exp(scores)
+"""
+
+
+def test_what_ends_the_process_that_judges_it_has_no_verdict_and_a_way_to_one(tmp_path: Path) -> None:
+    (tmp_path / "ending.py").write_text(ENDING, encoding="utf-8")
+    options = ("--in-process", "--law", ORACLE, "--dtype", "float64", "--hang-after", "3", "--json", "r.json")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "attnspec.conformance.cli", "check", "ending.py", "--workers", "1", *options],
+        cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    report = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+    assert (done.returncode, report["verdict"]) == (1, "violates"), done.stdout + done.stderr
+    found = {r["operation"]: r for r in report["results"] if r["status"] != "not-provided"}
+    assert {name: r["status"] for name, r in found.items()} == {
+        "dot_scores": "lost",
+        "scaled_dot_scores": "lost",
+        "softmax": "failed",
+    }
+    way = "(1 after a check of more than 3 s): run with --isolated, which names the law and its input"
+    assert found["dot_scores"]["message"] == f"the process that runs the backend was ended by SIGSEGV {way}"
+    assert found["scaled_dot_scores"]["message"] == f"the process that runs the backend ended with status 1 {way}"
+    assert "in scaled_dot_scores" in done.stderr, "no line says where it hangs"
+
+
+def test_every_check_restarts_the_timer_and_its_end_stops_it() -> None:
+    code = (
+        "import time\nfrom attnspec.conformance.running.in_process import HangTimer\ntimer = HangTimer(2.0)\n"
+        "for _ in range(4):\n    timer('operation.oracle', '')\n    time.sleep(0.6)\ntimer.stop()\ntime.sleep(2.3)\n"
+        "HangTimer(0)('operation.oracle', '')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# Workers that have ended ----------------------------------------------------------------------------------------------
+
+
+def test_a_case_whose_judge_was_killed_is_judged_again_and_named() -> None:
+    repeated: list[str] = []
+    handler = CrashHandler(20.0, in_process=False, repeated=repeated)
+    scheduler = SimpleNamespace(mark_test_pending=lambda item: None)
+    ended = SimpleNamespace(gateway=SimpleNamespace(_io=SimpleNamespace(wait=lambda: -9)))
+    for _ in range(3):
+        report: Any = SimpleNamespace(outcome="failed", node=ended)
+        handler.pytest_handlecrashitem("test_conformance.py::test_conforms[dot_scores-float64]", report, scheduler)
+    words = "dot_scores-float64 was judged again: the judge's own process was ended by SIGKILL (out of memory?)"
+    assert repeated == [words] * 2
+    assert report.longrepr.startswith("the judge's own process was ended by SIGKILL")
