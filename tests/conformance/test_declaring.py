@@ -28,8 +28,9 @@ from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.reporting.report import Report
-from attnspec.conformance.reporting.table import PASTE, violations
+from attnspec.conformance.reporting.table import violations
 from attnspec.conformance.reporting.verdict_page import as_html
+from attnspec.conformance.running.messages import PASTE
 from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.operation import OPERATIONS
 
