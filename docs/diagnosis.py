@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import typer
 
-from attnspec.conformance.diagnosis.entry import Inquiry, inquiry
-from attnspec.conformance.diagnosis.finding import Diagnosis
+from attnspec.conformance.explaining.finding import Diagnosis
+from attnspec.conformance.explaining.inquiry import Inquiry, inquiry
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import cases
 from attnspec.conformance.judging.profiles import FORMULA, PROFILES

@@ -269,7 +269,7 @@ HALLS = {
     "backends/attnspec/backends": {"bases", "pytorch", "torch_native", "onnx_native.py", "jax_native.py"},
     "conformance/attnspec/conformance": {
         *("__main__.py", "cli.py", "plugin.py", "test_conformance.py"),
-        *("diagnosis", "harness", "inputs", "judging", "laws", "matrix", "mutants"),
+        *("explaining", "harness", "inputs", "judging", "laws", "matrix", "mutants"),
         *("rediscovered", "remote", "reporting", "running", "variants"),
     },
 }

@@ -15,6 +15,11 @@ import numpy as np
 import pytest
 
 from attnspec import reference
+from attnspec.conformance.explaining.classes import wider_classes
+from attnspec.conformance.explaining.declaration import Declaration, declaration, lines
+from attnspec.conformance.explaining.refusals import REFUSED, Refusals, refusals, says_unsupported
+from attnspec.conformance.explaining.refusals import _Probes as Probes
+from attnspec.conformance.explaining.undeclared import Undeclared, undeclared
 from attnspec.conformance.inputs.corners import FEATURES, LENGTHS, multiply_adds
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, judge
@@ -22,13 +27,10 @@ from attnspec.conformance.judging.profiles import FORMULA, PROFILES
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason
-from attnspec.conformance.reporting.declaration import Declaration, declaration, lines
 from attnspec.conformance.reporting.report import Report
-from attnspec.conformance.reporting.table import PASTE, violations
+from attnspec.conformance.reporting.table import violations
 from attnspec.conformance.reporting.verdict_page import as_html
-from attnspec.conformance.running.explanation import Explanation, explained, wider_classes
-from attnspec.conformance.running.refusals import REFUSED, Refusals, refusals, says_unsupported
-from attnspec.conformance.running.refusals import _Probes as Probes
+from attnspec.conformance.running.messages import PASTE
 from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.operation import OPERATIONS
 
@@ -63,7 +65,7 @@ def tf32(x: Numbers) -> Numbers:
     return ((bits + np.uint32(0x0FFF) + ((bits >> 13) & 1)) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
-def explanation(laws: tuple[str, ...], function: Callable[..., Any] = attention, **changed: Any) -> Explanation:
+def explanation(laws: tuple[str, ...], function: Callable[..., Any] = attention, **changed: Any) -> Undeclared:
     """What explains the violations of an attention."""
     backend = SimpleNamespace(name="mine", scaled_dot_product_attention=partial(function, **changed))
     contract, case = Contract.of(backend), Case(ATTENTION, "float32", laws)
@@ -72,7 +74,7 @@ def explanation(laws: tuple[str, ...], function: Callable[..., Any] = attention,
     assert failed
     subject = Subject(backend, contract, OPERATIONS[ATTENTION], "float32", "cpu")
     under = partial(judging, stop_at_first=True)
-    return explained(under, contract, case, failed, lambda: refusals(subject, lambda law, example: None))
+    return undeclared(under, contract, case, failed, lambda: refusals(subject, lambda law, example: None))
 
 
 LAWS = (FORMULA, "semantics.fully_masked", "pooling.gain")
@@ -117,7 +119,7 @@ WRONG: Mapping[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("changed", WRONG.values(), ids=WRONG)
 def test_wrong_numbers_are_explained_by_nothing(changed: dict[str, Any]) -> None:
-    assert explanation((FORMULA, "attention.scale"), **changed) == Explanation()
+    assert explanation((FORMULA, "attention.scale"), **changed) == Undeclared()
 
 
 def long_ones_refused(query: Numbers, key: Numbers, value: Numbers, **more: Any) -> Numbers:
@@ -148,14 +150,14 @@ def test_other_exceptions_are_no_limits() -> None:
             raise IndexError("index 40 is out of bounds")
         return attention(query, key, value, **more)
 
-    assert explanation((FORMULA,), breaks) == Explanation()
+    assert explanation((FORMULA,), breaks) == Undeclared()
 
 
 def test_after_a_crash_nothing_is_asked() -> None:
     crashed = Result(ATTENTION, FORMULA, "float32", Status.FAILED, Reason.CRASHED, "ended the process")
     value = replace(crashed, law="attention.scale", reason=Reason.VALUE)
     never: Any = None
-    assert explained(never, never, never, [crashed, value], never) == Explanation()
+    assert undeclared(never, never, never, [crashed, value], never) == Undeclared()
 
 
 REFUSING: Mapping[str, tuple[str, Callable[..., bool], dict[str, Any]]] = {
@@ -222,7 +224,7 @@ def test_a_grid_that_is_refused_is_looked_into_at_once() -> None:
     assert failed.message.startswith("raised NotImplementedError: gating of another grid is not supported")
     under = partial(judging, stop_at_first=True)
     seen = refusals(subject, lambda law, example: None)
-    assert explained(under, contract, case, [failed], lambda: seen) == Explanation()
+    assert undeclared(under, contract, case, [failed], lambda: seen) == Undeclared()
 
 
 def test_batches_whose_shapes_do_not_fit_are_not_broadcast() -> None:
@@ -241,7 +243,7 @@ def test_shapes_that_do_not_fit_without_broadcasting_are_no_limit() -> None:
             raise ValueError("cannot reshape array of size 6 into shape (2,2)")
         return attention(query, key, value, **more)
 
-    assert explanation((FORMULA,), breaks) == Explanation()
+    assert explanation((FORMULA,), breaks) == Undeclared()
 
 
 def test_heads_that_divide_the_width_are_observed() -> None:
@@ -335,7 +337,7 @@ def test_the_class_that_is_proposed_is_that_of_the_rounding(scaled_first: bool, 
     failed = [r for r in judging(contract, case) if r.status is Status.FAILED]
     assert failed
     under = partial(judging, stop_at_first=True)
-    assert explained(under, contract, case, failed, lambda: Refusals()).precision == name
+    assert undeclared(under, contract, case, failed, lambda: Refusals()).precision == name
 
 
 # All together ---------------------------------------------------------------------------------------------------------
@@ -356,7 +358,7 @@ def verdicts(*operations: str, status: Status = Status.FAILED) -> list[Result]:
 
 def found(kind: str, change: Any) -> dict[str, Any]:
     """An explanation of the formula."""
-    return Explanation(**{kind: change}, laws={FORMULA: kind}).as_json()
+    return Undeclared(**{kind: change}, laws={FORMULA: kind}).as_json()
 
 
 def together(explanations: Mapping[str, Any], results: list[Result] | None = None, **declared: Any) -> Declaration:

@@ -4,6 +4,7 @@ import io
 import json
 import runpy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +14,12 @@ import pytest
 from rich.console import Console
 
 from attnspec.conformance import judge
-from attnspec.conformance.diagnosis import entry
-from attnspec.conformance.diagnosis.choices import SEEN
-from attnspec.conformance.diagnosis.entry import diagnosis_of_case, diagnosis_of_result
-from attnspec.conformance.diagnosis.finding import Diagnosis
+from attnspec.conformance.explaining import inquiry
+from attnspec.conformance.explaining.choices import SEEN
+from attnspec.conformance.explaining.explanation import Explanation
+from attnspec.conformance.explaining.finding import Diagnosis
+from attnspec.conformance.explaining.inquiry import diagnosis_of_case, diagnosis_of_result
+from attnspec.conformance.explaining.precisions import of_precisions
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import cases
@@ -34,12 +37,13 @@ from attnspec.conformance.running import suite
 from attnspec.conformance.running.messages import diagnosis_lines, failure_message
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import Settings
-from attnspec.conformance.running.verdicts import Collector, Verdicts, record, record_diagnosis
+from attnspec.conformance.running.verdicts import Collector, Verdicts, record, record_explanation
 from attnspec.reference import REFERENCE
 from attnspec.spec.contract.operation import OPERATIONS, Operation
 from attnspec.spec.contract.semantics import QUESTIONS, asked_by_formula
 
 from .mistaken import MISTAKEN
+from .test_declaring import attention, tf32
 
 ROOT = Path(__file__).parents[2]
 MAKING: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "diagnosis.py"))
@@ -64,7 +68,7 @@ NAMED = (
 @pytest.fixture(autouse=True)
 def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is found may not depend on how busy the processor is."""
-    monkeypatch.setattr(entry, "SECONDS", 120)
+    monkeypatch.setattr(inquiry, "SECONDS", 120)
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -94,9 +98,21 @@ def test_the_cause_of_a_mistake_written_without_looking_at_the_mutants_is_named(
     assert MAKING["right"](name, found.as_json())
 
 
+def test_a_class_that_may_be_declared_is_no_diagnosis() -> None:
+    """Products of TF32 only have to be declared: no wider precision is named in their place."""
+    backend = SimpleNamespace(name="mine", scaled_dot_product_attention=partial(attention, rounded=tf32))
+    contract = Contract.of(backend)
+    (case,) = cases(contract, dtypes=("float32",))
+    wrong = [Result(case.operation, "operation.oracle", "float32", Status.FAILED, Reason.VALUE)]
+    begun = inquiry.inquiry(backend, contract, case, PROFILES["quick"], wrong)
+    assert begun is not None
+    assert any(probe.wrong for probe in begun.probes)
+    assert of_precisions(begun.subject, begun.probes, begun.call) is None
+
+
 def test_what_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = MAKING["asked"]("scores doubled")
-    monkeypatch.setattr(entry, "SECONDS", 0)
+    monkeypatch.setattr(inquiry, "SECONDS", 0)
     assert begun.diagnosis() is None
 
 
@@ -285,7 +301,7 @@ def test_a_case_has_its_diagnosis_beside_its_verdicts() -> None:
     found: dict[str, Any] = {}
     with pytest.raises(pytest.fail.Exception, match="attention scaled by d"):
         suite.run_case(backend, contract, case, Settings(), found.__setitem__)
-    assert found["attnspec-diagnosis"]["same"] == ["attention scaled by d"]
+    assert found["attnspec-explanation"]["diagnosis"]["same"] == ["attention scaled by d"]
     assert [r["status"] for r in found["attnspec"]] == ["failed"]
 
 
@@ -303,7 +319,7 @@ def test_a_defect_is_named_beside_a_choice_that_is_not_declared(tmp_path: Path) 
     found: dict[str, Any] = {}
     with pytest.raises(pytest.fail.Exception, match="attention scaled by d"):
         suite.run_case(backend, contract, case, Settings(crumbs=str(tmp_path)), found.__setitem__)
-    assert found["attnspec-diagnosis"]["same"] == ["attention scaled by d"]
+    assert found["attnspec-explanation"]["diagnosis"]["same"] == ["attention scaled by d"]
 
 
 def test_a_diagnosis_comes_from_the_test_to_the_report() -> None:
@@ -311,12 +327,13 @@ def test_a_diagnosis_comes_from_the_test_to_the_report() -> None:
     properties: list[tuple[str, object]] = []
     failed = Result("softmax", "operation.oracle", "float32", Status.FAILED, "value", "what was seen")
     record([failed], lambda name, value: properties.append((name, value)))
-    record_diagnosis(diagnosis, lambda name, value: properties.append((name, value)))
+    explanation = Explanation(diagnosis=diagnosis)
+    record_explanation(explanation, lambda name, value: properties.append((name, value)))
     test: Any = SimpleNamespace(
         nodeid="a.py::t[softmax-float32]", user_properties=properties, failed=True, longreprtext="no"
     )
     Collector(verdicts := Verdicts()).pytest_runtest_logreport(test)
-    assert verdicts.diagnoses == {"softmax-float32": diagnosis}
+    assert verdicts.explanations == {"softmax-float32": explanation}
     settings = Settings(laws=("operation.oracle",))
     plan = Plan.of(Contract.of(SimpleNamespace(name="mine", softmax=REFERENCE["softmax"])), settings)
     report = Report.of(plan, verdicts, settings, 1.0)

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from attnspec import reference
+from attnspec.conformance.explaining.declaration import declaration
+from attnspec.conformance.explaining.refusals import refusals
+from attnspec.conformance.explaining.undeclared import Undeclared, undeclared
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, cases, judge
 from attnspec.conformance.judging.profiles import FORMULA, PROFILES
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.reporting.declaration import declaration
-from attnspec.conformance.running.explanation import Explanation, explained
-from attnspec.conformance.running.refusals import refusals
 from attnspec.reference import REFERENCE
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.limits import Limits
@@ -130,7 +130,7 @@ def test_a_backend_that_declares_what_it_refuses_conforms(kernel: Kernel) -> Non
 
 def observed(
     made: Any, dtype: str = "float32", laws: tuple[str, ...] = ()
-) -> tuple[set[str], Explanation, dict[str, Any]]:
+) -> tuple[set[str], Undeclared, dict[str, Any]]:
     """The laws that fail, what explains them, and the attributes to paste."""
     contract = Contract.of(made)
     case = next(c for c in cases(contract, laws=laws) if (c.operation, c.dtype) == (ATTENTION, dtype))
@@ -138,7 +138,7 @@ def observed(
     failed = [r for r in results if r.status is Status.FAILED]
     subject = Subject(made, contract, OPERATIONS[case.operation], dtype, "cpu")
     under = partial(judge, made, profile=QUICK, stop_at_first=True)
-    found = explained(under, contract, case, failed, lambda: refusals(subject, lambda law, example: None))
+    found = undeclared(under, contract, case, failed, lambda: refusals(subject, lambda law, example: None))
     pasted = declaration(contract, results, {case.id: found.as_json()})
     return {r.law for r in failed}, found, dict(pasted.attributes)
 

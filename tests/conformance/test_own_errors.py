@@ -158,13 +158,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Verdicts:
     return found
 
 
-RUNNING = "attnspec.conformance.running."
+EXPLAINING, RUNNING = "attnspec.conformance.explaining.", "attnspec.conformance.running."
 STAGES = {
-    "explanation": RUNNING + "in_process.explained",
-    "refusals": RUNNING + "in_process.refusals",
-    "what is left to diagnose": RUNNING + "suite.unexplained",
-    "diagnosis": "attnspec.conformance.diagnosis.entry.diagnosis_of_case",
-    "candidates of a diagnosis": "attnspec.conformance.diagnosis.diagnosing.kinds",
+    "declarations": EXPLAINING + "explanation.undeclared",
+    "refusals": EXPLAINING + "explanation.refusals",
+    "what is left to diagnose": EXPLAINING + "explanation.unexplained",
+    "diagnosis": EXPLAINING + "inquiry.diagnosis_of_case",
+    "candidates of a diagnosis": EXPLAINING + "diagnosing.kinds",
     "message of the test": RUNNING + "suite.failure_message",
 }
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from attnspec import reference
-from attnspec.conformance.diagnosis.finding import Diagnosis
+from attnspec.conformance.explaining.declaration import Declaration
+from attnspec.conformance.explaining.finding import Diagnosis
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import cases, judge
 from attnspec.conformance.judging.profiles import Effort, Profile
 from attnspec.conformance.judging.results import Result, Status
-from attnspec.conformance.reporting.declaration import Declaration
 from attnspec.conformance.reporting.heat_maps import (
     LEVELS,
     MOST,

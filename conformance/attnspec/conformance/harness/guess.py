@@ -19,7 +19,7 @@ def diagnosis(subject: Subject, part: Part, index: tuple[int, ...], row: int | N
     ``index`` is the place of its worst number, ``row`` the axis of rows behind those of the batch.
     """
     # It loads all mutants, which nobody needs whose results are right.
-    from attnspec.conformance.diagnosis.entry import diagnosis_of_result
+    from attnspec.conformance.explaining.inquiry import diagnosis_of_result
     from attnspec.conformance.mutants.ignored import dropped, optional_of
 
     element = index[: len(part.arguments.batch)]

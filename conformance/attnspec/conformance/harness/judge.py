@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from attnspec.conformance.explaining.classes import LEAST_USED, exact_scale, explaining_classes, widest
 from attnspec.conformance.harness.backward import judge_gradients
 from attnspec.conformance.harness.choices import expected
 from attnspec.conformance.harness.filters import accusation, extent
@@ -34,7 +35,6 @@ from attnspec.conformance.harness.together import Ensemble
 from attnspec.conformance.harness.verdict import Verdict
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.judging.subject import Results, Subject
-from attnspec.conformance.running.explanation import LEAST_USED, exact_scale, explaining_classes, widest
 from attnspec.spec.contract.operation import OPERATIONS, Operation
 
 

@@ -8,7 +8,8 @@ from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from attnspec.conformance.diagnosis.finding import Diagnosis
+from attnspec.conformance.explaining.declaration import Declaration, declaration
+from attnspec.conformance.explaining.finding import Diagnosis
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import dtypes_of
 from attnspec.conformance.judging.extent import ORDER, Extent, widest
@@ -16,7 +17,6 @@ from attnspec.conformance.judging.foreign_calls import printable
 from attnspec.conformance.judging.own_errors import contained
 from attnspec.conformance.judging.results import INTERRUPTED, TIME_LIMIT, Result, Status, json_number
 from attnspec.conformance.remote.sandbox import trouble
-from attnspec.conformance.reporting.declaration import Declaration, declaration
 from attnspec.conformance.reporting.limits import left_out
 from attnspec.conformance.reporting.processor import processor
 from attnspec.conformance.running.expectations import Expectation, expectations, expected, idle, passing
@@ -87,12 +87,14 @@ class Report:
     ) -> "Report":
         """The report of a run: its verdicts, what was lost on the way, and what the backend does not provide."""
         results = (*planned_results(plan, verdicts, broken_off), *missing_results(plan.contract, settings))
+        explanations = verdicts.explanations
         observed, note = contained(
             "putting together what has to be declared",
-            lambda: declaration(plan.contract, results, verdicts.explanations),
+            lambda: declaration(plan.contract, results, {case: x.undeclared for case, x in explanations.items()}),
             Declaration(),
         )
-        diagnoses = tuple(verdicts.diagnoses[c.id] for c in plan.cases if c.id in verdicts.diagnoses)
+        found = (explanations[c.id].diagnosis for c in plan.cases if c.id in explanations)
+        diagnoses = tuple(x for x in found if x is not None)
         tried, left = tried_by(plan, verdicts), tuple(verdicts.left)
         reason = next((r.message for r in results if r.interrupted), None)
         return cls(

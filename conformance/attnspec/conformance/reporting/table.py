@@ -9,13 +9,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from attnspec.conformance.explaining.declaration import lines
 from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.results import Result, Status
-from attnspec.conformance.reporting.declaration import lines
 from attnspec.conformance.reporting.limits import differing
 from attnspec.conformance.reporting.report import Report, in_common, key
 from attnspec.conformance.running.expectations import Expectation
-from attnspec.conformance.running.messages import consequences_heading, diagnosis_lines, violation_message
+from attnspec.conformance.running.messages import PASTE, consequences_heading, diagnosis_lines, violation_message
 from attnspec.spec.contract.operation import CHAPTERS, OPERATIONS
 
 COLOURS = {"conforms": "green", "violates": "red", "unusable": "yellow"}
@@ -28,8 +28,6 @@ NAMED = 12
 
 UNLIMITED = 10_000
 """Columns in which every table fits."""
-
-PASTE = "What was observed, to be pasted into the backend if it is meant; a second run then names what is left:"
 
 
 def print_report(report: Report, console: Console) -> None:

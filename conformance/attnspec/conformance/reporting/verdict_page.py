@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
+from attnspec.conformance.explaining.declaration import lines
 from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.own_errors import contained
 from attnspec.conformance.judging.results import Result, Status
-from attnspec.conformance.reporting.declaration import lines
 from attnspec.conformance.reporting.heat_maps import (
     LEAST,
     MOST,
@@ -23,9 +23,15 @@ from attnspec.conformance.reporting.heat_maps import (
     over_budget,
 )
 from attnspec.conformance.reporting.report import Report, key, versions
-from attnspec.conformance.reporting.table import IN_FULL, PASTE, closing, known_failures, remarks
+from attnspec.conformance.reporting.table import IN_FULL, closing, known_failures, remarks
 from attnspec.conformance.reporting.templating import filled
-from attnspec.conformance.running.messages import MAX_SNIPPET, consequences_heading, diagnoses_by_place, shortened
+from attnspec.conformance.running.messages import (
+    MAX_SNIPPET,
+    PASTE,
+    consequences_heading,
+    diagnoses_by_place,
+    shortened,
+)
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import CHAPTERS, OPERATIONS
 

@@ -9,20 +9,15 @@ from functools import partial
 from math import inf
 from typing import Any, Protocol
 
-from attnspec.conformance.diagnosis.finding import Diagnosis, violated_by_numbers
+from attnspec.conformance.explaining.explanation import Explanation, explained
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.own_errors import Containment, contained
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result
-from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.running.expectations import expectations
-from attnspec.conformance.running.explanation import explained
-from attnspec.conformance.running.first_violation import judged_until_violation, unexpected
-from attnspec.conformance.running.refusals import refusals
+from attnspec.conformance.running.first_violation import judged_until_violation
 from attnspec.conformance.running.settings import Settings
-from attnspec.spec.contract.operation import OPERATIONS
 
 LENIENCE = 0.1
 """Fraction by which a check may exceed its time. Checks share a timer, which is a thread and slow to start."""
@@ -104,28 +99,13 @@ class InProcess:
         finally:
             timer.stop()
 
-    def explanation(self, results: Sequence[Result]) -> dict[str, Any]:
-        """What only has to be declared; nothing in a user's pytest, and in runs that are to end soon."""
-        settings, case = self.settings, self.case
-        failed = unexpected(results, expectations(settings.expect))
-        if not failed or settings.crumbs is None or settings.fail_fast or settings.only is not None:
-            return {}
-        subject = Subject(self.backend, self.contract, OPERATIONS[case.operation], case.dtype, settings.device)
+    def explanation(self, failed: Sequence[Result], *, diagnosable: bool = True) -> Explanation:
+        """What explains violations; in runs that are to end soon a known defect alone."""
+        settings = self.settings
+        soon = settings.fail_fast or settings.only is not None
         with self.marking() as mark:
-            under = partial(self.judging, mark=mark, stop_at_first=True)
-            mark(failed[0].law, "looking for what has to be declared")
-            return explained(under, self.contract, case, failed, lambda: refusals(subject, mark)).as_json()
-
-    def diagnosis(self, failed: Sequence[Result]) -> Diagnosis | None:
-        """The known defect that explains the violations."""
-        if not violated_by_numbers(failed):
-            return None
-        # It loads all mutants, which no run needs that finds nothing wrong.
-        from attnspec.conformance.diagnosis.entry import diagnosis_of_case
-
-        settings, profile = self.settings, PROFILES[self.settings.profile]
-        with self.marking() as mark:
-            return diagnosis_of_case(
-                self.backend, self.contract, self.case, profile, failed,
-                seed=settings.seed, device=settings.device, watch=mark.during,
+            return explained(
+                self.backend, self.contract, self.case, PROFILES[settings.profile], failed,
+                seed=settings.seed, device=settings.device, mark=mark, watch=mark.during,
+                contain=self.containment(), declarable=not soon, diagnosable=diagnosable,
             )  # fmt: skip

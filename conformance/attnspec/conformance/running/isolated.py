@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from attnspec.conformance.diagnosis.finding import Diagnosis
+from attnspec.conformance.explaining.explanation import Explanation
 from attnspec.conformance.judging.engine import Violated
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.own_errors import Containment, contained, joined
@@ -105,8 +105,7 @@ class Isolated(InProcess):
             recorded, _ = contained("looking for the input that ended the process", examine, recorded)
         return [recorded.get(r.law, r) for r in results]
 
-    def diagnosis(self, failed: Sequence[Result]) -> Diagnosis | None:
-        """The known defect that explains violations; None where a process has ended at the case."""
-        if self.backend.incidents.verdicts(self.case.operation, self.case.dtype):
-            return None
-        return super().diagnosis(failed)
+    def explanation(self, failed: Sequence[Result], *, diagnosable: bool = True) -> Explanation:
+        """What explains violations; no defect is named where a process has ended at the case."""
+        ended = self.backend.incidents.verdicts(self.case.operation, self.case.dtype)
+        return super().explanation(failed, diagnosable=diagnosable and not ended)

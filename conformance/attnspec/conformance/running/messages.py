@@ -3,7 +3,8 @@
 import json
 from collections.abc import Iterable
 
-from attnspec.conformance.diagnosis.finding import Diagnosis
+from attnspec.conformance.explaining.declaration import Declaration, lines
+from attnspec.conformance.explaining.finding import Diagnosis
 from attnspec.conformance.judging.causes import ROOTS, by_cause
 from attnspec.conformance.judging.results import Result
 from attnspec.spec.contract.law import LAWS
@@ -14,6 +15,8 @@ MAX_ARGUMENT = 160
 
 MAX_SNIPPET = 4000
 """Characters of the longest snippet that people are shown; a longer one is in the JSON report alone."""
+
+PASTE = "What was observed, to be pasted into the backend if it is meant; a second run then names what is left:"
 
 
 def violation_message(result: Result) -> str:
@@ -36,10 +39,15 @@ def violation_message(result: Result) -> str:
     return "\n".join(lines)
 
 
-def failure_message(failed: Iterable[Result], diagnosis: Diagnosis | None = None) -> str:
-    """The diagnosis of a case, its violations in full by likely cause, and possible consequences in a line each."""
+def failure_message(
+    failed: Iterable[Result], diagnosis: Diagnosis | None = None, undeclared: Declaration | None = None
+) -> str:
+    """The diagnosis of a case, what to declare, its violations by likely cause, and consequences in a line each."""
     causes, following = by_cause(failed)
-    parts = [*([] if diagnosis is None else diagnosis_lines([diagnosis])), *map(violation_message, causes)]
+    parts = [] if diagnosis is None else diagnosis_lines([diagnosis])
+    if undeclared:
+        parts.append("\n".join([*lines(undeclared.explained), PASTE, undeclared.text]))
+    parts += map(violation_message, causes)
     if following:
         parts.append(
             "\n".join([consequences_heading(causes, following), *(f"  {r.law}: {r.message}" for r in following)])

@@ -7,7 +7,7 @@ A third party writes, in a test file of its own::
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
@@ -15,20 +15,18 @@ from typing import Any, ClassVar
 
 import pytest
 
-from attnspec.conformance.diagnosis.finding import Diagnosis
+from attnspec.conformance.explaining.declaration import declaration
 from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, judge
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.own_errors import contained, joined
 from attnspec.conformance.judging.profiles import PROFILES
-from attnspec.conformance.judging.results import Result
 from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.remote.description import described
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.loading import contract_of
 from attnspec.conformance.running.expectations import expectations, passing
-from attnspec.conformance.running.explanation import unexplained
 from attnspec.conformance.running.first_violation import unexpected
 from attnspec.conformance.running.in_process import InProcess
 from attnspec.conformance.running.isolated import Isolated
@@ -37,7 +35,7 @@ from attnspec.conformance.running.keys import HERE
 from attnspec.conformance.running.messages import failure_message
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import OPTIONS, Settings
-from attnspec.conformance.running.verdicts import record, record_diagnosis, record_explanation
+from attnspec.conformance.running.verdicts import record, record_explanation
 
 
 class ConformanceSuite:
@@ -153,33 +151,20 @@ def run_case(
     messages += [f"{r.law} by {case.id}: no verdict: {r.message}" for r in results if r.unchecked]
     failed = unexpected(results, lines)
     if failed:
-        explanation, diagnosis, note = causes_of(run, failed)
-        if explanation:
-            record_explanation(explanation, record_property)
-        if diagnosis is not None:
-            record_diagnosis(diagnosis, record_property)
-        if note:
+        explanation = run.explanation(failed)
+        record_explanation(explanation, record_property)
+        if explanation.note:
             shown_first = by_cause(failed)[0][0]
-            results = [replace(r, note=joined(r.note, note)) if r is shown_first else r for r in results]
+            results = [replace(r, note=joined(r.note, explanation.note)) if r is shown_first else r for r in results]
             record(results, record_property, extent)
         plain = "\n".join(f"{r.law} is violated by {case.id}: {r.message}" for r in failed)
         failed = unexpected(results, lines)
-        said, writing = contained("writing the message", lambda: failure_message(failed, diagnosis), plain)
+        declarable = {case.id: explanation.undeclared} if explanation.undeclared else {}
+
+        def message() -> str:
+            return failure_message(failed, explanation.diagnosis, declaration(contract, results, declarable))
+
+        said, writing = contained("writing the message", message, plain)
         messages += [said, *filter(None, [writing])]
     if messages:
         pytest.fail("\n".join(messages), pytrace=False)
-
-
-def causes_of(run: InProcess, failed: Sequence[Result]) -> tuple[Mapping[str, Any], Diagnosis | None, str]:
-    """The missing declarations, the known defect behind the rest, and a note on errors of attnspec."""
-    nothing: Mapping[str, Any] = {}
-    explanation, explaining = run.containment()(
-        f"looking for what {run.case.id} has to declare", lambda: run.explanation(failed), nothing
-    )
-
-    def diagnosis() -> Diagnosis | None:
-        chosen, left = unexplained(run.contract, run.case, failed, explanation)
-        return replace(run, contract=chosen).diagnosis(left)
-
-    found, diagnosing = run.containment()(f"diagnosing {run.case.id}", diagnosis, None)
-    return explanation, found, joined(explaining, diagnosing)

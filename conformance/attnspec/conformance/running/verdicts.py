@@ -1,12 +1,12 @@
 """How verdicts come from the tests of a run to the process that controls it: as a property of each test."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from attnspec.conformance.diagnosis.finding import Diagnosis
+from attnspec.conformance.explaining.explanation import Explanation
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.foreign_calls import printable
 from attnspec.conformance.judging.results import Result
@@ -19,10 +19,6 @@ EXTENT = "attnspec-extent"
 """The property that holds the largest sizes of its calls."""
 
 EXPLANATION = "attnspec-explanation"
-"""The property that says what only has to be declared."""
-
-
-DIAGNOSIS = "attnspec-diagnosis"
 """The property that holds what explains its violations."""
 
 
@@ -36,14 +32,9 @@ def record(
     record_property(EXTENT, extent or {})
 
 
-def record_explanation(explanation: Mapping[str, Any], record_property: Callable[[str, object], None]) -> None:
-    """Attach what only has to be declared to the test of a case."""
-    record_property(EXPLANATION, dict(explanation))
-
-
-def record_diagnosis(diagnosis: Diagnosis, record_property: Callable[[str, object], None]) -> None:
+def record_explanation(explanation: Explanation, record_property: Callable[[str, object], None]) -> None:
     """Attach what explains the violations of a case to its test."""
-    record_property(DIAGNOSIS, diagnosis.as_json())
+    record_property(EXPLANATION, explanation.as_json())
 
 
 def recorded(report: pytest.TestReport) -> list[Result] | None:
@@ -61,7 +52,7 @@ def case_of(nodeid: str) -> str:
 
 @dataclass
 class Verdicts:
-    """The verdicts of a run so far, the extent of its calls, what explains violations, and diagnoses, by case.
+    """The verdicts of a run so far, the extent of its calls, and what explains violations, by case.
 
     ``causes`` says why a case has no verdicts. ``left`` are the processes that the backend has left behind.
     ``repeated`` says which cases were judged again because the process that judged them ended.
@@ -70,8 +61,7 @@ class Verdicts:
     results: dict[str, list[Result]] = field(default_factory=dict)
     causes: dict[str, str] = field(default_factory=dict)
     extents: dict[str, Extent] = field(default_factory=dict)
-    explanations: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    diagnoses: dict[str, Diagnosis] = field(default_factory=dict)
+    explanations: dict[str, Explanation] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
 
@@ -100,9 +90,7 @@ class Collector:
                 if name == EXTENT and isinstance(x, dict):
                     self.verdicts.extents[case] = x
                 if name == EXPLANATION and isinstance(x, dict):
-                    self.verdicts.explanations[case] = x
-                if name == DIAGNOSIS and isinstance(x, dict):
-                    self.verdicts.diagnoses[case] = Diagnosis.from_json(x)
+                    self.verdicts.explanations[case] = Explanation.from_json(x)
         if report.failed and case not in self.verdicts.results:
             lines = report.longreprtext.strip().splitlines() or ["its process ended"]
             raised = [line[2:].strip() for line in lines if line.startswith("E ")]

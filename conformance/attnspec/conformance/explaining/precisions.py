@@ -1,4 +1,4 @@
-"""Precision classes below the declared one: all errors are within their budgets, and look like roundings."""
+"""Precisions below every class that may be declared: all errors are within their budgets, and look like roundings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -6,14 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attnspec.conformance.diagnosis.probes import Probe, distance, judged_by
+from attnspec.conformance.explaining.classes import wider_classes, widest
+from attnspec.conformance.explaining.probes import Probe, distance, judged_by
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import SMALLEST_NORMAL, numpy_dtype
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.reference.budget.error_array import UNKNOWN
 from attnspec.spec.contract.precision import CLASSES, Precision, precision
 
-_SINGLE, _HALF, _BRAIN = 2.0**-24, 2.0**-11, 2.0**-8
+_HALF, _BRAIN = 2.0**-11, 2.0**-8
 
 
 class Lower(NamedTuple):
@@ -32,29 +33,15 @@ def _inside(format: str, u: float, dtype: str) -> Lower:
     return Lower(f"It looks like {format} inside {dtype}.", rounding, format)
 
 
-def _declarable(what: str, name: str) -> Lower:
-    return Lower(f"It looks like {what}: the class {name}.", precision(name))
-
-
 LOWER: Mapping[str, tuple[Lower, ...]] = {
-    "float64": (_inside("float32", _SINGLE, "float64"),),
-    "float32": (
-        _declarable("a fast tanh, of 11 bits", "ieee32+fast-tanh"),
-        _declarable("variances computed as E[x²] − E[x]²", "ieee32+one-pass-variance"),
-        _declarable("products of TF32", "tf32"),
-        _inside("float16", _HALF, "float32"),
-        _inside("bfloat16", _BRAIN, "float32"),
-    ),
+    "float64": (),
+    "float32": (_inside("float16", _HALF, "float32"), _inside("bfloat16", _BRAIN, "float32")),
     **{
-        dtype: (
-            _declarable(f"queries that are scaled in {dtype}", f"prescaled-{dtype}"),
-            _declarable(f"scores that are stored in {dtype}", f"eager-{dtype}"),
-            Lower(f"It looks like sums in {dtype}.", replace(CLASSES[f"eager-{dtype}"], accumulation=u)),
-        )
+        dtype: (Lower(f"It looks like sums in {dtype}.", replace(CLASSES[f"eager-{dtype}"], accumulation=u)),)
         for dtype, u in (("bfloat16", _BRAIN), ("float16", _HALF))
     },
 }
-"""What may be found in the place of the class of a dtype, the most precise first."""
+"""What may be found in the place of the class of a dtype and cannot be declared, the most precise first."""
 
 LEAST, LEAST_OF_ONE = 1 / 8, 1 / 32
 """The least root mean square of error/σ if it is the class that rounds, of all wrong inputs and of each."""
@@ -85,8 +72,9 @@ class Lowered(Subject):
 def of_precisions(
     subject: Subject, probes: Sequence[Probe], call: Callable[[Arguments], Results | None] | None
 ) -> str | None:
-    """The most precise class that explains all results, in a sentence; None if their errors are no roundings.
+    """The most precise of them that explains all results, in a sentence; None if their errors are no roundings.
 
+    Errors that a class allows which may be declared are a question of the declaration: nothing is said of them.
     Roundings are others if the inputs move a little: ``call`` tells what the backend then gives. Where nobody can,
     only results count that a narrower format holds.
     """
@@ -95,7 +83,13 @@ def of_precisions(
     if not subject.operation.float_result or unsuited:
         return None
     probes = [probe for probe in probes if probe.cotangents is None and probe.views is None]
-    for lower in LOWER[subject.precision.dtype]:
+    dtype = subject.precision.dtype
+    classes = wider_classes(subject.contract.precision.name(subject.operation.name, dtype), dtype)
+    if classes:
+        declarable = Lowered(subject, precision(widest(classes[-1])))
+        if all(_errors(declarable, probe) is not None for probe in probes):
+            return None
+    for lower in LOWER[dtype]:
         lowered = Lowered(subject, lower.precision)
         errors = [_errors(lowered, probe) for probe in probes]
         of_wrong = [x for x, probe in zip(errors, probes, strict=True) if x is not None and probe.wrong]

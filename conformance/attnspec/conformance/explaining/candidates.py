@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from attnspec.conformance.diagnosis.probes import FAR, Probe, cotangent_of, distance
+from attnspec.conformance.explaining.probes import FAR, Probe, cotangent_of, distance
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely

@@ -8,9 +8,9 @@ from math import lcm
 from pprint import pformat
 from typing import Any
 
+from attnspec.conformance.explaining.refusals import REFUSED
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.results import Result, Status
-from attnspec.conformance.running.refusals import REFUSED
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DEFAULTS

@@ -6,10 +6,10 @@ Nothing is guessed. A change of the declaration counts where the laws that faile
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import frexp
 from typing import Any
 
-from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.explaining.classes import LEAST_USED, explaining_classes, widest
+from attnspec.conformance.explaining.refusals import REFUSED, Refusals, says_refused
 from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, governing_laws
@@ -17,29 +17,15 @@ from attnspec.conformance.judging.profiles import FORMULA
 from attnspec.conformance.judging.results import UNJUDGED, Result, Status, checked
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.laws import CHECKS
-from attnspec.conformance.running.refusals import REFUSED, Refusals, says_refused
-from attnspec.spec.contract.axes import Part
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import OPERATIONS
-from attnspec.spec.contract.precision import CLASSES, DEFAULTS, MODIFIERS, precision
+from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.contract.semantics import QUESTIONS, Semantics
-
-LEAST_USED = 2.0**-5
-"""The part of its budget that an implementation of a precision class uses at least; honest ones use a tenth and more.
-
-Errors far below those that a class allows are no sign of the class.
-"""
 
 ENDED = {Reason.CRASHED, Reason.HUNG}
 
-EIGHT_BITS = 2.0**-4
-"""The least unit roundoff of operands of 8 bits."""
-
 EXACTLY_SCALED = (64, 256, 16, 4)
 """Sizes d of heads of which 1/√d is a power of 2, those first at which scores have many digits."""
-
-EXPLAINING = [modifier for modifier in MODIFIERS if modifier not in ("truncating", "short-sums")]
-"""The modifiers that explain numbers: without truncation, as in :func:`wider_classes`, and what only 8 bits have."""
 
 OF_NUMBERS = {Reason.VALUE, Reason.DECLARED}
 """The reasons of violations that numbers outside of their budgets may have."""
@@ -50,7 +36,7 @@ Judging = Callable[[Contract, Case], list[Result]]
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Undeclared:
     """Changes of the declaration for one case, and the laws that fail without them, by the kind of change.
 
     ``semantics`` maps questions to choices, ``precision`` is a class or empty, ``limits`` maps fields to values; that
@@ -100,21 +86,21 @@ class Search:
         return bool(gone)
 
 
-def explained(
+def undeclared(
     judging: Judging, contract: Contract, case: Case, failed: Iterable[Result], refusals: Callable[[], Refusals]
-) -> Explanation:
+) -> Undeclared:
     """What has to be declared for a case so that its violations vanish, as far as that can be observed.
 
     ``refusals`` tries which inputs the backend refuses.
     """
     left = {r.law: r for r in failed if r.reason not in ENDED and not r.message.startswith(UNJUDGED)}
     if not left or any(r.law == FORMULA and r.law not in left for r in failed):
-        return Explanation()
+        return Undeclared()
     search = Search(judging, contract, case, refusals, left)
     for step in (_limits, _semantics, _precision, _limits):
         if search.left:
             step(search)
-    return Explanation(**search.found, laws=search.laws)
+    return Undeclared(**search.found, laws=search.laws)
 
 
 def _limits(search: Search) -> None:
@@ -232,56 +218,3 @@ def _under(search: Search, name: str) -> tuple[Search, Result]:
     trial = replace(search, contract=changed, left=left, found=known, laws={})
     _semantics(trial)
     return trial, trial.judged(trial.contract, [FORMULA])[FORMULA]
-
-
-def wider_classes(declared: str, dtype: str) -> list[str]:
-    """The classes of a dtype that allow more than the declared one, alone or with a modifier, the least first.
-
-    Those of 8 bits are left out, under which most elements are not judged, and truncation, which allows errors of one
-    sign: they would explain wrong numbers too.
-    """
-    base = [name for name, p in CLASSES.items() if p.dtype == dtype and p.inputs < EIGHT_BITS]
-    least, wider = _allowed(declared), dict[tuple[float, ...], str]()
-    for name in (*base, *(f"{name}+{modifier}" for modifier in EXPLAINING for name in base)):
-        allowed = _allowed(name)
-        if allowed != least and all(a >= b for a, b in zip(allowed, least, strict=True)):
-            wider.setdefault(allowed, name)
-    return [wider[allowed] for allowed in sorted(wider, key=sum)]
-
-
-def explaining_classes(declared: str, dtype: str, exactly_scaled: bool) -> list[str]:
-    """The classes that may explain numbers, the least first.
-
-    Where a query times the scale was not rounded, ``prescaled-*`` is none of them: it would explain stored scores too.
-    """
-    classes = wider_classes(declared, dtype)
-    return [name for name in classes if not (exactly_scaled and name.startswith("prescaled-"))]
-
-
-def exact_scale(given: Arguments) -> bool:
-    """True if queries times the scale of their scores are exact: times a power of 2, which 1/√d is for d a power of 4.
-
-    False where scores are no products of the given queries and keys.
-    """
-    operation, scaled = given.operation, given.operation.part(Part.SCALE)
-    widths = {leaf.core[-1].factors for leaf in (*operation.queries, *operation.attended[:1]) if leaf.core}
-    if len(widths) != 1 or not operation.queries:
-        return False
-    scale = (
-        given[scaled]
-        if scaled and given[scaled] is not None
-        else given.array(operation.queries[0].path).shape[-1] ** -0.5
-    )
-    return bool(abs(frexp(scale)[0]) == 0.5)
-
-
-def widest(name: str) -> str:
-    """The class with every modifier that may explain: a violation under it is no question of precision."""
-    return "+".join((name.partition("+")[0], *EXPLAINING))
-
-
-def _allowed(name: str) -> tuple[float, ...]:
-    """How much a class allows of each kind of rounding."""
-    p = precision(name)
-    one_pass = p.accumulation * p.one_pass
-    return (p.accumulation, p.operand, p.inputs, p.stored, p.weights, p.output, p.tanh, p.bias, one_pass)

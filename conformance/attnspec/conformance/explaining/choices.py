@@ -5,8 +5,8 @@ from functools import partial
 
 import numpy as np
 
-from attnspec.conformance.diagnosis.candidates import Candidate
-from attnspec.conformance.diagnosis.probes import Probe
+from attnspec.conformance.explaining.candidates import Candidate
+from attnspec.conformance.explaining.probes import Probe
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.attendance import before_features, live_rows
 from attnspec.conformance.judging.subject import Results, Subject

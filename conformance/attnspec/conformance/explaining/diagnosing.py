@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from attnspec.conformance.diagnosis.candidates import (
+from attnspec.conformance.explaining.candidates import (
     Candidate,
     explains,
     near,
@@ -14,11 +14,11 @@ from attnspec.conformance.diagnosis.candidates import (
     tells,
     with_finite_numbers,
 )
-from attnspec.conformance.diagnosis.choices import of_choices, of_formula
-from attnspec.conformance.diagnosis.factors import of_factors
-from attnspec.conformance.diagnosis.finding import Diagnosis
-from attnspec.conformance.diagnosis.precisions import of_precisions
-from attnspec.conformance.diagnosis.probes import Probe, judged_by
+from attnspec.conformance.explaining.choices import of_choices, of_formula
+from attnspec.conformance.explaining.factors import of_factors
+from attnspec.conformance.explaining.finding import Diagnosis
+from attnspec.conformance.explaining.precisions import of_precisions
+from attnspec.conformance.explaining.probes import Probe, judged_by
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.judging.subject import Results, Subject
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.diagnosis.candidates import Candidate, computed_by, copied, roundings
-from attnspec.conformance.diagnosis.probes import Probe
-from attnspec.conformance.diagnosis.watching import Watch
+from attnspec.conformance.explaining.candidates import Candidate, computed_by, copied, roundings
+from attnspec.conformance.explaining.probes import Probe
+from attnspec.conformance.explaining.watching import Watch
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.dtypes import is_float
 from attnspec.conformance.inputs.examples import Example

@@ -4,11 +4,11 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from attnspec.conformance.diagnosis.diagnosing import Call, diagnosed
-from attnspec.conformance.diagnosis.finding import Diagnosis, violated_by_numbers
-from attnspec.conformance.diagnosis.probes import Probe, called, gathered, judged_by
-from attnspec.conformance.diagnosis.recording import recorded
-from attnspec.conformance.diagnosis.watching import Watch, unwatched
+from attnspec.conformance.explaining.diagnosing import Call, diagnosed
+from attnspec.conformance.explaining.finding import Diagnosis, violated_by_numbers
+from attnspec.conformance.explaining.probes import Probe, called, gathered, judged_by
+from attnspec.conformance.explaining.recording import recorded
+from attnspec.conformance.explaining.watching import Watch, unwatched
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.inputs.examples import Example

@@ -5,9 +5,9 @@ from functools import partial
 
 import numpy as np
 
-from attnspec.conformance.diagnosis.candidates import Candidate, explains
-from attnspec.conformance.diagnosis.choices import exact
-from attnspec.conformance.diagnosis.probes import Probe
+from attnspec.conformance.explaining.candidates import Candidate, explains
+from attnspec.conformance.explaining.choices import exact
+from attnspec.conformance.explaining.probes import Probe
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.ensembles import rescaled
