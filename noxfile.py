@@ -45,9 +45,9 @@ def group(name: str) -> list[str]:
 
 
 def install(session: nox.Session, *requirements: str, constraints: Path = CONSTRAINTS) -> None:
-    """Install under constraints, with nothing of the machine in the session's environment that changes what runs.
+    """Install under constraints, and unset the machine's variables for imports, pytest's options and compiled files.
 
-    Modules are compiled when they are first imported, which most never are, and kept for the next process.
+    Most installed modules are never imported: each is compiled at its first import, and the compiled file is kept.
     """
     session.env.update(PYTHONPATH=None, PYTEST_ADDOPTS=None, PYTHONDONTWRITEBYTECODE=None)
     session.install("-q", "--no-compile", "-c", str(constraints), *requirements)

@@ -167,7 +167,7 @@ ENDING = {
     "is another program": ("import os; os.execv('/bin/true', ['true'])", "crashed", "status 0"),
     "overflows its stack": ("import ctypes; ctypes.string_at(0)", "crashed", "SIGSEGV"),
     "waits": ("import time; time.sleep(600)", "hung", "did not answer within 1.5 s"),
-    "waits without a watchdog": (
+    "waits without faulthandler's timer": (
         "import faulthandler, time; faulthandler.cancel_dump_traceback_later(); time.sleep(600)",
         "hung",
         "did not answer within 1.5 s",

@@ -176,7 +176,7 @@ def softmax(scores, *, mask=None):
 """
 
 
-def test_what_ends_the_process_that_judges_it_has_no_verdict_and_a_way_to_one(tmp_path: Path) -> None:
+def test_in_process_crashes_and_hangs_lose_the_case_and_point_to_isolated(tmp_path: Path) -> None:
     (tmp_path / "ending.py").write_text(ENDING, encoding="utf-8")
     options = ("--in-process", "--law", ORACLE, "--dtype", "float64", "--hang-after", "3", "--json", "r.json")
     done = subprocess.run(
@@ -191,7 +191,7 @@ def test_what_ends_the_process_that_judges_it_has_no_verdict_and_a_way_to_one(tm
         "scaled_dot_scores": "lost",
         "softmax": "failed",
     }
-    way = "(1 after a check of more than 3 s): run with --isolated, which names the law and its input"
+    way = "(status 1 can mean that a check took more than 3 s): run with --isolated, which names the law and its input"
     assert found["dot_scores"]["message"] == f"the process that runs the backend was ended by SIGSEGV {way}"
     assert found["scaled_dot_scores"]["message"] == f"the process that runs the backend ended with status 1 {way}"
     assert "in scaled_dot_scores" in done.stderr, "no line says where it hangs"

@@ -45,9 +45,9 @@ def _literal(value: Any) -> str:
 def declaration(
     contract: Contract, results: Iterable[Result], explanations: Mapping[str, Mapping[str, Any]]
 ) -> Declaration:
-    """What explanations of single cases give together.
+    """Combine the explanations of single cases.
 
-    What operations or dtypes contradict each other in is left out, and explains nothing.
+    A choice on which operations or dtypes contradict each other is left out and explains nothing.
     """
     judged = [r for r in results if r.judged]
     cases = {(r.operation, r.dtype): explanations.get(f"{r.operation}-{r.dtype}", {}) for r in judged}

@@ -20,7 +20,7 @@ from attnspec.spec.contract.operation import OPERATIONS
 
 @dataclass(frozen=True)
 class Explanation:
-    """What explains the violations of a case.
+    """Explanation of the violations of a case.
 
     ``undeclared`` is what only has to be declared, as plain JSON, and ``diagnosis`` the known defect behind the rest.
     ``note`` says what kept either from being found: an error of attnspec, or the end of the backend's process.
@@ -60,7 +60,8 @@ def explained(
     """Explain the violations of a case: first by declarations under which they vanish, then by a known defect.
 
     ``mark`` is called with a law and its input before each check, and ``watch`` is entered with them around other calls
-    of the backend. ``contain`` survives errors of a step. Without ``declarable`` or ``diagnosable`` a step is left out.
+    of the backend. ``contain`` catches the errors of a step. Without ``declarable`` no declaration is looked for,
+    without ``diagnosable`` no defect.
     """
 
     def to_declare() -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ class Diagnosis:
     """One guess at what is wrong with an operation at a dtype.
 
     ``same`` names all known defects that give the same numbers as the backend on all inputs that were compared, the one
-    that ``sentence`` is about first. It is empty for a precision class, which gives no numbers.
+    that ``sentence`` is about first. It is empty for a precision, which gives no numbers of its own.
     """
 
     operation: str

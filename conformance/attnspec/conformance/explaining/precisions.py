@@ -1,4 +1,7 @@
-"""Precisions below every class that may be declared: all errors are within their budgets, and look like roundings."""
+"""Precisions below every class that a run may propose, recognised by errors that look like roundings.
+
+A run never proposes classes of 8 bits or truncation; see ``classes.wider_classes``.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -41,7 +44,7 @@ LOWER: Mapping[str, tuple[Lower, ...]] = {
         for dtype, u in (("bfloat16", _BRAIN), ("float16", _HALF))
     },
 }
-"""What may be found in the place of the class of a dtype and cannot be declared, the most precise first."""
+"""Precisions that cannot be declared, by the dtype in whose place they are looked for, the most precise first."""
 
 LEAST, LEAST_OF_ONE = 1 / 8, 1 / 32
 """The least root mean square of error/σ if it is the class that rounds, of all wrong inputs and of each."""
@@ -72,9 +75,9 @@ class Lowered(Subject):
 def of_precisions(
     subject: Subject, probes: Sequence[Probe], call: Callable[[Arguments], Results | None] | None
 ) -> str | None:
-    """The most precise of them that explains all results, in a sentence; None if their errors are no roundings.
+    """Return a sentence about the most precise entry of ``LOWER`` that explains all results, or None.
 
-    Errors that a class allows which may be declared are a question of the declaration: nothing is said of them.
+    None also where the widest class that a run may propose allows all errors: then the declaration has to change.
     Roundings are others if the inputs move a little: ``call`` tells what the backend then gives. Where nobody can,
     only results count that a narrower format holds.
     """

@@ -89,7 +89,7 @@ class Search:
 def undeclared(
     judging: Judging, contract: Contract, case: Case, failed: Iterable[Result], refusals: Callable[[], Refusals]
 ) -> Undeclared:
-    """What has to be declared for a case so that its violations vanish, as far as that can be observed.
+    """Find the declarations under which violations of a case vanish, as far as they can be observed.
 
     ``refusals`` tries which inputs the backend refuses.
     """

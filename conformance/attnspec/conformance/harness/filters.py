@@ -104,7 +104,7 @@ FILTERS: Mapping[Callable[[Operation], bool], Callable[[Ensemble], Iterator[Filt
     pooling.ENSEMBLE_KEYS.concerns: keys,
     pooling.ENSEMBLE_SPREAD.concerns: spread,
 }
-"""The filters by the operations that they concern: those of the checks of the same error."""
+"""Filters by a predicate that selects their operations, the one of the check for the same error."""
 
 
 def concerning(operation: Operation) -> bool:

@@ -42,7 +42,7 @@ FEW_ARRAYS = 12
 
 
 def _asked_once(subject: Subject) -> bool:
-    """Whether short profiles have time for one call: of an operation of many arrays, at other dtypes."""
+    """True if short profiles have time for one call alone: operations of many arrays at other dtypes."""
     many = len(subject.operation.leaves) > FEW_ARRAYS
     return many and not subject.leading and not subject.effort.dear
 
@@ -50,8 +50,9 @@ def _asked_once(subject: Subject) -> bool:
 def samples(subject: Subject, rng: np.random.Generator) -> Iterator[Arguments]:
     """Unmasked inputs of these sizes; of the first ones alone, where there is no time for all of them.
 
-    In short profiles all are for operations of few arrays at the leading dtype, one is for those of many at others. An
-    image has as many numbers as its places, features and the places of a patch multiplied: grids are narrow.
+    Short profiles try all sizes for operations of few arrays at the leading dtype, one for operations of many arrays at
+    other dtypes, and two otherwise. An image has as many numbers as its places, features and the places of a patch
+    multiplied: grids are narrow.
     """
     few, leading = len(subject.operation.leaves) <= FEW_ARRAYS, subject.leading
     count = len(SIZES) if subject.effort.dear or (few and leading) else 1 if _asked_once(subject) else 2

@@ -144,7 +144,7 @@ class Maker:
         # A law that is named is checked, whatever the profile: those are named for which it has time.
         effort = PROFILES[profile or self.settings.profile].single
         laws = tuple(law for law in laws if effort.dear or not all(check.dear for check in CHECKS[law]))
-        # Rows call a library and do nothing else, and what the library compiles is kept for the next process.
+        # No sandbox: rows only call a library, and a sandbox would discard what the library compiles.
         settings = replace(
             self.settings,
             operations=group.operations,

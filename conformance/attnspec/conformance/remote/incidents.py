@@ -10,7 +10,7 @@ from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.judging.violation import Reason
 
 INPUT_CHARACTERS = 2000
-"""Characters of an input that a message shows."""
+"""Characters of an input that a message shows at most."""
 
 AT = " at the input "
 """Separates the end of the process from its input in the message of an incident."""
@@ -49,9 +49,9 @@ class Incidents:
         self._current = operation, dtype, law, given
 
     def tried_again(self, operation: str, dtype: str) -> bool:
-        """Return true after the first hang of a law, which a busy machine may have caused: the case runs again.
+        """Return true at the first hang of a law, which a busy machine may have caused: the case runs again.
 
-        The second hang counts.
+        Call this after a hang. The second one counts.
         """
         law, _ = self._check_of(operation, dtype)
         if law is None or (operation, dtype, law) in self._doubted:

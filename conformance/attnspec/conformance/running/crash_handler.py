@@ -1,4 +1,4 @@
-"""Worker processes that have ended while they judged: their cases are judged again, or have no verdict."""
+"""Cases whose worker process ended: they are judged again, or have no verdict."""
 
 import signal
 from typing import Any
@@ -15,17 +15,17 @@ KILLED = f"{JUDGE_LOST} {{how}}, each time of {MAX_AGAIN + 1}: nothing is known 
 """Message of a case whose judge was killed each time."""
 
 ENDED = (
-    "the process that runs the backend {how} (1 after a check of more than {seconds:g} s): "
+    "the process that runs the backend {how} (status 1 can mean that a check took more than {seconds:g} s): "
     "run with --isolated, which names the law and its input"
 )
 """Message of a case that was judged in the process of the backend."""
 
 
 class CrashHandler:
-    """Plugin of the controlling process that runs a case again after its worker died, twice at most.
+    """Plugin of the controlling process for cases whose worker died.
 
-    The worker is a judge, and the backend is not blamed; ``repeated`` names the case. With ``--in-process`` the worker
-    ran the backend too: then nothing is tried again, and the case has no verdict.
+    A worker that only judges is no fault of the backend: its case is judged again, twice at most, and ``repeated``
+    names it. With ``--in-process`` the worker ran the backend too: the case is not tried again and has no verdict.
     """
 
     def __init__(self, hang_after: float, *, in_process: bool, repeated: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""A case judged by the process that runs the backend, which may end that process or stop it."""
+"""A case judged in the process that runs the backend; a crash or hang of the backend ends both."""
 
 import faulthandler
 import time
@@ -36,7 +36,10 @@ class Marker(Protocol):
 
 
 class HangTimer:
-    """Ends this process at a check that takes longer than ``seconds``, after it has printed where; never with 0."""
+    """Timer that ends this process at a check of more than ``seconds``, after printing where it is; none with 0.
+
+    A check may take up to a fifth more, since a timer is not restarted for each.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self._started = seconds, -inf
@@ -58,7 +61,7 @@ class HangTimer:
             self.stop()
 
     def stop(self) -> None:
-        """Stop the timer; one that another program has started goes on."""
+        """Stop the timer if this object started it."""
         if self._started > -inf:
             faulthandler.cancel_dump_traceback_later()
             self._started = -inf
@@ -87,12 +90,12 @@ class InProcess:
             return here(self.case, skip=recorded)
 
     def containment(self) -> Containment:
-        """How a step is made that must not cost a verdict."""
+        """Containment for steps whose errors must not cost a verdict."""
         return contained
 
     @contextmanager
     def marking(self) -> Iterator[Marker]:
-        """What is called before every check: in a worker of ``attnspec check`` a timer."""
+        """Yield a timer, called before every check; it runs only in workers of ``attnspec check``."""
         timer = HangTimer(self.settings.hang_after if self.settings.crumbs is not None else 0)
         try:
             yield timer
@@ -100,7 +103,7 @@ class InProcess:
             timer.stop()
 
     def explanation(self, failed: Sequence[Result], *, diagnosable: bool = True) -> Explanation:
-        """What explains violations; in runs that are to end soon a known defect alone."""
+        """Explain the violations; with ``fail_fast`` or ``only``, look for a known defect alone."""
         settings = self.settings
         soon = settings.fail_fast or settings.only is not None
         with self.marking() as mark:

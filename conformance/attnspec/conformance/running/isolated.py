@@ -1,4 +1,4 @@
-"""A case whose backend has a process of its own: what ends or hangs it fails one law, and the others are judged."""
+"""A case whose backend has its own process: a crash or hang fails one law, and the others are judged."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Isolated(InProcess):
-    """A case of a backend with a process of its own, whose crashes and hangs are in the memory of this one."""
+    """A case whose backend has its own process; its crashes and hangs are kept in the judge's memory."""
 
     backend: RemoteBackend
 
@@ -60,7 +60,7 @@ class Isolated(InProcess):
 
     @contextmanager
     def marking(self) -> Iterator[Recorder]:
-        """What is called before every check: it remembers the check and begins its time."""
+        """Yield a recorder, called before every check, that remembers the check and starts its time."""
         remote = self.backend
         # A backend that was started anew has another host.
         yield Recorder(remote.incidents, self.case.operation, self.case.dtype, lambda: remote.host.begin())
@@ -106,6 +106,6 @@ class Isolated(InProcess):
         return [recorded.get(r.law, r) for r in results]
 
     def explanation(self, failed: Sequence[Result], *, diagnosable: bool = True) -> Explanation:
-        """What explains violations; no defect is named where a process has ended at the case."""
+        """Explain the violations. No defect is named if the backend's process has ended at this case."""
         ended = self.backend.incidents.verdicts(self.case.operation, self.case.dtype)
         return super().explanation(failed, diagnosable=diagnosable and not ended)

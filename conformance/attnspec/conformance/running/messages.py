@@ -16,7 +16,7 @@ MAX_ARGUMENT = 160
 MAX_SNIPPET = 4000
 """Characters of the longest snippet that people are shown; a longer one is in the JSON report alone."""
 
-PASTE = "What was observed, to be pasted into the backend if it is meant; a second run then names what is left:"
+PASTE = "If this behaviour is meant, paste these attributes into the backend; the next run names what is left:"
 
 
 def violation_message(result: Result) -> str:

@@ -142,7 +142,7 @@ def run_case(
     kind = Isolated if type(backend) is RemoteBackend else InProcess
     run = kind(judging, backend, contract, case, settings)
     results = run.judged(extent)
-    # Whatever becomes of the explanation and the diagnosis, the verdicts are known.
+    # Recorded before the explanation, which may fail or be killed.
     record(results, record_property, extent)
     lines = expectations(settings.expect)
     messages = [

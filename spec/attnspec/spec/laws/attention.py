@@ -25,21 +25,21 @@ merges_parts = of(MergeAttention)
 """The merging of attention to parts of the keys."""
 
 gives_scores = of(DotScores, ScaledDotScores, GeneralScores, GaussianScores)
-"""Scores whose direction of scale is the scores themselves."""
+"""Scores, whose derivative with respect to the logarithm of the scale is the scores themselves."""
 
 
 def averages_by_scores(operation: Operation) -> bool:
-    """Whether the result is linear in values that are weighed by scores with a scale."""
+    """True if the result is linear in values that are weighed by scores with a scale."""
     return bool(operation.sharpened) and operation.pooled in operation.linear
 
 
 def scales_once(operation: Operation) -> bool:
-    """Whether scores have a scale, in one layer and without steps of time."""
+    """True if scores have a scale, in one layer and without steps of time."""
     return bool(operation.sharpened) and weighs_once(operation)
 
 
 def _separate_keys(operation: Operation) -> bool:
-    """Whether the values of several keys are summed, and keys are not also queries."""
+    """True if the values of several keys are summed, and keys are not also queries."""
     return bool(operation.separate_keys)
 
 
@@ -52,18 +52,18 @@ def _order_free(operation: Operation, kind: Axis, but: Axis) -> bool:
 
 
 def shares_keys(operation: Operation) -> bool:
-    """Whether one array may be passed as keys and values."""
+    """True if one array may be passed as keys and values."""
     return len(operation.attended) > 1 and _rows_alike(operation)
 
 
 def shares_all(operation: Operation) -> bool:
-    """Whether one array may be passed as queries, keys and values."""
+    """True if one array may be passed as queries, keys and values."""
     several = operation.only_weighs_keys and len(operation.attended) > 1
     return several and any(operation.asking in leaf.sizes for leaf in operation.queries)
 
 
 def _rows_alike(operation: Operation) -> bool:
-    """Whether queries and what is attended to are rows of the same kind: all have heads, and as many, or none has."""
+    """True if queries and what is attended to are rows of the same kind: all have heads, and as many, or none has."""
     return len({x.core[:-2] for x in (*operation.queries, *operation.attended)}) == 1
 
 
@@ -115,12 +115,12 @@ HARD_LIMIT = law(
 )
 SCALE = law(
     "attention.scale",
-    "No error in the scale of the scores shows over all elements together, nor over the independent errors of many "
-    "batch elements, even one far below the rounding of each element.",
+    "The scale of the scores has no error that shows over all elements together or over many batch elements with "
+    "independent errors, even where it is far below the rounding of each element.",
     formula=r"\hat\varepsilon = \sum w (o - o^*) g / \sum w g^2 \approx 0,"
     r"\quad \sum_b \langle o_b - o_b^*, g_b \rangle / \sum_b \|g_b\|^2 \approx 0,"
     r"\quad g = \partial o^* / \partial \log(\text{scale})",
-    governs=lambda operation: scales_once(operation) or gives_scores(operation),
+    governs=lambda operation: averages_by_scores(operation) or scales_once(operation) or gives_scores(operation),
     sources=[S0.equation(5), S0.equation(6), S2.passage("Encoder Attention")],
 )
 MAGNITUDES = law(
@@ -149,10 +149,10 @@ ENSEMBLE_GRADIENT = law(
 )
 GRADIENT_IDENTITIES = law(
     "attention.gradient-identities",
-    "Gradients have the symmetries of the formula: an argument in which the result is linear, times its gradient, is "
-    "the result times the cotangent; queries and keys that meet in inner products alone have the same product with "
-    "their gradients; where scores are inner products, the gradients of all keys add up to 0, since softmax does not "
-    "see a shift of all keys; and gradients of attention to parts of the keys, merged, are those of attention to all.",
+    "Gradients have the symmetries of the formula. An argument in which the result is linear, times its gradient, is "
+    "the result times the cotangent. Queries and keys that meet in inner products alone have the same product with "
+    "their gradients. Where scores are inner products, the gradients of all keys add up to 0, since softmax does not "
+    "see a shift of all keys. Gradients of attention to parts of the keys, merged, are those of attention to all.",
     formula=r"\langle V, dV \rangle = \langle c, f(V) \rangle,"
     r"\quad \sum_i \langle q_i, dq_i \rangle = \sum_j \langle k_j, dk_j \rangle,\quad \textstyle\sum_j dk_j = 0,"
     r"\quad \nabla \langle c, \operatorname{merge}_p f(q, k_p, v_p) \rangle = \nabla \langle c, f(q, k, v) \rangle",

@@ -121,7 +121,8 @@ SLOPE_HALVES = law(
 )
 MASKS = law(
     "kernels.masks",
-    "A window is what its left and its right part share: of no reach each, the diagonal; open to the left, causal. "
+    "A window is the intersection of its left and its right part. Without reach on either side it is the diagonal; "
+    "open to the left, without reach to the right, it is the causal mask. "
     "The names of documents do not matter, and exchanging queries and keys transposes their mask.",
     formula=r"M_{l,r} = M_{l,\infty} \wedge M_{\infty,r},\quad M_{0,0} = I,\quad M_{\infty,0} = [j \le i];"
     r"\quad M(\pi D, \pi E) = M(D, E),\quad M(E, D) = M(D, E)^\top",

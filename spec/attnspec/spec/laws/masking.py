@@ -11,29 +11,29 @@ from attnspec.spec.masking import CausalMask, PaddingMask
 
 
 def causal(operation: Operation) -> bool:
-    """Whether results depend on earlier positions only, always or under a flag."""
+    """True if results depend on earlier positions only, always or under a flag."""
     return bool(operation.causal)
 
 
 def masked(operation: Operation) -> bool:
-    """Whether there is a mask."""
+    """True if there is a mask."""
     return bool(operation.masks)
 
 
 def _weighs_by_scores(operation: Operation) -> bool:
-    """Whether a scale of the scores is among the arguments, and the result is weights or what they weigh."""
+    """True if a scale of the scores is among the arguments, and the result is weights or what they weigh."""
     weights = gives_keys(operation) or bool(operation.pooled or operation.linear)
     scaled = bool(operation.sharpened) or Part.SCALE in operation.parts.values()
     return scaled and operation.mask is not None and weights and weighs_once(operation)
 
 
 def separate_keys(operation: Operation) -> bool:
-    """Whether the values of several keys are summed, and keys are not also queries."""
+    """True if the values of several keys are summed, and keys are not also queries."""
     return bool(operation.separate_keys)
 
 
 def averages_values(operation: Operation) -> bool:
-    """Whether a row without attendable keys may be the average of all values."""
+    """True if a row without attendable keys may be the average of all values."""
     valued = any(leaf.path in operation.linear for leaf in operation.attended)
     return operation.differentiable and operation.only_weighs_keys and operation.mask is not None and valued
 
@@ -68,11 +68,11 @@ FINITE_FILL = law(
 )
 GRADIENTS = law(
     "masking.gradients",
-    "What is hidden has no gradient: under a causal mask, later keys and values get exactly 0 from the first results, "
-    "and steps beyond the length of a sequence get 0. Where NaN and infinities at masked keys and values do not reach "
-    "the result, they reach no gradient of queries, keys and values either, nor those in a query for which no key "
-    "counts, where it is only a query, nor those beyond a length. Where a row without attendable keys is declared to "
-    "be the average of all m values, each of them gets 1/m of its cotangent.",
+    "What is hidden has no gradient. Under a causal mask, later keys and values get exactly 0 from the first results; "
+    "steps beyond the length of a sequence get 0. NaN and infinities reach no gradient of queries, keys and values "
+    "from three places: masked keys and values, where they do not reach the result; queries without attendable keys "
+    "that are not also keys; steps beyond a length. Where a row without attendable keys is declared to be the average "
+    "of all m values, each value gets 1/m of its cotangent.",
     formula=r"\partial f(x)_{\le i} / \partial x_j = 0,\ j > i;"
     r"\quad t > \ell \Rightarrow \partial f / \partial X_t = 0;"
     r"\quad j \notin A_i\ \forall i \Rightarrow \nabla f \text{ does not depend on } (k_j, v_j);\quad "

@@ -6,8 +6,9 @@ from attnspec.spec.scoring import DotScores, ScaledDotScores
 
 MEAN_AND_VARIANCE = law(
     "moments.mean-and-variance",
-    "The mean of the scores of independent vectors is the product of their means, and their variance that of the "
-    "formula: exactly, on a four-wise independent design; also where every coordinate has the same mean.",
+    "The mean of the scores of independent vectors is the inner product of their means, and the variance of the scores "
+    "is 2σ²μᵀμ + dσ⁴, each multiplied by the scale and its square: exactly, on a four-wise independent design, also "
+    "where every coordinate has the same mean.",
     formula=r"E[q^\top k] = \mu^\top \mu,"
     r"\quad \operatorname{Var}[q^\top k] = 2\sigma^2 \mu^\top \mu + d\sigma^4",
     governs=of(DotScores, ScaledDotScores),

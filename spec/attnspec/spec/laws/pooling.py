@@ -8,40 +8,40 @@ from attnspec.spec.laws.scoring import gives_keys
 
 
 def _averages(operation: Operation) -> bool:
-    """Whether each result is an average of the rows of an argument, with weights that do not depend on these rows."""
+    """True if each result is an average of the rows of an argument, with weights that do not depend on these rows."""
     return operation.pooled in operation.linear
 
 
 def _sums_linearly(operation: Operation) -> bool:
-    """Whether the result is a sum over keys that is linear in an argument with a row for each key."""
+    """True if the result is a sum over keys that is linear in an argument with a row for each key."""
     return not gives_keys(operation) and any(leaf.path in operation.linear for leaf in operation.attended)
 
 
 def weighs_once(operation: Operation) -> bool:
-    """Whether keys are weighed by their scores or given weights, in one layer and without steps of time."""
+    """True if keys are weighed by their scores or given weights, in one layer and without steps of time."""
     weighed = bool(operation.pooled or operation.sharpened) or _sums_linearly(operation)
     steps = any(operation.axis(size) & (Axis.TIME | Axis.LAYER) for size in operation.sizes)
     return weighed and operation.leading.batched and not operation.chosen and not steps
 
 
 def sums_over_keys(operation: Operation) -> bool:
-    """Whether the result is a weighted average, or a linear sum over keys."""
+    """True if the result is a weighted average, or a linear sum over keys."""
     return bool(operation.pooled) or _sums_linearly(operation)
 
 
 def _sums_by_weight(operation: Operation) -> bool:
-    """Whether a result is a sum over keys, and not the weights of them."""
+    """True if a result is a sum over keys, and not the weights of them."""
     return weighs_once(operation) and bool(operation.pooled or operation.linear)
 
 
 def _averages_keys(operation: Operation) -> bool:
-    """Whether a result is an average over keys, any of which may be masked."""
+    """True if a result is an average over keys, any of which may be masked."""
     averaged = operation.weighs_keys and bool(operation.pooled or operation.sharpened)
     return averaged and _sums_by_weight(operation) and operation.mask is not None
 
 
 def linear_in_batches(operation: Operation) -> bool:
-    """Whether the result is linear in an argument of which every element of a batch has its own."""
+    """True if the result is linear in an argument of which every element of a batch has its own."""
     return weighs_once(operation) and any(leaf.batched for leaf in operation.floats if leaf.path in operation.linear)
 
 
@@ -69,8 +69,8 @@ LINEARITY = law(
 )
 GAIN = law(
     "pooling.gain",
-    "No error of gain shows over all elements together, nor over the independent errors of many batch elements, even "
-    "one far below the rounding of each element.",
+    "The result has no error of gain that shows over all elements together or over many batch elements with "
+    "independent errors, even where it is far below the rounding of each element.",
     formula=r"\hat\varepsilon = \sum w (o - o^*) o^* / \sum w {o^*}^2 \approx 0,"
     r"\quad |\textstyle\sum_b t_b| \le 8 \sqrt{\textstyle\sum_b t_b^2} + \text{what all share},"
     r"\quad t_b = \langle o_b - o_b^*, o_b^* \rangle",
@@ -79,8 +79,8 @@ GAIN = law(
 )
 ENSEMBLE_SPREAD = law(
     "pooling.ensemble-spread",
-    "Over the independent errors of many batch elements, errors are not larger than the roundings of the class leave "
-    "and, where a result is odd in its inputs, have both signs alike.",
+    "Over many batch elements with independent errors, errors are no larger than the roundings of the class explain. "
+    "Where a result is odd in its inputs, they have both signs alike.",
     formula=r"\operatorname{mean}_b t_b \le 1 + 8 \operatorname{sd}(t) / \sqrt B,"
     r"\quad t_b = \operatorname{mean} (o_b - o_b^*)^2 / \sigma_b^2;\quad f(-x) = -f(x):"
     r"\ |\textstyle\sum_b s_b| \le 8 \sqrt{\textstyle\sum_b s_b^2},\quad s_b = (o_b - o_b^*) / \sigma_b",

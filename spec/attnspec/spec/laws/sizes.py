@@ -8,11 +8,11 @@ from attnspec.spec.normalization import MeanNormalization
 from attnspec.spec.pooling import AveragePooling
 
 WIDE = (Axis.FEATURE, Axis.WIDTH, Axis.HIDDEN)
-"""What a vector has many of."""
+"""Axes of the components of vectors."""
 
 
 def attends(operation: Operation) -> bool:
-    """Whether queries attend to keys, each on its own, under a mask."""
+    """True if queries attend to keys, each on its own, under a mask."""
     mask, asking = operation.mask, operation.asking
     if mask is None or asking is None or asking not in mask.sizes or operation.attends_to_itself or operation.counts:
         return False
@@ -20,39 +20,39 @@ def attends(operation: Operation) -> bool:
 
 
 def compares(operation: Operation) -> bool:
-    """Whether rows for queries meet rows for keys, outside the layers of a model."""
+    """True if rows for queries meet rows for keys, outside the layers of a model."""
     return bool(operation.asking and operation.attended and operation.queries and not _has_layers(operation))
 
 
 def _has_layers(operation: Operation) -> bool:
-    """Whether there are hidden layers or layer norms around attention, as in the layers of a model."""
+    """True if there are hidden layers or layer norms around attention, as in the layers of a model."""
     return bool(operation.counts) or any("." in size for size in operation.sizes)
 
 
 def shares(operation: Operation) -> bool:
-    """Whether keys or a mask may have other batch dimensions than queries or scores."""
+    """True if keys or a mask may have other batch dimensions than queries or scores."""
     several = sum(leaf.batched for leaf in operation.leaves) > 1
     return several and bool(operation.attended or operation.masks) and not _has_layers(operation)
 
 
 def masked_by_query(operation: Operation) -> bool:
-    """Whether every query has its own row of a mask, outside the layers of a model."""
+    """True if every query has its own row of a mask, outside the layers of a model."""
     mask, asking = operation.mask, operation.asking
     return mask is not None and asking is not None and asking in mask.sizes and not _has_layers(operation)
 
 
 def has_features(operation: Operation) -> bool:
-    """Whether vectors have many numbers."""
+    """True if vectors have many numbers."""
     return any(operation.sizes_of(axis) for axis in WIDE)
 
 
 def heads_compare(operation: Operation) -> bool:
-    """Whether rows that are compared have features."""
+    """True if rows that are compared have features."""
     return compares(operation) and bool(operation.sizes_of(Axis.FEATURE))
 
 
 def in_heads(operation: Operation) -> bool:
-    """Whether there are heads, and numbers for each."""
+    """True if there are heads, and numbers for each."""
     return bool(operation.sizes_of(Axis.HEAD)) and operation.float_result
 
 
@@ -79,9 +79,10 @@ BEYOND = law(
 )
 GRADIENTS = law(
     "sizes.gradients",
-    "Gradients are those of the formula where one size is large, and in all combinations of two or three sizes, masks, "
-    "layouts and magnitudes as models have them; those of queries without a cotangent are 0.",
-    formula=r"\nabla_x \langle c, f(x) \rangle = J(x)^\top c,\ m > 512 \text{ or } d = 256 \text{ or both}",
+    "Gradients are those of the formula where one size is large. Where queries attend to keys under a mask, they are "
+    "so in all combinations of two or three sizes, masks, layouts and magnitudes that models have; those of queries "
+    "without a cotangent are 0.",
+    formula=r"\nabla_x \langle c, f(x) \rangle = J(x)^\top c,\ m > 512 \text{ or } d = 256 \text{ or in combinations}",
     governs=lambda operation: operation.differentiable,
     gradients=True,
 )

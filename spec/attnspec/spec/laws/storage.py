@@ -14,7 +14,8 @@ def attends(operation: Operation) -> bool:
 LAYOUTS = law(
     "storage.layouts",
     "Views count as their copies do: of packed, padded, strided, repeated, exchanged and reversed arrays, of wide "
-    "vectors and masks too, and behind an offset; of rows so far apart that an offset needs more than 31 bits.",
+    "vectors and masks, and behind an offset. So do views whose rows lie so far apart that an offset needs more than "
+    "31 bits.",
     formula=r"f(\operatorname{view} x) = f(x),\ \text{also for strides} \ge 2^{31}",
     governs=takes_arrays,
 )

@@ -11,7 +11,7 @@ def _differentiable(operation: Operation) -> bool:
 
 
 def several_results(operation: Operation) -> bool:
-    """Whether several results may have a cotangent."""
+    """True if several results may have a cotangent."""
     return operation.differentiable and sum(leaf.kind is Kind.FLOAT for leaf in operation.outputs) > 1
 
 
@@ -24,16 +24,16 @@ def _weighs(operation: Operation) -> bool:
 
 
 def may_be_long(operation: Operation) -> bool:
-    """Whether calls may have many queries and keys, or sequences of different lengths."""
+    """True if calls may have many queries and keys, or sequences of different lengths."""
     return operation.float_result and bool(operation.asked or operation.lengths)
 
 
 MODES = law(
     "training.modes",
-    "A result is the same in every mode of the framework, such as inference: masked, causal, of one query, of new "
-    "numbers in the memory of the last call, and of more queries and keys than a tile has. So it is in a thread that "
-    "is not the main one, and long calls also while gradients are recorded. A mode that casts to 16 bits may store "
-    "scores in them.",
+    "A result is the same in every mode of the framework, such as inference. This holds for masked and causal calls, "
+    "for one query, for more queries and keys than a tile has, for sequences of different lengths, for new numbers in "
+    "the memory of the last call, and in a thread that is not the main one. Long calls give it also while gradients "
+    "are recorded. A mode that casts to 16 bits may store scores in them.",
     formula=r"f(x) = f^*(x) \text{ in every mode; for } n = m > 64 \text{ also while recorded}",
     governs=lambda operation: operation.float_result,
 )
@@ -89,8 +89,8 @@ BROADCAST_SUM = law(
 )
 OWN_MEMORY = law(
     "training.own-memory",
-    "A backward pass writes neither to arguments nor to the cotangent, and every gradient is in memory of its own: who "
-    "writes to it changes no argument, no cotangent and no other gradient.",
+    "A backward pass writes neither to arguments nor to the cotangent. Every gradient has its own memory: writing to "
+    "it changes no argument, no cotangent and no other gradient.",
     formula=r"x, c \text{ after } J(x)^\top c = x, c \text{ before},"
     r"\quad J(x)^\top c \text{ shares no memory with } x \text{ and } c",
     governs=_differentiable,
@@ -106,8 +106,8 @@ OPTIONS = law(
 NO_MEMORY = law(
     "training.no-memory",
     "Gradients depend on no earlier backward pass, of the same record or another one of the same shapes, in whichever "
-    "order, and a later one changes neither them nor earlier results. The same pass gives the same gradients bit for "
-    "bit, unless results are declared to differ within budget.",
+    "order, and a later one changes neither them nor earlier results. A repeated pass gives gradients with the same "
+    "bits, unless `repeatability` is declared to be within-budget.",
     formula=r"J(x)^\top c,\ J(y)^\top c',\ J(x)^\top c:\ \text{each as if alone, the first and the third alike}",
     governs=_differentiable,
     gradients=True,
