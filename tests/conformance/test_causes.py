@@ -38,6 +38,15 @@ class LongRows(Library):
         return found * found.dtype.type(1.01) if found.shape[-1] > 150 else found
 
 
+class LeastBiases(Formulas):
+    """NaN where the bias of a whole tile is the least number."""
+
+    def grouped_query_attention(self, query: Any, key: Any, value: Any, *, bias: Any = None, **options: Any) -> Any:
+        output, logarithms = super().grouped_query_attention(query, key, value, bias=bias, **options)
+        tile = bias is not None and key.shape[-2] > 64 and (bias[..., :64] <= np.finfo(query.dtype).min).all(-1).any()
+        return (output * output.dtype.type(np.nan) if tile else output), logarithms
+
+
 class GradientOfSharedQueries(Library):
     """Gradients are 1 % too large where queries have no batch and keys have one."""
 
@@ -59,6 +68,13 @@ def failures(backend: Library, operation: str, *laws: str) -> dict[str, Result]:
     ("backend", "operation", "root", "other"),
     [
         (LongRows("long rows"), "layer_norm", FORMULA, "sizes.features"),
+        (Library("least biases", LeastBiases()), "grouped_query_attention", FORMULA, "sizes.features"),
+        (
+            MUTANTS["gradient of the values twice, beyond 64 queries"].backend(),
+            "scaled_dot_product_attention",
+            GRADIENT,
+            "training.strides",
+        ),
         (
             GradientOfSharedQueries("shared queries"),
             "scaled_dot_product_attention",

@@ -122,6 +122,18 @@ def test_wrong_numbers_are_explained_by_nothing(changed: dict[str, Any]) -> None
     assert explanation((FORMULA, "attention.scale"), **changed) == Undeclared()
 
 
+def test_what_a_second_call_does_not_show_is_explained_by_nothing() -> None:
+    calls = []
+
+    def wrong_at_first(query: Numbers, *given: Numbers, **options: Any) -> Numbers:
+        result = attention(query, *given, **options)
+        calls.append(bool(result.size and not calls))
+        return result + 1 if calls[-1] else result
+
+    assert explanation((FORMULA,), wrong_at_first) == Undeclared()
+    assert sum(calls) == 1
+
+
 def long_ones_refused(query: Numbers, key: Numbers, value: Numbers, **more: Any) -> Numbers:
     """Attention to at most 40 keys."""
     if max(query.shape[-2], key.shape[-2]) > 40:

@@ -130,14 +130,13 @@ FAILING, HOLDING = (FORMULA, "operation.shape", "operation.no-mutation"), "opera
 SETTINGS = Settings(operations=("softmax",), dtypes=("float32",), laws=(*FAILING, HOLDING))
 
 
-def judged(folder: Path) -> tuple[Verdicts, str]:
+def judged(backend: Any = WRONG) -> tuple[Verdicts, str]:
     """The verdicts that a worker hands over, and how its test fails."""
-    contract = Contract.of(WRONG, "wrong")
+    contract = Contract.of(backend, backend.name)
     plan = Plan.of(contract, SETTINGS)
     recorded: list[tuple[str, Any]] = []
-    settings = replace(SETTINGS, crumbs=str(folder))
     with pytest.raises(pytest.fail.Exception) as failure:
-        run_case(WRONG, contract, plan.cases[0], settings, lambda name, value: recorded.append((name, value)))
+        run_case(backend, contract, plan.cases[0], SETTINGS, lambda name, value: recorded.append((name, value)))
     verdicts = Verdicts()
     test: Any = SimpleNamespace(
         nodeid=f"[{plan.cases[0].id}]", user_properties=recorded, failed=True, longreprtext="E  failed"
@@ -147,9 +146,9 @@ def judged(folder: Path) -> tuple[Verdicts, str]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Verdicts:
+def undisturbed() -> Verdicts:
     """The verdicts of a run without any error of ours."""
-    found, _ = judged(tmp_path_factory.mktemp("undisturbed"))
+    found, _ = judged()
     assert {r.law: str(r.status) for r in found.results["softmax-float32"]} == {
         **dict.fromkeys(FAILING, "failed"),
         HOLDING: "passed",
@@ -174,7 +173,7 @@ def test_no_stage_of_a_case_changes_a_verdict(
     stage: str, undisturbed: Verdicts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stage, broken)
-    verdicts, message = judged(tmp_path)
+    verdicts, message = judged()
     assert not verdicts.causes
     (case,) = verdicts.results
     assert [*map(verdict, verdicts.results[case])] == [*map(verdict, undisturbed.results[case])]
@@ -185,6 +184,47 @@ def test_no_stage_of_a_case_changes_a_verdict(
     document = report.as_json()
     jsonschema.validate(document, SCHEMA)
     assert (report.verdict, len(document["notes"])) == ("violates", 0 if "message" in stage else 1)
+
+
+JUDGING = ("engine._explore", "engine.corners", "engine._Run.affords", "engine._verdict", "engine._Progress")
+
+
+@pytest.mark.parametrize("stage", JUDGING)
+def test_an_error_between_checks_is_no_violation(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = SimpleNamespace(name="right", softmax=reference.softmax)
+    monkeypatch.setattr(f"attnspec.conformance.judging.{stage}", broken)
+    verdicts, message = judged(backend)
+    results = verdicts.results["softmax-float32"]
+    assert {(r.law, r.status, r.reason) for r in results} == {
+        (law, Status.LOST, OWN_ERROR) for law in (*FAILING, HOLDING)
+    }
+    assert all(r.message.startswith(OURS) and "injected" in r.message for r in results)
+    assert OURS in message
+    report = Report.of(Plan.of(Contract.of(backend, "right"), SETTINGS), verdicts, SETTINGS, 1.0)
+    assert (report.verdict, report.exit_status) == ("unusable", 2)
+
+
+def test_an_error_after_some_laws_are_violated_leaves_their_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second example is not made: what the first has shown stands, and the rest is lost."""
+    tried = engine._try
+
+    def once(run: Any, example: Example, index: int, **more: Any) -> Any:
+        return tried(run, example, index, **more) if index == 0 else broken()
+
+    monkeypatch.setattr(engine, "_try", once)
+    twice = SimpleNamespace(name="twice", softmax=lambda scores, *, mask=None: 2 * reference.softmax(scores, mask=mask))
+    case = Case("softmax", "float32", (FORMULA, "operation.shape"))
+    found = {r.law: r for r in judge(twice, Contract.of(twice), case, SHORT)}
+    assert found[FORMULA].status is Status.FAILED
+    assert found["operation.shape"].message.startswith(f"{OURS}judging softmax-float32: TypeError: injected")
+
+
+def test_a_violation_that_cannot_be_described_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_described", broken)
+    verdicts, _ = judged()
+    results = verdicts.results["softmax-float32"]
+    assert {r.law for r in results if r.violates} == set(FAILING)
+    assert all(r.note.startswith(f"{OURS}describing the violation of {r.law}") for r in results if r.violates)
 
 
 # Reports --------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from attnspec.conformance.explaining.classes import LEAST_USED, explaining_class
 from attnspec.conformance.explaining.refusals import REFUSED, Refusals, says_refused
 from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case, governing_laws
+from attnspec.conformance.judging.engine import ANSWERED_OTHERWISE, Case, governing_laws
 from attnspec.conformance.judging.profiles import FORMULA
 from attnspec.conformance.judging.results import UNJUDGED, Result, Status, checked
 from attnspec.conformance.judging.violation import Reason
@@ -93,7 +93,9 @@ def undeclared(
 
     ``refusals`` tries which inputs the backend refuses.
     """
-    left = {r.law: r for r in failed if r.reason not in ENDED and not r.message.startswith(UNJUDGED)}
+    # A violation that the second call did not show would be explained by whatever is declared.
+    seen = [r for r in failed if r.reason not in ENDED and ANSWERED_OTHERWISE not in r.note]
+    left = {r.law: r for r in seen if not r.message.startswith(UNJUDGED)}
     if not left or any(r.law == FORMULA and r.law not in left for r in failed):
         return Undeclared()
     search = Search(judging, contract, case, refusals, left)

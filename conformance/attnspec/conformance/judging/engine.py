@@ -218,7 +218,7 @@ class _Run:
                 return
 
     def _plain_call(self, arguments: Arguments | None) -> Arguments | None:
-        """These arrays for a call by itself; None outside of the dtype or the domain, and for more than is afforded.
+        """These arrays for a call by itself; None outside of the dtype, if refused, and for more than is afforded.
 
         What was computed of them before is not kept.
         """
@@ -229,9 +229,10 @@ class _Run:
             return None
         fresh = arguments.replaced({})
         try:
-            return fresh if subject.in_domain(fresh) else None
+            subject.oracles(fresh)
         except (Violation, ValueError):
             return None  # a shape that the Protocol refuses, or an index that is too large
+        return None if subject.refuses(fresh) else fresh
 
 
 def judge(
@@ -278,12 +279,19 @@ def judge(
         else:
             concerned = tuple(check for check in CHECKS[law] if check.concerns(OPERATIONS[case.operation]))
             run.laws[law] = violated.get(law) or _Progress(law, concerned, places[law])
-    _explore(run, stable_seed(seed, case.operation, case.dtype))
+    explore = partial(_explore, run, stable_seed(seed, case.operation, case.dtype))
+    _, ended = contained(f"judging {case.id}", explore, None)
     for law, progress in run.laws.items():
-        settled[law] = _verdict(run, case, law, progress)
+        if ended and progress.open:
+            progress.own_error = ended
+        lost = Result(case.operation, law, case.dtype, Status.LOST, OWN_ERROR)
+        found, note = contained(f"reaching the verdict on {law}", partial(_verdict, run, case, law, progress), lost)
+        settled[law] = replace(found, message=note) if note else found
     failed = [settled[law] for law in run.laws if settled[law].status is Status.FAILED]
     for result in described(failed) if described else () if stop_at_first else failed:
-        settled[result.law] = _described(run, run.laws[result.law], result, contain)
+        describe = partial(_described, run, run.laws[result.law], result, contain)
+        found, note = contained(f"describing the violation of {result.law}", describe, result)
+        settled[result.law] = replace(found, note=joined(found.note, note))
     return [settled[law] for law in case.laws]
 
 

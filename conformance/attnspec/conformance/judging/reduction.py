@@ -268,7 +268,10 @@ def _numbers(search: Search) -> bool:
         path = leaf.path
         if not x.size:
             continue
-        for simpler in (np.zeros_like(x), np.ones_like(x), np.sign(x), np.round(x) + 0, np.round(x * 4) / 4 + 0):
+        with np.errstate(over="ignore"):
+            quarters = np.round(x * 4) / 4 + 0
+        quarters = np.where(np.isfinite(quarters), quarters, x)
+        for simpler in (np.zeros_like(x), np.ones_like(x), np.sign(x), np.round(x) + 0, quarters):
             if _as_simple(search.best.array(path), simpler):
                 continue
             if search.accept(search.best.replaced({path: simpler})):

@@ -13,6 +13,7 @@ from attnspec.conformance.laws.common import (
     average_tolerance,
     doubles,
     filtered_error,
+    in_full_batches,
     live_rows,
     normal_like,
     permuted_alike,
@@ -279,7 +280,8 @@ def shared_inputs(subject: Subject, arguments: Arguments, rng: np.random.Generat
     """Pass one array as key and value, and as query too where the number of queries allows it."""
     if not arguments.keys_count or not arguments.queries:
         return False
-    given = of_one_array(arguments)
+    # A batch that only the mask has is a question of operation.broadcasting.
+    given = in_full_batches(of_one_array(arguments))
     attended = [leaf.path for leaf in subject.operation.attended]
     for paths in (attended, [*(leaf.path for leaf in subject.operation.queries), *attended]):
         if not all(np.array_equal(given[path], given[attended[0]]) for path in paths):

@@ -88,7 +88,7 @@ def _summed(subject: Subject, arguments: Arguments) -> Iterator[Lesson]:
 
 
 def _of_many_rows(subject: Subject, rng: np.random.Generator) -> None:
-    """Put heads behind positions, where there are more queries than a tile has; where bits differ the oracle judges."""
+    """Judge the gradients of more queries than a tile has, of a cotangent whose heads are behind its positions."""
     if subject.operation.counts and not subject.effort.dear:
         return
     given = sample(subject, rng, (2,)[: subject.limits.max_batch_dims], queries=TILE + 3, keys=3, heads=2)
@@ -99,10 +99,8 @@ def _of_many_rows(subject: Subject, rng: np.random.Generator) -> None:
     cotangent = subject.like_result(moved, given, convert=False)
     inputs = subject.converted(given)
     found = subject.gradients_of(lambda: subject.backend.vjp(subject.operation.name, inputs, cotangent), given)
-    dense = subject.vjp(given, cotangents)
-    if any(not np.array_equal(found[path], x, equal_nan=True) for path, x in dense.items()):
-        what = f"of a cotangent of {given.queries} rows laid out as heads behind,"
-        gradients_match(subject, found, subject.gradients(given, cotangents), given, what)
+    what = f"of a cotangent of {given.queries} rows laid out as heads behind,"
+    gradients_match(subject, found, subject.gradients(given, cotangents), given, what)
 
 
 def _laid_out(subject: Subject, lesson: Lesson, way: Layout) -> None:

@@ -329,6 +329,22 @@ def short_gradient(
     return {**found, path: _zeroed(found[path], -2, TILE)} if found[path].shape[-2] > TILE else found
 
 
+@mutant(
+    "gradient of the values twice, beyond 64 queries",
+    replaces="differentiated",
+    operations=(ScaledDotProductAttention, AdditiveAttention),
+    breaks=("training.strides",),
+    source="a tile of queries that is added up twice in a backward kernel",
+)
+def doubled_tile(
+    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+) -> dict[str, Numbers]:
+    """The gradient of the values is doubled where there is a second tile of 64 queries."""
+    found = Library.differentiated(correct, operation, arguments, cotangent)
+    two = 1 + int(arguments[query(operation)].shape[-2] > 64)
+    return {**found, "value": found["value"] * found["value"].dtype.type(two)}
+
+
 # Combinations ---------------------------------------------------------------------------------------------------------
 
 

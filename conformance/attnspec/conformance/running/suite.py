@@ -20,8 +20,9 @@ from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, judge
 from attnspec.conformance.judging.extent import Extent
-from attnspec.conformance.judging.own_errors import contained, joined
+from attnspec.conformance.judging.own_errors import contained, joined, own_error
 from attnspec.conformance.judging.profiles import PROFILES
+from attnspec.conformance.judging.results import OWN_ERROR, Result, Status
 from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.remote.description import described
 from attnspec.conformance.remote.errors import BackendError
@@ -141,7 +142,13 @@ def run_case(
     judging = partial(judge, backend, profile=PROFILES[settings.profile], seed=settings.seed, device=settings.device)
     kind = Isolated if type(backend) is RemoteBackend else InProcess
     run = kind(judging, backend, contract, case, settings)
-    results = run.judged(extent)
+    try:
+        results = run.judged(extent)
+    except BackendError:
+        raise
+    except Exception as error:  # noqa: BLE001 - an error of attnspec is not one of the backend
+        message = own_error(f"judging {case.id}", error)
+        results = [Result(case.operation, law, case.dtype, Status.LOST, OWN_ERROR, message) for law in case.laws]
     # Recorded before the explanation, which may fail or be killed.
     record(results, record_property, extent)
     lines = expectations(settings.expect)
