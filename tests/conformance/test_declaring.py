@@ -123,7 +123,7 @@ def test_wrong_numbers_are_explained_by_nothing(changed: dict[str, Any]) -> None
 
 
 def test_what_a_second_call_does_not_show_is_explained_by_nothing() -> None:
-    calls = []
+    calls: list[bool] = []
 
     def wrong_at_first(query: Numbers, *given: Numbers, **options: Any) -> Numbers:
         result = attention(query, *given, **options)

@@ -147,8 +147,8 @@ def run_case(
     except BackendError:
         raise
     except Exception as error:  # noqa: BLE001 - an error of attnspec is not one of the backend
-        message = own_error(f"judging {case.id}", error)
-        results = [Result(case.operation, law, case.dtype, Status.LOST, OWN_ERROR, message) for law in case.laws]
+        ours = own_error(f"judging {case.id}", error)
+        results = [Result(case.operation, law, case.dtype, Status.LOST, OWN_ERROR, ours) for law in case.laws]
     # Recorded before the explanation, which may fail or be killed.
     record(results, record_property, extent)
     lines = expectations(settings.expect)
