@@ -341,8 +341,8 @@ def doubled_tile(
 ) -> dict[str, Numbers]:
     """The gradient of the values is doubled where there is a second tile of 64 queries."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
-    two = 1 + int(arguments[query(operation)].shape[-2] > 64)
-    return {**found, "value": found["value"] * found["value"].dtype.type(two)}
+    path, times = operation.pooled, 1 + int(arguments[query(operation)].shape[-2] > 64)
+    return {**found, path: found[path] * found[path].dtype.type(times)}
 
 
 # Combinations ---------------------------------------------------------------------------------------------------------
