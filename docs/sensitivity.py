@@ -51,7 +51,7 @@ def judged(contract: Contract, function: Function) -> Iterator[tuple[Check, Case
 
 
 def estimates(backend: Any, contract: Contract, check: Check, case: Case) -> Estimates:
-    """What a check estimated, on every input or in every gradient in turn; nothing where nothing was judged."""
+    """The estimates of a check, on every input or in every gradient in turn; none where nothing was judged."""
     subject = Subject(backend, contract, OPERATIONS[case.operation], case.dtype, "cpu")
     (example,) = corners(subject.operation, subject.limits, seed=0, most=1, work=subject.effort.work)[:1]
     attempt(subject, check, example.arguments(subject.operation, data_dtype(subject)), 0)
@@ -59,7 +59,7 @@ def estimates(backend: Any, contract: Contract, check: Check, case: Case) -> Est
 
 
 def smallest(backend: Any, contract: Contract, check: Check, case: Case) -> list[float]:
-    """What is convicted by a check, on every input or in every gradient in turn; nothing where nothing was judged."""
+    """The least errors that a check convicts, on every input or in every gradient; none where nothing was judged."""
     return [abs(estimate) + limit for estimate, limit in estimates(backend, contract, check, case).values()]
 
 

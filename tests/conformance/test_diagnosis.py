@@ -18,7 +18,7 @@ from attnspec.conformance.explaining import inquiry
 from attnspec.conformance.explaining.choices import SEEN
 from attnspec.conformance.explaining.explanation import Explanation
 from attnspec.conformance.explaining.finding import Diagnosis
-from attnspec.conformance.explaining.inquiry import diagnosis_of_case, diagnosis_of_result
+from attnspec.conformance.explaining.inquiry import diagnosis_of_result
 from attnspec.conformance.explaining.precisions import of_precisions
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.judging.declaration import Contract
@@ -69,6 +69,12 @@ NAMED = (
 def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is found may not depend on how busy the processor is."""
     monkeypatch.setattr(inquiry, "SECONDS", 120)
+
+
+def diagnosis_of_case(*given: Any) -> Diagnosis | None:
+    """The diagnosis of a case that was judged."""
+    begun = inquiry.inquiry(*given)
+    return None if begun is None else begun.diagnosis()
 
 
 @pytest.mark.parametrize("name", NAMED)

@@ -39,7 +39,7 @@ def incidents() -> Incidents:
 
 
 def crashed(incidents: Incidents, law: str, given: object = "an input", dtype: str = "float64") -> Result | None:
-    """What is recorded of a process that ends while a law is checked."""
+    """Record that the process ended while a law was checked."""
     incidents.begin("dot_scores", dtype, law, given)
     return incidents.record("dot_scores", dtype, hung=False)
 

@@ -162,7 +162,7 @@ STAGES = {
     "declarations": EXPLAINING + "explanation.undeclared",
     "refusals": EXPLAINING + "explanation.refusals",
     "what is left to diagnose": EXPLAINING + "explanation.unexplained",
-    "diagnosis": EXPLAINING + "inquiry.diagnosis_of_case",
+    "diagnosis": EXPLAINING + "inquiry.inquiry",
     "candidates of a diagnosis": EXPLAINING + "diagnosing.kinds",
     "message of the test": RUNNING + "suite.failure_message",
 }

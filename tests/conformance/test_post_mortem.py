@@ -56,7 +56,7 @@ def test_how_a_process_ended(work: Callable[[], Any], words: str | None) -> None
 
 
 def after(folder: Path, end: str, law: str, given: object, *, hung: bool = False) -> tuple[Incidents, Result]:
-    """What is found out after the backend's process ended at a law."""
+    """Examine a case after the backend's process ended at a law."""
     (folder / "crashing.py").write_text(BACKEND.format(end=end), encoding="utf-8")
     incidents = Incidents(1.0)
     incidents.begin("dot_scores", "float64", law, given)

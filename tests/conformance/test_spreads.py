@@ -25,7 +25,7 @@ NUMBER = r"-?\d[\d.e+-]*"
 
 
 def judged(backend: Any, operation: str, dtype: str, check: str) -> Outcome:
-    """What becomes of a check in ``full``, on its own inputs."""
+    """The outcome of a check in ``full``, on its own inputs."""
     subject = Subject(backend, Contract.of(backend), OPERATIONS[operation], dtype, "cpu")
     (example,) = corners(subject.operation, subject.limits, seed=0, most=1, work=subject.effort.work)[:1]
     return attempt(subject, JUDGED[check], example.arguments(subject.operation, data_dtype(subject)), 0)

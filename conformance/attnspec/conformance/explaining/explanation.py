@@ -75,9 +75,10 @@ def explained(
         if not violated_by_numbers(left):
             return None
         # It loads all mutants, which no run needs that finds nothing wrong.
-        from attnspec.conformance.explaining.inquiry import diagnosis_of_case
+        from attnspec.conformance.explaining.inquiry import inquiry
 
-        return diagnosis_of_case(backend, chosen, case, profile, left, seed=seed, device=device, watch=watch)
+        begun = inquiry(backend, chosen, case, profile, left, seed=seed, device=device, watch=watch)
+        return None if begun is None else begun.diagnosis()
 
     declared: Mapping[str, Any] = {}
     found, declaring, diagnosing = None, "", ""

@@ -47,26 +47,6 @@ class Inquiry:
         return diagnosed(self.subject, self.probes, further=self.further, call=self.call, until=until, without=without)
 
 
-def diagnosis_of_case(
-    backend: object,
-    contract: Contract,
-    case: Case,
-    profile: Profile,
-    results: Iterable[Result],
-    *,
-    seed: int = 0,
-    device: str = "cpu",
-    watch: Watch = unwatched,
-) -> Diagnosis | None:
-    """The diagnosis of a case whose laws have these verdicts; None where no law of numbers has failed.
-
-    None also where the backend has crashed or hung. ``watch`` is entered with a law and an input around whatever calls
-    the backend.
-    """
-    begun = inquiry(backend, contract, case, profile, results, seed=seed, device=device, watch=watch)
-    return None if begun is None else begun.diagnosis()
-
-
 def inquiry(
     backend: object,
     contract: Contract,
@@ -78,7 +58,11 @@ def inquiry(
     device: str = "cpu",
     watch: Watch = unwatched,
 ) -> Inquiry | None:
-    """Ask a backend on the examples that it was judged by and, if it is right there, as the violated laws did."""
+    """Ask a backend on the examples that it was judged by and, if it is right there, as the violated laws did.
+
+    None where no law of numbers has failed, or the backend has crashed or hung. ``watch`` is entered with a law and an
+    input around whatever calls the backend.
+    """
     laws = violated_by_numbers(results)
     if not laws:
         return None
