@@ -18,7 +18,6 @@ from attnspec.conformance.judging.engine import Case
 from attnspec.conformance.judging.profiles import FORMULA, Profile
 from attnspec.conformance.judging.results import Result
 from attnspec.conformance.judging.subject import Results, Subject
-from attnspec.conformance.laws.common import data_dtype
 from attnspec.spec.contract.operation import OPERATIONS
 
 FIRST = 16
@@ -84,7 +83,7 @@ def inquiry(
         with watch(FORMULA, f"of sizes {arguments.sizes}"):
             return called(subject, arguments)
 
-    others = [example.arguments(subject.operation, data_dtype(subject)) for example in further]
+    others = [subject.arguments(example) for example in further]
     return Inquiry(subject, probes, others, call, start)
 
 
@@ -95,7 +94,7 @@ def _asked(subject: Subject, examples: Sequence[Example], watch: Watch, until: f
         if time.process_time() > until or (i >= FIRST and any(probe.wrong for probe in probes)):
             break
         with watch(FORMULA, example):
-            probes += gathered(subject, example.arguments(subject.operation, data_dtype(subject)))
+            probes += gathered(subject, subject.arguments(example))
     return probes
 
 
@@ -111,7 +110,7 @@ def diagnosis_of_result(
     return diagnosed(
         subject,
         [probe],
-        further=[example.arguments(operation, data_dtype(subject)) for example in further],
+        further=[subject.arguments(example) for example in further],
         until=time.process_time() + SECONDS,
         without=without,
     )

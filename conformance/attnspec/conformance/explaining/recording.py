@@ -14,10 +14,9 @@ from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.dtypes import is_float
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.judging.attempt import attempt_once
+from attnspec.conformance.judging.checks import Check
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws import CHECKS
-from attnspec.conformance.laws.common import data_dtype
-from attnspec.conformance.laws.registry import Check
 from attnspec.conformance.mutants.correct import Library
 from attnspec.spec.contract.semantics import QUESTIONS, Semantics
 from attnspec.spec.contract.tree import mapped
@@ -87,7 +86,7 @@ def _calls(subject: Subject, check: Check, examples: Sequence[Example], watch: W
         if time.process_time() > until:
             break
         recorder = Recorder(subject)
-        arguments = example.arguments(subject.operation, data_dtype(subject))
+        arguments = subject.arguments(example)
         with watch(check.law.id, example):
             violation, *_ = attempt_once(recorder, check, arguments, example.seed)
         if violation is not None:

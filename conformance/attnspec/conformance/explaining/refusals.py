@@ -19,7 +19,7 @@ from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.profiles import FORMULA
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import LeftOut, Reason, Violation
-from attnspec.conformance.laws.common import data_dtype, in_full_batches, sample
+from attnspec.conformance.laws.common import in_full_batches, sample
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.semantics import QUESTIONS
@@ -331,7 +331,7 @@ def _tried(subject: Subject, mark: Mark) -> Iterator[tuple[Arguments, bool]]:
     """Inputs of many kinds, and whether they are refused; without numbers, what cannot be done may be taken."""
     seed = stable_seed("refusals", subject.operation.name, subject.dtype)
     for example in corners(subject.operation, subject.limits, seed=seed, most=ROWS, work=WORK):
-        arguments = example.arguments(subject.operation, data_dtype(subject))
+        arguments = subject.arguments(example)
         if all(x.size for x in arguments.arrays.values()) and subject.in_domain(arguments):
             mark(FORMULA, example)
             refused = _refused(subject, arguments, says_mismatched if _broadcasts(arguments) else says_lacking)

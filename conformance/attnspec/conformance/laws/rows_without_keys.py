@@ -4,10 +4,10 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.attendance import mask_shape
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import live_rows, pooled, sample, wide
 from attnspec.conformance.laws.gradients import gradients_match
-from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Part
 from attnspec.spec.contract.shapes import results
 from attnspec.spec.laws import masking as law

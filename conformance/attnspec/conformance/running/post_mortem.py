@@ -26,7 +26,6 @@ from attnspec.conformance.judging.snippet import counterexample
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws import CHECKS
-from attnspec.conformance.laws.common import data_dtype
 from attnspec.conformance.remote.incidents import Incidents
 from attnspec.conformance.remote.loading import contract_of, load
 from attnspec.conformance.remote.processes import end_all, mark
@@ -126,7 +125,7 @@ def found_by(asked: dict[str, Any]) -> dict[str, Any]:
     backend = load(asked["backend"])
     contract = contract_of(backend, asked["backend"])
     subject = Subject(backend, contract, OPERATIONS[asked["operation"]], asked["dtype"], asked["device"])
-    arguments = example.arguments(subject.operation, data_dtype(subject))
+    arguments = subject.arguments(example)
     words = f"the backend did not answer within {asked['hang_after']:g} s"
     violation: Violation | None = Violation(words, reason=Reason.HUNG, arguments=arguments)
     law_checks = [check for check in CHECKS[asked["law"]] if check.concerns(subject.operation)]
