@@ -324,7 +324,7 @@ def test_a_defect_is_named_beside_a_choice_that_is_not_declared(tmp_path: Path) 
     case = replace(cases(contract)[0], laws=("operation.oracle", "semantics.fully_masked"))
     found: dict[str, Any] = {}
     with pytest.raises(pytest.fail.Exception, match="attention scaled by d"):
-        suite.run_case(backend, contract, case, Settings(crumbs=str(tmp_path)), found.__setitem__)
+        suite.run_case(backend, contract, case, Settings(shared_folder=str(tmp_path)), found.__setitem__)
     assert found["attnspec-explanation"]["diagnosis"]["same"] == ["attention scaled by d"]
 
 

@@ -158,6 +158,6 @@ def pytest_arguments(backend: str, settings: Settings, folder: Path, workers: in
         *("-n", str(workers), "--dist=worksteal", "--max-worker-restart=1000000"),
         *("--pyargs", "attnspec.conformance.test_conformance"),
         f"--attn-backend={backend}",
-        *replace(settings, crumbs=str(folder)).arguments(),
+        *replace(settings, shared_folder=str(folder)).arguments(),
         *(["--capture=no"] if shown else []),
     ]

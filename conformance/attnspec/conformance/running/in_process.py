@@ -96,7 +96,7 @@ class InProcess:
     @contextmanager
     def marking(self) -> Iterator[Marker]:
         """Yield a timer, called before every check; it runs only in workers of ``attnspec check``."""
-        timer = HangTimer(self.settings.hang_after if self.settings.crumbs is not None else 0)
+        timer = HangTimer(self.settings.hang_after if self.settings.shared_folder is not None else 0)
         try:
             yield timer
         finally:

@@ -36,7 +36,7 @@ class Hosts:
         key = name, settings.device
         if key not in self._backends:
             # A worker of ours has no children but these; a user's pytest may have others.
-            ours = settings.crumbs is not None
+            ours = settings.shared_folder is not None
             if ours:
                 adopt_orphans()
             self._backends[key] = RemoteBackend(
@@ -57,8 +57,8 @@ class Hosts:
             raise self._errors[key]
         if key not in self._contracts:
             known: Mapping[str, Any] | None = None
-            if settings.crumbs is not None:
-                known = admitted(Path(settings.crumbs), IMPORT_SECONDS, self.key)
+            if settings.shared_folder is not None:
+                known = admitted(Path(settings.shared_folder), IMPORT_SECONDS, self.key)
             try:
                 said = backend.introduce(IMPORT_SECONDS, known)
             except BackendError as error:
