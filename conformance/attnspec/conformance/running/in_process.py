@@ -2,16 +2,15 @@
 
 import faulthandler
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from typing import Any, Protocol
 
 from attnspec.conformance.explaining.explanation import Explanation, explained
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case
+from attnspec.conformance.judging.engine import Case, judge
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.own_errors import Containment, contained
 from attnspec.conformance.judging.profiles import PROFILES
@@ -71,7 +70,6 @@ class HangTimer:
 class InProcess:
     """A case whose backend runs in this process: if it ends the process, the case has no verdict."""
 
-    judging: Callable[..., list[Result]]
     backend: Any
     contract: Contract
     case: Case
@@ -83,10 +81,17 @@ class InProcess:
 
     def results(self, recorded: Mapping[str, Result], **given: Any) -> list[Result]:
         """The verdicts of the case, of which some may be ``recorded`` already."""
+        settings, profile = self.settings, PROFILES[self.settings.profile]
         with self.marking() as mark:
-            here = partial(self.judging, self.contract, mark=mark, contain=self.containment(), **given)
-            if self.settings.fail_fast:
-                return judged_until_violation(here, self.case, self.settings, recorded)
+
+            def here(case: Case, **chosen: Any) -> list[Result]:
+                return judge(
+                    self.backend, self.contract, case, profile, seed=settings.seed, device=settings.device,
+                    mark=mark, contain=self.containment(), **given, **chosen,
+                )  # fmt: skip
+
+            if settings.fail_fast:
+                return judged_until_violation(here, self.case, settings, recorded)
             return here(self.case, skip=recorded)
 
     def containment(self) -> Containment:
