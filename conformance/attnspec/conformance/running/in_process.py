@@ -2,20 +2,21 @@
 
 import faulthandler
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Protocol
 
 from attnspec.conformance.explaining.explanation import Explanation, explained
+from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, judge
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.own_errors import Containment, contained
 from attnspec.conformance.judging.profiles import PROFILES
-from attnspec.conformance.judging.results import Result
-from attnspec.conformance.running.first_violation import judged_until_violation
+from attnspec.conformance.judging.results import INTERRUPTED, STOPPED, Result, Status
+from attnspec.conformance.running.expectations import expectations, unexpected
 from attnspec.conformance.running.settings import Settings
 
 LENIENCE = 0.1
@@ -117,3 +118,31 @@ class InProcess:
                 seed=settings.seed, device=settings.device, mark=mark, watch=mark.during,
                 contain=self.containment(), declarable=not soon, diagnosable=diagnosable,
             )  # fmt: skip
+
+
+def judged_until_violation(
+    judging: Callable[..., list[Result]], case: Case, settings: Settings, known: Mapping[str, Result] | None = None
+) -> list[Result]:
+    """The verdicts of a case up to its first violation that is not expected, and ``lost`` for the rest.
+
+    ``judging`` judges a case; ``known`` are the verdicts of laws that ended the process before. The violation that is
+    found is the verdict: nothing is judged again for it.
+    """
+    skip, lines = dict(known or {}), expectations(settings.expect)
+
+    def first(results: Iterable[Result]) -> list[Result]:
+        return by_cause(unexpected(results, lines))[0][:1]
+
+    found = unexpected(skip.values(), lines)
+    if not found:
+        failing = {x for x in case.laws if any(e.concerns(case.operation, x, case.dtype) for e in lines)}
+        hopeful = replace(case, laws=tuple(x for x in case.laws if x not in failing))
+        results = judging(hopeful, skip=skip, stop_at_first=True, described=first)
+        found = first(results)
+        if not found:
+            skip |= {r.law: r for r in results}
+            return judging(case, skip=skip)
+    seen = {r.law: r for r in found}
+    return [
+        seen.get(law) or Result(case.operation, law, case.dtype, Status.LOST, INTERRUPTED, STOPPED) for law in case.laws
+    ]

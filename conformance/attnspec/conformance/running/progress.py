@@ -8,9 +8,10 @@ import pytest
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from attnspec.conformance.running.expectations import Expectations
-from attnspec.conformance.running.first_violation import unexpected
+from attnspec.conformance.judging.results import STOPPED
+from attnspec.conformance.running.expectations import expectations, unexpected
 from attnspec.conformance.running.probe import IMPORT_SECONDS
+from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.verdicts import case_of, recorded
 
 MAX_DEATHS = 3
@@ -91,12 +92,13 @@ class StartupMonitor:
 class ProgressDisplay:
     """A pytest plugin that shows progress: a bar on a terminal, a line now and then elsewhere.
 
-    ``done`` is the number of cases that have been judged.
+    ``done`` is the number of cases that have been judged. With ``fail_fast`` it ends the run at the first violation
+    that is not expected, and ``stopped`` is set.
     """
 
-    def __init__(self, console: Console, lines: Expectations = (), time_limit: float = 0.0) -> None:
-        self.lines = lines
-        self._limit = f" of {time_limit:g} s" if time_limit else ""
+    def __init__(self, console: Console, settings: Settings) -> None:
+        self.lines, self.fail_fast, self.stopped = expectations(settings.expect), settings.fail_fast, False
+        self._limit = f" of {settings.time_limit:g} s" if settings.time_limit else ""
         self.console, self.total, self.done, self.violated = console, 0, 0, 0
         self._began = self._last = time.monotonic()
         columns = (
@@ -111,6 +113,7 @@ class ProgressDisplay:
         self.total = total
         self.bar.update(self._task, total=total)
 
+    @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count a case that has been judged, and name the laws that it violates and is not expected to."""
         results = recorded(report)
@@ -126,3 +129,6 @@ class ProgressDisplay:
             self._last = time.monotonic()
             time_used = f", {self._last - self._began:.0f}{self._limit}" if self._limit else ""
             self.console.print(f"{self.done} of {self.total} cases judged, {self.violated} laws violated{time_used}")
+        if failed and self.fail_fast and not self.stopped:
+            self.stopped = True
+            raise pytest.exit.Exception(STOPPED)

@@ -25,8 +25,7 @@ from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.remote.description import described
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.loading import contract_of
-from attnspec.conformance.running.expectations import expectations, passing
-from attnspec.conformance.running.first_violation import unexpected
+from attnspec.conformance.running.expectations import expectations, passing, unexpected
 from attnspec.conformance.running.in_process import InProcess
 from attnspec.conformance.running.isolated import Isolated
 from attnspec.conformance.running.judged import hosts
