@@ -6,11 +6,12 @@ from math import prod
 
 import numpy as np
 
-from attnspec.conformance.harness.heads import count_of_heads, own_heads
 from attnspec.conformance.harness.positions import at_rows, independent_rows
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, along, take
 from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.tree import schematic
 
 AT_ONCE = 2**20
 """Pairs of a query and a key for which the oracle is asked at once."""
@@ -168,3 +169,17 @@ def of_elements(
     joined = Part(part.arguments, part.results | {f"d {path}": g for path, g in gradients.items()}, part.places)
     for one in elements(joined, rows):
         yield one, {path: one.results[f"d {path}"] for path in gradients}
+
+
+def count_of_heads(arguments: Arguments) -> int:
+    """The heads of a call, 1 without any; of an operation with several attentions those of the largest."""
+    kinds = [(arguments.operation.axis(schematic(size)), count) for size, count in arguments.sizes.items()]
+    most = max((count for kind, count in kinds if Axis.HEAD in kind), default=1)
+    return most * prod(count for kind, count in kinds if Axis.GROUP in kind)
+
+
+def own_heads(operation: Operation) -> tuple[str, ...]:
+    """The sizes of heads that have results of their own, in front of all others; none where heads are joined."""
+    counted = {*operation.sizes_of(Axis.HEAD), *operation.sizes_of(Axis.GROUP)}
+    first = {leaf.core[0].factors if leaf.core else () for leaf in operation.outputs}
+    return next(iter(first)) if len(first) == 1 and {*next(iter(first))} <= counted else ()
