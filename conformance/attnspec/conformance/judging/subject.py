@@ -317,6 +317,14 @@ class Subject(Comparisons):
 
         return formula
 
+    def unrounded(self, arguments: Arguments, **choices: str) -> Results:
+        """The formula in the precision of the oracle, without budgets, under the declared choices but for these."""
+        dtype = oracle_dtype(self.precision.dtype)
+        given = arguments.replaced({leaf.path: x.astype(dtype, copy=False) for leaf, x in arguments.floats})
+        with np.errstate(all="ignore"):
+            found = self.formula({**self.choices, **choices})(**given.values_by_name)
+        return {leaf.path: np.asarray(x) for leaf, x in results(self.operation, found)}
+
     def oracles(self, arguments: Arguments) -> dict[str, Judged]:
         """The oracle's results and the budget of every element, computed once for the same arguments.
 
