@@ -16,8 +16,7 @@ from rich.console import Console
 from attnspec.conformance import judge
 from attnspec.conformance.explaining import inquiry
 from attnspec.conformance.explaining.choices import SEEN
-from attnspec.conformance.explaining.explanation import Explanation
-from attnspec.conformance.explaining.finding import Diagnosis
+from attnspec.conformance.explaining.finding import Diagnosis, Explanation
 from attnspec.conformance.explaining.inquiry import diagnosis_of_result
 from attnspec.conformance.explaining.precisions import of_precisions
 from attnspec.conformance.inputs.arguments import Arguments

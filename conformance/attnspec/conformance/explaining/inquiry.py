@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from attnspec.conformance.explaining.diagnosing import Call, diagnosed
 from attnspec.conformance.explaining.finding import Diagnosis, violated_by_numbers
 from attnspec.conformance.explaining.probes import Probe, called, gathered, judged_by
-from attnspec.conformance.explaining.recording import recorded
-from attnspec.conformance.explaining.watching import Watch, unwatched
+from attnspec.conformance.explaining.recording import Watch, recorded
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.inputs.examples import Example
@@ -55,7 +55,7 @@ def inquiry(
     *,
     seed: int = 0,
     device: str = "cpu",
-    watch: Watch = unwatched,
+    watch: Watch = lambda law, given: nullcontext(),
 ) -> Inquiry | None:
     """Ask a backend on the examples that it was judged by and, if it is right there, as the violated laws did.
 

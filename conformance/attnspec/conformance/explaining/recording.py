@@ -1,7 +1,8 @@
 """What a law asked that was violated: its own calls, which are of sizes, places and numbers that no example has."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 
 from attnspec.conformance.explaining.candidates import Candidate, computed_by, copied, roundings
 from attnspec.conformance.explaining.probes import Probe
-from attnspec.conformance.explaining.watching import Watch
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.dtypes import is_float
 from attnspec.conformance.inputs.examples import Example
@@ -20,6 +20,9 @@ from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.mutants.correct import Library
 from attnspec.spec.contract.semantics import QUESTIONS, Semantics
 from attnspec.spec.contract.tree import mapped
+
+Watch = Callable[[str, Any], AbstractContextManager[None]]
+"""Entered with a law and an input around what calls the backend, so that a crash can be named."""
 
 LAWS = 2
 """Violated laws whose calls are looked at."""

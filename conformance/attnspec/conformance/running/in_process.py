@@ -5,19 +5,24 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import Any, Protocol
 
-from attnspec.conformance.explaining.explanation import Explanation, explained
+from attnspec.conformance.explaining.finding import Diagnosis, Explanation, violated_by_numbers
+from attnspec.conformance.explaining.refusals import refusals
+from attnspec.conformance.explaining.undeclared import undeclared, unexplained
 from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, judge
 from attnspec.conformance.judging.extent import Extent
-from attnspec.conformance.judging.own_errors import Containment, contained
+from attnspec.conformance.judging.own_errors import Containment, contained, joined
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import INTERRUPTED, STOPPED, Result, Status
+from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.running.expectations import expectations, unexpected
 from attnspec.conformance.running.settings import Settings
+from attnspec.spec.contract.operation import OPERATIONS
 
 LENIENCE = 0.1
 """Fraction by which a check may exceed its time. Checks share a timer, which is a thread and slow to start."""
@@ -82,18 +87,20 @@ class InProcess:
 
     def results(self, recorded: Mapping[str, Result], **given: Any) -> list[Result]:
         """The verdicts of the case, of which some may be ``recorded`` already."""
-        settings, profile = self.settings, PROFILES[self.settings.profile]
         with self.marking() as mark:
 
-            def here(case: Case, **chosen: Any) -> list[Result]:
-                return judge(
-                    self.backend, self.contract, case, profile, seed=settings.seed, device=settings.device,
-                    mark=mark, contain=self.containment(), **given, **chosen,
-                )  # fmt: skip
+            def here(case: Case, **how: Any) -> list[Result]:
+                return self._judge(mark, self.contract, case, contain=self.containment(), **given, **how)
 
-            if settings.fail_fast:
-                return judged_until_violation(here, self.case, settings, recorded)
+            if self.settings.fail_fast:
+                return judged_until_violation(here, self.case, self.settings, recorded)
             return here(self.case, skip=recorded)
+
+    def _judge(self, mark: Marker, contract: Contract, case: Case, **how: Any) -> list[Result]:
+        settings, profile = self.settings, PROFILES[self.settings.profile]
+        return judge(
+            self.backend, contract, case, profile, seed=settings.seed, device=settings.device, mark=mark, **how
+        )
 
     def containment(self) -> Containment:
         """Containment for steps whose errors must not cost a verdict."""
@@ -109,15 +116,42 @@ class InProcess:
             timer.stop()
 
     def explanation(self, failed: Sequence[Result], *, diagnosable: bool = True) -> Explanation:
-        """Explain the violations; with ``fail_fast`` or ``only``, look for a known defect alone."""
-        settings = self.settings
-        soon = settings.fail_fast or settings.only is not None
+        """Explain the violations: first by declarations under which they vanish, then by a known defect.
+
+        With ``fail_fast`` or ``only`` no declaration is looked for, without ``diagnosable`` no defect.
+        """
+        declared: Mapping[str, Any] = {}
+        found, declaring, diagnosing = None, "", ""
+        soon, contain = self.settings.fail_fast or self.settings.only is not None, self.containment()
         with self.marking() as mark:
-            return explained(
-                self.backend, self.contract, self.case, PROFILES[settings.profile], failed,
-                seed=settings.seed, device=settings.device, mark=mark, watch=mark.during,
-                contain=self.containment(), declarable=not soon, diagnosable=diagnosable,
-            )  # fmt: skip
+            if not soon:
+                step = partial(self._undeclared, failed, mark)
+                declared, declaring = contain(f"looking for what {self.case.id} has to declare", step, declared)
+            if diagnosable:
+                diagnosis = partial(self._diagnosis, failed, declared, mark)
+                found, diagnosing = contain(f"diagnosing {self.case.id}", diagnosis, None)
+        return Explanation(declared, found, joined(declaring, diagnosing))
+
+    def _undeclared(self, failed: Sequence[Result], mark: Marker) -> Mapping[str, Any]:
+        case, device = self.case, self.settings.device
+        subject = Subject(self.backend, self.contract, OPERATIONS[case.operation], case.dtype, device)
+        judging = partial(self._judge, mark, stop_at_first=True)
+        with mark.during(failed[0].law, "looking for what has to be declared"):
+            return undeclared(judging, self.contract, case, failed, lambda: refusals(subject, mark)).as_json()
+
+    def _diagnosis(self, failed: Sequence[Result], declared: Mapping[str, Any], mark: Marker) -> Diagnosis | None:
+        settings, profile = self.settings, PROFILES[self.settings.profile]
+        chosen, left = unexplained(self.contract, self.case, failed, declared)
+        if not violated_by_numbers(left):
+            return None
+        # It loads all mutants, which no run needs that finds nothing wrong.
+        from attnspec.conformance.explaining.inquiry import inquiry
+
+        begun = inquiry(
+            self.backend, chosen, self.case, profile, left,
+            seed=settings.seed, device=settings.device, watch=mark.during,
+        )  # fmt: skip
+        return None if begun is None else begun.diagnosis()
 
 
 def judged_until_violation(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from attnspec.conformance.explaining.explanation import Explanation
+from attnspec.conformance.explaining.finding import Explanation
 from attnspec.conformance.judging.engine import Violated
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.own_errors import Containment, contained, joined

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from attnspec.conformance.explaining.explanation import Explanation
+from attnspec.conformance.explaining.finding import Explanation
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.foreign_calls import printable
 from attnspec.conformance.judging.results import Result
