@@ -15,9 +15,9 @@ from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.remote.incidents import INPUT_CHARACTERS, Incidents
-from attnspec.conformance.running.crash_handler import CrashHandler
 from attnspec.conformance.running.isolated import Isolated
 from attnspec.conformance.running.settings import Settings
+from attnspec.conformance.running.verdicts import CrashHandler
 
 ORACLE, DTYPE = "operation.oracle", "operation.dtype"
 

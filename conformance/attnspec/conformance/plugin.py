@@ -63,8 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # pytest-xdist has its workers print to nowhere.
         os.dup2(2, 1)
     if not hasattr(config, "workerinput"):
-        from attnspec.conformance.running.crash_handler import CrashHandler
-        from attnspec.conformance.running.verdicts import VERDICTS, Collector, Verdicts
+        from attnspec.conformance.running.verdicts import VERDICTS, Collector, CrashHandler, Verdicts
 
         config.stash[VERDICTS] = Verdicts()
         config.pluginmanager.register(Collector(config.stash[VERDICTS]))
@@ -103,7 +102,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if _is_isolated_worker(session.config):
         gc.freeze()
         gc.set_threshold(100_000)
-        from attnspec.conformance.remote.signals import deaf
+        from attnspec.conformance.running.isolated import deaf
 
         # Ctrl-C is for the controlling process: a KeyboardInterrupt here is the backend's own.
         signal.signal(signal.SIGINT, signal.SIG_IGN if settings_of_options(session.config).in_process else deaf)

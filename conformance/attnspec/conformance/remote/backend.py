@@ -1,18 +1,33 @@
 """A backend whose every call is made by a process of its own, which is started again when it has ended."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from attnspec.conformance.judging.foreign_calls import OperationElsewhere
 from attnspec.conformance.remote.arrays import RemoteArray, RemoteNumpyArray
 from attnspec.conformance.remote.client import Host
 from attnspec.conformance.remote.description import DECLARED
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.incidents import Incidents
-from attnspec.conformance.remote.objects import RemoteOperation
 
 CONVERSIONS = {"from_numpy", "to_numpy"}
+
+
+class RemoteOperation(OperationElsewhere):
+    """A function of a backend, to be called in the backend's process; ``ask`` sends a request there."""
+
+    def __init__(self, name: str, ask: Callable[..., Any]) -> None:
+        self._name, self._ask = name, ask
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        """Call it in the main thread."""
+        return self._ask("operation", self._name, given, named)
+
+    def in_thread(self, *given: Any, **named: Any) -> Any:
+        """Call it in a new thread."""
+        return self._ask("in_thread", self._name, given, named)
 
 
 class RemoteBackend:

@@ -16,11 +16,10 @@ import numpy as np
 from attnspec.conformance.judging.foreign_calls import Raised, printable
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.remote.arrays import ABSENT, RemoteArray, named_like
-from attnspec.conformance.remote.breach import Breach
 from attnspec.conformance.remote.clock import INTERVAL, Clock, Deadline, Watch
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.processes import end_all, mark
-from attnspec.conformance.remote.raised import as_told
+from attnspec.conformance.remote.raised import Breach, as_told
 from attnspec.conformance.remote.sandbox import files_of, launch
 from attnspec.conformance.remote.wire import LENGTHS, MAX_BYTES, MAX_TEXT, Reader, dtype_text, header
 
