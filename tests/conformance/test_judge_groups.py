@@ -12,8 +12,7 @@ import pytest
 from attnspec.conformance import judge, suggest_inputs
 from attnspec.conformance.harness import parts
 from attnspec.conformance.harness.hidden import DEFECTS
-from attnspec.conformance.harness.parts import whole
-from attnspec.conformance.harness.positions import at_rows
+from attnspec.conformance.harness.parts import at_rows, whole
 from attnspec.conformance.harness.reading import arguments_of, results_of, subject_of
 from attnspec.conformance.inputs.arguments import Numbers
 from attnspec.conformance.laws.common import sample

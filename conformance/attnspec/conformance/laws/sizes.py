@@ -402,7 +402,7 @@ def gradients_together(subject: Subject, arguments: Arguments, rng: np.random.Ge
     for what, given, inputs in _combined(subject, rng):
         rows = rows_to_judge(subject, given, FEW, rng)
         chosen = np.arange(given.queries or 0) if rows is None else rows
-        part = spelled_out(given, bottom_right=subject.semantics.bottom_right).along(asking, take(chosen))
+        part = spelled_out(given, chosen, bottom_right=subject.semantics.bottom_right)
         if not subject.in_domain(part):
             continue
         outputs = [leaf for leaf in operation.outputs if leaf.kind is Kind.FLOAT]
