@@ -1,6 +1,6 @@
 """A backend whose every call is made by a process of its own, which is started again when it has ended."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,21 +13,6 @@ from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.incidents import Incidents
 
 CONVERSIONS = {"from_numpy", "to_numpy"}
-
-
-class RemoteOperation(OperationElsewhere):
-    """A function of a backend, to be called in the backend's process; ``ask`` sends a request there."""
-
-    def __init__(self, name: str, ask: Callable[..., Any]) -> None:
-        self._name, self._ask = name, ask
-
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        """Call it in the main thread."""
-        return self._ask("operation", self._name, given, named)
-
-    def in_thread(self, *given: Any, **named: Any) -> Any:
-        """Call it in a new thread."""
-        return self._ask("in_thread", self._name, given, named)
 
 
 class RemoteBackend:
@@ -92,7 +77,7 @@ class RemoteBackend:
             raise AttributeError(f"backend {self.origin!r} has no {name}")
 
         # A backend that was started anew has another host.
-        operation = RemoteOperation(name, lambda *request: self.host.ask(*request))
+        operation = OperationElsewhere(name, lambda *request: self.host.ask(*request))
         self.__dict__[name] = operation
         return operation
 

@@ -28,7 +28,6 @@ from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.remote.incidents import Incidents
 from attnspec.conformance.remote.loading import contract_of, load
-from attnspec.conformance.remote.processes import end_all, mark
 from attnspec.conformance.remote.sandbox import files_of, launch, resolved
 from attnspec.conformance.running.probe import IMPORT_SECONDS
 from attnspec.conformance.running.settings import Settings
@@ -73,10 +72,8 @@ def _examine(
         "example": example,
     }
     limit = IMPORT_SECONDS + SECONDS + settings.hang_after
-    word = mark()
     process = launch(
         "attnspec.conformance.running.post_mortem",
-        word=word,
         sandbox=resolved(settings.sandbox),
         readable=files_of(backend),
         stdin=subprocess.PIPE,
@@ -86,8 +83,7 @@ def _examine(
     answer = b""
     with suppress(subprocess.TimeoutExpired, BrokenPipeError):
         answer, _ = process.communicate(pickle.dumps(asked), limit)
-    end_all(process.pid, word, sandboxed=process.sandboxed)
-    process.wait()
+    process.end()
     return checked(answer)
 
 
