@@ -184,7 +184,10 @@ def test_the_typed_tables_name_every_operation_with_its_protocol() -> None:
     for place, hints in (("a class of `Operations`", methods), ("`Table`", table)):
         named = {name: described(hint) for name, hint in hints.items()}
         wrong = sorted(name for name in expected.keys() | named.keys() if named.get(name) != expected.get(name))
-        assert not wrong, f"bases/contract.py: expected in {place} each operation with its Protocol; amend {wrong}"
+        assert not wrong, (
+            f"expected in {place} (of its chapter in spec/, or of bases/contract.py) each operation with its Protocol; "
+            f"amend {wrong}"
+        )
     names = list(table)
     moved = next((name for name, other in zip(expected, names, strict=True) if name != other), "")
     assert not moved, (
@@ -436,7 +439,12 @@ def test_nothing_is_left_for_later() -> None:
 
 
 def test_no_machine_is_named() -> None:
-    written = [*(m.path for m in ALL), *(ROOT / "tests").rglob("*.py"), *(ROOT / "docs").glob("*"), *ROOT.glob("*.*")]
+    written = [
+        *(m.path for m in ALL),
+        *(ROOT / "tests").rglob("*.py"),
+        *(ROOT / "docs").glob("*"),
+        *ROOT.glob("[!.]*.*"),
+    ]
     pattern = re.compile(r"(?<![\w.])/(home|root|tmp|work|opt|Users|private)/|[A-Z]:\\\\|\b(localhost|127\.0\.0\.1)\b")
     found = [p for p in written if p.is_file() and p != ROOT / "tests" / "test_architecture.py"]
     named = {str(p.relative_to(ROOT)): pattern.findall(p.read_text(encoding="utf-8")) for p in found}

@@ -57,7 +57,8 @@ def test_the_page_of_the_pytorch_backend_counts_its_operations() -> None:
     from attnspec.backends import pytorch
 
     held = sum(hasattr(pytorch, name) for name in OPERATIONS)
-    assert f"holds {held} of the {len(OPERATIONS)} operations" in read("docs/pytorch.md")
+    counted = f"holds {held} of the {len(OPERATIONS)} operations"
+    assert counted in read("docs/pytorch.md"), f"docs/pytorch.md: expected “{counted}” in its first paragraph"
 
 
 def test_every_choice_that_a_backend_declares_is_documented() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.modules import ROOT
-from tests.touched import ALWAYS, touched
+from tests.touched import ALWAYS, OF_SENTENCES, code, touched
 
 MUTANTS = "conformance/attnspec/conformance/mutants/masking.py"
 
@@ -27,3 +27,17 @@ def test_what_imports_a_changed_file_is_run(changed: str, run: str, left_out: st
 @pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt", "tests/conformance/conftest.py"])
 def test_what_concerns_every_test_runs_all(changed: str) -> None:
     assert touched([ROOT / changed]) == ["tests"]
+
+
+def test_where_only_sentences_differ_what_people_read_is_tested() -> None:
+    mutants = ROOT / MUTANTS
+    assert touched([mutants], [mutants]) == sorted(OF_SENTENCES)
+    assert all((ROOT / path).exists() for path in OF_SENTENCES)
+
+
+def test_code_without_sentences() -> None:
+    text = (ROOT / MUTANTS).read_text(encoding="utf-8")
+    assert code(text.replace("The other polarity.", "Otherwise.").replace("MASKED = (", "# why\nMASKED = (")) == code(
+        text
+    )
+    assert code(text.replace("-1e4", "-1e5")) != code(text)

@@ -2,8 +2,10 @@
 
 A test file is touched if it is changed, or if it imports a changed module, by itself, through a package that gathers
 modules, or through a module of the tests. What starts a command imports nothing that tells: the whole suite runs it.
+Where only docstrings and comments of a module differ, the tests of what people read are enough.
 """
 
+import ast
 import subprocess
 import sys
 from collections.abc import Collection
@@ -14,6 +16,15 @@ from tests.modules import ROOT, Module, modules
 
 ALWAYS = ("tests/test_architecture.py", "tests/test_names.py", "tests/test_tolerances.py")
 """Tests of the tree as a whole."""
+
+OF_SENTENCES = (
+    *ALWAYS,
+    "tests/test_docs.py",
+    "tests/spec/test_documentation.py",
+    "tests/conformance/test_catalogue.py",
+    "tests/conformance/test_specification.py",
+)
+"""Tests of what people read: docstrings become documentation."""
 
 OF_ALL = ("pyproject.toml", "constraints.txt", "conftest.py", "noxfile.py")
 """Files whose change touches every test."""
@@ -31,17 +42,40 @@ def changed_since(commit: str) -> list[Path]:
     return [ROOT / line for call in (("diff", "--name-only", *shared), NEW) for line in _git(*call)]
 
 
+def said_otherwise(commit: str, changed: Collection[Path]) -> list[Path]:
+    """The modules among these of which only docstrings and comments differ from that commit."""
+    (shared,) = _git("merge-base", "HEAD", commit)
+    known = {*_git("ls-tree", "-r", "--name-only", shared)}
+    modules = [path for path in changed if path in {m.path for m in SOURCES.values()}]
+    before = {path: path.relative_to(ROOT).as_posix() for path in modules}
+    return [
+        path
+        for path, name in before.items()
+        if name in known and code(path.read_text("utf-8")) == code("\n".join(_git("show", f"{shared}:{name}")))
+    ]
+
+
+def code(text: str) -> str:
+    """The syntax tree of a module without docstrings."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            node.body = [x for x in node.body if not (isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant))]
+    return ast.dump(tree)
+
+
 def _git(*arguments: str) -> list[str]:
     return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
-def touched(changed: Collection[Path]) -> list[str]:
-    """The test files that a change of these files touches, relative to the root."""
+def touched(changed: Collection[Path], sentences: Collection[Path] = ()) -> list[str]:
+    """The test files that a change of these files touches, relative to the root; of some only sentences differ."""
     if any(path.name in OF_ALL for path in changed):
         return ["tests"]
-    found = {path for path in TESTS if path.name.startswith("test_") and _reached(path) & set(changed)}
+    found = {path for path in TESTS if path.name.startswith("test_") and _reached(path) & {*changed} - {*sentences}}
     pages = {ROOT / "tests/test_docs.py"} if any(path.suffix == ".md" for path in changed) else set()
-    return sorted({*ALWAYS, *(str(path.relative_to(ROOT)) for path in found | pages)})
+    read = OF_SENTENCES if sentences else ALWAYS
+    return sorted({*read, *(str(path.relative_to(ROOT)) for path in found | pages)})
 
 
 def _reached(test: Path) -> set[Path]:
@@ -65,4 +99,6 @@ def _imported(module: Module) -> tuple[Module, ...]:
 
 
 if __name__ == "__main__":
-    print("\n".join(touched(changed_since(*(sys.argv[1:] or ["origin/main"])))))
+    (since,) = sys.argv[1:] or ["origin/main"]
+    differing = changed_since(since)
+    print("\n".join(touched(differing, said_otherwise(since, differing))))

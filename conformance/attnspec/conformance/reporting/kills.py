@@ -225,9 +225,9 @@ def _print(matrix: KillMatrix, console: Console) -> None:
         console.print(f"[yellow]not tried[/yellow] {escape(name)}: {escape(reason)}")
 
 
-def _table(title: str, columns: str, caption: str | None = None) -> Table:
+def _table(title: str, columns: str) -> Table:
     """A table whose columns are named in one text; those of numbers begin with ``#``."""
-    table = Table(title=title, caption=caption)
+    table = Table(title=title)
     for column in columns.split(", "):
         table.add_column(column.removeprefix("#"), overflow="fold", justify="right" if column[0] == "#" else "left")
     return table
@@ -236,13 +236,12 @@ def _table(title: str, columns: str, caption: str | None = None) -> Table:
 def _of_mutants(matrix: KillMatrix, seeds: str) -> Table:
     """Every mutant, survivors first."""
     title = f"Mutants: {matrix.killed} of {len(matrix.mutants)} killed at {seeds}"
-    caption = "full: judged in full, for quick has no time for the laws that kill it"
-    table = _table(title, "mutant, chapter, #killed, by (seeds), #checks", caption)
+    table = _table(title, "mutant, chapter, #killed, by (seeds), #checks")
     for row in sorted(matrix.mutants, key=lambda row: (row.kills, row.subject.chapter, row.subject.name)):
         shown = [f"{law} ({n})" for law, n in row.laws.items()]
         laws = ", ".join(shown[:MOST] + ["…"] * (len(shown) > MOST)) or "nothing"
         judged_in_full = isinstance(row.subject, Mutant) and row.subject.profile == "full"
-        name = escape(row.subject.name) + (" (full)" if judged_in_full else "")
+        name = escape(row.subject.name) + (" (judged in full)" if judged_in_full else "")
         kills, checks = f"{row.kills}/{matrix.seeds}", f"{row.evaluations / max(len(row.outcomes), 1):.0f}"
         style = "red" if row.kills < matrix.seeds else None
         table.add_row(name, row.subject.chapter, kills, laws, checks, style=style)

@@ -1,5 +1,6 @@
 """The correct library with something of it altered: what mutants and honest variants have in common."""
 
+import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -34,7 +35,11 @@ class Altered:
 
     def __post_init__(self) -> None:
         if not isinstance(self.alteration, type) and self.replaces not in _steps():
-            raise ValueError(f"{self.name!r}: expected a step among {', '.join(_steps())}; got {self.replaces!r}")
+            near = difflib.get_close_matches(self.replaces, _steps(), n=5, cutoff=0.0)
+            raise ValueError(
+                f"{self.name!r}: expected a method of Formulas or Library, such as {', '.join(near)}; "
+                f"got {self.replaces!r}"
+            )
 
     @property
     def chapter(self) -> str:

@@ -1,0 +1,23 @@
+"""A test that fails is named when it fails, not after the others."""
+
+import pytest
+
+
+class NamedAtOnce:
+    """Prints the name of each test that fails, in the process that prints."""
+
+    def __init__(self, reporter: pytest.TerminalReporter) -> None:
+        self._reporter = reporter
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Print the name of a test that has failed."""
+        if report.failed:
+            self._reporter.ensure_newline()
+            self._reporter.write_line(f"FAILED {report.nodeid}", red=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Name failures at once; workers of pytest-xdist print nothing."""
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    if reporter is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(NamedAtOnce(reporter))
