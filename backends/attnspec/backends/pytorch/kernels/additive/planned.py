@@ -90,7 +90,7 @@ def _made(shape: Any, operands: Operands, mask: Tensor | None, causal: bool) -> 
     of_few = few.plan(Given(*operands), plan)
     if of_few is not None:
         return lambda operands, mask: few.attend(of_few, operands, mask, tracked)
-    return lambda operands, mask: direct.attend_ordinary(plan, operands, mask, tracked)
+    return lambda operands, mask: direct.attend(plan, operands, mask, tracked)
 
 
 def _sharing(shape: Any, operands: Operands, mask: Tensor | None, causal: bool, tracked: bool) -> Plan:
