@@ -201,9 +201,9 @@ class GradientSteps:
         """
         s, size = self.sizes, a.element_size()
         _held, memory = pages.kept_bytes("additive gradients", a, self.size)
-        *of_units, of_block, of_scores, of_extents = self.offsets
+        *of_factors, of_block, of_scores, of_extents, own = self.offsets
         base, index = memory.data_ptr(), self.value_index.data_ptr()
-        units = UnitGradients(self.units, a, b, Weight.of(w), memory, of_units)
+        units = UnitGradients(self.units, a, b, Weight.of(w), memory, (*of_factors, own))
         self.block.run(value.data_ptr(), base + of_block)
         by_value = pages.empty(a, s.entries, *value.shape[1:])
         rows = self.tiles * backward.ROWS
@@ -237,9 +237,10 @@ def gradient_steps(s: Sizes) -> GradientSteps:
         grad_output=NOTHING, grad_value=NOTHING,
     )  # fmt: skip
     units, v = unit_steps(s, together), ValueGradient
+    *of_factors, own = units.bytes
     offsets, bytes_of_all = laid_out([
-        *units.bytes, size * values * padded(s.m, like) * s.d,
-        size * min(together, s.entries) * tiles * backward.ROWS * stride, INTEGER * s.entries * tiles * 2,
+        *of_factors, size * values * padded(s.m, like) * s.d,
+        size * min(together, s.entries) * tiles * backward.ROWS * stride, INTEGER * s.entries * tiles * 2, own,
     ])  # fmt: skip
     return GradientSteps(
         s, units, block_step(values, s.m, s.d, like), {count: _score_step(s, count) for count in units.groups},
