@@ -433,6 +433,44 @@ def test_broad_excepts_say_why() -> None:
     assert {m.name: unexplained(m) for m in ALL if unexplained(m)} == {}
 
 
+PRIVATE = "attnspec.backends.pytorch.runtime.private"
+OF_PYTORCH = {
+    *("_are_functorch_transforms_active", "_len_torch_dispatch_stack", "_current_level"),
+    *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"),
+}
+"""Private names of PyTorch that the backends of PyTorch use, all in the module ``PRIVATE``."""
+LEAVING = {
+    *("_get_flash_sdp_enabled", "_fused_sdp_choice", "_is_zerotensor", "_dynamo"),
+    *("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", *OF_PYTORCH),
+}
+"""Those that modules below ``kernels.dot`` may still name themselves."""
+
+
+def private_names(module: Module) -> set[str]:
+    """Private attributes of others that a module reads, and the private names among its strings.
+
+    Methods of named tuples are public, and so are for a subclass those of its base.
+    """
+    public, own = {"_replace", "_fields", "_asdict", "_make", "_C"}, ("self", "cls", "super()")
+    found = set()
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Attribute) and re.match("_(?!_)", node.attr) and ast.unparse(node.value) not in own:
+            found.add(node.attr)
+        if isinstance(node, ast.Constant) and re.fullmatch(r"_scaled_dot\w+|torch\.[\w.]*\._\w+", str(node.value)):
+            found.add(str(node.value))
+    return found - public
+
+
+def test_private_names_of_pytorch_stand_in_one_module() -> None:
+    # `torch_native` judges what is private, too, and says so where it does
+    ours = [m for m in ALL if m.name.startswith(("attnspec.backends.pytorch", "attnspec.backends.bases"))]
+    found = {m.name: private_names(m) for m in ours}
+    assert found.pop(PRIVATE) == OF_PYTORCH
+    dot = "attnspec.backends.pytorch.kernels.dot."
+    found = {name: names - (LEAVING if name.startswith(dot) else set()) for name, names in found.items()}
+    assert {name: names for name, names in found.items() if names} == {}
+
+
 def test_nothing_is_left_for_later() -> None:
     pattern = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|NotImplementedError\(\)")
     assert {m.name: pattern.findall(m.text) for m in ALL if pattern.search(m.text)} == {}

@@ -13,7 +13,7 @@ from torch import Tensor
 pytest.importorskip("llvmlite", reason="llvmlite is not installed")
 
 from attnspec.backends import pytorch
-from attnspec.backends.pytorch.kernels.additive.llvm import attention_gradients, layout, shared
+from attnspec.backends.pytorch.kernels.additive.llvm import factorised, gradient_steps, layout
 from attnspec.backends.pytorch.kernels.additive.llvm.direct_plan import Operands
 from attnspec.backends.pytorch.runtime import kept_memory
 from attnspec.backends.pytorch.runtime.forcing import forcing
@@ -64,14 +64,14 @@ def masks(batch: tuple[int, ...], n: int, m: int) -> dict[str, Tensor]:
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each call was served by its plan."""
     served: list[bool] = []
-    attend = shared.attend
+    attend = factorised.attend
 
     def seen(*given: Any) -> Tensor | None:
         output = attend(*given)
         served.append(output is not None)
         return output
 
-    monkeypatch.setattr(shared, "attend", seen)
+    monkeypatch.setattr(factorised, "attend", seen)
     return served
 
 
@@ -167,11 +167,11 @@ def test_every_thread_has_memory_of_its_own() -> None:
 def test_what_does_not_lie_in_memory_is_left_to_others() -> None:
     query, key, value, w_q, w_k, w_v = draw(SHAPES[0], torch.float32)
     batch = query.shape[:-2]
-    assert shared.serves(Operands(query, key, value, w_q, w_k, w_v), batch)
-    assert not shared.serves(Operands(query[:1], key, value, w_q, w_k, w_v), batch)
-    assert not shared.serves(Operands(query, key, value, w_q.mT.contiguous().mT, w_k, w_v), batch)
-    assert not shared.serves(Operands(query, key, value, None, None, w_v), batch)
-    assert not shared.serves(Operands(query, key[:, :0], value[:, :0], w_q, w_k, w_v), batch)
+    assert factorised.serves(Operands(query, key, value, w_q, w_k, w_v), batch)
+    assert not factorised.serves(Operands(query[:1], key, value, w_q, w_k, w_v), batch)
+    assert not factorised.serves(Operands(query, key, value, w_q.mT.contiguous().mT, w_k, w_v), batch)
+    assert not factorised.serves(Operands(query, key, value, None, None, w_v), batch)
+    assert not factorised.serves(Operands(query, key[:, :0], value[:, :0], w_q, w_k, w_v), batch)
 
 
 def test_memory_is_kept_up_to_a_limit() -> None:
@@ -295,7 +295,7 @@ def test_gradients_of_entries_that_are_not_all_taken_together() -> None:
     given, cotangent, threads = draw(shape, torch.float32), torch.randn(*batch, n, d), torch.get_num_threads()
     torch.set_num_threads(1)  # more take more entries together
     try:
-        together = attention_gradients.entries_at_once(n, h, layout.row_stride(m, torch.empty(0)), 4)
+        together = gradient_steps.entries_at_once(n, h, layout.row_stride(m, torch.empty(0)), 4)
         assert 0 < batch[0] % together < batch[0], "the last ones are fewer than the others"
         found = gradients(pytorch.additive_attention, given, cotangent)
         for i in range(batch[0]):

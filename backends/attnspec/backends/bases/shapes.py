@@ -103,12 +103,12 @@ class Check:
             shape = self._known.get(key)
         except (AttributeError, TypeError, RuntimeError):  # what are no dense tensors is refused below, by name
             pass
-        if shape is not None and not torch._C._is_any_autocast_enabled():
+        if shape is not None:
             return shape
         leaves = self._leaves or [place for place, _ in self._arrays(arguments)]
-        self._check_tensors(leaves, found)
+        mixed = self._check_tensors(leaves, found)
         shape = bind(self.operation, dict(zip(self.names, arguments, strict=True))).result
-        if not torch._C._is_any_autocast_enabled():  # under it dtypes may differ
+        if not mixed:  # only under autocast, which may be off at the next call
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
             self._known[key] = shape
@@ -144,8 +144,9 @@ class Check:
             raise TypeError(f"{self.operation.name}: {error}") from None
         raise AssertionError("a tree that fits was refused")
 
-    def _check_tensors(self, leaves: Sequence[_Place], given: Sequence[Any]) -> None:
-        device = dtype = None
+    def _check_tensors(self, leaves: Sequence[_Place], given: Sequence[Any]) -> bool:
+        """Refuse what does not fit; whether there are several floating dtypes, as autocast allows."""
+        device, dtype, mixed = None, None, False
         for (leaf, items), x in zip(leaves, given, strict=True):
             if isinstance(x, Tensor):
                 kind = x.dtype
@@ -160,8 +161,10 @@ class Check:
                         self._refuse(TypeError, leaf, items, "a floating dtype", kind)
                     if kind.itemsize < 2:
                         self._refuse(TypeError, leaf, items, "a floating dtype of at least 16 bits", kind)
-                    if dtype is not None and not is_on(x):
-                        self._refuse(TypeError, leaf, items, f"{dtype} as the others", kind)
+                    if dtype is not None:
+                        if not is_on(x):
+                            self._refuse(TypeError, leaf, items, f"{dtype} as the others", kind)
+                        mixed = True
                     dtype = kind
                 elif leaf.kind is Kind.INT and kind not in _INDEXING:
                     self._refuse(TypeError, leaf, items, "torch.uint8 or a signed integer dtype", kind)
@@ -169,6 +172,7 @@ class Check:
                     self._refuse(TypeError, leaf, items, "torch.bool, True = may attend", kind)
             elif not (x is None and leaf.optional):
                 self._refuse(TypeError, leaf, items, "a torch.Tensor", type(x).__name__)
+        return mixed
 
     def _refuse(self, error: type[Exception], leaf: Leaf, items: Items, expected: str, got: object) -> NoReturn:
         raise error(f"{self.operation.name}: {with_items(leaf.path, items)}: expected {expected}; got {got}")

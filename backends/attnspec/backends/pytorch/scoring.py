@@ -33,6 +33,9 @@ __all__ = [
     "scaled_dot_scores",
 ]
 
+DIFFERENCES = 2**24
+"""Numbers of the differences of pairs that exist at once in a derivative."""
+
 _dot = Check("dot_scores")
 _scaled = Check("scaled_dot_scores")
 _additive = Check("additive_scores")
@@ -138,10 +141,12 @@ class _HalfSquaredDistances(torch.autograd.Function):
 
 def _summed_differences(weights: Tensor, points: Tensor, others: Tensor) -> Tensor:
     """Σ weight·(point − other) for every point; a weight of 0 leaves its term out, were it NaN."""
-    # The derivative of a distance is difference / distance, and 0 where that is 0: here 1 stands for all others.
-    distances = (weights != 0).to(weights.dtype)
-    summed: Tensor = torch.ops.aten._cdist_backward(weights, points, others, 2.0, distances)
-    return summed
+    # Some features at a time: of all pairs and features nothing exists at once. A compiler sees to that by itself.
+    some = points.shape[-1] if torch.compiler.is_compiling() else max(DIFFERENCES // max(weights.numel(), 1), 1)
+    shares = weights.unsqueeze(-1)
+    parts = zip(torch.split(points, some, -1), torch.split(others, some, -1), strict=True)
+    summed = [torch.where(shares != 0, shares * (p.unsqueeze(-2) - o.unsqueeze(-3)), 0.0).sum(-2) for p, o in parts]
+    return torch.cat(summed, -1)
 
 
 def half_squared_distances(query: Tensor, key: Tensor) -> Tensor:

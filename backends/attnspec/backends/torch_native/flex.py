@@ -48,7 +48,7 @@ def flexible(
 def attended_eagerly(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
-    """flexible() without tracing."""
+    """flexible() without tracing, by a private switch: there is no public one."""
     with patch("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True):
         return flexible(flex_attention, query, key, value, mask, causal)
 
@@ -56,7 +56,7 @@ def attended_eagerly(
 @lru_cache(maxsize=1)
 def compiled() -> Any:
     """flex_attention, compiled for every shape; PyTorch would go back to what is not compiled after 8 of them."""
-    torch._dynamo.config.recompile_limit = 1_000
+    torch.compiler.config.recompile_limit = 1_000
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 

@@ -76,6 +76,7 @@ def encode_fast(x: Tensor, parameters: Any, mask: Tensor | None = None, norm: st
         hidden = hidden.reshape(prod(batch), a.w_q.shape[0], n, n)
     w, b, w_o, b_o = attention_of("", a).values()
     f = p.feed_forward
+    # private, and judged for that: nn.TransformerEncoderLayer calls it in inference
     found = torch._transformer_encoder_layer_fwd(
         flat(x, batch), a.w_o.shape[0], a.w_q.shape[0], w, b, w_o, b_o, False, norm == "pre", 1e-5,
         p.attention_norm.gain, p.attention_norm.bias, p.feed_forward_norm.gain, p.feed_forward_norm.bias,

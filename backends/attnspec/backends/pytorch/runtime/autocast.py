@@ -43,8 +43,6 @@ def keeps(operation: Callable[P, R]) -> Callable[P, R]:
 
 def _at_boundary(operation: Callable[P, R], *, lower: bool) -> Callable[P, R]:
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not torch._C._is_any_autocast_enabled():
-            return operation(*args, **kwargs)
         first = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
         if first is None or not is_on(first):
             return operation(*args, **kwargs)

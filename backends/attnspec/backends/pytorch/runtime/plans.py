@@ -7,6 +7,8 @@ from typing import Any, Generic, TypeVar, dataclass_transform
 import torch
 from torch import Tensor
 
+from attnspec.backends.pytorch.runtime.transforms import runs_plainly
+
 Plan = TypeVar("Plan")
 C = TypeVar("C")
 
@@ -14,8 +16,6 @@ REMEMBERED = 1024
 """How many plans are kept of an operation; then all are made anew."""
 
 _SEEN = attrgetter("__class__", "shape", "dtype", "device", "requires_grad")
-
-_ORDINARY = torch._C._disabled_torch_dispatch_impl
 
 
 @dataclass_transform()
@@ -46,7 +46,4 @@ class Plans(Generic[Plan]):
 
 def ordinary(*tensors: Tensor | None) -> bool:
     """Whether all are dense tensors on the CPU without operations of their own."""
-    return all(
-        x is None or (type(x).__torch_dispatch__ is _ORDINARY and x.is_cpu and x.layout is torch.strided)
-        for x in tensors
-    )
+    return all(x is None or (runs_plainly(x) and x.is_cpu and x.layout is torch.strided) for x in tensors)

@@ -2,12 +2,14 @@
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+from torch.overrides import has_torch_function
+
+from attnspec.backends.pytorch.runtime.private import dispatch_modes, forward_mode, transforms_active
 
 
 def functional() -> bool:
     """Whether ``torch.func`` is active, which supports neither gradients of custom operators nor checkpoints."""
-    return torch._C._are_functorch_transforms_active()
+    return transforms_active()
 
 
 def transformed() -> bool:
@@ -17,7 +19,7 @@ def transformed() -> bool:
 
 def has_tangents() -> bool:
     """Whether forward-mode differentiation is active, by ``torch.func`` or by dual tensors."""
-    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+    return not torch.compiler.is_compiling() and forward_mode()
 
 
 def intercepted() -> bool:
@@ -27,16 +29,32 @@ def intercepted() -> bool:
     """
     return (
         transformed()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._len_torch_function_stack() > 0
-        or torch._C._get_tracing_state() is not None
+        or dispatch_modes() > 0
+        or has_torch_function((None,))  # of what is no tensor, only a mode can be one
+        or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]  # PyTorch does not annotate it
         or has_tangents()
     )
 
 
 def lazy(*tensors: Tensor) -> bool:
     """Whether numbers of some are not in memory as they are: they wait for a change of sign, or are all zeros."""
-    return any(x.is_neg() or x._is_zerotensor() for x in tensors)
+    return any(x.is_neg() or (runs_plainly(x) and not in_memory(x)) for x in tensors)
+
+
+def runs_plainly(x: Tensor) -> bool:
+    """Whether the class of x leaves operations to PyTorch."""
+    return type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
+
+
+def in_memory(x: Tensor) -> bool:
+    """Whether x has an address, if it is not empty: not the zeros that PyTorch only describes, no batch of a ``vmap``.
+
+    For tensors that run plainly: some classes warn when they are asked.
+    """
+    try:
+        return x.data_ptr() != 0 or x.numel() == 0
+    except RuntimeError:  # it has no storage
+        return False
 
 
 def addressable(x: Tensor) -> bool:
@@ -44,9 +62,8 @@ def addressable(x: Tensor) -> bool:
     return (
         x.is_cpu
         and x.layout is torch.strided
-        and type(x).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+        and runs_plainly(x)
         and not x.is_neg()
         and not x.is_nested
-        and not x._is_zerotensor()
-        and torch._C._has_storage(x)
+        and in_memory(x)
     )

@@ -90,16 +90,16 @@ def _made(shape: Any, operands: Operands, mask: Tensor | None, causal: bool) -> 
     of_few = few.plan(Given(*operands), plan)
     if of_few is not None:
         return lambda operands, mask: few.attend(of_few, operands, mask, tracked)
-    return lambda operands, mask: direct.attend_ordinary(plan, operands, mask, tracked)
+    return lambda operands, mask: direct.attend(plan, operands, mask, tracked)
 
 
 def _sharing(shape: Any, operands: Operands, mask: Tensor | None, causal: bool, tracked: bool) -> Plan:
     """By the kernels that share exponentials."""
-    from .llvm import shared
+    from .llvm import factorised
     from .llvm.direct_plan import Operands as Given
 
     batch = torch.Size(shape[:-2])
-    if not shared.serves(Given(*operands), batch):
+    if not factorised.serves(Given(*operands), batch):
         return _nothing
-    plan = shared.plan(Given(*operands), mask, causal, batch)
-    return lambda operands, mask: shared.attend(plan, Given(*operands), mask, tracked)
+    plan = factorised.plan(Given(*operands), mask, causal, batch)
+    return lambda operands, mask: factorised.attend(plan, Given(*operands), mask, tracked)

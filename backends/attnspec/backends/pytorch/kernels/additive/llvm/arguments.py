@@ -16,7 +16,7 @@ from attnspec.backends.pytorch.kernels.llvm.values import Extent
 
 
 class Terms(Arguments):
-    """The terms of the scores: `layout.Factors` of queries and keys, `layout.Weight`, and where factors do not serve.
+    """The terms of the scores: factors of queries and keys, `layout.Weight`, and where factors do not serve.
 
     ``clamp_tiles`` (entries, key blocks) is 1 for the blocks that need a clamp; None if no block does. ``direct`` says
     whether some pairs must be computed from ``query_raw``, ``key_raw`` and ``weight`` themselves.

@@ -17,8 +17,21 @@ from attnspec.backends.pytorch.runtime.transforms import addressable, intercepte
 
 from . import pages
 from .arguments import Terms, attention_scratch
-from .attention import MaskPlaces, add_nonfinite, attend, attendable, compute_type, finite_registers
-from .layout import Factors, Weight, bits, blocks, entry_index, flatten, lanes, padded, row_stride
+from .forward_steps import Sizes, attention_steps, key_factors
+from .layout import (
+    Weight,
+    add_nonfinite,
+    attendable,
+    bits,
+    blocks,
+    compute_type,
+    entry_index,
+    finite_registers,
+    flatten,
+    lanes,
+    padded,
+    row_stride,
+)
 from .step import Step, step_kernel
 
 # words that change from step to step
@@ -64,13 +77,13 @@ def keys_op(b: Tensor, w_v: Tensor, value: Tensor) -> list[Tensor]:
     """The tensors of `Prepared` for b (*batch, m, h), w_v (h), value (*batch, m, d_v), none of them empty."""
     compute = compute_type(b.dtype)
     weight = Weight.of(w_v.to(compute).contiguous())
-    keys = Factors.of_keys(flatten(b, b.shape[:-2], compute)[0], weight.flip, kept=True)
-    values = flatten(value, value.shape[:-2], compute)[0]
-    whole, clean = finite_registers(values)
-    raw = keys.raw.new_empty(0) if _as_given(b) else keys.raw
+    keys = flatten(b, compute)
+    factor, flag, maximum = key_factors(keys, weight.flip)
+    whole, clean = finite_registers(flatten(value, compute))
+    raw = keys.new_empty(0) if _as_given(b) else keys
     nonfinite = torch.tensor([not clean], device="cpu")
     return Prepared(
-        raw, keys.factor, keys.flag, keys.flag.amax(), keys.maximum, keys.maximum.amax((0, 1)),
+        raw, factor, flag, flag.amax(), maximum, maximum.amax((0, 1)),
         weight.raw, weight.flip, weight.ratio, weight.offset, weight.minus_two_scale, weight.unit,
         pages.copy(whole), nonfinite,
     ).tensors()  # fmt: skip
@@ -109,18 +122,21 @@ def step_op(a: Tensor, prepared: list[Tensor], b: Tensor, value: Tensor, mask: T
     """Context (*batch, d_v) of one query (*batch, h) for each source; mask (*batch, m)."""
     source, (m, h), d = Prepared(*prepared), b.shape[-2:], value.shape[-1]
     raw = b.reshape(-1, m, h) if _as_given(b) else source.raw
-    keys = Factors(raw, source.factor, source.flag, source.group_maximum)
     weight = Weight(source.w_v, source.flip, source.ratio, source.offset, source.minus_two_scale, source.unit)
     batch = broadcast(a.shape[:-1], b.shape[:-2], value.shape[:-2], mask.shape[:-1] if mask is not None else ())
-    query, a_index = flatten(a.unsqueeze(-2), batch, raw.dtype)
-    b_index, value_index = entry_index(b.shape[:-2], batch), entry_index(value.shape[:-2], batch)
-    row = None if mask is None else mask.unsqueeze(-2)
-    rows = None if row is None else MaskPlaces.of(row, batch, 1, m).rows(row)
+    query, row = flatten(a.unsqueeze(-2), raw.dtype), None if mask is None else mask.unsqueeze(-2)
+    own = a.shape[:-1], b.shape[:-2], value.shape[:-2]
+    sizes = Sizes(batch, *own, 1, m, h, source.value.shape[2], False, raw.dtype)
+    steps = attention_steps(sizes, None if row is None else row.shape, prepared=True)
     weights = query.new_empty(batch.numel(), 1, row_stride(m, query)) if source.nonfinite else None
-    output = attend(query, keys, weight, source.value, a_index, b_index, value_index, rows, False, weights)[..., :d]
+    whole = query.new_empty(batch.numel(), 1, source.value.shape[2])
+    _held, memory = pages.kept_bytes("additive", query, steps.size)
+    keys = source.factor, source.flag, source.group_maximum
+    steps.run(query, raw, weight, memory, steps.rows(row), source.value, whole, weights, keys=keys)
+    output = whole[..., :d]
     if weights is not None:
         allowed = attendable(row, False, batch, 1, m)
-        add_nonfinite(output, weights, flatten(value, value.shape[:-2], raw.dtype)[0], value_index, allowed)
+        add_nonfinite(output, weights, flatten(value, raw.dtype), entry_index(own[2], batch), allowed)
     return output.to(a.dtype).reshape(*batch, d).contiguous()
 
 

@@ -17,7 +17,7 @@ from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.first_order import first_order, no_second_derivative
 from attnspec.backends.pytorch.runtime.plans import Plans
 from attnspec.backends.pytorch.runtime.recording import recorded
-from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted, lazy
+from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
 from .direct_gradients import gradients, in_pieces
 from .direct_plan import (
@@ -46,6 +46,8 @@ _plans: Plans[tuple[Plan | None]] = Plans()
 
 def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor | None:
     """`attend` for projected operands that fit together; None also for empty ones. Batches of any kind broadcast."""
+    if mask is not None and not addressable(mask):
+        return None
     shapes = [a.shape[:-2], b.shape[:-2], value.shape[:-2]]
     batch = broadcast(*shapes, mask.shape[:-2] if mask is not None else ())
     if not batch.numel() * a.shape[-2] * b.shape[-2]:
@@ -62,18 +64,8 @@ def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | N
     return attend(made, Operands(a, b, value, None, None, w_v), mask, tracked)
 
 
-def attend(plan: Plan, operands: Operands, mask: Tensor | None, tracked: bool) -> Tensor | None:
-    """The output; None where NaN at excluded keys may have made it or a gradient wrong, or operands have no memory."""
-    query, key, value, _, _, w_v = operands
-    if lazy(value, w_v):
-        return None
-    if query._is_zerotensor() or key._is_zerotensor() or (mask is not None and mask._is_zerotensor()):
-        return None
-    return attend_ordinary(plan, operands, mask, tracked)
-
-
-def attend_ordinary(plan: Plan, operands: tuple[Any, ...], mask: Tensor | None, tracked: bool) -> Tensor | None:
-    """`attend` for tensors without lazy signs, named or not."""
+def attend(plan: Plan, operands: tuple[Any, ...], mask: Tensor | None, tracked: bool) -> Tensor | None:
+    """The output for operands in memory; None where NaN at excluded keys may have made it or a gradient wrong."""
     operands = Operands(*operands)
     value = operands.value
     if mask is not None:

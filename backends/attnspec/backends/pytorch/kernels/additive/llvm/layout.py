@@ -1,26 +1,29 @@
-"""Tensors as the CPU kernels read them: flattened batches, blocks of keys, factors, flags."""
+"""Tensors as the CPU kernels read them: flattened batches, whole registers, masks as bytes, finite values."""
 
-from array import array
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from attnspec.backends.pytorch.kernels.llvm.machine_code import register_bytes
-from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
+from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.runtime.masks import causal_triangle
+from attnspec.backends.pytorch.runtime.plans import plan_class
 
-from . import factors as factor_kernels
 from . import pages
-from .arguments import Terms
-from .factors import KeyBlocks, KeyFactors, QueryFactors
-from .reach import Reach, reach_kernel
 from .scores import capacity, last_group
 from .tiles import SHARED, key_lanes
 
 # exp costs about as much as this many terms of a score
 EXPONENTIAL_WORK = 16
+
+
+def address(x: Tensor | None) -> int:
+    """Where the numbers of a contiguous tensor begin; 0 for None."""
+    return 0 if x is None else x.data_ptr()
 
 
 def bits(x: Tensor) -> int:
@@ -57,11 +60,9 @@ def entry_index(own: torch.Size, batch: torch.Size) -> Tensor:
     return torch.arange(own.numel(), device="cpu").reshape(own).expand(batch).reshape(-1).contiguous()
 
 
-def flatten(x: Tensor, batch: torch.Size, compute: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x (*own, rows, columns) as (entries, rows, columns), and the entry of each element of the broadcast `batch`."""
-    own = x.shape[:-2]
-    whole = pages.converted(x, compute).reshape(own.numel(), *x.shape[-2:]).contiguous()
-    return whole, entry_index(own, batch)
+def flatten(x: Tensor, compute: torch.dtype) -> Tensor:
+    """x (*batch, rows, columns) as (entries, rows, columns), contiguous and in the dtype of sums."""
+    return pages.converted(x, compute).reshape(x.shape[:-2].numel(), *x.shape[-2:]).contiguous()
 
 
 def zeros(like: Tensor, *shape: int) -> Tensor:
@@ -76,20 +77,6 @@ def finite(x: Tensor) -> bool:
     """Whether every element is finite."""
     with np.errstate(all="ignore"):
         return bool(np.isfinite(x.numpy().sum()) or np.isfinite(x.numpy()).all())
-
-
-def blocked(x: Tensor, memory: Tensor | None = None) -> Tensor:
-    """(entries, m, columns) as (entries, blocks, columns, keys of a block), missing keys as the last.
-
-    ``memory`` is for as many numbers.
-    """
-    entries, m, columns = x.shape
-    shape = entries, blocks(m, x), columns, key_lanes(bits(x))
-    out = pages.empty(x, *shape) if memory is None else memory.view(shape)
-    tasks = entries * blocks(m, x)
-    arguments = KeyBlocks(tasks=tasks, m=m, h=columns, raw=x, block=out)
-    run(factor_kernels.block_kernel(bits(x)), thread_count(tasks, 2 * x.numel()), arguments)
-    return out
 
 
 @dataclass
@@ -132,67 +119,6 @@ def _weight(numbers: bytes, dtype: torch.dtype) -> Weight:
     return Weight(*(torch.from_numpy(np.atleast_1d(x)) for x in (raw, flip, ratio, offset, -2 * scale, unit)))
 
 
-@dataclass
-class Factors:
-    """exp(2 flip x) of queries (times the ratios) or of keys (in blocks), and what decides where they serve.
-
-    ``flag`` holds the `RowFlag` of each row, ``maximum`` the largest magnitude of each unit in each group of rows or
-    block of keys.
-    """
-
-    raw: Tensor
-    factor: Tensor
-    flag: Tensor
-    maximum: Tensor
-
-    @classmethod
-    def of_queries(cls, a: Tensor, flip: Tensor, ratio: Tensor, memory: Tensor | None = None) -> "Factors":
-        """a (entries, n, h); ``memory`` for as many numbers."""
-        h = a.shape[-1]
-        rows = a.numel() // h
-        tasks = -(-rows // factor_kernels.ROWS)
-        factor = torch.empty_like(a) if memory is None else memory.view(a.shape)
-        flag, maximum = a.new_empty(rows), a.new_empty(tasks, h)
-        arguments = QueryFactors(
-            tasks=tasks, rows=rows, h=h, raw=a, flip=flip, ratio=ratio, factor=factor, flag=flag, maximum=maximum
-        )  # fmt: skip
-        threads = thread_count(tasks, a.numel() * EXPONENTIAL_WORK)
-        run(factor_kernels.query_factor_kernel(bits(a)), threads, arguments)
-        return cls(a, factor, flag, maximum)
-
-    @classmethod
-    def of_keys(cls, b: Tensor, flip: Tensor, *, kept: bool = False, memory: Tensor | None = None) -> "Factors":
-        """b (entries, m, h); `kept` for many queries; ``memory`` for as many numbers, of whole blocks of keys."""
-        entries, m, h = b.shape
-        count, width = blocks(m, b), key_lanes(bits(b))
-        shape = entries, count, h, width
-        factor = pages.empty(b, *shape, kept=kept) if memory is None else memory.view(shape)
-        flag = b.new_empty(entries, count * width)
-        maximum = b.new_empty(entries, count, h)
-        tasks = entries * count
-        arguments = KeyFactors(tasks=tasks, m=m, h=h, raw=b, flip=flip, factor=factor, flag=flag, maximum=maximum)
-        threads = thread_count(tasks, b.numel() * EXPONENTIAL_WORK)
-        run(factor_kernels.key_factor_kernel(bits(b)), threads, arguments)
-        return cls(b, factor, flag, maximum)
-
-
-def reach(queries: Factors, keys: Factors, ratio: Tensor, limit: Tensor) -> tuple[bool, Tensor | None]:
-    """Whether some pair of a query and a key may have no factors, and which blocks of keys need a clamp, if any.
-
-    They need none where products of factors, and the ratio (h), are within the limit (h).
-    """
-    clamped = keys.flag.new_empty(keys.maximum.shape[:-1], dtype=torch.int64)
-    clamps, direct = array("q", [0]), array("q", [0])
-    arguments = Reach(
-        rows=queries.flag.numel(), keys=keys.flag.numel(), query_groups=len(queries.maximum),
-        key_groups=clamped.numel(), h=ratio.numel(), query_flag=queries.flag, key_flag=keys.flag,
-        query_maximum=queries.maximum, key_maximum=keys.maximum, ratio=ratio, limit=limit, clamped=clamped,
-        clamps=clamps, direct=direct,
-    )  # fmt: skip
-    run(reach_kernel(bits(ratio)), 1, arguments)
-    return bool(direct[0]), clamped if clamps[0] else None
-
-
 @lru_cache(maxsize=64)
 def score_limits(h: int, dtype: torch.dtype) -> Tensor:
     """The largest X that each unit may have where scores are taken."""
@@ -203,21 +129,65 @@ def score_limits(h: int, dtype: torch.dtype) -> Tensor:
     return limit
 
 
-def terms(queries: Factors, keys: Factors, weight: Weight) -> Terms:
-    """The terms of the scores of these queries and keys."""
-    direct, clamped = reach(queries, keys, weight.ratio, score_limits(len(weight.raw), weight.raw.dtype))
-    return Terms(
-        query_factor=queries.factor,
-        key_factor=keys.factor,
-        ratio=weight.ratio,
-        offset=weight.offset,
-        minus_two_scale=weight.minus_two_scale,
-        unit=weight.unit,
-        clamp_tiles=clamped,
-        direct=direct,
-        query_raw=queries.raw,
-        key_raw=blocked(keys.raw) if direct else None,
-        weight=weight.raw,
-        query_flag=queries.flag,
-        key_flag=keys.flag,
-    )
+def compute_type(dtype: torch.dtype) -> torch.dtype:
+    """The type in which the kernels work: float64 for float64, otherwise float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def whole_registers(x: Tensor) -> Tensor:
+    """The last dimension padded with zeros to whole registers."""
+    fill = -x.shape[-1] % lanes(x)
+    return (pad(x, (0, fill)) if fill else x).contiguous()
+
+
+def finite_registers(value: Tensor) -> tuple[Tensor, bool]:
+    """Values in whole registers, 0 where they are not finite, and whether all of them were."""
+    clean = finite(value)
+    return whole_registers(value if clean else torch.where(value.isfinite(), value, 0.0)), clean
+
+
+@plan_class
+class MaskPlaces:
+    """Where each entry's rows of masks of one shape begin, in bytes, and their distance: 0 if all queries share one."""
+
+    shape: tuple[int, ...]
+    index: Tensor
+    step: int
+
+    @classmethod
+    def of(cls, mask: torch.Size, batch: torch.Size, n: int, m: int) -> "MaskPlaces":
+        """Those of a mask whose shape broadcasts to (*batch, n, m); the kernel reads it with its keys expanded."""
+        *own, rows, _ = shape = broadcast(mask, (1, m))
+        index = entry_index(torch.Size(own), batch) * (rows * m)
+        return cls(tuple(shape), index, m if rows == n and n > 1 else 0)
+
+
+def kept_weights(like: Tensor, entries: int, n: int, m: int, causal: bool) -> Tensor:
+    """Memory (entries, n, stride of m) for weights, 0 where the kernel does not write to blocks of keys."""
+    make = zeros if causal else pages.empty
+    return make(like, entries, n, row_stride(m, like))
+
+
+def add_nonfinite(output: Tensor, weights: Tensor, value: Tensor, value_index: Tensor, attendable: Tensor) -> None:
+    """Add what the non-finite values of attendable keys contribute; every other row keeps its bits."""
+    bad = ~value.isfinite()
+    for key in bad.any(-1).any(0).nonzero().flatten().tolist():
+        extra = torch.where(bad[:, key], value[:, key], 0.0)[value_index][:, None, :]
+        share = weights[:, :, key, None] * extra
+        output += torch.where(attendable[:, :, key, None] & bad[:, key][value_index][:, None, :], share, 0.0)
+
+
+def attendable(mask: Tensor | None, causal: bool, batch: torch.Size, n: int, m: int) -> Tensor:
+    """Which keys each query may attend to, (entries, n, m); mask broadcastable to (*batch, n, m)."""
+    allowed = causal_triangle(n, m, "cpu") if causal else torch.ones(n, m, dtype=torch.bool, device="cpu")
+    if mask is not None:
+        allowed = allowed & mask
+    return allowed.expand(*batch, n, m).reshape(batch.numel(), n, m)
+
+
+def of_attendable(gradient: Tensor, weights: Tensor, m: int) -> Tensor:
+    """The gradient of the output (entries, n, d) where NaN and infinities of rows without an attendable key are gone.
+
+    From weights (entries, n, stride) of m keys: what is behind them may never have been written.
+    """
+    return gradient if finite(gradient) else torch.where(weights[..., :m].any(-1, keepdim=True), gradient, 0.0)

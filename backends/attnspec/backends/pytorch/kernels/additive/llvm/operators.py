@@ -12,27 +12,30 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from attnspec.backends.pytorch.kernels.additive.registration import operator
-from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
+from attnspec.backends.pytorch.kernels.llvm.steps import laid_out
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.recording import recorded
 
 from . import backward, pages
-from .arguments import Scores, attention_scratch
-from .attention import MaskPlaces, add_nonfinite, attend, attendable, compute_type, finite_registers, kept_weights
-from .attention_gradients import attention_gradients, of_attendable
 from .direct import ONCE
+from .forward_steps import Sizes, attention_steps, score_steps
+from .gradient_steps import UnitGradients, gradient_steps, unit_steps
 from .layout import (
-    Factors,
     Weight,
+    add_nonfinite,
+    attendable,
     bits,
+    compute_type,
+    entry_index,
+    finite_registers,
     flatten,
+    kept_weights,
+    of_attendable,
     padded,
     row_stride,
-    terms,
+    whole_registers,
 )
-from .scores import scores_kernel
-from .tiles import CHUNK, key_lanes
-from .unit_gradients import UnitGradients
+from .tiles import key_lanes
 
 
 @operator("additive_attention_cpu")
@@ -45,23 +48,31 @@ def attention_op(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor 
     stride = row_stride(m, a.new_empty(0, dtype=compute))
     if n == 0 or m == 0 or batch.numel() == 0:
         return a.new_zeros(*batch, n, d), a.new_zeros(batch.numel() if save else 0, n, stride, dtype=compute)
-    a3, a_index = flatten(a, batch, compute)
-    b3, b_index = flatten(b, batch, compute)
-    v3, value_index = flatten(value, batch, compute)
+    a3, b3, v3 = flatten(a, compute), flatten(b, compute), flatten(value, compute)
     v, clean = finite_registers(v3)
-    rows = None if mask is None else MaskPlaces.of(mask, batch, n, m).rows(mask)
     weights = None
     if save or not clean:
         weights = kept_weights(a3, batch.numel(), n, m, causal)
         weights.numpy()[..., padded(m, a3) :] = 0.0
+    sizes = _sizes(batch, a, b, value, causal, v.shape[2])
+    steps = attention_steps(sizes, None if mask is None else mask.shape)
+    whole = a3.new_empty(batch.numel(), n, v.shape[2])
+    _held, memory = pages.kept_bytes("additive", a3, steps.size)
     weight = Weight.of(w_v.to(compute).contiguous())
-    keys = Factors.of_keys(b3, weight.flip)
-    output = attend(a3, keys, weight, v, a_index, b_index, value_index, rows, causal, weights)[..., :d]
+    steps.run(a3, b3, weight, memory, steps.rows(mask), v, whole, weights)
+    output = whole[..., :d]
     if not clean:
         assert weights is not None
-        add_nonfinite(output, weights, v3, value_index, attendable(mask, causal, batch, n, m))
+        allowed = attendable(mask, causal, batch, n, m)
+        add_nonfinite(output, weights, v3, entry_index(value.shape[:-2], batch), allowed)
     result = output.to(a.dtype).reshape(*batch, n, d).contiguous()
     return result, weights if save and weights is not None else a.new_empty(0, n, stride, dtype=compute)
+
+
+def _sizes(batch: torch.Size, a: Tensor, b: Tensor, value: Tensor, causal: bool, d: int) -> Sizes:
+    """Those of a call whose values have d features in whole registers."""
+    own, (m, h) = (a.shape[:-2], b.shape[:-2], value.shape[:-2]), b.shape[-2:]
+    return Sizes(batch, *own, a.shape[-2], m, h, d, causal, compute_type(a.dtype))
 
 
 @attention_op.register_fake
@@ -89,16 +100,14 @@ def attention_backward_op(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor, value
     batch, compute = output.shape[:-2], compute_type(a.dtype)
     if n == 0 or m == 0 or batch.numel() == 0:
         return torch.zeros_like(a), torch.zeros_like(b), torch.zeros_like(w_v), torch.zeros_like(value)
-    a3, a_index = flatten(a, batch, compute)
-    b3, b_index = flatten(b, batch, compute)
-    v3, value_index = flatten(value, batch, compute)
+    a3, b3, v3 = flatten(a, compute), flatten(b, compute), flatten(value, compute)
     g3 = grad.to(compute).expand(*batch, n, d).reshape(batch.numel(), n, d)
-    g3 = of_attendable(g3, weights, m)
-    v3 = finite_registers(v3)[0]
-    grad_a, grad_b, grad_w, grad_value = attention_gradients(
-        g3, a3, b3, w_v.to(compute).contiguous(), v3, output.to(compute).reshape(g3.shape), weights.contiguous(),
-        a_index, b_index, value_index, causal,
-    )  # fmt: skip
+    g3 = whole_registers(of_attendable(g3, weights, m))
+    o3, v3 = whole_registers(output.to(compute).reshape(batch.numel(), n, d)), finite_registers(v3)[0]
+    steps = gradient_steps(_sizes(batch, a, b, value, causal, v3.shape[2]))
+    grad_a, grad_b, grad_w, grad_value = steps.run(
+        g3, a3, b3, w_v.to(compute).contiguous(), v3, o3, weights.contiguous()
+    )
     grad_value = _like(grad_value[..., :d], batch, value)
     return _like(grad_a, batch, a), _like(grad_b, batch, b), grad_w.to(w_v.dtype), grad_value
 
@@ -112,33 +121,15 @@ def _(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, output: Te
 @operator("additive_scores_cpu")
 def scores_op(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
     """Scores (*batch, n, m)."""
-    (n, h), m = a.shape[-2:], b.shape[-2]
+    n, m = a.shape[-2], b.shape[-2]
     batch, compute = broadcast(a.shape[:-2], b.shape[:-2]), compute_type(a.dtype)
-    entries = batch.numel()
-    if n == 0 or m == 0 or entries == 0:
+    if n == 0 or m == 0 or batch.numel() == 0:
         return a.new_zeros(*batch, n, m)
-    a3, a_index = flatten(a, batch, compute)
-    b3, b_index = flatten(b, batch, compute)
-    chunks = -(-n // CHUNK)
-    threads = thread_count(entries * chunks, entries * n * m * h)
-    stride = row_stride(m, a3)
+    a3, b3 = flatten(a, compute), flatten(b, compute)
     output = a3.new_empty(*batch, n, m)  # and no view, so that it may be changed in place
-    weight = Weight.of(w_v.to(compute).contiguous())
-    arguments = Scores(
-        tasks=entries * chunks,
-        chunks=chunks,
-        n=n,
-        m=m,
-        h=h,
-        causal=False,
-        stride=stride,
-        scratch=a3.new_empty(threads, sum(attention_scratch(bits(a3), CHUNK, stride, 0))),
-        a_index=a_index,
-        b_index=b_index,
-        terms=terms(Factors.of_queries(a3, weight.flip, weight.ratio), Factors.of_keys(b3, weight.flip), weight),
-        output=output,
-    )
-    run(scores_kernel(bits(a3)), threads, arguments)
+    steps = score_steps(_sizes(batch, a, b, b, False, 0))
+    _held, memory = pages.kept_bytes("additive", a3, steps.size)
+    steps.run(a3, b3, Weight.of(w_v.to(compute).contiguous()), memory, output)
     return output.to(a.dtype)
 
 
@@ -154,17 +145,19 @@ def scores_backward_op(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor) -> tuple
     batch, compute = broadcast(a.shape[:-2], b.shape[:-2]), compute_type(a.dtype)
     if n == 0 or m == 0 or batch.numel() == 0:
         return torch.zeros_like(a), torch.zeros_like(b), torch.zeros_like(w_v)
-    a3, a_index = flatten(a, batch, compute)
-    b3, b_index = flatten(b, batch, compute)
+    a3, b3 = flatten(a, compute), flatten(b, compute)
     tiles, stride = -(-n // backward.ROWS), row_stride(m, a3)
     score_grad = grad.to(compute).reshape(batch.numel(), n, m)
     score_grad = pad(score_grad, (0, stride - m, 0, tiles * backward.ROWS - n)).contiguous()
     every = torch.tensor([0, padded(m, a3) // key_lanes(bits(a3))], device="cpu")
     extent = every.expand(batch.numel(), tiles, 2).contiguous()
-    units = UnitGradients(a3, b3, w_v.to(compute).contiguous(), a_index, b_index)
-    units.add(0, score_grad, extent)
-    grad_w = units.weight_gradient().double() + float(score_grad.numpy().sum(-1).sum(dtype=np.float64))
-    grad_a, grad_b = units.projection_gradients()
+    of_units = unit_steps(_sizes(batch, a, b, b, False, 0), batch.numel())
+    offsets, size = laid_out(of_units.bytes)
+    _held, memory = pages.kept_bytes("additive gradients", a3, size)
+    units = UnitGradients(of_units, a3, b3, Weight.of(w_v.to(compute).contiguous()), memory, offsets)
+    units.add(0, score_grad, extent.data_ptr())
+    grad_a, grad_b, of_w = units.finish()
+    grad_w = of_w.double() + float(score_grad.numpy().sum(-1).sum(dtype=np.float64))
     return _like(grad_a, batch, a), _like(grad_b, batch, b), grad_w.to(w_v.dtype)
 
 

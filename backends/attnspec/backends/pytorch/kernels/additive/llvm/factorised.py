@@ -1,0 +1,193 @@
+"""A whole call by factorised exponentials, projections included, from one plan, and its gradients."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels.dot.regular import inspector
+from attnspec.backends.pytorch.kernels.llvm.matmul import Multiply
+from attnspec.backends.pytorch.kernels.llvm.projection import ProjectionGradients, planned
+from attnspec.backends.pytorch.runtime.accumulation import widened
+from attnspec.backends.pytorch.runtime.first_order import first_order
+from attnspec.backends.pytorch.runtime.plans import plan_class
+from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
+
+from . import pages
+from .direct import ONCE
+from .direct_plan import Operands
+from .forward_steps import ScoringSteps, Sizes, attention_steps
+from .gradient_steps import gradient_steps
+from .layout import Weight, kept_weights, lanes, of_attendable, whole_registers
+from .operators import attention_backward_op
+from .pages import converted
+
+
+@plan_class
+class Plan:
+    """What all calls with the same shapes and dtypes have in common.
+
+    ``d`` counts features of values as they are given; ``by_query`` and ``by_key`` project, and gradients go
+    ``through`` these projections.
+    """
+
+    sizes: Sizes
+    d: int
+    forward: ScoringSteps
+    by_query: Multiply | None
+    by_key: Multiply | None
+    through_query: ProjectionGradients
+    through_key: ProjectionGradients
+    are_moderate: Callable[[Tensor], bool] | None
+
+
+def serves(operands: Operands, batch: torch.Size) -> bool:
+    """Whether all operands lie in memory as they are read, none of them empty, each with the whole batch."""
+    query, key, value, w_q, w_k, w_v = operands
+    whole = all(x.shape[:-2] == batch for x in (query, key, value))
+    given = [x for x in (query, key, value, w_q, w_k, w_v) if x is not None]
+    lies = len(given) == len(operands) and all(x.is_contiguous() and x.numel() for x in given)
+    return whole and lies
+
+
+def plan(operands: Operands, mask: Tensor | None, causal: bool, batch: torch.Size) -> Plan:
+    """The plan of calls that are served."""
+    query, key, value, _, _, w_v = operands
+    n, m, h = query.shape[-2], key.shape[-2], w_v.shape[0]
+    like, d = widened(value[..., :0]), value.shape[-1]
+    products = [(x.shape[:-1].numel(), h, x.shape[-1]) for x in (query, key)]
+    by_query, by_key = (planned(*own, value.dtype) for own in products)
+    through_query, through_key = (ProjectionGradients(*own, like.dtype) for own in products)
+    sizes = Sizes(batch, batch, batch, batch, n, m, h, d + -d % lanes(like), causal, like.dtype)
+    forward = attention_steps(sizes, None if mask is None else mask.shape)
+    return Plan(sizes, d, forward, by_query, by_key, through_query, through_key, inspector((value,)))
+
+
+def attend(plan: Plan, operands: Operands, mask: Tensor | None, tracked: bool) -> Tensor | None:
+    """The output (*batch, n, d_v) in the dtype of the operands; None where a value is not finite."""
+    value = operands.value.detach()
+    if not ((plan.are_moderate is not None and plan.are_moderate(value)) or bool(value.isfinite().all())):
+        return None
+    if tracked:
+        found: Tensor = FactorisedAttention.apply(*operands, mask, plan)  # type: ignore[no-untyped-call]
+        return found
+    s, entries = plan.sizes, plan.sizes.entries
+    like = value.new_empty(0, dtype=s.real)
+    # in this order the memory of the steps begins on a cache line
+    _held, (memory, a, b) = pages.kept_parts(
+        "additive", like, (plan.forward.size // like.element_size(), entries * s.n * s.h, entries * s.m * s.h)
+    )
+    return _forward(plan, operands, mask, a, b, memory, None)[0]
+
+
+def _forward(
+    plan: Plan, operands: Operands, mask: Tensor | None, a: Tensor, b: Tensor, memory: Tensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The output, and the same (entries, n, d) before it is rounded; a and b are written, and weights if given."""
+    query, key, value, w_q, w_k, w_v = operands
+    assert w_q is not None
+    assert w_k is not None
+    s, entries = plan.sizes, plan.sizes.entries
+    for multiply, x, w, projected in ((plan.by_query, query, w_q, a), (plan.by_key, key, w_k, b)):
+        if multiply is None:
+            torch.mm(widened(x).view(-1, x.shape[-1]), widened(w).mT, out=projected.view(-1, s.h))
+        else:
+            multiply(x, w, projected)
+    values, w_v = whole_registers(widened(value).view(entries, s.m, plan.d)), widened(w_v)
+    # not a view, which could not be changed in place where gradients are recorded
+    output = value.new_empty(*s.batch, s.n, plan.d)
+    rows, at_once = output.view(entries, s.n, plan.d), s.d == plan.d and value.dtype is s.real
+    found = rows if at_once else values.new_empty(entries, s.n, s.d)
+    a, b, forward = a.view(entries, s.n, s.h), b.view(entries, s.m, s.h), plan.forward
+    forward.run(a, b, Weight.of(w_v), memory, forward.rows(mask), values, found, weights)
+    if at_once:
+        return output, rows
+    rows.copy_(found[..., : plan.d])
+    return output, found[..., : plan.d]
+
+
+class FactorisedAttention(torch.autograd.Function):
+    """The output, with gradients by the kernels."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor,
+        mask: Tensor | None, plan: Plan,
+    ) -> Tensor:  # fmt: skip
+        """Keep projected queries and keys, the weights, and what is not rounded of the output."""
+        operands, s, entries = Operands(query, key, value, w_q, w_k, w_v), plan.sizes, plan.sizes.entries
+        like = value.new_empty(0, dtype=s.real)
+        a, b = like.new_empty(entries, s.n, s.h), like.new_empty(entries, s.m, s.h)
+        weights = kept_weights(like, entries, s.n, s.m, s.causal)
+        _held, memory = pages.kept_bytes("additive", like, plan.forward.size)
+        output, wide = _forward(plan, operands, mask, a, b, memory, weights)
+        ctx.save_for_backward(*operands, a, b, weights, output if value.dtype is s.real else wide)
+        ctx.plan = plan
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the operands that need them."""
+        saved = ctx.saved_tensors
+        plan, wanted = ctx.plan, ctx.needs_input_grad
+
+        def of_operands(gradient: Tensor, *operands: Tensor) -> tuple[Tensor | None, ...]:
+            return _gradients(plan, Operands(*operands), gradient, saved[6:], wanted)
+
+        return *first_order(ONCE, of_operands, gradient, *saved[:6]), None, None
+
+
+def _gradients(
+    plan: Plan, operands: Operands, gradient: Tensor, kept: Sequence[Tensor], wanted: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Gradients of the operands that are wanted, in their shapes and dtypes, from that of the output.
+
+    What is ``kept`` are projected queries and keys, weights, and the output before it was rounded.
+    """
+    # hooks on saved tensors may have changed their dtypes and strides, here and below
+    query, key, value, w_q, w_k, w_v = (converted(x, gradient.dtype) for x in operands if x is not None)
+    operands = Operands(query, key, value, w_q, w_k, w_v)
+    kept = [converted(x, plan.sizes.real).contiguous() for x in kept]
+    plainly = intercepted() or not addressable(gradient)
+    of_a, of_b, of_w, of_value = (_by_operator if plainly else _by_kernels)(plan, operands, gradient, *kept)
+    found: list[Tensor | None] = [None, None, of_value, None, None, of_w]
+    through = (of_a, query, w_q, plan.through_query), (of_b, key, w_k, plan.through_key)
+    for i, (by, x, w, products) in enumerate(through):
+        rows, wide_x, wide_w = by.reshape(-1, plan.sizes.h), widened(x).reshape(-1, x.shape[-1]), widened(w)
+        if wanted[i]:
+            found[i] = (rows @ wide_w if plainly else products.input(rows, wide_w.contiguous())).reshape(x.shape)
+        if wanted[3 + i]:
+            found[3 + i] = rows.mT @ wide_x if plainly else products.weight(rows, wide_x.contiguous())
+    rounded = (x if x is None or x.dtype is value.dtype else x.to(value.dtype) for x in found)
+    return tuple(x if want else None for x, want in zip(rounded, wanted, strict=False))
+
+
+def _by_kernels(
+    plan: Plan, operands: Operands, gradient: Tensor, a: Tensor, b: Tensor, weights: Tensor, output: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of a, b, w_v and value."""
+    s = plan.sizes
+    shape = s.entries, s.n, plan.d
+    gradient = widened(gradient).reshape(shape)
+    if plan.forward.mask is not None:
+        gradient = of_attendable(gradient, weights, s.m)
+    output, gradient = whole_registers(output.reshape(shape)), whole_registers(gradient)
+    value = whole_registers(widened(operands.value).reshape(s.entries, s.m, plan.d))
+    of_a, of_b, of_w, of_value = gradient_steps(s).run(
+        gradient, a, b, widened(operands.w_v).contiguous(), value, output, weights
+    )
+    of_value = of_value if of_value.shape[2] == plan.d else of_value[..., : plan.d]
+    return of_a, of_b, of_w, of_value.reshape(operands.value.shape)
+
+
+def _by_operator(
+    plan: Plan, operands: Operands, gradient: Tensor, a: Tensor, b: Tensor, weights: Tensor, output: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same for what kernels cannot read: batched gradients, dispatch modes, subclasses."""
+    s = plan.sizes
+    a, b, output = (x.view(*s.batch, *x.shape[-2:]) for x in (a, b, output.reshape(s.entries, s.n, plan.d)))
+    found: tuple[Tensor, Tensor, Tensor, Tensor] = attention_backward_op(
+        widened(gradient), a, b, widened(operands.w_v), widened(operands.value), output, weights, s.causal
+    )
+    return found

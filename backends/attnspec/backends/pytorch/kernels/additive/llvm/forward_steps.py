@@ -1,0 +1,284 @@
+"""The kernels of factorised scores and attention, in the order in which they run, and the memory that they share.
+
+What differs between calls are addresses: argument slots are filled once for all calls with the same sizes.
+"""
+
+from array import array
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import NamedTuple, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels.llvm.steps import NOTHING, Step, laid_out, scratch, step
+from attnspec.backends.pytorch.kernels.llvm.threads import thread_count
+from attnspec.backends.pytorch.runtime.plans import REMEMBERED, plan_class
+
+from . import factors, pages
+from .arguments import Attend, Scores, Scoring, Terms, attention_scratch
+from .factors import KeyBlocks, KeyFactors, QueryFactors
+from .forward import attend_kernel
+from .layout import (
+    EXPONENTIAL_WORK,
+    MaskPlaces,
+    Weight,
+    address,
+    bits,
+    blocks,
+    entry_index,
+    padded,
+    row_stride,
+    score_limits,
+)
+from .reach import Reach, reach_kernel
+from .scores import scores_kernel
+from .tiles import CHUNK, key_lanes
+
+P = ParamSpec("P")
+S = TypeVar("S")
+
+INTEGER = 8
+"""Bytes."""
+
+
+class Sizes(NamedTuple):
+    """Batch dimensions of the call and of its operands, and sizes; ``d`` counts features in whole registers."""
+
+    batch: torch.Size
+    a_batch: torch.Size
+    b_batch: torch.Size
+    value_batch: torch.Size
+    n: int
+    m: int
+    h: int
+    d: int
+    causal: bool
+    real: torch.dtype
+
+    @property
+    def entries(self) -> int:
+        """Entries of the flattened batch."""
+        return self.batch.numel()
+
+    @property
+    def like(self) -> Tensor:
+        """An empty tensor in the dtype of sums."""
+        return torch.empty(0, dtype=self.real, device="cpu")
+
+    def indices(self) -> tuple[Tensor, Tensor, Tensor]:
+        """For each entry of the batch, the entry of queries, of keys and of values."""
+        a, b, value = (entry_index(own, self.batch) for own in (self.a_batch, self.b_batch, self.value_batch))
+        return a, b, value
+
+
+def made_once(make: Callable[P, S]) -> Callable[P, S]:
+    """Keep what is made for the same arguments and number of threads."""
+
+    @lru_cache(maxsize=REMEMBERED)
+    def kept(threads: int, *arguments: P.args, **options: P.kwargs) -> S:
+        return make(*arguments, **options)
+
+    def steps(*arguments: P.args, **options: P.kwargs) -> S:
+        return kept(torch.get_num_threads(), *arguments, **options)  # type: ignore[arg-type]  # hashable, as all sizes
+
+    return steps
+
+
+def key_step(entries: int, m: int, h: int, like: Tensor) -> Step:
+    """Factors of keys (entries, m, h), from addresses of keys and flips, to those of factors, flags and maxima."""
+    tasks = entries * blocks(m, like)
+    arguments = KeyFactors(
+        tasks=tasks, m=m, h=h, raw=NOTHING, flip=NOTHING, factor=NOTHING, flag=NOTHING, maximum=NOTHING
+    )  # fmt: skip
+    k = KeyFactors
+    return step(
+        factors.key_factor_kernel(bits(like)), thread_count(tasks, entries * m * h * EXPONENTIAL_WORK), arguments,
+        k.raw, k.flip, k.factor, k.flag, k.maximum,
+    )  # fmt: skip
+
+
+def block_step(entries: int, m: int, columns: int, like: Tensor) -> Step:
+    """Rows (entries, m, columns) in blocks of keys, from one address to another."""
+    tasks = entries * blocks(m, like)
+    arguments = KeyBlocks(tasks=tasks, m=m, h=columns, raw=NOTHING, block=NOTHING)
+    threads = thread_count(tasks, 2 * entries * m * columns)
+    return step(factors.block_kernel(bits(like)), threads, arguments, KeyBlocks.raw, KeyBlocks.block)
+
+
+def blocked(x: Tensor) -> Tensor:
+    """(entries, m, columns) as (entries, blocks, columns, keys of a block), missing keys as the last."""
+    entries, m, columns = x.shape
+    out = pages.empty(x, entries, blocks(m, x), columns, key_lanes(bits(x)))
+    block_step(entries, m, columns, x).run(x.data_ptr(), out.data_ptr())
+    return out
+
+
+def key_factors(b: Tensor, flip: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """exp(2 flip b) of keys (entries, m, h), in blocks, their flags, and the largest of each block and unit.
+
+    For many queries: flips are those of `Weight`, flags those of `factors.RowFlag`.
+    """
+    entries, m, h = b.shape
+    count, width = blocks(m, b), key_lanes(bits(b))
+    factor = pages.empty(b, entries, count, h, width, kept=True)
+    flag, maximum = b.new_empty(entries, count * width), b.new_empty(entries, count, h)
+    key_step(entries, m, h, b).run(*(x.data_ptr() for x in (b, flip, factor, flag, maximum)))
+    return factor, flag, maximum
+
+
+@plan_class
+class FactorSteps:
+    """The factors of queries and of keys, and where they serve."""
+
+    of_keys: Step | None
+    """None where the factors of keys are made before the call."""
+    of_queries: Step
+    reach: Step
+    sizes: tuple[int, ...]
+    """Bytes of what these steps write: factors, flags and largest ones of queries and of keys, clamped blocks."""
+
+    def run(self, a: int, b: int, flip: int, ratio: int, limit: int, written: Sequence[int]) -> tuple[bool, int]:
+        """Whether some pairs have no factors, and where it is written which blocks of keys need a clamp: 0 if none.
+
+        From the addresses of projected queries and keys, of flips, ratios and limits (`Reach`), and of where the steps
+        write.
+        """
+        of_query, query_flag, query_most, of_key, key_flag, key_most, clamped = written
+        if self.of_keys is not None:
+            self.of_keys.run(b, flip, of_key, key_flag, key_most)
+        self.of_queries.run(a, flip, ratio, of_query, query_flag, query_most)
+        answers = array("q", [0, 0])
+        clamps = answers.buffer_info()[0]
+        self.reach.run(query_flag, key_flag, query_most, key_most, ratio, limit, clamped, clamps, clamps + INTEGER)
+        return answers[1] != 0, clamped if answers[0] else 0
+
+
+def factor_steps(s: Sizes, *, prepared: bool = False) -> FactorSteps:
+    """For these sizes; ``prepared`` if the factors of keys are made before the call."""
+    like, width = s.like, bits(s.like)
+    size, entries, rows = like.element_size(), s.b_batch.numel(), s.a_batch.numel() * s.n
+    key_blocks, query_tasks, keys = entries * blocks(s.m, like), -(-rows // factors.ROWS), entries * padded(s.m, like)
+    queries = QueryFactors(
+        tasks=query_tasks, rows=rows, h=s.h, raw=NOTHING, flip=NOTHING, ratio=NOTHING, factor=NOTHING, flag=NOTHING,
+        maximum=NOTHING,
+    )  # fmt: skip
+    answer = array("q", [0])
+    reach = Reach(
+        rows=rows, keys=keys, query_groups=query_tasks, key_groups=key_blocks, h=s.h,
+        query_flag=NOTHING, key_flag=NOTHING, query_maximum=NOTHING, key_maximum=NOTHING, ratio=NOTHING, limit=NOTHING,
+        clamped=NOTHING, clamps=answer, direct=answer,
+    )  # fmt: skip
+    q, r = QueryFactors, Reach
+    of_keys = (0, 0, 0) if prepared else (size * keys * s.h, size * keys, size * key_blocks * s.h)
+    return FactorSteps(
+        None if prepared else key_step(entries, s.m, s.h, like),
+        step(
+            factors.query_factor_kernel(width), thread_count(query_tasks, rows * s.h * EXPONENTIAL_WORK), queries,
+            q.raw, q.flip, q.ratio, q.factor, q.flag, q.maximum,
+        ),
+        step(
+            reach_kernel(width), 1, reach, r.query_flag, r.key_flag, r.query_maximum, r.key_maximum, r.ratio, r.limit,
+            r.clamped, r.clamps, r.direct,
+        ),
+        (size * rows * s.h, size * rows, size * query_tasks * s.h, *of_keys, INTEGER * key_blocks),
+    )  # fmt: skip
+
+
+@plan_class
+class ScoringSteps:
+    """Factors, and then the kernel that takes scores from them: that of scores or of attention."""
+
+    factors: FactorSteps
+    kernel: Step
+    mask: MaskPlaces | None
+    indices: tuple[Tensor, ...]
+    """Kept alive: their addresses are among the slots."""
+    limit: Tensor
+    offsets: tuple[int, ...]
+    size: int
+    """Bytes of memory."""
+
+    def run(
+        self, a: Tensor, b: Tensor, weight: Weight, memory: Tensor, *others: Tensor | None,
+        keys: tuple[Tensor, Tensor, Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        """From a (entries, n, h) and b (entries, m, h), contiguous, and the ``others`` that the kernel takes.
+
+        ``keys`` are the `key_factors` of b where they are made before.
+        """
+        base, of_a, ratio = memory.data_ptr(), a.data_ptr(), weight.ratio.data_ptr()
+        *written, own = [base + offset for offset in self.offsets]
+        if keys is not None:
+            written[3:6] = [x.data_ptr() for x in keys]
+        direct, clamped = self.factors.run(
+            of_a, b.data_ptr(), weight.flip.data_ptr(), ratio, self.limit.data_ptr(), written
+        )
+        of_query, query_flag, _, of_key, key_flag, _, _ = written
+        raw = blocked(b) if direct else None
+        self.kernel.run(
+            own, of_query, of_key, ratio, weight.offset.data_ptr(), weight.minus_two_scale.data_ptr(),
+            weight.unit.data_ptr(), clamped, int(direct), of_a, address(raw), weight.raw.data_ptr(), query_flag,
+            key_flag, *map(address, others),
+        )  # fmt: skip
+
+    def rows(self, mask: Tensor | None) -> Tensor | None:
+        """The rows of a mask as the kernel reads them."""
+        return None if mask is None or self.mask is None else mask.expand(self.mask.shape).contiguous()
+
+
+_SCORING = (Scoring.scratch, *range(Scoring.terms, Scoring.terms + Terms.words))
+"""Slots that every call fills in: scratch memory, and all terms."""
+
+_NO_TERMS = Terms(
+    query_factor=NOTHING, key_factor=NOTHING, ratio=NOTHING, offset=NOTHING, minus_two_scale=NOTHING, unit=NOTHING,
+    clamp_tiles=None, direct=False, query_raw=NOTHING, key_raw=None, weight=NOTHING, query_flag=NOTHING,
+    key_flag=NOTHING,
+)  # fmt: skip
+
+
+@made_once
+def attention_steps(s: Sizes, mask: torch.Size | None, *, prepared: bool = False) -> ScoringSteps:
+    """For these sizes and a mask of this shape; others are mask rows, value, output and weights, None if not wanted.
+
+    Values (entries, m, d) are finite, the output is (entries, n, d), weights are (entries, n, stride).
+    """
+    like = s.like
+    stride, single = row_stride(s.m, like), s.n == 1 and not s.causal  # the backward takes causal queries by chunks
+    rows = 1 if single else CHUNK
+    chunks = -(-s.n // rows)
+    tasks, numbers = s.entries * chunks, sum(attention_scratch(bits(like), rows, stride, s.d))
+    threads = thread_count(tasks, s.entries * s.n * s.m * (s.h + s.d))
+    indices = a_index, b_index, value_index = s.indices()
+    places = None if mask is None else MaskPlaces.of(mask, s.batch, s.n, s.m)
+    arguments = Attend(
+        tasks=tasks, chunks=chunks, n=s.n, m=s.m, h=s.h, causal=s.causal, stride=stride,
+        scratch=scratch(threads, numbers, s.real), a_index=a_index, b_index=b_index, terms=_NO_TERMS, mask=None,
+        mask_index=None if places is None else places.index, mask_row=0 if places is None else places.step,
+        value_index=value_index, value=NOTHING, d=s.d, output=NOTHING, weights=None,
+    )  # fmt: skip
+    kernel = step(
+        attend_kernel(bits(like), single), threads, arguments, *_SCORING, Attend.mask, Attend.value, Attend.output,
+        Attend.weights,
+    )  # fmt: skip
+    of_factors = factor_steps(s, prepared=prepared)
+    offsets, size = laid_out([*of_factors.sizes, like.element_size() * threads * numbers])
+    return ScoringSteps(of_factors, kernel, places, indices, score_limits(s.h, s.real), offsets, size)
+
+
+@made_once
+def score_steps(s: Sizes) -> ScoringSteps:
+    """For these sizes; the only other operand is the output (entries, n, m)."""
+    like = s.like
+    stride, chunks = row_stride(s.m, like), -(-s.n // CHUNK)
+    tasks, numbers = s.entries * chunks, sum(attention_scratch(bits(like), CHUNK, stride, 0))
+    threads = thread_count(tasks, s.entries * s.n * s.m * s.h)
+    indices = a_index, b_index, _ = s.indices()
+    arguments = Scores(
+        tasks=tasks, chunks=chunks, n=s.n, m=s.m, h=s.h, causal=False, stride=stride,
+        scratch=scratch(threads, numbers, s.real), a_index=a_index, b_index=b_index, terms=_NO_TERMS, output=NOTHING,
+    )  # fmt: skip
+    kernel = step(scores_kernel(bits(like)), threads, arguments, *_SCORING, Scores.output)
+    of_factors = factor_steps(s)
+    offsets, size = laid_out([*of_factors.sizes, like.element_size() * threads * numbers])
+    return ScoringSteps(of_factors, kernel, None, indices, score_limits(s.h, s.real), offsets, size)

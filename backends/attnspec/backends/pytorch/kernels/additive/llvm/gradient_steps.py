@@ -1,0 +1,267 @@
+"""The kernels of the gradients of factorised attention, in the order in which they run, and their memory."""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from attnspec.backends.pytorch.kernels.llvm.steps import NOTHING, Step, laid_out, scratch, step
+from attnspec.backends.pytorch.kernels.llvm.threads import thread_count
+from attnspec.backends.pytorch.runtime.plans import plan_class
+
+from . import backward, pages
+from .backward import (
+    ScoreGradient,
+    UnitGradient,
+    ValueGradient,
+    WeightGradient,
+    score_gradient_kernel,
+    unit_gradient_kernel,
+    unit_scratch,
+    value_gradient_kernel,
+    weight_gradient_kernel,
+)
+from .factors import DIRECT_FLAGS
+from .forward_steps import INTEGER, FactorSteps, Sizes, block_step, blocked, factor_steps, made_once
+from .layout import Weight, bits, padded, row_stride
+from .scores import capacity
+from .tiles import CHUNK, key_lanes
+
+GROUP_BYTES = 2**21
+
+
+def entries_at_once(n: int, h: int, stride: int, size: int) -> int:
+    """For how many entries the gradient of the scores exists at a time, in memory that stays in the cache.
+
+    Its rows (n) have this stride, and its numbers this size in bytes.
+    """
+    return max(GROUP_BYTES // (n * stride * size), -(-2 * torch.get_num_threads() * backward.UNITS // h), 1)
+
+
+def _reals(memory: Tensor, begin: int, *shape: int, dtype: torch.dtype) -> Tensor:
+    """Numbers from this byte of the memory on."""
+    return memory[begin : begin + torch.Size(shape).numel() * dtype.itemsize].view(dtype).view(shape)
+
+
+@lru_cache(maxsize=64)
+def _constants(h: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Ones (h), and for each unit how large 1 + EF may be without a clamp."""
+    ones = torch.ones(h, dtype=dtype, device="cpu")
+    return ones, ones * (capacity(bits(ones), 2) / 2)
+
+
+def _extent(used: Tensor, width: int) -> Tensor:
+    """For each tile of query rows the range of key blocks that hold a True of `used` (entries, n and m rounded up)."""
+    entries, n, stride = used.shape
+    blocks = stride // width
+    tiles = used.reshape(entries, n // backward.ROWS, backward.ROWS, blocks, width).any(-1).any(2)
+    number = torch.arange(blocks, device=used.device)
+    low = torch.where(tiles, number, blocks).amin(-1)
+    return torch.stack((low, torch.where(tiles, number + 1, 0).amax(-1)), -1).contiguous()
+
+
+@plan_class
+class UnitSteps:
+    """From gradients of scores to those of projected queries and keys and of the weight."""
+
+    sizes: Sizes
+    factors: FactorSteps
+    groups: Mapping[int, Step]
+    """By the number of entries that are taken together."""
+    of_weight: Step
+    indices: tuple[Tensor, Tensor]
+    ones: Tensor
+    limit: Tensor
+    bytes: tuple[int, ...]
+    """Memory: what factors take, and scratch."""
+
+
+def _unit_step(s: Sizes, count: int, *, direct: bool) -> Step:
+    """For so many entries; ``direct`` from a and b themselves, and not from factors."""
+    stride, chunks = row_stride(s.m, s.like), -(-s.h // backward.UNITS)
+    threads = thread_count(count * chunks, count * s.n * s.m * s.h)
+    arguments = UnitGradient(
+        tasks=count * chunks, chunks=chunks, n=s.n, m=s.m, stride=stride, h=s.h, a_index=NOTHING, b_index=NOTHING,
+        query=NOTHING, key=NOTHING, weight=NOTHING, clamp=False,
+        scratch=scratch(threads, sum(unit_scratch(stride)), s.real), score_grad=NOTHING, extent=NOTHING,
+        grad_query=NOTHING, grad_key=NOTHING, grad_weight=NOTHING,
+    )  # fmt: skip
+    u = UnitGradient
+    return step(
+        unit_gradient_kernel(bits(s.like), direct, s.n == 1), threads, arguments, u.a_index, u.b_index, u.query, u.key,
+        u.weight, u.clamp, u.scratch, u.score_grad, u.extent, u.grad_query, u.grad_key, u.grad_weight,
+    )  # fmt: skip
+
+
+@made_once
+def unit_steps(s: Sizes, together: int) -> UnitSteps:
+    """For these sizes, and so many entries at a time."""
+    last = s.entries % together
+    groups = {
+        count: _unit_step(s, count, direct=False) for count in {min(together, s.entries), *([last] if last else [])}
+    }
+    threads = max(own.threads for own in groups.values())
+    arguments = WeightGradient(entries=s.entries, h=s.h, of_entries=NOTHING, total=NOTHING)
+    w, of_factors = WeightGradient, factor_steps(s)
+    scratch_bytes = s.real.itemsize * threads * sum(unit_scratch(row_stride(s.m, s.like)))
+    return UnitSteps(
+        s, of_factors, groups, step(weight_gradient_kernel(bits(s.like)), 1, arguments, w.of_entries, w.total),
+        s.indices()[:2], *_constants(s.h, s.real), (*of_factors.sizes, scratch_bytes),
+    )  # fmt: skip
+
+
+class UnitGradients:
+    """Gradients of a, b and w_v of sum(score_grad * scores), by factors wherever they serve."""
+
+    def __init__(
+        self, steps: UnitSteps, a: Tensor, b: Tensor, weight: Weight, memory: Tensor, offsets: Sequence[int]
+    ) -> None:
+        """a (entries, n, h) and b (entries, m, h) are contiguous; ``memory`` holds `UnitSteps.bytes` at ``offsets``."""
+        self.steps, self.sizes, self.raw, self.weight, s = steps, steps.sizes, (a, b), weight, steps.sizes
+        self.memory, self.offsets, base = memory, offsets, memory.data_ptr()
+        *written, self.scratch = [base + offset for offset in offsets]
+        self.query, self.key, ones = written[0], written[3], steps.ones.data_ptr()
+        self.direct, clamped = steps.factors.run(
+            a.data_ptr(), b.data_ptr(), ones, ones, steps.limit.data_ptr(), written
+        )
+        self.clamp = int(clamped != 0)
+        self.of_a, self.of_b = a.new_empty(s.entries, s.n, s.h), pages.empty(a, s.entries, s.m, s.h)
+        self.of_w = a.new_empty(s.entries, s.h)
+
+    def add(self, first: int, score_grad: Tensor, extent: int) -> None:
+        """Fill in the entries from ``first`` on; score_grad is (entries, n in whole tiles, stride).
+
+        From the address of ``extent`` (entries, tiles, 2): the range of key blocks of each tile where it is not 0. In
+        others it must be finite if some pairs have no factors.
+        """
+        count, s = len(score_grad), self.sizes
+        by_factors = self.steps.groups[count]
+        if not self.direct:
+            self._fill(by_factors, first, self.query, self.key, self.clamp, score_grad, extent)
+            return
+        padded_keys, (a_index, b_index) = padded(s.m, s.like), self.steps.indices
+        row = _reals(self.memory, self.offsets[1], s.a_batch.numel(), s.n, dtype=s.real)
+        key = _reals(self.memory, self.offsets[4], s.b_batch.numel(), padded_keys, dtype=s.real)
+        key = pad(key, (0, score_grad.shape[2] - padded_keys))
+        stop = first + count
+        flags = row[a_index[first:stop], :, None] + key[b_index[first:stop], None, :]
+        pairs = pad(flags >= DIRECT_FLAGS, (0, 0, 0, score_grad.shape[1] - s.n))
+        here, (a, b) = _extent(pairs, key_lanes(bits(s.like))), self.raw
+        own, keys = torch.where(pairs, score_grad, 0.0), blocked(b)
+        self._fill(_unit_step(s, count, direct=True), first, a.data_ptr(), keys.data_ptr(), 0, own, here.data_ptr())
+        directly = [x[first:stop].clone() for x in (self.of_a, self.of_b, self.of_w)]
+        own = torch.where(pairs, 0.0, score_grad)
+        self._fill(by_factors, first, self.query, self.key, self.clamp, own, extent)
+        for gradient, part in zip((self.of_a, self.of_b, self.of_w), directly, strict=True):
+            gradient[first:stop] += part
+
+    def _fill(self, unit: Step, first: int, query: int, key: int, clamp: int, score_grad: Tensor, extent: int) -> None:
+        s, (a_index, b_index), of_index = self.sizes, self.steps.indices, first * INTEGER
+        of_unit = first * s.h * s.real.itemsize
+        unit.run(
+            a_index.data_ptr() + of_index, b_index.data_ptr() + of_index, query, key, self.weight.raw.data_ptr(),
+            clamp, self.scratch, score_grad.data_ptr(), extent, self.of_a.data_ptr() + of_unit * s.n,
+            self.of_b.data_ptr() + of_unit * s.m, self.of_w.data_ptr() + of_unit,
+        )  # fmt: skip
+
+    def finish(self) -> tuple[Tensor, Tensor, Tensor]:
+        """da (entries, n, h), db (entries, m, h), and dw_v but for sum(score_grad), which is 0 under a softmax."""
+        of_w, unit = self.of_w.new_empty(self.sizes.h), float(self.weight.unit)
+        self.steps.of_weight.run(self.of_w.data_ptr(), of_w.data_ptr())
+        return (self.of_a, self.of_b, of_w) if unit == 1.0 else (self.of_a * unit, self.of_b * unit, of_w)
+
+
+@plan_class
+class GradientSteps:
+    """Gradients of projected queries and keys, of the weight and of values."""
+
+    sizes: Sizes
+    units: UnitSteps
+    block: Step
+    groups: Mapping[int, Step]
+    """Gradients of scores, by the number of entries that are taken together."""
+    of_value: Step
+    together: int
+    tiles: int
+    stride: int
+    value_index: Tensor
+    offsets: tuple[int, ...]
+    size: int
+    """Bytes of memory."""
+
+    def run(
+        self, gradient: Tensor, a: Tensor, b: Tensor, w: Tensor, value: Tensor, output: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Gradients of a (entries, n, h), b (entries, m, h), w (h) and value (entries, m, d), by entries of the batch.
+
+        All are contiguous and in the dtype of sums: gradient and output (entries, n, d), weights (entries, n, stride),
+        finite values. The gradient of a row without an attendable key has no effect, and must be finite.
+        """
+        s, size = self.sizes, a.element_size()
+        _held, memory = pages.kept_bytes("additive gradients", a, self.size)
+        *of_factors, of_block, of_scores, of_extents, own = self.offsets
+        base, index = memory.data_ptr(), self.value_index.data_ptr()
+        units = UnitGradients(self.units, a, b, Weight.of(w), memory, (*of_factors, own))
+        self.block.run(value.data_ptr(), base + of_block)
+        by_value = pages.empty(a, s.entries, *value.shape[1:])
+        rows = self.tiles * backward.ROWS
+        scores = _reals(memory, of_scores, min(self.together, s.entries), rows, self.stride, dtype=s.real)
+        # no kernel writes all of it, but what it did not write is read only where some pairs are taken directly
+        if units.direct:
+            scores.numpy()[:] = 0.0
+        elif rows > s.n:
+            scores.numpy()[:, s.n :] = 0.0
+        at_weights, at_gradient, at_output = weights.data_ptr(), gradient.data_ptr(), output.data_ptr()
+        for first in range(0, s.entries, self.together):
+            count = min(self.together, s.entries - first)
+            features, extents = first * s.n * s.d * size, base + of_extents + first * self.tiles * 2 * INTEGER
+            self.groups[count].run(
+                at_weights + first * s.n * self.stride * size, at_gradient + features, base + of_block,
+                index + first * INTEGER, at_output + features, base + of_scores, extents,
+            )  # fmt: skip
+            units.add(first, scores[:count], extents)
+        self.of_value.run(at_weights, at_gradient, by_value.data_ptr())
+        return *units.finish(), by_value
+
+
+@made_once
+def gradient_steps(s: Sizes) -> GradientSteps:
+    """For these sizes."""
+    like = s.like
+    size, stride, tiles = like.element_size(), row_stride(s.m, like), -(-s.n // backward.ROWS)
+    together, values, chunks = entries_at_once(s.n, s.h, stride, size), s.value_batch.numel(), -(-s.m // CHUNK)
+    of_value = ValueGradient(
+        tasks=s.entries * chunks, chunks=chunks, n=s.n, m=s.m, stride=stride, d=s.d, causal=s.causal, weights=NOTHING,
+        grad_output=NOTHING, grad_value=NOTHING,
+    )  # fmt: skip
+    units, v = unit_steps(s, together), ValueGradient
+    *of_factors, own = units.bytes
+    offsets, bytes_of_all = laid_out([
+        *of_factors, size * values * padded(s.m, like) * s.d,
+        size * min(together, s.entries) * tiles * backward.ROWS * stride, INTEGER * s.entries * tiles * 2, own,
+    ])  # fmt: skip
+    return GradientSteps(
+        s, units, block_step(values, s.m, s.d, like), {count: _score_step(s, count) for count in units.groups},
+        step(
+            value_gradient_kernel(bits(like)), thread_count(s.entries * chunks, s.entries * s.n * s.m * s.d), of_value,
+            v.weights, v.grad_output, v.grad_value,
+        ),
+        together, tiles, stride, s.indices()[2], offsets, bytes_of_all,
+    )  # fmt: skip
+
+
+def _score_step(s: Sizes, count: int) -> Step:
+    """Gradients of the scores of so many entries."""
+    stride, chunks = row_stride(s.m, s.like), -(-s.n // CHUNK)
+    arguments = ScoreGradient(
+        tasks=count * chunks, chunks=chunks, n=s.n, m=s.m, stride=stride, d=s.d, causal=s.causal, weights=NOTHING,
+        grad_output=NOTHING, value_block=NOTHING, value_index=NOTHING, output=NOTHING, score_grad=NOTHING,
+        extent=NOTHING,
+    )  # fmt: skip
+    g = ScoreGradient
+    return step(
+        score_gradient_kernel(bits(s.like), s.n == 1), thread_count(count * chunks, count * s.n * s.m * s.d), arguments,
+        g.weights, g.grad_output, g.value_block, g.value_index, g.output, g.score_grad, g.extent,
+    )  # fmt: skip

@@ -1,0 +1,32 @@
+"""All names of PyTorch that this backend uses and that PyTorch does not document, each with its public alternative."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+"""Whether a transform of ``torch.func`` is active. There is no public way to ask."""
+
+dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+"""How many ``TorchDispatchMode`` are active. There is no public way to ask."""
+
+
+def forward_mode() -> bool:
+    """Whether a level of forward-mode differentiation is open.
+
+    The public alternative is ``unpack_dual(x).tangent`` of every operand: many times slower, which small calls feel.
+    """
+    return forward_ad._current_level >= 0
+
+
+flash_on_cuda: Callable[..., Any] = torch.ops.aten._scaled_dot_product_flash_attention
+"""``F.scaled_dot_product_attention`` by flash attention, with the logarithms of the sums of exponentials, which the
+public function does not return."""
+
+_ON_CPU = "_scaled_dot_product_flash_attention_for_cpu"
+flash_on_cpu: Callable[..., Any] | None = getattr(torch.ops.aten, _ON_CPU, None)
+"""The same on the CPU; None where PyTorch has none. There is no public alternative here either."""
+flash_on_cpu_backward: Callable[..., Any] | None = getattr(torch.ops.aten, f"{_ON_CPU}_backward", None)
+"""Its gradients."""
