@@ -1,8 +1,13 @@
 """What PyTorch may do with operations beside running them: compile, transform, trace, intercept, carry tangents."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+fused_allowed: Callable[[], bool] = torch.backends.cuda.flash_sdp_enabled
+"""Whether fused kernels may run, which ``torch.nn.attention.sdpa_kernel`` switches off, on the CPU too."""
 
 
 def functional() -> bool:
@@ -36,7 +41,7 @@ def intercepted() -> bool:
 
 def lazy(*tensors: Tensor) -> bool:
     """Whether numbers of some are not in memory as they are: they wait for a change of sign, or are all zeros."""
-    return any(x.is_neg() or x._is_zerotensor() for x in tensors)
+    return any([x.is_neg() or x._is_zerotensor() for x in tensors])  # noqa: C419 (a generator takes twice the time)
 
 
 def addressable(x: Tensor) -> bool:

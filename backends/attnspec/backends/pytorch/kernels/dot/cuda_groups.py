@@ -26,7 +26,7 @@ from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, finite
 from attnspec.backends.pytorch.runtime.forcing import forced
 from attnspec.backends.pytorch.runtime.recording import recorded
-from attnspec.backends.pytorch.runtime.transforms import lazy
+from attnspec.backends.pytorch.runtime.transforms import fused_allowed, lazy
 
 WIDEST = {torch.float32: 128, torch.bfloat16: 256, torch.float16: 256}
 """Features of a head up to which tiles fit into the shared memory of a GPU; other dtypes have no kernel."""
@@ -99,7 +99,7 @@ def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scorin
         return "plain"
     if query.is_cpu and any(x is not None for x in visible) and not (finite(key) and finite(value)):
         return "plain"
-    return route(call, visible, scoring, query.is_cuda and torch._C._get_flash_sdp_enabled(), forced())
+    return route(call, visible, scoring, query.is_cuda and fused_allowed(), forced())
 
 
 def call_of(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> Call:
