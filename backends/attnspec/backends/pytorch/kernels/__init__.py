@@ -93,7 +93,7 @@ def grouped_query_attention(
     if all(x is None for x in options) and type(causal) is bool and type(scale) in (float, type(None)):
         seen, scoring = visible(None, causal, None), Scoring(scale)
         found = groups.attend(query, key, value, seen, scoring, check)
-        if found is not None and query.is_cpu:
+        if found is not None and found[0].dtype is found[1].dtype is query.dtype:
             return found
         return _finished(found, query, key, value, check(), seen, scoring)
     shape = check()
