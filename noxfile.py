@@ -4,6 +4,7 @@ Every session runs in an environment of its own, with nothing taken from the mac
 installation is constrained by ``constraints.txt``; ``minimums`` alone makes constraints of its own.
 """
 
+import os
 import re
 import shutil
 import tempfile
@@ -22,6 +23,9 @@ CONSTRAINTS = ROOT / "constraints.txt"
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 BACKENDS = ("pytorch", "torch-native")
 ONNX = ("onnx-runtime", "onnx-reference")
+PARALLEL = ("-n", str((os.cpu_count() or 1) + 1))
+"""One process more than there are processors, for many tests wait for a process that they have started."""
+
 SWITCHES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "ATTNSPEC_TEST_INSTRUCTIONS")
 
 INSTRUCTION_SETS = {
@@ -63,16 +67,23 @@ def install_project(
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Test the project: reference, errata, laws, mutants, backends, typing, packaging, command line."""
+    """Test the project: reference, errata, laws, mutants, backends, typing, packaging; all but what is marked slow."""
     install_project(session, *group("test"), extras="cpu,triton")
-    session.run("python", "-m", "pytest", "-n", "logical", *session.posargs)
+    session.run("python", "-m", "pytest", *PARALLEL, "-m", "not slow", *session.posargs)
+
+
+@nox.session
+def slow(session: nox.Session) -> None:
+    """Run the tests marked slow: many backends are judged, or such as hang, end their process or forge verdicts."""
+    install_project(session, *group("test"), extras="cpu,triton")
+    session.run("python", "-m", "pytest", *PARALLEL, "-m", "slow", *session.posargs)
 
 
 @nox.session
 def check(session: nox.Session) -> None:
-    """Check what a change touches: style, types, and the tests that import what differs from ``origin/main``.
+    """Check what a change touches: style, types, mutants, and the tests that import what differs from ``origin/main``.
 
-    An argument is another commit to compare with. CI runs everything.
+    An argument is another commit to compare with. CI runs everything, and what is marked slow too.
     """
     install_project(session, *group("lint"), *group("typing"), *group("test"), extras="cpu,triton")
     session.run("ruff", "check", ".")
@@ -81,7 +92,9 @@ def check(session: nox.Session) -> None:
     found = session.run("python", "-m", "tests.touched", *session.posargs, silent=True)
     files = str(found).split()
     session.log(f"{len(files)} files of tests: {' '.join(files)}")
-    session.run("python", "-m", "pytest", "-n", "logical", *files)
+    session.run("python", "-m", "pytest", *PARALLEL, "-m", "not slow", *files)
+    if {"tests", "tests/conformance/test_mutants.py"} & {*files}:
+        session.run("attnspec", "mutants", "--profile", "quick")
 
 
 @nox.session

@@ -22,6 +22,8 @@ import pytest
 import torch
 from torch import Tensor
 
+pytestmark = pytest.mark.slow
+
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 

@@ -26,6 +26,8 @@ from .test_cli import ATTENTION, RIGHT, SCHEMA, attnspec, written
 from .test_expectations import FAILED
 from .test_report import contract
 
+pytestmark = pytest.mark.slow
+
 STOPPED = "stopped at the first violation"
 
 

@@ -31,6 +31,8 @@ from attnspec.conformance.running.probe import Probe
 from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.operation import OPERATIONS
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = json.loads(resources.files("attnspec.conformance.reporting").joinpath("report.schema.json").read_text())
 
 RIGHT = """

@@ -92,6 +92,7 @@ def test_an_unknown_defect_is_not(name: str) -> None:
     assert MAKING["asked"](name).diagnosis(without={name}) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*REDISCOVERED, *MISTAKEN])
 def test_no_cause_is_named_that_is_not_the_cause(name: str) -> None:
     found = MAKING["asked"](name).diagnosis()

@@ -22,6 +22,8 @@ from attnspec.conformance.running.suite import check_expectations
 from .test_cli import ATTENTION, RIGHT, SCHEMA, attnspec, written
 from .test_report import contract
 
+pytestmark = pytest.mark.slow
+
 FAILED = Result("softmax", "operation.oracle", "float64", Status.FAILED, "value", "1 is not 2", 3)
 PASSED = replace(FAILED, dtype="float32", status=Status.PASSED, reason=None, message="")
 

@@ -35,7 +35,7 @@ from attnspec.conformance.running.verdicts import Verdicts
 
 from . import hostile
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals are others here")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="signals are others here")]
 
 SCHEMA = json.loads(resources.files("attnspec.conformance.reporting").joinpath("report.schema.json").read_text())
 COMMAND = [sys.executable, "-P", "-m", "attnspec.conformance"]

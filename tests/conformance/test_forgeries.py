@@ -25,7 +25,10 @@ from attnspec.conformance.running.post_mortem import checked
 
 from . import hostile
 
-pytestmark = pytest.mark.skipif(not KNOWN, reason="the system does not say what processes there are")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not KNOWN, reason="the system does not say what processes there are"),
+]
 
 COMMAND = ["-P", "-m", "attnspec.conformance.cli"]
 SMALL = ("--law", "operation.oracle", "--dtype", "float64", "--workers", "1")

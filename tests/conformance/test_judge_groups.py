@@ -21,6 +21,8 @@ from attnspec.conformance.laws.common import sample
 from attnspec.reference import REFERENCE
 from attnspec.spec.contract.operation import OPERATIONS
 
+pytestmark = pytest.mark.slow
+
 GROUPS = "grouped_query_attention"
 HEADS, SHARED = 6, 2
 

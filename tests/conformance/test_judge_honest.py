@@ -19,6 +19,8 @@ functional, attention = torch.nn.functional, torch.nn.attention
 
 from attnspec.backends import pytorch  # noqa: E402 - needs torch
 
+pytestmark = pytest.mark.slow
+
 SDPA = "scaled_dot_product_attention"
 WHOLE = os.environ.get("ATTNSPEC_WHOLE") == "1"
 DTYPES = ("float64", "float32", "bfloat16", "float16")

@@ -15,6 +15,8 @@ from attnspec.spec import OPERATIONS
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.kernels import GroupedQueryAttention
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = list(optional_of(OPERATIONS["grouped_query_attention"]))
 
 

@@ -35,6 +35,8 @@ from attnspec.spec.contract.operation import OPERATIONS
 
 from .test_cli import SCHEMA, checked
 
+pytestmark = pytest.mark.slow
+
 OURS = "attnspec's own error while "
 FORMULA = "operation.oracle"
 FEW = Effort(2, 0, 1, 1, 2.0**8, dear=False, ensemble=16)

@@ -9,6 +9,8 @@ from attnspec.conformance.rediscovered import REDISCOVERED, Rediscovered
 from attnspec.conformance.running.trials import Task, perform
 from attnspec.spec import LAWS, OPERATIONS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 MAKING = runpy.run_path(str(ROOT / "docs" / "rediscovery.py"))
 CONVICTED = [r for r in REDISCOVERED.values() if r.convicted]

@@ -33,7 +33,7 @@ from attnspec.conformance.running.suite import run_case
 
 from . import hostile
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="processes have no groups here")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="processes have no groups here")]
 
 LAWS = ("operation.oracle", "operation.dtype")
 

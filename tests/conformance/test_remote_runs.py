@@ -16,7 +16,7 @@ from attnspec.conformance.remote.processes import KNOWN, processes
 
 from . import hostile
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals are others here")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="signals are others here")]
 
 COMMAND = [sys.executable, "-P", "-m", "attnspec.conformance.cli"]
 SMALL = ("--law", "operation.oracle", "--dtype", "float64", "--workers", "1")

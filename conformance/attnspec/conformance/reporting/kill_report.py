@@ -34,6 +34,12 @@ class Row:
         return [seed for seed, o in enumerate(self.outcomes) if not o.convicts]
 
     @property
+    def powerless(self) -> list[str]:
+        """The laws that should kill the mutant, and do not where they are asked alone."""
+        found = {law for o in self.outcomes for law in o.powerless}
+        return [law for law in self.assigned if law in found]
+
+    @property
     def evaluations(self) -> int:
         """Checks of a law on an example, over all seeds."""
         return sum(o.evaluations for o in self.outcomes)
@@ -79,8 +85,9 @@ class KillMatrix:
 
     @property
     def exit_status(self) -> int:
-        """0 if every mutant was killed at every seed and no variant was harmed, else 1."""
-        return 0 if self.killed == len(self.mutants) and not self.harmed else 1
+        """0 if every mutant was killed at every seed, by each of its laws, and no variant was harmed, else 1."""
+        powerless = any(row.powerless for row in self.mutants)
+        return 0 if self.killed == len(self.mutants) and not powerless and not self.harmed else 1
 
     @property
     def only_killer(self) -> dict[str, list[str]]:
@@ -114,6 +121,7 @@ class KillMatrix:
                     "assigned": list(row.assigned),
                     "killed": row.kills,
                     "survived_seeds": row.survived,
+                    "powerless": row.powerless,
                     "laws": row.laws,
                     "checks": row.evaluations,
                 }

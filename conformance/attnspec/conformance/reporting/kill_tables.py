@@ -15,6 +15,12 @@ def print_kill_matrix(matrix: KillMatrix, console: Console) -> None:
     """What became of the mutants, by every law if they were judged so, and of the variants."""
     if matrix.mutants:
         console.print(mutants_table(matrix))
+        for row in matrix.mutants:
+            for law in row.powerless:
+                console.print(
+                    f"[red]powerless[/red] {escape(row.subject.name)}: expected {law} alone to kill it; it does not",
+                    soft_wrap=True,
+                )
         if matrix.every:
             console.print(laws_table(matrix))
     if matrix.variants:

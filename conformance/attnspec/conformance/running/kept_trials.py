@@ -10,7 +10,7 @@ from typing import Any
 
 from attnspec.conformance.running.trials import Failure, Key, Outcome, Task
 
-SCHEMA = "attnspec-trials/1"
+SCHEMA = "attnspec-trials/2"
 
 JUDGES = {
     "spec": ("contract", "laws", "*.py"),
@@ -87,7 +87,9 @@ class KeptTrials:
         for row in rows[1:]:
             failures = tuple(Failure(*f) for f in row["failures"])
             key = (row["subject"], row["profile"], row["seed"], row["every"])
-            self._outcomes[key] = Outcome(failures, row["checks"], row["seconds"], row["largest"], row["lost"])
+            self._outcomes[key] = Outcome(
+                failures, row["checks"], row["seconds"], row["largest"], row["lost"], tuple(row["powerless"])
+            )
         # A line that was not written to its end is not kept.
         path.write_text(whole or json.dumps(head) + "\n", encoding="utf-8")
 
@@ -112,6 +114,7 @@ class KeptTrials:
             "seconds": round(outcome.seconds, 3),
             "largest": outcome.largest,
             "lost": outcome.lost,
+            "powerless": outcome.powerless,
         }
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")

@@ -23,7 +23,7 @@ class Task:
     """One mutant or variant at one seed.
 
     ``law`` is the only law to judge by, ``operation`` the only operation, empty for all of them. A variant is judged to
-    the end, and so is a mutant with ``every``; without, the first violation will do.
+    the end, and so is a mutant with ``every``; without, a law ends at its first violation.
     """
 
     subject: Mutant | Variant
@@ -60,7 +60,7 @@ class Outcome:
     """What became of a task.
 
     ``evaluations`` counts checks of a law on an example; ``largest`` is the largest error ratio of the laws that held;
-    ``lost`` says that the process hung or died.
+    ``lost`` says that the process hung or died; ``powerless`` are laws that should kill the mutant and do not.
     """
 
     failures: tuple[Failure, ...]
@@ -68,6 +68,7 @@ class Outcome:
     seconds: float
     largest: float = 0.0
     lost: bool = False
+    powerless: tuple[str, ...] = ()
 
     @property
     def convicts(self) -> bool:
@@ -76,19 +77,35 @@ class Outcome:
 
 
 def perform(task: Task) -> Outcome:
-    """Judge a mutant up to the first violation, or a variant by everything.
+    """Judge a mutant by the laws that should kill it, and by all laws if none of them does; or a variant by everything.
 
-    A mutant is judged by the laws that must kill it first, each of which sees the examples that it sees in the whole
-    run: few mutants are left for that.
+    A law alone sees the examples that it sees in the whole run. At seed 0 each of them is asked, and one that misses
+    its mutant there and at the next two seeds is powerless; at other seeds the first that kills it will do.
     """
-    first = task.subject.breaks if isinstance(task.subject, Mutant) and not (task.every or task.law) else ()
-    evaluations, seconds = 0, 0.0
-    for law in (*first, task.law):
-        outcome = _performed(replace(task, law=law))
-        evaluations, seconds = evaluations + outcome.evaluations, seconds + outcome.seconds
-        if outcome.failures:
+    if not isinstance(task.subject, Mutant) or task.every or task.law:
+        return _performed(task)
+    done: list[Outcome] = []
+    powerless: list[str] = []
+    for law in task.subject.breaks:
+        done.append(_performed(replace(task, law=law)))
+        if task.seed == 0 and not (done[-1].failures or _kills_later(task, law)):
+            powerless.append(law)
+        if task.seed > 0 and done[-1].failures:
             break
-    return replace(outcome, evaluations=evaluations, seconds=seconds)
+    if not any(outcome.failures for outcome in done):
+        done.append(_performed(task))
+    return Outcome(
+        tuple(failure for outcome in done for failure in outcome.failures),
+        sum(outcome.evaluations for outcome in done),
+        sum(outcome.seconds for outcome in done),
+        powerless=tuple(powerless),
+    )
+
+
+def _kills_later(task: Task, law: str) -> bool:
+    """Whether a law kills a mutant at one of the next two seeds."""
+    later = (task.seed + 1, task.seed + 2)
+    return any(_performed(replace(task, law=law, seed=seed)).failures for seed in later)
 
 
 def _performed(task: Task) -> Outcome:
