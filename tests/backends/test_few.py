@@ -14,7 +14,7 @@ from attnspec.backends import pytorch
 from attnspec.backends.pytorch import groups, sdpa
 from attnspec.backends.pytorch.kernels.dot import few
 from attnspec.backends.pytorch.kernels.dot.call import Call, Options, Tensors, as_four
-from attnspec.backends.pytorch.kernels.dot.differentiable import Attend, attending
+from attnspec.backends.pytorch.kernels.dot.differentiable import Attend
 from attnspec.backends.pytorch.runtime.forcing import forcing
 from attnspec.reference import REFERENCE
 from tests.budgets import assert_gradients_within_budgets, assert_within_budgets, attention_gradients
@@ -50,7 +50,7 @@ def computing(
     options = Options(scale, right=0 if causal else None, logarithms=logarithms)
     call = Call(query, key, value, options, Tensors(mask))
     assert few.serves(call)
-    return attending(few.plan(call, given, rank), call.differentiates())
+    return few.plan(call, given, rank)
 
 
 def rows_of_one_head(x: Tensor, heads_k: int) -> Tensor:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnspec.backends.pytorch.kernels.dot import choice, fused
+from attnspec.backends.pytorch.kernels.dot import choice
 from attnspec.backends.pytorch.kernels.dot.call import Call, Tensors, four_dimensional, four_of_mask, in_groups
-from attnspec.backends.pytorch.kernels.dot.differentiable import Attend, Results, attending
+from attnspec.backends.pytorch.kernels.dot.differentiable import Attend, Results
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime import forcing
@@ -99,7 +99,8 @@ def _made(numbers: Numbers, query: Tensor, key: Tensor, value: Tensor, *tensors:
         call, ready = _joined(call), False
     if grouped or not ready:
         rank = 2
-    execute, m = _executor(path, call, (query, key, value) if ready else call[:3], rank), key.shape[-2]
+    operands, m = (query, key, value) if ready else call[:3], key.shape[-2]
+    execute = choice.executor(path).plan(call, operands, rank)
     if ready and not tensors:
         return execute
 
@@ -127,16 +128,6 @@ def _made(numbers: Numbers, query: Tensor, key: Tensor, value: Tensor, *tensors:
         return output, None if logarithms is None else logarithms.reshape(*batch, *shape)
 
     return attend_in_four
-
-
-def _executor(path: str, call: Call, given: tuple[Tensor, Tensor, Tensor], rank: int) -> Attend:
-    if path == "pytorch":
-        return fused.plan(call, given, rank)
-    from attnspec.backends.pytorch.kernels.dot import few, step, tiled
-
-    if path == "step":
-        return step.plan(call, given, rank)
-    return attending((few if path == "few" else tiled).plan(call, given, rank), call.differentiates())
 
 
 def _joined(call: Call) -> Call:

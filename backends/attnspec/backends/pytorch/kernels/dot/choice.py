@@ -9,20 +9,42 @@ formula's: without llvmlite, where fused kernels are switched off (``torch.nn.at
 operands, gradients of biases and slopes, and scales and caps that are not within `SCALES` or `SCALES_OF_GROUPS`.
 """
 
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Protocol, cast
+
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE, LLVM_DTYPES
-from attnspec.backends.pytorch.kernels.dot import fused
 from attnspec.backends.pytorch.kernels.dot.call import Call
+from attnspec.backends.pytorch.kernels.dot.differentiable import Attend
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
 from attnspec.backends.pytorch.runtime.forcing import forced
 from attnspec.backends.pytorch.runtime.transforms import addressable, fused_allowed
+
+EXECUTORS = {"few": "few", "pytorch": "fused", "step": "step", "llvm": "tiled"}
+"""The module of each path but the formula's; of paths that cost the same, the first is taken."""
 
 SMALL_IN_LAYER = 1 << 18
 """Multiply-adds that PyTorch's kernel does before one of this package is called from within another operation."""
 
 SCALES, SCALES_OF_GROUPS = (2.0**-126, 2.0**126), (2.0**-40, 2.0**40)
 """Smallest and largest scale that the kernels take: within the normal numbers of float32, also over one another."""
+
+
+class Executor(Protocol):
+    """A module that computes calls."""
+
+    def serves(self, call: Call) -> bool:
+        """Whether it computes a call whose operands any kernel may read."""
+
+    def plan(self, call: Call, given: Sequence[Tensor], rank: int) -> Attend:
+        """What computes calls like this one, whose operands are given with a batch of ``rank`` dimensions."""
+
+
+def executor(path: str) -> Executor:
+    """The module of a path, imported at its first use: most need llvmlite."""
+    return cast("Executor", import_module(f"{__package__}.{EXECUTORS[path]}"))
 
 
 def path_for(call: Call) -> str:
@@ -35,19 +57,17 @@ def path_for(call: Call) -> str:
         return "pytorch"
     if not _served(call):
         return "plain" if grouped else "pytorch"
-    from attnspec.backends.pytorch.kernels.dot import few, routes, step
+    from attnspec.backends.pytorch.kernels.dot import routes
 
-    paths = ["few"] if few.serves(call) else []
-    if fused.serves(call):
-        paths.append("pytorch")
-    if step.serves(call):
-        paths.append("step")
-    if wish in (*paths, "llvm"):
+    paths = [path for path in EXECUTORS if executor(path).serves(call)]
+    if wish in paths:
         return str(wish)
-    if grouped and wish in ("few", "pytorch", "step", "plain"):
+    if grouped and wish in (*EXECUTORS, "plain"):
         return "plain"
-    if "step" not in paths:
-        paths += ["llvm", "plain"] if grouped else ["llvm"]
+    if "step" in paths:  # lanes of `llvm` would be empty
+        paths.remove("llvm")
+    elif grouped:
+        paths.append("plain")
     return routes.by_cost(
         b, h, n, m, d, d_v, query.dtype, tracked=tracked, excludes=call.excludes(), masked=mask is not None,
         paths=paths, fits=fits, group=h // key.shape[1], logarithms=grouped, joins=joins(call),
@@ -56,11 +76,7 @@ def path_for(call: Call) -> str:
 
 def serves_step(call: Call) -> bool:
     """Whether the kernel for one query in each head computes a call, of which keys may lie in pages."""
-    if not _served(call):
-        return False
-    from attnspec.backends.pytorch.kernels.dot import step
-
-    return step.serves(call)
+    return _served(call) and executor("step").serves(call)
 
 
 def joins(call: Call) -> bool:

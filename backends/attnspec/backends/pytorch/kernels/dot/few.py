@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.dot.call import Call, Options, as_four
+from attnspec.backends.pytorch.kernels.dot.differentiable import Attend, attending
 from attnspec.backends.pytorch.kernels.dot.few_backward import Backward, backward_kernel, backward_scratch
 from attnspec.backends.pytorch.kernels.dot.few_forward import Forward, forward_kernel, forward_scratch
 from attnspec.backends.pytorch.kernels.dot.few_rows import MANY, Few
@@ -127,8 +128,12 @@ def serves(call: Call) -> bool:
     return group * n * m <= MOST and max(group * n, m) * widest <= MOST
 
 
-def plan(call: Call, given: Sequence[Tensor], rank: int) -> Plan:
-    """The plan of calls like this one, whose operands are given with a batch of ``rank`` dimensions."""
+def plan(call: Call, given: Sequence[Tensor], rank: int) -> Attend:
+    """What computes calls like this one, whose operands are given with a batch of ``rank`` dimensions."""
+    return attending(_plan(call, given, rank), call.differentiates())
+
+
+def _plan(call: Call, given: Sequence[Tensor], rank: int) -> Plan:
     tracked, mask, options = recorded(*given), call.tensors.mask, call.options
     shape = *given[0].shape[:-1], given[2].shape[-1]
     query, key, value = (as_four(x.detach(), rank) for x in given)

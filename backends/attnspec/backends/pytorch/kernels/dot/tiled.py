@@ -22,6 +22,7 @@ from attnspec.backends.pytorch.kernels.dot.arguments import (
 )
 from attnspec.backends.pytorch.kernels.dot.backward import Backward, backward_kernel
 from attnspec.backends.pytorch.kernels.dot.call import Call, Options, Tensors, as_four
+from attnspec.backends.pytorch.kernels.dot.differentiable import Attend, attending
 from attnspec.backends.pytorch.kernels.dot.forward import Forward, forward_kernel
 from attnspec.backends.pytorch.kernels.dot.tiles import TILE_ROWS, width
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments
@@ -152,8 +153,17 @@ class Plan:
         )
 
 
-def plan(call: Call, given: Sequence[Tensor], rank: int) -> Plan:
-    """The plan of calls like this one, whose operands are given with a batch of ``rank`` dimensions."""
+def serves(call: Call) -> bool:
+    """Whatever the options are."""
+    return True
+
+
+def plan(call: Call, given: Sequence[Tensor], rank: int) -> Attend:
+    """What computes calls like this one, whose operands are given with a batch of ``rank`` dimensions."""
+    return attending(_plan(call, given, rank), call.differentiates())
+
+
+def _plan(call: Call, given: Sequence[Tensor], rank: int) -> Plan:
     tracked, shape, options, tensors = recorded(*given), (*given[0].shape[:-1], given[2].shape[-1]), *call[3:5]
     wide = [rows(x.detach()) for x in given]
     ready = all(x.data_ptr() == own.data_ptr() for x, own in zip(wide, given, strict=True))
