@@ -29,6 +29,9 @@ WORTH_WIDENING = 2**13
 FEW_HALF = 20
 """Queries up to which half dtypes are widened for PyTorch's kernel."""
 
+SUMMED = 2.0**14
+"""Products of two moderate numbers whose sum is finite, times a scale where that is more than 1."""
+
 _NAME = "_scaled_dot_product_flash_attention_for_cpu"
 FORWARD: Callable[..., tuple[Tensor, Tensor]] | None = getattr(torch.ops.aten, _NAME, None)
 """The operator behind `F.scaled_dot_product_attention`, which gives log Σ exp too; None where PyTorch has none."""
@@ -85,8 +88,6 @@ def _inspector(call: Call) -> Callable[..., bool] | None:
 
 def _overflows(call: Call) -> bool:
     """Whether sums of products of moderate numbers may be infinite."""
-    from attnspec.backends.pytorch.kernels.dot.regular import SUMMED
-
     return call.query.shape[-1] * max(1.0, call.options.scale) > SUMMED
 
 
