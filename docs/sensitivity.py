@@ -7,14 +7,13 @@ from typing import Any
 from attnspec.conformance import load
 from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.judging.attempt import attempt
+from attnspec.conformance.judging.checks import Check, Function
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, cases
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.laws.attention import ensemble_gradient, ensemble_scale
-from attnspec.conformance.laws.common import data_dtype
 from attnspec.conformance.laws.pooling import ensemble_gain
-from attnspec.conformance.laws.registry import Check, Function
 from attnspec.conformance.laws.single_keys import ensemble_keys
 from attnspec.conformance.laws.spreads import ensemble_mean, ensemble_spread
 from attnspec.spec.contract.operation import OPERATIONS
@@ -54,7 +53,7 @@ def estimates(backend: Any, contract: Contract, check: Check, case: Case) -> Est
     """The estimates of a check, on every input or in every gradient in turn; none where nothing was judged."""
     subject = Subject(backend, contract, OPERATIONS[case.operation], case.dtype, "cpu")
     (example,) = corners(subject.operation, subject.limits, seed=0, most=1, work=subject.effort.work)[:1]
-    attempt(subject, check, example.arguments(subject.operation, data_dtype(subject)), 0)
+    attempt(subject, check, subject.arguments(example), 0)
     return subject.estimates
 
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import is_dataclass
 from graphlib import TopologicalSorter
 from importlib import import_module
@@ -104,26 +105,29 @@ def test_no_framework_is_loaded_unless_a_backend_needs_it(module: str) -> None:
     assert not {"torch", "jax", "onnx", "onnxruntime", "triton", "llvmlite"} & loaded_by(module)
 
 
-def test_modules_of_the_suite_import_each_other_in_no_circle() -> None:
-    found = {m.name: m for m in modules("conformance")}
-    graph = {
-        name: {x for full in m.imports() for x in (full, full.rpartition(".")[0]) if x in found} - {name}
-        for name, m in found.items()
-    }
-    assert "attnspec.conformance.running.settings" in graph["attnspec.conformance.plugin"]
+def importing(portion: str, place: Callable[[str], str]) -> dict[str, set[str]]:
+    """By place, the others that modules of a portion import from, wherever the statement stands."""
+    prefix, places = f"attnspec.{portion}.", {m.name: place(m.name) for m in modules(portion)}
+    graph: dict[str, set[str]] = {where: set() for where in places.values()}
+    for m in modules(portion):
+        for name in m.imports():
+            module = next((x for x in (name, name.rpartition(".")[0]) if x in places), "")
+            if module.startswith(prefix):
+                graph[places[m.name]] |= {places[module]} - {places[m.name]}
+    return graph
+
+
+@pytest.mark.parametrize("portion", ["spec", "reference", "conformance"])
+def test_modules_import_each_other_in_no_circle(portion: str) -> None:
+    graph = importing(portion, str)
+    assert portion != "conformance" or "attnspec.conformance.running.settings" in graph["attnspec.conformance.plugin"]
     TopologicalSorter(graph).prepare()
 
 
-def test_rooms_of_the_suite_import_each_other_in_no_circle() -> None:
-    suite = "attnspec.conformance."
-    rooms = {m.name.split(".")[2] for m in modules("conformance") if m.name.count(".") > 2}
-    graph: dict[str, set[str]] = {room: set() for room in rooms}
-    for m in modules("conformance"):
-        if (room := m.name.removeprefix(suite).split(".")[0]) in rooms:
-            imported = {name.removeprefix(suite).split(".")[0] for name in m.imports() if name.startswith(suite)}
-            graph[room] |= imported & rooms - {room}
-    # The judge looks up the checks of the laws, which are written with what judges.
-    graph["judging"].remove("laws")
+@pytest.mark.parametrize("portion", PORTIONS)
+def test_rooms_and_chapters_import_each_other_in_no_circle(portion: str) -> None:
+    graph = importing(portion, lambda name: ".".join(name.split(".")[:3]))
+    assert portion != "conformance" or "attnspec.conformance.judging" in graph["attnspec.conformance.laws"]
     TopologicalSorter(graph).prepare()
 
 

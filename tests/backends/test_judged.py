@@ -10,7 +10,7 @@ pytest.importorskip("llvmlite", reason="kernels need llvmlite")
 
 from attnspec.backends.pytorch.runtime.forcing import PATHS
 from attnspec.conformance import ConformanceSuite
-from attnspec.conformance.laws.registry import CHECKS
+from attnspec.conformance.laws import CHECKS
 
 SDPA, ADDITIVE, GROUPS = "scaled_dot_product_attention", "additive_attention", "grouped_query_attention"
 SERVED = {

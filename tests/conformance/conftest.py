@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import attnspec.conformance.laws  # noqa: F401 - the modules of the laws register their checks
 from attnspec.conformance.judging import own_errors
 
 

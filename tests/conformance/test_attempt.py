@@ -10,12 +10,12 @@ import pytest
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.judging.attempt import attempt
+from attnspec.conformance.judging.checks import Check
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import cases, judge
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Status
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.registry import Check
 from attnspec.conformance.mutants.correct import Library
 from attnspec.reference import REFERENCE
 from attnspec.spec.contract.law import LAWS

@@ -14,7 +14,7 @@ from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.mutants import MUTANTS
 from attnspec.conformance.mutants.correct import Formulas, Library
 from attnspec.conformance.reporting.heat_maps import over_budget
-from attnspec.conformance.running.first_violation import judged_until_violation
+from attnspec.conformance.running.in_process import judged_until_violation
 from attnspec.conformance.running.messages import failure_message
 from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.operation import Operation

@@ -16,8 +16,7 @@ from rich.console import Console
 from attnspec.conformance import judge
 from attnspec.conformance.explaining import inquiry
 from attnspec.conformance.explaining.choices import SEEN
-from attnspec.conformance.explaining.explanation import Explanation
-from attnspec.conformance.explaining.finding import Diagnosis
+from attnspec.conformance.explaining.finding import Diagnosis, Explanation
 from attnspec.conformance.explaining.inquiry import diagnosis_of_result
 from attnspec.conformance.explaining.precisions import of_precisions
 from attnspec.conformance.inputs.arguments import Arguments
@@ -325,7 +324,7 @@ def test_a_defect_is_named_beside_a_choice_that_is_not_declared(tmp_path: Path) 
     case = replace(cases(contract)[0], laws=("operation.oracle", "semantics.fully_masked"))
     found: dict[str, Any] = {}
     with pytest.raises(pytest.fail.Exception, match="attention scaled by d"):
-        suite.run_case(backend, contract, case, Settings(crumbs=str(tmp_path)), found.__setitem__)
+        suite.run_case(backend, contract, case, Settings(shared_folder=str(tmp_path)), found.__setitem__)
     assert found["attnspec-explanation"]["diagnosis"]["same"] == ["attention scaled by d"]
 
 

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,13 +12,12 @@ import pytest
 from attnspec import reference
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case, judge
-from attnspec.conformance.judging.profiles import PROFILES
+from attnspec.conformance.judging.engine import Case
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.remote.incidents import INPUT_CHARACTERS, Incidents
-from attnspec.conformance.running.crash_handler import CrashHandler
 from attnspec.conformance.running.isolated import Isolated
 from attnspec.conformance.running.settings import Settings
+from attnspec.conformance.running.verdicts import CrashHandler
 
 ORACLE, DTYPE = "operation.oracle", "operation.dtype"
 
@@ -129,9 +127,8 @@ def run_again(incidents: Incidents, calls: list[Any], *laws: str) -> dict[str, R
 
     host = SimpleNamespace(begin=lambda: None)
     backend: Any = SimpleNamespace(name="counting", dot_scores=dot_scores, incidents=incidents, host=host)
-    judging = partial(judge, backend, profile=PROFILES["quick"])
     case = Case("dot_scores", "float64", laws)
-    return {r.law: r for r in Isolated(judging, backend, Contract.of(backend), case, Settings()).judged({})}
+    return {r.law: r for r in Isolated(backend, Contract.of(backend), case, Settings()).judged({})}
 
 
 def test_a_law_that_crashed_is_not_checked_again_and_the_others_are(incidents: Incidents) -> None:

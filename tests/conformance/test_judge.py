@@ -156,6 +156,21 @@ def test_rows_without_keys_are_as_declared(choice: str, row: float | None) -> No
     assert not judge(SDPA, output, **given.passed, semantics={"fully_masked": choice})
 
 
+def test_a_bias_leaves_the_weights_of_a_row_without_keys_equal() -> None:
+    operation = "grouped_query_attention"
+    given = inputs(operation, 2).without_masks()
+    mask = np.ones((4, 4), bool)
+    mask[1] = False
+    heads = given.array("query").shape[-3]
+    bias = np.random.default_rng(0).standard_normal((heads, 4, 4)).astype(np.float32)
+    values = {**given.values_by_name, "mask": mask, "bias": bias}
+    right = REFERENCE[operation](**values)
+    output = right[0].copy()
+    groups = heads // given.array("value").shape[-3]
+    output[..., 1, :] = given.array("value").mean(-2).repeat(groups, -2)
+    assert judge(operation, (output, right[1]), **values, semantics={"fully_masked": "uniform"})
+
+
 def test_overflow_is_said() -> None:
     output, query, key, value = attention(queries=3, keys=5)
     verdict = judge(SDPA, output, query * np.float32(1e30), key * np.float32(1e30), value)

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 
 from attnspec.conformance import judge, suggest_inputs
-from attnspec.conformance.harness import guess, parts
+from attnspec.conformance.harness import parts
 from attnspec.conformance.harness.hidden import DEFECTS
-from attnspec.conformance.harness.parts import whole
-from attnspec.conformance.harness.positions import at_rows
-from attnspec.conformance.harness.reading import arguments_of, results_of
-from attnspec.conformance.harness.subjects import subject_of
+from attnspec.conformance.harness.parts import at_rows, whole
+from attnspec.conformance.harness.reading import arguments_of, results_of, subject_of
 from attnspec.conformance.inputs.arguments import Numbers
 from attnspec.conformance.laws.common import sample
 from attnspec.reference import REFERENCE
@@ -433,8 +431,8 @@ def test_what_is_empty_hides_everything(empty: str) -> None:
 @pytest.mark.usefixtures("sampled")
 def test_a_defect_is_named_where_a_logarithm_is_the_worst(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head's number is no row: there are more heads than rows."""
-    monkeypatch.setattr(guess, "PAIRS", 2**8)
-    monkeypatch.setattr(guess, "ROWS", 2)
+    monkeypatch.setattr("attnspec.conformance.harness.judge.DIAGNOSED_PAIRS", 2**8)
+    monkeypatch.setattr("attnspec.conformance.harness.judge.DIAGNOSED_ROWS", 2)
     given = inputs(4, 500, batch=1)
     output, logarithms = attention(given)
     logarithms[0, HEADS - 1, 1] += 100

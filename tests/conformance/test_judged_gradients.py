@@ -9,10 +9,9 @@ import pytest
 
 from attnspec.conformance import judge
 from attnspec.conformance.harness import backward, dots, normalizers
-from attnspec.conformance.harness.at_keys import Element, gradients_at
-from attnspec.conformance.harness.at_rows import query_gradients
-from attnspec.conformance.harness.equals import equals
 from attnspec.conformance.harness.normalizers import Attendance
+from attnspec.conformance.harness.pair_gradients import Element, gradients_at, query_gradients
+from attnspec.conformance.harness.summing import equals
 from attnspec.conformance.inputs.arguments import Numbers
 from attnspec.reference import REFERENCE
 from attnspec.reference.budget.gradients import gradients

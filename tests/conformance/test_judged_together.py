@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from attnspec.conformance import judge, suggest_inputs
-from attnspec.conformance.harness import guess, together
+from attnspec.conformance.harness import together
 from attnspec.conformance.harness.hidden import DEFECTS
+from attnspec.conformance.harness.reading import subject_of
 from attnspec.conformance.harness.rounding import ExponentialsRounded, WeightsRounded, nearest, rounded
-from attnspec.conformance.harness.subjects import subject_of
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import exact_in, numpy_dtype
 from attnspec.reference import REFERENCE
@@ -219,7 +219,7 @@ def test_an_unknown_operation_has_no_inputs() -> None:
 
 @pytest.mark.parametrize("queries", [6, 300])
 def test_a_known_defect_is_named(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guess, "PAIRS", 2**12)
+    monkeypatch.setattr("attnspec.conformance.harness.judge.DIAGNOSED_PAIRS", 2**12)
     query, key, value = normal("float32", queries=queries, keys=40)
     verdict = judge(SDPA, REFERENCE[SDPA](query / 4, key, value), query, key, value)
     lines = str(verdict).splitlines()

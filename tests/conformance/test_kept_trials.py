@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from attnspec.conformance.mutants import MUTANTS
-from attnspec.conformance.reporting.kill_matrix import judge_mutants
+from attnspec.conformance.reporting.kills import judge_mutants
 from attnspec.conformance.running import kept_trials
 from attnspec.conformance.running.kept_trials import KeptTrials, digest
 from attnspec.conformance.running.trial_run import INCOMPLETE
@@ -110,7 +110,7 @@ def changes_the_digest(part: str, change: Callable[[str], str], monkeypatch: pyt
         ("spec/pooling.py", True),
         ("spec/laws/pooling.py", True),
         ("reference/budget/error_array.py", True),
-        ("conformance/reporting/kill_report.py", False),
+        ("conformance/reporting/kills.py", False),
         ("conformance/cli.py", False),
         ("spec/errata.py", False),
         ("spec/lectures/registry.py", False),

@@ -23,7 +23,7 @@ from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import sample
 from attnspec.conformance.mutants import MUTANTS, Mutant, mutant
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
-from attnspec.conformance.reporting.kill_matrix import judge_mutants
+from attnspec.conformance.reporting.kills import judge_mutants
 from attnspec.conformance.reporting.writing import OutputFile
 from attnspec.conformance.running.selection import matching
 from attnspec.conformance.running.trial_pool import outcomes

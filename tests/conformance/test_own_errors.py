@@ -161,9 +161,9 @@ def undisturbed() -> Verdicts:
 
 EXPLAINING, RUNNING = "attnspec.conformance.explaining.", "attnspec.conformance.running."
 STAGES = {
-    "declarations": EXPLAINING + "explanation.undeclared",
-    "refusals": EXPLAINING + "explanation.refusals",
-    "what is left to diagnose": EXPLAINING + "explanation.unexplained",
+    "declarations": RUNNING + "in_process.undeclared",
+    "refusals": RUNNING + "in_process.refusals",
+    "what is left to diagnose": RUNNING + "in_process.unexplained",
     "diagnosis": EXPLAINING + "inquiry.inquiry",
     "candidates of a diagnosis": EXPLAINING + "diagnosing.kinds",
     "message of the test": RUNNING + "suite.failure_message",

@@ -10,12 +10,12 @@ from attnspec import reference
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.judging.attempt import attempt
+from attnspec.conformance.judging.checks import Check
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.reduction import reduced, simplest
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws import CHECKS
-from attnspec.conformance.laws.registry import Check
 from attnspec.spec import OPERATIONS, Limits
 from attnspec.spec.contract.tree import flatten, mapped
 

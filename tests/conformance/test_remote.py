@@ -18,12 +18,11 @@ from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result
 from attnspec.conformance.remote.backend import RemoteBackend
-from attnspec.conformance.remote.breach import Breach
 from attnspec.conformance.remote.client import Hasty
 from attnspec.conformance.remote.description import contract_from, described
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.loading import contract_of, load
-from attnspec.conformance.remote.raised import as_told, told
+from attnspec.conformance.remote.raised import Breach, as_told, told
 from attnspec.conformance.remote.wire import LENGTHS, Reader, Writer, dtype_named, header, records
 
 # Words ----------------------------------------------------------------------------------------------------------------

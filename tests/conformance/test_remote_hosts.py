@@ -27,6 +27,7 @@ from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.incidents import Incidents
 from attnspec.conformance.remote.loading import contract_of, load
 from attnspec.conformance.remote.processes import KNOWN, children, end_all, end_children, mark, processes, usage
+from attnspec.conformance.running import in_process
 from attnspec.conformance.running.isolated import Isolated
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.suite import run_case
@@ -228,7 +229,7 @@ def test_a_violation_seen_before_the_process_ended_stands(tmp_path: Path) -> Non
     assert "crashed" in {r.reason for r in found.values()}
 
 
-def test_a_violation_seen_before_a_step_was_wrongly_taken_for_granted_stands() -> None:
+def test_a_violation_seen_before_a_step_was_wrongly_taken_for_granted_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, marks = [], []
 
     def dot_scores(query: Any, key: Any) -> Any:
@@ -238,17 +239,18 @@ def test_a_violation_seen_before_a_step_was_wrongly_taken_for_granted_stands() -
     host = SimpleNamespace(begin=lambda: None)
     backend: Any = SimpleNamespace(name="once", dot_scores=dot_scores, incidents=Incidents(20.0), host=host)
 
-    def judging(contract: Contract, case: Case, *, mark: Mark, **named: Any) -> list[Result]:
+    def judging(*given: Any, mark: Mark, **named: Any) -> list[Result]:
         def interrupted(law: str, example: Any) -> None:
             mark(law, example)
             marks.append(law)
             if len(marks) == 2:
                 raise Hasty
 
-        return judge(backend, contract, case, PROFILES["quick"], mark=interrupted, **named)
+        return judge(*given, mark=interrupted, **named)
 
     case = Case("dot_scores", "float64", LAWS)
-    isolated = Isolated(judging, backend, Contract.of(backend), case, Settings())
+    monkeypatch.setattr(in_process, "judge", judging)
+    isolated = Isolated(backend, Contract.of(backend), case, Settings())
     found = {r.law: r for r in isolated.judged({})}
     assert marks.count("operation.dtype") > 1
     assert (found["operation.oracle"].status, found["operation.oracle"].examples) == (Status.FAILED, 1)

@@ -35,7 +35,7 @@ CHOSEN = Settings(
     fail_fast=True,
     time_limit=90.0,
     only="only.txt",
-    crumbs="somewhere/else",
+    shared_folder="somewhere/else",
 )
 """Settings none of which is the default."""
 
@@ -70,7 +70,7 @@ def test_pytest_makes_of_the_arguments_the_settings_they_were_made_of(settings: 
 def test_workers_get_every_setting(tmp_path: Path) -> None:
     arguments = pytest_arguments("mine.py", CHOSEN, tmp_path, 3)
     given = [a for a in arguments if a.startswith("--attn-") and not a.startswith("--attn-backend")]
-    assert parsed(*given) == Settings(**{**vars(CHOSEN), "crumbs": str(tmp_path)})
+    assert parsed(*given) == Settings(**{**vars(CHOSEN), "shared_folder": str(tmp_path)})
     assert "--attn-backend=mine.py" in arguments
 
 
@@ -79,7 +79,9 @@ def test_no_arguments_are_the_defaults(pytestconfig: pytest.Config) -> None:
     assert plugin.settings_of_options(pytestconfig) == Settings()
 
 
-@pytest.mark.parametrize("option", [o for o in OPTIONS if o.setting not in ("crumbs", "only")], ids=lambda o: o.name)
+@pytest.mark.parametrize(
+    "option", [o for o in OPTIONS if o.setting not in ("shared_folder", "only")], ids=lambda o: o.name
+)
 def test_the_command_has_the_option(option: Option) -> None:
     found = COMMAND[option.name.replace("-", "_")]
     assert found.opts == [f"--{option.name}"]
@@ -93,7 +95,7 @@ def test_the_command_has_the_option(option: Option) -> None:
 
 def test_the_command_has_no_other_settings() -> None:
     settings = {o.name.replace("-", "_") for o in OPTIONS}
-    assert settings - COMMAND.keys() == {"crumbs", "only"}
+    assert settings - COMMAND.keys() == {"shared_folder", "only"}
     assert COMMAND.keys() - settings == {"backend", "workers", "json", "html", "junit"}
     profile = next(p for p in COMMANDS.commands["mutants"].params if p.name == "profile")
     assert (profile.default, profile.help) == (COMMAND["profile"].default, COMMAND["profile"].help)
@@ -108,7 +110,7 @@ def test_a_suite_has_the_settings_as_attributes() -> None:
         "fail_fast",
         "time_limit",
         "only",
-        "crumbs",
+        "shared_folder",
     }
 
 

@@ -11,7 +11,6 @@ from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import cases
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws import CHECKS
-from attnspec.conformance.laws.common import data_dtype
 from attnspec.conformance.mutants import MUTANTS
 from attnspec.conformance.variants import VARIANTS, Variant
 from attnspec.spec.contract.operation import OPERATIONS
@@ -28,7 +27,7 @@ def judged(backend: Any, operation: str, dtype: str, check: str) -> Outcome:
     """The outcome of a check in ``full``, on its own inputs."""
     subject = Subject(backend, Contract.of(backend), OPERATIONS[operation], dtype, "cpu")
     (example,) = corners(subject.operation, subject.limits, seed=0, most=1, work=subject.effort.work)[:1]
-    return attempt(subject, JUDGED[check], example.arguments(subject.operation, data_dtype(subject)), 0)
+    return attempt(subject, JUDGED[check], subject.arguments(example), 0)
 
 
 @pytest.mark.parametrize("v", VARIANTS.values(), ids=VARIANTS)

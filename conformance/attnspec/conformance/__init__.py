@@ -10,14 +10,13 @@ if TYPE_CHECKING:
     from attnspec.conformance.harness.suggesting import suggest_inputs
     from attnspec.conformance.remote.errors import BackendError
     from attnspec.conformance.remote.loading import load
-    from attnspec.conformance.running.calling import call
-    from attnspec.conformance.running.replaying import replay
+    from attnspec.conformance.running.replaying import call, replay
     from attnspec.conformance.running.suite import ConformanceSuite
 
 _HOMES = {
     "BackendError": "remote.errors",
     "ConformanceSuite": "running.suite",
-    "call": "running.calling",
+    "call": "running.replaying",
     "judge": "harness.judge",
     "load": "remote.loading",
     "replay": "running.replaying",

@@ -333,7 +333,7 @@ def mutants(
     """Print the kill matrix."""
     from attnspec.conformance.judging.profiles import PROFILES
     from attnspec.conformance.mutants import MUTANTS
-    from attnspec.conformance.reporting.kill_matrix import judge_mutants
+    from attnspec.conformance.reporting.kills import judge_mutants
     from attnspec.conformance.running.kept_trials import KeptTrials
     from attnspec.conformance.running.selection import matching
     from attnspec.conformance.variants import VARIANTS

@@ -38,7 +38,7 @@ def settings_of_options(config: pytest.Config) -> Settings:
 def pytest_configure(config: pytest.Config) -> None:
     """Collect verdicts in the process that controls the run; workers of pytest-xdist only report theirs."""
     limit = config.getoption("--attn-time-limit")
-    if limit and config.getoption("--attn-crumbs") is None and not hasattr(config, "workerinput"):
+    if limit and config.getoption("--attn-shared-folder") is None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(TimeLimit(limit), LIMITED)
     if config.getoption("--attn-backend") is None:
         for flag in ("--attn-json", *(o.flag for o in OPTIONS if o.repeatable)):
@@ -63,12 +63,11 @@ def pytest_configure(config: pytest.Config) -> None:
         # pytest-xdist has its workers print to nowhere.
         os.dup2(2, 1)
     if not hasattr(config, "workerinput"):
-        from attnspec.conformance.running.crash_handler import CrashHandler
-        from attnspec.conformance.running.verdicts import VERDICTS, Collector, Verdicts
+        from attnspec.conformance.running.verdicts import VERDICTS, Collector, CrashHandler, Verdicts
 
         config.stash[VERDICTS] = Verdicts()
         config.pluginmanager.register(Collector(config.stash[VERDICTS]))
-        if settings.crumbs is not None:
+        if settings.shared_folder is not None:
             config.pluginmanager.register(
                 CrashHandler(
                     settings.hang_after,
@@ -92,7 +91,7 @@ class TimeLimit:
 
 def _is_isolated_worker(config: pytest.Config) -> bool:
     """Whether this is a worker process of ``attnspec check``."""
-    return hasattr(config, "workerinput") and settings_of_options(config).crumbs is not None
+    return hasattr(config, "workerinput") and settings_of_options(config).shared_folder is not None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -103,7 +102,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if _is_isolated_worker(session.config):
         gc.freeze()
         gc.set_threshold(100_000)
-        from attnspec.conformance.remote.signals import deaf
+        from attnspec.conformance.running.isolated import deaf
 
         # Ctrl-C is for the controlling process: a KeyboardInterrupt here is the backend's own.
         signal.signal(signal.SIGINT, signal.SIG_IGN if settings_of_options(session.config).in_process else deaf)
@@ -145,7 +144,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             settings = settings_of_options(metafunc.config)
             contract = backend_of(metafunc.config, name, settings)[1]
         plan = Plan.of(contract, settings)
-        if settings.crumbs is None:
+        if settings.shared_folder is None:
             check_expectations(plan, settings)
     except BackendError as error:
         raise pytest.UsageError(str(error)) from error
@@ -184,7 +183,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             config.workeroutput[LEFT] = left
             config.workeroutput[SUITES_HERE] = config.stash.get(HERE, {})
     path, settings = config.getoption("--attn-json"), settings_of_options(config)
-    if not path or settings.crumbs is not None or hasattr(config, "workerinput"):
+    if not path or settings.shared_folder is not None or hasattr(config, "workerinput"):
         return
     from attnspec.conformance.judging.own_errors import contained
     from attnspec.conformance.judging.results import INTERRUPTED, TIME_LIMIT

@@ -11,9 +11,7 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.attendance import before_features, live_rows
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.rows_without_keys import evenly
-from attnspec.reference.budget import oracle_dtype
 from attnspec.spec.contract.semantics import QUESTIONS, asked_by_formula
-from attnspec.spec.contract.shapes import results
 
 SEEN = {
     ("causal_alignment", "top-left"): "The causal mask is aligned at the top left",
@@ -42,7 +40,7 @@ def of_choices(subject: Subject) -> Iterator[Candidate]:
 
 def of_formula(subject: Subject) -> Candidate:
     """The formula itself, under the declared choices."""
-    return Candidate("", "", _of_results(lambda given: exact(subject, given)))
+    return Candidate("", "", _of_results(lambda given: subject.unrounded(given)))
 
 
 def _of_results(formula: Formula) -> Callable[[Probe, Arguments], Results | None]:
@@ -67,23 +65,14 @@ def _formulas(subject: Subject) -> Iterator[tuple[str, str, Formula]]:
         yield "no_keys", "nan", partial(_no_keys, subject)
 
 
-def exact(subject: Subject, given: Arguments, **choices: str) -> Results:
-    """The formula in the precision of the oracle, without budgets, under the declared choices but for these."""
-    dtype = oracle_dtype(subject.precision.dtype)
-    wide = given.replaced({leaf.path: x.astype(dtype) for leaf, x in given.floats})
-    with np.errstate(all="ignore"):
-        found = subject.formula({**subject.choices, **choices})(**wide.values_by_name)
-    return {leaf.path: np.asarray(x) for leaf, x in results(subject.operation, found)}
-
-
 def _chosen(subject: Subject, question: str, choice: str, given: Arguments) -> Results:
-    return exact(subject, given, **{question: choice})
+    return subject.unrounded(given, **{question: choice})
 
 
 def _without_keys(subject: Subject, instead: Callable[[Arguments, Numbers], Numbers], given: Arguments) -> Results:
     """Other numbers in rows without attendable keys; where there is no key at all, as it was."""
     leaf, asking = subject.operation.leading, subject.operation.asking
-    found = exact(subject, given)
+    found = subject.unrounded(given)
     result, live = found[leaf.path], live_rows(given, bottom_right=subject.semantics.bottom_right)
     if not given.keys_count or live.all():
         return found
@@ -91,5 +80,5 @@ def _without_keys(subject: Subject, instead: Callable[[Arguments, Numbers], Numb
 
 
 def _no_keys(subject: Subject, given: Arguments) -> Results:
-    found = exact(subject, given)
+    found = subject.unrounded(given)
     return found if given.keys_count else {path: np.full(x.shape, np.nan) for path, x in found.items()}

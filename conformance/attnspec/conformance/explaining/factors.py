@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 
 from attnspec.conformance.explaining.candidates import Candidate, explains
-from attnspec.conformance.explaining.choices import exact
 from attnspec.conformance.explaining.probes import Probe
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.subject import Results, Subject
@@ -79,7 +78,7 @@ def of_scale(subject: Subject, factor: float) -> Candidate:
     """All scores multiplied by a factor."""
 
     def numbers(probe: Probe, arguments: Arguments) -> Results | None:
-        return exact(subject, rescaled(arguments, factor)) if probe.cotangents is None else None
+        return subject.unrounded(rescaled(arguments, factor)) if probe.cotangents is None else None
 
     return Candidate("scale", f"The scores are multiplied by {factor:g}.", numbers)
 

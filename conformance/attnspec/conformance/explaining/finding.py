@@ -1,7 +1,7 @@
-"""When there may be a diagnosis, what it says, and how it travels in a report."""
+"""What explains the violations of a case, when there may be a diagnosis, and how both travel in a report."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from attnspec.conformance.judging.results import Result, Status
@@ -32,6 +32,30 @@ class Diagnosis:
     def from_json(cls, data: Mapping[str, Any]) -> "Diagnosis":
         """The diagnosis that plain JSON describes."""
         return cls(**{**data, "same": tuple(data["same"])})
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Explanation of the violations of a case.
+
+    ``undeclared`` is what only has to be declared, as plain JSON, and ``diagnosis`` the known defect behind the rest.
+    ``note`` says what kept either from being found: an error of attnspec, or the end of the backend's process.
+    """
+
+    undeclared: Mapping[str, Any] = field(default_factory=dict)
+    diagnosis: Diagnosis | None = None
+    note: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The explanation as plain JSON, without the note, which the verdicts have."""
+        diagnosis = None if self.diagnosis is None else self.diagnosis.as_json()
+        return {"undeclared": dict(self.undeclared), "diagnosis": diagnosis}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Explanation":
+        """The explanation that plain JSON describes."""
+        diagnosis = None if data["diagnosis"] is None else Diagnosis.from_json(data["diagnosis"])
+        return cls(data["undeclared"], diagnosis)
 
 
 def violated_by_numbers(results: Iterable[Result]) -> list[str]:

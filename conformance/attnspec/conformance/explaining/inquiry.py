@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from attnspec.conformance.explaining.diagnosing import Call, diagnosed
 from attnspec.conformance.explaining.finding import Diagnosis, violated_by_numbers
 from attnspec.conformance.explaining.probes import Probe, called, gathered, judged_by
-from attnspec.conformance.explaining.recording import recorded
-from attnspec.conformance.explaining.watching import Watch, unwatched
+from attnspec.conformance.explaining.recording import Watch, recorded
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.inputs.examples import Example
@@ -18,7 +18,6 @@ from attnspec.conformance.judging.engine import Case
 from attnspec.conformance.judging.profiles import FORMULA, Profile
 from attnspec.conformance.judging.results import Result
 from attnspec.conformance.judging.subject import Results, Subject
-from attnspec.conformance.laws.common import data_dtype
 from attnspec.spec.contract.operation import OPERATIONS
 
 FIRST = 16
@@ -56,7 +55,7 @@ def inquiry(
     *,
     seed: int = 0,
     device: str = "cpu",
-    watch: Watch = unwatched,
+    watch: Watch = lambda law, given: nullcontext(),
 ) -> Inquiry | None:
     """Ask a backend on the examples that it was judged by and, if it is right there, as the violated laws did.
 
@@ -84,7 +83,7 @@ def inquiry(
         with watch(FORMULA, f"of sizes {arguments.sizes}"):
             return called(subject, arguments)
 
-    others = [example.arguments(subject.operation, data_dtype(subject)) for example in further]
+    others = [subject.arguments(example) for example in further]
     return Inquiry(subject, probes, others, call, start)
 
 
@@ -95,7 +94,7 @@ def _asked(subject: Subject, examples: Sequence[Example], watch: Watch, until: f
         if time.process_time() > until or (i >= FIRST and any(probe.wrong for probe in probes)):
             break
         with watch(FORMULA, example):
-            probes += gathered(subject, example.arguments(subject.operation, data_dtype(subject)))
+            probes += gathered(subject, subject.arguments(example))
     return probes
 
 
@@ -111,7 +110,7 @@ def diagnosis_of_result(
     return diagnosed(
         subject,
         [probe],
-        further=[example.arguments(operation, data_dtype(subject)) for example in further],
+        further=[subject.arguments(example) for example in further],
         until=time.process_time() + SECONDS,
         without=without,
     )

@@ -1,7 +1,8 @@
 """What a law asked that was violated: its own calls, which are of sizes, places and numbers that no example has."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -9,18 +10,19 @@ import numpy as np
 
 from attnspec.conformance.explaining.candidates import Candidate, computed_by, copied, roundings
 from attnspec.conformance.explaining.probes import Probe
-from attnspec.conformance.explaining.watching import Watch
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.dtypes import is_float
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.judging.attempt import attempt_once
+from attnspec.conformance.judging.checks import Check
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws import CHECKS
-from attnspec.conformance.laws.common import data_dtype
-from attnspec.conformance.laws.registry import Check
 from attnspec.conformance.mutants.correct import Library
 from attnspec.spec.contract.semantics import QUESTIONS, Semantics
 from attnspec.spec.contract.tree import mapped
+
+Watch = Callable[[str, Any], AbstractContextManager[None]]
+"""Entered with a law and an input around what calls the backend, so that a crash can be named."""
 
 LAWS = 2
 """Violated laws whose calls are looked at."""
@@ -87,7 +89,7 @@ def _calls(subject: Subject, check: Check, examples: Sequence[Example], watch: W
         if time.process_time() > until:
             break
         recorder = Recorder(subject)
-        arguments = example.arguments(subject.operation, data_dtype(subject))
+        arguments = subject.arguments(example)
         with watch(check.law.id, example):
             violation, *_ = attempt_once(recorder, check, arguments, example.seed)
         if violation is not None:

@@ -19,7 +19,7 @@ from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.profiles import FORMULA
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import LeftOut, Reason, Violation
-from attnspec.conformance.laws.common import data_dtype, in_full_batches, sample
+from attnspec.conformance.laws.common import in_full_batches, sample
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.semantics import QUESTIONS
@@ -103,11 +103,11 @@ class Refusals:
 def refusals(subject: Subject, mark: Mark) -> Refusals:
     """What a backend was seen to refuse, within its limits."""
     probes = _Probes(subject, mark)
-    if probes.first is None and divided_sizes(subject.operation).heads and not subject.limits.divided_heads:
+    if not probes.taken and divided_sizes(subject.operation).heads and not subject.limits.divided_heads:
         found = refusals(_narrowed(subject, divided_heads=True), mark)
         if found.taken:
             return replace(found, limits={"divided_heads": True, **found.limits})
-    if probes.first is None:
+    if not probes.taken:
         return Refusals(everything=probes.refused_all)
     limits = probes.lengths() | probes.features() | probes.batches() | _others(subject, mark)
     limits |= probes.least() | probes.layouts() | probes.gradients()
@@ -140,18 +140,18 @@ def _refused(subject: Subject, arguments: Arguments, says: Callable[[str], bool]
 class _Probes:
     """Plain calls, which differ in one size alone.
 
-    ``first`` are a length and a size of features that are taken, None if there are none.
+    If any is ``taken``, one of this ``length`` with features of this ``width`` is.
     """
 
     def __init__(self, subject: Subject, mark: Mark) -> None:
         self.subject, self.mark = subject, mark
         self.refused_all = True
-        self.first: tuple[int, int] | None = None
+        self.taken, self.length, self.width = False, 0, 0
         for length, features in ((length, features) for features in FEATURES for length in FIRST):
             found = self.refused(length, features)
             self.refused_all = self.refused_all and found is True
             if found is False:
-                self.first = length, features
+                self.taken, self.length, self.width = True, length, features
                 break
 
     def refused(
@@ -174,32 +174,30 @@ class _Probes:
 
     def least(self) -> dict[str, Any]:
         """The smallest length and the smallest batch, where smaller ones are refused and no greater one is."""
-        length, features = self.first or (0, 0)
         limits, result = self.subject.limits, {}
         if limits.multiple_of == 1:
             sizes = [n for n in (0, *SMALL) if limits.min_length <= n <= (limits.max_length or n)]
-            least = _least({n: self.refused(n, features, says=says_small) for n in sizes})
+            least = _least({n: self.refused(n, self.width, says=says_small) for n in sizes})
             result["min_length"] = 0 if least == 1 and self._only_without_keys() else least
         if limits.max_batch_dims:
             sizes = [b for b in (0, *SMALL) if limits.min_batch <= b]
-            result["min_batch"] = _least({b: self.refused(length, features, (b,), says_small) for b in sizes})
+            result["min_batch"] = _least({b: self.refused(self.length, self.width, (b,), says_small) for b in sizes})
         return {name: size for name, size in result.items() if size}
 
     def _only_without_keys(self) -> bool:
         """Whether what is refused is a question of semantics: no keys, where no queries are taken."""
-        (length, features), subject = self.first or (0, 0), self.subject
+        subject = self.subject
         if not QUESTIONS["no_keys"].concerns(subject.operation) or subject.operation.attends_to_itself:
             return False
         calls = [
-            sample(subject, np.random.default_rng(0), (), queries=n, keys=m, features=features)
-            for n, m in ((0, length), (length, 0))
+            sample(subject, np.random.default_rng(0), (), queries=n, keys=m, features=self.width)
+            for n, m in ((0, self.length), (self.length, 0))
         ]
         return [_refused(subject, given, says_small) for given in calls] == [False, True]
 
     def layouts(self) -> dict[str, Any]:
         """Whether only contiguous arrays are taken: one whose axes are exchanged in memory is refused."""
-        length, features = self.first or (0, 0)
-        given, subject = self.plain(max(length, 2), max(features, 2)), self.subject
+        given, subject = self.plain(max(self.length, 2), max(self.width, 2)), self.subject
         if subject.limits.contiguous_only:
             return {}
 
@@ -216,12 +214,12 @@ class _Probes:
 
     def gradients(self) -> dict[str, Any]:
         """The operations that have gradients, where this one says that it has none."""
-        subject, (length, features) = self.subject, self.first or (0, 0)
+        subject = self.subject
         name, contract = subject.operation.name, subject.contract
         asked = contract.differentiable and subject.operation.differentiable and subject.limits.gives_gradients(name)
         if not asked:
             return {}
-        given = self.plain(max(length, 2), features)
+        given = self.plain(max(self.length, 2), self.width)
         try:
             subject.vjp(given, subject.cotangents(given, np.random.default_rng(0)))
         except Violation as violation:
@@ -232,10 +230,9 @@ class _Probes:
 
     def lengths(self) -> dict[str, Any]:
         """The greatest length, and what lengths are multiples of."""
-        _, features = self.first or (0, 0)
         limits = self.subject.limits
         found = {
-            length: self.refused(length, features)
+            length: self.refused(length, self.width)
             for length in sorted(LENGTHS)
             if length and not length % limits.multiple_of and length <= (limits.max_length or length)
         }
@@ -255,11 +252,10 @@ class _Probes:
 
     def _longest(self, taken: int, refused: int, multiple: int) -> int:
         """The greatest length that is taken, between one that is and one that is not."""
-        _, features = self.first or (0, 0)
         while refused - taken > multiple:
             middle = (taken + refused) // 2 // multiple * multiple
             middle = middle if middle > taken else taken + multiple
-            if self.refused(middle, features) is False:
+            if self.refused(middle, self.width) is False:
                 taken = middle
             else:
                 refused = middle
@@ -267,16 +263,14 @@ class _Probes:
 
     def features(self) -> dict[str, Any]:
         """The sizes of features that are taken, where others are refused."""
-        length, _ = self.first or (0, 0)
         sizes = self.subject.limits.head_sizes or FEATURES
-        taken, refused = _divided({size: self.refused(length, size) for size in sizes})
+        taken, refused = _divided({size: self.refused(self.length, size) for size in sizes})
         return {"head_sizes": tuple(taken)} if refused else {}
 
     def batches(self) -> dict[str, Any]:
         """The most batch dimensions, where more are refused."""
-        length, features = self.first or (0, 0)
         depths = range(self.subject.limits.max_batch_dims + 1)
-        taken, refused = _divided({depth: self.refused(length, features, (2,) * depth) for depth in depths})
+        taken, refused = _divided({depth: self.refused(self.length, self.width, (2,) * depth) for depth in depths})
         return {"max_batch_dims": max(taken)} if refused and max(taken) < min(refused) else {}
 
 
@@ -331,7 +325,7 @@ def _tried(subject: Subject, mark: Mark) -> Iterator[tuple[Arguments, bool]]:
     """Inputs of many kinds, and whether they are refused; without numbers, what cannot be done may be taken."""
     seed = stable_seed("refusals", subject.operation.name, subject.dtype)
     for example in corners(subject.operation, subject.limits, seed=seed, most=ROWS, work=WORK):
-        arguments = example.arguments(subject.operation, data_dtype(subject))
+        arguments = subject.arguments(example)
         if all(x.size for x in arguments.arrays.values()) and subject.in_domain(arguments):
             mark(FORMULA, example)
             refused = _refused(subject, arguments, says_mismatched if _broadcasts(arguments) else says_lacking)

@@ -6,13 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from attnspec.conformance.harness.parts import Part
-from attnspec.conformance.harness.scores import rescaled
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
-from attnspec.conformance.judging.subject import Results, Subject
-from attnspec.conformance.laws.common import wide
-from attnspec.reference.budget import is_real
-from attnspec.spec.contract.shapes import results
-from attnspec.spec.contract.tree import mapped
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.laws.rows_without_keys import with_even_weights
 
 
 class Expected(NamedTuple):
@@ -38,10 +34,10 @@ def expected(subject: Subject, part: Part) -> dict[str, Expected]:
     if all(np.isfinite(x).all() for x in floats):
         return found
     if not any(np.isinf(x).any() for x in floats) and _propagates(subject, given):
-        exact = _formula(subject, given)
+        exact = subject.unrounded(given)
         found = {path: x._replace(nan=np.isnan(exact[path])) for path, x in found.items()}
     if subject.semantics.masked_nonfinite == "propagates" and given.operation.masks:
-        reached = _formula(subject, given.plain().without_masks())
+        reached = subject.unrounded(given.plain().without_masks())
         found = {path: _left_open(x, ~np.isfinite(reached[path])) for path, x in found.items()}
     return found
 
@@ -61,21 +57,13 @@ def _without_keys(subject: Subject, given: Arguments, found: Mapping[str, Expect
         return dict(found)  # declared to raise, or by way, which is left open
     if subject.semantics.fully_masked == "nan":
         return {path: x._replace(nan=open_[path]) for path, x in found.items()}
-    even = rescaled(given.without_masks().plain(), 0.0)
-    equal = subject.oracles(even.replaced({leaf.path: subject.exact(x) for leaf, x in even.floats}))
+    equal = subject.oracles(with_even_weights(given.plain()))
     return {
         path: Expected(
             np.where(open_[path], equal[path].value, x.value), np.where(open_[path], equal[path].budget, x.budget)
         )
         for path, x in found.items()
     }
-
-
-def _formula(subject: Subject, given: Arguments) -> Results:
-    """The results of the formula in double precision, by path."""
-    values = mapped(given.values_by_name, lambda _, x: wide(x) if is_real(x) else x)
-    with np.errstate(all="ignore"):
-        return {leaf.path: wide(x) for leaf, x in results(subject.operation, subject.formula()(**values))}
 
 
 def _left_open(x: Expected, where: Numbers) -> Expected:

@@ -9,8 +9,8 @@ from functools import cached_property
 
 import numpy as np
 
-from attnspec.conformance.harness.equals import Equals, equals
 from attnspec.conformance.harness.normalizers import Attendance, Scores, normalizers
+from attnspec.conformance.harness.summing import Equals, equals
 from attnspec.conformance.inputs.arguments import Numbers
 from attnspec.reference.budget.error_array import UNKNOWN, WIDTH
 from attnspec.reference.budget.numbers import longest_runs

@@ -11,10 +11,9 @@ from typing import NamedTuple, Self
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from attnspec.conformance.harness.at_keys import Element, gradients_at
-from attnspec.conformance.harness.at_rows import query_gradients
 from attnspec.conformance.harness.choices import Expected
 from attnspec.conformance.harness.normalizers import Attendance, Scores
+from attnspec.conformance.harness.pair_gradients import Element, gradients_at, query_gradients
 from attnspec.conformance.harness.parts import AT_ONCE, Part, of_elements, pairs, with_rows
 from attnspec.conformance.harness.record import Record
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, along, take

@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from attnspec.conformance.harness.filters import accusation, concerning
-from attnspec.conformance.harness.parts import Part
-from attnspec.conformance.harness.positions import at_rows, spelled
+from attnspec.conformance.harness.parts import Part, at_rows, spelled
 from attnspec.conformance.harness.scores import rescaled, without
 from attnspec.conformance.harness.together import Ensemble, zeros
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, take

@@ -14,10 +14,8 @@ from attnspec.conformance.explaining.classes import LEAST_USED, exact_scale, exp
 from attnspec.conformance.harness.backward import judge_gradients
 from attnspec.conformance.harness.choices import expected
 from attnspec.conformance.harness.filters import accusation, extent
-from attnspec.conformance.harness.guess import diagnosis
-from attnspec.conformance.harness.heads import count_of_heads, own_heads
 from attnspec.conformance.harness.hidden import hidden
-from attnspec.conformance.harness.parts import Part, parts, whole
+from attnspec.conformance.harness.parts import Part, count_of_heads, own_heads, pairs, parts, whole, with_rows
 from attnspec.conformance.harness.reading import (
     arguments_of,
     cotangent_of,
@@ -27,15 +25,22 @@ from attnspec.conformance.harness.reading import (
     in_one_dtype,
     operation_named,
     results_of,
+    subject_of,
     without_results,
 )
 from attnspec.conformance.harness.record import Record
-from attnspec.conformance.harness.subjects import subject_of
 from attnspec.conformance.harness.together import Ensemble
 from attnspec.conformance.harness.verdict import Verdict
 from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.judging.rows import rows_to_judge
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.spec.contract.operation import OPERATIONS, Operation
+
+DIAGNOSED_PAIRS = 2**16
+"""Pairs of a query and a key in an element up to which all of its rows are compared with known defects."""
+
+DIAGNOSED_ROWS = 16
+"""Rows that are compared where there are more; what makes them causal is then spelled out in a mask."""
 
 
 def judge(
@@ -140,3 +145,26 @@ def _extent(given: Part, chosen: list[Part]) -> str:
     groups = [f"of each of {heads:,} heads"] if heads > 1 else []
     groups += [f"of each of {elements:,} elements of the batch"] if elements > 1 else []
     return " ".join([f"{len(rows):,} of {queries:,} rows", *groups]) + ", with all keys"
+
+
+def diagnosis(subject: Subject, part: Part, index: tuple[int, ...], row: int | None) -> str:
+    """The known defect with the numbers of a wrong part of a result, in a sentence; empty if there is none.
+
+    ``index`` is the place of its worst number, ``row`` the axis of rows behind those of the batch.
+    """
+    # It loads all mutants, which nobody needs whose results are right.
+    from attnspec.conformance.explaining.inquiry import diagnosis_of_result
+    from attnspec.conformance.mutants.ignored import dropped, optional_of
+
+    element = index[: len(part.arguments.batch)]
+    one = Part(part.arguments.element(element), {path: x[element] for path, x in part.results.items()}, ())
+    many = pairs(one.arguments) > DIAGNOSED_PAIRS
+    rows = rows_to_judge(subject, one.arguments, DIAGNOSED_ROWS, np.random.default_rng(0)) if many else None
+    if rows is not None:
+        worst = [] if row is None else [index[len(element) + row]]
+        one = with_rows(subject, one, np.unique([*rows, *worst]))
+    passed = part.arguments.passed
+    # A mask in which a causal flag is spelled out is none that the caller has passed.
+    absent = {dropped(name) for name in optional_of(subject.operation) if passed.get(name) is None}
+    found = diagnosis_of_result(subject, one.arguments, one.results, without=absent)
+    return "" if found is None else found.sentence

@@ -6,11 +6,15 @@ from math import prod
 
 import numpy as np
 
-from attnspec.conformance.harness.heads import count_of_heads, own_heads
-from attnspec.conformance.harness.positions import at_rows, independent_rows
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, along, take
+from attnspec.conformance.inputs.attendance import behind, bounds, spelled_out
+from attnspec.conformance.judging.rows import rows_to_judge
 from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.reference.budget import oracle_dtype
+from attnspec.spec.contract.axes import Axis
+from attnspec.spec.contract.axes import Part as Option
 from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.tree import schematic
 
 AT_ONCE = 2**20
 """Pairs of a query and a key for which the oracle is asked at once."""
@@ -168,3 +172,50 @@ def of_elements(
     joined = Part(part.arguments, part.results | {f"d {path}": g for path, g in gradients.items()}, part.places)
     for one in elements(joined, rows):
         yield one, {path: one.results[f"d {path}"] for path in gradients}
+
+
+def count_of_heads(arguments: Arguments) -> int:
+    """The heads of a call, 1 without any; of an operation with several attentions those of the largest."""
+    kinds = [(arguments.operation.axis(schematic(size)), count) for size, count in arguments.sizes.items()]
+    most = max((count for kind, count in kinds if Axis.HEAD in kind), default=1)
+    return most * prod(count for kind, count in kinds if Axis.GROUP in kind)
+
+
+def own_heads(operation: Operation) -> tuple[str, ...]:
+    """The sizes of heads that have results of their own, in front of all others; none where heads are joined."""
+    counted = {*operation.sizes_of(Axis.HEAD), *operation.sizes_of(Axis.GROUP)}
+    first = {leaf.core[0].factors if leaf.core else () for leaf in operation.outputs}
+    return next(iter(first)) if len(first) == 1 and {*next(iter(first))} <= counted else ()
+
+
+# Rows by themselves ---------------------------------------------------------------------------------------------------
+
+
+def independent_rows(subject: Subject, given: Arguments, most: int, rng: np.random.Generator) -> Numbers | None:
+    """The rows to judge; None for all, because there are few or because each depends on other queries."""
+    slopes = subject.operation.part(Option.SLOPES)
+    return rows_to_judge(subject, given.replaced({slopes: None}) if slopes else given, most, rng)
+
+
+def at_rows(subject: Subject, given: Arguments, rows: Numbers) -> Arguments:
+    """The arguments of these rows alone, with positions in the mask, and the slopes of the whole call in the bias."""
+    operation, bottom_right = subject.operation, subject.semantics.bottom_right
+    chosen = spelled_out(given, rows, bottom_right=bottom_right)
+    slopes, bias = (operation.part(part) for part in (Option.SLOPES, Option.BIAS))
+    if not slopes or given[slopes] is None:
+        return chosen
+    wide = oracle_dtype(subject.precision.dtype)
+    distance = behind(given, operation.asked or "", rows, bottom_right=bottom_right)
+    falling = -given.array(slopes).astype(wide)[:, None, None] * np.abs(distance)
+    more = falling if chosen[bias] is None else chosen.array(bias).astype(wide) + falling
+    # Slopes of 0 stay, for the rounding that the subtraction of the others may make.
+    return chosen.replaced({bias: more, slopes: np.zeros_like(given.array(slopes))})
+
+
+def spelled(subject: Subject, given: Arguments) -> Arguments:
+    """All rows with their positions spelled out, so that keys can be taken away or added."""
+    operation = given.operation
+    positional = [*bounds(operation), *filter(None, [operation.part(Option.SLOPES)])]
+    if operation.attends_to_itself or all(given[path] is operation.defaults[path] for path in positional):
+        return given
+    return at_rows(subject, given, np.arange(given.queries or 0))

@@ -9,7 +9,8 @@ import numpy as np
 from attnspec.conformance.harness.arrays import EIGHT_BITS, read
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import NARROW, is_float, numpy_dtype
-from attnspec.conformance.judging.subject import Results
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.running.selection import unknown_name
 from attnspec.spec.contract.axes import Part
 from attnspec.spec.contract.operation import OPERATIONS, Operation
@@ -220,3 +221,28 @@ def in_one_dtype(operation: Operation, given: Arguments, found: Results | None =
         got = ", ".join(f"{path} in {dtype}" for path, dtype in dtypes.items())
         raise TypeError(f"{operation.name}: expected floats in one of {', '.join(DEFAULTS)}; got {got}")
     return next(iter(main)), given
+
+
+class _Given:
+    """A backend that is never called."""
+
+    name = "the given result"
+
+    def __init__(self, operation: str, precision: Any, semantics: Any) -> None:
+        self.precision, self.semantics = precision, semantics
+        setattr(self, operation, lambda *arguments, **options: None)
+
+
+def subject_of(
+    operation: Operation, dtype: str, precision: str | Mapping[str, Any] | None, semantics: Mapping[str, Any] | None
+) -> Subject:
+    """A subject of this operation and dtype, of the class and with the choices that are declared.
+
+    Errors: ``ValueError`` for an unknown class or choice, ``TypeError`` for a class that is no name.
+    """
+    for name in flatten(dict(precision)).values() if isinstance(precision, Mapping) else ():
+        if not isinstance(name, str):
+            raise TypeError(f"precision: expected names of classes; got {name!r}")
+    declared = {dtype: precision} if isinstance(precision, str) else precision
+    backend = _Given(operation.name, declared, semantics)
+    return Subject(backend, Contract.of(backend), operation, dtype, "cpu")

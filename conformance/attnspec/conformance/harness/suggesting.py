@@ -6,10 +6,8 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.harness.hidden import hidden, padded, tried
-from attnspec.conformance.harness.parts import parts, whole
-from attnspec.conformance.harness.positions import spelled
-from attnspec.conformance.harness.reading import arguments_of, generator, in_one_dtype, operation_named
-from attnspec.conformance.harness.subjects import subject_of
+from attnspec.conformance.harness.parts import parts, spelled, whole
+from attnspec.conformance.harness.reading import arguments_of, generator, in_one_dtype, operation_named, subject_of
 from attnspec.conformance.harness.together import Ensemble
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import exact_in

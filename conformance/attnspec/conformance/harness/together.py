@@ -21,8 +21,7 @@ from attnspec.conformance.harness.dependence import (
     step_of_weights,
     valued,
 )
-from attnspec.conformance.harness.heads import own_heads
-from attnspec.conformance.harness.parts import Part
+from attnspec.conformance.harness.parts import Part, own_heads
 from attnspec.conformance.harness.rounding import WeightsRounded, rounded, ways
 from attnspec.conformance.harness.scores import ADDED, is_weight, rescaled, without
 from attnspec.conformance.inputs.arguments import Arguments, Change, Numbers, take

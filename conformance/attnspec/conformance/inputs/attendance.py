@@ -23,34 +23,39 @@ def mask_shape(arguments: Arguments, keys: str | None = None) -> tuple[int, ...]
     return arguments.binding.shape(operation.masks[keys or operation.asked or ""])
 
 
-def attendable(arguments: Arguments, keys: str | None = None, *, bottom_right: bool = False) -> Numbers:
-    """The keys along an axis that every query may attend to: booleans (*batch, n, m), without n (*batch, m)."""
+def attendable(
+    arguments: Arguments, keys: str | None = None, rows: Numbers | None = None, *, bottom_right: bool = False
+) -> Numbers:
+    """The keys along an axis that every query may attend to: booleans (*batch, n, m), without n (*batch, m).
+
+    With ``rows``, of these queries alone.
+    """
     operation, shape = arguments.operation, mask_shape(arguments, keys)
     keys = keys or operation.asked or ""
     mask = arguments[operation.masks[keys].path]
     allowed: Numbers = np.broadcast_to(True if mask is None else mask, shape)
     if operation.asking is not None and operation.asking not in operation.masks[keys].sizes:
         allowed = allowed[..., None, :]
-    n, m = arguments.queries or 0, shape[-1]
-    offset = m - n if bottom_right else 0
-    if arguments.causal and keys == operation.causal[-1]:
-        allowed = allowed & np.tri(n, m, offset).astype(bool)
-    if keys == operation.asked:
-        allowed = allowed & _within(arguments, n, m, offset)
-    return np.array(allowed)
-
-
-def _within(arguments: Arguments, n: int, m: int, offset: int) -> Numbers:
-    """The keys that are in the window of a query and below their length: booleans (*batch, n, m), or fewer."""
-    operation = arguments.operation
-    window = None if operation.window is None else arguments[operation.window]
+    elif rows is not None:
+        allowed = allowed[..., rows, :]
+    causal, asked = arguments.causal and keys == operation.causal[-1], keys == operation.asked
+    window = None if operation.window is None or not asked else arguments[operation.window]
     left, right = (None, None) if window is None else window
-    behind = np.arange(m) - np.arange(n)[:, None] - offset
-    near: Numbers = np.ones((), bool) if left is None else behind >= -left
-    near = near if right is None else near & (behind <= right)
-    of = operation.hides(operation.asked)
+    if causal or left is not None or right is not None:
+        distance = behind(arguments, keys, rows, bottom_right=bottom_right)
+        for most in (0 if causal else None, right):
+            allowed = allowed if most is None else allowed & (distance <= most)
+        allowed = allowed if left is None else allowed & (distance >= -left)
+    of = operation.hides(operation.asked) if asked else None
     lengths = None if of is None or of.kind is not Kind.INT else arguments[of.path]
-    return near if lengths is None else near & (np.arange(m) < lengths[..., None, None])
+    return np.array(allowed if lengths is None else allowed & (np.arange(shape[-1]) < lengths[..., None, None]))
+
+
+def behind(arguments: Arguments, keys: str, rows: Numbers | None = None, *, bottom_right: bool = False) -> Numbers:
+    """How far every key is behind the place on the diagonal of every query, or of these: (n, m)."""
+    n, m = arguments.queries or 0, arguments.size(keys)
+    places = (np.arange(n) if rows is None else rows) + (m - n if bottom_right else 0)
+    return np.asarray(np.arange(m) - places[:, None])
 
 
 def before_features(rows: Numbers, leaf: Leaf, asking: str | None) -> Numbers:
@@ -67,13 +72,14 @@ def bounds(operation: Operation) -> list[str]:
     return [path for path in found if path is not None and path in operation.defaults]
 
 
-def spelled_out(arguments: Arguments, *, bottom_right: bool = False) -> Arguments:
-    """The same arguments with the causal flag, a window and lengths spelled out in the mask."""
+def spelled_out(arguments: Arguments, rows: Numbers | None = None, *, bottom_right: bool = False) -> Arguments:
+    """Arguments, or those of some rows, with the causal flag, a window and lengths spelled out in the mask."""
     operation = arguments.operation
     defaults = {path: operation.defaults[path] for path in bounds(operation)}
+    chosen = arguments if rows is None else arguments.along(operation.asking or "", take(rows))
     if all(arguments[path] is x for path, x in defaults.items()) or operation.mask is None:
-        return arguments
-    return arguments.replaced(defaults).with_mask(attendable(arguments, bottom_right=bottom_right))
+        return chosen
+    return chosen.replaced(defaults).with_mask(attendable(arguments, rows=rows, bottom_right=bottom_right))
 
 
 def with_first_keys(arguments: Arguments) -> Arguments:

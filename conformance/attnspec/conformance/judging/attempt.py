@@ -7,9 +7,9 @@ from typing import TypeAlias
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.judging.checks import Check
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import LeftOut, Violation
-from attnspec.conformance.laws.registry import Check
 
 Outcome: TypeAlias = tuple[Violation | None, bool, float, int]
 """What violates a law, whether it was concerned, error ratio, elements not judged."""

@@ -13,6 +13,7 @@ from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.inputs.strategies import examples
 from attnspec.conformance.judging.attempt import Outcome, attempt, attempt_once, stable_seed
+from attnspec.conformance.judging.checks import CHECKS, Check
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.own_errors import Containment, contained, joined
@@ -22,9 +23,6 @@ from attnspec.conformance.judging.results import OWN_ERROR, TOO_VAGUE, Result, S
 from attnspec.conformance.judging.snippet import snippet, without_snippet
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
-from attnspec.conformance.laws import CHECKS
-from attnspec.conformance.laws.common import data_dtype
-from attnspec.conformance.laws.registry import Check
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import OPERATIONS, Operation
 from attnspec.spec.contract.semantics import ASKED_BY
@@ -223,7 +221,7 @@ class _Run:
         What was computed of them before is not kept.
         """
         subject = self.subject
-        if arguments is None or any(x.dtype.name != data_dtype(subject) for _, x in arguments.floats):
+        if arguments is None or any(x.dtype.name != subject.data_dtype for _, x in arguments.floats):
             return None
         if multiply_adds(arguments.sizes, arguments.batch, arguments.operation) > AFFORDED:
             return None
@@ -369,7 +367,7 @@ def _try(run: _Run, example: Example, index: int, *, first: bool = False) -> Arg
 
 def _made(subject: Subject, example: Example) -> tuple[Arguments, bool]:
     """The arguments of an example, and whether they are in the domain."""
-    arguments = example.arguments(subject.operation, data_dtype(subject))
+    arguments = subject.arguments(example)
     try:
         return arguments, subject.in_domain(arguments)
     except Violation:

@@ -4,7 +4,6 @@ import os
 import signal
 import sysconfig
 import traceback
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -65,16 +64,19 @@ def _path(code: CodeType) -> str:
     return code.co_filename if path.startswith(os.pardir) else path
 
 
-class OperationElsewhere(ABC):
-    """An operation of a backend in another process, whose threads are there too."""
+class OperationElsewhere:
+    """An operation of a backend in another process, whose threads are there too; ``ask`` sends a request there."""
 
-    @abstractmethod
+    def __init__(self, name: str, ask: Callable[..., Any]) -> None:
+        self._name, self._ask = name, ask
+
     def __call__(self, *given: Any, **named: Any) -> Any:
         """Call it in the main thread."""
+        return self._ask("operation", self._name, given, named)
 
-    @abstractmethod
     def in_thread(self, *given: Any, **named: Any) -> Any:
         """Call it in a new thread."""
+        return self._ask("in_thread", self._name, given, named)
 
 
 def in_thread(function: Callable[..., Any], *given: Any, **named: Any) -> Any:

@@ -16,11 +16,10 @@ from attnspec.conformance.inputs.corners import multiply_adds
 from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.inputs.heads import count_of_heads, divided, divides, with_heads
 from attnspec.conformance.judging.attempt import attempt
+from attnspec.conformance.judging.checks import Check
 from attnspec.conformance.judging.left_out import demand_declared
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import LeftOut, Reason, Violation
-from attnspec.conformance.laws.common import data_dtype, fitting, lacking
-from attnspec.conformance.laws.registry import Check
 from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.shapes import ShapeError
 from attnspec.spec.contract.tree import Kind
@@ -122,12 +121,12 @@ def simplified(search: Search) -> tuple[Arguments, Violation]:
     """The same, by this search."""
     subject = search.subject
     kinds = dict.fromkeys(subject.operation.call.names, "zeros")
-    absent = lacking(subject)
+    absent = subject.lacking
     for size in (1, 2):  # a backend may refuse odd sizes
-        sizes = {name: fitting(subject, name, size) for name in subject.operation.sizes}
+        sizes = {name: subject.fitting(name, size) for name in subject.operation.sizes}
         sizes = divided(sizes, subject.operation, subject.limits)
         example = Example(sizes, kinds=kinds, absent=absent)
-        if search.accept(example.arguments(subject.operation, data_dtype(subject))):
+        if search.accept(subject.arguments(example)):
             break
     return search.best, search.violation
 

@@ -15,6 +15,9 @@ INTERRUPTED = "interrupted"
 TIME_LIMIT = "time limit"
 """Why a law has no verdict when the time limit of the run was reached."""
 
+STOPPED = "stopped at the first violation"
+"""Why a law has no verdict behind a violation that ended the run."""
+
 OWN_ERROR = "error of attnspec"
 """Why a law has no verdict whose check raised an error of attnspec itself."""
 

@@ -45,9 +45,8 @@ def judge(subject: Subject, arguments: Arguments, rng: np.random.Generator, what
         return True
     operation, asking = subject.operation, subject.operation.asking or ""
     found = subject.results(arguments)
-    spelled = spelled_out(arguments, bottom_right=subject.semantics.bottom_right)
     for chosen in np.array_split(rows, -(-len(rows) * _pairs(arguments) // WORK)):
-        part = spelled.along(asking, take(chosen))
+        part = spelled_out(arguments, chosen, bottom_right=subject.semantics.bottom_right)
         if not subject.in_domain(part):
             return False
         expected = subject.oracles(part)

@@ -10,11 +10,11 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import is_float
+from attnspec.conformance.judging.checks import Check
 from attnspec.conformance.judging.profiles import FORMULA
 from attnspec.conformance.judging.results import json_number
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
-from attnspec.conformance.laws.registry import Check
 from attnspec.spec.contract.tree import as_source, branches, field_names
 
 SHOWN = 400

@@ -8,6 +8,7 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import exact_in
+from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.judging.comparison import Comparisons
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.extent import Extent, widen
@@ -95,6 +96,37 @@ class Subject(Comparisons):
     def has_features(self) -> bool:
         """Whether the backend has every optional part of the operation."""
         return all(map(self.limits.has, self.operation.features))
+
+    @property
+    def data_dtype(self) -> str:
+        """The dtype of the inputs; float64 for operations without float inputs."""
+        return self.dtype if self.operation.floats else "float64"
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """The paths of the optional arrays."""
+        return frozenset(leaf.path for leaf in self.operation.leaves if leaf.optional)
+
+    @property
+    def lacking(self) -> frozenset[str]:
+        """The paths of the optional arrays that the backend does not take."""
+        features, limits = self.operation.features, self.limits
+        masks = frozenset(leaf.path for leaf in self.operation.masks.values()) if not limits.mask else frozenset()
+        return frozenset(p for p in self.optional if p in masks or (p in features and not limits.has(p)))
+
+    def fitting(self, name: str, size: int) -> int:
+        """The wanted size, changed as little as the backend's limits require."""
+        limits, axis = self.limits, self.operation.axis(name)
+        if axis & Axis.POSITION:
+            size = limits.length_from(size)
+            return size if limits.max_length is None else min(size, limits.max_length)
+        if axis & Axis.FEATURE and limits.head_sizes is not None:
+            return min(limits.head_sizes, key=lambda s: (abs(s - size), s))
+        return size
+
+    def arguments(self, example: Example) -> Arguments:
+        """The arguments of an example, at the dtype of the inputs."""
+        return example.arguments(self.operation, self.data_dtype)
 
     # Calls -------------------------------------------------------------------------------------------------------
 
@@ -284,6 +316,14 @@ class Subject(Comparisons):
                 return normative(**arguments)
 
         return formula
+
+    def unrounded(self, arguments: Arguments, **choices: str) -> Results:
+        """The formula in the precision of the oracle, without budgets, under the declared choices but for these."""
+        dtype = oracle_dtype(self.precision.dtype)
+        given = arguments.replaced({leaf.path: x.astype(dtype, copy=False) for leaf, x in arguments.floats})
+        with np.errstate(all="ignore"):
+            found = self.formula({**self.choices, **choices})(**given.values_by_name)
+        return {leaf.path: np.asarray(x) for leaf, x in results(self.operation, found)}
 
     def oracles(self, arguments: Arguments) -> dict[str, Judged]:
         """The oracle's results and the budget of every element, computed once for the same arguments.

@@ -1,5 +1,6 @@
-"""The checks of the laws, a module for each chapter; ``registry.CHECKS`` holds them all."""
+"""The checks of the laws, a module for each chapter; to import it fills ``judging.checks.CHECKS``."""
 
+from attnspec.conformance.judging.checks import CHECKS, Check, checks
 from attnspec.conformance.laws import (
     attention,
     caches,
@@ -36,7 +37,6 @@ from attnspec.conformance.laws import (
     transformer,
     vision,
 )
-from attnspec.conformance.laws.registry import CHECKS, Check, checks
 
 __all__ = [
     "CHECKS",

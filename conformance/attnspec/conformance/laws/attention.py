@@ -8,6 +8,7 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep, take
 from attnspec.conformance.inputs.attendance import attendable, mask_shape
 from attnspec.conformance.inputs.dtypes import NARROW
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import (
     average_tolerance,
@@ -35,7 +36,6 @@ from attnspec.conformance.laws.ensembles import (
     rescaled,
     scale_direction,
 )
-from attnspec.conformance.laws.registry import checks
 from attnspec.spec.laws import attention as law
 
 PERMUTED = ("queries,", "keys and values,", "sequence,", "heads,")

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import doubles, sample, twice, wide
 from attnspec.conformance.laws.kernels import has_window, operands, with_heads
-from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.documentation import operation_of
 from attnspec.spec.contract.operation import Operation

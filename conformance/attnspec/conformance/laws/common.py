@@ -178,43 +178,16 @@ def sample(
         axis = operation.axis(name)
         wanted = next((size for kind, size in reversed(kinds.items()) if kind in axis), None)
         fallback = 2 if axis & Axis.LAYER else 4 if axis & Axis.TIME else features
-        fitted[name] = fitting(subject, name, fallback if wanted is None else wanted)
+        fitted[name] = subject.fitting(name, fallback if wanted is None else wanted)
     fitted = divided(fitted | dict(sizes or {}), operation, subject.limits)
     fits = len(batch) <= subject.limits.max_batch_dims
-    absent = _optional(subject) if not whole else lacking(subject)
+    absent = subject.lacking if whole else subject.optional
     masks = {leaf.path: "random" for leaf in operation.leaves if leaf.kind is Kind.BOOL and leaf.path not in absent}
     example = Example(
         fitted, batch if fits else (), masks=masks if whole else {}, absent=absent, seed=int(rng.integers(2**32))
     )
-    arguments = example.arguments(operation, data_dtype(subject))
+    arguments = subject.arguments(example)
     return with_first_keys(arguments) if raises_without_keys(subject.semantics, arguments) else arguments
-
-
-def _optional(subject: Subject) -> frozenset[str]:
-    return frozenset(leaf.path for leaf in subject.operation.leaves if leaf.optional)
-
-
-def lacking(subject: Subject) -> frozenset[str]:
-    """The optional arrays that the backend does not take."""
-    features, limits = subject.operation.features, subject.limits
-    masks = frozenset(leaf.path for leaf in subject.operation.masks.values()) if not limits.mask else frozenset()
-    return frozenset(p for p in _optional(subject) if p in masks or (p in features and not limits.has(p)))
-
-
-def fitting(subject: Subject, name: str, size: int) -> int:
-    """The wanted size, changed as little as the backend's limits require."""
-    limits, axis = subject.limits, subject.operation.axis(name)
-    if axis & Axis.POSITION:
-        size = limits.length_from(size)
-        return size if limits.max_length is None else min(size, limits.max_length)
-    if axis & Axis.FEATURE and limits.head_sizes is not None:
-        return min(limits.head_sizes, key=lambda s: (abs(s - size), s))
-    return size
-
-
-def data_dtype(subject: Subject) -> str:
-    """The dtype of the inputs; float64 for operations without float inputs."""
-    return subject.dtype if subject.operation.floats else "float64"
 
 
 def normal_like(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments | None:

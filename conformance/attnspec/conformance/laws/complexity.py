@@ -4,9 +4,9 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
 from attnspec.conformance.inputs.attendance import attendable, mask_shape
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import random_like, wide
-from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.laws import complexity as law
 

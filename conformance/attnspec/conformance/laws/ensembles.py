@@ -14,12 +14,11 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.attendance import mask_shape
 from attnspec.conformance.inputs.dtypes import NARROW
-from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import sample, wide
 from attnspec.conformance.laws.lessons import rng_of
-from attnspec.reference.budget import WIDTH, oracle_dtype
+from attnspec.reference.budget import WIDTH
 from attnspec.spec.contract.axes import Role
-from attnspec.spec.contract.shapes import results
 
 KEYS, FEATURES = 8, 8
 """Sizes at which the rounding of one key does not average out within a batch element, and many elements are cheap."""
@@ -169,16 +168,7 @@ def _after_tile(x: Numbers) -> Numbers:
 
 def exact(subject: Subject, arguments: Arguments) -> Numbers:
     """The leading result of the reference in the precision of the oracle, without budgets, computed once."""
-    return arguments.once("exact", lambda: _exact(subject, arguments))
-
-
-def _exact(subject: Subject, arguments: Arguments) -> Numbers:
-    dtype = oracle_dtype(subject.precision.dtype)
-    given = arguments.replaced({leaf.path: x.astype(dtype, copy=False) for leaf, x in arguments.floats})
-    with np.errstate(all="ignore"):
-        found = subject.formula()(**given.values_by_name)
-    named: Results = {leaf.path: x for leaf, x in results(subject.operation, found)}
-    return named[subject.operation.leading.path]
+    return arguments.once("exact", lambda: subject.unrounded(arguments)[subject.operation.leading.path])
 
 
 def rescaled(arguments: Arguments, factor: float) -> Arguments:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.rows import judge
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.attention import of_one_array
@@ -16,7 +17,6 @@ from attnspec.conformance.laws.common import sample
 from attnspec.conformance.laws.gradients import gradients_match
 from attnspec.conformance.laws.lessons import TILE, causal_in, masks_of, numbers_of, restricted
 from attnspec.conformance.laws.modes import Modes, in_16_bits, modes_of, within
-from attnspec.conformance.laws.registry import checks
 from attnspec.conformance.laws.training import recorded_call
 from attnspec.spec.laws import attention
 from attnspec.spec.laws import training as law

@@ -6,9 +6,9 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.attendance import mask_shape
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import sample, wide
-from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Part
 from attnspec.spec.laws import masking as law
 

@@ -6,12 +6,12 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.attendance import mask_shape
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.comparison import number
 from attnspec.conformance.judging.sightings import OTHER, Seen, Sighting
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import before_features, pooled, sample, wide
 from attnspec.conformance.laws.lessons import causal_in, masks_of
-from attnspec.conformance.laws.registry import checks
 from attnspec.conformance.laws.semantics import of_keys, probes, samples
 from attnspec.spec.laws import attention, normalization
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
 from attnspec.conformance.inputs.attendance import attendable, mask_shape
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.common import doubles, sample, together, wide
-from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis, Part
 from attnspec.spec.contract.law import of
 from attnspec.spec.contract.operation import Operation

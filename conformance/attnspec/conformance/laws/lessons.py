@@ -11,7 +11,7 @@ from attnspec.conformance.inputs.attendance import mask_shape
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason, Violation
-from attnspec.conformance.laws.common import fitting, sample
+from attnspec.conformance.laws.common import sample
 from attnspec.conformance.laws.gradients import Gradients
 from attnspec.spec.contract.axes import Axis
 
@@ -61,7 +61,7 @@ def long_lesson_of(subject: Subject, arguments: Arguments) -> Lesson | None:
     Of operations that do more than weigh keys, such as models, there is time for them in longer profiles.
     """
     operation = subject.operation
-    if operation.asked is None or fitting(subject, operation.asked, TILE + 2) <= TILE:
+    if operation.asked is None or subject.fitting(operation.asked, TILE + 2) <= TILE:
         return None
     if not operation.only_weighs_keys and not subject.effort.dear:
         return None
@@ -93,7 +93,7 @@ def broad(subject: Subject, rng: np.random.Generator, *, queries: int = 3, keys:
     """An unmasked call with queries of 16 features and, where only keys are weighed, values of 64."""
     operation = subject.operation
     columns = operation.sizes_of(Axis.FEATURE)[-1:] if operation.linear and operation.attended else ()
-    sizes = {name: fitting(subject, name, COLUMNS) for name in columns}
+    sizes = {name: subject.fitting(name, COLUMNS) for name in columns}
     return sample(subject, rng, (2,), queries=queries, keys=keys, heads=2, features=FEATURES, sizes=sizes)
 
 

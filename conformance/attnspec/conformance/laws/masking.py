@@ -11,6 +11,7 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep
 from attnspec.conformance.inputs.attendance import before_features, collapsed_masks, mask_shape, spelled_out
 from attnspec.conformance.inputs.changes import hiding, with_other_rows
 from attnspec.conformance.inputs.dtypes import NARROW
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.common import (
     aligned,
@@ -24,7 +25,6 @@ from attnspec.conformance.laws.common import (
     twice,
     wide,
 )
-from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.tree import Kind
 from attnspec.spec.laws import masking as law

@@ -3,12 +3,12 @@
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.caches import in_one_piece
 from attnspec.conformance.laws.common import doubles, sample, together, wide
 from attnspec.conformance.laws.gradients import gradients_match
 from attnspec.conformance.laws.kernels import logarithms, with_heads
-from attnspec.conformance.laws.registry import checks
 from attnspec.spec.laws import attention as identities
 from attnspec.spec.laws import kernels as law
 

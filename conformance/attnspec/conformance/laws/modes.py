@@ -11,12 +11,12 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.attendance import mask_shape, spelled_out
 from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.inputs.layouts import CANNOT
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import sample
 from attnspec.conformance.laws.lessons import TILE, causal_in, masks_of, restricted
-from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.precision import Precision
 from attnspec.spec.laws import training as law
 

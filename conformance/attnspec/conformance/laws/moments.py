@@ -3,9 +3,9 @@
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import fitting, wide
-from attnspec.conformance.laws.registry import checks
+from attnspec.conformance.laws.common import wide
 from attnspec.reference import dot_product_mean, dot_product_variance, two_point_design
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.laws import moments as law
@@ -59,7 +59,7 @@ def _sizes(subject: Subject) -> list[int]:
 
 def _fitting(subject: Subject, d: int) -> int:
     (feature,) = subject.operation.sizes_of(Axis.FEATURE)
-    return fitting(subject, feature, d)
+    return subject.fitting(feature, d)
 
 
 def _within(subject: Subject, what: str, got: float, expected: float, slack: float, given: Arguments) -> None:

@@ -5,9 +5,9 @@ from functools import partial
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, take
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import where_finite, wide
-from attnspec.conformance.laws.registry import checks
 from attnspec.reference import scaled_dot_product_attention
 from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.tree import Leaf

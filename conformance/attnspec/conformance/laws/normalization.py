@@ -5,9 +5,9 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.attendance import attendable
 from attnspec.conformance.inputs.dtypes import LARGEST
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import coarse, live_rows, wide
-from attnspec.conformance.laws.registry import checks
 from attnspec.spec.laws import normalization as law
 from attnspec.spec.normalization import Softmax
 from attnspec.spec.seq2seq import TeacherForcedDecode

@@ -10,6 +10,7 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers, element, t
 from attnspec.conformance.inputs.attendance import attendable, mask_shape
 from attnspec.conformance.inputs.corners import option_levels
 from attnspec.conformance.inputs.dtypes import is_float
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.left_out import demand_declared
 from attnspec.conformance.judging.subject import Results, Subject
@@ -25,7 +26,6 @@ from attnspec.conformance.laws.common import (
 )
 from attnspec.conformance.laws.gradients import gradients_match
 from attnspec.conformance.laws.lessons import masks_of, overwritten
-from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.contract.shapes import ShapeError, bind

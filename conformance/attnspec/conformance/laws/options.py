@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import doubles, fitting, live_rows, sample, wide
+from attnspec.conformance.laws.common import doubles, live_rows, sample, wide
 from attnspec.conformance.laws.gradients import gradients_match
 from attnspec.conformance.laws.kernels import with_heads
 from attnspec.conformance.laws.lessons import causal_in, fits, masks_of
-from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis, Part
 from attnspec.spec.laws import operation as law
 from attnspec.spec.laws import training
@@ -45,8 +45,8 @@ def _bare(subject: Subject, rng: np.random.Generator, shape: tuple[int, int]) ->
     fixed = dict.fromkeys(operation.sizes_of(Axis.SEQUENCE), 1)
     fixed |= with_heads(*HEADS, operation) if operation.sizes_of(Axis.GROUP) else {}
     features = operation.sizes_of(Axis.FEATURE)
-    fixed |= {name: fitting(subject, name, COLUMNS) for name in features[1:]}
-    fixed |= {name: fitting(subject, name, WIDE) for name in features[:1] if shape == DECODING}
+    fixed |= {name: subject.fitting(name, COLUMNS) for name in features[1:]}
+    fixed |= {name: subject.fitting(name, WIDE) for name in features[:1] if shape == DECODING}
     bare = sample(subject, rng, (2,), queries=queries, keys=keys, sizes=fixed)
     required = {path: size for path, size in operation.lengths.items() if bare[path] is not None}
     bare = bare.replaced({path: np.full_like(bare[path], bare.size(size)) for path, size in required.items()})

@@ -23,6 +23,7 @@ from attnspec.conformance.inputs.layouts import (
     repeated,
     shifted,
 )
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.left_out import demand_layouts
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason
@@ -39,7 +40,6 @@ from attnspec.conformance.laws.lessons import (
     overwritten,
     restricted_lesson_of,
 )
-from attnspec.conformance.laws.registry import checks
 from attnspec.conformance.laws.shared_batches import Index
 from attnspec.spec.contract.tree import Leaf, flatten
 from attnspec.spec.laws import operation

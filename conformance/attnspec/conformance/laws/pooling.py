@@ -3,6 +3,7 @@
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import (
     additive_in,
@@ -18,7 +19,6 @@ from attnspec.conformance.laws.common import (
     wide,
 )
 from attnspec.conformance.laws.ensembles import along, by_element, ensemble, ensembles, exact, judgeable
-from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.laws import attention
 from attnspec.spec.laws import pooling as law

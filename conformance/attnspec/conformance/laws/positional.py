@@ -3,11 +3,11 @@
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import wide
-from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.law import of
 from attnspec.spec.laws import operation

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import normal_like
 from attnspec.conformance.laws.gradients import gradients_match
 from attnspec.conformance.laws.lessons import Lesson, causal_lesson_of, overwritten, restricted_lesson_of
-from attnspec.conformance.laws.registry import checks
 from attnspec.conformance.laws.training import backward, learning, recorded_call
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.contract.shapes import results

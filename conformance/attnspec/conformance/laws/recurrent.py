@@ -9,6 +9,7 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep, take
 from attnspec.conformance.inputs.changes import with_other_rows
 from attnspec.conformance.inputs.dtypes import NARROW
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.common import (
     bounded,
@@ -21,7 +22,6 @@ from attnspec.conformance.laws.common import (
     wide,
 )
 from attnspec.conformance.laws.gradients import gradients_match
-from attnspec.conformance.laws.registry import checks
 from attnspec.reference.budget import oracle_dtype
 from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.documentation import operation_of

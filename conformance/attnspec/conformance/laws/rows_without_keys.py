@@ -4,12 +4,11 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.attendance import mask_shape
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import live_rows, pooled, sample, wide
 from attnspec.conformance.laws.gradients import gradients_match
-from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Part
-from attnspec.spec.contract.shapes import results
 from attnspec.spec.laws import masking as law
 
 QUERIES = 40
@@ -21,13 +20,10 @@ def evenly(given: Arguments, shape: tuple[int, ...], subject: Subject) -> Number
     operation = given.operation
     if operation.pooled and not operation.sharpened and operation.attends_to_itself:
         return np.broadcast_to(wide(pooled(given)).mean(-2, keepdims=True), shape)
-    even = _even(given)
-    changed = even.replaced({leaf.path: wide(x) for leaf, x in even.floats})
-    found = {leaf.path: x for leaf, x in results(operation, subject.formula()(**changed.values_by_name))}
-    return np.broadcast_to(found[operation.leading.path], shape)
+    return np.broadcast_to(subject.unrounded(with_even_weights(given))[operation.leading.path], shape)
 
 
-def _even(given: Arguments) -> Arguments:
+def with_even_weights(given: Arguments) -> Arguments:
     """The same call with scores of 0 for all keys, none of which is masked."""
     operation = given.operation
     added = {path for path, part in operation.parts.items() if part in (Part.BIAS, Part.SLOPES)}
@@ -106,7 +102,7 @@ def uniform_rows(subject: Subject, arguments: Arguments, rng: np.random.Generato
     live = live_rows(subject, masked)
     cotangents = {path: np.where(live, x.dtype.type(0), x) for path, x in subject.cotangents(given, rng).items()}
     # Of equal weights the rounding is that of any: they are normalized too.
-    expected = subject.gradients(_even(given), cotangents)
+    expected = subject.gradients(with_even_weights(given), cotangents)
     valued = [leaf.path for leaf in subject.operation.attended if leaf.path in subject.operation.linear]
     found = subject.vjp(masked, cotangents)
     of_values = {path: expected[path] for path in valued if path not in subject.operation.sharpened}

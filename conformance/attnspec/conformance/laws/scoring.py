@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import (
     bounded,
@@ -16,7 +17,6 @@ from attnspec.conformance.laws.common import (
     sample,
     wide,
 )
-from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.contract.law import of
 from attnspec.spec.laws import attention

@@ -3,9 +3,9 @@
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import doubles, random_like, sample, together
-from attnspec.conformance.laws.registry import checks
 from attnspec.conformance.laws.seq2seq import tokens_of
 from attnspec.reference import REFERENCE
 from attnspec.reference.budget import Judged

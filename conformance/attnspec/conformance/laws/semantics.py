@@ -9,13 +9,13 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
 from attnspec.conformance.inputs.attendance import live_rows as live
 from attnspec.conformance.inputs.attendance import mask_shape
+from attnspec.conformance.judging.checks import Function, checks
 from attnspec.conformance.judging.comparison import number
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.sightings import NAMED, OTHER, Seen, Sighting, choice_by_way, said_by_way
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import before_features, live_rows, sample, wide
-from attnspec.conformance.laws.registry import Function, checks
 from attnspec.conformance.laws.rows_without_keys import evenly, near_even
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.registration import CAUSAL

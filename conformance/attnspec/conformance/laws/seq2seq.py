@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import (
     doubles,
@@ -14,7 +15,6 @@ from attnspec.conformance.laws.common import (
     together,
     twice,
 )
-from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.laws import operation
 from attnspec.spec.laws import seq2seq as law

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import sample
-from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.tree import Leaf
 from attnspec.spec.laws import operation as law
 from attnspec.spec.laws.sizes import shares

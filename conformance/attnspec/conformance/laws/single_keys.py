@@ -11,11 +11,11 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
 from attnspec.conformance.inputs.attendance import mask_shape
 from attnspec.conformance.inputs.dtypes import NARROW
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.rows import TILES
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import fitting, sample
+from attnspec.conformance.laws.common import sample
 from attnspec.conformance.laws.ensembles import TILE, along, by_element, exact, judgeable
-from attnspec.conformance.laws.registry import checks
 from attnspec.conformance.laws.spreads import beyond_a_tile
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.laws import pooling as law
@@ -77,7 +77,7 @@ def _inputs(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
 def _many(subject: Subject, rng: np.random.Generator) -> Arguments:
     """Thousands of keys, fewer where vectors have to be wide; more elements where each has a single row."""
     batch = BATCH if subject.operation.asking else BATCH * QUERIES
-    widths = [fitting(subject, name, FEATURES) for name in subject.operation.sizes_of(Axis.FEATURE)]
+    widths = [subject.fitting(name, FEATURES) for name in subject.operation.sizes_of(Axis.FEATURE)]
     keys = min(THOUSANDS, MOST // (batch * max(widths, default=FEATURES)) + 1)
     return sample(subject, rng, (batch,), queries=QUERIES, keys=keys, features=FEATURES, heads=2)
 

@@ -11,14 +11,14 @@ from attnspec.conformance.inputs.attendance import bounds, spelled_out, with_fir
 from attnspec.conformance.inputs.combinations import AS_MANY, BATCH, combinations, masked, placed
 from attnspec.conformance.inputs.corners import TILE, long_sizes, multiply_adds, stepwise, tables
 from attnspec.conformance.inputs.dtypes import NARROW
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.rows import judge, rows_to_judge
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import fitting, normal_like, sample
+from attnspec.conformance.laws.common import normal_like, sample
 from attnspec.conformance.laws.gradients import gradients_match
 from attnspec.conformance.laws.lessons import causal_in
 from attnspec.conformance.laws.magnitudes import opposed, outlier
 from attnspec.conformance.laws.options import with_least_bias
-from attnspec.conformance.laws.registry import checks
 from attnspec.spec.contract.axes import Axis, Part, Role
 from attnspec.spec.contract.tree import Kind, schematic
 from attnspec.spec.laws import sizes as law
@@ -106,7 +106,7 @@ def _narrow(
     In the layers of a model positions attend to each other. The largest batches are not masked: tens of thousands of
     rows with one key each are judged elsewhere, by fewer.
     """
-    wanted = {name: fitting(subject, name, size) for name, size in sizes.items()}
+    wanted = {name: subject.fitting(name, size) for name, size in sizes.items()}
     if len(batch) > subject.limits.max_batch_dims or any(wanted[name] < size for name, size in sizes.items()):
         return None
     operation = subject.operation
@@ -402,7 +402,7 @@ def gradients_together(subject: Subject, arguments: Arguments, rng: np.random.Ge
     for what, given, inputs in _combined(subject, rng):
         rows = rows_to_judge(subject, given, FEW, rng)
         chosen = np.arange(given.queries or 0) if rows is None else rows
-        part = spelled_out(given, bottom_right=subject.semantics.bottom_right).along(asking, take(chosen))
+        part = spelled_out(given, chosen, bottom_right=subject.semantics.bottom_right)
         if not subject.in_domain(part):
             continue
         outputs = [leaf for leaf in operation.outputs if leaf.kind is Kind.FLOAT]
@@ -444,7 +444,7 @@ def _combined(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str,
         sizes = dict.fromkeys((*together[:1], *hidden), features) | {together[-1]: columns}
         if weighted and subject.dtype == "float64" and max(sizes.values()) > WIDE_LONG_DOUBLES:
             continue
-        sizes = {name: fitting(subject, name, size) for name, size in sizes.items()}
+        sizes = {name: subject.fitting(name, size) for name, size in sizes.items()}
         given = sample(subject, rng, batch, queries=queries, keys=keys, heads=2, features=8, sizes=sizes)
         given = masked(NUMBERS[row["numbers"]](subject, given, rng), row["masks"], rng)
         what = "with " + ", ".join(f"{name} {level}" for name, level in row.items()) + ","

@@ -9,6 +9,7 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import NARROW
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import sample, wide
 from attnspec.conformance.laws.ensembles import (
@@ -22,7 +23,6 @@ from attnspec.conformance.laws.ensembles import (
     judgeable,
     shared,
 )
-from attnspec.conformance.laws.registry import checks
 from attnspec.reference.budget import WIDTH
 from attnspec.reference.budget.error_array import UNKNOWN
 from attnspec.spec.laws import pooling as law

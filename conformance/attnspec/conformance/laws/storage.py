@@ -23,13 +23,13 @@ from attnspec.conformance.inputs.layouts import (
     repeated,
     same,
 )
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.left_out import demand_layouts
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason, Violation
-from attnspec.conformance.laws.common import data_dtype, sample, twice, wide
+from attnspec.conformance.laws.common import sample, twice, wide
 from attnspec.conformance.laws.lessons import masks_of
-from attnspec.conformance.laws.registry import checks
 from attnspec.reference.budget import is_real
 from attnspec.spec.contract.shapes import results
 from attnspec.spec.contract.tree import mapped
@@ -290,7 +290,7 @@ def other_dtype(subject: Subject, arguments: Arguments, rng: np.random.Generator
     next_one.follows_formula(others, f"of the same call in {name} after one in {subject.dtype},")
     for leaf in subject.operation.outputs:
         got = next_one.results(others)[leaf.path].dtype
-        fits = got.name == data_dtype(next_one) or got.kind in "biu"
+        fits = got.name == next_one.data_dtype or got.kind in "biu"
         message = f"after a call in {subject.dtype}, that in {name} gives {got.name}"
         subject.holds(fits, message, others, reason=Reason.DTYPE)
     what = f"of a call after one in {name},"

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import sample
 from attnspec.conformance.laws.gradients import gradients_match
 from attnspec.conformance.laws.lessons import MANY_KEYS, RESTRICTED, Lesson, lessons_of, numbers_of, rng_of
-from attnspec.conformance.laws.registry import checks
 from attnspec.spec.laws import training as law
 
 MANY_ROWS, TIMES = 67, 2

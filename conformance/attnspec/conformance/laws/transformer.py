@@ -8,6 +8,7 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep, take
 from attnspec.conformance.inputs.attendance import attendable
 from attnspec.conformance.inputs.corners import option_levels
 from attnspec.conformance.inputs.dtypes import NARROW
+from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.common import (
     coarse,
@@ -22,7 +23,6 @@ from attnspec.conformance.laws.common import (
     wide,
     without_layers,
 )
-from attnspec.conformance.laws.registry import checks
 from attnspec.reference.transformer import EPSILON, decoder_layer, encoder_layer, encoder_only
 from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.documentation import operation_of

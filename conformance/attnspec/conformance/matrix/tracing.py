@@ -23,7 +23,6 @@ from attnspec.conformance.judging.snippet import readable
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws import CHECKS
-from attnspec.conformance.laws.common import data_dtype
 from attnspec.conformance.matrix.messages import without_places
 from attnspec.conformance.matrix.program import Call, program
 from attnspec.conformance.remote.loading import contract_of, load
@@ -156,7 +155,7 @@ def _tried(subject: Subject, law: str, question: Mapping[str, Any]) -> dict[str,
     seed = stable_seed(question["seed"], subject.operation.name, subject.dtype)
     effort = PROFILES[question["profile"]].at(subject.dtype)
     for example in corners(subject.operation, subject.limits, seed=seed, most=effort.corners, work=effort.work):
-        arguments = example.arguments(subject.operation, data_dtype(subject))
+        arguments = subject.arguments(example)
         first_violated(subject, CHECKS[law], arguments, example.seed)
     return {"why": "the process does not end when the law is checked again"}
 

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from attnspec.conformance.remote.breach import type_name
 from attnspec.conformance.remote.objects import kept
+from attnspec.conformance.remote.raised import type_name
 
 ABSENT = object()
 

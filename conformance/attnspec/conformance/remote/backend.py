@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from attnspec.conformance.judging.foreign_calls import OperationElsewhere
 from attnspec.conformance.remote.arrays import RemoteArray, RemoteNumpyArray
 from attnspec.conformance.remote.client import Host
 from attnspec.conformance.remote.description import DECLARED
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.incidents import Incidents
-from attnspec.conformance.remote.objects import RemoteOperation
 
 CONVERSIONS = {"from_numpy", "to_numpy"}
 
@@ -77,7 +77,7 @@ class RemoteBackend:
             raise AttributeError(f"backend {self.origin!r} has no {name}")
 
         # A backend that was started anew has another host.
-        operation = RemoteOperation(name, lambda *request: self.host.ask(*request))
+        operation = OperationElsewhere(name, lambda *request: self.host.ask(*request))
         self.__dict__[name] = operation
         return operation
 

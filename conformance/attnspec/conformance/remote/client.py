@@ -16,11 +16,9 @@ import numpy as np
 from attnspec.conformance.judging.foreign_calls import Raised, printable
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.remote.arrays import ABSENT, RemoteArray, named_like
-from attnspec.conformance.remote.breach import Breach
 from attnspec.conformance.remote.clock import INTERVAL, Clock, Deadline, Watch
 from attnspec.conformance.remote.errors import BackendError
-from attnspec.conformance.remote.processes import end_all, mark
-from attnspec.conformance.remote.raised import as_told
+from attnspec.conformance.remote.raised import Breach, as_told
 from attnspec.conformance.remote.sandbox import files_of, launch
 from attnspec.conformance.remote.wire import LENGTHS, MAX_BYTES, MAX_TEXT, Reader, dtype_text, header
 
@@ -69,7 +67,7 @@ class Hasty(KeyboardInterrupt):
 class Host:
     """The process of a backend, and what was sent to it and not answered yet.
 
-    ``allowed`` are the seconds of a check; None allows any. ``adopted`` says that this process has no other children.
+    ``allowed`` are the seconds of a check. ``adopted`` says that this process has no other children.
     """
 
     def __init__(
@@ -77,13 +75,13 @@ class Host:
         name: str,
         device: str,
         *,
-        allowed: float | None,
+        allowed: float,
         path: list[str] | None = None,
         adopted: bool = False,
         sandbox: bool = False,
     ) -> None:
         self.name, self.adopted = name, adopted
-        self.clock = None if allowed is None else Clock(allowed)
+        self.clock = Clock(allowed)
         self.changes = 0
         self.left: list[str] = []
         self.eager, self.patient = True, False
@@ -95,14 +93,12 @@ class Host:
         self._ahead: dict[int, Any] = {}
         self._since, self._last = -1, -1
         self._buffer = bytearray(1 << 16)
-        self._mark = mark()
         self._socket, theirs = socket.socketpair()
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             self._socket.setsockopt(socket.SOL_SOCKET, option, TIMEOUT)
         self.process = launch(
             "attnspec.conformance.remote.host",
             *(str(theirs.fileno()), name, device, os.pathsep.join(path or ())),
-            word=self._mark,
             sandbox=sandbox,
             readable=files_of(name, path or ()),
             stdin=subprocess.DEVNULL,
@@ -132,8 +128,7 @@ class Host:
 
     def begin(self) -> None:
         """Begin a check, whose time is counted from now on."""
-        if self.clock is not None:
-            self.clock.reset()
+        self.clock.reset()
 
     def close(self) -> list[str]:
         """End the process and all that it has started; who was left behind."""
@@ -141,8 +136,7 @@ class Host:
             self._socket.close()
             self._queue.clear()
             self._large.clear()
-            self.left += end_all(self.process.pid, self._mark, adopted=self.adopted, sandboxed=self.process.sandboxed)
-            self.process.wait()
+            self.left += self.process.end(adopted=self.adopted)
         return self.left
 
     def _ended(self, reason: Reason, words: str) -> HostEnded:
@@ -154,7 +148,7 @@ class Host:
                 words = f"ended the process {self.process.ending}"
         return HostEnded(reason, words, self.close())
 
-    def _watch(self, clock: Clock | None) -> Watch:
+    def _watch(self, clock: Clock) -> Watch:
         return Watch(self.process.pid, clock, self._hung)
 
     def _hung(self, words: str) -> NoReturn:
@@ -310,7 +304,7 @@ class Host:
             except OSError:
                 raise self._ended(Reason.CRASHED, "ended the process") from None
 
-    def _received(self, clock: Clock | None) -> tuple[Any, Any]:
+    def _received(self, clock: Clock) -> tuple[Any, Any]:
         """The JSON and the bytes of an answer."""
         watch = self._watch(clock)
         count = self._fill(memoryview(self._buffer), 0, LENGTHS.size, watch)

@@ -46,9 +46,9 @@ class Deadline(Clock):
 class Watch:
     """Looks now and then whether the process of a backend still has time."""
 
-    def __init__(self, process: int, clock: Clock | None, hung: Callable[[str], NoReturn]) -> None:
+    def __init__(self, process: int, clock: Clock, hung: Callable[[str], NoReturn]) -> None:
         self.process, self.clock, self.hung = process, clock, hung
-        self._at, self._used = time.monotonic(), None if clock is None else -1.0
+        self._at, self._used = time.monotonic(), -1.0
 
     def look_now_and_then(self) -> None:
         """Look where the last look is long ago: a backend that answers byte by byte never lets the socket wait."""
@@ -58,13 +58,11 @@ class Watch:
     def look(self) -> None:
         """Count the time since the last look; ``hung`` is called, and raises, if there is none left."""
         clock, now = self.clock, time.monotonic()
-        if clock is None:
-            return
         since, self._at = now - self._at, now
         clock.passed += since
         if KNOWN:
             used, wants = usage(self.process)
-            gained = since if self._used is None or self._used < 0 else used - self._used
+            gained = since if self._used < 0 else used - self._used
             self._used = used
             clock.spent += min(gained, since) if wants else since
         else:

@@ -1,24 +1,6 @@
 """The objects that stay in the process of a backend, by number: a request says the number alone."""
 
-from collections.abc import Callable
 from typing import Any
-
-from attnspec.conformance.judging.foreign_calls import OperationElsewhere
-
-
-class RemoteOperation(OperationElsewhere):
-    """A function of a backend, to be called in the backend's process; ``ask`` sends a request there."""
-
-    def __init__(self, name: str, ask: Callable[..., Any]) -> None:
-        self._name, self._ask = name, ask
-
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        """Call it in the main thread."""
-        return self._ask("operation", self._name, given, named)
-
-    def in_thread(self, *given: Any, **named: Any) -> Any:
-        """Call it in a new thread."""
-        return self._ask("in_thread", self._name, given, named)
 
 
 class Unconverted(Exception):

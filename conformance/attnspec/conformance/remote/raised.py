@@ -1,13 +1,26 @@
-"""Exceptions of another process: their class by name, their message, and the lines that raised them."""
+"""Exceptions of another process: class by name, message, and the lines that raised; and malformed answers."""
 
 import sys
 import traceback
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
 
-from attnspec.conformance.remote.breach import Breach, type_name
+from attnspec.conformance.judging.foreign_calls import printable
+
+
+class Breach(Exception):
+    """What came is no answer."""
+
+
+@lru_cache(maxsize=4096)
+def type_name(text: Any) -> str:
+    """The name of a class in printable characters, none of them very many."""
+    if not isinstance(text, str):
+        raise Breach("a name that is none")
+    return printable(text[:200])
+
 
 MAX_FRAMES, MAX_LENGTH = 24, 10_000
 """Calls that are told, from the one that raised outwards, and characters of a message."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from attnspec.conformance.remote.environment import SAFE_PATH, own_folders
 from attnspec.conformance.remote.errors import BackendError
-from attnspec.conformance.remote.processes import MARK
+from attnspec.conformance.remote.processes import MARK, end_all, mark
 
 CHOICES = ("auto", "on", "off")
 """Values of ``--sandbox``."""
@@ -37,9 +37,16 @@ TRIAL_SECONDS = 10.0
 
 
 class Launched(subprocess.Popen[Any]):
-    """A process of a backend. If it is ``sandboxed``, bubblewrap is its first process."""
+    """A process of a backend. If it is ``sandboxed``, bubblewrap is its first process; all descendants bear a mark."""
 
     sandboxed = False
+    mark = ""
+
+    def end(self, *, adopted: bool = False) -> list[str]:
+        """End it and all that it has started; who was left behind. ``adopted`` as of :func:`end_all`."""
+        left = end_all(self.pid, self.mark, adopted=adopted, sandboxed=self.sandboxed)
+        self.wait()
+        return left
 
     @property
     def ending(self) -> str:
@@ -50,12 +57,10 @@ class Launched(subprocess.Popen[Any]):
         return f"with status {status}" if status >= 0 else f"by {_signal(-status)}"
 
 
-def launch(
-    module: str, *arguments: str, word: str, sandbox: bool, readable: Iterable[str] = (), **how: Any
-) -> Launched:
+def launch(module: str, *arguments: str, sandbox: bool, readable: Iterable[str] = (), **how: Any) -> Launched:
     """Start a module of attnspec that will run a backend, without the judge's environment variables.
 
-    ``word`` marks the process and all its descendants. ``readable`` are paths that a sandbox has to show.
+    ``readable`` are paths that a sandbox has to show.
     """
     variables = {name: x for name, x in os.environ.items() if not name.startswith(OF_JUDGE)}
     command = [sys.executable, "-m", module, *arguments]
@@ -63,9 +68,9 @@ def launch(
         command = [*bubblewrap(readable), *command]
         own = MEMORY if _tmp_is_shared(readable) else PRIVATE[0]
         variables |= {"TMPDIR": own, **{name: f"{own}/{folder}" for name, folder in CACHES.items()}}
-    environment = {**variables, **SAFE_PATH, MARK: word}
+    environment = {**variables, **SAFE_PATH, MARK: mark()}
     process = Launched(command, start_new_session=True, env=environment, **how)
-    process.sandboxed = sandbox
+    process.sandboxed, process.mark = sandbox, environment[MARK]
     return process
 
 

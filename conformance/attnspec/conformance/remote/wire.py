@@ -16,8 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from attnspec.conformance.remote.breach import Breach, type_name
-from attnspec.conformance.remote.raised import told
+from attnspec.conformance.remote.raised import Breach, told, type_name
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.tree import Branch, walked
 

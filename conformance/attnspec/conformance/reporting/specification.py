@@ -14,10 +14,10 @@ from attnspec.conformance.reporting.entries import (
     law_entry,
     misprint_entry,
     operation_entry,
+    page_entry,
     precision_entry,
     question_entry,
 )
-from attnspec.conformance.reporting.lecture_entries import page_entry
 from attnspec.conformance.reporting.markup import table
 from attnspec.spec import SPEC_VERSION
 from attnspec.spec.contract.axes import GLOSSARY

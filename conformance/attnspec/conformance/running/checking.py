@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from attnspec.conformance.judging.results import INTERRUPTED
+from attnspec.conformance.judging.results import INTERRUPTED, STOPPED
 from attnspec.conformance.remote.description import described
 from attnspec.conformance.remote.environment import OF_PYTEST, ONE_THREAD, SAFE_PATH, environment
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.folder import TemporaryFolder
 from attnspec.conformance.remote.processes import children, end_children, mark
 from attnspec.conformance.running.admission import admit
-from attnspec.conformance.running.expectations import expectations
-from attnspec.conformance.running.first_violation import STOPPED, FirstViolation
 from attnspec.conformance.running.interruption import INTERRUPTION
 from attnspec.conformance.running.keys import KEY
 from attnspec.conformance.running.planning import Plan
@@ -37,7 +35,10 @@ class Run:
 
 
 class Gate:
-    """A pytest plugin: no test starts before there is a plan. The workers start meanwhile, since that takes long."""
+    """A pytest plugin: no test starts before there is a plan. The workers start meanwhile, since that takes long.
+
+    Where the run is broken off, workers are not waited for.
+    """
 
     def __init__(self, make_plan: Callable[[], Plan], display: ProgressDisplay, folder: Path) -> None:
         self.make_plan, self.display, self.folder = make_plan, display, folder
@@ -45,11 +46,19 @@ class Gate:
         self.plan: Plan | None = None
         self.error: BackendError | None = None
         self.verdicts: Verdicts | None = None
+        self._workers: Any = None
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """Give a worker the key of the contract, through the pipe that starts it."""
         node.workerinput[KEY] = self._key
+        self._workers = node.nodemanager
+
+    def pytest_keyboard_interrupt(self) -> None:
+        """End the workers at once, after Ctrl-C or where a plugin has ended the run."""
+        INTERRUPTION.heard()
+        if self._workers is not None:
+            self._workers.EXIT_TIMEOUT = 0
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
@@ -80,17 +89,15 @@ def run(
     ``make_plan`` is called while the workers start. What the backend prints is ``shown`` at once, or thrown away.
     Raises :class:`BackendError` if ``make_plan`` does, or if the workers cannot work.
     """
-    display = ProgressDisplay(console, expectations(settings.expect), settings.time_limit)
+    display = ProgressDisplay(console, settings)
     startup = StartupMonitor()
-    first = FirstViolation(settings)
     before = children()
     wake_workers()
     with TemporaryFolder() as folder, environment(_variables(folder)), display.bar:
         gate = Gate(make_plan, display, Path(folder))
         arguments = pytest_arguments(backend, settings, Path(folder), workers, shown=shown)
-        plugins = [display, gate, startup, EndWorkers(), *([first] if settings.fail_fast else [])]
         try:
-            status = pytest.main(arguments, plugins=plugins)
+            status = pytest.main(arguments, plugins=[display, gate, startup])
         except KeyboardInterrupt:
             # pytest catches it only while it runs tests.
             status = pytest.ExitCode.INTERRUPTED
@@ -110,25 +117,7 @@ def run(
         gate.verdicts.left += [title for title in left if title not in gate.verdicts.left]
     interrupted = status == pytest.ExitCode.INTERRUPTED and startup.trouble is None
     broken_off = INTERRUPTION.reason or INTERRUPTED if interrupted else None
-    return Run(gate.plan, gate.verdicts, STOPPED if first.seen else broken_off)
-
-
-class EndWorkers:
-    """A pytest plugin: after Ctrl-C workers are not waited for."""
-
-    def __init__(self) -> None:
-        self._workers: Any = None
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_configure_node(self, node: Any) -> None:
-        """Remember who ends the workers."""
-        self._workers = node.nodemanager
-
-    def pytest_keyboard_interrupt(self) -> None:
-        """End them at once."""
-        INTERRUPTION.heard()
-        if self._workers is not None:
-            self._workers.EXIT_TIMEOUT = 0
+    return Run(gate.plan, gate.verdicts, STOPPED if display.stopped else broken_off)
 
 
 def _variables(folder: str) -> dict[str, str | None]:
@@ -158,6 +147,6 @@ def pytest_arguments(backend: str, settings: Settings, folder: Path, workers: in
         *("-n", str(workers), "--dist=worksteal", "--max-worker-restart=1000000"),
         *("--pyargs", "attnspec.conformance.test_conformance"),
         f"--attn-backend={backend}",
-        *replace(settings, crumbs=str(folder)).arguments(),
+        *replace(settings, shared_folder=str(folder)).arguments(),
         *(["--capture=no"] if shown else []),
     ]

@@ -115,6 +115,11 @@ def expected(result: Result, lines: Expectations) -> Expectation | None:
     return next((line for line in lines if line.among([result])), None)
 
 
+def unexpected(results: Iterable[Result], lines: Expectations) -> list[Result]:
+    """The failures that no line names."""
+    return [r for r in results if r.status is Status.FAILED and expected(r, lines) is None]
+
+
 def passing(results: Iterable[Result], lines: Expectations) -> list[tuple[Expectation, Result]]:
     """The laws that hold although a line says that they fail."""
     held = [r for r in results if r.status is Status.PASSED]

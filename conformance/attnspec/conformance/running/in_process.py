@@ -2,22 +2,27 @@
 
 import faulthandler
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from typing import Any, Protocol
 
-from attnspec.conformance.explaining.explanation import Explanation, explained
+from attnspec.conformance.explaining.finding import Diagnosis, Explanation, violated_by_numbers
+from attnspec.conformance.explaining.refusals import refusals
+from attnspec.conformance.explaining.undeclared import undeclared, unexplained
+from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case
+from attnspec.conformance.judging.engine import Case, judge
 from attnspec.conformance.judging.extent import Extent
-from attnspec.conformance.judging.own_errors import Containment, contained
+from attnspec.conformance.judging.own_errors import Containment, contained, joined
 from attnspec.conformance.judging.profiles import PROFILES
-from attnspec.conformance.judging.results import Result
-from attnspec.conformance.running.first_violation import judged_until_violation
+from attnspec.conformance.judging.results import INTERRUPTED, STOPPED, Result, Status
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.running.expectations import expectations, unexpected
 from attnspec.conformance.running.settings import Settings
+from attnspec.spec.contract.operation import OPERATIONS
 
 LENIENCE = 0.1
 """Fraction by which a check may exceed its time. Checks share a timer, which is a thread and slow to start."""
@@ -71,7 +76,6 @@ class HangTimer:
 class InProcess:
     """A case whose backend runs in this process: if it ends the process, the case has no verdict."""
 
-    judging: Callable[..., list[Result]]
     backend: Any
     contract: Contract
     case: Case
@@ -84,10 +88,19 @@ class InProcess:
     def results(self, recorded: Mapping[str, Result], **given: Any) -> list[Result]:
         """The verdicts of the case, of which some may be ``recorded`` already."""
         with self.marking() as mark:
-            here = partial(self.judging, self.contract, mark=mark, contain=self.containment(), **given)
+
+            def here(case: Case, **how: Any) -> list[Result]:
+                return self._judge(mark, self.contract, case, contain=self.containment(), **given, **how)
+
             if self.settings.fail_fast:
                 return judged_until_violation(here, self.case, self.settings, recorded)
             return here(self.case, skip=recorded)
+
+    def _judge(self, mark: Marker, contract: Contract, case: Case, **how: Any) -> list[Result]:
+        settings, profile = self.settings, PROFILES[self.settings.profile]
+        return judge(
+            self.backend, contract, case, profile, seed=settings.seed, device=settings.device, mark=mark, **how
+        )
 
     def containment(self) -> Containment:
         """Containment for steps whose errors must not cost a verdict."""
@@ -96,19 +109,74 @@ class InProcess:
     @contextmanager
     def marking(self) -> Iterator[Marker]:
         """Yield a timer, called before every check; it runs only in workers of ``attnspec check``."""
-        timer = HangTimer(self.settings.hang_after if self.settings.crumbs is not None else 0)
+        timer = HangTimer(self.settings.hang_after if self.settings.shared_folder is not None else 0)
         try:
             yield timer
         finally:
             timer.stop()
 
     def explanation(self, failed: Sequence[Result], *, diagnosable: bool = True) -> Explanation:
-        """Explain the violations; with ``fail_fast`` or ``only``, look for a known defect alone."""
-        settings = self.settings
-        soon = settings.fail_fast or settings.only is not None
+        """Explain the violations: first by declarations under which they vanish, then by a known defect.
+
+        With ``fail_fast`` or ``only`` no declaration is looked for, without ``diagnosable`` no defect.
+        """
+        declared: Mapping[str, Any] = {}
+        found, declaring, diagnosing = None, "", ""
+        soon, contain = self.settings.fail_fast or self.settings.only is not None, self.containment()
         with self.marking() as mark:
-            return explained(
-                self.backend, self.contract, self.case, PROFILES[settings.profile], failed,
-                seed=settings.seed, device=settings.device, mark=mark, watch=mark.during,
-                contain=self.containment(), declarable=not soon, diagnosable=diagnosable,
-            )  # fmt: skip
+            if not soon:
+                step = partial(self._undeclared, failed, mark)
+                declared, declaring = contain(f"looking for what {self.case.id} has to declare", step, declared)
+            if diagnosable:
+                diagnosis = partial(self._diagnosis, failed, declared, mark)
+                found, diagnosing = contain(f"diagnosing {self.case.id}", diagnosis, None)
+        return Explanation(declared, found, joined(declaring, diagnosing))
+
+    def _undeclared(self, failed: Sequence[Result], mark: Marker) -> Mapping[str, Any]:
+        case, device = self.case, self.settings.device
+        subject = Subject(self.backend, self.contract, OPERATIONS[case.operation], case.dtype, device)
+        judging = partial(self._judge, mark, stop_at_first=True)
+        with mark.during(failed[0].law, "looking for what has to be declared"):
+            return undeclared(judging, self.contract, case, failed, lambda: refusals(subject, mark)).as_json()
+
+    def _diagnosis(self, failed: Sequence[Result], declared: Mapping[str, Any], mark: Marker) -> Diagnosis | None:
+        settings, profile = self.settings, PROFILES[self.settings.profile]
+        chosen, left = unexplained(self.contract, self.case, failed, declared)
+        if not violated_by_numbers(left):
+            return None
+        # It loads all mutants, which no run needs that finds nothing wrong.
+        from attnspec.conformance.explaining.inquiry import inquiry
+
+        begun = inquiry(
+            self.backend, chosen, self.case, profile, left,
+            seed=settings.seed, device=settings.device, watch=mark.during,
+        )  # fmt: skip
+        return None if begun is None else begun.diagnosis()
+
+
+def judged_until_violation(
+    judging: Callable[..., list[Result]], case: Case, settings: Settings, known: Mapping[str, Result] | None = None
+) -> list[Result]:
+    """The verdicts of a case up to its first violation that is not expected, and ``lost`` for the rest.
+
+    ``judging`` judges a case; ``known`` are the verdicts of laws that ended the process before. The violation that is
+    found is the verdict: nothing is judged again for it.
+    """
+    skip, lines = dict(known or {}), expectations(settings.expect)
+
+    def first(results: Iterable[Result]) -> list[Result]:
+        return by_cause(unexpected(results, lines))[0][:1]
+
+    found = unexpected(skip.values(), lines)
+    if not found:
+        failing = {x for x in case.laws if any(e.concerns(case.operation, x, case.dtype) for e in lines)}
+        hopeful = replace(case, laws=tuple(x for x in case.laws if x not in failing))
+        results = judging(hopeful, skip=skip, stop_at_first=True, described=first)
+        found = first(results)
+        if not found:
+            skip |= {r.law: r for r in results}
+            return judging(case, skip=skip)
+    seen = {r.law: r for r in found}
+    return [
+        seen.get(law) or Result(case.operation, law, case.dtype, Status.LOST, INTERRUPTED, STOPPED) for law in case.laws
+    ]

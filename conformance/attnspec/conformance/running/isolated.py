@@ -1,12 +1,14 @@
 """A case whose backend has its own process: a crash or hang fails one law, and the others are judged."""
 
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from attnspec.conformance.explaining.explanation import Explanation
+from attnspec.conformance.explaining.finding import Explanation
 from attnspec.conformance.judging.engine import Violated
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.own_errors import Containment, contained, joined
@@ -16,10 +18,31 @@ from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.remote.client import Hasty, HostEnded
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.incidents import STOP_AFTER, Recorder
-from attnspec.conformance.remote.signals import heard
 from attnspec.conformance.running.in_process import InProcess
 from attnspec.conformance.running.post_mortem import examined
 from attnspec.conformance.running.probe import IMPORT_SECONDS
+
+
+def deaf(number: int, frame: object) -> None:
+    """Do nothing.
+
+    In place of ``SIG_IGN``, which has calls of a backend take a ``KeyboardInterrupt`` for the backend's own.
+    """
+
+
+@contextmanager
+def heard() -> Iterator[None]:
+    """Have the end of a backend's process come through, also where SIGINT is ignored."""
+    own = threading.current_thread() is threading.main_thread()
+    if not own or signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        yield
+        return
+    before = signal.signal(signal.SIGINT, deaf)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
 
 T = TypeVar("T")
 

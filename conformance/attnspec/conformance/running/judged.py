@@ -1,8 +1,10 @@
 """The backend that a run of pytest judges: in a process of its own, or in this one to debug it."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+from unittest.mock import patch
 
 import pytest
 
@@ -14,10 +16,45 @@ from attnspec.conformance.remote.loading import contract_of, load
 from attnspec.conformance.remote.processes import adopt_orphans
 from attnspec.conformance.remote.sandbox import resolved
 from attnspec.conformance.running.admission import admitted
-from attnspec.conformance.running.endings import guarded
 from attnspec.conformance.running.keys import HOSTS, KEY
 from attnspec.conformance.running.probe import IMPORT_SECONDS
 from attnspec.conformance.running.settings import Settings
+
+FAILED = 1
+"""The status of a process that was ended before its time, where it would have been 0."""
+
+
+def guarded(say: Callable[[str], None]) -> Callable[[], None]:
+    """Have :func:`os._exit`, and what puts another program in the place of this one, end it as a failure.
+
+    ``say`` prints why. What is returned takes that back. A process that is a copy of this one ends as it likes.
+    """
+    process, leave = os.getpid(), os._exit
+
+    def ended(how: str, status: int) -> NoReturn:
+        say(f"attnspec: the backend has ended this process {how}: what was not reported is not judged")
+        leave(status or FAILED)
+
+    def exit_(status: int = 0) -> NoReturn:
+        if os.getpid() != process:
+            leave(status)
+        ended(f"with status {status}", status)
+
+    def replaced(call: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+        def execute(path: Any, *given: Any) -> NoReturn:
+            if os.getpid() != process:
+                call(path, *given)
+            ended(f"by running {path!s} in its place", FAILED)
+
+        return execute
+
+    changed = patch.multiple(os, _exit=exit_, execv=replaced(os.execv), execve=replaced(os.execve))
+    changed.start()
+
+    def undo() -> None:
+        changed.stop()
+
+    return undo
 
 
 class Hosts:
@@ -36,7 +73,7 @@ class Hosts:
         key = name, settings.device
         if key not in self._backends:
             # A worker of ours has no children but these; a user's pytest may have others.
-            ours = settings.crumbs is not None
+            ours = settings.shared_folder is not None
             if ours:
                 adopt_orphans()
             self._backends[key] = RemoteBackend(
@@ -57,8 +94,8 @@ class Hosts:
             raise self._errors[key]
         if key not in self._contracts:
             known: Mapping[str, Any] | None = None
-            if settings.crumbs is not None:
-                known = admitted(Path(settings.crumbs), IMPORT_SECONDS, self.key)
+            if settings.shared_folder is not None:
+                known = admitted(Path(settings.shared_folder), IMPORT_SECONDS, self.key)
             try:
                 said = backend.introduce(IMPORT_SECONDS, known)
             except BackendError as error:

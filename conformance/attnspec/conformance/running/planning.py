@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+import attnspec.conformance.laws  # noqa: F401 - the modules of the laws register their checks
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, cases
 from attnspec.conformance.judging.profiles import PROFILES

@@ -26,10 +26,8 @@ from attnspec.conformance.judging.snippet import counterexample
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws import CHECKS
-from attnspec.conformance.laws.common import data_dtype
 from attnspec.conformance.remote.incidents import Incidents
 from attnspec.conformance.remote.loading import contract_of, load
-from attnspec.conformance.remote.processes import end_all, mark
 from attnspec.conformance.remote.sandbox import files_of, launch, resolved
 from attnspec.conformance.running.probe import IMPORT_SECONDS
 from attnspec.conformance.running.settings import Settings
@@ -74,10 +72,8 @@ def _examine(
         "example": example,
     }
     limit = IMPORT_SECONDS + SECONDS + settings.hang_after
-    word = mark()
     process = launch(
         "attnspec.conformance.running.post_mortem",
-        word=word,
         sandbox=resolved(settings.sandbox),
         readable=files_of(backend),
         stdin=subprocess.PIPE,
@@ -87,8 +83,7 @@ def _examine(
     answer = b""
     with suppress(subprocess.TimeoutExpired, BrokenPipeError):
         answer, _ = process.communicate(pickle.dumps(asked), limit)
-    end_all(process.pid, word, sandboxed=process.sandboxed)
-    process.wait()
+    process.end()
     return checked(answer)
 
 
@@ -126,7 +121,7 @@ def found_by(asked: dict[str, Any]) -> dict[str, Any]:
     backend = load(asked["backend"])
     contract = contract_of(backend, asked["backend"])
     subject = Subject(backend, contract, OPERATIONS[asked["operation"]], asked["dtype"], asked["device"])
-    arguments = example.arguments(subject.operation, data_dtype(subject))
+    arguments = subject.arguments(example)
     words = f"the backend did not answer within {asked['hang_after']:g} s"
     violation: Violation | None = Violation(words, reason=Reason.HUNG, arguments=arguments)
     law_checks = [check for check in CHECKS[asked["law"]] if check.concerns(subject.operation)]

@@ -11,7 +11,7 @@ import threading
 from typing import Any
 
 from attnspec.conformance.remote.errors import BackendError
-from attnspec.conformance.remote.processes import adopt_orphans, children, end_all, end_children, mark
+from attnspec.conformance.remote.processes import adopt_orphans, children, end_children
 from attnspec.conformance.remote.sandbox import files_of, launch
 
 IMPORT_SECONDS = float(os.environ.get("ATTNSPEC_IMPORT_SECONDS", "120"))
@@ -34,12 +34,11 @@ class Probe:
         self.left: list[str] = []
         # Whoever clears its environment and leaves its group becomes a child of this process when its parent ends.
         adopt_orphans()
-        self._children, self._mark = children(), mark()
+        self._children = children()
         answer, theirs = os.pipe()
         self.process = launch(
             "attnspec.conformance.remote.description",
             *(backend, device, str(theirs)),
-            word=self._mark,
             sandbox=sandbox,
             readable=files_of(backend),
             stdin=subprocess.DEVNULL,
@@ -64,9 +63,7 @@ class Probe:
 
     def close(self) -> None:
         """End the import if it is still under way, and whoever it or the run has left behind."""
-        left = end_all(self.process.pid, self._mark, sandboxed=self.process.sandboxed)
-        self.process.wait()
-        self.left += [*left, *end_children(self._children)]
+        self.left += [*self.process.end(), *end_children(self._children)]
         self._await_readers()
 
     def _await_readers(self) -> None:
@@ -82,7 +79,7 @@ class Probe:
                 f"backend {self.backend!r}: expected its import to end within {IMPORT_SECONDS:g} s; it did not"
             ) from None
         # Nobody whom it has left behind has a say in the run that follows.
-        self.left += end_all(self.process.pid, self._mark, sandboxed=self.process.sandboxed)
+        self.left += self.process.end()
         self._await_readers()
         answer = _read(self._answer)
         if answer is None:

@@ -8,9 +8,10 @@ import pytest
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from attnspec.conformance.running.expectations import Expectations
-from attnspec.conformance.running.first_violation import unexpected
+from attnspec.conformance.judging.results import STOPPED
+from attnspec.conformance.running.expectations import expectations, unexpected
 from attnspec.conformance.running.probe import IMPORT_SECONDS
+from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.verdicts import case_of, recorded
 
 MAX_DEATHS = 3
@@ -88,29 +89,43 @@ class StartupMonitor:
         signal.raise_signal(WAKE)
 
 
-class ProgressDisplay:
-    """A pytest plugin that shows progress: a bar on a terminal, a line now and then elsewhere.
+class Bar(Progress):
+    """A bar on a terminal, a line now and then elsewhere."""
 
-    ``done`` is the number of cases that have been judged.
+    def __init__(self, console: Console, description: str, total: int | None = None, limit: str = "") -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        super().__init__(*columns, TextColumn(limit), console=console, disable=not console.is_terminal, transient=True)
+        self._last = time.monotonic()
+        self.task = self.add_task(description, total=total)
+
+    def count(self, line: str, description: str | None = None) -> None:
+        """Count one more; ``line`` is printed where there is no terminal, if the last one was long ago."""
+        self.update(self.task, advance=1, description=description)
+        if not self.console.is_terminal and time.monotonic() - self._last > LINE_SECONDS:
+            self._last = time.monotonic()
+            self.console.print(line)
+
+
+class ProgressDisplay:
+    """A pytest plugin that shows progress.
+
+    ``done`` is the number of cases that have been judged. With ``fail_fast`` it ends the run at the first violation
+    that is not expected, and ``stopped`` is set.
     """
 
-    def __init__(self, console: Console, lines: Expectations = (), time_limit: float = 0.0) -> None:
-        self.lines = lines
-        self._limit = f" of {time_limit:g} s" if time_limit else ""
-        self.console, self.total, self.done, self.violated = console, 0, 0, 0
-        self._began = self._last = time.monotonic()
-        columns = (
-            *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()),
-            TextColumn(self._limit),
-        )
-        self.bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-        self._task = self.bar.add_task("starting workers", total=None)
+    def __init__(self, console: Console, settings: Settings) -> None:
+        self.lines, self.fail_fast, self.stopped = expectations(settings.expect), settings.fail_fast, False
+        self._limit = f" of {settings.time_limit:g} s" if settings.time_limit else ""
+        self.total, self.done, self.violated = 0, 0, 0
+        self._began = time.monotonic()
+        self.bar = Bar(console, "starting workers", limit=self._limit)
 
     def expect(self, total: int) -> None:
         """Say how many cases there are."""
         self.total = total
-        self.bar.update(self._task, total=total)
+        self.bar.update(self.bar.task, total=total)
 
+    @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count a case that has been judged, and name the laws that it violates and is not expected to."""
         results = recorded(report)
@@ -121,8 +136,9 @@ class ProgressDisplay:
         self.violated += len(failed)
         for r in failed:
             self.bar.console.print(f"[red]violated[/] {r.law} by {r.operation} ({r.dtype})", highlight=False)
-        self.bar.update(self._task, completed=self.done, description=case_of(report.nodeid))
-        if not self.console.is_terminal and time.monotonic() - self._last > LINE_SECONDS:
-            self._last = time.monotonic()
-            time_used = f", {self._last - self._began:.0f}{self._limit}" if self._limit else ""
-            self.console.print(f"{self.done} of {self.total} cases judged, {self.violated} laws violated{time_used}")
+        time_used = f", {time.monotonic() - self._began:.0f}{self._limit}" if self._limit else ""
+        judged = f"{self.done} of {self.total} cases judged, {self.violated} laws violated{time_used}"
+        self.bar.count(judged, case_of(report.nodeid))
+        if failed and self.fail_fast and not self.stopped:
+            self.stopped = True
+            raise pytest.exit.Exception(STOPPED)

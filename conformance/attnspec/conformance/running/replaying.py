@@ -1,4 +1,4 @@
-"""Replaying one verdict from literal arguments, as the snippets of reports do."""
+"""What the scripts of reports call: a verdict on literal arguments once more, and one call of a backend."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -83,3 +83,14 @@ def _difference(got: Any, expected: Any) -> Numbers | None:
 
 def _is_number(x: Numbers) -> bool:
     return x.dtype.kind in "iuf" or is_float(x)
+
+
+def call(backend: Any, operation: str, *, device: str = "cpu", **arguments: Any) -> Any:
+    """Call an operation of a backend with NumPy arrays; the result is a NumPy array."""
+    contract = contract_of(backend, getattr(backend, "name", "?"))
+    described = OPERATIONS[operation]
+    given = Arguments(described, arguments)
+    floats = [x.dtype.name for _, x in given.floats if isinstance(x, np.ndarray)]
+    subject = Subject(backend, contract, described, floats[0] if floats else "float64", device)
+    found = subject.unfolded(subject.invoke(subject.converted(given)))
+    return next(iter(found.values())) if len(found) == 1 else subject.like_result(found, given, convert=False)

@@ -44,8 +44,8 @@ class Settings:
         option="time-limit", isolated=True,
     )  # fmt: skip
     only: str | None = _setting(None, "FILE", "only what this file lists, in lines as of --attn-expect", isolated=True)
-    crumbs: str | None = _setting(
-        None, "DIR", "folder that the workers of a run share; needs pytest-xdist", isolated=True
+    shared_folder: str | None = _setting(
+        None, "DIR", "folder that the processes of `attnspec check` share", option="shared-folder", isolated=True
     )
 
     @classmethod

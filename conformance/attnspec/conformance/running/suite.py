@@ -9,7 +9,6 @@ A third party writes, in a test file of its own::
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -18,17 +17,15 @@ import pytest
 from attnspec.conformance.explaining.declaration import declaration
 from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import Case, judge
+from attnspec.conformance.judging.engine import Case
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.own_errors import contained, joined, own_error
-from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import OWN_ERROR, Result, Status
 from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.remote.description import described
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.loading import contract_of
-from attnspec.conformance.running.expectations import expectations, passing
-from attnspec.conformance.running.first_violation import unexpected
+from attnspec.conformance.running.expectations import expectations, passing, unexpected
 from attnspec.conformance.running.in_process import InProcess
 from attnspec.conformance.running.isolated import Isolated
 from attnspec.conformance.running.judged import hosts
@@ -139,9 +136,8 @@ def run_case(
     A violation that is expected does not fail it; a law that holds and is expected to fail does.
     """
     extent: Extent = {}
-    judging = partial(judge, backend, profile=PROFILES[settings.profile], seed=settings.seed, device=settings.device)
     kind = Isolated if type(backend) is RemoteBackend else InProcess
-    run = kind(judging, backend, contract, case, settings)
+    run = kind(backend, contract, case, settings)
     try:
         results = run.judged(extent)
     except BackendError:

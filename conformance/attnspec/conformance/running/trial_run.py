@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console
+from rich.markup import escape
 
+from attnspec.conformance.mutants import Mutant
 from attnspec.conformance.running.kept_trials import KeptTrials
+from attnspec.conformance.running.progress import Bar
 from attnspec.conformance.running.trial_pool import outcomes
-from attnspec.conformance.running.trial_progress import TrialProgress
-from attnspec.conformance.running.trials import Key, Outcome, Task
+from attnspec.conformance.running.trials import LOST, Key, Outcome, Task
+from attnspec.conformance.variants import Variant
 
 SECONDS = {"quick": 120.0, "full": 1200.0, "release": 7200.0}
 """After which a task counts as hung, for each profile."""
@@ -40,24 +43,26 @@ class TrialRun:
     def outcomes(self, tasks: Sequence[Task], limit: float) -> dict[Key, Outcome]:
         """What became of tasks, by their keys; each of them may take ``limit`` seconds.
 
-        :class:`TimeUp` as soon as the time is up, after one task at least.
+        A variant that is harmed and a mutant that survives are named at once. :class:`TimeUp` as soon as the time is
+        up, after one task at least.
         """
         found: dict[Key, Outcome] = {}
-        with TrialProgress(len(tasks), self.console) as progress:
+        bar = Bar(self.console, "judging", len(tasks))
 
-            def count(task: Task, outcome: Outcome) -> None:
-                found[task.key] = outcome
-                progress.done(task, outcome)
+        def count(task: Task, outcome: Outcome) -> None:
+            found[task.key] = outcome
+            self._name(task, outcome)
+            bar.count(f"{len(found)} of {len(tasks)} trials judged")
 
-            def done(task: Task, outcome: Outcome) -> None:
-                count(task, outcome)
-                if self.kept is not None:
-                    self.kept.add(task, outcome)
-                if self._over and len(found) < len(tasks):
-                    where = "with --keep the same command goes on" if self.kept is None else "the same command goes on"
-                    judged = f"{len(found)} of {len(tasks)} trials judged"
-                    raise TimeUp(f"{judged} in {self.minutes:g} minutes: {where}")
+        def done(task: Task, outcome: Outcome) -> None:
+            count(task, outcome)
+            if self.kept is not None:
+                self.kept.add(task, outcome)
+            if self._over and len(found) < len(tasks):
+                where = "with --keep the same command goes on" if self.kept is None else "the same command goes on"
+                raise TimeUp(f"{len(found)} of {len(tasks)} trials judged in {self.minutes:g} minutes: {where}")
 
+        with bar:
             waiting = []
             for task in tasks:
                 known = None if self.kept is None else self.kept.outcome(task)
@@ -67,6 +72,14 @@ class TrialRun:
                     count(task, known)
             outcomes(waiting, os.cpu_count() or 1 if self.workers is None else self.workers, limit, done)
         return found
+
+    def _name(self, task: Task, outcome: Outcome) -> None:
+        name, wrong = escape(task.subject.name), outcome.convicts
+        if wrong and isinstance(task.subject, Variant):
+            law = outcome.failures[0].law if outcome.failures else LOST
+            self.console.print(f"[red]harmed[/red] {name} at seed {task.seed}: {law}")
+        elif not wrong and isinstance(task.subject, Mutant):
+            self.console.print(f"[red]survives[/red] {name} at seed {task.seed}")
 
     @property
     def _over(self) -> bool:

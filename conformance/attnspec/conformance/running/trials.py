@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
+import attnspec.conformance.laws  # noqa: F401 - the modules of the laws register their checks
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import BOOLEAN, DEFAULT, Case, cases, judge
 from attnspec.conformance.judging.profiles import PROFILES, Profile

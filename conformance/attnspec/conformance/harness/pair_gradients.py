@@ -1,9 +1,11 @@
-"""The gradients of some keys and of their values, with budgets: sums over all rows, of pairs with these keys alone.
+"""The gradients of some keys and values, and of some queries, with budgets, where scores are dot products.
 
 For a key j they are dvⱼ = Σᵢ αᵢⱼ gᵢ and dkⱼ = Σᵢ αᵢⱼ (gᵢ·vⱼ − Dᵢ) qᵢ/√d, with the cotangent g and Dᵢ = gᵢ·oᵢ of the
-output that was handed over. Errors are those of :mod:`attnspec.reference.budget.derivative`, but for two that it makes
-larger than these sums need: that of Dᵢ, which in a sum over the keys of a row adds linearly, and all of them where
-scores of a row are equal. Here those add linearly that rows with equal weights have in common.
+output that was handed over; for a query i dqᵢ = Σⱼ αᵢⱼ (gᵢ·vⱼ − Dᵢ) kⱼ/√d with Dᵢ = Σⱼ αᵢⱼ gᵢ·vⱼ. Errors are those of
+:mod:`attnspec.reference.budget.derivative`, but for two that it makes larger than these sums need: that of Dᵢ, which
+there adds linearly in a sum over the keys of a row, and all of them where scores of a row are equal. For keys those add
+linearly that rows with equal weights have in common, for queries those of keys with equal scores; the error of Dᵢ moves
+the gradient of a query along Σⱼ αᵢⱼ kⱼ.
 """
 
 from dataclasses import dataclass
@@ -12,9 +14,11 @@ import numpy as np
 
 from attnspec.conformance.harness.columns import Columns, columns
 from attnspec.conformance.harness.normalizers import Attendance, Scores
-from attnspec.conformance.harness.tiles import of_query_tiles
+from attnspec.conformance.harness.summing import equals, of_key_tiles, of_query_tiles
 from attnspec.conformance.inputs.arguments import Numbers
 from attnspec.reference.budget.error_array import WIDTH
+from attnspec.reference.budget.numbers import attendable_softmax
+from attnspec.reference.budget.softmax import statistical_weights
 from attnspec.reference.budget.statistical import Statistical
 from attnspec.spec.contract.precision import Precision
 
@@ -99,3 +103,49 @@ def _budgeted(found: Statistical, together: Numbers) -> Gradient:
     p = found.precision
     sigma = np.sqrt(found.error**2 + together + (0.6 * p.output * found.value) ** 2) + p.output_smallest
     return found.value, WIDTH * sigma
+
+
+def query_gradients(
+    query: Numbers,
+    key: Numbers,
+    value: Numbers,
+    cotangent: Numbers,
+    allowed: Numbers | None,
+    scores: Scores,
+    precision: Precision,
+) -> tuple[Numbers, Numbers]:
+    """The gradients of queries of one element of the batch and their budgets; ``allowed`` are the pairs that attend."""
+    p, u = precision, precision.accumulation
+    with np.errstate(all="ignore"):
+        q, k, v, g = (Statistical(x.astype(np.float64), 0.0, p, given=True) for x in (query, key, value, cotangent))
+        scored = scores(q, k)
+        softmax = attendable_softmax(scored.value, allowed)
+        alpha, sigma, repeats, level = statistical_weights(softmax, scored.error, p)
+        # Kernels recompute the weights as exp(e − L), with scores that were summed in another order than those in L.
+        largest = np.where(softmax.attendable, np.abs(scored.value), 0.0).max(-1, keepdims=True, initial=0.0)
+        sigma = np.hypot(sigma, alpha * np.sqrt(1 + 0.5 * query.shape[-1]) * u * largest)
+        weights = Statistical(alpha, sigma, p)
+
+        of_weights = g @ v.swapaxes(-1, -2)
+        terms = alpha * of_weights.value
+        inner = terms.sum(-1, keepdims=True)
+        of_scores = weights * (of_weights - Statistical(inner, np.zeros(inner.shape), p))
+        scale = float(scores(np.eye(1, query.shape[-1]), np.eye(1, query.shape[-1]))[0, 0])
+        found = (of_scores / np.float64(1 / scale)) @ k
+
+        output = alpha @ v.value
+        stored = ((0.6 * p.output * g.value * output) ** 2 + (p.output_smallest * g.value) ** 2).sum(-1, keepdims=True)
+        own = (sigma * of_weights.value) ** 2 + (alpha * of_weights.error) ** 2 + 2 * (0.6 * p.operand * terms) ** 2
+        summing = (0.5 * u) ** 2 * alpha.shape[-1] * (inner**2 + (terms**2).sum(-1, keepdims=True))
+        shared = np.hypot(level, 0.5 * u * repeats)
+        alike = (np.hypot(shared, 0.6 * p.operand) * inner) ** 2
+        of_inner = own.sum(-1, keepdims=True) + stored + summing + alike
+
+        variance = found.error**2 + of_inner * (scale * (alpha @ k.value)) ** 2 + (shared * found.value) ** 2
+        variance = variance + of_key_tiles(scale * of_scores.value.T, k.value, p)
+        relative = np.hypot(np.where(alpha > 0, sigma / alpha, 0.0), 0.6 * p.operand)
+        marks = np.where(softmax.attendable, np.log(alpha), np.nan)
+        for i, row in enumerate(relative * of_scores.value * scale):
+            variance[i] += equals(marks[i], p).variance(row, k.value)
+        budget = WIDTH * (np.sqrt(variance + (0.6 * p.output * found.value) ** 2) + p.output_smallest)
+        return found.value, budget

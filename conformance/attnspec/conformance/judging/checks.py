@@ -1,4 +1,4 @@
-"""The registry of checks: ``@checks`` makes a function a check of a law."""
+"""The registry of checks, which modules of ``laws`` fill by ``@checks``."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,0 +1,272 @@
+"""The kill matrix: every mutant must be killed at every seed, and no honest variant harmed. As JSON and as tables."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from attnspec.conformance.mutants import MUTANTS, Mutant
+from attnspec.conformance.reporting.writing import OutputFile
+from attnspec.conformance.running.kept_trials import KeptTrials
+from attnspec.conformance.running.trial_run import INCOMPLETE, SECONDS, TimeUp, TrialRun
+from attnspec.conformance.running.trials import LOST, Outcome, Task
+from attnspec.conformance.variants import VARIANTS, Variant
+
+SCHEMA = "attnspec-mutants/1"
+
+MOST = 3
+"""Laws that are named beside a mutant; with ``--matrix`` there is a table of all."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one mutant or variant over all seeds."""
+
+    subject: Mutant | Variant
+    outcomes: Sequence[Outcome]
+
+    @property
+    def assigned(self) -> tuple[str, ...]:
+        """The laws that must kill it, if it is a mutant."""
+        return self.subject.breaks if isinstance(self.subject, Mutant) else ()
+
+    @property
+    def kills(self) -> int:
+        """At how many seeds something was wrong."""
+        return sum(o.convicts for o in self.outcomes)
+
+    @property
+    def survived(self) -> list[int]:
+        """The seeds at which nothing was wrong."""
+        return [seed for seed, o in enumerate(self.outcomes) if not o.convicts]
+
+    @property
+    def powerless(self) -> list[str]:
+        """The laws that should kill the mutant, and do not where they are asked alone."""
+        found = {law for o in self.outcomes for law in o.powerless}
+        return [law for law in self.assigned if law in found]
+
+    @property
+    def evaluations(self) -> int:
+        """Checks of a law on an example, over all seeds."""
+        return sum(o.evaluations for o in self.outcomes)
+
+    @property
+    def largest(self) -> float:
+        """The largest error ratio of laws that held."""
+        return max((o.largest for o in self.outcomes), default=0.0)
+
+    @property
+    def laws(self) -> dict[str, int]:
+        """The laws that failed, with the number of seeds at which they did, most often first."""
+        counts: dict[str, int] = {}
+        for o in self.outcomes:
+            for law in {f.law for f in o.failures} | ({LOST} if o.lost else set()):
+                counts[law] = counts.get(law, 0) + 1
+        return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+@dataclass(frozen=True)
+class KillMatrix:
+    """What became of all mutants and variants; ``every`` says that mutants were judged by every law.
+
+    ``not_tried`` says of variants that the system cannot try what it lacks.
+    """
+
+    profile: str
+    seeds: int
+    every: bool
+    mutants: Sequence[Row]
+    variants: Sequence[Row]
+    not_tried: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def killed(self) -> int:
+        """How many mutants were killed at every seed."""
+        return sum(row.kills == self.seeds for row in self.mutants)
+
+    @property
+    def harmed(self) -> int:
+        """How many variants were harmed at some seed."""
+        return sum(row.kills > 0 for row in self.variants)
+
+    @property
+    def exit_status(self) -> int:
+        """0 if every mutant was killed at every seed, by each of its laws, and no variant was harmed, else 1."""
+        powerless = any(row.powerless for row in self.mutants)
+        return 0 if self.killed == len(self.mutants) and not powerless and not self.harmed else 1
+
+    @property
+    def only_killer(self) -> dict[str, list[str]]:
+        """Per law, the mutants that no other law kills; empty unless mutants were judged by every law."""
+        found: dict[str, list[str]] = {}
+        for row in self.mutants if self.every else ():
+            if len(row.laws) == 1:
+                found.setdefault(next(iter(row.laws)), []).append(row.subject.name)
+        return dict(sorted(found.items()))
+
+    @property
+    def false_alarm_bound(self) -> float | None:
+        """The upper bound of the rate of false alarms at 95 %; None where there was one, or nothing was checked."""
+        checks = sum(row.evaluations for row in self.variants)
+        return 3 / checks if checks and not self.harmed else None
+
+    def as_json(self) -> dict[str, Any]:
+        """The matrix as plain JSON."""
+        return {
+            "schema": SCHEMA,
+            "profile": self.profile,
+            "seeds": self.seeds,
+            "matrix": self.every,
+            "mutants": [
+                {
+                    "name": row.subject.name,
+                    "chapter": row.subject.chapter,
+                    "statement": row.subject.statement,
+                    "source": row.subject.source if isinstance(row.subject, Mutant) else "",
+                    "operations": list(row.subject.operations),
+                    "assigned": list(row.assigned),
+                    "killed": row.kills,
+                    "survived_seeds": row.survived,
+                    "powerless": row.powerless,
+                    "laws": row.laws,
+                    "checks": row.evaluations,
+                }
+                for row in self.mutants
+            ],
+            "variants": [
+                {
+                    "name": row.subject.name,
+                    "statement": row.subject.statement,
+                    "operations": list(row.subject.operations),
+                    "checks": row.evaluations,
+                    "harmed": row.kills,
+                    "laws": row.laws,
+                    "largest_error_ratio": row.largest,
+                    "failures": [list(f) for o in row.outcomes for f in o.failures],
+                }
+                for row in self.variants
+            ],
+            "only_killer": self.only_killer,
+            "not_tried": dict(self.not_tried),
+            "false_alarm_bound": self.false_alarm_bound,
+            "exit_status": self.exit_status,
+        }
+
+
+def judge_mutants(
+    profile: str,
+    seeds: int,
+    matrix: bool,
+    workers: int | None,
+    file: OutputFile | None,
+    console: Console,
+    *,
+    mutants: Mapping[str, Mutant] = MUTANTS,
+    variants: Mapping[str, Variant] = VARIANTS,
+    kept: KeptTrials | None = None,
+    minutes: float | None = None,
+) -> int:
+    """Judge mutants and variants and print what became of them.
+
+    ``workers``: processes, None for one per core, 0 for none (everything in this process). ``matrix`` goes on after the
+    first violation and finds every law that kills a mutant. Trials that are ``kept`` are not repeated, and those that
+    end are kept with them. A run of so many ``minutes`` says how far it came. Variants for which the system lacks
+    something are not judged, and named with what it is. Returns the exit status.
+    """
+    not_tried = {name: reason for name, v in variants.items() if (reason := v.lacking())}
+    variants = {name: v for name, v in variants.items() if name not in not_tried}
+    # Variants, which take longest, come first.
+    subjects: list[Mutant | Variant] = [*variants.values(), *mutants.values()]
+    tasks = [Task(subject, profile, seed, every=matrix) for seed in range(seeds) for subject in subjects]
+    run = TrialRun(workers, console, kept, minutes)
+    try:
+        found = run.outcomes(tasks, SECONDS[profile])
+    except TimeUp as error:
+        console.print(str(error))
+        return INCOMPLETE
+
+    def rows(group: Mapping[str, Mutant] | Mapping[str, Variant]) -> list[Row]:
+        return [Row(s, [found[s.name, profile, seed, matrix] for seed in range(seeds)]) for s in group.values()]
+
+    result = KillMatrix(profile, seeds, matrix, rows(mutants), rows(variants), not_tried)
+    _print(result, console)
+    if file is not None:
+        file.write(json.dumps(result.as_json(), indent=1) + "\n")
+    return result.exit_status
+
+
+# Tables ---------------------------------------------------------------------------------------------------------------
+
+
+def _print(matrix: KillMatrix, console: Console) -> None:
+    """What became of the mutants, by every law if they were judged so, and of the variants."""
+    seeds = f"{matrix.seeds} seed{'s' * (matrix.seeds != 1)}"
+    if matrix.mutants:
+        console.print(_of_mutants(matrix, seeds))
+        for row in matrix.mutants:
+            for law in row.powerless:
+                console.print(
+                    f"[red]powerless[/red] {escape(row.subject.name)}: expected {law} alone to kill it; it does not",
+                    soft_wrap=True,
+                )
+        if matrix.every:
+            console.print(_of_laws(matrix, seeds))
+    if matrix.variants:
+        console.print(_of_variants(matrix, seeds))
+        if matrix.false_alarm_bound is not None:
+            total, bound = sum(row.evaluations for row in matrix.variants), matrix.false_alarm_bound
+            console.print(f"No false alarm in {total} checks: their rate is below {bound:.1e} (95 %).")
+    for name, reason in matrix.not_tried.items():
+        console.print(f"[yellow]not tried[/yellow] {escape(name)}: {escape(reason)}")
+
+
+def _table(title: str, columns: str, caption: str | None = None) -> Table:
+    """A table whose columns are named in one text; those of numbers begin with ``#``."""
+    table = Table(title=title, caption=caption)
+    for column in columns.split(", "):
+        table.add_column(column.removeprefix("#"), overflow="fold", justify="right" if column[0] == "#" else "left")
+    return table
+
+
+def _of_mutants(matrix: KillMatrix, seeds: str) -> Table:
+    """Every mutant, survivors first."""
+    title = f"Mutants: {matrix.killed} of {len(matrix.mutants)} killed at {seeds}"
+    caption = "full: judged in full, for quick has no time for the laws that kill it"
+    table = _table(title, "mutant, chapter, #killed, by (seeds), #checks", caption)
+    for row in sorted(matrix.mutants, key=lambda row: (row.kills, row.subject.chapter, row.subject.name)):
+        shown = [f"{law} ({n})" for law, n in row.laws.items()]
+        laws = ", ".join(shown[:MOST] + ["…"] * (len(shown) > MOST)) or "nothing"
+        judged_in_full = isinstance(row.subject, Mutant) and row.subject.profile == "full"
+        name = escape(row.subject.name) + (" (full)" if judged_in_full else "")
+        kills, checks = f"{row.kills}/{matrix.seeds}", f"{row.evaluations / max(len(row.outcomes), 1):.0f}"
+        style = "red" if row.kills < matrix.seeds else None
+        table.add_row(name, row.subject.chapter, kills, laws, checks, style=style)
+    return table
+
+
+def _of_laws(matrix: KillMatrix, seeds: str) -> Table:
+    """The laws that kill each mutant, those that are assigned to it first."""
+    table = _table(f"Which laws kill which mutant, in how many of {seeds} (* assigned)", "mutant, laws")
+    for row in matrix.mutants:
+        counts = dict.fromkeys(row.assigned, 0) | row.laws
+        laws = sorted(counts, key=lambda law: (law not in row.assigned, -counts[law], law))
+        shown = ", ".join(f"{'*' if law in row.assigned else ''}{law} {counts[law]}" for law in laws)
+        weak = any(counts[law] < matrix.seeds for law in row.assigned)
+        table.add_row(escape(row.subject.name), shown, style="yellow" if weak else None)
+    return table
+
+
+def _of_variants(matrix: KillMatrix, seeds: str) -> Table:
+    """Every honest variant, those that were harmed first."""
+    title = f"Honest variants: {matrix.harmed} of {len(matrix.variants)} harmed at {seeds}"
+    table = _table(title, "variant, #checks, #harmed, #largest ratio, by")
+    for row in sorted(matrix.variants, key=lambda row: (-row.kills, row.subject.name)):
+        laws = ", ".join(f"{law} ({n})" for law, n in row.laws.items())
+        numbers = str(row.evaluations), f"{row.kills}/{matrix.seeds}", f"{row.largest:.2f}"
+        table.add_row(escape(row.subject.name), *numbers, laws, style="red" if row.kills else None)
+    return table
