@@ -21,6 +21,7 @@ from attnspec.backends.pytorch.kernels.costs import COLUMNS, SIZES, Work
 from attnspec.backends.pytorch.kernels.costs import instruction_set as instruction_set
 from attnspec.backends.pytorch.kernels.dot import few
 from attnspec.backends.pytorch.kernels.dot import routes as dot
+from attnspec.backends.pytorch.kernels.dot.call import Call, Options, Tensors
 from attnspec.backends.pytorch.runtime.accumulation import FLOAT_DTYPES
 from attnspec.backends.pytorch.runtime.forcing import forcing
 from benchmarks.case import FORWARD, WITH_BACKWARD, make_call
@@ -99,7 +100,7 @@ def _serves(path: str, mode: str, size: Size, dtype: torch.dtype) -> bool:
     if path == "few":
         batch, n, m, d = size
         query, key = (torch.empty(batch, 1, rows, d, dtype=dtype) for rows in (n, m))
-        return few.serves(query, key, key, None)
+        return few.serves(Call(query, key, key, Options(1.0), Tensors()))
     return True
 
 

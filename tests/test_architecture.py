@@ -437,13 +437,9 @@ PRIVATE = "attnspec.backends.pytorch.runtime.private"
 OF_PYTORCH = {
     *("_are_functorch_transforms_active", "_len_torch_dispatch_stack", "_current_level"),
     *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"),
+    "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG",
 }
 """Private names of PyTorch that the backends of PyTorch use, all in the module ``PRIVATE``."""
-LEAVING = {
-    *("_get_flash_sdp_enabled", "_fused_sdp_choice", "_is_zerotensor", "_dynamo"),
-    *("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", *OF_PYTORCH),
-}
-"""Those that modules below ``kernels.dot`` may still name themselves."""
 
 
 def private_names(module: Module) -> set[str]:
@@ -466,8 +462,6 @@ def test_private_names_of_pytorch_stand_in_one_module() -> None:
     ours = [m for m in ALL if m.name.startswith(("attnspec.backends.pytorch", "attnspec.backends.bases"))]
     found = {m.name: private_names(m) for m in ours}
     assert found.pop(PRIVATE) == OF_PYTORCH
-    dot = "attnspec.backends.pytorch.kernels.dot."
-    found = {name: names - (LEAVING if name.startswith(dot) else set()) for name, names in found.items()}
     assert {name: names for name, names in found.items() if names} == {}
 
 

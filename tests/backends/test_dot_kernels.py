@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from attnspec.backends.pytorch.kernels.dot import cpu, cpu_routes
+from attnspec.backends.pytorch.kernels.dot import choice, tiled
 from attnspec.backends.pytorch.kernels.dot.sdpa import attend
 from attnspec.backends.pytorch.kernels.llvm import threads
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Reals, Size
@@ -157,7 +157,7 @@ def test_few_heads_are_divided_among_threads(entries: int, causal: bool) -> None
     for count in (1, 4):
         torch.set_num_threads(count)
         found.append(torch.autograd.grad(attend(*leaves, causal=causal), leaves, cotangent))
-    assert cpu.key_range(entries, 300, 4) < 300 <= cpu.key_range(entries, 300, 1)
+    assert tiled.key_range(entries, 300, 4) < 300 <= tiled.key_range(entries, 300, 1)
     assert_gradients_within_budgets(found, cotangent, "scaled_dot_product_attention", *leaves, causal=causal)
 
 
@@ -267,7 +267,7 @@ def test_a_query_that_attends_nothing_gives_keys_no_gradient() -> None:
 
 @pytest.mark.parametrize("llvm", [True, False])
 def test_autocast_decides_the_dtype_on_either_kernel(llvm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_routes, "HAS_LLVMLITE", llvm)
+    monkeypatch.setattr(choice, "HAS_LLVMLITE", llvm)
     x, y = torch.randn(2, 20, 4), torch.randn(2, 20, 4, dtype=torch.float64)
     with torch.autocast("cpu", torch.bfloat16):
         assert attend(x, x, x).dtype is torch.bfloat16

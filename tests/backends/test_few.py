@@ -1,6 +1,6 @@
 """The kernels for few queries and keys, within the budgets of the formula."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed")
 from attnspec.backends import pytorch
 from attnspec.backends.pytorch import groups, sdpa
 from attnspec.backends.pytorch.kernels.dot import few
+from attnspec.backends.pytorch.kernels.dot.call import Call, Options, Tensors, as_four
+from attnspec.backends.pytorch.kernels.dot.differentiable import Attend
 from attnspec.backends.pytorch.runtime.forcing import forcing
 from attnspec.reference import REFERENCE
 from tests.budgets import assert_gradients_within_budgets, assert_within_budgets, attention_gradients
@@ -39,6 +41,18 @@ def draw(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
 
 
+def computing(
+    given: Sequence[Tensor], mask: Tensor | None, causal: bool, scale: float, *, logarithms: bool = False
+) -> Attend:
+    """What computes calls like this one."""
+    rank = given[0].dim() - 2
+    query, key, value = (as_four(x, rank) for x in given)
+    options = Options(scale, right=0 if causal else None, logarithms=logarithms)
+    call = Call(query, key, value, options, Tensors(mask))
+    assert few.serves(call)
+    return few.plan(call, given, rank)
+
+
 def rows_of_one_head(x: Tensor, heads_k: int) -> Tensor:
     """Heads of queries that share keys, as rows of one head: the mask of such a head may differ in every row."""
     return x.reshape(x.shape[0], heads_k, 1, -1, *x.shape[3:])
@@ -60,10 +74,7 @@ def test_results_and_gradients_are_the_formula(
         mask = draw(b, heads, n, m) < 0.5
         mask[..., 0] = True
         allowed = allowed & mask
-    compute = few.attention(
-        given[0], given[1], given[2], mask, causal, d**-0.5, shape=(b, heads, n, d_v), given=given, logarithms=True
-    )
-    found = compute(given[0], given[1], given[2], mask)
+    found = computing(given, mask, causal, d**-0.5, logarithms=True)(*given, mask)
     assert found is not None
     results = [x for x in found if x is not None]
     cotangents = [draw(*x.shape).to(dtype) for x in results]
@@ -97,7 +108,7 @@ def test_one_key_whose_score_is_not_finite_is_left_to_the_formula(dtype: torch.d
 
     def compute(query: Tensor) -> tuple[Tensor, Tensor | None] | None:
         given = query, key, value
-        return few.attention(*given, None, False, 1.0, shape=(1, 1, n, 8), given=given, logarithms=False)(*given, None)
+        return computing(given, None, False, 1.0)(*given)
 
     assert compute(query) is None
     assert compute(query.nan_to_num(posinf=1.0)) is not None
@@ -212,12 +223,7 @@ def test_what_is_excluded_is_not_read(causal: bool) -> None:
 def test_what_is_not_finite_is_left_to_the_formula(strange: float, operand: int) -> None:
     given = [x.detach() for x in leaves(2)]
     given[operand][0, 1, 2] = strange
-    assert few.serves(given[0].unsqueeze(1), given[1].unsqueeze(1), given[2].unsqueeze(1), None)
-    compute = few.attention(
-        given[0].unsqueeze(1), given[1].unsqueeze(1), given[2].unsqueeze(1), None, False, 8**-0.5, shape=(2, 4, 8),
-        given=given, logarithms=False,
-    )  # fmt: skip
-    found = compute(given[0], given[1], given[2], None)
+    found = computing(given, None, False, 8**-0.5)(*given)
     assert (found is None) == (operand < 2 or strange != strange)
     got = pytorch.scaled_dot_product_attention(given[0], given[1], given[2])
     assert_within_budgets(got, "scaled_dot_product_attention", *given)
@@ -298,7 +304,7 @@ def test_a_gradient_of_a_row_without_keys_goes_nowhere_again() -> None:
 def test_calls_without_a_plan_of_their_own_share_what_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     given = [draw(2, 2, 2, 4, 8).requires_grad_() for _ in range(3)]
     first = pytorch.scaled_dot_product_attention(given[0], given[1], given[2])
-    monkeypatch.setattr(few, "_made", lambda *_, **__: pytest.fail("expected what was made before"))
+    monkeypatch.setattr(few, "plan", lambda *_: pytest.fail("expected what was made before"))
     assert torch.equal(first, pytorch.scaled_dot_product_attention(given[0], given[1], given[2]))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 pytest.importorskip("llvmlite", reason="llvmlite is not installed")
 
 from attnspec.backends import pytorch as backend
-from attnspec.backends.pytorch.kernels.dot import fused_groups, groups, planned_groups
+from attnspec.backends.pytorch.kernels.dot import attend, choice, fused, groups
 from attnspec.backends.pytorch.runtime import plans
 from attnspec.backends.pytorch.runtime.forcing import forcing
 from attnspec.reference import REFERENCE
@@ -24,9 +24,9 @@ SHAPES = [(2, 4, 2, 1, 1, 8), (2, 4, 2, 1, 70, 32), (1, 6, 3, 5, 5, 16), (2, 4, 
 
 @pytest.fixture(autouse=True)
 def _without_plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    planned_groups._plans._known.clear()
+    attend._plans._known.clear()
     yield
-    planned_groups._plans._known.clear()
+    attend._plans._known.clear()
 
 
 def draw(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
@@ -75,7 +75,7 @@ def test_the_second_call_runs_by_its_plan(monkeypatch: pytest.MonkeyPatch) -> No
     given = draw((1, 4, 2, 5, 5, 16), torch.float32)
     for causal in (False, True):
         before = backend.grouped_query_attention(*given, causal=causal)
-        monkeypatch.setattr(groups, "attend", lambda *_: pytest.fail("expected the plan"))
+        monkeypatch.setattr(choice, "path_for", lambda *_: pytest.fail("expected the plan"))
         after = backend.grouped_query_attention(*given, causal=causal)
         monkeypatch.undo()
         for x, y in zip(before, after, strict=True):
@@ -216,8 +216,8 @@ def test_a_refusal_stays_the_same() -> None:
 def test_without_the_kernel_of_pytorch_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     given = draw((1, 4, 2, 5, 5, 16), torch.float32)
     expected = backend.grouped_query_attention(*given)
-    planned_groups._plans._known.clear()
-    monkeypatch.setattr(fused_groups, "FORWARD", None)
+    attend._plans._known.clear()
+    monkeypatch.setattr(fused, "FORWARD", None)
     assert groups.path_for(given[0], given[1], given[2]) != "pytorch"
     found = [expected, backend.grouped_query_attention(*given)]
     assert_within_budgets(found, "grouped_query_attention", *given)
@@ -227,4 +227,4 @@ def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "REMEMBERED", 4)
     for m in range(1, 9):
         backend.grouped_query_attention(*draw((1, 4, 2, 5, m, 16), torch.float32))
-        assert 1 <= len(planned_groups._plans._known) <= 4
+        assert 1 <= len(attend._plans._known) <= 4

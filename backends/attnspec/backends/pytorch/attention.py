@@ -6,9 +6,7 @@ from torch import Tensor
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.kernels import additive
 from attnspec.backends.pytorch.kernels.additive import planned
-from attnspec.backends.pytorch.kernels.dot import planned as planned_dot
-from attnspec.backends.pytorch.kernels.dot.sdpa import attend
-from attnspec.backends.pytorch.normalization import masked_softmax
+from attnspec.backends.pytorch.kernels.dot.sdpa import attend as dot_attention
 from attnspec.backends.pytorch.runtime.accumulation import product, widened
 from attnspec.backends.pytorch.runtime.autocast import lowers
 from attnspec.backends.pytorch.scoring import projections, query_first
@@ -42,24 +40,6 @@ _projected = Check("projected_self_attention")
 _cross = Check("cross_attention")
 
 
-def dot_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float | None = None,
-    in_layer: bool = False,
-) -> Tensor:
-    """Softmax over dot products, times 1/√d unless a scale is given; ``in_layer`` as a part of another operation."""
-    if key.shape[-2] == 0:
-        # PyTorch's own adds 0·Σq, which is NaN where the sum overflows.
-        nothing = masked_softmax(widened(query) @ widened(key).mT, mask)
-        return (nothing @ widened(value)).to(value.dtype)
-    return attend(query, key, value, mask=mask, causal=causal, scale=scale, in_layer=in_layer)
-
-
 @implements(DotProductAttention[Tensor])
 @lowers
 def dot_product_attention(
@@ -71,8 +51,11 @@ def dot_product_attention(
     causal: bool = False,
 ) -> Float[Tensor, "*batch n d_v"]:
     """softmax(QKᵀ)V."""
-    output = planned_dot.attend(_dot, query, key, value, mask, causal, 1.0)
-    return dot_attention(query, key, value, mask=mask, causal=causal, scale=1.0) if output is None else output
+
+    def check() -> None:
+        _dot(query, key, value, mask, causal=causal)
+
+    return dot_attention(query, key, value, mask=mask, causal=causal, scale=1.0, check=check)
 
 
 @implements(ScaledDotProductAttention[Tensor])
@@ -86,8 +69,11 @@ def scaled_dot_product_attention(
     causal: bool = False,
 ) -> Float[Tensor, "*batch n d_v"]:
     """softmax(QKᵀ/√d)V."""
-    output = planned_dot.attend(_scaled, query, key, value, mask, causal, None)
-    return dot_attention(query, key, value, mask=mask, causal=causal) if output is None else output
+
+    def check() -> None:
+        _scaled(query, key, value, mask, causal=causal)
+
+    return dot_attention(query, key, value, mask=mask, causal=causal, check=check)
 
 
 @implements(GeneralAttention[Tensor])

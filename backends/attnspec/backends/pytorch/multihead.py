@@ -7,8 +7,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
-from attnspec.backends.pytorch.attention import additive_attention, dot_attention
+from attnspec.backends.pytorch.attention import additive_attention
 from attnspec.backends.pytorch.kernels.additive import plain
+from attnspec.backends.pytorch.kernels.dot.sdpa import attend as dot_attention
 from attnspec.backends.pytorch.runtime.accumulation import projected, widened
 from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast

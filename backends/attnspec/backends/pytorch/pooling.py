@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
-from attnspec.backends.pytorch.kernels.dot.exact_exclusion import nonfinite_terms
+from attnspec.backends.pytorch.kernels.formula import nonfinite_terms
 from attnspec.backends.pytorch.normalization import masked_softmax
 from attnspec.backends.pytorch.runtime.accumulation import product, widened
 from attnspec.backends.pytorch.runtime.autocast import keeps, lowers

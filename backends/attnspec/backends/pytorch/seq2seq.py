@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from attnspec.backends.bases.shapes import Check
-from attnspec.backends.pytorch.attention import additive_attention, dot_attention
+from attnspec.backends.pytorch.attention import additive_attention
 from attnspec.backends.pytorch.kernels.additive import plain
+from attnspec.backends.pytorch.kernels.dot.sdpa import attend as dot_attention
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, batched_product, finite, projected, widened
 from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
 from attnspec.backends.pytorch.runtime.decoder import LARGE, Decoder, joined

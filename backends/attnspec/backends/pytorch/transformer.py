@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from attnspec.backends.bases.shapes import Check
-from attnspec.backends.pytorch.attention import dot_attention
+from attnspec.backends.pytorch.kernels.dot.sdpa import attend as dot_attention
 from attnspec.backends.pytorch.multihead import attend_in_heads, per_head
 from attnspec.backends.pytorch.positional import sinusoids
 from attnspec.backends.pytorch.runtime.accumulation import projected, widened

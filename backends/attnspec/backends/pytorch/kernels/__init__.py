@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.kernels import formula
-from attnspec.backends.pytorch.kernels.dot import groups, packed, planned_groups
+from attnspec.backends.pytorch.kernels.dot import groups, packed
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible, near, places, visible, within
 from attnspec.backends.pytorch.runtime.accumulation import widened
@@ -89,22 +89,29 @@ def grouped_query_attention(
         refuse_scale_and_cap("grouped_query_attention", scale, softcap)
         return shape
 
-    without_masks = mask is None and window is None and key_lengths is None
-    if without_masks and softcap is None and bias is None and slopes is None and sinks is None:
-        found = planned_groups.attend(check, query, key, value, causal, scale)
-        if found is not None:
+    options = mask, window, softcap, bias, slopes, sinks, key_lengths
+    if all(x is None for x in options) and type(causal) is bool and type(scale) in (float, type(None)):
+        seen, scoring = visible(None, causal, None), Scoring(scale)
+        found = groups.attend(query, key, value, seen, scoring, check)
+        if found is not None and found[0].dtype is found[1].dtype is query.dtype:
             return found
+        return _finished(found, query, key, value, check(), seen, scoring)
     shape = check()
     refuse_outside("grouped_query_attention", "key_lengths", key_lengths, key.shape[-2])
     seen = visible(mask, causal, window, key_lengths)
     scoring = Scoring(scale, softcap, bias, slopes, sinks if query.dtype.itemsize == 2 else None)
-    return _attention(query, key, value, shape, seen, scoring, sinks)
+    return _finished(groups.attend(query, key, value, seen, scoring), query, key, value, shape, seen, scoring, sinks)
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...], seen: Visible, scoring: Scoring,
-               sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
+def _attention(query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...], seen: Visible,
+               scoring: Scoring) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output of this shape and logarithms, by the kernels that serve the call, or by the formula."""
-    found = groups.attend(query, key, value, seen, scoring)
+    return _finished(groups.attend(query, key, value, seen, scoring), query, key, value, shape, seen, scoring)
+
+
+def _finished(found: tuple[Tensor, Tensor] | None, query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...],
+              seen: Visible, scoring: Scoring, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """What kernels found, or else the formula's results, with sinks, rounded and in this shape."""
     if found is None:
         allowed = seen.allowed(query.shape[-2], key.shape[-2], query.device)
         found = formula.attention(query, key, value, allowed, scoring)
@@ -239,7 +246,7 @@ def latent_attention(
         found = groups.attend(_beside(queries, query_rope), _beside(keys, rotated), values, seen, Scoring(scale))
     if found is None:
         allowed = seen.allowed(n, m, query.device)
-        allowed = None if allowed is None else allowed.unsqueeze(-3).expand(*allowed.shape[:-2], 1, n, m)
+        allowed = None if allowed is None else allowed.expand(*allowed.shape[:-2], n, m)
         scores = formula.dot_products(queries, keys, allowed) + formula.dot_products(query_rope, rotated, allowed)
         weights, _ = formula.softmax_and_logarithms(scale * scores, allowed)
         output = formula.pooled(weights, values, allowed)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnspec.backends.pytorch.kernels.dot.exact_exclusion import nonfinite_terms
+from attnspec.backends.pytorch.runtime import autocast
 from attnspec.backends.pytorch.runtime.accumulation import finite, widened
 from attnspec.backends.pytorch.runtime.transforms import intercepted
 
@@ -27,10 +27,10 @@ def attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None,
               scoring: Scoring) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output (*batch, heads, n, d_v) and log Σ exp (*batch, heads, n), in the dtype of sums, not expanded.
 
-    ``allowed`` (*#batch, #n, #m) joins all conditions.
+    ``allowed`` (*#batch, #heads, #n, #m) joins all conditions.
     """
     heads_k, (n, d), m = key.shape[-3], query.shape[-2:], key.shape[-2]
-    allowed = None if allowed is None else allowed[..., None, None, :, :].expand(*allowed.shape[:-2], 1, 1, n, m)
+    allowed = None if allowed is None else in_groups(allowed.expand(*allowed.shape[:-2], n, m), heads_k)
     values = widened(value).unsqueeze(-3)
     scores = dot_products(in_groups(widened(query), heads_k), widened(key).unsqueeze(-3), allowed)
     scores = scores * (d**-0.5 if scoring.scale is None else scoring.scale)
@@ -46,6 +46,12 @@ def attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None,
     if allowed is not None:  # stops a NaN in the incoming gradient of a row without an attendable key
         output = output.masked_fill(~allowed.any(-1, keepdim=True), 0)
     return output.flatten(-4, -3), logarithms.expand(output.shape[:-1]).flatten(-3, -2)
+
+
+def output_of(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, scale: float) -> Tensor:
+    """The output alone in the dtype of the operands, whatever autocast says."""
+    with autocast.off(query):
+        return attention(query, key, value, allowed, Scoring(scale))[0].to(query.dtype)
 
 
 def with_sinks(output: Tensor, logarithms: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,3 +99,18 @@ def pooled(weights: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:
         return weights @ value
     kept = weights @ value.masked_fill(~value.isfinite(), 0)
     return kept + nonfinite_terms(weights.detach(), value.detach(), allowed)
+
+
+def nonfinite_terms(weights: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
+    """What non-finite values add to the output: NaN, ±inf, or 0 where all of them are excluded."""
+
+    def meets(pairs: Tensor, entries: Tensor) -> Tensor:
+        return pairs.to(value.dtype) @ entries.to(value.dtype) > 0
+
+    positive = weights > 0
+    up, down = meets(positive, value == torch.inf), meets(positive, value == -torch.inf)
+    undefined = meets(allowed, value.isnan()) | meets(allowed & (weights == 0), value.isinf()) | (up & down)
+    zero = value.new_zeros(())
+    return (
+        torch.where(up, torch.inf, zero) + torch.where(down, -torch.inf, zero) + torch.where(undefined, torch.nan, zero)
+    )

@@ -22,14 +22,15 @@ class Visible(NamedTuple):
     offsets: Tensor | None = None
 
     def allowed(self, n: int, m: int, device: torch.device) -> Tensor | None:
-        """All conditions as one mask (*#batch, #n, #m); None allows everything."""
+        """All conditions as one mask (*#batch, 1, #n, #m), alike for all heads; None allows everything."""
         keys, found = torch.arange(m, device=device), self.mask
         if self.left is not None or self.right is not None:
             aligned = torch.arange(n, device=device)[:, None]
             if self.offsets is not None:
                 aligned = aligned + self.offsets[..., None, None]
             found = joined(found, within(keys - aligned, (self.left, self.right)))
-        return found if self.lengths is None else joined(found, keys < self.lengths[..., None, None])
+        found = found if self.lengths is None else joined(found, keys < self.lengths[..., None, None])
+        return None if found is None else found.unsqueeze(-3)
 
 
 def visible(mask: Tensor | None, causal: bool, window: Window, lengths: Tensor | None = None,

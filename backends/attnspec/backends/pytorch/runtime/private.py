@@ -21,6 +21,12 @@ def forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
+FLEX_WITHOUT_COMPILER = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
+"""The switch that has ``flex_attention`` run as it is written, on the CPU, where tests alone use it.
+
+Nothing public keeps it from compiling.
+"""
+
 flash_on_cuda: Callable[..., Any] = torch.ops.aten._scaled_dot_product_flash_attention
 """``F.scaled_dot_product_attention`` by flash attention, with the logarithms of the sums of exponentials, which the
 public function does not return."""

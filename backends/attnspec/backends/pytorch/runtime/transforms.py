@@ -1,10 +1,15 @@
 """What PyTorch may do with operations beside running them: compile, transform, trace, intercept, carry tangents."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.overrides import has_torch_function
 
 from attnspec.backends.pytorch.runtime.private import dispatch_modes, forward_mode, transforms_active
+
+fused_allowed: Callable[[], bool] = torch.backends.cuda.flash_sdp_enabled
+"""Whether fused kernels may run, which ``torch.nn.attention.sdpa_kernel`` switches off, on the CPU too."""
 
 
 def functional() -> bool:
@@ -38,7 +43,8 @@ def intercepted() -> bool:
 
 def lazy(*tensors: Tensor) -> bool:
     """Whether numbers of some are not in memory as they are: they wait for a change of sign, or are all zeros."""
-    return any(x.is_neg() or (runs_plainly(x) and not in_memory(x)) for x in tensors)
+    # a generator takes twice the time
+    return any([x.is_neg() or (runs_plainly(x) and not in_memory(x)) for x in tensors])  # noqa: C419
 
 
 def runs_plainly(x: Tensor) -> bool:

@@ -90,23 +90,6 @@ class OptionalStridedBooleans(Kind[Tensor | None, Strided[BytePointer]]):
         return Strided(BytePointer(base), *strides)
 
 
-class Options(NamedTuple):
-    """What a call may have beside operands, a mask and a scale.
-
-    Query i sees the keys from i − ``left`` + offset to i + ``right`` + offset, of which the first ``lengths`` (b) are
-    there; ``offsets`` (b) are 0 if None. Scores are capped by ``softcap`` after the scale; then the ``slopes`` (h)
-    times the distance |i − j| are taken away, and the ``bias`` (b|1, h|1, n|1, m) is added.
-    """
-
-    left: int | None = None
-    right: int | None = None
-    lengths: Tensor | None = None
-    offsets: Tensor | None = None
-    softcap: float | None = None
-    slopes: Tensor | None = None
-    bias: Tensor | None = None
-
-
 class Operands(Arguments):
     """A call of attention with its output, the two numbers for each query that the backward needs, and log Σ exp.
 

@@ -1,4 +1,4 @@
-"""A call of scaled dot-product attention, in the four dimensions that fused kernels take."""
+"""A call of attention, in the four dimensions that kernels take."""
 
 from math import prod
 from typing import NamedTuple, NoReturn
@@ -7,50 +7,115 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.bases.autocast import is_on
+from attnspec.backends.pytorch.kernels.dot.batches import batch_of, bias_of, four, mask_of, numbers_of
+from attnspec.backends.pytorch.kernels.formula import Scoring
+from attnspec.backends.pytorch.kernels.visible import Visible, joined
+from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
-from attnspec.backends.pytorch.runtime.masks import causal_triangle
 from attnspec.backends.pytorch.runtime.recording import recorded
 
 NAME = "scaled_dot_product_attention"
 
 
-class Call(NamedTuple):
-    """query (b, h, n, d), key (b, h, m, d), value (b, h, m, d_v), mask (b|1, h|1, n|1, m).
+class Options(NamedTuple):
+    """The options that are numbers. ``scale`` times a product is a score, which ``softcap`` caps.
 
-    ``lengths``, where given, says for every batch element how many keys its mask leaves, from the first on.
-    ``in_layer`` says that the call is a part of another operation.
+    Query i sees the keys from i − ``left`` + offset to i + ``right`` + offset. ``logarithms`` says whether log Σ exp is
+    a result too, and ``wide`` that results keep the dtype of sums.
+    """
+
+    scale: float
+    left: int | None = None
+    right: int | None = None
+    softcap: float | None = None
+    logarithms: bool = False
+    wide: bool = False
+
+
+class Tensors(NamedTuple):
+    """The options that are tensors; biases and slopes, which have no gradient here, are in the dtype of sums.
+
+    ``mask`` (b|1, heads|1, n|1, m); ``lengths`` (b) says how many keys exist, ``offsets`` (b) moves the windows;
+    ``slopes`` (heads), here over the scale, times the distance |i − j| are taken from scores; ``bias``
+    (b|1, heads|1, n|1, m) is added.
+    """
+
+    mask: Tensor | None = None
+    lengths: Tensor | None = None
+    offsets: Tensor | None = None
+    slopes: Tensor | None = None
+    bias: Tensor | None = None
+
+
+class Call(NamedTuple):
+    """query (b, heads, n, d), key (b, heads_k, m, d) and value (b, heads_k, m, d_v).
+
+    ``fits`` says that operands were given in four dimensions, ``in_layer`` that the call is a part of another
+    operation, and ``learned`` that gradients of bias or slopes are wanted, which only the formula has.
     """
 
     query: Tensor
     key: Tensor
     value: Tensor
-    mask: Tensor | None
-    causal: bool
-    scale: float
-    lengths: tuple[int, ...] | None = None
+    options: Options
+    tensors: Tensors
+    fits: bool = True
     in_layer: bool = False
+    learned: bool = False
 
-    def first_keys(self, stop: int) -> "Call":
-        """The call with the first keys only."""
-        mask = None if self.mask is None else self.mask[..., :stop]
-        return self._replace(key=self.key[:, :, :stop], value=self.value[:, :, :stop], mask=mask)
+    def excludes(self) -> bool:
+        """Whether a query may be kept from a key."""
+        return any(x is not None for x in (self.options.left, self.options.right, *self.tensors[:3]))
 
-    def allowed(self) -> Tensor:
-        """All conditions as one mask."""
-        n, m = self.query.shape[-2], self.key.shape[-2]
-        device = self.query.device
-        allowed = torch.ones(1, 1, 1, m, dtype=torch.bool, device=device) if self.mask is None else self.mask
-        return allowed & causal_triangle(n, m, device) if self.causal else allowed
+    def is_simple(self) -> bool:
+        """Whether there is nothing but causality, scale and a mask."""
+        _, left, right, softcap, _, wide = self.options
+        alone = all(x is None for x in (left, softcap, *self.tensors[1:]))
+        return alone and right in (None, 0) and not wide
+
+    def allowed(self) -> Tensor | None:
+        """All conditions as one mask (b|1, heads|1, #n, #m); None allows everything."""
+        return allowed(self.options, self.tensors, self.query.shape[-2], self.key.shape[-2], self.query.device)
 
     def differentiates(self) -> bool:
         """Whether autograd records this call."""
         return recorded(self.query, self.key, self.value)
 
 
+NOTHING = Tensors()
+
+
+def allowed(options: Options, tensors: Tensors, n: int, m: int, device: torch.device) -> Tensor | None:
+    """All conditions as one mask (b|1, heads|1, #n, #m); None allows everything."""
+    mask, lengths, offsets, *_ = tensors
+    return joined(mask, Visible(None, options.left, options.right, lengths, offsets).allowed(n, m, device))
+
+
+def as_four(x: Tensor, rank: int) -> Tensor:
+    """A tensor whose batch has so many dimensions, two at most, in four dimensions; one of them is the batch's."""
+    return x if rank == 2 else x.unsqueeze(1) if rank == 1 else x[None, None]
+
+
+def in_groups(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> tuple[Call, torch.Size]:
+    """The call of query (*#batch, heads, n, d), key and value (*#batch, heads_k, m, ·), and its batch."""
+    batch, m, d = batch_of(query, key, value, visible, scoring), key.shape[-2], query.shape[-1]
+    fits = all(x.dim() == 4 and x.shape[:1] == batch for x in (query, key, value))
+    scale = d**-0.5 if scoring.scale is None and d else scoring.scale or 0.0
+    mask = None if visible.mask is None else mask_of(visible.mask, batch, m)
+    bias = None if scoring.bias is None else bias_of(widened(scoring.bias.detach()), batch, m)
+    slopes = None if scoring.slopes is None else widened(scoring.slopes.detach()) / scale
+    tensors = Tensors(mask, numbers_of(visible.lengths, batch), numbers_of(visible.offsets, batch), slopes, bias)
+    options = Options(scale, visible.left, visible.right, scoring.softcap, True, scoring.sinks is not None)
+    learned = any(x is not None and recorded(x) for x in (scoring.bias, scoring.slopes))
+    query, key, value = four(query, batch), four(key, batch), four(value, batch)
+    return Call(query, key, value, options, tensors, fits, learned=learned), batch
+
+
 def four_dimensional(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None
-) -> tuple[Call, torch.Size]:
-    """The call in four dimensions, and its batch.
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None,
+    in_layer: bool = False,
+) -> tuple[Call, torch.Size]:  # fmt: skip
+    """The call of query (*#batch, n, d), key and value (*#batch, m, ·), and its batch, whose last dimension are heads.
 
     Written out without general helpers: it takes as long as a small kernel.
     """
@@ -88,10 +153,9 @@ def four_dimensional(
     elif rank != 2:
         query, key, value = (x.flatten(0, rank - 2) if rank else x[None, None] for x in (query, key, value))
     if mask is not None:
-        mask = _mask_with_batch(mask, batch)
-        if mask.shape[-1] != k[-2]:
-            mask = mask.expand(-1, -1, -1, k[-2])
-    return Call(query, key, value, mask, causal, q[-1] ** -0.5 if scale is None else scale), batch
+        mask = four_of_mask(mask, batch, k[-2])
+    options = Options(q[-1] ** -0.5 if scale is None else scale, None, 0 if causal else None)
+    return Call(query, key, value, options, Tensors(mask), fits=rank == 2, in_layer=in_layer), batch
 
 
 def overlaps(x: Tensor) -> bool:
@@ -119,13 +183,17 @@ def _fits(of_mask: torch.Size, batch: torch.Size) -> bool:
     return len(of_mask) == len(batch) and all(x == 1 or x == own for x, own in zip(of_mask, batch, strict=True))
 
 
-def _mask_with_batch(mask: Tensor, batch: torch.Size) -> Tensor:
-    """The mask with two batch dimensions, each as large as the batch's or 1."""
+def four_of_mask(mask: Tensor, batch: torch.Size, m: int) -> Tensor:
+    """The mask (b|1, h|1, n|1, m) with contiguous rows for a batch of which the last dimension are heads."""
     rank, missing = len(batch), len(batch) + 2 - mask.dim()
     if rank < 2:
-        return mask.unsqueeze(1) if rank and not missing else mask[None, None]
-    if rank == 2:
-        return mask if not missing else mask[None, None] if missing == 2 else mask.unsqueeze(0)
-    mask = mask[(None,) * missing]
-    leading, rest = mask.shape[: rank - 1], mask.shape[rank - 1 :]
-    return mask.view(1, *rest) if prod(leading) == 1 else mask.expand(*batch[:-1], *rest).flatten(0, rank - 2)
+        mask = mask.unsqueeze(1) if rank and not missing else mask[None, None]
+    elif rank == 2:
+        mask = mask if not missing else mask[None, None] if missing == 2 else mask.unsqueeze(0)
+    else:
+        mask = mask[(None,) * missing]
+        leading, rest = mask.shape[: rank - 1], mask.shape[rank - 1 :]
+        mask = mask.view(1, *rest) if prod(leading) == 1 else mask.expand(*batch[:-1], *rest).flatten(0, rank - 2)
+    if mask.shape[-1] != m:
+        mask = mask.expand(-1, -1, -1, m)
+    return mask if mask.stride(-1) == 1 or m == 1 else mask.contiguous()

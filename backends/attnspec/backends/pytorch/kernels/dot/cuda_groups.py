@@ -25,8 +25,9 @@ from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, finite
 from attnspec.backends.pytorch.runtime.forcing import forced
+from attnspec.backends.pytorch.runtime.private import flash_on_cuda
 from attnspec.backends.pytorch.runtime.recording import recorded
-from attnspec.backends.pytorch.runtime.transforms import lazy
+from attnspec.backends.pytorch.runtime.transforms import fused_allowed, lazy
 
 WIDEST = {torch.float32: 128, torch.bfloat16: 256, torch.float16: 256}
 """Features of a head up to which tiles fit into the shared memory of a GPU; other dtypes have no kernel."""
@@ -99,7 +100,7 @@ def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scorin
         return "plain"
     if query.is_cpu and any(x is not None for x in visible) and not (finite(key) and finite(value)):
         return "plain"
-    return route(call, visible, scoring, query.is_cuda and torch._C._get_flash_sdp_enabled(), forced())
+    return route(call, visible, scoring, query.is_cuda and fused_allowed(), forced())
 
 
 def call_of(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> Call:
@@ -148,9 +149,7 @@ def by_flash(query: Tensor, key: Tensor, value: Tensor, causal: bool,
 
 def flash(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     """PyTorch's flash kernel: output and natural logarithms in float32."""
-    output, logarithms, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
-        query, key, value, 0.0, causal, scale=scale
-    )
+    output, logarithms, *_ = flash_on_cuda(query, key, value, 0.0, causal, scale=scale)
     return output, logarithms
 
 

@@ -8,10 +8,12 @@ kernels differ in alignment when n ≠ m; so sizes are padded, and causal calls 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend
 
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
 from attnspec.backends.pytorch.runtime.masks import causal_triangle
+
+NAME = "F.scaled_dot_product_attention"
+"""What `dense` calls; which kernel PyTorch then takes, it keeps to itself."""
 
 WAIT_FROM = 1 << 34
 """Multiply-adds of one product from which waiting for the device to read a mask pays: some 100 µs on an H100."""
@@ -79,18 +81,6 @@ def dense(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal
     upper = F.scaled_dot_product_attention(query[:, :, :m], key, value, is_causal=True, scale=scale)
     lower = F.scaled_dot_product_attention(query[:, :, m:], key, value, scale=scale)
     return torch.cat([upper, lower], -2)[..., :d_v]
-
-
-def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> str:
-    """The name of the kernel that PyTorch takes for ``dense``."""
-    if not query.numel() or not key.shape[-2]:
-        return "math"
-    query, key, value = _fitted(query, key, value)
-    if causal and mask is None:
-        side = min(query.shape[-2], key.shape[-2])
-        query, key, value = query[:, :, :side], key[:, :, :side], value[:, :, :side]
-    choice = torch._fused_sdp_choice(query, key, value, mask, 0.0, causal and mask is None)
-    return SDPBackend(choice).name.lower().removesuffix("_attention")
 
 
 def _multiple(size: int, of: int) -> int:

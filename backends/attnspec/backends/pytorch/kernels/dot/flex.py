@@ -20,6 +20,7 @@ from attnspec.backends.pytorch.kernels.dot.batches import features
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime.accumulation import widened
+from attnspec.backends.pytorch.runtime.private import FLEX_WITHOUT_COMPILER
 
 Condition = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Whether query i of head h sees key j in an element b of the batch: of b, h, i and j."""
@@ -76,7 +77,7 @@ def _as_written(
         return s if condition is None else torch.where(condition(b, h, i, j), s, -torch.inf)
 
     wide = [widened(x if torch.is_grad_enabled() else x.detach()) for x in (query, key, value)]
-    with _switching, patch("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True):
+    with _switching, patch(FLEX_WITHOUT_COMPILER, True):
         output, aux = flex_attention(
             wide[0], wide[1], wide[2], of_pair, scale=scoring.scale, enable_gqa=True, return_aux=AuxRequest(lse=True)
         )
@@ -157,4 +158,5 @@ def _compiled() -> tuple[Callable[..., Any], Callable[..., BlockMask]]:
 
 def _kinds() -> Any:
     """PyTorch would refuse to compile more than 8 kinds of calls."""
-    return torch._dynamo.config.patch(recompile_limit=KINDS)
+    # `patch` is put into the module while that is imported
+    return torch.compiler.config.patch(recompile_limit=KINDS)  # type: ignore[attr-defined]

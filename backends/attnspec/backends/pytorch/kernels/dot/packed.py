@@ -21,6 +21,7 @@ from attnspec.backends.pytorch.kernels.visible import Visible, places
 from attnspec.backends.pytorch.runtime.accumulation import finite
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.forcing import forced
+from attnspec.backends.pytorch.runtime.transforms import fused_allowed
 
 Ends = tuple[list[int], list[int]]
 """Where the queries and the keys of each sequence begin, and the last ones end."""
@@ -48,7 +49,7 @@ def path_for(query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_
         return "plain"
     call = cuda_groups.call_of(query, key, value, visible, scoring)
     ends = query_ends.tolist(), key_ends.tolist()
-    varlen = query.is_cuda and torch._C._get_flash_sdp_enabled() and has_varlen()
+    varlen = query.is_cuda and fused_allowed() and has_varlen()
     return route(call, ends, visible, scoring, varlen, forced())
 
 

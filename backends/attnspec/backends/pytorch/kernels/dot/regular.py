@@ -23,9 +23,6 @@ AT_ONCE = 4
 MODERATE = {32: 2.0**56, 64: 2.0**500}
 """Beyond these numbers one is strange, by the bits in which it is computed with."""
 
-SUMMED = 2.0**14
-"""Products of two moderate numbers whose sum is finite, times a scale where that is more than 1."""
-
 
 class Regular(Arguments):
     """Three arrays of numbers, ``rows`` rows of ``m`` booleans; ``strange`` becomes 1 where something is."""

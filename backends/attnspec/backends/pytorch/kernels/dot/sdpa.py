@@ -5,13 +5,21 @@ sizes and a contiguous last axis, and computes every excluded pair of a boolean 
 dimensions (views where possible); for an accelerator, masks are read for their structure where that pays.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from attnspec.backends.pytorch.kernels.dot import cpu_routes, cuda_routes
+from attnspec.backends.bases.autocast import is_on
+from attnspec.backends.pytorch.kernels import formula
+from attnspec.backends.pytorch.kernels.dot import attend as planned
+from attnspec.backends.pytorch.kernels.dot import choice, cuda_routes, fused
+from attnspec.backends.pytorch.kernels.dot.attend import Numbers
 from attnspec.backends.pytorch.kernels.dot.call import Call, four_dimensional
 from attnspec.backends.pytorch.kernels.dot.mask_structure import read
-from attnspec.backends.pytorch.runtime.transforms import has_tangents, transformed
+from attnspec.backends.pytorch.runtime import autocast
+from attnspec.backends.pytorch.runtime.transforms import has_tangents, intercepted, transformed
 
 
 def attend(
@@ -23,20 +31,37 @@ def attend(
     causal: bool = False,
     scale: float | None = None,
     in_layer: bool = False,
+    check: Callable[[], Any] | None = None,
 ) -> Tensor:
     """softmax(scale·QKᵀ)V over the attendable keys; ``scale`` is 1/√d unless given.
 
     query (*batch, n, d), key (*batch, m, d), value (*batch, m, d_v), mask boolean (*batch, n, m) with True = attend;
     batches broadcast, and so do all dimensions of the mask. Raises ``ValueError`` for sizes and devices that do not
-    agree and batches that do not broadcast, ``TypeError`` for dtypes that differ and a mask that is not boolean.
-    A call ``in_layer``, a part of another operation, is computed by PyTorch where it is small.
+    agree and batches that do not broadcast, ``TypeError`` for dtypes that differ and a mask that is not boolean, or
+    what ``check`` raises first. A call ``in_layer``, a part of another operation, is computed by PyTorch where it is
+    small. Excluded keys have no effect on the CPU, even where they hold NaN or infinity.
     """
-    if in_layer and mask is None and not causal and cpu_routes.at_once(query, key, value):
-        return cpu_routes.by_pytorch(query, key, value, None, False, scale)
+    if is_on(query):
+        low = autocast.cast(query, key, value)
+        with autocast.off(query):
+            return attend(*low, mask=mask, causal=causal, scale=scale, in_layer=in_layer, check=check)
+    captured, on_cpu = intercepted(), isinstance(query, Tensor) and query.is_cpu
+    if check is not None and (captured or not on_cpu or (causal is not True and causal is not False)):
+        check()
+    if on_cpu and not captured:
+        tensors = () if mask is None else (mask,)
+        numbers = Numbers(None, 0 if causal else None, scale, in_layer=in_layer)
+        found = planned.attend(check, numbers, query, key, value, *tensors)
+        if found is not None:
+            return found[0]
     call, batch = four_dimensional(query, key, value, mask, causal, scale)
-    if in_layer:
-        call = call._replace(in_layer=True)
-    output = cpu_routes.attend(call, fits=len(batch) == 2) if query.is_cpu else _on_accelerator(call)
+    if not on_cpu:
+        output = _on_accelerator(call)
+    elif captured and not has_tangents() and call.key.shape[-2]:
+        options, tracked = call.options, call.differentiates()
+        output = fused.output_of(*call[:3], call.tensors.mask, causal, options.scale, tracked)
+    else:
+        output = formula.output_of(*call[:3], call.allowed(), call.options.scale)
     rank = len(batch)
     return output if rank == 2 else output.squeeze(1) if rank == 1 else output.reshape(*batch, *output.shape[-2:])
 
@@ -55,19 +80,18 @@ def path_for(
 
     Where something excluded is not finite, the CPU then computes again, with the scores in memory.
     """
-    call, batch = four_dimensional(query, key, value, mask, causal, scale)
-    call = call._replace(in_layer=in_layer)
+    call, _ = four_dimensional(query, key, value, mask, causal, scale, in_layer)
     if query.is_cpu:
-        kernel = "plain" if has_tangents() else cpu_routes.kernel(call, fits=len(batch) == 2)
-        return f"{_keys(call)}: {kernel}"
-    call = _structured(call)
-    if call.lengths is not None:
-        return f"{len(call.lengths)} lengths: variable-length flash"
-    return f"{_keys(call)}: {cuda_routes.kernel(call.query, call.key, call.value, call.mask, call.causal)}"
+        path = "plain" if has_tangents() else "pytorch" if intercepted() else choice.path_for(call)
+        return f"{_keys(call)}: {path}"
+    call, lengths = _structured(call)
+    if lengths is not None:
+        return f"{len(lengths)} lengths: variable-length flash"
+    return f"{_keys(call)}: {cuda_routes.NAME}"
 
 
 def _keys(call: Call) -> str:
-    return "masked" if call.mask is not None else "causal" if call.causal else "all keys"
+    return "masked" if call.tensors.mask is not None else "causal" if call.options.right is not None else "all keys"
 
 
 def masked_nonfinite(device: str) -> str:
@@ -81,26 +105,41 @@ def masked_nonfinite(device: str) -> str:
 
 
 def _on_accelerator(call: Call) -> Tensor:
-    if (call.mask is not None or call.causal) and not transformed():
-        call = _structured(call)
-    if call.lengths is not None:
-        return cuda_routes.variable_length(call.query, call.key, call.value, call.lengths, call.scale)
-    return cuda_routes.dense(*call[:6])
+    lengths = None
+    if call.excludes() and not transformed():
+        call, lengths = _structured(call)
+    query, key, value, options, tensors, *_ = call
+    if lengths is not None:
+        return cuda_routes.variable_length(query, key, value, lengths, options.scale)
+    return cuda_routes.dense(query, key, value, tensors.mask, options.right is not None, options.scale)
 
 
-def _structured(call: Call) -> Call:
-    """The call with fewer keys, or with a structure in place of its mask, where reading the mask pays."""
+def _structured(call: Call) -> tuple[Call, tuple[int, ...] | None]:
+    """The call with fewer keys, or without its mask, where reading that pays; how many keys each batch element has."""
     b, h, n, d = call.query.shape
-    m = call.key.shape[-2]
-    if call.mask is not None and cuda_routes.worth_waiting(call.query, b * h * n * d * m):
-        mask, causal, lengths = read(call.mask)
+    m, mask = call.key.shape[-2], call.tensors.mask
+    lengths = None
+    if mask is not None and cuda_routes.worth_waiting(call.query, b * h * n * d * m):
+        mask, causal, of_mask = read(mask)
         if mask is None:
-            call = call._replace(mask=None, causal=call.causal or causal)
-        elif lengths:
-            m = max(lengths)
-            call = call.first_keys(m)
-            if min(lengths) == m:
-                call = call._replace(mask=None)
-            elif len(lengths) == b and cuda_routes.worth_packing(call.query, call.causal, lengths):
-                call = call._replace(lengths=lengths)
-    return call.first_keys(n) if call.causal and m > n else call
+            call = _without_mask(call)
+            call = call._replace(options=call.options._replace(right=0)) if causal else call
+        elif of_mask:
+            m = max(of_mask)
+            call = _first_keys(call, m)
+            if min(of_mask) == m:
+                call = _without_mask(call)
+            elif len(of_mask) == b and cuda_routes.worth_packing(call.query, call.options.right is not None, of_mask):
+                lengths = of_mask
+    return _first_keys(call, n) if call.options.right is not None and m > n else call, lengths
+
+
+def _without_mask(call: Call) -> Call:
+    return call._replace(tensors=call.tensors._replace(mask=None))
+
+
+def _first_keys(call: Call, stop: int) -> Call:
+    mask = None if call.tensors.mask is None else call.tensors.mask[..., :stop]
+    return call._replace(
+        key=call.key[:, :, :stop], value=call.value[:, :, :stop], tensors=call.tensors._replace(mask=mask)
+    )

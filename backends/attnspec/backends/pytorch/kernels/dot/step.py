@@ -13,17 +13,21 @@ from math import e, isnan, log2
 import torch
 from torch import Tensor
 
+from attnspec.backends.pytorch.kernels.dot.call import Call, as_four
 from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING, Kernel, compiled
-from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, is_zen, multiplies_bfloat16, register_bytes
-from attnspec.backends.pytorch.kernels.llvm.threads import call, run, thread_count, with_leading
+from attnspec.backends.pytorch.kernels.llvm.machine_code import is_zen, multiplies_bfloat16, register_bytes
+from attnspec.backends.pytorch.kernels.llvm.threads import call as call_kernel
+from attnspec.backends.pytorch.kernels.llvm.threads import thread_count, with_leading
 from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, Extent, Variable
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import deinterleaved, exp2
 from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime.accumulation import widened
 
-from . import logarithms
 from .key_rows import KeyRows, together
 from .step_arguments import PAIRS, STORED, Step
+
+FEW = 16
+"""Heads of a group up to which a step reads the keys for each; beyond, they are the queries of one head."""
 
 BLOCK = 16
 """Keys in a block: a whole register of scores, and few enough that all is at hand that was asked for ahead."""
@@ -132,10 +136,15 @@ def step_kernel(bits: int, stored: str, members: int) -> Kernel[Step]:
     return k
 
 
-def reads(key: Tensor, value: Tensor) -> bool:
-    """Whether the kernel takes keys and values (…, rows, columns) of these strides: rows of whole registers."""
+def serves(call: Call) -> bool:
+    """Whether there is one query, and nothing but scale, lengths and a window, in rows of whole registers."""
+    query, key, value, options, (mask, _, _, slopes, bias), *_ = call
+    alone = all(x is None for x in (mask, slopes, bias, options.softcap))
+    if query.shape[-2] != 1 or not alone or call.differentiates():
+        return False
     lanes = register_bytes() // widened(key[:0]).element_size()
-    return all(x.shape[-1] % lanes == 0 and x.stride(-1) == 1 for x in (key, value))
+    whole = all(x.shape[-1] % lanes == 0 and x.stride(-1) == 1 for x in (key, value))
+    return whole and query.shape[1] // key.shape[1] < FEW
 
 
 def bounds(b: int, m: int, visible: Visible) -> tuple[Tensor, Tensor]:
@@ -152,68 +161,62 @@ def bounds(b: int, m: int, visible: Visible) -> tuple[Tensor, Tensor]:
     return start, torch.maximum(stop, start)
 
 
-def planned(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Callable[..., tuple[Tensor, Tensor] | None]:
-    """What computes calls like this one against all keys: output and log Σ exp in the dtype of the operands.
+def plan(
+    call: Call, given: Sequence[Tensor], rank: int, table: Tensor | None = None
+) -> Callable[..., tuple[Tensor, Tensor | None] | None]:
+    """What computes calls like this one: output, and log Σ exp if wanted; None where that is NaN.
 
-    It gives None where a NaN is in a result.
+    A call has lengths and offsets, if any, and a table (b, blocks) of pages (pages, heads_k, page, ·), as this one has.
     """
-    compute, dtype = _planned(query, key, value, scale, (*query.shape[:-1], value.shape[-1])), query.dtype
-    b, heads = query.shape[:2]
-    rows = b * heads
+    query, key, value, options, tensors = *(as_four(x, rank) for x in given), *call[3:5]
+    (b, heads, _, d), (heads_k, page, d_v), dtype = query.shape, value.shape[1:], query.dtype
+    shape, group, rows = (*given[0].shape[:-1], d_v), heads // heads_k, b * heads
+    visible = Visible(None, options.left, options.right, tensors.lengths, tensors.offsets)
+    start, stop = bounds(b, page, visible)
+    changes = tensors.lengths is not None or tensors.offsets is not None
+    whole = not changes and options.left is options.right is None
+    pairs, sums = _in_pairs(query, key, value), widened(query[:0]).dtype
+    wide, size = query.new_empty(b, heads, 1, d_v, dtype=sums), sums.itemsize
+    members, lanes = 1 if group == 1 else 2 if group == 2 else 4, register_bytes() // size
+    blocks, scratch = 1 if table is None else table.shape[-1], sum(step_scratch(lanes, group, d_v, members))
+    threads = thread_count(b * heads_k, rows * page * blocks * (d + d_v) / 2)
+    arguments = Step(
+        tasks=b * heads_k, heads_k=heads_k, group=group, d=d, d_v=d_v, page=page, pages=blocks,
+        log2_scale=options.scale * log2(e), table=table, start=start, stop=stop, query=wide, key=key, value=value,
+        output=wide, maximum=wide, reciprocal=wide, scratch=wide.new_empty(1, scratch),
+    )  # fmt: skip
+    kernel = step_kernel(8 * size, PAIRS if pairs else STORED[key.dtype], members)
+    template, results = with_leading(arguments.to_words()), sums if options.wide else dtype
 
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
-        output, numbers = compute(query, key, value)
-        found = logarithms.of_rows(numbers[:rows], numbers[rows : 2 * rows], scale)
-        if isnan(found.sum()):
-            return None
-        found = found.view(b, heads, 1)
-        return (output, found) if output.dtype is dtype else (output.to(dtype), found.to(dtype))
-
-    return attend
-
-
-def planned_output(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, shape: Sequence[int]
-) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]:
-    """A function that computes the output, of this shape, of calls like this one against all keys, without a mask.
-
-    Operands are given in four dimensions; those of a call may have fewer, if they lie in the same way.
-    """
-    compute, dtype = _planned(query, key, value, scale, shape), query.dtype
-
-    def attend(query: Tensor, key: Tensor, value: Tensor, _: Tensor | None = None) -> Tensor:
-        return compute(query, key, value)[0].to(dtype)
-
-    return attend
-
-
-def _planned(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, shape: Sequence[int]
-) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The output, of this shape, and maxima and reciprocals of all rows one after another, in the dtype of sums."""
-    (b, heads, *_), (m, d_v) = query.shape, value.shape[-2:]
-    wide = widened(query[..., :0])
-    output, numbers = wide.new_empty(b, heads, 1, d_v), wide.new_empty(2, b, heads, 1)
-    start, stop = torch.zeros(b, dtype=torch.int64), torch.full((b,), m)
-    kernel, threads, arguments, scratch = _call(query, key, value, scale, start, stop, None, output, numbers)
-    template = with_leading(arguments.to_words())
-    size, rows = wide.element_size(), b * heads
-    sums, pairs = wide.dtype, _in_pairs(query, key, value)
-
-    def compute(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        wide = query.float() if size == 4 and not pairs else query
+    def attend(
+        query: Tensor, key: Tensor, value: Tensor, _: Tensor | None = None, lengths: Tensor | None = None,
+        offsets: Tensor | None = None, *others: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None] | None:  # fmt: skip
+        first, last, wide = start, stop, query
+        if changes:
+            first, last = bounds(b, page, visible._replace(lengths=lengths, offsets=offsets))
+        if dtype is not sums and not pairs:
+            wide = query.to(sums)
         wide = wide if wide.is_contiguous() else wide.contiguous()
         output = torch.empty(shape, dtype=sums)
         numbers = torch.empty(2 * rows + threads * scratch, dtype=sums)
         words = template[:]
         words[_QUERY], words[_KEY], words[_VALUE] = wide.data_ptr(), key.data_ptr(), value.data_ptr()
-        words[_START], words[_STOP], words[_OUTPUT] = start.data_ptr(), stop.data_ptr(), output.data_ptr()
+        words[_START], words[_STOP], words[_OUTPUT] = first.data_ptr(), last.data_ptr(), output.data_ptr()
         words[_MAXIMUM] = address = numbers.data_ptr()
         words[_RECIPROCAL], words[_SCRATCH] = address + rows * size, address + 2 * rows * size
-        call(kernel, threads, words)
-        return output, numbers
+        call_kernel(kernel, threads, words)
+        if not options.logarithms:
+            return output.to(results), None
+        maxima, reciprocals = numbers[: 2 * rows].view(2, b, heads, 1).unbind()
+        logarithms = torch.add(reciprocals.log().neg_(), maxima, alpha=options.scale)
+        if not whole:
+            logarithms.masked_fill_(reciprocals == 0, -torch.inf)
+        if isnan(logarithms.sum()):
+            return None
+        return output.to(results), logarithms.to(results)
 
-    return compute
+    return attend
 
 
 _QUERY, _KEY, _VALUE, _START, _STOP, _OUTPUT, _MAXIMUM, _RECIPROCAL, _SCRATCH = (
@@ -223,43 +226,6 @@ _QUERY, _KEY, _VALUE, _START, _STOP, _OUTPUT, _MAXIMUM, _RECIPROCAL, _SCRATCH = 
         Step.scratch,
     )
 )  # fmt: skip
-
-
-def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, start: Tensor, stop: Tensor,
-           table: Tensor | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Output (b, heads, 1, d_v) and log Σ exp (b, heads, 1) in the dtype of sums, of query (b, heads, 1, d).
-
-    key (b, heads_k, m, d) and value (b, heads_k, m, d_v), or pages (pages, heads_k, page, d) that a table (b, blocks)
-    numbers; start and stop (b) are contiguous 64-bit integers.
-    """
-    b, heads, d_v, wide = *query.shape[:2], value.shape[-1], widened(query[..., :0])
-    output, numbers = wide.new_empty(b, heads, 1, d_v), wide.new_empty(2, b, heads, 1)
-    kernel, threads, arguments, _ = _call(query, key, value, scale, start, stop, table, output, numbers)
-    run(kernel, threads, arguments)
-    return output, logarithms.of_numbers(numbers, scale)
-
-
-def _call(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, start: Tensor, stop: Tensor, table: Tensor | None,
-    output: Tensor, numbers: Tensor,
-) -> tuple[Compiled[Step], int, Step, int]:  # fmt: skip
-    """The kernel, how many threads run it, its arguments, and reals of scratch memory of each thread."""
-    (b, heads, _, d), (heads_k, page, d_v) = query.shape, value.shape[1:]
-    pairs = _in_pairs(query, key, value)
-    stored = PAIRS if pairs else STORED[key.dtype]
-    own = query.contiguous().view(torch.float32) if pairs else widened(query).contiguous()
-    group, lanes = heads // heads_k, register_bytes() // output.element_size()
-    tasks, members = b * heads_k, 1 if group == 1 else 2 if group == 2 else 4
-    blocks = 1 if table is None else table.shape[-1]
-    threads = thread_count(tasks, b * heads * page * blocks * (d + d_v) / 2)
-    scratch = sum(step_scratch(lanes, group, d_v, members))
-    arguments = Step(
-        tasks=tasks, heads_k=heads_k, group=group, d=d, d_v=d_v, page=page, pages=blocks,
-        log2_scale=scale * log2(e), table=table, start=start, stop=stop, query=own, key=key, value=value,
-        output=output, maximum=numbers[0], reciprocal=numbers[1],
-        scratch=output.new_empty(threads, scratch),
-    )  # fmt: skip
-    return step_kernel(output.element_size() * 8, stored, members), threads, arguments, scratch
 
 
 def _in_pairs(query: Tensor, key: Tensor, value: Tensor) -> bool:

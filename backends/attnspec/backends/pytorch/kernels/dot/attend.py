@@ -1,0 +1,142 @@
+"""Attention on the CPU by kernels, with one plan for all calls of the same kind.
+
+All that is known of a call from shapes, strides, dtypes and flags is found once: whether its arguments fit together,
+which kernels compute it (`choice`), and the arguments of these, in which only addresses change.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels.dot import choice
+from attnspec.backends.pytorch.kernels.dot.call import Call, Tensors, four_dimensional, four_of_mask, in_groups
+from attnspec.backends.pytorch.kernels.dot.differentiable import Attend, Results
+from attnspec.backends.pytorch.kernels.formula import Scoring
+from attnspec.backends.pytorch.kernels.visible import Visible
+from attnspec.backends.pytorch.runtime import forcing
+from attnspec.backends.pytorch.runtime.plans import Plans, seen
+from attnspec.backends.pytorch.runtime.transforms import fused_allowed, in_memory, lazy, runs_plainly
+
+# what plans depend on beside tensors, by functions of PyTorch in C++
+grad, threads = torch.is_grad_enabled, torch.get_num_threads
+
+_plans: Plans[Attend] = Plans()
+
+
+class Numbers(NamedTuple):
+    """The options of a call that are no tensors, as they are given. ``grouped`` operands have a dimension for heads."""
+
+    left: int | None
+    right: int | None
+    scale: float | None
+    softcap: float | None = None
+    grouped: bool = False
+    wide: bool = False
+    in_layer: bool = False
+
+    def call(self, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor | None) -> tuple[Call, torch.Size]:
+        """The call in four dimensions, and its batch."""
+        left, right, scale, softcap, grouped, wide, in_layer = self
+        mask, lengths, offsets, slopes, bias = Tensors(*tensors)
+        if not grouped:
+            return four_dimensional(query, key, value, mask, right is not None, scale, in_layer)
+        visible, scoring = Visible(mask, left, right, lengths, offsets), Scoring(scale, softcap, bias, slopes)
+        call, batch = in_groups(query, key, value, visible, scoring)
+        return call._replace(options=call.options._replace(wide=wide)), batch
+
+
+def attend(
+    check: Callable[[], Any] | None, numbers: Numbers, query: Tensor, key: Tensor, value: Tensor,
+    *tensors: Tensor | None,
+) -> Results | None:  # fmt: skip
+    """The output, and log Σ exp of a grouped call; None where only the formula is right.
+
+    ``tensors`` are the first of those of `Tensors`, as they are given. ``check`` raises for arguments that do not fit
+    together. It is called once for all calls of the same kind.
+    """
+    plan, kind = None, None
+    try:
+        kind = (
+            numbers, grad(), threads(), fused_allowed(), forcing.chosen, seen(query), seen(key), seen(value),
+            query.stride(), key.stride(), value.stride(),
+            *((seen(x), None if x is None else x.stride()) for x in tensors),
+        )  # fmt: skip
+        plan = _plans.get(kind)
+    except (AttributeError, TypeError, RuntimeError):  # what is no dense tensor is refused by name, or taken as it is
+        kind = None
+    if plan is None and check is not None:
+        check()
+    given = [x for x in tensors if x is not None] if tensors else ()
+    if lazy(query, key, value, *given):
+        return attend(None, numbers, *map(_resolved, (query, key, value)), *map(_resolved, tensors))
+    if plan is None:
+        plan = _made(numbers, query, key, value, *tensors)
+        if kind is not None:
+            _plans.remember(kind, plan)
+    return plan(query, key, value, *tensors)
+
+
+def _resolved(x: Any) -> Any:
+    """A tensor without lazy negation; zero tensors, which PyTorch's fused kernel overlooks, in memory."""
+    return x if x is None else x.clone() if runs_plainly(x) and not in_memory(x) else x.resolve_neg()
+
+
+def _nothing(*given: Tensor | None) -> None:
+    return None
+
+
+def _made(numbers: Numbers, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor | None) -> Attend:
+    """What computes calls like this one."""
+    call, batch = numbers.call(query, key, value, *tensors)
+    path, grouped, rank = choice.path_for(call), numbers.grouped, len(batch)
+    if path == "plain" or not key.shape[-2]:
+        return _nothing
+    ready = call.fits if grouped else rank <= 2 and all(x.shape[:-2] == batch for x in (query, key, value))
+    joins = path == "llvm" and choice.joins(call)
+    if joins:
+        call, ready = _joined(call), False
+    if grouped or not ready:
+        rank = 2
+    operands, m = (query, key, value) if ready else call[:3], key.shape[-2]
+    execute = choice.executor(path).plan(call, operands, rank)
+    if ready and not tensors:
+        return execute
+
+    if ready and not grouped:
+        own, given = call.tensors.mask, tensors[0]
+        assert own is not None is not given
+        size, stride, lies = own.size(), own.stride(), own.data_ptr() == given.data_ptr()
+
+        def attend_under_mask(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Results | None:
+            # `as_strided` takes less time than the views that lead there
+            mask = mask.as_strided(size, stride) if lies else four_of_mask(mask, batch, m)
+            return execute(query, key, value, mask)
+
+        return attend_under_mask
+
+    def attend_in_four(query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor | None) -> Results | None:
+        shape, d_v = query.shape[-3 if grouped else -2 : -1], value.shape[-1]
+        call, _ = numbers.call(query, key, value, *tensors)
+        call = _joined(call) if joins else call
+        found = execute(*call[:3], *call.tensors)
+        if found is None:
+            return None
+        output, logarithms = found
+        output = output.reshape(*batch, *shape, d_v)
+        return output, None if logarithms is None else logarithms.reshape(*batch, *shape)
+
+    return attend_in_four
+
+
+def _joined(call: Call) -> Call:
+    """The call with the heads of each group, which have one query, as the queries of one head."""
+    query, key, options, tensors = call.query, call.key, call.options, call.tensors
+    (b, heads, _, d), (heads_k, m) = query.shape, key.shape[1:3]
+    if options.right is not None:  # how many keys the query sees
+        stops = torch.full((b,), options.right + 1) if tensors.offsets is None else tensors.offsets + options.right + 1
+        stops = stops.clamp(max=m) if tensors.lengths is None else torch.minimum(stops, tensors.lengths)
+        tensors, options = tensors._replace(lengths=stops), options._replace(right=None)
+    query = query.reshape(b, heads_k, heads // heads_k, d)
+    return call._replace(query=query, options=options, tensors=tensors)
