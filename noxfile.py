@@ -74,7 +74,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def slow(session: nox.Session) -> None:
-    """Run the tests marked slow: many backends are judged, or such as hang, end their process or forge verdicts."""
+    """Run the tests marked slow: they compile, or judge many backends or such as hang, end their process or forge."""
     install_project(session, *group("test"), extras="cpu,triton")
     session.run("python", "-m", "pytest", *PARALLEL, "-m", "slow", *session.posargs)
 

@@ -16,8 +16,9 @@ class NamedAtOnce:
             self._reporter.write_line(f"FAILED {report.nodeid}", red=True)
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
     """Name failures at once; workers of pytest-xdist print nothing."""
-    reporter = config.pluginmanager.getplugin("terminalreporter")
-    if reporter is not None and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(NamedAtOnce(reporter))
+    manager = session.config.pluginmanager
+    reporter = manager.getplugin("terminalreporter")
+    if reporter is not None and not hasattr(session.config, "workerinput"):
+        manager.register(NamedAtOnce(reporter))

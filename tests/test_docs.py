@@ -78,6 +78,7 @@ def test_every_status_is_documented() -> None:
     assert [r for r in Reason if f"`{r}`" not in page] == []
 
 
+@pytest.mark.slow
 def test_the_adapter_of_the_readme_conforms_once_it_divides_by_the_root(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     (code,) = re.findall(r"```python\n(# mine\.py.*?)```", read("README.md"), re.DOTALL)
@@ -99,6 +100,7 @@ def test_the_adapter_of_the_readme_conforms_once_it_divides_by_the_root(tmp_path
     assert '"rejection": "unchecked"' in done.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_the_readme_shows_what_its_adapter_gets(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     ((code,), (verdict,)) = (
@@ -140,6 +142,7 @@ def test_nine_verdicts_are_shown() -> None:
     assert len(VERDICTS) == read("docs/verdicts.md").count("```python\n# ") == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", VERDICTS)
 def test_the_page_on_verdicts_shows_what_is_said(file: str, tmp_path: Path) -> None:
     example = VERDICTS[file]

@@ -156,6 +156,7 @@ def verdicts(tree: Path, folder: Path) -> list[Any]:
     return [[r[k] for k in keys] for r in json.loads(report.read_text())["results"]]
 
 
+@pytest.mark.slow
 def test_verdicts_and_counts_stay(copy: Path, tmp_path: Path) -> None:
     (tmp_path / "ours").mkdir()
     (tmp_path / "theirs").mkdir()

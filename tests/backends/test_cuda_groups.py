@@ -285,6 +285,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @ITSELF
 @pytest.mark.parametrize("name", ["nothing", "lengths in a window", "everything"])
 def test_what_is_compiled_is_one_graph_forward_and_backward(name: str, traced: None, learning: None) -> None:

@@ -383,6 +383,7 @@ def test_devices(case: Case) -> None:
     assert all(bool(x.isfinite().all()) for x in tensors(real(*case.inputs())))
 
 
+@pytest.mark.slow
 @each_case
 def test_a_module_compiles_as_one_graph(case: Case) -> None:
     module, inputs, options = case.make(), case.inputs(), case.options()
@@ -397,6 +398,7 @@ def test_a_module_compiles_as_one_graph(case: Case) -> None:
     case.call(module, *inputs, by=judge, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_compiled_model_has_gradients(dynamic: bool) -> None:
     module = nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 8), 2)

@@ -217,7 +217,7 @@ def test_without_the_kernel_of_pytorch_nothing_is_lost(monkeypatch: pytest.Monke
     given = draw((1, 4, 2, 5, 5, 16), torch.float32)
     expected = backend.grouped_query_attention(*given)
     attend._plans._known.clear()
-    monkeypatch.setattr(fused, "FORWARD", None)
+    monkeypatch.setattr(fused, "flash_on_cpu", None)
     assert groups.path_for(given[0], given[1], given[2]) != "pytorch"
     found = [expected, backend.grouped_query_attention(*given)]
     assert_within_budgets(found, "grouped_query_attention", *given)

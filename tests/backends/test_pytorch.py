@@ -971,6 +971,7 @@ COMPILED = [(o, False) for o in DIFFERENTIABLE]
 COMPILED += [(OPERATIONS[name], True) for name in ("softmax", "average_pooling", "scaled_dot_product_attention")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("operation", "dynamic"), COMPILED, ids=[f"{o.name}{'-dynamic' * dynamic}" for o, dynamic in COMPILED]
 )

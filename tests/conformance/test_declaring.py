@@ -87,6 +87,7 @@ def test_a_choice_explains_the_formula() -> None:
     assert set(found.laws.values()) == {"semantics"}
 
 
+@pytest.mark.slow
 def test_roundings_are_of_the_least_class_that_allows_them() -> None:
     found = explanation(LAWS, rounded=tf32)
     assert (found.semantics, found.precision) == ({}, "tf32")
@@ -513,6 +514,7 @@ def dot_scores(query, key):
 """
 
 
+@pytest.mark.slow
 def test_a_second_run_with_what_is_pasted_names_true_defects_only(tmp_path: Path) -> None:
     call = ("check", written(tmp_path, CODE), "--operation", "dot_scores", "--json", "r.json", "--workers", "2")
     first = attnspec(*call, folder=tmp_path)

@@ -84,6 +84,7 @@ def test_none_stands_where_a_result_is_lacking() -> None:
     assert found["kernels.logarithm"].status is Status.PASSED
 
 
+@pytest.mark.slow
 def test_what_is_accepted_must_have_an_effect() -> None:
     found = verdicts(Ignoring())
     failed = {law for law, r in found.items() if r.status is Status.FAILED}

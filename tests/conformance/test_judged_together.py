@@ -171,6 +171,7 @@ def test_a_wrong_result_hides_nothing() -> None:
     assert judge(SDPA, np.zeros_like(query), query, key, value).cannot_see == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", *NARROW])
 def test_suggested_inputs_hide_nothing(dtype: str, causal: bool) -> None:

@@ -143,6 +143,7 @@ def observed(
     return {r.law for r in failed}, found, dict(pasted.attributes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 def test_without_a_declaration_it_is_convicted_and_the_declaration_proposed(kernel: Kernel) -> None:
     failed, found, pasted = observed(backend(kernel))

@@ -40,6 +40,7 @@ class Strict:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", [{"max_batch_dims": 0}, {"multiple_of": 8}, {"broadcasting": False}], ids=str)
 def test_a_backend_that_raises_outside_of_its_limits_conforms(limits: dict[str, object], tmp_path: Path) -> None:
     (tmp_path / "strict.py").write_text(STRICT.format(limits=limits), encoding="utf-8")
@@ -66,6 +67,7 @@ class Divided:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("error", "code"), [("", 0), (" * (1 + 1e-3 * (heads > 1))", 1)], ids=["correct", "wrong"])
 def test_heads_divide_the_width_of_all_inputs_and_of_counterexamples(error: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "divided.py").write_text(DIVIDED.format(error=error), encoding="utf-8")

@@ -143,6 +143,7 @@ def matrix(folder: Path) -> Matrix:
     return Matrix.from_json(json.loads((folder / "fake.json").read_text(encoding="utf-8")))
 
 
+@pytest.mark.slow
 def test_a_matrix_is_made_whatever_it_shows(made: tuple[Path, "subprocess.CompletedProcess[str]"]) -> None:
     folder, done = made
     assert done.returncode == 0, done.stderr

@@ -148,6 +148,7 @@ def causal_mask(*args, **kwargs):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [

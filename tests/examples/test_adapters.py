@@ -20,6 +20,7 @@ def test_a_declaration_is_pasted_below_the_name(name: str) -> None:
     assert {"semantics", "precision", "limits"}.isdisjoint(source.split())
 
 
+@pytest.mark.slow
 def test_of_pytorch_the_second_run_names_the_batch_of_a_mask_alone(tmp_path: Path) -> None:
     """PyTorch does not take the batch of a result from a mask."""
     runs = twice("torch_sdpa", tmp_path, "--dtype", "float32", "--workers", "1")

@@ -6,7 +6,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 State: TypeAlias = tuple[Tensor, ...]
 """The state of a network: (h,), of an LSTM (h, c)."""
@@ -73,9 +72,13 @@ def packed(
     if not some:
         return hidden, [tuple(part.clone() for part in s) for s in states]
     chosen = [tuple(part.index_select(0, order) for part in s) for s in states]
-    data, sizes, *_ = pack_padded_sequence(x.index_select(0, order), ordered[:some], batch_first=True)
+    data, sizes, *_ = torch.nn.utils.rnn.pack_padded_sequence(
+        x.index_select(0, order), ordered[:some], batch_first=True
+    )
     found, final = fused(operator, (data, sizes), chosen, weights, directions)
-    padded, _ = pad_packed_sequence(PackedSequence(found, sizes), batch_first=True, total_length=x.shape[1])
+    padded, _ = torch.nn.utils.rnn.pad_packed_sequence(
+        torch.nn.utils.rnn.PackedSequence(found, sizes), batch_first=True, total_length=x.shape[1]
+    )
     kept = [
         tuple(old.index_copy(0, order, new) for old, new in zip(s, f, strict=True))
         for s, f in zip(states, final, strict=True)

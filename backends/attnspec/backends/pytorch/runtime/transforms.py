@@ -44,7 +44,12 @@ def intercepted() -> bool:
 def lazy(*tensors: Tensor) -> bool:
     """Whether numbers of some are not in memory as they are: they wait for a change of sign, or are all zeros."""
     # a generator takes twice the time
-    return any([x.is_neg() or (runs_plainly(x) and not in_memory(x)) for x in tensors])  # noqa: C419
+    return any([x.is_neg() or only_described(x) for x in tensors])  # noqa: C419
+
+
+def only_described(x: Tensor) -> bool:
+    """Whether x stands for zeros that are not in memory."""
+    return x.is_cpu and runs_plainly(x) and not in_memory(x)
 
 
 def runs_plainly(x: Tensor) -> bool:

@@ -17,7 +17,7 @@ from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime import forcing
 from attnspec.backends.pytorch.runtime.plans import Plans, seen
-from attnspec.backends.pytorch.runtime.transforms import fused_allowed, in_memory, lazy, runs_plainly
+from attnspec.backends.pytorch.runtime.transforms import fused_allowed, lazy, only_described
 
 # what plans depend on beside tensors, by functions of PyTorch in C++
 grad, threads = torch.is_grad_enabled, torch.get_num_threads
@@ -80,7 +80,7 @@ def attend(
 
 def _resolved(x: Any) -> Any:
     """A tensor without lazy negation; zero tensors, which PyTorch's fused kernel overlooks, in memory."""
-    return x if x is None else x.clone() if runs_plainly(x) and not in_memory(x) else x.resolve_neg()
+    return x if x is None else x.clone() if only_described(x) else x.resolve_neg()
 
 
 def _nothing(*given: Tensor | None) -> None:

@@ -41,7 +41,7 @@ def attend(
     what ``check`` raises first. A call ``in_layer``, a part of another operation, is computed by PyTorch where it is
     small. Excluded keys have no effect on the CPU, even where they hold NaN or infinity.
     """
-    if is_on(query):
+    if isinstance(query, Tensor) and is_on(query):
         low = autocast.cast(query, key, value)
         with autocast.off(query):
             return attend(*low, mask=mask, causal=causal, scale=scale, in_layer=in_layer, check=check)
