@@ -202,6 +202,19 @@ def test_scores_up_to_the_largest_number_and_scales_down_to_the_smallest() -> No
     assert torch.equal(got[1], value[1])  # a score of 8e37, whose rounding no budget bounds
 
 
+@pytest.mark.parametrize("scale", [-0.5, 0.0, 1.0])
+def test_scores_of_no_features_are_0(scale: float) -> None:
+    value = torch.randn(3, 4, 7)
+    found = attend(torch.zeros(3, 4, 0), torch.zeros(3, 4, 0), value, causal=True, scale=scale)
+    for i in range(4):
+        assert_within_budgets(found[:, i], "average_pooling", value[:, : i + 1])
+
+
+def test_no_heads() -> None:
+    none = torch.ones(2, 0, 0, 3)
+    assert attend(none, none, none).shape == (2, 0, 0, 3)
+
+
 def test_tensors_that_are_not_just_numbers_in_memory() -> None:
     """A wrong address would end the process; a sign kept aside would be lost."""
     query, key, value = (torch.randn(2, 20, 4) for _ in range(3))

@@ -65,7 +65,7 @@ def in_groups(x: Tensor, heads_k: int) -> Tensor:
     return (
         x.unsqueeze(-3)
         if x.shape[-3] == 1
-        else x.reshape(*x.shape[:-3], heads_k, x.shape[-3] // heads_k, *x.shape[-2:])
+        else x.reshape(*x.shape[:-3], heads_k, x.shape[-3] // max(heads_k, 1), *x.shape[-2:])
     )
 
 

@@ -56,7 +56,8 @@ def path_for(call: Call) -> str:
     if in_layer and small and (mask is None or tracked) and wish is None:
         return "pytorch"
     if not _served(call):
-        return "plain" if grouped else "pytorch"
+        # PyTorch's kernel gives NaN where there is no feature and a scale that is not positive
+        return "plain" if grouped or not d else "pytorch"
     from attnspec.backends.pytorch.kernels.dot import routes
 
     paths = [path for path in EXECUTORS if executor(path).serves(call)]
