@@ -1,4 +1,4 @@
-"""What explains the violations of a case, when there may be a diagnosis, and how both travel in a report."""
+"""Explanations and diagnoses of the violations of a case, and their JSON form."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field

@@ -8,10 +8,10 @@ from attnspec.conformance.inputs.arguments import Numbers
 from attnspec.spec.contract.precision import Precision
 
 FEW = 8
-"""Terms with equal errors that are taken as terms with independent ones."""
+"""Size up to which a group of terms with equal errors is treated as independent."""
 
 QUERIES, FEW_QUERIES, MANY = 256, 32, 768
-"""Queries of a tile where there are many, and where there are fewer than so many."""
+"""Queries per tile: ``QUERIES`` if there are at least ``MANY``, else ``FEW_QUERIES``."""
 
 KEYS = 512
 """Keys of a tile."""

@@ -1,4 +1,4 @@
-"""What stands under a name, as Markdown: operations, laws, questions, errata, and pages of lectures."""
+"""Markdown entries for operations, laws, questions, errata and lecture pages."""
 
 from collections.abc import Iterable
 

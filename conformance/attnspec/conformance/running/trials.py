@@ -80,8 +80,8 @@ class Outcome:
 def perform(task: Task) -> Outcome:
     """Judge a mutant by the laws that should kill it, and by all laws if none of them does; or a variant by everything.
 
-    A law alone sees the examples that it sees in the whole run. At seed 0 each of them is asked, and one that misses
-    its mutant there and at the next two seeds is powerless; at other seeds the first that kills it will do.
+    A law alone sees the same examples as in the whole run. At seed 0 every assigned law runs, and one that misses the
+    mutant at seeds 0, 1 and 2 is powerless. At other seeds judging stops at the first law that kills it.
     """
     if not isinstance(task.subject, Mutant) or task.every or task.law:
         return _performed(task)

@@ -1,4 +1,4 @@
-"""How verdicts come from tests to the process that controls the run, and what becomes of tests that end theirs."""
+"""Transport of verdicts to the controlling process, and retries of cases whose worker died."""
 
 import signal
 from collections.abc import Callable, Iterable

@@ -26,7 +26,7 @@ _plans: Plans[Attend] = Plans()
 
 
 class Numbers(NamedTuple):
-    """The options of a call that are no tensors, as they are given. ``grouped`` operands have a dimension for heads."""
+    """Options of a call that are not tensors. With ``grouped``, operands are (*batch, heads, rows, features)."""
 
     left: int | None
     right: int | None
@@ -64,7 +64,7 @@ def attend(
             *((seen(x), None if x is None else x.stride()) for x in tensors),
         )  # fmt: skip
         plan = _plans.get(kind)
-    except (AttributeError, TypeError, RuntimeError):  # what is no dense tensor is refused by name, or taken as it is
+    except (AttributeError, TypeError, RuntimeError):  # not a dense tensor: `check` refuses it, or it runs uncached
         kind = None
     if plan is None and check is not None:
         check()
@@ -88,7 +88,7 @@ def _nothing(*given: Tensor | None) -> None:
 
 
 def _made(numbers: Numbers, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor | None) -> Attend:
-    """What computes calls like this one."""
+    """Choose the kernels for calls of this kind and fill in their arguments."""
     call, batch = numbers.call(query, key, value, *tensors)
     path, grouped, rank = choice.path_for(call), numbers.grouped, len(batch)
     if path == "plain" or not key.shape[-2]:

@@ -92,7 +92,7 @@ def allowed(options: Options, tensors: Tensors, n: int, m: int, device: torch.de
 
 
 def as_four(x: Tensor, rank: int) -> Tensor:
-    """A tensor whose batch has so many dimensions, two at most, in four dimensions; one of them is the batch's."""
+    """x, with ``rank`` (0, 1 or 2) batch dimensions, in four dimensions; for rank 1, heads become a dimension of 1."""
     return x if rank == 2 else x.unsqueeze(1) if rank == 1 else x[None, None]
 
 

@@ -29,7 +29,7 @@ SMALL_IN_LAYER = 1 << 18
 """Multiply-adds that PyTorch's kernel does before one of this package is called from within another operation."""
 
 SCALES, SCALES_OF_GROUPS = (2.0**-126, 2.0**126), (2.0**-40, 2.0**40)
-"""Smallest and largest scale that the kernels take: within the normal numbers of float32, also over one another."""
+"""Accepted (smallest, largest) scale, in groups also softcap: 1/scale and softcap/scale stay normal in float32."""
 
 
 class Executor(Protocol):

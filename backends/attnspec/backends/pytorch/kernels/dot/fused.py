@@ -31,7 +31,7 @@ FEW_HALF = 20
 """Queries up to which half dtypes are widened for PyTorch's kernel."""
 
 SUMMED = 2.0**14
-"""Products of two moderate numbers whose sum is finite, times a scale where that is more than 1."""
+"""Features times max(1, scale) up to which dot products of operands within `regular.MODERATE` are finite."""
 
 
 def widens(query: Tensor, key: Tensor) -> bool:

@@ -139,7 +139,7 @@ class FactorSteps:
     """Bytes of what these steps write: factors, flags and largest ones of queries and of keys, clamped blocks."""
 
     def run(self, a: int, b: int, flip: int, ratio: int, limit: int, written: Sequence[int]) -> tuple[bool, int]:
-        """Whether some pairs have no factors, and where it is written which blocks of keys need a clamp: 0 if none.
+        """Write the factors; return whether some pairs lack them, and the address of the blocks' clamp flags or 0.
 
         From the addresses of projected queries and keys, of flips, ratios and limits (`Reach`), and of where the steps
         write.
