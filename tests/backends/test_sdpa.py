@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attnspec.backends.pytorch.kernels.dot import choice, cuda_routes
+from attnspec.backends.pytorch.kernels.dot import choice, cuda_routes, sdpa
 from attnspec.backends.pytorch.kernels.dot.mask_structure import read
 from attnspec.backends.pytorch.kernels.dot.sdpa import attend, masked_nonfinite, path_for
 from attnspec.backends.pytorch.runtime.forcing import forcing
@@ -355,3 +355,10 @@ def test_rows_of_nan_over_few_keys_keep_the_dtype(dtype: torch.dtype, causal: bo
         got = attend(query, key, value, causal=causal)
     assert got.dtype is dtype
     assert got.isnan().any(-1).tolist() == [[False, True, False], [False] * 3]
+
+
+def test_no_kernel_of_an_accelerator_is_asked_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's add 0·Σq, which is NaN where the sum overflows."""
+    monkeypatch.setattr(sdpa, "_on_accelerator", None)
+    query, none = torch.empty(2, 5, 4, device="meta"), torch.empty(2, 0, 4, device="meta")
+    assert attend(query, none, none).shape == (2, 5, 4)

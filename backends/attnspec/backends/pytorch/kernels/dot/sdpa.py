@@ -55,13 +55,14 @@ def attend(
         if found is not None:
             return found[0]
     call, batch = four_dimensional(query, key, value, mask, causal, scale)
-    if not on_cpu:
-        output = _on_accelerator(call)
-    elif captured and not has_tangents() and call.key.shape[-2]:
+    if not call.key.shape[-2] or (on_cpu and (not captured or has_tangents())):
+        # without keys PyTorch's own kernels add 0·Σq, which is NaN where the sum overflows
+        output = formula.output_of(*call[:3], call.allowed(), call.options.scale)
+    elif on_cpu:
         options, tracked = call.options, call.differentiates()
         output = fused.output_of(*call[:3], call.tensors.mask, causal, options.scale, tracked)
     else:
-        output = formula.output_of(*call[:3], call.allowed(), call.options.scale)
+        output = _on_accelerator(call)
     rank = len(batch)
     return output if rank == 2 else output.squeeze(1) if rank == 1 else output.reshape(*batch, *output.shape[-2:])
 
