@@ -65,18 +65,22 @@ def install_project(
     install(session, "--no-build-isolation", "-e", f".[{extras}]" if extras else ".", constraints=constraints)
 
 
+def run_tests(session: nox.Session, marked: str) -> None:
+    """Run the tests with or without a mark."""
+    install_project(session, *group("test"), extras="cpu,triton")
+    session.run("python", "-m", "pytest", *PARALLEL, "-m", marked, *session.posargs)
+
+
 @nox.session
 def tests(session: nox.Session) -> None:
     """Test the project: reference, errata, laws, mutants, backends, typing, packaging; all but what is marked slow."""
-    install_project(session, *group("test"), extras="cpu,triton")
-    session.run("python", "-m", "pytest", *PARALLEL, "-m", "not slow", *session.posargs)
+    run_tests(session, "not slow")
 
 
 @nox.session
 def slow(session: nox.Session) -> None:
     """Run the tests marked slow: they compile, or judge many backends or such as hang, end their process or forge."""
-    install_project(session, *group("test"), extras="cpu,triton")
-    session.run("python", "-m", "pytest", *PARALLEL, "-m", "slow", *session.posargs)
+    run_tests(session, "slow")
 
 
 @nox.session

@@ -5,13 +5,13 @@ modules, or through a module of the tests. What starts a command imports nothing
 Where only docstrings and comments of a module differ, the tests of what people read are enough.
 """
 
-import ast
 import subprocess
 import sys
 from collections.abc import Collection
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
+from attnspec.conformance.running.kept_trials import syntax
 from tests.modules import ROOT, Module, modules
 
 ALWAYS = ("tests/test_architecture.py", "tests/test_names.py", "tests/test_tolerances.py")
@@ -31,6 +31,9 @@ OF_ALL = ("pyproject.toml", "constraints.txt", "conftest.py", "noxfile.py")
 
 NEW = ("ls-files", "--others", "--exclude-standard")
 
+code = partial(syntax, docstrings=False)
+"""The syntax tree of a module without docstrings."""
+
 TESTS = {path: Module(".", path) for path in sorted((ROOT / "tests").rglob("*.py"))}
 SOURCES = {module.path: module for module in modules()}
 BY_NAME = {module.name: module for module in (*TESTS.values(), *SOURCES.values())}
@@ -46,22 +49,12 @@ def said_otherwise(commit: str, changed: Collection[Path]) -> list[Path]:
     """The modules among these of which only docstrings and comments differ from that commit."""
     (shared,) = _git("merge-base", "HEAD", commit)
     known = {*_git("ls-tree", "-r", "--name-only", shared)}
-    modules = [path for path in changed if path in {m.path for m in SOURCES.values()}]
-    before = {path: path.relative_to(ROOT).as_posix() for path in modules}
+    before = {path: path.relative_to(ROOT).as_posix() for path in changed if path in SOURCES}
     return [
         path
         for path, name in before.items()
         if name in known and code(path.read_text("utf-8")) == code("\n".join(_git("show", f"{shared}:{name}")))
     ]
-
-
-def code(text: str) -> str:
-    """The syntax tree of a module without docstrings."""
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            node.body = [x for x in node.body if not (isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant))]
-    return ast.dump(tree)
 
 
 def _git(*arguments: str) -> list[str]:

@@ -39,7 +39,7 @@ def digest() -> str:
             for path in sorted(judges, key=lambda path: path.relative_to(folder).as_posix()):
                 found.update(f"{package}/{path.relative_to(folder).as_posix()}\n".encode())
                 text = path.read_text(encoding="utf-8")
-                found.update(_syntax(text, docstrings=package in READ_AT_RUN_TIME).encode())
+                found.update(syntax(text, docstrings=package in READ_AT_RUN_TIME).encode())
     return found.hexdigest()[:16]
 
 
@@ -52,7 +52,7 @@ class _WithoutDocstrings(ast.NodeTransformer):
 
 
 @cache
-def _syntax(text: str, *, docstrings: bool) -> str:
+def syntax(text: str, *, docstrings: bool) -> str:
     """The syntax tree of a module, without positions."""
     tree = ast.parse(text)
     return ast.dump(tree if docstrings else _WithoutDocstrings().visit(tree))
