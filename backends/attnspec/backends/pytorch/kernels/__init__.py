@@ -111,7 +111,7 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...]
 
 def _finished(found: tuple[Tensor, Tensor] | None, query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...],
               seen: Visible, scoring: Scoring, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """What kernels found, or else the formula's results, with sinks, rounded and in this shape."""
+    """Results of the kernels, or of the formula where there are none, with sinks, rounded and in this shape."""
     if found is None:
         allowed = seen.allowed(query.shape[-2], key.shape[-2], query.device)
         found = formula.attention(query, key, value, allowed, scoring)

@@ -64,11 +64,11 @@ class Call(NamedTuple):
     learned: bool = False
 
     def excludes(self) -> bool:
-        """Whether a query may be kept from a key."""
+        """Return whether a query may be kept from a key."""
         return any(x is not None for x in (self.options.left, self.options.right, *self.tensors[:3]))
 
     def is_simple(self) -> bool:
-        """Whether there is nothing but causality, scale and a mask."""
+        """Return whether there is nothing but causality, scale and a mask."""
         _, left, right, softcap, _, wide = self.options
         alone = all(x is None for x in (left, softcap, *self.tensors[1:]))
         return alone and right in (None, 0) and not wide

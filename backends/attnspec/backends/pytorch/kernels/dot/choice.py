@@ -1,4 +1,4 @@
-"""Which kernels compute a call on the CPU: of those that serve it, the ones that cost least.
+"""Choice of kernels for a call on the CPU: of those that serve it, the ones that cost least.
 
 ``llvm`` are the kernels on tiles (`tiled`), ``few`` those for few queries and keys (`few`), ``step`` those for one
 query in each head without gradients (`step`), ``pytorch`` is PyTorch's own (`fused`), and ``plain`` the formula, with

@@ -33,7 +33,7 @@ empty_like = torch.empty_like
 
 @plan_class
 class Plan:
-    """What all calls with the same shapes, strides and options have in common.
+    """Kernels for all calls with the same shapes, strides and options.
 
     ``output``, ``logarithms``, where log Σ exp is wanted, and ``weights``, where a backward reads them, are templates
     without memory for `empty_like`; ``strides`` are those of the operands, ``scratch`` is a number of bytes.

@@ -53,7 +53,7 @@ def _multiplies_tiles() -> bool:
 
 
 def serves(call: Call) -> bool:
-    """Whether there is nothing but causality and scale, and log Σ exp can be given if it is wanted."""
+    """Return whether PyTorch's kernel computes the call: with log Σ exp, nothing but causality and scale."""
     if not call.options.logarithms:
         return True
     if flash_on_cpu is None or flash_on_cpu_backward is None or not call.is_simple() or call.tensors.mask is not None:

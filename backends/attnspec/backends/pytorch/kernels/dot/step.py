@@ -27,7 +27,7 @@ from .key_rows import KeyRows, together
 from .step_arguments import PAIRS, STORED, Step
 
 FEW = 16
-"""Heads of a group up to which a step reads the keys for each; beyond, they are the queries of one head."""
+"""Heads of a group from which a step is not served; `tiled` takes them as the queries of one head."""
 
 BLOCK = 16
 """Keys in a block: a whole register of scores, and few enough that all is at hand that was asked for ahead."""

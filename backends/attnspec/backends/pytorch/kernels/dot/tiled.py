@@ -54,7 +54,7 @@ class BackwardPlan:
 
 @plan_class
 class Plan:
-    """What all calls with the same shapes, strides and options have in common; ``sizes`` are b, h, n, m, d, d_v.
+    """Kernels for all calls with the same shapes, strides and options; ``sizes`` are b, h, n, m, d, d_v.
 
     ``ready`` says that operands are read as they are given; ``strides`` are those of what is read, and of the output.
     """

@@ -26,7 +26,7 @@ from .pages import converted
 
 @plan_class
 class Plan:
-    """What all calls with the same shapes and dtypes have in common.
+    """Sizes and kernels for all calls with the same shapes and dtypes.
 
     ``d`` counts features of values as they are given; ``by_query`` and ``by_key`` project, and gradients go
     ``through`` these projections.
@@ -43,7 +43,7 @@ class Plan:
 
 
 def serves(operands: Operands, batch: torch.Size) -> bool:
-    """Whether all operands lie in memory as they are read, none of them empty, each with the whole batch."""
+    """Return whether no operand is missing or empty, each is contiguous, and each has the whole batch."""
     query, key, value, w_q, w_k, w_v = operands
     whole = all(x.shape[:-2] == batch for x in (query, key, value))
     given = [x for x in (query, key, value, w_q, w_k, w_v) if x is not None]
@@ -184,7 +184,7 @@ def _by_kernels(
 def _by_operator(
     plan: Plan, operands: Operands, gradient: Tensor, a: Tensor, b: Tensor, weights: Tensor, output: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same for what kernels cannot read: batched gradients, dispatch modes, subclasses."""
+    """Gradients by the custom operator, for batched gradients, dispatch modes and subclasses."""
     s = plan.sizes
     a, b, output = (x.view(*s.batch, *x.shape[-2:]) for x in (a, b, output.reshape(s.entries, s.n, plan.d)))
     found: tuple[Tensor, Tensor, Tensor, Tensor] = attention_backward_op(

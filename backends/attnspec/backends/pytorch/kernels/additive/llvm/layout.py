@@ -178,7 +178,7 @@ def add_nonfinite(output: Tensor, weights: Tensor, value: Tensor, value_index: T
 
 
 def attendable(mask: Tensor | None, causal: bool, batch: torch.Size, n: int, m: int) -> Tensor:
-    """Which keys each query may attend to, (entries, n, m); mask broadcastable to (*batch, n, m)."""
+    """Attendable keys of each query, boolean (entries, n, m); mask broadcastable to (*batch, n, m)."""
     allowed = causal_triangle(n, m, "cpu") if causal else torch.ones(n, m, dtype=torch.bool, device="cpu")
     if mask is not None:
         allowed = allowed & mask
