@@ -13,13 +13,14 @@ from torch import Tensor
 from attnspec.backends import pytorch
 from attnspec.backends.pytorch import additive, sdpa
 from attnspec.backends.pytorch.runtime.forcing import forcing
+from attnspec.backends.pytorch.runtime.optional import HAS_LLVMLITE
 from tests.budgets import (
     assert_gradients_within_budgets,
     assert_within_budgets,
     projected_additive_scores,
 )
 
-PATHS = ("llvm", "plain") if additive.HAS_LLVMLITE else ("plain",)
+PATHS = ("llvm", "plain") if HAS_LLVMLITE else ("plain",)
 
 
 def operands(n: int = 5, m: int = 7, h: int = 4, d: int = 3) -> tuple[Tensor, Tensor, Tensor, Tensor]:

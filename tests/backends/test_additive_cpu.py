@@ -23,6 +23,7 @@ from tests.budgets import (
 )
 
 pytest.importorskip("llvmlite", reason="the llvm path needs llvmlite")
+from attnspec.backends.pytorch.kernels.additive import routes
 from attnspec.backends.pytorch.kernels.additive.llvm import decoding, operators
 from attnspec.backends.pytorch.kernels.llvm.machine_code import IS_X86
 from attnspec.backends.pytorch.runtime.forcing import forcing
@@ -596,7 +597,7 @@ def test_what_is_refused(change, error, monkeypatch) -> None:  # type: ignore[no
 
 def test_the_path_is_named(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert additive.available_paths("cpu") == ("llvm", "direct", "plain")
+    assert routes.available_paths("cpu") == ("llvm", "direct", "plain")
     assert additive.path_for(draw(2)) == "llvm"
     assert additive.path_for(draw(2), path="plain") == "plain"
 
@@ -606,8 +607,9 @@ def test_without_llvmlite_the_plain_path_is_taken() -> None:
     program = (
         "import sys; sys.modules['llvmlite'] = None\n"
         "import torch; from attnspec.backends.pytorch import additive\n"
+        "from attnspec.backends.pytorch.kernels.additive import routes\n"
         "x = torch.randn(2, 4, 3)\n"
-        "assert additive.available_paths('cpu') == ('plain',), additive.available_paths('cpu')\n"
+        "assert routes.available_paths('cpu') == ('plain',), routes.available_paths('cpu')\n"
         "assert additive.path_for(x) == 'plain'\n"
         "assert additive.attention(x, x, x[0, 0], x).isfinite().all()\n"
     )

@@ -18,6 +18,7 @@ from attnspec.backends.pytorch.attention import *
 from attnspec.backends.pytorch.complexity import *
 from attnspec.backends.pytorch.kernels import *
 from attnspec.backends.pytorch.kernels import additive as additive
+from attnspec.backends.pytorch.kernels.additive import routes
 from attnspec.backends.pytorch.kernels.dot import groups as groups
 from attnspec.backends.pytorch.kernels.dot import packed as packed
 from attnspec.backends.pytorch.kernels.dot import sdpa as sdpa
@@ -27,6 +28,7 @@ from attnspec.backends.pytorch.normalization import *
 from attnspec.backends.pytorch.pooling import *
 from attnspec.backends.pytorch.positional import *
 from attnspec.backends.pytorch.recurrent import *
+from attnspec.backends.pytorch.runtime.optional import HAS_LLVMLITE
 from attnspec.backends.pytorch.scoring import *
 from attnspec.backends.pytorch.seq2seq import *
 from attnspec.backends.pytorch.transformer import *
@@ -52,14 +54,14 @@ precision = {
 }
 notes = {
     "additive attention": ", ".join(
-        f"{device}: {' or '.join(additive.available_paths(device)[:-1]) or 'plain'}" for device in devices()
+        f"{device}: {' or '.join(routes.available_paths(device)[:-1]) or 'plain'}" for device in devices()
     )
     + "; additive.path_for names the path that a call takes",
     "scaled dot-product attention": "cpu: "
-    + ("llvm, step, few or pytorch" if additive.HAS_LLVMLITE else "pytorch")
+    + ("llvm, step, few or pytorch" if HAS_LLVMLITE else "pytorch")
     + "; sdpa.path_for names the kernel that a call takes",
     "attention in groups of heads": "cpu: "
-    + ("step, few, llvm, pytorch or plain" if additive.HAS_LLVMLITE else "plain")
+    + ("step, few, llvm, pytorch or plain" if HAS_LLVMLITE else "plain")
     + ("; cuda: enable_gqa, flex or plain" if "cuda" in devices() else "")
     + "; groups.path_for names the path that a call takes",
     "torch": torch.__version__,

@@ -14,9 +14,7 @@ Half dtypes are accumulated in float32. Under autocast, operands other than floa
 Sources: S0, equation (4); Bahdanau 2015.
 """
 
-import os
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, NoReturn
 
 import torch
@@ -34,27 +32,6 @@ from attnspec.backends.pytorch.runtime.transforms import addressable, functional
 
 from . import plain, routes
 
-# looked up once: torch.compile can read a constant, but not search for a module
-HAS_LLVMLITE, HAS_TRITON = (find_spec(module) is not None for module in ("llvmlite", "triton"))
-LLVM_DTYPES = FLOAT_DTYPES
-
-
-def _interpreting() -> bool:
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def available_paths(device_type: str) -> tuple[str, ...]:
-    """The paths that tensors of this device can take, the preferred first."""
-    paths = []
-    if device_type == "cpu" and HAS_LLVMLITE:
-        paths += ["llvm", "direct"]
-    if device_type == "cuda" and HAS_TRITON:
-        paths.append("triton")
-    paths.append("plain")
-    if device_type == "cpu" and _interpreting() and HAS_TRITON:
-        paths.append("triton")
-    return tuple(paths)
-
 
 def path_for(first: Tensor, *others: Tensor, path: str | None = None) -> str:
     """The path that a call with these operands takes; `path` asks for one.
@@ -63,7 +40,7 @@ def path_for(first: Tensor, *others: Tensor, path: str | None = None) -> str:
     """
     operands = first, *others
     device, dtype = first.device.type, first.dtype
-    possible = [name for name in available_paths(device) if _serves(name, operands)]
+    possible = [name for name in routes.available_paths(device) if _serves(name, operands)]
     if path is None:
         if "direct" in possible and forced() in (None, *routes.PATHS):
             return _by_cost(*operands)
@@ -87,13 +64,13 @@ def _serves(path: str, operands: tuple[Tensor, ...]) -> bool:
     if path != "plain" and _beyond_kernels(operands):
         return False
     if path == "llvm":
-        return all(x.dtype in LLVM_DTYPES for x in operands)
+        return all(x.dtype in FLOAT_DTYPES for x in operands)
     if path == "direct":
         # the operands of a whole attention, in memory; where PyTorch compiles, sizes may be symbols
         return (
             len(operands) == 4
             and not intercepted()
-            and all(x.dtype in LLVM_DTYPES and addressable(x) for x in operands)
+            and all(x.dtype in FLOAT_DTYPES and addressable(x) for x in operands)
         )
     if path == "triton":
         from .triton import operators as triton

@@ -7,13 +7,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from attnspec.backends.pytorch.kernels import additive
+from attnspec.backends.pytorch.kernels.additive import routes
 from attnspec.backends.pytorch.runtime import forcing
+from attnspec.backends.pytorch.runtime.optional import HAS_LLVMLITE
 from attnspec.backends.pytorch.runtime.plans import Plans, ordinary, seen
 from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.transforms import intercepted, lazy
-
-from . import HAS_LLVMLITE, routes
 
 Operands: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """query, key, value, w_q, w_k and w_v."""
@@ -72,7 +71,7 @@ def _nothing(operands: Operands, mask: Tensor | None) -> None:
 def _made(shape: Any, operands: Operands, mask: Tensor | None, causal: bool) -> Plan:
     query, key, value, _, _, w_v = operands
     tracked = recorded(*operands)
-    if "direct" not in additive.available_paths(query.device.type) or forcing.chosen == "plain":
+    if "direct" not in routes.available_paths(query.device.type) or forcing.chosen == "plain":
         return _nothing
     if not ordinary(*operands, mask) or any(x.dtype is not query.dtype for x in operands):
         return _nothing

@@ -1,5 +1,6 @@
-"""Which of the kernels for CPUs a call of additive attention takes: those that cost least."""
+"""The paths of additive attention, and the one among those for CPUs that costs least."""
 
+import os
 from functools import lru_cache
 
 import torch
@@ -7,8 +8,22 @@ import torch
 from attnspec.backends.pytorch.kernels import costs
 from attnspec.backends.pytorch.kernels.costs import Work, cost_of, leading_digits
 from attnspec.backends.pytorch.runtime.forcing import forced
+from attnspec.backends.pytorch.runtime.optional import HAS_LLVMLITE, HAS_TRITON
 
 PATHS = "direct", "llvm"
+
+
+def available_paths(device_type: str) -> tuple[str, ...]:
+    """The paths that tensors of this device can take, the preferred first."""
+    paths = []
+    if device_type == "cpu" and HAS_LLVMLITE:
+        paths += ["llvm", "direct"]
+    if device_type == "cuda" and HAS_TRITON:
+        paths.append("triton")
+    paths.append("plain")
+    if device_type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1" and HAS_TRITON:
+        paths.append("triton")
+    return tuple(paths)
 
 
 def by_cost(entries: int, n: int, m: int, h: int, d: int, dtype: torch.dtype, *, tracked: bool) -> str:

@@ -15,11 +15,11 @@ from typing import Protocol, cast
 
 from torch import Tensor
 
-from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE, LLVM_DTYPES
 from attnspec.backends.pytorch.kernels.dot.call import Call
 from attnspec.backends.pytorch.kernels.dot.differentiable import Attend
-from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
+from attnspec.backends.pytorch.runtime.accumulation import FLOAT_DTYPES, HALF_DTYPES
 from attnspec.backends.pytorch.runtime.forcing import forced
+from attnspec.backends.pytorch.runtime.optional import HAS_LLVMLITE
 from attnspec.backends.pytorch.runtime.transforms import addressable, fused_allowed
 
 EXECUTORS = {"few": "few", "pytorch": "fused", "step": "step", "llvm": "tiled"}
@@ -94,7 +94,7 @@ def _served(call: Call) -> bool:
     return (
         HAS_LLVMLITE
         and fused_allowed()
-        and query.dtype in LLVM_DTYPES
+        and query.dtype in FLOAT_DTYPES
         and query.dtype == key.dtype == value.dtype
         and low <= options.scale <= high
         and (options.softcap is None or low <= options.softcap <= high)

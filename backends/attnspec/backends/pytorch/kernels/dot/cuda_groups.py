@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnspec.backends.pytorch.kernels.additive import HAS_TRITON
 from attnspec.backends.pytorch.kernels.dot.batches import (
     batch_of,
     batches,
@@ -25,6 +24,7 @@ from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, finite
 from attnspec.backends.pytorch.runtime.forcing import forced
+from attnspec.backends.pytorch.runtime.optional import HAS_TRITON
 from attnspec.backends.pytorch.runtime.private import flash_on_cuda
 from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.transforms import fused_allowed, lazy

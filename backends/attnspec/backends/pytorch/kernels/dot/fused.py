@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE
 from attnspec.backends.pytorch.kernels.dot.call import NOTHING, Call, Options, as_four, overlaps
 from attnspec.backends.pytorch.kernels.dot.differentiable import Attend, Gradients, attending, by_formula
 from attnspec.backends.pytorch.kernels.dot.zero_rows import finder, has_zero_row
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, finite
 from attnspec.backends.pytorch.runtime.masks import causal_triangle
+from attnspec.backends.pytorch.runtime.optional import HAS_LLVMLITE
 from attnspec.backends.pytorch.runtime.plans import plan_class
 from attnspec.backends.pytorch.runtime.private import flash_on_cpu, flash_on_cpu_backward
 from attnspec.backends.pytorch.runtime.transforms import addressable

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attnspec.backends.pytorch.kernels.additive import HAS_LLVMLITE
+from attnspec.backends.pytorch.runtime.optional import HAS_LLVMLITE
 from attnspec.backends.pytorch.runtime.transforms import addressable
 
 if HAS_LLVMLITE:
