@@ -117,11 +117,18 @@ def importing(portion: str, place: Callable[[str], str]) -> dict[str, set[str]]:
     return graph
 
 
-@pytest.mark.parametrize("portion", ["spec", "reference", "conformance"])
+@pytest.mark.parametrize("portion", PORTIONS)
 def test_modules_import_each_other_in_no_circle(portion: str) -> None:
     graph = importing(portion, str)
     assert portion != "conformance" or "attnspec.conformance.running.settings" in graph["attnspec.conformance.plugin"]
     TopologicalSorter(graph).prepare()
+
+
+@pytest.mark.parametrize("portion", PORTIONS)
+def test_no_module_imports_the_package_it_stands_in(portion: str) -> None:
+    """Only the adapter that forces a path does: it wraps the whole backend, and nothing imports it."""
+    upward = {name for name, others in importing(portion, str).items() for x in others if name.startswith(f"{x}.")}
+    assert upward <= {"attnspec.backends.pytorch.runtime.paths"}
 
 
 @pytest.mark.parametrize("portion", PORTIONS)
