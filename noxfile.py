@@ -65,22 +65,15 @@ def install_project(
     install(session, "--no-build-isolation", "-e", f".[{extras}]" if extras else ".", constraints=constraints)
 
 
-def run_tests(session: nox.Session, marked: str) -> None:
-    """Run the tests with or without a mark."""
-    install_project(session, *group("test"), extras="cpu,triton")
-    session.run("python", "-m", "pytest", *PARALLEL, "-m", marked, *session.posargs)
-
-
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Test the project: reference, errata, laws, mutants, backends, typing, packaging; all but what is marked slow."""
-    run_tests(session, "not slow")
+    """Test the project: reference, errata, laws, mutants, backends, typing, packaging (pytest's arguments).
 
-
-@nox.session
-def slow(session: nox.Session) -> None:
-    """Run the tests marked slow: they compile, or judge many backends or such as hang, end their process or forge."""
-    run_tests(session, "slow")
+    Tests that compile, judge many backends, or try backends that hang, end their process or forge are marked slow:
+    ``nox -s tests -- -m slow`` runs them instead of the others.
+    """
+    install_project(session, *group("test"), extras="cpu,triton")
+    session.run("python", "-m", "pytest", *PARALLEL, "-m", "not slow", *session.posargs)
 
 
 @nox.session
