@@ -1,4 +1,4 @@
-"""Make ``docs/sensitivity.md``: ``python docs/sensitivity.py pytorch > docs/sensitivity.md`` takes some minutes."""
+"""Print the smallest errors that are convicted: ``python docs/sensitivity.py pytorch`` takes some minutes."""
 
 import sys
 from collections.abc import Collection, Iterator, Mapping
