@@ -65,8 +65,8 @@ class TrialRun:
         known = {} if self.kept is None else self.kept.outcomes(tasks)
         waiting = [task for task in tasks if task.key not in known]
         if self.kept is not None:
-            path = escape(str(self.kept.path))
-            self.console.print(f"{len(known)} trials kept in {path}, {len(waiting)} judged anew", soft_wrap=True)
+            where = escape(str(self.kept.path))
+            self.console.print(f"trials kept in {where}: {len(known)}, judged anew: {len(waiting)}", soft_wrap=True)
         with bar:
             for task in tasks:
                 if task.key in known:
