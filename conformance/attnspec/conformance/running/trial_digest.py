@@ -1,4 +1,4 @@
-"""A digest of the code that a trial runs, found by imports: while it stays the same, so does the outcome.
+"""Digests of the code that trials run, found by imports: while a digest stays, so does the outcome.
 
 Code is a syntax tree without docstrings, which no trial reads: comments, layout and sentences change no digest.
 """
@@ -21,10 +21,10 @@ LAWS = "attnspec.conformance.laws."
 
 
 def digest(task: Task, *, assigned: bool) -> str:
-    """The digest of a trial; of one that ran no other laws than the ``assigned`` ones of a mutant, without the others.
+    """The digest of a trial.
 
-    It covers what every trial runs, the module of the mutant or variant, and of each of its operations the Protocol,
-    the reference and the checks.
+    It covers what every trial runs, the module of the mutant or variant, and the Protocols, references and checks of
+    its operations. For a mutant that its ``assigned`` laws killed, it leaves out the checks of other laws: none ran.
     """
     subject = task.subject
     laws = frozenset(subject.breaks) if assigned and isinstance(subject, Mutant) else None

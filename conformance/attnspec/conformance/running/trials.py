@@ -62,7 +62,7 @@ class Outcome:
 
     ``evaluations`` counts checks of a law on an example; ``largest`` is the largest error ratio of the laws that held;
     ``lost`` says that the process hung or died; ``powerless`` are laws that should kill the mutant and do not.
-    ``assigned`` says that those of a mutant's laws killed it, so that no other ran.
+    ``assigned`` says that the laws assigned to a mutant killed it, so that no other law ran.
     """
 
     failures: tuple[Failure, ...]
