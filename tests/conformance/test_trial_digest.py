@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -37,20 +38,26 @@ def forget() -> None:
     trial_digest._reached.cache_clear()
 
 
+@cache
+def today(assigned: bool) -> dict[str, str]:
+    return digests(assigned)
+
+
 def digests(assigned: bool) -> dict[str, str]:
-    forget()
     return {name: digest(Task(subject, "quick", 0), assigned=assigned) for name, subject in SUBJECTS.items()}
 
 
 def touched(module: str, change: Change, monkeypatch: pytest.MonkeyPatch, *, assigned: bool = False) -> set[str]:
     """The mutants and variants whose digests a change of the text of a module changes."""
-    before, read, file = digests(assigned), trial_digest._read, FILES[f"attnspec.{module}"]
+    before, read, file = today(assigned), trial_digest._read, FILES[f"attnspec.{module}"]
     text = change(file.text)
     assert text != file.text
-    with monkeypatch.context() as changed:
-        changed.setattr(Path, "read_text", lambda path, encoding: text)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_text", lambda path, encoding: text)
         as_changed = read.__wrapped__(file.name)
-        changed.setattr(trial_digest, "_read", lambda name: as_changed if name == file.name else read(name))
+    with monkeypatch.context() as patched:
+        patched.setattr(trial_digest, "_read", lambda name: as_changed if name == file.name else read(name))
+        forget()
         after = digests(assigned)
     return {name for name in before if before[name] != after[name]}
 
