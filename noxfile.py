@@ -80,7 +80,8 @@ def tests(session: nox.Session) -> None:
 def check(session: nox.Session) -> None:
     """Check what a change touches: style, types, mutants, and the tests that import what differs from ``origin/main``.
 
-    An argument is another commit to compare with. CI runs everything, and what is marked slow too.
+    An argument is another commit to compare with. Trials of mutants are kept, and repeated where their code has changed.
+    CI runs everything, and what is marked slow too.
     """
     install_project(session, *group("lint"), *group("typing"), *group("test"), extras="cpu,triton")
     session.run("ruff", "check", ".")
@@ -91,7 +92,7 @@ def check(session: nox.Session) -> None:
     session.log(f"{len(files)} files of tests: {' '.join(files)}")
     session.run("python", "-m", "pytest", *PARALLEL, "-m", "not slow", *files)
     if {"tests", "tests/conformance/test_mutants.py"} & {*files}:
-        session.run("attnspec", "mutants", "--profile", "quick")
+        session.run("attnspec", "mutants", "--profile", "quick", "--keep", str(ROOT / ".nox" / "mutants.trials"))
 
 
 @nox.session

@@ -5,13 +5,14 @@ modules, or through a module of the tests. What starts a command imports nothing
 Where only docstrings and comments of a module differ, the tests of what people read are enough.
 """
 
+import ast
 import subprocess
 import sys
 from collections.abc import Collection
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
-from attnspec.conformance.running.kept_trials import syntax
+from attnspec.conformance.running.trial_digest import without_docstrings
 from tests.modules import ROOT, Module, modules
 
 ALWAYS = ("tests/test_architecture.py", "tests/test_names.py", "tests/test_tolerances.py")
@@ -30,9 +31,6 @@ OF_ALL = ("pyproject.toml", "constraints.txt", "conftest.py", "noxfile.py")
 """Files whose change touches every test."""
 
 NEW = ("ls-files", "--others", "--exclude-standard")
-
-code = partial(syntax, docstrings=False)
-"""The syntax tree of a module without docstrings."""
 
 TESTS = {path: Module(".", path) for path in sorted((ROOT / "tests").rglob("*.py"))}
 SOURCES = {module.path: module for module in modules()}
@@ -55,6 +53,11 @@ def said_otherwise(commit: str, changed: Collection[Path]) -> list[Path]:
         for path, name in before.items()
         if name in known and code(path.read_text("utf-8")) == code("\n".join(_git("show", f"{shared}:{name}")))
     ]
+
+
+def code(text: str) -> str:
+    """A module without docstrings, comments and layout."""
+    return ast.dump(without_docstrings(text))
 
 
 def _git(*arguments: str) -> list[str]:

@@ -1,9 +1,6 @@
-"""Trials that are kept: a run that is broken off goes on, and what other laws judged does not count."""
+"""Trials that are kept: a run that is broken off goes on, and a change repeats the trials that run what it changes."""
 
 import io
-import json
-import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +9,8 @@ from rich.console import Console
 
 from attnspec.conformance.mutants import MUTANTS
 from attnspec.conformance.reporting.kills import judge_mutants
-from attnspec.conformance.running import kept_trials
-from attnspec.conformance.running.kept_trials import KeptTrials, digest
+from attnspec.conformance.running.kept_trials import KeptTrials
+from attnspec.conformance.running.trial_digest import digest
 from attnspec.conformance.running.trial_run import INCOMPLETE
 from attnspec.conformance.running.trials import Failure, Outcome, Task
 
@@ -36,8 +33,9 @@ def test_a_run_that_is_broken_off_goes_on(tmp_path: Path) -> None:
     status, said = run(KeptTrials(path))
     assert status == 0
     assert "killed at 2 seeds" in said
+    assert f"trials kept in {path}: 1, judged anew: 1" in said
     before = path.read_text()
-    assert run(KeptTrials(path)) == (status, said)
+    assert run(KeptTrials(path)) == (status, said.replace(": 1, judged anew: 1", ": 2, judged anew: 0"))
     assert path.read_text() == before
 
 
@@ -47,12 +45,38 @@ def test_without_a_file_nothing_goes_on() -> None:
     assert "with --keep" in said
 
 
-def test_outcomes_come_back_as_they_were(tmp_path: Path) -> None:
+def outcome(kept: KeptTrials, task: Task) -> Outcome | None:
+    return kept.outcomes([task]).get(task.key)
+
+
+@pytest.mark.parametrize("assigned", [False, True])
+def test_outcomes_come_back_as_they_were(tmp_path: Path, assigned: bool) -> None:
     task = Task(MUTANTS["base 1000"], "quick", 3)
-    outcome = Outcome((Failure("softmax", "float32", "operation.oracle", "value", "is 1"),), 7, 0.25, 0.5, lost=True)
-    KeptTrials(tmp_path / "trials").add(task, outcome)
-    assert KeptTrials(tmp_path / "trials").outcome(task) == outcome
-    assert KeptTrials(tmp_path / "trials").outcome(Task(task.subject, "quick", 4)) is None
+    failure = Failure("softmax", "float32", "operation.oracle", "value", "is 1")
+    judged = Outcome((failure,), 7, 0.25, 0.5, lost=True, assigned=assigned)
+    KeptTrials(tmp_path / "trials").add(task, judged)
+    assert outcome(KeptTrials(tmp_path / "trials"), task) == judged
+    assert outcome(KeptTrials(tmp_path / "trials"), Task(task.subject, "quick", 4)) is None
+
+
+def test_a_trial_whose_code_has_changed_is_judged_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trials"
+    tasks = [Task(MUTANTS[name], "quick", 0) for name in ("base 1000", "ε of 10⁻³")]
+    kept = KeptTrials(path)
+    for task in tasks:
+        kept.add(task, Outcome((), 1, 0.0))
+
+    def changed(task: Task, *, assigned: bool) -> str:
+        return "changed" if task == tasks[0] else digest(task, assigned=assigned)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("attnspec.conformance.running.kept_trials.digest", changed)
+        kept = KeptTrials(path)
+        assert kept.outcomes(tasks) == {tasks[1].key: Outcome((), 1, 0.0)}
+        kept.add(tasks[0], Outcome((), 2, 0.0))
+        for again in (kept, KeptTrials(path)):
+            assert again.outcomes(tasks) == {tasks[0].key: Outcome((), 2, 0.0), tasks[1].key: Outcome((), 1, 0.0)}
+    assert outcome(KeptTrials(path), tasks[0]) is None
 
 
 def test_a_line_that_was_cut_off_is_judged_again(tmp_path: Path) -> None:
@@ -67,72 +91,19 @@ def test_a_line_that_was_cut_off_is_judged_again(tmp_path: Path) -> None:
     assert len(KeptTrials(path)) == 2
 
 
-@pytest.mark.parametrize("text", ["not json\n", "[]\n", '{"schema": "attnspec-report/1"}\n'])
-def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "got"),
+    [
+        ("not json\n", "something else"),
+        ("[]\n", "something else"),
+        ('{"schema": "attnspec-report/1"}\n', "attnspec-report/1"),
+        ('{"schema": "attnspec-trials/2", "digest": "0123"}\n', "attnspec-trials/2"),
+    ],
+)
+def test_another_file_is_refused(tmp_path: Path, text: str, got: str) -> None:
     path = tmp_path / "trials"
     path.write_text(text)
-    with pytest.raises(ValueError, match="expected trials that 'attnspec mutants --keep' wrote; got something else"):
+    expected = "expected trials that 'attnspec mutants --keep' wrote, attnspec-trials/3"
+    with pytest.raises(ValueError, match=f"{path}: {expected}; got {got}; name a new file, or remove this one"):
         KeptTrials(path)
     assert path.read_text() == text
-
-
-def test_trials_of_another_suite_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "trials"
-    KeptTrials(path)
-    own = json.loads(path.read_text())["digest"]
-    monkeypatch.setattr(kept_trials, "digest", lambda: "0123")
-    with pytest.raises(ValueError, match=f"judged by the present suite, 0123; got {own}; without this file"):
-        KeptTrials(path)
-
-
-def changes_the_digest(part: str, change: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether a change of the text of a file changes the digest."""
-    before, read = digest(), Path.read_text
-    package, _, below = part.partition("/")
-    (folder,) = __import__(f"attnspec.{package}", fromlist=["x"]).__path__
-    changed_file = Path(folder) / below
-    assert change(read(changed_file, encoding="utf-8")) != read(changed_file, encoding="utf-8")
-
-    def changed(path: Path, *args: Any, **kwargs: Any) -> str:
-        text = read(path, *args, **kwargs)
-        return change(text) if path.samefile(changed_file) else text
-
-    monkeypatch.setattr(Path, "read_text", changed)
-    return digest() != before
-
-
-@pytest.mark.parametrize(
-    ("part", "judges"),
-    [
-        ("conformance/laws/pooling.py", True),
-        ("conformance/inputs/corners.py", True),
-        ("conformance/running/trials.py", True),
-        ("spec/pooling.py", True),
-        ("spec/laws/pooling.py", True),
-        ("reference/budget/error_array.py", True),
-        ("conformance/reporting/kills.py", False),
-        ("conformance/cli.py", False),
-        ("spec/errata.py", False),
-        ("spec/lectures/registry.py", False),
-    ],
-)
-def test_the_digest_is_of_what_judges(part: str, judges: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert changes_the_digest(part, lambda text: text + "\nONE_MORE = 1\n", monkeypatch) == judges
-
-
-@pytest.mark.parametrize(
-    ("part", "change", "judges"),
-    [
-        ("conformance/laws/pooling.py", lambda text: text + "# a comment\n", False),
-        ("conformance/laws/pooling.py", lambda text: text.replace('"""', '"""Indeed: ', 1), False),
-        ("conformance/mutants/pooling.py", lambda text: text.replace('    """', '    """Indeed: ', 1), False),
-        ("reference/pooling.py", lambda text: text.replace('"""', '"""Indeed: ', 1), False),
-        ("spec/pooling.py", lambda text: text + "# a comment\n", False),
-        ("spec/pooling.py", lambda text: text.replace('    """', '    """Indeed: ', 1), True),
-        ("conformance/judging/profiles.py", lambda text: re.sub(r"= (\d+)", r"= 1\1", text, count=1), True),
-    ],
-)
-def test_comments_and_docstrings_throw_no_trial_away(
-    part: str, change: Callable[[str], str], judges: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert changes_the_digest(part, change, monkeypatch) == judges

@@ -327,7 +327,9 @@ def mutants(
     matrix: Annotated[bool, typer.Option(help="run every law against every mutant")] = False,
     workers: Annotated[int | None, typer.Option(help=WORKERS)] = None,
     json: Annotated[Path | None, typer.Option(help="write the kill matrix as JSON")] = None,
-    keep: Annotated[Path | None, typer.Option(help="keep ended trials in this file, and do not repeat them")] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="keep ended trials in this file, and repeat only those whose code has changed")
+    ] = None,
     minutes: Annotated[float | None, typer.Option(min=0, help="end after these minutes; --keep goes on later")] = None,
 ) -> None:
     """Print the kill matrix."""

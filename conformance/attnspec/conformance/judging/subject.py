@@ -17,9 +17,10 @@ from attnspec.conformance.judging.left_open import with_exact_infinities, with_o
 from attnspec.conformance.judging.left_out import demand_declared, raises_without_keys
 from attnspec.conformance.judging.profiles import PROFILES, Profile
 from attnspec.conformance.judging.violation import Reason, Violation
-from attnspec.reference import REFERENCE, choosing
 from attnspec.reference.budget import Judged, judged, oracle_dtype
 from attnspec.reference.budget.gradients import gradients
+from attnspec.reference.defining.choices import choosing
+from attnspec.reference.defining.definition import REFERENCE
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation

@@ -6,7 +6,8 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import wide
-from attnspec.reference import dot_product_mean, dot_product_variance, two_point_design
+from attnspec.reference.defining.two_point import two_point_design
+from attnspec.reference.moments import dot_product_mean, dot_product_variance
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.laws import moments as law
 from attnspec.spec.scoring import ScaledDotScores

@@ -8,7 +8,7 @@ from attnspec.conformance.inputs.arguments import Arguments, take
 from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import where_finite, wide
-from attnspec.reference import scaled_dot_product_attention
+from attnspec.reference.attention import scaled_dot_product_attention
 from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.tree import Leaf
 from attnspec.spec.laws import multihead as law

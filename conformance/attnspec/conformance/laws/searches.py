@@ -7,8 +7,8 @@ from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import doubles, random_like, sample, together
 from attnspec.conformance.laws.seq2seq import tokens_of
-from attnspec.reference import REFERENCE
 from attnspec.reference.budget import Judged
+from attnspec.reference.defining.definition import REFERENCE
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.documentation import operation_of
 from attnspec.spec.contract.law import of

@@ -92,7 +92,7 @@ def probes(question: str) -> Callable[[Probe], Probe]:
                 )  # fmt: skip
             return True
 
-        check.__doc__ = probe.__doc__
+        check.__doc__, check.__module__ = probe.__doc__, probe.__module__
         function: Function = check
         checks(SEMANTICS[question], once=True)(function)
         return probe

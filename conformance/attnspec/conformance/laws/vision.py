@@ -8,7 +8,7 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import doubles, exchanged, filled, picked, record, together, wide, without_layers
-from attnspec.reference import layer_norm
+from attnspec.reference.transformer import layer_norm
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.laws import vision as law
 from attnspec.spec.transformer import LayerNormParameters

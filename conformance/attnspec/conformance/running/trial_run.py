@@ -62,14 +62,15 @@ class TrialRun:
                 where = "with --keep the same command goes on" if self.kept is None else "the same command goes on"
                 raise TimeUp(f"{len(found)} of {len(tasks)} trials judged in {self.minutes:g} minutes: {where}")
 
+        known = {} if self.kept is None else self.kept.outcomes(tasks)
+        waiting = [task for task in tasks if task.key not in known]
+        if self.kept is not None:
+            where = escape(str(self.kept.path))
+            self.console.print(f"trials kept in {where}: {len(known)}, judged anew: {len(waiting)}", soft_wrap=True)
         with bar:
-            waiting = []
             for task in tasks:
-                known = None if self.kept is None else self.kept.outcome(task)
-                if known is None:
-                    waiting.append(task)
-                else:
-                    count(task, known)
+                if task.key in known:
+                    count(task, known[task.key])
             outcomes(waiting, os.cpu_count() or 1 if self.workers is None else self.workers, limit, done)
         return found
 

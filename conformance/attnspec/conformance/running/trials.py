@@ -9,8 +9,8 @@ from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import BOOLEAN, DEFAULT, Case, cases, judge
 from attnspec.conformance.judging.profiles import PROFILES, Profile
 from attnspec.conformance.judging.results import Result, Status, checked
-from attnspec.conformance.mutants import Mutant
-from attnspec.conformance.variants import Variant
+from attnspec.conformance.mutants.registry import Mutant
+from attnspec.conformance.variants.registry import Variant
 
 Key: TypeAlias = tuple[str, str, int, bool]
 """Subject, profile, seed, and whether it is judged by every law."""
@@ -62,6 +62,7 @@ class Outcome:
 
     ``evaluations`` counts checks of a law on an example; ``largest`` is the largest error ratio of the laws that held;
     ``lost`` says that the process hung or died; ``powerless`` are laws that should kill the mutant and do not.
+    ``assigned`` says that the laws assigned to a mutant killed it, so that no other law ran.
     """
 
     failures: tuple[Failure, ...]
@@ -70,6 +71,7 @@ class Outcome:
     largest: float = 0.0
     lost: bool = False
     powerless: tuple[str, ...] = ()
+    assigned: bool = False
 
     @property
     def convicts(self) -> bool:
@@ -93,13 +95,15 @@ def perform(task: Task) -> Outcome:
             powerless.append(law)
         if task.seed > 0 and done[-1].failures:
             break
-    if not any(outcome.failures for outcome in done):
+    assigned = any(outcome.failures for outcome in done)
+    if not assigned:
         done.append(_performed(task))
     return Outcome(
         tuple(failure for outcome in done for failure in outcome.failures),
         sum(outcome.evaluations for outcome in done),
         sum(outcome.seconds for outcome in done),
         powerless=tuple(powerless),
+        assigned=assigned,
     )
 
 

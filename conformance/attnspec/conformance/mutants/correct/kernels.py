@@ -9,7 +9,7 @@ from attnspec.conformance.mutants.correct.arithmetic import Numbers
 from attnspec.conformance.mutants.correct.attention import Attention
 from attnspec.conformance.mutants.correct.positional import Positional
 from attnspec.conformance.mutants.correct.tape import value_of
-from attnspec.reference import choice
+from attnspec.reference.defining.choices import choice
 
 
 class Kernels(Positional, Attention):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.mutants.correct.arithmetic import Numbers
-from attnspec.reference import choice
+from attnspec.reference.defining.choices import choice
 
 
 class Masking:

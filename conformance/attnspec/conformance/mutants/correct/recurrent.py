@@ -8,7 +8,7 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct.arithmetic import Numbers
 from attnspec.conformance.mutants.correct.attention import Attention
-from attnspec.reference import choice
+from attnspec.reference.defining.choices import choice
 from attnspec.spec.recurrent import GRUParameters, LSTMParameters, RNNParameters
 
 State = tuple[Numbers, ...]

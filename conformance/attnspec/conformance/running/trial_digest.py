@@ -1,0 +1,104 @@
+"""Digests of the code that trials run, found by imports: while a digest stays, so does the outcome.
+
+Code is a syntax tree without docstrings, which no trial reads: comments, layout and sentences change no digest.
+"""
+
+import ast
+import hashlib
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+from attnspec.conformance.judging.checks import CHECKS
+from attnspec.conformance.judging.engine import governing_laws
+from attnspec.conformance.judging.profiles import FORMULA
+from attnspec.conformance.mutants.registry import Mutant
+from attnspec.conformance.running.trials import Task, perform
+from attnspec.reference.defining.definition import REFERENCE
+from attnspec.spec.contract.operation import OPERATIONS
+
+LAWS = "attnspec.conformance.laws."
+
+
+def digest(task: Task, *, assigned: bool) -> str:
+    """The digest of a trial.
+
+    It covers what every trial runs, the module of the mutant or variant, and the Protocols, references and checks of
+    its operations. For a mutant that its ``assigned`` laws killed, it leaves out the checks of other laws: none ran.
+    """
+    subject = task.subject
+    laws = frozenset(subject.breaks) if assigned and isinstance(subject, Mutant) else None
+    return _digest(subject.alteration.__module__, subject.operations, laws)
+
+
+@cache
+def _digest(alteration: str, operations: tuple[str, ...], laws: frozenset[str] | None) -> str:
+    modules, names = {perform.__module__, alteration}, list(operations)
+    for operation in map(OPERATIONS.__getitem__, operations):
+        governing = governing_laws(operation)
+        # The place of a law among all that govern an operation says which examples it sees. The formula guides the
+        # search for examples, whatever laws are judged.
+        run = [law for law in governing if laws is None or law in laws or law == FORMULA]
+        checks = [check for law in run for check in CHECKS[law] if check.concerns(operation)]
+        names += (*governing, *(check.name for check in checks))
+        modules |= {operation.protocol.__module__, REFERENCE[operation.name].__module__}
+        modules |= {check.function.__module__ for check in checks}
+    reached = sorted(set().union(*map(_reached, modules)))
+    return _hashed("\n".join((*names, *(f"{module} {_read(module)[1]}" for module in reached))))
+
+
+@cache
+def _modules() -> dict[str, Path]:
+    """The files of the specification, the reference and the suite, by the names of the modules."""
+    return {
+        ".".join(("attnspec", portion, *path.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__"): path
+        for portion in ("spec", "reference", "conformance")
+        for folder in map(Path, import_module(f"attnspec.{portion}").__path__)
+        for path in folder.rglob("*.py")
+    }
+
+
+@cache
+def _reached(module: str) -> frozenset[str]:
+    """A module and what it imports, and what that imports."""
+    found, open_ = {module}, [module]
+    while open_:
+        new = _read(open_.pop())[0] - found
+        found |= new
+        open_ += new
+    return frozenset(found)
+
+
+@cache
+def _read(module: str) -> tuple[frozenset[str], str]:
+    """The modules that names are imported from, wherever the statement stands, and a digest of the code.
+
+    ``import package`` fills a registry, which is asked instead. A law may ask for the reference of another operation
+    (:meth:`Subject.beside`), by its Protocol.
+    """
+    known, found = _modules(), set[str]()
+    tree = without_docstrings(known[module].read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            found |= {x if (x := f"{node.module}.{alias.name}") in known else node.module or "" for alias in node.names}
+    if module.startswith(LAWS):
+        found |= {name.replace("attnspec.spec.", "attnspec.reference.") for name in found}
+    return frozenset(found & known.keys()), _hashed(ast.dump(tree))
+
+
+class _WithoutDocstrings(ast.NodeTransformer):
+    """Removes strings that stand alone: the docstrings of modules, classes, functions and constants."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        alone = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if alone else node
+
+
+def without_docstrings(text: str) -> ast.Module:
+    """The syntax tree of a module without docstrings."""
+    tree: ast.Module = _WithoutDocstrings().visit(ast.parse(text))
+    return tree
+
+
+def _hashed(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
