@@ -80,7 +80,7 @@ def tests(session: nox.Session) -> None:
 def check(session: nox.Session) -> None:
     """Check what a change touches: style, types, mutants, and the tests that import what differs from ``origin/main``.
 
-    An argument is another commit to compare with. Trials of mutants are kept, and repeated where their code has changed.
+    An argument is another commit to compare with. Trials of mutants are kept; a change repeats those that it concerns.
     CI runs everything, and what is marked slow too.
     """
     install_project(session, *group("lint"), *group("typing"), *group("test"), extras="cpu,triton")
