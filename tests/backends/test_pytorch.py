@@ -1069,8 +1069,8 @@ def test_softmax_of_infinite_scores(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("m", [3, 300])
 def test_infinite_values_show_in_their_features_of_the_rows_that_attend_to_them(m: int, dtype: torch.dtype) -> None:
-    """Row 0 does not attend to the first key."""
-    query, key, value = (torch.randn(2, size, 5).to(dtype) for size in (4, m, m))
+    """Row 0 does not attend to the first key. The mean of many values is not small, so that it is judged."""
+    query, key, value = ((torch.randn(2, size, 5) + mean).to(dtype) for size, mean in ((4, 0), (m, 0), (m, 1)))
     mask = torch.ones(4, m, dtype=torch.bool)
     mask[0, 0] = False
     w_q, w_k, w_v = (torch.randn(shape).to(dtype) for shape in ((6, 5), (6, 5), (6,)))
