@@ -90,19 +90,20 @@ class StartupMonitor:
 
 
 class Bar(Progress):
-    """A bar on a terminal, a line now and then elsewhere."""
+    """A bar on a terminal; elsewhere a line every ten seconds, and after these a last one."""
 
     def __init__(self, console: Console, description: str, total: int | None = None, limit: str = "") -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         super().__init__(*columns, TextColumn(limit), console=console, disable=not console.is_terminal, transient=True)
-        self._last = time.monotonic()
+        self._last, self._printed = time.monotonic(), False
         self.task = self.add_task(description, total=total)
 
     def count(self, line: str, description: str | None = None) -> None:
-        """Count one more; ``line`` is printed where there is no terminal, if the last one was long ago."""
+        """Count one more; ``line`` is printed where there is no terminal and it is due."""
         self.update(self.task, advance=1, description=description)
-        if not self.console.is_terminal and time.monotonic() - self._last > LINE_SECONDS:
-            self._last = time.monotonic()
+        last = self._printed and self.tasks[0].finished
+        if not self.console.is_terminal and (last or time.monotonic() - self._last > LINE_SECONDS):
+            self._last, self._printed = time.monotonic(), True
             self.console.print(line)
 
 
