@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from rich.console import RenderableType
 from rich.markdown import Markdown
+from rich.markup import escape
 from rich.table import Column, Table
 
 from attnspec.conformance.reporting.entries import choices, law_entry, named_sources, operation_entry
@@ -49,11 +50,11 @@ def mutants() -> Table:
     from attnspec.conformance.mutants import MUTANTS
     from attnspec.conformance.variants import VARIANTS
 
-    table = _table("kind", "name", "operations")
-    for mutant in MUTANTS.values():
-        table.add_row("mutant", mutant.name, ", ".join(mutant.operations))
-    for variant in VARIANTS.values():
-        table.add_row("honest variant", variant.name, ", ".join(variant.operations))
+    table = _table("kind", "chapter", "name", "what differs", "operations")
+    for kind, entries in (("mutant", MUTANTS), ("honest variant", VARIANTS)):
+        for x in entries.values():
+            cells = (kind, x.chapter, x.name, x.statement, ", ".join(x.operations))
+            table.add_row(*map(escape, cells))
     return table
 
 

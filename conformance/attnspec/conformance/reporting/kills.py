@@ -216,6 +216,8 @@ def _print(matrix: KillMatrix, console: Console) -> None:
                 )
         if matrix.every:
             console.print(_of_laws(matrix, seeds))
+        elif matrix.seeds > 1:
+            console.print("At seed 0 every assigned law is tried alone, at other seeds only until one of them kills.")
     if matrix.variants:
         console.print(_of_variants(matrix, seeds))
         if matrix.false_alarm_bound is not None:
@@ -223,6 +225,8 @@ def _print(matrix: KillMatrix, console: Console) -> None:
             console.print(f"No false alarm in {total} checks: their rate is below {bound:.1e} (95 %).")
     for name, reason in matrix.not_tried.items():
         console.print(f"[yellow]not tried[/yellow] {escape(name)}: {escape(reason)}")
+    killed, harmed = f"{matrix.killed} of {len(matrix.mutants)}", f"{matrix.harmed} of {len(matrix.variants)}"
+    console.print(f"{killed} mutants killed, {harmed} honest variants harmed", highlight=False)
 
 
 def _table(title: str, columns: str) -> Table:
