@@ -44,10 +44,13 @@ FILES = ("--json", "r.json", "--html", "r.html", "--junit", "r.xml")
 FULL = Path("/dev/full")
 WAITING = "import pathlib, time; pathlib.Path('called').touch(); time.sleep(600)"
 
-SIGNALS_DEFAULT = (
-    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
-)
-"""A program that runs another one, which hears Ctrl-C though this run of tests may ignore it."""
+SIGNALS_DEFAULT = """
+import os, signal, sys
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""A program that runs another one with signals as usual; this run of tests may ignore some, as under ``nohup``."""
 
 SWALLOWED = """
 import os, signal, time
