@@ -138,6 +138,33 @@ def test_rooms_and_chapters_import_each_other_in_no_circle(portion: str) -> None
     TopologicalSorter(graph).prepare()
 
 
+def room(name: str) -> str:
+    """The room of a module of conformance; nothing for the entry points."""
+    parts = name.split(".")
+    return parts[2] if len(parts) > 3 else ""
+
+
+def reached(graph: dict[str, set[str]], start: str) -> set[str]:
+    """The places that are imported by a place, or by what it imports."""
+    return set[str]().union(*({place} | reached(graph, place) for place in graph[start]))
+
+
+def test_the_rooms_of_conformance_are_drawn_as_they_import_each_other() -> None:
+    page = (ROOT / "docs" / "internals" / "architecture.md").read_text(encoding="utf-8")
+    pictures = re.findall(r"```mermaid\n(.*?)```", page, re.DOTALL)
+    drawn = [tuple(re.findall(r"(\w+) --> (\w+)", picture)) for picture in pictures]
+    graph = {place: others - {""} for place, others in importing("conformance", room).items() if place}
+    direct = {
+        (place, other)
+        for place, others in graph.items()
+        for other in others
+        if not any(other in reached(graph, between) for between in others)
+    }
+    assert set(drawn[1]) == direct
+    portions = {(portion, other) for portion, others in OURS.items() for other in others - {portion}}
+    assert set(drawn[0]) == portions - {("conformance", "spec")}
+
+
 # What belongs to what -------------------------------------------------------------------------------------------------
 
 
