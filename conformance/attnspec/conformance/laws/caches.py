@@ -84,14 +84,18 @@ def packed(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
 
 
 def _paged(subject: Subject, rng: np.random.Generator) -> Arguments:
-    """Two elements with tables of three pages out of six, one of them shared, and lengths that end within a page."""
+    """Two elements with tables of three pages out of six, one of them shared, and lengths that end within a page.
+
+    Pages of 64 rows give positions that a signed byte does not hold.
+    """
     operation = subject.operation
     ((table, pages),), ((lengths, rows),) = operation.indices.items(), operation.lengths.items()
     blocks, page = rows.split("*")
-    sizes = {pages: 6, blocks: 3, page: 4, **with_heads(2, 2, operation)}
+    height = subject.fitting(page, 64)
+    sizes = {pages: 6, blocks: 3, page: height, **with_heads(2, 2, operation)}
     given = sample(subject, rng, (2,), queries=3, sizes=sizes)
     order = rng.permutation(6)
-    return given.replaced({table: order[[[0, 1, 2], [1, 3, 4]]], lengths: np.array([10, 5])})
+    return given.replaced({table: order[[[0, 1, 2], [1, 3, 4]]], lengths: np.array([5 * height // 2, height + 1])})
 
 
 def _table(given: Arguments) -> tuple[str, str, Numbers, Numbers]:

@@ -98,6 +98,19 @@ def preferred_key(subject: Subject, arguments: Arguments, rng: np.random.Generat
     return _in_rows(subject, arguments, change) if (arguments.keys_count or 0) > 1 else arguments
 
 
+def almost_alone(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
+    """A first key with scores some 10 above those of the others, whose weights together are some 10⁻⁴."""
+    attended = {leaf.path for leaf in subject.operation.attended}
+
+    def change(leaf: Leaf, x: Numbers) -> Numbers:
+        moved: Numbers = 0.25 * x + (0.0 if leaf.path in attended else 2.0)
+        if leaf.path in attended:
+            moved[..., 0, :] = 1.8
+        return moved
+
+    return _in_rows(subject, arguments, change) if arguments.keys_count else arguments
+
+
 def low_rank(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
     """Rows of rank 2 but for small noise, with outliers in a few places."""
 
@@ -123,6 +136,7 @@ KINDS: Mapping[str, Callable[[Subject, Arguments, np.random.Generator], Argument
     "of queries and keys that point away from each other": opposed,
     "of a feature that outweighs the others": outlier,
     "of a key that every query likes and one that none does": preferred_key,
+    "of a key that has almost all the weight": almost_alone,
     "of rows of low rank with outliers": low_rank,
     "of scores beyond 10⁴": distinct,
 }

@@ -127,7 +127,7 @@ MAGNITUDES = law(
     "attention.magnitudes",
     "The formula holds for numbers that normal ones do not come near: values of 10¹¹ and subnormal ones, scores "
     "that are all near −120, or beyond 10⁴, a feature that outweighs all others, a key that every query likes and one "
-    "that none does, and rows of low rank, as those of trained models.",
+    "that none does, a key that has almost all the weight, and rows of low rank, as those of trained models.",
     formula=r"|f(x) - f^*(x)| \le \text{budget}(x)",
     governs=lambda operation: bool(operation.pooled or operation.linear) and weighs_once(operation),
 )
