@@ -225,8 +225,11 @@ def _print(matrix: KillMatrix, console: Console) -> None:
             console.print(f"No false alarm in {total} checks: their rate is below {bound:.1e} (95 %).")
     for name, reason in matrix.not_tried.items():
         console.print(f"[yellow]not tried[/yellow] {escape(name)}: {escape(reason)}")
-    killed, harmed = f"{matrix.killed} of {len(matrix.mutants)}", f"{matrix.harmed} of {len(matrix.variants)}"
-    console.print(f"{killed} mutants killed, {harmed} honest variants harmed", highlight=False)
+    counts = (
+        (matrix.killed, len(matrix.mutants), "mutants killed"),
+        (matrix.harmed, len(matrix.variants), "honest variants harmed"),
+    )
+    console.print(", ".join(f"{n} of {total} {what}" for n, total, what in counts if total), highlight=False)
 
 
 def _table(title: str, columns: str) -> Table:
