@@ -5,6 +5,7 @@ import re
 import runpy
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -119,6 +120,17 @@ def test_the_readme_shows_what_its_adapter_gets(tmp_path: Path) -> None:
     again = subprocess.run([sys.executable, "snippet.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert again.returncode == 1
     assert again.stdout.startswith("expected")
+
+
+def test_the_readme_judges_a_result() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    (code,) = re.findall(r"```python\n(import torch\n.*?)```", read("README.md"), re.DOTALL)
+    assert 'device="cuda"' in code
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    for right in (True, False):
+        names = {"my_kernel": lambda *rows, causal, right=right: sdpa(*rows, is_causal=right)}
+        with nullcontext() if right else pytest.raises(AssertionError, match="times its budget"):
+            exec(code.replace('"cuda"', '"cpu"'), names)
 
 
 def test_the_readme_names_the_sessions() -> None:
