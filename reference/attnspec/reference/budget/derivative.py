@@ -204,8 +204,8 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _softmax(self, softmax: Softmax) -> "Traced":
         weights = self.result._softmax(softmax)
-        # Backward kernels recompute the weights as exp(e − L) from L, the stored logarithm of the sum, and from scores e
-        # that they sum in another order than the forward kernel.
+        # Backward kernels recompute the weights as exp(e − L), with the stored L, the logarithm of the sum, and with
+        # scores e that they sum in another order than the forward kernel.
         units = np.sqrt(1 + 2 * 0.25 * self.terms)
         stored = units * weights.precision.accumulation * np.abs(self.result.value).max(-1, keepdims=True, initial=0.0)
         error = np.sqrt(weights.error**2 + (weights.value * stored).astype(np.float64) ** 2)

@@ -65,14 +65,14 @@ def operators(ufunc: Any) -> tuple[Any, Any]:
 class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     """Numbers with their errors and the precision class in which they are computed.
 
-    ``given`` marks inputs, which are exact. ``scale`` holds the magnitudes of intermediates where these are larger: even
-    a small tanh may be computed from numbers near 1. It may be a function, called at first use. ``weights`` is set on
-    attention weights and holds the errors that pooling needs; ``level`` is the relative error that all weights of a row
-    share. ``factors`` is set on a product of two inputs: with a third, either product may come first. ``terms`` is the
-    number of terms of a sum, 0 elsewhere. ``between`` is set on a difference whose variance may be computed in one pass
-    and holds the two operands. ``alike`` holds the equal terms of all products from which the numbers follow element by
-    element: equal elements of a product have equal errors, and so have the numbers computed from them. ``extremes`` is
-    shared by all arrays of one computation.
+    ``given`` marks inputs, which are exact. ``scale`` holds the magnitudes of intermediates where these are larger: a
+    small tanh may still be computed from numbers near 1. It may be a function, called at first use. ``weights`` is set
+    on attention weights and holds the errors that pooling needs; ``level`` is the relative error that all weights of a
+    row share. ``factors`` is set on a product of two inputs: with a third, either product may come first. ``terms`` is
+    the number of terms of a sum, 0 elsewhere. ``between`` is set on a difference whose variance may be computed in one
+    pass and holds the two operands. ``alike`` holds the equal terms of all products from which the numbers follow
+    element by element: equal elements of a product have equal errors, and so have the numbers computed from them.
+    ``extremes`` is shared by all arrays of one computation.
 
     A computation has very many small arrays, so that rarely set attributes stay on the class.
     """

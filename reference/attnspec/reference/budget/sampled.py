@@ -1,7 +1,7 @@
 """Standard deviations from repeated runs of a formula with random rounding errors.
 
-:class:`~attnspec.reference.budget.statistical.Statistical` assumes independent errors. In a recurrent network they may
-be dependent: after a few steps they point in the direction that the network amplifies most, and there they add linearly.
+:class:`~attnspec.reference.budget.statistical.Statistical` assumes independent errors. In a recurrent network they need
+not be: after a few steps they point in the direction that the network amplifies most, and there they add linearly.
 Samples need no such assumption: the formula itself propagates the errors.
 """
 

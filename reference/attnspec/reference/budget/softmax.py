@@ -25,8 +25,8 @@ LARGEST_EXPONENT = 700.0
 class WeightErrors:
     """Bounds of the relative errors of softmax weights, from which pooled values get their bound.
 
-    ``relative`` bounds the relative errors of the exponentials. ``least_sum`` is a lower bound of their sum, relative to
-    the exact sum. ``common`` bounds the relative error that all weights of a row share if they are computed as
+    ``relative`` bounds the relative errors of the exponentials. ``least_sum`` is a lower bound of their sum, relative
+    to the exact sum. ``common`` bounds the relative error that all weights of a row share if they are computed as
     exp(e − log Σ exp e) with a rounded logarithm.
     """
 
