@@ -41,7 +41,7 @@ class MultiHeadParameters(Generic[Array]):
     sources=[S2.passage("Encoder Attention: heads")],
 )
 class SplitHeads(Protocol[Array]):
-    """The features of every position split into heads of equal width, head axis first.
+    """Features split into heads of equal width, with the head axis before the positions.
 
     Where: Head r has the features rp … rp+p−1, both counted from 0. The result is in units of x.
     Edges: A width that is no multiple of `heads` raises. NaN and ∞ go with their features.
