@@ -289,6 +289,7 @@ def sequence(
     steps = x.shape[-2]
     shapes = [x.shape[:-2], *(part.shape[:-1] for part in initial)]
     if lengths is not None:
+        # The cell also runs on padding, whose results are discarded; NaN there would still spread to gradients.
         x = np.where((np.arange(steps) < lengths[..., None])[..., None], x, 0)
         shapes.append(lengths.shape)
     batch = np.broadcast_shapes(*shapes)

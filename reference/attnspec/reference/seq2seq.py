@@ -141,6 +141,7 @@ def encoder_context(
     t, h = states.shape[-2:]
     last = np.array(t) if lengths is None else lengths
     batch = np.broadcast_shapes(states.shape[:-2], last.shape)
+    # With h₀ = 0 in front, index T holds h_T, also for T = 0.
     before = np.zeros((*batch, 1, h), states.dtype)
     from_the_start = np.concatenate([before, np.broadcast_to(states, (*batch, t, h))], axis=-2)
     context: np.ndarray = from_the_start[(*np.indices(batch), np.broadcast_to(last, batch))]
@@ -199,6 +200,7 @@ def greedy_decode(
     tokens = [np.zeros((*batch, 0), int)]
     for _ in range(steps):
         state = next_state(last, state, annotations, parameters, mask)
+        # An ended sentence can only be continued by ⟨eos⟩, which adds nothing to its score.
         may_follow = ~ended[..., None] | (np.arange(vocabulary) == eos)
         places, best = greatest(log_probabilities(state, parameters), 1, may_follow)
         last = places[..., 0]
@@ -236,6 +238,7 @@ def beam_decode(
         state = next_state(last, state, sources, parameters, real)
         extended = scores[..., None] + np.where(ended[..., None], 0, log_probabilities(state, parameters))
         may_follow = exists[..., None] & (~ended[..., None] | (np.arange(vocabulary) == eos))
+        # Candidates of all hypotheses compete in one row, numbered hypothesis · vocabulary + token.
         count = extended.shape[-2] * vocabulary
         may_follow = may_follow.reshape(*batch, count)
         places, scores = greatest(extended.reshape(*batch, count), min(beams, count), may_follow)

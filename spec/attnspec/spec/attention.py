@@ -4,11 +4,11 @@ Edges: Key j is attendable for query i where `mask` is True. With `causal`, j �
 `causal` aligns query 0 with key 0 (semantics `causal_alignment`). Keys that are not attendable are left out with their
 values, NaN and ∞ included. NaN at an attendable key makes the rows that attend to this key NaN (semantics
 `attendable_nan`). An infinite value there makes its feature of these rows infinite; the feature is NaN if +∞ and −∞
-meet, or if a kernel computes with parts of numbers. Two results are left open: that of NaN or ∞ whose weight rounds to
-0, and that of ∞ in queries or attendable keys. A row whose scores are all −∞ is NaN by the formula and 0 in PyTorch's
-fused kernels. A query without attendable keys gives 0 and zero gradients (semantics `fully_masked`). So does every
-query if `m` = 0 (semantics `no_keys`). A query with a single attendable key gives the value of that key. An empty batch
-gives an empty result. So does `n` = 0.
+meet, or if a kernel splits numbers into parts. Two results are left open: that of NaN or ∞ at a key whose weight rounds
+to 0, and that of ∞ in queries or attendable keys. A row whose scores are all −∞ is NaN by the formula and 0 in
+PyTorch's fused kernels. A query without attendable keys gives 0 and zero gradients (semantics `fully_masked`). So does
+every query if `m` = 0 (semantics `no_keys`). A query with a single attendable key gives the value of that key. An empty
+batch gives an empty result. So does `n` = 0.
 """
 
 from typing import Generic, Protocol, TypedDict

@@ -304,8 +304,8 @@ class RotaryEmbedding(Protocol[Array]):
 class AlibiSlopes(Protocol[Array_co]):
     """The slopes of ALiBi's linear biases, one per head.
 
-    Where: h is `heads`, and H the largest power of two up to h. If H < h, the remaining heads have every other slope of
-    2H heads, starting with the first, as in the authors' code. The result has no unit.
+    Where: h is `heads`, and H the largest power of two up to h. If h is no power of two, the remaining heads have every
+    other slope of 2H heads, starting with the first, as in the authors' code. The result has no unit.
     """
 
     def __call__(self, heads: int) -> Float[Array_co, "{heads}"]: ...

@@ -2,8 +2,8 @@
 
 Where: Weights are (in, out), as S4 prints them: a row vector is multiplied from the left.
 Edges: An empty batch gives an empty result. Steps from `lengths` on are padding: x may hold anything there, NaN
-included, and the states are 0. The final state is that of the last step before the padding in `lengths`. If `lengths`
-or `t` is 0, the final state is the initial one.
+included, and the states are 0. The final state is the one after `lengths` steps. If `lengths` or `t` is 0, it is the
+initial state.
 """
 
 from dataclasses import dataclass
@@ -191,7 +191,7 @@ class RNN(Protocol[Array]):
     """A recurrent network over a sequence: the state after every step, and the final state.
 
     Where: The cell is `rnn_cell`, H₀ is `state`, ℓ the length of a sequence. States have no unit.
-    Domain: No step leaves the domain of the cell.
+    Domain: No pre-activation overflows at any step.
     """
 
     def __call__(
@@ -275,7 +275,7 @@ class BidirectionalRNN(Protocol[Array]):
 
     Where: `state` and `parameters` are pairs (forward network, backward network). The backward network starts at the
     last step before the padding; its final state is that of the first step. A_t is the annotation of word t.
-    Domain: Both networks stay in the domain of `rnn`.
+    Domain: No pre-activation overflows in either network.
     """
 
     def __call__(
@@ -371,7 +371,7 @@ class StackedRNN(Protocol[Array]):
 
     Where: The result holds the states of the last layer. The first layer takes inputs of width d, the others of width
     h. Row l of `state` and of the final state belongs to layer l, in order.
-    Domain: Every layer stays in the domain of `rnn`.
+    Domain: No pre-activation overflows in any layer.
     """
 
     def __call__(

@@ -277,7 +277,7 @@ def _of_right(a: Statistical, b: Statistical, g: Statistical) -> Statistical:
 
 
 def _maximum(result: Statistical, a: Statistical, b: Statistical) -> Backward:
-    """The larger operand gets the gradient, neither of two equal ones; errors may exchange operands."""
+    """Give the gradient to the larger operand, to neither of equal ones; it is unknown where errors decide."""
     either = np.abs(a.value - b.value) <= MARGIN * (a.error + b.error)
     either &= (a.error > 0) | (b.error > 0)
 

@@ -155,10 +155,7 @@ def _logarithms(softmax: Softmax) -> tuple[Numbers, Numbers, Numbers, Numbers]:
 
 
 def attendable_softmax(scores: Numbers, mask: Numbers | None) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Return weights, shifted scores, the broadcast mask and |log Σ exp|, leaving masked scores out.
-
-    The logarithm is 0 for a row whose sum is 1: that of a single exponential is exact.
-    """
+    """Return weights, shifted scores, the broadcast mask and |log Σ exp|, leaving masked scores out."""
     shape = scores.shape if mask is None else np.broadcast_shapes(mask.shape, scores.shape)
     attendable = np.ones(shape, bool) if mask is None else np.broadcast_to(mask, shape)
     some = attendable.any(-1, keepdims=True)
