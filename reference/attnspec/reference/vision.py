@@ -93,7 +93,7 @@ def along_rows(x: np.ndarray, size: int, align_corners: bool) -> np.ndarray:
     position = i * (a - 1) / max(size - 1, 1) if align_corners else (i + half) * a / size - half
     lower, exact, within = _floor(a, size, align_corners)
     share = np.where(within, position - lower.astype(x.dtype), 0)[:, None]
-    # The last term is 0 in exact arithmetic. Rounding may push an integral position below its integer: then it counts.
+    # The last term is 0 in exact arithmetic. It matters if rounding moves an integral position below its integer.
     mixed: np.ndarray = (
         x[..., lower, :] * (1 - share)
         + x[..., np.minimum(lower + 1, a - 1), :] * share
@@ -103,7 +103,7 @@ def along_rows(x: np.ndarray, size: int, align_corners: bool) -> np.ndarray:
 
 
 def _floor(a: int, size: int, align_corners: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return ⌊t⌋ of all places (size,), whether t is an integer, and whether t is within 0..a−1; all exact."""
+    """Return ⌊t⌋ of clipped t, whether clipped t is an integer, and whether t is within 0..a−1; all (size,), exact."""
     i = np.arange(size)
     numerator, denominator = (i * (a - 1), max(size - 1, 1)) if align_corners else ((2 * i + 1) * a - size, 2 * size)
     clipped = np.clip(numerator, 0, (a - 1) * denominator)

@@ -47,7 +47,7 @@ class CausalMask(Protocol[Array_co]):
 class PaddingMask(Protocol[Array]):
     """Padding mask: keys within the length of their sequence are attendable, padding is not.
 
-    Where: Attention takes the mask as `mask[..., None, :]`.
+    Where: Pass it to attention as `mask[..., None, :]`.
     Edges: Length 0 masks everything, length m nothing.
     """
 

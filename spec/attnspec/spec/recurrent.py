@@ -244,8 +244,8 @@ class GRU(Protocol[Array]):
 class LSTM(Protocol[Array]):
     """An LSTM over a sequence: `lstm_cell` applied at every step.
 
-    Where: The states in the result are the hidden ones, h_t. The initial `state` is (h₀, c₀), the final one (h_ℓ, c_ℓ)
-    with the length ℓ. |c_t| ≤ |c₀| + t.
+    Where: The states of the result are the hidden states h_t. The initial `state` is (h₀, c₀), the final state
+    (h_ℓ, c_ℓ), ℓ the length of a sequence. |c_t| ≤ |c₀| + t.
     Domain: No gate overflows at any step.
     """
 
@@ -396,7 +396,7 @@ class StackedRNN(Protocol[Array]):
     lengths={"lengths": "t"},
 )
 class StackedGRU(Protocol[Array]):
-    """Stacked GRUs: the first reads the inputs, each other the states of the one before.
+    """Stacked GRUs: the first reads the inputs, the others the states of the previous GRU.
 
     Where: A layer is `gru`; `state` and the final state have a row per layer. `gru_reset` holds for all layers.
     Domain: No GRU overflows.

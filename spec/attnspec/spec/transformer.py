@@ -347,8 +347,8 @@ class EncoderDecoder(Protocol[Array]):
 
     Where: Embeddings are multiplied by √d before PE, the sinusoids, are added, as in section 3.4 of the paper. Layers
     are post-norm; the result is the `output_distribution` of the decoder's rows. Row t predicts the token after target
-    t, so targets begin with a start token. `source_mask` marks padding: it acts in the encoder and in the attention to
-    its memory. `mask` further restricts the decoder's causal self-attention. Probabilities have no unit. The paper uses
+    t, so targets begin with a start token. `source_mask` excludes padding, in the encoder and in the attention to its
+    memory. `mask` further restricts the decoder's causal self-attention. Probabilities have no unit. The paper uses
     one table for both embeddings and W: pass the same array.
     Domain: Neither the layers nor the product with W overflow.
     Edges: Without decoder layers a row depends only on its own token and position, not on the source. Table rows that

@@ -175,7 +175,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
                 return [_unbroadcast(g, x.shape)]
             if function in (np.repeat, np.take_along_axis):
                 raise TypeError(f"a gradient through np.{function.__name__} has no rule")
-            # Moving the indices of the numbers in the same way shows where each number went.
+            # Moving the indices of the numbers shows where each number went.
             places = function(np.arange(x.result.value.size).reshape(x.shape), *args[1:], **kwargs)
             back = np.argsort(places, axis=None)
             return [g.reshape(-1)[back].reshape(x.shape)]

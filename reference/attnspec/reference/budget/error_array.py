@@ -27,7 +27,7 @@ from attnspec.reference.normalization import sigmoid
 from attnspec.spec.contract.precision import Precision
 
 WIDTH = 8.0
-"""Statistical budgets, in standard deviations."""
+"""Width of a statistical budget, in standard deviations."""
 
 UNKNOWN = 1e100
 """An unknown error, where first-order propagation fails. It is finite so that its product with 0 is 0."""

@@ -124,7 +124,7 @@ def _repeated_rows(x: Numbers) -> float:
     if x.size == 0 or x.ndim == 0:
         return 1.0
     rows = x.reshape(-1, *x.shape[-2:]).astype(np.float64) if x.ndim > 1 else x.reshape(1, -1, 1).astype(np.float64)
-    # One number stands for each row: its sum weighted by square roots, equal for equal rows and hardly for others.
+    # Compare rows by their sums weighted by square roots: equal rows have equal sums, different rows hardly ever.
     marks = np.sort(rows @ np.sqrt(np.arange(2.0, rows.shape[-1] + 2)), axis=-1)
     return float(longest_runs(marks).max())
 
