@@ -1,4 +1,4 @@
-"""What attention computes, plainly: one NumPy function for each formula. The module is itself a backend."""
+"""Reference implementation: one NumPy function per formula. The package is itself a backend."""
 
 from attnspec.reference.attention import *
 from attnspec.reference.complexity import *
@@ -23,4 +23,4 @@ from attnspec.reference.transformer import *
 from attnspec.reference.vision import *
 
 name = "reference"
-"""What reports call this backend."""
+"""The name of this backend in reports."""

@@ -1,4 +1,4 @@
-"""The formulas of attention: a scorer, the softmax over attendable keys, and the sum of their values."""
+"""Attention in three steps: scores, softmax over the attendable keys, weighted sum of values."""
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -125,13 +125,13 @@ def cross_attention(
 
 
 def attend(scores: np.ndarray, value: np.ndarray, mask: np.ndarray | None, causal: bool) -> np.ndarray:
-    """Pool the values (*batch, m, d_v) by the softmax of scores (*batch, n, m) over the attendable keys."""
+    """Pool values (*batch, m, d_v) by the softmax of scores (*batch, n, m) over the attendable keys."""
     n, m = scores.shape[-2:]
     attendable = joint_mask(mask, causal, n, m)
     return pooled(softmax(scores, mask=attendable), value, attendable)
 
 
 def project(x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Linear map of every row: x (*batch, n, d), w (p, d) as (out, in); result (*batch, n, p)."""
+    """Map every row of x (*batch, n, d) linearly by w (p, d), which is (out, in): (*batch, n, p)."""
     projected: np.ndarray = x @ np.swapaxes(w, -1, -2)
     return projected

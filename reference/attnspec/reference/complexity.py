@@ -1,4 +1,4 @@
-"""The formulas of complexity, and of the layers that attention is compared with."""
+"""Complexity: operation counts, and the layers that attention is compared with."""
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -43,7 +43,7 @@ __all__ = [
 def convolution(
     x: Float[np.ndarray, "*batch t d_x"], w: Float[np.ndarray, "taps p_o d_x"]
 ) -> Float[np.ndarray, "*batch t p_o"]:
-    """yᵢ = Σ_r W_r x_{i+r−⌊(k−1)/2⌋}: the k tokens of every range side by side, times the k matrices side by side."""
+    """yᵢ = Σ_r W_r x_{i+r−⌊(k−1)/2⌋}, as one product of the k concatenated tokens and the k concatenated matrices."""
     (taps, p_o, d_x), t = w.shape, x.shape[-2]
     before = (taps - 1) // 2
     zeros = np.zeros((*x.shape[:-2], taps - 1, d_x), x.dtype)
@@ -68,7 +68,7 @@ def graph_layer(
 
 @defines(ConvolutionComplexity[np.ndarray])
 def convolution_complexity(t: int, d_x: int, p_o: int, taps: int) -> Complexity[np.ndarray]:
-    """One product of the tokens of every range, side by side, with the weights of all taps."""
+    """One product per token: the concatenated tokens of its range times the weights of all taps."""
     weights = taps * d_x * p_o
     length = -(-(t - 1) // (taps - 1)) if taps > 1 else 0 if t == 1 else None
     return _complexity("convolution_complexity", t * weights, weights, 1, length)
@@ -76,14 +76,14 @@ def convolution_complexity(t: int, d_x: int, p_o: int, taps: int) -> Complexity[
 
 @defines(RNNComplexity[np.ndarray])
 def rnn_complexity(t: int, d: int, h: int) -> Complexity[np.ndarray]:
-    """For each step, an input times W_xh and a state times W_hh."""
+    """At each step, an input times W_xh and a state times W_hh."""
     weights = d * h + h * h
     return _complexity("rnn_complexity", t * weights, weights + h, t, t if t > 1 else 0)
 
 
 @defines(SelfAttentionComplexity[np.ndarray])
 def self_attention_complexity(n: int, d: int, *, autoregressive: bool = False) -> Complexity[np.ndarray]:
-    """For each pair of tokens, a score and a term of the sum of values."""
+    """For each pair of tokens, a score and one term of the sum of values."""
     return _complexity("self_attention_complexity", _pairs(n, autoregressive) * 2 * d, 0, 2, min(n - 1, 1))
 
 
@@ -124,7 +124,7 @@ def seq2seq_complexity(m: int, n: int, d: int, h: int) -> Complexity[np.ndarray]
 
 @defines(Seq2SeqAttentionComplexity[np.ndarray])
 def seq2seq_attention_complexity(m: int, n: int, d: int, h: int, s: int) -> Complexity[np.ndarray]:
-    """At each of n steps also the additive scores of m annotations, their weighted sum, and h more inputs."""
+    """As without attention; each of n steps adds m additive scores, a weighted sum, and h inputs of the cell."""
     encoder = d * h + h * h
     decoder = (d + h) * h + h * h
     context = s * h + m * (s * h + s + h)
@@ -144,14 +144,14 @@ def decoder_attention_complexity(m: int, n: int, d: int, *, generating: bool = F
 
 @defines(EncoderDecoderAttentionComplexity[np.ndarray])
 def encoder_decoder_attention_complexity(m: int, n: int, d: int, *, generating: bool = False) -> Complexity[np.ndarray]:
-    """Self-attention of the source and the attention of the decoder, whose first half needs nothing of the encoder."""
+    """Self-attention of the source, then the decoder's two attentions; the first does not wait for the encoder."""
     multiply_adds = 6 * (m + n) * d**2 + 2 * d * (m * m + _pairs(n, True) + n * m)
     steps = 8 * n if generating else 8
     return _complexity("encoder_decoder_attention_complexity", multiply_adds, 12 * d**2, steps, 2)
 
 
 def _pairs(n: int, autoregressive: bool) -> int:
-    """How many pairs of a query and a key attend among n tokens."""
+    """Number of query–key pairs that attend, among n tokens."""
     return n * (n + 1) // 2 if autoregressive else n * n
 
 

@@ -1,4 +1,4 @@
-"""The formulas of kernels: attention in groups of heads with its options, packed, paged, latent and in parts."""
+"""Attention as it runs in practice: grouped heads and their options, packed, paged, latent, merged."""
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -55,7 +55,7 @@ def grouped_query_attention(
     sinks: Float[np.ndarray, " heads"] | None = None,
     key_lengths: Int[np.ndarray, "*#batch"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch heads n d_v"], Float[np.ndarray, "*batch heads n"] | None]:
-    """o = softmax(s) v and ℓ = log Σ exp s, over the attendable keys and the sink; a sink is a key with value 0."""
+    """o = softmax(s) v and ℓ = log Σ exp s, over the attendable keys and the sink, a key with value 0."""
     heads_k, n, m = key.shape[-3], query.shape[-2], key.shape[-2]
     scores = capped(
         scaled(in_groups(query, heads_k) @ np.swapaxes(shared(key), -1, -2), query.shape[-1], scale), softcap
@@ -81,43 +81,43 @@ def grouped_query_attention(
 
 
 def in_groups(x: np.ndarray, heads_k: int) -> np.ndarray:
-    """x (*batch, heads, n, d) as (*batch, heads_k, group, n, d); heads of size 1 as (*batch, 1, 1, n, d)."""
+    """Split query heads into groups: (*batch, heads, n, d) → (*batch, heads_k, group, n, d), a size of 1 → 1, 1."""
     *batch, heads, n, d = x.shape
     shape = (1, 1) if heads == 1 else (heads_k, heads // heads_k)
     return np.reshape(x, (*batch, *shape, n, d))
 
 
 def of_heads(x: np.ndarray, heads_k: int) -> np.ndarray:
-    """A number of each head, (heads), as (heads_k, group, 1, 1)."""
+    """Reshape one number per head, (heads,), to (heads_k, group, 1, 1)."""
     return np.reshape(x, (heads_k, x.shape[0] // heads_k, 1, 1))
 
 
 def shared(x: np.ndarray) -> np.ndarray:
-    """Keys or values (*batch, heads_k, m, d) as (*batch, heads_k, 1, m, d), one for each group."""
+    """Add a group axis to keys or values: (*batch, heads_k, m, d) → (*batch, heads_k, 1, m, d)."""
     return np.expand_dims(x, -3)
 
 
 def joined(x: np.ndarray) -> np.ndarray:
-    """x (*batch, heads_k, group, n, d) as (*batch, heads, n, d)."""
+    """Join the groups again: (*batch, heads_k, group, n, d) → (*batch, heads, n, d)."""
     *batch, heads_k, group, n, d = x.shape
     return np.reshape(x, (*batch, heads_k * group, n, d))
 
 
 def scaled(scores: np.ndarray, d: int, scale: float | None) -> np.ndarray:
-    """Scores times the scale, or over √d."""
+    """Scale scores by λ, or by 1/√d if there is no scale."""
     found: np.ndarray = scores / np.sqrt(scores.dtype.type(d)) if scale is None else scores * scale
     return found
 
 
 def capped(scores: np.ndarray, softcap: float | None) -> np.ndarray:
-    """c tanh(s/c), which is s for small scores and never beyond ±c."""
+    """c tanh(s/c): near s for small scores, never beyond ±c."""
     return scores if softcap is None else softcap * np.tanh(scores / softcap)
 
 
 def with_sink(
     scores: np.ndarray, values: np.ndarray, attendable: np.ndarray | None, sinks: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Scores (…, n, m), values (…, m, d_v) and mask with one more key, which every query may attend to."""
+    """Append the sink to scores (…, n, m), values (…, m, d_v) and mask: a key that all queries may attend to."""
     column = np.broadcast_to(sinks, (*scores.shape[:-1], 1))
     row = np.zeros((*values.shape[:-2], 1, values.shape[-1]), values.dtype)
     if attendable is not None:
@@ -139,7 +139,7 @@ def variable_length_attention(
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
 ) -> tuple[Float[np.ndarray, "*batch heads n d_v"], Float[np.ndarray, "*batch heads n"] | None]:
-    """The results of every sequence, one behind the other."""
+    """O = [O₁; O₂; …] and ℓ = [ℓ₁; ℓ₂; …], with `grouped_query_attention` for each sequence."""
     parts = [
         grouped_query_attention(
             query[..., a:b, :], key[..., c:d, :], value[..., c:d, :],
@@ -164,10 +164,10 @@ def paged_attention(
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
 ) -> tuple[Float[np.ndarray, "*batch heads n d_v"], Float[np.ndarray, "*batch heads n"] | None]:
-    """Attention to the rows of the pages in the order of the table, each query at its position."""
+    """`grouped_query_attention` to the first ℓ rows of the pages, in the order of the table."""
     n, m = query.shape[-2], block_table.shape[-1] * key_pages.shape[-2]
     lengths = key_lengths[..., None, None]
-    # How far each key is beyond its query, (*batch, n, m).
+    # j − position of query i, (*batch, n, m): positive for keys after the query.
     beyond = np.arange(m) - (lengths - n + np.arange(n)[:, None])
     near = within(beyond, window)
     mask = np.arange(m) < lengths if near is None else near & (np.arange(m) < lengths)
@@ -178,7 +178,7 @@ def paged_attention(
 
 
 def in_order(pages: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """The rows (*batch, heads_k, blocks·page, d) of pages (pages, heads_k, page, d), by a table (*batch, blocks)."""
+    """Gather pages (pages, heads_k, page, d) by a table (*batch, blocks): (*batch, heads_k, blocks·page, d)."""
     rows = np.moveaxis(pages[table], -4, -3)
     *batch, blocks, page, d = rows.shape
     return np.reshape(rows, (*batch, blocks * page, d))
@@ -209,7 +209,7 @@ def latent_attention(
 def merge_attention(
     outputs: Float[np.ndarray, "*#batch parts d_v"], log_sum_exps: Float[np.ndarray, "*#batch parts"]
 ) -> tuple[Float[np.ndarray, "*batch d_v"], Float[np.ndarray, "*batch"]]:
-    """o = Σ exp(ℓ_p − ℓ) o_p, which is the softmax of the logarithms, and ℓ = log Σ exp ℓ_p."""
+    """o = Σ exp(ℓ_p − ℓ) o_p and ℓ = log Σ exp ℓ_p: the weights are the softmax of the logarithms."""
     scores = log_sum_exps[..., None, :]
     with_keys = np.not_equal(scores, -np.inf)
     merged = pooled(softmax(scores, mask=with_keys), outputs, with_keys)[..., 0, :]
@@ -240,7 +240,7 @@ def rotary_embedding(
 
 @defines(AlibiSlopes[np.ndarray])
 def alibi_slopes(heads: int) -> Float[np.ndarray, "{heads}"]:
-    """m = 2^(−8(r + 1)/H) for the first H heads, H a power of two, and 2^(−4(2r + 1)/H) for the others."""
+    """m = 2^(−8(r + 1)/H) for the first H heads and 2^(−4(2r + 1)/H) for the others, H a power of two."""
     below = 1 << (heads.bit_length() - 1)
     first, others = counted(below), counted(heads - below)
     slopes: np.ndarray = np.concatenate(
@@ -250,7 +250,7 @@ def alibi_slopes(heads: int) -> Float[np.ndarray, "{heads}"]:
 
 
 def halved(exponent: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """2^(−exponent), in the arithmetic of another array."""
+    """2^(−exponent), in the dtype of another array."""
     powers: np.ndarray = np.exp(-exponent * np.log(like.dtype.type(2)))
     return powers
 
@@ -265,7 +265,7 @@ def sliding_window_mask(
 
 
 def within(beyond: np.ndarray, window: Window) -> np.ndarray | None:
-    """The keys in a window (l, r), from how far they are beyond the diagonal of a query; None for all of them."""
+    """Mask of the keys in a window (l, r), from their distance beyond the diagonal; None without a window."""
     if window is None:
         return None
     left, right = window

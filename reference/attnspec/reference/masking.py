@@ -1,4 +1,4 @@
-"""The formulas of masks."""
+"""Masks: boolean, True = may attend."""
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -24,7 +24,7 @@ def padding_mask(lengths: Int[np.ndarray, "*batch"], m: int) -> Bool[np.ndarray,
 
 
 def joint_mask(mask: np.ndarray | None, causal: bool, n: int, m: int) -> np.ndarray | None:
-    """The mask of the keys that `mask` and `causal` both allow, (n, m) or with a batch; None if these are all keys."""
+    """Combine `mask` and `causal` into one mask (n, m) or (*batch, n, m); None if all keys are allowed."""
     if not causal:
         return mask
     earlier = beyond_diagonal(n, m) <= 0
@@ -32,7 +32,7 @@ def joint_mask(mask: np.ndarray | None, causal: bool, n: int, m: int) -> np.ndar
 
 
 def beyond_diagonal(n: int, m: int) -> np.ndarray:
-    """How far every key is beyond the one on the diagonal of every query, (n, m): j − i, or j − i − (m − n)."""
+    """Distance (n, m) of key j beyond the causal diagonal of query i: j − i, or bottom-right j − i − (m − n)."""
     offset = m - n if choice("causal_alignment") == "bottom-right" else 0
     beyond: np.ndarray = np.arange(m) - np.arange(n)[:, None] - offset
     return beyond

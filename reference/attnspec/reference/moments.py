@@ -1,4 +1,4 @@
-"""The moments of the dot product of two random vectors."""
+"""Mean and variance of the dot product of two random vectors."""
 
 import numpy as np
 from jaxtyping import Float

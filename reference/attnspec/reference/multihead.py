@@ -1,4 +1,4 @@
-"""The formulas of multi-head attention."""
+"""Multi-head attention: one attention per head on projected inputs, then concatenation."""
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -69,7 +69,7 @@ def multi_head_additive_attention(
     mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
     causal: bool = False,
 ) -> Float[np.ndarray, "*batch n p_o"]:
-    """oᵢ = W_o [h₁; …; h_h], h_r = Σⱼ softmaxⱼ(a_vᵀ tanh(A_q qᵢ + A_k kⱼ)) vⱼ with q, k and v projected for the head.
+    """oᵢ = W_o [h₁; …; h_h], h_r = Σⱼ softmaxⱼ(a_vᵀ tanh(A_q qᵢ + A_k kⱼ)) vⱼ, with q, k, v projected for head r.
 
     The heads are computed one by one.
     """

@@ -1,4 +1,4 @@
-"""The formulas of normalization."""
+"""Normalization: softmax and its relatives over the attendable keys."""
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -18,7 +18,7 @@ def softmax(
     """αᵢⱼ = exp(eᵢⱼ − eᵢ) / Σ_{j'∈Aᵢ} exp(eᵢⱼ' − eᵢ) for j ∈ Aᵢ, with eᵢ the greatest attendable score of the row."""
     allowed = np.ones((1, 1), bool) if mask is None else mask
     attendable = np.where(allowed, scores, -np.inf)
-    # Shifted by the greatest attendable score: exp cannot overflow, and no masked score can make the others underflow.
+    # Shift by the greatest attendable score: exp cannot overflow, and no masked score can make the others underflow.
     highest = np.max(attendable, axis=-1, keepdims=True, initial=-np.inf)
     some = np.any(allowed, axis=-1, keepdims=True)
     exponentials = np.exp(attendable - np.where(some, highest, 0))
@@ -29,10 +29,10 @@ def softmax(
 
 @overridable
 def log_softmax(scores: np.ndarray) -> np.ndarray:
-    """log αⱼ = eⱼ − e − log Σ exp(eⱼ' − e) for scores (*batch, m), m ≥ 1, where e is the greatest of a row."""
+    """log αⱼ = eⱼ − e − log Σ exp(eⱼ' − e) for scores (*batch, m), m ≥ 1, with e the greatest score of a row."""
     shifted = scores - np.max(scores, axis=-1, keepdims=True)
     greatest = np.arange(scores.shape[-1]) == np.argmax(scores, axis=-1, keepdims=True)
-    # Beside the greatest score, whose exponential is 1, all others may be less than a rounding of 1.
+    # The greatest exponential is 1. The sum of the others may be lost in the rounding of 1, hence log1p.
     others = np.sum(np.where(greatest, 0, np.exp(shifted)), axis=-1, keepdims=True)
     logarithms: np.ndarray = shifted - np.log1p(others)
     return logarithms
@@ -40,7 +40,7 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
 
 @overridable
 def log_sum_exp(scores: np.ndarray, *, mask: np.ndarray | None = None) -> np.ndarray:
-    """log Σ exp eⱼ over the attendable keys of every row of scores (*batch, n, m), −∞ for none: shape (*batch, n)."""
+    """log Σ exp eⱼ (*batch, n) over the attendable keys of scores (*batch, n, m); −∞ for a row without keys."""
     allowed = np.ones((1, 1), bool) if mask is None else mask
     attendable = np.where(allowed, scores, -np.inf)
     highest = np.max(attendable, axis=-1, keepdims=True, initial=-np.inf)
@@ -51,7 +51,7 @@ def log_sum_exp(scores: np.ndarray, *, mask: np.ndarray | None = None) -> np.nda
 
 @overridable
 def sigmoid(x: np.ndarray) -> np.ndarray:
-    """1/(1 + exp(−x)) of x of any shape, from exp(−|x|): it cannot overflow, and small results keep all digits."""
+    """1/(1 + exp(−x)), elementwise, from exp(−|x|): it cannot overflow, and small results keep all digits."""
     least = np.exp(-np.abs(x))
     result: np.ndarray = np.where(x >= 0, 1, least) / (1 + least)
     return result

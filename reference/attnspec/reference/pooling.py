@@ -1,4 +1,4 @@
-"""The formulas of pooling."""
+"""Pooling: weighted sums and means of values."""
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -45,15 +45,15 @@ def nadaraya_watson(
 
 
 def pooled(weights: np.ndarray, value: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-    """Sum of the values, in which masked terms are left out and not only weighted by 0.
+    """Sum the values with their weights, leaving masked terms out, so that NaN and ∞ there have no effect.
 
     Where: weights (*batch, n, m), 0 where masked; value (*batch, m, d_v); mask (*batch, n, m) or None; result
     (*batch, n, d_v).
     """
     if mask is None or np.all(np.isfinite(value)):
         return attention_pooling(weights, value)
-    # In a product the weight 0 leaves a term out only while it is finite, for 0·NaN and 0·∞ are NaN. A value that is
-    # not finite may be masked for some queries and attendable for others, so the terms are chosen pair by pair.
+    # A matrix product drops a term of weight 0 only if the value is finite: 0·NaN and 0·∞ are NaN. A value that is not
+    # finite may be masked for some queries and attendable for others, so the terms are chosen pair by pair.
     terms = np.where(mask[..., None], weights[..., :, :, None] * value[..., None, :, :], 0)
     result: np.ndarray = np.sum(terms, axis=-2)
     return result

@@ -1,4 +1,4 @@
-"""The formulas of positions."""
+"""Positional encodings: sinusoidal and learned, added or concatenated."""
 
 import numpy as np
 from jaxtyping import Float
@@ -14,7 +14,7 @@ __all__ = ["add_positions", "concat_positions", "learned_positions", "sinusoidal
 def sinusoidal_positional_encoding(n: int, d: int) -> Float[np.ndarray, "{n} {d}"]:
     """P_{t,2i} = sin(t/10000^{2i/d}), P_{t,2i+1} = cos(t/10000^{2i/d}).
 
-    Powers are taken as 10000^{−2i/d} = exp(−2i ln 10⁴/d). The result is float64.
+    Powers are computed as 10000^{−2i/d} = exp(−2i ln 10⁴/d). The result is float64.
     """
     pairs = (d + 1) // 2
     t, i = counted(n), counted(pairs)

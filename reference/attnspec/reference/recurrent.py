@@ -1,4 +1,4 @@
-"""The formulas of recurrent networks."""
+"""Recurrent networks: cells, runs over sequences, both directions, stacks, self-attention."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -49,10 +49,10 @@ __all__ = [
 ]
 
 State: TypeAlias = tuple[np.ndarray, ...]
-"""The state of any network, as a tuple: (h,), of an LSTM (h, c)."""
+"""The state of a network as a tuple: (h,) for RNN and GRU, (h, c) for an LSTM."""
 
 Step: TypeAlias = Callable[[np.ndarray, Any, Any], State]
-"""From an input, a state and parameters to the next state."""
+"""A cell: maps input, state and parameters to the next state."""
 
 
 @defines(RNNCell[np.ndarray])
@@ -86,8 +86,8 @@ def gru_cell(
 ) -> Float[np.ndarray, "*batch h"]:
     """H_t = Z_t ⊙ H_{t−1} + (1 − Z_t) ⊙ H̃_t.
 
-    R_t = σ(X_t W_xr + H_{t−1} W_hr + b_r), Z_t likewise, H̃_t = tanh(X_t W_xh + (R_t ⊙ H_{t−1}) W_hh + b_h), or with
-    R_t ⊙ (H_{t−1} W_hh) where `gru_reset` is "after".
+    R_t = σ(X_t W_xr + H_{t−1} W_hr + b_r), Z_t likewise, H̃_t = tanh(X_t W_xh + (R_t ⊙ H_{t−1}) W_hh + b_h). If
+    `gru_reset` is "after", R_t ⊙ (H_{t−1} W_hh) replaces the product.
     """
     p = parameters
     reset = sigmoid(x @ p.w_xr + state @ p.w_hr + p.b_r)
@@ -125,7 +125,7 @@ def rnn(
     *,
     lengths: Int[np.ndarray, "*#batch"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch t h"], Float[np.ndarray, "*batch h"]]:
-    """H_t is the cell's next state of X_t and H_{t−1}, from H₀ on."""
+    """H_t = cell(X_t, H_{t−1}) for every step t, starting from H₀."""
     states, (final,) = sequence(rnn_step, x, (state,), parameters, lengths)
     return states, final
 
@@ -138,7 +138,7 @@ def gru(
     *,
     lengths: Int[np.ndarray, "*#batch"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch t h"], Float[np.ndarray, "*batch h"]]:
-    """H_t is the next state of X_t and H_{t−1}."""
+    """H_t = GRU(X_t, H_{t−1}) for every step t."""
     states, (final,) = sequence(gru_step, x, (state,), parameters, lengths)
     return states, final
 
@@ -151,7 +151,7 @@ def lstm(
     *,
     lengths: Int[np.ndarray, "*#batch"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch t h"], tuple[Float[np.ndarray, "*batch h"], Float[np.ndarray, "*batch h"]]]:
-    """(H_t, C_t) is the next state of X_t and (H_{t−1}, C_{t−1}); the result has all H_t and the last C_t."""
+    """(H_t, C_t) = LSTM(X_t, (H_{t−1}, C_{t−1})) for every step t; C_t is returned for the last step only."""
     states, (h, c) = sequence(lstm_cell, x, state, parameters, lengths)
     return states, (h, c)
 
@@ -164,7 +164,7 @@ def bidirectional_rnn(
     *,
     lengths: Int[np.ndarray, "*#batch"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch t 2*h"], tuple[Float[np.ndarray, "*batch h"], Float[np.ndarray, "*batch h"]]]:
-    """A_t = [→H_t; ←H_t], the backward states from the last step that counts to the first."""
+    """A_t = [→H_t; ←H_t]; the backward network runs from the last unpadded step to the first."""
     there, ((forward,), (backward,)) = both_ways(rnn_step, x, [(h,) for h in state], parameters, lengths)
     return there, (forward, backward)
 
@@ -212,7 +212,7 @@ def stacked_rnn(
     *,
     lengths: Int[np.ndarray, "*#batch"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch t h"], Float[np.ndarray, "*batch depth h"]]:
-    """H^(l) are the states of layer l on H^(l−1), from H^(0) = X on."""
+    """H^(l) = RNN^(l)(H^(l−1)) with H^(0) = X."""
     states, (final,) = one_on_another(rnn_step, x, (state,), layers, lengths)
     return states, final
 
@@ -225,7 +225,7 @@ def stacked_gru(
     *,
     lengths: Int[np.ndarray, "*#batch"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch t h"], Float[np.ndarray, "*batch depth h"]]:
-    """One GRU after another, from the inputs on."""
+    """H^(l) = GRU^(l)(H^(l−1)) with H^(0) = X."""
     states, (final,) = one_on_another(gru_step, x, (state,), layers, lengths)
     return states, final
 
@@ -240,7 +240,7 @@ def stacked_lstm(
 ) -> tuple[
     Float[np.ndarray, "*batch t h"], tuple[Float[np.ndarray, "*batch depth h"], Float[np.ndarray, "*batch depth h"]]
 ]:
-    """One LSTM after another, each on the hidden states of the one before."""
+    """H^(l) = LSTM^(l)(H^(l−1)) with H^(0) = X, where H^(l) are the hidden states."""
     states, (h, c) = one_on_another(lstm_cell, x, state, layers, lengths)
     return states, (h, c)
 
@@ -263,12 +263,12 @@ def rnn_self_attention(
 
 
 def rnn_step(x: np.ndarray, state: State, parameters: RNNParameters[np.ndarray]) -> State:
-    """`rnn_cell`, with its state as a tuple."""
+    """Apply `rnn_cell` to a state in a tuple, as :func:`sequence` keeps it."""
     return (rnn_cell(x, state[0], parameters),)
 
 
 def gru_step(x: np.ndarray, state: State, parameters: GRUParameters[np.ndarray]) -> State:
-    """`gru_cell` likewise."""
+    """Apply `gru_cell` to a state in a tuple, as :func:`sequence` keeps it."""
     return (gru_cell(x, state[0], parameters),)
 
 
@@ -281,14 +281,15 @@ def sequence(
     *,
     backward: bool = False,
 ) -> tuple[np.ndarray, State]:
-    """The hidden states (*batch, t, h) and the final state of a network that starts from the initial one.
+    """Run a cell over a sequence: return the hidden states (*batch, t, h) and the final state.
 
-    From the length on, inputs do not count: the state stays as it is, and its place among the states is 0. ``backward``
-    begins with the last step.
+    From the length on, the inputs are padding: the state stays unchanged and the hidden states are 0. With ``backward``
+    the run starts at the last step.
     """
     steps = x.shape[-2]
     shapes = [x.shape[:-2], *(part.shape[:-1] for part in initial)]
     if lengths is not None:
+        # The cell also runs on padding, whose results are discarded; NaN there would still spread to gradients.
         x = np.where((np.arange(steps) < lengths[..., None])[..., None], x, 0)
         shapes.append(lengths.shape)
     batch = np.broadcast_shapes(*shapes)
@@ -310,7 +311,7 @@ def sequence(
 def both_ways(
     step: Step, x: np.ndarray, initial: Sequence[State], parameters: Sequence[Any], lengths: Any
 ) -> tuple[np.ndarray, list[State]]:
-    """The states of a forward and a backward network side by side, and the final states of both."""
+    """Run one network forwards and one backwards: return concatenated states and both final states."""
     batch = np.broadcast_shapes(x.shape[:-2], *(part.shape[:-1] for first in initial for part in first))
     initial = [tuple(np.broadcast_to(part, (*batch, part.shape[-1])) for part in first) for first in initial]
     runs = [
@@ -323,7 +324,7 @@ def both_ways(
 def one_on_another(
     step: Step, x: np.ndarray, initial: State, layers: Sequence[Any], lengths: Any
 ) -> tuple[np.ndarray, State]:
-    """The states of the last of several layers, and the final states (*batch, depth, h) of all."""
+    """Run stacked layers: return the states of the last one and the final states (*batch, depth, h) of all."""
     finals = []
     for i, p in enumerate(layers):
         first = tuple(part[..., i, :] for part in initial)

@@ -1,4 +1,4 @@
-"""The formulas of scoring."""
+"""Scoring: one number for every pair of a query and a key."""
 
 import numpy as np
 from jaxtyping import Float
@@ -38,8 +38,8 @@ def scaled_dot_scores(
 ) -> Float[np.ndarray, "*batch n m"]:
     """E = QKᵀ/√d."""
     d = query.shape[-1]
-    # The root is taken in the dtype of the scores: np.sqrt(d) would be a float64, which turns float32 scores into
-    # float64 and rounds too early for longdouble.
+    # √d is computed in the dtype of the scores: np.sqrt(d) would be a float64, which turns float32 scores into float64
+    # and rounds too early for longdouble.
     scores = dot_scores(query, key)
     scaled: np.ndarray = scores / np.sqrt(scores.dtype.type(d))
     return scaled
@@ -55,7 +55,7 @@ def additive_scores(
 ) -> Float[np.ndarray, "*batch n m"]:
     """eᵢⱼ = w_vᵀ tanh(W_q qᵢ + W_k kⱼ).
 
-    The hidden layer of all pairs takes memory for (*batch, n, m, h) numbers.
+    The hidden layer of all pairs has (*batch, n, m, h) numbers in memory.
     """
     from_query = query @ np.swapaxes(w_q, -1, -2)
     from_key = key @ np.swapaxes(w_k, -1, -2)
@@ -90,7 +90,7 @@ def gaussian_scores(
 ) -> Float[np.ndarray, "*batch n m"]:
     """eᵢⱼ = −½‖qᵢ − kⱼ‖².
 
-    The differences of all pairs take memory for (*batch, n, m, d) numbers.
+    The differences of all pairs are (*batch, n, m, d) numbers in memory.
     """
     difference = query[..., :, None, :] - key[..., None, :, :]
     scores: np.ndarray = -0.5 * np.sum(difference * difference, axis=-1)

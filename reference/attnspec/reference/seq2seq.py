@@ -1,4 +1,4 @@
-"""The formulas of embeddings, contexts and outputs of a decoder."""
+"""Sequence to sequence: embeddings, decoder contexts, outputs, and greedy and beam decoding."""
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -141,6 +141,7 @@ def encoder_context(
     t, h = states.shape[-2:]
     last = np.array(t) if lengths is None else lengths
     batch = np.broadcast_shapes(states.shape[:-2], last.shape)
+    # With h₀ = 0 in front, index T holds h_T, also for T = 0.
     before = np.zeros((*batch, 1, h), states.dtype)
     from_the_start = np.concatenate([before, np.broadcast_to(states, (*batch, t, h))], axis=-2)
     context: np.ndarray = from_the_start[(*np.indices(batch), np.broadcast_to(last, batch))]
@@ -199,6 +200,7 @@ def greedy_decode(
     tokens = [np.zeros((*batch, 0), int)]
     for _ in range(steps):
         state = next_state(last, state, annotations, parameters, mask)
+        # An ended sentence can only be continued by ⟨eos⟩, which adds nothing to its score.
         may_follow = ~ended[..., None] | (np.arange(vocabulary) == eos)
         places, best = greatest(log_probabilities(state, parameters), 1, may_follow)
         last = places[..., 0]
@@ -220,12 +222,12 @@ def beam_decode(
     *,
     mask: Bool[np.ndarray, "*#batch #m"] | None = None,
 ) -> tuple[Int[np.ndarray, "*batch {steps}"], Float[np.ndarray, "*batch"]]:
-    """The best of the `beams` hypotheses that are left of all extensions of those before, by their Σ log P."""
+    """Extend all hypotheses by all tokens and keep the `beams` best by Σ log P, `steps` times; return the best."""
     vocabulary = parameters.b_o.shape[0]
     batches = [token.shape, state.shape[:-1], annotations.shape[:-2], () if mask is None else mask.shape[:-1]]
     batch = np.broadcast_shapes(*batches)
     sources, real = annotations[..., None, :, :], None if mask is None else mask[..., None, :]
-    # One hypothesis that has said nothing yet. Where a beam is wider than there are hypotheses, some of it is unreal.
+    # The search starts from one empty hypothesis. If there are fewer hypotheses than beams, `exists` marks real ones.
     state, last = (
         np.broadcast_to(state, (*batch, state.shape[-1]))[..., None, :],
         np.broadcast_to(token, batch)[..., None],
@@ -236,6 +238,7 @@ def beam_decode(
         state = next_state(last, state, sources, parameters, real)
         extended = scores[..., None] + np.where(ended[..., None], 0, log_probabilities(state, parameters))
         may_follow = exists[..., None] & (~ended[..., None] | (np.arange(vocabulary) == eos))
+        # Candidates of all hypotheses compete in one row, numbered hypothesis · vocabulary + token.
         count = extended.shape[-2] * vocabulary
         may_follow = may_follow.reshape(*batch, count)
         places, scores = greatest(extended.reshape(*batch, count), min(beams, count), may_follow)
@@ -249,16 +252,16 @@ def beam_decode(
 
 @overridable
 def greatest(scores: np.ndarray, count: int, among: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Places and values of so many scores (*batch, m), the greatest first and of equal ones the first.
+    """Return indices and values of the `count` greatest scores (*batch, m), the greatest first.
 
-    Those that are not among the candidates, a mask (*batch, m), come after all others.
+    Equal scores keep their order. Scores outside of `among`, a mask (*batch, m), come after all others.
     """
     places = np.argsort(-np.where(among, scores, -np.inf), axis=-1, kind="stable")[..., :count]
     return places, np.take_along_axis(scores, places, axis=-1)
 
 
 def log_probabilities(states: np.ndarray, parameters: AttentionDecoderParameters[np.ndarray]) -> np.ndarray:
-    """log P(y = w) (*batch, vocabulary) from states (*batch, d_s)."""
+    """log P(y = w) = log softmax(W_o s + b_o): (*batch, vocabulary) from states (*batch, d_s)."""
     return log_softmax(states @ np.swapaxes(parameters.w_o, -1, -2) + parameters.b_o)
 
 
@@ -269,14 +272,14 @@ def next_state(
     parameters: AttentionDecoderParameters[np.ndarray],
     mask: np.ndarray | None,
 ) -> np.ndarray:
-    """s_{t'} (*batch, d_s) from y_{t'} (*batch), s_{t'−1} (*batch, d_s) and annotations (*batch, m, d_h)."""
+    """s_{t'} = g([y_{t'}; c_{t'}], s_{t'−1}), (*batch, d_s), from y_{t'} (*batch) and annotations (*batch, m, d_h)."""
     p = parameters
     context = bahdanau_context(state, annotations, p.w_q, p.w_k, p.w_v, mask=mask)
     return rnn_cell(beside(p.embedding[token], context), state, p.cell)
 
 
 def beside(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Two vectors one after the other, (*batch, d) and (*batch, e), for every element of the common batch."""
+    """Concatenate vectors (*batch, d) and (*batch, e) whose batches broadcast: (*batch, d + e)."""
     batch = np.broadcast_shapes(first.shape[:-1], second.shape[:-1])
     both = [np.broadcast_to(x, (*batch, x.shape[-1])) for x in (first, second)]
     joined: np.ndarray = np.concatenate(both, axis=-1)
@@ -284,5 +287,5 @@ def beside(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def for_every_query(mask: np.ndarray | None) -> np.ndarray | None:
-    """A mask of keys (*batch, m) with an axis for queries."""
+    """Turn a mask of keys (*batch, m) into one for all queries, (*batch, 1, m)."""
     return None if mask is None else mask[..., None, :]

@@ -1,4 +1,4 @@
-"""The formulas of transformers."""
+"""Transformers: sublayers, encoder and decoder layers, stacks, and whole models."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 EPSILON = 1e-5
-"""What layer normalization adds to the variance."""
+"""ε, which layer normalization adds to the variance."""
 
 
 @defines(EncoderLayer[np.ndarray])
@@ -146,7 +146,7 @@ def cached_decoder_step(
 
 
 def behind(cached: np.ndarray, row: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """What is cached (*batch, heads, t, p), and behind it a row (*batch, 1, d) projected for every head."""
+    """Append a row (*batch, 1, d), projected for every head, to cached keys or values (*batch, heads, t, p)."""
     own = np.stack([project(row, of_head) for of_head in w], axis=-3)
     before = np.broadcast_to(cached, (*own.shape[:-2], *cached.shape[-2:]))
     joined: np.ndarray = np.concatenate([before, own], axis=-2)
@@ -154,7 +154,7 @@ def behind(cached: np.ndarray, row: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def with_itself(mask: np.ndarray, cached: int) -> np.ndarray:
-    """A mask of cached positions (*batch, t), and of the position itself, (*batch, 1, 1, t + 1) for all heads."""
+    """Extend a mask of cached positions (*batch, t) by the new one, attendable: (*batch, 1, 1, t + 1)."""
     every = np.broadcast_to(mask, (*mask.shape[:-1], cached))
     return np.concatenate([every, np.ones((*every.shape[:-1], 1), bool)], axis=-1)[..., None, None, :]
 
@@ -176,7 +176,7 @@ def encoder_decoder(
 
 
 def placed(embeddings: np.ndarray) -> np.ndarray:
-    """√d x + PE, for embeddings (*batch, n, d) and the sinusoids of their positions."""
+    """√d x + PE for embeddings x (*batch, n, d), with the sinusoids PE of their positions."""
     n, d = embeddings.shape[-2:]
     with in_arithmetic_of(embeddings):
         positions = sinusoidal_positional_encoding(n, d)
@@ -210,7 +210,7 @@ def encoder_only(
 def language_model(
     tokens: np.ndarray, parameters: LanguageModelParameters[np.ndarray], mask: np.ndarray | None
 ) -> np.ndarray:
-    """The distribution of tokens at every position, from embeddings with learned positions, in an encoder."""
+    """P = softmax(S Wᵀ + b) with S = Encoder(E + T): embeddings plus learned positions, encoded under a mask."""
     p = parameters
     x = p.embedding[tokens] + learned_positions(p.positions, tokens.shape[-1])
     return output_distribution(encoder_stack(x, p.layers, mask=mask), p.w, p.b)
@@ -224,13 +224,13 @@ def attend_in_heads(
     *,
     causal: bool = False,
 ) -> np.ndarray:
-    """Multi-head attention of x (*batch, n, d) to the rows of a memory (*batch, m, d_m), which may be x."""
+    """MHA(X, Z, Z) of x (*batch, n, d) to the rows of a memory (*batch, m, d_m), which may be x."""
     w = parameters
     return multi_head_attention(x, memory, memory, w.w_q, w.w_k, w.w_v, w.w_o, mask=mask, causal=causal)
 
 
 def in_batch_of(x: np.ndarray, *others: np.ndarray | None) -> np.ndarray:
-    """x (*batch, n, d) repeated for the batches of other arrays with two more dimensions each."""
+    """Broadcast x (*batch, n, d) to the common batch of other arrays with two core dimensions each."""
     batch = np.broadcast_shapes(x.shape[:-2], *(other.shape[:-2] for other in others if other is not None))
     return np.broadcast_to(x, (*batch, *x.shape[-2:]))
 
@@ -241,7 +241,7 @@ def residual(
     parameters: LayerNormParameters[np.ndarray],
     norm: Literal["post", "pre"],
 ) -> np.ndarray:
-    """A sublayer with its residual connection on x (*batch, n, d), normalized after the sum or before the sublayer."""
+    """LN(x + sublayer(x)) for norm "post", x + sublayer(LN(x)) for "pre"; x is (*batch, n, d)."""
     if norm == "post":
         return layer_norm(x + sublayer(x), parameters)
     added: np.ndarray = x + sublayer(layer_norm(x, parameters))

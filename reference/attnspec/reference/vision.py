@@ -1,4 +1,4 @@
-"""The formulas of vision."""
+"""Attention in vision: patches and transformers of images, attention gates, spatial attention."""
 
 import numpy as np
 from jaxtyping import Float
@@ -37,7 +37,7 @@ __all__ = [
 def patchify(
     image: Float[np.ndarray, "*batch height width channels"], patch: int
 ) -> Float[np.ndarray, "*batch patches features"]:
-    """Axes (row, i, column, j, channel) of pixels become (row, column) of patches with (i, j, channel) inside."""
+    """Pixel axes (row, i, column, j, channel) become patches (row, column) with features (i, j, channel)."""
     *batch, height, width, channels = image.shape
     rows, columns = height // patch, width // patch
     pixels = np.reshape(image, (*batch, rows, patch, columns, patch, channels))
@@ -85,7 +85,7 @@ def interpolate(
 
 
 def along_rows(x: np.ndarray, size: int, align_corners: bool) -> np.ndarray:
-    """Linear interpolation of x (*batch, a, d) to (*batch, size, d)."""
+    """Interpolate x (*batch, a, d) linearly to (*batch, size, d)."""
     a = x.shape[-2]
     if a == size:
         return np.broadcast_to(x, x.shape)
@@ -93,7 +93,7 @@ def along_rows(x: np.ndarray, size: int, align_corners: bool) -> np.ndarray:
     position = i * (a - 1) / max(size - 1, 1) if align_corners else (i + half) * a / size - half
     lower, exact, within = _floor(a, size, align_corners)
     share = np.where(within, position - lower.astype(x.dtype), 0)[:, None]
-    # The last term is 0, but in an arithmetic that rounds a position down to a number below the integer that it is.
+    # The last term is 0 in exact arithmetic. It matters if rounding moves an integral position below its integer.
     mixed: np.ndarray = (
         x[..., lower, :] * (1 - share)
         + x[..., np.minimum(lower + 1, a - 1), :] * share
@@ -103,7 +103,7 @@ def along_rows(x: np.ndarray, size: int, align_corners: bool) -> np.ndarray:
 
 
 def _floor(a: int, size: int, align_corners: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The positions of all places (size) rounded down, whether each is an integer, and whether it is within 0..a−1."""
+    """Return ⌊t⌋ of clipped t, whether clipped t is an integer, and whether t is within 0..a−1; all (size,), exact."""
     i = np.arange(size)
     numerator, denominator = (i * (a - 1), max(size - 1, 1)) if align_corners else ((2 * i + 1) * a - size, 2 * size)
     clipped = np.clip(numerator, 0, (a - 1) * denominator)
@@ -130,7 +130,7 @@ def attention_skip(
     gating: Float[np.ndarray, "*#batch slices_from rows_from columns_from d_g"],
     parameters: AttentionGateParameters[np.ndarray],
 ) -> Float[np.ndarray, "*batch slices rows columns d_x+d_g"]:
-    """[x̂; g↑] with x̂ gated by g, where ↑ interpolates to the grid of x."""
+    """[x̂; g↑] with the gated x̂, where ↑ interpolates to the grid of x."""
     gated, _ = attention_gate(x, gating, parameters)
     return beside(gated, interpolate(gating, *x.shape[-4:-1]))
 

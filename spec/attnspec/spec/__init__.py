@@ -1,6 +1,6 @@
-"""What attention is: operations, laws, semantics, precision and the errata of the sources.
+"""The specification of attention: operations, laws, semantics, precision and errata of the sources.
 
-Every chapter exports its Protocols, the records of their parameters, and the types of a backend that has them.
+Every chapter exports its Protocols, their parameter records, and the types of a backend that provides them.
 """
 
 from attnspec.spec.attention import *
@@ -43,9 +43,9 @@ from attnspec.spec.seq2seq import *
 from attnspec.spec.transformer import *
 from attnspec.spec.vision import *
 
-# The laws and errata are about operations, so that these must be there.
+# Laws and errata refer to operations, so these must be registered first.
 from attnspec.spec import laws as laws  # isort: skip
 from attnspec.spec.errata import ERRATA as ERRATA, Erratum as Erratum  # isort: skip
 
 SPEC_VERSION = "2026.11"
-"""The version of the specification (year.month), apart from that of the package."""
+"""The version of the specification (year.month), independent of the package's version."""

@@ -1,12 +1,12 @@
-"""Attention: scores, normalized by softmax over the attendable keys, pool the values.
+"""Attention: values pooled by the softmax of scores over the attendable keys.
 
 Edges: Key j is attendable for query i where `mask` is True. With `causal`, j ≤ i must hold as well. If n ≠ `m`,
 `causal` aligns query 0 with key 0 (semantics `causal_alignment`). Keys that are not attendable are left out with their
-values, NaN and ∞ included. Where a key is attendable, NaN makes the rows that attend to it NaN (semantics
-`attendable_nan`), and an infinite value makes its feature of these rows infinite, or NaN, where both infinities meet or
-a kernel computes with parts of numbers. Left open is what becomes of both where the weight rounds to 0, and what
-infinities of queries and attendable keys give. For a row whose scores are all −∞, the formula has NaN, and PyTorch's
-fused kernels have 0. A query without attendable keys gives 0 and zero gradients (semantics `fully_masked`). So does
+values, NaN and ∞ included. NaN at an attendable key makes the rows that attend to this key NaN (semantics
+`attendable_nan`). An infinite value there makes its feature of these rows infinite; the feature is NaN if +∞ and −∞
+meet, or if a kernel splits numbers into parts. Two results are left open: that of NaN or ∞ at a key whose weight rounds
+to 0, and that of ∞ in queries or attendable keys. A row whose scores are all −∞ is NaN by the formula and 0 in
+PyTorch's fused kernels. A query without attendable keys gives 0 and zero gradients (semantics `fully_masked`). So does
 every query if `m` = 0 (semantics `no_keys`). A query with a single attendable key gives the value of that key. An empty
 batch gives an empty result. So does `n` = 0.
 """
@@ -77,7 +77,7 @@ class DotProductAttention(Protocol[Array]):
 class ScaledDotProductAttention(Protocol[Array]):
     """Attention with the scaled dot product as score.
 
-    Where: d is the size actually multiplied. The result is in units of value.
+    Where: d is the size of the multiplied vectors. The result is in units of value.
     Domain: Σ|q||k| does not overflow.
     """
 
@@ -130,10 +130,10 @@ class GeneralAttention(Protocol[Array]):
     sharpened={"w_v": 1.0},
 )
 class AdditiveAttention(Protocol[Array]):
-    """Attention with the additive score: Bahdanau's attention, for queries, keys and values of any origin.
+    """Attention with the additive score: Bahdanau's attention for any queries, keys and values.
 
-    Where: In a decoder, the query is its state, and keys and values are the annotations (`bahdanau_context`, in the
-    chapter seq2seq). Weights are (out, in). The result is in units of value.
+    Where: Bahdanau's decoder queries with its state, and keys and values are both the annotations: see
+    `bahdanau_context` in the chapter seq2seq. Weights are (out, in). The result is in units of value.
     Domain: W_q q and W_k k do not overflow; however large they are, tanh saturates and the result is finite.
     """
 
@@ -160,10 +160,10 @@ class AdditiveAttention(Protocol[Array]):
     pooled="x",
 )
 class SelfAttention(Protocol[Array]):
-    """Self-attention without weights: every x is query, key and value, scored by the scaled dot product.
+    """Self-attention without weights: each row of x is query, key and value.
 
-    Where: S0 leaves the score open; here it is S0(5). S1's Q = K = V = X, which has no 1/√d, is
-    `dot_product_attention` of x, x and x. The result is in units of x.
+    Where: S0 leaves the score open; here it is the scaled dot product, S0(5). S1's Q = K = V = X has no 1/√d: compute
+    it as `dot_product_attention` of x, x and x. The result is in units of x.
     Domain: Σ|x||x| does not overflow.
     """
 
@@ -189,9 +189,9 @@ class SelfAttention(Protocol[Array]):
 class ProjectedSelfAttention(Protocol[Array]):
     """Self-attention whose queries, keys and values are linear maps of x.
 
-    Where: Weights are (out, in). The result is in units of w_v × x. The form of S1, without 1/√d_k, is
+    Where: Weights are (out, in). The result is in units of w_v × x. S1's form has no 1/√d_k: compute it as
     `dot_product_attention` of the projections.
-    Domain: Projected, Σ|q||k| does not overflow.
+    Domain: After projection, Σ|q||k| stays finite.
     """
 
     def __call__(
@@ -224,7 +224,7 @@ class CrossAttention(Protocol[Array]):
 
     Where: Weights are (out, in). The result is in units of w_v × memory. There is no causal flag, since x and memory
     share no time axis.
-    Domain: Projected, Σ|q||k| does not overflow.
+    Domain: After projection, Σ|q||k| stays finite.
     """
 
     def __call__(

@@ -1,11 +1,11 @@
-"""Complexity: what layers cost, how far apart they leave their tokens, and what attention is compared with.
+"""Complexity: cost and path length of layers, and the layers that attention is compared with.
 
 Where: The formula gives `multiply_adds`, `parameters`, `sequential_operations`, `maximum_path_length`, in this order.
-`multiply_adds` counts the terms of all matrix products, each one multiplication and one addition, and neither scale nor
-softmax, bias and activation. `parameters` are the numbers in weights and biases. The `sequential_operations` are the
-matrix products in the longest chain of which each needs the one before it. The `maximum_path_length` is the most, over
-pairs of tokens, of the fewest edges by which both reach one state, and 0 where there is but one token. Results are in
-units of `x` × `w`.
+`multiply_adds` counts the terms of all matrix products, each one multiplication and one addition, but not scale,
+softmax, bias and activation. `parameters` counts the numbers in weights and biases. `sequential_operations` is the
+length of the longest chain of matrix products in which each needs the one before it. `maximum_path_length` is the
+largest distance of two tokens: the fewest edges by which both reach one state; with a single token it is 0. Results are
+in units of `x` × `w`.
 Errors: A count of `multiply_adds` or `parameters` above 2⁶³ − 1 raises.
 """
 
@@ -54,13 +54,13 @@ _COMPARISON = S4.passage("Inductive Bias")
     linear="x w",
 )
 class Convolution(Protocol[Array]):
-    """Convolution of a sequence: each result is a linear map of the tokens within a local range.
+    """Convolution of a sequence: each result is a linear map of k neighbouring tokens.
 
-    Where: k is the number of taps. The range is centred; an even number of taps reaches one token further ahead than
-    back. As in libraries the taps are not reversed (a cross-correlation): the first meets the earliest token of the
-    range. Each matrix is (out, in).
+    Where: The number of taps is k. The range is centred; an even number of taps reaches one token further ahead than
+    back. As in libraries the taps are not reversed (a cross-correlation): the first multiplies the earliest token of
+    the range. Each matrix is (out, in).
     Domain: Numbers are finite, and no sum overflows.
-    Edges: Beyond both ends of the sequence there are zeros. Without tokens the result is empty.
+    Edges: The sequence is padded with zeros at both ends. Without tokens the result is empty.
     """
 
     def __call__(
@@ -77,14 +77,14 @@ class Convolution(Protocol[Array]):
     linear="x w",
 )
 class GraphLayer(Protocol[Array]):
-    """Layer of a graph network: each node is given the sum of what its neighbours send.
+    """Layer of a graph network: each node receives the sum of its neighbours' messages.
 
-    Where: A_i are the nodes j that have an edge to i: `mask`[i, j] is True where an edge leads from j to i. Rows are
-    receivers, as in the transpose of an adjacency matrix whose rows are senders. A node hears itself only where
-    `mask`[i, i] is True. Without a mask the graph is complete. The matrix of the weights is (out, in).
+    Where: A_i are the nodes j with an edge to i: `mask`[i, j] is True where an edge leads from j to i. Rows are
+    receivers, as in the transpose of an adjacency matrix whose rows are senders. A node receives its own message only
+    where `mask`[i, i] is True. Without a mask the graph is complete. The matrix of the weights is (out, in).
     Domain: No sum overflows.
-    Edges: A node without neighbours gets 0 (semantics `fully_masked`, `no_keys`). Whatever is not finite reaches the
-    neighbours alone.
+    Edges: A node without neighbours gets 0 (semantics `fully_masked`, `no_keys`). NaN and ∞ reach only the nodes to
+    which an edge leads.
     """
 
     def __call__(
@@ -98,7 +98,7 @@ class GraphLayer(Protocol[Array]):
 
 @dataclass(frozen=True)
 class Complexity(Generic[Array]):
-    """What a layer costs, and how far apart it leaves its tokens; None for tokens that never meet."""
+    """Cost of a layer, and its maximum path length: None if some tokens never meet."""
 
     multiply_adds: Int[Array, ""]
     parameters: Int[Array, ""]
@@ -117,9 +117,9 @@ class Complexity(Generic[Array]):
 class ConvolutionComplexity(Protocol[Array]):
     """Complexity of `convolution`.
 
-    Where: k is the number of taps. Products with the zeros beyond both ends are counted. The path leads through as many
-    layers, of the same number of taps, as it takes until the ranges of both tokens overlap.
-    Edges: With one tap, two tokens never meet: there is no length.
+    Where: There are k taps. Products with the zeros beyond both ends are counted. The path length is the number of
+    layers, each with k taps, after which the ranges of both tokens overlap.
+    Edges: With one tap, two tokens never meet, and the path length is None.
     """
 
     def __call__(self, t: int, d_x: int, p_o: int, taps: int) -> Complexity[Array]: ...
@@ -136,7 +136,7 @@ class ConvolutionComplexity(Protocol[Array]):
 class RNNComplexity(Protocol[Array]):
     """Complexity of `rnn`: t steps of `rnn_cell`.
 
-    Where: The path of the first token leads through t states to that of the last one.
+    Where: The path of the first token leads through t states to the state of the last token.
     """
 
     def __call__(self, t: int, d: int, h: int) -> Complexity[Array]: ...
@@ -157,8 +157,8 @@ class RNNComplexity(Protocol[Array]):
 class SelfAttentionComplexity(Protocol[Array]):
     """Complexity of `self_attention`, which has no projections.
 
-    Where: Autoregressive attention is that of a decoder, to no later token: of its pairs only the n(n + 1)/2 that
-    attend are counted, as where each token is computed from its prefix. On whole matrices, all n² are computed.
+    Where: Autoregressive attention is that of a decoder, to no later token. Only its n(n + 1)/2 attending pairs are
+    counted, as if each token were computed from its prefix. On whole matrices, all n² pairs are computed.
     """
 
     def __call__(self, n: int, d: int, *, autoregressive: bool = False) -> Complexity[Array]: ...
@@ -193,7 +193,7 @@ class ProjectedSelfAttentionComplexity(Protocol[Array]):
 class CrossAttentionComplexity(Protocol[Array]):
     """Complexity of `cross_attention`.
 
-    Where: The path is that of any token and any row of the memory.
+    Where: The path connects any token with any row of the memory.
     """
 
     def __call__(self, n: int, m: int, d_x: int, d_m: int, d_k: int, d_v: int) -> Complexity[Array]: ...
@@ -211,8 +211,8 @@ class CrossAttentionComplexity(Protocol[Array]):
 class MultiHeadAttentionComplexity(Protocol[Array]):
     """Complexity of `multi_head_attention`.
 
-    Where: h is the number of heads. Where heads are given d/h features each, their number changes no count. The path is
-    that of a query and a key.
+    Where: The number of heads is h. If each head has d/h features, h changes no count. The path connects a query with a
+    key.
     """
 
     def __call__(
@@ -229,9 +229,9 @@ class MultiHeadAttentionComplexity(Protocol[Array]):
     axes=_COUNTED | {"d": Axis.WIDTH},
 )
 class Seq2SeqComplexity(Protocol[Array]):
-    """Complexity of a recurrent encoder and a recurrent decoder, which begins from the encoder's last state.
+    """Complexity of a recurrent encoder and a decoder that starts from its last state.
 
-    Where: m tokens are read and n written. The path is that of a token of the source and one of the target.
+    Where: The encoder reads m tokens, the decoder writes n. The path connects a source token with a target token.
     """
 
     def __call__(self, m: int, n: int, d: int, h: int) -> Complexity[Array]: ...
@@ -247,13 +247,12 @@ class Seq2SeqComplexity(Protocol[Array]):
     axes=_COUNTED | {"d": Axis.WIDTH, "s": Axis.HIDDEN},
 )
 class Seq2SeqAttentionComplexity(Protocol[Array]):
-    """Complexity of a recurrent encoder and a decoder that takes a `bahdanau_context` beside every token.
+    """Complexity of a recurrent encoder and a decoder with a `bahdanau_context` at every step.
 
-    Where: s is the number of hidden units of the additive score. The keys are projected at every step, as (16) with (4)
-    is written; projecting them once takes mhs in place of nmhs. The path leads from a token of the source through its
-    annotation and the context to a state of the decoder; for one token each, there is no need of the context. Only
-    pairs of a token of the source and one of the target are meant, as in S3: tokens of the target are up to n edges
-    apart.
+    Where: The additive score has s hidden units. The keys are projected at every step, as (16) with (4) is written;
+    projecting them once takes mhs instead of nmhs multiply-adds. The path leads from a source token through its
+    annotation and the context to a state of the decoder; for one token each, the path without the context is shorter.
+    As in S3, only pairs of a source and a target token count: two target tokens are up to n edges apart.
     """
 
     def __call__(self, m: int, n: int, d: int, h: int, s: int) -> Complexity[Array]: ...
@@ -268,12 +267,12 @@ class Seq2SeqAttentionComplexity(Protocol[Array]):
     axes=_COUNTED | {"d": Axis.WIDTH},
 )
 class DecoderAttentionComplexity(Protocol[Array]):
-    """Complexity of the attention in one decoder layer: of n tokens to those up to them, and to m rows of the encoder.
+    """Complexity of the attention in one decoder layer: causal self-attention and cross-attention.
 
-    Where: All d features of a token are divided among the heads. In attention alone, it is what decoding into another
-    language adds to the encoder. Generating, a token is known only after the one before it has passed through the
-    layer, so that what is counted once per sequence in training is counted once per token. The path is that of two
-    tokens of the target.
+    Where: The n target tokens attend to earlier ones and themselves, then to m rows of the encoder. All d features of a
+    token are divided among the heads. As far as attention goes, this is the cost that decoding into another language
+    adds to the encoder. When `generating`, a token is known only after the one before it has passed through the layer:
+    sequential operations count once per token, in training once per sequence. The path connects two target tokens.
     """
 
     def __call__(self, m: int, n: int, d: int, *, generating: bool = False) -> Complexity[Array]: ...
@@ -290,8 +289,8 @@ class DecoderAttentionComplexity(Protocol[Array]):
 class EncoderDecoderAttentionComplexity(Protocol[Array]):
     """Complexity of the attention in an encoder layer and a decoder layer together.
 
-    Where: The encoder attends to itself, the decoder as in `decoder_attention_complexity`. The path leads from a token
-    of the source through its row of the encoder to the decoder.
+    Where: The encoder attends to itself, the decoder as in `decoder_attention_complexity`. The path leads from a source
+    token through its row of the encoder to the decoder.
     """
 
     def __call__(self, m: int, n: int, d: int, *, generating: bool = False) -> Complexity[Array]: ...

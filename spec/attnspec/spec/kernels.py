@@ -1,4 +1,4 @@
-"""Kernels: the attention that people run, with shared heads, windows, caps, sinks, packed sequences and pages."""
+"""Kernels: attention as it runs in practice, with grouped heads, windows, caps, sinks and caches."""
 
 from typing import Annotated, Generic, Protocol, TypedDict
 
@@ -71,19 +71,20 @@ __all__ = [
     },
 )
 class GroupedQueryAttention(Protocol[Array]):
-    """Attention whose query heads share the heads of keys and values, with the options that models have.
+    """Attention whose query heads share key and value heads, with the options of common models.
 
-    Where: g is `group`: the first g heads of the queries belong to the first head of the keys. λ is `scale`, 1/√d if
-    not given; c is `softcap`, B `bias`, mᵣ `slopes`, bᵣ `sinks`, each left out if not given. A sink is the score of a
-    key with value 0. Distances of keys are counted from the diagonal on which a causal mask is aligned. The mask is
+    Where: g is `group`: the first g query heads use the first key head, and so on. λ is `scale`, 1/√d if not given; c
+    is `softcap`, B `bias`, mᵣ `slopes`, bᵣ `sinks`, each left out if not given. A sink is the score of an additional
+    key with value 0. The distance |i − j| is counted from the diagonal on which a causal mask is aligned. The mask is
     the same for all heads. `log_sum_exp` is the natural logarithm of Z. The output is in units of value; scores and
     logarithms have no unit.
     Domain: Σ|q||k| does not overflow. The softcap is positive.
-    Edges: Key j is attendable for query i where `mask` is True, j ≤ i with `causal`, i − left ≤ j ≤ i + right with
-    `window`, where None is any distance, and j < `key_lengths`. If n ≠ `m`, query 0 is aligned with key 0 (semantics
-    `causal_alignment`). What is not attendable is left out, keys with their values, NaN and ∞ included, and scores are
-    capped before. A query without attendable keys gives 0, and −∞ for the logarithm, or its sink; its gradients are
-    those of the sink. An empty batch gives an empty result, and so does `n` = 0.
+    Edges: Key j is attendable for query i if all options allow it: `mask` is True, j ≤ i with `causal`,
+    i − left ≤ j ≤ i + right with `window`, where None is any distance, and j < `key_lengths`. If n ≠ `m`, query 0 is
+    aligned with key 0 (semantics `causal_alignment`). Keys that are not attendable are left out after scores are
+    capped, with their values, NaN and ∞ included. A query without attendable keys gives 0, and −∞ for the logarithm or,
+    if there is one, its sink; its gradients are those of the sink. An empty batch gives an empty result. So does
+    `n` = 0.
     """
 
     def __call__(
@@ -125,13 +126,13 @@ class GroupedQueryAttention(Protocol[Array]):
     parts={"scale": Part.SCALE, "softcap": Part.CAP},
 )
 class VariableLengthAttention(Protocol[Array]):
-    """Attention of sequences that are packed one behind the other, each to its own keys.
+    """Attention of several sequences packed into one, each to its own keys.
 
     Where: a and b are `query_ends` and `key_ends`: sequence s has the queries a_s … a_{s+1}−1 and the keys
-    b_s … b_{s+1}−1. Within a sequence all is as in `grouped_query_attention`, positions counted from its first, or its
-    last query aligned with its last key (semantics `causal_alignment`). The output is in units of value.
+    b_s … b_{s+1}−1. Each sequence is computed as in `grouped_query_attention`. Its first query is aligned with its
+    first key, or its last query with its last key (semantics `causal_alignment`). The output is in units of value.
     Domain: Σ|q||k| does not overflow. The softcap is positive.
-    Edges: A sequence may have no queries, or no keys, as its queries then see.
+    Edges: A sequence may have no queries or no keys. Queries without keys give 0, and −∞ for the logarithm.
     """
 
     def __call__(
@@ -167,14 +168,14 @@ class VariableLengthAttention(Protocol[Array]):
     parts={"scale": Part.SCALE, "softcap": Part.CAP},
 )
 class PagedAttention(Protocol[Array]):
-    """Attention to a cache whose rows lie in pages, which a table puts in order.
+    """Attention to a key–value cache stored in pages, which a block table puts in order.
 
-    Where: K are `key_pages`, p is `page`, the number of rows of one, t `block_table` and ℓ `key_lengths`. The queries
-    are the last n of the ℓ positions: query i is at position ℓ − n + i, from which `causal` and `window` count. The
-    rest is as in `grouped_query_attention`. The output is in units of the values.
+    Where: K are `key_pages`, p is `page`, the number of rows per page, t `block_table` and ℓ `key_lengths`. The queries
+    are the last n of the ℓ positions: query i is at position ℓ − n + i, from which `causal` and `window` count. All
+    else is as in `grouped_query_attention`. The output is in units of the values.
     Domain: Σ|q||k| does not overflow. The softcap is positive.
-    Edges: Rows of pages from ℓ on, and pages that no entry names, do not count, NaN and ∞ included. A page may stand
-    in the table more than once, and in those of several elements of the batch.
+    Edges: Rows of pages from ℓ on and pages outside of the table have no effect, NaN and ∞ included. A page may occur
+    several times in the table, also for several elements of the batch.
     """
 
     def __call__(
@@ -211,13 +212,13 @@ class PagedAttention(Protocol[Array]):
     parts={"scale": Part.SCALE},
 )
 class LatentAttention(Protocol[Array]):
-    """Multi-head latent attention: keys and values of all heads are projected from one vector for each position.
+    """Multi-head latent attention: keys and values of all heads come from one latent vector.
 
-    Where: c is `latent`, q̂ and k̂ are `query_rope` and `key_rope`, rotated before; all heads share k̂. λ is `scale`,
-    1/√(d + d_r) if not given. Weights are (out, in), one for each head. Two orders of computing give the same: plain,
-    from keys W^K c and values W^V c of every head; and absorbed, from queries (W^K)ᵀq and the pooled c alone. The
-    result is in units of w_v × latent.
-    Domain: Projected, Σ|q||k| does not overflow.
+    Where: c is `latent`, one vector per position. q̂ and k̂ are `query_rope` and `key_rope`, already rotated; all heads
+    share k̂. λ is `scale`, 1/√(d + d_r) if not given. Weights are (out, in), one matrix per head. Two orders compute the
+    same result: plain, from keys W^K c and values W^V c of every head; and absorbed, from queries (W^K)ᵀq and the
+    pooled c alone. The result is in units of w_v × latent.
+    Domain: After projection, Σ|q||k| stays finite.
     """
 
     def __call__(
@@ -245,12 +246,12 @@ class LatentAttention(Protocol[Array]):
     results="output log_sum_exp",
 )
 class MergeAttention(Protocol[Array]):
-    """Attention to all keys, from that to parts of them and the logarithm of the sum of exponentials of each part.
+    """Attention to all keys, merged from partial outputs and their log-sum-exps.
 
-    Where: The batch holds what the parts have in common: elements, heads and queries. The output is in units of
+    Where: Batch dimensions are all that the parts share: batch elements, heads and queries. The output is in units of
     outputs.
-    Edges: A part with a logarithm of −∞ has no keys, and is left out with its output, NaN included. Of no parts, or
-    none with keys, the output is 0 and the logarithm −∞.
+    Edges: A part with a logarithm of −∞ has no keys and is left out with its output, NaN included. If no part has keys,
+    or there are no parts, the output is 0 and the logarithm −∞.
     """
 
     def __call__(
@@ -277,11 +278,11 @@ class MergeAttention(Protocol[Array]):
     tried={"theta": (500.0,)},
 )
 class RotaryEmbedding(Protocol[Array]):
-    """Pairs of features turned by an angle that grows with the position.
+    """Rotary position embedding: pairs of features rotated by an angle proportional to the position.
 
     Where: t is the position, counted from 0 if `positions` are not given, and Θ is `theta`. Angles are in radians. The
     features of a pair are neighbours, or i and i + d/2 (semantics `rotary_pairs`). The result is in units of x.
-    Edges: An odd number of features raises. Position 0 changes nothing.
+    Edges: An odd number of features raises. At position 0 x is unchanged.
     """
 
     def __call__(
@@ -301,10 +302,10 @@ class RotaryEmbedding(Protocol[Array]):
     sources=[PRESS.passage("3 Attention with linear biases")],
 )
 class AlibiSlopes(Protocol[Array_co]):
-    """The slopes of linear biases, one for each head.
+    """The slopes of ALiBi's linear biases, one per head.
 
-    Where: h is `heads`, and H the power of two next below. Where h is none itself, the remaining heads have every other
-    slope of 2H heads, from the first one on, as in the authors' code. The result has no unit.
+    Where: h is `heads`, and H the largest power of two up to h. If h is no power of two, the remaining heads have every
+    other slope of 2H heads, starting with the first, as in the authors' code. The result has no unit.
     """
 
     def __call__(self, heads: int) -> Float[Array_co, "{heads}"]: ...
@@ -321,10 +322,10 @@ class AlibiSlopes(Protocol[Array_co]):
     tried={"window": ((0, 0), (2, 0), (1, 3), (None, 1), (3, None), (256, 256), (65_536, 300))},
 )
 class SlidingWindowMask(Protocol[Array_co]):
-    """Every position may attend to those that are near.
+    """Sliding-window mask: queries may attend to keys at most l before and r after.
 
-    Where: (l, r) is `window`, both ends included. None is any distance, and no window allows everything. In the result,
-    True = may attend. Positions of queries and of keys are both counted from 0.
+    Where: (l, r) is `window`, both ends included. None is any distance; without `window` all keys are allowed. In the
+    result, True = may attend. Positions of queries and of keys are both counted from 0.
     Edges: With m = 0 or n = 0 the mask is empty.
     """
 
@@ -341,9 +342,9 @@ class SlidingWindowMask(Protocol[Array_co]):
     drawn={"query_documents": 3, "key_documents": 3},
 )
 class DocumentMask(Protocol[Array]):
-    """Positions may attend to those of their own document.
+    """Document mask: a query may attend to the keys of its own document.
 
-    Where: D and E are the numbers of documents, any integers. In the result, True = may attend.
+    Where: D and E are the document numbers of queries and keys, any integers. In the result, True = may attend.
     Edges: With m = 0 the mask is empty.
     """
 
@@ -361,12 +362,12 @@ class DocumentMask(Protocol[Array]):
     tried={"rate": (0.25, 0.9)},
 )
 class Dropout(Protocol[Array]):
-    """Weights of which some are dropped and the others made larger, so that their mean stays what it was.
+    """Weights after dropout: some become 0, the others are scaled up to keep the mean.
 
-    Where: K is `keep`, True = stays, and p is `rate`, the probability with which a weight is dropped. The result is in
-    units of weights.
+    Where: K is `keep`, True = stays, and p is `rate`, the probability of dropping a weight. The result is in units of
+    weights.
     Domain: The rate is in [0, 1).
-    Edges: What is dropped is left out, NaN and ∞ included. Without `keep` everything stays, and is made larger.
+    Edges: A dropped weight is 0 even if it was NaN or ∞. Without `keep` all weights stay and are scaled up.
     """
 
     def __call__(

@@ -27,9 +27,10 @@ __all__ = [
     sources=[S2.passage("Masked Decoder Self-Attention"), S3.passage("Attention Mapping in the decoder")],
 )
 class CausalMask(Protocol[Array_co]):
-    """Every position may attend to itself and to earlier ones; without `include_self` to earlier ones only.
+    """Causal mask: every position may attend to itself and to earlier positions.
 
-    Where: Query i and key i are the same position, also when n ≠ m: the mask is aligned top left.
+    Where: Without `include_self` it may attend to earlier positions only. Query i and key i are the same position, also
+    when n ≠ m: the mask is aligned top left.
     Edges: Without `include_self` the first row is fully masked. Keys j ≥ n are attendable for no query.
     """
 
@@ -44,9 +45,9 @@ class CausalMask(Protocol[Array_co]):
     lengths={"lengths": "m"},
 )
 class PaddingMask(Protocol[Array]):
-    """The keys below the length of a sequence may be attended to, the padding after them may not.
+    """Padding mask: keys within the length of their sequence are attendable, padding is not.
 
-    Where: Attention takes the mask as `mask[..., None, :]`.
+    Where: Pass it to attention as `mask[..., None, :]`.
     Edges: Length 0 masks everything, length m nothing.
     """
 

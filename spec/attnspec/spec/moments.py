@@ -1,7 +1,7 @@
 """Moments: mean and variance of the dot product of two random vectors, which is why scores are scaled.
 
 Where: q and k are independent of each other, the coordinates of each uncorrelated, with E = μ and Var = σ² each. A
-scalar mean is common to all coordinates and needs d; a vector mean has d coordinates, and d need not be given.
+scalar mean is common to all coordinates and needs d. A vector mean has d coordinates, and d is optional.
 Errors: A scalar mean without d, or a vector mean with another d, raises.
 """
 

@@ -41,7 +41,7 @@ class MultiHeadParameters(Generic[Array]):
     sources=[S2.passage("Encoder Attention: heads")],
 )
 class SplitHeads(Protocol[Array]):
-    """The features of every position cut into heads of equal width, and heads before positions.
+    """Features split into heads of equal width, with the head axis before the positions.
 
     Where: Head r has the features rp … rp+p−1, both counted from 0. The result is in units of x.
     Edges: A width that is no multiple of `heads` raises. NaN and ∞ go with their features.
@@ -59,10 +59,10 @@ class SplitHeads(Protocol[Array]):
     sources=[S2.passage("Encoder Attention: heads")],
 )
 class MergeHeads(Protocol[Array]):
-    """The heads of every position side by side, in their order: what `split_heads` took apart.
+    """The heads of every position concatenated in order, the inverse of `split_heads`.
 
     Where: The result is in units of x.
-    Edges: What is not finite stays in the columns of its head.
+    Edges: NaN and ∞ stay in the columns of their head.
     """
 
     def __call__(self, x: Float[Array, "*batch heads n p"]) -> Float[Array, "*batch n heads*p"]: ...
@@ -86,7 +86,7 @@ class MultiHeadAttention(Protocol[Array]):
 
     Where: Weights are (out, in). Scores are divided by √p_q, since p_q is the size multiplied in each head. The mask
     has no head axis: it and `causal` hold in every head. The result is in units of w_o × w_v × value.
-    Domain: Projected, Σ|q||k| does not overflow.
+    Domain: After projection, Σ|q||k| stays finite.
     """
 
     def __call__(
@@ -114,10 +114,10 @@ class MultiHeadAttention(Protocol[Array]):
     sharpened={"a_v": 1.0},
 )
 class MultiHeadAdditiveAttention(Protocol[Array]):
-    """Attention in heads that score additively: the f of S0's heads is additive attention.
+    """Multi-head attention with the additive score: the function f in S0's heads is additive attention.
 
-    Where: Weights are (out, in): w_q, w_k and w_v project into the heads, a_q, a_k and a_v are the scorer of each. The
-    mask has no head axis: it and `causal` hold in every head. Units are those of `multi_head_attention`.
+    Where: Weights are (out, in): w_q, w_k and w_v project into the heads; a_q, a_k and a_v are the scorer of each head.
+    The mask has no head axis: it and `causal` hold in every head. Units are those of `multi_head_attention`.
     Domain: No projection overflows. The scores of a head are at most ‖a_v‖₁.
     """
 
@@ -153,7 +153,7 @@ class ConcatHeadsAttention(Protocol[Array]):
 
     Where: Weights are (out, in). S1 leaves the scorer open; here scores are divided by √p_q. The mask has no head axis:
     it and `causal` hold in every head. The result is in units of w_v × value.
-    Domain: Projected, Σ|q||k| does not overflow.
+    Domain: After projection, Σ|q||k| stays finite.
     """
 
     def __call__(

@@ -35,10 +35,10 @@ class Softmax(Protocol[Array]):
     """Softmax of every row over its attendable keys A_i.
 
     Where: Weights have no unit.
-    Edges: Scores up to the largest number of the dtype neither overflow nor give NaN. A score of −∞ has weight 0, as
-    exp −∞ is 0. If all attendable scores of a row are −∞, their weights are NaN, 0/0 (semantics `minus_infinity`). The
-    weight of +∞ is NaN, ∞/∞, and those of the other attendable keys of its row are NaN or 0. NaN makes the weights of
-    all attendable keys of its row NaN (semantics `attendable_nan`).
+    Edges: Scores up to the largest number of the dtype neither overflow nor give NaN. A score of −∞ has weight
+    exp −∞ = 0. If all attendable scores of a row are −∞, their weights are 0/0 = NaN (semantics `minus_infinity`). A
+    score of +∞ has weight ∞/∞ = NaN; the other attendable keys of its row have weight NaN or 0. A score of NaN makes
+    the weights of all attendable keys of its row NaN (semantics `attendable_nan`).
     """
 
     def __call__(

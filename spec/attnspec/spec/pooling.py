@@ -25,11 +25,11 @@ __all__ = [
     linear="weights value",
 )
 class AttentionPooling(Protocol[Array]):
-    """Sum of the values, weighted by given attention weights.
+    """Sum of the values, weighted by attention weights.
 
     Where: Weights may have any sign. The result is in units of weights × value.
-    Edges: With m = 0 the result is 0, with n = 0 empty. There is no mask: a weight of 0 is a factor too, and
-    0·NaN is NaN.
+    Edges: With m = 0 the result is 0, with n = 0 it is empty. There is no mask: a weight of 0 does not leave its value
+    out, and 0·NaN is NaN.
     """
 
     def __call__(
@@ -46,11 +46,11 @@ class AttentionPooling(Protocol[Array]):
     linear="value",
 )
 class AveragePooling(Protocol[Array]):
-    """Mean of the attendable values A, whatever the query.
+    """Mean of the attendable values A, independent of any query.
 
     Where: The result is in units of value.
-    Edges: If no value is attendable, as with m = 0, the mean and its gradients are 0 (semantics `fully_masked`,
-    `no_keys`). Masked values are left out, NaN and ∞ included.
+    Edges: If no value is attendable, or m = 0, the mean and its gradients are 0 (semantics `fully_masked`, `no_keys`).
+    Masked values are left out, NaN and ∞ included.
     """
 
     def __call__(
@@ -73,8 +73,8 @@ class NadarayaWatson(Protocol[Array]):
 
     Where: Query and key are in units of the kernel's width, the result in units of value.
     Domain: ‖q − k‖² does not overflow.
-    Edges: As in `attention`. The weights are the softmax of −½‖q − k‖² also where every K underflows: far from all
-    keys, where the quotient as printed is 0/0, the nearest key decides.
+    Edges: As in `attention`. Far from all keys every K underflows, and the printed quotient is 0/0. The weights are
+    still the softmax of −½‖q − k‖², so that the nearest key decides.
     """
 
     def __call__(

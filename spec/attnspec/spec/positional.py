@@ -1,4 +1,4 @@
-"""Positional encoding: vectors that say where in the sequence a token stands."""
+"""Positional encoding: vectors that encode the position of a token in its sequence."""
 
 from typing import Annotated, Generic, Protocol, TypedDict
 
@@ -31,7 +31,7 @@ __all__ = [
     ],
 )
 class SinusoidalPositionalEncoding(Protocol[Array_co]):
-    """Sines and cosines of geometrically falling frequencies, interleaved, positions counted from 0.
+    """Interleaved sines and cosines of geometrically decreasing frequencies, for positions from 0.
 
     Where: Positions are t = 0 … n−1, angles in radians. The result has the default dtype of the backend, and no unit.
     Edges: For odd d the last column is the unpaired sine (semantics `odd_encoding`). With n = 0 the result is empty.
@@ -47,11 +47,11 @@ class SinusoidalPositionalEncoding(Protocol[Array_co]):
     sources=[S2.passage("Machine Translation, solution 1")],
 )
 class LearnedPositions(Protocol[Array]):
-    """The first rows of a table, one for each position: encodings that are parameters.
+    """Learned position encodings: the first n rows of a table of parameters.
 
     Where: Row t of the table T is the encoding of position t, counted from 0. Units are those of the table.
-    Edges: Rows that are not used do not count, NaN and ∞ included; their gradient is 0. If there are fewer rows than
-    positions, the call raises.
+    Edges: Unused rows have no effect, NaN and ∞ included; their gradient is 0. If there are fewer rows than positions,
+    the call raises.
     """
 
     def __call__(
@@ -70,10 +70,10 @@ class LearnedPositions(Protocol[Array]):
     ],
 )
 class AddPositions(Protocol[Array]):
-    """Embeddings with the encodings of their positions added.
+    """Embeddings plus the encodings of their positions.
 
-    Where: P is the same for every sequence of a batch, be it sinusoidal or learned. The result is in units of x, as P
-    is; S3 concatenates the two instead.
+    Where: P is the same for every sequence of a batch, sinusoidal or learned. P and the result are in units of x. S3
+    concatenates x and P instead.
     """
 
     def __call__(self, x: Float[Array, "*batch n d"], p: Float[Array, "n d"]) -> Float[Array, "*batch n d"]: ...
@@ -87,9 +87,9 @@ class AddPositions(Protocol[Array]):
     axes={"d_p": Axis.WIDTH},
 )
 class ConcatPositions(Protocol[Array]):
-    """Embeddings with the encodings of their positions beside them: the features of x, then those of p.
+    """Embeddings concatenated with the encodings of their positions, features of x first.
 
-    Where: P is the same for every sequence of a batch. S2 and Vaswani 2017 add the two instead.
+    Where: P is the same for every sequence of a batch. S2 and Vaswani 2017 add x and P instead.
     """
 
     def __call__(self, x: Float[Array, "*batch n d"], p: Float[Array, "n d_p"]) -> Float[Array, "*batch n d+d_p"]: ...

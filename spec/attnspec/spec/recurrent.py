@@ -1,9 +1,9 @@
-"""Recurrent networks: cells, which compute the next state from an input and the previous state, and sequences of them.
+"""Recurrent networks: cells for one step, and their runs over whole sequences.
 
 Where: Weights are (in, out), as S4 prints them: a row vector is multiplied from the left.
-Edges: An empty batch gives an empty result. Steps from `lengths` on are padding: whatever x holds there, NaN included,
-states are 0, and the final state is that of the last step before. With `lengths` = 0, as with `t` = 0, it is the
-initial one.
+Edges: An empty batch gives an empty result. Steps from `lengths` on are padding: x may hold anything there, NaN
+included, and the states are 0. The final state is the one after `lengths` steps. If `lengths` or `t` is 0, it is the
+initial state.
 """
 
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ class RNNParameters(Generic[Array]):
     axes={"d": Axis.WIDTH},
 )
 class RNNCell(Protocol[Array]):
-    """One step of a recurrent network: the next state, from an input and the previous state.
+    """One step of a recurrent network, from input and previous state to next state.
 
     Where: S4 leaves the activation φ open; here it is tanh. The state has no unit.
     Domain: The pre-activation does not overflow.
@@ -76,7 +76,7 @@ class RNNCell(Protocol[Array]):
     axes={"q": Axis.WIDTH},
 )
 class RNNOutput(Protocol[Array]):
-    """The output of a recurrent network at one step: an affine map of its state.
+    """Output of a recurrent network at one step: an affine map of its state.
 
     Where: The result is in units of b_q, which are those of w_hq × state.
     Domain: No sum overflows.
@@ -116,13 +116,13 @@ class GRUParameters(Generic[Array]):
     axes={"d": Axis.WIDTH},
 )
 class GRUCell(Protocol[Array]):
-    """One step of a GRU: the next state, a mean of the previous state and a candidate, weighted by the update gate.
+    """One step of a GRU: the update gate mixes the previous state with a candidate.
 
-    Where: σ is the logistic function. R decides how much of H_{t−1} the candidate sees, Z how much of it is kept; where
-    libraries multiply by R after W_hh, the candidate is tanh(X_t W_xh + R_t ⊙ (H_{t−1} W_hh) + b_h) (semantics
-    `gru_reset`); a second bias inside that product, as in PyTorch, must be 0. The state has no unit.
+    Where: σ is the logistic function. The reset gate R scales H_{t−1} in the candidate, the update gate Z in the next
+    state. Libraries that multiply by R after W_hh compute the candidate as tanh(X_t W_xh + R_t ⊙ (H_{t−1} W_hh) + b_h)
+    (semantics `gru_reset`); a second bias inside that product, as in PyTorch, must be 0. The state has no unit.
     Domain: The sums in the gates and the candidate do not overflow.
-    Edges: Z = 1 copies the state, however large it is; with Z = 0 it is the candidate alone.
+    Edges: Z = 1 copies the previous state, however large it is; Z = 0 replaces it by the candidate.
     """
 
     def __call__(
@@ -134,7 +134,7 @@ class GRUCell(Protocol[Array]):
 class LSTMParameters(Generic[Array]):
     """Weights of an LSTM for inputs (d, h) and states (h, h), and biases (h).
 
-    The letters are those of S4: i input gate, f forget gate, o output gate, c candidate of the cell.
+    The letters are those of S4: i input gate, f forget gate, o output gate, c candidate of the cell state.
     """
 
     w_xi: Float[Array, "d h"]
@@ -162,9 +162,9 @@ class LSTMParameters(Generic[Array]):
     results="h c",
 )
 class LSTMCell(Protocol[Array]):
-    """One step of an LSTM: the next hidden state and cell, from an input and the previous ones.
+    """One step of an LSTM, from an input to the next hidden and cell state.
 
-    Where: The state is (h_{t−1}, c_{t−1}). Neither h nor c has a unit; |c_t| ≤ |c_{t−1}| + 1.
+    Where: The state is (h_{t−1}, c_{t−1}), hidden and cell. Neither has a unit; |c_t| ≤ |c_{t−1}| + 1.
     Domain: The pre-activations of the gates do not overflow.
     Edges: A gate saturates at 0 or 1, however large its sum is.
     """
@@ -188,10 +188,10 @@ class LSTMCell(Protocol[Array]):
     lengths={"lengths": "t"},
 )
 class RNN(Protocol[Array]):
-    """A recurrent network over a sequence: the state after every step, and the last one.
+    """A recurrent network over a sequence: the state after every step, and the final state.
 
     Where: The cell is `rnn_cell`, H₀ is `state`, ℓ the length of a sequence. States have no unit.
-    Domain: That of the cell, at every step.
+    Domain: No pre-activation overflows at any step.
     """
 
     def __call__(
@@ -215,9 +215,9 @@ class RNN(Protocol[Array]):
     lengths={"lengths": "t"},
 )
 class GRU(Protocol[Array]):
-    """A GRU over a sequence: what `gru_cell` makes of every input and the state before it.
+    """A GRU over a sequence: `gru_cell` applied at every step.
 
-    Where: H₀ is `state`, ℓ the length. The reset gate is applied as in the cell (semantics `gru_reset`).
+    Where: H₀ is `state`, ℓ the length. The reset gate acts as in the cell (semantics `gru_reset`).
     Domain: No step overflows.
     """
 
@@ -242,9 +242,10 @@ class GRU(Protocol[Array]):
     lengths={"lengths": "t"},
 )
 class LSTM(Protocol[Array]):
-    """An LSTM over a sequence: `lstm_cell` at every step; the states are the hidden ones, without the cells.
+    """An LSTM over a sequence: `lstm_cell` applied at every step.
 
-    Where: The state is (h₀, c₀), the final one (h_ℓ, c_ℓ) with the length ℓ. |c_t| ≤ |c₀| + t.
+    Where: The states of the result are the hidden states h_t. The initial `state` is (h₀, c₀), the final state
+    (h_ℓ, c_ℓ), ℓ the length of a sequence. |c_t| ≤ |c₀| + t.
     Domain: No gate overflows at any step.
     """
 
@@ -270,11 +271,11 @@ class LSTM(Protocol[Array]):
     lengths={"lengths": "t"},
 )
 class BidirectionalRNN(Protocol[Array]):
-    """Two recurrent networks over a sequence, one forwards and one backwards: a word's annotation has both states.
+    """Two recurrent networks over a sequence, forwards and backwards, with concatenated states.
 
-    Where: `state` and `parameters` are pairs, of the forward and of the backward network. The backward one starts at
-    the last step that counts, and its final state is that of the first step.
-    Domain: That of both networks.
+    Where: `state` and `parameters` are pairs (forward network, backward network). The backward network starts at the
+    last step before the padding; its final state is that of the first step. A_t is the annotation of word t.
+    Domain: No pre-activation overflows in either network.
     """
 
     def __call__(
@@ -299,10 +300,10 @@ class BidirectionalRNN(Protocol[Array]):
     lengths={"lengths": "t"},
 )
 class BidirectionalGRU(Protocol[Array]):
-    """Two GRUs over a sequence, forwards and backwards, with their states side by side.
+    """Two GRUs over a sequence, forwards and backwards, with concatenated states.
 
-    Where: `state` and `parameters` are pairs, forward and backward (semantics `gru_reset` for both).
-    Domain: That of both GRUs.
+    Where: `state` and `parameters` are pairs (forward, backward). The semantics `gru_reset` hold for both.
+    Domain: Neither GRU overflows.
     """
 
     def __call__(
@@ -329,10 +330,10 @@ class BidirectionalGRU(Protocol[Array]):
     lengths={"lengths": "t"},
 )
 class BidirectionalLSTM(Protocol[Array]):
-    """Two LSTMs over a sequence, forwards and backwards, with their hidden states side by side.
+    """Two LSTMs over a sequence, forwards and backwards, with concatenated hidden states.
 
-    Where: `state` and `parameters` are pairs, forward and backward, each state a pair (h, c). So are the final states.
-    Domain: That of both LSTMs.
+    Where: `state` and `parameters` are pairs (forward, backward). Each initial and each final state is a pair (h, c).
+    Domain: No gate overflows in either LSTM.
     """
 
     def __call__(
@@ -366,11 +367,11 @@ class BidirectionalLSTM(Protocol[Array]):
     lengths={"lengths": "t"},
 )
 class StackedRNN(Protocol[Array]):
-    """Stacked recurrent networks: the states of each are the inputs of the next, those of the last the result.
+    """Stacked recurrent networks: the states of each layer are the inputs of the next.
 
-    Where: The first layer takes inputs of width d, the others of width h. `state` and the final state have a row for
-    every layer, the first one first.
-    Domain: That of every layer.
+    Where: The result holds the states of the last layer. The first layer takes inputs of width d, the others of width
+    h. Row l of `state` and of the final state belongs to layer l, in order.
+    Domain: No pre-activation overflows in any layer.
     """
 
     def __call__(
@@ -395,10 +396,10 @@ class StackedRNN(Protocol[Array]):
     lengths={"lengths": "t"},
 )
 class StackedGRU(Protocol[Array]):
-    """Stacked GRUs, the first on inputs of width d, the others on states.
+    """Stacked GRUs: the first reads the inputs, the others the states of the previous GRU.
 
-    Where: A layer is `gru`; `state` and the final state have a row for each (semantics `gru_reset` for all).
-    Domain: That of every GRU.
+    Where: A layer is `gru`; `state` and the final state have a row per layer. `gru_reset` holds for all layers.
+    Domain: No GRU overflows.
     """
 
     def __call__(
@@ -424,10 +425,10 @@ class StackedGRU(Protocol[Array]):
     lengths={"lengths": "t"},
 )
 class StackedLSTM(Protocol[Array]):
-    """Stacked LSTMs: a layer passes its hidden states on, and keeps its cells to itself.
+    """Stacked LSTMs: each layer passes its hidden states on and keeps its cell states.
 
-    Where: A layer is `lstm`; h and c, at first and finally, have a row for each.
-    Domain: That of every LSTM.
+    Where: A layer is `lstm`; h and c of the initial and the final state have a row per layer.
+    Domain: No gate overflows in any layer.
     """
 
     def __call__(
@@ -455,10 +456,10 @@ class StackedLSTM(Protocol[Array]):
 class RNNSelfAttention(Protocol[Array]):
     """Self-attention in a recurrent network: every state attends to the states before it.
 
-    Where: S2 leaves the score open; here it is the dot product. The states h_t are those of `rnn`, h₀ is `state`, which
-    nothing attends to: the contexts a_t do not enter the states.
+    Where: S2 leaves the score open; here it is the dot product. The states h_t are those of `rnn`: the contexts a_t do
+    not enter them. h₀ is `state`, to which no state attends.
     Domain: Neither a step nor a score overflows.
-    Edges: The first state has none before it, and its context is 0. The context of the second is the first state.
+    Edges: No state precedes the first, so its context is 0. The context of the second state is the first state.
     Contexts of padding are 0.
     """
 

@@ -72,7 +72,7 @@ class ScaledDotScores(Protocol[Array]):
     linear="w_v",
 )
 class AdditiveScores(Protocol[Array]):
-    """Additive scores: a perceptron with one hidden layer on every query and key.
+    """Additive scores: a perceptron with one hidden layer, applied to every query–key pair.
 
     Where: Weights are (out, in). Scores are in units of w_v.
     Edges: For any finite input |e| ≤ ‖w_v‖₁, since tanh saturates.
@@ -114,9 +114,9 @@ class GeneralScores(Protocol[Array]):
     linear="query w",
 )
 class LocationScores(Protocol[Array]):
-    """Luong's location scores: from the query alone, one row of weights for each position.
+    """Luong's location scores, from the query alone: one row of weights per key position.
 
-    Where: w has a row for every position that is scored. Scores are in units of query × w.
+    Where: w has a row for every scored position. Scores are in units of query × w.
     """
 
     def __call__(self, query: Float[Array, "*batch n d_q"], w: Float[Array, "m d_q"]) -> Float[Array, "*batch n m"]: ...
@@ -131,7 +131,7 @@ class LocationScores(Protocol[Array]):
 class GaussianScores(Protocol[Array]):
     """Logarithm of the Gaussian kernel, up to its constant: minus half the squared distance.
 
-    Where: The kernel has width 1; query and key are in units of it. Scores are never positive. S4 writes the kernel of
+    Where: The kernel has width 1; query and key are in units of it. Scores are never positive. S4 writes the kernel for
     one-dimensional inputs; for d > 1 the squares are summed over coordinates.
     Domain: ‖q − k‖² does not overflow.
     Edges: A query equal to a key scores 0.

@@ -1,4 +1,4 @@
-"""Sequence to sequence: embeddings, contexts and outputs of a decoder, and its steps.
+"""Sequence to sequence: embeddings, decoder contexts and outputs, decoding steps and searches.
 
 Edges: As in `attention`.
 """
@@ -45,8 +45,8 @@ __all__ = [
 class BahdanauContext(Protocol[Array]):
     """Bahdanau's context: the decoder's state attends additively to the encoder's annotations.
 
-    Where: The state s is the query, the annotations h_t are keys and values. Weights are (out, in). S0 and S3 query
-    with s_{t'−1}, the state before the step, which the caller passes. The context is in units of annotations.
+    Where: The state s is the query, the annotations h_t are keys and values. Weights are (out, in). As in S0 and S3,
+    the caller passes s_{t'−1}, the state before the step. The context is in units of annotations.
     """
 
     def __call__(
@@ -72,8 +72,8 @@ class BahdanauContext(Protocol[Array]):
 class LuongContextDot(Protocol[Array]):
     """Luong's context with the dot product as score.
 
-    Where: The state s is the decoder's at this step, as wide as the annotations h_t, which are keys and values. The
-    context is in units of annotations.
+    Where: The query s is the decoder's state at this step, keys and values are the annotations h_t of the same width.
+    The context is in units of annotations.
     Domain: Σ|s||h| does not overflow.
     """
 
@@ -97,8 +97,8 @@ class LuongContextDot(Protocol[Array]):
 class LuongContextGeneral(Protocol[Array]):
     """Luong's context with a bilinear form of state and annotation as score.
 
-    Where: The state s is the decoder's at this step, the annotations h_t are keys and values. The context is in units
-    of annotations.
+    Where: s is the state of the decoder at this step; it queries the annotations h_t, which are keys and values. The
+    context is in units of annotations.
     Domain: Σ|s||W||h| does not overflow.
     """
 
@@ -122,10 +122,10 @@ class LuongContextGeneral(Protocol[Array]):
     sharpened={"state": 1.0},
 )
 class LuongContextLocation(Protocol[Array]):
-    """Luong's context with scores from the state alone, one row of weights for each position.
+    """Luong's context with scores from the state alone, one row of weights per position.
 
-    Where: The state s is the decoder's at this step. W has as many rows as there are annotations h_t. The context is in
-    units of annotations.
+    Where: s is the decoder's state at this step. W has a row for each annotation h_t. The context is in units of
+    annotations.
     Domain: Σ|W||s| does not overflow.
     """
 
@@ -146,10 +146,10 @@ class LuongContextLocation(Protocol[Array]):
     sources=[S2.passage("Luong Attention"), LUONG.passage("3")],
 )
 class AttentionalState(Protocol[Array]):
-    """Luong's attentional state: what the output is computed from, of the decoder's state and its context.
+    """Luong's attentional state: a tanh layer on the decoder's state and its context.
 
-    Where: W is (out, in), its first columns for the state s, the others for the context c: this order is that of S2, in
-    Luong 2015 the context comes first. The result has no unit.
+    Where: The output is computed from it. W is (out, in), its first columns for the state s, the others for the context
+    c. This is the order of S2; in Luong 2015 the context comes first. The result has no unit.
     Domain: W [s; c] does not overflow.
     Edges: An element whose sum is large is ±1.
     """
@@ -166,7 +166,7 @@ class AttentionalState(Protocol[Array]):
     sources=[S1.passage("Attention: in equations")],
 )
 class ConcatOutput(Protocol[Array]):
-    """The attention output beside the decoder's state.
+    """The context, which is the attention output a, concatenated with the decoder's state.
 
     Where: The context comes first, as in S1 and in Luong 2015; S2 has the state first.
     Edges: NaN and ∞ stay where they are.
@@ -186,10 +186,10 @@ class ConcatOutput(Protocol[Array]):
     indices={"tokens": "vocabulary"},
 )
 class Embed(Protocol[Array]):
-    """Embeddings of tokens: for each, the row of a table.
+    """Embeddings of tokens: the table row of each token.
 
-    Where: Tokens w_t count the rows of the table E from 0. The result is in units of the table.
-    Edges: A token outside of the vocabulary raises. Rows that no token names do not count, NaN and ∞ included.
+    Where: Token w_t is the number of its row of the table E, from 0. The result is in units of the table.
+    Edges: A token outside of the vocabulary raises. Rows that no token names have no effect: NaN and ∞ are allowed.
     """
 
     def __call__(
@@ -204,9 +204,9 @@ class Embed(Protocol[Array]):
     sources=[S0.equation(14)],
 )
 class OutputDistribution(Protocol[Array]):
-    """The probability of every token to come next, from the state of a decoder.
+    """Probability of each token to come next, from the state of a decoder.
 
-    Where: W is (out, in) and b the bias, with one row and one element for each token. Probabilities have no unit.
+    Where: W is (out, in) with a row for each token, b the bias with an element for each. Probabilities have no unit.
     Domain: W s + b does not overflow.
     Edges: Probabilities of unlikely tokens may underflow to 0.
     """
@@ -227,12 +227,12 @@ class OutputDistribution(Protocol[Array]):
     lengths={"lengths": "t"},
 )
 class EncoderContext(Protocol[Array]):
-    """The context of an encoder without attention: its last state.
+    """Context of an encoder without attention: its last state.
 
-    Where: The function q is the one that S0 gives as an example; S4 calls it g. T is the length, or `t` if no lengths
-    are given. The context is in units of the states.
-    Edges: States beyond the length do not count, NaN and ∞ included. Of T = 0 the context is 0, whatever initial state
-    the encoder had, since it is not given here.
+    Where: The function q is S0's example; S4 calls it g. T is the length, or `t` without `lengths`. The context is in
+    units of the states.
+    Edges: States beyond the length have no effect, NaN and ∞ included. If T = 0, the context is 0: the encoder's
+    initial state is not an argument.
     """
 
     def __call__(
@@ -244,8 +244,8 @@ class EncoderContext(Protocol[Array]):
 class AttentionDecoderParameters(Generic[Array]):
     """Weights of a recurrent decoder with Bahdanau's attention.
 
-    The rows of the embedding are the vectors y; w_q, w_k and w_v score annotations as in `bahdanau_context`; the cell
-    takes [y; c] as input; w_o, (out, in), and b_o score the tokens as in `output_distribution`.
+    The rows of the embedding are the vectors y. w_q, w_k and w_v score annotations as in `bahdanau_context`. The input
+    of the cell is [y; c]. w_o, which is (out, in), and b_o score tokens as in `output_distribution`.
     """
 
     embedding: Float[Array, "vocabulary d_y"]
@@ -275,16 +275,16 @@ class AttentionDecoderParameters(Generic[Array]):
     results="distribution following",
 )
 class DecoderStep(Protocol[Array]):
-    """One step of Bahdanau's decoder: from a token and the state before it to the next state and distribution.
+    """One step of Bahdanau's decoder: from token and state to distribution and next state.
 
-    Where: The token is y_{t'}, counted as in `embed`; the state is s_{t'−1}, which is also the query; what follows is
-    s_{t'}, and the distribution is that of y_{t'+1}. These are the indices of S0, where s_{t'} is computed from y_{t'};
-    S4 and Bahdanau count states by the token that they predict, H_t from Y_{t−1}. The function g is a recurrent cell,
-    `rnn_cell`, whose input is [y; c], the embedding followed by the context. Bahdanau 2015 calls it f and gives it
-    gates; g is there the output function, which also sees y_{i−1} and c_i. Here, as in S0, the output depends on s_{t'}
-    alone. Neither result has a unit.
+    Where: The token is y_{t'}, counted as in `embed`. The state is s_{t'−1}, which is also the query. The following
+    state is s_{t'}, the distribution that of y_{t'+1}. Indices are those of S0, which computes s_{t'} from y_{t'}; S4
+    and Bahdanau number a state like the token that it predicts, H_t from Y_{t−1}. The function g is `rnn_cell` with the
+    input [y; c], embedding before context. Bahdanau 2015 calls this function f and gives it gates; g is there the
+    output function, which also sees y_{i−1} and c_i. Here, as in S0, the output depends on s_{t'} alone. Neither result
+    has a unit.
     Domain: No sum overflows.
-    Edges: Annotations at which `mask` is False are left out of the context, NaN and ∞ included. Where none is
+    Edges: Annotations at which `mask` is False are left out of the context, NaN and ∞ included. If no annotation is
     attendable, or `m` = 0, the context is 0 (semantics `fully_masked`).
     """
 
@@ -311,13 +311,13 @@ class DecoderStep(Protocol[Array]):
     results="log_probabilities final",
 )
 class TeacherForcedDecode(Protocol[Array]):
-    """Steps of Bahdanau's decoder on given tokens: the logarithms of the probabilities of what may follow each.
+    """Bahdanau's decoder on a known sentence: log probabilities of each possible next token.
 
-    Where: The tokens are the inputs of `decoder_step`; the first is usually the one that begins a sentence. Position i
-    predicts the token at position i + 1: inputs and targets are shifted against each other. The state is the one before
-    the first token, and the final one that after the last. Logarithms are natural ones.
+    Where: The tokens are the inputs of `decoder_step`; the first is usually the start token. Position i predicts the
+    token at position i + 1, so targets are the inputs shifted by one. `state` is the state before the first token, the
+    final state that after the last. Logarithms are natural ones.
     Domain: No sum overflows.
-    Edges: Without tokens the final state is the state. Annotations at which `mask` is False have no effect on any step.
+    Edges: Without tokens the final state is `state`. Annotations at which `mask` is False have no effect on any step.
     """
 
     def __call__(
@@ -343,15 +343,15 @@ class TeacherForcedDecode(Protocol[Array]):
     results="tokens score",
 )
 class GreedyDecode(Protocol[Array]):
-    """Decoding token by token: each is the most probable one after those before, until the sentence ends.
+    """Greedy decoding: append the most probable next token until the sentence ends.
 
-    Where: The token is the last one before those to be decoded, usually one that begins a sentence, and the state the
-    decoder's state before it. A sentence ends with the token `eos`, or after `steps` tokens. The score is the sum of
-    log P of its tokens, `eos` included; it is not divided by their number. It has no unit.
+    Where: `token` precedes the tokens to be decoded and is usually the start token; `state` is the decoder's state
+    before it. A sentence ends with the token `eos`, or after `steps` tokens. The score is the sum of log P of its
+    tokens, `eos` included, not divided by their number. It has no unit.
     Domain: No sum overflows.
-    Edges: After `eos` all tokens are `eos` and add nothing to the score. A first token that is `eos` ends nothing: it
-    begins a sentence like any other. Of equally probable tokens the first of the vocabulary is taken. With `steps` = 0
-    the score is 0. Annotations at which `mask` is False are never attended to.
+    Edges: After `eos` all tokens are `eos` and add nothing to the score. An `eos` as the argument `token` ends nothing:
+    it begins a sentence like any other token. Among equally probable tokens, the first of the vocabulary wins. With
+    `steps` = 0 the score is 0. Annotations at which `mask` is False are never attended to.
     """
 
     def __call__(
@@ -380,14 +380,14 @@ class GreedyDecode(Protocol[Array]):
     results="tokens score",
 )
 class BeamDecode(Protocol[Array]):
-    """Decoding by beam search: of all extensions of the hypotheses the most probable are kept, and at the end the best.
+    """Beam search: keep the k most probable extensions at each step, return the best.
 
-    Where: k is `beams` and V the vocabulary; token, state, `eos` and score are those of `greedy_decode`. A hypothesis
-    that has ended stays a candidate with the score that it has; one that has not ended after the last step competes
-    with it. A wider beam may end with a worse sentence.
+    Where: k is `beams` and V the vocabulary; token, state, `eos` and score are those of `greedy_decode`. An ended
+    hypothesis stays a candidate and keeps its score. After the last step it competes with hypotheses that have not
+    ended. A wider beam may end with a worse sentence.
     Domain: No sum of logarithms overflows.
-    Edges: Of equal candidates, the one from the better hypothesis before is preferred, then the first token of the
-    vocabulary. Where there are fewer hypotheses than `beams`, all are kept. With `beams` = 1 the search is greedy.
+    Edges: Equal candidates are ranked by the rank of the hypothesis that they extend, then by the order of the
+    vocabulary. If there are fewer hypotheses than `beams`, all are kept. With `beams` = 1 the search is greedy.
     """
 
     def __call__(

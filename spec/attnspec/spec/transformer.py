@@ -39,7 +39,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class LayerNormParameters(Generic[Array]):
-    """Gain and bias (d) of a layer normalization."""
+    """Gain and bias of a layer normalization, both (d,)."""
 
     gain: Float[Array, " d"]
     bias: Float[Array, " d"]
@@ -64,10 +64,10 @@ class FeedForwardParameters(Generic[Array]):
     axes={"d": Axis.WIDTH},
 )
 class LayerNorm(Protocol[Array]):
-    """Layer normalization: features centred and divided by their standard deviation, times a gain, plus a bias.
+    """Layer normalization: features standardized per position, times a gain, plus a bias.
 
-    Where: The mean x̄ and the variance v are those of the d features, v with d in the denominator; ε = 10⁻⁵. Before gain
-    and bias the variance is v/(v + ε). The result is in units of both.
+    Where: x̄ and v are mean and variance of the d features, v with d in the denominator; ε = 10⁻⁵. Before gain and bias
+    the variance is v/(v + ε). The result is in units of gain and bias.
     Domain: The sum of squares does not overflow.
     Edges: Where all features are equal, the result is the bias.
     """
@@ -85,7 +85,7 @@ class LayerNorm(Protocol[Array]):
     axes={"d": Axis.WIDTH},
 )
 class FeedForward(Protocol[Array]):
-    """The feed-forward network of a transformer: one hidden layer of ReLUs, on every position by itself.
+    """Feed-forward network of a transformer: one hidden ReLU layer, applied to every position separately.
 
     Where: Weights are (out, in). The result is in units of b₂, which are those of W₂ × b₁.
     Domain: No sum overflows.
@@ -98,7 +98,7 @@ class FeedForward(Protocol[Array]):
 
 @dataclass(frozen=True)
 class EncoderLayerParameters(Generic[Array]):
-    """Self-attention and a feed-forward network, each with the normalization beside its residual connection."""
+    """Weights of self-attention and a feed-forward network, each with its layer normalization."""
 
     attention: Annotated[MultiHeadParameters[Array], sizes(d_q="d", d_k="d", d_v="d", p_o="d")]
     attention_norm: LayerNormParameters[Array]
@@ -123,14 +123,14 @@ class EncoderLayerParameters(Generic[Array]):
     features="norm=pre",
 )
 class EncoderLayer(Protocol[Array]):
-    """One layer of a transformer's encoder: multi-head self-attention, then a feed-forward network for each position.
+    """One encoder layer of a transformer: multi-head self-attention, then a feed-forward network.
 
-    Where: With norm "post", as in the paper, the sum of the residual connection is normalized; with "pre", the input of
-    each sublayer is. FF is `feed_forward` and LN `layer_norm`. Weights are (out, in). The result has no unit for "post"
-    and is in units of x for "pre".
+    Where: With norm "post", as in the paper, x plus the sublayer's output is normalized; with "pre", the input of the
+    sublayer is normalized. FF is `feed_forward` and LN `layer_norm`. Weights are (out, in). The result has no unit for
+    "post" and is in units of x for "pre".
     Domain: No intermediate overflows.
-    Edges: Positions at which `mask` is False are left out of the attention of others, NaN and ∞ included. Where none is
-    attendable, attention adds 0 (semantics `fully_masked`).
+    Edges: Positions at which `mask` is False are left out of the attention of others, NaN and ∞ included. If no
+    position is attendable, attention adds 0 (semantics `fully_masked`).
     """
 
     def __call__(
@@ -156,12 +156,12 @@ class EncoderLayer(Protocol[Array]):
     features="norm=pre",
 )
 class EncoderStack(Protocol[Array]):
-    """The encoder of a transformer: layers one after another, with the same mask and norm in each.
+    """The encoder of a transformer: encoder layers applied one after another.
 
-    Where: Layers may differ in their numbers of heads and hidden units. With norm "pre" there is no normalization after
-    the last layer. Units are those of `encoder_layer`.
-    Domain: In no layer does an intermediate overflow.
-    Edges: Without layers the result is x. Each layer attends as `encoder_layer` does.
+    Where: All layers use the same mask and norm. They may differ in their numbers of heads and hidden units. With norm
+    "pre" there is no normalization after the last layer. Units are those of `encoder_layer`.
+    Domain: No intermediate overflows in any layer.
+    Edges: Without layers the result is x. Masks act in each layer as in `encoder_layer`.
     """
 
     def __call__(
@@ -176,7 +176,7 @@ class EncoderStack(Protocol[Array]):
 
 @dataclass(frozen=True)
 class DecoderLayerParameters(Generic[Array]):
-    """Self-attention, attention to a memory and a feed-forward network, each with its normalization."""
+    """Weights of self-attention, attention to a memory and a feed-forward network, each with its normalization."""
 
     attention: Annotated[MultiHeadParameters[Array], sizes(d_q="d", d_k="d", d_v="d", p_o="d")]
     attention_norm: LayerNormParameters[Array]
@@ -207,14 +207,14 @@ class DecoderLayerParameters(Generic[Array]):
     features="norm=pre",
 )
 class DecoderLayer(Protocol[Array]):
-    """One layer of a transformer's decoder: causal self-attention, attention to a memory, a feed-forward network.
+    """One decoder layer of a transformer: causal self-attention, attention to a memory, a feed-forward network.
 
-    Where: x holds the n targets, the memory Z what the encoder gives for the m sources. Self-attention is causal by
-    definition: position i attends to j ≤ i for which `mask` is True as well. `memory_mask` says which sources each
-    target may attend to. With norm "pre", the memory itself is not normalized. Units are those of `encoder_layer`.
-    Domain: None of the intermediates overflows.
-    Edges: What a mask hides is left out, NaN and ∞ included. Where no target or no source is attendable, as with m = 0,
-    that attention adds 0 (semantics `fully_masked`).
+    Where: x holds the n targets, the memory Z the encoder's rows for the m sources. Self-attention is always causal:
+    position i attends to j ≤ i where `mask` is True as well. `memory_mask` says which sources each target may attend
+    to. With norm "pre", the memory itself is not normalized. Units are those of `encoder_layer`.
+    Domain: No intermediate overflows.
+    Edges: Masked rows are left out, NaN and ∞ included. If no target or no source is attendable, as with m = 0, that
+    attention adds 0 (semantics `fully_masked`).
     """
 
     def __call__(
@@ -245,12 +245,12 @@ class DecoderLayer(Protocol[Array]):
     features="norm=pre",
 )
 class DecoderStack(Protocol[Array]):
-    """The decoder of a transformer: layers one after another, with the same memory, masks and norm in each.
+    """The decoder of a transformer: decoder layers applied one after another.
 
-    Where: Every layer attends to the memory Z as it is. Layers may differ in their heads and hidden units. Units are
-    those of `encoder_stack`.
-    Domain: The domain is that of `decoder_layer`, in each layer.
-    Edges: Without layers the result is x, repeated for the whole batch. Masks hide what they hide in `decoder_layer`.
+    Where: All layers use the same memory Z, unchanged, and the same masks and norm. They may differ in heads and hidden
+    units. Units are those of `encoder_stack`.
+    Domain: Each layer stays in the domain of `decoder_layer`.
+    Edges: Without layers the result is x, broadcast to the whole batch. Masks act as in `decoder_layer`.
     """
 
     def __call__(
@@ -284,16 +284,15 @@ class KeyValueCache(Generic[Array]):
     results="output key value",
 )
 class CachedDecoderStep(Protocol[Array]):
-    """One position through a decoder layer, with the keys and values of the positions before it from a cache.
+    """One new position through a decoder layer, with cached keys and values of earlier positions.
 
-    Where: The row x is the next position; the result is its row of `decoder_layer`, and the cache with its own key and
-    value after the others. The step is causal, since no later position exists. `mask` says which cached positions it
-    may attend to; to itself it always may. Both attentions have heads of the same number and widths. A decoder of
-    several layers has a cache for each.
-    Domain: The intermediates are those of `decoder_layer`, and none overflows.
-    Edges: Cached positions that are masked stay in the cache, NaN and ∞ included, and have no effect. With an empty
-    cache the position attends to itself alone. Where no source is attendable, the memory adds 0 (semantics
-    `fully_masked`).
+    Where: The row x is the new position. The result is its row of `decoder_layer`, and the cache with its key and value
+    appended. The step is causal, since no later position exists. `mask` says which cached positions the new one may
+    attend to; it always attends to itself. Both attentions have the same number and widths of heads. A decoder of
+    several layers has one cache per layer.
+    Domain: No intermediate of `decoder_layer` overflows.
+    Edges: Masked positions stay in the cache, NaN and ∞ included, and have no effect. With an empty cache the position
+    attends to itself alone. If no source is attendable, the memory adds 0 (semantics `fully_masked`).
     """
 
     def __call__(
@@ -344,16 +343,16 @@ class EncoderDecoderParameters(Generic[Array]):
     causal="n",
 )
 class EncoderDecoder(Protocol[Array]):
-    """The transformer: for every target token, the probability of each token to come next.
+    """The transformer: for every target token, the probability of each possible next token.
 
     Where: Embeddings are multiplied by √d before PE, the sinusoids, are added, as in section 3.4 of the paper. Layers
-    are post-norm; the result is the `output_distribution` of the decoder's rows. Row t is for the token after target t,
-    so that targets begin with a start token. `source_mask` is for padding: it holds in the encoder and in the attention
-    to its memory. `mask` restricts the decoder's self-attention, which is causal. Probabilities have no unit. The paper
-    uses one table for both embeddings and W: pass the same array.
-    Domain: No layer, and not the product with W, overflows.
-    Edges: Without decoder layers a row depends on its own token and position alone, and not on the source. Rows that no
-    token names have no effect, NaN and ∞ included. Where all of the source is masked, or m = 0, the memory adds 0
+    are post-norm; the result is the `output_distribution` of the decoder's rows. Row t predicts the token after target
+    t, so targets begin with a start token. `source_mask` excludes padding, in the encoder and in the attention to its
+    memory. `mask` further restricts the decoder's causal self-attention. Probabilities have no unit. The paper uses
+    one table for both embeddings and W: pass the same array.
+    Domain: Neither the layers nor the product with W overflow.
+    Edges: Without decoder layers a row depends only on its own token and position, not on the source. Table rows that
+    no token names have no effect, NaN and ∞ included. If all of the source is masked, or m = 0, the memory adds 0
     (semantics `fully_masked`). A token outside of its vocabulary raises.
     """
 
@@ -394,17 +393,17 @@ class LanguageModelParameters(Generic[Array]):
     causal="n",
 )
 class DecoderOnly(Protocol[Array]):
-    """GPT, which gives for every token of a text the probability of each token to come next.
+    """A decoder-only transformer (GPT): for every token, the probability of each possible next token.
 
-    Where: A decoder without a memory is an encoder under the causal mask, and its layers have these parameters. Row t
-    of the learned positions is added to the embedding of token t, which is not scaled. Layers are post-norm as in GPT-1
-    (Radford 2018); GPT-2 and GPT-3 are pre-norm with a final normalization. Feed-forward networks have ReLUs where
-    these have GELUs. Probabilities have no unit; the paper's W is the table of the embeddings.
+    Where: A decoder without a memory is an encoder under the causal mask, so its layers have the parameters of encoder
+    layers. Row t of the learned positions is added to the embedding of token t, which is not scaled. Layers are
+    post-norm as in GPT-1 (Radford 2018); GPT-2 and GPT-3 are pre-norm with a final normalization. Feed-forward networks
+    have ReLUs, those of GPT GELUs. Probabilities have no unit; the paper's W is the table of the embeddings.
     Domain: Neither the layers nor W s + b overflow.
-    Edges: `mask` restricts attention further; where it leaves nothing, attention adds 0 (semantics `fully_masked`).
-    Without layers every token is predicted from the one before and its position. Table rows beyond n, and those of
-    tokens that do not occur, have no effect. A token that the vocabulary does not have raises, and so do more
-    tokens than positions.
+    Edges: `mask` restricts attention further; if it leaves no token, attention adds 0 (semantics `fully_masked`).
+    Without layers every token is predicted from the token before it and that token's position. Rows of positions beyond
+    n and of tokens that do not occur have no effect. A token outside the vocabulary raises, and so do more tokens than
+    positions.
     """
 
     def __call__(
@@ -426,16 +425,16 @@ class DecoderOnly(Protocol[Array]):
     indices={"tokens": "vocabulary"},
 )
 class EncoderOnly(Protocol[Array]):
-    """BERT, which gives for every position of a text the probability of each token to stand there.
+    """An encoder-only transformer (BERT): for every position, the probability of each token there.
 
-    Where: Every position sees the whole text; a token to be predicted is replaced by a mask token, which is not `mask`.
-    Learned positions are added to embeddings, layers are post-norm with ReLUs, and the output is that of
-    `output_distribution`. Left out are the segments of the paper and, of its released code, the normalization of the
-    embeddings and the hidden layer before W.
-    Domain: Nothing overflows in the layers or in the output layer.
-    Edges: `mask` says who may attend to whom; where nobody is left, attention adds 0 (semantics `fully_masked`).
-    Without layers every position is predicted from its own token and its position. Rows of both tables that are not
-    used may hold anything. Tokens outside of the vocabulary and tokens without a position raise.
+    Where: Every position sees the whole text. The caller replaces a token to be predicted by a mask token, which has
+    nothing to do with `mask`. Learned positions are added to embeddings, layers are post-norm with ReLUs, and the
+    output is that of `output_distribution`. Left out are the paper's segment embeddings and two parts of its released
+    code: the normalization of the embeddings and the hidden layer before W.
+    Domain: Neither the layers nor the output layer overflow.
+    Edges: `mask` says which positions each may attend to; if none is left, attention adds 0 (semantics `fully_masked`).
+    Without layers every position is predicted from its own token and position. Unused rows of both tables may hold
+    anything. Tokens outside of the vocabulary and tokens without a position raise.
     """
 
     def __call__(

@@ -40,9 +40,9 @@ __all__ = [
 class Patchify(Protocol[Array]):
     """An image cut into square patches that do not overlap, each flattened to one vector.
 
-    Where: Patches come row by row, and so do the pixels of each, with the channels of a pixel side by side. The sizes
-    `rows` and `columns` count patches. The result is in units of the image.
-    Edges: Height and width that are no multiples of `patch` raise. NaN and ∞ stay in their patch.
+    Where: Patches are ordered row by row. So are the pixels of a patch, with the channels of a pixel adjacent. The
+    sizes `rows` and `columns` count patches. The result is in units of the image.
+    Edges: A height or width that is no multiple of `patch` raises. NaN and ∞ stay in their patch.
     """
 
     def __call__(
@@ -58,7 +58,7 @@ class Patchify(Protocol[Array]):
 
 @dataclass(frozen=True)
 class PatchEmbeddingParameters(Generic[Array]):
-    """Weights of the projection of a patch, the class token, and the embedding of every position."""
+    """Weights of the patch projection, the class token, and the embedding of every position."""
 
     w: Float[Array, "d patch patch channels"]
     class_token: Float[Array, " d"]
@@ -73,13 +73,13 @@ class PatchEmbeddingParameters(Generic[Array]):
     axes={"d": Axis.WIDTH},
 )
 class PatchEmbedding(Protocol[Array]):
-    """The input of a vision transformer: a class token and projected patches, with the embeddings of their positions.
+    """Input of a vision transformer: class token and projected patches, plus position embeddings.
 
-    Where: W is (out, in), with its inputs in the shape of a patch, as a convolution has them; flattened they are in the
-    order of `patchify`. The class token comes first, and the first position is its own. Dosovitskiy 2021 writes no bias
-    of the projection; one that a library has can be added to every position but the first. The result is in units of P.
+    Where: W is (out, in), with its inputs in the shape of a patch, as in a convolution; flattened, they have the order
+    of `patchify`. The class token comes first and has the first position. Dosovitskiy 2021 writes no bias of the
+    projection; to use a library's bias, add it to every position but the first. The result is in units of P.
     Domain: No sum overflows.
-    Edges: An image that does not consist of whole patches, one fewer than there are positions, raises.
+    Edges: An image raises unless it consists of whole patches, one fewer than there are positions.
     """
 
     def __call__(
@@ -100,14 +100,14 @@ class PatchEmbedding(Protocol[Array]):
     axes={"d": Axis.WIDTH},
 )
 class VitEncoder(Protocol[Array]):
-    """A vision transformer: the class token's representation of an image, by which it is classified.
+    """A vision transformer: the encoded class token, by which an image is classified.
 
-    Where: Z₀ is `patch_embedding`, f_l `encoder_layer` with norm "pre", hence with ReLU where Dosovitskiy 2021 has
-    GELU, and LN `layer_norm`, after the last layer. The classifier on top of y is no part of it. The result is in units
-    of gain and bias of the final normalization.
-    Domain: In no layer does an intermediate overflow.
-    Edges: Without layers the result is the normalized class token at its position. An image whose patches are not one
-    fewer than the positions raises.
+    Where: Z₀ is `patch_embedding`. f_l is `encoder_layer` with norm "pre", hence with ReLU where Dosovitskiy 2021 has
+    GELU. LN is `layer_norm` after the last layer. The classifier on top of y is not included. The result is in units of
+    gain and bias of the final normalization.
+    Domain: No intermediate overflows in any layer.
+    Edges: Without layers the result is the normalized class token with its position. An image raises unless it has one
+    patch fewer than there are positions.
     """
 
     def __call__(
@@ -134,10 +134,10 @@ class VitEncoder(Protocol[Array]):
 class Interpolate(Protocol[Array]):
     """Linear, bilinear or trilinear interpolation of a feature map to another grid, axis by axis.
 
-    Where: A map of one or two dimensions has 1 for the others, as it has in the result. Places are the centres of cells
-    of equal size, so that the borders of both grids agree, and beyond the outermost centres values are constant; with
-    `align_corners` the outermost places of both grids agree. There is no smoothing where the result is smaller. S4 and
-    Oktay 2018 leave the alignment open. The result is in units of x.
+    Where: A map of one or two dimensions has size 1 along the others, before and after. Values belong to the centres of
+    equal cells, so that the borders of both grids agree; beyond the outermost centres values are constant. With
+    `align_corners` the outermost centres of both grids agree instead. A smaller result is not smoothed. S4 and Oktay
+    2018 leave the alignment open. The result is in units of x.
     Edges: Along an axis of size 1 the value is repeated. To a size of 1, `align_corners` takes the first value. To the
     same size nothing changes.
     """
@@ -155,7 +155,7 @@ class Interpolate(Protocol[Array]):
 
 @dataclass(frozen=True)
 class AttentionGateParameters(Generic[Array]):
-    """Projections of features and of the gating signal into a hidden layer, and from there to one coefficient."""
+    """Projections of features and gating signal into a hidden layer, and from it to one coefficient."""
 
     w_x: Float[Array, "h d_x"]
     w_g: Float[Array, "h d_g"]
@@ -174,12 +174,12 @@ class AttentionGateParameters(Generic[Array]):
     results="gated coefficients",
 )
 class AttentionGate(Protocol[Array]):
-    """The gate of an attention U-Net: features pass as far as a signal from a coarser scale attends to them.
+    """Gate of an attention U-Net: a signal from a coarser scale weights the features.
 
     Where: x are the features of the skip connection, the query g is the gating signal. Interpolation is `interpolate`
     with its default alignment; being linear, it may come before W_g or after it. S4 does not say what is interpolated.
-    Here it is the gating signal, and α is computed on the grid of x. Oktay 2018 computes α on a coarser grid, to which
-    a strided W_x brings x, and interpolates α: for the same weights that gives other numbers, since σ and max do not
+    Here it is the gating signal, and α is computed on the grid of x. Oktay 2018 brings x to a coarser grid by a strided
+    W_x, computes α there and interpolates α. For the same weights this gives other numbers, since σ and max do not
     commute with interpolation; with a stride of 1 both agree. Weights are (out, in), σ is the logistic function. α has
     no unit, the gated features are in units of x.
     Domain: No sum overflows.
@@ -201,10 +201,10 @@ class AttentionGate(Protocol[Array]):
     sources=[S4.passage("Attention UNet"), OKTAY.passage("Attention Gates in U-Net Model")],
 )
 class AttentionSkip(Protocol[Array]):
-    """The skip connection of an attention U-Net: gated features beside the upsampled features of the coarser scale.
+    """Skip connection of an attention U-Net: gated features concatenated with upsampled coarser ones.
 
-    Where: x̂ is that of `attention_gate`, and g̃ comes from `interpolate` with its default alignment. The features of x
-    come first, in the order in which S4 has both.
+    Where: x̂ is the result of `attention_gate`; g̃ comes from `interpolate` with its default alignment. The features of
+    x come first, as in S4.
     Domain: No sum in the gate overflows.
     """
 
@@ -230,10 +230,10 @@ class AttentionSkip(Protocol[Array]):
     results="context weights",
 )
 class SpatialAttention(Protocol[Array]):
-    """Soft attention of a caption decoder: its state attends to every place of a feature map.
+    """Soft attention of a caption decoder from its state to a feature map.
 
-    Where: The state s is that before the word, S3's s⁽ⁱ⁻¹⁾; h is the map that a convolutional network gives, without
-    positions. The scorer is additive, with weights (out, in). Xu 2015 multiplies the context by a gate of its own,
+    Where: s is the state before the word, S3's s⁽ⁱ⁻¹⁾; h is the feature map of a convolutional network, without
+    positions. The scorer is additive, with weights (out, in). Xu 2015 multiplies the context by an additional gate,
     which is left out here as in S3. The context is in units of features, weights have no unit.
     Domain: W_q s and W_k h do not overflow. Scores are at most ‖w_v‖₁.
     """

@@ -1,4 +1,4 @@
-"""The budget of every element of a result, derived from the precision class and from the inputs themselves."""
+"""Error budgets of results, derived from the precision class and from the actual inputs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ __all__ = ["WIDTH", "Approximate", "Judged", "Rigorous", "Statistical", "is_real
 
 @dataclass(frozen=True)
 class Judged:
-    """What a result must be: ``value``, the oracle, and ``budget``, how far from it each element may lie.
+    """The oracle (``value``) of one result and the largest permitted error of each element (``budget``).
 
     ``sigma`` is the standard deviation of the error of a correct implementation. ``peak`` is the largest magnitude that
-    an intermediate may reach: above the class's ``largest``, the inputs are outside the domain. ``level`` is the
-    standard deviation, relative to each weight, of the error that all weights of a row have in common.
+    an intermediate may reach; above the class's ``largest``, the inputs lie outside the domain. ``level`` is the
+    standard deviation of the relative error that all attention weights of a row share.
     """
 
     value: Numbers
@@ -37,9 +37,9 @@ class Judged:
 
 
 def oracle_dtype(dtype: str) -> np.dtype[Any]:
-    """The dtype that the oracle computes in: double, for doubles long double.
+    """Return the dtype of the oracle: long double for float64, double for every other dtype.
 
-    Raises ``TypeError`` where long double is no wider than double; there doubles cannot be judged.
+    ``TypeError`` where long double is no wider than double: float64 results cannot be judged on such a machine.
     """
     if dtype != "float64":
         return np.dtype(np.float64)
@@ -56,13 +56,12 @@ def judged(
     *,
     sampled: bool = False,
 ) -> Any:
-    """The oracle and the budget of ``formula(**arguments)``, computed in ``wide``: :func:`oracle_dtype` if not given.
+    """Return the oracle and the budget of ``formula(**arguments)`` as a :class:`Judged`.
 
-    ``arguments`` are NumPy arrays of the tested dtype (exact in it), numbers, flags or None, and trees of these.
-    ``sampled`` takes the standard deviations from samples where these are larger: 16 times the work.
-
-    Returns a :class:`Judged`, or a tree of them where the formula gives a tree; results that are not of floating point
-    have a budget of 0.
+    If the formula returns a tree, so does this function, with a :class:`Judged` for each array. Integers and booleans
+    have a budget of 0. ``arguments`` are NumPy arrays of the tested dtype (exact in it), numbers, flags or None, and
+    trees of these. ``wide`` is the dtype to compute in, :func:`oracle_dtype` by default. ``sampled`` also estimates the
+    standard deviations from random samples and uses the larger estimate: 16 times the work.
     """
     wide = oracle_dtype(precision.dtype) if wide is None else wide
     with np.errstate(all="ignore"):
@@ -74,7 +73,7 @@ def judged(
             estimated = mapped(both, lambda _, x: x.estimate if isinstance(x, Joint) else x)
             bounded = {path: x.bound for path, x in flatten(both).items() if isinstance(x, Joint)}
         else:
-            # Bounds are computed in double, whatever the oracle is computed in.
+            # Double is precise enough for bounds, even where the oracle needs long double.
             estimated = _run(formula, estimate, arguments, wide)
             bounded = flatten(_run(formula, lambda x: bound(x.astype(np.float64)), arguments, wide))
         found = {path: x for path, x in flatten(estimated).items() if isinstance(x, Statistical)}
@@ -99,7 +98,7 @@ def _numbers(result: Any) -> dict[str, Numbers]:
 def _joined(
     estimated: Statistical, error: Numbers, bounded: Rigorous, precision: Precision, extremes: Extremes
 ) -> Judged:
-    """The budget of one array: the smaller of 8 standard deviations and the rigorous bound."""
+    """Return the budget of one array: the smaller of 8 standard deviations and the rigorous bound."""
     magnitude = np.abs(estimated.value).astype(np.float64)
     sigma = np.hypot(error, 0.6 * precision.output * magnitude) + precision.output_smallest
     bound = bounded.error + precision.output * (magnitude + bounded.error) + 4 * precision.output_smallest
@@ -115,12 +114,12 @@ def _without_budget(x: Any) -> Judged:
 def _run(
     formula: Callable[..., Any], wrap: Callable[[Numbers], Any], arguments: Mapping[str, Any], wide: np.dtype[Any]
 ) -> Any:
-    """The formula on wrapped arrays; one without float arguments makes its own numbers of wrapped integers."""
+    """Run the formula on wrapped float arrays; the integers it counts with are wrapped too."""
     with arithmetic(lambda numbers: wrap(np.zeros(0, wide))._counted(numbers.astype(wide))):
         return formula(**mapped(dict(arguments), lambda _, x: wrap(x.astype(wide)) if is_real(x) else x))
 
 
 def is_real(x: Any) -> bool:
-    """Whether an argument is an array of real numbers: one that carries errors and has a gradient."""
-    # bfloat16 is of no kind that NumPy knows.
+    """Return whether an argument is an array of real numbers, with rounding errors and a gradient."""
+    # NumPy has no kind for bfloat16 (ml_dtypes), so the kinds of other dtypes are excluded.
     return isinstance(x, np.ndarray) and x.dtype.kind not in "biu"

@@ -1,8 +1,8 @@
 """Reverse-mode differentiation of a formula in error arithmetic.
 
-:class:`Traced` records every step of the formula, with the rule for its gradients. The chain rule then runs backwards
-over the record on arrays that carry errors (:class:`~attnspec.reference.budget.statistical.Statistical`), so that each
-element of each gradient has its own budget.
+:class:`Traced` records every step of the formula with its gradient rule. The chain rule then runs backwards over the
+record, on arrays that carry errors (:class:`~attnspec.reference.budget.statistical.Statistical`), so that each element
+of each gradient has its own budget.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ Backward = Callable[[Statistical], Sequence[Statistical | None]]
 
 
 def _operators(ufunc: Any) -> tuple[Any, Any]:
-    """The two methods of an operator: NumPy's go the long way round, to the same."""
+    """Return the left and right methods of an operator: NumPy's mixin is slower, with the same results."""
 
     def left(self: "Traced", other: Any) -> Any:
         return self.__array_ufunc__(ufunc, "__call__", self, other)
@@ -32,9 +32,9 @@ def _operators(ufunc: Any) -> tuple[Any, Any]:
 
 
 class Traced(np.lib.mixins.NDArrayOperatorsMixin):
-    """An array of a computation: its numbers, the arrays it was computed from, and the rule for their gradients.
+    """An array of a recorded computation: its numbers, its operands (parents) and their gradient rule.
 
-    ``terms`` is the number of terms in the longest sum on the way to it.
+    ``terms`` is the number of terms of the longest sum among its ancestors and itself.
     """
 
     __array_priority__ = 1001
@@ -76,7 +76,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __getitem__(self, index: Any) -> "Traced":
         def backward(g: Statistical) -> Sequence[Statistical]:
-            # A row that an index takes several times gets the sum of its gradients.
+            # A row that the index selects several times gets the sum of its gradients.
             value, variance = np.zeros(self.shape, g.dtype), np.zeros(self.shape)
             magnitude, times = np.zeros(self.shape), np.zeros(self.shape)
             np.add.at(value, index, g.value)
@@ -89,15 +89,15 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
         return Traced(self.result[index], [self], backward)
 
     def reshape(self, *shape: Any) -> "Traced":
-        """The same numbers in another shape."""
+        """Reshape the numbers."""
         return Traced(self.result.reshape(*shape), [self], lambda g: [g.reshape(self.shape)])
 
     def swapaxes(self, first: int, second: int) -> "Traced":
-        """Two axes exchanged."""
+        """Exchange two axes."""
         return Traced(self.result.swapaxes(first, second), [self], lambda g: [g.swapaxes(first, second)])
 
     def sum(self, axis: Any = None, keepdims: bool = False) -> "Traced":
-        """Sums."""
+        """Sum over axes."""
         whole = self.result.sum(axis=axis, keepdims=True)
 
         def backward(g: Statistical) -> Sequence[Statistical]:
@@ -107,7 +107,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
         return Traced(self.result.sum(axis=axis, keepdims=keepdims), [self], backward, terms)
 
     def mean(self, axis: Any = None, keepdims: bool = False) -> "Traced":
-        """Means."""
+        """Average over axes."""
         total = self.sum(axis, keepdims)
         count = total.dtype.type(self.result.value.size // max(total.result.value.size, 1))
         return self._wrap(total / count)
@@ -175,7 +175,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
                 return [_unbroadcast(g, x.shape)]
             if function in (np.repeat, np.take_along_axis):
                 raise TypeError(f"a gradient through np.{function.__name__} has no rule")
-            # Where every number went: the same move, made with their positions.
+            # Moving the indices of the numbers shows where each number went.
             places = function(np.arange(x.result.value.size).reshape(x.shape), *args[1:], **kwargs)
             back = np.argsort(places, axis=None)
             return [g.reshape(-1)[back].reshape(x.shape)]
@@ -186,7 +186,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
         parts = [self._wrap(x) for x in args[0]]
         places = function(
             [np.full(p.shape, i) for i, p in enumerate(parts)], *args[1:], **kwargs
-        )  # which part every number came from
+        )  # the part from which each number came
 
         def backward(g: Statistical) -> Sequence[Statistical]:
             axis = kwargs.get("axis", args[1] if len(args) > 1 else 0)
@@ -204,8 +204,8 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _softmax(self, softmax: Softmax) -> "Traced":
         weights = self.result._softmax(softmax)
-        # Kernels recompute the weights as exp(e − L), with L, the logarithm of the sum, as it was stored, and with
-        # scores e that were summed in another order than those in L.
+        # Backward kernels recompute the weights as exp(e − L), with the stored L, the logarithm of the sum, and with
+        # scores e that they sum in another order than the forward kernel.
         units = np.sqrt(1 + 2 * 0.25 * self.terms)
         stored = units * weights.precision.accumulation * np.abs(self.result.value).max(-1, keepdims=True, initial=0.0)
         error = np.sqrt(weights.error**2 + (weights.value * stored).astype(np.float64) ** 2)
@@ -213,9 +213,9 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 
         def backward(g: Statistical) -> Sequence[Statistical]:
             inner = (weights * g).sum(-1, keepdims=True)
-            # The weights of a row share the error of their sum, to which equal exponentials contribute equal errors.
+            # All weights of a row share the error of their sum, in which equal exponentials have equal errors.
             shared = 0.5 * inner.precision.accumulation * weights.weights * np.abs(inner.value).astype(np.float64)
-            # This error is the same at every key of the row: in a sum over keys it adds linearly, not in quadrature.
+            # A later sum over the keys adds this shared error linearly, not in quadrature.
             alpha = np.abs(weights.value).astype(np.float64)
             effective = 1 / np.maximum((alpha**2).sum(-1, keepdims=True), 2.0**-60)
             common = alpha * np.sqrt((inner.error**2 + shared**2) * np.maximum(effective, 1.0))
@@ -231,20 +231,20 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _log_softmax(self, softmax: Softmax) -> "Traced":
         logarithms, weights = self.result._log_softmax(softmax), self.result._softmax(softmax)
-        # Kernels take the weights as exp of the logarithms, as these were stored.
+        # Backward kernels compute the weights as exp of the stored logarithms.
         error = np.hypot(weights.error, (weights.value * logarithms.error).astype(np.float64))
         weights = weights._computed(weights.value, error)
         return Traced(logarithms, [self], lambda g: [g - weights * g.sum(-1, keepdims=True)])
 
 
 def _unbroadcast(g: Statistical, shape: tuple[int, ...]) -> Statistical:
-    """A gradient summed over the dimensions along which broadcasting repeated the array."""
+    """Sum a gradient over the dimensions along which broadcasting repeated the array."""
     if g.shape == shape:
         return g
     extra = g.ndim - len(shape)
     p = g.precision
     if p.operand and not g.given:
-        # What was computed for each element of a batch is stored before it is summed.
+        # Implementations store the gradients of single batch elements before they sum them.
         rounding = (0.6 * p.operand * g.value).astype(np.float64) ** 2 + p.weights_smallest**2
         g = g._computed(g.value, np.sqrt(g.error**2 + rounding), scale=g.scale)
     if extra:
@@ -256,7 +256,7 @@ def _unbroadcast(g: Statistical, shape: tuple[int, ...]) -> Statistical:
 def _elementwise(
     *parts: Callable[[Statistical, Statistical, Sequence[Statistical]], Statistical],
 ) -> Callable[..., Backward]:
-    """A rule from one function per operand: of the incoming gradient, the result and the operands."""
+    """Make a gradient rule from one function per operand, of incoming gradient, result and operands."""
 
     def rule(result: Statistical, *operands: Statistical) -> Backward:
         return lambda g: [
@@ -267,7 +267,7 @@ def _elementwise(
 
 
 def _of_right(a: Statistical, b: Statistical, g: Statistical) -> Statistical:
-    """The gradient of b in a @ b; where a batch shares b, that of the two orders of summing which errs more."""
+    """Gradient of b in a @ b; if a batch shares b, with the larger error of two summation orders."""
     right = _unbroadcast(a.swapaxes(-1, -2) @ g, b.shape)
     if b.ndim > 2 or a.ndim == 2 or a.shape[:-1] != g.shape[:-1]:
         return right
@@ -277,7 +277,7 @@ def _of_right(a: Statistical, b: Statistical, g: Statistical) -> Statistical:
 
 
 def _maximum(result: Statistical, a: Statistical, b: Statistical) -> Backward:
-    """The gradient goes to the larger operand, to neither where they are equal, and is unknown where errors decide."""
+    """Give the gradient to the larger operand, to neither of equal ones; it is unknown where errors decide."""
     either = np.abs(a.value - b.value) <= MARGIN * (a.error + b.error)
     either &= (a.error > 0) | (b.error > 0)
 
@@ -313,7 +313,7 @@ def _matmul(result: Statistical, a: Statistical, b: Statistical) -> Backward:
     def backward(g: Statistical) -> Sequence[Statistical]:
         left = g @ b.swapaxes(-1, -2)
         if a.weights is not None:
-            # Kernels take Σ α·dα of a row as dO·O, with the output O as it was stored.
+            # Backward kernels compute Σ α·dα of a row as dO·O, from the stored output O.
             p = g.precision
             lost = (0.6 * p.output * g.value * result.value) ** 2 + (p.output_smallest * g.value) ** 2
             lost = lost.sum(-1, keepdims=True)

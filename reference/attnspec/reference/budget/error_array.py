@@ -1,8 +1,8 @@
-"""Arrays that carry an error with every number, by NumPy's own dispatch protocols.
+"""Base class of NumPy duck arrays that carry an error with every number.
 
-A formula of the reference, called with such arrays, returns its result *and* the error of each element: one mechanism
-for every operation. :class:`~attnspec.reference.budget.statistical.Statistical` carries a standard deviation,
-:class:`~attnspec.reference.budget.rigorous.Rigorous` a rigorous bound.
+A formula of the reference, called with such arrays, returns its result *and* the error of each element. One mechanism,
+NumPy's dispatch protocols, serves every operation. :class:`~attnspec.reference.budget.statistical.Statistical` carries
+a standard deviation, :class:`~attnspec.reference.budget.rigorous.Rigorous` a rigorous bound.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,21 +27,21 @@ from attnspec.reference.normalization import sigmoid
 from attnspec.spec.contract.precision import Precision
 
 WIDTH = 8.0
-"""Standard deviations in a budget."""
+"""Width of a statistical budget, in standard deviations."""
 
 UNKNOWN = 1e100
-"""The error where first-order propagation is not valid: finite, so that a product with 0 is 0."""
+"""An unknown error, where first-order propagation fails. It is finite so that its product with 0 is 0."""
 
 MARGIN = 8.0
-"""Within so many errors of each other, either of two numbers may be the larger one."""
+"""Either of two numbers may be the larger if they differ by at most this many errors."""
 
 
 @dataclass
 class Extremes:
-    """The largest values of one computation, kept by all of its arrays together.
+    """The largest values of one computation, updated by all of its arrays.
 
-    ``peak`` is the largest magnitude that an intermediate may reach; rigorous bounds keep it. ``level`` is the largest
-    common error of the weights of a row; standard deviations keep it.
+    ``peak`` is the largest magnitude that an intermediate may reach; :class:`Rigorous` arrays update it. ``level`` is
+    the largest error that the weights of a row share; :class:`Statistical` arrays update it.
     """
 
     peak: float = 0.0
@@ -49,7 +49,7 @@ class Extremes:
 
 
 def operators(ufunc: Any) -> tuple[Any, Any]:
-    """The two methods of an operator, ours on the left and on the right: NumPy's go the long way round, to the same."""
+    """Return the left and right methods of an operator: NumPy's mixin is slower, with the same results."""
 
     def left(self: "Approximate", other: Any) -> Any:
         b = other if type(other) is type(self) else self._wrap(other)
@@ -63,18 +63,18 @@ def operators(ufunc: Any) -> tuple[Any, Any]:
 
 
 class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
-    """Numbers with the error of each, and the precision in which they are computed.
+    """Numbers with their errors and the precision class in which they are computed.
 
-    ``given`` marks inputs, which are exact. ``scale`` is set where numbers are computed through larger ones: a tanh may
-    be computed through numbers near 1, however small it is. As a function, it is called when it is first needed.
-    ``weights`` is set on attention weights and holds what pooling needs to know of them; ``level`` is the error,
-    relative to each, that all weights of a row have in common. ``factors`` is set on products of inputs: a product of
-    three may be taken in either order. ``terms`` is set on sums: how many terms they have. ``between`` is set on
-    differences where a variance may be taken from one pass: the two numbers. ``alike`` holds the equal terms of all
-    products that the numbers were computed from element by element: where elements of a product are equal, they have
-    the same error, and so have the numbers. ``extremes`` is shared by all arrays of one computation.
+    ``given`` marks inputs, which are exact. ``scale`` holds the magnitudes of intermediates where these are larger: a
+    small tanh may still be computed from numbers near 1. It may be a function, called at first use. ``weights`` is set
+    on attention weights and holds the errors that pooling needs; ``level`` is the relative error that all weights of a
+    row share. ``factors`` is set on a product of two inputs: with a third, either product may come first. ``terms`` is
+    the number of terms of a sum, 0 elsewhere. ``between`` is set on a difference whose variance may be computed in one
+    pass and holds the two operands. ``alike`` holds the equal terms of all products from which the numbers follow
+    element by element: equal elements of a product have equal errors, and so have the numbers computed from them.
+    ``extremes`` is shared by all arrays of one computation.
 
-    There are very many small arrays: what only few of them have is an attribute of the class unless it is set.
+    A computation has very many small arrays, so that rarely set attributes stay on the class.
     """
 
     __array_priority__ = 1000
@@ -116,18 +116,18 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     __truediv__, __rtruediv__ = operators(np.true_divide)
     __matmul__, __rmatmul__ = operators(np.matmul)
 
-    # What an array has -------------------------------------------------------------------------------------------
+    # Shape, moves and sums ---------------------------------------------------------------------------------------
 
     @property
     def scale(self) -> Numbers | None:
-        """The magnitudes through which the numbers are computed, where these are larger."""
+        """Magnitudes of the intermediates, where these are larger than the numbers."""
         if callable(self._scale):
             self._scale = self._scale()
         return self._scale
 
     @scale.setter
     def scale(self, scale: Numbers | Callable[[], Numbers] | None) -> None:
-        """Numbers, or a function that is called when they are first needed."""
+        """Set the magnitudes, or a function that computes them at first use."""
         self._scale = scale
 
     @property
@@ -157,36 +157,36 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         return self._move(lambda x: x[index])
 
     def reshape(self, *shape: Any) -> Self:
-        """The same numbers in another shape."""
+        """Reshape numbers and errors."""
         return self._move(lambda x: x.reshape(*shape))
 
     def swapaxes(self, first: int, second: int) -> Self:
-        """Two axes exchanged."""
+        """Exchange two axes."""
         return self._move(lambda x: x.swapaxes(first, second))
 
     def sum(self, axis: Any = None, keepdims: bool = False) -> Self:
-        """Sums, with their errors."""
+        """Sum over axes, with errors."""
         return self._sum(self.value.sum(axis=axis, keepdims=keepdims), axis, keepdims)
 
     def mean(self, axis: Any = None, keepdims: bool = False) -> Self:
-        """Means, with their errors."""
+        """Average over axes, with errors."""
         total = self.sum(axis, keepdims)
         return self._wrap(total / total.dtype.type(self.value.size // max(total.value.size, 1)))
 
     def broadcast_to(self, shape: tuple[int, ...]) -> Self:
-        """The same numbers, broadcast to a shape."""
+        """Broadcast numbers and errors to a shape."""
         return self._move(lambda x: np.broadcast_to(x, shape))
 
     def chosen(self, condition: Any, other: Any) -> Self:
-        """These numbers where the condition holds, others elsewhere."""
+        """Select these numbers where the condition holds and ``other`` elsewhere."""
         x, y = self, self._wrap(other)
         value, error = np.where(condition, x.value, y.value), np.where(condition, x.error, y.error)
         return self._with(value, error, given=x.given and y.given, alike=x.alike | y.alike)
 
-    # Making new ones ---------------------------------------------------------------------------------------------
+    # New arrays of the same computation --------------------------------------------------------------------------
 
     def _with(self, value: Numbers, error: Numbers, **more: Any) -> Self:
-        """Other numbers of the same computation; ``more`` are those attributes that differ from those of the class."""
+        """Return an array of the same computation; ``more`` are attributes that differ from the class's."""
         new = object.__new__(type(self))
         new.value = value if type(value) is np.ndarray else np.asarray(value)
         new.error = error if type(error) is np.ndarray and error.dtype is DOUBLE else np.asarray(error, DOUBLE)
@@ -235,28 +235,28 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def magnitude(self) -> Numbers:
-        """The magnitude of the numbers, in double precision."""
+        """Magnitudes of the numbers, in double precision."""
         if self._magnitude is None:
             self._magnitude = np.abs(as_double(self.value))
         return self._magnitude
 
     @property
     def magnitude_in_sums(self) -> Numbers:
-        """The magnitude to which the rounding errors of a sum are relative."""
+        """Magnitudes to which the rounding errors of a sum are relative: the larger of value and ``scale``."""
         scale = self.scale
         return self.magnitude if scale is None else np.maximum(self.magnitude, scale)
 
     @property
     def squares_in_sums(self) -> Numbers:
-        """The squares of these magnitudes."""
+        """Squares of ``magnitude_in_sums``."""
         if self._squares is None:
             self._squares = as_double(self.value) ** 2 if self._scale is None else self.magnitude_in_sums**2
         return self._squares
 
     def other_order(self, b: Self) -> tuple[Numbers, Numbers] | None:
-        """For a product of inputs times an input, (xw)b: the magnitudes of x and wb, for x(wb) is as good an order.
+        """Return the magnitudes of x and wb for a product (xw)b of inputs, which x(wb) may compute as well.
 
-        None for any other product, and where computed operands are not rounded, so that the order does not matter.
+        None for any other product, and where computed operands are not rounded: there the order does not matter.
         """
         if self.factors is None or not b.given or not self.precision.operand:
             return None
@@ -265,25 +265,25 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def errs(self) -> bool:
-        """Whether any of the numbers has an error."""
+        """True if any of the numbers has an error."""
         if self._errs is None:
             self._errs = bool(np.count_nonzero(self.error))
         return self._errs
 
     @property
     def operand_rounding(self) -> float:
-        """The unit roundoff with which this array enters a product."""
+        """Unit roundoff of this array as an operand of a product."""
         if self.given:
             return self.precision.inputs
         return self.precision.weights if self.weights is not None else self.precision.operand
 
     def storing(self, *factors: Self) -> float:
-        """The unit roundoff with which a factor may have been stored that was computed from integers."""
+        """Unit roundoff of storing a factor that was computed from integers; 0 if neither was."""
         return self.precision.stored if any(x.precision is not self.precision for x in factors) else 0.0
 
     @property
     def operand_step(self) -> float:
-        """Half the smallest step in which this array is stored to enter a product, however small its numbers are."""
+        """Half the smallest step of the format in which this array is stored as an operand of a product."""
         p = self.precision
         if p.scaled and self.weights is None:
             return p.scaled * float(np.max(self.magnitude, where=np.isfinite(self.magnitude), initial=0.0))
@@ -306,11 +306,11 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         return self._applied(ufunc, ufunc(*[x.value for x in operands]), operands)
 
     def _rules(self, ufunc: Any) -> bool:
-        """Whether there is a rule for a function of NumPy."""
+        """Return whether a NumPy function has an error rule here."""
         return hasattr(self, f"_{ufunc.__name__}")
 
     def _applied(self, ufunc: Any, value: Numbers, operands: Sequence[Self]) -> Self:
-        """What a function of NumPy gives, which is ``value``, with its errors by the rule of this name."""
+        """Return ``value``, the result of a NumPy function, with the errors that its rule derives."""
         if len(operands) == 2 and operands[0].precision is not operands[1].precision:
             self = next(x for x in operands if x.precision is not counting(x.precision))
         result: Self = getattr(self, f"_{ufunc.__name__}")(value, *operands)
@@ -344,7 +344,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             return getattr(args[0], f"_{name}")(*args[1:])
         return NotImplemented
 
-    # Where the two kinds of error differ --------------------------------------------------------------------------
+    # Rules of subclasses, and rules that both kinds of error share ------------------------------------------------
 
     def _sum(self, value: Numbers, axis: Any, keepdims: bool) -> Self:
         raise TypeError(f"{type(self).__name__} has no rule for sums")
@@ -356,7 +356,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         raise TypeError(f"{type(self).__name__} has no rule for the logarithms of softmax")
 
     def _log_sum_exp(self, softmax: Softmax) -> Self:
-        """Rounded sums; a row without attendable keys has −∞, which is exact."""
+        """Logarithms of rounded sums; a row without attendable keys has −∞, which is exact."""
         value = softmax.summed[..., 0]
         finite = np.isfinite(value)
         rounded = self._summed(np.where(finite, value, 0), softmax)
@@ -366,13 +366,13 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         raise TypeError(f"{type(self).__name__} has no rule for logarithms of sums of exponentials")
 
     def _sigmoid(self) -> Self:
-        """σ with the errors of (1 + tanh(x/2))/2, as which many compute it, through numbers near 1."""
+        """σ(x) with the errors of (1 + tanh(x/2))/2: many libraries compute it so, from numbers near 1."""
         half = self.dtype.type(0.5)
         through: Self = half * (1 + np.tanh(half * self))
         return through._with(sigmoid(self.value), through.error, scale=through.scale, alike=through.alike)
 
     def _greatest(self, count: int, among: Numbers) -> tuple[Numbers, Self]:
-        """Places and values of the greatest; where errors decide which these are, the values have unknown errors."""
+        """Indices and values of the greatest; the errors are unknown where rounding may change the choice."""
         order = np.argsort(-np.where(among, self.value, -np.inf), axis=-1, kind="stable")
         places, rest = order[..., :count], order[..., count:]
         reach = MARGIN * self.error
@@ -384,7 +384,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         return places, self._computed(found.value, np.where(least <= most, UNKNOWN, found.error))
 
     def _maximum(self, value: Numbers, a: Self, b: Self) -> Self:
-        # Where the errors can change which is the larger one, the result may be either.
+        # Where errors may exchange the order of a and b, the result may be either of them.
         either = np.abs(a.value - b.value) <= MARGIN * (a.error + b.error)
         error = np.where(either, np.maximum(a.error, b.error), np.where(a.value >= b.value, a.error, b.error))
         return self._computed(value, error)

@@ -1,4 +1,4 @@
-"""Gradients of the reference with their budgets: the chain rule, backwards over the record of a formula."""
+"""Gradients of the reference and their error budgets, by the chain rule over a recorded formula."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,11 +24,11 @@ def gradients(
     *,
     sampled: bool = False,
 ) -> dict[str, tuple[Numbers, Numbers]]:
-    """Gradient and budget of ⟨cotangent, formula(**arguments)⟩ for every float array of the arguments, by path.
+    """Return gradient and budget of ⟨cotangent, formula(**arguments)⟩ for every float array, by path.
 
-    ``cotangent`` is like the result: an array, or the tree, None where a result has no part in it. ``wide`` is the
-    dtype to compute in. An argument that the result does not depend on has gradient 0. ``sampled`` takes the standard
-    deviations from samples where these are larger: 16 times the work.
+    ``cotangent`` has the structure of the result, with None for arrays that do not enter the product. ``wide`` is the
+    dtype to compute in. An argument that the result does not depend on has gradient 0. ``sampled`` also estimates the
+    standard deviations from random samples and uses the larger estimate: 16 times the work.
     """
 
     def exact(x: Numbers) -> Statistical:
@@ -36,7 +36,7 @@ def gradients(
 
     with np.errstate(all="ignore"):
         leaves, order, found = _backwards(formula, arguments, cotangent, wide, exact)
-        # Equal rows have equal errors, which add linearly and not in quadrature when rows are summed.
+        # Equal rows have equal errors: a sum over rows adds them linearly, not in quadrature.
         repeats = [_repeated_rows(leaf.result.value) for leaf in leaves.values()]
         repeats += [float(np.max(w, initial=1.0)) for w in (node.result.weights for node in order) if w is not None]
         coherence = float(np.sqrt(max(repeats, default=1.0)))
@@ -63,7 +63,7 @@ def _backwards(
     wide: Any,
     make: Callable[[Numbers], Statistical],
 ) -> tuple[dict[str, Traced], list[Traced], dict[str, Statistical]]:
-    """The float arrays of the arguments by path, all arrays in order, and the gradients of those that count."""
+    """Return float arguments by path, all arrays in order, and gradients of arguments that the result depends on."""
 
     def exact(x: Numbers) -> Statistical:
         return make(x.astype(wide))
@@ -84,7 +84,7 @@ def _backwards(
 
 
 def _in_order(results: Sequence[Traced]) -> list[Traced]:
-    """All arrays of a computation in topological order: each after those it was computed from."""
+    """List all arrays of a computation in topological order: each after its operands."""
     order: list[Traced] = []
     seen: set[int] = set()
     stack: list[tuple[Traced, bool]] = [(result, False) for result in results]
@@ -100,7 +100,7 @@ def _in_order(results: Sequence[Traced]) -> list[Traced]:
 
 
 def _backpropagate(order: list[Traced], weighted: Sequence[tuple[Traced, Statistical]]) -> dict[int, Statistical]:
-    """The gradients of all arrays, by ``id``, from those of the results."""
+    """Return the gradients of all arrays, by ``id``, from the cotangents of the results."""
     collected: dict[int, Statistical] = {}
 
     def collect(node: Traced, part: Statistical) -> None:
@@ -120,17 +120,17 @@ def _backpropagate(order: list[Traced], weighted: Sequence[tuple[Traced, Statist
 
 
 def _repeated_rows(x: Numbers) -> float:
-    """The largest number of equal rows of a matrix, or of equal numbers of a vector."""
+    """Largest number of equal rows of a matrix, or of equal elements of a vector."""
     if x.size == 0 or x.ndim == 0:
         return 1.0
     rows = x.reshape(-1, *x.shape[-2:]).astype(np.float64) if x.ndim > 1 else x.reshape(1, -1, 1).astype(np.float64)
-    # Rows are compared by one number each, a weighted sum that is the same for equal rows only.
+    # Compare rows by their sums weighted by square roots: equal rows have equal sums, different rows hardly ever.
     marks = np.sort(rows @ np.sqrt(np.arange(2.0, rows.shape[-1] + 2)), axis=-1)
     return float(longest_runs(marks).max())
 
 
 def _with_budget(value: Numbers, error: Numbers, precision: Precision) -> tuple[Numbers, Numbers]:
-    """A gradient and its budget, from its error before it is stored."""
+    """Return a gradient and its budget, from its error before it is stored."""
     magnitude = np.abs(value).astype(np.float64)
     sigma = np.sqrt(error**2 + (0.6 * precision.output * magnitude) ** 2) + precision.output_smallest
     return value, WIDTH * sigma

@@ -1,6 +1,6 @@
-"""Both kinds of error of the same numbers, in one run of a formula.
+"""Standard deviations and rigorous bounds of the same numbers, in one run of a formula.
 
-The standard deviation and the bound follow from the same numbers: values, moves and exponentials are computed once.
+Both follow from the same values, so that values, moves and exponentials are computed only once.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,13 +13,13 @@ from attnspec.reference.budget.statistical import Statistical
 
 
 class Joint(Approximate):
-    """Numbers with the standard deviation of each, in ``estimate``, and its bound, in ``bound``: the same in both."""
+    """Numbers with standard deviations (``estimate``) and rigorous bounds (``bound``); both share ``value``."""
 
     def __init__(self, estimate: Statistical, bound: Rigorous) -> None:
         self.value, self.estimate, self.bound = estimate.value, estimate, bound
 
     def chosen(self, condition: Any, other: Any) -> Self:
-        """These numbers where the condition holds, others elsewhere."""
+        """Select these numbers where the condition holds and ``other`` elsewhere."""
         other = self._wrap(other)
         return type(self)(self.estimate.chosen(condition, other.estimate), self.bound.chosen(condition, other.bound))
 

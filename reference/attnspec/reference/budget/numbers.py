@@ -1,4 +1,4 @@
-"""Parts shared by both kinds of error: exact numbers, and the class of those that are counted."""
+"""Helpers of both error arithmetics: exact softmax, equal terms, precision of counted numbers."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -16,7 +16,7 @@ SINGLE = 2.0**-24
 """The unit roundoff of float32."""
 
 
-# Functions that move numbers without computing: they act in the same way on values and on errors.
+# NumPy functions that move numbers without computing: they act alike on values and on errors.
 MOVES = frozenset(
     {
         *(np.swapaxes, np.moveaxis, np.transpose, np.reshape, np.broadcast_to, np.expand_dims, np.squeeze),
@@ -30,11 +30,11 @@ COMPARISONS = frozenset(
 
 
 class Softmax(NamedTuple):
-    """The softmax of scores of shape (..., n, m), without errors.
+    """The softmax of scores of shape (..., n, m) with its intermediates, all without errors.
 
-    ``shifted`` holds the scores minus the maximum of their row, ``attendable`` the mask in full, ``summed`` log Σ exp
-    of every row, −∞ for a row without keys, and ``logarithm`` its magnitude, 0 for a row whose sum is 1: the logarithm
-    of a single exponential is exact. ``masked`` says whether there is a mask.
+    ``shifted`` holds the scores minus the maximum of their row. ``attendable`` is the mask, broadcast. ``summed`` is
+    log Σ exp of every row, −∞ for a row without keys. ``logarithm`` is its magnitude, or 0 for a row whose shifted
+    exponentials sum to 1: the logarithm of a single one is exact. ``masked`` is False if there is no mask.
     """
 
     weights: Numbers
@@ -46,12 +46,12 @@ class Softmax(NamedTuple):
 
 
 def as_double(x: Numbers) -> Numbers:
-    """In double precision, which is enough for errors and magnitudes even where the oracle has long doubles."""
+    """Convert to double: enough for errors and magnitudes, even if the oracle has long doubles."""
     return x if x.dtype is DOUBLE else x.astype(np.float64)
 
 
 def attendable_softmax(scores: Numbers, mask: Numbers | None) -> Softmax:
-    """The softmax of scores of which masked ones are left out."""
+    """Compute the softmax over attendable keys, leaving masked scores out."""
     if mask is None and scores.shape[-1]:
         attendable = np.ones(scores.shape, bool)
         maximum = scores.max(axis=-1, keepdims=True)
@@ -74,10 +74,7 @@ def attendable_softmax(scores: Numbers, mask: Numbers | None) -> Softmax:
 
 
 def longest_runs(ordered: Numbers) -> Numbers:
-    """For every row of sorted numbers, the length of the longest run of equal ones: shape (..., 1).
-
-    NaN equals nothing.
-    """
+    """Length of the longest run of equal numbers in every sorted row, shape (..., 1); NaN equals nothing."""
     other = ordered[..., 1:] != ordered[..., :-1]
     if other.all():
         return np.ones((*ordered.shape[:-1], 1))
@@ -90,7 +87,7 @@ def longest_runs(ordered: Numbers) -> Numbers:
 
 
 def repeated_terms(x: Numbers, rows: int = 4) -> float:
-    """The largest number of equal nonzero terms in a row, from a sample of rows."""
+    """Count the equal nonzero terms of a row: the largest count in a sample of rows."""
     if x.size == 0 or x.shape[-1] < 2:
         return 1.0
     flat = x.reshape(-1, x.shape[-1])
@@ -106,10 +103,10 @@ def repeated_terms(x: Numbers, rows: int = 4) -> float:
 
 
 class EqualTerms:
-    """The largest number of equal nonzero terms in a row of a product: they have the same error.
+    """Largest number of equal nonzero terms in a row of a product, which have the same error.
 
-    ``count``, at least 1, is found when it is first needed. Hidden units with equal weights are equal in every row, so
-    that a sample of rows is enough.
+    ``count``, at least 1, is computed at first use. A sample of rows is enough, since hidden units with equal weights
+    are equal in every row.
     """
 
     __slots__ = ("_product", "count")
@@ -126,10 +123,10 @@ class EqualTerms:
 
 @lru_cache
 def counting(precision: Precision) -> Precision:
-    """The class for what is computed from positions and other integers, until it meets numbers that were given.
+    """Return the precision class of numbers computed from positions and other integers alone.
 
     No correct implementation stores a position, a frequency or an angle in 16 bits: from 256 on, bfloat16 has no odd
-    integers. What is made of them, such as cosines, may be stored, as :meth:`Approximate.storing` says.
+    integers. It may store numbers derived from them, such as cosines: see :meth:`Approximate.storing`.
     """
     accumulation = min(precision.accumulation, SINGLE)
     found = replace(precision, operand=0.0, stored=0.0, accumulation=accumulation)

@@ -1,7 +1,7 @@
-"""Rigorous bounds, which no rounding within the precision class can exceed.
+"""Propagation of rigorous bounds: no rounding within the precision class can exceed them.
 
-This is interval arithmetic, and of little use beyond one layer. For a single attention it is tight, because it knows
-that the weights of a row sum to 1 whatever their errors, so that errors common to all of them cancel.
+This is interval arithmetic, too pessimistic beyond one layer. For a single attention it is tight: the weights of a row
+sum to 1 whatever their errors, so that errors which all of them share cancel.
 """
 
 from typing import Any, Self
@@ -19,15 +19,15 @@ from attnspec.reference.budget.softmax import (
 )
 
 _EXP = 4.0
-"""The error of an exponential, in units in the last place."""
+"""Error bound of an exponential, a sine or a cosine, in unit roundoffs."""
 
 _TANH = 8.0
-"""The error of a hyperbolic tangent, in units in the last place of 1: 1 − 2r with r = 1/(1 + exp 2x) counts each
-rounding of r twice, and there are four of them where two terms share a division."""
+"""Absolute error bound of tanh, in unit roundoffs. 1 − 2r with r = 1/(1 + exp 2x) counts each rounding of r twice, and
+r has four roundings where two terms share one division."""
 
 
 class Rigorous(Approximate):
-    """``error`` bounds the error of each number."""
+    """Numbers whose ``error`` bounds the error of each."""
 
     def _rounded(self, value: Numbers, error: Numbers, units: float = 1.0, **more: Any) -> Self:
         p = self.precision
@@ -37,17 +37,17 @@ class Rigorous(Approximate):
         return self._computed(value, error + (units * p.accumulation + p.stored) * reach + p.smallest, **more)
 
     def _note_peak(self, reach: Numbers, magnitude: Numbers | None = None, error: Numbers | float = 0.0) -> None:
-        """Keep the largest number of ``reach``: what numbers of a magnitude may reach with these errors, if any."""
+        """Raise ``extremes.peak`` to the largest element of ``reach``, which is magnitude plus error."""
         if not reach.size:
             return
         largest = float(np.maximum.reduce(reach, None))
         if magnitude is not None and not largest < UNKNOWN / 2:
-            # An unknown error says nothing about magnitudes.
+            # Unknown errors would make the peak meaningless: there the magnitude alone counts.
             largest = float(np.where((error >= UNKNOWN / 2) & np.isfinite(error), magnitude, reach).max())
         self.extremes.peak = max(self.extremes.peak, np.inf if np.isnan(largest) else largest)
 
     def _error_of_terms(self, *terms: Self) -> Numbers:
-        """The error of what is added, and of rounding computed operands before they are added."""
+        """Error bound of the operands of a sum, including the rounding of computed ones before it."""
         first, second = terms
         error: Numbers = first.error + second.error
         u = self.precision.operand
@@ -59,14 +59,14 @@ class Rigorous(Approximate):
         error = self._error_of_terms(a, b)
         for sums, more in ((a, b), (b, a)):
             if sums.terms:
-                # The sum may have begun with this term, as a linear layer begins with its bias.
+                # An implementation may start the sum with this term, as linear layers start with the bias.
                 error = error + sums.terms * self.precision.accumulation * more.magnitude
         return self._rounded(value, error)
 
     def _subtract(self, value: Numbers, a: Self, b: Self) -> Self:
         error = self._error_of_terms(a, b)
         if not (a.given and b.given):
-            # What multiplies a difference may have multiplied both terms before.
+            # A later factor of the difference may have multiplied both terms first: each is then rounded.
             error = error + self.precision.accumulation * (a.magnitude + b.magnitude)
         return self._rounded(value, error, between=(a, b) if self.precision.one_pass else None)
 
@@ -145,10 +145,10 @@ class Rigorous(Approximate):
         return self._rounded(value, error + terms * p.smallest, 0.0, factors=factors, terms=terms)
 
     def _pooling_error(self, a: Self, b: Self, value: Numbers) -> Numbers:
-        """The error of pooled values o = Σ αⱼ vⱼ.
+        """Error bound of pooled values o = Σ αⱼ vⱼ.
 
-        The weights contribute at most Σ αⱼ expm1(δⱼ) |vⱼ − o| / L, with δⱼ the error of a score and L the least sum. By
-        the Cauchy–Schwarz inequality this takes products of matrices rather than n·m·d_v terms.
+        The weights contribute at most Σ αⱼ expm1(δⱼ) |vⱼ − o| / L, where δⱼ bounds the error of a score and L is the
+        least sum. The Cauchy–Schwarz inequality turns these n·m·d_v terms into matrix products.
         """
         p, w = self.precision, a.weights
         alpha, v = a.value, b.value
@@ -169,7 +169,7 @@ class Rigorous(Approximate):
         weighting = np.minimum(np.sqrt(total * spread), np.where(np.isfinite(farthest), farthest, 0))
         keys, u = a.shape[-1], p.accumulation
         counted = among(b.magnitude, 0.0)
-        # What is rounded are the values that the weights have come to, which may be larger than those at α.
+        # Roundings are relative to the sum with the erroneous weights, which may be larger than that with α.
         moved = np.minimum(factor @ counted, counted.max(-2, keepdims=True, initial=0.0))
         of_values = alpha @ b.error if b.errs else 0.0
         mass = alpha @ counted + of_values + moved

@@ -1,7 +1,7 @@
-"""The budget of softmax weights: how far rounding may move them, statistically and rigorously.
+"""Standard deviations and rigorous bounds of softmax weights, from the errors of the scores.
 
-Softmax is one step, since its shift by the maximum of the row cancels exactly. Both start from the errors of the
-scores; ``docs/precision.md`` derives them. :func:`~attnspec.reference.budget.judged` takes the smaller budget.
+Softmax is treated as one step, since its shift by the maximum of the row cancels exactly. ``docs/precision.md`` derives
+the formulas. :func:`~attnspec.reference.budget.judged` uses the smaller of both budgets.
 """
 
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from attnspec.reference.normalization import log_softmax
 from attnspec.spec.contract.precision import Precision
 
 SCORE_GRID = 32
-"""Scores are taken as equal on a grid of 1/32: their exponentials are then so close that, summed one by one, they are
-rounded in the same direction."""
+"""Scores count as equal on a grid of 1/32: their exponentials are then so close that a running sum rounds them in the
+same direction."""
 
 LARGEST_EXPONENT = 700.0
 """Exponents beyond this overflow in double precision."""
@@ -23,11 +23,11 @@ LARGEST_EXPONENT = 700.0
 
 @dataclass(frozen=True)
 class WeightErrors:
-    """Bounds of the relative errors of softmax weights, from which the bound of pooled values is made.
+    """Bounds of the relative errors of softmax weights, from which pooled values get their bound.
 
-    ``relative`` holds the relative errors of the exponentials and ``least_sum`` a lower bound of their sum, relative to
-    the exact one. ``common`` bounds the relative error that all weights of a row share where they are taken as
-    exp(e − log Σ exp e), with a logarithm that was rounded.
+    ``relative`` bounds the relative errors of the exponentials. ``least_sum`` is a lower bound of their sum, relative
+    to the exact sum. ``common`` bounds the relative error that all weights of a row share if they are computed as
+    exp(e − log Σ exp e) with a rounded logarithm.
     """
 
     relative: Numbers
@@ -39,10 +39,10 @@ class WeightErrors:
 def statistical_weights(
     softmax: Softmax, errors: Numbers, precision: Precision
 ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Weights and their standard deviations, from those of the scores, each of shape (..., n, m).
+    """Return weights, their standard deviations, repeats and level, from the scores' standard deviations.
 
-    Also, of shape (..., n, 1), how many scores of a row are equal, and the standard deviation, relative to each weight,
-    of the error that all weights of a row have in common.
+    The first two have shape (..., n, m). Of shape (..., n, 1), repeats is the largest number of equal scores in a row
+    and level the standard deviation of the relative error that all weights of a row share.
     """
     p, u = precision, precision.accumulation
     weights, shifted, attendable, _, logarithm, masked = softmax
@@ -58,7 +58,7 @@ def statistical_weights(
     # Relative to the weight, whose square may underflow.
     variance = ((relative * (1 - alpha)) ** 2 + others) / least_sum**2
     repeats = _largest_multiplicity(drop, attendable)
-    # Weights may be taken as exp(e − L), with L, the logarithm of the sum, rounded.
+    # Implementations may compute weights as exp(e − L) with a rounded L, the logarithm of the sum.
     level = 0.6 * u * logarithm
     variance = variance + u**2 * (1 + keys / 4 + 0.25 * repeats**2) + level**2
     sigma = np.minimum(alpha * np.sqrt(variance), np.maximum(alpha, 1 - alpha)) + p.weights_smallest
@@ -69,7 +69,7 @@ def statistical_weights(
 
 
 def rigorous_weights(softmax: Softmax, errors: Numbers, precision: Precision) -> tuple[Numbers, Numbers, WeightErrors]:
-    """Weights and bounds of their errors, from those of the scores, of shape (..., n, m); and their relative errors."""
+    """Return weights, bounds of their errors, both (..., n, m), and relative errors, from the scores' bounds."""
     p, u = precision, precision.accumulation
     alpha, shifted, attendable, _, logarithm, masked = softmax
     delta = errors + 3 * u * np.abs(shifted) + 6 * u
@@ -89,9 +89,9 @@ def rigorous_weights(softmax: Softmax, errors: Numbers, precision: Precision) ->
 
 
 def statistical_sums(softmax: Softmax, errors: Numbers, precision: Precision) -> Numbers:
-    """Variances of the logarithms of the sums of exponentials of rows, of shape (..., n), from errors of the scores.
+    """Variances of log Σ exp of every row, shape (..., n), from the standard deviations of the scores.
 
-    A score moves the logarithm by its weight. Errors that the scores of a row have in common add linearly.
+    The derivative of the logarithm by a score is its weight. Errors that the scores of a row share add linearly.
     """
     u = precision.accumulation
     alpha, drop, attendable = as_double(softmax.weights), as_double(softmax.shifted), softmax.attendable
@@ -103,7 +103,7 @@ def statistical_sums(softmax: Softmax, errors: Numbers, precision: Precision) ->
 
 
 def rigorous_sums(softmax: Softmax, scores: Numbers, errors: Numbers, precision: Precision) -> Numbers:
-    """The same with bounds of the errors in place of variances."""
+    """Error bounds of log Σ exp of every row, shape (..., n), from those of the scores."""
     u = precision.accumulation
     drop, attendable = softmax.shifted, softmax.attendable
     own = np.where(attendable, errors + 3 * u * np.abs(drop) + 6 * u, 0.0)
@@ -113,10 +113,10 @@ def rigorous_sums(softmax: Softmax, scores: Numbers, errors: Numbers, precision:
 
 
 def statistical_logarithms(softmax: Softmax, errors: Numbers, precision: Precision) -> tuple[Numbers, Numbers]:
-    """Logarithms of softmax weights and their variances, from the errors of the scores, each of shape (..., m).
+    """Logarithms of softmax weights and their variances, both (..., m), from the scores' standard deviations.
 
-    A score moves its own logarithm, and that of the sum by its weight. Errors that scores have in common, from the
-    vector that all of them were computed from, add linearly in the sum.
+    The error of a score enters its own logarithm directly, and the logarithm of the sum times its weight. Scores share
+    the errors of the vector from which all of them were computed; in the sum, these add linearly.
     """
     u = precision.accumulation
     value, alpha, drop, logarithm = _logarithms(softmax)
@@ -128,7 +128,7 @@ def statistical_logarithms(softmax: Softmax, errors: Numbers, precision: Precisi
 
 
 def rigorous_logarithms(softmax: Softmax, errors: Numbers, precision: Precision) -> tuple[Numbers, Numbers]:
-    """The same with bounds of the errors in place of variances."""
+    """Logarithms of softmax weights and bounds of their errors, both (..., m), from the scores' bounds."""
     u = precision.accumulation
     value, alpha, drop, logarithm = _logarithms(softmax)
     own = errors + 3 * u * np.abs(drop) + 6 * u
@@ -137,9 +137,10 @@ def rigorous_logarithms(softmax: Softmax, errors: Numbers, precision: Precision)
 
 
 def _growth(alpha: Numbers, drop: Numbers, own: Numbers) -> Numbers:
-    """Bound of how much log Σ exp of every row grows with errors ``own`` of its scores; the last axis has size 1.
+    """Bound of the growth of log Σ exp by errors ``own`` of the scores, shape (..., 1).
 
-    log1p keeps small errors. exp of large ones would overflow: there the largest erring score bounds all of them.
+    log1p keeps small errors accurate. Large errors would overflow exp: there the largest score plus its error bounds
+    all others.
     """
     small = np.log1p((alpha * np.expm1(np.minimum(own, LARGEST_EXPONENT))).sum(-1, keepdims=True))
     large = (drop + own).max(-1, keepdims=True, initial=0.0) + np.log(max(own.shape[-1], 1))
@@ -148,16 +149,13 @@ def _growth(alpha: Numbers, drop: Numbers, own: Numbers) -> Numbers:
 
 
 def _logarithms(softmax: Softmax) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Logarithms of weights, weights, scores minus the greatest of their row, and |log Σ exp| of every row."""
+    """Return log weights, weights, scores minus their row's maximum, and |log Σ exp| of every row."""
     alpha, shifted, _, _, logarithm, _ = softmax
     return log_softmax(shifted), as_double(alpha), as_double(shifted), logarithm
 
 
 def attendable_softmax(scores: Numbers, mask: Numbers | None) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Weights, scores minus the maximum of their row, the mask in full, and |log Σ exp|; masked scores are left out.
-
-    The last is 0 for a row whose sum is 1: the logarithm of a single exponential is exact.
-    """
+    """Return weights, shifted scores, the broadcast mask and |log Σ exp|, leaving masked scores out."""
     shape = scores.shape if mask is None else np.broadcast_shapes(mask.shape, scores.shape)
     attendable = np.ones(shape, bool) if mask is None else np.broadcast_to(mask, shape)
     some = attendable.any(-1, keepdims=True)
@@ -173,13 +171,13 @@ def attendable_softmax(scores: Numbers, mask: Numbers | None) -> tuple[Numbers, 
 
 
 def _least_sum(alpha: Numbers, errors: Numbers) -> Numbers:
-    """A lower bound of the sum of the exponentials of a row, relative to the exact one; 1 for a row without any."""
+    """Lower bound of a row's sum of exponentials, relative to the exact sum; 1 without keys."""
     least: Numbers = (alpha * np.exp(-errors)).sum(-1, keepdims=True)
     return np.where(least > 0, least, 1.0)
 
 
 def _largest_multiplicity(scores: Numbers, attendable: Numbers) -> Numbers:
-    """For every row, the largest number of attendable scores that are equal, or nearly so: shape (..., n, 1)."""
+    """Largest number of attendable scores in a row that are equal or nearly so, shape (..., n, 1)."""
     keys = scores.shape[-1]
     if keys < 2:
         return np.full((*scores.shape[:-1], 1), float(keys))

@@ -1,4 +1,4 @@
-"""Standard deviations: rounding errors are taken as independent and add in quadrature.
+"""Propagation of standard deviations: independent rounding errors add in quadrature.
 
 Correct implementations stay within 8 standard deviations, wrong ones do not. The constants are the standard deviation
 of a rounding error: 0.6 u for a single operation (0.58 u if it is uniform), 0.5 u √n for a sum of n terms.
@@ -14,35 +14,35 @@ from attnspec.reference.budget.numbers import EqualTerms, Numbers, Softmax, as_d
 from attnspec.reference.budget.softmax import statistical_logarithms, statistical_sums, statistical_weights
 
 LEAST = 2.0**-510
-"""The square of anything smaller is 0 in double precision."""
+"""The smallest standard deviation in use: the square of a smaller one may underflow to 0 in double."""
 
 _count = attrgetter("count")
 
 
 class Statistical(Approximate):
-    """``error`` is the standard deviation of each number."""
+    """Numbers whose ``error`` is the standard deviation of each."""
 
     _own_terms: EqualTerms | None = None
 
     @property
     def floor(self) -> float:
-        """The least error of a rounding; the square of anything smaller is 0 in double precision."""
+        """Least error of a rounding: the class's smallest normal number, and at least ``LEAST``."""
         return max(self.precision.smallest, LEAST)
 
     @property
     def repeats(self) -> float:
-        """How many numbers that are summed have the same error, because they are equal in a product."""
+        """Count the summed numbers that share one error, because they come from equal terms of a product."""
         if not self.alike:
             return 1.0
         most = max(self.alike, key=_count)
         if len(self.alike) > 1:
-            # The others have no say any more.
+            # Only the largest count matters from now on.
             self.alike = frozenset((most,))
         return most.count
 
     @property
     def own_terms(self) -> EqualTerms:
-        """The equal terms of these numbers."""
+        """Equal terms among these numbers."""
         if self._own_terms is None:
             self._own_terms = EqualTerms(self.value)
         return self._own_terms
@@ -51,7 +51,7 @@ class Statistical(Approximate):
         return self._computed(value, self._deviation(value, variance, spread), **more)
 
     def _deviation(self, value: Numbers, variance: Numbers, spread: float) -> Numbers:
-        """The standard deviation of numbers that are rounded once more."""
+        """Standard deviation of numbers after one more rounding."""
         p = self.precision
         relative = (spread * p.accumulation) ** 2 + (0.6 * p.stored) ** 2
         if relative:
@@ -60,7 +60,7 @@ class Statistical(Approximate):
         return deviation
 
     def _variance_of_terms(self, *terms: Self) -> Numbers:
-        """Variance of what is added, and of rounding computed operands before they are added."""
+        """Variance of the operands of a sum, including the rounding of computed ones before it."""
         first, second = terms
         variance: Numbers = first.error**2 + second.error**2
         if self.precision.operand:
@@ -71,7 +71,7 @@ class Statistical(Approximate):
     def _add(self, value: Numbers, a: Self, b: Self) -> Self:
         variance = self._variance_of_terms(a, b)
         if a.terms or b.terms:
-            # The sum may have begun with this term, as a linear layer begins with its bias.
+            # An implementation may start the sum with this term, as linear layers start with the bias.
             u, squares = 0.5 * self.precision.accumulation, as_double(value) ** 2
             for sums, more in ((a, b), (b, a)):
                 if sums.terms:
@@ -81,14 +81,14 @@ class Statistical(Approximate):
     def _subtract(self, value: Numbers, a: Self, b: Self) -> Self:
         variance = self._variance_of_terms(a, b)
         if not (a.given and b.given):
-            # What multiplies a difference may have multiplied both terms before.
+            # A later factor of the difference may have multiplied both terms first: each is then rounded.
             u = 0.5 * self.precision.accumulation
             variance = variance + u**2 * (as_double(a.value) ** 2 + as_double(b.value) ** 2)
         return self._rounded(value, variance, between=(a, b) if self.precision.one_pass else None)
 
     def _multiply(self, value: Numbers, a: Self, b: Self) -> Self:
         x, y = as_double(a.value), as_double(b.value)
-        # The last term matters where both factors are 0 but for their errors.
+        # The last term matters where both values are 0 and both errors are not.
         variance = (x * b.error) ** 2 + (y * a.error) ** 2 + (a.error * b.error) ** 2
         if storing := self.storing(a, b):
             variance = variance + (0.6 * storing * as_double(value)) ** 2
@@ -103,7 +103,7 @@ class Statistical(Approximate):
         variance = (2 * as_double(a.value) * a.error) ** 2
         if a.between is None:
             return self._rounded(value, variance)
-        # Σ(x − y)²/n may be taken as Σx²/n − y²: the n squares of y have the same error, which adds linearly.
+        # Σ(x − y)²/n may be computed as Σx²/n − y²: the n squares of y have one error, which adds linearly.
         x, y = a.between
         squares, mean = as_double(x.value) ** 2, as_double(y.value)
         times = max(x.value.size, 1) / max(y.value.size, 1)
@@ -112,7 +112,7 @@ class Statistical(Approximate):
         return self._rounded(value, variance, scale=np.broadcast_to(squares, a.shape))
 
     def _sqrt(self, value: Numbers, a: Self) -> Self:
-        # The steepest slope within the budget: a variance from one pass may err by as much as it is.
+        # The steepest slope within the budget: the error of a one-pass variance may be as large as itself.
         least = np.maximum(as_double(a.value) - WIDTH * a.error, 0)
         return self._rounded(value, (a.error / np.where(value > 0, as_double(value) + np.sqrt(least), np.inf)) ** 2)
 
@@ -122,7 +122,7 @@ class Statistical(Approximate):
     def _tanh(self, value: Numbers, a: Self) -> Self:
         r = as_double(value)
         u, fast = self.precision.accumulation, self.precision.tanh
-        # The steepest slope within the budget: the error of a state may reach from one saturation to the other.
+        # The steepest slope within the budget: errors of recurrent states may span both saturations of tanh.
         nearest = np.maximum(np.abs(as_double(a.value)) - WIDTH * a.error, 0)
         slope = 1 - np.tanh(nearest) ** 2
         error = np.sqrt((slope * a.error) ** 2 + u**2 + (fast * r) ** 2)
@@ -149,7 +149,7 @@ class Statistical(Approximate):
         summing = (0.5 * p.accumulation) ** 2 * terms
         operands = (0.6 * a.operand_rounding) ** 2 + (0.6 * b.operand_rounding) ** 2
         variance = (summing + operands) * squares + summing * double**2
-        # Operands are stored in steps, however small they are.
+        # The format of operands has a smallest step, which limits small numbers absolutely, not relatively.
         if a.operand_step > floor:
             matrices = a.ndim > 1 and b.ndim > 1
             variance = variance + a.operand_step**2 * right.sum(-2 if b.ndim > 1 else -1, keepdims=matrices)
@@ -163,15 +163,15 @@ class Statistical(Approximate):
         if b.errs:
             variance = variance + (left + a.error**2) @ b.error**2
         if a.weights is not None:
-            # So do the errors of equal weights that are summed one by one, or rounded as operands.
+            # Errors of equal attention weights add linearly too, in a running sum or when rounded as operands.
             share = np.minimum(a.weights * left.max(-1, keepdims=True, initial=0.0) ** 0.5, 1.0)
             coherent = 0.5 * p.accumulation * a.weights + 0.6 * (p.weights + b.operand_rounding) * share + a.level
             variance = variance + (coherent * double) ** 2
         other = a.other_order(b)
         if other is not None:
             variance = variance + (0.6 * p.operand) ** 2 * (other[0] ** 2 @ other[1] ** 2)
-        # A product of three matrices may be taken in either order: where the terms of this one cancel, those of the
-        # other one need not.
+        # A product of three matrices may be computed in either order. Where the terms of one order cancel, those of the
+        # other may not.
         factors = (a, b) if a.given and b.given else None
         equal = EqualTerms(value)
         result = self._computed(

@@ -1,1 +1,1 @@
-"""From a formula to the reference of an operation: checked arguments, and arithmetics other than NumPy's."""
+"""Machinery around the formulas: argument checks, semantic choices, and other arithmetics than NumPy's."""

@@ -1,7 +1,7 @@
-"""The arithmetic of formulas without float arguments.
+"""Choice of the arithmetic for formulas without float arguments.
 
-Other formulas compute in the arithmetic of their arguments. One without, such as the positional encoding, takes its
-numbers from :func:`counted`, so that it can be computed in ``np.longdouble``, or on arrays that carry their errors:
+Other formulas compute in the arithmetic of their arguments. A formula without float arguments, such as the positional
+encoding, starts from :func:`counted`. So it can run in ``np.longdouble``, or on arrays that carry errors:
 
     with arithmetic(lambda numbers: numbers.astype(np.longdouble)):
         oracle = sinusoidal_positional_encoding(n, d)
@@ -18,7 +18,7 @@ _CONVERT: ContextVar[Callable[[np.ndarray], Any] | None] = ContextVar("convert",
 
 
 def counted(count: int) -> Any:
-    """The numbers 0, 1, …, count − 1, shape (count), in float64 or in the arithmetic of the context."""
+    """Return the numbers 0, 1, …, count − 1, shape (count,), in float64 or in the arithmetic of the context."""
     numbers = np.arange(count)
     convert = _CONVERT.get()
     return numbers.astype(np.float64) if convert is None else convert(numbers)
@@ -26,7 +26,7 @@ def counted(count: int) -> Any:
 
 @contextmanager
 def arithmetic(convert: Callable[[np.ndarray], Any]) -> Iterator[None]:
-    """Within this context, formulas without float arguments start from ``convert(integers)``."""
+    """Let formulas without float arguments start from ``convert(integers)`` within this context."""
     token = _CONVERT.set(convert)
     try:
         yield
@@ -36,7 +36,7 @@ def arithmetic(convert: Callable[[np.ndarray], Any]) -> Iterator[None]:
 
 @contextmanager
 def in_arithmetic_of(x: Any) -> Iterator[None]:
-    """Within this context, numbers that are counted have the dtype of an array, if no context has set an arithmetic."""
+    """Let :func:`counted` use the dtype of ``x`` within this context, unless an arithmetic is already set."""
     if _CONVERT.get() is not None:
         yield
         return

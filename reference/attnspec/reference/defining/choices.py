@@ -1,7 +1,7 @@
-"""The choices in force, which a formula asks for where libraries compute different things under one name.
+"""Semantic choices in force, for formulas that libraries define differently under one name.
 
-Formulas follow the normative choices. Within ``choosing`` they follow others, as the oracle of a backend does that
-declares them:
+Formulas follow the normative choices by default and others within ``choosing``. The oracle of a backend uses it for the
+choices that the backend declares:
 
     with choosing(gru_reset="after"):
         state = gru_cell(x, state, parameters)
@@ -20,14 +20,14 @@ _CHOICES: ContextVar[Semantics] = ContextVar("choices", default=_NORMATIVE)
 
 
 def choice(question: str) -> str:
-    """The choice in force for a question of :class:`~attnspec.spec.contract.semantics.Semantics`."""
+    """Return the choice in force for a question of :class:`~attnspec.spec.contract.semantics.Semantics`."""
     chosen: str = getattr(_CHOICES.get(), question)
     return chosen
 
 
 @contextmanager
 def choosing(**choices: str) -> Iterator[None]:
-    """Within this context, these choices are in force; ``ValueError`` for a question or choice that does not exist."""
+    """Put choices in force within this context; ``ValueError`` for an unknown question or choice."""
     if unknown := [name for name in choices if name not in QUESTIONS]:
         raise ValueError(f"choosing: expected questions among {', '.join(QUESTIONS)}; got {', '.join(unknown)}")
     given: dict[str, Any] = dict(choices)

@@ -1,8 +1,8 @@
-"""Arrays that count what is done with them, by NumPy's own dispatch protocols.
+"""NumPy duck arrays that count the matrix products computed with them.
 
-A formula of the reference, called with such arrays, computes what it always does; afterwards their :class:`Tally` holds
-how many multiply-adds its matrix products took, and how long the longest chain of products was of which each needed the
-one before it:
+A formula of the reference, called with such arrays, computes its usual result. Afterwards their :class:`Tally` holds
+the multiply-adds of all matrix products and the length of the longest chain of products in which each needs the result
+of the one before:
 
     tally = Tally()
     x = Counted(np.ones((5, 3)), tally)
@@ -19,14 +19,14 @@ import numpy as np
 
 @dataclass
 class Tally:
-    """What was counted, by all arrays of one computation together."""
+    """Counts of one computation, shared by all of its arrays."""
 
     multiply_adds: int = 0
     longest_chain: int = 0
 
 
 class Counted(np.lib.mixins.NDArrayOperatorsMixin):
-    """An array that is counted; ``chain`` is the number of matrix products, one after another, that it took."""
+    """An array that counts; ``chain`` is the length of the longest chain of products behind it."""
 
     __array_priority__ = 1000
 
@@ -71,7 +71,7 @@ class Counted(np.lib.mixins.NDArrayOperatorsMixin):
         return self._applied(function, args, kwargs)
 
     def _applied(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What a function does with the numbers; its result waits for all of them."""
+        """Apply a function to the numbers; the result continues the longest chain of the arguments."""
         chain = max(x.chain for x in _counted((*args, *kwargs.values())))
         result = function(*map(_plain, args), **{name: _plain(x) for name, x in kwargs.items()})
         floats = isinstance(result, np.ndarray | np.generic) and result.dtype.kind == "f"
@@ -87,7 +87,7 @@ def _counted(arguments: Iterable[Any]) -> Iterator[Counted]:
 
 
 def _plain(x: Any) -> Any:
-    """An argument with the numbers of counted arrays in their place."""
+    """Replace the counting arrays in an argument by their numbers."""
     if isinstance(x, list | tuple):
         return type(x)(map(_plain, x))
     return x.value if isinstance(x, Counted) else x

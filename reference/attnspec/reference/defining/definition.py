@@ -1,8 +1,8 @@
-"""From a formula to the reference of an operation, which checks its arguments and stands in :data:`REFERENCE`.
+"""The decorator that turns a formula into the checked reference of an operation.
 
 ``@defines(DotScores[np.ndarray])`` decorates a function that is the formula and nothing else. mypy checks its signature
-against the Protocol, every call is checked against the Protocol's shapes, and the docstring is completed to the
-documentation of the operation. The formula itself is ``__wrapped__``.
+against the Protocol. Every call is checked against the Protocol's shapes. The docstring is completed to the
+documentation of the operation. The bare formula is ``__wrapped__``; :data:`REFERENCE` lists the checked functions.
 """
 
 import operator
@@ -30,8 +30,8 @@ REFERENCE: Mapping[str, Callable[..., Any]] = MappingProxyType(_REFERENCE)
 """The reference of every operation, by its name in the contract."""
 
 _WITHIN: ContextVar[bool] = ContextVar("within", default=False)
-"""Whether a formula is running on arrays of another kind. References that it calls are then not checked again: their
-shapes follow from those that were checked, and NumPy cannot convert such arrays."""
+"""True while a formula runs on duck arrays. The references that it calls are then not checked again: their shapes
+follow from those already checked, and NumPy cannot convert duck arrays."""
 
 _COMPUTABLE = frozenset(np.dtype(t) for t in (np.float64, np.float32, np.longdouble))
 _NARROW = frozenset(np.dtype(t) for t in (np.float16, ml_dtypes.bfloat16))
@@ -59,14 +59,14 @@ class _Defines(Generic[F]):
 
 
 def defines(protocol: TypeForm[F]) -> _Defines[F]:
-    """Make a formula the reference of the operation that a Protocol describes: ``@defines(DotScores[np.ndarray])``.
+    """Make a formula the reference of its Protocol's operation: ``@defines(DotScores[np.ndarray])``.
 
-    Arguments: arrays, or lists and numbers, which become float64, as integers do; and trees of these. Float arrays
-    keep their dtype; mixed dtypes are promoted as by NumPy. An array of another kind (one with ``shape`` and
-    ``__array_ufunc__``) is passed on as it is, so that a formula can be run in other arithmetics.
+    Arguments: arrays, lists, numbers, and trees of these. Float arrays keep their dtype; mixed dtypes are promoted as
+    by NumPy; lists, numbers and integers become float64. A duck array (one with ``shape`` and ``__array_ufunc__``) is
+    passed on unchanged, so that a formula can run in other arithmetics.
     Errors: ``ShapeError`` for a shape, size, length or index that violates the Protocol, ``TypeError`` for an argument
-    of the wrong kind; both name operation, argument, expected and got. NaN and ∞ are results like others: NumPy's
-    warnings are off.
+    of the wrong kind; both name operation, argument, expected and got. NaN and ∞ are valid results: NumPy's warnings
+    are off.
     """
     return _Defines(protocol)
 
@@ -100,7 +100,7 @@ def _checked(operation: Operation, formula: Callable[..., Any]) -> Callable[...,
 
 
 def _check_ranges(operation: Operation, values: Mapping[str, Any], binding: Binding) -> None:
-    """Raise for a length or an index that is beyond the size that bounds it, and for ends of sequences that fall."""
+    """Raise for a length or index outside of its range, and for sequence ends that decrease."""
     bounds = {path: binding.number(size) for path, size in operation.lengths.items()}
     bounds |= {path: binding.number(size) - 1 for path, size in operation.indices.items()}
     given = flatten(dict(values)) if bounds or operation.cumulative else {}
@@ -117,7 +117,7 @@ def _check_ranges(operation: Operation, values: Mapping[str, Any], binding: Bind
 
 
 def _converted(operation: Operation, node: Node, value: Any, arrays: list[Any]) -> Any:
-    """An argument with its arrays converted; its float arrays, as given, are appended to ``arrays``."""
+    """Convert the arrays of an argument; append its float arrays, unconverted, to ``arrays``."""
     if not isinstance(node, Branch):
         if node.kind is Kind.FLOAT:
             arrays.append(value)
@@ -135,10 +135,10 @@ def _converted(operation: Operation, node: Node, value: Any, arrays: list[Any]) 
 
 
 def _finished(result: Any, floats: list[Any]) -> Any:
-    """The result as arrays in memory of their own, in a dtype of 16 bits if all float arguments have it.
+    """Copy results into memory of their own, in a 16-bit dtype if all float arguments have it.
 
-    NumPy has no matrix product in bfloat16, and float16 holds no count above 65,504: such formulas are computed in
-    float32, and rounded once, here.
+    NumPy has no matrix product in bfloat16, and float16 holds no count above 65,504. Formulas on 16-bit arguments are
+    therefore computed in float32 and rounded once, here.
     """
     dtypes = {x.dtype.newbyteorder("=") for x in floats}
     narrow = dtypes.pop() if len(dtypes) == 1 and dtypes <= _NARROW else None
@@ -154,7 +154,7 @@ def _finished(result: Any, floats: list[Any]) -> Any:
 
 
 def _foreign(value: Any) -> bool:
-    """Whether an argument is an array of another kind, with an arithmetic of its own."""
+    """Return whether an argument is a duck array with an arithmetic of its own."""
     return not isinstance(value, np.ndarray) and hasattr(value, "__array_ufunc__") and hasattr(value, "shape")
 
 
@@ -172,7 +172,7 @@ def _array(operation: Operation, argument: Leaf, expected: str, value: Any) -> n
 
 
 def _convert(operation: Operation, argument: Leaf | Option, value: Any) -> Any:
-    """One array or option as formulas take it; ``TypeError`` if it is of the wrong kind."""
+    """Convert one array or option for the formula; ``TypeError`` if it is of the wrong kind."""
     return None if value is None and argument.optional else _CONVERSIONS[argument.kind](operation, argument, value)
 
 

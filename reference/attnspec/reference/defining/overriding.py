@@ -1,7 +1,7 @@
-"""NumPy's ``__array_function__`` protocol (NEP 18) for a function of our own.
+"""NumPy's ``__array_function__`` protocol (NEP 18) for functions of the reference.
 
-An array of another kind then has its own implementation of the function, instead of one step after the other of its
-formula. Softmax needs this: the shift by the maximum cancels exactly, which error propagation step by step cannot see.
+With it, a duck array can replace a whole function instead of only its single NumPy steps. Softmax needs this: its shift
+by the maximum cancels exactly, which error propagation through single steps cannot see.
 """
 
 from collections.abc import Callable
@@ -18,9 +18,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 def overridable(formula: F) -> F:
     """Let arguments that are not NumPy arrays override a formula through ``__array_function__``.
 
-    Every such argument is asked, subclasses before their bases and otherwise from the left, with the public function
-    (the one in :data:`REFERENCE` of this name, if it is there) as ``func``. ``TypeError`` if all of them answer
-    ``NotImplemented``.
+    The method is called on every such argument until one returns a result: subclasses before their bases, otherwise
+    from the left. ``func`` is the function of this name in :data:`REFERENCE`, if there is one, else the decorated one.
+    ``TypeError`` if all arguments return ``NotImplemented``.
     """
 
     @wraps(formula)
@@ -40,7 +40,7 @@ def overridable(formula: F) -> F:
 
 
 def _overriding(arguments: tuple[Any, ...]) -> list[Any]:
-    """One argument of each overriding type, in the order in which they are asked."""
+    """List one argument of each overriding type, in the order of the calls."""
     found: list[Any] = []
     for argument in arguments:
         kind = type(argument)

@@ -1,4 +1,4 @@
-"""A two-point design: a small sample of ±1 variables of which any four are independent.
+"""A two-point design: a small sample of ±1 variables, any four of them independent.
 
 The variance of a dot product involves no more than four coordinates at a time. On this sample the formula of
 :mod:`attnspec.reference.moments` therefore holds exactly, without random numbers.
@@ -17,7 +17,7 @@ MOST_VARIABLES = 2 ** max(_PRIMITIVE) - 1
 
 
 def two_point_design(variables: int) -> np.ndarray:
-    """Signs ±1 of which any four variables are independent, each with mean exactly 0 and variance exactly 1.
+    """Signs ±1, any four variables independent, each with mean exactly 0 and variance exactly 1.
 
     Where: variables in 1..255; result (4^r, variables) int8 with the least r such that variables < 2^r.
     Errors: ValueError for another number of variables.
@@ -28,7 +28,7 @@ def two_point_design(variables: int) -> np.ndarray:
     x = np.arange(1, variables + 1)
     cube = _product(_product(x, x, degree), x, degree)
     signs = np.ones((1, variables), np.int8)
-    # Each bit of a and b doubles the sample: unchanged where the bit is 0, negated where it is 1 and the column has it.
+    # Each bit of a and b doubles the sample. The second half (bit 1) negates the variables whose x or x³ has the bit.
     for bits in (x, cube):
         for bit in range(degree):
             column = (1 - 2 * (bits >> bit & 1)).astype(np.int8)
