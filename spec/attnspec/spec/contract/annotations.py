@@ -40,7 +40,7 @@ def sizes(*, count: str = "", **renamed: str | tuple[str, str]) -> Sizes:
 
     A new size may be a product or a sum, ``sizes(d="d_y+d_h")``. In a tuple of similar records, a pair names the size
     in the first record and in all others; ``count`` names the number of records. In an array, a name may stand for a
-    product or sum that jaxtyping cannot annotate in an argument: ``Annotated[Float[Array, "n d"], sizes(d="heads*p")]``.
+    product or sum: ``Annotated[Float[Array, "n d"], sizes(d="heads*p")]``; jaxtyping cannot annotate that in arguments.
     Products and sums may introduce sizes that no other annotation names.
     """
     return Sizes(tuple(renamed.items()), count)

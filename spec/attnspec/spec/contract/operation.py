@@ -1,6 +1,7 @@
 """Contract of one operation, and the registry of all operations.
 
-Inputs, laws, reports and documentation derive from it; ``attnspec.spec.contract.registration`` reads it from a Protocol.
+Inputs, laws, reports and documentation derive from it. ``attnspec.spec.contract.registration`` reads it from a
+Protocol.
 """
 
 import inspect

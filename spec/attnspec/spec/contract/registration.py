@@ -131,7 +131,7 @@ def _read_protocol(protocol: Any, name: str, words: Mapping[str, Any]) -> Operat
         **words,
     )
     if CAUSAL not in nodes or made.cumulative or not made.sizes_of(Axis.KEY):
-        return made  # packed sequences share an axis, so that its order is not the order of a sequence
+        return made  # packed sequences share one axis, paged caches have no key axis: neither axis order is causal
     pair = made.causal or (*made.sizes_of(Axis.QUERY)[:1], *made.sizes_of(Axis.KEY)[-1:])
     return replace(made, causal=tuple(dict.fromkeys(pair)), ordered=(CAUSAL, *made.ordered))
 
