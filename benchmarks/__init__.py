@@ -1,1 +1,1 @@
-"""Benchmarks of the PyTorch backend: ``python -m benchmarks`` compares it with PyTorch's own ways, in one run."""
+"""Benchmarks of the PyTorch backend against PyTorch's own ways: ``python -m benchmarks``."""

@@ -1,4 +1,4 @@
-"""Calibration of the cost model by which the backend chooses among its paths: timings and a fit.
+"""Calibration of the cost model by which the backend chooses among its paths.
 
 ``python -m benchmarks calibrate --instructions avx2`` calibrates for AVX2 on a processor that has more: it hides the
 wider registers from LLVM and PyTorch.
@@ -94,7 +94,7 @@ def row(key: Sequence[str], cost: Sequence[float], factors: Sequence[float]) -> 
 
 
 def _serves(path: str, mode: str, size: Size, dtype: torch.dtype) -> bool:
-    """True if a path computes calls of this size and dtype in this mode without falling back to another path."""
+    """True if a path itself serves calls of this size, dtype and mode."""
     if path == "step":
         return size[1] == 1 and mode == "forward"
     if path == "few":

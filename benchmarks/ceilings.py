@@ -1,4 +1,4 @@
-"""Ceilings of the machine, measured in the same run: rates of arithmetic, memory and matrix products."""
+"""Ceilings of the machine, measured in each run: rates of arithmetic, memory and matrix products."""
 
 from collections.abc import Callable
 from importlib.util import find_spec

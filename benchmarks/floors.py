@@ -14,7 +14,7 @@ Group = Sequence[Measurement]
 
 @dataclass(frozen=True)
 class Floor:
-    """A ratio that must be at least ``least`` in the cases it applies to; ``number`` returns None if it is unknown."""
+    """A ratio, ``number``, that must be at least ``least`` in certain cases; None if it is unknown."""
 
     what: str
     suite: str

@@ -1,4 +1,4 @@
-"""Growth of time with work: the slope of log time over log work, 1 if they are proportional."""
+"""Growth of time with work: the slope of log time over log work."""
 
 import statistics
 from collections.abc import Sequence

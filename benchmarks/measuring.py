@@ -1,4 +1,4 @@
-"""Measurement of one case: make its subjects, check them against the formula, time them in interleaved rounds."""
+"""Measurement of one case: its subjects are checked against the formula, then timed in interleaved rounds."""
 
 import statistics
 from collections.abc import Callable, Mapping
@@ -43,7 +43,7 @@ def measure(
     memory: bool,
     step: Callable[[str], None] = lambda text: None,
 ) -> list[Measurement]:
-    """Measure every subject of a case; one that is absent, wrong or failing has a reason instead of a time."""
+    """Measure every subject of a case; absent, wrong or failing ones have a reason instead of a time."""
     threads = torch.get_num_threads() if settings.device == "cpu" else 0
     checked = check_subjects(case, settings.device, step)
     step(f"timing {len(checked.calls)} in interleaved rounds")

@@ -1,4 +1,4 @@
-"""Peak memory of a call beyond its inputs; on the CPU it is measured in a separate process."""
+"""Peak memory of a call beyond its inputs, on the CPU in a separate process."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def peak_on_cuda(call: Call) -> int:
 
 
 def peak_on_cpu(suite: str, key: str, subject: str, threads: int, arguments: dict[str, Any]) -> int | str:
-    """Bytes in use at the peak of a call beyond those before it, or the reason why they are unknown."""
+    """Bytes that a call adds at its peak, or the reason why they are unknown."""
     if not RESET.exists():
         return "needs Linux"
     request = json.dumps({"suite": suite, "key": key, "subject": subject, "threads": threads, **arguments})

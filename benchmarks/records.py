@@ -1,4 +1,4 @@
-"""File of results in JSON Lines: a header with machine and versions, then a line per measurement."""
+"""File of results (JSON Lines): a header with machine and versions, then measurements."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping

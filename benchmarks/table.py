@@ -69,7 +69,7 @@ def peak(m: Measurement) -> str:
 
 
 def tables(run: Run, width: int) -> Iterator[Table]:
-    """Yield a table per suite with a section per case, for a terminal of ``width`` columns, then the growth table."""
+    """Yield tables for a terminal of ``width`` columns: one per suite, then the growth."""
     kept = [i for i, column in enumerate(NUMBERS) if width >= FULL_WIDTH or column not in OPTIONAL]
     for suite in dict.fromkeys(m.suite for m in run.measurements):
         limit = f"of ceiling: {CEILING_NOTES[suite]}" if suite in CEILING_NOTES else None

@@ -241,7 +241,7 @@ def translated(name: str) -> bool:
 
 
 def later(name: str) -> bool:
-    """True if starting at the second token gives the same results, for a recurrent layer from the state before it."""
+    """True if dropping the first token keeps the other results; a recurrent layer starts from the state after it."""
     x, layer = _rng.uniform(-1, 1, (N, D)), LAYERS[name]
     following = rnn(x[1:], rnn_cell(x[0], _START, _CELL), _CELL)[0] if name == "recurrent" else layer(x[1:])
     return agree(following, layer(x)[1:])

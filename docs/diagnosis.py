@@ -58,7 +58,7 @@ DEFINED = (
     "scores stored in float16, not declared",
     "tanh to eleven bits, undeclared",
 )
-"""Mutants that are by definition a choice, a factor or a precision class; naming that is a right diagnosis too."""
+"""Mutants that are by definition a choice, a factor or a precision class. Naming it is right, too."""
 
 Outcome = Mapping[str, Any]
 """Outcome of diagnosing one backend.

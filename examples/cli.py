@@ -1,4 +1,4 @@
-"""Command line of the examples: train a model, compare its ways of decoding, draw its attention."""
+"""Command line of the examples: train a model, compare decodings, draw its attention."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -84,7 +84,7 @@ def harnesses(
 
 
 def _run(kind: type[Bahdanau | Transformer], name: str | None, steps: int | None, seed: int, out: Path) -> None:
-    """Train on one task or on all; exit status 1 if a model fails that was trained for the planned steps."""
+    """Train on one task or on all; exit with status 1 if a model fails after all planned steps."""
     out.mkdir(parents=True, exist_ok=True)
     plan = MODELS[kind] if steps is None else replace(MODELS[kind], steps=steps)
     passed = [trained(kind, task, plan, seed, out) for task in TASKS.values() if name in (None, task.name)]

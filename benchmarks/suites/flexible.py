@@ -1,4 +1,4 @@
-"""Subjects with PyTorch's FlexAttention, which expresses dot products with a mask or a bias per key."""
+"""Subjects with PyTorch's FlexAttention: dot products with a mask or a bias per key."""
 
 from collections.abc import Callable
 

@@ -28,7 +28,7 @@ F_SDPA = "F.sdpa"
 
 
 def cases(settings: Settings) -> Iterator[Case]:
-    """Cases with n = m from 64 on, and steps against m keys in two dtypes with 1 and 4 query heads per key head."""
+    """Cases with n = m from 64 on, and steps against m keys (two dtypes, 1 and 4 query heads per key head)."""
     for n in settings.chosen((64, 128, 256, 512, 1024, 2048, 4096), (64,)):
         for name in ("all keys", "causal", "window"):
             if name != "window" or n > 2 * WINDOW:

@@ -120,7 +120,7 @@ def cases(settings: Settings) -> Iterator[Case]:
 
 def case(settings: Settings, operation: str, size: Size, dtype: str, mode: str, *,
          padding: bool = False, values: str = "") -> Case:  # fmt: skip
-    """Case of one size in one dtype; the size ends with the features if they differ from the hidden units.
+    """Case of one size in one dtype. If features differ from hidden units, they end the size.
 
     ``values`` is a kind of ``VALUES``. Without it, inputs are normal and weights have the scale of a fresh layer.
     """

@@ -1,4 +1,4 @@
-"""A call of attention, and a public harness: its inputs, reference and rule, with ``judge`` in their place."""
+"""A call of attention, and a public harness: its inputs, reference and rule."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -50,7 +50,7 @@ def pytorch(backend: SDPBackend) -> Callable[[Call], Tensor]:
 
 
 def by_element(kernel: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]) -> Callable[[Call], Tensor]:
-    """Make a kernel for whole calls from one for a single batch element; keys and values are repeated per head."""
+    """Make a kernel for whole calls from one for a single batch element. Keys and values are repeated per head."""
 
     def output(call: Call) -> Tensor:
         group = call.query.shape[1] // call.key.shape[1]

@@ -1,4 +1,4 @@
-"""Wrong attentions with their operation counts: each alters one step of the right one, in float32."""
+"""Wrong attentions in float32, each with one step altered, and their operation counts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

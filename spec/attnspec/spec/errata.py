@@ -1,4 +1,4 @@
-"""Errata of the sources: printed form, right form, and an example on which the two differ.
+"""Errata of the sources: printed form, right form, and an example where they differ.
 
 Each entry belongs to an operation. ``observed`` applied to the operation's result on ``example`` equals ``right_form``
 and differs from ``printed_form``. This must hold for every correct implementation, so that entries compute their forms

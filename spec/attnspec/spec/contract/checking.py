@@ -1,4 +1,4 @@
-"""Checks of a declared operation: sizes have meanings and values, names exist, inputs can be generated."""
+"""Checks of a declared operation: sizes are defined, names exist, inputs can be generated."""
 
 from collections.abc import Iterator
 

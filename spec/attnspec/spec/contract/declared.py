@@ -1,4 +1,4 @@
-"""Reader of a backend's declaration: a dataclass of the specification, a mapping of some fields, or None."""
+"""Reader of a backend's declaration: a dataclass, a mapping of some fields, or None."""
 
 from collections.abc import Mapping
 from dataclasses import fields

@@ -190,7 +190,7 @@ class Operation:
 
     @lru_cache(maxsize=4096)  # noqa: B019 - operations live as long as the contract
     def role(self, leaf: Leaf) -> Role:
-        """Role of an array; a weight with a positions axis, such as a table of positions, is WEIGHT and ROWS."""
+        """Role of an array. A weight with a positions axis, such as relative positions, is WEIGHT and ROWS."""
         if leaf.kind is Kind.BOOL:
             return Role.MASK
         if leaf.kind is Kind.INT:
@@ -261,7 +261,7 @@ class Operation:
 
     @cached_property
     def unordered_keys(self) -> tuple[str, ...]:
-        """Sizes of keys over which every result is a weighted sum, independent of the keys' order and number."""
+        """Sizes of keys over which every result is only a weighted sum, whatever the keys' order and number."""
         free = [keys for keys in self.separate_keys if not self.axis(keys) & Axis.TIME]
         return tuple(keys for keys in free if self.weighed(keys) == self.outputs)
 

@@ -59,7 +59,7 @@ def _eight_bits(given: Precision) -> Precision:
 
 
 def _scaled_eight_bits(given: Precision) -> Precision:
-    """Store operands and weights in 8 bits, 4 or 5 of exponent, with a scale per block or larger part.
+    """Store operands and weights in 8 bits, 4 or 5 of exponent, scaled per block or larger part.
 
     If the scale is a power of 2 taken from the largest number, numbers above the format's maximum are clipped by up
     to an eighth, the rounding error of 2 bits of mantissa.
@@ -143,7 +143,7 @@ class DeclaredPrecision:
         return own.get(dtype) or self.default.get(dtype) or DEFAULTS[dtype]
 
     def __call__(self, operation: str, dtype: str) -> Precision:
-        """The declared class, else the dtype's default."""
+        """Return the declared class, else the dtype's default."""
         return precision(self.name(operation, dtype))
 
     @classmethod

@@ -119,7 +119,7 @@ def _counts_without_floats(operation: Operation) -> bool:
 
 
 def _has_sized_arguments(operation: Operation) -> bool:
-    """True if shapes can be wrong: a size shared by two axes, a negative size, the rank of an array without batch."""
+    """True if shapes can be wrong: a shared size, a negative size, or the rank of an array without batch."""
     names = [f for leaf in operation.leaves for d in leaf.core for f in d.sizes if not d.broadcast]
     ranked = any(leaf.core and not leaf.batched for leaf in operation.leaves)
     return bool(operation.numbers) or ranked or len(names) > len(set(names))

@@ -1,4 +1,4 @@
-"""Binding of a call's shapes to the sizes of a Protocol: it checks arguments and derives result shapes."""
+"""Binding of a call's shapes to the sizes of a Protocol, with checks and result shapes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,14 +33,14 @@ class ShapeError(ValueError):
 
 
 def in_words(value: Any) -> str:
-    """Text for a value passed as an option: the ``repr`` of strings, numbers and None, else the type's name."""
+    """Text for an option's value: the ``repr`` of strings, numbers and None, else the type's name."""
     brief = value is None or isinstance(value, str | int | float) or getattr(value, "shape", None) == ()
     return repr(value) if brief else type(value).__name__
 
 
 @dataclass
 class Binding:
-    """Sizes of one call, the argument that bound each size, the common batch, and the arrays that were passed."""
+    """Sizes of one call, the argument that bound each, the common batch, and the arrays passed."""
 
     operation: Operation
     sizes: dict[str, int] = field(default_factory=dict)
@@ -185,7 +185,7 @@ def _fit(binding: Binding, leaf: Leaf, shape: Shape) -> list[tuple[Leaf, Dim, in
 def _say(
     binding: Binding, size: str, path: str, number: int, got: Any, leaf: Leaf | None = None, written: str = ""
 ) -> None:
-    """Bind a size to a number; :class:`Misfit` if it is bound to another number, or the number is too small."""
+    """Bind a size to a number; :class:`Misfit` if it has another number or the number is too small."""
     if binding.sizes.get(size) == number:  # the lower bound was checked when it was bound
         return
     known = binding.sizes.setdefault(size, number)

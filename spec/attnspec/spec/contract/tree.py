@@ -105,7 +105,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Option:
-    """Description of an argument that is no array: a size, another number, a flag, a choice of words, or a window."""
+    """Description of an argument that is no array: a number, a flag, a choice or a window."""
 
     path: str
     kind: Kind

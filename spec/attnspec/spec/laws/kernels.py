@@ -1,4 +1,4 @@
-"""Laws of attention as kernels compute it: grouped heads, caps, biases, sinks, packed and paged caches."""
+"""Laws of attention in kernels: grouped heads, caps, biases, sinks, packed and paged caches."""
 
 from attnspec.spec.contract.axes import Axis, Part
 from attnspec.spec.contract.law import law, of

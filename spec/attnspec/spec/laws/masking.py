@@ -21,7 +21,7 @@ def masked(operation: Operation) -> bool:
 
 
 def _weighs_by_scores(operation: Operation) -> bool:
-    """True if arguments scale the scores, there is a mask, and the result is weights or a sum with weights."""
+    """True if there are a scale of the scores and a mask, and the result is weights or weighted sums."""
     weights = gives_keys(operation) or bool(operation.pooled or operation.linear)
     scaled = bool(operation.sharpened) or Part.SCALE in operation.parts.values()
     return scaled and operation.mask is not None and weights and weighs_once(operation)

@@ -32,7 +32,7 @@ def has_options(operation: Operation) -> bool:
 
 
 def optional_parts(operation: Operation) -> bool:
-    """True if there are at least two optional arrays or options, each of which a backend may accept and ignore."""
+    """True if there are several optional arrays or options, each of which a backend may accept and ignore."""
     return sum(name in operation.features for name in operation.defaults) > 1
 
 

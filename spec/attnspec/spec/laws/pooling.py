@@ -18,7 +18,7 @@ def _sums_linearly(operation: Operation) -> bool:
 
 
 def weighs_once(operation: Operation) -> bool:
-    """True if keys are weighed once, by scores or by weights that are an argument: no layers, no time steps."""
+    """True if keys are weighed once, by scores or by a weights argument: no layers, no time steps."""
     weighed = bool(operation.pooled or operation.sharpened) or _sums_linearly(operation)
     steps = any(operation.axis(size) & (Axis.TIME | Axis.LAYER) for size in operation.sizes)
     return weighed and operation.leading.batched and not operation.chosen and not steps

@@ -25,7 +25,7 @@ def compares(operation: Operation) -> bool:
 
 
 def _has_layers(operation: Operation) -> bool:
-    """True if the operation has layers or records with sizes of their own, as the layers of a model have."""
+    """True if the operation has layers, or records with their own sizes, as models have."""
     return bool(operation.counts) or any("." in size for size in operation.sizes)
 
 

@@ -1,4 +1,4 @@
-"""The five lectures page by page: owners of each heading, formula, figure and table, or reasons without owners."""
+"""Pages of the five lectures: each heading, formula, figure and table has owners or a reason."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Contents of a lecture, page by page, and the parts of the specification that own them.
+"""Contents of a lecture by page, and the parts of the specification that own them.
 
 An owner is the name of an operation, a law, a question of semantics, an erratum or a misprint. An item without owners
 has a reason instead. ``tests/spec/test_lectures.py`` looks up all owners. Where the lecture's text is available, it
