@@ -98,7 +98,7 @@ FLOORS = (
     # Every call of an LSTM joins the arrays of its gates; this cost is small only beside many steps.
     Floor("times torch.nn", "layers", lambda c: c.case != "LSTM" or c.size >= 1024, _speedup_over("torch.nn"), 0.95),
     Floor("the best rival's time, with what is allowed, over ours", "never_slower", lambda c: True, _margin, 1.0),
-    # Pairs whose exponentials do not factorise take up to three times as long, subnormal numbers would take ten times.
+    # Pairs without factorised exponentials take up to three times as long, subnormal numbers would take ten times.
     Floor("time at usual values, over time at these", "never_slower", lambda c: c.case.endswith(tuple(VALUES)),
           _at_usual_values, 1 / 3),
     Floor("times PyTorch's best", "groups", lambda c: not c.case.startswith("step"), _speedup_over_fastest, 0.97),

@@ -48,8 +48,8 @@ def operation(
     ``reference_only``: no backend provides it. ``axes``: meanings of sizes that differ from the glossary.
     ``pooled``: the argument that each result averages. ``linear``: arguments; the first result is linear in each of
     them. ``sharpened``: exponents p by argument; multiplying every argument by its cᵖ multiplies the scores by c.
-    ``causal``: two sizes; results along the first do not depend on later positions along the last. Omit it where there
-    is a flag `causal`. ``nonempty``: sizes of positions or layers that must not be 0. ``ordered``: options under which
+    ``causal``: two sizes; results along the first do not depend on later positions along the last. A flag `causal`
+    implies it. ``nonempty``: sizes of positions or layers that must not be 0. ``ordered``: options under which
     the order of positions matters. ``features``: keyword arguments, their choices (``norm=pre``) and results that a
     backend may lack. ``results``: names of the arrays of a tuple. ``lengths``: integer arrays of lengths, each with the
     size whose positions it limits. ``indices``: integer arrays, each with the size that bounds it. ``cumulative``:
