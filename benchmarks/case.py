@@ -22,7 +22,7 @@ class Subject:
     name: str
     make: Callable[[], Call]
     absent: str = ""
-    """Reason why it cannot be measured here; empty if it can. A call may also raise ``NotImplementedError``."""
+    """Reason why it cannot be measured here; empty if it can. A call may also raise it as ``NotImplementedError``."""
     compiles: bool = False
     """True if the first call compiles, so that its peak memory is the compiler's."""
 

@@ -15,7 +15,7 @@ STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 ROOT = Path(__file__).parents[1]
 TIMEOUT_SECONDS = 300.0
 MALLOC_SETTINGS = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
-"""Settings that make glibc return freed memory. By default it keeps blocks up to 32 MiB, which hides a second call."""
+"""Settings that make glibc free memory. By default it keeps blocks up to 32 MiB, so that a second call seems free."""
 
 
 def peak_on_cuda(call: Call) -> int:

@@ -1,4 +1,4 @@
-"""Generator of ``docs/rediscovery.md``: ``python docs/rediscovery.py`` judges every reported defect, in minutes."""
+"""Generator of ``docs/rediscovery.md``: ``python docs/rediscovery.py`` judges all convicted defects, in minutes."""
 
 from collections.abc import Mapping
 from pathlib import Path
