@@ -1,1 +1,1 @@
-"""How fast the PyTorch backend is: ``python -m benchmarks`` measures it against PyTorch's own ways, in one run."""
+"""Benchmarks of the PyTorch backend against PyTorch's own ways: ``python -m benchmarks``."""

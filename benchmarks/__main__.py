@@ -1,4 +1,4 @@
-"""``python -m benchmarks``."""
+"""Entry point of ``python -m benchmarks``."""
 
 import sys
 

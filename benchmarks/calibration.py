@@ -1,7 +1,7 @@
-"""Measures what calls of each path take, and fits the constants by which the backend chooses among its paths.
+"""Calibration of the cost model by which the backend chooses among its paths.
 
-Another instruction set is measured where the processor has it too: ``python -m benchmarks calibrate --instructions
-avx2`` hides the wider registers from LLVM and PyTorch.
+``python -m benchmarks calibrate --instructions avx2`` calibrates for AVX2 on a processor that has more: it hides the
+wider registers from LLVM and PyTorch.
 """
 
 import itertools
@@ -53,7 +53,7 @@ for line in lines({seconds}, {operations}):
 
 
 def as_avx2(seconds: float, operations: Sequence[str] = tuple(OPERATIONS)) -> Iterator[str]:
-    """The lines of a process that sees no registers of 512 bits."""
+    """Yield the lines of a process that sees no 512-bit registers."""
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2", "ATTNSPEC_CACHE": "off"}
     command = [sys.executable, "-c", AVX2_ONLY.format(seconds=seconds, operations=list(operations))]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
@@ -61,7 +61,7 @@ def as_avx2(seconds: float, operations: Sequence[str] = tuple(OPERATIONS)) -> It
 
 
 def lines(seconds: float, operations: Sequence[str] = tuple(OPERATIONS)) -> Iterator[str]:
-    """The constants of this machine's instruction set: a table for the folder ``measured`` of `kernels`."""
+    """Yield the constants of this machine's instruction set, a table for the folder ``measured`` of `kernels`."""
     torch.set_num_threads(1)
     yield "\t".join(COLUMNS)
     for operation, (kind, dtype), (name, mode) in itertools.product(operations, KINDS.items(), MODES.items()):
@@ -71,7 +71,7 @@ def lines(seconds: float, operations: Sequence[str] = tuple(OPERATIONS)) -> Iter
             inputs = _inputs(operation, size, dtype)
             serving = [path for path in paths if _serves(path, name, size, dtype)]
             calls = {path: _forced(path, make_call(mode, call, inputs)) for path in serving}
-            # a call that compiles says nothing of how often the others are to be repeated
+            # the number of repeats follows from later calls, since a first call may compile
             first = {path: time_once(compute) for path, compute in calls.items()}
             found = interleaved(calls, first, rounds=15, seconds=seconds)
             for path in serving:
@@ -84,17 +84,17 @@ def lines(seconds: float, operations: Sequence[str] = tuple(OPERATIONS)) -> Iter
             model = {size: cost[0] + np.dot(cost[1:], works[size]) / 1e3 for size in works}
             factors = [times[path][size] / model[size] if size in model else 0 for size in SIZES]
             if operation == "additive":
-                factors = []  # they would change few choices, by 0.4 % in the mean
+                factors = []  # would change few choices, and times by 0.4 % on average
             yield row((operation, path, kind, name), cost, factors)
 
 
 def row(key: Sequence[str], cost: Sequence[float], factors: Sequence[float]) -> str:
-    """A line of the table, with three digits of each number."""
+    """Line of the table, each number with three digits."""
     return "\t".join((*key, *(f"{x:.3g}" for x in cost), " ".join(f"{x:.3g}" for x in factors)))
 
 
 def _serves(path: str, mode: str, size: Size, dtype: torch.dtype) -> bool:
-    """True if a path computes calls of a size and dtype in this mode, and no other takes its place."""
+    """True if a path itself serves calls of this size, dtype and mode."""
     if path == "step":
         return size[1] == 1 and mode == "forward"
     if path == "few":
@@ -129,7 +129,7 @@ def _work(operation: str, path: str, size: Size, dtype: torch.dtype) -> Work:
 
 
 def fit(works: Sequence[Work], times: Sequence[float]) -> tuple[float, ...]:
-    """Microseconds of a call, nanoseconds of each unit of work, none negative: least squares of relative errors."""
+    """Fit microseconds per call and nanoseconds per unit of work, none negative, by least relative squares."""
     columns = np.array([(1.0, *(units / 1e3 for units in work)) for work in works]) / np.array(times)[:, None]
     best, least = (float(min(times)), *(0.0 for _ in Work._fields)), np.inf
     for used in itertools.product((True, False), repeat=columns.shape[1]):

@@ -1,4 +1,4 @@
-"""What is measured: cases, and the subjects of each, which all compute the same."""
+"""Cases, and their subjects: different ways to compute one result."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 from benchmarks.exact import cotangent
 
 Call = Callable[[], Sequence[Tensor]]
-"""A call that is ready to be timed; it returns the output, then the gradients if the case has any."""
+"""Call to be timed; it returns the output, then the gradients if the case has any."""
 
 OURS = "attnspec"
 FORWARD, WITH_BACKWARD = "forward", "forward+backward"
@@ -17,14 +17,14 @@ FORWARD, WITH_BACKWARD = "forward", "forward+backward"
 
 @dataclass(frozen=True)
 class Subject:
-    """One way to compute a case. ``make`` does the work that is done once (caches, weights) and returns the call."""
+    """One way to compute a case. ``make`` prepares caches and weights once and returns the call."""
 
     name: str
     make: Callable[[], Call]
     absent: str = ""
-    """Why it cannot be measured here; empty if it can. A call may also give the reason by ``NotImplementedError``."""
+    """Reason why it cannot be measured here; empty if it can. A call may also raise it as ``NotImplementedError``."""
     compiles: bool = False
-    """Whether the first call compiles, so that its peak memory is the compiler's."""
+    """True if the first call compiles, so that its peak memory is the compiler's."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Case:
 
     ``sizes`` are its dimensions; ``size`` is the one along which it grows. ``work`` counts units (terms, floating-point
     operations, bytes) and ``unit`` names them; ``ceiling`` names the rate that limits it. ``formula`` computes the
-    results, or some rows of them, in a given precision; ``comparable`` takes the same rows of a subject's results.
-    ``memory`` says whether peaks are measured too.
+    results, or some rows of them, in a dtype; ``comparable`` takes the same rows of a subject's results.
+    With ``memory``, peaks are measured too.
     """
 
     suite: str
@@ -51,19 +51,19 @@ class Case:
     baseline: str = "eager"
     memory: bool = False
     shared: int = 0
-    """How many of the last inputs have no batch dimension, so that their gradients are sums over the batch."""
+    """Number of last inputs without batch dimension; their gradients are sums over the batch."""
 
     per_unit: float = 1.0
-    """How much of what the ceiling counts a unit of work takes at least."""
+    """Smallest number of the ceiling's units, such as multiply-adds, that one unit of work needs."""
 
     gains: bool = False
-    """Whether our call is measured with one thread too where there are several."""
+    """True if our call is also measured with one thread where there are several."""
 
     precision: torch.dtype = torch.float32
-    """The dtype of the inputs, in which the formula's own error is what others are measured by; not float64."""
+    """Dtype of the inputs, not float64. The formula's own error in it sets the errors that subjects may have."""
 
     def summands(self, results: int) -> list[int]:
-        """How many terms each result is summed over: B·n·m for gradients of shared inputs, 1 for all others."""
+        """Number of terms in each result's sum: B·n·m for gradients of shared inputs, 1 for all others."""
         n = self.sizes["n"] if self.shared else 1
         terms = self.sizes.get("B", 1) * n * self.sizes.get("m", n)
         shared = self.shared if results > 1 else 0
@@ -71,17 +71,17 @@ class Case:
 
     @property
     def key(self) -> str:
-        """A name that is unique within its suite."""
+        """Name, unique within its suite."""
         return f"{self.name}, {self.mode}, " + ", ".join(f"{k}={v}" for k, v in self.sizes.items())
 
 
 def make_call(mode: str, compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Call:
-    """The call that a mode times."""
+    """Make the call of a mode: forward alone, or forward and backward."""
     return forward(compute, inputs) if mode == FORWARD else forward_backward(compute, inputs)
 
 
 def forward(compute: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Call:
-    """Forward alone, without autograd."""
+    """Make a call of the forward pass, without autograd."""
 
     def call() -> Sequence[Tensor]:
         with torch.no_grad():
@@ -96,10 +96,10 @@ def forward_backward(
     parameters: Sequence[Tensor] = (),
     rearrange: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda gradients: gradients,
 ) -> Call:
-    """Forward and backward: the output, and the gradients of all inputs for a cotangent of alternating signs.
+    """Make a call of forward and backward: output, and gradients of all inputs for a cotangent of alternating signs.
 
-    ``parameters`` belong to a module, and ``compute`` is not passed them; ``rearrange`` brings their gradients into the
-    order and shapes of the formula's. The cotangent is made once: it is the caller's.
+    ``parameters`` belong to a module and are not passed to ``compute``; ``rearrange`` brings their gradients into the
+    order and shapes of the formula's. The cotangent is made once, since in practice it is the caller's.
     """
     leaves = [x.detach().requires_grad_() for x in inputs]
     given: list[Tensor] = []
@@ -115,6 +115,6 @@ def forward_backward(
 
 
 def compiled(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same function under ``torch.compile``."""
+    """Compile a function with ``torch.compile``, for static shapes."""
     function: Callable[..., Tensor] = torch.compile(compute, dynamic=False)
     return function

@@ -1,5 +1,4 @@
-"""Ceilings of the machine, measured in the same run: rates of multiply-adds, of tanh, of reading memory and of matrix
-products."""
+"""Ceilings of the machine, measured in each run: rates of arithmetic, memory and matrix products."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -12,7 +11,7 @@ from benchmarks.results import significant
 from benchmarks.timing import interleaved, time_once
 
 RATES = {"multiply-adds": "FMA/s", "tanh": "tanh/s", "memory": "B/s", "matmul": "FLOP/s"}
-"""The rates and their units; fused multiply-adds are counted in lanes, on a CPU alone."""
+"""Rates and their units. Fused multiply-adds are counted per lane, and only on a CPU."""
 
 CEILING_NOTES = {
     "additive": "the rate of fused multiply-adds, of which a term takes 8/3 at least where its tanh is made of the "
@@ -37,24 +36,24 @@ CEILING_NOTES = {
     "below, at most 20 µs more than it, and 30 µs for additive attention.",
     "scorers": "the rate of one large matrix product; products of other shapes can be faster, and so exceed 100%.",
 }
-"""Which rate is the ceiling of each suite, and what can exceed 100% of it."""
+"""Ceiling of each suite, and reasons for exceeding 100% of it."""
 
 CHAIN_LENGTH = 16
-"""How many times tanh is applied between reading a number and writing it, where caches are slower than tanh."""
+"""Applications of tanh between reading and writing a number, where caches are slower than tanh."""
 
 
 def tanh_chain(x: Tensor) -> Tensor:
-    """tanh applied ``CHAIN_LENGTH`` times."""
+    """Apply tanh ``CHAIN_LENGTH`` times."""
     for _ in range(CHAIN_LENGTH):
         x = torch.tanh(x)
     return x
 
 
 def tanh_call(cached: Tensor, *, chain: bool) -> tuple[Callable[[], object], int]:
-    """A call, and how many values of tanh it computes.
+    """Return a call, and the number of tanh that it computes.
 
-    On the CPU it is PyTorch's tanh on cached numbers. A GPU computes tanh faster than it reads numbers, so that a chain
-    of them is compiled into one kernel there.
+    On the CPU it is PyTorch's tanh on cached numbers. A GPU computes tanh faster than it reads numbers; there a chain
+    of tanh is compiled into one kernel.
     """
     if chain:
         function = torch.compile(tanh_chain, dynamic=False)
@@ -64,9 +63,9 @@ def tanh_call(cached: Tensor, *, chain: bool) -> tuple[Callable[[], object], int
 
 
 def measure(device: str, *, rounds: int = 9, quick: bool = False) -> dict[str, float]:
-    """The rates in units per second, with as many threads as PyTorch is set to use."""
+    """Measure the rates in units per second, with the number of threads that PyTorch is set to use."""
     cuda = device.startswith("cuda")
-    # 128 KiB for each thread: with the result it fits into the second-level cache of a core
+    # 128 KiB per thread: with the result, they fit into a core's second-level cache
     cached = torch.randn(2**22 if cuda else 2**15 * torch.get_num_threads(), device=device)
     large = torch.ones(2**28 if cuda else 2**24 if quick else 2**26, device=device)
     side = 8192 if cuda else 512 if quick else 1024

@@ -1,4 +1,4 @@
-"""The command line of the benchmarks."""
+"""Command line of the benchmarks."""
 
 import os
 import sys
@@ -29,19 +29,19 @@ app = typer.Typer(
 )
 
 WIDTH = 140
-"""Columns of output that goes to a file."""
+"""Width in columns of output that does not go to a terminal."""
 
 INTERRUPTED = 130
-"""The exit status of a run that was interrupted with Ctrl-C."""
+"""Exit status of a run that was interrupted with Ctrl-C."""
 
 UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
-"""The base of all errors in arguments, which Typer does not export."""
+"""Base class of errors in arguments; Typer does not export it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status; an error in the arguments is reported in one line."""
     try:
-        # what earlier runs compiled would shorten the first calls of this one
+        # a fresh cache: code compiled by earlier runs would shorten first calls
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
             return app(arguments, prog_name="python -m benchmarks", standalone_mode=False) or 0
@@ -51,13 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def unusable(message: str) -> NoReturn:
-    """End with status 2 and one line that names the cause."""
+    """Exit with status 2 and one line that names the cause."""
     sys.stderr.write(f"benchmarks: {message}\n")
     raise typer.Exit(2)
 
 
 def numbers(option: str, text: str) -> tuple[int, ...]:
-    """Positive integers, separated by commas."""
+    """Parse positive integers separated by commas, without duplicates; exit with status 2 for another text."""
     found = [part.strip() for part in text.split(",")] if text else []
     if not all(part.isdecimal() and int(part) for part in found):
         unusable(f"{option}: expected positive integers separated by commas; got {text!r}")
@@ -84,7 +84,7 @@ def run(
     ] = None,
     require: Annotated[bool, typer.Option(help="end with status 1 if a floor is missed")] = False,
 ) -> None:
-    """Measure."""
+    """Measure the suites."""
     if context.invoked_subcommand is not None:
         return
     for name in suite or ():
@@ -126,7 +126,7 @@ def run(
 
 
 def earlier_results(folder: Path, device: str) -> Run | None:
-    """The results that a folder has already, to which new ones are added; the folder is made if it is missing."""
+    """Read the results in the output folder, which the new ones extend; make the folder if it is missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -156,7 +156,7 @@ def measure_suites(
     progress: CaseProgress,
     named: str = "",
 ) -> Iterator[Run]:
-    """After every case all that was measured so far, merged with an earlier run."""
+    """Measure case by case; after each, yield all results so far, merged with those of ``before``."""
     found = Run(described(settings.device) | {"load_before": load()}, settings.device)
     results: list[Measurement] = []
     progress.phase("inputs")
@@ -189,7 +189,7 @@ def measure_suites(
 
 
 def interruption_notice(progress: CaseProgress, found: Run | None, folder: Path | None) -> str:
-    """What an interrupted run has left, and how to measure the rest."""
+    """Message about the results of an interrupted run, and how to measure the remaining cases."""
     where = f"interrupted in case {progress.started} of {progress.total}" if progress.started else "interrupted"
     if found is None:
         return f"{where}; no case was measured, and the same command starts again"
@@ -202,7 +202,7 @@ def interruption_notice(progress: CaseProgress, found: Run | None, folder: Path 
 
 
 def print_tables(run: Run) -> None:
-    """Print the tables as wide as the terminal, or ``WIDTH`` columns wide where there is none."""
+    """Print the tables as wide as the terminal, or ``WIDTH`` columns wide without a terminal."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)
@@ -211,7 +211,7 @@ def print_tables(run: Run) -> None:
 
 
 def check_floors(run: Run, require: bool) -> None:
-    """Report floors that are missed and subjects that are wrong; with ``require`` they make the exit status 1."""
+    """Report missed floors and wrong subjects; with ``require`` they set the exit status to 1."""
     lines = floors.missed(run)
     for line in lines:
         sys.stderr.write(f"missed: {line}\n")
@@ -228,7 +228,7 @@ def calibrate(
     seconds: Annotated[float, typer.Option(min=0, help="end a case after these seconds and at least 3 rounds")] = 1.0,
     operation: Annotated[list[str] | None, typer.Option(help="only this operation; may be repeated")] = None,
 ) -> None:
-    """Print what calls of each path take on this machine, as the backend's table of costs has it."""
+    """Measure the paths on this machine and print constants in the format of the backend's cost table."""
     for name in operation or ():
         if name not in calibration.OPERATIONS:
             unusable(f"--operation: expected one of {', '.join(calibration.OPERATIONS)}; got {name!r}")
@@ -245,7 +245,7 @@ def report(
     folder: Annotated[Path, typer.Argument(help=f"a folder with {FILE}")],
     require: Annotated[bool, typer.Option(help="end with status 1 if a floor is missed")] = False,
 ) -> None:
-    """Print and draw results that were measured before."""
+    """Print and draw earlier results."""
     try:
         found = read(folder)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""A suite on the page: for every case and size the medians of all subjects side by side, and our speedups."""
+"""Tables for the page: medians of all subjects side by side, and our speedups."""
 
 import statistics
 from collections import Counter
@@ -10,13 +10,13 @@ from benchmarks.results import Measurement, Run, brief, ceiling_share, fastest_o
 from benchmarks.table import duration, number, peak, percent
 
 REASON = 160
-"""Characters of a reason on the page."""
+"""Largest length of a reason on the page, in characters."""
 
 Group = Sequence[Measurement]
 
 
 def summary(run: Run) -> Iterator[tuple[str, ...]]:
-    """For every suite and mode: how many times faster we are, least, median and most over its cases."""
+    """Yield a header, then for every suite and mode the range and median of our speedups over its cases."""
     yield "suite", "mode", "cases", "× baseline", "median", "× best other", "median"
     of_mode: dict[tuple[str, str], list[Group]] = {}
     for group in run.groups():
@@ -38,7 +38,7 @@ def _speedup(group: Group, *, best: bool) -> float | None:
 
 
 def _over_best(group: Group) -> str:
-    """The speedup over the fastest other subject, and its name where there are several."""
+    """Cell with the speedup over the fastest other subject, and its name if several were timed."""
     best, timed = fastest_other(group, OURS), [m for m in group if m.seconds is not None and m.subject != OURS]
     times = number(_speedup(group, best=True))
     return f"{times}, {best.subject}" if times and best is not None and len(timed) > 1 else times
@@ -49,7 +49,7 @@ def _spread(values: Sequence[float]) -> tuple[str, str]:
 
 
 def rows(run: Run) -> Iterator[tuple[str, ...]]:
-    """The table of one suite, its header first: a row for each case and size, then the exponents of growth."""
+    """Yield a suite's header, and for each case a row per size, then a row of growth exponents."""
     subjects = _with(run, lambda m: m.seconds is not None)
     peaks = _with(run, lambda m: m.peak_bytes is not None or m.peak_unknown != "")
     gain_names = ["gain of threads"] if any(m.gain is not None for m in run.measurements) else []
@@ -84,12 +84,12 @@ def rows(run: Run) -> Iterator[tuple[str, ...]]:
 
 
 def constants(run: Run) -> str:
-    """The dimensions that all cases of a suite share."""
+    """Text of the dimensions that all cases of a suite share."""
     return ", ".join(_dimensions(run)[1])
 
 
 def reasons(run: Run) -> Iterator[str]:
-    """Which subjects were not timed and why, with the number of cases unless it is all of them."""
+    """Yield subjects that were not timed, with the reason, and the number of cases unless it is all."""
     cases = len(run.groups())
     untimed = Counter((m.subject, brief(m.not_timed, REASON)) for m in run.measurements if m.not_timed)
     subjects: dict[tuple[str, int], list[str]] = {}
@@ -106,7 +106,7 @@ def _with(run: Run, has: Callable[[Measurement], bool]) -> list[str]:
 
 
 def _dimensions(run: Run) -> tuple[list[list[str]], list[str]]:
-    """The names of dimensions that vary, those that are always the growing one first and together; the others."""
+    """Return the varying dimensions (first those equal to the growing size, in one group) and the constant ones."""
     names = list(dict.fromkeys(name for m in run.measurements for name in m.sizes))
     growing = [name for name in names if all(m.sizes.get(name) == m.size for m in run.measurements)]
     values = {name: {m.sizes.get(name) for m in run.measurements} for name in names if name not in growing}
@@ -119,7 +119,7 @@ def _length(m: Measurement, names: Sequence[str]) -> int | str:
 
 
 def _time(m: Measurement | None) -> str:
-    """A median, or in a word why there is none."""
+    """Cell with a median, or with the word that says why there is none."""
     if m is None:
         return ""
     return m.not_timed.partition(":")[0] if m.seconds is None else duration(m.seconds)

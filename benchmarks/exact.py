@@ -1,4 +1,4 @@
-"""The expected results of a case, from its formula in double precision, and errors relative to them."""
+"""Expected results of a case from its formula in double precision, and errors against them."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 Formula = Callable[..., Tensor]
-"""formula(rows, *inputs): the rows of the output with these indices, for the inputs of a case."""
+"""``formula(rows, *inputs)`` computes the output rows with these indices."""
 
 
 def cotangent(out: Tensor) -> Tensor:
-    """Alternating signs, as a view that takes no memory for itself."""
+    """Cotangent of alternating signs, expanded from one row to save memory."""
     return out.detach().new_tensor([1.0, -1.0]).repeat(-(-out.shape[-1] // 2))[: out.shape[-1]].expand_as(out)
 
 
@@ -25,11 +25,11 @@ def expected(
     chunk: int = 64,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """Some rows of the first batch entry's output; with ``backward`` also the gradients of all inputs.
+    """Compute some rows of the first batch entry's output; with ``backward`` also the gradients of all inputs.
 
-    The first ``batched`` inputs have a batch dimension, and their gradients are those of the first entry; the others
-    are shared, and their gradients are sums over the batch. Queries are processed ``chunk`` at a time.
-    A ``mask`` (B, n, m) is given to the formula, as a keyword, for the entry and rows that it computes.
+    The first ``batched`` inputs have a batch dimension; their gradients are returned for the first entry only. The
+    other inputs are shared; their gradients are sums over the batch. Queries are processed ``chunk`` at a time.
+    A ``mask`` (B, n, m) is passed to the formula, as a keyword, for the entry and rows that it computes.
     """
 
     def of(some: Tensor, entry: int, operands: Sequence[Tensor]) -> Tensor:
@@ -56,15 +56,15 @@ def expected(
 
 
 def comparable(found: Sequence[Tensor], batched: int, rows: Tensor) -> tuple[Tensor, ...]:
-    """What ``expected`` returns, taken from the results of a whole call."""
+    """Select from the results of a whole call what ``expected`` returns."""
     out, *gradients = (x.detach() for x in found)
     return (out[:1][..., rows, :], *(g[:1] if i < batched else g for i, g in enumerate(gradients)))
 
 
 def errors(found: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
-    """The largest error of each result relative to its largest number; infinite if it has a NaN.
+    """Largest error of each result relative to its largest number; infinite if it has a NaN.
 
-    Of a result that is 0, as gradients of scores are where there is one key, relative to the largest of all results.
+    If a result is all 0, as gradients of scores are for one key, the error is relative to the largest of all results.
     """
     if [x.shape for x in found] != [x.shape for x in exact]:
         shapes = [[tuple(x.shape) for x in xs] for xs in (exact, found)]

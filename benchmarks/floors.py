@@ -1,4 +1,4 @@
-"""What the backend promises, as ratios within one run."""
+"""Performance floors of the backend: smallest promised ratios within one run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ Group = Sequence[Measurement]
 
 @dataclass(frozen=True)
 class Floor:
-    """A ratio that must be at least ``least`` in the cases it applies to; None if it cannot be computed."""
+    """A ratio, ``number``, that must be at least ``least`` in certain cases; None if it is unknown."""
 
     what: str
     suite: str
@@ -50,18 +50,18 @@ def _share_of_ceiling(run: Run, group: Group) -> float | None:
 
 
 def _gain(_: Run, group: Group) -> float | None:
-    """What two threads gain over one, over what they gain in a loop of multiply-adds."""
+    """Speedup of two threads over one, divided by that of a loop of multiply-adds."""
     return next((m.gain for m in group if m.subject == OURS), None)
 
 
 SMALL_SECONDS = 100e-6
-"""The best rival's time below which we may take longer by a constant."""
+"""Time of the best rival below which ours may be longer by a constant."""
 
 
 def _margin(_: Run, group: Group) -> float | None:
-    """How often the time that is allowed holds ours: the best rival's with 5%, below ``SMALL_SECONDS`` with a constant.
+    """Allowed time over our time: the best rival's time / 0.95, below ``SMALL_SECONDS`` its time plus a constant.
 
-    The constant is 20 µs, and 30 µs for additive attention: what looking up a plan in Python takes.
+    The constant is 20 µs, and 30 µs for additive attention: the cost of looking up a plan in Python.
     """
     best = fastest_other(group, OURS)
     own = next((m.seconds for m in group if m.subject == OURS), None)
@@ -74,7 +74,7 @@ def _margin(_: Run, group: Group) -> float | None:
 
 
 def _at_usual_values(run: Run, group: Group) -> float | None:
-    """Our time of the same case at usual values, over our time at these."""
+    """Our time of the case with usual values, divided by our time with these values."""
     case, _, _ = group[0].case.rpartition(", ")
     usual = next((g for g in run.groups() if g[0].group == replace(group[0], case=case).group), ())
     times = [next((m.seconds for m in some if m.subject == OURS), None) for some in (usual, group)]
@@ -95,10 +95,10 @@ FLOORS = (
             _gain, 0.9) for suite in ("additive", "sdpa")),
     Floor("110 MiB over the peak", "additive", lambda c: _one_thread(c, WITH_BACKWARD, 1024), _peak_below(110), 1),
     Floor("step, times eager", "step", lambda c: _one_thread(c, FORWARD, 512), _speedup_over("eager"), 30),
-    # The gates of an LSTM are arrays of their own, which every call joins: what that takes is little beside many steps.
+    # Every call of an LSTM joins the arrays of its gates; this cost is small only beside many steps.
     Floor("times torch.nn", "layers", lambda c: c.case != "LSTM" or c.size >= 1024, _speedup_over("torch.nn"), 0.95),
     Floor("the best rival's time, with what is allowed, over ours", "never_slower", lambda c: True, _margin, 1.0),
-    # Pairs that have no factors take up to three times as long, subnormal numbers would take ten times.
+    # Pairs without factorised exponentials take up to three times as long, subnormal numbers would take ten times.
     Floor("time at usual values, over time at these", "never_slower", lambda c: c.case.endswith(tuple(VALUES)),
           _at_usual_values, 1 / 3),
     Floor("times PyTorch's best", "groups", lambda c: not c.case.startswith("step"), _speedup_over_fastest, 0.97),
@@ -119,11 +119,11 @@ FLOORS = (
 
 
 STEEPEST = 1.1
-"""The largest exponent of additive attention's time: its work is proportional to n·m, so that 1 is ideal."""
+"""Largest exponent p of additive attention's time ~ (n·m)^p; its work is proportional to n·m, so that 1 is ideal."""
 
 
 def missed(run: Run) -> list[str]:
-    """A line for every floor that a case misses, every wrong subject, and every case in which attnspec is not timed."""
+    """Lines for missed floors, wrong subjects, cases without a time of attnspec, and too steep growth."""
     lines = [
         f"{title(m)}: {m.subject} is {brief(m.not_timed)}"
         for m in run.measurements
@@ -140,7 +140,7 @@ def missed(run: Run) -> list[str]:
 
 
 def unchecked(run: Run) -> list[str]:
-    """A line for every floor that this run does not check: it has no such case, or lacks what is compared."""
+    """Lines for floors that this run cannot check: it has no such case, or lacks a measurement."""
     number_of = [(floor, number) for _, floor, number in _applicable(run)]
     lines = []
     for floor in FLOORS:
@@ -167,6 +167,6 @@ def _applicable(run: Run) -> list[tuple[Group, Floor, float | None]]:
 
 
 def title(m: Measurement) -> str:
-    """The name of a case with suite, sizes and threads."""
+    """Name of a case with suite, sizes and threads."""
     sizes = ", ".join(f"{k}={v}" for k, v in m.sizes.items())
     return f"{m.suite}: {m.case}, {m.mode}, {sizes}" + threads_suffix(m.threads)

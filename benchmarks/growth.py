@@ -1,4 +1,4 @@
-"""How time scales with work: the slope of log time over log work, 1 where they are proportional."""
+"""Growth of time with work: the slope of log time over log work."""
 
 import statistics
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from math import log
 from benchmarks.results import Measurement, Run
 
 MIN_SIZE = 512
-"""Smaller sizes are left out: there the overhead of a call outweighs its work."""
+"""Smallest size in the fit: below it the overhead of a call outweighs its work."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """The exponent p of time ~ work^p for one subject of a case, over sizes from ``MIN_SIZE`` on."""
+    """Exponent p of time ~ work^p for one subject of a case, over sizes from ``MIN_SIZE`` on."""
 
     suite: str
     case: str
@@ -25,12 +25,12 @@ class Growth:
 
 
 def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The exponent p of values ~ sizes^p, by least squares on logarithms; it takes at least two different sizes."""
+    """Fit p of values ~ sizes^p by least squares on logarithms; at least two different sizes are needed."""
     return statistics.linear_regression([log(s) for s in sizes], [log(v) for v in values]).slope
 
 
 def growths(run: Run) -> list[Growth]:
-    """The exponent of every subject that was timed at two sizes or more."""
+    """Exponents of all subjects that were timed at two sizes or more."""
     lines: dict[tuple[str, str, str, int, str], list[Measurement]] = {}
     for m in run.measurements:
         if m.seconds is not None and m.size >= MIN_SIZE:

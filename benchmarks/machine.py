@@ -1,4 +1,4 @@
-"""The machine that measures: processor, versions, load."""
+"""Description of the measuring machine: processor, versions, load."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ PACKAGES = ("torch", "triton", "llvmlite", "numpy", "keras", "jax")
 
 
 def described(device: str) -> dict[str, Any]:
-    """Processor, system, versions and the present time, as results record them."""
+    """Processor, system, versions and the current time, for the header of results."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else cpu_model(),
@@ -26,19 +26,19 @@ def described(device: str) -> dict[str, Any]:
 
 
 def usable_cores() -> int:
-    """The number of cores that this process may run on."""
+    """Number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_model() -> str:
-    """The name that the processor reports."""
+    """Name that the processor reports."""
     info = Path("/proc/cpuinfo")
     names = [x for x in info.read_text().splitlines() if x.startswith("model name")] if info.exists() else []
     return names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
 
 
 def installed(package: str) -> str | None:
-    """The version of a package; None if it is not installed."""
+    """Version of a package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -46,5 +46,5 @@ def installed(package: str) -> str | None:
 
 
 def load() -> float | None:
-    """The load average of the last minute; None where the system has none."""
+    """Load average of the last minute; None if the system does not report it."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None

@@ -1,4 +1,4 @@
-"""Measuring one case: its subjects are made, checked against the formula, and timed in interleaved rounds."""
+"""Measurement of one case: its subjects are checked against the formula, then timed in interleaved rounds."""
 
 import statistics
 from collections.abc import Callable, Mapping
@@ -17,16 +17,16 @@ from benchmarks.suites.settings import Settings
 from benchmarks.timing import Times, interleaved, time_once
 
 LIMIT, LIMIT_ALONE, OURS_ALONE = "multiply-adds", "multiply-adds with one thread", "attnspec with one thread"
-"""Calls that are no subjects, timed in the rounds of cases that they limit, or whose gain of threads is asked for."""
+"""Calls beside the subjects: they measure the limiting rate and the gain of threads in the same rounds."""
 
 ERROR_FACTOR = 16.0
-"""How many times the error of the formula in the dtype of the inputs a subject may have: sums in another order differ
-by a small factor."""
+"""Allowed error of a subject, in units of the formula's error in the inputs' dtype. Sums in another order differ by a
+small factor."""
 
 
 @dataclass
 class CheckedSubjects:
-    """The subjects of a case after their first calls: which can be timed, and why the others cannot."""
+    """Subjects of a case after their first calls: those that can be timed, and reasons for the others."""
 
     calls: dict[str, Call] = field(default_factory=dict)
     first_calls: dict[str, float] = field(default_factory=dict)
@@ -43,7 +43,7 @@ def measure(
     memory: bool,
     step: Callable[[str], None] = lambda text: None,
 ) -> list[Measurement]:
-    """A measurement of every subject of a case; one that is absent, wrong or fails is not timed, and has the reason."""
+    """Measure every subject of a case; absent, wrong or failing ones have a reason instead of a time."""
     threads = torch.get_num_threads() if settings.device == "cpu" else 0
     checked = check_subjects(case, settings.device, step)
     step(f"timing {len(checked.calls)} in interleaved rounds")
@@ -73,19 +73,19 @@ def measure(
 
 
 def _gain(times: Mapping[str, Times], name: str, alone: str) -> float:
-    """How many times faster a call is than with one thread: the median over rounds."""
+    """Speedup of a call over the same call with one thread, the median over rounds."""
     pairs = zip(times[alone].samples, times[name].samples, strict=True)
     return statistics.median(one / several for one, several in pairs)
 
 
 def check_subjects(case: Case, device: str, step: Callable[[str], None] = lambda text: None) -> CheckedSubjects:
-    """The first call of every subject, compared with the formula in double precision."""
+    """Call every subject once and compare its results with the formula in double precision."""
     torch._dynamo.reset()
     step("formula")
     exact = case.formula(torch.float64)
     eps = torch.finfo(case.precision).eps
     formula_errors = errors(case.formula(case.precision), exact)
-    # the rounding errors of a sum are nearly independent, so that they grow with the root of the number of terms
+    # rounding errors of a sum are nearly independent and grow with the root of the number of terms
     floors = [eps * terms**0.5 for terms in case.summands(len(formula_errors))]
     allowed = [ERROR_FACTOR * max(error, floor) for error, floor in zip(formula_errors, floors, strict=True)]
     found = CheckedSubjects()
@@ -118,7 +118,7 @@ def check_subjects(case: Case, device: str, step: Callable[[str], None] = lambda
 
 
 def _first(subject: Subject, device: str) -> tuple[Call, float, list[Tensor]]:
-    """The call, the seconds that making it and calling it for the first time took, and its results."""
+    """Make a subject's call and call it once; return the call, the seconds of both, and the results."""
     made: list[Call] = []
     results: list[Tensor] = []
 

@@ -1,4 +1,4 @@
-"""The peak memory of a call beyond its inputs, on the CPU measured in a process of its own."""
+"""Peak memory of a call beyond its inputs, on the CPU in a separate process."""
 
 import json
 import os
@@ -15,11 +15,11 @@ STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 ROOT = Path(__file__).parents[1]
 TIMEOUT_SECONDS = 300.0
 MALLOC_SETTINGS = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
-"""By default glibc keeps freed blocks of up to 32 MiB, so that a second call would seem to need no memory."""
+"""Settings that make glibc free memory. By default it keeps blocks up to 32 MiB, so that a second call seems free."""
 
 
 def peak_on_cuda(call: Call) -> int:
-    """Bytes that PyTorch's allocator had in use at the peak of a call, beyond those in use before."""
+    """Bytes in use by PyTorch's allocator at the peak of a call, beyond those before it."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -29,7 +29,7 @@ def peak_on_cuda(call: Call) -> int:
 
 
 def peak_on_cpu(suite: str, key: str, subject: str, threads: int, arguments: dict[str, Any]) -> int | str:
-    """Bytes in use at the peak of a call, or why they are not known."""
+    """Bytes that a call adds at its peak, or the reason why they are unknown."""
     if not RESET.exists():
         return "needs Linux"
     request = json.dumps({"suite": suite, "key": key, "subject": subject, "threads": threads, **arguments})
@@ -46,7 +46,7 @@ def peak_on_cpu(suite: str, key: str, subject: str, threads: int, arguments: dic
 
 
 def status_bytes(name: str) -> int:
-    """A field of this process's status, in bytes."""
+    """Field of this process's status, in bytes."""
     for line in STATUS.read_text().splitlines():
         if line.startswith(name + ":"):
             return int(line.split()[1]) * 1024
@@ -54,7 +54,7 @@ def status_bytes(name: str) -> int:
 
 
 def high_water_mark(call: Call) -> int:
-    """Bytes of resident memory at the peak of a call, beyond those before it."""
+    """Bytes of resident memory at the peak of a call beyond those before it."""
     RESET.write_text("5")
     before = status_bytes("VmRSS")
     call()
@@ -62,9 +62,9 @@ def high_water_mark(call: Call) -> int:
 
 
 def measure(small: Case, case: Case, subject: str) -> int:
-    """The peak of one subject, which first runs on a small case, so that what is set up once does not count.
+    """Measure the peak of a subject, after a run on a small case that does the setup.
 
-    One that compiles first runs on the case itself as well: it compiles for each size, and that takes memory.
+    A subject that compiles first runs on the case itself too, since compiling for each size takes memory.
     """
     subject_named(small, subject).make()()
     chosen = subject_named(case, subject)
@@ -75,12 +75,12 @@ def measure(small: Case, case: Case, subject: str) -> int:
 
 
 def subject_named(case: Case, subject: str) -> Subject:
-    """The subject of a case with this name."""
+    """Subject of a case with this name."""
     return next(s for s in case.subjects if s.name == subject)
 
 
 def main() -> None:
-    """Measure what the parent process requests, and print the bytes."""
+    """Measure the parent process's request and print the bytes."""
     from benchmarks.suites import SUITES, Settings
 
     request = json.loads(sys.argv[1])

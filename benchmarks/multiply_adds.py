@@ -1,4 +1,4 @@
-"""The rate of fused multiply-adds: what a kernel for CPUs reaches at most, with all of its operands in registers."""
+"""Rate of fused multiply-adds with all operands in registers, the upper limit of CPU kernels."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -6,38 +6,38 @@ from importlib.util import find_spec
 import torch
 
 CHAINS = 10
-"""Sums that do not wait for one another: a processor begins two multiply-adds a cycle, and ends them four later."""
+"""Independent sums; a processor starts two multiply-adds per cycle and finishes them four cycles later."""
 
 STEPS = 4096
-"""Multiply-adds of each sum in a task."""
+"""Multiply-adds per sum and task."""
 
 
 def least_of_a_term(hidden: int, features: int) -> float:
-    """Multiply-adds that a term of additive attention takes at least, with its share in the sum of values.
+    """Smallest number of multiply-adds per term of additive attention, including its share in the sum of values.
 
-    The tanh of a term is 1 - 2/(1 + EF) with the exponentials E of the query and F of the key, and three units share a
+    The tanh of a term is 1 - 2/(1 + EF) with exponentials E of the query and F of the key. Three units share a
     division: three multiply-adds make 1 + EF, four make numerator and denominator, one adds the quotient.
     """
     return 8 / 3 + features / hidden
 
 
 def limiting(device: str, hidden: int, features: int) -> tuple[str, float]:
-    """The rate that limits additive attention, and what a term takes of it at least.
+    """Return the rate that limits additive attention, and its smallest use per term.
 
-    It is one tanh where multiply-adds are not measured.
+    Where multiply-adds are not measured, it is one tanh per term.
     """
     return ("multiply-adds", least_of_a_term(hidden, features)) if device == "cpu" and available() else ("tanh", 1.0)
 
 
 def available() -> bool:
-    """Whether kernels can be compiled."""
+    """True if kernels can be compiled: llvmlite is installed."""
     return find_spec("llvmlite") is not None
 
 
 def call(tasks: int) -> tuple[Callable[[], object], int]:
-    """A call by all threads of PyTorch, each of which takes tasks until none is left; and its multiply-adds, in lanes.
+    """Return a call that runs ``tasks`` on all threads of PyTorch, and its number of multiply-adds, counted in lanes.
 
-    float32, in the widest registers.
+    It uses float32 in the widest registers.
     """
     from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Reals, Size
     from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
@@ -46,7 +46,7 @@ def call(tasks: int) -> tuple[Callable[[], object], int]:
     from attnspec.backends.pytorch.kernels.llvm.values import Variable
 
     class Chains(Arguments):
-        """Arguments of the kernel: two numbers, and where the sum of every task goes."""
+        """Arguments of the kernel: numbers of tasks and steps, two factors, and the output for each task's sum."""
 
         tasks: Size
         steps: Size
@@ -55,7 +55,7 @@ def call(tasks: int) -> tuple[Callable[[], object], int]:
 
     @compiled
     def kernel() -> Kernel[Chains]:
-        """So many sums, each multiplied by one number and increased by another in every step."""
+        """Compile a kernel with ``CHAINS`` sums; each step multiplies each by one number and adds another."""
         k = Kernel("multiply_adds", Chains, 32)
         g = k.argument
         with k.tasks(g.tasks) as task:

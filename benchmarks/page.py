@@ -1,4 +1,4 @@
-"""The page and the pictures that stand beside the results."""
+"""Page and pictures beside the results."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ PAGE = "README.md"
 
 
 def write(run: Run, folder: Path, console: Console) -> None:
-    """Draw a picture of every suite, where matplotlib is installed, and write the page."""
+    """Draw a picture of every suite, if matplotlib is installed, and write the page."""
     pictures: list[Path] = []
     try:
         from benchmarks.plot import draw
@@ -30,7 +30,7 @@ def write(run: Run, folder: Path, console: Console) -> None:
 
 
 def markdown(run: Run, *, pictures: Collection[str] = ()) -> str:
-    """The page: machine, ceilings, speedups in short, and a table for every suite, with its picture if there is one."""
+    """Return the page: machine, ceilings, a summary of speedups, and each suite's table and picture."""
     machine = run.machine
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     cores = "1 core" if machine["cores"] == 1 else f"{machine['cores']} cores"
@@ -69,7 +69,7 @@ def markdown(run: Run, *, pictures: Collection[str] = ()) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A header and rows in Markdown."""
+    """Lines of a Markdown table; the first row is the header."""
     header, *others = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return [header, "|" + "---|" * len(rows[0]), *others]
 
@@ -80,7 +80,7 @@ def _ceilings(run: Run) -> Iterator[Sequence[str]]:
 
 
 def load_note(run: Run) -> str:
-    """The load average before and after a run, as far as known: a run that was killed has none after."""
+    """Text of the load average before and after a run; a killed run has none after."""
     known = [(run.machine.get(f"load_{when}"), when) for when in ("before", "after")]
     said = [f"{load} {when}" for load, when in known if load is not None]
     return f", load {' and '.join(said)}" if said else ""

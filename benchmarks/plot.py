@@ -1,4 +1,4 @@
-"""Time against size, both logarithmic, with the ceilings that were measured in the same run."""
+"""Plots of time against size, both logarithmic, with the ceilings of the same run."""
 
 import io
 import re
@@ -17,11 +17,11 @@ UNDRAWN = ("never_slower",)
 
 
 def draw(run: Run, folder: Path) -> list[Path]:
-    """Draw a picture of every suite; the paths written."""
+    """Draw a picture of every suite; return the paths."""
     import matplotlib
 
     matplotlib.use("svg")
-    # the same file for the same results; text instead of outlines of its letters
+    # reproducible files, with text instead of glyph outlines
     matplotlib.rcParams.update({"svg.hashsalt": "attnspec", "svg.fonttype": "none"})
     from matplotlib import pyplot
 
@@ -45,7 +45,7 @@ def draw(run: Run, folder: Path) -> list[Path]:
 
 
 def compact(svg: str) -> str:
-    """The same picture with a line for each panel, where Matplotlib has one for each point and tag."""
+    """Join the lines of an SVG: one per panel instead of one per point and tag."""
     joined = re.sub(r">\s+<", "><", re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL))
     return re.sub(r"\s*\n", " ", joined).strip().replace('<g id="axes_', '\n<g id="axes_') + "\n"
 
@@ -76,7 +76,7 @@ def _panel(axis: Any, name: str, points: list[Measurement], run: Run) -> None:
 
 
 def _scales(axis: Any, sizes: list[int]) -> None:
-    """Both logarithmic, with ticks at the sizes and at round times."""
+    """Make both axes logarithmic, with ticks at the sizes and at round times."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axis.set_xscale("log", base=2)

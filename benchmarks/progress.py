@@ -1,4 +1,4 @@
-"""The progress of a run: a bar on a terminal, elsewhere a line for each case."""
+"""Progress of a run: a bar on a terminal, elsewhere a line per case."""
 
 from types import TracebackType
 from typing import Self
@@ -9,7 +9,7 @@ from rich.table import Column
 
 
 class CaseProgress:
-    """Counts cases as they start, ``[3/40]``; on a terminal it also shows the step that is under way."""
+    """Counter of started cases, ``[3/40]``; on a terminal it also shows the current step."""
 
     def __init__(self, console: Console) -> None:
         # on a narrow terminal only the text is shortened
@@ -36,20 +36,20 @@ class CaseProgress:
         self.progress.update(self.task, total=cases)
 
     def phase(self, title: str) -> None:
-        """Start something that is not a case."""
+        """Start a phase that is not a case."""
         self.title = title
         self.step("")
         self._line(title)
 
     def case(self, title: str) -> None:
-        """Start the next case; all before it are done."""
+        """Start the next case; all earlier ones count as done."""
         self.progress.update(self.task, completed=self.started)
         self.started, self.title = self.started + 1, title
         self.step("")
         self._line(f"[{self.started}/{self.total}] {title}")
 
     def step(self, step: str) -> None:
-        """Show what is being done."""
+        """Show the current step."""
         self.progress.update(self.task, description=f"{step} · {self.title}" if step else self.title)
 
     def _line(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The file of results: a header with machine and versions, then one line for each measurement (JSON Lines)."""
+"""File of results (JSON Lines): a header with machine and versions, then measurements."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +12,7 @@ from benchmarks.results import Measurement, Run
 SCHEMA = "attnspec-benchmarks/2"
 FILE = "results.jsonl"
 FORMER_FILE = "results.json"
-"""One JSON document for a whole run, as versions before schema 2 wrote it."""
+"""File name before schema 2, when a run was one JSON document."""
 
 Check = Callable[[Any], bool]
 
@@ -52,7 +52,7 @@ KINDS: Mapping[Any, tuple[str, Check]] = {
     Mapping[str, str]: ("an object of strings", _object(_string)),
     Mapping[str, Mapping[str, float]]: ("an object of objects of numbers", _object(_object(_number))),
 }
-"""For the type of a field, what JSON has in its place: in words, and as a check."""
+"""JSON counterpart of each field type: in words, and as a check."""
 
 HEADER = {"device": str, "machine": Mapping[str, Any], "ceilings": Mapping[str, Mapping[str, float]]}
 MACHINE = {
@@ -66,7 +66,7 @@ REQUIRED = {name: kind for name, kind in FIELDS.items() if name not in DEFAULTS}
 
 
 def write(run: Run, folder: Path) -> None:
-    """Write all results of a folder: the file is replaced as a whole, or not at all."""
+    """Write all results to a folder; the file is replaced atomically."""
     path = folder / FILE
     part = path.with_suffix(".part")
     part.write_text("".join(line + "\n" for line in _lines(run)), encoding="utf-8")
@@ -87,12 +87,12 @@ def _compact(record: Mapping[str, Any]) -> str:
 
 
 def present(folder: Path) -> bool:
-    """Whether a folder has results, be it in the former format."""
+    """True if a folder has results, in the current or the former format."""
     return (folder / FILE).exists() or (folder / FORMER_FILE).exists()
 
 
 def read(folder: Path) -> Run:
-    """The results of a folder; ``ValueError``, with words that continue "expected …; ", if it has none."""
+    """Read the results of a folder; ``ValueError`` if there are none; its message continues "expected …; "."""
     header, *records = [_parsed(number, line) for number, line in enumerate(_lines_of(folder), 1)]
     schema = header.get("schema") if isinstance(header, dict) else None
     if schema != SCHEMA:
@@ -106,7 +106,7 @@ def read(folder: Path) -> Run:
 
 def _lines_of(folder: Path) -> list[str]:
     try:
-        # not `splitlines`: an error's message may hold a separator that JSON does not escape
+        # not `splitlines`: error messages may contain line separators that JSON does not escape
         return (folder / FILE).read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except FileNotFoundError:
         if (folder / FORMER_FILE).exists():
@@ -139,7 +139,7 @@ def _measurement(where: str, record: Any) -> Measurement:
 
 
 def _check(record: Any, expected: Mapping[str, Any], where: str) -> None:
-    """``ValueError`` unless a record has the fields expected, each with a value of its kind."""
+    """Raise ``ValueError`` unless a record has the expected fields, each with a value of its kind."""
     for name, kind in expected.items():
         if not isinstance(record, dict) or name not in record:
             raise ValueError(f"got a {FILE} without {name!r} in {where}")

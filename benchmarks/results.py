@@ -5,21 +5,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 DIGITS = 6
-"""Significant digits that are kept of times and rates; their noise is in the second or third of them."""
+"""Significant digits of stored times and rates; noise begins in the second or third digit."""
 
 REASON = 60
-"""Characters of a reason where it is shown; the record has all of it."""
+"""Largest length of a displayed reason, in characters; the record keeps all of it."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One subject of one case.
+    """Measurement of one subject of one case.
 
     ``sizes`` are the dimensions and ``size`` the one that grows; ``work`` is in ``unit``, ``seconds`` is a median.
-    ``per_unit`` is how much of what the ceiling counts a unit of work takes at least.
-    ``limit`` is the limiting rate as it was in the rounds of the case, where it was measured in them, and ``gain`` what
-    several threads gained over one, as a part of what they gained in a loop of multiply-adds.
-    ``not_timed`` is empty, or says why there is no time: absent, wrong or failed, with the whole message.
+    ``per_unit`` is the smallest number of the ceiling's units that a unit of work needs.
+    ``limit`` is the limiting rate in the rounds of the case, if it was measured in them. ``gain`` is the speedup of
+    several threads over one, divided by that of a loop of multiply-adds.
+    ``not_timed`` is empty, or the reason why there is no time: absent, wrong or failed, with the whole message.
     """
 
     suite: str
@@ -47,13 +47,13 @@ class Measurement:
 
     @property
     def group(self) -> tuple[Any, ...]:
-        """What all measurements of one case share."""
+        """Key that all measurements of one case share."""
         return self.suite, self.case, self.mode, tuple(sorted(self.sizes.items())), self.threads
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run: the machine, its ceilings by number of threads (rates in units per second), the measurements."""
+    """A run: machine, ceilings by number of threads (rates in units per second), measurements."""
 
     machine: Mapping[str, Any]
     device: str
@@ -61,14 +61,14 @@ class Run:
     measurements: Sequence[Measurement] = ()
 
     def groups(self) -> list[list[Measurement]]:
-        """The measurements case by case, in the order of the run."""
+        """Measurements grouped by case, in the order of the run."""
         found: dict[tuple[Any, ...], list[Measurement]] = {}
         for m in self.measurements:
             found.setdefault(m.group, []).append(m)
         return list(found.values())
 
     def merged_with(self, earlier: "Run") -> "Run":
-        """This run and the cases that only an earlier one measured; ``ValueError`` if machine or versions differ."""
+        """Add the cases that only an earlier run measured; ``ValueError`` if machine or versions differ."""
         same = ("device", "versions")
         if any(self.machine[k] != earlier.machine[k] for k in same):
             versions = ", ".join(f"{name} {version}" for name, version in earlier.machine["versions"].items())
@@ -82,7 +82,7 @@ class Run:
 
 
 def _ordered(measurements: Sequence[Measurement], like: Sequence[Measurement]) -> tuple[Measurement, ...]:
-    """Smaller sizes first; suites and cases in the order in which they come first in ``like``."""
+    """Sort measurements by suite, size and case; suites and cases are in the order of ``like``."""
     suites = {key: i for i, key in enumerate(dict.fromkeys((m.threads, m.suite) for m in like))}
     cases = {key: i for i, key in enumerate(dict.fromkeys((m.suite, m.case, m.mode) for m in like))}
     return tuple(
@@ -91,35 +91,35 @@ def _ordered(measurements: Sequence[Measurement], like: Sequence[Measurement]) -
 
 
 def significant(value: float) -> float:
-    """A number rounded to ``DIGITS`` significant digits, as it is kept and shown."""
+    """Round to ``DIGITS`` significant digits."""
     return float(f"{value:.{DIGITS}g}")
 
 
 def ceiling_share(run: Run, m: Measurement) -> float | None:
-    """The fraction of the limiting rate that a subject reaches; None if either is not known."""
+    """Fraction of the limiting rate that a subject reaches; None if its time or the rate is unknown."""
     rate = m.limit or run.ceilings.get(str(m.threads), {}).get(m.ceiling)
     return None if rate is None or m.seconds is None else m.work * m.per_unit / m.seconds / rate
 
 
 def threads_suffix(threads: int) -> str:
-    """The number of threads, as it follows the name of a case; empty on a GPU."""
+    """Suffix to the name of a case with the number of threads; empty on a GPU."""
     return f", {threads} thread{'s' if threads > 1 else ''}" if threads else ""
 
 
 def brief(reason: str, length: int = REASON) -> str:
-    """The first line of a reason, cut where it is longer than ``length``."""
+    """First line of a reason, cut to ``length`` characters."""
     line = (reason.splitlines() or [""])[0].rstrip()
     return line if len(line) <= length else line[: length - 1].rstrip() + "…"
 
 
 def speedup(group: Sequence[Measurement], subject: str, over: str) -> float | None:
-    """How many times faster a subject is than the one it is compared with; None if either was not timed."""
+    """Speedup of a subject over the subject ``over``; None if either was not timed."""
     seconds = {m.subject: m.seconds for m in group}
     own, other = seconds.get(subject), seconds.get(over)
     return None if own is None or other is None else other / own
 
 
 def fastest_other(group: Sequence[Measurement], subject: str) -> Measurement | None:
-    """The fastest of the subjects other than this one."""
+    """Fastest of the other subjects; None if none was timed."""
     others = [m for m in group if m.subject != subject and m.seconds is not None]
     return min(others, key=lambda m: m.seconds or 0.0, default=None)

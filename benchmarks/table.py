@@ -1,4 +1,4 @@
-"""Results as tables on a terminal, and their numbers as text."""
+"""Tables of results for a terminal, and texts of numbers."""
 
 from collections.abc import Iterator
 
@@ -12,13 +12,13 @@ from benchmarks.results import Measurement, Run, brief, ceiling_share, fastest_o
 
 NUMBERS = ("median", "first", "× baseline", "× best other", "rate", "of ceiling", "peak")
 OPTIONAL = ("first", "rate")
-"""Columns that are left out on a terminal narrower than ``FULL_WIDTH``."""
+"""Columns omitted on a terminal narrower than ``FULL_WIDTH``."""
 FULL_WIDTH = 110
 COLUMNS = ("case", "mode", "sizes", "threads", "subject", *NUMBERS)
 
 
 def rows(run: Run) -> Iterator[tuple[str, ...]]:
-    """A row for every measurement; only the first of a case has its name, mode, sizes and threads."""
+    """Yield a row per measurement; only the first of a case has name, mode, sizes and threads."""
     for group in run.groups():
         best = fastest_other(group, OURS)
         for m in group:
@@ -38,7 +38,7 @@ def rows(run: Run) -> Iterator[tuple[str, ...]]:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit that suits them: s, ms, µs or ns."""
+    """Text of a duration in s, ms, µs or ns."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= scale:
             return f"{seconds / scale:.3g} {unit}"
@@ -46,7 +46,7 @@ def duration(seconds: float) -> str:
 
 
 def quantity(value: float) -> str:
-    """A number with the prefix of its unit: T, G, M or k."""
+    """Text of a number with the prefix T, G, M or k for its unit."""
     for prefix, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= scale:
             return f"{value / scale:.3g} {prefix}"
@@ -54,22 +54,22 @@ def quantity(value: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """A ratio; empty if it is not known."""
+    """Text of a ratio; empty if it is unknown."""
     return "" if value is None else f"{value:.3g}"
 
 
 def percent(value: float | None) -> str:
-    """A share in per cent; empty if it is not known."""
+    """Text of a share in per cent; empty if it is unknown."""
     return "" if value is None else f"{value:.0%}"
 
 
 def peak(m: Measurement) -> str:
-    """Peak memory, or why it is not known; empty if it was not measured."""
+    """Text of the peak memory, or the reason why it is unknown; empty if it was not measured."""
     return brief(m.peak_unknown) if m.peak_bytes is None else f"{m.peak_bytes / 2**20:.1f} MiB"
 
 
 def tables(run: Run, width: int) -> Iterator[Table]:
-    """A table for every suite with a section for every case, as wide as the terminal; then the growth."""
+    """Yield tables for a terminal of ``width`` columns: one per suite, then the growth."""
     kept = [i for i, column in enumerate(NUMBERS) if width >= FULL_WIDTH or column not in OPTIONAL]
     for suite in dict.fromkeys(m.suite for m in run.measurements):
         limit = f"of ceiling: {CEILING_NOTES[suite]}" if suite in CEILING_NOTES else None

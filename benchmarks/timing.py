@@ -11,26 +11,26 @@ import torch
 from torch import Tensor
 
 MIN_SAMPLE_SECONDS = 4e-3
-"""Seconds that a sample lasts at least; short calls are repeated within it."""
+"""Smallest duration of a sample; short calls are repeated within it."""
 
 FLUSH_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds per call: of the first call, and of all samples."""
+    """Seconds of the first call, and seconds per call in each sample."""
 
     first: float
     samples: Sequence[float]
 
     @property
     def median(self) -> float:
-        """The median."""
+        """Median of the samples."""
         return statistics.median(self.samples)
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """The lower and the upper quartile."""
+        """Lower and upper quartile of the samples."""
         if len(self.samples) < 2:
             return self.median, self.median
         low, _, high = statistics.quantiles(self.samples, n=4, method="inclusive")
@@ -48,10 +48,10 @@ def interleaved(
 ) -> dict[str, Times]:
     """Sample every call once a round, for ``rounds`` rounds, or until ``seconds`` have passed and 3 rounds are done.
 
-    Those ``alone`` run with one thread.
+    Calls named in ``alone`` run with one thread.
 
-    The order is drawn anew in every round, since a call finds the caches as the one before left them. ``first_calls``
-    are the seconds of each first call, compilation included. Before the first round every call is run once.
+    The order is shuffled in every round, since each call affects the caches of the next. ``first_calls`` are the
+    seconds of each first call, compilation included. Before the first round every call is run once.
     """
     order, rng, threads = list(calls), random.Random(0), torch.get_num_threads()
     take = _on_cuda if device.startswith("cuda") else _on_cpu
@@ -78,7 +78,7 @@ def interleaved(
 
 
 def time_once(call: Callable[[], object], device: str = "cpu") -> float:
-    """Seconds of a single call."""
+    """Return the seconds of a single call."""
     cuda = device.startswith("cuda")
     if cuda:
         torch.cuda.synchronize()
@@ -90,7 +90,7 @@ def time_once(call: Callable[[], object], device: str = "cpu") -> float:
 
 
 def _on_cpu(call: Callable[[], object], repeats: int) -> float:
-    """The median over calls: what interrupts one of them, for milliseconds, is not spread over the others."""
+    """Median seconds over calls, which is robust against interruptions of milliseconds."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -100,7 +100,7 @@ def _on_cpu(call: Callable[[], object], repeats: int) -> float:
 
 
 def _on_cuda(call: Callable[[], object], repeats: int) -> float:
-    """The median over calls, each between two events, with the second-level cache emptied before it."""
+    """Median seconds over calls, each timed between two events after flushing the second-level cache."""
     spans = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]  # type: ignore[no-untyped-call]
     for begin, end in spans:
         _flush().zero_()

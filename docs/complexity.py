@@ -1,4 +1,4 @@
-"""Print ``docs/complexity.md``: ``python docs/complexity.py > docs/complexity.md``."""
+"""Generator of ``docs/complexity.md``: ``python docs/complexity.py > docs/complexity.md``."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ lengths by a search in the graph of each layer. Made by `python docs/complexity.
 # Counts ---------------------------------------------------------------------------------------------------------------
 
 EXAMPLE = 64
-"""Tokens and features of the example; filters have three taps, and there are eight heads."""
+"""Numbers of tokens and of features in the example, which has three taps and eight heads."""
 
 SMALLER = {"taps": 3, "heads": 8, "p_q": EXAMPLE // 8, "p_v": EXAMPLE // 8}
 COUNTS = """## Counts
@@ -43,7 +43,7 @@ formulas.
 
 
 def counts() -> Iterator[str]:
-    """A row for every layer that is counted."""
+    """Yield a row for every layer with counts."""
     for operation in OPERATIONS.values():
         if operation.chapter == "complexity" and operation.reference_only:
             found = REFERENCE[operation.name](**{size: SMALLER.get(size, EXAMPLE) for size in operation.sizes})
@@ -51,16 +51,16 @@ def counts() -> Iterator[str]:
             yield f"| `{operation.name}` | {' | '.join(f'{int(x):,}' for x in numbers)} |"
 
 
-# What the lectures say ------------------------------------------------------------------------------------------------
+# Claims of the lectures -----------------------------------------------------------------------------------------------
 
 Sizes: TypeAlias = Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """An order of growth that a lecture gives, and what it is said of.
+    """An order of growth that a lecture claims for a count of an operation.
 
-    ``order`` and ``arguments`` take the symbols of the lecture; ``where`` restricts them, as ``domain`` says.
+    ``order`` and ``arguments`` take the symbols of the lecture. ``where`` restricts them; ``domain`` says how.
     """
 
     source: Citation
@@ -74,12 +74,12 @@ class Claim:
     where: Callable[..., bool] = lambda **sizes: True
 
     def ratio(self, sizes: Sizes) -> float:
-        """The count, in units of what is printed; ∞ where there is no count."""
+        """Count divided by the printed order; ∞ where there is no count."""
         found = getattr(REFERENCE[self.operation](**self.arguments(**sizes)), self.field)
         return np.inf if found is None else int(found) / self.order(**sizes)
 
     def ratios(self, largest: int) -> tuple[float, float]:
-        """The least and the greatest ratio, over all powers of two up to a largest one."""
+        """Smallest and largest ratio over all powers of two up to 2**largest."""
         powers = [2**i for i in range(largest + 1)]
         grid = (dict(zip(self.symbols, sizes, strict=True)) for sizes in product(powers, repeat=len(self.symbols)))
         found = [self.ratio(sizes) for sizes in grid if self.where(**sizes)]
@@ -87,22 +87,22 @@ class Claim:
 
     @property
     def holds(self) -> bool:
-        """Whether the ratio is bounded: that of polynomials which is not grows in proportion to some size."""
+        """True if the ratio is bounded: an unbounded ratio of polynomials grows in proportion to some size."""
         (_, before), (_, after) = self.ratios(LARGEST - 1), self.ratios(LARGEST)
         return after < GROWN * before
 
 
 LARGEST, GROWN = 8, 1.25
-"""Sizes up to 2⁸; what grows by a quarter as they are doubled from 2⁷ grows on."""
+"""Sizes reach 2⁸; a ratio that grows by a quarter from 2⁷ to 2⁸ counts as unbounded."""
 
 
 def square(d: int) -> dict[str, int]:
-    """All widths of projected attention."""
+    """Arguments of projected attention whose widths are all d."""
     return {"d_x": d, "d_k": d, "d_v": d}
 
 
 def one_head(n: int, m: int, k: int) -> dict[str, int]:
-    """All sizes of attention with one head; their number changes no count."""
+    """Arguments of attention with one head, all widths k; the number of heads changes no count."""
     return {"n": n, "m": m, "heads": 1, **dict.fromkeys(("d_q", "d_k", "d_v", "p_q", "p_v", "p_o"), k)}
 
 
@@ -182,7 +182,7 @@ CLAIMS = (
         lambda M, N: {"m": M, "n": N, "d": 1, "h": 1, "s": 1},
     ),
 )  # fmt: skip
-"""Every order of growth that a lecture gives."""
+"""All orders of growth that the lectures claim."""
 
 GROWTH = """
 ## Orders of growth
@@ -196,7 +196,7 @@ does not hold is among the [errata](errata.md).
 
 
 def growth() -> Iterator[str]:
-    """A row for every claim."""
+    """Yield a row for every claim."""
     for claim in CLAIMS:
         least, greatest = claim.ratios(LARGEST)
         what = f"`{claim.operation}`, {QUANTITIES[claim.field]}"
@@ -225,36 +225,36 @@ LAYERS: Mapping[str, Layer] = {
     "graph layer": lambda x: graph_layer(x, _MESSAGE, mask=_EDGES[: len(x), : len(x)]),
     "self-attention": self_attention,
 }
-"""Layers of N tokens with D features: y = f(x)."""
+"""Layers y = f(x) on N tokens with D features."""
 
 
 def agree(left: Numbers, right: Numbers) -> bool:
-    """Equal up to rounding."""
+    """True if two arrays are equal up to rounding."""
     return bool(np.allclose(left, right, rtol=1e-12, atol=1e-12))
 
 
 def translated(name: str) -> bool:
-    """Whether the results move with three tokens that are moved by one among zeros."""
+    """True if shifting three tokens among zeros by one position shifts the results alike."""
     x, layer = np.zeros((N, D)), LAYERS[name]
     x[2:5] = _rng.uniform(-1, 1, (3, D))
     return agree(layer(np.roll(x, 1, 0)), np.roll(layer(x), 1, 0))
 
 
 def later(name: str) -> bool:
-    """Whether what follows the first token is computed as from a start: from the state after it, if there is one."""
+    """True if dropping the first token keeps the other results; a recurrent layer starts from the state after it."""
     x, layer = _rng.uniform(-1, 1, (N, D)), LAYERS[name]
     following = rnn(x[1:], rnn_cell(x[0], _START, _CELL), _CELL)[0] if name == "recurrent" else layer(x[1:])
     return agree(following, layer(x)[1:])
 
 
 def permuted(name: str) -> bool:
-    """Whether the results are permuted with the tokens."""
+    """True if permuting the tokens permutes the results alike."""
     x, layer, order = _rng.uniform(-1, 1, (N, D)), LAYERS[name], np.array([3, 0, 6, 1, 5, 2, 4])
     return agree(layer(x[order]), layer(x)[order])
 
 
 def permuted_with_edges(name: str) -> bool:
-    """Whether the results are permuted with the tokens if the edges of the graph are too."""
+    """True if permuting the tokens and the edges of the graph permutes the results alike."""
     if name != "graph layer":
         return permuted(name)
     x, order = _rng.uniform(-1, 1, (N, D)), np.array([3, 0, 6, 1, 5, 2, 4])
@@ -268,7 +268,7 @@ CHANGES: Mapping[str, Callable[[str], bool]] = {
     "tokens permuted": permuted,
     "tokens permuted with their edges": permuted_with_edges,
 }
-"""Changes of the input with which results may change alike."""
+"""Changes of the input, each with a test whether a layer's results change alike."""
 
 BIAS = """
 ## Inductive bias
@@ -281,13 +281,13 @@ tokens move among zeros is a permutation too. A later start takes the state befo
 
 
 def equivariances() -> Iterator[str]:
-    """A row for every layer."""
+    """Yield a row for every layer."""
     for name in LAYERS:
         yield f"| {name} | {' | '.join('yes' if keeps(name) else 'no' for keeps in CHANGES.values())} |"
 
 
 def table() -> str:
-    """The whole page."""
+    """Return the whole page."""
     bias = BIAS.format(changes=" | ".join(CHANGES), lines="|".join(["---"] * len(CHANGES)))
     parts = [HEAD, COUNTS.format(size=EXAMPLE), *counts(), GROWTH.format(largest=2**LARGEST), *growth()]
     sources = [f"- {key}: {SOURCES[key].title}" for key in sorted({c.source.source for c in CLAIMS} | {"S4"})]

@@ -1,6 +1,6 @@
-"""Make ``docs/diagnosis.md``: ``python docs/diagnosis.py`` diagnoses every mutant and many others, in three hours.
+"""Generator of ``docs/diagnosis.md``: ``python docs/diagnosis.py`` diagnoses all wrong backends in three hours.
 
-``docs/diagnosis.json`` holds what is done; the command goes on from there, and begins anew without it.
+``docs/diagnosis.json`` keeps finished outcomes; the command continues from it, and starts anew without it.
 """
 
 import json
@@ -58,19 +58,19 @@ DEFINED = (
     "scores stored in float16, not declared",
     "tanh to eleven bits, undeclared",
 )
-"""Mutants that are a choice, a factor or a precision class by definition: that is another name of the same defect."""
+"""Mutants that are by definition a choice, a factor or a precision class. Naming it is right, too."""
 
 Outcome = Mapping[str, Any]
-"""What became of one backend.
+"""Outcome of diagnosing one backend.
 
-``seen``: whether a number was wrong that the diagnosis looked at. ``found``: the diagnosis. ``alone``: those with its
-own entry left out, then with those named before left out too, until there is none. ``scaled``: those with a factor on
-top.
+``seen``: True if the diagnosis looked at a wrong number. ``found``: the diagnosis. ``alone``: diagnoses with the
+backend's own entry left out, each next one also without the mutants named before, until no mutant is named.
+``scaled``: diagnoses of the backend times a factor.
 """
 
 
 class Scaled:
-    """A backend whose results and gradients are multiplied by a factor."""
+    """Wrapper of a backend that multiplies its results and gradients by a factor."""
 
     def __init__(self, backend: Any, operation: str, factor: float) -> None:
         for name in ("name", "limits", "semantics", "precision", "from_numpy", "to_numpy"):
@@ -86,7 +86,7 @@ class Scaled:
 
 
 def asked(name: str, factor: str = "") -> Inquiry:
-    """What is known of a mutant, of a rediscovered defect, or of an implementation with a mistake."""
+    """Start the inquiry into a mutant, a rediscovered defect, or a mistaken implementation (``mistaken.py``)."""
     entry: Any = MUTANTS.get(name) or REDISCOVERED.get(name)
     backend = MISTAKEN[name] if entry is None else entry.backend()
     operation, dtype, laws = (
@@ -108,7 +108,7 @@ def asked(name: str, factor: str = "") -> Inquiry:
 
 
 def laws_of(name: str) -> tuple[str, ...]:
-    """The laws that convict a backend: those that it is assigned, the formula for a defect that is not convicted."""
+    """Laws that a backend breaks as declared; the formula's law if none is declared."""
     return (MUTANTS[name] if name in MUTANTS else REDISCOVERED[name]).breaks or (FORMULA,)
 
 
@@ -168,14 +168,14 @@ another one, or there is none.
 
 
 def page(known: Mapping[str, Outcome]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     own = {name: x for name, x in known.items() if name in MUTANTS}
     others = {name: x for name, x in known.items() if name not in MUTANTS}
     return "\n".join([HEAD, *of_mutants(own), ALONE, *of_alone(own), OTHER, *of_others(others)]) + "\n"
 
 
 def of_mutants(own: Mapping[str, Outcome]) -> list[str]:
-    """How many mutants are named, and which are not, or otherwise."""
+    """Lines with the share of mutants named, a table of those named otherwise, and a list of those missed."""
     seen = {name: x for name, x in own.items() if x["seen"]}
     named = {name: x for name, x in own.items() if x["found"]}
     otherwise = {name: x for name, x in named.items() if name not in x["found"]["same"]}
@@ -194,7 +194,7 @@ def of_mutants(own: Mapping[str, Outcome]) -> list[str]:
 
 
 def of_alone(own: Mapping[str, Outcome]) -> list[str]:
-    """What is named in the place of a mutant."""
+    """Lines with the diagnoses of mutants whose own entry is left out."""
     alone = {name: x["alone"] for name, x in own.items() if x["alone"]}
     beyond = {name: chain for name, chain in alone.items() if not is_twin(chain[-1])}
     other = [name for name in beyond if name not in DEFINED]
@@ -213,22 +213,22 @@ def of_alone(own: Mapping[str, Outcome]) -> list[str]:
 
 
 def is_twin(found: Mapping[str, Any]) -> bool:
-    """Whether a diagnosis names a mutant."""
+    """True if a diagnosis names a mutant."""
     return bool(set(found["same"]) & set(MUTANTS))
 
 
 def names(chain: Sequence[Mapping[str, Any]]) -> str:
-    """What diagnoses name."""
+    """Text of a chain of diagnoses: names of mutants, or sentences."""
     return "; ".join(", ".join(x["same"]) if is_twin(x) else x["sentence"] for x in chain)
 
 
 def right(name: str, found: Mapping[str, Any]) -> bool:
-    """Whether a diagnosis is one of those that are right."""
+    """True if a diagnosis is among the right ones."""
     return any(x in found["same"] or found["sentence"].startswith(x) for x in RIGHT.get(name, ()))
 
 
 def of_others(others: Mapping[str, Outcome]) -> list[str]:
-    """How many are named rightly, which wrongly, and what becomes of each with a factor on top."""
+    """Lines with the share of right diagnoses of other backends, and a table with each diagnosis times each factor."""
     named = {name: x for name, x in others.items() if x["found"]}
     good = [name for name, x in named.items() if right(name, x["found"])]
     scaled = [(x["found"], y) for x in others.values() for y in x["scaled"].values()]
@@ -251,17 +251,17 @@ def of_others(others: Mapping[str, Outcome]) -> list[str]:
 
 
 def share(part: int, whole: int) -> str:
-    """A share in per cent."""
+    """Text of a share in per cent."""
     return f"{part / max(whole, 1):.1%}".replace("%", " %")
 
 
 def table(*titles: str) -> list[str]:
-    """The head of a table."""
+    """Header lines of a Markdown table."""
     return [row(*titles), "|" + "---|" * len(titles)]
 
 
 def row(*cells: str) -> str:
-    """A row of a table."""
+    """Row of a Markdown table."""
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
@@ -269,10 +269,10 @@ def row(*cells: str) -> str:
 
 
 def main(workers: int = 2, minutes: float = 60.0, write: bool = True) -> None:
-    """Diagnose what is left, as far as there is time, and write the page."""
+    """Diagnose the remaining backends until ``minutes`` have passed, and write the page."""
     known: dict[str, Outcome] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
     others, own = [*REDISCOVERED, *MISTAKEN], [*MUTANTS]
-    # Of a run that is broken off, the mutants are a fair sample.
+    # Shuffled, so that the mutants of an interrupted run are a random sample.
     random.Random(0).shuffle(own)
     end = time.monotonic() + 60 * minutes
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:

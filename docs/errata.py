@@ -1,4 +1,4 @@
-"""Print ``docs/errata.md``: ``python docs/errata.py > docs/errata.md``."""
+"""Generator of ``docs/errata.md``: ``python docs/errata.py > docs/errata.md``."""
 
 from attnspec.spec import ERRATA
 from attnspec.spec.contract.sources import SOURCES
@@ -16,12 +16,12 @@ MISPRINTED = "What no calculation can show:\n"
 
 
 def cell(text: object) -> str:
-    """Text that may stand in a cell of a table."""
+    """Escape a text for a cell of a Markdown table."""
     return " ".join(str(text).split()).replace("|", "\\|")
 
 
 def table() -> str:
-    """The whole page."""
+    """Return the whole page."""
     rows = ["| erratum | where | operation | printed | right | why |", "|---|---|---|---|---|---|"]
     rows += [
         f"| {' | '.join(map(cell, (e.identifier, e.source, f'`{e.operation}`', e.printed, e.right, e.note)))} |"

@@ -1,4 +1,4 @@
-"""Make ``docs/rediscovery.md``: ``python docs/rediscovery.py`` judges every defect and writes the page, in minutes."""
+"""Generator of ``docs/rediscovery.md``: ``python docs/rediscovery.py`` judges all convicted defects, in minutes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,30 +37,30 @@ SEPARATOR = " | "
 
 
 class Verdict(NamedTuple):
-    """A law that fails, and the smallest input on which it does."""
+    """A law that fails, and the smallest input on which it fails."""
 
     law: str
     smallest: str
 
 
 def cell(text: object) -> str:
-    """Text that may stand in a cell of a table."""
+    """Escape a text for a cell of a Markdown table."""
     return " ".join(str(text).split()).replace("|", "\\|")
 
 
 def link(r: Rediscovered) -> str:
-    """The report, with its title."""
+    """Link to the report, with its title."""
     title = cell(r.title).replace("[", "\\[").replace("]", "\\]").replace("*", "\\*").replace("`", "")
     return f"[{r.source}]({r.address}): {title}"
 
 
 def described(r: Rediscovered) -> list[str]:
-    """The cells that the transcription says: report, framework, defect, operation, dtype."""
+    """Cells from the transcription: report, framework, defect, operation, dtype."""
     return [link(r), cell(r.framework), cell(r.statement), f"`{r.operations[0]}`", r.dtype]
 
 
 def page(verdicts: Mapping[str, Verdict]) -> str:
-    """The whole page, from the verdicts by report."""
+    """Return the whole page; ``verdicts`` are by report."""
     convicted = [r for r in REDISCOVERED.values() if r.convicted]
     escaped = [r for r in REDISCOVERED.values() if not r.convicted]
     lines = [
@@ -78,17 +78,17 @@ def page(verdicts: Mapping[str, Verdict]) -> str:
 
 
 def table(*names: str) -> list[str]:
-    """The head of a table."""
+    """Header lines of a Markdown table."""
     return [row(*names), "|" + "---|" * len(names)]
 
 
 def row(*cells: str) -> str:
-    """A row of a table."""
+    """Row of a Markdown table."""
     return f"| {SEPARATOR.join(cells)} |"
 
 
 def verdict(r: Rediscovered) -> Verdict:
-    """Judge a defect in its profile, and reduce the input on which a law fails; ``RuntimeError`` where it escapes."""
+    """Judge a defect in its profile and reduce the failing input; ``RuntimeError`` if a seed convicts nothing."""
     failed = [[f.law for f in perform(Task(r, r.profile, seed)).failures] for seed in range(3)]
     if not all(failed):
         raise RuntimeError(f"{r.source}: expected a conviction in {r.profile} at seeds 0 to 2; got {failed}")
@@ -100,7 +100,7 @@ def verdict(r: Rediscovered) -> Verdict:
 
 
 def smallest(result: Result) -> str:
-    """The arguments of a counterexample, but for the weights in records."""
+    """Arguments of a counterexample, without the weights in records."""
     if result.status is not Status.FAILED or result.counterexample is None:
         return "only in the whole run"
     given = result.counterexample["arguments"].items()
@@ -108,7 +108,7 @@ def smallest(result: Result) -> str:
 
 
 def shown(x: Any) -> str:
-    """A number, an option, a small array or a shape."""
+    """Text of an argument: the value of up to four numbers, else the shape."""
     shape = x["shape"] if isinstance(x, Mapping) else np.shape(x)
     if 0 < np.prod(shape, dtype=int) <= 4:
         return written(x)
@@ -116,14 +116,14 @@ def shown(x: Any) -> str:
 
 
 def written(x: Any) -> str:
-    """Nested lists of numbers, which are rounded to four digits."""
+    """Text of nested lists of numbers, rounded to four digits."""
     if isinstance(x, list):
         return f"[{', '.join(map(written, x))}]"
     return f"{x + 0.0:.4g}" if isinstance(x, float) else str(x)
 
 
 def main() -> None:
-    """Judge all that are convicted and write the page beside this file."""
+    """Judge all convicted defects and write the page beside this file."""
     verdicts = {}
     for r in REDISCOVERED.values():
         if r.convicted:

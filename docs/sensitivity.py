@@ -1,4 +1,4 @@
-"""Print the smallest errors that are convicted: ``python docs/sensitivity.py pytorch`` takes some minutes."""
+"""Generator of the page on smallest convicted errors: ``python docs/sensitivity.py pytorch``, some minutes."""
 
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -38,11 +38,11 @@ weight, the largest over the keys that are tried: among 133 keys, of which none 
 SPREADS = (ensemble_spread, ensemble_mean, ensemble_keys)
 
 Estimates = Mapping[str, tuple[float, float]]
-"""What was estimated, and its limit, by what it is."""
+"""Estimate and its limit, by the name of the input or gradient."""
 
 
 def judged(contract: Contract, function: Function) -> Iterator[tuple[Check, Case]]:
-    """The check that a function makes, with every case that it concerns."""
+    """Yield the check of a function, with every case that it concerns."""
     (check,) = (c for some in CHECKS.values() for c in some if c.function is function)
     for case in cases(contract, laws=(check.law.id,)):
         if check.concerns(OPERATIONS[case.operation]):
@@ -50,7 +50,7 @@ def judged(contract: Contract, function: Function) -> Iterator[tuple[Check, Case
 
 
 def estimates(backend: Any, contract: Contract, check: Check, case: Case) -> Estimates:
-    """The estimates of a check, on every input or in every gradient in turn; none where nothing was judged."""
+    """Estimates of a check by input or gradient; empty where nothing was judged."""
     subject = Subject(backend, contract, OPERATIONS[case.operation], case.dtype, "cpu")
     (example,) = corners(subject.operation, subject.limits, seed=0, most=1, work=subject.effort.work)[:1]
     attempt(subject, check, subject.arguments(example), 0)
@@ -58,12 +58,12 @@ def estimates(backend: Any, contract: Contract, check: Check, case: Case) -> Est
 
 
 def smallest(backend: Any, contract: Contract, check: Check, case: Case) -> list[float]:
-    """The least errors that a check convicts, on every input or in every gradient; none where nothing was judged."""
+    """Smallest errors that a check convicts, for each input or gradient; empty where nothing was judged."""
     return [abs(estimate) + limit for estimate, limit in estimates(backend, contract, check, case).values()]
 
 
 def page(name: str) -> str:
-    """The whole page."""
+    """Return the whole page."""
     backend = load(name)
     contract = Contract.of(backend)
     cells: dict[tuple[str, str], dict[Function, list[float]]] = {}
@@ -78,17 +78,17 @@ def page(name: str) -> str:
 
 
 def in_order(found: Collection[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Operations with dtypes, in the order of the specification."""
+    """Sort pairs of operation and dtype into the order of the specification."""
     return [(operation, dtype) for operation in OPERATIONS for dtype in DEFAULTS if (operation, dtype) in found]
 
 
 def cell(found: list[float]) -> str:
-    """The first and the largest number."""
+    """Cell with the first and the largest number."""
     return f"{found[0]:.1e}, {max(found):.1e}" if found else "–"
 
 
 def spreads(backend: Any, contract: Contract) -> list[str]:
-    """The rows of the second table."""
+    """Rows of the second table."""
     found: dict[tuple[str, str], dict[Function, Estimates]] = {}
     for function in SPREADS:
         for check, case in judged(contract, function):

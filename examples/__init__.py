@@ -1,1 +1,1 @@
-"""Models that are trained from scratch in minutes with the PyTorch backend: ``python -m examples --help``."""
+"""Models trained from scratch in minutes with the PyTorch backend: ``python -m examples --help``."""

@@ -1,4 +1,4 @@
-"""The command line of the examples."""
+"""Entry point of ``python -m examples``."""
 
 from examples.cli import app
 

@@ -15,7 +15,7 @@ from examples.tasks import EOS, Pairs, Task
 
 
 class Bahdanau(Model):
-    """The encoder reads the source in both directions; every step of the decoder attends to what it noted."""
+    """Bidirectional encoder, and a decoder that attends to the encoder's annotations at every step."""
 
     def __init__(self, task: Task, size: int = 64) -> None:
         super().__init__()
@@ -25,24 +25,24 @@ class Bahdanau(Model):
         self.decoder = BahdanauDecoder(len(task.target_vocabulary), size, size, 2 * size, size)
 
     def encoded(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
-        """The annotations (count, longest source, 2·size), which of them are no padding, and the decoder's state."""
+        """Annotations (count, longest source, 2·size), their mask (False: padding), and the decoder's first state."""
         annotations, final = self.encoder(self.embedding(pairs.sources), lengths=pairs.lengths)
         return annotations, pairs.read, self.first_state(final[:, 1]).tanh()
 
     def log_probabilities(self, pairs: Pairs) -> Tensor:
-        """All steps at once, since the tokens are known."""
+        """Log-probabilities of all tokens in one pass, by teacher forcing."""
         annotations, read, state = self.encoded(pairs)
         found, _ = self.decoder(pairs.given, state, annotations, mask=read)
         return found
 
     def greedy(self, pairs: Pairs, steps: int) -> Tensor:
-        """The operation ``greedy_decode``, which projects the annotations once."""
+        """Decode by ``greedy_decode``, which projects the annotations once."""
         annotations, read, state = self.encoded(pairs)
         first = torch.full_like(pairs.lengths, EOS)
         return greedy_decode(first, state, annotations, self.decoder.record(), steps, EOS, mask=read)[0]
 
     def greedy_uncached(self, pairs: Pairs, steps: int) -> Tensor:
-        """Step by step with the operation ``decoder_step``, which projects the annotations each time."""
+        """Decode greedily by ``decoder_step``, which projects the annotations at every step."""
         annotations, read, state = self.encoded(pairs)
 
         def following(tokens: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,13 +51,13 @@ class Bahdanau(Model):
         return most_probable(following, state, len(pairs), steps)
 
     def beam(self, pairs: Pairs, steps: int, beams: int) -> Tensor:
-        """The operation ``beam_decode``."""
+        """Decode by ``beam_decode``."""
         annotations, read, state = self.encoded(pairs)
         first = torch.full_like(pairs.lengths, EOS)
         return beam_decode(first, state, annotations, self.decoder.record(), steps, EOS, beams, mask=read)[0]
 
     def attention(self, pairs: Pairs) -> Tensor:
-        """The softmax of the scores between the state before each step and all annotations."""
+        """Softmax of the scores between the state before each step and all annotations."""
         annotations, read, state = self.encoded(pairs)
         weights = []
         for token in pairs.given.unbind(-1):

@@ -1,4 +1,4 @@
-"""Train a model on a task, see whether all ways of decoding agree, and draw where it looks."""
+"""Command line of the examples: train a model, compare decodings, draw its attention."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,12 +29,12 @@ app = typer.Typer(
 )
 
 TRAINED, HELD_OUT = 20_000, 1_000
-"""Pairs to learn from, and pairs that the trained model has never seen."""
+"""Numbers of pairs for training and of pairs held out for the test."""
 
 BEAMS = 4
 
 PASSED = 0.98
-"""The share of held-out targets that a trained model spells exactly."""
+"""Share of held-out targets that a trained model must spell exactly."""
 
 MODELS: dict[type[Bahdanau | Transformer], Plan] = {
     Bahdanau: Plan(steps=1_200, batch=128, rate=4e-3),
@@ -43,7 +43,7 @@ MODELS: dict[type[Bahdanau | Transformer], Plan] = {
 
 
 class Name(StrEnum):
-    """The names of the tasks."""
+    """Names of the tasks."""
 
     REVERSING = "reversing"
     DATES = "dates"
@@ -74,7 +74,7 @@ def harnesses(
         Path | None, typer.Option(dir_okay=False, help="the file for the page; printed if not given")
     ] = None,
 ) -> None:
-    """Which wrong attentions the rules of public harnesses accept, and what ``judge`` says of them."""
+    """List the wrong attentions that public harnesses accept, with the verdict of ``judge`` on each."""
     chosen = rules.HARNESSES.values() if harness is None else [rules.HARNESSES[harness]]
     page = rules.page(chosen, Console(stderr=True, highlight=False).print)
     if out is None:
@@ -84,7 +84,7 @@ def harnesses(
 
 
 def _run(kind: type[Bahdanau | Transformer], name: str | None, steps: int | None, seed: int, out: Path) -> None:
-    """Train on one task or on all; status 1 if a model that was trained for as long as planned fails."""
+    """Train on one task or on all; exit with status 1 if a model fails after all planned steps."""
     out.mkdir(parents=True, exist_ok=True)
     plan = MODELS[kind] if steps is None else replace(MODELS[kind], steps=steps)
     passed = [trained(kind, task, plan, seed, out) for task in TASKS.values() if name in (None, task.name)]
@@ -93,7 +93,7 @@ def _run(kind: type[Bahdanau | Transformer], name: str | None, steps: int | None
 
 
 def trained(kind: type[Bahdanau | Transformer], task: Task, plan: Plan, seed: int, out: Path) -> bool:
-    """Train one model on one task, print how well it spells and draw its attention; whether it passes."""
+    """Train a model on a task, print its accuracy and draw its attention; return whether it passes."""
     console = Console()
     torch.manual_seed(seed)
     title = f"{kind.__name__} on {task.name}"
@@ -119,7 +119,7 @@ def trained(kind: type[Bahdanau | Transformer], task: Task, plan: Plan, seed: in
 
 
 def decoded(model: Model, pairs: Pairs, task: Task) -> dict[str, Tensor]:
-    """Tokens by each way of decoding; the first three must be the same."""
+    """Tokens by way of decoding; the first three must agree."""
     steps = task.longest_target + 1
     ways: dict[str, Callable[[], Tensor]] = {
         "greedy": lambda: model.greedy(pairs, steps),
@@ -131,7 +131,7 @@ def decoded(model: Model, pairs: Pairs, task: Task) -> dict[str, Tensor]:
 
 
 def pointing(model: Model, pairs: Pairs, task: Task) -> float:
-    """The share of steps whose largest weight is at most one place from where the spelled character stands."""
+    """Share of steps whose largest weight lies at most one position from the spelled character."""
     assert task.aligned is not None
     places = model.attention(pairs).argmax(-1)
     expected = task.aligned(pairs.lengths[:, None], torch.arange(places.shape[-1]))
@@ -140,7 +140,7 @@ def pointing(model: Model, pairs: Pairs, task: Task) -> float:
 
 
 def picture(model: Model, pairs: Pairs, task: Task, title: str, path: Path) -> None:
-    """Draw the attention for the longest of the sources."""
+    """Draw the attention for the longest source."""
     chosen = pairs.at(pairs.lengths.argmax()[None])
     source = "".join(task.source_vocabulary[i] for i in chosen.sources[0, : chosen.lengths[0]])
     target = task.text(chosen.targets[0].tolist())

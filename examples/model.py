@@ -1,4 +1,4 @@
-"""What a model of these examples can do."""
+"""Base class of the example models, and greedy decoding step by step."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,9 +15,9 @@ State = TypeVar("State")
 def most_probable(
     following: Callable[[Tensor, State], tuple[Tensor, State]], state: State, count: int, steps: int
 ) -> Tensor:
-    """The tokens (count, steps) that are most probable one by one; after its end, a target has ends alone.
+    """Decode greedily: the most probable token at each step (count, steps), only <eos> after the first <eos>.
 
-    ``following`` takes the tokens so far, from the first end on, and a state; it gives scores of the next tokens
+    ``following`` takes the tokens so far, beginning with <eos>, and a state. It returns scores of the next tokens
     (count, vocabulary) and the next state.
     """
     tokens = torch.full((count, 1), EOS)
@@ -31,24 +31,24 @@ def most_probable(
 
 
 class Model(nn.Module, ABC):
-    """From a source to the tokens of its target; ``steps`` is the most tokens that it spells."""
+    """Model that maps a source to the tokens of its target; ``steps`` is the largest number of tokens."""
 
     @abstractmethod
     def log_probabilities(self, pairs: Pairs) -> Tensor:
-        """Of every token (count, steps, vocabulary), where the target's tokens before it are given."""
+        """Log-probabilities of every token (count, steps, vocabulary), given the target's tokens before it."""
 
     @abstractmethod
     def greedy(self, pairs: Pairs, steps: int) -> Tensor:
-        """The tokens (count, steps) that are most probable one by one."""
+        """Most probable token at each step (count, steps)."""
 
     @abstractmethod
     def greedy_uncached(self, pairs: Pairs, steps: int) -> Tensor:
-        """The same, with nothing kept from one step to the next."""
+        """Tokens of greedy decoding, recomputed at every step without a cache."""
 
     @abstractmethod
     def beam(self, pairs: Pairs, steps: int, beams: int) -> Tensor:
-        """The tokens (count, steps) that are most probable together, as far as so many hypotheses can tell."""
+        """Tokens (count, steps) of the most probable of ``beams`` hypotheses."""
 
     @abstractmethod
     def attention(self, pairs: Pairs) -> Tensor:
-        """The weights (count, steps, longest source) with which every step attends to the source."""
+        """Weights (count, steps, longest source) of every step's attention to the source."""

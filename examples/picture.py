@@ -1,4 +1,4 @@
-"""Attention as a picture: a row for every character that was spelled, a column for every character that was read."""
+"""Picture of attention: a row per target character, a column per source character."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,11 +8,11 @@ import numpy as np
 from torch import Tensor
 
 SHOWN = {" ": "␣"}
-"""Characters that cannot be seen, and what is drawn instead."""
+"""Replacements for invisible characters."""
 
 
 def draw(weights: Tensor, source: Sequence[str], spelled: Sequence[str], title: str, path: Path) -> None:
-    """Draw the weights (characters spelled, characters read) into a PNG; ``OSError`` if it cannot be written."""
+    """Draw the weights (target characters, source characters) to a PNG; ``OSError`` if it cannot be written."""
     import matplotlib
 
     matplotlib.use("agg")

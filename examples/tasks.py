@@ -1,4 +1,4 @@
-"""Two tasks from text to text, whose data are made here: words to be reversed, and dates to be written in ISO 8601."""
+"""Two text-to-text tasks with generated data: reversing words, and writing dates in ISO 8601."""
 
 import calendar
 import datetime
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 STOP, EOS = "\n", 0
-"""The character that begins and ends every target, <eos> in the lectures, and its token. Sources are padded with it."""
+"""Character <eos> and its token. It begins and ends every target, and pads sources."""
 
 
 @dataclass(frozen=True)
@@ -29,27 +29,27 @@ class Pairs:
 
     @property
     def read(self) -> Tensor:
-        """Which characters of the sources are no padding (count, longest source)."""
+        """Mask (count, longest source), True for characters of the sources, False for padding."""
         return torch.arange(self.sources.shape[1]) < self.lengths[:, None]
 
     @property
     def given(self) -> Tensor:
-        """The token before each token of the targets, <eos> before the first."""
+        """Token before each token of the targets, <eos> before the first."""
         return functional.pad(self.targets[:, :-1], (1, 0), value=EOS)
 
     @property
     def spelled(self) -> Tensor:
-        """Which tokens belong to the targets, <eos> with them (count, longest target + 1)."""
+        """Mask (count, longest target + 1), True for tokens of the targets up to their <eos>."""
         return (self.given != EOS) | (torch.arange(self.targets.shape[1]) == 0)
 
     def at(self, indices: Tensor) -> "Pairs":
-        """Some of the pairs."""
+        """Select pairs by index."""
         return Pairs(self.sources[indices], self.lengths[indices], self.targets[indices])
 
 
 @dataclass(frozen=True)
 class Task:
-    """A function to be learned, from one text to another, by examples drawn at random."""
+    """A function from text to text, to be learned from random examples."""
 
     name: str
     source_characters: str
@@ -58,20 +58,20 @@ class Task:
     longest_target: int
     drawn: Callable[[random.Random], tuple[str, str]]
     aligned: Callable[[Tensor, Tensor], Tensor] | None = None
-    """Where in a source of some length the character of a step stands, if that is known; negative beyond the end."""
+    """Position in the source of a step's character, from source length and step; negative beyond the end."""
 
     @cached_property
     def source_vocabulary(self) -> str:
-        """The characters of sources; the index of a character is its token."""
+        """Characters of sources; the index of a character is its token."""
         return STOP + self.source_characters
 
     @cached_property
     def target_vocabulary(self) -> str:
-        """The characters of targets."""
+        """Characters of targets; the index of a character is its token."""
         return STOP + self.target_characters
 
     def split(self, training: int, held_out: int, seed: int) -> tuple[Pairs, Pairs]:
-        """Pairs to learn from and pairs to test with; no source is among both."""
+        """Pairs for training and held-out pairs; they share no source."""
         generator, drawn = random.Random(seed), dict[str, str]()
         while len(drawn) < training + held_out:
             source, target = self.drawn(generator)
@@ -80,7 +80,7 @@ class Task:
         return self.encoded(pairs[:training]), self.encoded(pairs[training:])
 
     def encoded(self, pairs: Sequence[tuple[str, str]]) -> Pairs:
-        """Pairs of texts as tokens; ``ValueError`` for a source that is too long or has other characters."""
+        """Encode texts as tokens; ``ValueError`` for a source that is empty, too long or has other characters."""
         sources = [source for source, _ in pairs]
         for source in sources:
             if not 0 < len(source) <= self.longest_source or set(source) - set(self.source_characters):
@@ -95,7 +95,7 @@ class Task:
         )
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The target that tokens spell, up to <eos>."""
+        """Text of a target's tokens up to <eos>."""
         return "".join(self.target_vocabulary[token] for token in tokens).split(STOP)[0]
 
 

@@ -1,4 +1,4 @@
-"""Training by teacher forcing, and how many held-out targets a trained model spells exactly."""
+"""Training by teacher forcing, and the share of targets that a model spells exactly."""
 
 import math
 import time
@@ -12,12 +12,12 @@ from examples.model import Model
 from examples.tasks import Pairs
 
 LARGEST_NORM = 1.0
-"""Gradients are scaled down to this norm."""
+"""Largest norm of the gradients; larger ones are scaled down to it."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long and how fast a model learns."""
+    """Number of steps, batch size and largest learning rate."""
 
     steps: int
     batch: int
@@ -25,7 +25,7 @@ class Plan:
 
 
 def learn(model: Model, pairs: Pairs, plan: Plan, *, title: str) -> float:
-    """Train a model with Adam, the learning rate rising and falling once; the seconds that it took."""
+    """Train a model with Adam and a learning rate that rises and falls once; return the seconds."""
     optimizer = torch.optim.Adam(model.parameters(), lr=plan.rate, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, plan.rate, plan.steps)
     began = time.monotonic()
@@ -44,11 +44,11 @@ def learn(model: Model, pairs: Pairs, plan: Plan, *, title: str) -> float:
 
 
 def surprise(model: Model, pairs: Pairs) -> Tensor:
-    """The mean of −log P over the tokens of the targets, <eos> with them and nothing behind it."""
+    """Mean of −log P over the tokens of the targets, up to and including <eos>."""
     found = model.log_probabilities(pairs).gather(-1, pairs.targets[..., None])[..., 0]
     return -found[pairs.spelled].mean()
 
 
 def exact(tokens: Tensor, pairs: Pairs) -> float:
-    """The share of the targets that tokens spell up to <eos>."""
+    """Share of the targets that ``tokens`` match up to <eos>."""
     return float(((tokens == pairs.targets) | ~pairs.spelled).all(-1).float().mean())

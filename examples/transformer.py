@@ -1,4 +1,4 @@
-"""A small transformer: encoder and decoder of the paper, with the keys and values of earlier steps in a cache."""
+"""A small transformer, encoder and decoder, with a cache of earlier keys and values."""
 
 import math
 
@@ -27,11 +27,11 @@ from examples.model import Model, most_probable
 from examples.tasks import EOS, Pairs, Task
 
 Caches = list[KeyValueCache[Tensor]]
-"""The keys and values of the positions so far, for each layer of the decoder."""
+"""Keys and values of the positions so far, for each layer of the decoder."""
 
 
 class Transformer(Model):
-    """Embeddings and sinusoids through two layers of encoder and decoder, and a linear layer for the next token."""
+    """Embeddings plus sinusoids, encoder and decoder of two layers, and a linear layer for the next token."""
 
     def __init__(self, task: Task, size: int = 64, heads: int = 4, layers: int = 2) -> None:
         super().__init__()
@@ -50,22 +50,22 @@ class Transformer(Model):
         self.register_buffer("positions", sinusoidal_positional_encoding(longest, size).float(), persistent=False)
 
     def placed(self, tokens: Tensor, table: nn.Embedding) -> Tensor:
-        """Embeddings of tokens (count, n), √d times, with the sinusoids of their positions."""
+        """Embeddings of tokens (count, n) times √d, plus the sinusoids of their positions."""
         found: Tensor = table(tokens) * math.sqrt(self.size) + self.positions[: tokens.shape[-1]]
         return found
 
     def memory(self, pairs: Pairs) -> Tensor:
-        """What the encoder makes of the sources (count, longest source, size)."""
+        """Encoder output for the sources (count, longest source, size)."""
         return self.encoder(self.placed(pairs.sources, self.source), mask=pairs.read[:, None])
 
     def log_probabilities(self, pairs: Pairs) -> Tensor:
-        """All positions at once: the decoder is causal."""
+        """Log-probabilities of all tokens in one pass, since the decoder is causal."""
         rows = self.placed(pairs.given, self.target)
         found = self.decoder(rows, self.memory(pairs), memory_mask=pairs.read[:, None])
         return functional.log_softmax(self.output(found), -1)
 
     def step(self, tokens: Tensor, caches: Caches, memory: Tensor, read: Tensor) -> tuple[Tensor, Caches]:
-        """Log-probabilities of what follows the latest tokens (count), and the caches with these tokens."""
+        """Log-probabilities of the tokens after the latest ones (count), and caches that include the latest."""
         x = self.target(tokens) * math.sqrt(self.size) + self.positions[caches[0].key.shape[-2]]
         longer = []
         for cache, layer in zip(caches, self.decoder.record(), strict=True):
@@ -79,7 +79,7 @@ class Transformer(Model):
         return [KeyValueCache(nothing, nothing) for _ in self.decoder.record()]
 
     def greedy(self, pairs: Pairs, steps: int) -> Tensor:
-        """Each step sees one token, and the rest in the caches."""
+        """Decode greedily; each step computes one token and takes earlier positions from the caches."""
         memory = self.memory(pairs)
 
         def following(tokens: Tensor, caches: Caches) -> tuple[Tensor, Caches]:
@@ -88,7 +88,7 @@ class Transformer(Model):
         return most_probable(following, self.empty(len(pairs)), len(pairs), steps)
 
     def greedy_uncached(self, pairs: Pairs, steps: int) -> Tensor:
-        """The operation ``encoder_decoder`` on all tokens so far, for each token anew."""
+        """Decode greedily without a cache, by ``encoder_decoder`` on all tokens so far at each step."""
         weights = EncoderDecoderParameters(
             self.source.weight,
             self.target.weight,
@@ -104,11 +104,11 @@ class Transformer(Model):
         return most_probable(following, None, len(pairs), steps)
 
     def beam(self, pairs: Pairs, steps: int, beams: int) -> Tensor:
-        """Of all extensions of the hypotheses of a source, the most probable are kept; one that has ended stays."""
+        """Beam search: keep the ``beams`` most probable extensions per source; ended hypotheses stay as they are."""
         count, vocabulary = len(pairs), self.target.num_embeddings
         memory, read = (x.repeat_interleave(beams, 0) for x in (self.memory(pairs), pairs.read))
         caches, tokens = self.empty(count * beams), torch.full((count * beams, 1), EOS)
-        # All hypotheses are the same at first: only one of them counts.
+        # All hypotheses are equal at first, so that only the first may be extended.
         scores = torch.full((count, beams), -math.inf).index_fill(1, torch.tensor([0]), 0.0)
         ended = torch.zeros(count * beams, dtype=torch.bool)
         only_eos = torch.full((vocabulary,), -math.inf).index_fill(0, torch.tensor([EOS]), 0.0)
@@ -124,7 +124,7 @@ class Transformer(Model):
         return tokens.view(count, beams, -1)[:, 0, 1:]
 
     def attention(self, pairs: Pairs) -> Tensor:
-        """The weights of the last layer's attention to the memory, the mean over its heads."""
+        """Weights of the last layer's cross-attention, averaged over its heads."""
         memory, read = self.memory(pairs), pairs.read[:, None]
         *before, last = self.decoder.record()
         x = decoder_stack(self.placed(pairs.given, self.target), memory, tuple(before), memory_mask=read)

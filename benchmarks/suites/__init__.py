@@ -1,4 +1,4 @@
-"""The suites: each is a function from settings to cases, in a file of its own."""
+"""Suites, one per file: functions from settings to cases."""
 
 from collections.abc import Callable, Iterator, Mapping
 

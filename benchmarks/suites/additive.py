@@ -1,4 +1,4 @@
-"""Additive attention from end to end: projections, scores, softmax, weighted sum of values."""
+"""Suite of additive attention, end to end: projections, scores, softmax, weighted sum of values."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,35 +13,35 @@ from benchmarks.suites.settings import Inputs, Settings
 
 BATCH, HIDDEN, FEATURES = 4, 64, 64
 MAX_INTERMEDIATE_BYTES = 6 * 2**30
-"""Eager attention is measured up to this size of its (B, n, m, h) intermediates."""
+"""Largest size of the (B, n, m, h) intermediates with which eager attention is measured."""
 
 
 def eager(query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor) -> Tensor:
-    """softmax(w_vᵀ tanh(W_q q + W_k k)) v, as the formula is written."""
+    """softmax(w_vᵀ tanh(W_q q + W_k k)) v, computed as written."""
     hidden = torch.tanh((query @ w_q.mT).unsqueeze(-2) + (key @ w_k.mT).unsqueeze(-3))
     return torch.softmax(hidden @ w_v, -1) @ value
 
 
 def ours(query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor) -> Tensor:
-    """The backend's additive attention."""
+    """Additive attention of the backend."""
     return pytorch.additive_attention(query, key, value, w_q, w_k, w_v)
 
 
 def cases(settings: Settings) -> Iterator[Case]:
-    """n = m, forward and with backward."""
+    """Cases with n = m, forward and with backward."""
     for n in settings.chosen((128, 256, 512, 1024, 2048, 4096), (64,)):
         for mode in (FORWARD, WITH_BACKWARD):
             yield case(settings, n, mode)
 
 
 def case(settings: Settings, n: int, mode: str) -> Case:
-    """One size."""
+    """Case of one size."""
     draw = Inputs(settings.device)
     query, key, value = (draw.normal(BATCH, n, FEATURES) for _ in range(3))
     w_q, w_k = (draw.normal(HIDDEN, FEATURES, scale=FEATURES**-0.5) for _ in range(2))
     inputs = (query, key, value, w_q, w_k, draw.normal(HIDDEN))
     rows = draw.rows(n)
-    # the sums and their tanh; with backward also the gradients of both
+    # bytes of the sums and their tanh; with backward also of the gradients of both
     needed = BATCH * n * n * HIDDEN * 4 * (2 if mode == FORWARD else 4)
     too_large = f"its intermediates would take {needed / 2**30:.0f} GiB" if needed > MAX_INTERMEDIATE_BYTES else ""
 

@@ -1,4 +1,4 @@
-"""Bahdanau's decoder: its loop over steps against the same loop written with ``torch.nn``."""
+"""Suite of Bahdanau's decoder, against its loop over steps written with ``torch.nn``."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +16,7 @@ EOS = 0
 
 
 def cases(settings: Settings) -> Iterator[Case]:
-    """n steps, with a target that is given, and by greedy search."""
+    """Cases of n steps: teacher forcing and greedy search."""
     for n in settings.chosen((1, 12, 48), (3,)):
         sizes = {"B": BATCH, "n": n, "m": SOURCE, "d": WIDTH, "vocabulary": VOCABULARY}
         for mode in (FORWARD, WITH_BACKWARD):
@@ -30,7 +30,7 @@ def _parameters(weights: Sequence[Tensor]) -> AttentionDecoderParameters[Tensor]
 
 
 def _drawn(draw: Inputs) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """A state, annotations and weights."""
+    """Draw a state, annotations and weights."""
     d, v, scale = WIDTH, VOCABULARY, WIDTH**-0.5
     state, annotations = draw.normal(BATCH, d), draw.normal(BATCH, SOURCE, d)
     shapes = ((v, d), (d, d), (d, d), (d,), (2 * d, d), (d, d), (d,), (v, d), (v,))
@@ -38,7 +38,7 @@ def _drawn(draw: Inputs) -> tuple[Tensor, Tensor, list[Tensor]]:
 
 
 class Decoder(nn.Module):
-    """The decoder as one writes it with modules; the source is projected once."""
+    """Decoder written with modules of ``torch.nn``; callers project the source once."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Decoder(nn.Module):
         self.to(weights[0].device)
 
     def step(self, embedded: Tensor, state: Tensor, projected: Tensor, annotations: Tensor) -> Tensor:
-        """The next state."""
+        """Return the next state."""
         hidden = torch.tanh(self.w_q(state).unsqueeze(1) + projected)
         weights = self.w_v(hidden).squeeze(-1).softmax(-1)
         context = torch.bmm(weights.unsqueeze(1), annotations).squeeze(1)
@@ -80,7 +80,7 @@ def _work(n: int) -> float:
 
 
 def forced(draw: Inputs, n: int) -> Function:
-    """Log probabilities of all tokens, for a target that is given."""
+    """Function: log probabilities of all tokens under teacher forcing."""
     state, annotations, weights = _drawn(draw)
     tokens = torch.randint(VOCABULARY, (BATCH, n), generator=draw.generator).to(state.device)
     decoder = Decoder(weights)
@@ -110,10 +110,10 @@ def forced(draw: Inputs, n: int) -> Function:
 
 
 def greedy(draw: Inputs, n: int) -> Function:
-    """Log probabilities of the sentences that greedy search finds."""
+    """Function: log probabilities of the sentences found by greedy search."""
     state, annotations, weights = _drawn(draw)
     first = torch.randint(1, VOCABULARY, (BATCH,), generator=draw.generator).to(state.device)
-    weights[-1][EOS] = -100.0  # no sentence ends, so that all take n steps
+    weights[-1][EOS] = -100.0  # prevents <eos>, so that all sentences take n steps
     decoder = Decoder(weights)
 
     def searched(decoder: Decoder, state: Tensor, annotations: Tensor) -> Tensor:

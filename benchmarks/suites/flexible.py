@@ -1,4 +1,4 @@
-"""PyTorch's FlexAttention, for what it can express: dot products with a mask or a bias per key."""
+"""Subjects with PyTorch's FlexAttention: dot products with a mask or a bias per key."""
 
 from collections.abc import Callable
 
@@ -21,10 +21,10 @@ def flexible(
     key_term: Callable[[Tensor], Tensor] | None = None,
     project: Callable[..., Tensor] | None = None,
 ) -> Subject:
-    """FlexAttention under ``torch.compile``, as it is meant to be used; its block mask is made once and not timed.
+    """FlexAttention under ``torch.compile``, its intended use; the block mask is made once and not timed.
 
-    ``key_term`` gives a bias for each key, (*batch, m), which is added to the scores; ``project`` maps the query by
-    the inputs that follow the value. On the CPU it has no backward, and raises.
+    ``key_term`` computes a bias per key, (*batch, m), which is added to the scores. ``project`` maps the query by the
+    inputs that follow the value. FlexAttention has no backward on the CPU and raises there.
     """
 
     def make() -> Call:

@@ -1,4 +1,4 @@
-"""Attention in groups of heads: with all keys, causal, in a window, and in steps against cached keys."""
+"""Suite of grouped-query attention: all keys, causal, a window, and decoding steps against cached keys."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -18,17 +18,17 @@ from benchmarks.suites.settings import Inputs, Settings
 SUITE = "groups"
 HEADS, HEADS_K, FEATURES = 8, 2, 64
 WINDOW = 256
-"""Keys that a query of the window sees: itself and those before it."""
+"""Number of keys that a query in the window attends to: its own and those before it."""
 
 STEP_HEADS_K, STEP_FEATURES = 8, 128
 STEP_BYTES = 160 * 2**20
-"""Keys and values of a step against 4,096 keys, more than four times a last cache of 32 MiB."""
+"""Bytes of keys and values of a step with 4,096 keys, more than four times a last-level cache of 32 MiB."""
 
 F_SDPA = "F.sdpa"
 
 
 def cases(settings: Settings) -> Iterator[Case]:
-    """n = m from 64 on; steps against m keys in two dtypes, for one head and for four of each head of keys."""
+    """Cases with n = m from 64 on, and steps against m keys (two dtypes, 1 and 4 query heads per key head)."""
     for n in settings.chosen((64, 128, 256, 512, 1024, 2048, 4096), (64,)):
         for name in ("all keys", "causal", "window"):
             if name != "window" or n > 2 * WINDOW:
@@ -41,7 +41,7 @@ def cases(settings: Settings) -> Iterator[Case]:
 
 
 def case(settings: Settings, n: int, name: str, mode: str) -> Case:
-    """One size, for whole sequences."""
+    """Case of one size, for whole sequences."""
     draw = Inputs(settings.device)
     inputs = draw.normal(1, HEADS, n, FEATURES), *(draw.normal(1, HEADS_K, n, FEATURES) for _ in range(2))
     causal, window, rows = name == "causal", (WINDOW - 1, 0) if name == "window" else None, draw.rows(n)
@@ -83,12 +83,12 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
 
 
 def first_group(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Of the first batch element the heads that share the first head of keys, of queries and of keys alike."""
+    """Select the first batch element and first key head, and the query heads that share it."""
     return [x[:1, : HEADS // HEADS_K if x.shape[1] == HEADS else 1] for x in tensors]
 
 
 def flexibly(mode: str, inputs: tuple[Tensor, ...], causal: bool, window: tuple[int, int] | None) -> Subject:
-    """FlexAttention under ``torch.compile``; on the CPU it has no backward, and raises."""
+    """FlexAttention under ``torch.compile``; it has no backward on the CPU and raises there."""
 
     def near(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (j <= i) & (j > i - WINDOW) if window else j <= i
@@ -109,7 +109,7 @@ def flexibly(mode: str, inputs: tuple[Tensor, ...], causal: bool, window: tuple[
 
 
 def step(settings: Settings, m: int, group: int, dtype: torch.dtype) -> Case:
-    """One query in each head against m cached keys."""
+    """Case of one query per head against m cached keys."""
     draw = Inputs(settings.device)
     size = torch.empty(0, dtype=dtype).element_size()
     batch = 1 if settings.quick else STEP_BYTES // (2 * STEP_HEADS_K * 4096 * STEP_FEATURES * size)

@@ -1,4 +1,4 @@
-"""Keras' attention layers, measured where Keras is installed; it is never required."""
+"""Subjects with Keras' attention layers, measured only if Keras is installed."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from benchmarks.machine import installed
 
 
 def absent() -> str:
-    """Why Keras cannot be measured; empty if it can."""
+    """Return why Keras cannot be measured; empty if it can."""
     if not installed("keras"):
         return "keras is not installed"
     backend = os.environ.setdefault("KERAS_BACKEND", "torch")
@@ -19,7 +19,7 @@ def absent() -> str:
 
 
 def additive(mode: str, inputs: tuple[Tensor, ...], too_large: str) -> Subject:
-    """``AdditiveAttention`` has no projections: it takes projected queries and keys, and its scale is w_v."""
+    """Subject ``AdditiveAttention`` on projected queries and keys, since it has no projections; its scale is w_v."""
 
     def make() -> Call:
         import keras
@@ -39,7 +39,7 @@ def additive(mode: str, inputs: tuple[Tensor, ...], too_large: str) -> Subject:
 
 
 def multi_head(mode: str, inputs: tuple[Tensor, ...], causal: bool) -> Subject:
-    """``MultiHeadAttention`` with weights (d, heads, p) and (heads, p, d)."""
+    """Subject ``MultiHeadAttention`` with weights (d, heads, p) and (heads, p, d)."""
 
     def make() -> Call:
         import keras
@@ -66,7 +66,7 @@ def multi_head(mode: str, inputs: tuple[Tensor, ...], causal: bool) -> Subject:
 
 
 def _called(like: Tensor, call: Callable[[], Any]) -> Tensor:
-    """Call on the device of a tensor: by default Keras moves its inputs to a device that it chooses."""
+    """Call on the device of a tensor; by default Keras moves inputs to a device that it chooses."""
     import keras
 
     with keras.device(str(like.device)):

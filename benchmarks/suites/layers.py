@@ -1,4 +1,4 @@
-"""Layers with all their weights, as modules, against those of ``torch.nn``."""
+"""Suite of our modules for layers, against those of ``torch.nn``."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,22 +19,22 @@ BATCH, HEADS, WIDTH, HIDDEN = 4, 8, 256, 1024
 
 @dataclass(frozen=True)
 class Layer:
-    """A module with its equivalent, and the formula of both on the module's weights."""
+    """Our module, its ``torch.nn`` equivalent, and the formula of both on our module's weights."""
 
     ours: Any
     theirs: torch.nn.Module
     call: Callable[[Tensor], Tensor]
-    """The equivalent's result."""
+    """Result of the equivalent."""
     rearrange: Callable[[Sequence[Tensor]], Sequence[Tensor]]
-    """Gradients of the equivalent's parameters as those of the module's."""
+    """Convert gradients of the equivalent's parameters to the order and shapes of our module's."""
     formula: Callable[..., Tensor]
-    """Of the input and the module's weights, in order."""
+    """Formula of the input and our module's weights, in order."""
     work: Callable[[int], float]
     """Floating-point operations of one forward pass over n positions."""
 
 
 def cases(settings: Settings) -> Iterator[Case]:
-    """n positions, with the layer's own names."""
+    """Cases of n positions for every layer."""
     for n in settings.chosen((64, 256, 1024), (64,)):
         for name, make in LAYERS.items():
             for mode in (FORWARD, WITH_BACKWARD):
@@ -42,7 +42,7 @@ def cases(settings: Settings) -> Iterator[Case]:
 
 
 def attention(device: str) -> Layer:
-    """Multi-head attention of x to itself."""
+    """Multi-head self-attention."""
     torch.manual_seed(0)
     ours = nn.MultiHeadAttention(WIDTH, HEADS, device=device)
     theirs = ours.to_torch()
@@ -58,19 +58,19 @@ def attention(device: str) -> Layer:
 
 
 class Alone(torch.nn.Module):
-    """Attention of x to itself."""
+    """Self-attention module with a single input."""
 
     def __init__(self, attention: nn.MultiHeadAttention) -> None:
         super().__init__()
         self.attention = attention
 
     def forward(self, x: Tensor) -> Tensor:
-        """The result."""
+        """Return the attention of x to itself."""
         return self.attention(x, x, x)
 
 
 def encoder_layer(device: str) -> Layer:
-    """A layer of an encoder."""
+    """Encoder layer of a transformer."""
     torch.manual_seed(0)
     ours = nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, device=device)
     theirs = ours.to_torch()
@@ -88,7 +88,7 @@ def encoder_layer(device: str) -> Layer:
 
 
 def lstm(device: str) -> Layer:
-    """An LSTM over n steps, whose result is its states."""
+    """LSTM over n steps that returns its states."""
     torch.manual_seed(0)
     ours = nn.LSTM(WIDTH, WIDTH, device=device)
     theirs = ours.to_torch()
@@ -105,14 +105,14 @@ def lstm(device: str) -> Layer:
 
 
 class First(torch.nn.Module):
-    """The first result of a module."""
+    """Module that returns the first result of another one."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
         self.module = module
 
     def forward(self, x: Tensor) -> Tensor:
-        """The result."""
+        """Return the first result."""
         first: Tensor = self.module(x)[0]
         return first
 
@@ -121,21 +121,21 @@ LAYERS = {"multi-head attention": attention, "encoder layer": encoder_layer, "LS
 
 
 def attended(x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor) -> Tensor:
-    """Multi-head attention of x to itself, by its formula."""
+    """Multi-head self-attention by its formula."""
     query, key, value = (heads(x, w) for w in (w_q, w_k, w_v))
     pooled = torch.softmax(query @ key.mT * w_q.shape[1] ** -0.5, -1) @ value
     return F.linear(pooled.transpose(1, 2).flatten(-2), w_o)
 
 
 def encoded(x: Tensor, *weights: Tensor) -> Tensor:
-    """A layer of an encoder, by its formula."""
+    """Encoder layer by its formula."""
     gain, bias, w_1, b_1, w_2, b_2, last_gain, last_bias = weights[4:]
     y = F.layer_norm(x + attended(x, *weights[:4]), (WIDTH,), gain, bias)
     return F.layer_norm(y + F.linear(F.linear(y, w_1, b_1).relu(), w_2, b_2), (WIDTH,), last_gain, last_bias)
 
 
 def remembered(x: Tensor, *weights: Tensor) -> Tensor:
-    """States of an LSTM, by its formula; weights are those of the gates i, f, o and of the candidate."""
+    """States of an LSTM by its formula; weights are those of the gates i, f, o and of the candidate."""
     h = c = x.new_zeros(len(x), len(weights[1]))
     states = []
     for step in x.unbind(1):
@@ -147,7 +147,7 @@ def remembered(x: Tensor, *weights: Tensor) -> Tensor:
 
 
 def case(settings: Settings, n: int, name: str, layer: Layer, mode: str) -> Case:
-    """One layer at one size."""
+    """Case of one layer at one size."""
     draw = Inputs(settings.device)
     x, rows = draw.normal(BATCH, n, WIDTH), draw.rows(n)
     weights = [p.detach() for p in layer.ours.parameters()]

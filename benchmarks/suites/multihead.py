@@ -1,4 +1,4 @@
-"""Multi-head self-attention with its projections, as in a layer of a transformer."""
+"""Suite of multi-head self-attention with projections, as in a transformer layer."""
 
 from collections.abc import Iterator, Sequence
 
@@ -32,7 +32,7 @@ def heads(x: Tensor, w: Tensor) -> Tensor:
 
 
 def cases(settings: Settings) -> Iterator[Case]:
-    """n tokens, with and without a causal mask."""
+    """Cases of n tokens, with and without a causal mask."""
     for n in settings.chosen((64, 256, 1024, 2048), (64,)):
         for name in ("self-attention", "causal self-attention"):
             for mode in (FORWARD, WITH_BACKWARD):
@@ -40,7 +40,7 @@ def cases(settings: Settings) -> Iterator[Case]:
 
 
 def case(settings: Settings, n: int, name: str, mode: str) -> Case:
-    """One size."""
+    """Case of one size."""
     draw, causal = Inputs(settings.device), name.startswith("causal")
     x = draw.normal(BATCH, n, WIDTH)
     weights = tuple(draw.normal(HEADS, WIDTH // HEADS, WIDTH, scale=WIDTH**-0.5) for _ in range(3))

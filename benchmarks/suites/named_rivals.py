@@ -1,4 +1,4 @@
-"""Functions with all their weights, against named other ways to write them, whose weights may lie otherwise."""
+"""Cases of functions with weights, against named rivals whose weights may have other layouts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from benchmarks.exact import cotangent
 
 @dataclass(frozen=True)
 class Rival:
-    """Another way to compute the function of the data, with weights of its own that hold the same numbers."""
+    """Another way to compute the function, with its own copy of the weights."""
 
     compute: Callable[..., Tensor]
     weights: Sequence[Tensor]
     rearrange: Callable[[Sequence[Tensor]], Sequence[Tensor]]
-    """Gradients of its weights as those of the function's."""
+    """Convert gradients of its weights to the order and shapes of the function's weights."""
 
 
 @dataclass(frozen=True)
 class Function:
-    """A function of data and weights, its formula, its rivals, and the floating-point operations of a forward pass."""
+    """A function of data and weights: its formula, its rivals, and ``work``, its floating-point operations forward."""
 
     ours: Callable[..., Tensor]
     formula: Callable[..., Tensor]
@@ -33,7 +33,7 @@ class Function:
 
 
 def case(suite: str, name: str, mode: str, sizes: Mapping[str, int], size: int, function: Function) -> Case:
-    """One function at one size; whole results are compared, and gradients of data and weights."""
+    """Case of one function at one size; whole results and gradients of data and weights are compared."""
     f = function
     inputs = (*f.data, *f.weights)
 

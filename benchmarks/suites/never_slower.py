@@ -1,6 +1,6 @@
-"""Additive, scaled dot-product and grouped attention at all sizes, against every way to write them in PyTorch.
+"""Suite of additive, dot-product and grouped attention at all sizes, against all ways in PyTorch.
 
-What is promised at each size is a floor: `floors` says of which rival, and how much.
+`floors` defines the promised ratio to the best rival at each size.
 """
 
 import itertools
@@ -23,32 +23,32 @@ SMALL = (
     (1, 1, 1, 8), (1, 1, 64, 64), (8, 1, 30, 128), (2, 8, 8, 32), (4, 20, 20, 64), (4, 64, 64, 64), (32, 1, 256, 256),
     (4, 256, 256, 64),
 )  # fmt: skip
-"""Batch, queries, keys, hidden units and features; in every dtype."""
+"""Numbers of batch elements, queries, keys, and hidden units (equal to features); in every dtype."""
 OTHERS = (
     (1, 1, 4096, 64), (64, 1, 30, 512), (16, 4, 128, 64), (64, 8, 8, 16), (1, 4096, 2, 32), (1, 512, 512, 64),
     (2, 32, 1024, 8), (64, 16, 16, 8), (1, 128, 128, 512), (1, 2048, 64, 32), (1, 1024, 1024, 64), (8, 30, 30, 256),
     (1, 4096, 4096, 16),
 )  # fmt: skip
-"""The same in float32."""
+"""Further sizes as in ``SMALL``, only in float32."""
 ODD = (
     (16, 50, 1, 200), (32, 200, 1, 128), (32, 50, 17, 300), (32, 100, 100, 50), (16, 1, 500, 200), (16, 200, 1, 200),
     (16, 13, 1, 300), (8, 1, 30, 300), (32, 1, 200, 200),
 )  # fmt: skip
-"""Not powers of two, no multiple of a register; in every dtype."""
+"""Sizes with dimensions that are neither powers of two nor multiples of a register's length; in every dtype."""
 WIDE = ((1, 1, 30, 256, 512), (1, 3, 7, 128, 256), (32, 1, 20, 256, 1024), (32, 1, 20, 512, 64), (32, 17, 50, 64, 256))
-"""Batch, queries, keys, hidden units and another number of features, in float32 and bfloat16, of additive attention."""
+"""Batch, queries, keys, hidden units and another number of features; float32 and bfloat16, additive attention only."""
 MASKED = ((1, 1, 64, 64), (4, 20, 20, 64), (16, 4, 128, 64), (4, 64, 64, 64), (1, 512, 512, 64))
 VALUED = ((32, 1, 256, 256), (4, 64, 64, 64), (4, 256, 256, 64))
-"""Sizes of `SMALL` that are also measured at every kind of `VALUES`, for additive attention in float32."""
+"""Sizes that are also measured with every kind of ``VALUES``, for additive attention in float32."""
 VALUES: Mapping[str, str] = {
     "saturated": "weights of unit variance, whose sums are far beyond the range where tanh changes",
     "tiny": "all operands times 2^-65, so that their products are subnormal; without gradients, which are no more than "
     "roundings",
     "sparse": "nine of ten numbers are 0",
 }
-"""Values at which subnormal numbers or zeros are frequent, by the word that ends the name of a case."""
+"""Inputs with many subnormal numbers or zeros, by the word that ends the name of a case."""
 MAX_BYTES = 2 * 2**30
-"""Of the intermediates (B, n, m, h) of additive attention, up to which the formula is measured."""
+"""Largest size of the (B, n, m, h) intermediates with which the formula of additive attention is measured."""
 
 Size = tuple[int, ...]
 Formula = Callable[..., Tensor]
@@ -56,24 +56,24 @@ Formula = Callable[..., Tensor]
 
 def additive(query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, *,
              mask: Tensor | None = None) -> Tensor:  # fmt: skip
-    """softmax(w_vᵀ tanh(W_q q + W_k k)) v, as the formula is written."""
+    """softmax(w_vᵀ tanh(W_q q + W_k k)) v, computed as written."""
     scores = torch.tanh((query @ w_q.mT).unsqueeze(-2) + (key @ w_k.mT).unsqueeze(-3)) @ w_v
     return torch.softmax(scores if mask is None else scores.masked_fill(~mask, -torch.inf), -1) @ value
 
 
 def dot(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """softmax(QKᵀ/√d) V, as the formula is written."""
+    """softmax(QKᵀ/√d) V, computed as written."""
     scores = query @ key.mT * query.shape[-1] ** -0.5
     return torch.softmax(scores if mask is None else scores.masked_fill(~mask, -torch.inf), -1) @ value
 
 
 def as_given(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """PyTorch's operator on three dimensions."""
+    """Call PyTorch's operator with three dimensions."""
     return F.scaled_dot_product_attention(query, key, value, mask)
 
 
 def in_four(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """PyTorch's operator on four dimensions, for which it has fused kernels."""
+    """Call PyTorch's operator with four dimensions, for which it has fused kernels."""
     mask = None if mask is None else mask.unsqueeze(1)
     found = F.scaled_dot_product_attention(query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1), mask)
     return found.squeeze(1)
@@ -89,7 +89,7 @@ OF_BACKEND: Mapping[str, Formula] = {
 
 
 def cases(settings: Settings) -> Iterator[Case]:
-    """Every size in float32, some in every dtype, some under a padding mask; forward and with backward."""
+    """Cases of all sizes in float32, some in every dtype, some with a padding mask; forward and with backward."""
     small: Sequence[Size] = SMALL + ODD
     others: Sequence[Size] = OTHERS
     masked: Sequence[Size] = MASKED
@@ -120,9 +120,9 @@ def cases(settings: Settings) -> Iterator[Case]:
 
 def case(settings: Settings, operation: str, size: Size, dtype: str, mode: str, *,
          padding: bool = False, values: str = "") -> Case:  # fmt: skip
-    """One size in one dtype; it ends with the features, if they are not as many as the hidden units.
+    """Case of one size in one dtype. If features differ from hidden units, they end the size.
 
-    ``values`` is a kind of `VALUES`; without one, all numbers are normal, and weights have the scale of a fresh layer.
+    ``values`` is a kind of ``VALUES``. Without it, inputs are normal and weights have the scale of a fresh layer.
     """
     batch, n, m, h, *features = size
     d = features[0] if features else h

@@ -1,4 +1,4 @@
-"""The part of `never_slower` of attention in groups of heads: small sizes, against PyTorch's ways to share keys."""
+"""Grouped attention in the suite `never_slower`: small sizes, against PyTorch's ways to share keys."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -16,30 +16,30 @@ from benchmarks.suites.settings import Inputs, Settings
 
 SIZES = ((1, 1, 1, 8), (1, 1, 64, 64), (2, 8, 8, 32), (1, 16, 16, 64), (4, 32, 32, 64), (1, 1, 4096, 64),
          (2, 64, 64, 64), (1, 256, 256, 64), (1, 1024, 1024, 64))  # fmt: skip
-"""Batch, queries, keys and features, of 8 heads that share 2 heads of keys."""
+"""Numbers of batch elements, queries, keys and features; 8 query heads share 2 key heads."""
 DTYPES: Mapping[str, torch.dtype] = {"f32": torch.float32, "bf16": torch.bfloat16}
 COMPILED = 4096
-"""Queries times keys from which what is compiled is measured too."""
+"""Smallest number of queries times keys at which compiled subjects are measured."""
 
 
 def ours(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
-    """The backend's attention in groups, without its logarithms."""
+    """Grouped attention of the backend, without log-sum-exp."""
     return pytorch.grouped_query_attention(query, key, value, causal=causal)[0]
 
 
 def dispatched(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
-    """PyTorch's operator, as it dispatches it."""
+    """PyTorch's operator with its own choice of kernel."""
     return F.scaled_dot_product_attention(query, key, value, is_causal=causal, enable_gqa=True)
 
 
 def math(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
-    """PyTorch's operator by the formula."""
+    """PyTorch's operator with its MATH kernel."""
     with sdpa_kernel(SDPBackend.MATH):
         return dispatched(query, key, value, causal=causal)
 
 
 def eager(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
-    """The formula as written, for as many heads of keys as broadcast or a head of keys for each group."""
+    """Formula computed as written; key heads broadcast over the query heads of their groups."""
     b, heads, n, d = query.shape
     scores = query.reshape(b, key.shape[1], -1, n, d) @ key.unsqueeze(2).mT * d**-0.5
     if causal:
@@ -49,7 +49,7 @@ def eager(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
 
 
 def cases(suite: str, settings: Settings) -> Iterator[Case]:
-    """With all keys and causal, forward and with backward."""
+    """Cases with all keys and causal, forward and with backward."""
     sizes: Sequence[tuple[int, int, int, int]] = SIZES[:3] if settings.quick else SIZES
     if settings.sizes:
         sizes = tuple((2, n, n, 16) for n in settings.sizes)
@@ -62,7 +62,7 @@ def cases(suite: str, settings: Settings) -> Iterator[Case]:
 
 def case(suite: str, settings: Settings, size: tuple[int, int, int, int], dtype: str, mode: str, *,
          causal: bool) -> Case:  # fmt: skip
-    """One size in one dtype."""
+    """Case of one size in one dtype."""
     batch, n, m, d = size
     draw = Inputs(settings.device)
     shapes = (batch, HEADS, n, d), (batch, HEADS_K, m, d), (batch, HEADS_K, m, d)

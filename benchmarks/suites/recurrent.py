@@ -1,4 +1,4 @@
-"""Recurrent networks as functions, with weights for every gate, against modules that hold them joined."""
+"""Suite of recurrent functions with weights per gate, against modules with joined weights."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -17,7 +17,7 @@ BATCH, WIDTH = 4, 64
 
 
 def cases(settings: Settings) -> Iterator[Case]:
-    """n steps."""
+    """Cases of n steps."""
     for n in settings.chosen((16, 64, 256), (8,)):
         for name, make in {"RNN": rnn, "LSTM": lstm, "GRU": gru}.items():
             for mode in (FORWARD, WITH_BACKWARD):
@@ -32,14 +32,14 @@ def _weights(draw: Inputs, gates: int) -> list[Tensor]:
 
 
 def _joined(weights: Sequence[Tensor], order: Sequence[int]) -> list[Tensor]:
-    """As PyTorch holds them: (g·h, d), (g·h, h) and (g·h), the gates in an order."""
+    """Join the weights as PyTorch holds them: (g·h, d), (g·h, h) and (g·h), with the gates in ``order``."""
     of_gate = [weights[3 * i : 3 * i + 3] for i in order]
     parts = zip(*of_gate, strict=True)
     return [torch.cat([w.mT if w.dim() > 1 else w for w in part]).contiguous().requires_grad_() for part in parts]
 
 
 def _apart(order: Sequence[int]) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
-    """Gradients of joined weights gate by gate."""
+    """Make a function that splits gradients of joined weights by gate."""
 
     def rearrange(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         w_x, w_h, b = (gradient.chunk(len(order)) for gradient in gradients[:3])
@@ -59,7 +59,7 @@ def _module(module: torch.nn.Module, weights: Sequence[Tensor], order: Sequence[
 
 
 def lstm(draw: Inputs, n: int) -> Function:
-    """An LSTM, whose result is its states."""
+    """Function: LSTM that returns its states."""
     x, weights = draw.normal(BATCH, n, WIDTH), _weights(draw, 4)
     zeros = x.new_zeros(BATCH, WIDTH)
     rival = _module(torch.nn.LSTM(WIDTH, WIDTH, batch_first=True, device=x.device), weights, (0, 1, 3, 2))
@@ -70,7 +70,7 @@ def lstm(draw: Inputs, n: int) -> Function:
 
 
 def rnn(draw: Inputs, n: int) -> Function:
-    """A network with tanh."""
+    """Function: recurrent network with tanh."""
     x, weights = draw.normal(BATCH, n, WIDTH), _weights(draw, 1)
     zeros = x.new_zeros(BATCH, WIDTH)
 
@@ -88,7 +88,7 @@ def rnn(draw: Inputs, n: int) -> Function:
 
 
 def gru(draw: Inputs, n: int) -> Function:
-    """A GRU whose reset gate comes before the product, which ``torch.nn`` does not have: a loop of its functions."""
+    """Function: GRU with the reset before the product. ``torch.nn`` has none, so the rival is a loop of functions."""
     x, weights = draw.normal(BATCH, n, WIDTH), _weights(draw, 3)
     zeros = x.new_zeros(BATCH, WIDTH)
     order = (0, 1, 2)

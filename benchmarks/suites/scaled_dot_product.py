@@ -1,4 +1,4 @@
-"""Scaled dot-product attention under every kind of mask, against each of PyTorch's kernels."""
+"""Suite of scaled dot-product attention with every kind of mask, against each of PyTorch's kernels."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -25,7 +25,7 @@ BACKENDS = {
 
 
 def cases(settings: Settings) -> Iterator[Case]:
-    """n = m from 64 on; a batch of 8 up to 1,024, then of 1."""
+    """Cases with n = m from 64 on; the batch is 8 up to 1,024, then 1."""
     for n in settings.chosen((64, 128, 256, 512, 1024, 2048, 4096), (64,)):
         for name in MASKS:
             for mode in (FORWARD, WITH_BACKWARD):
@@ -33,7 +33,7 @@ def cases(settings: Settings) -> Iterator[Case]:
 
 
 def mask_of(name: str, batch: int, n: int, draw: Inputs) -> Tensor | None:
-    """The mask as a user would pass it; None without a mask, and for causal attention, which has a flag."""
+    """Mask as a user would pass it; None without a mask and for causal attention, which has a flag."""
     if name == "boolean causal":
         return torch.ones(n, n, dtype=torch.bool, device=draw.device).tril()
     if name == "padding":
@@ -46,7 +46,7 @@ def mask_of(name: str, batch: int, n: int, draw: Inputs) -> Tensor | None:
 
 
 def case(settings: Settings, n: int, name: str, mode: str) -> Case:
-    """One size under one mask."""
+    """Case of one size with one mask."""
     batch = 8 if n <= 1024 else 1
     draw = Inputs(settings.device)
     inputs = tuple(draw.normal(batch, HEADS, n, FEATURES) for _ in range(3))

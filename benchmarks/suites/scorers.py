@@ -1,4 +1,4 @@
-"""Attention with the Gaussian, the general and the location score, against the formulas as they are written."""
+"""Suite of Gaussian, general and location scores, against their formulas computed as written."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,18 +38,18 @@ def key_term(key: Tensor) -> Tensor:
 
 
 def gaussian_by_bias(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """The Gaussian score as dot products with a bias, as a user of PyTorch could write it."""
+    """Attention with Gaussian scores as dot products with a bias, as a user of PyTorch could write it."""
     return F.scaled_dot_product_attention(query, key, value, attn_mask=key_term(key).unsqueeze(-2), scale=1.0)
 
 
 def general_by_product(query: Tensor, key: Tensor, value: Tensor, w: Tensor) -> Tensor:
-    """The general score as dot products with projected queries."""
+    """Attention with general scores as dot products of projected queries."""
     return F.scaled_dot_product_attention(query @ w, key, value, scale=1.0)
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """The formula, the backend's operation, and PyTorch's fused kernel where it computes the same."""
+    """Formula, operation of the backend, and PyTorch's fused kernel if it can compute the formula."""
 
     formula: Callable[..., Tensor]
     ours: Callable[..., Tensor]
@@ -60,7 +60,7 @@ class Scorer:
 
 
 def scorers(draw: Inputs, n: int) -> dict[str, Scorer]:
-    """All scorers, with their inputs at one size."""
+    """All scorers by name, with their inputs at one size."""
     query, key, value = (draw.normal(BATCH, n, FEATURES, scale=0.5) for _ in range(3))
     w = draw.normal(FEATURES, FEATURES, scale=FEATURES**-0.5)
     locations = draw.normal(n, FEATURES, scale=FEATURES**-0.5)
@@ -75,7 +75,7 @@ def scorers(draw: Inputs, n: int) -> dict[str, Scorer]:
 
 
 def cases(settings: Settings) -> Iterator[Case]:
-    """n = m."""
+    """Cases with n = m."""
     for n in settings.chosen((128, 512, 1024), (64,)):
         for mode in (FORWARD, WITH_BACKWARD):
             for name in ("gaussian", "general", "location"):
@@ -83,7 +83,7 @@ def cases(settings: Settings) -> Iterator[Case]:
 
 
 def case(settings: Settings, n: int, name: str, mode: str) -> Case:
-    """One scorer at one size."""
+    """Case of one scorer at one size."""
     draw = Inputs(settings.device)
     chosen, rows = scorers(draw, n)[name], draw.rows(n)
     inputs = chosen.inputs

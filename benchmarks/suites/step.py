@@ -1,4 +1,4 @@
-"""One decoding step of additive attention with keys projected beforehand, bound by reading keys and values."""
+"""Suite of one decoding step of additive attention with projected keys, bound by memory reads."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,14 +14,14 @@ BATCH, HIDDEN = 64, 512
 
 
 def cases(settings: Settings) -> Iterator[Case]:
-    """m keys, with values of 512 or 64 features."""
+    """Cases with m keys and values of 512 or 64 features."""
     for m in settings.chosen((128, 256, 512, 1024), (64,)):
         for width in (512, 64):
             yield case(settings, m, width)
 
 
 def case(settings: Settings, m: int, width: int) -> Case:
-    """One size."""
+    """Case of one size."""
     draw = Inputs(settings.device)
     query, keys, value = draw.normal(BATCH, HIDDEN), draw.normal(BATCH, m, HIDDEN), draw.normal(BATCH, m, width)
     w_q, w_v = draw.normal(HIDDEN, HIDDEN, scale=HIDDEN**-0.5), draw.normal(HIDDEN, scale=HIDDEN**-0.5)

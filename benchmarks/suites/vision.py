@@ -1,4 +1,4 @@
-"""Vision with channels last, as the operations have them, against ``torch.nn`` with channels first and last."""
+"""Suite of vision operations, channels last, against ``torch.nn`` with channels first and last."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -17,7 +17,7 @@ FIRST, LAST, LINEAR = "torch.nn, channels first", "torch.nn, channels last", "to
 
 
 def cases(settings: Settings) -> Iterator[Case]:
-    """Images of n × n pixels."""
+    """Cases with images of n × n pixels."""
     makes = {"patch embedding": embedding, "attention gate": gate, "interpolation": interpolation}
     for n in settings.chosen((16, 32, 64), (16,)):
         for name, make in makes.items():
@@ -35,7 +35,7 @@ def _leaves(*tensors: Tensor) -> list[Tensor]:
 
 
 def embedding(draw: Inputs, n: int) -> Function:
-    """Patches, projected, with a class token and positions, by a convolution or a linear layer."""
+    """Function: patch embedding with class token and positions, against a convolution and a linear layer."""
     image, patches = draw.normal(BATCH, n, n, CHANNELS), (n // PATCH) ** 2
     w = draw.normal(WIDTH, PATCH, PATCH, CHANNELS, scale=(PATCH**2 * CHANNELS) ** -0.5)
     weights = (w, draw.normal(WIDTH), draw.normal(1 + patches, WIDTH))
@@ -71,12 +71,12 @@ def embedding(draw: Inputs, n: int) -> Function:
 
 
 def _resized(x: Tensor, n: int) -> Tensor:
-    """Features (B, rows, columns, d) on a grid of n × n, with channels last in memory."""
+    """Resize features (B, rows, columns, d) to n × n, with channels last in memory."""
     return F.interpolate(x.permute(0, 3, 1, 2), (n, n), mode="bilinear").permute(0, 2, 3, 1)
 
 
 def gate(draw: Inputs, n: int) -> Function:
-    """Gated features, by linear layers, or by convolutions of size 1 with channels first in memory."""
+    """Function: attention gate, against linear layers and 1 × 1 convolutions with channels first in memory."""
     x, signal = draw.normal(BATCH, n, n, WIDTH), draw.normal(BATCH, n // 2, n // 2, 2 * WIDTH)
     shapes = ((WIDTH, WIDTH), (WIDTH, 2 * WIDTH), (WIDTH,), (WIDTH,))
     weights = [*(draw.normal(*shape, scale=WIDTH**-0.5) for shape in shapes), draw.normal(1)[0]]
@@ -108,7 +108,7 @@ def _with(compute: Callable[..., Tensor], weights: Sequence[Tensor]) -> Rival:
 
 
 def interpolation(draw: Inputs, n: int) -> Function:
-    """Twice the size, bilinear, with channels last in memory for all."""
+    """Function: bilinear interpolation to twice the size, with channels last in memory for all."""
     x = draw.normal(BATCH, n // 2, n // 2, WIDTH)
     return Function(
         lambda x: pytorch.interpolate(x.unsqueeze(1), 1, n, n).squeeze(1), lambda x: _resized(x, n), (x,), (),

@@ -1,1 +1,1 @@
-"""First adapters to five libraries that are not ours, without declarations, and what two runs say of each."""
+"""Adapters to five other implementations, written without declarations, and two runs of each."""

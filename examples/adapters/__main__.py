@@ -1,4 +1,4 @@
-"""``python -m examples.adapters [NAME …]``: a line of the table for each adapter, of those that are named or of all."""
+"""Entry point of ``python -m examples.adapters [NAME …]``: prints a table row per adapter, by default for all."""
 
 import sys
 from pathlib import Path

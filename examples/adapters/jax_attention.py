@@ -1,4 +1,4 @@
-"""A first adapter to ``jax.nn.dot_product_attention``."""
+"""Adapter to ``jax.nn.dot_product_attention``, without declarations."""
 
 from functools import partial
 from math import prod
@@ -10,7 +10,7 @@ from attnspec.backends.bases.jax import JaxBackend
 
 
 class JaxAttention(JaxBackend):
-    """One head, and zeros where features are missing: JAX takes (batch, n, heads, d) with one d for all."""
+    """Backend that calls JAX with one head and zero-padded features: JAX takes (batch, n, heads, d) with equal d."""
 
     name = "jax-attention"
 
@@ -24,7 +24,7 @@ class JaxAttention(JaxBackend):
         mask: jax.Array | None = None,
         causal: bool = False,
     ) -> jax.Array:
-        """Attention with all dimensions of the batch as one."""
+        """Attention with all batch dimensions flattened to one."""
         n, m, d, d_v = query.shape[-2], key.shape[-2], query.shape[-1], value.shape[-1]
         masks = [] if mask is None else [mask]
         batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (query, key, value, *masks)))

@@ -1,4 +1,4 @@
-"""First adapters to ONNX's Attention, by the reference evaluator and by ONNX Runtime."""
+"""Adapters to ONNX's Attention, for the reference evaluator and ONNX Runtime, without declarations."""
 
 from collections.abc import Mapping
 from math import prod
@@ -16,7 +16,7 @@ KINDS |= {np.dtype(bool): TensorProto.BOOL}
 
 
 def model(inputs: Mapping[str, NDArray], dtype: np.dtype[Any], causal: bool) -> Any:
-    """A model of one node of opset 24."""
+    """Make a model with one Attention node of opset 24."""
     given = [helper.make_tensor_value_info(name, KINDS[x.dtype], x.shape) for name, x in inputs.items()]
     node = helper.make_node("Attention", list(inputs), ["Y"], is_causal=int(causal))
     graph = helper.make_graph([node], "attention", given, [helper.make_tensor_value_info("Y", KINDS[dtype], None)])
@@ -24,16 +24,16 @@ def model(inputs: Mapping[str, NDArray], dtype: np.dtype[Any], causal: bool) -> 
 
 
 class Attention(NumPyBackend):
-    """One head: ONNX takes (batch, heads, n, d)."""
+    """Base of both adapters; it calls ONNX, which takes (batch, heads, n, d), with one head."""
 
     def evaluate(self, model: Any, inputs: Mapping[str, NDArray]) -> NDArray:
-        """The result of a model."""
+        """Run a model and return its result."""
         raise NotImplementedError
 
     def scaled_dot_product_attention(
         self, query: NDArray, key: NDArray, value: NDArray, *, mask: NDArray | None = None, causal: bool = False
     ) -> NDArray:
-        """Attention with all dimensions of the batch as one."""
+        """Attention with all batch dimensions flattened to one."""
         given = {"Q": query, "K": key, "V": value}
         n, m = query.shape[-2], key.shape[-2]
         batch = np.broadcast_shapes(*(x.shape[:-2] for x in (*given.values(), *([] if mask is None else [mask]))))
@@ -47,23 +47,23 @@ class Attention(NumPyBackend):
 
 
 class OnnxReference(Attention):
-    """By the reference evaluator."""
+    """Attention of ONNX's reference evaluator."""
 
     name = "onnx-reference"
 
     def evaluate(self, model: Any, inputs: Mapping[str, NDArray]) -> NDArray:
-        """The result of a model."""
+        """Run a model and return its result."""
         (found,) = ReferenceEvaluator(model).run(None, dict(inputs))
         return np.asarray(found)
 
 
 class OnnxRuntime(Attention):
-    """By ONNX Runtime."""
+    """Attention of ONNX Runtime."""
 
     name = "onnx-runtime"
 
     def evaluate(self, model: Any, inputs: Mapping[str, NDArray]) -> NDArray:
-        """The result of a model."""
+        """Run a model and return its result."""
         session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
         (found,) = session.run(None, dict(inputs))
         return np.asarray(found)

@@ -1,4 +1,4 @@
-"""A first adapter to ``torch.nn.MultiheadAttention``."""
+"""Adapter to ``torch.nn.MultiheadAttention``, without declarations."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from attnspec.backends.bases.torch import TorchBackend
 
 
 class TorchMHA(TorchBackend):
-    """The module, with its weights replaced."""
+    """Backend that calls the module with its weights replaced."""
 
     name = "torch-mha"
 
@@ -24,7 +24,7 @@ class TorchMHA(TorchBackend):
         mask: Tensor | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """Attention in heads; the module's masks hide what is True, and are one, or one for each head."""
+        """Multi-head attention. The module's masks are (n, m) or (batch·heads, n, m), True for excluded keys."""
         heads, width = w_q.shape[0], w_q.shape[-1]
         module = torch.nn.MultiheadAttention(width, heads, bias=False, batch_first=True, dtype=query.dtype)
         weights = {"in_proj_weight": torch.cat([w.flatten(0, 1) for w in (w_q, w_k, w_v)]), "out_proj.weight": w_o}

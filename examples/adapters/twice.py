@@ -1,4 +1,4 @@
-"""Two runs of an adapter: what the first prints at its end is pasted into it, and the second names what is left."""
+"""Two runs of an adapter: the first proposes a declaration, the second judges the adapter with it."""
 
 import json
 import subprocess
@@ -17,12 +17,12 @@ ADAPTERS = {
     "onnx_reference": ("onnx_attention.py", "OnnxReference"),
     "onnx_runtime": ("onnx_attention.py", "OnnxRuntime"),
 }
-"""The files and classes of the adapters, by name."""
+"""Files and classes of the adapters, by name."""
 
 
 @dataclass(frozen=True)
 class Runs:
-    """What was pasted, and the laws that are violated in the first run and in the second, by dtype."""
+    """Declaration that was pasted, and violated laws by dtype before and after pasting it."""
 
     pasted: Mapping[str, Any]
     before: Mapping[str, tuple[str, ...]]
@@ -30,9 +30,9 @@ class Runs:
 
 
 def twice(name: str, folder: Path, *options: str) -> Runs:
-    """Check an adapter, paste the declaration into a copy of it in ``folder``, and check that.
+    """Check an adapter, paste the proposed declaration into a copy in ``folder``, and check the copy.
 
-    ``options`` are those of ``attnspec check``.
+    ``options`` are passed to ``attnspec check``.
     """
     file, adapter = ADAPTERS[name]
     source, copy = (HERE / file).read_text(encoding="utf-8"), folder / file
@@ -44,7 +44,7 @@ def twice(name: str, folder: Path, *options: str) -> Runs:
 
 
 def pasted(source: str, adapter: str, declaration: Mapping[str, Any]) -> str:
-    """The source with the declaration below the name of the adapter."""
+    """Insert the declaration into the source, below the name of the adapter."""
     before, head, body = source.partition(f"class {adapter}(")
     above, name, below = body.partition("    name = ")
     first, end, rest = below.partition("\n")
@@ -53,7 +53,7 @@ def pasted(source: str, adapter: str, declaration: Mapping[str, Any]) -> str:
 
 
 def checked(file: Path, adapter: str, options: tuple[str, ...]) -> Any:
-    """The JSON report of a run."""
+    """Check an adapter and return the JSON report."""
     report = file.with_suffix(".json")
     command = [sys.executable, "-m", "attnspec.conformance", "check", f"{file}:{adapter}", "--json", str(report)]
     subprocess.run([*command, *options], capture_output=True, check=False)
@@ -61,7 +61,7 @@ def checked(file: Path, adapter: str, options: tuple[str, ...]) -> Any:
 
 
 def violated(report: Any) -> dict[str, tuple[str, ...]]:
-    """The laws that are violated, by dtype."""
+    """Violated and lost laws of a report, by dtype."""
     found: dict[str, list[str]] = {}
     for r in report["results"]:
         if r["status"] in ("failed", "lost"):
@@ -70,7 +70,7 @@ def violated(report: Any) -> dict[str, tuple[str, ...]]:
 
 
 def line(name: str, runs: Runs) -> str:
-    """A line of the table."""
+    """Row of the table."""
     counts = [sum(map(len, x.values())) for x in (runs.before, runs.after)]
     left = ", ".join(dict.fromkeys(law for laws in runs.after.values() for law in laws))
     declared = ", ".join(f"`{attribute} = {value!r}`" for attribute, value in runs.pasted.items()) or "nothing"

@@ -1,1 +1,1 @@
-"""How public harnesses compare attention with a reference, and what ``judge`` says of what they take."""
+"""Rules by which public harnesses accept attention, compared with ``judge`` on wrong and right outputs."""

@@ -1,4 +1,4 @@
-"""flash-attention's tests: ``test_flash_attn_output`` and ``test_flash_attn_causal``."""
+"""Rule of flash-attention's tests ``test_flash_attn_output`` and ``test_flash_attn_causal``."""
 
 from math import sqrt
 
@@ -11,13 +11,13 @@ from examples.harnesses.harness import Call, Harness, Source, attention
 
 TIMES = 2
 MORE = 1e-5
-"""Where it is causal."""
+"""Absolute tolerance added for causal calls."""
 
 
 def inputs(
     dtype: torch.dtype, rows: int, keys: int, batch: int = 4, heads: int = 6, features: int = 64, causal: bool = False
 ) -> Call:
-    """Normal numbers; the last query attends to all keys."""
+    """Call with normal numbers; the last query attends to all keys."""
     torch.manual_seed(0)
     query = torch.randn(batch, heads, rows, features, dtype=dtype)
     key, value = (torch.randn(batch, heads, keys, features, dtype=dtype) for _ in range(2))
@@ -25,7 +25,7 @@ def inputs(
 
 
 def reference(call: Call) -> tuple[Tensor, float]:
-    """The formula in float32, and the largest error that is allowed: that of the formula in the dtype of the inputs."""
+    """Formula in float32, and the largest allowed error: twice the formula's in the dtype of the inputs, plus 1e-5."""
     exact = attention(call.query, call.key, call.value, call.allowed).to(call.query.dtype)
     scores = call.query @ (call.key / sqrt(call.key.shape[-1])).mT
     if call.allowed is not None:
@@ -35,13 +35,13 @@ def reference(call: Call) -> tuple[Tensor, float]:
 
 
 def accepts(output: Tensor, reference: tuple[Tensor, float]) -> bool:
-    """The largest error is an allowed one."""
+    """Return whether the largest error is allowed."""
     exact, allowed = reference
     return float((output - exact).abs().max()) <= allowed
 
 
 def judged(output: Tensor, call: Call, precision: str | None = None) -> Verdict:
-    """The verdict that takes the place of the rule."""
+    """Verdict of ``judge`` in place of the rule."""
     return judge(
         "scaled_dot_product_attention",
         output,

@@ -1,4 +1,4 @@
-"""FlashInfer-Bench: a decoding step of Llama 3.1 8B, with 32 heads of queries and 8 of keys."""
+"""Rule of FlashInfer-Bench for a decoding step of Llama 3.1 8B: 32 query heads, 8 key heads."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ TOLERANCE = 1e-2
 
 
 def inputs(batch: int, keys: int, heads: int = 32, heads_k: int = 8, features: int = 128) -> Call:
-    """Normal numbers in bfloat16, the pages of each sequence in order."""
+    """Call with normal numbers in bfloat16; the pages of each sequence are in order."""
     torch.manual_seed(0)
     query = torch.randn(batch, heads, 1, features, dtype=torch.bfloat16)
     key, value = (torch.randn(batch, heads_k, keys, features, dtype=torch.bfloat16) for _ in range(2))
@@ -19,12 +19,12 @@ def inputs(batch: int, keys: int, heads: int = 32, heads_k: int = 8, features: i
 
 
 def reference(call: Call) -> Tensor:
-    """The formula in float32, rounded to bfloat16."""
+    """Formula in float32, rounded to bfloat16."""
     return attention(call.query, call.key, call.value).to(call.query.dtype)
 
 
 def accepts(output: Tensor, reference: Tensor) -> bool:
-    """No number is wrong both absolutely and relatively."""
+    """Return whether all numbers are finite and none exceeds both the absolute and the relative tolerance."""
     if not output.isfinite().all():
         return False
     error = (output.float() - reference.float()).abs()
@@ -33,7 +33,7 @@ def accepts(output: Tensor, reference: Tensor) -> bool:
 
 
 def judged(output: Tensor, call: Call, precision: str | None = None) -> Verdict:
-    """The verdict that takes the place of the rule: one query each, so that the heads of a group are its rows."""
+    """Verdict of ``judge`` in place of the rule. With one query per head, the heads of a group become rows."""
     groups = (call.key.shape[1], -1)
     query, rows = (torch.unflatten(x.squeeze(2), 1, groups) for x in (call.query, output))
     return judge("scaled_dot_product_attention", rows, query, call.key, call.value, precision=precision)

@@ -1,4 +1,4 @@
-"""GPU MODE's reference kernels: a decoding step of multi-head latent attention, with one head of keys."""
+"""Rule of GPU MODE's reference kernels for a decoding step of latent attention: one key head."""
 
 import torch
 from torch import Tensor
@@ -9,11 +9,11 @@ from examples.harnesses.harness import Call, Harness, Source, attention
 
 TOLERANCE = 0.1
 MISSES = 0.05
-"""The share of the numbers that may be beyond the tolerance."""
+"""Share of the numbers that may exceed the tolerance."""
 
 
 def inputs(batch: int, keys: int, heads: int = 16, features: int = 576, values: int = 512) -> Call:
-    """Normal numbers in bfloat16; the values are the first features of the keys."""
+    """Call with normal numbers in bfloat16; the values are the first features of the keys."""
     torch.manual_seed(4220)
     query = torch.randn(batch, heads, 1, features, dtype=torch.bfloat16)
     key = torch.randn(batch, 1, keys, features, dtype=torch.bfloat16)
@@ -21,7 +21,7 @@ def inputs(batch: int, keys: int, heads: int = 16, features: int = 576, values: 
 
 
 def quantized(x: Tensor) -> Tensor:
-    """Numbers as float8 e4m3 represents them, scaled so that the largest is the largest of the format."""
+    """Round to float8 e4m3, scaled so that the largest number is the format's largest."""
     largest = torch.finfo(torch.float8_e4m3fn).max
     scale = x.abs().max().clamp(min=1e-12) / largest
     return (x / scale).clamp(-largest, largest).to(torch.float8_e4m3fn).float() * scale.float()
@@ -34,13 +34,13 @@ def reference(call: Call) -> Tensor:
 
 
 def accepts(output: Tensor, reference: Tensor) -> bool:
-    """At most so many numbers are not close."""
+    """Return whether at most ``MISSES`` of the numbers exceed the tolerance."""
     close = torch.isclose(output, reference, rtol=TOLERANCE, atol=TOLERANCE)
     return float((~close).sum() / close.numel()) <= MISSES
 
 
 def judged(output: Tensor, call: Call, precision: str | None = None) -> Verdict:
-    """The verdict that takes the place of the rule: all heads attend to the same keys, so that they are rows."""
+    """Verdict of ``judge`` in place of the rule. All heads attend to the same keys, so that heads become rows."""
     query, rows = call.query.squeeze(2), output.squeeze(2)
     key, value = call.key.squeeze(1), call.value.squeeze(1)
     return judge("scaled_dot_product_attention", rows, query, key, value, precision=precision)

@@ -1,4 +1,4 @@
-"""A call of attention, and what a harness is: its inputs, its reference and its rule, beside ``judge``."""
+"""A call of attention, and a public harness: its inputs, reference and rule."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from attnspec.conformance.harness.verdict import Verdict
 
 @dataclass(frozen=True)
 class Call:
-    """What a kernel is given: query (batch, heads, n, d), key (batch, heads_k, m, d), value (batch, heads_k, m, d_v).
+    """Inputs of a kernel: query (batch, heads, n, d), key (batch, heads_k, m, d), value (batch, heads_k, m, d_v).
 
     ``heads`` is a multiple of ``heads_k``. Where ``causal``, the last query attends to all keys.
     """
@@ -25,19 +25,19 @@ class Call:
 
     @property
     def allowed(self) -> Tensor | None:
-        """What is attended to, (n, m); None for everything."""
+        """Mask (n, m), True where a query attends to a key; None if all are attended to."""
         n, m = self.query.shape[-2], self.key.shape[-2]
         return torch.ones(n, m, dtype=torch.bool).tril(m - n) if self.causal else None
 
     @property
     def pairs(self) -> int:
-        """Pairs of a query and a key that is attended to, in one head."""
+        """Number of pairs of a query and a key that it attends to, in one head."""
         allowed = self.allowed
         return self.query.shape[-2] * self.key.shape[-2] if allowed is None else int(allowed.sum())
 
     @property
     def work(self) -> int:
-        """Multiplications and additions, each pair of them one operation, of its two products of matrices."""
+        """Multiply-adds of the two matrix products."""
         batch, heads = self.query.shape[:2]
         return batch * heads * self.pairs * (self.query.shape[-1] + self.value.shape[-1])
 
@@ -53,7 +53,7 @@ def attention(
 
 @dataclass(frozen=True)
 class Source:
-    """Where a rule was read."""
+    """Repository, commit and files from which a rule was transcribed."""
 
     repository: str
     commit: str
@@ -61,7 +61,7 @@ class Source:
 
     @property
     def links(self) -> list[str]:
-        """The files at that commit."""
+        """Links to the files at that commit."""
         return [f"https://github.com/{self.repository}/blob/{self.commit}/{file}" for file in self.files]
 
 
@@ -69,9 +69,9 @@ class Source:
 class Harness:
     """A public harness.
 
-    ``settings`` make its published inputs, by the words that describe them. ``reference`` gives what ``accepts``
-    compares an output with. ``judged`` is what takes the place of both; it also takes the precision class of a
-    kernel, None for that of its dtype.
+    ``settings`` map descriptions to makers of its published inputs. ``accepts`` compares an output with the result of
+    ``reference``. ``judged`` replaces both by ``judge``; it also takes the precision class of a kernel, None for the
+    default of its dtype.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Kernels that are right, in the ways in which attention is computed on a CPU."""
+"""Correct kernels that compute attention in different ways on a CPU."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from examples.harnesses.harness import Call
 TILE = 64
 
 NOT_OFFERED = ("No viable backend", "No available kernel")
-"""How PyTorch says, by its version, that it has no kernel."""
+"""Beginnings of PyTorch's messages, by version, for a missing kernel."""
 
 
 @dataclass(frozen=True)
 class Honest:
-    """A kernel: its output in the dtype of the inputs; ``precision`` precedes the dtype in the name of its class."""
+    """A correct kernel; its precision class is ``precision`` followed by the dtype, or the dtype's default."""
 
     name: str
     output: Callable[[Call], Tensor]
@@ -28,14 +28,14 @@ class Honest:
 
 
 class NotOffered(Exception):
-    """PyTorch has no such kernel for these inputs on this machine."""
+    """Raised if PyTorch has no such kernel for these inputs on this machine."""
 
 
 def pytorch(backend: SDPBackend) -> Callable[[Call], Tensor]:
-    """One of PyTorch's own kernels; it raises `NotOffered` where there is none."""
+    """Make a kernel from one of PyTorch's own; it raises `NotOffered` where PyTorch has none."""
 
     def output(call: Call) -> Tensor:
-        # PyTorch warns of why a kernel is not offered.
+        # Before it raises, PyTorch warns why a kernel is not available.
         with sdpa_kernel(backend), catch_warnings(action="ignore"):
             try:
                 return scaled_dot_product_attention(
@@ -50,7 +50,7 @@ def pytorch(backend: SDPBackend) -> Callable[[Call], Tensor]:
 
 
 def by_element(kernel: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]) -> Callable[[Call], Tensor]:
-    """A kernel of one element of the batch, its keys and values repeated for every head, for a whole call."""
+    """Make a kernel for whole calls from one for a single batch element. Keys and values are repeated per head."""
 
     def output(call: Call) -> Tensor:
         group = call.query.shape[1] // call.key.shape[1]
@@ -61,30 +61,30 @@ def by_element(kernel: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 def scored(query: Tensor, key: Tensor, allowed: Tensor | None) -> Tensor:
-    """Scaled and masked scores in the dtype of the query."""
+    """Scaled and masked scores, in the dtype of the query."""
     scores = query @ key.mT / sqrt(query.shape[-1])
     return scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)
 
 
 def float32_sums(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:
-    """Operands and weights in the dtype of the inputs, everything else in float32."""
+    """Attention with operands and weights in the dtype of the inputs, everything else in float32."""
     weights = scored(query.float(), key.float(), allowed).softmax(-1)
     return (weights.to(query.dtype).float() @ value.float()).to(query.dtype)
 
 
 def stored(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:
-    """Every step stored in the dtype of the inputs."""
+    """Attention whose every intermediate is stored in the dtype of the inputs."""
     return scored(query, key, allowed).softmax(-1) @ value
 
 
 def online(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:
-    """Tile by tile of the keys, with the largest score and the sum so far, in float32."""
+    """Attention by tiles of keys with running maximum and sum (online softmax), in float32."""
     scores = scored(query.float(), key.float(), allowed)
     largest = scores.new_full((*scores.shape[:-1], 1), -torch.inf)
     total, output = torch.zeros_like(largest), torch.zeros(*query.shape[:-1], value.shape[-1])
     for s, v in zip(torch.split(scores, TILE, -1), torch.split(value.float(), TILE, -2), strict=True):
         found = torch.maximum(largest, s.amax(-1, keepdim=True))
-        # Of no key so far, nothing is kept.
+        # Equal maxima may both be −∞, whose difference is NaN.
         kept = torch.where(found == largest, 1.0, (largest - found).exp())
         weights = torch.where(s == -torch.inf, 0.0, (s - found).exp())
         total, output, largest = total * kept + weights.sum(-1, keepdim=True), output * kept + weights @ v, found
@@ -92,7 +92,7 @@ def online(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None) ->
 
 
 def powers_of_two(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:
-    """With 2ˣ for eˣ, and log₂ e in the scale, in float32."""
+    """Attention with 2ˣ in place of eˣ and log₂ e in the scale, in float32."""
     scores = scored(query.float() * log2(e), key.float(), allowed)
     weights = (scores - scores.amax(-1, keepdim=True)).exp2()
     return (weights @ value.float() / weights.sum(-1, keepdim=True)).to(query.dtype)

@@ -1,4 +1,4 @@
-"""Hugging Face's kernels: what ``kernels benchmark`` verifies of a repository with flash attention."""
+"""Rule of Hugging Face's ``kernels benchmark`` for repositories with flash attention."""
 
 import torch
 from torch import Tensor
@@ -11,25 +11,25 @@ from examples.harnesses.harness import Call, Harness, Source
 
 
 def inputs(batch: int, rows: int, heads: int, features: int, causal: bool = False) -> Call:
-    """Normal numbers in float16."""
+    """Call with normal numbers in float16."""
     torch.manual_seed(42)
     query, key, value = (torch.randn(batch, heads, rows, features, dtype=torch.float16) for _ in range(3))
     return Call(query, key, value, causal)
 
 
 def reference(call: Call) -> Tensor:
-    """PyTorch's formula in float16."""
+    """PyTorch's MATH kernel in float16."""
     with sdpa_kernel(SDPBackend.MATH):
         return scaled_dot_product_attention(call.query, call.key, call.value, is_causal=call.causal)
 
 
 def accepts(output: Tensor, reference: Tensor) -> bool:
-    """Every number is close, by an absolute tolerance beside PyTorch's relative one."""
+    """Return whether every number is within 1e-2 absolute plus PyTorch's default relative tolerance."""
     return torch.allclose(output, reference, atol=1e-2)
 
 
 def judged(output: Tensor, call: Call, precision: str | None = None) -> Verdict:
-    """The verdict that takes the place of the rule."""
+    """Verdict of ``judge`` in place of the rule."""
     arguments = (call.query, call.key, call.value)
     return judge("scaled_dot_product_attention", output, *arguments, causal=call.causal, precision=precision)
 

@@ -1,4 +1,4 @@
-"""KernelBench: the 97th problem of its first level, scaled dot-product attention."""
+"""Rule of KernelBench for problem 97 of level 1, scaled dot-product attention."""
 
 import torch
 from torch import Tensor
@@ -9,11 +9,11 @@ from attnspec.conformance.harness.verdict import Verdict
 from examples.harnesses.harness import Call, Harness, Source
 
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
-"""Of every number, absolute and relative."""
+"""Absolute and relative tolerance of every number, by dtype."""
 
 
 def inputs(dtype: torch.dtype, batch: int = 32, heads: int = 32, rows: int = 512, features: int = 1024) -> Call:
-    """Uniform numbers between 0 and 1, drawn in float32; a published trial draws them from another seed."""
+    """Call with uniform numbers between 0 and 1, drawn in float32; a published trial uses another seed."""
     torch.manual_seed(42)
     query, key, value = (torch.rand(batch, heads, rows, features).to(dtype) for _ in range(3))
     return Call(query, key, value)
@@ -25,13 +25,13 @@ def reference(call: Call) -> Tensor:
 
 
 def accepts(output: Tensor, reference: Tensor) -> bool:
-    """Every number is close; its output is what the tolerance is relative to."""
+    """Return whether every number is within the tolerance, which is relative to ``output``."""
     tolerance = TOLERANCES[reference.dtype]
     return torch.allclose(reference, output, rtol=tolerance, atol=tolerance)
 
 
 def judged(output: Tensor, call: Call, precision: str | None = None) -> Verdict:
-    """The verdict that takes the place of the rule."""
+    """Verdict of ``judge`` in place of the rule."""
     return judge("scaled_dot_product_attention", output, call.query, call.key, call.value, precision=precision)
 
 

@@ -1,4 +1,4 @@
-"""Which wrong attentions each harness accepts, what ``judge`` says of them, and of honest kernels: ``table.md``."""
+"""Generator of ``table.md``: wrong and correct attentions, judged by each harness and by ``judge``."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from examples.harnesses.wrong import WRONG
 
 
 class Name(StrEnum):
-    """The names of the harnesses."""
+    """Names of the harnesses."""
 
     KERNELBENCH = "kernelbench"
     FLASHINFER_BENCH = "flashinfer-bench"
@@ -53,10 +53,10 @@ it convicts what is within it."""
 
 @dataclass(frozen=True)
 class Found:
-    """What the rule and ``judge`` say of an output; ``work`` is its share of the operations of attention.
+    """Verdicts of a rule and of ``judge`` on an output; ``work`` is its share of the operations of attention.
 
-    ``taken`` says that ``judge`` takes it for right, ``factor`` is the largest error over its budget, and ``hidden`` is
-    what the inputs hide.
+    ``taken``: ``judge`` accepts it. ``factor``: largest error over its budget. ``hidden``: mistakes that the inputs
+    cannot show.
     """
 
     name: str
@@ -68,12 +68,12 @@ class Found:
 
     @property
     def cell(self) -> str:
-        """Both in a few words."""
+        """Cell with the rule's verdict and the factor."""
         return f"{'accepted' if self.accepted else 'rejected'}, {self.factor}"
 
 
 def factor(verdict: Verdict) -> str:
-    """The largest error over its budget; × where ``judge`` convicts what is within it."""
+    """Largest error over its budget; × where ``judge`` convicts although no error exceeds its budget."""
     if verdict.worst is None and not verdict:
         return "×"
     ratio = verdict.ratio if verdict.worst is None else verdict.worst.ratio
@@ -82,7 +82,7 @@ def factor(verdict: Verdict) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """What was found with one of a harness's inputs, by name: of wrong attentions, the cheapest first, and others."""
+    """Verdicts on one of a harness's inputs, by name: wrong attentions, cheapest first, and honest kernels."""
 
     title: str
     wrong: Mapping[str, Found]
@@ -90,12 +90,12 @@ class Setting:
 
     @property
     def cheapest(self) -> Found | None:
-        """The cheapest wrong attention that the rule accepts."""
+        """Cheapest wrong attention that the rule accepts; None if it accepts none."""
         return next((found for found in self.wrong.values() if found.accepted), None)
 
 
 def tried(harness: Harness, title: str, call: Call) -> Setting:
-    """Every wrong attention that these inputs can show, and every honest kernel that is offered for them."""
+    """Try every wrong attention that applies to these inputs, and every available honest kernel."""
     reference = harness.reference(call)
 
     def found(name: str, work: int, output: Tensor, precision: str | None = None, *, right: bool = False) -> Found:
@@ -119,7 +119,7 @@ def tried(harness: Harness, title: str, call: Call) -> Setting:
 
 
 def page(harnesses: Iterable[Harness], say: Callable[[str], None]) -> str:
-    """The whole page; ``say`` is told what is being tried."""
+    """Return the whole page; ``say`` is called with the name of each setting as it starts."""
     settings: dict[str, list[Setting]] = {}
     for harness in harnesses:
         for title, make in harness.settings.items():
@@ -141,7 +141,7 @@ def page(harnesses: Iterable[Harness], say: Callable[[str], None]) -> str:
 
 
 def cheapest(found: Found | None) -> tuple[str, str, str]:
-    """The cells of the cheapest one."""
+    """Cells for the cheapest accepted attention."""
     if found is None:
         return "none of them", "", ""
     return found.name, share(found.work), f"{'takes it' if found.taken else 'convicts'}, {found.factor}"
@@ -150,7 +150,7 @@ def cheapest(found: Found | None) -> tuple[str, str, str]:
 def matrix(
     title: str, names: Sequence[str], settings: Sequence[Setting], found: Sequence[Mapping[str, Found]], other: str
 ) -> list[str]:
-    """What was found, by name and setting."""
+    """Lines of a table of verdicts by name and setting."""
     cells = ([f[name].cell if name in f else other for f in found] for name in names)
     return [
         *head(title, *(s.title for s in settings)),
@@ -159,17 +159,17 @@ def matrix(
 
 
 def share(work: float) -> str:
-    """A share of the operations, in words where nothing or nearly all is computed."""
+    """Text of a share of the operations: "none", "all" from 99 % on, else per cent."""
     if not work:
         return "none"
     return "all" if work >= 0.99 else f"{100 * work:.2g} %"
 
 
 def row(*cells: str) -> str:
-    """A row of a Markdown table."""
+    """Row of a Markdown table."""
     return f"| {' | '.join(cells)} |"
 
 
 def head(*cells: str) -> list[str]:
-    """The head of a Markdown table."""
+    """Header lines of a Markdown table."""
     return [row(*cells), f"|{'---|' * len(cells)}"]

@@ -1,4 +1,4 @@
-"""Attentions that are wrong, with what they cost: each is the right one with one thing altered, in float32."""
+"""Wrong attentions in float32, each with one step altered, and their operation counts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,13 +12,13 @@ from examples.harnesses.harness import Call, attention
 
 
 def everything(call: Call) -> bool:
-    """Whether an attention can be wrong in this way: always."""
+    """Return True: the mistake is possible in every call."""
     return True
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """An attention that is wrong: its output, its operations as `Call.work` counts them, where it can be wrong so."""
+    """A wrong attention: its output, its operations counted as in `Call.work`, and the calls it applies to."""
 
     name: str
     output: Callable[[Call], Tensor]
@@ -27,85 +27,85 @@ class Wrong:
 
 
 def right(call: Call, scale: float | None = None) -> Tensor:
-    """The attention itself, with any scale."""
+    """Right attention, or with another scale."""
     return attention(call.query, call.key, call.value, call.allowed, scale)
 
 
 def zeros(call: Call) -> Tensor:
-    """No value."""
+    """Output of zeros."""
     return call.query.new_zeros(*call.query.shape[:-1], call.value.shape[-1], dtype=torch.float32)
 
 
 def mean(call: Call) -> Tensor:
-    """The mean of the values: no query and no key is read."""
+    """Mean of the values that the mask allows; queries and keys are not used."""
     return right(replace(call, query=torch.zeros_like(call.query)))
 
 
 def work_of_mean(call: Call) -> int:
-    """One sum over the values."""
+    """Operations of one sum over the values."""
     return call.value.numel()
 
 
 def first_half(call: Call) -> Call:
-    """The first half of the rows; where it is causal, with the keys that they attend to."""
+    """Call with the first half of the queries; a causal one keeps only the keys that they attend to."""
     rest = call.query.shape[-2] - call.query.shape[-2] // 2
     keys = call.key.shape[-2] - rest * call.causal
     return replace(call, query=call.query[..., :-rest, :], key=call.key[..., :keys, :], value=call.value[..., :keys, :])
 
 
 def half_mean(call: Call) -> Tensor:
-    """The mean of the values in the second half of the rows."""
+    """Right attention in the first half of the rows, mean of the values in the second."""
     half = first_half(call)
     return torch.cat([right(half), mean(call)[..., half.query.shape[-2] :, :]], -2)
 
 
 def one_head(call: Call) -> Call:
-    """The first head alone."""
+    """Call with the first head alone."""
     return replace(call, query=call.query[:, :1], key=call.key[:, :1], value=call.value[:, :1])
 
 
 def half_the_keys(call: Call) -> Tensor:
-    """Only the first half of the keys is read."""
+    """Attention to the first half of the keys."""
     keys = call.key.shape[-2] // 2
     allowed = None if call.allowed is None else call.allowed[:, :keys]
     return attention(call.query, call.key[..., :keys, :], call.value[..., :keys, :], allowed)
 
 
 def work_of_half_the_keys(call: Call) -> int:
-    """The operations of the pairs with the first half of the keys."""
+    """Operations of the pairs with the first half of the keys."""
     n, keys = call.query.shape[-2], call.key.shape[-2] // 2
     pairs = n * keys if call.allowed is None else int(call.allowed[:, :keys].sum())
     return pairs * per_pair(call)
 
 
 def stale_row(call: Call) -> Tensor:
-    """The last row is that before it."""
+    """Attention whose last row repeats the row before it."""
     output = right(call)
     output[..., -1, :] = output[..., -2, :]
     return output
 
 
 def shifted(call: Call) -> Tensor:
-    """Every query attends to one key more."""
+    """Causal attention in which every query attends to one more key."""
     n, m = call.query.shape[-2], call.key.shape[-2]
     return attention(call.query, call.key, call.value, torch.ones(n, m, dtype=torch.bool).tril(m - n + 1))
 
 
 def dropped(call: Call) -> Tensor:
-    """Without the last key."""
+    """Attention without the last key."""
     allowed = None if call.allowed is None else call.allowed[:, :-1]
     return attention(call.query, call.key[..., :-1, :], call.value[..., :-1, :], allowed)
 
 
 def padded(call: Call) -> Tensor:
-    """A key of zeros with a value of zeros is attended to."""
+    """Attention to an additional key of zeros with a value of zeros."""
     key, value = (pad(x, (0, 0, 0, 1)) for x in (call.key, call.value))
     allowed = None if call.allowed is None else pad(call.allowed, (0, 1), value=True)
     return attention(call.query, key, value, allowed)
 
 
 def per_pair(call: Call) -> int:
-    """The operations of one pair in every head."""
+    """Operations of one pair of query and key in all heads and batch elements."""
     return call.work // call.pairs
 
 
@@ -147,4 +147,4 @@ WRONG = (
         lambda call: call.causal,
     ),
 )
-"""Tried in the order of their work: the first that a rule accepts is the cheapest."""
+"""All wrong attentions; they are tried in the order of their operations."""

@@ -1,8 +1,8 @@
-"""Errata of the sources: printed form, right form, and an example on which they differ.
+"""Errata of the sources: printed form, right form, and an example where they differ.
 
-Each entry belongs to an operation. On ``example``, ``observed`` of the operation's result equals ``right_form`` and
-differs from ``printed_form``. This holds for every correct implementation, so the entries carry formulas of their own
-and call no operation.
+Each entry belongs to an operation. ``observed`` applied to the operation's result on ``example`` equals ``right_form``
+and differs from ``printed_form``. This must hold for every correct implementation, so that entries compute their forms
+themselves and call no implementation.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ def _itself(result: Any) -> Any:
 
 @dataclass(frozen=True)
 class Erratum:
-    """One erratum. Both forms take the operation's arguments by name, as ``example`` holds them."""
+    """One erratum. Both forms take the arguments in ``example``, by name."""
 
     identifier: str
     source: Citation
@@ -43,7 +43,7 @@ class Erratum:
 
 
 def _softmax(scores: Numbers, mask: Any = True) -> Numbers:
-    """Softmax over the attendable keys; 0 for a row without any."""
+    """Softmax over the attendable keys; 0 in a row without attendable keys."""
     kept = np.where(mask, scores, -np.inf)
     highest = kept.max(axis=-1, keepdims=True)
     powers = np.exp(kept - np.where(np.isfinite(highest), highest, 0))
@@ -53,7 +53,7 @@ def _softmax(scores: Numbers, mask: Any = True) -> Numbers:
 
 
 def _quotient(powers: Numbers) -> Numbers:
-    """Softmax as printed: the powers over their sum, even if it is 0 or NaN."""
+    """Softmax as printed: powers over their sum, even if that is 0 or NaN."""
     with np.errstate(invalid="ignore"):
         result: Numbers = powers / powers.sum(axis=-1, keepdims=True)
     return result
@@ -84,7 +84,7 @@ def _causal(query: Numbers, key: Numbers, value: Numbers) -> Numbers:
 
 
 def _encoding(position: Numbers, n: int, d: int) -> Numbers:
-    """Sinusoids of even d, with ``position`` over 10000^{2i/d} as the angle."""
+    """Sinusoids for even d; ``position`` is the numerator over 10000^{2i/d}, as printed or right."""
     angle = np.broadcast_to(position, (n, d // 2)) / 10_000 ** (2 * np.arange(d // 2) / d)
     return np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(n, d)
 
@@ -96,7 +96,7 @@ def _attentional(state: Numbers, context: Numbers, w: Numbers) -> Numbers:
 
 @dataclass(frozen=True)
 class Misprint:
-    """A misprint that no calculation can show."""
+    """A printed mistake that no calculation can show."""
 
     identifier: str
     source: Citation
@@ -106,7 +106,7 @@ class Misprint:
 
 @dataclass(frozen=True)
 class _Heads:
-    """Multi-head attention with a variable scale and number of joined heads."""
+    """Multi-head attention whose scale and number of joined heads can be replaced."""
 
     scale: Callable[[int, int], float] = lambda h, p_q: p_q**-0.5
     joined: Callable[[int, int], int] = lambda n, h: h
@@ -126,7 +126,7 @@ _MULTI_HEAD = _Heads()
 
 
 def _update_split_later(query: Any, key: Any, value: Any, w_q: Any, w_k: Any, w_v: Any, w_o: Any) -> Numbers:
-    """One attention over all D columns; its update is reshaped to heads, then back to be projected."""
+    """One attention over all D columns; its result is split into heads and joined again before the projection."""
     h, p_q, _ = w_q.shape
     q, k, v = query @ np.concatenate(w_q).T, key @ np.concatenate(w_k).T, value @ np.concatenate(w_v).T
     update = _attention(q, k, v, scale=(h * p_q) ** -0.5)
@@ -526,7 +526,7 @@ _ENTRIES = (
 )
 
 ERRATA: Mapping[str, Erratum] = {e.identifier: e for e in _ENTRIES}
-"""Every erratum, by identifier."""
+"""All errata, by identifier."""
 
 _MISPRINTS = (
     Misprint(
@@ -557,4 +557,4 @@ _MISPRINTS = (
 )
 
 MISPRINTS: Mapping[str, Misprint] = {m.identifier: m for m in _MISPRINTS}
-"""Every misprint that no calculation can show, by identifier."""
+"""All misprints, by identifier."""

@@ -1,1 +1,1 @@
-"""The language of the specification: operations read from Protocols, shapes, laws, semantics, precision, sources."""
+"""Contract of an operation: Protocols, shapes, laws, semantics, precision, limits and sources."""

@@ -1,7 +1,7 @@
-"""Reading the annotations of a Protocol as descriptions of trees.
+"""Reader of a Protocol's annotations: it turns them into descriptions of trees.
 
-The names of sizes have scopes, as variables do. A size that the signature names, in an argument, as a size argument or
-anywhere in the result, belongs to the operation. Any other belongs to the outermost record that names it, and has the
+Size names have scopes, as variables do. A size named by the signature (in an argument, as a size argument or anywhere
+in the result) belongs to the operation. Any other size belongs to the outermost record that names it and carries the
 path of that record: ``layers[1].attention.heads``.
 """
 
@@ -16,38 +16,38 @@ from attnspec.spec.contract.tree import Branch, Dim, Kind, Leaf, Node, Option
 Array = TypeVar("Array")
 Array_co = TypeVar("Array_co", covariant=True)
 Scope: TypeAlias = Mapping[str, str]
-"""The full name of each size; a renamed one may be a product, ``2*h``, or a sum of products."""
+"""Full name of each size. A renamed size may be a product, ``2*h``, or a sum of products."""
 
 _SIZE = r"[a-z0-9]\w*"
-"""A size, or a number."""
+"""Pattern of a size name or a number."""
 _TRANSPARENT = (Annotated, Union, types.UnionType, tuple)
 
 
 class Misdeclared(TypeError):
-    """A Protocol that cannot be an operation."""
+    """Raised for a Protocol that cannot declare an operation."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What :func:`sizes` declares."""
+    """Renamings that :func:`sizes` attaches to an annotation."""
 
     renamed: tuple[tuple[str, str | tuple[str, str]], ...] = ()
     count: str = ""
 
 
 def sizes(*, count: str = "", **renamed: str | tuple[str, str]) -> Sizes:
-    """Name the sizes of a record by those around it: ``Annotated[LSTMParameters[Array], sizes(d="h")]``.
+    """Rename a record's sizes to those of the signature: ``Annotated[LSTMParameters[Array], sizes(d="h")]``.
 
-    A size may be a product or a sum of others, ``sizes(d="d_y+d_h")``. In a tuple of similar records, a pair is for the
-    first one and for the others, and ``count`` names their number. In an array, a name may stand for a product or sum
-    that no annotation of jaxtyping can say of an argument: ``Annotated[Float[Array, "n d"], sizes(d="heads*p")]``.
-    Products and sums may name sizes that nothing else does.
+    A new size may be a product or a sum, ``sizes(d="d_y+d_h")``. In a tuple of similar records, a pair names the size
+    in the first record and in all others; ``count`` names the number of records. In an array, a name may stand for a
+    product or sum: ``Annotated[Float[Array, "n d"], sizes(d="heads*p")]``; jaxtyping cannot annotate that in arguments.
+    Products and sums may introduce sizes that no other annotation names.
     """
     return Sizes(tuple(renamed.items()), count)
 
 
 def read(annotation: Any, path: str, scope: Scope, given: Sizes = Sizes(), *, optional: bool = False) -> Node:
-    """The description of the tree that an annotation declares; :class:`Misdeclared` if it declares none."""
+    """Return the description of the tree that an annotation declares; :class:`Misdeclared` if it declares no tree."""
     origin, members = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         found = next((m for m in members[1:] if isinstance(m, Sizes)), given)
@@ -93,11 +93,11 @@ def _record(annotation: Any, path: str, scope: Scope, given: Sizes, optional: bo
 
 
 def names(annotation: Any, path: str, *, deep: bool = False) -> list[str]:
-    """The sizes that arrays and what renames them name directly; with ``deep``, inside of records too."""
+    """Size names in arrays and in their renamings; with ``deep``, also inside records."""
     if isinstance(annotation, Sizes):
         new = [text for _, text in annotation.renamed if isinstance(text, str)]
         return [size for text in new for size in (_parts(text) or [text] * deep)]
-    # An annotated array has the attributes of the array.
+    # Annotated forwards attribute access to the array that it wraps.
     if hasattr(annotation, "dim_str") and get_origin(annotation) is not Annotated:
         return [size for d in dims(annotation.dim_str, path, {}) for size in d.sizes]
     origin, parts = get_origin(annotation), get_args(annotation)
@@ -107,7 +107,7 @@ def names(annotation: Any, path: str, *, deep: bool = False) -> list[str]:
 
 
 def dims(text: str, path: str, scope: Scope) -> tuple[Dim, ...]:
-    """The dimensions of a shape such as ``*#batch n heads*p_v`` or ``{n} {m}``, with their names in a scope."""
+    """Parse a shape such as ``*#batch n heads*p_v`` or ``{n} {m}``, with sizes renamed by ``scope``."""
     found = []
     for i, token in enumerate(text.split()):
         match = re.fullmatch(rf"([*#]*)\{{?({_SIZE}(?:[*+]{_SIZE})*)\}}?", token)
@@ -121,20 +121,20 @@ def dims(text: str, path: str, scope: Scope) -> tuple[Dim, ...]:
 
 
 def _parts(text: str) -> list[str]:
-    """The sizes that a product or sum names; none for a single size."""
+    """Size names in a product or sum; empty for a single size."""
     parts = re.split(r"[+*]", text)
     return [part for part in parts if not part.isdigit()] if len(parts) > 1 else []
 
 
 def _in_scope(text: str, path: str, scope: Scope) -> str:
-    """A product, or a sum of products, with the names of a scope, each of which may stand for one itself."""
+    """Rename the sizes in a product or sum; new names may be products or sums."""
     if "*" in text and (total := next((scope[s] for s in re.split(r"[+*]", text) if "+" in scope.get(s, "")), None)):
         raise Misdeclared(f"{path}: expected products of sizes, and sums of these; got {total} in {text}")
     return re.sub(r"[^+*]+", lambda size: scope.get(size[0], size[0]), text)
 
 
 def _fields(record: Any, annotation: Any, path: str) -> dict[str, Any]:
-    """The annotations of a record by field; :class:`Misdeclared` says why something cannot be one."""
+    """Annotations of a record by field; :class:`Misdeclared` if it is no valid record, with the reason."""
     shown = getattr(annotation, "__name__", annotation)
     dataclass = dataclasses.is_dataclass(record)
     if not dataclass and not (isinstance(record, type) and issubclass(record, tuple) and hasattr(record, "_fields")):
@@ -155,7 +155,7 @@ def _fields(record: Any, annotation: Any, path: str) -> dict[str, Any]:
 
 
 def _constructible(record: Any, found: Mapping[str, Any]) -> bool:
-    """Whether a record can be made of its fields, and none of them hides what records have."""
+    """True if the constructor takes every field and no field name has a leading underscore."""
     made = not dataclasses.is_dataclass(record) or all(f.init for f in dataclasses.fields(record))
     return made and not any(name.startswith("_") for name in found)
 

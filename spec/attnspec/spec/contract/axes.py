@@ -1,16 +1,19 @@
-"""The meaning of every size and the role of every array, by which laws select operations and transform arguments."""
+"""Meanings of sizes and roles of arrays.
+
+Laws select operations and transform arguments by them, never by name.
+"""
 
 from collections.abc import Mapping
 from enum import Enum, Flag, auto
 
 
 class Axis(Flag):
-    """What a size counts."""
+    """Meaning of a size: the items that it counts."""
 
     QUERY = auto()
     """Queries: each has a row of the result."""
     KEY = auto()
-    """Keys: positions that are attended to, or pooled."""
+    """Keys: positions that are attended to or pooled."""
     TIME = auto()
     """Time steps."""
     FEATURE = auto()
@@ -20,9 +23,9 @@ class Axis(Flag):
     HIDDEN = auto()
     """Units of a hidden layer or state."""
     HEAD = auto()
-    """Attention heads; where those of the queries are more, those of the keys."""
+    """Attention heads; heads of the keys where queries have more."""
     GROUP = auto()
-    """Heads of the queries for each head of the keys."""
+    """Query heads per key head."""
     VOCABULARY = auto()
     """Tokens of a vocabulary."""
     BEAM = auto()
@@ -32,22 +35,21 @@ class Axis(Flag):
     SPARE = auto()
     """Rows of a table that a call does not use."""
     GRID = auto()
-    """Places along one dimension of an image, a volume or a feature map."""
+    """Positions along one dimension of an image, a volume or a feature map."""
     LENGTH = auto()
-    """Tokens of a sequence that is counted and not given. Their number is at least 1, as that of everything but
-    positions and layers."""
+    """Length of a sequence that no argument holds. It is at least 1, unlike the size of a positions axis."""
     TAP = auto()
-    """Taps of a filter: neighbouring positions, of which each has a weight of its own."""
+    """Taps of a filter: neighbouring positions, each with its own weight."""
     PAGE = auto()
-    """Pages of a cache, and rows of each."""
+    """Pages of a cache, or rows of a page."""
     SEQUENCE = auto()
-    """Sequences that are packed into one."""
+    """Sequences packed into one array."""
     SELF = QUERY | KEY
-    """Positions in self-attention, each a query and a key."""
+    """Positions in self-attention: each is a query and a key."""
     POSITION = QUERY | KEY | TIME
     """Positions of any kind."""
     COUNTED = POSITION | LAYER | SPARE
-    """What there may be none of; every other size is at least 1."""
+    """Sizes that may be 0; every other size is at least 1."""
 
 
 GLOSSARY: Mapping[str, Axis] = {
@@ -69,20 +71,20 @@ GLOSSARY: Mapping[str, Axis] = {
     **dict.fromkeys(("pages", "blocks", "page"), Axis.PAGE),
     "sequences": Axis.SEQUENCE,
 }
-"""What each size name counts, in every operation that does not declare otherwise (``axes=``)."""
+"""Meaning of each size name; an operation may override it with ``axes=``."""
 
 
 class Role(Flag):
-    """The role of an argument in its operation, which follows from its kind and axes."""
+    """Role of an argument in its operation; it follows from the argument's kind and axes."""
 
     MASK = auto()
-    """Booleans: which positions may be attended to."""
+    """Booleans: True where a position may be attended to."""
     LENGTHS = auto()
-    """Integers: how many positions are no padding."""
+    """Integers: numbers of positions before the padding."""
     INDICES = auto()
-    """Integers: tokens, or positions in another array."""
+    """Integers: tokens, or row numbers of another array."""
     WEIGHT = auto()
-    """Parameters, which all elements of a batch share."""
+    """Parameters, shared by all elements of a batch."""
     STATE = auto()
     """A vector for every element of a batch."""
     ROWS = auto()
@@ -90,15 +92,15 @@ class Role(Flag):
 
 
 class Part(Enum):
-    """What an option or an optional array does to the scores of attention, which neither kind nor axes tell."""
+    """Effect of an option or optional array on attention scores. It must be declared: kind and axes do not show it."""
 
     SCALE = auto()
-    """A number that they are multiplied by."""
+    """A factor of all scores."""
     CAP = auto()
-    """A number that they come near and do not exceed."""
+    """A bound that scores approach and do not exceed (soft cap)."""
     BIAS = auto()
-    """Numbers that are added."""
+    """Numbers added to the scores."""
     SLOPES = auto()
-    """What is subtracted for each position between query and key, by head."""
+    """Number per head that is subtracted for each position of distance between query and key (ALiBi)."""
     SINK = auto()
-    """The score of one more key, whose value is 0, by head."""
+    """Score per head of an extra key whose value is 0 (attention sink)."""

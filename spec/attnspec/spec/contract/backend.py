@@ -1,8 +1,8 @@
-"""What the suite asks of a backend: any object with a name and some of the operations.
+"""Protocols of a backend: any object with a name and some of the operations.
 
 Only ``name`` is required. The optional attributes are ``from_numpy``, ``to_numpy``, ``vjp``, ``pullback``, ``modes``,
-``semantics``, ``precision``, ``limits`` and ``notes`` (a mapping of strings that reports print: which kernels run, what
-is missing).
+``semantics``, ``precision``, ``limits`` and ``notes``. Reports print ``notes``, a mapping of strings: the kernels that
+run, the parts that are missing.
 """
 
 import inspect
@@ -21,26 +21,26 @@ F = TypeVar("F")
 
 @runtime_checkable
 class Backend(Protocol):
-    """What every backend has; its operations are checked one by one against their Protocols."""
+    """Base of every backend: a name. Each operation is checked against its own Protocol."""
 
     @property
     def name(self) -> str:
-        """The name in reports."""
+        """Name printed in reports."""
         ...
 
 
 class Converts(Protocol[Array]):
-    """A backend with arrays of its own. Both directions preserve dtype and shape.
+    """A backend with its own array type. Both conversions preserve dtype and shape.
 
     NumPy carries bfloat16 as ``ml_dtypes.bfloat16``.
     """
 
     def from_numpy(self, array: np.ndarray[Any, Any], *, device: str) -> Array:
-        """The same numbers as an array of the backend on the device."""
+        """Convert to an array of the backend, on the device."""
         ...
 
     def to_numpy(self, array: Array) -> np.ndarray[Any, Any]:
-        """The same numbers as a NumPy array."""
+        """Convert to a NumPy array."""
         ...
 
 
@@ -50,9 +50,9 @@ class Differentiates(Protocol[Array_co]):
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> Mapping[str, Array_co]:
         """Gradients of ⟨cotangent, operation(**arguments)⟩ with respect to every float array of the arguments.
 
-        ``arguments`` holds the arguments by name: arrays of the backend, or trees of them. The cotangent is like the
-        result: an array, or a tree of arrays, with None for those that are not of floating point. Gradients come back
-        by path: ``key``, ``parameters.w_hf``, each in the dtype of its array and in memory of its own.
+        ``arguments`` maps names to arrays of the backend or trees of them. The cotangent has the structure of the
+        result: an array or a tree of arrays, with None in place of arrays that are not float. The result maps paths
+        (``key``, ``parameters.w_hf``) to gradients, each in the dtype of its array and in memory of its own.
         """
         ...
 
@@ -71,9 +71,9 @@ class _Implements(Generic[F]):
 
 
 def implements(protocol: TypeForm[F]) -> _Implements[F]:
-    """Have mypy check that a function has the signature of an operation: ``@implements(DotScores[Tensor])``.
+    """Have mypy check a function against the signature of an operation: ``@implements(DotScores[Tensor])``.
 
-    mypy reports a wrong argument name, a missing keyword or a wrong array type. At run time the function is returned as
-    it is; its docstring is completed to the documentation of the operation.
+    mypy reports a wrong argument name, a missing keyword or a wrong array type. At run time the same function is
+    returned; its docstring is replaced by the operation's documentation, which includes it.
     """
     return _Implements(protocol)

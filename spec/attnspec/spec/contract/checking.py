@@ -1,4 +1,4 @@
-"""What a declaration must fulfil: sizes with a meaning and a value, words that name something, inputs to try it on."""
+"""Checks of a declared operation: sizes are defined, names exist, inputs can be generated."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, short,
 
 
 def check(made: Operation) -> None:
-    """Refuse sizes without a meaning, words that name nothing, and operations that no example can be made for."""
+    """Raise :class:`Misdeclared` for sizes without meaning, unknown names, and operations without possible examples."""
     results, sizes, top = [x.path for x in made.outputs], made.sizes, made.call.names
     meanings = {**GLOSSARY, **made.axes}
     bounded, options = {**made.lengths, **made.indices, **made.cumulative}, {o.path for o in made.options}
@@ -67,7 +67,7 @@ def check(made: Operation) -> None:
 
 
 def _bound(made: Operation) -> set[str]:
-    """The sizes that follow from the arguments that are always given; those of layers, where there are layers."""
+    """Sizes that the required arguments always bind; layers bind their own sizes where there are layers."""
     given = [x for x in _required(made.call) if isinstance(x, Leaf)]
     dims = [d for x in given for d in x.core if not d.broadcast and "+" not in d.written]
     bound = {*made.counts, *(o.path for o in made.numbers)}
@@ -78,7 +78,7 @@ def _bound(made: Operation) -> set[str]:
 
 
 def _required(node: Node) -> Iterator[Node]:
-    """A description and everything inside that is given in every call: no optional trees, and no layers."""
+    """Yield a description and its parts present in every call: no options, no optional trees, no layers."""
     if isinstance(node, Option) or node.optional or (isinstance(node, Branch) and node.many):
         return
     yield node

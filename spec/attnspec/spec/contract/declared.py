@@ -1,4 +1,4 @@
-"""Declarations of a backend that are an object of the specification, a mapping of some of its fields, or nothing."""
+"""Reader of a backend's declaration: a dataclass, a mapping of some fields, or None."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -8,9 +8,9 @@ T = TypeVar("T")
 
 
 def declared_as(kind: type[T], declared: Any, of: str, parts: str) -> T:
-    """An instance of a dataclass from what a backend declares; fields that are not declared have their defaults.
+    """Convert a backend's declaration to the dataclass ``kind``; undeclared fields get their defaults.
 
-    ``of`` and ``parts`` name what is declared and what it consists of in the ``ValueError`` for anything else.
+    Anything else raises ``ValueError``. ``of`` names the declaration in its message, ``parts`` the fields.
     """
     if isinstance(declared, kind):
         return declared

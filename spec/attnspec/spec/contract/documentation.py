@@ -1,10 +1,10 @@
-"""The documentation of an operation, composed from what is declared once.
+"""Documentation of an operation, composed from its Protocol and its chapter.
 
-A Protocol's docstring holds the statement and, under the headings :data:`WRITTEN`, what neither annotations nor
-decorator can say. What the operations of a chapter share stands under the same headings in the docstring of the
-chapter; a sentence there that names arguments, sizes or fields of results in backticks is about the operations that
-have them. The where-list and most errors are read from the annotations. ``help()``, ``attnspec show`` and
-``attnspec spec`` print what is composed here.
+A Protocol's docstring holds the statement. Under the headings :data:`WRITTEN` it adds facts that neither annotations
+nor decorator can express. Facts shared by a chapter stand under the same headings in the chapter's docstring. There,
+a sentence with names in backticks applies only to operations that have those arguments, sizes or result fields. The
+where-list and most errors come from the annotations. ``help()``, ``attnspec show`` and ``attnspec spec`` print the
+composed text.
 """
 
 import inspect
@@ -20,10 +20,10 @@ from attnspec.spec.contract.operation import OPERATIONS, Operation
 from attnspec.spec.contract.tree import Branch, Dim, Kind, Leaf, Node, Option, as_tuple, short
 
 HEADINGS = ("Formula", "Where", "Source", "Edges", "Errors")
-"""The headings of every operation, in this order."""
+"""Headings of every operation, in this order."""
 
 WRITTEN = ("Where", "Domain", "Edges", "Errors")
-"""The headings of a Protocol's docstring, each only where there is something to say."""
+"""Optional headings of a Protocol's docstring."""
 
 WIDTH = 100
 
@@ -47,12 +47,12 @@ MEANINGS = {
     Axis.PAGE: "pages of a cache, or rows of one",
     Axis.SEQUENCE: "sequences",
 }
-"""What sizes count, in words; the first that apply are joined."""
+"""Words for axes. For a combined axis, the entries that match first are joined."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a where-list: an array with its shape, an option with its values, or a record."""
+    """Line of a where-list: an array with its shape, an option with its values, or a record."""
 
     path: str
     values: str
@@ -63,15 +63,15 @@ class Entry:
 
 
 def operation_of(protocol: Any) -> Operation | None:
-    """The operation that a Protocol, with or without its array type, declares."""
+    """Return the operation that a Protocol declares, with or without its array type; None if it declares none."""
     origin = get_origin(protocol) or protocol
     return next((o for o in OPERATIONS.values() if o.protocol is origin), None)
 
 
 def documentation(operation: Operation, own: str | None = None, *, misfit: str = "an exception", kind: str = "") -> str:
-    """The docstring of a function that computes an operation; ``own`` is what it says of itself.
+    """Docstring for a function that computes an operation; ``own`` is the function's own text.
 
-    ``misfit`` names the exception for shapes and sizes that do not fit, ``kind`` the one for arguments of another kind.
+    ``misfit`` names the exception for wrong shapes and sizes, ``kind`` the exception for arguments of a wrong kind.
     """
     parts = sections(operation, misfit=misfit, kind=kind)
     indent = " " * len("Where: ")
@@ -83,7 +83,7 @@ def documentation(operation: Operation, own: str | None = None, *, misfit: str =
 
 
 def sections(operation: Operation, *, misfit: str = "an exception", kind: str = "") -> dict[str, str]:
-    """What stands under each heading but `Where`, which is a list: :func:`where_list` and :func:`where_notes`."""
+    """Text under each heading except `Where`, whose list comes from :func:`where_list` and :func:`where_notes`."""
     errors = f"{misfit[0].upper()}{misfit[1:]} for {_listed(_misfits(operation))}."
     kinds = f"{kind} for {_listed(_kinds(operation))}." if kind else ""
     return {
@@ -98,7 +98,7 @@ def sections(operation: Operation, *, misfit: str = "an exception", kind: str = 
 
 
 def where_list(operation: Operation) -> list[Entry]:
-    """Every argument, with the fields of records by their paths, and every array of the result."""
+    """Entries for every argument, every field of a record (by path) and every array of the result."""
     found = []
     for name, node in zip(operation.call.names, operation.call.nodes, strict=True):
         keyword = ("keyword-only",) if name in operation.keyword_only else ()
@@ -115,7 +115,7 @@ def where_list(operation: Operation) -> list[Entry]:
 
 
 def where_notes(operation: Operation) -> list[str]:
-    """What the sizes mean, and what the Protocol adds to its annotations."""
+    """Meanings of the sizes, then the Protocol's own `Where` and `Domain` texts."""
     grouped: dict[str, list[str]] = {}
     for size, meaning in meanings(operation).items():
         grouped.setdefault(meaning, []).append(size)
@@ -125,7 +125,7 @@ def where_notes(operation: Operation) -> list[str]:
 
 
 def meanings(operation: Operation) -> dict[str, str]:
-    """What every size counts that the where-list names."""
+    """Meaning of every size that the where-list names."""
     found = {}
     arrays = [*operation.leaves, *operation.outputs]
     if any(leaf.batched for leaf in arrays):
@@ -143,7 +143,7 @@ def _meaning(operation: Operation, size: str) -> str:
 
 @cache
 def in_words(axis: Axis) -> str:
-    """What a size of that axis counts."""
+    """Meaning of an axis in words."""
     words = []
     for kind, word in MEANINGS.items():
         if kind in axis:
@@ -172,14 +172,14 @@ def _entry(operation: Operation, node: Node, path: str, remarks: tuple[str, ...]
 
 
 def _lacking(operation: Operation, name: str) -> tuple[str, ...]:
-    """What backends may lack of an argument or result."""
+    """Remark about the features of an argument or result that a backend may lack."""
     choices = [feature.partition("=")[2] for feature in operation.features if feature.startswith(f"{name}=")]
     whole = ("a backend may lack it",) if name in operation.features else ()
     return whole or ((f"a backend may lack {' and '.join(map(repr, choices))}",) if choices else ())
 
 
 def _contents(operation: Operation, leaf: Leaf) -> Iterator[str]:
-    """What an array holds, if not numbers of floating point of just this shape."""
+    """Yield remarks on an array's contents; none for a float array of exactly this shape."""
     if leaf.kind is Kind.BOOL:
         mask = leaf in operation.leaves and operation.role(leaf) is Role.MASK
         yield "boolean, True = may attend" if mask else "boolean"
@@ -193,12 +193,12 @@ def _contents(operation: Operation, leaf: Leaf) -> Iterator[str]:
 
 
 def _dimension(d: Dim) -> str:
-    """A dimension with the names of sizes inside of their records."""
+    """Text of a dimension, its sizes without the paths of their records."""
     return "*".join(re.sub(r"[^+*]+", lambda size: short(size[0]), factor) for factor in d.factors)
 
 
 def _inside(node: Node, path: str) -> Iterator[tuple[Node, str]]:
-    """A description and everything inside, with paths; ``[1:]`` where other items differ from the first."""
+    """Yield a description and all its parts with paths; ``[1:]`` where later items differ from the first."""
     yield node, path
     if not isinstance(node, Branch):
         return
@@ -211,13 +211,13 @@ def _inside(node: Node, path: str) -> Iterator[tuple[Node, str]]:
         yield from _inside(inner, f"{path}{items}")
 
 
-# What docstrings say --------------------------------------------------------------------------------------------------
+# Texts of docstrings --------------------------------------------------------------------------------------------------
 
 
 def _said(operation: Operation, heading: str) -> str:
-    """What the chapter says under a heading that concerns the operation, then what its Protocol says.
+    """Text under a heading for an operation: the chapter's relevant sentences, then the Protocol's.
 
-    ``As in `chapter`.`` stands for the edges of that chapter, in operations that attend and do nothing else.
+    ``As in `chapter`.`` stands for the edges of that chapter, in operations whose result is only a weighted sum.
     """
     module = sys.modules.get(operation.protocol.__module__)
     texts = [_written(doc).get(heading, "") for doc in (getattr(module, "__doc__", None), operation.protocol.__doc__)]
@@ -231,9 +231,9 @@ def _said(operation: Operation, heading: str) -> str:
 
 
 def _edges_of(chapter: str, operation: Operation) -> str:
-    """The edges of a chapter, for an operation that attends and does nothing else.
+    """Edges of a chapter, for an operation whose result is only a weighted sum.
 
-    Without a query axis there is a single query, which goes by its own name.
+    Without a query axis there is a single query; the text then uses that argument's name.
     """
     if not operation.only_weighs_keys:
         return ""
@@ -251,7 +251,7 @@ def _names(operation: Operation) -> set[str]:
 
 
 def _misfits(operation: Operation) -> list[str]:
-    """The arguments that an operation refuses because of its annotations."""
+    """Shapes and numbers that the annotations of an operation rule out, in words."""
     arrays = [leaf for leaf in operation.leaves if not leaf.free]
     found = ["shapes other than those above"] if arrays else []
     masks = [leaf for leaf in arrays if leaf.kind is Kind.BOOL]
@@ -268,7 +268,7 @@ def _misfits(operation: Operation) -> list[str]:
 
 
 def _kinds(operation: Operation) -> list[str]:
-    """The arguments that are not what an operation takes, whatever their shapes."""
+    """Kinds of arguments that an operation rejects whatever their shapes, in words."""
     trees = any(isinstance(node, Branch) for node in operation.call.nodes)
     found = ["arguments of another kind or structure" if trees else "arguments of another kind"]
     return found + [f"another {o.path}" for o in operation.options if o.choices not in ((), (False, True))]
@@ -278,7 +278,7 @@ def _kinds(operation: Operation) -> list[str]:
 
 
 def _written(text: str | None) -> dict[str, str]:
-    """The paragraphs of a docstring that have a heading, each on one line."""
+    """Paragraphs of a docstring that have a heading, each joined to one line."""
     found: dict[str, str] = {}
     for block in re.split(rf"\n(?=\s*\n|\s*(?:{'|'.join(WRITTEN)}):)", inspect.cleandoc(text or "")):
         heading, colon, rest = block.strip().partition(":")
@@ -292,7 +292,7 @@ def _listed(items: list[str]) -> str:
 
 
 def _wrapped(text: str, width: int = WIDTH) -> list[str]:
-    """Lines of whole words. Importing a column wraps hundreds of them, for which ``textwrap`` is slow."""
+    """Wrap a text at spaces. Importing a package wraps hundreds of texts, for which ``textwrap`` is slow."""
     lines = [""]
     for word in text.split():
         if len(lines[-1]) + len(word) < width:

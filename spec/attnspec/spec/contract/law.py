@@ -1,6 +1,6 @@
-"""Laws: statements that every correct implementation satisfies, and the registry of them.
+"""Laws, statements that every correct implementation satisfies, and their registry.
 
-A law is declared here, once; its checks are functions of the same chapter in ``attnspec.conformance.laws``.
+Each law is declared once, in ``attnspec.spec.laws``; ``attnspec.conformance.laws`` checks it in the same chapter.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from attnspec.spec.contract.sources import Citation
 
 @dataclass(frozen=True)
 class Law:
-    """One law. ``governs`` selects its operations; ``gradients`` says that it needs the backend's ``vjp``."""
+    """One law. ``governs`` selects its operations; with ``gradients`` it needs the backend's ``vjp``."""
 
     id: str
     statement: str
@@ -24,16 +24,16 @@ class Law:
 
     @property
     def chapter(self) -> str:
-        """The part of the identifier before the dot."""
+        """Part of the identifier before the dot."""
         return self.id.split(".", 1)[0]
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """The operations that the law governs and backends provide."""
+        """Operations that the law governs and that backends provide."""
         return tuple(o for o in OPERATIONS.values() if self.concerns(o))
 
     def concerns(self, operation: Operation) -> bool:
-        """Whether an operation is among those that the law governs and backends provide."""
+        """True if the law governs an operation that backends provide (with gradients, where the law needs them)."""
         if operation.reference_only or not self.governs(operation):
             return False
         return operation.differentiable or not self.gradients
@@ -66,5 +66,5 @@ def every(operation: Operation) -> bool:
 
 
 def of(*protocols: object) -> Callable[[Operation], bool]:
-    """Govern the operations that these Protocols describe: for laws of one formula, not of a role."""
+    """Govern the operations that these Protocols declare. For laws about particular formulas, not about roles."""
     return lambda operation: operation.protocol in protocols

@@ -1,4 +1,4 @@
-"""The limits of a backend: dtypes, devices, sizes, batches, and the features that it has."""
+"""Limits of a backend: dtypes, devices, sizes, batches and optional features."""
 
 import operator
 from collections.abc import Mapping
@@ -9,25 +9,24 @@ from attnspec.spec.contract.declared import declared_as
 from attnspec.spec.contract.precision import DEFAULTS
 
 LEAST = {"multiple_of": 1, "max_batch_dims": 0, "max_length": 1, "min_length": 0, "min_batch": 0}
-"""The least that a limit which is an integer may be."""
+"""Smallest allowed value of each integer limit."""
 
 OPTIONAL = ("head_sizes", "features", "gradients")
-"""The limits that may be None, for all."""
+"""Limits that may be None, meaning no restriction."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a backend. Inputs are generated within them, and reports print them.
+    """Limits of a backend. Inputs are generated within them, and reports print them.
 
-    dtypes: the float dtypes to judge. devices: the devices it runs on. head_sizes: the sizes of feature dimensions that
-    it takes, None for all. multiple_of: n and m are multiples of this. max_length: the largest n and m.
-    max_batch_dims: the most batch dimensions. broadcasting: whether batch dimensions of different inputs broadcast.
-    features: the optional parts of operations that it has, such as ``scale`` or ``norm=pre``, None for all.
-    dtypes_by_operation: those of some operations, as a mapping, where they are fewer than ``dtypes``.
-    divided_heads: whether heads of an attention divide its width, all widths being equal: each has d/heads features.
-    min_length: the smallest n and m. min_batch: the smallest size of a batch dimension. mask, causal: whether it takes
-    masks, where they are optional, and the causal flag. contiguous_only: whether arrays must be contiguous.
-    gradients: the operations of which ``vjp`` gives gradients, None for all.
+    dtypes: float dtypes to judge. devices: devices it runs on. head_sizes: supported sizes of feature dimensions, None
+    for all. multiple_of: n and m are multiples of this. max_length: largest n and m. max_batch_dims: largest number of
+    batch dimensions. broadcasting: True if batch dimensions of different inputs broadcast. features: supported optional
+    parts of operations, such as ``scale`` or ``norm=pre``, None for all. dtypes_by_operation: mapping with the dtypes
+    of operations that support only some of ``dtypes``. divided_heads: True if all widths of an attention must be equal
+    and divided by its heads, d/heads features each. min_length: smallest n and m. min_batch: smallest size of a batch
+    dimension. mask: True if optional masks are supported. causal: True if the causal flag is supported.
+    contiguous_only: True if arrays must be contiguous. gradients: operations that ``vjp`` supports, None for all.
     """
 
     dtypes: tuple[str, ...] = ("float64", "float32")
@@ -84,29 +83,29 @@ class Limits:
             raise ValueError("limits head_sizes: expected sizes of at least 1; got ()")
 
     def length_from(self, size: int) -> int:
-        """The smallest n or m that is not less than this size or ``min_length``, and a multiple of ``multiple_of``."""
+        """Smallest n or m that is at least ``size`` and ``min_length``, and a multiple of ``multiple_of``."""
         return -(-max(size, self.min_length) // self.multiple_of) * self.multiple_of
 
     def dtypes_for(self, operation: str) -> tuple[str, ...]:
-        """The float dtypes in which an operation is judged."""
+        """Float dtypes in which an operation is judged."""
         return dict(self.dtypes_by_operation).get(operation, self.dtypes)
 
     def gives_gradients(self, operation: str) -> bool:
-        """Whether ``vjp`` gives gradients of an operation."""
+        """True if ``vjp`` supports an operation."""
         return self.gradients is None or operation in self.gradients
 
     def has(self, feature: str) -> bool:
-        """Whether the backend has an optional part of an operation."""
+        """True if the backend supports an optional part of an operation."""
         return self.features is None or feature in self.features
 
     @classmethod
     def of(cls, declared: "Limits | Mapping[str, Any] | None") -> "Limits":
-        """Limits as given by a backend: an instance, a mapping of some fields, or nothing."""
+        """Read the limits that a backend declares: an instance, a mapping of some fields, or None."""
         return declared_as(cls, declared, "limits", "fields")
 
 
 def _by_operation(declared: Any, dtypes: tuple[str, ...]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The dtypes of some operations as pairs, in the order of all dtypes."""
+    """Convert ``dtypes_by_operation`` to pairs of operation and dtypes, the latter in the order of ``dtypes``."""
     if not isinstance(declared, Mapping | tuple):
         raise ValueError(f"limits dtypes_by_operation: expected a mapping from operations to dtypes; got {declared!r}")
     for operation, own in dict(declared).items():
@@ -118,7 +117,7 @@ def _by_operation(declared: Any, dtypes: tuple[str, ...]) -> tuple[tuple[str, tu
 
 
 def _integer(field: str, value: Any, least: int) -> int:
-    """An integer of any type as an ``int``."""
+    """Convert an integer of any type to ``int``; ``ValueError`` if it is none or below ``least``."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < least:
         raise ValueError(f"limits {field}: expected an integer of at least {least}; got {value!r}")
     return operator.index(value)

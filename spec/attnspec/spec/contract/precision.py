@@ -1,7 +1,7 @@
 """Precision classes: the roundings that a correct implementation may make, in unit roundoffs.
 
-A class says nothing about tolerances. The error budget of every element of every result is derived from it and from
-the inputs themselves (``attnspec.reference.budget``).
+A class holds no tolerances. ``attnspec.reference.budget`` derives the error budget of every element of every result
+from the class and the inputs.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,16 +16,16 @@ _TINY_DOUBLE, _TINY_SINGLE = 2.0**-1022, 2.0**-126
 
 @dataclass(frozen=True)
 class Precision:
-    """Which numbers may be rounded, and by how much; every field is a unit roundoff unless it says otherwise.
+    """Roundings that are allowed. Fields are unit roundoffs unless stated otherwise.
 
     accumulation: products, sums, exponentials. operand: computed operands of a product (0: not rounded again).
-    inputs: given operands of a product (0: used exactly). stored: scores that are written to memory (0: never are).
+    inputs: input operands of a product (0: used exactly). stored: scores written to memory (0: never written).
     weights: normalised weights before they multiply values. output: results. tanh: relative error of tanh beyond
-    ``accumulation``. bias: relative error that has the same sign everywhere (truncation). one_pass: variances by
-    E[x²] − E[x]². smallest: the smallest normal number of the accumulation; weights_smallest, output_smallest: half
-    the smallest step of weights and output. inputs_smallest: the same of given operands (0: the formats are one).
-    scaled: the same of all operands but weights, relative to the largest of their array (0: stored without a scale).
-    largest: the largest number that an intermediate may reach, and an operand that is stored in another format.
+    ``accumulation``. bias: relative error with the same sign everywhere (truncation). one_pass: variances are computed
+    as E[x²] − E[x]². smallest: smallest normal number of the accumulation. weights_smallest, output_smallest: half the
+    smallest step of weights and output. inputs_smallest: half the smallest step of input operands (0: their format is
+    not changed). scaled: half the smallest step of all operands but weights, relative to the largest number of their
+    array (0: stored without a scale). largest: the largest intermediate, or operand stored in another format.
     """
 
     dtype: str
@@ -53,16 +53,16 @@ def _mixed(dtype: str, u: float, step: float, largest: float) -> Precision:
 
 
 def _eight_bits(given: Precision) -> Precision:
-    """All operands and the weights are stored in 8 bits, 4 of exponent and 3 of mantissa, as they are."""
+    """Store all operands and the weights in 8 bits, 4 of exponent and 3 of mantissa, without a scale."""
     u, step = 2.0**-4, 2.0**-10
     return replace(given, inputs=u, operand=u, weights=u, weights_smallest=step, inputs_smallest=step, largest=448.0)
 
 
 def _scaled_eight_bits(given: Precision) -> Precision:
-    """The same with a scale for each block, or for more, and with 4 or 5 bits of exponent.
+    """Store operands and weights in 8 bits, 4 or 5 of exponent, scaled per block or larger part.
 
-    Where a scale is the power of 2 of the largest number, what is above the largest of the format is cut off: an eighth
-    of it, as much as 2 bits of mantissa round.
+    If the scale is a power of 2 taken from the largest number, numbers above the format's maximum are clipped by up
+    to an eighth, the rounding error of 2 bits of mantissa.
     """
     u, step = 2.0**-3, 2.0**-18
     return replace(given, inputs=u, operand=u, weights=u, weights_smallest=step, scaled=step)
@@ -115,9 +115,9 @@ DEFAULTS: Mapping[str, str] = {
 
 
 def precision(name: str) -> Precision:
-    """The class of that name, modifiers joined by ``+``: ``"mixed-bfloat16+fast-tanh"``.
+    """Return the class of a name with modifiers joined by ``+``: ``"mixed-bfloat16+fast-tanh"``.
 
-    ``ValueError`` names the part that does not exist.
+    ``ValueError`` names a class or modifier that does not exist.
     """
     base, *modifiers = name.split("+")
     if base not in CLASSES:
@@ -132,23 +132,23 @@ def precision(name: str) -> Precision:
 
 @dataclass(frozen=True)
 class DeclaredPrecision:
-    """A backend's class for each operation and dtype: ``{dtype: class}`` or ``{operation: {dtype: class}, "*": …}``."""
+    """Precision classes of a backend: ``{dtype: class}`` or ``{operation: {dtype: class}, "*": …}``."""
 
     default: Mapping[str, str] = field(default_factory=dict)
     per_operation: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def name(self, operation: str, dtype: str) -> str:
-        """The name of the declared class, or the default one of the dtype."""
+        """Name of the declared class, else of the dtype's default."""
         own = self.per_operation.get(operation, {})
         return own.get(dtype) or self.default.get(dtype) or DEFAULTS[dtype]
 
     def __call__(self, operation: str, dtype: str) -> Precision:
-        """The declared class, or the default one of the dtype."""
+        """Return the declared class, else the dtype's default."""
         return precision(self.name(operation, dtype))
 
     @classmethod
     def of(cls, declared: Any, operations: Mapping[str, Operation]) -> "DeclaredPrecision":
-        """Read the attribute ``precision`` of a backend; ``ValueError`` says what was expected and got."""
+        """Read a backend's ``precision`` attribute; ``ValueError`` states what was expected and what came."""
         if declared is None:
             return cls()
         if not isinstance(declared, Mapping):

@@ -1,7 +1,7 @@
-"""From a Protocol to its operation.
+"""Decorator ``@operation``, which registers a Protocol as an operation.
 
-``@operation`` decorates a Protocol whose ``__call__`` has jaxtyping annotations. It reads the signature, takes as
-arguments what annotations cannot say, and registers an :class:`~attnspec.spec.contract.operation.Operation`.
+The Protocol's ``__call__`` has jaxtyping annotations, which the decorator reads. Its own arguments add facts that
+annotations cannot express. It registers an :class:`~attnspec.spec.contract.operation.Operation`.
 """
 
 import inspect
@@ -43,21 +43,21 @@ def operation(
     tried: Mapping[str, tuple[Any, ...]] | None = None,
     chosen: str = "",
 ) -> Callable[[P], P]:
-    """Register a Protocol as the operation of that name, with what annotations cannot say.
+    """Register a Protocol as the operation ``name``.
 
-    ``reference_only``: no backend provides it. ``axes``: what sizes count, where it is not what the glossary says.
-    ``pooled``: the argument of which each result is an average. ``linear``: the arguments in each of which the first
-    result is linear. ``sharpened``: exponents p by argument: multiplying each by cᵖ multiplies the scores by c.
-    ``causal``: two sizes; results along the first do not depend on later positions along the last. It follows from a
-    flag `causal`. ``nonempty``: numbers of positions or layers that must not be 0. ``ordered``: the options with which
+    ``reference_only``: no backend provides it. ``axes``: meanings of sizes that differ from the glossary.
+    ``pooled``: the argument that each result averages. ``linear``: arguments; the first result is linear in each of
+    them. ``sharpened``: exponents p by argument; multiplying every argument by its cᵖ multiplies the scores by c.
+    ``causal``: two sizes; results along the first do not depend on later positions along the last. A flag `causal`
+    implies it. ``nonempty``: sizes of positions or layers that must not be 0. ``ordered``: options under which
     the order of positions matters. ``features``: keyword arguments, their choices (``norm=pre``) and results that a
-    backend may lack. ``results``: names of the arrays of a tuple. ``lengths``: integer arrays, each with the size that
-    it is a length along. ``indices``: integer arrays, each with the size that bounds it. ``cumulative``: integer
-    vectors, each with the size that sequences divide among themselves: their ends, from 0 on, none before another.
-    ``drawn``: integer arrays of any numbers, each with what bounds those of examples. ``parts``: what options and
-    optional arrays do to scores. ``tried``: values to try an option with. ``chosen``: integer results that are the best
-    by some numbers; where two of these are so close that errors decide, either choice is as good. A float result says
-    how good it is.
+    backend may lack. ``results``: names of the arrays of a tuple. ``lengths``: integer arrays of lengths, each with the
+    size whose positions it limits. ``indices``: integer arrays, each with the size that bounds it. ``cumulative``:
+    integer vectors of boundaries between packed sequences, from 0 on and never falling, each with the packed size.
+    ``drawn``: integer arrays without bounds, each with the bound for generated examples. ``parts``: effects of options
+    and optional arrays on scores. ``tried``: values to try an option with. ``chosen``: integer results that select the
+    best of several candidates. Where rounding errors decide between candidates, either choice is correct; a float
+    result says how good the choice is.
     """
     if chapter not in CHAPTERS:
         raise ValueError(f"chapter {chapter!r} is none of {', '.join(CHAPTERS)}")
@@ -98,11 +98,11 @@ def operation(
 
 
 CAUSAL = "causal"
-"""The name of the causal flag in every operation that has one."""
+"""Name of the causal flag, the same in every operation."""
 
 
 def _read_protocol(protocol: Any, name: str, words: Mapping[str, Any]) -> Operation:
-    """The operation that a Protocol describes; :class:`Misdeclared` says what is wrong with it."""
+    """Build the operation that a Protocol declares; :class:`Misdeclared` states what is wrong with it."""
     if not getattr(protocol, "_is_protocol", False) or len(protocol.__parameters__) != 1 or not protocol.__doc__:
         raise Misdeclared("expected a Protocol[Array] with a docstring of domain and edges")
     if name in OPERATIONS or name != name.lower() or name.replace("_", "") != protocol.__name__.lower():
@@ -131,13 +131,13 @@ def _read_protocol(protocol: Any, name: str, words: Mapping[str, Any]) -> Operat
         **words,
     )
     if CAUSAL not in nodes or made.cumulative or not made.sizes_of(Axis.KEY):
-        return made  # where sequences share an axis, or have none, results do not follow the order along it
+        return made  # packed sequences share one axis, paged caches have no key axis: neither axis order is causal
     pair = made.causal or (*made.sizes_of(Axis.QUERY)[:1], *made.sizes_of(Axis.KEY)[-1:])
     return replace(made, causal=tuple(dict.fromkeys(pair)), ordered=(CAUSAL, *made.ordered))
 
 
 def _named(result: Node, given: Iterator[str]) -> Node:
-    """The result with the given names for its arrays."""
+    """Rename the arrays of a result."""
     if isinstance(result, Leaf):
         return replace(result, path=next(given, result.path))
     if isinstance(result, Branch):

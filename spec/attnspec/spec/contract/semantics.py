@@ -1,8 +1,7 @@
-"""Open questions, on which libraries differ: each backend declares its choice, the suite observes it.
+"""Open questions, on which libraries differ: backends declare choices, the suite observes them.
 
-Every question is declared once, as a field of :class:`Semantics` whose type is its choices. The default is the
-normative choice. A declared choice other than that is printed as a deviation; a declared choice other than the observed
-one is a violation.
+Every question is a field of :class:`Semantics`; its type lists the choices, its default is the normative choice.
+Declaring another choice is printed as a deviation. Declaring a choice that the suite does not observe is a violation.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,17 +20,17 @@ WAYS: Mapping[str, str] = {
     "keys-alike": "a mask that is the same for all keys",
     "no-batch": "a mask without batch",
 }
-"""The ways to encode a mask, on which what a row without attendable keys gives may depend."""
+"""Encodings of a mask. The result of a row without attendable keys may depend on them."""
 
 _DEPENDENT: dict[str, set[type]] = {}
-"""The records and Protocols that :func:`depends_on` enters, by question."""
+"""Records and Protocols that :func:`depends_on` registered, by question."""
 
 
 class Question(NamedTuple):
     """One open question; ``normative`` is the choice of the reference, ``concerns`` selects the operations.
 
-    ``law`` is the identifier of the law that observes the choice. ``allowing`` is the choice that allows the normative
-    one too, so that what is observed in some calls does not refute it; empty where no choice does.
+    ``law`` is the identifier of the law that observes the choice. ``allowing`` is the choice that also permits the
+    normative behaviour, so that observing the latter does not refute it; empty if there is no such choice.
     """
 
     name: str
@@ -50,22 +49,22 @@ def question(
     law: str | None = None,
     allowing: str = "",
 ) -> Any:
-    """A field of :class:`Semantics`: its default, what is asked, and of which operations.
+    """Declare a field of :class:`Semantics`: its default, its statement and the operations that it concerns.
 
-    The law that observes the choice is ``semantics.<question>``, unless another one is named.
-    Without ``concerns``, the formulas of the reference ask for the choice, and the question concerns the operations
-    that take a record which :func:`depends_on` it, or do so themselves.
+    The law that observes the choice is ``semantics.<question>`` unless ``law`` names another one.
+    Without ``concerns``, the reference's formulas take the choice. The question then concerns Protocols decorated with
+    :func:`depends_on`, and operations that take a record decorated so.
     """
     metadata = {"statement": statement, "concerns": concerns, "law": law, "allowing": allowing}
     return field(default=normative, metadata=metadata)
 
 
 def depends_on(question: str) -> Callable[[R], R]:
-    """Declare that what is computed with this record, or as this Protocol says, depends on a choice.
+    """Declare that results computed with this record, or by this Protocol, depend on a choice.
 
-    ``@depends_on("gru_reset")`` stands before a record, ``@depends_on("rotary_pairs")`` before a Protocol.
+    ``@depends_on("gru_reset")`` decorates a record, ``@depends_on("rotary_pairs")`` a Protocol.
 
-    ``ValueError`` for a question that formulas do not ask.
+    ``ValueError`` for a question that is unknown or has ``concerns``.
     """
     asked = [f.name for f in fields(Semantics) if f.metadata["concerns"] is None]
     if question not in asked:
@@ -79,7 +78,7 @@ def depends_on(question: str) -> Callable[[R], R]:
 
 
 def asked_by_formula(operation: Operation) -> tuple[str, ...]:
-    """The questions whose choice the formula of an operation asks for: it, or a record that it takes, depends on it."""
+    """Questions whose choice an operation's formula takes, for itself or for a record among its arguments."""
     taken = {operation.protocol, *(n.build for n in walked(operation.call) if isinstance(n, Branch))}
     declared = tuple(question for question, records in _DEPENDENT.items() if records & taken)
     return ("causal_alignment", *declared) if _aligns(operation) else declared
@@ -94,13 +93,13 @@ def _weighs_keys(operation: Operation) -> bool:
 
 
 def _compares_queries(operation: Operation) -> bool:
-    """Whether each query has a row of its own, pooled from values that are not the keys."""
+    """True if each query has its own result row, pooled from values that are not the keys."""
     own = any(operation.asking in leaf.sizes for leaf in operation.queries)
     return _weighs_keys(operation) and len(operation.attended) > 1 and own
 
 
 def _normalizes_scores(operation: Operation) -> bool:
-    """Whether scores are given and their weights are the result, as with softmax."""
+    """True if the operation turns scores into weights, as softmax does."""
     scores = [x for x in operation.leaves if x.path in operation.sharpened and -1 in x.axes(operation.asked or "")]
     return bool(scores) and -1 in operation.leading.axes(operation.asked or "")
 
@@ -110,17 +109,17 @@ def _attends(operation: Operation) -> bool:
 
 
 def _aligns(operation: Operation) -> bool:
-    """True if positions of queries and of keys are counted apart, from the beginning of each or of their sequence."""
+    """True if causality compares separately numbered query and key positions, of one sequence or of packed ones."""
     return (operation.flag is not None and len(operation.causal) == 2) or len(operation.cumulative) == 2
 
 
 def _counts_without_floats(operation: Operation) -> bool:
-    """Whether the result is computed from sizes alone, such as a positional encoding."""
+    """True if the result is computed from sizes alone, such as a positional encoding."""
     return operation.float_result and not operation.leaves and bool(operation.sizes_of(Axis.FEATURE))
 
 
 def _has_sized_arguments(operation: Operation) -> bool:
-    """Whether a shape can be wrong: a size that two axes share, a negative size, the rank of an array without batch."""
+    """True if shapes can be wrong: a shared size, a negative size, or the rank of an array without batch."""
     names = [f for leaf in operation.leaves for d in leaf.core for f in d.sizes if not d.broadcast]
     ranked = any(leaf.core and not leaf.batched for leaf in operation.leaves)
     return bool(operation.numbers) or ranked or len(names) > len(set(names))
@@ -132,7 +131,7 @@ def _gives_floats(operation: Operation) -> bool:
 
 @dataclass(frozen=True)
 class Semantics:
-    """The choices of a backend for one operation; ``ValueError`` names a choice that does not exist."""
+    """Choices of a backend for one operation; ``ValueError`` names a choice that does not exist."""
 
     fully_masked: Literal["zero", "uniform", "nan", "error"] = question(
         "zero", "What does a row without attendable keys give?", _masked
@@ -190,25 +189,25 @@ class Semantics:
 
     @property
     def without_keys(self) -> Mapping[str, str]:
-        """What a row without attendable keys gives, by the way in which the mask is encoded."""
+        """Choice of ``fully_masked`` for each encoding of a mask."""
         found: Any = self.fully_masked
         return dict(found) if isinstance(found, tuple) else dict.fromkeys(WAYS, found)
 
     @property
     def bottom_right(self) -> bool:
-        """Whether a causal mask is aligned at the last query and the last key."""
+        """True if a causal mask aligns the last query with the last key."""
         return self.causal_alignment == "bottom-right"
 
     @classmethod
     def of(cls, declared: "Semantics | Mapping[str, Any] | None") -> "Semantics":
-        """A declaration as given by a backend: an instance, a mapping of some questions, or nothing."""
+        """Read a backend's declaration: an instance, a mapping of some questions, or None."""
         return declared_as(cls, declared, "semantics", "questions")
 
 
 def _by_way(declared: Any) -> str | tuple[tuple[str, str], ...]:
-    """The choices of ``fully_masked`` by way as pairs, in the order of the ways; one choice if all are the same.
+    """Convert ``fully_masked`` to pairs of encoding and choice, in the order of ``WAYS``; to one choice if all agree.
 
-    A way that is not declared is as a mask in full.
+    An undeclared encoding has the choice of ``full``.
     """
     pairs = tuple(declared.items() if isinstance(declared, Mapping) else declared)
     ways = dict(pairs) if all(isinstance(x, tuple | list) and len(x) == 2 for x in pairs) else {}
@@ -226,12 +225,12 @@ def _by_way(declared: Any) -> str | tuple[tuple[str, str], ...]:
 
 
 def spelled(choice: Any) -> str:
-    """A declared choice as a text; of one by way, the choice of each."""
+    """Text of a declared choice; choices by encoding are listed."""
     return ", ".join(f"{way}: {x}" for way, x in choice) if isinstance(choice, tuple) else str(choice)
 
 
 def plain(choice: Any) -> Any:
-    """A declared choice as a backend declares it: by way, as a mapping."""
+    """Return a declared choice as the backend wrote it: a mapping for choices by encoding."""
     return dict(choice) if isinstance(choice, tuple) else choice
 
 
@@ -243,15 +242,15 @@ def _question(f: "Field[Any]") -> Question:
 
 
 QUESTIONS: Mapping[str, Question] = {f.name: _question(f) for f in fields(Semantics)}
-"""Every question, by name."""
+"""All questions, by name."""
 
 ASKED_BY: Mapping[str, Question] = {q.law: q for q in QUESTIONS.values()}
-"""Every question, by the law that observes the choice."""
+"""All questions, by the law that observes the choice."""
 
 
 @dataclass(frozen=True)
 class DeclaredSemantics:
-    """A backend's declaration for each of its operations: ``{operation: …, "*": …}`` or one for all."""
+    """Semantics of a backend: ``{operation: …, "*": …}``, or one declaration for all operations."""
 
     default: Semantics = field(default_factory=Semantics)
     per_operation: Mapping[str, Semantics] = field(default_factory=dict)
@@ -261,7 +260,7 @@ class DeclaredSemantics:
 
     @classmethod
     def of(cls, declared: Any, operations: Mapping[str, Operation]) -> "DeclaredSemantics":
-        """Read the attribute ``semantics`` of a backend; ``ValueError`` says what was expected and got."""
+        """Read a backend's ``semantics`` attribute; ``ValueError`` states what was expected and what came."""
         if isinstance(declared, Mapping) and declared and set(declared) <= {*operations, "*"}:
             parts = {name: Semantics.of(d) for name, d in declared.items()}
             return cls(parts.pop("*", Semantics()), parts)

@@ -1,4 +1,4 @@
-"""Binding the shapes of a call to the sizes of a Protocol: which arguments fit, and the shape of the result."""
+"""Binding of a call's shapes to the sizes of a Protocol, with checks and result shapes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,11 +21,11 @@ from attnspec.spec.contract.tree import (
 )
 
 REMEMBERED = 4096
-"""How many bindings of an operation are cached."""
+"""Largest number of cached bindings per operation."""
 
 
 class ShapeError(ValueError):
-    """A shape that violates a Protocol; the message names operation, argument, expected and got."""
+    """Raised for a shape that violates a Protocol; the message names operation, argument, expected and got."""
 
     def __init__(self, operation: str, argument: str, expected: str, got: object) -> None:
         super().__init__(f"{operation}: {argument}: expected {expected}; got {got}")
@@ -33,14 +33,14 @@ class ShapeError(ValueError):
 
 
 def in_words(value: Any) -> str:
-    """What was got in the place of an option: words, numbers and None as Python writes them, of others the type."""
+    """Text for an option's value: the ``repr`` of strings, numbers and None, else the type's name."""
     brief = value is None or isinstance(value, str | int | float) or getattr(value, "shape", None) == ()
     return repr(value) if brief else type(value).__name__
 
 
 @dataclass
 class Binding:
-    """The sizes of one call, the argument that bound each, the common batch, and the arrays that were given."""
+    """Sizes of one call, the argument that bound each, the common batch, and the arrays passed."""
 
     operation: Operation
     sizes: dict[str, int] = field(default_factory=dict)
@@ -49,12 +49,12 @@ class Binding:
     leaves: tuple[Leaf, ...] = ()
 
     def shape(self, leaf: Leaf) -> Shape:
-        """The full shape of an argument or result with these dimensions."""
+        """Full shape of an argument or result in this call."""
         core = tuple(number_of(d.factors, self.sizes) or 0 for d in leaf.core)
         return (*self.batch, *core) if leaf.batched else core
 
     def number(self, size: str) -> int:
-        """The number that a size, or a product of sizes, has in this call."""
+        """Value of a size, or of a product of sizes, in this call; ``KeyError`` for an unknown size."""
         found = number_of(tuple(size.split("*")), self.sizes)
         if found is None:
             raise KeyError(f"{self.operation.name} has no size {size}")
@@ -62,12 +62,12 @@ class Binding:
 
     @property
     def result(self) -> Shape:
-        """The shape of the result, of its leading array if there are several."""
+        """Shape of the result, of its leading array if there are several."""
         return self.shape(self.operation.leading)
 
 
 def broadcast(left: Shape, right: Shape) -> Shape | None:
-    """The common shape of two batches, or None if there is none."""
+    """Common shape of two batches; None if they do not broadcast."""
     if left == right:
         return left
     length = max(len(left), len(right))
@@ -80,10 +80,10 @@ def broadcast(left: Shape, right: Shape) -> Shape | None:
 
 
 def bind(operation: Operation, values: Mapping[str, Any]) -> Binding:
-    """The sizes of a call: ``values`` maps arguments to trees of whatever has a ``shape``, sizes to numbers.
+    """Bind the sizes of a call. ``values`` maps arguments to trees of objects with a ``shape``, and sizes to numbers.
 
-    An argument that is missing or None is not given. Raises :class:`ShapeError` for the first argument that does not
-    fit. What was found is cached by shapes.
+    An argument that is missing or None counts as not passed. Raises :class:`ShapeError` for the first argument that
+    does not fit. Bindings and errors are cached by shapes.
     """
     key = _key(operation, values)
     known = operation.bindings
@@ -95,7 +95,7 @@ def bind(operation: Operation, values: Mapping[str, Any]) -> Binding:
         try:
             seen = _bound(operation, values)
         except Misfit as error:
-            seen = error.with_traceback(None)  # whose frames hold the arrays
+            seen = error.with_traceback(None)  # its frames would keep the arrays alive
         if key is not None:
             if len(known) >= REMEMBERED:
                 known.clear()
@@ -106,12 +106,12 @@ def bind(operation: Operation, values: Mapping[str, Any]) -> Binding:
 
 
 def results(operation: Operation, value: Any) -> list[tuple[Leaf, Any]]:
-    """The arrays of a result; :class:`~attnspec.spec.contract.tree.Misfit` if it is no such tree."""
+    """Arrays of a result with their descriptions; :class:`~attnspec.spec.contract.tree.Misfit` for another tree."""
     return [(leaf, x) for leaf, x in described(operation.result, value, "result") if isinstance(leaf, Leaf)]
 
 
 def _key(operation: Operation, values: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """The key of a binding: sizes, numbers of items, shapes. None for arguments of another structure."""
+    """Cache key of a binding: sizes, numbers of items, shapes. None for arguments of another structure."""
     found: list[Any] = []
     key: list[Any] = []
     get = values.get
@@ -159,7 +159,7 @@ def _bound(operation: Operation, values: Mapping[str, Any]) -> Binding:
 
 
 def _fit(binding: Binding, leaf: Leaf, shape: Shape) -> list[tuple[Leaf, Dim, int, Shape]]:
-    """Bind the sizes of one array; returned are the dimensions that need others first: all that are not `plain`."""
+    """Bind the plain sizes of one array; return its other dimensions, which need further sizes first."""
     rank = len(leaf.core)
     if not leaf.core and not leaf.batched and shape:
         raise Misfit(leaf.path, "a number", f"shape {as_tuple(shape)}")
@@ -185,8 +185,8 @@ def _fit(binding: Binding, leaf: Leaf, shape: Shape) -> list[tuple[Leaf, Dim, in
 def _say(
     binding: Binding, size: str, path: str, number: int, got: Any, leaf: Leaf | None = None, written: str = ""
 ) -> None:
-    """Bind a size to a number; :class:`Misfit` if it is bound to another one, or the number is too small."""
-    if binding.sizes.get(size) == number:  # it was not too small when it was bound
+    """Bind a size to a number; :class:`Misfit` if it has another number or the number is too small."""
+    if binding.sizes.get(size) == number:  # the lower bound was checked when it was bound
         return
     known = binding.sizes.setdefault(size, number)
     origin = binding.origin.setdefault(size, path)
@@ -202,7 +202,7 @@ def _say(
 
 
 def _fit_late(binding: Binding, late: list[tuple[Leaf, Dim, int, Shape]]) -> None:
-    """Check dimensions that broadcast, are products or sums; one with a single unknown size binds it."""
+    """Check dimensions that broadcast, are products or sums. A dimension with one unknown size binds it."""
     for leaf, d, size, shape in late:
         unknown, rest = unknown_of(d.factors, binding.sizes)
         if unknown and not d.broadcast:
@@ -219,9 +219,9 @@ def _fit_late(binding: Binding, late: list[tuple[Leaf, Dim, int, Shape]]) -> Non
 
 
 def unknown_of(factors: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[str, int]:
-    """The only size of a product, or of a sum, that is not known, and what the others multiply or add up to.
+    """Return the only unknown size of a product or sum, and the product or sum of the others.
 
-    An empty name if there is no such size.
+    The name is empty unless exactly one size is unknown.
     """
     parts = factors if len(factors) > 1 else factors[0].split("+")
     # Lists, since torch.compile traces no generators here.
@@ -233,7 +233,7 @@ def unknown_of(factors: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[str,
 
 
 def _fitting(d: Dim, binding: Binding) -> str:
-    """What a dimension with an unknown size must be, by those that are known."""
+    """Text of what the known sizes require of a dimension with an unknown size."""
     total = len(d.factors) == 1
     parts = d.factors[0].split("+") if total else d.factors
     known = {short(p): binding.sizes[p] for p in parts if p in binding.sizes}

@@ -1,7 +1,7 @@
-"""The five lectures, the papers that they cite and those of the kernels in use, and citations of all.
+"""Sources: the five lectures, the papers that they cite, the papers of kernels; and citations.
 
 A citation names a numbered equation, ``S0.equation(4)``, or a passage, ``S2.passage("masked decoder")``.
-Every numbered equation has an owner: an operation that cites it.
+Every numbered equation is cited by an operation.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Citation:
-    """A place in a source: a numbered equation or a passage named by its heading."""
+    """Citation of a numbered equation, or of a passage by its heading."""
 
     source: str
     equation: int | None = None
@@ -24,7 +24,7 @@ class Citation:
 
 @dataclass(frozen=True)
 class Source:
-    """A lecture or paper; ``equations`` holds what each numbered equation says."""
+    """A lecture or paper; ``equations`` describes each numbered equation."""
 
     key: str
     title: str

@@ -1,12 +1,11 @@
-"""Trees of arrays: what an argument or a result may be, and how it is flattened and rebuilt.
+"""Trees of arrays, the structures of arguments and results: descriptions, flattening and rebuilding.
 
-A tree is an array; a record, that is a frozen dataclass of trees (as an argument also a NamedTuple); a tuple of fixed
-length; or a tuple of any number of similar trees, such as layers. The place of an array in a tree is its path, written
-as Python writes it: ``parameters.w_hf``, ``layers[1].attention.w_k``. In descriptions, ``[:]`` stands for any item.
+A tree is an array, a record, a tuple of fixed length, or a tuple of any number of similar trees, such as layers. A
+record is a frozen dataclass of trees; an argument may also be a NamedTuple. The path of an array in a tree is written
+as in Python: ``parameters.w_hf``, ``layers[1].attention.w_k``. In descriptions, ``[:]`` stands for any item.
 
 Values are flattened by their own structure (:func:`flatten`, :func:`mapped`, :func:`as_source`). Descriptions
-(:class:`Leaf`, :class:`Option`, :class:`Branch`) say what a value must be (:func:`described`) and make new ones
-(:func:`built`).
+(:class:`Leaf`, :class:`Option`, :class:`Branch`) check values (:func:`described`) and build new ones (:func:`built`).
 """
 
 import re
@@ -22,11 +21,11 @@ from typing import Any, TypeAlias
 
 Shape: TypeAlias = tuple[int, ...]
 Items: TypeAlias = tuple[int, ...]
-"""The index in each tuple of similar trees on the path to a node."""
+"""Index in each tuple of similar trees on the path to a node."""
 
 
 class Kind(StrEnum):
-    """The kinds of leaves: three of arrays, five of options."""
+    """Kinds of leaves: three for arrays, five for options."""
 
     FLOAT = "float"
     BOOL = "bool"
@@ -42,9 +41,9 @@ class Kind(StrEnum):
 class Dim:
     """One dimension of a shape.
 
-    ``written`` is how the annotation writes it, ``factors`` are the sizes whose product it is (one in the ordinary
-    case; digits are a number, ``1+rows*columns`` is a sum). ``variadic`` stands for any number of dimensions,
-    ``broadcast`` for a size that may also be 1.
+    ``written`` is its text in the annotation. ``factors`` are the sizes whose product it is, usually a single one; a
+    factor may be a number in digits or a sum such as ``1+rows*columns``. A ``variadic`` Dim stands for any number of
+    dimensions; a ``broadcast`` one may also be 1.
     """
 
     written: str
@@ -52,9 +51,9 @@ class Dim:
     variadic: bool = False
     broadcast: bool = False
     sizes: tuple[str, ...] = field(init=False, compare=False)
-    """The sizes that it names: its factors and what they add up, but for digits; none if it is variadic."""
+    """Size names in its factors and sums, without digits; empty if it is variadic."""
     plain: bool = field(init=False, compare=False)
-    """Whether it is one size by itself."""
+    """True if it is a single size that does not broadcast."""
 
     def __post_init__(self) -> None:
         named = () if self.variadic else tuple(s for f in self.factors for s in re.split(r"[+*]", f))
@@ -65,20 +64,20 @@ class Dim:
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """An array of a tree: its path, the kind of its numbers, and its dimensions."""
+    """Description of an array: its path, the kind of its numbers, and its dimensions."""
 
     path: str
     kind: Kind
     dims: tuple[Dim, ...] = ()
     optional: bool = False
     batched: bool = field(init=False)
-    """Whether leading batch dimensions are allowed."""
+    """True if leading batch dimensions are allowed."""
     core: tuple[Dim, ...] = field(init=False)
-    """The dimensions after the batch."""
+    """Dimensions after the batch."""
     sizes: tuple[str, ...] = field(init=False)
-    """The sizes that its dimensions name, in order."""
+    """Size names in its dimensions, in order."""
     free: bool = field(init=False)
-    """Whether the formula itself checks the shape: any number of dimensions that are not a batch."""
+    """True if it has variadic dimensions besides the batch; the formula itself then checks the shape."""
 
     def __post_init__(self) -> None:
         batched = bool(self.dims) and self.dims[0].variadic and self.dims[0].written == "batch"
@@ -90,23 +89,23 @@ class Leaf:
 
     @property
     def shape_text(self) -> str:
-        """The shape as the Protocol writes it, such as ``(*batch, n, d)``."""
+        """Shape as the Protocol writes it, such as ``(*batch, n, d)``."""
         return as_tuple([f"*{d.written}" if d.variadic else d.written for d in self.dims])
 
     def axes(self, size: str) -> list[int]:
-        """The axes, counted from the end, that carry a size."""
+        """Axes that carry a size, counted from the end."""
         return [i - len(self.core) for i, d in enumerate(self.core) if size in d.sizes]
 
     @lru_cache(maxsize=4096)  # noqa: B019 - descriptions live as long as the contract
     def at(self, items: Items) -> "Leaf":
-        """The same array of these items."""
+        """Copy with these indices in place of ``[:]``."""
         dims = tuple(replace(d, factors=tuple(with_items(f, items) for f in d.factors)) for d in self.dims)
         return replace(self, path=with_items(self.path, items), dims=dims)
 
 
 @dataclass(frozen=True)
 class Option:
-    """An argument that is not an array: a size, a count, another number, a flag, one of several words, or a window."""
+    """Description of an argument that is no array: a number, a flag, a choice or a window."""
 
     path: str
     kind: Kind
@@ -114,7 +113,7 @@ class Option:
     optional: bool = False
 
     def takes(self, value: Any) -> bool:
-        """Whether a value is one of the choices, or a number of its kind."""
+        """True if a value is one of the choices, a number of the right kind, or a valid window."""
         if value is None:
             return self.optional
         if self.kind is Kind.WINDOW:
@@ -127,7 +126,7 @@ class Option:
 
     @property
     def expected(self) -> str:
-        """The expected values, in words."""
+        """Text of the expected values."""
         if self.choices == (False, True):
             return "True or False"
         if self.kind is Kind.WINDOW:
@@ -138,10 +137,10 @@ class Option:
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """A record or a tuple of trees, or (``dict``) the arguments of a call.
+    """Description of a record, a tuple of trees, or (``build`` is ``dict``) the arguments of a call.
 
-    ``names`` are the fields of a record, none for a tuple. For ``many`` similar trees, ``nodes`` describes the
-    first and any other; ``count`` is the size that counts them. ``NoneType`` builds what there is none of.
+    ``names`` are the fields of a record, empty for a tuple. For ``many`` similar trees, ``nodes`` describes the first
+    and every other; ``count`` is the size that counts them. With ``NoneType`` as ``build`` the value is always None.
     """
 
     path: str
@@ -153,16 +152,16 @@ class Branch:
     optional: bool = False
 
     def node(self, number: int) -> "Node":
-        """The description of the tree with this number."""
+        """Description of the tree at an index."""
         return self.nodes[min(number, 1)] if self.many else self.nodes[number]
 
     def part_path(self, number: int, path: str) -> str:
-        """The path of the tree with this number, below the path of the branch itself."""
+        """Path of the tree at an index, where ``path`` is that of the branch."""
         name = self.names[number] if self.names else f"[{number}]"
         return f"{path}.{name}" if self.names and path else f"{path}{name}"
 
     def rebuilt(self, parts: list[Any]) -> Any:
-        """A value of this form, from its trees; None where there is nothing."""
+        """Build a record or tuple from its parts; None where ``build`` is ``NoneType``."""
         if self.build is NoneType:
             return None
         return self.build(**dict(zip(self.names, parts, strict=True))) if self.names else tuple(parts)
@@ -172,7 +171,7 @@ Node: TypeAlias = Leaf | Option | Branch
 
 
 class Misfit(ValueError):
-    """A value that does not fit its description."""
+    """Raised for a value that does not fit its description."""
 
     def __init__(self, path: str, expected: str, got: object) -> None:
         super().__init__(f"{path}: expected {expected}; got {got}")
@@ -183,7 +182,7 @@ class Misfit(ValueError):
 
 
 def branches(value: Any, path: str = "") -> list[tuple[str, Any]] | None:
-    """The parts of a value with their paths; None for an array or option, such as a window."""
+    """Parts of a value with their paths; None for an array or an option, such as a window."""
     of_window = type(value) is tuple and any(isinstance(x, int) for x in value)
     if of_window or hasattr(value, "shape") or isinstance(value, type):
         return None
@@ -196,12 +195,12 @@ def branches(value: Any, path: str = "") -> list[tuple[str, Any]] | None:
 
 
 def field_names(value: Any) -> tuple[str, ...]:
-    """The fields of a record or NamedTuple, none for any other value."""
+    """Field names of a record or NamedTuple; empty for any other value."""
     return tuple(getattr(value, "__dataclass_fields__", ())) or getattr(value, "_fields", ())
 
 
 def flatten(value: Any, path: str = "") -> dict[str, Any]:
-    """The arrays and options of a tree by path, in order."""
+    """Arrays and options of a tree by path, in order."""
     inner = branches(value, path)
     if inner is None:
         return {path: value}
@@ -209,7 +208,7 @@ def flatten(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def mapped(value: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:
-    """The same tree with every array and option changed; ``change`` is called with path and value."""
+    """Apply ``change(path, value)`` to every array and option of a tree; the structure stays."""
     inner = branches(value, path)
     if inner is None:
         return change(path, value)
@@ -221,7 +220,7 @@ def mapped(value: Any, change: Callable[[str, Any], Any], path: str = "") -> Any
 
 
 def as_source(value: Any, show: Callable[[Any], str]) -> str:
-    """A Python expression for a tree; ``show`` prints arrays and options."""
+    """Python expression for a tree; ``show`` prints arrays and options."""
     inner = branches(value)
     if inner is None:
         return show(value)
@@ -238,11 +237,11 @@ def as_source(value: Any, show: Callable[[Any], str]) -> str:
 Described: TypeAlias = list[tuple[Leaf | Option, Any]]
 Placed: TypeAlias = list[tuple[Leaf | Option, Items, Any]]
 Counter: TypeAlias = Callable[[Branch, str, int], None]
-"""It is called with the number of similar trees."""
+"""Callback ``(branch, path, number)`` for each tuple of similar trees."""
 
 
 def described(node: Node, value: Any, path: str = "", counted: Counter | None = None) -> Described:
-    """The arrays and options of a value with their descriptions, None for those that are not given.
+    """Arrays and options of a value with their descriptions; None stands for an optional part that is absent.
 
     :class:`Misfit` if the value has another structure.
     """
@@ -251,7 +250,7 @@ def described(node: Node, value: Any, path: str = "", counted: Counter | None = 
 
 
 def placed(node: Node, value: Any, path: str = "", counted: Counter | None = None) -> Placed:
-    """What :func:`described` gives, with the items instead of a description of each: PyTorch can trace this one."""
+    """Like :func:`described`, but with indices beside shared descriptions, so that PyTorch can trace it."""
     found: Placed = []
     _place(node, value, path, (), counted, found)
     return found
@@ -289,7 +288,7 @@ def _parts(node: Branch, value: Any, path: str) -> tuple[Any, ...]:
 
 
 def built(node: Node, at: Callable[[Leaf | Option], Any], count: Callable[[Branch], int], items: Items = ()) -> Any:
-    """A new value: ``at`` makes arrays and options (None leaves one out), ``count`` the numbers of similar trees."""
+    """Build a value: ``at`` makes arrays and options (None omits one), ``count`` gives the numbers of similar trees."""
     if not isinstance(node, Branch):
         return at(node.at(items) if items and isinstance(node, Leaf) else node)
     if not node.many:
@@ -298,7 +297,7 @@ def built(node: Node, at: Callable[[Leaf | Option], Any], count: Callable[[Branc
 
 
 def walked(node: Node) -> Iterator[Node]:
-    """A description and everything inside; of many similar trees the first and, if it differs, any other."""
+    """Yield a description and all its parts; of similar trees the first and, if it differs, the other."""
     yield node
     for inner in dict.fromkeys(node.nodes) if isinstance(node, Branch) else ():
         yield from walked(inner)
@@ -308,9 +307,9 @@ Reader: TypeAlias = Callable[[Any, list[Any], list[Any]], None]
 
 
 def reader(node: Node) -> Reader:
-    """A compiled flattening of one tree: it appends arrays to one list, and lengths of tuples to another.
+    """Compile the flattening of a tree: it appends arrays to one list, and lengths of tuples to another.
 
-    ``TypeError`` for a value of another structure. Every call is bound through it, hence the closures.
+    ``TypeError`` for a value of another structure. Every call of an operation runs it, hence closures for speed.
     """
     if not isinstance(node, Branch):
         return lambda value, found, counts: found.append(value)
@@ -322,14 +321,14 @@ def reader(node: Node) -> Reader:
 
 
 def _is_record(node: Node) -> bool:
-    """Whether a tree is made of records and arrays alone, all of which are given: its paths are attributes."""
+    """True if a tree has only records and arrays and no optional record: its paths are then attributes."""
     return not isinstance(node, Branch) or (
         bool(node.names) and all(not (isinstance(n, Branch) and n.optional) and _is_record(n) for n in node.nodes)
     )
 
 
 def _record_reader(node: Branch) -> Reader:
-    """All arrays of nested records at once."""
+    """Read all arrays of nested records with one ``attrgetter``."""
     below = [(n.path.removeprefix(f"{node.path}."), n) for n in walked(node)][1:]
     builds = [n.build for _, n in below if isinstance(n, Branch)]
     records = _attributes([path for path, n in below if isinstance(n, Branch)])
@@ -339,7 +338,7 @@ def _record_reader(node: Branch) -> Reader:
         try:
             if not isinstance(value, node.build) or not all(map(isinstance, records(value), builds)):
                 raise TypeError
-        except AttributeError:  # of a record inside a record that is none
+        except AttributeError:  # something else stands in place of an inner record
             raise TypeError from None
         found.extend(arrays(value))
 
@@ -347,7 +346,7 @@ def _record_reader(node: Branch) -> Reader:
 
 
 def _attributes(paths: list[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """The values at dotted paths."""
+    """Getter of the values at dotted paths, always as a tuple."""
     if not paths:
         return lambda value: ()
     get = attrgetter(*paths)
@@ -355,7 +354,7 @@ def _attributes(paths: list[str]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def _tuple_reader(node: Branch) -> Reader:
-    """The arrays of a tuple, or of a record that holds one."""
+    """Read the arrays of a tuple, or of a record that contains a tuple or an optional record."""
     build, names, many, expected = node.build, node.names, node.many, len(node.nodes)
     inner = [reader(n) for n in node.nodes]
 
@@ -374,7 +373,7 @@ def _tuple_reader(node: Branch) -> Reader:
 
 
 def with_items(text: str, items: Items) -> str:
-    """A path, size or sum of products of sizes with indices in place of ``[:]``, from the left."""
+    """Replace each ``[:]`` of a path, size or sum of products by an index, from the left."""
     for sign in "+*":
         if sign in text:
             return sign.join([with_items(part, items) for part in text.split(sign)])
@@ -384,22 +383,22 @@ def with_items(text: str, items: Items) -> str:
 
 
 def schematic(path: str) -> str:
-    """A path or size as descriptions write it, ``[:]`` for any item."""
+    """Replace the indices of a path or size by ``[:]``, as descriptions write it."""
     return re.sub(r"\[\d+\]", "[:]", path) if "[" in path else path
 
 
 def short(size: str) -> str:
-    """The name of a size without the path of the record that it belongs to."""
+    """Name of a size without the path of its record."""
     return size.rpartition(".")[2]
 
 
 def as_tuple(parts: Any) -> str:
-    """Parts of a shape, written as a tuple."""
+    """Text of a shape, written as a tuple."""
     return "(" + ", ".join(map(str, parts)) + ("," if len(parts) == 1 else "") + ")"
 
 
 def number_of(factors: tuple[str, ...], sizes: Mapping[str, int]) -> int | None:
-    """The size of a dimension; None if a size is not known."""
+    """Value of a dimension; None if one of its sizes is unknown."""
     if len(factors) > 1:
         # A list, since torch.compile traces no generators here.
         found = [number_of((f,), sizes) for f in factors]

@@ -1,4 +1,4 @@
-"""The laws, a module for each chapter; ``storage``, ``operation``, ``semantics`` and ``training`` hold those of all."""
+"""Laws, a module per chapter; ``operation``, ``semantics``, ``sizes``, ``storage`` and ``training`` span chapters."""
 
 from attnspec.spec.laws import (
     attention,

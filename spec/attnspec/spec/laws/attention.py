@@ -18,33 +18,33 @@ inner_products = of(DotProductAttention, ScaledDotProductAttention)
 bilinear_scores = of(
     DotProductAttention, ScaledDotProductAttention, GeneralAttention, MultiHeadAttention, ConcatHeadsAttention
 )
-"""Attention whose scores are linear in the queries and in the keys, which are not the values."""
+"""Attention whose scores are linear in queries and in keys, with values separate from the keys."""
 
 
 merges_parts = of(MergeAttention)
-"""The merging of attention to parts of the keys."""
+"""Merging of attention results for parts of the keys."""
 
 gives_scores = of(DotScores, ScaledDotScores, GeneralScores, GaussianScores)
-"""Scores, whose derivative with respect to the logarithm of the scale is the scores themselves."""
+"""Operations that return scores: their derivative by the logarithm of the scale is the scores themselves."""
 
 
 def averages_by_scores(operation: Operation) -> bool:
-    """True if the result is linear in values that are weighed by scores with a scale."""
+    """True if the scores have a scale and the result is linear in the values that they weigh."""
     return bool(operation.sharpened) and operation.pooled in operation.linear
 
 
 def scales_once(operation: Operation) -> bool:
-    """True if scores have a scale, in one layer and without steps of time."""
+    """True if scores have a scale and keys are weighed once: no layers, no time steps."""
     return bool(operation.sharpened) and weighs_once(operation)
 
 
 def _separate_keys(operation: Operation) -> bool:
-    """True if the values of several keys are summed, and keys are not also queries."""
+    """True if results sum over keys that are not also queries."""
     return bool(operation.separate_keys)
 
 
 ORDER_FREE = ((Axis.QUERY, Axis.KEY), (Axis.KEY, Axis.QUERY), (Axis.SELF, Axis(0)), (Axis.HEAD, Axis(0)))
-"""Kinds of axes whose order may not matter, each with the kind that the same axis must not be as well."""
+"""Kinds of axes that may be unordered, each with a kind that the same axis must not also have."""
 
 
 def _order_free(operation: Operation, kind: Axis, but: Axis) -> bool:
@@ -63,7 +63,7 @@ def shares_all(operation: Operation) -> bool:
 
 
 def _rows_alike(operation: Operation) -> bool:
-    """True if queries and what is attended to are rows of the same kind: all have heads, and as many, or none has."""
+    """True if queries, keys and values have equal axes before their rows: the same heads, or none."""
     return len({x.core[:-2] for x in (*operation.queries, *operation.attended)}) == 1
 
 

@@ -1,4 +1,4 @@
-"""Laws of the layers that attention is compared with: equivariance, locality and what else is particular to each."""
+"""Laws of convolutions and graph layers, with which attention is compared."""
 
 from attnspec.spec.complexity import Convolution, GraphLayer
 from attnspec.spec.contract.law import law, of

@@ -1,4 +1,4 @@
-"""Laws of the attention that people run."""
+"""Laws of attention in kernels: grouped heads, caps, biases, sinks, packed and paged caches."""
 
 from attnspec.spec.contract.axes import Axis, Part
 from attnspec.spec.contract.law import law, of
@@ -31,7 +31,7 @@ from attnspec.spec.kernels import (
 
 
 def _in_groups(operation: Operation) -> bool:
-    """Whether heads of the queries share those of the keys."""
+    """True if heads of the queries share heads of the keys."""
     return bool(operation.sizes_of(Axis.GROUP))
 
 

@@ -11,7 +11,7 @@ from attnspec.spec.masking import CausalMask, PaddingMask
 
 
 def causal(operation: Operation) -> bool:
-    """True if results depend on earlier positions only, always or under a flag."""
+    """True if results depend only on earlier positions, always or under a flag."""
     return bool(operation.causal)
 
 
@@ -21,14 +21,14 @@ def masked(operation: Operation) -> bool:
 
 
 def _weighs_by_scores(operation: Operation) -> bool:
-    """True if a scale of the scores is among the arguments, and the result is weights or what they weigh."""
+    """True if there are a scale of the scores and a mask, and the result is weights or weighted sums."""
     weights = gives_keys(operation) or bool(operation.pooled or operation.linear)
     scaled = bool(operation.sharpened) or Part.SCALE in operation.parts.values()
     return scaled and operation.mask is not None and weights and weighs_once(operation)
 
 
 def separate_keys(operation: Operation) -> bool:
-    """True if the values of several keys are summed, and keys are not also queries."""
+    """True if results sum over keys that are not also queries."""
     return bool(operation.separate_keys)
 
 

@@ -1,4 +1,4 @@
-"""Laws of the moments of scores, which is why they are scaled."""
+"""Laws of the mean and variance of scores, the reason for scaling them."""
 
 from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.sources import S0, S2

@@ -1,4 +1,4 @@
-"""Laws of every operation."""
+"""Laws that hold for every operation: shapes, dtypes, batches, memory, rejection, gradients, options."""
 
 from attnspec.spec.contract.law import every, law
 from attnspec.spec.contract.operation import Operation
@@ -7,32 +7,32 @@ from attnspec.spec.contract.tree import Kind
 
 
 def takes_arrays(operation: Operation) -> bool:
-    """Whether there are arrays among the arguments."""
+    """True if an argument is or contains an array."""
     return bool(operation.leaves)
 
 
 def batched(operation: Operation) -> bool:
-    """Whether an argument has a batch."""
+    """True if an argument has batch dimensions."""
     return any(leaf.batched for leaf in operation.leaves)
 
 
 def several_batches(operation: Operation) -> bool:
-    """Whether several arguments have a batch."""
+    """True if at least two arguments have batch dimensions."""
     return sum(leaf.batched for leaf in operation.leaves) > 1
 
 
 def takes_indices(operation: Operation) -> bool:
-    """Whether there are tokens, or other indices of rows."""
+    """True if an argument holds tokens or other indices of rows."""
     return any(leaf.path in operation.indices for leaf in operation.leaves)
 
 
 def has_options(operation: Operation) -> bool:
-    """Whether there are options; of the causal flag, the laws of masking say the same."""
+    """True if there are options other than sizes and the causal flag, which the laws of masking cover."""
     return any(o.kind is not Kind.SIZE and o.path != operation.flag for o in operation.options)
 
 
 def optional_parts(operation: Operation) -> bool:
-    """Whether there are several optional arrays and options, each of which a backend may take and forget."""
+    """True if there are several optional arrays or options, each of which a backend may accept and ignore."""
     return sum(name in operation.features for name in operation.defaults) > 1
 
 

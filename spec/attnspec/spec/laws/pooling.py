@@ -8,17 +8,17 @@ from attnspec.spec.laws.scoring import gives_keys
 
 
 def _averages(operation: Operation) -> bool:
-    """True if each result is an average of the rows of an argument, with weights that do not depend on these rows."""
+    """True if each result averages rows of an argument, with weights independent of these rows."""
     return operation.pooled in operation.linear
 
 
 def _sums_linearly(operation: Operation) -> bool:
-    """True if the result is a sum over keys that is linear in an argument with a row for each key."""
+    """True if the result is a sum over keys, linear in an argument with a row per key."""
     return not gives_keys(operation) and any(leaf.path in operation.linear for leaf in operation.attended)
 
 
 def weighs_once(operation: Operation) -> bool:
-    """True if keys are weighed by their scores or given weights, in one layer and without steps of time."""
+    """True if keys are weighed once, by scores or by a weights argument: no layers, no time steps."""
     weighed = bool(operation.pooled or operation.sharpened) or _sums_linearly(operation)
     steps = any(operation.axis(size) & (Axis.TIME | Axis.LAYER) for size in operation.sizes)
     return weighed and operation.leading.batched and not operation.chosen and not steps
@@ -30,18 +30,18 @@ def sums_over_keys(operation: Operation) -> bool:
 
 
 def _sums_by_weight(operation: Operation) -> bool:
-    """True if a result is a sum over keys, and not the weights of them."""
+    """True if the result is a sum over keys rather than their weights."""
     return weighs_once(operation) and bool(operation.pooled or operation.linear)
 
 
 def _averages_keys(operation: Operation) -> bool:
-    """True if a result is an average over keys, any of which may be masked."""
+    """True if the result is an average over keys that a mask may exclude."""
     averaged = operation.weighs_keys and bool(operation.pooled or operation.sharpened)
     return averaged and _sums_by_weight(operation) and operation.mask is not None
 
 
 def linear_in_batches(operation: Operation) -> bool:
-    """True if the result is linear in an argument of which every element of a batch has its own."""
+    """True if the result is linear in an argument with batch dimensions."""
     return weighs_once(operation) and any(leaf.batched for leaf in operation.floats if leaf.path in operation.linear)
 
 

@@ -25,7 +25,7 @@ BOTH_WAYS = (BidirectionalRNN, BidirectionalGRU, BidirectionalLSTM)
 STACKED = (StackedRNN, StackedGRU, StackedLSTM)
 
 in_two_parts = of(*ONE_RUN, *STACKED, TeacherForcedDecode)
-"""Operations whose state after a step is all that later steps depend on."""
+"""Operations whose later steps depend on earlier ones only through the state."""
 
 over_sequences = of(*ONE_RUN, *BOTH_WAYS, *STACKED, RNNSelfAttention)
 """Operations over sequences with lengths."""

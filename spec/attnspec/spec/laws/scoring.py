@@ -1,4 +1,4 @@
-"""Laws of the scorers."""
+"""Laws of scoring functions."""
 
 from attnspec.spec.attention import AdditiveAttention
 from attnspec.spec.contract.law import law, of
@@ -9,14 +9,14 @@ from attnspec.spec.scoring import AdditiveScores, DotScores, GaussianScores, Sca
 from attnspec.spec.seq2seq import AttentionalState, BahdanauContext
 
 _additive = of(AdditiveScores, AdditiveAttention, BahdanauContext)
-"""The operations whose scores are additive."""
+"""Operations with additive scores."""
 
 _isometric = of(DotScores, ScaledDotScores, GaussianScores)
-"""Scores that depend on lengths and angles alone."""
+"""Scores that depend only on lengths of vectors and angles between them."""
 
 
 def gives_keys(operation: Operation) -> bool:
-    """Whether the result has a number for every key."""
+    """True if the result has a number for every key."""
     return operation.asked is not None and any(-1 in leaf.axes(operation.asked) for leaf in operation.outputs)
 
 

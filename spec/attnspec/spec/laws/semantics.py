@@ -1,6 +1,6 @@
-"""For every question of semantics, the law that what a backend declares is what it does.
+"""Laws of semantics, one per question: a backend behaves as it declares.
 
-A question that another law asks has none here.
+A question whose ``law`` is another one has no law here.
 """
 
 from attnspec.spec.contract.law import law

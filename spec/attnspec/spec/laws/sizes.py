@@ -1,4 +1,4 @@
-"""Laws of sizes that are rarely tried: what holds where all are small holds where one is large."""
+"""Laws of sizes that tests rarely try: results follow the formula for large sizes too."""
 
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.law import law, of
@@ -8,11 +8,11 @@ from attnspec.spec.normalization import MeanNormalization
 from attnspec.spec.pooling import AveragePooling
 
 WIDE = (Axis.FEATURE, Axis.WIDTH, Axis.HIDDEN)
-"""Axes of the components of vectors."""
+"""Axes of vector components."""
 
 
 def attends(operation: Operation) -> bool:
-    """True if queries attend to keys, each on its own, under a mask."""
+    """True if queries in any order attend to separate keys, under a mask with a row for each query."""
     mask, asking = operation.mask, operation.asking
     if mask is None or asking is None or asking not in mask.sizes or operation.attends_to_itself or operation.counts:
         return False
@@ -20,17 +20,17 @@ def attends(operation: Operation) -> bool:
 
 
 def compares(operation: Operation) -> bool:
-    """True if rows for queries meet rows for keys, outside the layers of a model."""
+    """True if there are rows for queries and rows for keys, outside the layers of a model."""
     return bool(operation.asking and operation.attended and operation.queries and not _has_layers(operation))
 
 
 def _has_layers(operation: Operation) -> bool:
-    """True if there are hidden layers or layer norms around attention, as in the layers of a model."""
+    """True if the operation has layers, or records with their own sizes, as models have."""
     return bool(operation.counts) or any("." in size for size in operation.sizes)
 
 
 def shares(operation: Operation) -> bool:
-    """True if keys or a mask may have other batch dimensions than queries or scores."""
+    """True if keys or a mask may differ from queries or scores in their batch dimensions."""
     several = sum(leaf.batched for leaf in operation.leaves) > 1
     return several and bool(operation.attended or operation.masks) and not _has_layers(operation)
 
@@ -42,17 +42,17 @@ def masked_by_query(operation: Operation) -> bool:
 
 
 def has_features(operation: Operation) -> bool:
-    """True if vectors have many numbers."""
+    """True if arguments have an axis of vector components."""
     return any(operation.sizes_of(axis) for axis in WIDE)
 
 
 def heads_compare(operation: Operation) -> bool:
-    """True if rows that are compared have features."""
+    """True if rows for queries are compared with rows for keys, and rows have features."""
     return compares(operation) and bool(operation.sizes_of(Axis.FEATURE))
 
 
 def in_heads(operation: Operation) -> bool:
-    """True if there are heads, and numbers for each."""
+    """True if arguments have a heads axis and the result is float."""
     return bool(operation.sizes_of(Axis.HEAD)) and operation.float_result
 
 

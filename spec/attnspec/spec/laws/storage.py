@@ -1,4 +1,4 @@
-"""Laws of where arrays lie in memory."""
+"""Laws of memory layouts: strides, views and offsets."""
 
 from attnspec.spec.contract.law import law
 from attnspec.spec.contract.operation import Operation
@@ -6,7 +6,7 @@ from attnspec.spec.laws.operation import takes_arrays
 
 
 def attends(operation: Operation) -> bool:
-    """Whether queries meet rows for keys, outside the layers of a model."""
+    """True if there are queries and rows for keys, outside the layers of a model."""
     in_model = bool(operation.counts) or any("." in size for size in operation.sizes)
     return bool(operation.attended and operation.queries) and not in_model
 

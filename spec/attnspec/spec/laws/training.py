@@ -1,4 +1,4 @@
-"""Laws of the training path: results while gradients are recorded, and backward passes."""
+"""Laws of training: results while gradients are recorded, and backward passes."""
 
 from attnspec.spec.contract.law import law
 from attnspec.spec.contract.operation import Operation

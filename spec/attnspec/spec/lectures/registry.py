@@ -1,8 +1,8 @@
-"""What a lecture shows, page by page, and who in the specification owns it.
+"""Contents of a lecture by page, and the parts of the specification that own them.
 
-The owner of an item is named: an operation, a law, a question of semantics, an erratum or a misprint. What nobody owns
-has a reason instead. Owners are looked up by ``tests/spec/test_lectures.py``, which also finds every heading and every
-displayed formula of a lecture in the list, where its text is at hand.
+An owner is the name of an operation, a law, a question of semantics, an erratum or a misprint. An item without owners
+has a reason instead. ``tests/spec/test_lectures.py`` looks up all owners. Where the lecture's text is available, it
+also checks that every heading and displayed formula is listed.
 """
 
 import re
@@ -14,7 +14,7 @@ from attnspec.spec.contract.sources import Source
 
 
 class Kind(Enum):
-    """What an item is; a passage is a part of a page that citations call by a name, the rest is found by its form."""
+    """Kinds of items. A passage is a part of a page that citations name; the other kinds are found by their form."""
 
     HEADING = "heading"
     FORMULA = "formula"
@@ -25,10 +25,10 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Item:
-    """One thing that a page shows; ``ValueError`` unless it has either owners or a reason why it has none.
+    """An item of a page; ``ValueError`` unless it has either owners or a reason for having no owner.
 
-    ``text`` is a heading, a caption, the LaTeX of a formula, or the first words of a table or passage, as the text of
-    the lecture has it; a picture without a number has no text. ``name`` is what citations call a passage.
+    ``text`` is a heading, a caption, the LaTeX of a formula, or the first words of a table or passage, exactly as in
+    the lecture's text. A picture without a number has no text. ``name`` is the name of a passage in citations.
     """
 
     kind: Kind
@@ -43,21 +43,21 @@ class Item:
 
     @property
     def number(self) -> int | None:
-        """The number of an equation that has one."""
+        """Number of an equation; None for an unnumbered formula or another item."""
         found = re.search(r"\\quad \((\d+)\)$", self.text) if self.kind is Kind.FORMULA else None
         return int(found[1]) if found else None
 
 
 @dataclass(frozen=True)
 class Page:
-    """What stands under one heading."""
+    """A heading and the items under it."""
 
     heading: Item
     items: tuple[Item, ...]
 
     @property
     def title(self) -> str:
-        """The heading as citations call it: without its number, and without saying whether it poses or solves."""
+        """Heading as cited: without its number, "Problem: " or "Solution: ", and a final colon."""
         return re.sub(r"^\d(\.\d)? |^(Problem|Solution): |:$", "", self.heading.text)
 
     def __iter__(self) -> Iterator[Item]:
@@ -65,7 +65,7 @@ class Page:
         yield from self.items
 
     def cited(self, passage: str) -> list[Item]:
-        """What a citation means: all of the page for its title, a part of it for ``title: part`` or ``title, part``."""
+        """Items that a citation names: all for the title, one part for ``title: part`` or ``title, part``."""
         title, _, part = passage.casefold().partition(self.title.casefold())
         if title:
             return []
@@ -86,44 +86,44 @@ class Lecture:
             yield from page
 
     def cited(self, passage: str) -> list[Item]:
-        """What a citation of a passage means; nothing if the lecture has no such passage."""
+        """Items that a citation of a passage names; empty if the lecture has no such passage."""
         return [item for page in self.pages for item in page.cited(passage)]
 
     def equation(self, number: int) -> Item:
-        """The equation of that number; ``StopIteration`` if there is none."""
+        """Equation with a number; ``StopIteration`` if there is none."""
         return next(item for item in self if item.number == number)
 
 
 def page(heading: str, *owners: str, reason: str = "", items: Sequence[Item] = ()) -> Page:
-    """A page, with the owners of what it says in words."""
+    """Make a page; the owners are those of its prose."""
     return Page(Item(Kind.HEADING, heading, owners, reason), tuple(items))
 
 
 def line(text: str, *owners: str, reason: str = "", name: str = "") -> Item:
-    """A line that stands alone in the text, as a heading does."""
+    """Make a line that stands alone in the text, as a heading does."""
     return Item(Kind.HEADING, text, owners, reason, name)
 
 
 def formula(latex: str, *owners: str, reason: str = "") -> Item:
-    """A displayed formula."""
+    """Make a displayed formula."""
     return Item(Kind.FORMULA, latex, owners, reason)
 
 
 def figure(caption: str, *owners: str, reason: str = "") -> Item:
-    """A figure with a number, by its caption."""
+    """Make a numbered figure from its caption."""
     return Item(Kind.FIGURE, caption, owners, reason)
 
 
 def picture(*owners: str, reason: str = "") -> Item:
-    """The pictures of a page, which have no number."""
+    """Make an item for the unnumbered pictures of a page."""
     return Item(Kind.FIGURE, "", owners, reason)
 
 
 def table(header: str, *owners: str, reason: str = "") -> Item:
-    """A table, by its first line."""
+    """Make a table from its first line."""
     return Item(Kind.TABLE, header, owners, reason)
 
 
 def passage(name: str, words: str, *owners: str, reason: str = "") -> Item:
-    """A part of a page, by what citations call it and by its first words."""
+    """Make a passage from its name in citations and its first words."""
     return Item(Kind.PASSAGE, words, owners, reason, name)

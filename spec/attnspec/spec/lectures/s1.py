@@ -1,4 +1,4 @@
-"""S1: Wang, Attention Mechanism, Part 1. Pages that are shown again with one line more are listed each time."""
+"""S1: Wang, Attention Mechanism, Part 1. A page repeated with one more line is listed again."""
 
 from attnspec.spec.contract.sources import S1
 from attnspec.spec.lectures.registry import Item, Lecture, Page, formula, line, page, passage, picture

@@ -10,7 +10,7 @@ _ALIGNMENT = ("bahdanau_context", "additive_scores")
 _SCORES = formula(r"e_{ij} = a(\mathbf{s}^{(i-1)}, \mathbf{h}^{(j)})", *_ALIGNMENT)
 _WEIGHTS = formula(r"\alpha_{ij} = \frac{\exp(e_{ij})}{\sum_{j'} \exp(e_{ij'})}", "bahdanau_context", "softmax")
 
-# The example, whose vectors are shown six times.
+# Shared, since the lecture shows the vectors of its example six times.
 _VECTOR = "a vector of the example; see the tests of worked examples"
 _ANNOTATIONS = (
     formula(r"\mathbf{h}^{(1)} = [1 \quad 3 \quad 9]^T", reason=_VECTOR),
