@@ -154,22 +154,6 @@ def _logarithms(softmax: Softmax) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     return log_softmax(shifted), as_double(alpha), as_double(shifted), logarithm
 
 
-def attendable_softmax(scores: Numbers, mask: Numbers | None) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Return weights, shifted scores, the broadcast mask and |log Σ exp|, leaving masked scores out."""
-    shape = scores.shape if mask is None else np.broadcast_shapes(mask.shape, scores.shape)
-    attendable = np.ones(shape, bool) if mask is None else np.broadcast_to(mask, shape)
-    some = attendable.any(-1, keepdims=True)
-    masked = scores if mask is None else np.where(attendable, scores, -np.inf)
-    maximum = np.where(some, masked.max(axis=-1, keepdims=True, initial=-np.inf), 0)
-    shifted = masked - maximum
-    if mask is not None:
-        shifted = np.where(attendable, shifted, 0)
-    exponentials = np.exp(shifted) if mask is None else np.where(attendable, np.exp(shifted), 0)
-    total = np.where(some, exponentials.sum(-1, keepdims=True), 1)
-    logarithm = np.where(total == 1, 0.0, np.abs(maximum + np.log(total)).astype(np.float64))
-    return exponentials / total, shifted, attendable, logarithm
-
-
 def _least_sum(alpha: Numbers, errors: Numbers) -> Numbers:
     """Lower bound of a row's sum of exponentials, relative to the exact sum; 1 without keys."""
     least: Numbers = (alpha * np.exp(-errors)).sum(-1, keepdims=True)
