@@ -33,10 +33,10 @@ def batched_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def times_vector(x: Tensor, vector: Tensor) -> Tensor:
-    """x (…, d) times a vector (d); MKL reads a wrong one of float32 whose numbers lie gigabytes apart."""
+    """x (…, d) times a vector (d), made contiguous: MKL misreads float32 vectors with gigabyte strides."""
     return x @ vector.contiguous()
 
 
 def finite(x: Tensor) -> bool:
-    """Whether all numbers are finite; a sum of huge finite numbers may overflow, which costs time alone."""
+    """Return whether all numbers are finite; an overflowing sum of finite ones gives False, which only costs time."""
     return isfinite(x.detach().sum(dtype=torch.float32 if x.dtype in HALF_DTYPES else None))

@@ -32,12 +32,12 @@ def cast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def lowers(operation: Callable[P, R]) -> Callable[P, R]:
-    """For operations made of products: under autocast, operands and result are in its dtype; float64 stays."""
+    """Decorate an operation of products: under autocast, operands and result get its dtype; float64 stays."""
     return _at_boundary(operation, lower=True)
 
 
 def keeps(operation: Callable[P, R]) -> Callable[P, R]:
-    """For differences and exponentials, which PyTorch does not cast either: autocast has no effect."""
+    """Decorate an operation of differences or exponentials: like PyTorch, autocast does not affect it."""
     return _at_boundary(operation, lower=False)
 
 

@@ -1,7 +1,7 @@
 """Recurrent networks over sequences: by PyTorch's fused operators, or step by step.
 
-Step by step runs what no fused operator computes (a GRU whose reset gate comes before the product), empty sequences and
-batches, and everything under transforms. The products with all inputs are then one.
+Step by step run networks without a fused operator (a GRU whose reset gate comes before the product), empty sequences
+and batches, and everything under transforms. One product then covers the inputs of all steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,10 +20,9 @@ from attnspec.backends.pytorch.runtime.transforms import intercepted
 class Network(NamedTuple):
     """A kind of network.
 
-    ``gates`` are the letters of its parameters, in PyTorch's order. ``step`` multiplies the state by the weights of so
-    many gates at once as ``products`` says, one after another: it computes the next state of what these products are
-    added to, which comes from the input, (n, g·h) each, of their weights (h, g·h) and a state (n, h). ``fused`` is
-    PyTorch's operator.
+    ``gates`` are the letters of its parameters, in PyTorch's order. ``products`` lists how many gates' weights (h, g·h)
+    each product with the state covers, in order. ``step`` computes the next state from the inputs' terms (n, g·h) and
+    the weights of each product, and a state (n, h). ``fused`` is PyTorch's operator.
     """
 
     gates: str
@@ -69,7 +68,7 @@ def recurrence(
 
 
 def _flattened(x: Tensor, batch: Sequence[int], count: int, core: int) -> Tensor:
-    """x with one batch dimension, and so many others."""
+    """x with one batch dimension and ``core`` others."""
     shape = x.shape[-core:]
     if len(batch) == 1 and x.shape[:-core] == (count,):
         return x

@@ -30,8 +30,7 @@ class Backward(Arguments):
 
     ``gradient`` is that of the output, ``row_gradient`` (b, h, n) that of the rows' log Σ exp, None for zeros.
     ``query_gradient`` (ranges, b, h, n, d) is written; ``key_gradient`` (b, h, m_padded, d_padded) and
-    ``value_gradient`` (b, h, m_padded, v_padded), per head of queries, are added to. Gradients that are not needed are
-    None.
+    ``value_gradient`` (b, h, m_padded, v_padded), per head of queries, are added to. None if not needed.
     """
 
     tasks: Size

@@ -78,7 +78,7 @@ class Call(NamedTuple):
         return allowed(self.options, self.tensors, self.query.shape[-2], self.key.shape[-2], self.query.device)
 
     def differentiates(self) -> bool:
-        """Whether autograd records this call."""
+        """Return whether autograd records this call."""
         return recorded(self.query, self.key, self.value)
 
 

@@ -44,7 +44,7 @@ class Builder:
         return Value(self, like.ssa.type(int(value))) if like.is_int else self.full(float(value))
 
     def splat(self, scalar: Any) -> Any:
-        """A scalar of LLVM in every lane of a vector of LLVM."""
+        """LLVM vector with an LLVM scalar in every lane."""
         kind = ir.VectorType(scalar.type, self.lanes)
         one = self.builder.insert_element(ir.Constant(kind, ir.Undefined), scalar, INT32(0))
         zeros = ir.Constant(ir.VectorType(INT32, self.lanes), None)
@@ -64,7 +64,7 @@ class Value:
 
     @property
     def is_int(self) -> bool:
-        """Whether this is a 64-bit integer, not a vector."""
+        """True if this is a 64-bit integer, not a vector."""
         return isinstance(self.ssa.type, ir.IntType)
 
     def _emit(self, other: "Value | float", integer: str, real: str, reverse: bool = False) -> "Value":
@@ -111,11 +111,11 @@ class Value:
         return Value(self.kernel, b.fcmp_ordered(operator, self.ssa, right))
 
     def is_zero(self) -> "Value":
-        """Whether an integer is 0, a flag off."""
+        """Boolean: an integer is 0, a flag off."""
         return self.compare("==", 0)
 
     def is_nonzero(self) -> "Value":
-        """Whether an integer is not 0, a flag on."""
+        """Boolean: an integer is not 0, a flag on."""
         return self.compare("!=", 0)
 
 
@@ -147,11 +147,11 @@ class Pointer:
         return kernel.builder.inttoptr((self.address + offset).ssa, POINTER)
 
     def is_null(self) -> Value:
-        """Whether there is no such array: the caller gave None."""
+        """Boolean: there is no array, because the caller gave None."""
         return self.address.is_zero()
 
     def is_given(self) -> Value:
-        """Whether there is such an array."""
+        """Boolean: there is an array."""
         return self.address.is_nonzero()
 
 
