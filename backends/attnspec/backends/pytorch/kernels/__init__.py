@@ -1,4 +1,4 @@
-"""The chapter `kernels`: attention as people run it. Protocols: ``attnspec.spec.kernels``.
+"""The chapter `kernels`: grouped, packed, paged, latent attention. Protocols: ``attnspec.spec.kernels``.
 
 A fast kernel computes a call if one supports it (`dot.groups`, `dot.packed`), otherwise `formula` does.
 """
@@ -105,7 +105,7 @@ def grouped_query_attention(
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...], seen: Visible,
                scoring: Scoring) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Output of this shape and log Σ exp, by a fast kernel if one supports the call."""
+    """Output of this shape and log Σ exp, by a fast kernel if possible."""
     return _finished(groups.attend(query, key, value, seen, scoring), query, key, value, shape, seen, scoring)
 
 
@@ -166,7 +166,7 @@ def variable_length_attention(
 
 
 def _sequences(query: Tensor, query_ends: Tensor, key_ends: Tensor) -> Iterator[tuple[Tensor, slice]]:
-    """Yield the queries of each packed sequence that has queries, and the slice of its keys."""
+    """Yield the queries of each sequence that has queries, and the slice of its keys."""
     ends, of_keys = query_ends.tolist(), key_ends.tolist()
     for start, end, first, last in zip(ends[:-1], ends[1:], of_keys[:-1], of_keys[1:], strict=True):
         if start < end:

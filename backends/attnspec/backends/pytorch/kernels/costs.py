@@ -45,8 +45,8 @@ COLUMNS = "operation", "path", "dtype", "mode", *Cost._fields
 
 
 class Work(NamedTuple):
-    """Work of a call: terms or multiply-adds of all query-key pairs, scores, and elements of queries, keys and values.
-    Kernels with one query per lane count empty lanes too."""
+    """Work of a call: terms or multiply-adds of pairs, scores, elements of operands. Kernels with one query per lane
+    count empty lanes too."""
 
     pairs: float
     scores: float
@@ -137,8 +137,8 @@ def _logarithms(work: Work) -> tuple[float, float, float]:
 
 
 NEAR, FAR = 0.05, 0.1
-"""Bounds on squared distances in log2 of work: within ``NEAR`` a single measured call dominates, and beyond 1/``FAR``
-none counts."""
+"""Bounds on squared log2 distances of work. Within ``NEAR`` a single measured call dominates; beyond 1/``FAR`` none
+counts."""
 
 WORTH_WAKING = 50.0
 """Microseconds of work above which threads share it."""

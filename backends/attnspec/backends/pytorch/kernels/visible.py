@@ -22,7 +22,7 @@ class Visible(NamedTuple):
     offsets: Tensor | None = None
 
     def allowed(self, n: int, m: int, device: torch.device) -> Tensor | None:
-        """All conditions as one mask (*#batch, 1, #n, #m), alike for all heads; None allows everything."""
+        """All conditions as one mask (*#batch, 1, #n, #m) for all heads; None allows everything."""
         keys, found = torch.arange(m, device=device), self.mask
         if self.left is not None or self.right is not None:
             aligned = torch.arange(n, device=device)[:, None]

@@ -1,4 +1,4 @@
-"""Floating dtypes, and the dtype in which sums are accumulated: float32 for the half dtypes, else their own."""
+"""Floating dtypes and their accumulation dtypes: float32 for half dtypes, otherwise the same."""
 
 from math import isfinite
 
@@ -26,7 +26,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def batched_product(left: Tensor, right: Tensor) -> Tensor:
-    """Matrix products (*batch, n, m) of one dtype; batches broadcast, which takes time only where they do."""
+    """Matrix products (*batch, n, m) of one dtype; only batches that broadcast cost extra time."""
     if left.dim() == right.dim() == 3 and left.shape[0] == right.shape[0]:
         return torch.bmm(left, right)
     return left @ right
@@ -38,5 +38,5 @@ def times_vector(x: Tensor, vector: Tensor) -> Tensor:
 
 
 def finite(x: Tensor) -> bool:
-    """Return whether all numbers are finite; an overflowing sum of finite ones gives False, which only costs time."""
+    """Return whether all numbers are finite. False if a sum of finite numbers overflows, which only costs time."""
     return isfinite(x.detach().sum(dtype=torch.float32 if x.dtype in HALF_DTYPES else None))

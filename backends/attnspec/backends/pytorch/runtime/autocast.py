@@ -1,6 +1,6 @@
-"""Autocast at the boundary of an operation: operands are cast on entry, and inside it is off.
+"""Autocast at the boundary of an operation: operands are cast on entry.
 
-Left on, it would also round the intermediate products inside.
+Inside it is off: left on, it would also round the intermediate products.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 def off(x: Tensor) -> AbstractContextManager[None]:
-    """Autocast switched off for the device of x, where it is on; not every device supports it."""
+    """Context with autocast off for x's device, if it is on; not every device supports it."""
     return torch.autocast(x.device.type, enabled=False) if is_on(x) else nullcontext()
 
 

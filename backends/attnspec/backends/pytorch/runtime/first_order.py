@@ -23,7 +23,7 @@ def no_second_derivative(operation: str, path: str, elsewhere: str) -> Callable[
 
 
 class _FirstOrder(torch.autograd.Function):
-    """Gradients as a function of everything that they depend on, so that autograd has an edge back to the inputs."""
+    """Gradients as a function of all that they depend on, for autograd's edge to the inputs."""
 
     @staticmethod
     def forward(ctx: Any, refuse: Callable[..., NoReturn], compute: Callable[..., Any], *tensors: Tensor) -> Any:

@@ -15,7 +15,7 @@ MOST = 2**23
 
 
 class _Slot:
-    """Memory for one kind of call, its size and address, which tensors report slowly, and whether it is leased."""
+    """Memory for one kind of call, with size and address, which tensors report slowly, and lease state."""
 
     __slots__ = ("address", "lent", "memory", "size")
 
@@ -51,7 +51,7 @@ _own = _Own()
 
 
 def address(kind: str, size: int, threads: int = 1) -> tuple[int, Lease]:
-    """Address of at least ``size`` bytes of this thread's memory, and a lease to hold while using it.
+    """Address of ``size`` or more bytes of this thread's memory, and the lease to hold meanwhile.
 
     ``threads`` share it. It is newly allocated if larger than `MOST` per thread, or already leased.
     """

@@ -1,7 +1,6 @@
-"""The PyTorch backend with one forced path, so that `attnspec check` can judge each path.
-
-It takes ``attnspec.backends.pytorch.runtime.paths:llvm``, ``:direct``, ``:step``, ``:few``, ``:plain``, ``:pytorch`` or
-``:flex``. Each path runs the calls that it supports."""
+"""The PyTorch backend with all calls that a path supports forced to it, for `attnspec check`:
+``attnspec.backends.pytorch.runtime.paths:llvm``, ``:direct``, ``:step``, ``:few``, ``:plain``, ``:pytorch`` and
+``:flex``."""
 
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps

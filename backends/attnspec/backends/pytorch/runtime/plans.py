@@ -20,7 +20,7 @@ _SEEN = attrgetter("__class__", "shape", "dtype", "device", "requires_grad")
 
 @dataclass_transform()
 def plan_class(cls: type[C]) -> type[C]:
-    """Make a dataclass without methods that plans never use: all would add two milliseconds to a first call."""
+    """Make a dataclass without methods that plans never use. All methods would add two milliseconds to a first call."""
     return dataclass(eq=False, repr=False, slots=True)(cls)
 
 

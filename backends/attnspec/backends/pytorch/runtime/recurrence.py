@@ -1,7 +1,7 @@
 """Recurrent networks over sequences: by PyTorch's fused operators, or step by step.
 
-Step by step run networks without a fused operator (a GRU whose reset gate comes before the product), empty sequences
-and batches, and everything under transforms. One product then covers the inputs of all steps.
+Networks without a fused operator (a GRU whose reset gate comes before the product), empty sequences and batches, and
+everything under transforms run step by step. One product then covers the inputs of all steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ def recurrence(
     *,
     directions: int = 1,
 ) -> tuple[Tensor, list[State]]:
-    """Layers of networks, each of which runs in one or two directions.
+    """Run layers of networks, each in one or two directions.
 
     ``parameters`` and ``initial`` states (*batch, h) are those of each layer and, within it, direction. The result is
     the states of the last layer (*batch, t, directions·h), and the final state of every layer and direction.
@@ -96,7 +96,7 @@ def _by_steps(
 def _one_run(
     network: Network, x: Tensor, state: State, weights: tuple[Tensor, ...], counts: Tensor | None, *, backward: bool
 ) -> tuple[Tensor, State]:
-    """The hidden states (n, t, h) and the final state of one layer in one direction; ``counts`` is (t, n)."""
+    """Hidden states (n, t, h) and final state of one layer and direction; ``counts`` is (t, n)."""
     (w_x, w_h, b), width = weights, state[0].shape[-1]
     sizes = [gates * width for gates in network.products]
     products = torch.split_with_sizes(w_h.mT, sizes, -1)

@@ -30,7 +30,7 @@ AnyPointer = TypeVar("AnyPointer", bound=Pointer)
 
 
 class Strided(NamedTuple, Generic[AnyPointer]):
-    """An operand (b, h, rows, columns) in a kernel: its address, and the strides of all dimensions but the last."""
+    """An operand (b, h, rows, columns): address, and strides of all dimensions but the last."""
 
     base: AnyPointer
     batch: Value
@@ -145,13 +145,13 @@ def _mask_bits(bits: int) -> int:
 
 
 def forward_scratch(bits: int, d_padded: Extent, v_padded: Extent) -> tuple[Extent | int, ...]:
-    """Scratch sizes of a thread, in reals: transposed queries, scores then weights, transposed output, mask bits."""
+    """Scratch reals per thread: transposed queries, scores then weights, transposed output, mask bits."""
     queries = width(bits)
     return d_padded * queries, KEYS * queries, v_padded * queries, _mask_bits(bits)
 
 
 def backward_scratch(bits: int, d_padded: Extent, v_padded: Extent) -> tuple[Extent | int, ...]:
-    """Scratch sizes of a thread, in reals, in the order of `backward.Scratch`."""
+    """Scratch reals per thread, in the order of `backward.Scratch`."""
     queries = width(bits)
     of_query, of_value = d_padded * queries, v_padded * queries
     return (

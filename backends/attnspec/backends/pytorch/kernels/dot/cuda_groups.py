@@ -30,7 +30,7 @@ from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.transforms import fused_allowed, lazy
 
 WIDEST = {torch.float32: 128, torch.bfloat16: 256, torch.float16: 256}
-"""Largest head size whose tiles fit into the shared memory of a GPU; other dtypes have no kernel."""
+"""Largest head size with tiles within a GPU's shared memory; other dtypes have no kernel."""
 
 SCALES = 2.0**-40, 2.0**40
 """Smallest and largest scale and cap that float32 handles; the formula computes others."""
@@ -137,7 +137,7 @@ def attend(path: str, query: Tensor, key: Tensor, value: Tensor, visible: Visibl
 
 def by_flash(query: Tensor, key: Tensor, value: Tensor, causal: bool,
              scale: float | None) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Output and log Σ exp by flash, fitted: features in eights, equal head sizes, square if causal."""
+    """Output and log Σ exp by flash, with equal head sizes in eights and square causal calls."""
     d, d_v = query.shape[-1], value.shape[-1]
     if causal:
         key, value = key[:, :, : query.shape[-2]], value[:, :, : query.shape[-2]]

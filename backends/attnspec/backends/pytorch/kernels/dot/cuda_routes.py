@@ -16,7 +16,7 @@ NAME = "F.scaled_dot_product_attention"
 """Function that `dense` calls; PyTorch does not report which kernel it then runs."""
 
 WAIT_FROM = 1 << 34
-"""Multiply-adds of one product from which waiting for the device to read a mask pays: some 100 µs on an H100."""
+"""Multiply-adds of a product from which it pays to wait for a mask: some 100 µs on an H100."""
 
 
 def worth_waiting(query: Tensor, work: int) -> bool:

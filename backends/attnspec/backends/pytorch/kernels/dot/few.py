@@ -26,7 +26,7 @@ from attnspec.backends.pytorch.runtime.plans import plan_class
 from attnspec.backends.pytorch.runtime.recording import recorded
 
 MOST = 2**18
-"""Most scores, and most elements of queries or keys, per head of keys: a thread has memory for them."""
+"""Most scores, and most elements of queries or keys, per head of keys in a thread's memory."""
 
 empty_like = torch.empty_like
 
@@ -113,7 +113,7 @@ class BackwardPlan:
 
 
 def serves(call: Call) -> bool:
-    """Return whether causality, scale and a mask are the only options, and the kernels fit."""
+    """Return whether options are only causality, scale and a mask, and layout and sizes fit."""
     query, key, value, mask = *call[:3], call.tensors.mask
     given = [query, key, value] if mask is None else [query, key, value, mask]
     if not call.is_simple() or query.dtype not in STORED:

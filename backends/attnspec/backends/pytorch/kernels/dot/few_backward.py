@@ -31,8 +31,8 @@ class Backward(Few):
 def backward_scratch(
     lanes: int, stored: str, copied: bool, group: Extent, n: Extent, m: Extent, d: Extent, d_v: Extent
 ) -> tuple[Extent | int, ...]:  # fmt: skip
-    """Scratch sizes of a thread, in reals: gradients of all scores; transposed values; ``copied`` key; ``copied``
-    value; widened queries; widened gradients of results."""
+    """Scratch reals per thread: gradients of all scores; transposed values; ``copied`` key; ``copied`` value; widened
+    queries; widened gradients of results."""
     d, d_v, m_whole = in_registers(d, lanes), in_registers(d_v, lanes), in_registers(m, lanes)
     if stored == "real":
         return group * n * m_whole, m_whole * d_v, 0, 0, 0, 0

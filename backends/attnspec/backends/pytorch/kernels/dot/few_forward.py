@@ -26,8 +26,8 @@ class Forward(Few):
 def forward_scratch(
     lanes: int, stored: str, copied: bool, n: Extent, m: Extent, d: Extent, d_v: Extent
 ) -> tuple[Extent | int, ...]:  # fmt: skip
-    """Scratch sizes of a thread, in reals: weights of a tile; transposed keys; ``copied`` key; ``copied`` value;
-    widened queries of a head."""
+    """Scratch reals per thread: weights of a tile; transposed keys; ``copied`` key; ``copied`` value; widened queries
+    of a head."""
     d, d_v, m_whole = in_registers(d, lanes), in_registers(d_v, lanes), in_registers(m, lanes)
     if stored == "real":
         return m_whole * TILE, m_whole * d, 0, 0, 0

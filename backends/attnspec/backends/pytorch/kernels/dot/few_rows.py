@@ -92,7 +92,7 @@ Weigh: TypeAlias = Callable[[list[Value], Sequence[Inside], list[list[Variable]]
 """Function that adds to the sums of some columns, for each row."""
 
 Put: TypeAlias = Callable[[Value, Inside, Value], None]
-"""Function that receives the sums of a register of columns, the existing lanes, and the first column."""
+"""Function that receives a register's sums, its existing lanes and its first column."""
 
 
 class HeadOfKeys(Generic[F]):

@@ -63,7 +63,7 @@ class QueryBlock:
         return operand.of_head(self.batch, self.head)
 
     def key_head_of(self, operand: Strided[RealPointer]) -> RealPointer:
-        """Address of the first row of the head of keys or values that the block's head shares."""
+        """First row of the head of keys or values that the block's head shares."""
         return operand.of_head(self.batch, self.head // self.operands.group)
 
     def row_of(self, lane: Index) -> Value:

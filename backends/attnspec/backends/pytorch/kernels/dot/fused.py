@@ -21,7 +21,7 @@ from attnspec.backends.pytorch.runtime.private import flash_on_cpu, flash_on_cpu
 from attnspec.backends.pytorch.runtime.transforms import addressable
 
 APPROXIMATED = (torch.float16,) if torch.backends.cpu.get_cpu_capability() == "AVX2" else ()
-"""Dtypes widened to avoid an error of PyTorch's fused kernel: with AVX2 its exponentials of half dtypes act as if
+"""Dtypes widened to avoid an error of PyTorch's fused kernel. With AVX2 its exponentials of half dtypes act as if
 scores were 2·10⁻⁵ larger, which shows in the mean of many float16 rows."""
 
 WORTH_WIDENING = 2**13
@@ -35,8 +35,8 @@ SUMMED = 2.0**14
 
 
 def widens(query: Tensor, key: Tensor) -> bool:
-    """Return whether to widen half operands: for few queries PyTorch's half kernel takes several times as long, except
-    for bfloat16 on AMX tiles, and dtypes in `APPROXIMATED` always need it."""
+    """Return whether to widen half operands. For few queries PyTorch's half kernel takes several times as long, except
+    for bfloat16 on AMX tiles; dtypes in `APPROXIMATED` always need it."""
     if query.dtype not in HALF_DTYPES:
         return False
     few = query.shape[-2] <= FEW_HALF and key.numel() >= WORTH_WIDENING
@@ -101,7 +101,7 @@ def output_of(
     if mask is not None and causal:
         mask, causal = mask & causal_triangle(query.shape[-2], key.shape[-2], query.device), False
     if d != d_v:
-        # PyTorch's fused kernel wants one width; zeros at the end change neither scores nor the columns returned
+        # PyTorch's fused kernel requires one width; zeros at the end change neither scores nor the columns returned
         query, key, value = (F.pad(x, (0, max(d, d_v) - x.shape[-1])) for x in (query, key, value))
     if query.is_cpu and widens(query, key):
         query, key, value = query.float(), key.float(), value.float()

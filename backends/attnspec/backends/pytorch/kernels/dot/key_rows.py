@@ -15,7 +15,7 @@ SUMS = 16 if HAS_512_BITS else 8
 """Vectors of output columns summed at once, over all outputs."""
 
 COLUMNS = {8: (8, 4, 1), 4: (4, 1), 2: (2, 1)}
-"""Vectors of columns per output summed at once, largest first, by the most that registers hold."""
+"""Vectors of columns per output, largest first, by the most that registers hold."""
 
 PAIRED_COLUMNS = (8, 4, 2)
 """`COLUMNS` for values that are read in pairs of keys."""
@@ -32,7 +32,7 @@ def together(stored: str, members: int) -> int:
 
 
 class KeyRows:
-    """``count`` keys and values of one page by address, and the address of the next keys, for prefetching."""
+    """``count`` keys and values of one page, and the address of the next keys to prefetch."""
 
     def __init__(self, k: Kernel[Step], stored: str, key: BytePointer, value: BytePointer, next_key: BytePointer,
                  count: Value) -> None:  # fmt: skip

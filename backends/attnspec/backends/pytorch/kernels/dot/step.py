@@ -29,12 +29,12 @@ FEW = 16
 """Heads per group from which `tiled`, with the heads as queries of one head, replaces `step`."""
 
 BLOCK = 16
-"""Keys per block: a whole register of scores, and few enough that prefetched rows are still cached."""
+"""Keys per block: a register of scores, few enough that prefetched rows are still cached."""
 
 
 def step_scratch(lanes: int, group: Extent, d_v: Extent, members: int) -> tuple[Extent | int, ...]:
-    """Scratch sizes of a thread, in reals: weights, their two bfloat16 parts, partial scores, factors; for each head of
-    the group maxima, totals and output."""
+    """Scratch reals per thread: weights, their two bfloat16 parts, partial scores, factors; for each head of the group
+    maxima, totals and output."""
     heads, some = group + members, BLOCK * members
     return some, some // 2, some // 2, lanes * lanes, lanes, heads * lanes, heads * lanes, heads * d_v
 
@@ -136,7 +136,7 @@ def step_kernel(bits: int, stored: str, members: int) -> Kernel[Step]:
 
 
 def serves(call: Call) -> bool:
-    """Return whether heads have one query, rows whole registers, and options only scale, lengths, window."""
+    """Return whether heads have one query, rows fill registers, and options are scale, lengths, window."""
     query, key, value, options, (mask, _, _, slopes, bias), *_ = call
     alone = all(x is None for x in (mask, slopes, bias, options.softcap))
     if query.shape[-2] != 1 or not alone or call.differentiates():
@@ -147,7 +147,7 @@ def serves(call: Call) -> bool:
 
 
 def bounds(b: int, m: int, visible: Visible) -> tuple[Tensor, Tensor]:
-    """First key (b) that the only query sees, and the end of its keys; lengths, offsets: (b) or None."""
+    """First key (b) and end (b) of the only query's keys; lengths and offsets are (b) or None."""
     _, left, right, lengths, offsets = visible
     if left is None and right is None and lengths is not None:
         return torch.zeros_like(lengths), lengths
@@ -163,7 +163,7 @@ def bounds(b: int, m: int, visible: Visible) -> tuple[Tensor, Tensor]:
 def plan(
     call: Call, given: Sequence[Tensor], rank: int, table: Tensor | None = None
 ) -> Callable[..., tuple[Tensor, Tensor | None] | None]:
-    """Return the function for calls like this one; it returns None if log Σ exp is NaN.
+    """Return the function for such calls; it returns None if log Σ exp is NaN.
 
     Later calls have lengths and offsets if this one has. ``table`` (b, blocks) numbers pages (pages, heads_k, page, ·).
     """

@@ -21,7 +21,7 @@ from .arguments import Strided
 STORED = {torch.float32: "real", torch.float64: "real", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 PAIRS = "pairs"
-"""Storage format of bfloat16 that is multiplied in pairs: by bfloat16 queries, and by bfloat16 parts of weights."""
+"""Storage format of bfloat16 multiplied in pairs: by bfloat16 queries and parts of weights."""
 
 
 class StridedBytes(Kind[Tensor, Strided[BytePointer]]):

@@ -16,7 +16,7 @@ from attnspec.backends.pytorch.kernels.llvm.sums import Sums, add_product
 from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value
 
 TILE_ROWS, TILE_VECTORS = (8, 2) if HAS_512_BITS else (4, 3)
-"""Rows and vectors of a tile: its sums, the vectors of a step and one scalar fit into the registers."""
+"""Rows and vectors of a tile: its sums, a step's vectors and one scalar fit into the registers."""
 
 
 def width(bits: int) -> int:
@@ -25,8 +25,7 @@ def width(bits: int) -> int:
 
 
 def groups_of_vectors(k: Kernel, columns: Value) -> Iterator[tuple[int, Value]]:
-    """Loop over whole registers of columns in groups of `TILE_VECTORS`, fewer at the end: yield group size and first
-    column."""
+    """Loop over columns by `TILE_VECTORS` registers, fewer at the end: yield their number and the first column."""
     begin = k.integer(0)
     for count in range(TILE_VECTORS, 0, -1):
         wide = count * k.lanes

@@ -28,14 +28,14 @@ IntArray: TypeAlias = "array[int]"
 
 
 class Kind(Generic[Given, Read]):
-    """Kind of an argument: the type that a caller gives, and the type that a kernel reads.
+    """Kind of an argument: the type a caller gives, and the type a kernel reads.
 
     The descriptor's methods are for type checkers alone: at run time the attributes of `Arguments` are ordinary ones.
     """
 
     words: ClassVar[int] = 1
     expression: ClassVar[str] = "*{kind}.to_words({given})"
-    """Python source of an argument's words; compiled, as slower ways would take as long as a small kernel."""
+    """Python source of an argument's words. It is compiled: slower code would take as long as a small kernel."""
 
     if TYPE_CHECKING:
 

@@ -111,7 +111,7 @@ class Arithmetic(Builder):
         return self._fold(value, self.maximum)
 
     def of_segments(self, value: Value, segment: int, combine: Callable[[Value, Value], Value]) -> Value:
-        """Combine the lanes of each segment, of a power of two lanes; the result is in all of them."""
+        """Combine the lanes of each segment (a power of two); every lane holds the result."""
         step = segment // 2
         while step:
             order = ir.Constant(ir.VectorType(INT32, self.lanes), [i ^ step for i in range(self.lanes)])

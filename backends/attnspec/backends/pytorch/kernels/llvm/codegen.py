@@ -30,12 +30,12 @@ from attnspec.backends.pytorch.kernels.llvm.memory import Memory
 from attnspec.backends.pytorch.kernels.llvm.values import INT, INT32, POINTER, IntPointer, Pointer, Value, Variable
 
 LEADING = 16
-"""Words before the arguments, all 0 if one thread runs the kernel: those named below, then a counter of threads on a
-cache line of its own."""
+"""Words before the arguments, all 0 for one thread: those named below, then a counter of threads on its own cache
+line."""
 
 TASKS, THREADS, NUMBER, COUNTERS, ARRIVED = 0, 1, 2, 3, 8
 """Leading words: a counter of tasks; for several threads their number, the address of the function that numbers them,
-or 0, and the address of their task counters, each on its own cache line; a counter of arrived threads."""
+or 0, the address of their task counters, one per cache line; a counter of arrived threads."""
 
 LINE = 8
 """Words per cache line."""

@@ -84,7 +84,7 @@ def _folder() -> Path | None:
 
 
 def _fault(folder: Path) -> str | None:
-    """Reason why a folder, created if missing, is unusable; None if only this user can open it."""
+    """Create a folder if missing; return why it is unusable, or None if it is private."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
@@ -143,7 +143,7 @@ AT_IMPORT = _sources()
 
 
 def _sources_are_loaded() -> bool:
-    """Return whether sources are unchanged since import: kernel modules are imported one by one, when needed."""
+    """Return whether sources are unchanged since import: kernel modules are imported later, one by one."""
     return bool(AT_IMPORT) and _times() == _WRITTEN
 
 

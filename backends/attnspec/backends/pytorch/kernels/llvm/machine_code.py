@@ -33,7 +33,7 @@ IS_X86 = llvm.get_process_triple().startswith(("x86_64-", "amd64-"))
 
 @lru_cache(maxsize=1)
 def is_zen() -> bool:
-    """Return whether this is an AMD Zen processor, for which PyTorch's matrix library is not tuned."""
+    """Return whether this is an AMD Zen processor: PyTorch's matrix library is not tuned for it."""
     return processor()[0].startswith("znver")
 
 
@@ -45,7 +45,7 @@ def splits_512_bits() -> bool:
 
 @lru_cache(maxsize=1)
 def multiplies_bfloat16() -> bool:
-    """Return whether one instruction adds the products of two pairs of bfloat16 to each lane of float32."""
+    """Return whether an instruction adds two bfloat16 products to each lane of float32."""
     return HAS_512_BITS and bool(processor()[1].get("avx512bf16"))
 
 
@@ -74,7 +74,7 @@ def object_file(assembly: str) -> bytes:
 
 
 class Compiled(Generic[A]):
-    """A kernel in machine code, with the class of its arguments; ``call`` takes the address of their words."""
+    """A kernel in machine code; ``call`` takes the address of its argument words."""
 
     def __init__(self, name: str, code: bytes) -> None:
         self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())

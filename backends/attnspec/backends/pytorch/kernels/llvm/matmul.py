@@ -27,7 +27,7 @@ VECTORS = 4 if HAS_512_BITS else 2
 """Registers of a row of a tile."""
 
 DEPTH = 256
-"""Terms added before a sum goes to memory: so many rows of the right matrix stay in the cache."""
+"""Terms added before a sum goes to memory. So many rows of the right matrix stay in the cache."""
 
 TASK = 8 * ROWS
 """Rows of one task."""
@@ -39,8 +39,7 @@ LEAST = 2**21
 class Matrices(Arguments):
     """Arguments of the products of all entries of a batch, ``blocks`` tasks each.
 
-    ``left_entry`` and ``right_entry`` are the distances from one entry to the next, ``left_row`` from one row to the
-    next.
+    ``left_entry`` and ``right_entry`` are the distances between entries, ``left_row`` between rows.
     """
 
     tasks: Size
@@ -155,7 +154,7 @@ Multiply: TypeAlias = Callable[[Tensor, Tensor, Tensor], None]
 
 
 def planned(left: Tensor, right: Tensor, output: Tensor) -> Multiply:
-    """Return a product for contiguous matrices of these sizes and strides, with a cached argument buffer."""
+    """Return a product for contiguous matrices of these sizes and strides; its arguments are cached."""
     kernel, arguments = product_kernel(8 * output.element_size(), False), _arguments(left, right, output)
     entries, rows, depth = left.shape
     threads = thread_count(entries * -(-rows // TASK), entries * rows * right.shape[2] * depth)
@@ -164,7 +163,7 @@ def planned(left: Tensor, right: Tensor, output: Tensor) -> Multiply:
 
 
 def worthwhile(rows: int, columns: int, depth: int, x: Tensor) -> bool:
-    """Return whether a product of this size, in the dtype of x, is faster here than by PyTorch.
+    """Return whether this product is faster than PyTorch's, for this size and x's dtype.
 
     A product whose rows do not fill a register is not.
     """

@@ -121,7 +121,7 @@ class Memory(Arithmetic):
         self.builder.store(scalar, base.at(element), align=self.size)
 
     def gather(self, base: RealPointer, elements: Sequence[Value]) -> Value:
-        """A vector of the given elements, one for each lane."""
+        """A vector of these elements, one per lane."""
         vector = ir.Constant(self.vector, ir.Undefined)
         for lane, element in enumerate(elements):
             scalar = self.builder.load(base.at(element), typ=self.scalar, align=self.size)

@@ -10,10 +10,10 @@ from attnspec.backends.pytorch.kernels.llvm.matmul import DEPTH, Multiply
 from attnspec.backends.pytorch.runtime.accumulation import widened
 
 ROWS = 512 if splits_512_bits() else 128
-"""Rows of x from which the gain exceeds the time to transpose w, which PyTorch need not do.
+"""Rows of x from which the gain exceeds the time to transpose w.
 
-Measured on Zen 4, with 64 to 1,024 columns. The value of Zen 5 follows from the rates of both products; no other
-processor uses this product (`matmul.worthwhile`).
+PyTorch reads w as it is. Measured on Zen 4, with 64 to 1,024 columns. The value of Zen 5 follows from the rates of both
+products; no other processor uses this product (`matmul.worthwhile`).
 """
 
 
@@ -100,5 +100,5 @@ class ProjectionGradients:
 
 
 def _parts(rows: int) -> int:
-    """Number of parts of a sum over rows, for threads to share; it depends on ``rows`` alone."""
+    """Number of parts of a sum over rows, for threads to share; depends on ``rows`` alone."""
     return next((parts for parts in (8, 4, 2) if rows % parts == 0 and rows // parts >= DEPTH), 1)

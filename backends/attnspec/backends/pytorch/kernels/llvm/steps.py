@@ -58,6 +58,6 @@ def scratch(threads: int, numbers: int, dtype: torch.dtype) -> Tensor:
 
 
 def laid_out(sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:
-    """Offsets of parts of these sizes in bytes, each on a cache line, and the total size."""
+    """Offsets of parts of these sizes (bytes), aligned to cache lines, and the total."""
     ends = list(accumulate(-(-size // CACHE_LINE) * CACHE_LINE for size in sizes))
     return (0, *ends[:-1]), ends[-1]

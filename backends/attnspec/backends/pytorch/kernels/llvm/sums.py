@@ -8,7 +8,7 @@ from attnspec.backends.pytorch.kernels.llvm.memory import Index
 from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value, Variable
 
 STEPS = 1 if HAS_512_BITS else 2
-"""Unroll factor of the inner dimension: with fewer registers, loop tests take a larger part of the time."""
+"""Unroll factor of the inner dimension. With fewer registers, loop tests take a larger part of the time."""
 
 Sums = list[list[Variable]]
 

@@ -84,7 +84,7 @@ def call(kernel: Compiled[Any], threads: int, memory: "array[int]") -> None:
 
 
 def _on_python_threads(kernel: Compiled[Any], address: int, threads: int) -> None:
-    """Run on the calling thread's pool; if interrupted, wait for all threads: they write to memory freed next."""
+    """Run on the calling thread's pool. If interrupted, wait for all threads: they write to memory freed next."""
     if not hasattr(_pools, "own"):
         _pools.own = ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="attnspec")
     pool: ThreadPoolExecutor = _pools.own

@@ -14,13 +14,13 @@ from attnspec.backends.pytorch.kernels.llvm.tile_registers import BYTES, PAIRS, 
 from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value
 
 TASK = 4 * ROWS
-"""Rows of one task: so many let the columns of a tile of the right matrix stay in the cache."""
+"""Rows per task. So many let the columns of a tile of the right matrix stay in the cache."""
 
 FASTER = 8
 """Multiply-adds of pairs by tiles in the time of one by lanes."""
 
 SUMS, LEFT, RIGHT, LAST_LEFT, LAST_RIGHT = (0, 1), (2, 3), 4, (5, 6), 7
-"""Tile registers of sums, left and right matrix; the LAST ones hold the pairs left over at the end of the depth."""
+"""Tile registers of sums, left and right matrix. The LAST ones hold the pairs left over at the end of the depth."""
 
 
 class TileProduct(Matrices):

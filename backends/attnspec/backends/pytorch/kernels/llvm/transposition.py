@@ -12,7 +12,7 @@ from attnspec.backends.pytorch.kernels.llvm.vector_functions import transposed
 
 
 class Square(NamedTuple):
-    """A matrix of as many rows and columns as a register has lanes: address, stride, and how many of each exist."""
+    """A square of a register's lanes: address, stride, and how many rows and columns exist."""
 
     base: RealPointer
     step: Value

@@ -1,4 +1,4 @@
-"""Values of a kernel that is being built: integers, vectors, pointers, variables; their operators emit instructions."""
+"""Integers, vectors, pointers and variables of a kernel; their operators emit instructions."""
 
 from collections.abc import Sequence
 from typing import Any, Self, TypeVar
@@ -15,7 +15,7 @@ POINTER = ir.PointerType()
 
 
 class Builder:
-    """A function of LLVM IR that is being built, for reals of 32 or 64 bits, with its types and constants."""
+    """Builder of an LLVM IR function for reals of 32 or 64 bits, with its types and constants."""
 
     def __init__(self, name: str, bits: int) -> None:
         self.name, self.bits = name, bits
@@ -34,7 +34,7 @@ class Builder:
         return Value(self, INT(value))
 
     def full(self, value: float) -> "Value":
-        """The same constant in every lane."""
+        """One constant in every lane."""
         return Value(self, ir.Constant(self.vector, [value] * self.lanes))
 
     def constant(self, value: "Value | float", like: "Value") -> "Value":
@@ -57,7 +57,7 @@ class Builder:
 
 
 class Value:
-    """An SSA value: a 64-bit integer, a vector of as many reals as a register holds, or a vector of booleans."""
+    """An SSA value: a 64-bit integer, a register of reals, or a vector of booleans."""
 
     def __init__(self, kernel: Builder, ssa: Any) -> None:
         self.kernel, self.ssa = kernel, ssa
@@ -102,7 +102,7 @@ class Value:
         return Value(self.kernel, self.kernel.builder.or_(self.ssa, other.ssa))
 
     def compare(self, operator: str, other: "Value | float") -> "Value":
-        """`operator` is one of < <= > >= == != ; real comparisons with NaN are false (!= is true)."""
+        """Booleans of < <= > >= == or !=. With NaN, real comparisons are false (!= is true)."""
         b, right = self.kernel.builder, self.kernel.constant(other, self).ssa
         if self.is_int:
             return Value(self.kernel, b.icmp_signed(operator, self.ssa, right))
