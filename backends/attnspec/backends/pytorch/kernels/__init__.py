@@ -1,6 +1,6 @@
-"""The chapter `kernels`. Protocols: ``attnspec.spec.kernels``. Fast kernels are below.
+"""The chapter `kernels`: grouped, packed, paged, latent attention. Protocols: ``attnspec.spec.kernels``.
 
-Attention is computed by kernels where they serve a call (`dot.groups`, `dot.packed`), else by the `formula`.
+A fast kernel computes a call if one supports it (`dot.groups`, `dot.packed`), otherwise `formula` does.
 """
 
 from collections.abc import Iterator
@@ -80,7 +80,7 @@ def grouped_query_attention(
     sinks: Float[Tensor, " heads"] | None = None,
     key_lengths: Int[Tensor, "*#batch"] | None = None,
 ) -> tuple[Float[Tensor, "*batch heads n d_v"], Float[Tensor, "*batch heads n"] | None]:
-    """softmax(QKᵀ)V with all options, keys and values shared by the heads of a group without copies."""
+    """softmax(QKᵀ)V with all options; the heads of a group share keys and values without copies."""
 
     def check() -> tuple[int, ...]:
         shape = _grouped(
@@ -105,13 +105,13 @@ def grouped_query_attention(
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...], seen: Visible,
                scoring: Scoring) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Output of this shape and logarithms, by the kernels that serve the call, or by the formula."""
+    """Output of this shape and log Σ exp, by a fast kernel if possible."""
     return _finished(groups.attend(query, key, value, seen, scoring), query, key, value, shape, seen, scoring)
 
 
 def _finished(found: tuple[Tensor, Tensor] | None, query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...],
               seen: Visible, scoring: Scoring, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Results of the kernels, or of the formula where there are none, with sinks, rounded and in this shape."""
+    """Kernel results, or the formula's if there are none, with sinks, rounded and reshaped."""
     if found is None:
         allowed = seen.allowed(query.shape[-2], key.shape[-2], query.device)
         found = formula.attention(query, key, value, allowed, scoring)
@@ -120,7 +120,7 @@ def _finished(found: tuple[Tensor, Tensor] | None, query: Tensor, key: Tensor, v
 
 
 def _rounded(output: Tensor, logarithms: Tensor, query: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Both in the dtype of the queries, the output of this shape."""
+    """Output of this shape and log Σ exp, both in the dtype of the queries."""
     return output.to(query.dtype).reshape(shape), logarithms.to(query.dtype).reshape(shape[:-1])
 
 
@@ -141,7 +141,7 @@ def variable_length_attention(
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
 ) -> tuple[Float[Tensor, "*batch heads n d_v"], Float[Tensor, "*batch heads n"] | None]:
-    """Attention under a mask of pairs of one sequence, at positions counted from its first."""
+    """Attention within each packed sequence; positions count from the sequence's first."""
     shape = _packed(query, key, value, query_ends, key_ends, scale, window, softcap, causal=causal)
     n, m = query.shape[-2], key.shape[-2]
     refuse_scale_and_cap("variable_length_attention", scale, softcap)
@@ -166,7 +166,7 @@ def variable_length_attention(
 
 
 def _sequences(query: Tensor, query_ends: Tensor, key_ends: Tensor) -> Iterator[tuple[Tensor, slice]]:
-    """The queries of each packed sequence that has some, and where its keys are."""
+    """Yield the queries of each sequence that has queries, and the slice of its keys."""
     ends, of_keys = query_ends.tolist(), key_ends.tolist()
     for start, end, first, last in zip(ends[:-1], ends[1:], of_keys[:-1], of_keys[1:], strict=True):
         if start < end:
@@ -187,13 +187,13 @@ def paged_attention(
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
 ) -> tuple[Float[Tensor, "*batch heads n d_v"], Float[Tensor, "*batch heads n"] | None]:
-    """Attention to the rows of the pages, gathered in the order of the table."""
+    """Attention to keys and values in pages, in the order of ``block_table``."""
     shape = _paged(query, key_pages, value_pages, block_table, key_lengths, scale, window, softcap, causal=causal)
     n, m = query.shape[-2], block_table.shape[-1] * key_pages.shape[-2]
     refuse_scale_and_cap("paged_attention", scale, softcap)
     refuse_outside("paged_attention", "block_table", block_table, key_pages.shape[0] - 1)
     refuse_outside("paged_attention", "key_lengths", key_lengths, m)
-    seen = visible(None, causal, window, key_lengths, key_lengths.long() - n)  # bytes would wrap around
+    seen = visible(None, causal, window, key_lengths, key_lengths.long() - n)  # uint8 lengths would wrap around
     scoring = Scoring(scale, softcap)
     found = groups.attend_in_pages(query, key_pages, value_pages, block_table, seen, scoring)
     if found is not None:
@@ -204,9 +204,9 @@ def paged_attention(
 
 
 def _gathered(pages: Tensor, table: Tensor) -> Tensor:
-    """Rows of the pages of each sequence, one after another.
+    """Each sequence's pages, concatenated in the order of the table.
 
-    Pages are widened where they have gradients, for those of several sequences are summed.
+    Pages with gradients are widened first: a page shared by several sequences sums their gradients.
     """
     rows = widened(pages)[table].to(pages.dtype) if recorded(pages) else pages[table]
     return rows.movedim(-4, -3).flatten(-3, -2)
@@ -229,7 +229,7 @@ def latent_attention(
     causal: bool = False,
     scale: float | None = None,
 ) -> Float[Tensor, "*batch heads n d_v"]:
-    """The absorbed form where fewer queries than keys are projected, else the plain one."""
+    """The absorbed form if there are fewer queries than keys, otherwise the plain form."""
     shape = _latent(query, query_rope, latent, key_rope, w_k, w_v, mask, scale, causal=causal)
     refuse_scale_and_cap("latent_attention", scale)
     n, m, dtype = query.shape[-2], latent.shape[-2], query.dtype
@@ -256,7 +256,7 @@ def latent_attention(
 
 
 def _beside(x: Tensor, y: Tensor) -> Tensor:
-    """The features of both."""
+    """Features of x, then those of y."""
     rows = broadcast(x.shape[:-1], y.shape[:-1])
     return torch.cat((x.expand(*rows, x.shape[-1]), y.expand(*rows, y.shape[-1])), -1)
 
@@ -266,7 +266,7 @@ def _beside(x: Tensor, y: Tensor) -> Tensor:
 def merge_attention(
     outputs: Float[Tensor, "*#batch parts d_v"], log_sum_exps: Float[Tensor, "*#batch parts"]
 ) -> tuple[Float[Tensor, "*batch d_v"], Float[Tensor, "*batch"]]:
-    """Outputs weighed by the softmax of the logarithms."""
+    """Outputs weighted by the softmax of ``log_sum_exps``."""
     shape = _merge(outputs, log_sum_exps)
     scores = widened(log_sum_exps).unsqueeze(-2)
     with_keys = scores != -torch.inf
@@ -284,7 +284,7 @@ def merge_attention(
 def rotary_embedding(
     x: Float[Tensor, "*#batch n d"], positions: Int[Tensor, "*#batch n"] | None = None, *, theta: float = 10000.0
 ) -> Float[Tensor, "*batch n d"]:
-    """Neighbours turned together, by angles that are computed in float64."""
+    """Rotate neighbouring features (2i, 2i + 1) as pairs, by angles computed in float64."""
     _rotary(x, positions, theta)
     if not 0 < theta < inf:
         raise ValueError(f"rotary_embedding: theta: expected a positive, finite number; got {theta}")
@@ -321,7 +321,7 @@ def sliding_window_mask(
 def document_mask(
     query_documents: Int[Tensor, "*#batch n"], key_documents: Int[Tensor, "*#batch m"]
 ) -> Bool[Tensor, "*batch n m"]:
-    """Equal numbers."""
+    """True where query and key have the same document number."""
     _documents(query_documents, key_documents)
     return query_documents.unsqueeze(-1) == key_documents.unsqueeze(-2)
 
@@ -331,7 +331,7 @@ def document_mask(
 def dropout(
     weights: Float[Tensor, "*#batch n m"], *, keep: Bool[Tensor, "*#batch #n #m"] | None = None, rate: float = 0.0
 ) -> Float[Tensor, "*batch n m"]:
-    """Weights over 1 − rate where kept."""
+    """Weights divided by 1 − rate where kept, 0 elsewhere."""
     _dropout(weights, keep, rate)
     if not 0 <= rate < 1:
         raise ValueError(f"dropout: rate: expected a number in [0, 1); got {rate}")

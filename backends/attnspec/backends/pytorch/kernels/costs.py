@@ -1,4 +1,4 @@
-"""A model of the time of a call on each path, by instruction set and dtype.
+"""Cost model: predicted time of a call on each path, by instruction set and dtype.
 
 Its constants are in the tables of the folder ``measured``. Nothing is timed in a user's process: the same call takes
 the same path in every run.
@@ -20,14 +20,14 @@ SIZES = (
     (16, 50, 1, 200), (32, 200, 1, 128), (32, 50, 17, 300), (32, 100, 100, 50), (16, 1, 500, 200),
     (16, 200, 1, 200), (16, 13, 1, 300), (8, 1, 30, 300), (32, 1, 200, 200), (2, 1024, 1024, 64),
 )  # fmt: skip
-"""Batch, queries, keys, and features or hidden units, of the calls that were measured."""
+"""Measured calls: batch, queries, keys, and features or hidden units."""
 
 
 class Cost(NamedTuple):
-    """Microseconds of a call, and nanoseconds of each unit of its work on one thread, as `Work` counts it.
+    """Microseconds per call, and nanoseconds per unit of `Work` on one thread.
 
-    ``measured`` holds, for each of `SIZES`, the measured time of that call over the time of the model; 0 where the path
-    does not serve it. It is empty for additive attention, whose model chooses nearly the same paths alone.
+    ``measured`` holds, for each of `SIZES`, measured over modelled time; 0 where the path does not support the call. It
+    is empty for additive attention: there the model alone chooses nearly the same paths.
     """
 
     call: float
@@ -38,15 +38,15 @@ class Cost(NamedTuple):
 
 
 Costs = Mapping[tuple[str, str, str, str], Cost]
-"""By operation, path, dtype, and ``forward`` or ``gradients``."""
+"""Constants by operation, path, dtype, and ``forward`` or ``gradients``."""
 
 COLUMNS = "operation", "path", "dtype", "mode", *Cost._fields
-"""The first line of a table, behind its comments."""
+"""Header of a table, below its comment lines."""
 
 
 class Work(NamedTuple):
-    """What a call takes time for: the terms or multiply-adds of all pairs of a query and a key, the scores, and the
-    numbers of queries, keys and values themselves. Kernels whose lanes hold queries count empty lanes too."""
+    """Work of a call: terms or multiply-adds of pairs, scores, elements of operands. Kernels with one query per lane
+    count empty lanes too."""
 
     pairs: float
     scores: float
@@ -54,16 +54,16 @@ class Work(NamedTuple):
 
 
 def leading_digits(size: int) -> int:
-    """The first five binary digits of a size: a path is chosen once for all that share them, as keys grow by steps."""
+    """Round a size down to its first five binary digits, so that growing keys reuse choices."""
     rest = max(size.bit_length() - 5, 0)
     return size >> rest << rest
 
 
 @lru_cache(maxsize=1)
 def instruction_set() -> str:
-    """``amx``, ``zen5``, ``avx512``, ``avx2`` or ``neon``: by the registers that kernels use.
+    """Return ``amx``, ``zen5``, ``avx512``, ``avx2`` or ``neon``: the vector instructions of kernels.
 
-    AMD's processors add in registers of 512 bits by halves up to Zen 4, and at once from Zen 5 on.
+    Zen 4 computes 512-bit registers in two halves, Zen 5 in one piece.
     """
     from attnspec.backends.pytorch.kernels.llvm.machine_code import is_zen, register_bytes, splits_512_bits
     from attnspec.backends.pytorch.kernels.llvm.tile_registers import multiplies_tiles
@@ -76,7 +76,7 @@ def instruction_set() -> str:
 
 
 def cost_of(operation: str, path: str, dtype: torch.dtype, tracked: bool) -> Cost | None:
-    """The constants of a path of ``additive`` or ``dot``; None where it was not measured."""
+    """The constants of a path of ``additive`` or ``dot``; None if it was not measured."""
     kind = str(dtype).removeprefix("torch.")
     return table(instruction_set()).get((operation, path, kind, "gradients" if tracked else "forward"))
 
@@ -84,7 +84,7 @@ def cost_of(operation: str, path: str, dtype: torch.dtype, tracked: bool) -> Cos
 @lru_cache
 def table(instructions: str) -> Costs:
     """The constants of all paths, for a result of `instruction_set`."""
-    if instructions == "neon":  # not measured: kernels are taken to need twice the time that they need in AVX2
+    if instructions == "neon":  # not measured: assumed to take twice AVX2's time per pair and score
         costs = table("avx2")
         return {key: cost._replace(pair=2 * cost.pair, score=2 * cost.score) for key, cost in costs.items()}
     return parsed((files(__package__) / "measured" / f"{instructions}.tsv").read_text(encoding="utf-8"))
@@ -101,10 +101,10 @@ def parsed(text: str) -> Costs:
 
 
 def microseconds(cost: Cost, work: Work, measured: tuple[Work, ...] = ()) -> float:
-    """The time of a call whose work is divided among all threads, where it is worth waking them.
+    """Predicted time of a call; threads share work above `WORTH_WAKING`.
 
-    ``measured`` is the work of the calls that were measured. What they took more or less than the sum over units of
-    work, a call takes more or less, too, the more it resembles them.
+    ``measured`` is the work of the measured calls. Their ratio of measured to modelled time corrects the prediction,
+    weighted by how similar their work is.
     """
     alone = (cost.pair * work.pairs + cost.score * work.scores + cost.row * work.rows) / 1e3
     threads = torch.get_num_threads()
@@ -113,10 +113,10 @@ def microseconds(cost: Cost, work: Work, measured: tuple[Work, ...] = ()) -> flo
 
 
 def _correction(cost: Cost, work: Work, measured: tuple[Work, ...]) -> float:
-    """The logarithm of what was measured over the model, of calls with similar work."""
+    """Logarithm of measured over modelled time, averaged by similarity of work."""
     pairs, scores, rows = _logarithms(work)
     weighted, weights = 0.0, FAR
-    # written out: every size that is seen for the first time waits for it
+    # written out for speed: the first call of every size waits for it
     for of_pairs, of_scores, of_rows, factor in _known(cost, measured):
         by_pairs, by_scores, by_rows = pairs - of_pairs, scores - of_scores, rows - of_rows
         weight = 1 / (by_pairs * by_pairs + by_scores * by_scores + by_rows * by_rows + NEAR)
@@ -127,7 +127,7 @@ def _correction(cost: Cost, work: Work, measured: tuple[Work, ...]) -> float:
 
 @lru_cache(maxsize=64)
 def _known(cost: Cost, measured: tuple[Work, ...]) -> list[tuple[float, float, float, float]]:
-    """Logarithms of the work of the calls that were measured on a path, and of what they took over the model."""
+    """Logarithms of work, and of measured over modelled time, of a path's measured calls."""
     pairs = zip(measured, cost.measured, strict=True)
     return [(*_logarithms(known), log(factor)) for known, factor in pairs if factor]
 
@@ -137,8 +137,8 @@ def _logarithms(work: Work) -> tuple[float, float, float]:
 
 
 NEAR, FAR = 0.05, 0.1
-"""Squared powers of two of work: within ``NEAR`` of a measured call nothing else counts, and where all are further away
-than 1/``FAR``, none does."""
+"""Bounds on squared log2 distances of work. Within ``NEAR`` a single measured call dominates; beyond 1/``FAR`` none
+counts."""
 
 WORTH_WAKING = 50.0
-"""Microseconds of work from which threads share it."""
+"""Microseconds of work above which threads share it."""

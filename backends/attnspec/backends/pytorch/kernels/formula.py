@@ -1,4 +1,4 @@
-"""Attention in groups of heads by PyTorch's operations, with scores in memory: (*batch, heads_k, group, n, m)."""
+"""Grouped-query attention by PyTorch's operations, with scores (*batch, heads_k, group, n, m) in memory."""
 
 from typing import NamedTuple
 
@@ -11,9 +11,9 @@ from attnspec.backends.pytorch.runtime.transforms import intercepted
 
 
 class Scoring(NamedTuple):
-    """How scores come from products: scale (1/√d if None), then cap, distance |i − j| times slopes, and bias.
+    """Steps from products to scores: scale (1/√d if None), cap, distance |i − j| times slopes, bias.
 
-    ``sinks`` are given where rounding the results before a sink is added would round them twice.
+    ``sinks`` are set only for half dtypes: their results stay unrounded until sinks are added, to be rounded once.
     """
 
     scale: float | None = None
@@ -25,7 +25,7 @@ class Scoring(NamedTuple):
 
 def attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None,
               scoring: Scoring) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Output (*batch, heads, n, d_v) and log Σ exp (*batch, heads, n), in the dtype of sums, not expanded.
+    """Output (*batch, heads, n, d_v) and log Σ exp (*batch, heads, n), widened, batches not expanded.
 
     ``allowed`` (*#batch, #heads, #n, #m) joins all conditions.
     """
@@ -49,13 +49,13 @@ def attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None,
 
 
 def output_of(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, scale: float) -> Tensor:
-    """The output alone in the dtype of the operands, whatever autocast says."""
+    """Output only, in the dtype of the operands, with autocast off."""
     with autocast.off(query):
         return attention(query, key, value, allowed, Scoring(scale))[0].to(query.dtype)
 
 
 def with_sinks(output: Tensor, logarithms: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention with one more key in every row, of these scores (heads) and with zero values."""
+    """Add to every row one key with score ``sinks`` (heads) and value zero."""
     sunk = torch.logaddexp(logarithms, widened(sinks).unsqueeze(-1))
     return output * (logarithms - sunk).exp().unsqueeze(-1), sunk
 
@@ -70,7 +70,7 @@ def in_groups(x: Tensor, heads_k: int) -> Tensor:
 
 
 def dot_products(query: Tensor, key: Tensor, allowed: Tensor | None) -> Tensor:
-    """QKᵀ, of which NaN and infinities at pairs that are not allowed reach no gradient."""
+    """QKᵀ; NaN and infinities of excluded pairs reach no gradient."""
     if allowed is None or (not intercepted() and query.is_cpu and finite(query) and finite(key)):
         return query @ key.mT
     query = query.masked_fill(~allowed.any(-1, keepdim=True), 0)
@@ -82,7 +82,7 @@ def dot_products(query: Tensor, key: Tensor, allowed: Tensor | None) -> Tensor:
 
 
 def softmax_and_logarithms(scores: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Weights of the allowed keys and log Σ exp of every row: 0 and −∞ without any, with gradients 0."""
+    """Weights and log Σ exp of rows; 0 and −∞, with gradients 0, without allowed keys."""
     if not scores.shape[-1]:
         return scores, scores.sum(-1) - torch.inf
     if allowed is None:
@@ -94,7 +94,7 @@ def softmax_and_logarithms(scores: Tensor, allowed: Tensor | None) -> tuple[Tens
 
 
 def pooled(weights: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:
-    """Σ αv, in which values that are not allowed are left out whatever they are."""
+    """Σ αv over allowed values; excluded values have no effect, even NaN."""
     if allowed is None or (not intercepted() and value.is_cpu and finite(value)):
         return weights @ value
     kept = weights @ value.masked_fill(~value.isfinite(), 0)
@@ -102,7 +102,7 @@ def pooled(weights: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:
 
 
 def nonfinite_terms(weights: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
-    """What non-finite values add to the output: NaN, ±inf, or 0 where all of them are excluded."""
+    """Contribution of non-finite values to the output: NaN, ±inf, or 0 where all are excluded."""
 
     def meets(pairs: Tensor, entries: Tensor) -> Tensor:
         return pairs.to(value.dtype) @ entries.to(value.dtype) > 0

@@ -1,4 +1,4 @@
-"""Which keys the queries of the chapter `kernels` may attend to: masks, windows, lengths, packed sequences."""
+"""Conditions on the keys of a query: masks, windows, lengths, packed sequences."""
 
 from typing import NamedTuple
 
@@ -9,10 +9,10 @@ Window = tuple[int | None, int | None] | None
 
 
 class Visible(NamedTuple):
-    """Conditions on pairs of a query and a key, all of which must hold; None where there is none.
+    """Conditions on query-key pairs, all of which must hold; None is no condition.
 
-    ``mask`` (*batch, #n, #m). Query i sees the keys from i − ``left`` + offset to i + ``right`` + offset, of which the
-    first ``lengths`` (*batch) are there; ``offsets`` (*batch) are 0 if None.
+    ``mask`` (*batch, #n, #m). Query i sees keys i − ``left`` + offset to i + ``right`` + offset, among the first
+    ``lengths`` (*batch) keys; ``offsets`` (*batch) are 0 if None.
     """
 
     mask: Tensor | None = None
@@ -22,7 +22,7 @@ class Visible(NamedTuple):
     offsets: Tensor | None = None
 
     def allowed(self, n: int, m: int, device: torch.device) -> Tensor | None:
-        """All conditions as one mask (*#batch, 1, #n, #m), alike for all heads; None allows everything."""
+        """All conditions as one mask (*#batch, 1, #n, #m) for all heads; None allows everything."""
         keys, found = torch.arange(m, device=device), self.mask
         if self.left is not None or self.right is not None:
             aligned = torch.arange(n, device=device)[:, None]
@@ -35,13 +35,13 @@ class Visible(NamedTuple):
 
 def visible(mask: Tensor | None, causal: bool, window: Window, lengths: Tensor | None = None,
             offsets: Tensor | None = None) -> Visible:  # fmt: skip
-    """The conditions of an operation: no key of a causal call is ahead of its query, whatever the window."""
+    """Conditions of an operation; ``causal`` sets ``right`` to 0, whatever the window."""
     left, right = (None, None) if window is None else window
     return Visible(mask, left, 0 if causal else right, lengths, offsets)
 
 
 def joined(mask: Tensor | None, more: Tensor | None) -> Tensor | None:
-    """Both conditions; None allows everything."""
+    """Conjunction of two masks; None allows everything."""
     return more if mask is None else mask if more is None else mask & more
 
 
@@ -51,14 +51,14 @@ def near(n: int, m: int, window: Window, device: torch.device | str | None) -> T
 
 
 def within(behind: Tensor, window: Window) -> Tensor:
-    """Where a key that is so far behind its query is within a window."""
+    """True where ``behind``, key position minus query position, is within a window."""
     left, right = (None, None) if window is None else window
     found = torch.ones_like(behind, dtype=torch.bool) if left is None else behind >= -left
     return found if right is None else found & (behind <= right)
 
 
 def places(ends: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The sequence of each of so many packed positions, and the position in it."""
+    """Sequence of each of ``count`` packed positions, and its position in that sequence."""
     every = torch.arange(count, device=ends.device)
     sequence = torch.bucketize(every, ends[1:-1].contiguous().to(every.dtype), right=True)
     return sequence, every - ends[sequence]

@@ -1,1 +1,1 @@
-"""How operations run in PyTorch: autocast, accumulation dtypes, broadcasting, causal masks, transforms, derivatives."""
+"""Running operations in PyTorch: autocast, accumulation dtypes, broadcasting, causal masks, transforms, derivatives."""

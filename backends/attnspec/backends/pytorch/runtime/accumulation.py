@@ -1,4 +1,4 @@
-"""Floating dtypes, and the dtype in which sums are accumulated: float32 for the half dtypes, else their own."""
+"""Floating dtypes and their accumulation dtypes: float32 for half dtypes, otherwise the same."""
 
 from math import isfinite
 
@@ -26,17 +26,17 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def batched_product(left: Tensor, right: Tensor) -> Tensor:
-    """Matrix products (*batch, n, m) of one dtype; batches broadcast, which takes time only where they do."""
+    """Matrix products (*batch, n, m) of one dtype; only batches that broadcast cost extra time."""
     if left.dim() == right.dim() == 3 and left.shape[0] == right.shape[0]:
         return torch.bmm(left, right)
     return left @ right
 
 
 def times_vector(x: Tensor, vector: Tensor) -> Tensor:
-    """x (…, d) times a vector (d); MKL reads a wrong one of float32 whose numbers lie gigabytes apart."""
+    """x (…, d) times a vector (d), made contiguous: MKL misreads float32 vectors with gigabyte strides."""
     return x @ vector.contiguous()
 
 
 def finite(x: Tensor) -> bool:
-    """Whether all numbers are finite; a sum of huge finite numbers may overflow, which costs time alone."""
+    """Return whether all numbers are finite. False if a sum of finite numbers overflows, which only costs time."""
     return isfinite(x.detach().sum(dtype=torch.float32 if x.dtype in HALF_DTYPES else None))

@@ -1,6 +1,6 @@
-"""Autocast at the boundary of an operation: operands are cast on entry, and inside it is off.
+"""Autocast at the boundary of an operation: operands are cast on entry.
 
-Left on, it would also round the intermediate products inside.
+Inside it is off: left on, it would also round the intermediate products.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 def off(x: Tensor) -> AbstractContextManager[None]:
-    """Autocast switched off for the device of x, where it is on; not every device supports it."""
+    """Context with autocast off for x's device, if it is on; not every device supports it."""
     return torch.autocast(x.device.type, enabled=False) if is_on(x) else nullcontext()
 
 
@@ -32,12 +32,12 @@ def cast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def lowers(operation: Callable[P, R]) -> Callable[P, R]:
-    """For operations made of products: under autocast, operands and result are in its dtype; float64 stays."""
+    """Decorate an operation of products: under autocast, operands and result get its dtype; float64 stays."""
     return _at_boundary(operation, lower=True)
 
 
 def keeps(operation: Callable[P, R]) -> Callable[P, R]:
-    """For differences and exponentials, which PyTorch does not cast either: autocast has no effect."""
+    """Decorate an operation of differences or exponentials: like PyTorch, autocast does not affect it."""
     return _at_boundary(operation, lower=False)
 
 

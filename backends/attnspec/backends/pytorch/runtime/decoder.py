@@ -1,4 +1,4 @@
-"""Bahdanau's decoder over many steps, or for one."""
+"""Bahdanau's decoder, for one step or many."""
 
 import torch
 from torch import Tensor
@@ -14,11 +14,11 @@ from attnspec.spec import AttentionDecoderParameters
 from attnspec.spec.contract.tree import flatten, mapped
 
 LARGE, MANY_STEPS = 2**15, 4
-"""The numbers in projected keys, and steps, from which on a kernel is faster than PyTorch's operations."""
+"""Elements of projected keys, and steps, from which a kernel is faster than PyTorch's operations."""
 
 
 class Decoder:
-    """Bahdanau's decoder for source sentences whose annotations are projected once; numbers are in float32 or float64.
+    """Bahdanau's decoder, which projects the annotations once; computes in float32 or float64.
 
     ``annotations`` (*batch, m, d_h) and ``mask`` (*batch, m) are those of the operations. Where gradients are tracked,
     and for few or small steps, the context is computed by PyTorch's operations.
@@ -38,7 +38,7 @@ class Decoder:
             if readable and some.all() and finite(source):
                 self.excluded = ~mask
             else:
-                # What is left out is 0, so that where all is, whatever the weights, the context is 0.
+                # Excluded annotations become 0: if all are excluded, the context is 0 whatever the weights.
                 source = torch.where(mask.unsqueeze(-1), source, 0.0)
                 self.excluded = some & ~mask
         self.source, self.projected = source, functional.linear(source, p.w_k)
@@ -48,7 +48,7 @@ class Decoder:
             self.of_both = torch.cat((of_context, p.cell.w_hh))
 
     def token_terms(self, tokens: Tensor) -> Tensor:
-        """What tokens (*batch) add to the pre-activation of the cell, with its bias: (*batch, d_s)."""
+        """Terms (*batch, d_s) that tokens (*batch) add to the cell's pre-activation, with its bias."""
         return functional.linear(rows(tokens, self.parameters.embedding), self.of_token.mT, self.parameters.cell.b_h)
 
     def context(self, state: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class Decoder:
         return batched_product(weights.unsqueeze(-2), self.source).squeeze(-2)
 
     def only(self, tokens: Tensor, state: Tensor) -> Tensor:
-        """The next state (*batch, d_s) where there is no other step, so that no weights are split or joined for it."""
+        """Next state (*batch, d_s) of a single step, for which no weights are split or joined."""
         p = self.parameters
         given = joined(rows(tokens, p.embedding), self.context(state))
         summed = functional.linear(given, p.cell.w_xh.mT, p.cell.b_h)
@@ -70,7 +70,7 @@ class Decoder:
         return (summed + state @ p.cell.w_hh).tanh()
 
     def following(self, terms: Tensor, state: Tensor) -> Tensor:
-        """The next state (*batch, d_s), from what the token adds and the state before."""
+        """Next state (*batch, d_s), from the token's terms and the previous state."""
         context = self.context(state)
         if context.shape[:-1] != state.shape[:-1]:
             state = state.expand(*broadcast(context.shape[:-1], state.shape[:-1]), state.shape[-1])
@@ -81,12 +81,12 @@ class Decoder:
         return summed.tanh()
 
     def scores(self, states: Tensor) -> Tensor:
-        """The scores (*batch, vocabulary) of all tokens."""
+        """Scores (*batch, vocabulary) of all tokens."""
         return functional.linear(states, self.parameters.w_o, self.parameters.b_o)
 
 
 def joined(left: Tensor, right: Tensor) -> Tensor:
-    """Features of one, then those of the other."""
+    """Features of ``left``, then those of ``right``."""
     batch = left.shape[:-1]
     if batch != right.shape[:-1]:
         batch = broadcast(batch, right.shape[:-1])

@@ -1,7 +1,7 @@
-"""Gradients that cannot be differentiated again: a second derivative raises, and is never silently incomplete.
+"""Gradients that cannot be differentiated again: a second derivative raises.
 
-PyTorch's ``once_differentiable`` is not enough where such gradients are added to others: its node has no edge back to
-the inputs, so that autograd leaves its part out without a word.
+It is never silently incomplete. PyTorch's ``once_differentiable`` is not enough where such gradients are added to
+others: its node has no edge back to the inputs, so that autograd silently leaves its part out.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def no_second_derivative(operation: str, path: str, elsewhere: str) -> Callable[..., NoReturn]:
-    """The backward of a backward: it raises, and names the path that has second derivatives."""
+    """Return a backward of a backward that raises and names the path with second derivatives."""
 
     def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
         raise NotImplementedError(
@@ -23,11 +23,11 @@ def no_second_derivative(operation: str, path: str, elsewhere: str) -> Callable[
 
 
 class _FirstOrder(torch.autograd.Function):
-    """Gradients as a function of everything that they depend on, so that autograd has an edge back to the inputs."""
+    """Gradients as a function of all that they depend on, for autograd's edge to the inputs."""
 
     @staticmethod
     def forward(ctx: Any, refuse: Callable[..., NoReturn], compute: Callable[..., Any], *tensors: Tensor) -> Any:
-        """What ``compute`` gives for the tensors."""
+        """Return compute(*tensors)."""
         ctx.refuse = refuse
         return compute(*tensors)
 
@@ -40,7 +40,7 @@ class _FirstOrder(torch.autograd.Function):
 def first_order(
     refuse: Callable[..., NoReturn], compute: Callable[..., tuple[Tensor | None, ...]], *tensors: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """compute(*tensors), the gradients of a backward; where autograd records it, their own backward is ``refuse``."""
+    """Return compute(*tensors), a backward's gradients; if autograd records it, ``refuse`` is their backward."""
     if not torch.is_grad_enabled():
         return compute(*tensors)
     gradients: tuple[Tensor | None, ...] = _FirstOrder.apply(refuse, compute, *tensors)  # type: ignore[no-untyped-call]

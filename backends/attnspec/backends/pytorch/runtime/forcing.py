@@ -1,24 +1,24 @@
-"""One path for all calls, in place of the one that costs least: so that tests and benchmarks see each of them."""
+"""Forcing of one path for all calls, for tests and benchmarks of every path."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 PATHS = ("llvm", "direct", "step", "few", "plain", "pytorch", "flex")
-"""What may be forced: the paths of additive attention but for ``triton``, those of scaled dot-product attention, and of
-those that groups of heads take on CUDA the one that the CPU has too."""
+"""Paths that may be forced: those of additive attention except ``triton``, and those of scaled dot-product attention.
+``flex`` is a path of grouped heads on CUDA that also runs on the CPU."""
 
 chosen: str | None = None
-"""What `forced` returns, for callers on which another frame of Python would weigh."""
+"""The forced path, for callers that avoid the overhead of calling `forced`."""
 
 
 def forced() -> str | None:
-    """The path that all calls take where it serves them; None where each takes what costs least."""
+    """The path of all calls that it supports; None if each call uses the cheapest."""
     return chosen
 
 
 @contextmanager
 def forcing(path: str | None) -> Iterator[None]:
-    """All calls of the process take this path where it serves them, until the context ends; ValueError for others."""
+    """Force this path on all calls of the process that it supports; ValueError for unknown paths."""
     if path is not None and path not in PATHS:
         raise ValueError(f"path: expected one of {', '.join(PATHS)}; got {path!r}")
     global chosen

@@ -1,4 +1,4 @@
-"""The greatest of many numbers, in an order that ties do not leave open."""
+"""Largest of many numbers, with ties in a fixed order."""
 
 import torch
 from torch import Tensor
@@ -6,14 +6,14 @@ from torch import Tensor
 from attnspec.backends.pytorch.runtime.transforms import intercepted
 
 SORTED = 4096
-"""Up to this many numbers, sorting is faster than finding the least one to keep."""
+"""Up to this many numbers, sorting is faster than finding the smallest one to keep."""
 
 
 def first_greatest(x: Tensor, count: int) -> Tensor:
-    """Places of the greatest numbers (*batch, m), the greatest first, and of equal ones the first; NaN is least.
+    """Indices of the ``count`` largest of x (*batch, m), largest first; NaN is smallest.
 
-    ``topk`` may take any of equal numbers, so that its places are right where no two are. Sorting many to keep a few
-    takes longer than to look for the least kept.
+    Of equal numbers the first comes first. ``topk`` may return any of them, so its indices are used only if no two
+    numbers are equal. Finding the smallest number to keep is faster than sorting many.
     """
     if not intercepted() and count < x.shape[-1]:
         values, places = x.topk(count + 1, -1)

@@ -1,8 +1,8 @@
-"""Memory that a thread keeps between calls: pages of new memory take as long as the work of a small kernel.
+"""Memory that a thread keeps between calls: new pages cost as much as a small kernel.
 
-What is freed goes back to the system as other operations free theirs, whatever the size. A call takes all that it needs
-at once, holds its lease until it returns, and gives none of it away. What is lent is lent to nobody else: a signal or a
-finalizer may call the same kernel in the midst of a call, which then gets new memory.
+The system may take back freed memory of any size when other operations free theirs. A call takes all memory that it
+needs at once, holds its lease until it returns, and passes none of it on. Leased memory is not leased again: a signal
+handler or a finalizer may call the same kernel during a call, and then gets new memory.
 """
 
 import threading
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 MOST = 2**23
-"""Bytes that a thread keeps for one kind of call, for itself and as many for each other thread that works for it."""
+"""Most bytes kept for one kind of call, per thread that works on it."""
 
 
 class _Slot:
-    """Memory for one kind of call, its size and address, which tensors tell slowly, and whether a call has it."""
+    """Memory for one kind of call, with size and address, which tensors report slowly, and lease state."""
 
     __slots__ = ("address", "lent", "memory", "size")
 
@@ -25,7 +25,7 @@ class _Slot:
 
 
 class Lease:
-    """Memory until this object goes: also where a call ends with an exception, as no explicit return would."""
+    """Memory leased until this object is deleted, so that exceptions release it too."""
 
     __slots__ = ("_slot",)
 
@@ -38,7 +38,7 @@ class Lease:
 
     @property
     def memory(self) -> Tensor:
-        """All of it, as bytes."""
+        """The whole memory, as bytes."""
         return self._slot.memory
 
 
@@ -51,9 +51,9 @@ _own = _Own()
 
 
 def address(kind: str, size: int, threads: int = 1) -> tuple[int, Lease]:
-    """Where this thread's memory of at least so many bytes begins, and the lease, to be held while it is used.
+    """Address of ``size`` or more bytes of this thread's memory, and the lease to hold meanwhile.
 
-    ``threads`` share it. For more than a thread keeps, and while that is lent, it is new.
+    ``threads`` share it. It is newly allocated if larger than `MOST` per thread, or already leased.
     """
     slot = _own.slots.get(kind)
     if slot is None or slot.size < size or slot.lent:
@@ -64,8 +64,7 @@ def address(kind: str, size: int, threads: int = 1) -> tuple[int, Lease]:
 
 
 def kept(kind: str, numbers: int, dtype: torch.dtype) -> tuple[Lease, Tensor] | None:
-    """The lease of this thread's memory, to be held, and as much of it as so many numbers take, with what is left of
-    other calls of a kind; None for too many."""
+    """Lease of this thread's memory, and ``numbers`` uninitialised numbers in it; None if that is too many."""
     size = numbers * dtype.itemsize
     if size > MOST:
         return None

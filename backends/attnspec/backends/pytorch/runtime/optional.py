@@ -1,4 +1,4 @@
-"""The optional packages that are installed.
+"""Flags of optional packages that are installed.
 
 They are looked up once: torch.compile can read a constant, but not search for a module.
 """

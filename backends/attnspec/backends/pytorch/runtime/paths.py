@@ -1,4 +1,4 @@
-"""The PyTorch backend with one path for all calls that it serves, so that each is judged: `attnspec check` takes
+"""The PyTorch backend with all calls that a path supports forced to it, for `attnspec check`:
 ``attnspec.backends.pytorch.runtime.paths:llvm``, ``:direct``, ``:step``, ``:few``, ``:plain``, ``:pytorch`` and
 ``:flex``."""
 
@@ -14,7 +14,7 @@ from attnspec.spec import OPERATIONS
 
 
 class Forced:
-    """The backend, each of whose operations runs on one path where that serves it, forward and backward."""
+    """The backend with operations forced to one path that supports them, forward and backward."""
 
     def __init__(self, path: str) -> None:
         self.path, self.name = path, f"pytorch by {path}"
@@ -33,14 +33,14 @@ class Forced:
         return forced
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Tensor]:
-        """Gradients, of a call on the path."""
+        """Gradients of a call on the path."""
         with forcing(self.path):
             return backend.vjp(operation, arguments, cotangent)
 
     def pullback(
         self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
     ) -> tuple[Any, Callable[[Any], dict[str, Tensor]]]:
-        """The result on the path, and its backward pass."""
+        """Result on the path, and its backward pass."""
         with forcing(self.path):
             return backend.pullback(operation, arguments, wanted)
 

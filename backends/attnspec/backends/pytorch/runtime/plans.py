@@ -1,4 +1,4 @@
-"""What a call needs, found once for all calls of the same kind: checks, broadcasting, and the path to take."""
+"""Cached plans of calls: checks, broadcasting and path, computed once per kind of call."""
 
 from dataclasses import dataclass
 from operator import attrgetter
@@ -13,31 +13,31 @@ Plan = TypeVar("Plan")
 C = TypeVar("C")
 
 REMEMBERED = 1024
-"""How many plans are kept of an operation; then all are made anew."""
+"""Most plans kept per operation; when full, the cache is emptied."""
 
 _SEEN = attrgetter("__class__", "shape", "dtype", "device", "requires_grad")
 
 
 @dataclass_transform()
 def plan_class(cls: type[C]) -> type[C]:
-    """A dataclass without the methods that no plan needs: to make all takes two milliseconds of a first call."""
+    """Make a dataclass without methods that plans never use. All methods would add two milliseconds to a first call."""
     return dataclass(eq=False, repr=False, slots=True)(cls)
 
 
 def seen(x: Tensor | None) -> Any:
-    """What plans depend on; AttributeError or RuntimeError for what is no tensor or has no sizes."""
+    """Properties of x that plans depend on; AttributeError or RuntimeError unless x is a sized tensor."""
     return None if x is None else _SEEN(x)
 
 
 class Plans(Generic[Plan]):
-    """Plans by all that they depend on. Threads may use them together: a plan is made anew rather than waited for."""
+    """Plans by key. Threads share them without waiting: two may compute the same plan."""
 
     def __init__(self) -> None:
         self._known: dict[Any, Plan] = {}
         self.get = self._known.get
 
     def remember(self, key: Any, plan: Plan) -> Plan:
-        """Keep a plan, and give it."""
+        """Store a plan and return it."""
         if len(self._known) >= REMEMBERED:
             self._known.clear()
         self._known[key] = plan
@@ -45,5 +45,5 @@ class Plans(Generic[Plan]):
 
 
 def ordinary(*tensors: Tensor | None) -> bool:
-    """Whether all are dense tensors on the CPU without operations of their own."""
+    """Return whether all are dense CPU tensors whose class leaves operations to PyTorch."""
     return all(x is None or (runs_plainly(x) and x.is_cpu and x.layout is torch.strided) for x in tensors)

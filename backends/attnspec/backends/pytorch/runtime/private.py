@@ -1,4 +1,4 @@
-"""All names of PyTorch that this backend uses and that PyTorch does not document, each with its public alternative."""
+"""PyTorch's undocumented names that this backend uses, each with its public alternative."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,32 +7,32 @@ import torch
 from torch.autograd import forward_ad
 
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
-"""Whether a transform of ``torch.func`` is active. There is no public way to ask."""
+"""Return whether a transform of ``torch.func`` is active. There is no public way to ask."""
 
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-"""How many ``TorchDispatchMode`` are active. There is no public way to ask."""
+"""Return the number of active ``TorchDispatchMode``. There is no public way to ask."""
 
 
 def forward_mode() -> bool:
-    """Whether a level of forward-mode differentiation is open.
+    """Return whether a level of forward-mode differentiation is open.
 
-    The public alternative is ``unpack_dual(x).tangent`` of every operand: many times slower, which small calls feel.
+    The public alternative is ``unpack_dual(x).tangent`` of every operand: many times slower, too slow for small calls.
     """
     return forward_ad._current_level >= 0
 
 
 FLEX_WITHOUT_COMPILER = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
-"""The switch that has ``flex_attention`` run as it is written, on the CPU, where tests alone use it.
+"""Switch that runs ``flex_attention`` uncompiled, on the CPU, where only tests use it.
 
-Nothing public keeps it from compiling.
+There is no public way to keep it from compiling.
 """
 
 flash_on_cuda: Callable[..., Any] = torch.ops.aten._scaled_dot_product_flash_attention
-"""``F.scaled_dot_product_attention`` by flash attention, with the logarithms of the sums of exponentials, which the
-public function does not return."""
+"""``F.scaled_dot_product_attention`` by flash attention. It also returns log Σ exp, which the public function does
+not."""
 
 _ON_CPU = "_scaled_dot_product_flash_attention_for_cpu"
 flash_on_cpu: Callable[..., Any] | None = getattr(torch.ops.aten, _ON_CPU, None)
-"""The same on the CPU; None where PyTorch has none. There is no public alternative here either."""
+"""`flash_on_cuda` for the CPU; None where PyTorch has none. There is no public alternative here either."""
 flash_on_cpu_backward: Callable[..., Any] | None = getattr(torch.ops.aten, f"{_ON_CPU}_backward", None)
-"""Its gradients."""
+"""Gradients of `flash_on_cpu`."""

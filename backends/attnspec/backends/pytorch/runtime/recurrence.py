@@ -1,7 +1,7 @@
 """Recurrent networks over sequences: by PyTorch's fused operators, or step by step.
 
-Step by step runs what no fused operator computes (a GRU whose reset gate comes before the product), empty sequences and
-batches, and everything under transforms. The products with all inputs are then one.
+Networks without a fused operator (a GRU whose reset gate comes before the product), empty sequences and batches, and
+everything under transforms run step by step. One product then covers the inputs of all steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,10 +20,9 @@ from attnspec.backends.pytorch.runtime.transforms import intercepted
 class Network(NamedTuple):
     """A kind of network.
 
-    ``gates`` are the letters of its parameters, in PyTorch's order. ``step`` multiplies the state by the weights of so
-    many gates at once as ``products`` says, one after another: it computes the next state of what these products are
-    added to, which comes from the input, (n, g·h) each, of their weights (h, g·h) and a state (n, h). ``fused`` is
-    PyTorch's operator.
+    ``gates`` are the letters of its parameters, in PyTorch's order. ``products`` lists how many gates' weights (h, g·h)
+    each product with the state covers, in order. ``step`` computes the next state from the inputs' terms (n, g·h) and
+    the weights of each product, and a state (n, h). ``fused`` is PyTorch's operator.
     """
 
     gates: str
@@ -42,7 +41,7 @@ def recurrence(
     *,
     directions: int = 1,
 ) -> tuple[Tensor, list[State]]:
-    """Layers of networks, each of which runs in one or two directions.
+    """Run layers of networks, each in one or two directions.
 
     ``parameters`` and ``initial`` states (*batch, h) are those of each layer and, within it, direction. The result is
     the states of the last layer (*batch, t, directions·h), and the final state of every layer and direction.
@@ -69,7 +68,7 @@ def recurrence(
 
 
 def _flattened(x: Tensor, batch: Sequence[int], count: int, core: int) -> Tensor:
-    """x with one batch dimension, and so many others."""
+    """x with one batch dimension and ``core`` others."""
     shape = x.shape[-core:]
     if len(batch) == 1 and x.shape[:-core] == (count,):
         return x
@@ -97,7 +96,7 @@ def _by_steps(
 def _one_run(
     network: Network, x: Tensor, state: State, weights: tuple[Tensor, ...], counts: Tensor | None, *, backward: bool
 ) -> tuple[Tensor, State]:
-    """The hidden states (n, t, h) and the final state of one layer in one direction; ``counts`` is (t, n)."""
+    """Hidden states (n, t, h) and final state of one layer and direction; ``counts`` is (t, n)."""
     (w_x, w_h, b), width = weights, state[0].shape[-1]
     sizes = [gates * width for gates in network.products]
     products = torch.split_with_sizes(w_h.mT, sizes, -1)

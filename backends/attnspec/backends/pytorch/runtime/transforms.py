@@ -1,4 +1,4 @@
-"""What PyTorch may do with operations beside running them: compile, transform, trace, intercept, carry tangents."""
+"""Tests whether PyTorch compiles, transforms, traces or intercepts operations, or carries tangents."""
 
 from collections.abc import Callable
 
@@ -9,58 +9,58 @@ from torch.overrides import has_torch_function
 from attnspec.backends.pytorch.runtime.private import dispatch_modes, forward_mode, transforms_active
 
 fused_allowed: Callable[[], bool] = torch.backends.cuda.flash_sdp_enabled
-"""Whether fused kernels may run, which ``torch.nn.attention.sdpa_kernel`` switches off, on the CPU too."""
+"""Return whether fused kernels may run; ``torch.nn.attention.sdpa_kernel`` switches them off, on the CPU too."""
 
 
 def functional() -> bool:
-    """Whether ``torch.func`` is active, which supports neither gradients of custom operators nor checkpoints."""
+    """Return whether ``torch.func`` is active, which supports neither gradients of custom operators nor checkpoints."""
     return transforms_active()
 
 
 def transformed() -> bool:
-    """Whether values cannot be read: ``torch.compile`` has none yet, and ``torch.func`` may have many."""
+    """Return whether values cannot be read: ``torch.compile`` has none yet, and ``torch.func`` may have many."""
     return torch.compiler.is_compiling() or functional()
 
 
 def has_tangents() -> bool:
-    """Whether forward-mode differentiation is active, by ``torch.func`` or by dual tensors."""
+    """Return whether forward-mode differentiation is active, by ``torch.func`` or by dual tensors."""
     return not torch.compiler.is_compiling() and forward_mode()
 
 
 def intercepted() -> bool:
-    """Whether only PyTorch's own operations will do: under transforms, tracing, modes and forward mode.
+    """Return whether only PyTorch's operations may run: transforms, tracing, modes, forward mode.
 
     A default device is a mode, too.
     """
     return (
         transformed()
         or dispatch_modes() > 0
-        or has_torch_function((None,))  # of what is no tensor, only a mode can be one
+        or has_torch_function((None,))  # None is no tensor, so that only a mode can be found
         or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]  # PyTorch does not annotate it
         or has_tangents()
     )
 
 
 def lazy(*tensors: Tensor) -> bool:
-    """Whether numbers of some are not in memory as they are: they wait for a change of sign, or are all zeros."""
+    """Return whether some tensor's memory lacks its numbers: pending negation, or zeros without memory."""
     # a generator takes twice the time
     return any([x.is_neg() or only_described(x) for x in tensors])  # noqa: C419
 
 
 def only_described(x: Tensor) -> bool:
-    """Whether x stands for zeros that are not in memory."""
+    """Return whether x stands for zeros that are not in memory."""
     return x.is_cpu and runs_plainly(x) and not in_memory(x)
 
 
 def runs_plainly(x: Tensor) -> bool:
-    """Whether the class of x leaves operations to PyTorch."""
+    """Return whether the class of x leaves operations to PyTorch."""
     return type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
 def in_memory(x: Tensor) -> bool:
-    """Whether x has an address, if it is not empty: not the zeros that PyTorch only describes, no batch of a ``vmap``.
+    """Return whether x is empty or has an address: zeros without memory and ``vmap`` batches have none.
 
-    For tensors that run plainly: some classes warn when they are asked.
+    For tensors that `runs_plainly`: some other classes warn when they are asked.
     """
     try:
         return x.data_ptr() != 0 or x.numel() == 0
@@ -69,7 +69,7 @@ def in_memory(x: Tensor) -> bool:
 
 
 def addressable(x: Tensor) -> bool:
-    """Whether a kernel can read x at its address, by its strides: no subclass, lazy sign, nested or other layout."""
+    """Return whether a kernel can read x by address and strides: no subclass, lazy sign, nested or other layout."""
     return (
         x.is_cpu
         and x.layout is torch.strided

@@ -1,4 +1,4 @@
-"""Arguments that the forward and the backward kernel share: strided operands, padded sizes, scratch memory."""
+"""Arguments of the tiled kernels: strided operands, padded sizes, scratch memory."""
 
 from typing import Generic, NamedTuple, TypeVar
 
@@ -21,16 +21,16 @@ from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, Extent, I
 from .tiles import TILE_ROWS, width
 
 KEYS = 64
-"""Keys in a block."""
+"""Keys per block."""
 
 FAR = 2**30
-"""How far a window without an end reaches: beyond every key, and within 32 bits."""
+"""Reach of an unbounded window: beyond every key, and within 32 bits."""
 
 AnyPointer = TypeVar("AnyPointer", bound=Pointer)
 
 
 class Strided(NamedTuple, Generic[AnyPointer]):
-    """An operand (b, h, rows, columns) in a kernel: its address, and the strides of all dimensions but the last."""
+    """An operand (b, h, rows, columns): address, and strides of all dimensions but the last."""
 
     base: AnyPointer
     batch: Value
@@ -43,7 +43,7 @@ class Strided(NamedTuple, Generic[AnyPointer]):
 
 
 def _strided(given: Tensor) -> tuple[int, int, int, int]:
-    """Address and strides, 0 along a dimension of size 1, which is read as often as the others are long."""
+    """Address and strides; a dimension of size 1 gets stride 0, so that it broadcasts."""
     (b, h, rows, _), strides = given.shape, given.stride()
     return given.data_ptr(), strides[0] if b > 1 else 0, strides[1] if h > 1 else 0, strides[2] if rows > 1 else 0
 
@@ -91,10 +91,10 @@ class OptionalStridedBooleans(Kind[Tensor | None, Strided[BytePointer]]):
 
 
 class Operands(Arguments):
-    """A call of attention with its output, the two numbers for each query that the backward needs, and log Σ exp.
+    """Operands, output and row statistics of a call, for the forward and backward kernels.
 
-    ``group`` heads of queries share a head of keys. ``left`` and ``right`` are `FAR` without an end. What is added to
-    scores or caps them comes before the scale: ``cap`` is the cap over the scale, and ``slopes`` are over it too.
+    ``group`` heads of queries share a head of keys. ``left`` and ``right`` are `FAR` if unbounded. Cap, slopes and bias
+    act on scores before the scale: ``cap`` and ``slopes`` are divided by it, ``bias`` is multiplied by ``over_scale``.
     ``log2_scale`` is the scale of the scores, times log₂ e. ``maximum`` (b, h, n) is the largest score of a row before
     the scale, ``reciprocal`` (b, h, n) is 1/Σ exp(score − maximum); both are 0 where no key is attendable.
     ``logarithms`` (b, h, n), if wanted, are −∞ there.
@@ -134,24 +134,24 @@ class Operands(Arguments):
 
 
 def padded(columns: int, bits: int) -> int:
-    """Columns rounded up to whole registers, and to as many as a tile has rows."""
+    """Columns rounded up to a multiple of a register's lanes and of `TILE_ROWS`."""
     step = max(register_bytes() * 8 // bits, TILE_ROWS)
     return -(-columns // step) * step
 
 
 def _mask_bits(bits: int) -> int:
-    """Reals that take as much memory as 64 bits of a mask for each query of a block."""
+    """Reals that hold 64 mask bits for each query of a block."""
     return 64 // bits * width(bits)
 
 
 def forward_scratch(bits: int, d_padded: Extent, v_padded: Extent) -> tuple[Extent | int, ...]:
-    """Reals of a thread: transposed queries, scores and then weights, the transposed output, bits of the mask."""
+    """Scratch reals per thread: transposed queries, scores then weights, transposed output, mask bits."""
     queries = width(bits)
     return d_padded * queries, KEYS * queries, v_padded * queries, _mask_bits(bits)
 
 
 def backward_scratch(bits: int, d_padded: Extent, v_padded: Extent) -> tuple[Extent | int, ...]:
-    """Reals of a thread, in the order of the fields of `backward.Scratch`."""
+    """Scratch reals per thread, in the order of `backward.Scratch`."""
     queries = width(bits)
     of_query, of_value = d_padded * queries, v_padded * queries
     return (

@@ -1,7 +1,7 @@
-"""Attention on the CPU by kernels, with one plan for all calls of the same kind.
+"""CPU attention by kernels, with one cached plan per kind of call.
 
-All that is known of a call from shapes, strides, dtypes and flags is found once: whether its arguments fit together,
-which kernels compute it (`choice`), and the arguments of these, in which only addresses change.
+Shapes, strides, dtypes and flags determine a plan: argument checks, the choice of kernels (`choice`), and their
+argument buffers. Later calls of the same kind change only addresses.
 """
 
 from collections.abc import Callable
@@ -19,14 +19,14 @@ from attnspec.backends.pytorch.runtime import forcing
 from attnspec.backends.pytorch.runtime.plans import Plans, seen
 from attnspec.backends.pytorch.runtime.transforms import fused_allowed, lazy, only_described
 
-# what plans depend on beside tensors, by functions of PyTorch in C++
+# plans also depend on these; as functions in C++ they are fast
 grad, threads = torch.is_grad_enabled, torch.get_num_threads
 
 _plans: Plans[Attend] = Plans()
 
 
 class Numbers(NamedTuple):
-    """Options of a call that are not tensors. With ``grouped``, operands are (*batch, heads, rows, features)."""
+    """Numeric options; with ``grouped``, operands are (*batch, heads, rows, features)."""
 
     left: int | None
     right: int | None
@@ -37,7 +37,7 @@ class Numbers(NamedTuple):
     in_layer: bool = False
 
     def call(self, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor | None) -> tuple[Call, torch.Size]:
-        """The call in four dimensions, and its batch."""
+        """`Call` in four dimensions, and its batch."""
         left, right, scale, softcap, grouped, wide, in_layer = self
         mask, lengths, offsets, slopes, bias = Tensors(*tensors)
         if not grouped:
@@ -51,10 +51,10 @@ def attend(
     check: Callable[[], Any] | None, numbers: Numbers, query: Tensor, key: Tensor, value: Tensor,
     *tensors: Tensor | None,
 ) -> Results | None:  # fmt: skip
-    """The output, and log Σ exp of a grouped call; None where only the formula is right.
+    """Output, and log Σ exp of a grouped call; None if only the formula is right.
 
-    ``tensors`` are the first of those of `Tensors`, as they are given. ``check`` raises for arguments that do not fit
-    together. It is called once for all calls of the same kind.
+    ``tensors`` are the first fields of `Tensors`, in the caller's shapes. ``check`` raises for mismatched arguments; it
+    is called once per kind of call.
     """
     plan, kind = None, None
     try:
@@ -79,7 +79,7 @@ def attend(
 
 
 def _resolved(x: Any) -> Any:
-    """A tensor without lazy negation; zero tensors, which PyTorch's fused kernel overlooks, in memory."""
+    """x without lazy negation; zeros without memory, which PyTorch's fused kernel misreads, get memory."""
     return x if x is None else x.clone() if only_described(x) else x.resolve_neg()
 
 
@@ -110,7 +110,7 @@ def _made(numbers: Numbers, query: Tensor, key: Tensor, value: Tensor, *tensors:
         size, stride, lies = own.size(), own.stride(), own.data_ptr() == given.data_ptr()
 
         def attend_under_mask(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Results | None:
-            # `as_strided` takes less time than the views that lead there
+            # one `as_strided` is faster than several views
             mask = mask.as_strided(size, stride) if lies else four_of_mask(mask, batch, m)
             return execute(query, key, value, mask)
 
@@ -131,10 +131,10 @@ def _made(numbers: Numbers, query: Tensor, key: Tensor, value: Tensor, *tensors:
 
 
 def _joined(call: Call) -> Call:
-    """The call with the heads of each group, which have one query, as the queries of one head."""
+    """The call with each group's heads, of one query each, as queries of one head."""
     query, key, options, tensors = call.query, call.key, call.options, call.tensors
     (b, heads, _, d), (heads_k, m) = query.shape, key.shape[1:3]
-    if options.right is not None:  # how many keys the query sees
+    if options.right is not None:  # the end of the query's window becomes a length
         stops = torch.full((b,), options.right + 1) if tensors.offsets is None else tensors.offsets + options.right + 1
         stops = stops.clamp(max=m) if tensors.lengths is None else torch.minimum(stops, tensors.lengths)
         tensors, options = tensors._replace(lengths=stops), options._replace(right=None)

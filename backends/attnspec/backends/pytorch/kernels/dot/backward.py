@@ -1,12 +1,12 @@
-"""Gradients of scaled dot-product attention for one head and a range of its keys, storing nothing of size n*m.
+"""Tiled backward kernel: gradients for one head and a range of its keys.
 
-With the weights P = exp(score - maximum)*reciprocal, which are computed again, and D = sum over columns of
-gradient*output:
+Nothing of size n*m is stored. With the weights P = exp(score - maximum)*reciprocal, which are computed again, and D =
+sum over columns of gradient*output:
 
     dV = P'G,   dP = GV',   dS = scale * P*(dP - D),   dQ = dS K,   dK = dS'Q.
 
-All five products run on the tiles of the forward pass: scores, weights and their gradients with one query in each lane,
-gradients of keys and values with one column in each. A task owns its keys' gradients; the gradient of the queries is a
+All five products run on the tiles of the forward pass: scores, weights and their gradients with one query per lane,
+gradients of keys and values with one column per lane. A task owns its keys' gradients; the gradient of the queries is a
 sum over the ranges, each of which writes its own.
 """
 
@@ -26,11 +26,11 @@ from .tiles import TILE_ROWS, TILE_VECTORS, add_tile_product, groups_of_vectors,
 
 
 class Backward(Arguments):
-    """Arguments of `backward_kernel`; ``tasks`` are ``ranges`` of ``range`` keys, of all heads.
+    """Arguments of `backward_kernel`; a task is one of ``ranges`` of ``range`` keys, of one head.
 
     ``gradient`` is that of the output, ``row_gradient`` (b, h, n) that of the rows' log Σ exp, None for zeros.
-    ``query_gradient`` (ranges, b, h, n, d) is written, ``key_gradient`` (b, h, m_padded, d_padded) and
-    ``value_gradient`` (b, h, m_padded, v_padded), of each head alone, are added to; None for what is not needed.
+    ``query_gradient`` (ranges, b, h, n, d) is written; ``key_gradient`` (b, h, m_padded, d_padded) and
+    ``value_gradient`` (b, h, m_padded, v_padded), per head of queries, are added to. None if not needed.
     """
 
     tasks: Size
@@ -48,7 +48,7 @@ class Backward(Arguments):
 
 
 class Scratch(NamedTuple):
-    """What one task keeps in memory: operands of its block of queries, sums, weights, and gradients of the scores."""
+    """Scratch memory of a task: operands of its query block, sums, weights, score gradients."""
 
     queries: RealPointer
     gradients: RealPointer
@@ -62,7 +62,7 @@ class Scratch(NamedTuple):
 
 
 def _copy(k: Kernel, task: QueryBlock, rows: Rows, padded: Value, target: RealPointer) -> None:
-    """Copy rows; columns and rows that do not exist, and rows that attend to nothing, become zeros."""
+    """Copy rows; padding, and rows without an attendable key, become zeros."""
     o = task.operands
     with k.loop(0, k.integer(task.lanes)) as i:
         row = rows.base + task.row_of(i) * rows.step
@@ -74,7 +74,7 @@ def _copy(k: Kernel, task: QueryBlock, rows: Rows, padded: Value, target: RealPo
 
 
 def _dot_rows(k: Kernel[Backward], task: QueryBlock, gradient: RealPointer, target: RealPointer) -> None:
-    """For each query the sum of gradient*output, less the gradient of log Σ exp."""
+    """Store for each query the sum of gradient*output, minus the gradient of log Σ exp."""
     o, of_rows = task.operands, k.argument.row_gradient
     base = task.head_of(o.output)
     with k.loop(0, k.integer(task.lanes)) as i:
@@ -106,7 +106,7 @@ def _add_outer(k: Kernel[Backward], block: KeyBlock, weights: RealPointer, rows:
 
 
 def _prepare(k: Kernel[Backward], task: QueryBlock, s: Scratch) -> None:
-    """Queries and gradients, transposed and as rows; D; zeros for the sums."""
+    """Store queries and gradients, transposed and as rows; compute D; zero the sums."""
     o = task.operands
     of_queries = task.rows_of(o.query, o.d, s.queries)
     of_gradients = task.rows_of(k.argument.gradient, o.d_v, s.gradients)
@@ -128,7 +128,7 @@ def _prepare(k: Kernel[Backward], task: QueryBlock, s: Scratch) -> None:
 
 def _score_gradients(k: Kernel[Backward], block: KeyBlock, s: Scratch, keys: RealPointer, values: RealPointer,
                      maximum: list[Value], reciprocal: list[Value]) -> None:  # fmt: skip
-    """P and dS of the block; `keys` and `values` are those of the head."""
+    """Store P and dS of the block; `keys` and `values` are those of the head."""
     task = block.queries
     o, lanes = task.operands, task.lanes
     log2_scale, scale = o.log2_scale.load(), k.argument.scale.load()
@@ -161,7 +161,7 @@ def _score_gradients(k: Kernel[Backward], block: KeyBlock, s: Scratch, keys: Rea
 
 
 def _add_to_keys(k: Kernel[Backward], block: KeyBlock, s: Scratch) -> None:
-    """dK and dV of the block's keys."""
+    """Add to dK and dV of the block's keys."""
     g, o = k.argument, block.queries.operands
     with k.loop(0, k.integer(2)) as which:
         is_key = which.is_zero()
@@ -174,7 +174,7 @@ def _add_to_keys(k: Kernel[Backward], block: KeyBlock, s: Scratch) -> None:
 
 @compiled
 def backward_kernel(bits: int) -> Kernel[Backward]:
-    """Gradients of queries, keys and values, as `Backward` says."""
+    """Kernel for gradients of queries, keys and values, as in `Backward`."""
     k = Kernel("dot_backward", Backward, bits)
     define_transpose(k)
     g, o, lanes = k.argument, k.argument.operands, width(bits)

@@ -1,4 +1,4 @@
-"""Operands of attention in groups of heads, with one dimension for the batch."""
+"""Reshaping of grouped attention's operands to one batch dimension."""
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 
 
 def batches(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> list[torch.Size]:
-    """The batch of each operand that has one."""
+    """Batch shape of each operand that has one."""
     shapes = [x.shape[:-3] for x in (query, key, value)]
     if visible.mask is not None:
         shapes.append(visible.mask.shape[:-2])
@@ -21,31 +21,31 @@ def batches(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring
 
 
 def batch_of(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> torch.Size:
-    """The batch of all operands together."""
+    """Common batch shape of all operands."""
     shapes = batches(query, key, value, visible, scoring)
     first = shapes[0]
     return first if all(x == first for x in shapes) else broadcast(*shapes)
 
 
 def four(x: Tensor, batch: torch.Size) -> Tensor:
-    """x (*#batch, heads, rows, columns) with one dimension for the batch."""
+    """x (*#batch, heads, rows, columns) with all batch dimensions merged into one."""
     if len(batch) != 1 or x.shape[:-3] != batch:
         x = x.expand(*batch, *x.shape[-3:]).reshape(batch.numel(), *x.shape[-3:])
     return x
 
 
 def numbers_of(numbers: Tensor | None, batch: torch.Size) -> Tensor | None:
-    """Integers (*#batch) as (b,), which can index."""
+    """Integers (*#batch) as int64 (b,), usable as indices."""
     return None if numbers is None else numbers.expand(batch).reshape(-1).to(torch.int64).contiguous()
 
 
 def mask_of(mask: Tensor, batch: torch.Size, m: int) -> Tensor:
-    """(*#batch, #n, #m) as (b|1, 1, #n, m) with contiguous rows."""
+    """A mask (*#batch, #n, #m) as (b|1, 1, #n, m) with contiguous rows."""
     return bias_of(mask.unsqueeze(-3), batch, m)
 
 
 def bias_of(x: Tensor, batch: torch.Size, m: int) -> Tensor:
-    """(*#batch, #heads, #n, #m) as (b|1, #heads, #n, m) with contiguous rows."""
+    """A bias (*#batch, #heads, #n, #m) as (b|1, #heads, #n, m) with contiguous rows."""
     x = x.expand(*x.shape[:-1], m)
     alone = x.shape[:-3].numel() == 1
     x = x.reshape(1, *x.shape[-3:]) if alone else four(x, batch)
@@ -53,7 +53,7 @@ def bias_of(x: Tensor, batch: torch.Size, m: int) -> Tensor:
 
 
 def features(x: Tensor, count: int) -> Tensor:
-    """Contiguous rows of at least so many numbers, the further ones 0: they change neither scores nor other columns."""
+    """x with contiguous rows of at least ``count`` features; added zeros change no score or column."""
     if x.shape[-1] < count:
         return F.pad(x, (0, count - x.shape[-1]))
     return x if x.stride(-1) == 1 else x.contiguous()

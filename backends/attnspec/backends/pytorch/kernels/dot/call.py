@@ -1,4 +1,4 @@
-"""A call of attention, in the four dimensions that kernels take."""
+"""A call of attention, with operands in the four dimensions of kernels."""
 
 from math import prod
 from typing import NamedTuple, NoReturn
@@ -18,10 +18,10 @@ NAME = "scaled_dot_product_attention"
 
 
 class Options(NamedTuple):
-    """The options that are numbers. ``scale`` times a product is a score, which ``softcap`` caps.
+    """Numeric options of a call; a score is ``scale`` times a product, capped by ``softcap``.
 
-    Query i sees the keys from i − ``left`` + offset to i + ``right`` + offset. ``logarithms`` says whether log Σ exp is
-    a result too, and ``wide`` that results keep the dtype of sums.
+    Query i sees keys i − ``left`` + offset to i + ``right`` + offset. ``logarithms``: log Σ exp is also returned.
+    ``wide``: results keep the accumulation dtype.
     """
 
     scale: float
@@ -33,11 +33,11 @@ class Options(NamedTuple):
 
 
 class Tensors(NamedTuple):
-    """The options that are tensors; biases and slopes, which have no gradient here, are in the dtype of sums.
+    """Tensor options of a call; biases and slopes have the accumulation dtype and no gradient.
 
-    ``mask`` (b|1, heads|1, n|1, m); ``lengths`` (b) says how many keys exist, ``offsets`` (b) moves the windows;
-    ``slopes`` (heads), here over the scale, times the distance |i − j| are taken from scores; ``bias``
-    (b|1, heads|1, n|1, m) is added.
+    ``mask`` (b|1, heads|1, n|1, m). ``lengths`` (b): number of existing keys. ``offsets`` (b) move the windows.
+    ``slopes`` (heads), divided by the scale, times |i − j| are subtracted from scores. ``bias`` (b|1, heads|1, n|1, m)
+    is added.
     """
 
     mask: Tensor | None = None
@@ -48,10 +48,10 @@ class Tensors(NamedTuple):
 
 
 class Call(NamedTuple):
-    """query (b, heads, n, d), key (b, heads_k, m, d) and value (b, heads_k, m, d_v).
+    """A call: query (b, heads, n, d), key (b, heads_k, m, d), value (b, heads_k, m, d_v).
 
-    ``fits`` says that operands were given in four dimensions, ``in_layer`` that the call is a part of another
-    operation, and ``learned`` that gradients of bias or slopes are wanted, which only the formula has.
+    ``fits``: the caller's operands had four dimensions. ``in_layer``: the call is part of another operation.
+    ``learned``: bias or slopes need gradients, which only the formula has.
     """
 
     query: Tensor
@@ -64,11 +64,11 @@ class Call(NamedTuple):
     learned: bool = False
 
     def excludes(self) -> bool:
-        """Return whether a query may be kept from a key."""
+        """Return whether an option may exclude a pair."""
         return any(x is not None for x in (self.options.left, self.options.right, *self.tensors[:3]))
 
     def is_simple(self) -> bool:
-        """Return whether there is nothing but causality, scale and a mask."""
+        """Return whether causality, scale and a mask are the only options."""
         _, left, right, softcap, _, wide = self.options
         alone = all(x is None for x in (left, softcap, *self.tensors[1:]))
         return alone and right in (None, 0) and not wide
@@ -78,7 +78,7 @@ class Call(NamedTuple):
         return allowed(self.options, self.tensors, self.query.shape[-2], self.key.shape[-2], self.query.device)
 
     def differentiates(self) -> bool:
-        """Whether autograd records this call."""
+        """Return whether autograd records this call."""
         return recorded(self.query, self.key, self.value)
 
 
@@ -92,12 +92,12 @@ def allowed(options: Options, tensors: Tensors, n: int, m: int, device: torch.de
 
 
 def as_four(x: Tensor, rank: int) -> Tensor:
-    """x, with ``rank`` (0, 1 or 2) batch dimensions, in four dimensions; for rank 1, heads become a dimension of 1."""
+    """x with ``rank`` (0, 1 or 2) batch dimensions as four dimensions; rank 1 gets one head."""
     return x if rank == 2 else x.unsqueeze(1) if rank == 1 else x[None, None]
 
 
 def in_groups(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> tuple[Call, torch.Size]:
-    """The call of query (*#batch, heads, n, d), key and value (*#batch, heads_k, m, ·), and its batch."""
+    """`Call` of query (*#batch, heads, n, d), key and value (*#batch, heads_k, m, ·), and its batch."""
     batch, m, d = batch_of(query, key, value, visible, scoring), key.shape[-2], query.shape[-1]
     fits = all(x.dim() == 4 and x.shape[:1] == batch for x in (query, key, value))
     scale = d**-0.5 if scoring.scale is None and d else scoring.scale or 0.0
@@ -115,9 +115,9 @@ def four_dimensional(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None,
     in_layer: bool = False,
 ) -> tuple[Call, torch.Size]:  # fmt: skip
-    """The call of query (*#batch, n, d), key and value (*#batch, m, ·), and its batch, whose last dimension are heads.
+    """`Call` of query (*#batch, n, d), key and value (*#batch, m, ·), and its batch.
 
-    Written out without general helpers: it takes as long as a small kernel.
+    The last batch dimension becomes heads. Without general helpers, for speed: it takes as long as a small kernel.
     """
     q, k, v = query.shape, key.shape, value.shape
     if len(q) < 2 or len(k) < 2 or len(v) < 2:
@@ -159,7 +159,7 @@ def four_dimensional(
 
 
 def overlaps(x: Tensor) -> bool:
-    """Whether numbers of x share memory. PyTorch's fused kernel gives its output the strides of such a query."""
+    """Return whether elements of x share memory; PyTorch's fused kernel copies such strides to its output."""
     return x.numel() > 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
 
 
@@ -177,14 +177,14 @@ def _batch_of_mask(mask: Tensor, batch: torch.Size, n: int, m: int) -> torch.Siz
 
 
 def _fits(of_mask: torch.Size, batch: torch.Size) -> bool:
-    """Whether the mask's batch needs no expansion of the operands."""
+    """Return whether the mask's batch fits without expanding the operands."""
     if len(of_mask) < len(batch):
         return prod(of_mask) == 1
     return len(of_mask) == len(batch) and all(x == 1 or x == own for x, own in zip(of_mask, batch, strict=True))
 
 
 def four_of_mask(mask: Tensor, batch: torch.Size, m: int) -> Tensor:
-    """The mask (b|1, h|1, n|1, m) with contiguous rows for a batch of which the last dimension are heads."""
+    """The mask as (b|1, h|1, n|1, m) with contiguous rows; the last batch dimension is heads."""
     rank, missing = len(batch), len(batch) + 2 - mask.dim()
     if rank < 2:
         mask = mask.unsqueeze(1) if rank and not missing else mask[None, None]

@@ -1,12 +1,12 @@
-"""Choice of kernels for a call on the CPU: of those that serve it, the ones that cost least.
+"""Choice of the cheapest CPU kernel that supports a call.
 
-``llvm`` are the kernels on tiles (`tiled`), ``few`` those for few queries and keys (`few`), ``step`` those for one
-query in each head without gradients (`step`), ``pytorch`` is PyTorch's own (`fused`), and ``plain`` the formula, with
-scores in memory.
+Paths: ``llvm`` is the tiled kernels (`tiled`), ``few`` those for few queries and keys (`few`), ``step`` those for one
+query per head without gradients (`step`), ``pytorch`` PyTorch's own (`fused`), and ``plain`` the formula, with scores
+in memory.
 
-Scaled dot-product attention that no kernel of this package serves is PyTorch's, attention in groups of heads is the
-formula's: without llvmlite, where fused kernels are switched off (``torch.nn.attention.sdpa_kernel``), for empty
-operands, gradients of biases and slopes, and scales and caps that are not within `SCALES` or `SCALES_OF_GROUPS`.
+If no kernel of this package supports a call, PyTorch computes scaled dot-product attention, and the formula attention
+in groups of heads. That happens without llvmlite, with fused kernels switched off (``torch.nn.attention.sdpa_kernel``),
+for empty operands, gradients of biases and slopes, and scales and caps outside `SCALES` or `SCALES_OF_GROUPS`.
 """
 
 from collections.abc import Sequence
@@ -23,23 +23,23 @@ from attnspec.backends.pytorch.runtime.optional import HAS_LLVMLITE
 from attnspec.backends.pytorch.runtime.transforms import addressable, fused_allowed
 
 EXECUTORS = {"few": "few", "pytorch": "fused", "step": "step", "llvm": "tiled"}
-"""The module of each path but the formula's; of paths that cost the same, the first is taken."""
+"""Module of each path except the formula's; if costs are equal, the first wins."""
 
 SMALL_IN_LAYER = 1 << 18
-"""Multiply-adds that PyTorch's kernel does before one of this package is called from within another operation."""
+"""Multiply-adds up to which a call from within another operation uses PyTorch's kernel."""
 
 SCALES, SCALES_OF_GROUPS = (2.0**-126, 2.0**126), (2.0**-40, 2.0**40)
 """Accepted (smallest, largest) scale, in groups also softcap: 1/scale and softcap/scale stay normal in float32."""
 
 
 class Executor(Protocol):
-    """A module that computes calls."""
+    """Interface of a path's module."""
 
     def serves(self, call: Call) -> bool:
-        """Whether it computes a call whose operands any kernel may read."""
+        """Return whether the module supports a call whose operands every kernel can read."""
 
     def plan(self, call: Call, given: Sequence[Tensor], rank: int) -> Attend:
-        """What computes calls like this one, whose operands are given with a batch of ``rank`` dimensions."""
+        """Return the function for calls like this one; operands ``given`` have ``rank`` batch dimensions."""
 
 
 def executor(path: str) -> Executor:
@@ -48,7 +48,7 @@ def executor(path: str) -> Executor:
 
 
 def path_for(call: Call) -> str:
-    """``llvm``, ``step``, ``few``, ``pytorch`` or ``plain``."""
+    """Name of a call's path: ``llvm``, ``step``, ``few``, ``pytorch`` or ``plain``."""
     query, key, value, options, tensors, fits, in_layer, _ = call
     (b, h, n, d), (m, d_v), tracked, mask = query.shape, value.shape[-2:], call.differentiates(), tensors.mask
     grouped, wish = options.logarithms, forced()
@@ -56,7 +56,7 @@ def path_for(call: Call) -> str:
     if in_layer and small and (mask is None or tracked) and wish is None:
         return "pytorch"
     if not _served(call):
-        # PyTorch's kernel gives NaN where there is no feature and a scale that is not positive
+        # PyTorch's kernel gives NaN for operands without features if the scale is not positive
         return "plain" if grouped or not d else "pytorch"
     from attnspec.backends.pytorch.kernels.dot import routes
 
@@ -65,7 +65,7 @@ def path_for(call: Call) -> str:
         return str(wish)
     if grouped and wish in (*EXECUTORS, "plain"):
         return "plain"
-    if "step" in paths:  # lanes of `llvm` would be empty
+    if "step" in paths:  # `llvm`, with one query per lane, would leave lanes empty
         paths.remove("llvm")
     elif grouped:
         paths.append("plain")
@@ -76,12 +76,12 @@ def path_for(call: Call) -> str:
 
 
 def serves_step(call: Call) -> bool:
-    """Whether the kernel for one query in each head computes a call, of which keys may lie in pages."""
+    """Return whether the kernel for one query per head supports a call, also with pages."""
     return _served(call) and executor("step").serves(call)
 
 
 def joins(call: Call) -> bool:
-    """Whether the heads of a group, of one query each, may be the queries of one head for ``llvm``."""
+    """Return whether ``llvm`` may take a group's heads, of one query each, as one head's queries."""
     query, key, _, options, tensors, *_ = call
     several = query.shape[-2] == 1 and query.shape[1] > key.shape[1]
     return several and options.left is None and tensors.bias is None and tensors.slopes is None

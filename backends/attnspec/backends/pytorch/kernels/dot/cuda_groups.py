@@ -1,8 +1,8 @@
-"""Attention in groups of heads on CUDA by the kernels that PyTorch has, with log Σ exp.
+"""Grouped-query attention on CUDA by PyTorch's kernels, with log Σ exp.
 
-``enable_gqa`` is the flash kernel of ``F.scaled_dot_product_attention(enable_gqa=True)``, called by the name of its
-operator, for that function keeps log Σ exp to itself. ``flex`` is flex_attention (`dot.flex`), which has all options
-and gradients of both results. ``plain`` is the formula. Nothing here was measured on a GPU, nor is chosen by cost.
+``enable_gqa`` is the flash kernel of ``F.scaled_dot_product_attention(enable_gqa=True)``, called as an operator because
+that function does not return log Σ exp. ``flex`` is flex_attention (`dot.flex`), which has all options and gradients of
+both results. ``plain`` is the formula. Nothing here was measured on a GPU, so cost does not choose.
 """
 
 from functools import lru_cache
@@ -30,17 +30,17 @@ from attnspec.backends.pytorch.runtime.recording import recorded
 from attnspec.backends.pytorch.runtime.transforms import fused_allowed, lazy
 
 WIDEST = {torch.float32: 128, torch.bfloat16: 256, torch.float16: 256}
-"""Features of a head up to which tiles fit into the shared memory of a GPU; other dtypes have no kernel."""
+"""Largest head size with tiles within a GPU's shared memory; other dtypes have no kernel."""
 
 SCALES = 2.0**-40, 2.0**40
-"""Smallest and largest scale and cap that float32 takes; others are the formula's."""
+"""Smallest and largest scale and cap that float32 handles; the formula computes others."""
 
 FIRST = 8, 0
-"""The compute capability from which on the kernels run: Ampere."""
+"""Lowest compute capability of the kernels: Ampere."""
 
 
 class Call(NamedTuple):
-    """What of a call decides on its path, as far as no tensor is read."""
+    """Properties of a call that determine its path, without reading tensors."""
 
     device: str
     dtype: torch.dtype
@@ -56,9 +56,9 @@ class Call(NamedTuple):
 
 
 def route(call: Call, visible: Visible, scoring: Scoring, flash: bool = True, wish: str | None = None) -> str:
-    """``enable_gqa``, ``flex`` or ``plain``; ``flash`` says whether PyTorch's flash kernels run on the device.
+    """Return ``enable_gqa``, ``flex`` or ``plain``; ``flash``: PyTorch's flash kernels run on the device.
 
-    ``tracked`` asks for gradients, ``learned`` for those of bias or slopes; on the CPU ``flex`` must be wished for.
+    ``tracked``: the call records gradients. ``learned``: bias or slopes do. On the CPU, ``flex`` needs ``wish="flex"``.
     """
     here = call.device == "cuda" or (call.device == "cpu" and wish == "flex" and not call.tracked)
     if not here or wish == "plain" or not _served(call, scoring):
@@ -70,9 +70,9 @@ def route(call: Call, visible: Visible, scoring: Scoring, flash: bool = True, wi
 
 
 def takes_flash(call: Call, scoring: Scoring) -> bool:
-    """Whether flash kernels may compute it: not in float32, without cap, and log Σ exp has no gradient there.
+    """Return whether flash kernels support a call: half dtypes, no gradients, no cap, positive scale.
 
-    They take the greatest product for that of the greatest score, which it is not with a negative scale.
+    Their log Σ exp has no gradient. They take the greatest product for the greatest score, wrong for negative scales.
     """
     positive = scoring.scale is None or scoring.scale > 0
     return call.dtype in HALF_DTYPES and not call.tracked and scoring.softcap is None and positive
@@ -91,9 +91,9 @@ def _served(call: Call, scoring: Scoring) -> bool:
 
 
 def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> str:
-    """The path that `attend` takes, from `route` and what runs on the device.
+    """Path that `attend` takes, from `route` and the kernels that run on the device.
 
-    Excluded NaN and infinities are the formula's on the CPU; elsewhere finding them would mean waiting for the device.
+    On the CPU the formula computes excluded NaN and infinities; elsewhere finding them would wait for the device.
     """
     call = call_of(query, key, value, visible, scoring)
     if query.is_cuda and not runs(query.device):
@@ -104,7 +104,7 @@ def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scorin
 
 
 def call_of(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> Call:
-    """What of these tensors decides."""
+    """`Call` of these tensors."""
     (heads, n, d), (heads_k, m, d_v) = query.shape[-3:], value.shape[-3:]
     others = [x for x in (*visible, scoring.bias, scoring.slopes) if isinstance(x, Tensor)]
     kinds = Tensor, torch.nn.Parameter
@@ -119,7 +119,7 @@ def call_of(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring
 
 @lru_cache(maxsize=8)
 def runs(device: torch.device) -> bool:
-    """Whether the kernels run on a GPU."""
+    """Return whether the kernels run on this GPU."""
     return HAS_TRITON and torch.cuda.get_device_capability(device) >= FIRST
 
 
@@ -137,7 +137,7 @@ def attend(path: str, query: Tensor, key: Tensor, value: Tensor, visible: Visibl
 
 def by_flash(query: Tensor, key: Tensor, value: Tensor, causal: bool,
              scale: float | None) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The kernel wants features in eights, as many of values as of keys, and as many keys as queries if causal."""
+    """Output and log Σ exp by flash, with equal head sizes in eights and square causal calls."""
     d, d_v = query.shape[-1], value.shape[-1]
     if causal:
         key, value = key[:, :, : query.shape[-2]], value[:, :, : query.shape[-2]]
@@ -155,7 +155,7 @@ def flash(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float)
 
 def by_flex(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring,
             batch: torch.Size) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """flex_attention; what lies beyond the lengths of a cache is not read as a number, whatever it is."""
+    """Output and log Σ exp by flex_attention; keys past a cache's length are zeroed, even NaN."""
     from attnspec.backends.pytorch.kernels.dot import flex
 
     (b, heads, n, _), m = query.shape, key.shape[-2]

@@ -1,8 +1,8 @@
-"""Scaled dot-product attention on an accelerator: what must hold for PyTorch's fused kernels, and how to get there.
+"""Scaled dot-product attention on accelerators: calls fitted to PyTorch's fused kernels.
 
-PyTorch itself orders cuDNN, flash, memory-efficient and math by device and takes the first that accepts the arguments.
-They ask for head sizes that are multiples of 8 (and 4 in float32), flash for no mask and equal head sizes, and causal
-kernels differ in alignment when n ≠ m; so sizes are padded, and causal calls made square. float64 has no fused kernel.
+PyTorch orders cuDNN, flash, memory-efficient and math by device and takes the first that accepts the arguments. They
+require head sizes that are multiples of 8 (4 in float32), flash also no mask and equal head sizes, and causal kernels
+differ in alignment when n ≠ m. So sizes are padded, and causal calls made square. float64 has no fused kernel.
 """
 
 import torch
@@ -13,24 +13,24 @@ from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
 from attnspec.backends.pytorch.runtime.masks import causal_triangle
 
 NAME = "F.scaled_dot_product_attention"
-"""What `dense` calls; which kernel PyTorch then takes, it keeps to itself."""
+"""Function that `dense` calls; PyTorch does not report which kernel it then runs."""
 
 WAIT_FROM = 1 << 34
-"""Multiply-adds of one product from which waiting for the device to read a mask pays: some 100 µs on an H100."""
+"""Multiply-adds of a product from which it pays to wait for a mask: some 100 µs on an H100."""
 
 
 def worth_waiting(query: Tensor, work: int) -> bool:
-    """Whether a mask may be read: never inside a graph capture, and only where the work is long."""
+    """Return whether to read a mask: never inside a graph capture, and only for long work."""
     return work >= WAIT_FROM and query.is_cuda and not torch.cuda.is_current_stream_capturing()
 
 
 def worth_packing(query: Tensor, causal: bool, lengths: tuple[int, ...]) -> bool:
-    """Whether the variable-length kernel takes this: half precision, no causal mask (its own is bottom right)."""
+    """Return whether the variable-length kernel fits: half precision, not causal (it aligns bottom right)."""
     return not causal and query.dtype in HALF_DTYPES and query.is_cuda and min(lengths) > 0
 
 
 def variable_length(query: Tensor, key: Tensor, value: Tensor, lengths: tuple[int, ...], scale: float) -> Tensor:
-    """Keys packed without their padding, one call for the whole batch."""
+    """Output of one call for the whole batch, with keys packed without padding."""
     from torch.nn.attention.varlen import varlen_attn
 
     b, h, n, d = query.shape
@@ -61,7 +61,7 @@ def variable_length(query: Tensor, key: Tensor, value: Tensor, lengths: tuple[in
 
 
 def dense(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    """One batch of calls of equal size. In the kernel a fully masked row attends to all keys; it is then zeroed."""
+    """Output for a batch of equal sizes; fully masked rows attend to all keys, then are zeroed."""
     n, m, d_v = query.shape[-2], key.shape[-2], value.shape[-1]
     if not query.numel() or not m:
         return query @ key.mT @ value
@@ -88,7 +88,7 @@ def _multiple(size: int, of: int) -> int:
 
 
 def _fitted(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Head sizes as the fused kernels want them: zeros at the end change neither scores nor the columns returned."""
+    """Pad head sizes for the fused kernels; zeros change neither scores nor returned columns."""
     if query.dtype is torch.float64:
         return query, key, value
     of = 4 if query.dtype is torch.float32 else 8

@@ -1,4 +1,4 @@
-"""The one function of autograd for attention: first derivatives by kernels, all others by the formula."""
+"""Autograd function of attention: first derivatives by kernels, higher ones by the formula."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
@@ -13,10 +13,10 @@ from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
 
 Results: TypeAlias = tuple[Tensor, Tensor | None]
-"""Output, and log Σ exp where it is wanted."""
+"""Output, and log Σ exp if wanted."""
 
 Attend: TypeAlias = Callable[..., Results | None]
-"""Computes a call from query, key, value and the tensors of its options; None where only the formula is right."""
+"""Function of query, key, value and option tensors; it returns None if only the formula is right."""
 
 Gradients: TypeAlias = tuple[Tensor | None, ...]
 
@@ -26,7 +26,7 @@ grad = torch.is_grad_enabled
 class Plan(Protocol):
     """Kernels for all calls with the same shapes, strides and options.
 
-    Operands have a batch of ``rank`` dimensions, see `as_four`.
+    Operands have ``rank`` batch dimensions, see `as_four`.
     """
 
     rank: int
@@ -35,20 +35,20 @@ class Plan(Protocol):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor | None
     ) -> tuple[Tensor, Tensor | None, bool, tuple[Tensor, ...]]:
-        """Output, log Σ exp, whether only the formula is right, and what the backward reads."""
+        """Output, log Σ exp, whether only the formula is right, and tensors for the backward."""
 
     def reads(self, operands: Sequence[Tensor], kept: Sequence[Tensor]) -> bool:
-        """Whether tensors lie as planned: hooks on saved tensors may have changed that."""
+        """Return whether saved tensors have the planned layout, which hooks may have changed."""
 
     def backward(
         self, operands: Sequence[Tensor], tensors: Sequence[Tensor | None], kept: Sequence[Tensor],
         gradient: Tensor | None, of_logarithms: Tensor | None, wanted: Sequence[bool],
     ) -> Gradients:  # fmt: skip
-        """Gradients of query, key and value, at least of those that are wanted, in their dtypes and shapes."""
+        """Gradients of query, key and value, at least those ``wanted``, in their dtypes and shapes."""
 
 
 def attending(plan: Plan, tracked: bool) -> Attend:
-    """What computes the calls of a plan, recorded by autograd if ``tracked``."""
+    """Return the function that runs a plan, recorded by autograd if ``tracked``."""
 
     def attend(query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor | None) -> Results | None:
         output, logarithms, strange, _ = plan.forward(query, key, value, *tensors)
@@ -63,13 +63,13 @@ def attending(plan: Plan, tracked: bool) -> Attend:
 
 
 class Attention(torch.autograd.Function):
-    """Output, log Σ exp if it is wanted, and whether only the formula is right."""
+    """Autograd function of output, log Σ exp if wanted, and whether only the formula is right."""
 
     @staticmethod
     def forward(
         ctx: Any, plan: Plan, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor | None
     ) -> tuple[Tensor, Tensor | None, bool]:
-        """By the kernels of the plan."""
+        """Run the plan's kernels."""
         output, logarithms, strange, kept = plan.forward(query, key, value, *tensors)
         ctx.save_for_backward(query, key, value, *kept, *tensors)
         ctx.plan, ctx.count = plan, 3 + len(kept)
@@ -78,7 +78,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None, of_logarithms: Tensor | None, _: None) -> Gradients:
-        """By the kernels where it is first order, else by the formula."""
+        """Run the plan's kernels for first derivatives of planned layouts, otherwise the formula."""
         plan, saved, count = ctx.plan, ctx.saved_tensors, ctx.count
         operands, kept, tensors, wanted = saved[:3], saved[3:count], saved[count:], ctx.needs_input_grad[1:4]
         if gradient is not None and gradient.is_neg():
@@ -98,7 +98,7 @@ def by_formula(
     plan: Plan, operands: Sequence[Tensor], tensors: Tensors, gradients: tuple[Tensor | None, Tensor | None],
     wanted: Sequence[bool],
 ) -> Gradients:  # fmt: skip
-    """Gradients of the formula for the operands that are wanted; they can be differentiated again."""
+    """Gradients of the ``wanted`` operands by the formula; they can be differentiated again."""
     options, again = plan.options, torch.is_grad_enabled()
     with torch.enable_grad():
         if not again:

@@ -1,4 +1,4 @@
-"""Attention of few queries and keys by one plan for all calls of the same kind; heads may share keys."""
+"""Plans of the kernels for few queries and keys; heads may share keys."""
 
 from array import array
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from attnspec.backends.pytorch.runtime.plans import plan_class
 from attnspec.backends.pytorch.runtime.recording import recorded
 
 MOST = 2**18
-"""Scores, or numbers of queries or keys, of a head of keys, up to which a thread has memory for them."""
+"""Most scores, and most elements of queries or keys, per head of keys in a thread's memory."""
 
 empty_like = torch.empty_like
 
@@ -35,8 +35,8 @@ empty_like = torch.empty_like
 class Plan:
     """Kernels for all calls with the same shapes, strides and options.
 
-    ``output``, ``logarithms``, where log Σ exp is wanted, and ``weights``, where a backward reads them, are templates
-    without memory for `empty_like`; ``strides`` are those of the operands, ``scratch`` is a number of bytes.
+    ``output``, ``logarithms`` (if log Σ exp is wanted) and ``weights`` (if a backward reads them) are templates for
+    `empty_like`, without memory; ``strides`` are those of the operands, ``scratch`` is in bytes.
     """
 
     rank: int
@@ -54,7 +54,7 @@ class Plan:
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *_: Tensor | None
     ) -> tuple[Tensor, Tensor | None, bool, tuple[Tensor, ...]]:
-        """Output, log Σ exp, whether a score or a result is not finite, and the weights if a backward reads them."""
+        """Output, log Σ exp, whether a score or result is not finite, and weights for a backward."""
         output, logarithms, weights = empty_like(self.output), self.logarithms, self.weights
         words = self.words[:]
         words[_QUERY], words[_KEY], words[_VALUE] = query.data_ptr(), key.data_ptr(), value.data_ptr()
@@ -73,7 +73,7 @@ class Plan:
         return output, logarithms, words[_ANSWER] != 0, () if weights is None else (weights,)
 
     def reads(self, operands: Sequence[Tensor], kept: Sequence[Tensor]) -> bool:
-        """Whether all is as it was in the forward pass."""
+        """Return whether strides are those of the forward pass, and weights contiguous."""
         return tuple(x.stride() for x in operands) == self.strides and kept[0].is_contiguous()
 
     def backward(
@@ -105,7 +105,7 @@ class Plan:
 
 @plan_class
 class BackwardPlan:
-    """A plan of the gradients of all calls with the same shapes, strides and flags."""
+    """Argument buffer, kernel and scratch bytes of the gradients."""
 
     words: "array[int]"
     kernel: "Compiled[Backward]"
@@ -113,14 +113,14 @@ class BackwardPlan:
 
 
 def serves(call: Call) -> bool:
-    """Whether the kernels take a call: nothing but causality, scale and a mask."""
+    """Return whether options are only causality, scale and a mask, and layout and sizes fit."""
     query, key, value, mask = *call[:3], call.tensors.mask
     given = [query, key, value] if mask is None else [query, key, value, mask]
     if not call.is_simple() or query.dtype not in STORED:
         return False
     if any(x.stride(-1) != 1 and x.shape[-1] > 1 for x in given):
         return False
-    # rows that overlap have gradients that lie in another way
+    # gradients of overlapping rows get another layout from `empty_like`
     if any(torch.empty_like(x, device="meta").stride(-1) != 1 and x.shape[-1] > 1 for x in given[:3]):
         return False
     group, n, m = query.shape[1] // key.shape[1], query.shape[-2], key.shape[-2]
@@ -129,7 +129,7 @@ def serves(call: Call) -> bool:
 
 
 def plan(call: Call, given: Sequence[Tensor], rank: int) -> Attend:
-    """What computes calls like this one, whose operands are given with a batch of ``rank`` dimensions."""
+    """Return the function for calls like this one; operands ``given`` have ``rank`` batch dimensions."""
     return attending(_plan(call, given, rank), call.differentiates())
 
 
@@ -174,7 +174,7 @@ def _plan(call: Call, given: Sequence[Tensor], rank: int) -> Plan:
 
 
 def _without_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A template for `empty_like`, which takes less time than `torch.empty` with a shape."""
+    """Template for `empty_like`, which is faster than `torch.empty` with a shape."""
     made = torch.empty(shape, dtype=dtype, device="cpu")
     made.untyped_storage().resize_(0)
     return made

@@ -1,6 +1,6 @@
-"""Gradients of attention of few queries and keys: those of queries one after another, then those of keys and values.
+"""Backward kernel for few queries and keys: gradients of queries, then of keys and values.
 
-Weights are read as the forward kept them.
+It reads the weights that the forward kernel stored.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from .step_arguments import StridedBytes
 
 
 class Backward(Few):
-    """Arguments of `backward_kernel`: gradients of results, and of operands, which are written."""
+    """Arguments of `backward_kernel`: gradients of results (read) and of operands (written)."""
 
     weights: Reals
     gradient: StridedBytes
@@ -31,8 +31,8 @@ class Backward(Few):
 def backward_scratch(
     lanes: int, stored: str, copied: bool, group: Extent, n: Extent, m: Extent, d: Extent, d_v: Extent
 ) -> tuple[Extent | int, ...]:  # fmt: skip
-    """Reals of a thread: gradients of all scores; values transposed; key and value where they are ``copied``; queries
-    and gradients of results where they are widened."""
+    """Scratch reals per thread: gradients of all scores; transposed values; ``copied`` key; ``copied`` value; widened
+    queries; widened gradients of results."""
     d, d_v, m_whole = in_registers(d, lanes), in_registers(d_v, lanes), in_registers(m, lanes)
     if stored == "real":
         return group * n * m_whole, m_whole * d_v, 0, 0, 0, 0
@@ -43,7 +43,7 @@ def backward_scratch(
 def gradients_of_scores(
     own: HeadOfKeys[Backward], member: Value, i: Value, weights: RealPointer, scores: RealPointer
 ) -> None:
-    """Gradients of the weights of a query become those of its scores."""
+    """Replace the gradients of a query's weights by those of its scores."""
     k, g, zero = own.k, own.k.argument, own.k.full(0.0)
     stop, mask, total = own.stop(i), own.mask_row(member, i), Variable(k, zero)
     with k.loop(0, stop, k.lanes) as j:
@@ -58,7 +58,7 @@ def gradients_of_scores(
 
 
 class Column(NamedTuple):
-    """What the gradients of a row of keys or values are sums of: rows of all queries with weights by ``m_whole``."""
+    """Terms of a key's or value's gradient: all queries' rows, with weights ``m_whole`` apart."""
 
     own: HeadOfKeys[Backward]
     weights: RealPointer
@@ -67,7 +67,7 @@ class Column(NamedTuple):
     copy: RealPointer
 
     def rows(self, member: Value) -> tuple[Rows[RealPointer], RealPointer]:
-        """The rows of a head, and the weights of the first key."""
+        """Rows of a head's queries, and their weights for the first key."""
         own, g = self.own, self.own.k.argument
         place = self.copy + member * (g.n * in_registers(self.columns, own.k.lanes))
         rows = own.lying(self.operand, own.head(member), self.columns, place)
@@ -79,7 +79,7 @@ class Column(NamedTuple):
         return k.select(g.causal.is_nonzero(), k.minimum(j, g.n), k.integer(0))
 
     def of_key(self, j: Value) -> Weigh:
-        """Adds what belongs to a key."""
+        """Return a function that adds the terms of one key."""
         own, k, g = self.own, self.own.k, self.own.k.argument
 
         def add(places: list[Value], insides: Sequence[Inside], sums: list[list[Variable]]) -> None:
@@ -91,7 +91,7 @@ class Column(NamedTuple):
         return add
 
     def of_tile(self, first: Value) -> Weigh:
-        """Adds what belongs to the keys of a tile: of the queries that see all, and of what more see each."""
+        """Return a function that adds a tile's terms: each key's further queries, then common ones."""
         own, k, g = self.own, self.own.k, self.own.k.argument
         common, nothing = self.start(first + (TILE - 1)), (BytePointer(k.integer(0)), k.integer(1))
 
@@ -109,7 +109,7 @@ class Column(NamedTuple):
 
 @compiled
 def backward_kernel(bits: int, stored: str, masked: bool, copied: bool) -> Kernel[Backward]:
-    """Gradients of query, key and value, all stored alike; half dtypes may be ``copied``."""
+    """Kernel for gradients of query, key and value; ``copied`` half operands are widened once."""
     k = Kernel("dot_few_backward", Backward, bits)
     define_transpose(k)
     g, zero, one = k.argument, k.integer(0), k.integer(1)

@@ -1,4 +1,4 @@
-"""Attention of few queries and keys, of heads that may share keys: one query after another, or a tile of them."""
+"""Forward kernel for few queries and keys, by query or tile; heads may share keys."""
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import OptionalBytes, OptionalReals, Result
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
@@ -12,9 +12,9 @@ from .step_arguments import StridedBytes
 
 
 class Forward(Few):
-    """Arguments of `forward_kernel`: ``weights`` and ``logarithms`` (b, heads, n) if they are wanted.
+    """Arguments of `forward_kernel`; ``weights`` and ``logarithms`` (b, heads, n) are optional.
 
-    ``strange`` becomes 1 where a score is not finite or a result is NaN.
+    ``strange`` becomes 1 if a score is not finite or a result is NaN.
     """
 
     weights: OptionalReals
@@ -26,8 +26,8 @@ class Forward(Few):
 def forward_scratch(
     lanes: int, stored: str, copied: bool, n: Extent, m: Extent, d: Extent, d_v: Extent
 ) -> tuple[Extent | int, ...]:  # fmt: skip
-    """Reals of a thread: weights of a tile; keys transposed; key and value where they are ``copied``; the queries of a
-    head where they are widened."""
+    """Scratch reals per thread: weights of a tile; transposed keys; ``copied`` key; ``copied`` value; widened queries
+    of a head."""
     d, d_v, m_whole = in_registers(d, lanes), in_registers(d_v, lanes), in_registers(m, lanes)
     if stored == "real":
         return m_whole * TILE, m_whole * d, 0, 0, 0
@@ -35,19 +35,19 @@ def forward_scratch(
 
 
 class Queries:
-    """Forward, of the queries of a head: the weights of a row, and its output."""
+    """Emitter of the forward pass of one head's queries: weights of a row, then its output."""
 
     def __init__(self, own: HeadOfKeys[Forward], strange: Variable, member: Value, value: AnyRows) -> None:
         self.own, self.strange, self.member, self.value = own, strange, member, value
         self.g = own.k.argument
 
     def note(self, booleans: Value) -> None:
-        """Remember that something is not finite."""
+        """Set ``strange`` if any lane is true."""
         k, strange = self.own.k, self.strange
         strange.set(strange.get() | k.select(k.any(booleans), k.integer(1), k.integer(0)))
 
     def weights(self, i: Value, weights: RealPointer) -> None:
-        """The scores of a query become weights."""
+        """Replace the scores of a query by its weights."""
         k = self.own.k
         if self.own.masked:
             self._weights(i, weights)
@@ -58,7 +58,7 @@ class Queries:
                 self._weights(i, weights)
 
     def _weight_of_one(self, i: Value, weights: RealPointer) -> None:
-        """The weight of the only key is 1 where its score is finite."""
+        """Store weight 1 for the only key; note a score that is not finite."""
         k, g, score = self.own.k, self.g, self.own.k.load(weights, 0)
         self.note(k.lanes_below(k.integer(1)) & (score - score).compare("!=", 0.0))
         k.store(k.full(1.0), weights, 0)
@@ -94,19 +94,19 @@ class Queries:
             k.store_stored(k.select(none, lowest, logarithm), g.logarithms, row * size, own.stored, first=True)
 
     def into(self, i: Value) -> Put:
-        """Stores the output of a query."""
+        """Return the function that stores the output of a query."""
         row = self.own.row_of(self.g.output, self.own.head(self.member), i)
         return self.own.into(row, lambda x: self.note(x.compare("!=", x)))
 
     def one(self, i: Value, weights: RealPointer) -> None:
-        """The output of a query from its scores."""
+        """Store the output of a query, from its scores."""
         own, zero, one = self.own, self.own.k.integer(0), self.own.k.integer(1)
         self.weights(i, weights)
         mask = own.mask_row(self.member, i), one
         own.pool(self.g.d_v, own.weigh(weights, one, self.value, zero, own.stop(i), mask), [self.into(i)])
 
     def tile(self, first: Value, weights: list[RealPointer], step: Value) -> None:
-        """The outputs of a tile; rows of weights are ``step`` apart."""
+        """Store the outputs of a tile; rows of weights are ``step`` reals apart."""
         own, k = self.own, self.own.k
         with k.loop(0, k.integer(TILE)) as r:
             self.weights(first + r, weights[0] + r * step)
@@ -116,7 +116,7 @@ class Queries:
 
 @compiled
 def forward_kernel(bits: int, stored: str, masked: bool, copied: bool) -> Kernel[Forward]:
-    """Output, and on request weights and log Σ exp, of operands that are stored so; half dtypes may be ``copied``."""
+    """Kernel for output, optional weights and log Σ exp; ``copied`` half operands are widened once."""
     k = Kernel("dot_few", Forward, bits)
     define_transpose(k)
     g, strange = k.argument, Variable(k, k.integer(0))

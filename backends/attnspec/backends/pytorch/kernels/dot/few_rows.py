@@ -1,9 +1,9 @@
-"""What the kernels for few queries and keys are made of: rows of a head of keys, their products, weighted sums of them.
+"""Parts of the kernels for few queries and keys: rows, products, weighted sums.
 
-Kernels for many queries have a query in each lane, so that few leave lanes empty, and transpose what they read. Here
-features lie in the lanes, and rows are read as they are stored. Only where many queries share a head of keys are half
-dtypes widened once for all of them, and keys transposed for tiles of queries. A task is a head of keys with all queries
-that share it, so that every sum has one order. What is excluded is in no sum, whatever it holds.
+Kernels for many queries put one query in each lane, so that few queries leave lanes empty, and transpose operands. Here
+features lie in the lanes, and rows are read as stored. Only if many queries share a head of keys are half dtypes
+widened once for all of them, and keys transposed for tiles of queries. A task is a head of keys with all queries that
+share it, so that every sum has one order. Excluded keys enter no sum, whatever they hold.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,24 +31,24 @@ from .step_arguments import StridedBytes
 from .tiles import groups_of_vectors
 
 TOGETHER = (8, 4, 1)
-"""Vectors of columns whose sums are in registers at once, as long as there are so many."""
+"""Vectors of columns summed in registers at once, largest first."""
 
 TILE = 4
-"""Rows of a tile, of queries or keys, whose sums are in registers at once."""
+"""Queries or keys of a tile, whose sums stay in registers."""
 
 OF_TILE = (4, 1) if HAS_512_BITS else (3, 2, 1)
 """`TOGETHER` for each row of a tile."""
 
 MANY = 8
-"""Queries of a head of keys from which half dtypes are widened once for all, and keys transposed for tiles."""
+"""Queries per head of keys from which half dtypes are widened once, and keys transposed for tiles."""
 
 
 class Few(Arguments):
-    """What both kernels take.
+    """Arguments shared by the forward and backward kernels.
 
-    query (b, heads, n, d), key (b, heads_k, m, d) and value (b, heads_k, m, d_v), of which ``group`` heads of queries
-    share a head; mask (b, heads, n, m). ``weights`` are (b, heads, n, m in whole registers). A query sees the keys up
-    to its own number if ``causal``.
+    query (b, heads, n, d), key (b, heads_k, m, d), value (b, heads_k, m, d_v); ``group`` heads of queries share a head
+    of keys. mask (b, heads, n, m). ``weights`` (b, heads, n, m rounded up to whole registers). If ``causal``, a query
+    sees the keys up to its own number.
     """
 
     tasks: Size
@@ -75,7 +75,7 @@ R = TypeVar("R", RealPointer, BytePointer)
 
 
 class Rows(Generic[R]):
-    """Rows of reals, or of bytes of a half dtype: the address of the first, their distance, and their length."""
+    """Rows of reals, or of bytes of a half dtype: address, distance and length."""
 
     def __init__(self, base: R, step: Value, columns: Value) -> None:
         self.base: R = base
@@ -89,41 +89,41 @@ class Rows(Generic[R]):
 AnyRows: TypeAlias = Rows[RealPointer] | Rows[BytePointer]
 
 Weigh: TypeAlias = Callable[[list[Value], Sequence[Inside], list[list[Variable]]], None]
-"""Adds to the sums of some columns, of each row."""
+"""Function that adds to the sums of some columns, for each row."""
 
 Put: TypeAlias = Callable[[Value, Inside, Value], None]
-"""Takes the sums of a register of columns, and their first."""
+"""Function that receives a register's sums, its existing lanes and its first column."""
 
 
 class HeadOfKeys(Generic[F]):
-    """A head of keys, with what both kernels do for it."""
+    """Emitter of operations on one head of keys, shared by both kernels."""
 
     def __init__(self, k: Kernel[F], stored: str, masked: bool, copied: bool, task: Value) -> None:
         g = k.argument
         self.k, self.stored, self.masked, self.task = k, stored, masked, task
         self.reals = copied or stored == "real"
-        """Whether keys and values are read as reals, and not widened as often as they are read."""
+        """True if keys and values are read as reals; otherwise every read widens them."""
         self.batch, self.head_k = task // g.heads_k, task % g.heads_k
         self.m_whole = in_registers(g.m, k.lanes)
         many = (g.group * g.n).compare(">=", MANY)
         self.has_tiles = not masked and self.reals
-        """Whether there may be tiles of queries."""
+        """True if queries may form tiles."""
         self.in_tiles = k.select(many, g.n // TILE * TILE, k.integer(0)) if self.has_tiles else k.integer(0)
         """Queries of a head that are in tiles."""
         self.keys_in_columns = g.m.compare(">", max(1, k.lanes // 4))
-        """Whether tiles read keys with a column for each, which would leave most lanes empty if they were fewer."""
+        """True if tiles read transposed keys; fewer keys would leave most lanes empty."""
 
     def head(self, member: Value) -> Value:
-        """The number of a head of the group."""
+        """Number of a head of the group."""
         return self.head_k * self.k.argument.group + member
 
     def number(self, member: Value, i: Value) -> Value:
-        """The number of a query among all."""
+        """Number of a query among those of all heads."""
         g = self.k.argument
         return (self.task * g.group + member) * g.n + i
 
     def lying(self, operand: Strided[BytePointer], head: Value, columns: Value, copy: RealPointer) -> Rows[RealPointer]:
-        """The rows of a head as reals: where they are stored, or widened to a copy."""
+        """Rows of a head as reals: in place, or in the widened ``copy``."""
         if self.stored != "real":
             return Rows(copy, in_registers(columns, self.k.lanes), columns)
         first = operand.of_head(self.batch, head)
@@ -132,7 +132,7 @@ class HeadOfKeys(Generic[F]):
     def read(
         self, operand: Strided[BytePointer], head: Value, count: Value, columns: Value, copy: RealPointer
     ) -> Rows[RealPointer]:
-        """The same, after half dtypes are widened."""
+        """Widen half dtypes to ``copy``; return the rows of a head as reals."""
         k, first = self.k, operand.of_head(self.batch, head)
         if self.stored != "real":
             with k.loop(0, count) as i:
@@ -144,23 +144,23 @@ class HeadOfKeys(Generic[F]):
         return self.lying(operand, head, columns, copy)
 
     def of_keys(self, operand: Strided[BytePointer], columns: Value, copy: RealPointer) -> AnyRows:
-        """The rows of keys or values: half dtypes as they are stored, or ``copied`` for many queries."""
+        """Rows of keys or values: half dtypes as stored, or widened if `reals`."""
         if self.reals:
             return self.read(operand, self.head_k, self.k.argument.m, columns, copy)
         return Rows(operand.of_head(self.batch, self.head_k), operand.row, columns)
 
     def load(self, inside: Inside, row: RealPointer | BytePointer, column: Value) -> Value:
-        """A register of a row."""
+        """Load a register of a row."""
         if isinstance(row, BytePointer):
             return load_stored(self.k, inside, row, column, self.stored)
         return load(self.k, inside, row, column)
 
     def row_of(self, operand: Strided[BytePointer], head: Value, i: Value) -> BytePointer:
-        """The address of a row as it is stored."""
+        """Address of a row as stored."""
         return operand.of_head(self.batch, head) + i * operand.row
 
     def into(self, row: BytePointer, look: Callable[[Value], None] | None = None) -> Put:
-        """Stores columns of a row, rounded once, after a look at each."""
+        """Return a function that passes columns to ``look``, rounds them once and stores them."""
 
         def put(value: Value, inside: Inside, column: Value) -> None:
             if look is not None:
@@ -170,7 +170,7 @@ class HeadOfKeys(Generic[F]):
         return put
 
     def stop(self, i: Value) -> Value:
-        """How many keys a query may see."""
+        """Number of keys that a query may see."""
         k, g = self.k, self.k.argument
         return k.select(g.causal.is_nonzero(), k.minimum(i + 1, g.m), g.m)
 
@@ -179,12 +179,12 @@ class HeadOfKeys(Generic[F]):
         return self.row_of(self.k.argument.mask, self.head(member), i)
 
     def attendable(self, mask_row: BytePointer, stop: Value, j: Value) -> Value:
-        """Booleans: which keys of a register are attended to."""
+        """Booleans: the lane's key is attendable."""
         inside = self.k.lanes_below(stop - j)
         return self.k.load_bytes(mask_row, j, inside) if self.masked else inside
 
     def dots(self, row: RealPointer, rows: AnyRows, count: Value, target: RealPointer) -> None:
-        """The products of a row with others, in whole registers; beyond the last the last."""
+        """Store the products of a row with others, in whole registers; padding repeats the last."""
         k = self.k
         with k.loop(0, count, k.lanes) as j:
             others = [rows.row(k.minimum(j + r, count - 1)) for r in range(k.lanes)]
@@ -202,7 +202,7 @@ class HeadOfKeys(Generic[F]):
             k.store(sums_of_lanes(k, [x.get() for x in sums]), target, j)
 
     def put_into_columns(self, rows: AnyRows, target: RealPointer) -> None:
-        """Keys or values with a column for each, as `products` reads them, where there are tiles."""
+        """Transpose keys or values to ``target`` for `products`, if queries form tiles."""
         k, g, every = self.k, self.k.argument, self.k.integer(self.k.lanes)
         if not self.has_tiles or isinstance(rows.base, BytePointer):
             return
@@ -214,7 +214,7 @@ class HeadOfKeys(Generic[F]):
     def products(
         self, rows: list[RealPointer], others: AnyRows, columns: RealPointer, count: Value, targets: list[RealPointer]
     ) -> None:
-        """The same as `dots` for the rows of a tile; ``columns`` are the others transposed, where they are."""
+        """Store `dots` for each row of a tile; ``columns`` holds the transposed others, if any."""
         with self.k.when(self.keys_in_columns) as otherwise:
             self._by_columns(rows, columns, others.columns, count, targets)
         with otherwise():
@@ -252,7 +252,7 @@ class HeadOfKeys(Generic[F]):
     def weigh_together(
         self, weights: list[RealPointer], step: Value, rows: AnyRows, start: Value, stop: Value
     ) -> Weigh:
-        """Adds the same rows, from ``start`` to ``stop``, to the sums of each row of a tile."""
+        """Return a function that adds rows ``start`` to ``stop`` to each sum of a tile."""
         k = self.k
 
         def add(places: list[Value], insides: Sequence[Inside], sums: list[list[Variable]]) -> None:
@@ -270,7 +270,7 @@ class HeadOfKeys(Generic[F]):
         self, weights: RealPointer, step: Value, rows: AnyRows, start: Value, stop: Value,
         mask: tuple[BytePointer, Value],
     ) -> Weigh:  # fmt: skip
-        """Adds weighted rows, those from ``start`` to ``stop`` that bytes of a mask, so far apart, leave."""
+        """Return a function that adds weighted rows; ``mask`` (address, byte distance) excludes some."""
         k = self.k
 
         def add(places: list[Value], insides: Sequence[Inside], sums: list[list[Variable]]) -> None:
@@ -289,7 +289,7 @@ class HeadOfKeys(Generic[F]):
         return add
 
     def pool(self, columns: Value, add: Weigh, puts: list[Put]) -> None:
-        """The sums of all columns, of a row or of each row of a tile."""
+        """Store the sums of all columns, of a row or of each row of a tile."""
         k, begin = self.k, self.k.integer(0)
 
         def some(places: list[Value], insides: Sequence[Inside]) -> None:
@@ -310,7 +310,7 @@ class HeadOfKeys(Generic[F]):
 
 
 def of_queries(own: HeadOfKeys[F], first: Value, weights: list[RealPointer], rows: AnyRows) -> Weigh:
-    """Adds the weighted rows of the keys that the queries of a tile see: those of all, and what each sees more."""
+    """Return a function that adds a tile's common keys, then each query's further ones."""
     k, one = own.k, own.k.integer(1)
     common, nothing = own.stop(first), (BytePointer(k.integer(0)), one)
 

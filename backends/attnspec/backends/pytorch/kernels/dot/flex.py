@@ -1,9 +1,9 @@
-"""Attention in groups of heads by ``torch.nn.attention.flex_attention``, with log Σ exp, forward and backward.
+"""Grouped-query attention by ``torch.nn.attention.flex_attention``, with log Σ exp and gradients.
 
-On CUDA it is compiled, once for each set of options: scores are never in memory, and blocks of 128 queries and keys
-that see nothing of each other are skipped. It never goes back to what is not compiled: where PyTorch cannot compile, it
-raises. On the CPU, where only who asks for this path takes it, the same conditions and scores run as they are written.
-Numbers of a call are tensors, so that others need no new kernel.
+On CUDA it is compiled once for each set of options: scores are never in memory, and blocks of 128 queries and keys
+without a visible pair are skipped. There is no fallback: where PyTorch cannot compile, it raises. On the CPU, where
+this path must be requested, the same conditions and scores run uncompiled. Numbers of a call are tensors, so that other
+values need no new kernel.
 """
 
 from collections.abc import Callable
@@ -23,30 +23,30 @@ from attnspec.backends.pytorch.runtime.accumulation import widened
 from attnspec.backends.pytorch.runtime.private import FLEX_WITHOUT_COMPILER
 
 Condition = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Whether query i of head h sees key j in an element b of the batch: of b, h, i and j."""
+"""Function of b, h, i and j: query i of head h in batch element b sees key j."""
 
 Scores = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""The score, from the scaled product and b, h, i and j."""
+"""Function of the scaled product, b, h, i and j that returns the score."""
 
 NARROWEST = 16
-"""Features that the compiled kernels want at least; zeros are added, which change nothing."""
+"""Least number of features of the compiled kernels; added zeros change nothing."""
 
 FARTHEST = 2**40
-"""A window that is wider than any sequence, and whose borders can be added to positions."""
+"""Reach of a window wider than any sequence, small enough to add to positions."""
 
 _switching = RLock()
-"""PyTorch's switch is one for all threads."""
+"""Lock, because PyTorch's switch applies to all threads."""
 
 KINDS = 1_000
-"""Kernels that may be built: for sets of options, layouts and numbers of heads."""
+"""Most kernels to compile, over sets of options, layouts and numbers of heads."""
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, condition: Condition | None, scoring: Scoring,
            by_element: bool = True) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Output (b, heads, n, d_v) and log Σ exp (b, heads, n), that in the dtype of sums.
+    """Output (b, heads, n, d_v), and log Σ exp (b, heads, n) in the accumulation dtype.
 
     query (b, heads, n, d), key (b, heads_k, m, d), value (b, heads_k, m, d_v); bias and slopes as in `scores`. The
-    condition depends on the element of the batch unless ``by_element`` is false.
+    condition depends on the batch element unless ``by_element`` is false.
     """
     if not _is_for_a_compiler(query):
         return _as_written(query, key, value, condition, scoring)
@@ -66,9 +66,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, condition: Condition | Non
 def _as_written(
     query: Tensor, key: Tensor, value: Tensor, condition: Condition | None, scoring: Scoring
 ) -> tuple[Tensor, Tensor]:
-    """Without a compiler, by PyTorch's own switch, in the dtype of sums: else products would be rounded as they are.
+    """Run uncompiled by PyTorch's own switch, widened, so that products are not rounded.
 
-    The condition is one of the scores: a table of blocks would have 128 queries and 128 keys for each element.
+    The condition is part of the scores: a block mask would have 128 queries and 128 keys per batch element.
     """
     score = scores(scoring, query.device)
 
@@ -86,7 +86,7 @@ def _as_written(
 
 
 def conditions(visible: Visible, device: torch.device) -> Condition | None:
-    """All of them as one; its mask is (b, n, m), its lengths and offsets are (b,). None where every pair is visible."""
+    """``visible`` as one condition, with mask (b, n, m), lengths and offsets (b,); None if always true."""
     mask, left, right, lengths, offsets = visible
     if all(x is None for x in (mask, left, right, lengths)):
         return None
@@ -108,7 +108,7 @@ def conditions(visible: Visible, device: torch.device) -> Condition | None:
 
 def in_sequences(of_query: tuple[Tensor, Tensor], of_key: tuple[Tensor, Tensor], left: int | None,
                  right: int | None) -> Condition:  # fmt: skip
-    """Whether both are in one packed sequence and in its window, from the sequence of each and the position in it."""
+    """Condition: same packed sequence and within its window; arguments are (sequence, position in it)."""
     (sequence, at), (of, where) = of_query, of_key
     behind_most, ahead_most = _border(left, at.device), _border(right, at.device)
 
@@ -123,7 +123,7 @@ def in_sequences(of_query: tuple[Tensor, Tensor], of_key: tuple[Tensor, Tensor],
 
 
 def scores(scoring: Scoring, device: torch.device) -> Scores | None:
-    """Cap, slopes (heads,) and bias (b, heads, n, m) as one function; None where there is none of them."""
+    """Cap, slopes (heads,) and bias (b, heads, n, m) as one function; None if all are None."""
     softcap, bias, slopes = scoring.softcap, scoring.bias, scoring.slopes
     if all(x is None for x in (softcap, bias, slopes)):
         return None
@@ -157,6 +157,6 @@ def _compiled() -> tuple[Callable[..., Any], Callable[..., BlockMask]]:
 
 
 def _kinds() -> Any:
-    """PyTorch would refuse to compile more than 8 kinds of calls."""
-    # `patch` is put into the module while that is imported
+    """Context in which PyTorch compiles up to `KINDS` kinds of calls, not 8."""
+    # PyTorch adds `patch` to the module at import, unseen by mypy
     return torch.compiler.config.patch(recompile_limit=KINDS)  # type: ignore[attr-defined]

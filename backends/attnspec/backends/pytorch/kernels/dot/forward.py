@@ -1,10 +1,10 @@
-"""Scaled dot-product attention for one block of query rows, in one pass over the keys.
+"""Tiled forward kernel: one block of queries at a time, in one pass over the keys.
 
-Scores and output are kept transposed, one query in each lane: maxima and sums over keys are then those of whole
-vectors, keys and values are read as scalars where they lie, and only queries and results are transposed, once a block.
-Keys come in blocks of 64; a mask is read as 64 bits for each query, and blocks and tiles without an attendable key are
-skipped, whatever the mask's pattern. Excluded scores become -inf whatever they were; a NaN in the result, which a value
-of an excluded key may have caused, is reported.
+Scores and output are kept transposed, one query per lane: maxima and sums over keys are then those of whole vectors,
+keys and values are read as scalars in place, and only queries and results are transposed, once per block. Keys come in
+blocks of 64. A mask is read as 64 bits per query; blocks and tiles without an attendable key are skipped, whatever the
+mask's pattern. Excluded scores become -inf whatever they were. A NaN in the result is reported: an excluded value may
+have caused it.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from .tiles import TILE_ROWS, TILE_VECTORS, add_tile_product, width
 
 
 class Forward(Arguments):
-    """Arguments of `forward_kernel`; ``tasks`` are blocks of queries of all heads, `nan` says whether one is found."""
+    """Arguments of `forward_kernel`; ``tasks`` are query blocks of all heads, ``nan`` reports a NaN."""
 
     tasks: Size
     operands: Operands
@@ -31,7 +31,7 @@ class Forward(Arguments):
 
 
 def of_batch(k: Kernel, numbers: IntPointer, batch: Value, otherwise: Value) -> Value:
-    """The number of a batch element, or another where none are given."""
+    """The integer of a batch element, or ``otherwise`` if ``numbers`` is None."""
     found = Variable(k, otherwise)
     with k.when(numbers.is_given()):
         found.set(k.load_int(numbers, batch))
@@ -41,7 +41,7 @@ def of_batch(k: Kernel, numbers: IntPointer, batch: Value, otherwise: Value) -> 
 class QueryBlock:
     """One block of query rows of one head.
 
-    Its first query sees the keys from `earliest` to `latest`, the others each one more, of which `length` exist.
+    Its first query sees keys `earliest` to `latest`, each further query one later; `length` keys exist.
     """
 
     def __init__(self, k: Kernel, operands: Operands, entry: Value, first: Value) -> None:
@@ -63,19 +63,19 @@ class QueryBlock:
         return operand.of_head(self.batch, self.head)
 
     def key_head_of(self, operand: Strided[RealPointer]) -> RealPointer:
-        """Address of the first row of the head of keys or values that the block's head shares."""
+        """First row of the head of keys or values that the block's head shares."""
         return operand.of_head(self.batch, self.head // self.operands.group)
 
     def row_of(self, lane: Index) -> Value:
-        """Number of the query in a lane; beyond the last, the last."""
+        """Number of the query in a lane; lanes past the last query repeat it."""
         return self.k.minimum(self.first + lane, self.operands.n - 1)
 
     def rows_of(self, operand: Strided[RealPointer], columns: Value, target: RealPointer) -> "Rows":
-        """The rows of an operand with a row for each query, to be transposed to `target`."""
+        """The head's rows of an operand with one row per query, to be transposed to `target`."""
         return Rows(self.head_of(operand), operand.row, columns, target)
 
     def transpose(self, rows: "Rows") -> None:
-        """Transpose the block's rows; columns in whole registers, with zeros."""
+        """Transpose the block's rows; zeros pad columns to whole registers."""
         k = self.k
         step, every = k.integer(self.lanes), k.integer(k.lanes)
         with k.loop(0, step, k.lanes) as lane, k.loop(0, rows.columns, k.lanes) as column:
@@ -86,7 +86,7 @@ class QueryBlock:
 
 
 class Rows(NamedTuple):
-    """Rows of reals: address, distance in reals, length, and where they are transposed to."""
+    """Rows of reals: address, distance in reals, length, and target of their transpose."""
 
     base: RealPointer
     step: Value
@@ -95,7 +95,7 @@ class Rows(NamedTuple):
 
 
 class KeyBlock:
-    """64 keys from `first` on, of which those from `low` to `high` hold every attendable one."""
+    """Up to 64 keys from `first` on; every attendable one lies between `low` and `high`."""
 
     def __init__(self, queries: QueryBlock, first: Value, mask_bits: RealPointer) -> None:
         k, mask = queries.k, queries.operands.mask
@@ -115,24 +115,24 @@ class KeyBlock:
         self.low, self.high = self._low.get(), self._high.get()
 
     def any(self) -> Value:
-        """Whether any key is attendable."""
+        """Boolean: any key is attendable."""
         return self.low.compare("<", self.high)
 
     def rows_of(self, base: RealPointer, step: Value, key: Value) -> list[tuple[RealPointer, int]]:
-        """Rows of keys or values of a tile; beyond the last key, the last."""
+        """Rows of a tile of keys or values; rows past the last key repeat it."""
         k, m = self.queries.k, self.queries.operands.m
         numbers = [k.minimum(key + r, m - 1) for r in range(TILE_ROWS)]
         return [(base + number * step, 0) for number in numbers]
 
     def all_attendable(self, key: Value) -> Value:
-        """Whether every pair of the tile is attendable, and its score as it is."""
+        """Boolean: every pair of the tile is attendable, and no score needs `adjusted`."""
         queries, o, last = self.queries, self.queries.operands, key + (TILE_ROWS - 1)
         near = last.compare("<=", queries.latest) & key.compare(">=", queries.earliest + (queries.lanes - 1))
         exist = o.lengths.is_null() | last.compare("<", queries.length)
         return near & exist & o.mask.base.is_null() & o.adjusts.is_zero()
 
     def attendable(self, key: Value, c: int) -> Value:
-        """Booleans for one key and the c-th vector of queries: attendable, and a key below `high`."""
+        """Booleans for a key and the c-th vector of queries: attendable, and the key is below `high`."""
         k, queries = self.queries.k, self.queries
         here = k.select(key.compare("<", self.high), k.integer(k.lanes), k.integer(0))
         found = Variable(k, k.lanes_below(here))
@@ -146,7 +146,7 @@ class KeyBlock:
         return found.get()
 
     def adjusted(self, score: Value, key: Value, c: int) -> tuple[Value, Value]:
-        """Scores of one key and the c-th vector of queries, capped, with distance and bias; and d(capped)/d(score)."""
+        """Scores of a key and the c-th vector of queries after cap, slopes and bias; d(capped)/d(score)."""
         k, queries, o = self.queries.k, self.queries, self.queries.operands
         found, slope = Variable(k, score), Variable(k, k.full(1.0))
         with k.when(o.capped.is_nonzero()):
@@ -172,13 +172,13 @@ def store_tile(k: Kernel, values: list[list[Value]], base: RealPointer, offset: 
 
 
 def values_of(sums: Sums) -> list[list[Value]]:
-    """The sums of a tile."""
+    """Current values of a tile's sums."""
     return [[x.get() for x in row] for row in sums]
 
 
 @compiled
 def forward_kernel(bits: int) -> Kernel[Forward]:
-    """Output, row maximum, reciprocal of the row sum, and log Σ exp, as `Operands` says."""
+    """Kernel for output, row maximum, reciprocal of the row sum and log Σ exp, as in `Operands`."""
     k = Kernel("dot_forward", Forward, bits)
     define_transpose(k)
     g, o, lanes = k.argument, k.argument.operands, width(bits)
@@ -254,7 +254,7 @@ def pool(k: Kernel, block: KeyBlock, rows: RealPointer, row: Value, columns: Val
             old = [k.load(pooled, (column + r) * lanes + c * k.lanes) for c in range(TILE_VECTORS)]
             sums.append([Variable(k, x * shrink[c] if shrink else x) for c, x in enumerate(old)])
         if last:
-            # beyond the last column, the last: what it gives there is never read
+            # columns past the last repeat it; their results are never read
             scalars = [(rows + k.minimum(column + r, columns - 1), 0) for r in range(TILE_ROWS)]
             add_product(k, sums, scalars, row, weights, lanes, depth)
         else:

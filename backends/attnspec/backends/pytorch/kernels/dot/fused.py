@@ -1,7 +1,7 @@
-"""Attention on the CPU by PyTorch's own kernels: ``pytorch`` among the paths.
+"""CPU attention by PyTorch's own kernels: the path ``pytorch``.
 
-They multiply what is excluded by 0, let gradients of rows without keys through, and may hide NaN. So operands or
-results are looked at: where something is not finite, only the formula is right.
+These kernels multiply excluded values by 0, pass gradients of rows without keys, and may hide NaN. Operands or results
+are therefore checked: if a number is not finite, only the formula is right.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,11 +21,11 @@ from attnspec.backends.pytorch.runtime.private import flash_on_cpu, flash_on_cpu
 from attnspec.backends.pytorch.runtime.transforms import addressable
 
 APPROXIMATED = (torch.float16,) if torch.backends.cpu.get_cpu_capability() == "AVX2" else ()
-"""Dtypes that are widened for PyTorch's fused kernel, whose errors would show: on AVX2 its exponentials of half dtypes
-make scores count as 2·10⁻⁵ larger than they are, which float16 resolves in the mean of many rows."""
+"""Dtypes widened to avoid an error of PyTorch's fused kernel. With AVX2 its exponentials of half dtypes act as if
+scores were 2·10⁻⁵ larger, which shows in the mean of many float16 rows."""
 
 WORTH_WIDENING = 2**13
-"""Numbers of keys from which widening half dtypes saves more than it takes."""
+"""Elements of keys from which widening half dtypes saves more time than it takes."""
 
 FEW_HALF = 20
 """Queries up to which half dtypes are widened for PyTorch's kernel."""
@@ -35,8 +35,8 @@ SUMMED = 2.0**14
 
 
 def widens(query: Tensor, key: Tensor) -> bool:
-    """Whether operands of half dtypes are widened: PyTorch's kernel for few queries takes several times as long, but
-    for bfloat16 where it multiplies tiles, and of some dtypes its errors show."""
+    """Return whether to widen half operands. For few queries PyTorch's half kernel takes several times as long, except
+    for bfloat16 on AMX tiles; dtypes in `APPROXIMATED` always need it."""
     if query.dtype not in HALF_DTYPES:
         return False
     few = query.shape[-2] <= FEW_HALF and key.numel() >= WORTH_WIDENING
@@ -53,7 +53,7 @@ def _multiplies_tiles() -> bool:
 
 
 def serves(call: Call) -> bool:
-    """Return whether PyTorch's kernel computes the call: with log Σ exp, nothing but causality and scale."""
+    """Return whether PyTorch's kernel supports the call; with log Σ exp, only causality and scale."""
     if not call.options.logarithms:
         return True
     if flash_on_cpu is None or flash_on_cpu_backward is None or not call.is_simple() or call.tensors.mask is not None:
@@ -63,7 +63,7 @@ def serves(call: Call) -> bool:
 
 
 def plan(call: Call, given: Sequence[Tensor], rank: int) -> Attend:
-    """What computes calls like this one, whose operands are given with a batch of ``rank`` dimensions."""
+    """Return the function for calls like this one; operands ``given`` have ``rank`` batch dimensions."""
     if not call.options.logarithms:
         return _output_plan(call, rank)
     regular, hides = _inspector(call), None
@@ -74,7 +74,7 @@ def plan(call: Call, given: Sequence[Tensor], rank: int) -> Attend:
 
 
 def _inspector(call: Call) -> Callable[..., bool] | None:
-    """Whether operands are moderate, so that sums of products are finite; None where they cannot be looked at."""
+    """Return a check that operands are within `regular.MODERATE`; None if they cannot be read."""
     if not HAS_LLVMLITE:
         return None
     from attnspec.backends.pytorch.kernels.dot.regular import inspector
@@ -83,7 +83,7 @@ def _inspector(call: Call) -> Callable[..., bool] | None:
 
 
 def _overflows(call: Call) -> bool:
-    """Whether sums of products of moderate numbers may be infinite."""
+    """Return whether sums of products of numbers within `regular.MODERATE` may overflow."""
     return call.query.shape[-1] * max(1.0, call.options.scale) > SUMMED
 
 
@@ -93,15 +93,15 @@ def _overflows(call: Call) -> bool:
 def output_of(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float, opens: bool
 ) -> Tensor:
-    """The output (b, h, n, d_v); what is not finite may be hidden or spread.
+    """Output (b, h, n, d_v); NaN and infinities may be hidden or spread.
 
-    ``opens`` keeps gradients of rows without an attendable key from their queries.
+    ``opens`` sets rows without an attendable key to 0, so that their queries get no gradients.
     """
     dtype, d, d_v = query.dtype, query.shape[-1], value.shape[-1]
     if mask is not None and causal:
         mask, causal = mask & causal_triangle(query.shape[-2], key.shape[-2], query.device), False
     if d != d_v:
-        # PyTorch's fused kernel wants one width; zeros at the end change neither scores nor the columns returned
+        # PyTorch's fused kernel requires one width; zeros at the end change neither scores nor the columns returned
         query, key, value = (F.pad(x, (0, max(d, d_v) - x.shape[-1])) for x in (query, key, value))
     if query.is_cpu and widens(query, key):
         query, key, value = query.float(), key.float(), value.float()
@@ -143,10 +143,10 @@ def _output_plan(call: Call, rank: int) -> Attend:
 
 @plan_class
 class Plan:
-    """What calls have in common.
+    """Plan of calls with the same shapes, strides and options.
 
-    ``widens`` says that operands are computed in float32. ``regular`` tells whether they are moderate, ``hides``
-    whether a result may hide a NaN.
+    ``widens``: compute in float32. ``regular`` checks that operands are within range, ``hides`` whether a result may
+    hide a NaN.
     """
 
     rank: int
@@ -158,7 +158,7 @@ class Plan:
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *_: Tensor | None
     ) -> tuple[Tensor, Tensor | None, bool, tuple[Tensor, ...]]:
-        """Output and log Σ exp, whether something is not finite, and both before they are rounded."""
+        """Output and log Σ exp, whether only the formula is right, and both before rounding."""
         if not self.regular(query, key, value):
             return torch.empty(0), None, True, ()
         dtype = query.dtype
@@ -172,14 +172,14 @@ class Plan:
         return output, logarithms if logarithms.dtype is dtype else logarithms.to(dtype), strange, kept
 
     def reads(self, operands: Sequence[Tensor], kept: Sequence[Tensor]) -> bool:
-        """PyTorch's operator reads all strides."""
+        """Return True: PyTorch's operator reads all strides."""
         return True
 
     def backward(
         self, operands: Sequence[Tensor], tensors: Sequence[Tensor | None], kept: Sequence[Tensor],
         gradient: Tensor | None, of_logarithms: Tensor | None, wanted: Sequence[bool],
     ) -> Gradients:  # fmt: skip
-        """By PyTorch's operator, or the formula for gradients of log Σ exp."""
+        """Gradients by PyTorch's operator; if log Σ exp has a gradient, by the formula."""
         if gradient is None or of_logarithms is not None:
             return by_formula(self, operands, NOTHING, (gradient, of_logarithms), wanted)
         dtype, sums = operands[0].dtype, kept[0].dtype

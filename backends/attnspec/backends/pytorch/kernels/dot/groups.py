@@ -1,8 +1,8 @@
-"""Attention in groups of heads by the fastest kernels that serve a call, with log Σ exp, forward and backward.
+"""Grouped-query attention by the fastest kernel that supports a call, with log Σ exp and gradients.
 
-On CUDA these are PyTorch's (`cuda_groups`), on the CPU those that `choice` names. Nobody but the formula serves
-``torch.compile``, ``torch.func``, modes and forward mode, and what is not finite. Second derivatives are those of the
-formula.
+On CUDA the kernels are PyTorch's (`cuda_groups`), on the CPU `choice` selects them. Only the formula supports
+``torch.compile``, ``torch.func``, modes, forward mode, and numbers that are not finite. Second derivatives are the
+formula's.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ EVERYTHING, AS_IT_IS = Visible(), Scoring()
 
 def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible = EVERYTHING,
              scoring: Scoring = AS_IT_IS) -> str:  # fmt: skip
-    """The path of query (*batch, heads, n, d), key and value (*batch, heads_k, m, d).
+    """Name of the path of query (*batch, heads, n, d), key and value (*batch, heads_k, m, d).
 
     ``step``, ``few``, ``llvm``, ``pytorch`` or ``plain`` on the CPU, ``enable_gqa``, ``flex`` or ``plain`` on CUDA.
     """
@@ -39,7 +39,7 @@ def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible = EVERY
 
 def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring,
            check: Callable[[], Any] | None = None) -> tuple[Tensor, Tensor] | None:  # fmt: skip
-    """Output and log Σ exp in the dtype of operands, or of sums if there are sinks; None where the formula is right.
+    """Output and log Σ exp, unrounded if there are sinks; None if only the formula is right.
 
     query (*batch, heads, n, d), key (*batch, heads_k, m, d), value (*batch, heads_k, m, d_v); batches broadcast.
     ``check`` raises for arguments that do not fit together.
@@ -65,9 +65,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring:
 
 def attend_in_pages(query: Tensor, key_pages: Tensor, value_pages: Tensor, table: Tensor, visible: Visible,
                     scoring: Scoring) -> tuple[Tensor, Tensor] | None:  # fmt: skip
-    """The same for one query a head and keys in pages (pages, heads_k, page, d), whose numbers a table holds.
+    """`attend` for one query per head and keys in pages (pages, heads_k, page, d).
 
-    ``table`` (*batch, blocks).
+    ``table`` (*batch, blocks) holds the numbers of each sequence's pages.
     """
     if intercepted() or not query.is_cpu or forced() not in (None, "step") or not (query.shape[-1] and table.shape[-1]):
         return None

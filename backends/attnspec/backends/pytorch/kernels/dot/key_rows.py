@@ -1,7 +1,7 @@
-"""Keys and values of one query in each head: scores, and sums of weighted values.
+"""Reads of keys and values by the decode kernel: scores, and weighted sums of values.
 
-Rows are read one after another, each from its first column to its last. With every key its value is asked for, and with
-every value the key that comes a block later: so both are read at nearly the rate of a single row of numbers.
+Rows are read in order, each from its first column to its last. Reading a key prefetches its value, and reading a value
+prefetches the key one block later: so both are read at nearly the rate of a single row of numbers.
 """
 
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
@@ -12,19 +12,19 @@ from attnspec.backends.pytorch.kernels.llvm.vector_functions import interleaved,
 from .step_arguments import PAIRS, Step
 
 SUMS = 16 if HAS_512_BITS else 8
-"""Vectors of columns of outputs that are summed at once."""
+"""Vectors of output columns summed at once, over all outputs."""
 
 COLUMNS = {8: (8, 4, 1), 4: (4, 1), 2: (2, 1)}
-"""Of one output, where there may be so many."""
+"""Vectors of columns per output, largest first, by the most that registers hold."""
 
 PAIRED_COLUMNS = (8, 4, 2)
-"""The same where values are taken in pairs of keys."""
+"""`COLUMNS` for values that are read in pairs of keys."""
 
 
 def together(stored: str, members: int) -> int:
-    """How many outputs are summed at once of so many heads that share keys.
+    """Number of outputs summed at once, of ``members`` heads that share keys.
 
-    Where registers are few, numbers that must be widened are read once for all heads, a few columns at a time.
+    With few registers, half dtypes are widened once for all heads, a few columns at a time.
     """
     if HAS_512_BITS:
         return min(2, members)
@@ -32,7 +32,7 @@ def together(stored: str, members: int) -> int:
 
 
 class KeyRows:
-    """Some keys and values of one page, from the addresses of the first on; and where the keys after them begin."""
+    """``count`` keys and values of one page, and the address of the next keys to prefetch."""
 
     def __init__(self, k: Kernel[Step], stored: str, key: BytePointer, value: BytePointer, next_key: BytePointer,
                  count: Value) -> None:  # fmt: skip
@@ -40,9 +40,9 @@ class KeyRows:
         self.bytes = k.size if stored == "real" else 2
 
     def scores(self, queries: list[RealPointer], first: Value, partial: RealPointer) -> Value:
-        """Scores of some queries with some keys from one on, those of a query next to each other.
+        """Scores of ``queries`` with the keys from ``first`` on, those of a query adjacent.
 
-        Keys beyond the last count as the last. ``partial`` holds a vector for each score.
+        Keys past the last repeat it. ``partial`` holds a vector for each score.
         """
         k, g = self.k, self.k.argument
         segment = k.lanes // len(queries)
@@ -63,7 +63,7 @@ class KeyRows:
         return sums_of_lanes(k, [k.load(partial, i * k.lanes) for i in range(k.lanes)])
 
     def pool(self, weights: RealPointer, shrink: RealPointer, outputs: list[RealPointer], segment: int) -> None:
-        """output = shrink*output + the sum over keys of weight*value, for some outputs."""
+        """output = shrink*output + the sum over keys of weight*value, for each output."""
         k, g = self.k, self.k.argument
         begin = k.integer(0)
         for vectors in COLUMNS[min(8, SUMS // len(outputs))]:
@@ -87,9 +87,9 @@ class KeyRows:
 
     def pool_pairs(self, parts: tuple[RealPointer, RealPointer], shrink: RealPointer, outputs: list[RealPointer],
                    segment: int) -> None:  # fmt: skip
-        """The same of pairs of keys, for weights that are the sums of two ``parts`` of bfloat16.
+        """`pool` over pairs of keys, for weights that are sums of two bfloat16 ``parts``.
 
-        Of each two vectors of an output, the columns are in the order of `interleaved`.
+        In each two vectors of an output, the columns are in the order of `interleaved`.
         """
         k, g = self.k, self.k.argument
         begin, zero = k.integer(0), k.full(0.0)
@@ -105,7 +105,7 @@ class KeyRows:
                     own: list[Value] = []
                     for place in places[::2]:
                         x, y = (k.load_stored(row, place * self.bytes, "real") for row in rows)
-                        # behind the last key there are zeros, for the last may be infinite
+                        # zeros past the last key: repeating it would give NaN if it is infinite
                         own.extend(interleaved(k, x, k.select((key + 1).compare("<", self.count), y, zero)))
                         k.prefetch(self.next_key + key * g.key.row, place * self.bytes)
                         k.prefetch(self.next_key + second * g.key.row, place * self.bytes)

@@ -1,6 +1,6 @@
-"""The structure of a boolean mask: causal, a number of leading keys for each batch element, or none.
+"""Structure of a boolean mask: causal, leading keys per batch element, or neither.
 
-A kernel that knows the structure skips the excluded keys; given the mask alone it computes their scores, and discards
+A kernel that knows the structure skips the excluded keys; with only the mask it computes their scores, and discards
 them. Reading a mask takes one pass over its bytes, and stops at the first entry that does not fit.
 """
 
@@ -11,11 +11,11 @@ import numpy as np
 from torch import Tensor
 
 BLOCK = 256
-"""Rows that are compared at a time."""
+"""Rows compared at a time."""
 
 
 class Structure(NamedTuple):
-    """A mask in its cheapest form: what remains of it, and what replaces it."""
+    """A mask in its cheapest form: the mask if still needed, causality, or lengths."""
 
     mask: Tensor | None
     causal: bool = False
@@ -23,9 +23,9 @@ class Structure(NamedTuple):
 
 
 def read(mask: Tensor) -> Structure:
-    """The structure of a mask (b|1, h|1, n|1, m). Waits for the device if that is not the CPU.
+    """Structure of a mask (b|1, h|1, n|1, m); waits for the device unless that is the CPU.
 
-    ``lengths`` has one entry for every batch element of the mask, which then has no head dimension.
+    ``lengths`` has one entry for every batch element of the mask, whose head dimension is then 1.
     """
     entries: np.ndarray[Any, np.dtype[np.bool_]] = _without_repetition(mask).cpu().numpy()
     rows, keys = entries.shape[-2:]

@@ -1,8 +1,8 @@
-"""Attention of packed sequences on CUDA: by ``torch.nn.attention.varlen``, or flex_attention where that does not serve.
+"""Attention of packed sequences on CUDA, by ``torch.nn.attention.varlen`` or flex_attention.
 
-``varlen`` is the flash kernel of sequences one behind the other. It has no cap, log Σ exp has no gradient there, it
-aligns the last query with the last key, and what it gives to queries without keys is not ours to rely on. ``flex`` has
-all of this, and skips pairs of blocks that share no sequence. ``plain`` and the CPU compute as `groups` says.
+``varlen`` is the flash kernel of concatenated sequences. It has no cap and no gradient of log Σ exp, it aligns the last
+query with the last key, and its output for queries without keys is unspecified. ``flex`` has no such limits, and skips
+pairs of blocks that share no sequence. For ``plain`` and on the CPU, `groups` computes.
 """
 
 from functools import lru_cache
@@ -24,12 +24,12 @@ from attnspec.backends.pytorch.runtime.forcing import forced
 from attnspec.backends.pytorch.runtime.transforms import fused_allowed
 
 Ends = tuple[list[int], list[int]]
-"""Where the queries and the keys of each sequence begin, and the last ones end."""
+"""Starts of the queries and of the keys of each sequence, and the ends of the last."""
 
 
 def route(call: Call, ends: Ends, visible: Visible, scoring: Scoring, varlen: bool = True,
           wish: str | None = None) -> str:  # fmt: skip
-    """``varlen``, ``flex`` or ``plain``; ``varlen`` says whether this kernel of PyTorch runs on the device."""
+    """Return ``varlen``, ``flex`` or ``plain``; the argument ``varlen``: its kernel runs on the device."""
     path = cuda_groups.route(call, visible, scoring, False, wish)
     if path != "flex" or wish == "flex" or not (varlen and takes_flash(call, scoring)):
         return path
@@ -41,7 +41,7 @@ def route(call: Call, ends: Ends, visible: Visible, scoring: Scoring, varlen: bo
 
 def path_for(query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor,
              visible: Visible = groups.EVERYTHING, scoring: Scoring = groups.AS_IT_IS) -> str:  # fmt: skip
-    """The path of packed sequences, which may depend on their lengths; ``visible`` has a window or nothing."""
+    """Path of packed sequences, which may depend on lengths; ``visible`` has at most a window."""
     path = groups.path_for(query, key, value, Visible(), scoring)
     if path not in ("enable_gqa", "flex"):
         return path
@@ -55,7 +55,7 @@ def path_for(query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_
 
 @lru_cache(maxsize=1)
 def has_varlen() -> bool:
-    """Whether this version of PyTorch has the kernel for groups of heads and windows, with log Σ exp."""
+    """Return whether this PyTorch has the kernel with grouped heads, windows and log Σ exp."""
     if find_spec("torch.nn.attention.varlen") is None:
         return False
     from torch.nn.attention.varlen import varlen_attn
@@ -82,7 +82,7 @@ def attend(path: str, query: Tensor, key: Tensor, value: Tensor, query_ends: Ten
 
 def by_varlen(query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor,
               window: tuple[int | None, int | None], scale: float | None) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The elements of the batch are packed behind each other too: the kernel has (positions, heads, features)."""
+    """Output and log Σ exp by ``varlen``; its layout (positions, heads, features) packs the batch too."""
     from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
     (b, heads, n, d), d_v = query.shape, value.shape[-1]
@@ -100,7 +100,7 @@ def by_varlen(query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key
 
 
 def _repeated(ends: Tensor, b: int) -> Tensor:
-    """The ends of all sequences of all elements."""
+    """Ends of the sequences of all ``b`` batch elements, concatenated."""
     ends = ends.to(torch.int32)
     starts = torch.arange(b, dtype=torch.int32, device=ends.device)[:, None] * ends[-1]
     return torch.cat(((starts + ends[:-1]).flatten(), ends[-1:] * b))

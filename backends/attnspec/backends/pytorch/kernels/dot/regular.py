@@ -1,7 +1,7 @@
-"""Whether PyTorch's kernel may be trusted with excluded keys: numbers are moderate, and every row has a key.
+"""Check that PyTorch's kernel is right under masks: numbers within range, no empty rows.
 
-It multiplies what is excluded by 0, and lets gradients of rows without keys through. Products of moderate numbers are
-finite, and so are sums of many. One kernel looks at all operands in less time than any of PyTorch's operations takes.
+That kernel multiplies excluded values by 0, and passes gradients of rows without keys. Products of numbers within
+`MODERATE` are finite, and so are sums of many. One kernel checks all operands faster than any PyTorch operation.
 """
 
 from array import array
@@ -18,14 +18,14 @@ from attnspec.backends.pytorch.runtime.accumulation import widened
 from .step_arguments import STORED
 
 AT_ONCE = 4
-"""Sums that do not wait for one another."""
+"""Independent sums, so that additions do not wait for one another."""
 
 MODERATE = {32: 2.0**56, 64: 2.0**500}
-"""Beyond these numbers one is strange, by the bits in which it is computed with."""
+"""The magnitude limit, by bits of the computation."""
 
 
 class Regular(Arguments):
-    """Three arrays of numbers, ``rows`` rows of ``m`` booleans; ``strange`` becomes 1 where something is."""
+    """Three arrays, and a mask of ``rows`` rows of ``m``; ``strange`` becomes 1 if a check fails."""
 
     first_count: Size
     second_count: Size
@@ -41,16 +41,16 @@ class Regular(Arguments):
 
 @compiled
 def regular_kernel(bits: int, stored: str) -> Kernel[Regular]:
-    """For numbers that are stored so, at least a register of each."""
+    """Kernel for arrays of ``stored`` numbers, each at least a register long."""
     k = Kernel("regular", Regular, bits)
     g, size = k.argument, k.size if stored == "real" else 2
     strange = Variable(k, k.integer(0))
     totals = [Variable(k, k.full(0.0)) for _ in range(AT_ONCE)]
-    # the last power of two is infinite, times what is beyond the moderate
+    # times this, numbers beyond `MODERATE` become infinite
     most = k.full((2.0**128 if bits == 32 else 2.0**1023) / MODERATE[bits])
 
     def add(x: BytePointer, at: Value, total: Variable) -> None:
-        """0·x, which is NaN where x is not finite."""
+        """Add 0·(most·x), which is NaN if x is not finite or beyond `MODERATE`."""
         total.set(k.fma(k.load_stored(x, at * size, stored) * most, k.full(0.0), total.get()))
 
     def look_at(x: BytePointer, count: Value) -> None:
@@ -81,9 +81,9 @@ def regular_kernel(bits: int, stored: str) -> Kernel[Regular]:
 
 
 def inspector(tensors: Sequence[Tensor], mask: Tensor | None = None) -> Callable[..., bool] | None:
-    """What says of up to three tensors of these sizes, and of a mask behind them, whether they are regular.
+    """Return the check of up to three tensors of these sizes, and of a mask.
 
-    None where they cannot be read as they lie.
+    None if they are not contiguous, or smaller than a register.
     """
     first = widened(tensors[0][:0])
     lanes = register_bytes() // first.element_size()

@@ -1,4 +1,4 @@
-"""Which of the kernels for CPUs a call of scaled dot-product attention takes: those that cost least."""
+"""Choice of the cheapest CPU kernel for a call of scaled dot-product attention."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -11,38 +11,38 @@ from attnspec.backends.pytorch.kernels.dot.few_rows import MANY
 from attnspec.backends.pytorch.kernels.dot.tiles import width
 
 EVERYWHERE = "llvm", "pytorch"
-"""Paths that serve every call of scaled dot-product attention; the others serve some."""
+"""Paths that support every call of scaled dot-product attention; the others support some."""
 
 EXCLUDING = 10.0
-"""Microseconds that the kernel of PyTorch takes longer where keys are excluded: what it is given must be checked."""
+"""Extra microseconds of PyTorch's kernel if keys are excluded: its inputs must be checked for NaN and infinities."""
 
 VIEWS = 0.45
-"""Part of a call of PyTorch's kernel, without gradients, in which operands are given four dimensions and the result
-three."""
+"""Fraction of PyTorch's smallest call, without gradients, spent on reshaping operands to four dimensions and the result
+back."""
 
 PLAIN = 60.0
-"""Microseconds that the formula takes longer than PyTorch's kernel."""
+"""Extra microseconds of the formula over PyTorch's kernel."""
 
 OF_LOGARITHMS = 0.4, 0.27
-"""What ``llvm`` and ``step`` take longer where log Σ exp is wanted, without gradients and with them, as part of the
-least time that PyTorch's kernel takes: that one finds it in any case."""
+"""Extra time of ``llvm`` and ``step`` for log Σ exp, without and with gradients, as a fraction of PyTorch's smallest
+call. PyTorch's kernel always computes log Σ exp."""
 
 OF_HEADS = 3e-3
-"""Microseconds in which ``llvm`` adds up the gradients of a group, for each number of keys and values of each head."""
+"""Microseconds per element of keys and values of each head in which ``llvm`` sums the gradients of a group."""
 
 
 def by_cost(b: int, h: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype, *, tracked: bool, excludes: bool,
             masked: bool = False, paths: Sequence[str] = EVERYWHERE, fits: bool = False, group: int = 1,
             logarithms: bool = False, joins: bool = False) -> str:  # fmt: skip
-    """The cheapest of ``paths``, which serve the call, for operands of these sizes.
+    """The cheapest of ``paths``, all of which support the call, for these sizes.
 
-    ``tracked`` says that gradients are taken, ``masked`` that a mask excludes keys, ``fits`` that operands have four
-    dimensions, as PyTorch's kernel wants them; ``group`` heads share keys, for ``llvm`` as queries of one if ``joins``.
+    ``tracked``: gradients are recorded. ``masked``: a mask excludes keys. ``fits``: operands have the four dimensions
+    that PyTorch's kernel needs. ``group`` heads share keys; if ``joins``, ``llvm`` takes them as queries of one head.
     """
     times, threads = {}, torch.get_num_threads()
     for path in paths:
-        # what is excluded is taken to be half of all, which the kernels of this package leave out; what `few` gains by
-        # tiles it loses under a mask
+        # assume that exclusion halves the pairs, which this package's kernels skip; under a mask `few` loses its tiles,
+        # which cancels the gain
         leaves_out = path == "llvm" or (path == "few" and (not masked or n < MANY))
         keys = -(-m // 2) if excludes and leaves_out else m
         sizes = (b * h // group, group) if joins and path == "llvm" else (b * h, n)
@@ -63,10 +63,9 @@ def by_cost(b: int, h: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype
 def microseconds(
     path: str, entries: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype, tracked: bool, threads: int
 ) -> float | None:
-    """What a call with about so many keys takes on a path by PyTorch's threads, whose number only tells remembered
-    results apart.
+    """Predicted microseconds of a call; None if the path was not measured.
 
-    None where the path was not measured.
+    Keys are rounded down by `leading_digits`; ``threads`` is only a cache key.
     """
     return _microseconds(path, entries, n, leading_digits(m), d, d_v, dtype, tracked, threads)
 
@@ -90,7 +89,7 @@ def _measured(path: str, dtype: torch.dtype) -> tuple[Work, ...]:
 
 
 def work(path: str, entries: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype) -> Work:
-    """What a path has to do; ``llvm`` fills the lanes of queries."""
+    """`Work` of a path; ``llvm`` rounds queries up to whole lanes."""
     lanes = width(64 if dtype is torch.float64 else 32) if path == "llvm" else 1
     scores = entries * -(-n // lanes) * lanes * m
     return Work(scores * (d + d_v), scores, entries * (n + m) * (d + d_v))

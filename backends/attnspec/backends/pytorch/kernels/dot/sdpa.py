@@ -1,8 +1,8 @@
-"""Scaled dot-product attention by the fastest kernel available: this package's on the CPU, PyTorch's on an accelerator.
+"""Scaled dot-product attention by the fastest kernel: ours on the CPU, PyTorch's on accelerators.
 
-``scaled_dot_product_attention`` of PyTorch takes its fused kernels only for four dimensions, equal batches, equal head
-sizes and a contiguous last axis, and computes every excluded pair of a boolean mask. Here inputs are brought into four
-dimensions (views where possible); for an accelerator, masks are read for their structure where that pays.
+PyTorch's ``scaled_dot_product_attention`` uses fused kernels only for four dimensions, equal batches, equal head sizes
+and a contiguous last axis, and computes every excluded pair of a boolean mask. This module brings inputs into four
+dimensions (views where possible). On an accelerator it reads the structure of masks where that pays.
 """
 
 from collections.abc import Callable
@@ -33,13 +33,13 @@ def attend(
     in_layer: bool = False,
     check: Callable[[], Any] | None = None,
 ) -> Tensor:
-    """softmax(scale·QKᵀ)V over the attendable keys; ``scale`` is 1/√d unless given.
+    """softmax(scale·QKᵀ)V over the attendable keys; ``scale`` is 1/√d by default.
 
     query (*batch, n, d), key (*batch, m, d), value (*batch, m, d_v), mask boolean (*batch, n, m) with True = attend;
     batches broadcast, and so do all dimensions of the mask. Raises ``ValueError`` for sizes and devices that do not
     agree and batches that do not broadcast, ``TypeError`` for dtypes that differ and a mask that is not boolean, or
-    what ``check`` raises first. A call ``in_layer``, a part of another operation, is computed by PyTorch where it is
-    small. Excluded keys have no effect on the CPU, even where they hold NaN or infinity.
+    what ``check`` raises first. If ``in_layer``, the call is part of another operation, and PyTorch computes it if it
+    is small. Excluded keys have no effect on the CPU, even where they hold NaN or infinity.
     """
     if isinstance(query, Tensor) and is_on(query):
         low = autocast.cast(query, key, value)
@@ -77,9 +77,9 @@ def path_for(
     scale: float | None = None,
     in_layer: bool = False,
 ) -> str:
-    """The route that ``attend`` takes for these arguments, as ``structure: kernel``.
+    """Name of the path that ``attend`` takes, as ``structure: kernel``.
 
-    Where something excluded is not finite, the CPU then computes again, with the scores in memory.
+    If an excluded number is not finite, the CPU then computes again by the formula, with scores in memory.
     """
     call, _ = four_dimensional(query, key, value, mask, causal, scale, in_layer)
     if query.is_cpu:
@@ -96,11 +96,10 @@ def _keys(call: Call) -> str:
 
 
 def masked_nonfinite(device: str) -> str:
-    """What becomes of NaN and infinities at excluded keys and values: ``excluded`` or ``propagates``.
+    """Effect of NaN and infinities at excluded keys and values: ``excluded`` or ``propagates``.
 
-    On the CPU the result or a sum shows them, and the excluded terms are then left out one by one; that reads a
-    value, so under ``torch.compile`` and ``torch.func`` it is not done. On other devices reading it would wait for the
-    device in every call.
+    On the CPU the result or a sum shows them, and the formula then leaves excluded terms out. That check reads a value,
+    so ``torch.compile`` and ``torch.func`` skip it. Other devices skip it because every call would wait for the device.
     """
     return "excluded" if torch.device(device).type == "cpu" else "propagates"
 
@@ -116,7 +115,7 @@ def _on_accelerator(call: Call) -> Tensor:
 
 
 def _structured(call: Call) -> tuple[Call, tuple[int, ...] | None]:
-    """The call with fewer keys, or without its mask, where reading that pays; how many keys each batch element has."""
+    """Drop needless keys and masks where reading the mask pays; return the call and any lengths."""
     b, h, n, d = call.query.shape
     m, mask = call.key.shape[-2], call.tensors.mask
     lengths = None

@@ -1,10 +1,9 @@
-"""One query in each head against many keys: a step of decoding, bound by reading keys and values.
+"""Decode kernel: one query per head against many keys, bound by reading keys and values.
 
-Keys and values are read once for all heads of a group, where they lie and as they are stored: in half dtypes they are
-half as many bytes. They may lie in pages. A task is one head of keys. Keys come in blocks; scores of up to four heads
-are sums over lanes, at the end with a query and a key in each; values are added up with a column in each lane. Where
-the processor multiplies pairs of bfloat16, products are taken so for many heads, with weights in two parts, which keep
-16 bits of them.
+Keys and values are read once for all heads of a group, in place and as stored: half dtypes are half as many bytes. They
+may lie in pages. A task is one head of keys. Keys come in blocks. Scores of up to four heads are sums over lanes, which
+end with one query-key pair per lane; values are summed with one column per lane. If the processor multiplies pairs of
+bfloat16, groups of more than two heads use that, with weights split into two bfloat16 parts that keep 16 bits.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,22 +26,22 @@ from .key_rows import KeyRows, together
 from .step_arguments import PAIRS, STORED, Step
 
 FEW = 16
-"""Heads of a group from which a step is not served; `tiled` takes them as the queries of one head."""
+"""Heads per group from which `tiled`, with the heads as queries of one head, replaces `step`."""
 
 BLOCK = 16
-"""Keys in a block: a whole register of scores, and few enough that all is at hand that was asked for ahead."""
+"""Keys per block: a register of scores, few enough that prefetched rows are still cached."""
 
 
 def step_scratch(lanes: int, group: Extent, d_v: Extent, members: int) -> tuple[Extent | int, ...]:
-    """Reals of a thread: weights, two parts of them in bfloat16, parts of scores, factors; for each head of the group
-    maxima, totals, the output."""
+    """Scratch reals per thread: weights, their two bfloat16 parts, partial scores, factors; for each head of the group
+    maxima, totals and output."""
     heads, some = group + members, BLOCK * members
     return some, some // 2, some // 2, lanes * lanes, lanes, heads * lanes, heads * lanes, heads * d_v
 
 
 @compiled
 def step_kernel(bits: int, stored: str, members: int) -> Kernel[Step]:
-    """Output, row maximum and reciprocal of the row sum, so many heads at once, of keys and values stored so."""
+    """Kernel for output, row maximum and reciprocal of the row sum, ``members`` heads at once."""
     k, pairs = Kernel("dot_step", Step, bits), stored == PAIRS
     g, lowest, zero, segment = k.argument, k.full(float("-inf")), k.full(0.0), k.lanes // members
     at_once = together(stored, members)
@@ -137,7 +136,7 @@ def step_kernel(bits: int, stored: str, members: int) -> Kernel[Step]:
 
 
 def serves(call: Call) -> bool:
-    """Whether there is one query, and nothing but scale, lengths and a window, in rows of whole registers."""
+    """Return whether heads have one query, rows fill registers, and options are scale, lengths, window."""
     query, key, value, options, (mask, _, _, slopes, bias), *_ = call
     alone = all(x is None for x in (mask, slopes, bias, options.softcap))
     if query.shape[-2] != 1 or not alone or call.differentiates():
@@ -148,7 +147,7 @@ def serves(call: Call) -> bool:
 
 
 def bounds(b: int, m: int, visible: Visible) -> tuple[Tensor, Tensor]:
-    """The first key (b) that the only query sees, and the one behind the last; lengths and offsets are (b) or None."""
+    """First key (b) and end (b) of the only query's keys; lengths and offsets are (b) or None."""
     _, left, right, lengths, offsets = visible
     if left is None and right is None and lengths is not None:
         return torch.zeros_like(lengths), lengths
@@ -164,9 +163,9 @@ def bounds(b: int, m: int, visible: Visible) -> tuple[Tensor, Tensor]:
 def plan(
     call: Call, given: Sequence[Tensor], rank: int, table: Tensor | None = None
 ) -> Callable[..., tuple[Tensor, Tensor | None] | None]:
-    """What computes calls like this one: output, and log Σ exp if wanted; None where that is NaN.
+    """Return the function for such calls; it returns None if log Σ exp is NaN.
 
-    A call has lengths and offsets, if any, and a table (b, blocks) of pages (pages, heads_k, page, ·), as this one has.
+    Later calls have lengths and offsets if this one has. ``table`` (b, blocks) numbers pages (pages, heads_k, page, ·).
     """
     query, key, value, options, tensors = *(as_four(x, rank) for x in given), *call[3:5]
     (b, heads, _, d), (heads_k, page, d_v), dtype = query.shape, value.shape[1:], query.dtype
@@ -229,9 +228,9 @@ _QUERY, _KEY, _VALUE, _START, _STOP, _OUTPUT, _MAXIMUM, _RECIPROCAL, _SCRATCH = 
 
 
 def _in_pairs(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether products are taken in pairs of bfloat16: of many heads with each key, for few are read no faster.
+    """Return whether products use pairs of bfloat16; one or two heads are bound by reading keys.
 
-    Intel's processors take as long for a pair as for four products of float32.
+    Intel's processors are left out: a pair takes them as long as four products of float32.
     """
     pairs, many = register_bytes() // 2, query.shape[1] > 2 * key.shape[1]
     columns = query.shape[-1] % pairs == 0 and value.shape[-1] % pairs == 0

@@ -1,4 +1,4 @@
-"""Arguments of the kernel for one query in each head, and how the numbers are stored that it reads."""
+"""Arguments of the kernel for one query per head, and names of storage formats."""
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from .arguments import Strided
 STORED = {torch.float32: "real", torch.float64: "real", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 PAIRS = "pairs"
-"""How bfloat16 is stored whose products are taken in pairs: with queries that are stored alike, and with weights."""
+"""Storage format of bfloat16 multiplied in pairs: by bfloat16 queries and parts of weights."""
 
 
 class StridedBytes(Kind[Tensor, Strided[BytePointer]]):
@@ -45,11 +45,11 @@ class StridedBytes(Kind[Tensor, Strided[BytePointer]]):
 class Step(Arguments):
     """Arguments of `step.step_kernel`; ``tasks`` are heads of keys of all batch elements.
 
-    query (b, heads, d), of `PAIRS` bfloat16 as it is stored, and output (b, heads, d_v) are contiguous; ``maximum`` and
-    ``reciprocal`` (b, heads) are as in `Operands`. Of `PAIRS` the maximum is NaN where the output has one, for products
-    with parts of weights may give it where those with weights give infinities. Keys ``start`` (b) to ``stop`` (b) are
-    attended to. They lie in pages of ``page`` keys, the entries of ``key`` and ``value``, whose numbers ``table``
-    (b, ``pages``) holds; without a table a batch element is one page.
+    query (b, heads, d), as stored if `PAIRS`, and output (b, heads, d_v) are contiguous; ``maximum`` and ``reciprocal``
+    (b, heads) are as in `Operands`. With `PAIRS` the maximum is NaN where the output has a NaN: parts of weights may
+    give NaN where whole weights give infinity. Keys ``start`` (b) to ``stop`` (b) are attended to. ``key`` and
+    ``value`` are pages of ``page`` keys, whose numbers ``table`` (b, ``pages``) holds; without a table a batch element
+    is one page.
     """
 
     tasks: Size

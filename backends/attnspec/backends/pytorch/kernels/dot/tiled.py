@@ -1,8 +1,8 @@
-"""Attention by the kernels on tiles, with all options: ``llvm`` among the paths.
+"""Plans of the tiled kernels, which support all options: the path ``llvm``.
 
-They share keys among heads without copies and skip what masks, windows and lengths leave out. Half dtypes are computed
-in float32 and rounded at the end. Nothing of size n*m is stored, forward or backward. A weight below the smallest
-normal number is 0.
+They share keys among heads without copies and skip keys that masks, windows and lengths exclude. Half dtypes are
+computed in float32 and rounded at the end. Nothing of size n*m is stored, forward or backward. A weight below the
+smallest normal number is 0.
 """
 
 from array import array
@@ -39,7 +39,7 @@ empty_strided = torch.empty_strided
 
 @plan_class
 class BackwardPlan:
-    """Sizes of the gradients, which are padded; ``ranges`` are those of `Backward`."""
+    """Kernel and padded sizes of the gradients; ``ranges`` as in `Backward`."""
 
     threads: int
     scratch: int
@@ -54,9 +54,9 @@ class BackwardPlan:
 
 @plan_class
 class Plan:
-    """Kernels for all calls with the same shapes, strides and options; ``sizes`` are b, h, n, m, d, d_v.
+    """Kernels for calls with the same shapes, strides and options; ``sizes``: b, h, n, m, d, d_v.
 
-    ``ready`` says that operands are read as they are given; ``strides`` are those of what is read, and of the output.
+    ``ready``: operands are read without copies. ``strides`` are those of the operands as read, and of the output.
     """
 
     rank: int
@@ -75,7 +75,7 @@ class Plan:
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor | None
     ) -> tuple[Tensor, Tensor | None, bool, tuple[Tensor, ...]]:
-        """Output, log Σ exp, whether a NaN may come from what is excluded, and output and numbers of the rows."""
+        """Output, log Σ exp, whether an excluded NaN may have spread, and tensors for the backward."""
         dtype, given = query.dtype, (key, value)
         if not self.ready:
             query, key, value = rows(query), rows(key), rows(value)
@@ -105,7 +105,7 @@ class Plan:
         return output, logarithms, strange, (pooled, numbers)
 
     def reads(self, operands: Sequence[Tensor], kept: Sequence[Tensor]) -> bool:
-        """Whether all is as it was in the forward pass."""
+        """Return whether strides are those of the forward pass, and row statistics contiguous."""
         wide = operands if self.ready else [rows(x) for x in operands]
         pooled, numbers = kept
         return tuple(x.stride() for x in (*wide, pooled)) == self.strides and numbers.is_contiguous()
@@ -114,7 +114,7 @@ class Plan:
         self, operands: Sequence[Tensor], tensors: Sequence[Tensor | None], kept: Sequence[Tensor],
         gradient: Tensor | None, of_logarithms: Tensor | None, wanted: Sequence[bool],
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
-        """Gradients of the operands that are wanted."""
+        """Gradients of the ``wanted`` operands."""
         dtype, (pooled, numbers) = operands[0].dtype, kept
         query, key, value = operands if self.ready else [rows(x) for x in operands]
         (b, h, n, _, d, _), p, sums = self.sizes, self.backward_plan, pooled.dtype
@@ -154,12 +154,12 @@ class Plan:
 
 
 def serves(call: Call) -> bool:
-    """Whatever the options are."""
+    """Return True: the tiled kernels support all options."""
     return True
 
 
 def plan(call: Call, given: Sequence[Tensor], rank: int) -> Attend:
-    """What computes calls like this one, whose operands are given with a batch of ``rank`` dimensions."""
+    """Return the function for calls like this one; operands ``given`` have ``rank`` batch dimensions."""
     return attending(_plan(call, given, rank), call.differentiates())
 
 
@@ -203,7 +203,7 @@ def rows(x: Tensor) -> Tensor:
 
 
 def _output(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory for an output, the heads of a query next to each other, so that they are joined without a copy."""
+    """Empty output with a query's heads adjacent in memory, to be merged without a copy."""
     if len(shape) != 4:
         return torch.empty(shape, dtype=dtype)
     b, h, n, d_v = shape
@@ -211,7 +211,7 @@ def _output(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def _set(words: "array[int]", tensors: Sequence[Tensor | None], later: int = 0) -> None:
-    """Set the addresses of the options, in words that begin so much later than those of the forward kernel."""
+    """Set the addresses of option tensors; ``later`` shifts the slots for the backward kernel."""
     for word, x in zip((_MASK, _LENGTHS, _OFFSETS, _SLOPES, _BIAS), tensors, strict=False):
         if x is not None:
             words[later + word] = x.data_ptr()
@@ -220,7 +220,7 @@ def _set(words: "array[int]", tensors: Sequence[Tensor | None], later: int = 0) 
 def _operands(
     query: Tensor, key: Tensor, value: Tensor, tensors: Tensors, options: Options, output: Tensor, numbers: Tensor
 ) -> Operands:
-    """What both kernels take; the numbers of rows and log Σ exp are other tensors in each call."""
+    """Arguments shared by both kernels; addresses of row statistics and log Σ exp change per call."""
     (_, h, n, d), (heads_k, m, d_v), bits = query.shape, value.shape[-3:], query.element_size() * 8
     scale, left, right, softcap, *_ = options
     mask, lengths, offsets, slopes, bias = tensors
@@ -238,7 +238,7 @@ def _operands(
 
 
 def key_range(entries: int, m: int, threads: int) -> int:
-    """Keys of one task of the backward, a multiple of ``KEYS``: all, unless that would leave threads idle."""
+    """Keys per backward task, a multiple of ``KEYS``: all, unless that would leave threads idle."""
     blocks = -(-m // KEYS)
     if entries % threads == 0:
         return blocks * KEYS
@@ -246,14 +246,14 @@ def key_range(entries: int, m: int, threads: int) -> int:
 
 
 def template(arguments: Arguments) -> "array[int]":
-    """Leading words, the words of some arguments, and one for what the kernel says about NaN."""
+    """Argument buffer: leading words, the arguments, and one word for the kernel's NaN flag."""
     words = with_leading(arguments.to_words())
     words.append(0)
     return words
 
 
 def _as(x: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Gradients (b, h, rows, columns), both rounded up, as those of an operand, which groups of heads may share."""
+    """Gradient in the shape of its operand: unpadded, and summed over heads that share it."""
     if like.dim() == 4 and like.shape[1] != x.shape[1]:
         x = x.view(x.shape[0], like.shape[1], -1, *x.shape[2:]).sum(2)
     *_, count, columns = like.shape
@@ -274,7 +274,7 @@ _QUERY, _KEY, _VALUE, _OUTPUT, _MAXIMUM, _RECIPROCAL, _LOGARITHMS, _MASK, _LENGT
 )  # fmt: skip
 _SCRATCH, _NAN, _STRANGE = LEADING + Forward.scratch, LEADING + Forward.nan, LEADING + Forward.words
 _LATER = Backward.operands - Forward.operands
-"""How much later the words of the operands begin in the backward kernel."""
+"""Words by which the operands begin later in the backward kernel."""
 _B_SCRATCH, _GRADIENT, _OF_ROWS, _BY_QUERY, _BY_KEY, _BY_VALUE = (
     LEADING + word
     for word in (

@@ -1,10 +1,10 @@
-"""Products of matrices in tiles that stay in registers.
+"""Matrix products in tiles that stay in registers.
 
-A tile is a few rows of scalars times a few vectors: every scalar is broadcast, every vector loaded once a step of the
-inner dimension, which is TILE_ROWS*TILE_VECTORS multiply-adds. Measured on one Zen 4 core, float32, operands in the
-first cache: 115 GFLOP/s for 8x2, 6x4, 12x2 and 4x4 alike, all that the processor has; the matrix library reaches 99.
-Whole attention at n=256: 8x2 gives 96, and 16x1 some 8 % less, for 16 addresses of rows are more than registers.
-With the 16 registers of AVX2, on one Zen 3 core of 80 GFLOP/s, n=512: 4x3 gives 48, 6x2 46, 3x3 and 2x4 45, 4x2 39.
+A tile is a few rows of scalars times a few vectors: every scalar is broadcast and every vector loaded once per step of
+the inner dimension, which is TILE_ROWS*TILE_VECTORS multiply-adds. Measured on one Zen 4 core, float32, operands in the
+first cache: 115 GFLOP/s, the processor's peak, for 8x2, 6x4, 12x2 and 4x4 alike; the matrix library reaches 99. Whole
+attention at n=256: 8x2 gives 96, and 16x1 some 8 % less, because 16 row addresses exceed the registers. With the 16
+registers of AVX2, on one Zen 3 core of 80 GFLOP/s, n=512: 4x3 gives 48, 6x2 46, 3x3 and 2x4 45, 4x2 39.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,17 +16,16 @@ from attnspec.backends.pytorch.kernels.llvm.sums import Sums, add_product
 from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value
 
 TILE_ROWS, TILE_VECTORS = (8, 2) if HAS_512_BITS else (4, 3)
-"""Scalars and vectors of a tile: their products with a step's vectors and one scalar fill the registers there are."""
+"""Rows and vectors of a tile: its sums, a step's vectors and one scalar fit into the registers."""
 
 
 def width(bits: int) -> int:
-    """Columns of a tile."""
+    """Columns of a tile: reals in its vectors."""
     return TILE_VECTORS * register_bytes() * 8 // bits
 
 
 def groups_of_vectors(k: Kernel, columns: Value) -> Iterator[tuple[int, Value]]:
-    """Loops over whole registers of columns: how many are taken together, as many as a tile has or fewer at the end,
-    and the first column."""
+    """Loop over columns by `TILE_VECTORS` registers, fewer at the end: yield their number and the first column."""
     begin = k.integer(0)
     for count in range(TILE_VECTORS, 0, -1):
         wide = count * k.lanes
@@ -39,7 +38,7 @@ def groups_of_vectors(k: Kernel, columns: Value) -> Iterator[tuple[int, Value]]:
 def add_tile_product(k: Kernel, filled: Value, sums: Sums, scalars: Sequence[tuple[RealPointer, int]], step: Index,
                      vectors: RealPointer, vector_step: Index, depth: tuple[Index, Value],
                      count: int = 1) -> None:  # fmt: skip
-    """`add_product` of ``count`` vectors where no more than those are `filled` by queries, and else of more."""
+    """`add_product` of ``count`` vectors if at most ``count`` are `filled` by queries, otherwise of more."""
     if count == TILE_VECTORS:
         add_product(k, sums, scalars, step, vectors, vector_step, depth)
         return

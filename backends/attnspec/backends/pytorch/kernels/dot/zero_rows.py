@@ -1,7 +1,7 @@
-"""Whether a row of a result begins with 0: so PyTorch's fused kernel shows scores that it took for those of no keys.
+"""Check for rows that begin with 0, where PyTorch's fused kernel may hide NaN.
 
-Over so few keys that they fill no register its maximum passes over NaN, in half dtypes an infinite one is taken for
-that of a row without keys, and everywhere a maximum of -inf. Reading one number of each row takes less time than any of
+Its maximum passes over NaN if keys are too few to fill a register. It takes a maximum of -inf, in half dtypes also of
++inf, for that of a row without keys, whose output is 0. Reading one number per row takes less time than any of
 PyTorch's operations.
 """
 
@@ -22,7 +22,7 @@ if HAS_LLVMLITE:
     from attnspec.backends.pytorch.kernels.llvm.values import INT, Value, Variable
 
     class Rows(Arguments):
-        """``rows`` numbers, ``step`` bytes apart; ``found`` becomes 1 where one of them is 0 or -0."""
+        """``rows`` numbers, ``step`` bytes apart; ``found`` becomes 1 if one of them is 0 or -0."""
 
         rows: Size
         step: Size
@@ -31,7 +31,7 @@ if HAS_LLVMLITE:
 
     @compiled
     def _zero_kernel(size: int) -> Kernel[Rows]:
-        """For numbers of so many bytes."""
+        """Kernel for numbers of ``size`` bytes."""
         k = Kernel("zero_rows", Rows, 32)
         g, b, kind = k.argument, k.builder, ir.IntType(8 * size)
         found = Variable(k, k.integer(0))
@@ -44,14 +44,14 @@ if HAS_LLVMLITE:
 
 
 def has_zero_row(x: Tensor) -> bool:
-    """Whether the first number of any row of x (…, rows, columns), not empty, is 0."""
+    """Return whether any row of a non-empty x (…, rows, columns) begins with 0."""
     if HAS_LLVMLITE and addressable(x) and x.stride(-1) == 1 and (x.is_contiguous() or _swapped(x)):
         return finder(x.shape, x.element_size())(x)
     return bool((x.detach()[..., 0] == 0).any())
 
 
 def finder(shape: torch.Size, size: int) -> Callable[[Tensor], bool]:
-    """`has_zero_row` for results of a shape and so many bytes a number, in memory that is filled row by row."""
+    """Return `has_zero_row` for results of this shape and element size, stored without gaps."""
     if not HAS_LLVMLITE:
         return has_zero_row
     template = array("q", bytes(8 * (_ANSWER + 1)))
@@ -69,7 +69,7 @@ def finder(shape: torch.Size, size: int) -> Callable[[Tensor], bool]:
 
 
 def _swapped(x: Tensor) -> bool:
-    """Whether x (b, h, n, d) lies in memory as (b, n, h, d), which is how fused kernels give it."""
+    """Return whether x (b, h, n, d) is stored as (b, n, h, d), as fused kernels return it."""
     return x.dim() == 4 and x.transpose(1, 2).is_contiguous()
 
 

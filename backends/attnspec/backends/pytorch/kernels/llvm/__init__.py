@@ -1,1 +1,1 @@
-"""A small language for vector kernels, compiled by LLVM in this process: code generation, machine code, threads."""
+"""Vector kernels compiled by LLVM in this process: code generation, machine code, threads."""

@@ -1,4 +1,4 @@
-"""The arguments of a kernel, declared once for the code that builds it and the code that calls it.
+"""Arguments of a kernel, declared once for the code that builds it and its callers.
 
 A declaration is a subclass of `Arguments`, whose fields are of the kinds below, or themselves `Arguments`::
 
@@ -7,8 +7,8 @@ A declaration is a subclass of `Arguments`, whose fields are of the kinds below,
         x: Reals
 
 The caller writes ``Halving(count=len(x), x=x)``. In the kernel, ``k.argument.count`` is an integer `Value` and
-``k.argument.x`` a `RealPointer`. In between the arguments are an array of 64-bit words, and ``Halving.x`` is the number
-of the word where `x` begins. Type checkers know all three.
+``k.argument.x`` a `RealPointer`. The caller passes an array of 64-bit words, and ``Halving.x`` is the number of the
+word where `x` begins. Type checkers know all three.
 """
 
 from array import array
@@ -28,14 +28,14 @@ IntArray: TypeAlias = "array[int]"
 
 
 class Kind(Generic[Given, Read]):
-    """What a caller gives for an argument, and what a kernel reads.
+    """Kind of an argument: the type a caller gives, and the type a kernel reads.
 
     The descriptor's methods are for type checkers alone: at run time the attributes of `Arguments` are ordinary ones.
     """
 
     words: ClassVar[int] = 1
     expression: ClassVar[str] = "*{kind}.to_words({given})"
-    """Python source of an argument's words. It is compiled, because calls are as short as small kernels."""
+    """Python source of an argument's words. It is compiled: slower code would take as long as a small kernel."""
 
     if TYPE_CHECKING:
 
@@ -53,7 +53,7 @@ class Kind(Generic[Given, Read]):
 
     @staticmethod
     def read(k: Memory, words: IntPointer, first: int, /) -> Read:
-        """Emit the reading of the words from number `first` on."""
+        """Emit loads of the words from number `first` on."""
         raise NotImplementedError
 
 
@@ -143,7 +143,7 @@ class OptionalIntegers(Kind[Tensor | None, IntPointer]):
 
 
 class Bytes(Kind[Tensor, BytePointer]):
-    """Numbers of any dtype, whose places are counted in bytes."""
+    """Numbers of any dtype, addressed in bytes."""
 
     expression = ADDRESS
 
@@ -154,7 +154,7 @@ class Bytes(Kind[Tensor, BytePointer]):
 
 
 class OptionalBytes(Kind[Tensor | None, BytePointer]):
-    """Numbers of any dtype, whose places are counted in bytes, or None."""
+    """Numbers of any dtype, addressed in bytes, or None."""
 
     expression = OPTIONAL_ADDRESS
     read = Bytes.read
@@ -192,9 +192,9 @@ class Scratch(Kind[Tensor, ThreadMemory]):
 
 @dataclass_transform(kw_only_default=True)
 class Arguments:
-    """Arguments of a kernel, or some of them.
+    """Arguments of a kernel, or part of them.
 
-    A dataclass to type checkers. At run time it is none: to make one takes a millisecond, before a first call.
+    Type checkers see a dataclass. At run time it is not one: creating it would add a millisecond to the first call.
     """
 
     if TYPE_CHECKING:
@@ -219,14 +219,14 @@ class Arguments:
             cls.words += kind.words
 
     def __init__(self, **given: Any) -> None:
-        """TypeError for missing and for unknown fields."""
+        """Raise TypeError for missing and unknown fields."""
         if given.keys() != self.kinds.keys():
             expected, got = (", ".join(names) for names in (self.kinds, given))
             raise TypeError(f"{type(self).__name__}: expected {expected}; got {got}")
         vars(self).update(given)
 
     def to_words(self) -> list[int]:
-        """The words, in the order of the fields. Tensors and arrays must outlive the call that gets them.
+        """The words, in the order of the fields. Tensors and arrays must outlive the kernel's call.
 
         Compiled at the first call.
         """
@@ -239,7 +239,7 @@ class Arguments:
 
     @classmethod
     def read(cls, k: Memory, words: IntPointer, first: int) -> Self:
-        """What the kernel reads, by the names of the fields."""
+        """Emit loads of all fields; the result's attributes have their names."""
         found = cls.__new__(cls)
         for name, kind in cls.kinds.items():
             vars(found)[name] = kind.read(k, words, first)

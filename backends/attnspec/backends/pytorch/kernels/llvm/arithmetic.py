@@ -1,4 +1,4 @@
-"""Arithmetic of a kernel beside the operators of its values: choices, sums of lanes, bits."""
+"""Arithmetic of a kernel beyond its values' operators: selection, reductions over lanes, bits."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -24,7 +24,7 @@ class Bfloat16(ir.Type):  # type: ignore[misc]
 
 
 class Arithmetic(Builder):
-    """A function with arithmetic."""
+    """Builder of a function with arithmetic."""
 
     def fma(self, x: Value, y: Value, z: Value) -> Value:
         """x*y + z, in one instruction where the machine has it."""
@@ -32,7 +32,7 @@ class Arithmetic(Builder):
         return self.intrinsic(f"llvm.fmuladd.{self.suffix}", signature, [x.ssa, y.ssa, z.ssa])
 
     def add_products_of_pairs(self, x: Value, y: Value, z: Value) -> Value:
-        """z plus both products of the pairs of bfloat16 that each lane of x and y holds, where the machine has it."""
+        """z plus both products of each lane's bfloat16 pairs in x and y; needs `multiplies_bfloat16`."""
         b, pairs = self.builder, ir.VectorType(Bfloat16(), 2 * self.lanes)
         signature = ir.FunctionType(self.vector, [self.vector, pairs, pairs])
         given = [z.ssa, b.bitcast(x.ssa, pairs), b.bitcast(y.ssa, pairs)]
@@ -45,7 +45,7 @@ class Arithmetic(Builder):
         return Value(self, self.builder.select(condition.ssa, yes.ssa, no.ssa))
 
     def negation(self, booleans: Value) -> Value:
-        """True where false."""
+        """Logical not of booleans."""
         return Value(self, self.builder.not_(booleans.ssa))
 
     def minimum(self, x: Value, y: Value) -> Value:
@@ -78,7 +78,7 @@ class Arithmetic(Builder):
         return Value(self, b.icmp_signed("<", self.lane_numbers().ssa, self.splat(count32)))
 
     def lanes_of_segments_below(self, count: Value, segment: int) -> Value:
-        """Booleans: lane number within a segment of so many lanes < count."""
+        """Booleans: lane number within its segment of ``segment`` lanes < count."""
         b = self.builder
         count32 = b.trunc(self.minimum(count, self.integer(segment)).ssa, INT32)
         numbers = ir.Constant(ir.VectorType(INT32, self.lanes), [i % segment for i in range(self.lanes)])
@@ -89,7 +89,7 @@ class Arithmetic(Builder):
         return self.negation(self.lanes_below(count))
 
     def any(self, booleans: Value) -> Value:
-        """Whether any lane is true."""
+        """Boolean: any lane is true."""
         packed = self.builder.bitcast(booleans.ssa, ir.IntType(self.lanes))
         return Value(self, self.builder.icmp_unsigned("!=", packed, ir.IntType(self.lanes)(0)))
 
@@ -111,7 +111,7 @@ class Arithmetic(Builder):
         return self._fold(value, self.maximum)
 
     def of_segments(self, value: Value, segment: int, combine: Callable[[Value, Value], Value]) -> Value:
-        """All lanes of each segment of so many, a power of two, combined, in every lane of the segment."""
+        """Combine the lanes of each segment (a power of two); every lane holds the result."""
         step = segment // 2
         while step:
             order = ir.Constant(ir.VectorType(INT32, self.lanes), [i ^ step for i in range(self.lanes)])

@@ -1,16 +1,16 @@
-"""Vector kernels written in Python and compiled by LLVM in tenths of a second (llvmlite; no compiler is needed).
+"""Vector kernels written in Python and compiled by LLVM in tenths of a second (llvmlite).
 
-`Kernel` builds one function of LLVM IR. Its instructions are emitted by operators of `values`, by the methods of
-`Arithmetic` and `Memory`, and by the control flow here. The function takes the address of an array of 64-bit words
-(``LEADING`` of its own, then the `Arguments`), and any number of threads may run it on the same words; ctypes releases
-the interpreter lock for the call.
+No compiler needs to be installed. `Kernel` builds one function of LLVM IR. Its instructions are emitted by operators of
+`values`, by the methods of `Arithmetic` and `Memory`, and by the control flow here. The function takes the address of
+an array of 64-bit words (``LEADING`` of its own, then the `Arguments`), and any number of threads may run it on the
+same words; ctypes releases the interpreter lock for the call.
 
 Vectors are explicit because tiles of registers share each load among rows, which LLVM's loop vectoriser does not do.
 The kernels of a forward and a backward pass compile in one to two seconds altogether; `kept_code` keeps them for the
 next process.
 
-Kernels read subnormal numbers as 0 and write 0 for them, as the contract of `attnspec` allows: on many processors one
-such number makes an instruction a hundred times slower, and products of matrices that read them from a kernel, too.
+On x86 kernels write subnormal results as 0, as the contract of `attnspec` allows: on many processors one subnormal
+number makes an instruction a hundred times slower, also in matrix products that later read it.
 """
 
 import os
@@ -30,20 +30,20 @@ from attnspec.backends.pytorch.kernels.llvm.memory import Memory
 from attnspec.backends.pytorch.kernels.llvm.values import INT, INT32, POINTER, IntPointer, Pointer, Value, Variable
 
 LEADING = 16
-"""Words in front of the arguments, 0 where one thread runs the kernel: those below, then a counter of threads on a
-cache line of its own."""
+"""Words before the arguments, all 0 for one thread: those named below, then a counter of threads on its own cache
+line."""
 
 TASKS, THREADS, NUMBER, COUNTERS, ARRIVED = 0, 1, 2, 3, 8
-"""A counter of tasks; for several threads how many there are, the address of the function that numbers them, or 0, and
-the address of a counter for each, which lies on a cache line of its own."""
+"""Leading words: a counter of tasks; for several threads their number, the address of the function that numbers them,
+or 0, the address of their task counters, one per cache line; a counter of arrived threads."""
 
 LINE = 8
-"""Words of a cache line."""
+"""Words per cache line."""
 
 FLUSH = 0x8000
 """The bit of x86's register MXCSR that writes subnormal results as 0.
 
-Subnormal operands are read as they are: an input is no rounding, and a large scale may make it count.
+Subnormal operands are read unchanged: zeroing an input is no rounding error, and a large scale may make it count.
 """
 
 A = TypeVar("A", bound=Arguments)
@@ -86,11 +86,11 @@ class Kernel(Memory, Generic[A_co]):
         self.intrinsic(f"llvm.x86.sse.{operation}mxcsr", ir.FunctionType(ir.VoidType(), [POINTER]), [cell])
 
     def _next_number(self, counter: IntPointer) -> Value:
-        """A number that no other thread gets."""
+        """Increment a counter atomically; return its former value, which no other thread gets."""
         return Value(self, self.builder.atomic_rmw("add", counter.at(0), INT(1), "monotonic"))
 
     def _thread_number(self) -> Value:
-        """The number of this thread: in a team the same for every kernel, elsewhere in the order of arrival."""
+        """Number of this thread: in an OpenMP team alike for every kernel, elsewhere by arrival."""
         b, number = self.builder, Variable(self, self.integer(0))
         function = self.load_int(self._words, NUMBER)
         with self.when(function.is_nonzero()) as otherwise:
@@ -126,7 +126,7 @@ class Kernel(Memory, Generic[A_co]):
 
     @contextmanager
     def _otherwise(self, branch: Any, end: Any) -> Iterator[None]:
-        """The body is where the branch leads instead of straight to the end."""
+        """Make the body the target of the branch if the condition is false."""
         body = self.function.append_basic_block()
         branch.operands[2] = body
         self.builder.position_at_end(body)
@@ -136,7 +136,7 @@ class Kernel(Memory, Generic[A_co]):
 
     @contextmanager
     def subroutine(self, name: str, count: int) -> Iterator[list[Value]]:
-        """The body becomes a function of integers, for `call`: what is needed twice is compiled once."""
+        """Make the body a function of integers, for `call`: code used twice is compiled once."""
         outside = self.function, self.builder
         self.function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [INT] * count), name)
         self.function.linkage = "internal"
@@ -155,10 +155,10 @@ class Kernel(Memory, Generic[A_co]):
 
     @contextmanager
     def tasks(self, count: Value) -> Iterator[Value]:
-        """The numbers 0..count-1, each given to one of the threads that run the kernel.
+        """Loop over tasks 0..count-1, each given to one of the threads that run the kernel.
 
-        Every thread begins with a part of its own, the same in all kernels: what it wrote in one is still in the cache
-        of its core where it reads it in the next. Then it helps the others.
+        Every thread begins with its own range of tasks, the same in all kernels: data that it wrote in one kernel is
+        still in its core's cache when the next reads it. Then it helps the others.
         """
         b = self.builder
         given = self.load_int(self._words, THREADS)
@@ -180,15 +180,15 @@ class Kernel(Memory, Generic[A_co]):
             b.position_at_end(end)
 
     def from_both_ends(self, position: Value, count: Value) -> Value:
-        """The numbers 0..count-1 by their positions in the order last, first, last but one, second, ...
+        """Number at a position of the order last, first, last but one, second, ...
 
-        Where later tasks take longer, as under a causal mask, parts of them take equally long in this order.
+        Later tasks take longer under a causal mask; in this order, equal ranges of tasks take equally long.
         """
         half = position // 2
         return self.select((position % 2).is_zero(), count - half - 1, half)
 
     def code(self) -> Code:
-        """The machine code of the finished function, whose only exit is here."""
+        """Finish the function, whose only exit is here, and return its machine code."""
         if IS_X86:
             self._of_mxcsr("ld", self._restored)
         self.builder.ret_void()
@@ -208,9 +208,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def compiled(build: Callable[P, Kernel[A]]) -> Callable[P, Compiled[A]]:
-    """The machine code of the kernels that a function builds, at the first use of each kept or compiled.
+    """Decorate a builder of kernels to return machine code, cached or compiled at first use.
 
-    Threads that need a kernel at once share one: its code is gone as soon as nothing refers to it.
+    Threads that need a kernel at the same time share one: its code is freed as soon as nothing refers to it.
     """
 
     def make(*arguments: P.args, **options: P.kwargs) -> Compiled[A]:
@@ -223,5 +223,5 @@ def compiled(build: Callable[P, Kernel[A]]) -> Callable[P, Compiled[A]]:
         with _compiling:
             return once(*arguments, **options)
 
-    # known kernels are found without the lock
+    # this outer cache returns known kernels without the lock
     return cast("Callable[P, Compiled[A]]", wraps(build)(cache(kernel)))

@@ -1,9 +1,9 @@
-"""Machine code of kernels, kept between processes in the user's cache folder.
+"""Disk cache of compiled kernels, in the user's cache folder.
 
-``ATTNSPEC_CACHE=off``, or another word of `OFF`, keeps none; any other value is a folder to keep it in. What is kept is
-found by a digest of all that it depends on: the sources of the kernels, the kernel and its parameters, LLVM and the
-processor. It lies in a subfolder ``kernels`` that is the user's alone (mode 0700), for what lies there is run. Where
-that cannot be written, or is open to others, nothing is kept; of a folder that was named a warning says so.
+``ATTNSPEC_CACHE=off``, or another word of `OFF`, disables it; any other value is its folder. A file's name is a digest
+of all that the code depends on: the sources of the kernels, the kernel and its parameters, LLVM and the processor.
+Files lie in a subfolder ``kernels`` that only the user may open (mode 0700), because their code is run. If it cannot be
+written, or is open to others, nothing is cached; for a folder that the user named, a warning says so.
 """
 
 import hashlib
@@ -24,12 +24,12 @@ from attnspec.backends.pytorch.kernels.llvm.machine_code import processor
 try:
     import platformdirs
 except ImportError:
-    # llvmlite was installed by itself: code is kept where the folder is named.
+    # llvmlite was installed without it: code is cached only in a folder named by the variable.
     platformdirs = None  # type: ignore[assignment]
 
 SWITCH = "ATTNSPEC_CACHE"
 OFF = "off", "0", "no", "false", "none"
-"""Its words for keeping no code, in any case."""
+"""Values of `SWITCH` that disable the cache, in upper or lower case."""
 
 KERNELS = Path(__file__).parents[1]
 """The package of all kernels."""
@@ -45,7 +45,7 @@ class Code(NamedTuple):
 
 
 def kept_or_made(build: Callable[..., Any], parameters: object, make: Callable[[], Code]) -> Code:
-    """The code that was kept of a kernel, or what ``make`` gives, which is kept from now on."""
+    """Cached code of a kernel, or the result of ``make``, which is then cached."""
     folder = _folder()
     if folder is None or not _sources_are_loaded():
         return make()
@@ -53,7 +53,7 @@ def kept_or_made(build: Callable[..., Any], parameters: object, make: Callable[[
         path = folder / _key(build, parameters)
         kept = _read(path)
     except OSError:
-        # The sources cannot be read, or what lies in the folder.
+        # A source, or a file in the folder, cannot be read.
         return make()
     if kept is not None:
         return kept
@@ -65,7 +65,7 @@ def kept_or_made(build: Callable[..., Any], parameters: object, make: Callable[[
 
 
 def _folder() -> Path | None:
-    """Where code is kept; None where it is not, or where others could put code for us to run."""
+    """Folder of the cache; None if disabled, or if others could put code there."""
     wish = os.environ.get(SWITCH, "")
     if wish.lower() in OFF or (not wish and platformdirs is None):
         return None
@@ -84,7 +84,7 @@ def _folder() -> Path | None:
 
 
 def _fault(folder: Path) -> str | None:
-    """Why a folder, which is made if there is none, does not serve: it must be open to this user alone."""
+    """Create a folder if missing; return why it is unusable, or None if it is private."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
@@ -101,7 +101,7 @@ def _fault(folder: Path) -> str | None:
 
 @lru_cache(maxsize=8)
 def _warn(message: str) -> None:
-    """Say once why nothing is kept in a folder that was named."""
+    """Warn, once per message, that nothing is cached in the named folder."""
     warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
@@ -118,7 +118,7 @@ _PATHS = tuple(sorted(KERNELS.rglob("*.py")))
 
 
 def _sources() -> str:
-    """A digest of the sources of all kernels; nothing where they cannot be read."""
+    """Digest of the sources of all kernels; empty if they cannot be read."""
     found = hashlib.sha256()
     try:
         for path in _PATHS:
@@ -130,7 +130,7 @@ def _sources() -> str:
 
 
 def _times() -> tuple[int, ...]:
-    """When each source was written; nothing where one is gone."""
+    """Modification time of each source; empty if one is missing."""
     try:
         return tuple(path.stat().st_mtime_ns for path in _PATHS)
     except OSError:
@@ -139,29 +139,29 @@ def _times() -> tuple[int, ...]:
 
 _WRITTEN = _times()
 AT_IMPORT = _sources()
-"""The sources as they were when this module was loaded."""
+"""Digest of the sources when this module was imported."""
 
 
 def _sources_are_loaded() -> bool:
-    """Whether no source was written since: modules that make kernels are loaded one by one, as they are needed."""
+    """Return whether sources are unchanged since import: kernel modules are imported later, one by one."""
     return bool(AT_IMPORT) and _times() == _WRITTEN
 
 
 @lru_cache(maxsize=1)
 def _surroundings() -> str:
-    """What every kernel depends on: the sources of them all, LLVM, and the processor."""
+    """Part of every key: the sources of all kernels, LLVM, and the processor."""
     cpu, features = processor()
     machine = cpu, llvm.get_default_triple(), features.flatten()
     return "\n".join((AT_IMPORT, llvmlite.__version__, str(llvm.llvm_version_info), *machine))
 
 
 def _digest(path: Path, content: bytes) -> bytes:
-    """A digest of what is in a file and of its name, so that no other kernel's code is taken for it."""
+    """Digest of a file's content and name, so that another kernel's code is not accepted."""
     return hashlib.sha256(path.name.encode() + b"\n" + content).digest()
 
 
 def _read(path: Path) -> Code | None:
-    """The code in a file; None where there is no file, or another one than was written there."""
+    """Code in a file; None if the file is missing, or its digest does not match."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:

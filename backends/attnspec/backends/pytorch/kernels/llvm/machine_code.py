@@ -25,7 +25,7 @@ def register_bytes() -> int:
 
 
 HAS_512_BITS = register_bytes() == 64
-"""Whether registers are those of AVX-512, of which there are twice as many as with AVX2."""
+"""True if registers are those of AVX-512, twice as many as with AVX2."""
 
 
 IS_X86 = llvm.get_process_triple().startswith(("x86_64-", "amd64-"))
@@ -33,19 +33,19 @@ IS_X86 = llvm.get_process_triple().startswith(("x86_64-", "amd64-"))
 
 @lru_cache(maxsize=1)
 def is_zen() -> bool:
-    """Whether this is a processor for which the library that multiplies matrices in PyTorch was not made."""
+    """Return whether this is an AMD Zen processor: PyTorch's matrix library is not tuned for it."""
     return processor()[0].startswith("znver")
 
 
 @lru_cache(maxsize=1)
 def splits_512_bits() -> bool:
-    """Whether this is AMD's first processor with registers of 512 bits, which computes them by halves."""
+    """Return whether this is Zen 4, which computes registers of 512 bits by halves."""
     return processor()[0] == "znver4"
 
 
 @lru_cache(maxsize=1)
 def multiplies_bfloat16() -> bool:
-    """Whether one instruction adds the products of two pairs of bfloat16 to each lane of float32."""
+    """Return whether an instruction adds two bfloat16 products to each lane of float32."""
     return HAS_512_BITS and bool(processor()[1].get("avx512bf16"))
 
 
@@ -63,7 +63,7 @@ def object_file(assembly: str) -> bytes:
     machine = _machine()
     module = llvm.parse_assembly(assembly)
     module.verify()
-    # variables into registers; the other passes take twice as long as the rest and find nothing to do here
+    # only move variables into registers: other passes take twice as long as all else, and find nothing to do here
     passes = llvm.create_new_function_pass_manager()
     passes.add_sroa_pass()
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options())
@@ -74,7 +74,7 @@ def object_file(assembly: str) -> bytes:
 
 
 class Compiled(Generic[A]):
-    """A kernel in machine code, with the class of its arguments; ``call`` takes the address of their words."""
+    """A kernel in machine code; ``call`` takes the address of its argument words."""
 
     def __init__(self, name: str, code: bytes) -> None:
         self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())

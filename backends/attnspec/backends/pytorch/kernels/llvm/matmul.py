@@ -1,9 +1,9 @@
-"""Products of matrices, in tiles of sums that stay in registers.
+"""Matrix products, in tiles of sums that stay in registers.
 
-PyTorch's own use a third of the multiply-adds of processors that its library was not made for: measured on one core of
-Zen 5, 50 G multiply-adds/s in float32 and 118 here, of 142. With AVX2 alone, on Zen 3, both do 30 of 48, PyTorch's more
-where matrices are small, and on Intel's processors PyTorch's do 85 to 98 of 106, and these 71 to 91: there all products
-are left to PyTorch.
+PyTorch's products reach a third of the peak on processors for which its library is not tuned. On a core of Zen 5, in
+float32, PyTorch reaches 50 G multiply-adds/s and this module 118, of 142. With AVX2 alone, on Zen 3, both reach 30 of
+48, PyTorch more for small matrices. On Intel PyTorch reaches 85 to 98 of 106, this module 71 to 91. On the latter two,
+all products are left to PyTorch.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,19 +27,19 @@ VECTORS = 4 if HAS_512_BITS else 2
 """Registers of a row of a tile."""
 
 DEPTH = 256
-"""Terms of a sum that are added before it goes to memory: of the right matrix so many rows stay in the cache."""
+"""Terms added before a sum goes to memory. So many rows of the right matrix stay in the cache."""
 
 TASK = 8 * ROWS
 """Rows of one task."""
 
 LEAST = 2**21
-"""Multiply-adds from which this is worth more than it takes to begin."""
+"""Multiply-adds from which the gain exceeds the time to start."""
 
 
 class Matrices(Arguments):
-    """Those of every entry of a batch, ``blocks`` tasks each.
+    """Arguments of the products of all entries of a batch, ``blocks`` tasks each.
 
-    ``left_entry`` and ``right_entry`` are the distances from one entry to the next, ``left_row`` from one row.
+    ``left_entry`` and ``right_entry`` are the distances between entries, ``left_row`` between rows.
     """
 
     tasks: Size
@@ -62,7 +62,7 @@ class Products(Matrices):
 
 
 class Product(NamedTuple):
-    """output[r, c] = the sum over t of left[r left_row + t left_step] right[t, c], of so many rows, columns and t."""
+    """output[r, c] = the sum over t < depth of left[r left_row + t left_step] right[t, c]."""
 
     left: RealPointer
     right: RealPointer
@@ -75,7 +75,7 @@ class Product(NamedTuple):
 
 
 def define_multiply(k: Kernel[Any], pairs: bool) -> None:
-    """Define the subroutine behind `multiply`: of reals, or of ``pairs`` of bfloat16 in the place of each."""
+    """Define the subroutine behind `multiply`: for reals, or ``pairs`` of bfloat16 in place of each."""
     with k.subroutine("multiply", len(Product._fields)) as values:
         left, right, output = map(RealPointer, values[:3])
         _multiply(k, Product(left, right, output, *values[3:]), pairs)
@@ -123,7 +123,7 @@ def _multiply(k: Kernel[Any], g: Product, pairs: bool) -> None:
 
         wide, lanes, columns = VECTORS * k.lanes, k.lanes, g.columns
         whole = columns // wide * wide
-        # The last registers go by two, or one for twice as many rows: fewer sums would wait for one another.
+        # Last registers: two at once, or one with twice as many rows. Fewer sums would wait for one another.
         last = whole + (columns - whole + (lanes - 1)) // (2 * lanes) * (2 * lanes)
         with k.loop(0, whole, wide) as first:
             strip(first, [None] * VECTORS)
@@ -135,7 +135,7 @@ def _multiply(k: Kernel[Any], g: Product, pairs: bool) -> None:
 
 @compiled
 def product_kernel(bits: int, pairs: bool) -> Kernel[Products]:
-    """Products of matrices of reals, or of ``pairs`` of bfloat16 in the place of each, some rows of each a task."""
+    """Kernel for products of reals, or ``pairs`` of bfloat16; a task is up to `TASK` rows."""
     k = Kernel("product", Products, bits)
     define_multiply(k, pairs)
     g = k.argument
@@ -150,11 +150,11 @@ def product_kernel(bits: int, pairs: bool) -> Kernel[Products]:
 
 
 Multiply: TypeAlias = Callable[[Tensor, Tensor, Tensor], None]
-"""Writes the product of two matrices to a third."""
+"""Function that writes the product of two matrices to a third."""
 
 
 def planned(left: Tensor, right: Tensor, output: Tensor) -> Multiply:
-    """For matrices in memory of the sizes and strides of these, whose words are made once."""
+    """Return a product for contiguous matrices of these sizes and strides; its arguments are cached."""
     kernel, arguments = product_kernel(8 * output.element_size(), False), _arguments(left, right, output)
     entries, rows, depth = left.shape
     threads = thread_count(entries * -(-rows // TASK), entries * rows * right.shape[2] * depth)
@@ -163,9 +163,9 @@ def planned(left: Tensor, right: Tensor, output: Tensor) -> Multiply:
 
 
 def worthwhile(rows: int, columns: int, depth: int, x: Tensor) -> bool:
-    """Whether a product of this size, in the dtype of x, is faster here than PyTorch's.
+    """Return whether this product is faster than PyTorch's, for this size and x's dtype.
 
-    None is whose rows do not fill a register.
+    A product whose rows do not fill a register is not.
     """
     return (
         HAS_512_BITS and is_zen() and rows * columns * depth >= LEAST and columns * x.element_size() >= register_bytes()
@@ -173,9 +173,9 @@ def worthwhile(rows: int, columns: int, depth: int, x: Tensor) -> bool:
 
 
 def product(left: Tensor, right: Tensor, output: Tensor | None = None) -> Tensor:
-    """left (rows, depth) times right (depth, columns), of float32 or float64 in memory, with any strides.
+    """left (rows, depth) times right (depth, columns), float32 or float64, any strides.
 
-    Written to ``output`` (rows, columns) in memory, if that is given.
+    Written to a contiguous ``output`` (rows, columns), if that is given.
     """
     if worthwhile(left.shape[0], right.shape[1], right.shape[0], right):
         output = None if output is None else output[None]
@@ -184,9 +184,9 @@ def product(left: Tensor, right: Tensor, output: Tensor | None = None) -> Tensor
 
 
 def over_rows(left: Tensor, right: Tensor, total: Tensor | None = None) -> Tensor:
-    """leftᵀ·right for left (rows, columns) and right (rows, depth), added to a total if that is given.
+    """leftᵀ·right for left (rows, columns) and right (rows, depth), added to ``total`` if given.
 
-    PyTorch is given so many rows at a time that the sums do not depend on the number of threads.
+    PyTorch gets `DEPTH` rows at a time, so that sums do not depend on the number of threads.
     """
     (rows, columns), depth = left.shape, right.shape[1]
     if worthwhile(columns, depth, rows, right):
@@ -204,9 +204,9 @@ def over_rows(left: Tensor, right: Tensor, total: Tensor | None = None) -> Tenso
 def products(
     left: Tensor, right: Tensor, output: Tensor | None = None, *, pairs: bool = False
 ) -> Tensor:  # fmt: skip
-    """left·right for left (entries, rows, depth) with any strides and right (entries, depth, columns) in memory.
+    """left·right for left (entries, rows, depth), any strides, and contiguous right (entries, depth, columns).
 
-    Of float32 or float64, or of ``pairs`` of bfloat16 in the place of float32.
+    Of float32 or float64, or of ``pairs`` of bfloat16 in place of float32.
     """
     (entries, rows, depth), columns = left.shape, right.shape[2]
     output = torch.empty(entries, rows, columns, dtype=right.dtype) if output is None else output

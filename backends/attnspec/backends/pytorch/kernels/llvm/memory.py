@@ -1,4 +1,4 @@
-"""Loads and stores of a kernel. An element is given by the pointer to its array and its number."""
+"""Loads and stores of a kernel; an element is addressed by array pointer and number."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -22,7 +22,7 @@ Index: TypeAlias = "Value | int"
 
 
 class Memory(Arithmetic):
-    """A function that reads and writes arrays."""
+    """Builder of a function that reads and writes arrays."""
 
     # reals
     def load(self, base: RealPointer, element: Index) -> Value:
@@ -121,7 +121,7 @@ class Memory(Arithmetic):
         self.builder.store(scalar, base.at(element), align=self.size)
 
     def gather(self, base: RealPointer, elements: Sequence[Value]) -> Value:
-        """A vector of the given elements, one for each lane."""
+        """A vector of these elements, one per lane."""
         vector = ir.Constant(self.vector, ir.Undefined)
         for lane, element in enumerate(elements):
             scalar = self.builder.load(base.at(element), typ=self.scalar, align=self.size)
@@ -129,7 +129,7 @@ class Memory(Arithmetic):
         return Value(self, vector)
 
     def load_strided(self, inside: Value, base: RealPointer, element: Value, stride: Value) -> Value:
-        """Reals from an element on, so many elements apart, of the lanes marked in `inside`; 0 in the others."""
+        """Reals ``stride`` elements apart, in the lanes marked in `inside`; 0 in the others."""
         b = self.builder
         numbers = b.zext(self.lane_numbers().ssa, ir.VectorType(INT, self.lanes))
         steps = b.mul(numbers, self.splat((stride * self.size).ssa))
@@ -160,7 +160,7 @@ class Memory(Arithmetic):
         self.intrinsic("llvm.prefetch.p0", signature, [base.at(element), INT32(0), INT32(3), INT32(1)])
 
     def array(self, reals: int) -> RealPointer:
-        """Memory of this thread for so many reals, as long as the kernel runs."""
+        """Memory of this thread for ``reals`` reals, while the kernel runs."""
         with self.builder.goto_entry_block():
             memory = self.builder.alloca(ir.ArrayType(self.scalar, reals))
             memory.align = 64
@@ -185,7 +185,7 @@ class Memory(Arithmetic):
         return Value(self, self.builder.zext(self.builder.load(base.at(element), typ=BYTE, align=1), INT))
 
     def load_eight_bytes(self, base: BytePointer, element: Index) -> Value:
-        """Eight bytes, wherever they lie, as one integer."""
+        """Eight bytes, of any alignment, as one integer."""
         return Value(self, self.builder.load(base.at(element), typ=INT, align=1))
 
     def load_bytes(self, base: BytePointer, element: Value, inside: Value) -> Value:
@@ -199,7 +199,7 @@ class Memory(Arithmetic):
 
     # masks of 64 bits, in words as wide as a real
     def bits_of_bytes(self, base: BytePointer, element: Index, count: Value) -> Value:
-        """One integer: bit i says whether byte i from `element` on is not 0, for i < count, and below 64."""
+        """Integer whose bit i is set if byte i from `element` on is not 0, for i < min(count, 64)."""
         bytes_, bits = ir.VectorType(BYTE, 64), ir.VectorType(BIT, 64)
         number = ir.Constant(bytes_, list(range(64)))
         b = self.builder
@@ -221,14 +221,14 @@ class Memory(Arithmetic):
             self.builder.store(word, base.at(place), align=self.size)
 
     def lanes_with_bit(self, base: RealPointer, element: Index, bit: Value) -> Value:
-        """Booleans: whether the lane's word, from `element` on, has the bit."""
+        """Booleans: the lane's word, counted from `element`, has the bit."""
         b = self.builder
         words = b.load(base.at(element), typ=self.word, align=self.size)
         chosen = b.shl(ir.IntType(self.bits)(1), bit.ssa if self.bits == 64 else b.trunc(bit.ssa, INT32))
         return Value(self, b.icmp_unsigned("!=", b.and_(words, self.splat(chosen)), ir.Constant(self.word, None)))
 
     def parts(self, base: RealPointer, sizes: Sequence[Index]) -> list[RealPointer]:
-        """Pointers to consecutive parts of memory, from `base` on, with so many reals each."""
+        """Pointers to consecutive parts of memory, from `base` on, of these sizes in reals."""
         found = [base]
         for size in sizes[:-1]:
             found.append(found[-1] + size)

@@ -1,7 +1,7 @@
-"""Products of matrices of bfloat16 whose sums are float32 and are not rounded, as PyTorch's are.
+"""bfloat16 matrix products with float32 sums, which are not rounded as PyTorch's are.
 
-Where one instruction adds the products of two pairs, they are taken twice as fast as those of float32; by registers
-that hold a tile of a matrix (AMX), ten times.
+An instruction for two pairs of products is twice as fast as float32, registers that hold a tile of a matrix (AMX) ten
+times.
 """
 
 from typing import NamedTuple
@@ -17,25 +17,25 @@ from attnspec.backends.pytorch.kernels.llvm.tile_registers import multiplies_til
 from attnspec.backends.pytorch.kernels.llvm.transposition import columns
 
 LEAST_OF_TILES = 2**19
-"""Multiply-adds from which a product by tiles is worth more than it takes to begin."""
+"""Multiply-adds from which a product by tiles gains more than it takes to start."""
 
 
 class Columns(NamedTuple):
-    """The right matrix of products, by entries: (entries, depth / 2, columns) pairs, each in the place of a float32.
+    """The right matrix: (entries, depth / 2, columns) pairs of bfloat16, each stored as a float32.
 
-    For tiles (entries, groups of columns, depth / 2, columns of a tile), with zeros behind the last of the columns.
+    For tiles (entries, groups of columns, depth / 2, columns of a tile), padded with zero columns.
     """
 
     memory: Tensor
     number: int
 
     def of(self, entries: slice) -> "Columns":
-        """Those of some entries."""
+        """Columns of some entries."""
         return Columns(self.memory[entries], self.number)
 
 
 def worthwhile(rows: int, columns: int, depth: int) -> bool:
-    """Whether products of this size are faster in pairs than in float32."""
+    """Return whether products of this size are faster in pairs than in float32."""
     if depth % 2 or not multiplies_bfloat16():
         return False
     if multiplies_tiles():
@@ -44,15 +44,15 @@ def worthwhile(rows: int, columns: int, depth: int) -> bool:
 
 
 def stay_in_rows(depth: int) -> bool:
-    """Whether NaN in a row of a matrix of bfloat16 stays there when PyTorch multiplies it, for so many terms.
+    """Return whether NaN in a bfloat16 row stays in that row when PyTorch multiplies it.
 
-    By tiles it reads an odd row in pairs, and with the last number the first of the next row, which it multiplies by 0.
+    With AMX, for odd ``depth``, PyTorch reads a row's last number with the next row's first, which it multiplies by 0.
     """
     return depth % 2 == 0 or not multiplies_tiles()
 
 
 def columns_of_pairs(right: Tensor) -> Columns:
-    """Of right (entries, m, depth), which has an even depth, the columns of its transpose."""
+    """`Columns` of the transpose of right (entries, m, depth), whose depth is even."""
     rows = in_pairs(right)
     m = rows.shape[1]
     if not multiplies_tiles():
@@ -61,7 +61,7 @@ def columns_of_pairs(right: Tensor) -> Columns:
 
 
 def times_pairs(left: Tensor, columns: Columns, output: Tensor | None = None) -> Tensor:
-    """left·rightᵀ, in float32, for left (entries, n, depth) of bfloat16 in memory and the columns of right."""
+    """left·rightᵀ, in float32, for contiguous bfloat16 left (entries, n, depth) and the columns of right."""
     left = in_pairs(left)
     if not multiplies_tiles():
         return products(left, columns.memory, output, pairs=True)
@@ -72,9 +72,9 @@ def times_pairs(left: Tensor, columns: Columns, output: Tensor | None = None) ->
 
 
 def in_pairs(x: Tensor) -> Tensor:
-    """x (…, rows, depth) of bfloat16, each two numbers as one of float32."""
+    """bfloat16 x (…, rows, depth) viewed as float32, two numbers in each."""
     x = x.resolve_neg().contiguous()
-    # what lies at an odd place, or has an odd stride along a dimension of size 1
+    # the view needs an even offset and even strides, also along dimensions of size 1
     if x.storage_offset() % 2 or any(stride % 2 for stride in x.stride()[:-1]):
         x = x.new_empty(x.shape).copy_(x)
     return x.view(torch.float32)

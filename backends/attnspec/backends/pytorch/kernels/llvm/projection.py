@@ -1,4 +1,4 @@
-"""Projections x ↦ x wᵀ and their gradients, by the products that are fastest."""
+"""Projections x ↦ x wᵀ and their gradients, by the fastest products."""
 
 import torch
 from torch import Tensor
@@ -10,18 +10,18 @@ from attnspec.backends.pytorch.kernels.llvm.matmul import DEPTH, Multiply
 from attnspec.backends.pytorch.runtime.accumulation import widened
 
 ROWS = 512 if splits_512_bits() else 128
-"""Rows of x from which this product gains more than it takes to transpose w, which PyTorch's product reads as it is.
+"""Rows of x from which the gain exceeds the time to transpose w.
 
-Measured on Zen 4, with 64 to 1,024 columns; that of Zen 5 follows from the rates of both products, and no other
-processor takes this one (`matmul.worthwhile`).
+PyTorch reads w as it is. Measured on Zen 4, with 64 to 1,024 columns. The value of Zen 5 follows from the rates of both
+products; no other processor uses this product (`matmul.worthwhile`).
 """
 
 
 class Projection:
-    """x ↦ x wᵀ for w (columns, depth) in memory; half dtypes are widened, and the results are not rounded."""
+    """x ↦ x wᵀ for contiguous w (columns, depth); half dtypes are widened, results not rounded."""
 
     def __init__(self, w: Tensor, rows: int) -> None:
-        """For so many rows of x."""
+        """Prepare w for ``rows`` rows of x."""
         self.columns, self.depth = w.shape
         self.pairs = None
         if w.dtype is torch.bfloat16 and pairs.worthwhile(rows, self.columns, self.depth):
@@ -32,7 +32,7 @@ class Projection:
         self.right = wide.resolve_neg().mT.contiguous() if self.fast else wide
 
     def __call__(self, x: Tensor, output: Tensor | None = None) -> Tensor:
-        """The product for x (*batch, depth) in memory, written to ``output`` (*batch, columns) if that is given."""
+        """The product for contiguous x (*batch, depth), written to ``output`` (*batch, columns) if given."""
         if self.pairs is None and not self.fast:
             if output is None:
                 return linear(widened(x), self.right)
@@ -48,9 +48,9 @@ class Projection:
 
 
 def planned(rows: int, columns: int, depth: int, dtype: torch.dtype) -> Multiply | None:
-    """What writes x wᵀ to a third tensor (rows, columns), all in memory, for x (rows, depth) and w (columns, depth).
+    """Return a function of x (rows, depth), w (columns, depth) and output that writes x wᵀ.
 
-    None where PyTorch's product is faster, or operands would have to be widened.
+    All are contiguous. None if PyTorch's product is faster, or operands would have to be widened.
     """
     if dtype is torch.bfloat16 and pairs.worthwhile(rows, columns, depth):
 
@@ -68,10 +68,10 @@ def planned(rows: int, columns: int, depth: int, dtype: torch.dtype) -> Multiply
 
 
 class ProjectionGradients:
-    """Gradients of x and of w from that of x wᵀ (rows, columns), all in memory and in the dtype of sums."""
+    """Gradients of x and w from that of x wᵀ (rows, columns); contiguous, in the accumulation dtype."""
 
     def __init__(self, rows: int, columns: int, depth: int, dtype: torch.dtype) -> None:
-        """For x (rows, depth) and w (columns, depth)."""
+        """Plan for x (rows, depth) and w (columns, depth)."""
         empty, parts = torch.empty(0, dtype=dtype).new_empty, _parts(rows)
         self.of_input: Multiply | None = None
         self.of_parts: Multiply | None = None
@@ -83,7 +83,7 @@ class ProjectionGradients:
             self.of_parts = matmul.planned(left, right, empty(self.shape))
 
     def input(self, gradient: Tensor, w: Tensor) -> Tensor:
-        """Of x (rows, depth)."""
+        """Gradient of x (rows, depth)."""
         if self.of_input is None:
             return gradient @ w
         output = w.new_empty(len(gradient), self.shape[2])
@@ -91,7 +91,7 @@ class ProjectionGradients:
         return output
 
     def weight(self, gradient: Tensor, x: Tensor) -> Tensor:
-        """Of w (columns, depth)."""
+        """Gradient of w (columns, depth)."""
         if self.of_parts is None:
             return matmul.over_rows(gradient, x)
         output = x.new_empty(self.shape)
@@ -100,5 +100,5 @@ class ProjectionGradients:
 
 
 def _parts(rows: int) -> int:
-    """In how many parts of so many rows a sum over them is taken, for threads to share; by the rows alone."""
+    """Number of parts of a sum over rows, for threads to share; depends on ``rows`` alone."""
     return next((parts for parts in (8, 4, 2) if rows % parts == 0 and rows // parts >= DEPTH), 1)

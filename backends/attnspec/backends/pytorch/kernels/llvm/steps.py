@@ -1,4 +1,4 @@
-"""Calls of kernels whose words are made once for all calls of the same sizes: each run fills in addresses alone."""
+"""Kernel calls with cached argument buffers: each run fills in only addresses."""
 
 from array import array
 from collections.abc import Sequence
@@ -15,24 +15,24 @@ from attnspec.backends.pytorch.kernels.llvm.threads import call, with_leading
 from attnspec.backends.pytorch.runtime.plans import plan_class
 
 CACHE_LINE = 64
-"""Bytes."""
+"""Bytes of a cache line."""
 
 
 class _Nothing:
-    """No tensor: one made while this module is imported would be of the device or the mode of that moment."""
+    """Null tensor; a real one would have the device or mode that is active at import."""
 
     def data_ptr(self) -> int:
-        """No address."""
+        """Return 0, the null address."""
         return 0
 
 
 NOTHING = cast(Tensor, _Nothing())
-"""In the place of a tensor whose address is filled in."""
+"""Placeholder for a tensor whose address is filled in."""
 
 
 @plan_class
 class Step:
-    """A kernel, the words of its arguments, the places of addresses among them, and its threads."""
+    """A kernel, its argument buffer, indices of addresses in it, and its number of threads."""
 
     kernel: Compiled[Any]
     words: "array[int]"
@@ -48,16 +48,16 @@ class Step:
 
 
 def step(kernel: Compiled[Any], threads: int, arguments: Arguments, *places: int) -> Step:
-    """A step whose addresses take the places of these words of the arguments."""
+    """`Step` whose addresses go to ``places``, the numbers of argument words."""
     return Step(kernel, with_leading(arguments.to_words()), tuple(LEADING + place for place in places), threads)
 
 
 def scratch(threads: int, numbers: int, dtype: torch.dtype) -> Tensor:
-    """In the place of scratch memory (threads, numbers): its shape is read, and its address filled in."""
+    """Placeholder for scratch memory (threads, numbers): its shape is read, its address filled in."""
     return torch.empty(1, dtype=dtype, device="cpu").expand(threads, numbers)
 
 
 def laid_out(sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:
-    """Where parts of so many bytes begin in one memory, each on a cache line, and the bytes of all."""
+    """Offsets of parts of these sizes (bytes), aligned to cache lines, and the total."""
     ends = list(accumulate(-(-size // CACHE_LINE) * CACHE_LINE for size in sizes))
     return (0, *ends[:-1]), ends[-1]

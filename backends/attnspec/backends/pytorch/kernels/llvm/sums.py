@@ -1,4 +1,4 @@
-"""Sums of products that stay in registers while the inner dimension is passed over."""
+"""Sums of products that stay in registers throughout the inner dimension."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from attnspec.backends.pytorch.kernels.llvm.memory import Index
 from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value, Variable
 
 STEPS = 1 if HAS_512_BITS else 2
-"""Steps of the inner dimension between two tests whether it ends: with fewer registers, loops take a larger part."""
+"""Unroll factor of the inner dimension. With fewer registers, loop tests take a larger part of the time."""
 
 Sums = list[list[Variable]]
 
@@ -25,7 +25,7 @@ def add_product(k: Kernel, sums: Sums, scalars: Sequence[tuple[RealPointer, int]
     A row of scalars is a pointer and a number of reals to skip.
     """
     begin, end = k.constant(depth[0], depth[1]), depth[1]
-    # rows that lie apart in both directions would have addresses of their own at every step, more than registers
+    # separate rows with a variable step would need an address each at every step, more than there are registers
     few_addresses = isinstance(step, int) or all(base is scalars[0][0] for base, _ in scalars)
     for steps in sorted({STEPS if few_addresses else 1, 1}, reverse=True):
         stop = begin + (end - begin) // steps * steps

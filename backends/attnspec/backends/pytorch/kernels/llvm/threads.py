@@ -1,4 +1,4 @@
-"""Runs a compiled kernel on as many threads as PyTorch is set to use.
+"""Runs of compiled kernels on as many threads as PyTorch is set to use.
 
 Where PyTorch uses GNU OpenMP, as its builds for Linux do, kernels run on its own team of threads: they are still awake
 from the operation before, and no second team competes with them for the cores. Elsewhere, and in a forked child, which
@@ -41,7 +41,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def worth_waking(tasks: int, work: float) -> bool:
-    """Whether `tasks` tasks of `work` terms in all are for more than one thread."""
+    """Return whether `tasks` tasks of `work` terms in all are worth several threads."""
     return tasks > 1 and work >= WORTH_WAKING
 
 
@@ -61,14 +61,14 @@ def launch(kernel: Compiled[Any], threads: int, words: Sequence[int]) -> None:
 
 
 def with_leading(words: Sequence[int]) -> "array[int]":
-    """The words of some arguments behind the leading ones, as `call` takes them."""
+    """Argument buffer as `call` takes it: leading words, which are 0, then these words."""
     memory = array("q", bytes(8 * LEADING))
     memory.extend(words)
     return memory
 
 
 def call(kernel: Compiled[Any], threads: int, memory: "array[int]") -> None:
-    """Call a kernel with the words of its arguments behind as many leading ones, which are 0."""
+    """Call a kernel with an argument buffer whose leading words are 0."""
     address = memory.buffer_info()[0]
     if threads == 1:
         kernel.call(address)
@@ -84,7 +84,7 @@ def call(kernel: Compiled[Any], threads: int, memory: "array[int]") -> None:
 
 
 def _on_python_threads(kernel: Compiled[Any], address: int, threads: int) -> None:
-    """On a pool of the calling thread. Interrupted, it waits for the others: they write to memory that it frees."""
+    """Run on the calling thread's pool. If interrupted, wait for all threads: they write to memory freed next."""
     if not hasattr(_pools, "own"):
         _pools.own = ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="attnspec")
     pool: ThreadPoolExecutor = _pools.own
@@ -113,8 +113,8 @@ def _end(pool: ThreadPoolExecutor) -> None:
 
 
 class Team(NamedTuple):
-    """Functions of GNU OpenMP: ``GOMP_parallel(function, argument, threads, flags)``, and where that is which gives a
-    thread its number."""
+    """Functions of GNU OpenMP: ``GOMP_parallel(function, argument, threads, flags)``, and the address of
+    ``omp_get_thread_num``."""
 
     parallel: Callable[[int, int, int, int], None]
     number: int
@@ -122,7 +122,7 @@ class Team(NamedTuple):
 
 @cache
 def _team() -> Team | None:
-    """None where PyTorch does not use GNU OpenMP."""
+    """Return PyTorch's team of threads; None if it does not use GNU OpenMP."""
     found = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
     if not found or "OpenMP" not in torch.__config__.parallel_info():
         return None

@@ -1,6 +1,6 @@
-"""Products of matrices of bfloat16 by registers that hold a tile of each (AMX): sums are float32 and are not rounded.
+"""bfloat16 matrix products by tile registers (AMX), with float32 sums that are not rounded.
 
-A tile at the end of the rows begins early enough to be whole: what two tiles have in common is the same number in both.
+The last tile of rows begins early enough to be whole: rows in two tiles get the same numbers from both.
 """
 
 from torch import Tensor
@@ -14,13 +14,13 @@ from attnspec.backends.pytorch.kernels.llvm.tile_registers import BYTES, PAIRS, 
 from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value
 
 TASK = 4 * ROWS
-"""Rows of one task: with as many rows of the left matrix, the columns of a tile of the right one stay in the cache."""
+"""Rows per task. So many let the columns of a tile of the right matrix stay in the cache."""
 
 FASTER = 8
-"""Multiply-adds of pairs that take as long as one by lanes."""
+"""Multiply-adds of pairs by tiles in the time of one by lanes."""
 
 SUMS, LEFT, RIGHT, LAST_LEFT, LAST_RIGHT = (0, 1), (2, 3), 4, (5, 6), 7
-"""Which registers hold what; the last of the left and the right matrix have as many pairs as are left over."""
+"""Tile registers of sums, left and right matrix. The LAST ones hold the pairs left over at the end of the depth."""
 
 
 class TileProduct(Matrices):
@@ -35,7 +35,7 @@ class TileProduct(Matrices):
 
 
 class Packing(Arguments):
-    """output (entries, groups of rows, depth, 16) is x (entries, rows, depth), with zeros behind the last of the rows.
+    """output (entries, groups of rows, depth, 16) is x (entries, rows, depth), padded with zero rows.
 
     A task is a group; ``groups`` are those of an entry, ``entry`` the distance from one entry to the next.
     """
@@ -51,7 +51,7 @@ class Packing(Arguments):
 
 @compiled
 def packing_kernel() -> Kernel[Packing]:
-    """A column of each group at a time."""
+    """Kernel that packs a group per task, a column at a time."""
     k = Kernel("tile_packing", Packing, 32)
     g = k.argument
     with k.tasks(g.tasks) as task:
@@ -65,7 +65,7 @@ def packing_kernel() -> Kernel[Packing]:
 
 @compiled
 def tile_product_kernel() -> Kernel[TileProduct]:
-    """Two tiles of rows at a time, by one of columns."""
+    """Kernel that multiplies two tiles of rows by one of columns at a time."""
     k = Kernel("tile_product", TileProduct, 32)
     g = k.argument
     tile_registers.configure(k, (g.left_bytes, g.right_bytes, g.rows_of_tiles))
@@ -110,7 +110,7 @@ def tile_product_kernel() -> Kernel[TileProduct]:
 
 
 def multiply(left: Tensor, right: Tensor, output: Tensor) -> None:
-    """output (entries, rows, columns) = left·right, of pairs in memory.
+    """output (entries, rows, columns) = left·right, of contiguous pairs.
 
     left is (entries, rows, depth), right (entries, groups of columns, depth, 16).
     """
@@ -129,7 +129,7 @@ def multiply(left: Tensor, right: Tensor, output: Tensor) -> None:
 
 
 def packed(x: Tensor) -> Tensor:
-    """x (entries, rows, depth) of pairs in memory as `multiply` reads the right one, whose columns they become."""
+    """Contiguous pairs x (entries, rows, depth) packed as columns of the right matrix of `multiply`."""
     entries, rows, depth = x.shape
     groups = -(-rows // PAIRS)
     output = x.new_empty(entries, groups, depth, PAIRS)

@@ -1,7 +1,7 @@
-"""Registers of 16 rows of 64 bytes, which Intel's processors multiply as matrices of bfloat16 (AMX).
+"""AMX tile registers: 16 rows of 64 bytes, which Intel's processors multiply as bfloat16 matrices.
 
-Eight of them are divided among the sums, the left and the right matrix of one product. A thread says how many rows and
-bytes each has before it uses them, and gives them back. Linux lends them to a process that asks.
+The eight registers are divided among the sums, the left and the right matrix of one product. A thread configures the
+rows and bytes of each before use, and releases them afterwards. Linux grants them to a process on request.
 """
 
 import ctypes
@@ -17,18 +17,18 @@ from attnspec.backends.pytorch.kernels.llvm.machine_code import HAS_512_BITS, pr
 from attnspec.backends.pytorch.kernels.llvm.values import BYTE, INT, POINTER, IntPointer, RealPointer, Value
 
 ROWS, BYTES = 16, 64
-"""The most that a register has."""
+"""Largest number of rows of a register, and bytes of a row."""
 
 PAIRS = BYTES // 4
-"""Pairs of bfloat16 in a row of a register, and sums of products of them."""
+"""bfloat16 pairs, or float32 sums, per row of a register."""
 
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18
-"""Linux's system call, what it is asked (ARCH_REQ_XCOMP_PERM), and for which state."""
+"""Linux's system call arch_prctl, its code ARCH_REQ_XCOMP_PERM, and the state: tile data."""
 
 
 @lru_cache(maxsize=1)
 def multiplies_tiles() -> bool:
-    """Whether the processor has such registers, and this process may use them from now on."""
+    """Return whether the processor has tile registers, and Linux grants them to this process."""
     _, features = processor()
     if not (HAS_512_BITS and features.get("amx-tile") and features.get("amx-bf16")):
         return False
@@ -38,7 +38,7 @@ def multiplies_tiles() -> bool:
 
 
 def configuration(shapes: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
-    """The words by which `configure` gives the eight registers so many rows of so many bytes."""
+    """Words with which `configure` gives each of the eight registers its (rows, bytes)."""
     row_bytes = [size for _, size in shapes]
     return (
         int.from_bytes(b"".join(size.to_bytes(2, "little") for size in row_bytes[:4]), "little"),
@@ -48,7 +48,7 @@ def configuration(shapes: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
 
 
 def configure(k: Kernel, words: tuple[Value, Value, Value]) -> None:
-    """Make the registers ready for this thread, with the shapes that `configuration` put into words."""
+    """Configure this thread's registers with the words of `configuration`."""
     memory, nothing = IntPointer(k.array(BYTES // k.size).address), k.integer(0)
     for i, word in enumerate((k.integer(1), nothing, words[0], words[1], nothing, nothing, words[2], nothing)):
         k.store_int(word, memory, i)
@@ -66,12 +66,12 @@ def zero(k: Kernel, register: int) -> None:
 
 
 def load(k: Kernel, register: int, base: RealPointer, element: Value, stride: Value) -> None:
-    """Fill a register with the rows from an element on, so many elements apart."""
+    """Fill a register with rows from an element on, ``stride`` elements apart."""
     _move(k, "llvm.x86.tileloadd64", register, base, element, stride)
 
 
 def store(k: Kernel, register: int, base: RealPointer, element: Value, stride: Value) -> None:
-    """The rows of a register to memory, from an element on, so many elements apart."""
+    """Store the rows of a register from an element on, ``stride`` elements apart."""
     _move(k, "llvm.x86.tilestored64", register, base, element, stride)
 
 

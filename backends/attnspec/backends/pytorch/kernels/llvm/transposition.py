@@ -1,4 +1,4 @@
-"""Transposition of matrices, a square of as many rows and columns as a register has lanes at a time."""
+"""Transposition of matrices, in squares of as many rows as a register has lanes."""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from attnspec.backends.pytorch.kernels.llvm.vector_functions import transposed
 
 
 class Square(NamedTuple):
-    """A matrix of as many rows and columns as a register has lanes: address, stride, and how many of each exist."""
+    """A square of a register's lanes: address, stride, and how many rows and columns exist."""
 
     base: RealPointer
     step: Value
@@ -41,12 +41,12 @@ def define_transpose(k: Kernel) -> None:
 
 
 def transpose(k: Kernel, source: Square, target: Square) -> None:
-    """Rows become columns. A column beyond the last reads as 0, a row beyond the last as the last."""
+    """Transpose a square; columns past the last read as 0, rows past the last repeat it."""
     k.call("transpose", *source, *target)
 
 
 def transpose_all(k: Kernel[Any], source: RealPointer, target: RealPointer, rows: Value, columns: Value) -> None:
-    """A whole matrix, whose rows lie one after another, becomes one with so many columns."""
+    """Transpose a whole contiguous matrix (rows, columns)."""
     with k.loop(0, rows, k.lanes) as row, k.loop(0, columns, k.lanes) as column:
         there, across = rows - row, columns - column
         whole = Square(source + (row * columns + column), columns, there, across)
@@ -54,7 +54,7 @@ def transpose_all(k: Kernel[Any], source: RealPointer, target: RealPointer, rows
 
 
 class Transposition(Arguments):
-    """x (entries, rows, columns) and its transpose, in memory; an entry is a task."""
+    """Contiguous x (entries, rows, columns) and its transpose; an entry is a task."""
 
     tasks: Size
     rows: Size
@@ -65,7 +65,7 @@ class Transposition(Arguments):
 
 @compiled
 def columns_kernel(bits: int) -> Kernel[Transposition]:
-    """The columns of each entry as rows."""
+    """Kernel that transposes each entry."""
     k = Kernel("columns", Transposition, bits)
     define_transpose(k)
     g = k.argument
@@ -76,7 +76,7 @@ def columns_kernel(bits: int) -> Kernel[Transposition]:
 
 
 def columns(x: Tensor) -> Tensor:
-    """The transpose in memory of x (entries, rows, columns), float32 or float64 in memory."""
+    """Contiguous transpose of a contiguous x (entries, rows, columns), float32 or float64."""
     entries, rows, count = x.shape
     output = x.new_empty(entries, count, rows)
     arguments = Transposition(tasks=entries, rows=rows, columns=count, x=x, transpose=output)

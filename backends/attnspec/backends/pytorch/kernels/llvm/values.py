@@ -1,4 +1,4 @@
-"""Values of a kernel that is being built: integers, vectors, pointers, variables; their operators emit instructions."""
+"""Integers, vectors, pointers and variables of a kernel; their operators emit instructions."""
 
 from collections.abc import Sequence
 from typing import Any, Self, TypeVar
@@ -15,7 +15,7 @@ POINTER = ir.PointerType()
 
 
 class Builder:
-    """A function of LLVM IR that is being built, for reals of 32 or 64 bits, with its types and constants."""
+    """Builder of an LLVM IR function for reals of 32 or 64 bits, with its types and constants."""
 
     def __init__(self, name: str, bits: int) -> None:
         self.name, self.bits = name, bits
@@ -34,7 +34,7 @@ class Builder:
         return Value(self, INT(value))
 
     def full(self, value: float) -> "Value":
-        """The same constant in every lane."""
+        """One constant in every lane."""
         return Value(self, ir.Constant(self.vector, [value] * self.lanes))
 
     def constant(self, value: "Value | float", like: "Value") -> "Value":
@@ -44,7 +44,7 @@ class Builder:
         return Value(self, like.ssa.type(int(value))) if like.is_int else self.full(float(value))
 
     def splat(self, scalar: Any) -> Any:
-        """A scalar of LLVM in every lane of a vector of LLVM."""
+        """LLVM vector with an LLVM scalar in every lane."""
         kind = ir.VectorType(scalar.type, self.lanes)
         one = self.builder.insert_element(ir.Constant(kind, ir.Undefined), scalar, INT32(0))
         zeros = ir.Constant(ir.VectorType(INT32, self.lanes), None)
@@ -57,14 +57,14 @@ class Builder:
 
 
 class Value:
-    """An SSA value: a 64-bit integer, a vector of as many reals as a register holds, or a vector of booleans."""
+    """An SSA value: a 64-bit integer, a register of reals, or a vector of booleans."""
 
     def __init__(self, kernel: Builder, ssa: Any) -> None:
         self.kernel, self.ssa = kernel, ssa
 
     @property
     def is_int(self) -> bool:
-        """Whether this is a 64-bit integer, not a vector."""
+        """True if this is a 64-bit integer, not a vector."""
         return isinstance(self.ssa.type, ir.IntType)
 
     def _emit(self, other: "Value | float", integer: str, real: str, reverse: bool = False) -> "Value":
@@ -102,7 +102,7 @@ class Value:
         return Value(self.kernel, self.kernel.builder.or_(self.ssa, other.ssa))
 
     def compare(self, operator: str, other: "Value | float") -> "Value":
-        """`operator` is one of < <= > >= == != ; real comparisons with NaN are false (!= is true)."""
+        """Booleans of < <= > >= == or !=. With NaN, real comparisons are false (!= is true)."""
         b, right = self.kernel.builder, self.kernel.constant(other, self).ssa
         if self.is_int:
             return Value(self.kernel, b.icmp_signed(operator, self.ssa, right))
@@ -111,11 +111,11 @@ class Value:
         return Value(self.kernel, b.fcmp_ordered(operator, self.ssa, right))
 
     def is_zero(self) -> "Value":
-        """Whether an integer is 0, a flag off."""
+        """Boolean: an integer is 0, a flag off."""
         return self.compare("==", 0)
 
     def is_nonzero(self) -> "Value":
-        """Whether an integer is not 0, a flag on."""
+        """Boolean: an integer is not 0, a flag on."""
         return self.compare("!=", 0)
 
 
@@ -147,11 +147,11 @@ class Pointer:
         return kernel.builder.inttoptr((self.address + offset).ssa, POINTER)
 
     def is_null(self) -> Value:
-        """Whether there is no such array: the caller gave None."""
+        """Boolean: there is no array, because the caller gave None."""
         return self.address.is_zero()
 
     def is_given(self) -> Value:
-        """Whether there is such an array."""
+        """Boolean: there is an array."""
         return self.address.is_nonzero()
 
 

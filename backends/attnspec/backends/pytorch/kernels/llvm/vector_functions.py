@@ -10,7 +10,7 @@ from attnspec.backends.pytorch.kernels.llvm.arithmetic import Arithmetic
 from attnspec.backends.pytorch.kernels.llvm.values import INT32, Builder, Value
 
 _REST_OF_LN2 = 2.3190468138462996e-17
-"""ln 2 less `math.log(2.0)`."""
+"""ln 2 minus `math.log(2.0)`."""
 
 
 def _ln2(bits: int) -> tuple[float, float]:
@@ -117,7 +117,7 @@ def transposed(k: Builder, rows: Sequence[Value]) -> list[Value]:
 
 
 def interleaved(k: Builder, x: Value, y: Value) -> tuple[Value, Value]:
-    """Pairs of 16 bits of x and y, of the lower and of the upper half of every 16 bytes."""
+    """Interleave 16-bit elements of x and y: lower, then upper halves of every 16 bytes."""
     kind = ir.VectorType(ir.IntType(16), 2 * k.lanes)
     first, second = (k.builder.bitcast(v.ssa, kind) for v in (x, y))
     found = []
@@ -149,7 +149,7 @@ def sums_of_lanes(k: Builder, rows: Sequence[Value]) -> Value:
 
 
 def _exchanged(k: Builder, x: Value, y: Value, step: int) -> tuple[Value, Value]:
-    """Of each two segments of so many lanes, the first ones of x and y, and the second ones."""
+    """Cut x and y into segments of ``step`` lanes: the even segments of both, then the odd."""
     lanes, kind = range(k.lanes), ir.VectorType(INT32, k.lanes)
     low = [j if not j & step else k.lanes + j - step for j in lanes]
     high = [j + step if not j & step else k.lanes + j for j in lanes]
