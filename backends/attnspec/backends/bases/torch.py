@@ -22,9 +22,9 @@ def devices() -> tuple[str, ...]:
 
 
 def from_numpy(array: NDArray, *, device: str) -> Tensor:
-    """Return a copy with the same dtype on the device, on the CPU with the same strides; ``ml_dtypes`` bfloat16 too.
+    """Return a copy with the same dtype on the device, on the CPU with the same strides.
 
-    ``ValueError`` for a device that does not exist, naming those that do.
+    Takes bfloat16 of ``ml_dtypes``. ``ValueError`` for a device that does not exist, naming those that do.
     """
     if device != "cpu":
         try:

@@ -21,7 +21,7 @@ _regression = Check("nadaraya_watson")
 
 
 def pool(weights: Tensor, mask: Tensor | None, value: Tensor) -> Tensor:
-    """Σ αv over the attendable keys: a NaN in a masked value has no effect, one in an attendable value propagates."""
+    """Σ αv over the attendable keys: NaN propagates from attendable values, not from masked ones."""
     if mask is None:
         return weights @ value
     # A finite sum proves that all terms are finite, in a tenth of the time of testing each.

@@ -65,7 +65,7 @@ def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | N
 
 
 def attend(plan: Plan, operands: tuple[Any, ...], mask: Tensor | None, tracked: bool) -> Tensor | None:
-    """Return the output; None if a mask is given and a NaN was met, which an excluded key may have caused."""
+    """Return the output, or None under a mask if NaN was met, perhaps from an excluded key."""
     operands = Operands(*operands)
     value = operands.value
     if mask is not None:
@@ -118,7 +118,7 @@ Found: TypeAlias = tuple[Tensor, bool, Tensor, Tensor, Tensor | None]
 
 
 Projections: TypeAlias = tuple[Callable[[Tensor, Tensor | None], Tensor], Callable[[Tensor, Tensor | None], Tensor]]
-"""Projections of queries and of keys, in the dtype of sums; the second argument is memory to write to, or None."""
+"""Projections of queries and keys, in the dtype of sums; called with a tensor and memory for the result or None."""
 
 
 def _projections(operands: Operands) -> Projections:

@@ -148,7 +148,7 @@ def _by_rounded(
     plan: Plan, operands: Operands, gradient: Tensor, a: Tensor, b: Tensor, weights: Tensor, wanted: Sequence[bool],
     constant: bool,
 ) -> list[Tensor | None]:  # fmt: skip
-    """`_by_parts` with gradients of a and b rounded to bfloat16, of which the CPU multiplies twice as many at once."""
+    """`_by_parts` with gradients of a and b rounded to bfloat16, whose products are twice as fast."""
     query, key, value, w_q, w_k, w_v = operands
     by_a, by_b = value.new_empty(a.shape), value.new_empty(b.shape)
     units = widened(w_v)

@@ -309,7 +309,7 @@ def _score_gradients(k: Kernel[Backward], entry: Value, i: Value, stop: Value, o
 
 def _unit_gradients(k: Kernel[Backward], entry: Value, i: Value, stop: Value, of_scores: RealPointer,
                     by_b: BytePointer, by_w: RealPointer, written: str) -> None:  # fmt: skip
-    """Write a query's gradient of a; add its part to those of b and w (b's are multiplied by w at the last query)."""
+    """Write a query's gradient of a; add its part to those of b (times w at the last query) and w."""
     g = k.argument
     a, keys = g.a + (entry * g.a_entry + i * g.h), g.b + entry * g.b_entry
     by_a = g.grad_a + (entry * g.n + i) * g.h

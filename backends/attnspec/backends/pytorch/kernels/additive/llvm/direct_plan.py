@@ -82,7 +82,7 @@ class Plan:
 
 
 def plan(operands: Operands, mask: Tensor | None, causal: bool, batch: torch.Size) -> Plan | None:
-    """Return the plan of a non-empty call with valid shapes; None if operands broadcast over only part of the batch."""
+    """Return the plan of a valid, non-empty call; None if an operand broadcasts over part of the batch."""
     query, key, value, w_q, w_k, w_v = operands
     entries, n, m, h, d = batch.numel(), query.shape[-2], key.shape[-2], w_v.shape[0], value.shape[-1]
     given = [query, key, value] if mask is None else [query, key, value, mask]

@@ -48,7 +48,7 @@ class Plan:
 
 
 def plan(operands: Operands, whole: DirectPlan) -> Plan | None:
-    """Return the plan of a call; None for many rows, and where operands are shared by the batch or not contiguous."""
+    """Return the plan of a call; None for many rows, and for shared or non-contiguous operands."""
     query, key, _, w_q, w_k, _ = operands
     if w_q is None or w_k is None or any(whole.shared) or whole.reads != STORED[torch.float32]:
         return None
@@ -85,7 +85,7 @@ def _ends(counts: Sequence[int], size: int) -> tuple[int, ...]:
 
 
 def attend(plan: Plan, operands: tuple[Any, ...], mask: Tensor | None, tracked: bool) -> Tensor | None:
-    """Return the output; None if a mask is given and a NaN was met, which an excluded key may have caused."""
+    """Return the output, or None under a mask if NaN was met, perhaps from an excluded key."""
     if mask is not None:
         shape = plan.direct.mask_shape
         mask = (mask if mask.shape == shape else mask.expand(shape)).contiguous()

@@ -186,7 +186,7 @@ def attendable(mask: Tensor | None, causal: bool, batch: torch.Size, n: int, m: 
 
 
 def of_attendable(gradient: Tensor, weights: Tensor, m: int) -> Tensor:
-    """Return the gradient of the output (entries, n, d), 0 in rows without an attendable key if it is not finite.
+    """Return the output's gradient (entries, n, d); if not finite, 0 in rows without an attendable key.
 
     From weights (entries, n, stride) of m keys: memory from column m on may be uninitialised.
     """

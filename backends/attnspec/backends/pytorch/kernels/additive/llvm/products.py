@@ -31,7 +31,7 @@ def emit_product(k: Kernel, scalars: RealPointer, rows: list[Value], inner_step:
 
 def emit_row_product(k: Kernel, scalars: RealPointer, inner: tuple[Value, Value], vectors: RealPointer, d: Value,
                      sums: RealPointer, finish: "Finish") -> None:  # fmt: skip
-    """Emit the product of one row: reads the vectors in memory order, with its d sums in memory at `sums`."""
+    """Emit the product of one row, in the vectors' memory order; its d sums are in memory at `sums`."""
     with k.loop(0, d, k.lanes) as c:
         k.store(k.full(0.0), sums, c)
 
