@@ -49,8 +49,8 @@ def _constant(
 ) -> bool:
     """Return True if projections' gradients are wanted and exactly 0: one key, with finite scores and gradients.
 
-    With one key the weight is 1 whatever its score, so score gradients are 0. Writing 0 avoids 0·∞ = NaN only for
-    finite operands: infinite operands would have made a or b non-finite.
+    With one key the weight is 1 whatever its score, so score gradients are 0, and so are their products with operands:
+    0·∞ cannot occur, because an infinite operand would make its projection infinite or NaN.
     """
     through = wanted[0] or wanted[1] or wanted[3] or wanted[4]
     if plan.m > 1 or not through or not all(map(finite, (a, b, weights))):

@@ -45,8 +45,8 @@ class Projection(Arguments):
 
 
 class Gradients(Arguments):
-    """Arguments of `gradient_kernel`: from gradients ``by_…`` of `Projection`'s outputs, that of w_v being (entries, h),
-    to gradients ``found`` of the operands, which are all written."""
+    """Arguments of `gradient_kernel`: from gradients ``by_…`` of `Projection`'s outputs, with that of w_v
+    (entries, h), to gradients ``found`` of the operands, which are all written."""
 
     widths: Widths
     entries: Size

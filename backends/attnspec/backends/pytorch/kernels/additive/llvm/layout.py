@@ -17,7 +17,7 @@ from . import pages
 from .scores import capacity, last_group
 from .tiles import SHARED, key_lanes
 
-# cost of one exp, in terms of a score
+# cost of one exp, counted in score terms
 EXPONENTIAL_WORK = 16
 
 

@@ -23,7 +23,7 @@ def hidden_terms(query, key, weight, c, hidden, key_valid):
     w = tl.load(weight + c, mask=inside, other=0.0).to(tl.float32)
     x = a + b
     power = x * (2.0 * LOG2_E)
-    # tl.minimum would turn NaN into a number
+    # a clamp would turn NaN into a number
     power = tl.where(power > 60.0, 60.0, power)
     return 1.0 + tl.exp2(power), w
 
