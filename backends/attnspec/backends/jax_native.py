@@ -1,15 +1,14 @@
 """``jax.nn.dot_product_attention``, unmodified, as a backend, with gradients by ``jax.vjp``.
 
-The adapter presents: it flattens batches into one, puts heads where JAX wants them, and pads values, which JAX wants as
-wide as keys, with columns of zeros that are cut off again; so does the other side where values are wider. A window that
-is open on one side is as long as there are rows. JAX chooses the implementation, which is XLA's wherever none is asked
-for.
+The adapter flattens batches, moves heads to JAX's axis, and pads with columns of zeros, since JAX wants values as wide
+as keys: values, or queries and keys, whichever are narrower; the extra columns are cut off again. A window side without
+limit gets the largest number of rows. No implementation is requested, so JAX uses XLA's.
 
-JAX has no softcap, slopes or sinks. The logarithms that it can return have no gradients, by its own choice
-(``stop_gradient``), and are left out.
+JAX has no softcap, slopes or sinks. The logarithms of sums that it can return have no gradients (``stop_gradient``), so
+they are omitted.
 
-What violates, in jax 0.10.2: with jax_enable_x64, attention of doubles takes its softmax in float32. Without it JAX has
-no doubles, and they are not judged.
+Violation in jax 0.10.2: with jax_enable_x64, float64 attention computes its softmax in float32. Without that option JAX
+has no float64, and it is not judged.
 """
 
 from dataclasses import replace
@@ -27,7 +26,7 @@ from attnspec.spec import OPERATIONS, Limits, Semantics, bind
 
 
 def _flat(x: jax.Array, batch: tuple[int, ...], core: int) -> jax.Array:
-    """The dimensions of the batch as one, before this many others."""
+    """Return x with one flattened batch dimension before its last `core` dimensions."""
     own = x.shape[x.ndim - core :]
     return jnp.broadcast_to(x, (*batch, *own)).reshape(prod(batch), *own)
 
@@ -36,7 +35,7 @@ def _attended(
     batch: tuple[int, ...], query: jax.Array, key: jax.Array, value: jax.Array,
     mask: jax.Array | None, scale: float | None = None, bias: jax.Array | None = None, **how: Any,
 ) -> jax.Array:  # fmt: skip
-    """JAX's attention of queries, keys and values (*batch, heads, rows, features); every head has the same mask."""
+    """JAX's attention on (*batch, heads, rows, features); all heads share one mask."""
     d, d_v = query.shape[-1], value.shape[-1]
     wide = [jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, max(d, d_v) - x.shape[-1])]) for x in (query, key, value)]
     q, k, v = (_flat(x, batch, 3).swapaxes(1, 2) for x in wide)
@@ -51,14 +50,14 @@ def _attended(
 
 
 class JaxNative(JaxBackend):
-    """JAX as it is: what a mask hides propagates if it is not finite, and a row without keys is the mean of all."""
+    """JAX, unmodified: masked NaN and infinity propagate, and a fully masked row is the mean of all values."""
 
     name = "jax-native"
     semantics = Semantics(fully_masked="uniform", masked_nonfinite="propagates")
 
     @property
     def limits(self) -> Limits:
-        """Those of JAX, and the options that its attention has."""
+        """JAX's dtypes and device, and the options of its attention."""
         return replace(super().limits, features=("scale", "window", "bias", "key_lengths"))
 
     def scaled_dot_product_attention(
@@ -92,7 +91,7 @@ class JaxNative(JaxBackend):
         sinks: Float[jax.Array, " heads"] | None = None,
         key_lengths: Int[jax.Array, "*#batch"] | None = None,
     ) -> tuple[Float[jax.Array, "*batch heads n d_v"], Float[jax.Array, "*batch heads n"] | None]:
-        """softmax(QKᵀ·scale + bias)V, whose heads share keys and values; the limits leave out all other options."""
+        """softmax(QKᵀ·scale + bias)V with shared keys and values; options not in `limits` are unsupported."""
         given = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias, "key_lengths": key_lengths}
         bound = bind(OPERATIONS["grouped_query_attention"], {**given, "window": window, "causal": causal})
         n, m = bound.sizes["n"], bound.sizes["m"]

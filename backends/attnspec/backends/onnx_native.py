@@ -1,11 +1,11 @@
-"""ONNX's Attention of opset 24, GRU and LSTM by onnx's reference evaluator and by ONNX Runtime on the CPU, unmodified.
+"""ONNX's Attention (opset 24), GRU and LSTM, by onnx's reference evaluator and by ONNX Runtime.
 
-The adapter presents: it flattens batches into one, joins the weights of gates, and evaluates a model of one operator.
-A bias carries the mask as −∞. With lengths ONNX aligns causal masks at the last key, so there they go into the mask.
-Where a result has no elements or a sequence no steps, nothing is called. There are no gradients, windows, slopes, sinks
-or logarithms of sums. ONNX Runtime refuses networks of doubles and all in bfloat16; in float16 it scales queries and
-keys before their product. Half products of the reference evaluator are NumPy's, which no class of precision describes.
-docs/backends.md lists what violates.
+Both run unmodified on the CPU. The adapter flattens batches, joins the weights of gates, and evaluates a model of one
+operator. A mask beside a bias becomes −∞ in the bias. With lengths, ONNX aligns causal masks at the last key, so the
+adapter puts causality into the mask. Empty results and sequences without steps are not evaluated. Not available:
+gradients, windows, slopes, sinks, logarithms of sums. ONNX Runtime has no float64 networks and no bfloat16; in float16
+it scales queries and keys before their product. The reference evaluator's float16 products are NumPy's, for which there
+is no precision class. docs/backends.md lists the violations.
 """
 
 from collections.abc import Callable
@@ -31,12 +31,12 @@ def _session(model: bytes) -> Any:
 
 
 def _flat(x: NDArray, batch: tuple[int, ...], *core: int) -> NDArray:
-    """The dimensions of the batch as one, before others of these sizes."""
+    """Return x with one flattened batch dimension before the `core` sizes."""
     return np.broadcast_to(x, (*batch, *core)).reshape(prod(batch), *core)
 
 
 class Onnx(NumPyBackend):
-    """One evaluator as it is: what a mask hides propagates if it is not finite, and no keys are an error."""
+    """One evaluator, unmodified: masked NaN and infinity propagate, and calls without keys are errors."""
 
     semantics = Semantics(masked_nonfinite="propagates", no_keys="error")
 
@@ -46,7 +46,7 @@ class Onnx(NumPyBackend):
         self.gru, self.lstm = (partial(self._recurrent, *x) for x in (("gru", "zrh"), ("lstm", "iofc")))
 
     def _run(self, operator: str, inputs: list[NDArray | None], outputs: int, **attributes: Any) -> Any:
-        """The results of an operator, which have the dtype of the first input; None is one that is not given."""
+        """Evaluate one operator; None omits an input; results have the first input's dtype."""
         given = {f"x{i}": np.ascontiguousarray(x) for i, x in enumerate(inputs) if x is not None}
         kinds = {name: helper.np_dtype_to_tensor_dtype(x.dtype) for name, x in given.items()}
         taken = [helper.make_tensor_value_info(name, kind, None) for name, kind in kinds.items()]
@@ -60,7 +60,7 @@ class Onnx(NumPyBackend):
     def scaled_dot_product_attention(
         self, query: NDArray, key: NDArray, value: NDArray, *, mask: NDArray | None = None, causal: bool = False
     ) -> NDArray:
-        """Attention of one head."""
+        """softmax(QKᵀ/√d)V, as one head."""
         bind(OPERATIONS["scaled_dot_product_attention"], {"query": query, "key": key, "value": value, "mask": mask})
         q, k, v = (x[..., None, :, :] for x in (query, key, value))
         return self.grouped_query_attention(q, k, v, mask=mask, causal=causal)[0][..., 0, :, :]
@@ -71,7 +71,7 @@ class Onnx(NumPyBackend):
         bias: NDArray | None = None, slopes: NDArray | None = None, sinks: NDArray | None = None,
         key_lengths: NDArray | None = None,
     ) -> tuple[NDArray, NDArray | None]:  # fmt: skip
-        """Attention, with a mask or a bias as attn_mask and lengths as nonpad_kv_seqlen."""
+        """ONNX's Attention: mask or bias as attn_mask, lengths as nonpad_kv_seqlen."""
         given = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias, "key_lengths": key_lengths}
         bound = bind(OPERATIONS["grouped_query_attention"], given)
         batch, shape, (n, m) = bound.batch, bound.result, (query.shape[-2], key.shape[-2])
@@ -94,7 +94,7 @@ class Onnx(NumPyBackend):
     def _recurrent(
         self, name: str, gates: str, x: NDArray, state: Any, parameters: Any, *, lengths: NDArray | None = None
     ) -> tuple[NDArray, Any]:
-        """A network, forward; a GRU is reset before the recurrent product, as linear_before_reset = 0 says."""
+        """Run a network forward; a GRU resets before the recurrent product (linear_before_reset = 0)."""
         bound = bind(OPERATIONS[name], {"x": x, "state": state, "parameters": parameters, "lengths": lengths})
         batch, (steps, h) = bound.batch, bound.result[-2:]
         initial = [np.broadcast_to(s, (*batch, h)) for s in (state if isinstance(state, tuple) else (state,))]

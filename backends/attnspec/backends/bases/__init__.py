@@ -1,4 +1,4 @@
-"""Bases for adapters: conversion from and to NumPy, and gradients, for NumPy, PyTorch and JAX.
+"""Base classes of backends for NumPy, PyTorch and JAX: conversion from and to NumPy, and gradients.
 
-A module for each framework, imported by itself, so that none needs the others.
+Each framework has a module of its own, so that none needs the others.
 """

@@ -1,10 +1,10 @@
-"""Whether autocast is on."""
+"""Test for autocast."""
 
 import torch
 from torch import Tensor
 
 
 def is_on(x: Tensor) -> bool:
-    """Whether autocast is on for the device of x."""
+    """Return whether autocast is on for the device of x."""
     kind = x.device.type
     return (kind == "cpu" or torch.amp.is_autocast_available(kind)) and torch.is_autocast_enabled(kind)

@@ -1,7 +1,7 @@
-"""Types for backends: every operation of the contract under its name.
+"""Types of backends, with every operation of the specification under its name.
 
-:class:`Operations` is the base of classes, :class:`Table` the type of dictionaries. Both only declare, chapter by
-chapter; what a backend provides is what it defines. A function is checked alone by ``attnspec.spec.implements``.
+:class:`Operations` is the base of classes, :class:`Table` the type of dictionaries. Both only declare types: a backend
+provides the operations that it defines. To type-check a single function, use ``attnspec.spec.implements``.
 """
 
 from typing import Generic

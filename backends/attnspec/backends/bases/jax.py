@@ -23,12 +23,12 @@ class JaxBackend(Operations[jax.Array]):
 
     @property
     def limits(self) -> Limits:
-        """The dtypes that JAX is configured for, and the device that it computes on."""
+        """Dtypes that JAX is configured for, and its default device."""
         wide = ("float64",) if jax.config.jax_enable_x64 else ()
         return Limits(dtypes=(*wide, "float32", "bfloat16", "float16"), devices=(jax.default_backend(),))
 
     def from_numpy(self, array: NDArray, *, device: str) -> jax.Array:
-        """A copy with the same dtype on the device; integers as wide as JAX is configured for.
+        """Return a copy with the same dtype on the device; integers as wide as JAX is configured for.
 
         ``ValueError`` for a device that does not exist, or for floats that JAX would narrow.
         """
@@ -43,13 +43,13 @@ class JaxBackend(Operations[jax.Array]):
         return jax.device_put(jnp.array(array), target)
 
     def to_numpy(self, array: jax.Array) -> NDArray:
-        """A copy with the same dtype; ``TypeError`` for what is no JAX array."""
+        """Return a copy with the same dtype; ``TypeError`` unless `array` is a JAX array."""
         if not isinstance(array, jax.Array):
             raise TypeError(f"result: expected a jax.Array; got {type(array).__name__}")
         return np.array(array)
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, jax.Array]:
-        """Gradients of ⟨cotangent, operation(**arguments)⟩ for every float array, by path, by ``jax.vjp``."""
+        """Return the gradients of ⟨cotangent, operation(**arguments)⟩ by path, for every float array."""
         leaves = {
             path: a
             for path, a in flatten(dict(arguments)).items()

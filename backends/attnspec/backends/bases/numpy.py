@@ -1,4 +1,4 @@
-"""Base of backends that compute with NumPy arrays. There are no gradients."""
+"""Base of backends that compute with NumPy arrays, without gradients."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ NDArray = np.ndarray[Any, Any]
 
 
 ALIGNMENT = 64
-"""Bytes. BLAS libraries sum in another order where the alignment differs, so every copy has the same."""
+"""Alignment of every copy, in bytes: the order of sums in BLAS libraries depends on it."""
 
 
 def strided_copy(array: NDArray) -> NDArray:
-    """A writable copy with the same strides, gaps and repetitions included; negative strides become positive."""
+    """Return a writable copy with the same strides, gaps and broadcast axes included, but none negative."""
     itemsize = array.dtype.itemsize
     if array.flags.c_contiguous:
         copy = _aligned(array.nbytes, array.dtype).reshape(array.shape)
@@ -33,14 +33,14 @@ def strided_copy(array: NDArray) -> NDArray:
 
 
 def _aligned(size: int, dtype: np.dtype[Any]) -> NDArray:
-    """That many bytes, whatever they hold."""
+    """Return an uninitialised aligned array of `size` bytes."""
     room = np.empty(size + ALIGNMENT, np.uint8)
     start = -room.__array_interface__["data"][0] % ALIGNMENT
     return room[start : start + size].view(dtype)
 
 
 def refuse_outside(operation: str, argument: str, integers: NDArray, most: int) -> None:
-    """``ShapeError`` for a length that is not in 0..most."""
+    """Raise ``ShapeError`` for a length outside 0..most."""
     wrong = integers[(integers < 0) | (integers > most)]
     if wrong.size:
         raise ShapeError(operation, argument, f"{argument} in 0..{most}", int(wrong[0]))
@@ -49,19 +49,19 @@ def refuse_outside(operation: str, argument: str, integers: NDArray, most: int) 
 class NumPyBackend(Operations[NDArray]):
     """Subclass, set ``name`` and define operations as methods.
 
-    Conversion only copies, so that an operation that writes to its inputs writes to arrays of its own.
+    Conversion copies, so that an operation that writes to its inputs never changes the caller's arrays.
     """
 
     name: str
 
     def from_numpy(self, array: NDArray, *, device: str) -> NDArray:
-        """A copy with the same dtype and strides; ``ValueError`` for any device but ``cpu``."""
+        """Return a copy with the same dtype and strides; ``ValueError`` for any device but ``cpu``."""
         if device != "cpu":
             raise ValueError(f"device: expected cpu; got {device!r}")
         return strided_copy(array)
 
     def to_numpy(self, array: NDArray) -> NDArray:
-        """A copy; ``TypeError`` for what is no NumPy array."""
+        """Return a copy; ``TypeError`` unless `array` is a NumPy array."""
         if not isinstance(array, np.ndarray | np.generic):
             raise TypeError(f"result: expected a NumPy array; got {type(array).__name__}")
         return np.array(array)

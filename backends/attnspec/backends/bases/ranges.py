@@ -1,4 +1,4 @@
-"""Lengths and indices within their bounds."""
+"""Range checks of lengths and indices."""
 
 import torch
 from torch import Tensor
@@ -7,11 +7,11 @@ from attnspec.spec import ShapeError
 
 
 def refuse_outside(operation: str, argument: str, integers: Tensor | None, most: int) -> None:
-    """``ShapeError`` for a length or an index that is not in 0..most; looking at them waits for their device."""
+    """Raise ``ShapeError`` for a length or index outside 0..most; waits for the tensor's device."""
     if integers is None:
         return
     if integers.dtype is torch.int64 and integers.is_cpu and integers.numel():
-        low, high = integers.aminmax()  # the fastest way to see that all is well
+        low, high = integers.aminmax()  # the fastest test for the usual case
         if int(low) >= 0 and int(high) <= most:
             return
     wrong = integers[(integers < 0) | (integers > most)]
@@ -20,6 +20,6 @@ def refuse_outside(operation: str, argument: str, integers: Tensor | None, most:
 
 
 def refuse_falling(operation: str, argument: str, ends: Tensor, most: int) -> None:
-    """``ShapeError`` for ends of sequences that fall, or do not reach from 0 to ``most``."""
+    """Raise ``ShapeError`` unless the ends of sequences never decrease, from 0 to ``most``."""
     if int(ends[0]) or int(ends[-1]) != most or bool((ends[1:] < ends[:-1]).any()):
         raise ShapeError(operation, argument, f"integers from 0 to {most}, none below another", ends.tolist())

@@ -1,4 +1,4 @@
-"""Tensors checked against the Protocols: shapes (by one look-up for those that were seen before), dtypes, devices."""
+"""Checks of tensors against the Protocols: shapes (cached), dtypes and devices."""
 
 from collections.abc import Sequence
 from operator import attrgetter, index
@@ -26,16 +26,16 @@ from attnspec.spec.contract.tree import (
 )
 
 _Place: TypeAlias = tuple[Leaf, Items]
-"""The description of an array, with the items of similar trees in which it stands."""
+"""The description of an array, and its item numbers in tuples of trees, such as layers."""
 
 _INDEXING = (torch.int64, torch.int32, torch.uint8, torch.int16, torch.int8)
-"""The integers that PyTorch compares and indexes with: wider ones without a sign are only stored."""
+"""Integer dtypes that PyTorch can compare and index with; it only stores wider unsigned ones."""
 
 _SEEN = attrgetter("shape", "dtype", "device", "layout")
 
 
 def _is_integer(value: Any) -> bool:
-    """Whether a value is an integer, also one of NumPy or the symbol of a size; a tensor and a flag are none."""
+    """Return whether a value is an integer, NumPy's and symbolic sizes included, tensors and bool excluded."""
     if isinstance(value, bool | Tensor | torch.SymInt):
         return isinstance(value, torch.SymInt)
     try:
@@ -46,9 +46,9 @@ def _is_integer(value: Any) -> bool:
 
 
 class Check:
-    """Raises for arguments that violate the Protocol of one operation; returns the shape of the result.
+    """Check of one operation's arguments: raises if they violate its Protocol, returns the shape of the result.
 
-    For backends whose library accepts shapes that it should not, or refuses them with an unclear message.
+    For backends whose library accepts invalid shapes, or rejects them with an unclear message.
     """
 
     def __init__(self, operation: str) -> None:
@@ -63,21 +63,21 @@ class Check:
         self._choices = {name: option.choices for name, option in self._words.items()}
         varies = any(isinstance(n, Branch) and (n.many or n.optional) for n in walked(self.operation.call))
         self._leaves: list[_Place] = [] if varies else [(leaf, ()) for leaf in self.operation.leaves]
-        # Read now: torch.compile cannot enter the lock of a property that is computed once, or a cache of calls.
+        # Read now: torch.compile cannot trace the locks of cached properties and cached functions.
         self._result = self.operation.leading.core
         self._least = {size: self.operation.least(size) for size in self.operation.sizes}
         self._known: dict[Any, Shape] = {}
 
     def __call__(self, *arguments: Any, **words: Any) -> Shape:
-        """Take the arguments in the Protocol's order: tensors, trees of them, sizes; and flags and words by name.
+        """Check arguments in the Protocol's order: tensors, trees, sizes; and by name flags and options with choices.
 
-        ``ShapeError`` names the first shape that does not fit; ``TypeError`` what is no tensor or no such tree, floats
-        that are not of one dtype (outside of autocast), tensors that are not dense, a mask that is not boolean, a size
-        that is no integer and a flag or word that is none of its choices; ``ValueError`` a tensor on another device.
+        ``ShapeError`` names the first shape that does not fit. ``TypeError`` names a wrong type or tree, floats of
+        several dtypes (except under autocast), a tensor that is not dense, a mask that is not boolean, a size that is
+        no integer, or a flag or option outside its choices; ``ValueError`` a tensor on another device.
         """
         for name, word in words.items():
             for choice in self._choices.get(name, ()):
-                if word is choice:  # the fastest way to see that all is well
+                if word is choice:  # the fastest test for the usual case
                     break
             else:
                 self._check_word(name, word)
@@ -101,33 +101,33 @@ class Check:
         try:
             key = (*numbers, *[None if x is None else _SEEN(x) for x in found])
             shape = self._known.get(key)
-        except (AttributeError, TypeError, RuntimeError):  # what are no dense tensors is refused below, by name
+        except (AttributeError, TypeError, RuntimeError):  # other arguments are rejected by name below
             pass
         if shape is not None:
             return shape
         leaves = self._leaves or [place for place, _ in self._arrays(arguments)]
         mixed = self._check_tensors(leaves, found)
         shape = bind(self.operation, dict(zip(self.names, arguments, strict=True))).result
-        if not mixed:  # only under autocast, which may be off at the next call
+        if not mixed:  # several dtypes are valid only under autocast, which may be off at the next call
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
             self._known[key] = shape
         return shape
 
     def _arrays(self, arguments: Sequence[Any], counted: Counter | None = None) -> list[tuple[_Place, Any]]:
-        """All arrays, those of every layer, each with its place; None for those that are not given."""
+        """Return all arrays, those of every layer included, each with its place; None for omitted ones."""
         taken = list(zip(self._nodes, self.names, arguments, strict=True))
         found = [place for n, name, x in taken for place in placed(n, x, name, counted)]
         return [((leaf, items), x) for leaf, items, x in found if isinstance(leaf, Leaf)]
 
     def _check_number(self, option: Option, value: Any) -> None:
-        """Refuse what is no number of the kind of an option."""
+        """Raise ``TypeError`` for a value that the numeric option does not accept."""
         if not option.takes(value) and (option.kind is Kind.WINDOW or not _is_integer(value)):
             got = repr(value) if type(value) is tuple else in_words(value)
             raise TypeError(f"{self.operation.name}: {option.path}: expected {option.expected}; got {got}")
 
     def _check_word(self, name: str, value: Any) -> None:
-        """Refuse what is none of the choices of an option; where sizes are symbols, so are flags."""
+        """Raise ``TypeError`` for a value outside an option's choices; flags may be symbolic."""
         option = self._words.get(name)
         if option is None:
             raise TypeError(
@@ -145,7 +145,7 @@ class Check:
         raise AssertionError("a tree that fits was refused")
 
     def _check_tensors(self, leaves: Sequence[_Place], given: Sequence[Any]) -> bool:
-        """Refuse what does not fit; whether there are several floating dtypes, as autocast allows."""
+        """Raise for tensors of a wrong kind, dtype or device; return True if autocast allowed several float dtypes."""
         device, dtype, mixed = None, None, False
         for (leaf, items), x in zip(leaves, given, strict=True):
             if isinstance(x, Tensor):
@@ -178,14 +178,14 @@ class Check:
         raise error(f"{self.operation.name}: {with_items(leaf.path, items)}: expected {expected}; got {got}")
 
     def _check_least(self, size: str, number: int, path: str, got: Any, written: str = "") -> None:
-        """Refuse a number below the least of a size; one of which PyTorch knows nothing is taken on trust."""
+        """Raise ``ValueError`` for a number below a size's minimum; unknown symbolic sizes pass."""
         least = self._least[size]
         if torch.fx.experimental.symbolic_shapes.guard_or_false(number < least):
             name, shown = written or short(size), as_tuple(got) if isinstance(got, tuple) else got
             raise ValueError(f"{self.operation.name}: {path}: expected {name} of at least {least}; got {shown}")
 
     def _traced(self, arguments: Sequence[Any]) -> Shape:
-        """The same where sizes may be symbols; ValueError, in ``torch.compile``'s own, if something does not fit."""
+        """Check under ``torch.compile``, where sizes may be symbols; ValueError, wrapped in ``torch.compile``'s."""
         sizes: dict[str, int] = {}
         counts: list[tuple[Branch, str, int]] = []
         arrays = self._arrays(arguments, lambda *count: counts.append(count))

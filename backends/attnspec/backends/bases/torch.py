@@ -16,15 +16,15 @@ from attnspec.spec.contract.tree import flatten, mapped
 
 
 def devices() -> tuple[str, ...]:
-    """The kinds of device that PyTorch finds on this machine, the CPU first."""
+    """Return the device types that PyTorch finds on this machine, the CPU first."""
     found = torch.accelerator.current_accelerator(check_available=True)
     return ("cpu",) if found is None else ("cpu", found.type)
 
 
 def from_numpy(array: NDArray, *, device: str) -> Tensor:
-    """A copy with the same dtype on the device, on the CPU with the same strides; bfloat16 from ``ml_dtypes``.
+    """Return a copy with the same dtype on the device, on the CPU with the same strides.
 
-    ``ValueError`` names the devices that exist if this one does not.
+    Takes bfloat16 of ``ml_dtypes``. ``ValueError`` for a device that does not exist, naming those that do.
     """
     if device != "cpu":
         try:
@@ -38,7 +38,7 @@ def from_numpy(array: NDArray, *, device: str) -> Tensor:
 
 
 def to_numpy(array: Tensor) -> NDArray:
-    """A copy with the same dtype; bfloat16 as ``ml_dtypes.bfloat16``; ``TypeError`` for what is no tensor."""
+    """Return a copy with the same dtype; bfloat16 as ``ml_dtypes.bfloat16``; ``TypeError`` unless a tensor."""
     if not isinstance(array, Tensor):
         raise TypeError(f"result: expected a torch.Tensor; got {type(array).__name__}")
     found = array.detach().cpu().resolve_neg()
@@ -48,30 +48,30 @@ def to_numpy(array: Tensor) -> NDArray:
 
 
 class _Seed(torch.autograd.Function):
-    """A number whose gradient is the cotangent as it lies in memory.
+    """A scalar whose gradient is the cotangent, with its strides.
 
-    In place of ``grad_outputs``, whose shapes PyTorch checks with a symbolic algebra system that it imports for it.
+    It replaces ``grad_outputs``: to check their shapes, PyTorch imports a symbolic algebra system.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cotangent: Tensor) -> Tensor:
-        """0."""
+        """Return 0."""
         ctx.cotangent = cotangent
         return torch.zeros((), dtype=x.dtype, device=x.device)
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
-        """The cotangent itself."""
+        """Return the cotangent."""
         return ctx.cotangent, None
 
 
 def pullback(
     function: Callable[..., Any], arguments: Mapping[str, Any], wanted: Collection[str]
 ) -> tuple[Any, Callable[[Any], dict[str, Tensor]]]:
-    """function(**arguments), recorded for the float tensors at these paths, and the function that takes it backwards.
+    """Return function(**arguments), and a function that computes its backward pass for the ``wanted`` paths.
 
-    That function takes a cotangent like the result, with None for what has no part in it, and gives the gradients by
-    path, 0 where the result does not depend on an argument, in memory of their own.
+    The backward function takes a cotangent shaped like the result, None for parts to ignore. It returns gradients by
+    path, 0 if the result does not depend on an argument; no two share memory.
     """
     given = flatten(dict(arguments))
     leaves = {path: given[path].detach().requires_grad_() for path in wanted}
@@ -88,7 +88,7 @@ def pullback(
         found = torch.autograd.grad(
             total, tuple(leaves.values()), retain_graph=True, allow_unused=True, materialize_grads=True
         )
-        # Where a result is an argument plus something, autograd hands on the cotangent, to several arguments alike.
+        # For sums, autograd returns the cotangent itself, possibly for several arguments: clone it.
         shared = {c.untyped_storage().data_ptr() for c in flatten(cotangent).values() if c is not None}
         own = {}
         for path, g in zip(leaves, found, strict=True):
@@ -105,10 +105,10 @@ def _seeded(x: Tensor, cotangent: Tensor) -> Tensor:
 
 
 def gradients(function: Callable[..., Any], arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Tensor]:
-    """Gradients of ⟨cotangent, function(**arguments)⟩ for every float tensor, 0 where the result does not depend on it.
+    """Return gradients of ⟨cotangent, function(**arguments)⟩ by path, for every float tensor; 0 if independent.
 
-    Arguments and cotangent may be trees of tensors, the cotangent with None where the result has no part in it.
-    Gradients come by path. An argument counts by its path: one tensor passed under two names gets two gradients.
+    Arguments and cotangent may be trees of tensors; None in the cotangent ignores that part of the result. A tensor
+    passed under two names gets two gradients.
     """
     given = flatten(dict(arguments))
     wanted = [path for path, a in given.items() if isinstance(a, Tensor) and a.is_floating_point()]
@@ -117,7 +117,7 @@ def gradients(function: Callable[..., Any], arguments: Mapping[str, Any], cotang
 
 @contextmanager
 def _inference(threads: int) -> Iterator[None]:
-    """Inference by so many threads of PyTorch."""
+    """Inference mode with this number of PyTorch threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -128,7 +128,7 @@ def _inference(threads: int) -> Iterator[None]:
 
 
 def modes(dtype: str, *, device: str) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
-    """Without gradients, inference by other threads, and autocast to the dtype itself where it is one of 16 bits."""
+    """Return modes to run in: no_grad, inference with another thread count, and for 16-bit dtypes autocast."""
     threads = 2 if torch.get_num_threads() == 1 else 1
     found: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "no_grad": torch.no_grad,
@@ -142,29 +142,29 @@ def modes(dtype: str, *, device: str) -> dict[str, Callable[[], AbstractContextM
 class TorchBackend(Operations[Tensor]):
     """Subclass, set ``name`` and define operations as methods.
 
-    Conversion copies, so that an operation that writes to its inputs writes to tensors of its own.
+    Conversion copies, so that an operation that writes to its inputs never changes the caller's arrays.
     """
 
     name: str
 
     def from_numpy(self, array: NDArray, *, device: str) -> Tensor:
-        """A copy with the same dtype on the device; ``ValueError`` for a device that does not exist."""
+        """Return a copy with the same dtype on the device; ``ValueError`` for a device that does not exist."""
         return from_numpy(array, device=device)
 
     def to_numpy(self, array: Tensor) -> NDArray:
-        """A copy with the same dtype; ``TypeError`` for what is no tensor."""
+        """Return a copy with the same dtype; ``TypeError`` unless `array` is a tensor."""
         return to_numpy(array)
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Tensor]:
-        """Gradients of ⟨cotangent, operation(**arguments)⟩ for every float tensor, by path, by autograd."""
+        """Return the gradients of ⟨cotangent, operation(**arguments)⟩ by path, for every float tensor."""
         return gradients(getattr(self, operation), arguments, cotangent)
 
     def pullback(
         self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
     ) -> tuple[Any, Callable[[Any], dict[str, Tensor]]]:
-        """The result, recorded for the float tensors at these paths, and its backward pass, by autograd."""
+        """Return the result and its backward pass for the float tensors at the ``wanted`` paths."""
         return pullback(getattr(self, operation), arguments, wanted)
 
     def modes(self, dtype: str, *, device: str) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
-        """Without gradients, inference by other threads, and autocast to the dtype where it is one of 16 bits."""
+        """Return modes to run in: no_grad, inference with another thread count, and for 16-bit dtypes autocast."""
         return modes(dtype, device=device)

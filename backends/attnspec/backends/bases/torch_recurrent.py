@@ -1,4 +1,4 @@
-"""PyTorch's fused recurrent networks, of padded or packed sequences, for backends that use them."""
+"""Calls of PyTorch's fused recurrent networks, on padded or packed sequences."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,13 +17,13 @@ _FIELDS = {
 
 
 def joined(parameters: Any, gates: str) -> tuple[Tensor, ...]:
-    """The parameters of all gates as PyTorch takes them: for inputs (g·h, d), for states (g·h, h), and biases (g·h)."""
+    """Join all gates' parameters as PyTorch expects: weights (g·h, d) and (g·h, h), biases (g·h)."""
     found = [getattr(parameters, name) for name in _FIELDS[gates]]
     count = len(gates)
     if count == 1:
         w_x, w_h, b = found
         return w_x.mT, w_h.mT, b
-    # side by side, and transposed afterwards: transposed parts are slow to join
+    # concatenate first, then transpose: concatenating transposed tensors is slow
     w_x, w_h = torch.cat(found[:count], -1), torch.cat(found[count : 2 * count], -1)
     return w_x.mT, w_h.mT, torch.cat(found[2 * count :])
 
@@ -32,7 +32,7 @@ def fused(
     operator: Callable[..., tuple[Tensor, ...]], given: tuple[Tensor, ...], states: Sequence[State],
     weights: Sequence[tuple[Tensor, ...]], directions: int,
 ) -> tuple[Tensor, list[State]]:  # fmt: skip
-    """All layers and directions in one call, of inputs (n, t, d) or of packed inputs with their batch sizes."""
+    """Run all layers and directions in one call, on inputs (n, t, d) or packed (data, batch sizes)."""
     flat = []
     for w_x, w_h, b in weights:
         flat += [w_x, w_h, b, torch.zeros_like(b)]
@@ -49,12 +49,12 @@ def fused(
 
 
 def _alone(state: State) -> State:
-    """The state of one network as a layer of its own."""
+    """Return the state of one network with an axis for its only layer."""
     return tuple([part.unsqueeze(0) for part in state])
 
 
 def _exact(x: Tensor) -> AbstractContextManager[Any]:
-    """PyTorch's own kernels on CUDA where cuDNN would round the operands of products to TF32."""
+    """Context that disables cuDNN if it would round the operands of products to TF32."""
     rounds = x.is_cuda and x.dtype is torch.float32 and torch.backends.cudnn.allow_tf32
     return torch.backends.cudnn.flags(enabled=False) if rounds else nullcontext()
 
@@ -63,7 +63,7 @@ def packed(
     operator: Callable[..., tuple[Tensor, ...]], x: Tensor, states: Sequence[State],
     weights: Sequence[tuple[Tensor, ...]], lengths: Tensor, directions: int,
 ) -> tuple[Tensor, list[State]]:  # fmt: skip
-    """Only the steps that count, of sequences in order of their lengths."""
+    """Run packed sequences, sorted by length, without their padding; states of padding are 0."""
     ordered, order = lengths.to("cpu", torch.int64).sort(descending=True)
     some = int((ordered > 0).sum())
     order = order[:some].to(x.device)

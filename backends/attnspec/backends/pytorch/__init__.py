@@ -1,4 +1,4 @@
-"""The PyTorch backend: this module is the backend, and its operations are ordinary functions."""
+"""The PyTorch backend, as a module whose operations are ordinary functions."""
 
 from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -70,12 +70,12 @@ notes = {
 
 
 def vjp(operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Tensor]:
-    """Gradients of ⟨cotangent, operation(**arguments)⟩ for every float tensor, by path, by autograd."""
+    """Return the gradients of ⟨cotangent, operation(**arguments)⟩ by path, for every float tensor, by autograd."""
     return gradients(globals()[operation], arguments, cotangent)
 
 
 def pullback(
     operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
 ) -> tuple[Any, Callable[[Any], dict[str, Tensor]]]:
-    """The result, recorded for the float tensors at these paths, and its backward pass, by autograd."""
+    """Return the result and its backward pass, which gives gradients of the float tensors at the ``wanted`` paths."""
     return recorded(globals()[operation], arguments, wanted)

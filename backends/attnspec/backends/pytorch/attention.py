@@ -1,4 +1,4 @@
-"""Attention: scores, softmax over the attendable keys, pooling. Protocols: ``attnspec.spec.attention``."""
+"""Attention operations: scores, softmax over the attendable keys, pooling. Protocols: ``attnspec.spec.attention``."""
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -87,7 +87,7 @@ def general_attention(
     mask: Bool[Tensor, "*#batch #n #m"] | None = None,
     causal: bool = False,
 ) -> Float[Tensor, "*batch n d_v"]:
-    """softmax(QWKᵀ)V, W applied to whichever of queries and keys costs less."""
+    """softmax(QWKᵀ)V; W is applied to queries or keys, whichever costs less."""
     _general(query, key, value, w, mask, causal=causal)
     if query_first(query, key):
         return dot_attention(product(query, w), key, value, mask=mask, causal=causal, scale=1.0)
@@ -136,7 +136,7 @@ def projected_self_attention(
     mask: Bool[Tensor, "*#batch #n #n"] | None = None,
     causal: bool = False,
 ) -> Float[Tensor, "*batch n d_v"]:
-    """softmax(QKᵀ/√d)V with Q, K and V linear in x."""
+    """softmax(QKᵀ/√d)V with Q, K and V projected from x."""
     _projected(x, w_q, w_k, w_v, mask, causal=causal)
     return dot_attention(product(x, w_q.mT), product(x, w_k.mT), product(x, w_v.mT), mask=mask, causal=causal)
 
@@ -152,6 +152,6 @@ def cross_attention(
     *,
     mask: Bool[Tensor, "*#batch #n #m"] | None = None,
 ) -> Float[Tensor, "*batch n d_v"]:
-    """softmax(QKᵀ/√d)V with Q linear in x, and K and V in the memory."""
+    """softmax(QKᵀ/√d)V with Q projected from x, and K and V from the memory."""
     _cross(x, memory, w_q, w_k, w_v, mask)
     return dot_attention(product(x, w_q.mT), product(memory, w_k.mT), product(memory, w_v.mT), mask=mask, causal=False)

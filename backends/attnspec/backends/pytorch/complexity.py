@@ -1,4 +1,4 @@
-"""The layers that attention is compared with. Protocols: ``attnspec.spec.complexity``."""
+"""Convolution and graph layer, to compare attention with. Protocols: ``attnspec.spec.complexity``."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -20,7 +20,7 @@ _graph_layer = Check("graph_layer")
 @implements(Convolution[Tensor])
 @lowers
 def convolution(x: Float[Tensor, "*batch t d_x"], w: Float[Tensor, "taps p_o d_x"]) -> Float[Tensor, "*batch t p_o"]:
-    """PyTorch's convolution on the CPU, elsewhere one product of all ranges; that of half dtypes in float32."""
+    """PyTorch's convolution on the CPU, one matrix product elsewhere; half dtypes in float32."""
     shape = _convolution(x, w)
     compute = _convolved if x.device.type == "cpu" and 0 not in shape else _multiplied
     return compute(widened(x), widened(w)).to(x.dtype)
@@ -29,15 +29,15 @@ def convolution(x: Float[Tensor, "*batch t d_x"], w: Float[Tensor, "taps p_o d_x
 def _convolved(x: Tensor, w: Tensor) -> Tensor:
     taps, t = w.shape[0], x.shape[-2]
     rows = x.reshape(-1, t, x.shape[-1]).mT
-    # The gradient of some small convolutions refuses weights that are not contiguous.
+    # PyTorch's gradient of some small convolutions raises for non-contiguous weights.
     weights = w.permute(1, 2, 0).contiguous()
-    # With an even number of taps, one result too many is computed, before the first one.
+    # For an even number of taps, the first result is one too many.
     found = functional.conv1d(rows, weights, padding=taps // 2)[..., -t:]
     return found.mT.reshape(*x.shape[:-1], w.shape[1])
 
 
 def _multiplied(x: Tensor, w: Tensor) -> Tensor:
-    """Without cuDNN, whose convolutions round float32 to TF32 unless a global flag forbids it."""
+    """Convolve by one matrix product: cuDNN rounds float32 to TF32 unless a global flag forbids it."""
     (taps, p_o, d_x), t = w.shape, x.shape[-2]
     padded = functional.pad(x, (0, 0, (taps - 1) // 2, taps // 2))
     ranges = torch.cat([padded[..., r : r + t, :] for r in range(taps)], -1)
@@ -52,7 +52,7 @@ def graph_layer(
     *,
     mask: Bool[Tensor, "*#batch #n #n"] | None = None,
 ) -> Float[Tensor, "*batch n p_o"]:
-    """One product for what all nodes send, one with the adjacency matrix; those of half dtypes in float32."""
+    """Project all nodes, then multiply by the adjacency matrix; half dtypes in float32."""
     shape = _graph_layer(x, w, mask)
     sent = functional.linear(widened(x), widened(w))
     if mask is None:

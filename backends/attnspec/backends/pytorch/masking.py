@@ -26,7 +26,7 @@ def causal_mask(n: int, m: int, *, include_self: bool = True) -> Bool[Tensor, "{
 def padding_mask(lengths: Int[Tensor, "*batch"], m: int) -> Bool[Tensor, "*batch {m}"]:
     """Key j is attendable where j < length.
 
-    Looking at the lengths waits for the device; under transforms such as ``torch.compile`` they are taken on trust.
+    Checking the lengths' range waits for the device; under transforms such as ``torch.compile`` it is skipped.
     """
     _padding(lengths, m)
     refuse_outside("padding_mask", "lengths", lengths, m)

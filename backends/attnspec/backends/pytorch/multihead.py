@@ -1,4 +1,4 @@
-"""Multi-head attention. Protocols: ``attnspec.spec.multihead``."""
+"""Multi-head attention operations. Protocols: ``attnspec.spec.multihead``."""
 
 from collections.abc import Sequence
 
@@ -39,11 +39,11 @@ _merge = Check("merge_heads")
 
 
 JOINED = 2**14
-"""Numbers in the projections of a query up to which one product with all three costs less than three."""
+"""Most elements of w_q for which one product with w_q, w_k and w_v joined costs less than three."""
 
 
 FEW_TERMS = 2**15
-"""Terms of additive attention in a head up to which a kernel for each head would take longer than the formula."""
+"""Most additive terms per head for which plain operations on all heads are faster than one kernel per head."""
 
 
 def per_head(x: Tensor, w: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def per_head(x: Tensor, w: Tensor) -> Tensor:
 
 
 def _of_itself(x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    """x projected with several weights of one shape, by one product."""
+    """Project x with several weights of one shape, by one product."""
     heads, p, d = weights[0].shape
     joined = projected(x, torch.cat([w.reshape(heads * p, d) for w in weights]))
     parts = joined.view(*joined.shape[:-1], len(weights), heads, p).unbind(-3)
@@ -64,7 +64,7 @@ def _of_itself(x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
 @implements(SplitHeads[Tensor])
 @keeps
 def split_heads(x: Float[Tensor, "*batch n d"], heads: int) -> Float[Tensor, "*batch {heads} n p"]:
-    """A copy in the order of the result."""
+    """Split the features into heads, as a contiguous copy."""
     _split(x, heads)
     by_position = x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
     return by_position.transpose(-3, -2).clone(memory_format=torch.contiguous_format)
@@ -73,7 +73,7 @@ def split_heads(x: Float[Tensor, "*batch n d"], heads: int) -> Float[Tensor, "*b
 @implements(MergeHeads[Tensor])
 @keeps
 def merge_heads(x: Float[Tensor, "*batch heads n p"]) -> Float[Tensor, "*batch n heads*p"]:
-    """A copy in the order of the result."""
+    """Merge the heads' features, as a contiguous copy."""
     _merge(x)
     return x.transpose(-3, -2).clone(memory_format=torch.contiguous_format).flatten(-2)
 
@@ -100,7 +100,7 @@ def multi_head_attention(
 def attend_in_heads(
     x: Tensor, memory: Tensor, parameters: MultiHeadParameters[Tensor], mask: Tensor | None, *, causal: bool = False
 ) -> Tensor:
-    """Attention of x (*batch, n, d) to a memory, which may be x, for layers, which have checked their arguments."""
+    """Multi-head attention of x (*batch, n, d) to a memory (or x itself), without checking arguments."""
     p = parameters
     return projected(_in_heads(x, memory, memory, (p.w_q, p.w_k, p.w_v), mask, causal), p.w_o)
 
@@ -113,7 +113,7 @@ def _in_heads(
     mask: Tensor | None,
     causal: bool,
 ) -> Tensor:
-    """Attention in every head, with weights w_q, w_k and w_v; the heads side by side."""
+    """Concatenated attention of all heads, with weights (w_q, w_k, w_v)."""
     in_every_head = None if mask is None else mask.unsqueeze(-3)
     w_q, w_k, w_v = weights
     if query is key is value and w_q.numel() <= JOINED and w_q.shape == w_k.shape == w_v.shape:
@@ -141,7 +141,7 @@ def multi_head_additive_attention(
     mask: Bool[Tensor, "*#batch #n #m"] | None = None,
     causal: bool = False,
 ) -> Float[Tensor, "*batch n p_o"]:
-    """Additive attention in one head after the other, in all at once where they have few terms."""
+    """Additive attention in every head: one head after another, or all together if they have few terms."""
     _additive_heads(query, key, value, w_q, w_k, w_v, w_o, a_q, a_k, a_v, mask, causal=causal)
     if (
         query.is_cpu
@@ -163,7 +163,7 @@ def multi_head_additive_attention(
 
 
 def _entries(*operands: Tensor | None) -> int:
-    """How many there are in the batch."""
+    """Return the number of entries of the broadcast batch."""
     return broadcast(*[x.shape[:-2] for x in operands if x is not None]).numel()
 
 

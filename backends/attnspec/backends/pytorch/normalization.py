@@ -15,10 +15,10 @@ _mean = Check("mean_normalization")
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax over the attendable keys; 0, with gradient 0, elsewhere."""
+    """Softmax over the attendable keys; excluded keys have weight 0 and gradient 0."""
     if mask is None:
         return torch.softmax(scores, dim=-1)
-    # A fully masked row gets finite scores, or its NaN would spoil its gradients.
+    # A fully masked row gets scores 0: softmax of −∞ alone is NaN, and so are its gradients.
     filler = torch.where(mask.any(-1, keepdim=True), -torch.inf, 0.0).to(scores.dtype)
     return torch.softmax(torch.where(mask, scores, filler), dim=-1).masked_fill(~mask, 0.0)
 
@@ -36,7 +36,7 @@ def softmax(
 def mean_normalization(
     scores: Float[Tensor, "*#batch n m"], *, mask: Bool[Tensor, "*#batch #n #m"] | None = None
 ) -> Float[Tensor, "*batch n m"]:
-    """E divided by the number of attendable keys of each row."""
+    """Scores divided by the number of attendable keys of each row; 0 for excluded keys."""
     _mean(scores, mask)
     wide, m = widened(scores), scores.shape[-1]
     if mask is None:

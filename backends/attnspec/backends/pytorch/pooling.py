@@ -21,14 +21,14 @@ _regression = Check("nadaraya_watson")
 
 
 def pool(weights: Tensor, mask: Tensor | None, value: Tensor) -> Tensor:
-    """Σ αv over the attendable keys: 0·NaN of a masked value is left out, that of an attendable one is not."""
+    """Σ αv over the attendable keys: NaN propagates from attendable values, not from masked ones."""
     if mask is None:
         return weights @ value
-    # A sum is finite only where all of its terms are, and takes a tenth of the time of asking each.
+    # A finite sum proves that all terms are finite, in a tenth of the time of testing each.
     if not intercepted() and value.device.type == "cpu" and bool(value.detach().sum().isfinite()):
         return weights @ value
     finite = torch.isfinite(value)
-    # The rest runs without looking at the numbers, so that nothing waits for a GPU.
+    # No branch on values from here on, so that nothing waits for a GPU.
     allowed = mask.expand(*mask.shape[:-1], value.shape[-2])
     return weights @ torch.where(finite, value, 0.0) + nonfinite_terms(weights.detach(), value.detach(), allowed)
 
@@ -38,7 +38,7 @@ def pool(weights: Tensor, mask: Tensor | None, value: Tensor) -> Tensor:
 def attention_pooling(
     weights: Float[Tensor, "*#batch n m"], value: Float[Tensor, "*#batch m d_v"]
 ) -> Float[Tensor, "*batch n d_v"]:
-    """Σ αv with the weights as given."""
+    """Σ αv; the weights are not normalized."""
     _attention(weights, value)
     return product(weights, value)
 

@@ -1,4 +1,4 @@
-"""Positions. Protocol: ``attnspec.spec.positional``."""
+"""Positional encodings. Protocols: ``attnspec.spec.positional``."""
 
 import torch
 from jaxtyping import Float
@@ -17,9 +17,9 @@ _sinusoids = Check("sinusoidal_positional_encoding")
 
 
 def sinusoids(n: int, d: int, *, dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
-    """Sines and cosines (n, d), interleaved, in a dtype.
+    """Interleaved sines and cosines (n, d).
 
-    Angles are computed in float64: in float32 those of large positions would be off by whole digits.
+    Angles are computed in float64: in float32 those of large positions would lose whole digits.
     """
     even = torch.arange(0, d, 2, dtype=torch.float64, device=device)
     angle = torch.arange(n, dtype=torch.float64, device=device)[:, None] / 10000.0 ** (even / d)
@@ -29,7 +29,7 @@ def sinusoids(n: int, d: int, *, dtype: torch.dtype, device: torch.device | str 
 
 @implements(SinusoidalPositionalEncoding[Tensor])
 def sinusoidal_positional_encoding(n: int, d: int) -> Float[Tensor, "{n} {d}"]:
-    """Sines and cosines, interleaved, on PyTorch's default device and in its default dtype."""
+    """Interleaved sines and cosines, on PyTorch's default device and in its default dtype."""
     _sinusoids(n, d)
     return sinusoids(n, d, dtype=torch.get_default_dtype(), device=None)
 
@@ -37,7 +37,7 @@ def sinusoidal_positional_encoding(n: int, d: int) -> Float[Tensor, "{n} {d}"]:
 @implements(LearnedPositions[Tensor])
 @keeps
 def learned_positions(table: Float[Tensor, "rows d"], n: int) -> Float[Tensor, "{n} d"]:
-    """A copy of the rows."""
+    """Return a copy of the first n rows."""
     _learned(table, n)
     return table[:n].clone()
 
@@ -45,7 +45,7 @@ def learned_positions(table: Float[Tensor, "rows d"], n: int) -> Float[Tensor, "
 @implements(AddPositions[Tensor])
 @keeps
 def add_positions(x: Float[Tensor, "*batch n d"], p: Float[Tensor, "n d"]) -> Float[Tensor, "*batch n d"]:
-    """The sum."""
+    """Return x + p."""
     _add(x, p)
     return x + p
 
@@ -53,6 +53,6 @@ def add_positions(x: Float[Tensor, "*batch n d"], p: Float[Tensor, "n d"]) -> Fl
 @implements(ConcatPositions[Tensor])
 @keeps
 def concat_positions(x: Float[Tensor, "*batch n d"], p: Float[Tensor, "n d_p"]) -> Float[Tensor, "*batch n d+d_p"]:
-    """Features of x, then those of p."""
+    """Concatenate the features of x and p, in this order."""
     _concat(x, p)
     return torch.cat((x, p.expand(*x.shape[:-1], p.shape[-1])), -1)

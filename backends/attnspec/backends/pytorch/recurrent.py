@@ -90,13 +90,13 @@ def _affine(x: Tensor, state: Tensor, w_x: Tensor, w_h: Tensor, b: Tensor) -> Te
 
 
 JOINED = 2**12
-"""Numbers in a matrix up to which it takes longer to multiply by the weights of one gate after another."""
+"""Largest average weight matrix, in elements, for which one product for all gates beats one product per gate."""
 
 Weights: TypeAlias = tuple[Tensor, ...]
 
 
 def _sums(x: Tensor, state: Tensor, w_x: Weights, w_h: Weights, b: Weights) -> Weights:
-    """What goes into every gate: x W_x + state W_h + b with its weights."""
+    """Return x W_x + state W_h + b for every gate."""
     if w_x[0].numel() + w_h[0].numel() > 2 * JOINED:
         return tuple([_affine(x, state, *of_gate) for of_gate in zip(w_x, w_h, b, strict=True)])
     return _affine(x, state, torch.cat(w_x, -1), torch.cat(w_h, -1), torch.cat(b)).chunk(len(b), -1)
@@ -117,9 +117,9 @@ def rnn_output(
 def gru_cell(
     x: Float[Tensor, "*#batch d"], state: Float[Tensor, "*#batch h"], parameters: GRUParameters[Tensor]
 ) -> Float[Tensor, "*batch h"]:
-    """Small gates in one product for the input and one for the state.
+    """One GRU step; for small weights, all gates share one product of the input and one of the state.
 
-    torch.gru_cell multiplies by the reset gate after the product.
+    torch.gru_cell is not used: it multiplies by the reset gate after the recurrent product.
     """
     _gru_cell(x, state, parameters)
     p, h = parameters, widened(state)
@@ -136,7 +136,7 @@ def lstm_cell(
     state: tuple[Float[Tensor, "*#batch h"], Float[Tensor, "*#batch h"]],
     parameters: LSTMParameters[Tensor],
 ) -> tuple[Float[Tensor, "*batch h"], Float[Tensor, "*batch h"]]:
-    """Small gates in one product for the input and one for the state, others gate by gate."""
+    """One LSTM step; for small weights, all gates share one product of the input and one of the state."""
     _lstm_cell(x, state, parameters)
     p, (h, c) = parameters, state
     w_x, w_h, b = (p.w_xi, p.w_xf, p.w_xo, p.w_xc), (p.w_hi, p.w_hf, p.w_ho, p.w_hc), (p.b_i, p.b_f, p.b_o, p.b_c)
@@ -164,7 +164,7 @@ def _lstm_step(terms: tuple[Tensor, ...], weights: tuple[Tensor, ...], state: St
 
 
 _RNN = Network("h", (1,), _rnn_step, torch.rnn_tanh)
-_GRU = Network("rzh", (2, 1), _gru_step)  # torch.gru multiplies by the reset gate after the product
+_GRU = Network("rzh", (2, 1), _gru_step)  # torch.gru multiplies by the reset gate after the recurrent product
 _LSTM = Network("ifco", (4,), _lstm_step, torch.lstm)
 
 
@@ -177,7 +177,7 @@ def rnn(
     *,
     lengths: Int[Tensor, "*#batch"] | None = None,
 ) -> tuple[Float[Tensor, "*batch t h"], Float[Tensor, "*batch h"]]:
-    """torch.rnn_tanh, of packed sequences where lengths differ."""
+    """torch.rnn_tanh, on packed sequences if lengths are given."""
     *batch, steps, _ = _rnn(x, state, parameters, lengths)
     refuse_outside("rnn", "lengths", lengths, steps)
     states, ((final,),) = recurrence(_RNN, x, [(state,)], [parameters], lengths, batch)
@@ -193,7 +193,7 @@ def gru(
     *,
     lengths: Int[Tensor, "*#batch"] | None = None,
 ) -> tuple[Float[Tensor, "*batch t h"], Float[Tensor, "*batch h"]]:
-    """Step by step, after one product with all inputs."""
+    """A GRU step by step; the inputs of all steps are projected in one product."""
     *batch, steps, _ = _gru(x, state, parameters, lengths)
     refuse_outside("gru", "lengths", lengths, steps)
     states, ((final,),) = recurrence(_GRU, x, [(state,)], [parameters], lengths, batch)
@@ -209,7 +209,7 @@ def lstm(
     *,
     lengths: Int[Tensor, "*#batch"] | None = None,
 ) -> tuple[Float[Tensor, "*batch t h"], tuple[Float[Tensor, "*batch h"], Float[Tensor, "*batch h"]]]:
-    """torch.lstm, of packed sequences where lengths differ."""
+    """torch.lstm, on packed sequences if lengths are given."""
     *batch, steps, _ = _lstm(x, state, parameters, lengths)
     refuse_outside("lstm", "lengths", lengths, steps)
     states, ((h, c),) = recurrence(_LSTM, x, [state], [parameters], lengths, batch)
@@ -242,7 +242,7 @@ def bidirectional_gru(
     *,
     lengths: Int[Tensor, "*#batch"] | None = None,
 ) -> tuple[Float[Tensor, "*batch t 2*h"], tuple[Float[Tensor, "*batch h"], Float[Tensor, "*batch h"]]]:
-    """Step by step, in each direction."""
+    """A GRU step by step, in each direction."""
     *batch, steps, _ = _bidirectional_gru(x, state, parameters, lengths)
     refuse_outside("bidirectional_gru", "lengths", lengths, steps)
     initial = [(h,) for h in state]
@@ -300,7 +300,7 @@ def stacked_gru(
     *,
     lengths: Int[Tensor, "*#batch"] | None = None,
 ) -> tuple[Float[Tensor, "*batch t h"], Float[Tensor, "*batch depth h"]]:
-    """Layer by layer, each step by step."""
+    """GRU layers one after another, each step by step."""
     *batch, steps, _ = _stacked_gru(x, state, layers, lengths)
     refuse_outside("stacked_gru", "lengths", lengths, steps)
     states, finals = recurrence(_GRU, x, [(h,) for h in state.unbind(-2)], layers, lengths, batch)
@@ -334,7 +334,7 @@ def rnn_self_attention(
     *,
     lengths: Int[Tensor, "*#batch"] | None = None,
 ) -> tuple[Float[Tensor, "*batch t h"], Float[Tensor, "*batch t h"], Float[Tensor, "*batch h"]]:
-    """torch.rnn_tanh, and attention of its states under a strict causal mask."""
+    """torch.rnn_tanh, then dot-product attention among its states under a strict causal mask."""
     *batch, steps, _ = _self_attention(x, state, parameters, lengths)
     refuse_outside("rnn_self_attention", "lengths", lengths, steps)
     parts = (widened(state),), mapped(parameters, lambda _, w: widened(w))

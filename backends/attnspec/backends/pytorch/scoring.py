@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 DIFFERENCES = 2**24
-"""Numbers of the differences of pairs that exist at once in a derivative."""
+"""Most elements of pairwise differences that a derivative holds in memory."""
 
 _dot = Check("dot_scores")
 _scaled = Check("scaled_dot_scores")
@@ -57,7 +57,7 @@ def dot_scores(query: Float[Tensor, "*#batch n d"], key: Float[Tensor, "*#batch 
 def scaled_dot_scores(
     query: Float[Tensor, "*#batch n d"], key: Float[Tensor, "*#batch m d"]
 ) -> Float[Tensor, "*batch n m"]:
-    """q·k/√d for every query and key; the division precedes the rounding to a half dtype."""
+    """q·k/√d for every query and key, divided before rounding to a half dtype."""
     _scaled(query, key)
     return (widened(query) @ widened(key).mT / sqrt(query.shape[-1])).to(query.dtype)
 
@@ -77,12 +77,12 @@ def additive_scores(
 
 
 def projections(query: Tensor, key: Tensor, w_q: Tensor, w_k: Tensor) -> tuple[Tensor, Tensor]:
-    """W_q q and W_k k, not rounded to a half dtype: their sum may cancel."""
+    """Return W_q q and W_k k, not rounded to a half dtype, since their sum may cancel."""
     return widened(query) @ widened(w_q).mT, widened(key) @ widened(w_k).mT
 
 
 def query_first(query: Tensor, key: Tensor) -> bool:
-    """Whether qᵀWk costs less with W applied to the queries than to the keys."""
+    """Return whether qᵀWk costs less with W applied to the queries than to the keys."""
     (n, d_q), (m, d_k) = query.shape[-2:], key.shape[-2:]
     return n * d_k * (d_q + m) <= m * d_q * (d_k + n)
 
@@ -113,7 +113,7 @@ def _half_squared_distances(query: Tensor, key: Tensor) -> Tensor:
 
 
 class _HalfSquaredDistances(torch.autograd.Function):
-    """−½‖q−k‖² for (*batch, n, d) and (*batch, m, d); a pair whose gradient is 0 adds nothing, were its key NaN."""
+    """−½‖q−k‖² of (*batch, n, d) and (*batch, m, d); pairs with gradient 0 add nothing, even if the key is NaN."""
 
     generate_vmap_rule = True
 
@@ -124,12 +124,12 @@ class _HalfSquaredDistances(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        """Keep what the backward reads."""
+        """Save query and key."""
         ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Gradients of query and key: Σ (k−q) and Σ (q−k), with the gradient of each pair."""
+        """Gradients of query and key: Σ (k−q) and Σ (q−k), weighted by the gradient of each pair."""
         query, key = (x.contiguous() for x in ctx.saved_tensors)
         by_query = by_key = None
         if ctx.needs_input_grad[0]:
@@ -140,8 +140,8 @@ class _HalfSquaredDistances(torch.autograd.Function):
 
 
 def _summed_differences(weights: Tensor, points: Tensor, others: Tensor) -> Tensor:
-    """Σ weight·(point − other) for every point; a weight of 0 leaves its term out, were it NaN."""
-    # Some features at a time: of all pairs and features nothing exists at once. A compiler sees to that by itself.
+    """Σ weight·(point − other) for every point; terms with weight 0 are skipped, even if NaN."""
+    # A few features at a time, to never hold all pairs times all features; a compiler fuses that by itself.
     some = points.shape[-1] if torch.compiler.is_compiling() else max(DIFFERENCES // max(weights.numel(), 1), 1)
     shares = weights.unsqueeze(-1)
     parts = zip(torch.split(points, some, -1), torch.split(others, some, -1), strict=True)
@@ -150,9 +150,9 @@ def _summed_differences(weights: Tensor, points: Tensor, others: Tensor) -> Tens
 
 
 def half_squared_distances(query: Tensor, key: Tensor) -> Tensor:
-    """−½‖q−k‖² from the differences themselves.
+    """−½‖q−k‖² from the differences q−k.
 
-    q·k − ½‖q‖² − ½‖k‖² would be faster, but where points lie close together far from 0 it cancels to noise.
+    q·k − ½‖q‖² − ½‖k‖² would be faster, but cancels to noise for close points far from 0.
     """
     if has_tangents():
         difference = query.unsqueeze(-2) - key.unsqueeze(-3)
@@ -161,7 +161,7 @@ def half_squared_distances(query: Tensor, key: Tensor) -> Tensor:
     if not functional() and not differentiates:
         return _half_squared_distances(query, key)
     if not intercepted() and query.is_cpu:
-        # PyTorch's own derivative is right wherever no score overflows, and has less to call
+        # PyTorch's own derivative is correct if no score overflows, and has less call overhead
         scores = _half_squared_distances(query, key)
         if isfinite(scores.detach().sum()):
             return scores

@@ -1,4 +1,4 @@
-"""Sequence to sequence. Protocols: ``attnspec.spec.seq2seq``."""
+"""Sequence-to-sequence operations. Protocols: ``attnspec.spec.seq2seq``."""
 
 from math import prod
 
@@ -81,7 +81,7 @@ def bahdanau_context(
     *,
     mask: Bool[Tensor, "*#batch #m"] | None = None,
 ) -> Float[Tensor, "*batch d_h"]:
-    """Additive attention of one query, the state, to the annotations."""
+    """Additive attention over the annotations, with the state as the only query."""
     *batch, _ = _bahdanau(state, annotations, w_q, w_k, w_v, mask)
     query, rows = state.unsqueeze(-2), _for_query(mask)
     tracked = recorded(state, annotations, w_q, w_k, w_v)
@@ -93,14 +93,14 @@ def bahdanau_context(
 
 
 def _for_query(mask: Tensor | None) -> Tensor | None:
-    """A mask of annotations (*batch, m) with an axis for the only query."""
+    """Return a mask (*batch, m) as (*batch, 1, m), for the only query."""
     return None if mask is None else mask.unsqueeze(-2)
 
 
 def _context(query: Tensor, key: Tensor, annotations: Tensor, mask: Tensor | None) -> Tensor:
-    """Annotations (*batch, m, d_h) pooled by the dot products of a query (*batch, d) with keys (*batch, m, d).
+    """Pool annotations (*batch, m, d_h) by dot products of a query (*batch, d) with keys (*batch, m, d).
 
-    With one query PyTorch's products leave no array that is larger than the annotations.
+    With one query, plain PyTorch products create no array larger than the annotations.
     """
     rows = _for_query(mask)
     readable = query.dtype not in HALF_DTYPES and query.is_cpu and annotations.shape[-2] > 0 and not intercepted()
@@ -125,7 +125,7 @@ def luong_context_dot(
     *,
     mask: Bool[Tensor, "*#batch #m"] | None = None,
 ) -> Float[Tensor, "*batch d_h"]:
-    """Attention of one query, the state, to the annotations."""
+    """Dot-product attention over the annotations, with the state as the only query."""
     _dot(state, annotations, mask)
     return _context(state, annotations, annotations, mask)
 
@@ -139,7 +139,7 @@ def luong_context_general(
     *,
     mask: Bool[Tensor, "*#batch #m"] | None = None,
 ) -> Float[Tensor, "*batch d_h"]:
-    """The same with the state multiplied by W, which costs less than the annotations would."""
+    """Attention with scores sᵀWh; the state is multiplied by W, which costs less than multiplying annotations."""
     _general(state, annotations, w, mask)
     return _context(projected(state, w.mT), annotations, annotations, mask)
 
@@ -153,7 +153,7 @@ def luong_context_location(
     *,
     mask: Bool[Tensor, "*#batch #m"] | None = None,
 ) -> Float[Tensor, "*batch d_h"]:
-    """Scores from the state alone are dot products with keys that are the rows of W."""
+    """Attention with scores W s: dot products of the state with the rows of W as keys."""
     _location(state, annotations, w, mask)
     return _context(state, w, annotations, mask)
 
@@ -163,7 +163,7 @@ def luong_context_location(
 def attentional_state(
     state: Float[Tensor, "*#batch d_s"], context: Float[Tensor, "*#batch d_h"], w: Float[Tensor, "p_o d_s+d_h"]
 ) -> Float[Tensor, "*batch p_o"]:
-    """tanh of a linear layer of the state beside the context."""
+    """tanh of a linear layer of the concatenated state and context."""
     _attentional(state, context, w)
     return functional.linear(widened(joined(state, context)), widened(w)).tanh().to(state.dtype)
 
@@ -173,7 +173,7 @@ def attentional_state(
 def concat_output(
     context: Float[Tensor, "*#batch d_h"], state: Float[Tensor, "*#batch d_s"]
 ) -> Float[Tensor, "*batch d_h+d_s"]:
-    """The context, then the state."""
+    """Concatenate the context and the state, in this order."""
     _concat(context, state)
     return joined(context, state)
 
@@ -181,9 +181,9 @@ def concat_output(
 @implements(Embed[Tensor])
 @keeps
 def embed(tokens: Int[Tensor, "*batch n"], table: Float[Tensor, "vocabulary d"]) -> Float[Tensor, "*batch n d"]:
-    """PyTorch's embedding; gradients of tokens that occur several times are summed in float32 for half dtypes.
+    """PyTorch's embedding; for half dtypes, gradients of repeated tokens are summed in float32.
 
-    Looking at the tokens waits for the device; under transforms such as ``torch.compile`` they are taken on trust.
+    Checking the tokens' range waits for the device; under transforms such as ``torch.compile`` it is skipped.
     """
     _embed(tokens, table)
     refuse_outside("embed", "tokens", tokens, table.shape[0] - 1)
@@ -197,13 +197,13 @@ def embed(tokens: Int[Tensor, "*batch n"], table: Float[Tensor, "vocabulary d"])
 def output_distribution(
     state: Float[Tensor, "*batch d_s"], w: Float[Tensor, "vocabulary d_s"], b: Float[Tensor, " vocabulary"]
 ) -> Float[Tensor, "*batch vocabulary"]:
-    """Softmax of a linear layer."""
+    """Softmax of a linear layer of the state."""
     _distribution(state, w, b)
     return distribution(widened(state), w, b)
 
 
 def distribution(states: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """The probability of every token, from states in float32 or wider, in the dtype of the weights."""
+    """Probabilities of all tokens, in the dtype of w, from states in float32 or float64."""
     return functional.linear(states, widened(w), widened(b)).softmax(-1).to(w.dtype)
 
 
@@ -212,12 +212,12 @@ def distribution(states: Tensor, w: Tensor, b: Tensor) -> Tensor:
 def encoder_context(
     states: Float[Tensor, "*#batch t h"], *, lengths: Int[Tensor, "*#batch"] | None = None
 ) -> Float[Tensor, "*batch h"]:
-    """The last state, or those that the lengths name."""
+    """Return the last state of each sequence, at ``lengths`` − 1 if given; 0 for length 0."""
     shape = _encoder(states, lengths)
     t = states.shape[-2]
     refuse_outside("encoder_context", "lengths", lengths, t)
     if t == 0:
-        # a sum of nothing, so that gradients have a way back
+        # an empty sum is 0 and keeps the graph, so that gradients exist
         return states.sum(-2).expand(shape).clone()
     if lengths is None:
         return states[..., -1, :].expand(shape).clone()
@@ -241,7 +241,7 @@ def decoder_step(
     *,
     mask: Bool[Tensor, "*#batch #m"] | None = None,
 ) -> tuple[Float[Tensor, "*batch vocabulary"], Float[Tensor, "*batch d_s"]]:
-    """A context, a cell and an output layer, without rounding in between."""
+    """One step: context, cell and output layer; half dtypes are float32 in between."""
     _step(token, state, annotations, parameters, mask)
     refuse_outside("decoder_step", "token", token, parameters.b_o.shape[0] - 1)
     decoder = Decoder(annotations, parameters, mask, 1)
@@ -259,7 +259,7 @@ def teacher_forced_decode(
     *,
     mask: Bool[Tensor, "*#batch #m"] | None = None,
 ) -> tuple[Float[Tensor, "*batch t vocabulary"], Float[Tensor, "*batch d_s"]]:
-    """Only states wait for each other: tokens are embedded before, and scored after, all steps at once."""
+    """Step through the states only: all tokens are embedded before the loop and scored after it."""
     (*batch, _, vocabulary) = _forced(tokens, state, annotations, parameters, mask)
     refuse_outside("teacher_forced_decode", "tokens", tokens, vocabulary - 1)
     decoder = Decoder(annotations, parameters, mask, max(tokens.shape[-1], 2))
@@ -284,7 +284,7 @@ def greedy_decode(
     *,
     mask: Bool[Tensor, "*#batch #m"] | None = None,
 ) -> tuple[Int[Tensor, "*batch {steps}"], Float[Tensor, "*batch"]]:
-    """Steps until all sentences have ended, which is asked for after each; no gradients."""
+    """Decode greedily until all sentences have ended, checked after each step; no gradients."""
     batch = _greedy(token, state, annotations, parameters, steps, eos, mask)
     _refuse_tokens("greedy_decode", token, eos, parameters)
     decoder = Decoder(annotations, parameters, mask, max(steps, 2))
@@ -321,7 +321,7 @@ def beam_decode(
     *,
     mask: Bool[Tensor, "*#batch #m"] | None = None,
 ) -> tuple[Int[Tensor, "*batch {steps}"], Float[Tensor, "*batch"]]:
-    """All hypotheses of a source read its keys, which are projected once; no gradients."""
+    """Beam search; a source's keys are projected once and shared by its hypotheses; no gradients."""
     batch = _beam(token, state, annotations, parameters, steps, eos, beams, mask)
     _refuse_tokens("beam_decode", token, eos, parameters)
     decoder = Decoder(
@@ -351,7 +351,7 @@ def beam_decode(
 
 
 def _refuse_tokens(operation: str, token: Tensor, eos: int, parameters: AttentionDecoderParameters[Tensor]) -> None:
-    """Raise for a token, or an end of sentences, that is not in the vocabulary."""
+    """Raise `ShapeError` for a token or an `eos` outside the vocabulary."""
     most = parameters.b_o.shape[0] - 1
     refuse_outside(operation, "token", token, most)
     if not 0 <= eos <= most:

@@ -1,4 +1,4 @@
-"""Transformers. Protocols: ``attnspec.spec.transformer``."""
+"""Transformer operations. Protocols: ``attnspec.spec.transformer``."""
 
 import math
 from collections.abc import Callable
@@ -65,7 +65,7 @@ _decoder_only = Check("decoder_only")
 _encoder_only = Check("encoder_only")
 
 EPSILON = 1e-5
-"""What layer normalization adds to the variance."""
+"""Number that layer normalization adds to the variance."""
 
 
 def normalized(x: Tensor, parameters: LayerNormParameters[Tensor]) -> Tensor:
@@ -83,7 +83,7 @@ def _two_layers(x: Tensor, parameters: FeedForwardParameters[Tensor]) -> Tensor:
 @implements(LayerNorm[Tensor])
 @keeps
 def layer_norm(x: Float[Tensor, "*batch d"], parameters: LayerNormParameters[Tensor]) -> Float[Tensor, "*batch d"]:
-    """PyTorch's layer normalization; that of half dtypes in float32."""
+    """PyTorch's layer normalization; half dtypes in float32."""
     _layer_norm(x, parameters)
     return normalized(widened(x), parameters).to(x.dtype)
 
@@ -91,7 +91,7 @@ def layer_norm(x: Float[Tensor, "*batch d"], parameters: LayerNormParameters[Ten
 @implements(FeedForward[Tensor])
 @lowers
 def feed_forward(x: Float[Tensor, "*batch d"], parameters: FeedForwardParameters[Tensor]) -> Float[Tensor, "*batch d"]:
-    """Two linear layers with ReLU between them; those of half dtypes in float32."""
+    """Two linear layers with ReLU in between; half dtypes in float32."""
     _feed_forward(x, parameters)
     return _two_layers(widened(x), parameters).to(x.dtype)
 
@@ -105,7 +105,7 @@ def encoder_layer(
     mask: Bool[Tensor, "*#batch #n #n"] | None = None,
     norm: Literal["post", "pre"] = "post",
 ) -> Float[Tensor, "*batch n d"]:
-    """Attention in the dtype of x; sums and normalizations of half dtypes in float32."""
+    """One encoder layer: attention in the dtype of x; sums and norms of half dtypes in float32."""
     _encoder_layer(x, parameters, mask, norm=norm)
     return _layer(widened(x), parameters, mask, norm, x.dtype).to(x.dtype)
 
@@ -119,7 +119,7 @@ def encoder_stack(
     mask: Bool[Tensor, "*#batch #n #n"] | None = None,
     norm: Literal["post", "pre"] = "post",
 ) -> Float[Tensor, "*batch n d"]:
-    """Layer after layer; what goes from one to the next is float32 for half dtypes."""
+    """Encoder layers one after another; half dtypes are float32 between them."""
     shape = _encoder_stack(x, layers, mask, norm=norm)
     y = encoded(widened(x), layers, mask, norm, x.dtype)
     return y.expand(shape).to(x.dtype, copy=len(layers) == 0).contiguous()
@@ -136,7 +136,7 @@ def decoder_layer(
     memory_mask: Bool[Tensor, "*#batch #n #m"] | None = None,
     norm: Literal["post", "pre"] = "post",
 ) -> Float[Tensor, "*batch n d"]:
-    """Both attentions in the dtype of x; sums and normalizations of half dtypes in float32."""
+    """One decoder layer: both attentions in the dtype of x; sums and norms of half dtypes in float32."""
     _decoder_layer(x, memory, parameters, mask, memory_mask, norm=norm)
     return _decode(widened(x), memory, parameters, mask, memory_mask, norm).to(x.dtype)
 
@@ -152,7 +152,7 @@ def decoder_stack(
     memory_mask: Bool[Tensor, "*#batch #n #m"] | None = None,
     norm: Literal["post", "pre"] = "post",
 ) -> Float[Tensor, "*batch n d"]:
-    """Layer after layer; half dtypes are kept in float32 between them."""
+    """Decoder layers one after another; half dtypes are float32 between them."""
     shape = _decoder_stack(x, memory, layers, mask, memory_mask, norm=norm)
     y = _decoded(widened(x), memory, layers, mask, memory_mask, norm)
     return y.expand(shape).to(x.dtype, copy=len(layers) == 0).contiguous()
@@ -170,7 +170,7 @@ def cached_decoder_step(
     memory_mask: Bool[Tensor, "*#batch #m"] | None = None,
     norm: Literal["post", "pre"] = "post",
 ) -> tuple[Float[Tensor, "*batch d"], KeyValueCache[Tensor]]:
-    """The decoder layer for one row, which attends to the cache and to itself."""
+    """One decoder layer for the next position, which attends to the cached ones and itself."""
     *batch, _ = _cached_step(x, cache, memory, parameters, mask, memory_mask, norm=norm)
     p, w, dtype, cached = parameters, parameters.attention, x.dtype, cache.key.shape[-2]
     row = widened(x).expand(*batch, -1).unsqueeze(-2)
@@ -203,9 +203,9 @@ def encoder_decoder(
     source_mask: Bool[Tensor, "*#batch #m"] | None = None,
     mask: Bool[Tensor, "*#batch #n #n"] | None = None,
 ) -> Float[Tensor, "*batch n vocabulary"]:
-    """Both stacks between embeddings and output; what goes from one layer to the next is float32 for half dtypes.
+    """Token probabilities of an encoder-decoder; half dtypes are float32 between layers.
 
-    Looking at the tokens waits for the device; under transforms such as ``torch.compile`` they are taken on trust.
+    Checking the tokens' range waits for the device; under transforms such as ``torch.compile`` it is skipped.
     """
     shape, p, dtype = _encoder_decoder(source, target, parameters, source_mask, mask), parameters, parameters.w.dtype
     refuse_outside("encoder_decoder", "source", source, p.source_embedding.shape[0] - 1)
@@ -217,7 +217,7 @@ def encoder_decoder(
 
 
 def _scaled_and_placed(tokens: Tensor, table: Tensor) -> Tensor:
-    """√d times the embeddings, plus sinusoids, in float32 or wider."""
+    """Return √d times the embeddings plus sinusoids, in float32 or float64."""
     x = rows(tokens, widened(table))
     n, d = x.shape[-2:]
     return torch.add(sinusoids(n, d, dtype=x.dtype, device=x.device), x, alpha=math.sqrt(d))
@@ -231,7 +231,7 @@ def decoder_only(
     *,
     mask: Bool[Tensor, "*#batch #n #n"] | None = None,
 ) -> Float[Tensor, "*batch n vocabulary"]:
-    """Causal layers between embeddings and output. Tokens are looked at as in `encoder_decoder`."""
+    """Token probabilities of a causal language model. Tokens are checked as in `encoder_decoder`."""
     shape = _decoder_only(tokens, parameters, mask)
     refuse_outside("decoder_only", "tokens", tokens, parameters.embedding.shape[0] - 1)
     return _language_model(tokens, parameters, mask, shape, causal=True)
@@ -245,7 +245,7 @@ def encoder_only(
     *,
     mask: Bool[Tensor, "*#batch #n #n"] | None = None,
 ) -> Float[Tensor, "*batch n vocabulary"]:
-    """Layers between embeddings and output. Tokens are looked at as in `encoder_decoder`."""
+    """Token probabilities of a bidirectional model. Tokens are checked as in `encoder_decoder`."""
     shape = _encoder_only(tokens, parameters, mask)
     refuse_outside("encoder_only", "tokens", tokens, parameters.embedding.shape[0] - 1)
     return _language_model(tokens, parameters, mask, shape, causal=False)
@@ -254,7 +254,7 @@ def encoder_only(
 def _language_model(
     tokens: Tensor, parameters: LanguageModelParameters[Tensor], mask: Tensor | None, shape: Shape, *, causal: bool
 ) -> Tensor:
-    """Embeddings with learned positions, layers and the output layer."""
+    """Return token probabilities from embeddings with learned positions, layers and an output layer."""
     p = parameters
     y = rows(tokens, widened(p.embedding)) + widened(p.positions[: tokens.shape[-1]])
     return _distribution(encoded(y, p.layers, mask, "post", p.w.dtype, causal=causal), p.w, p.b, shape)
@@ -274,7 +274,7 @@ def encoded(
     *,
     causal: bool = False,
 ) -> Tensor:
-    """Layer after layer on y in float32 or wider, with attention in a dtype."""
+    """Apply encoder layers to y in float32 or float64, with attention in `dtype`."""
     for layer in layers:
         y = _layer(y, layer, mask, norm, dtype, causal=causal)
     return y
@@ -288,7 +288,7 @@ def _decoded(
     memory_mask: Tensor | None,
     norm: str,
 ) -> Tensor:
-    """The layers of a decoder likewise, with attention in the dtype of the memory."""
+    """Apply decoder layers to y in float32 or float64, with attention in the memory's dtype."""
     for layer in layers:
         y = _decode(y, memory, layer, mask, memory_mask, norm)
     return y
@@ -303,7 +303,7 @@ def _layer(
     *,
     causal: bool = False,
 ) -> Tensor:
-    """One layer on y in float32 or wider, with attention in a dtype."""
+    """Apply one encoder layer to y in float32 or float64, with attention in `dtype`."""
     p = parameters
     y = _attended(y, p, mask, norm, dtype, causal=causal)
     return _added(y, lambda x: _two_layers(x, p.feed_forward), p.feed_forward_norm, norm)
@@ -318,7 +318,7 @@ def _attended(
     *,
     causal: bool,
 ) -> Tensor:
-    """The self-attention of a layer, with its residual connection and normalization."""
+    """Apply self-attention with its residual connection and normalization."""
 
     def attend(x: Tensor) -> Tensor:
         x = x.to(dtype)
@@ -335,7 +335,7 @@ def _decode(
     memory_mask: Tensor | None,
     norm: str,
 ) -> Tensor:
-    """One layer on y in float32 or wider, with attention in the dtype of the memory."""
+    """Apply one decoder layer to y in float32 or float64, with attention in the memory's dtype."""
     y = _attended(y, parameters, mask, norm, memory.dtype, causal=True)
     return _looked_up(y, memory, parameters, memory_mask, norm)
 
@@ -343,7 +343,7 @@ def _decode(
 def _looked_up(
     y: Tensor, memory: Tensor, parameters: DecoderLayerParameters[Tensor], memory_mask: Tensor | None, norm: str
 ) -> Tensor:
-    """What follows the self-attention of a decoder layer."""
+    """Apply the rest of a decoder layer: attention to the memory, then the feed-forward network."""
     p = parameters
 
     def look_up(x: Tensor) -> Tensor:
@@ -356,7 +356,7 @@ def _looked_up(
 def _added(
     y: Tensor, sublayer: Callable[[Tensor], Tensor], parameters: LayerNormParameters[Tensor], norm: str
 ) -> Tensor:
-    """A sublayer added to y, and the sum normalized, or what the sublayer takes."""
+    """Add a sublayer's output to y; normalize its input ("pre") or the sum ("post")."""
     if norm == "pre":
         return y + sublayer(normalized(y, parameters))
     return normalized(y + sublayer(y), parameters)

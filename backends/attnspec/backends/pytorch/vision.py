@@ -1,4 +1,4 @@
-"""Vision. Protocols: ``attnspec.spec.vision``."""
+"""Vision operations. Protocols: ``attnspec.spec.vision``."""
 
 from math import prod
 
@@ -50,13 +50,13 @@ _spatial = Check("spatial_attention")
 
 
 CONVOLVED, CONVOLVED_BACK = 2**23, 2**26
-"""From so many multiply-adds on, the CPU convolves faster than it copies and multiplies; the latter with gradients."""
+"""Least multiply-adds for which the CPU convolves faster than it copies and multiplies: without and with gradients."""
 LARGEST_CONVOLVED = 16
-"""The largest patch of which PyTorch's convolution has a fast gradient on the CPU."""
+"""Largest patch for which PyTorch's CPU convolution has a fast gradient."""
 
 
 def _patches(image: Tensor, patch: int) -> Tensor:
-    """Patches (*batch, rows·columns, patch·patch·channels) of an image, in memory of their own."""
+    """Copy an image to patches (*batch, rows·columns, patch·patch·channels)."""
     *batch, height, width, channels = image.shape
     rows, columns = height // patch, width // patch
     pixels = image.reshape(*batch, rows, patch, columns, patch * channels).transpose(-3, -2)
@@ -65,7 +65,7 @@ def _patches(image: Tensor, patch: int) -> Tensor:
 
 
 def _projected(image: Tensor, w: Tensor) -> Tensor:
-    """Patches of an image in float32 or float64, times w (d, patch, patch, channels)."""
+    """Multiply the patches of an image in float32 or float64 by w (d, patch, patch, channels)."""
     *batch, height, width, channels = image.shape
     d, patch = w.shape[:2]
     if not _convolves(image, w):
@@ -76,7 +76,7 @@ def _projected(image: Tensor, w: Tensor) -> Tensor:
 
 
 def _convolves(image: Tensor, w: Tensor) -> bool:
-    """Whether a convolution is faster. On GPUs it would round to TensorFloat-32, unless that is switched off."""
+    """Return whether a convolution is faster; never on GPUs, where it may round to TF32."""
     if not image.is_cpu or image.dtype is not torch.float32:
         return False
     multiply_adds = image.numel() * w.shape[0]
@@ -90,7 +90,7 @@ def _convolves(image: Tensor, w: Tensor) -> bool:
 def patchify(
     image: Float[Tensor, "*batch height width channels"], patch: int
 ) -> Float[Tensor, "*batch patches features"]:
-    """One copy, in the order of patches."""
+    """Return the patches as one copy, row by row of the grid."""
     _patchify(image, patch)
     return _patches(image, patch)
 
@@ -108,7 +108,7 @@ def _embedded(image: Tensor, parameters: PatchEmbeddingParameters[Tensor]) -> Te
 def patch_embedding(
     image: Float[Tensor, "*batch height width channels"], parameters: PatchEmbeddingParameters[Tensor]
 ) -> Float[Tensor, "*batch tokens d"]:
-    """One product with all patches, or a convolution; half dtypes in float32."""
+    """Embed by one product with all patches, or a convolution; half dtypes in float32."""
     _patch_embedding(image, parameters)
     return _embedded(image, parameters).to(image.dtype)
 
@@ -121,16 +121,16 @@ def vit_encoder(
     layers: tuple[EncoderLayerParameters[Tensor], ...],
     final_norm: LayerNormParameters[Tensor],
 ) -> Float[Tensor, "*batch d"]:
-    """Only the class token is normalized in the end; between layers half dtypes are float32."""
+    """Encode patches; only the class token gets the final norm; half dtypes are float32 between layers."""
     _vit(image, embedding, layers, final_norm)
     y = encoded(_embedded(image, embedding), layers, None, "pre", image.dtype)
     return normalized(y[..., 0, :], final_norm).to(image.dtype)
 
 
 def _resampled(x: Tensor, sizes: tuple[int, ...], *, align_corners: bool = False) -> Tensor:
-    """x (*batch, slices, rows, columns, channels) on another grid, in float32 or wider; x itself if it is the same.
+    """Resample x (*batch, slices, rows, columns, channels) to a grid, in float32 or float64; x itself if unchanged.
 
-    Axes that stay as they are join the batch or the channels, as far as they stand outermost or innermost.
+    Unchanged outer axes are merged into the batch, unchanged inner axes into the channels.
     """
     *batch, slices, rows, columns, channels = x.shape
     given = (slices, rows, columns)
@@ -139,7 +139,7 @@ def _resampled(x: Tensor, sizes: tuple[int, ...], *, align_corners: bool = False
         return x
     first, end = changed[0], changed[-1] + 1
     grid, target = given[first:end], sizes[first:end]
-    if len(grid) == 1:  # PyTorch interpolates two dimensions or three with channels last, and copies for one
+    if len(grid) == 1:  # PyTorch interpolates 2 or 3 dimensions channels-last without a copy, but copies for 1
         grid, target = (*grid, 1), (*target, 1)
     inside = x.reshape(prod(batch) * prod(given[:first]), *grid, prod(given[end:]) * channels)
     mode = "bilinear" if len(grid) == 2 else "trilinear"
@@ -157,18 +157,18 @@ def interpolate(
     *,
     align_corners: bool = False,
 ) -> Float[Tensor, "*batch {slices} {rows} {columns} channels"]:
-    """PyTorch's interpolation of two dimensions or three, with channels last; half dtypes in float32."""
+    """PyTorch's bilinear or trilinear interpolation, channels last; half dtypes in float32."""
     _interpolate(x, slices, rows, columns, align_corners=align_corners)
     y = _resampled(widened(x), (slices, rows, columns), align_corners=align_corners)
     return y.to(x.dtype, copy=y is x).contiguous()
 
 
 def _gated(x: Tensor, gating: Tensor, parameters: AttentionGateParameters[Tensor]) -> tuple[Tensor, Tensor]:
-    """Gated features and coefficients of x and a signal in float32 or wider; it is projected on its own grid."""
+    """Return gated x and its coefficients, in float32 or float64; gating is projected before it is resampled."""
     w_x, w_g, b_g, psi, b_psi = (
         widened(w) for w in (parameters.w_x, parameters.w_g, parameters.b_g, parameters.psi, parameters.b_psi)
     )
-    # The bias is added on the coarser grid, and stays what it is between its places.
+    # The bias is added on the coarser grid: interpolation preserves constants.
     signal = _resampled(linear(gating, w_g, b_g), tuple(x.shape[-4:-1]))
     if signal.shape[:-1] == x.shape[:-1]:
         hidden = torch.addmm(signal.flatten(0, -2), x.flatten(0, -2), w_x.mT).relu_().view(signal.shape)
@@ -185,7 +185,7 @@ def attention_gate(
     gating: Float[Tensor, "*#batch slices_from rows_from columns_from d_g"],
     parameters: AttentionGateParameters[Tensor],
 ) -> tuple[Float[Tensor, "*batch slices rows columns d_x"], Float[Tensor, "*batch slices rows columns"]]:
-    """Linear layers of x and of the signal, which is interpolated in between; half dtypes in float32."""
+    """Gate x by the gating signal, resampled to the grid of x; half dtypes in float32."""
     _gate(x, gating, parameters)
     gated, coefficients = _gated(widened(x), widened(gating), parameters)
     return gated.to(x.dtype), coefficients.to(x.dtype)
@@ -198,9 +198,9 @@ def attention_skip(
     gating: Float[Tensor, "*#batch slices_from rows_from columns_from d_g"],
     parameters: AttentionGateParameters[Tensor],
 ) -> Float[Tensor, "*batch slices rows columns d_x+d_g"]:
-    """The gated features, then the interpolated signal."""
+    """Concatenate the gated features and the interpolated signal."""
     _skip(x, gating, parameters)
-    wide = widened(gating)  # once: in a half dtype, both parts of its gradient would be rounded before they are added
+    wide = widened(gating)  # once: both parts of its gradient are then added before they are rounded
     gated, _ = _gated(widened(x), wide, parameters)
     signal = _resampled(wide, tuple(x.shape[-4:-1]))
     batch = broadcast(gated.shape[:-1], signal.shape[:-1])
@@ -216,10 +216,10 @@ def spatial_attention(
     w_k: Float[Tensor, "h d_h"],
     w_v: Float[Tensor, " h"],
 ) -> tuple[Float[Tensor, "*batch d_h"], Float[Tensor, "*batch rows columns"]]:
-    """Additive scores of all places, softmax, and a product with the features.
+    """Additive attention over all places of the feature map, in plain PyTorch operations.
 
-    For one state there are as many hidden units as projected features, so that kernels of additive attention, which
-    keep the units of all pairs out of memory, gain nothing here: on the CPU their gradients take twice the time.
+    With one query, the hidden units of all pairs are no larger than the projected features, so additive-attention
+    kernels, which keep them out of memory, gain nothing: on the CPU their gradients take twice the time.
     """
     _spatial(state, features, w_q, w_k, w_v)
     places = widened(features).flatten(-3, -2)

@@ -1,10 +1,10 @@
 """PyTorch's own attention, transformer layers and recurrent networks, unmodified, as a backend.
 
-The adapter presents: it flattens batches, joins masks and weights, and checks shapes. Nothing is done to the numbers.
+The adapter flattens batches, joins masks and weights, and checks shapes; it does not change numbers.
 
-On the CPU, the gradients of the gain and the bias of a layer normalization are accumulated in the dtype of the weights:
-in half dtypes their error exceeds what a class of precision allows. So normalization and the layers that contain it are
-declared for float64 and float32 alone; half dtypes run, and are not judged.
+On the CPU, PyTorch accumulates gradients of layer normalization's gain and bias in the dtype of the weights: in half
+dtypes their error exceeds every precision class. So layer normalization and the layers that contain it are declared for
+float64 and float32 only; half dtypes run, but are not judged.
 """
 
 from attnspec.backends.bases.torch import devices
@@ -19,9 +19,9 @@ _EAGER = {"bfloat16": "eager-bfloat16", "float16": "eager-float16"}
 
 
 class TorchNative(Attention, Transformer, Recurrent):
-    """PyTorch as it is: what a mask hides propagates if it is not finite, and a GRU is reset after the product.
+    """PyTorch, unmodified: masked NaN and infinity propagate, and a GRU resets after the recurrent product.
 
-    The kernel that it takes on the CPU hides NaN in queries of few keys.
+    With few keys, the kernel that PyTorch chooses on the CPU hides NaN in queries.
     """
 
     name = "torch-native"

@@ -1,10 +1,9 @@
-"""``F.scaled_dot_product_attention``, and ``F.multi_head_attention_forward`` behind ``torch.nn.MultiheadAttention``.
+"""Adapters of ``F.scaled_dot_product_attention`` and ``F.multi_head_attention_forward``.
 
-Both take ``mask`` or ``causal``, and not both. The first does not take the batch of the query from a mask, nor from
-anything where a size is 0; shapes are checked, because on four dimensions the CPU kernel takes keys and values of
-different m and returns a result, and on two and three a mask of one dimension. The second takes one batch dimension
-behind the positions, masks that say what is not attended to, one for every head and none that is empty, and
-weights that are joined.
+Both take ``mask`` or ``causal``, but not both. The first does not broadcast the query's batch to that of a mask, nor to
+any batch if a size is 0. Shapes are checked because its CPU kernel accepts invalid ones: in four dimensions keys and
+values of different m, in two and three a mask of one dimension. The second wants one batch dimension after the
+positions, inverted masks (True = excluded) for every head and never empty, and joined weights.
 """
 
 from math import prod
@@ -22,12 +21,12 @@ _check_heads = Check("multi_head_attention")
 
 
 def flat(x: Tensor, batch: tuple[int, ...]) -> Tensor:
-    """Rows (*batch, n, d) with one batch dimension."""
+    """Return rows (*batch, n, d) with one flattened batch dimension."""
     return x.expand(*batch, *x.shape[-2:]).reshape(prod(batch), *x.shape[-2:])
 
 
 def unattended(mask: Tensor | None, batch: tuple[int, ...], n: int, m: int, heads: int) -> Tensor | None:
-    """Where attention must not look, (batch × heads, n, m), for every head; None if there is no such place."""
+    """Return the inverted mask (batch × heads, n, m), True = excluded; None without a mask or elements."""
     if mask is None or not prod(batch) * n * m:
         return None
     every = flat(~mask.expand(*mask.shape[:-2], n, m), batch)
@@ -35,12 +34,12 @@ def unattended(mask: Tensor | None, batch: tuple[int, ...], n: int, m: int, head
 
 
 def joined_heads(w: Tensor) -> Tensor:
-    """The projections into all heads as one weight, (heads × features of a head, features)."""
+    """Return the projections of all heads as one weight, (heads × features of a head, features)."""
     return w.flatten(0, 1)
 
 
 def refuse_undivided(operation: str, path: str, weights: tuple[Tensor, Tensor, Tensor], w_o: Tensor) -> None:
-    """Raise where heads do not divide the width, which PyTorch's modules take for granted."""
+    """Raise ``ValueError`` unless heads divide the width, as PyTorch's modules assume without a check."""
     for name, w in zip(("w_q", "w_k", "w_v"), weights, strict=True):
         heads, p, width = w.shape
         if width != heads * p or width != w_o.shape[0]:
@@ -51,7 +50,7 @@ def refuse_undivided(operation: str, path: str, weights: tuple[Tensor, Tensor, T
 
 
 class Attention(TorchBackend):
-    """Attention: a NaN or an infinity stored at a masked key or value reaches the result."""
+    """PyTorch's attention operations; NaN or infinity in a masked key or value reaches the result."""
 
     def scaled_dot_product_attention(
         self,
@@ -84,7 +83,7 @@ class Attention(TorchBackend):
         mask: Bool[Tensor, "*#batch #n #m"] | None = None,
         causal: bool = False,
     ) -> Float[Tensor, "*batch n p_o"]:
-        """torch.nn.MultiheadAttention, without biases and without asking for weights."""
+        """torch.nn.MultiheadAttention, without biases and without returned weights."""
         *batch, n, width = _check_heads(query, key, value, w_q, w_k, w_v, w_o, mask, causal=causal)
         refuse_undivided("multi_head_attention", "", (w_q, w_k, w_v), w_o)
         m, heads, every = key.shape[-2], w_q.shape[0], tuple(batch)

@@ -1,12 +1,12 @@
-"""Rows of ``torch.nn.attention.flex_attention``: eager, and compiled.
+"""Matrix rows of ``torch.nn.attention.flex_attention``: eager and compiled.
 
-Eager, it would be traced anew for many shapes before it does the same: PyTorch's own switch for debugging spares that.
-Compiled, it is never replaced by what is eager: where PyTorch cannot compile, it raises. Every shape and every layout
-is compiled anew, in some seconds, so that few are judged.
+Eager calls would be traced again for many shapes and then compute the same; a debugging switch of PyTorch avoids the
+tracing. Compiled calls never fall back to eager: where PyTorch cannot compile, they raise. Every shape and layout is
+compiled separately, which takes seconds, so few are judged.
 
-Compiled for sizes that are symbols, it may be no C++ in PyTorch 2.13.0: cpp_flex_attention_template.py replaces the
-symbol of a size, such as ks7, wherever it begins another one, such as ks75, which becomes cur_kvSplitSize5. Which law
-meets this depends on what was compiled before it, so that the row has sizes compiled as the numbers that they are.
+With symbolic sizes, PyTorch 2.13.0 may generate invalid C++: cpp_flex_attention_template.py replaces a size's symbol,
+such as ks7, also at the start of a longer one, such as ks75, which becomes cur_kvSplitSize5. Which law hits this
+depends on what was compiled before, so this row compiles with constant sizes.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from attnspec.spec import Limits, Semantics
 def flexible(
     attend: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
-    """flex_attention with its scale, a block mask where there is a mask, and two batch dimensions."""
+    """flex_attention with its default scale, a block mask for masks, and two batch dimensions."""
     n, m = query.shape[-2], key.shape[-2]
     batch = batch_of(query, key, value, mask)
     if not query.new_empty(*batch, n).numel():
@@ -48,20 +48,20 @@ def flexible(
 def attended_eagerly(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
-    """flexible() without tracing, by a private switch: there is no public one."""
+    """flexible() without tracing; only a private switch of PyTorch turns tracing off."""
     with patch("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True):
         return flexible(flex_attention, query, key, value, mask, causal)
 
 
 @lru_cache(maxsize=1)
 def compiled() -> Any:
-    """flex_attention, compiled for every shape; PyTorch would go back to what is not compiled after 8 of them."""
+    """flex_attention compiled for every shape; the limit is raised because PyTorch stops compiling after 8."""
     torch.compiler.config.recompile_limit = 1_000
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
 def in_few_layouts(x: Tensor, batch: tuple[int, ...]) -> Tensor:
-    """Rows of the whole batch: as they lie in bfloat16, in other dtypes, or where elements share them, without gaps."""
+    """Rows of the whole batch: with their strides if bfloat16 and not broadcast, contiguous otherwise."""
     shared = x.shape[:-2] != batch
     return x.expand(*batch, *x.shape[-2:]).contiguous() if shared or x.dtype != torch.bfloat16 else x
 
@@ -69,18 +69,18 @@ def in_few_layouts(x: Tensor, batch: tuple[int, ...]) -> Tensor:
 def attended_compiled(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
-    """flexible() with what is compiled."""
+    """flexible() with compiled flex_attention."""
     batch = batch_of(query, key, value, mask)
     q, k, v = (in_few_layouts(x, batch) for x in (query, key, value))
     return flexible(compiled(), q, k, v, mask, causal)
 
 
 LEARNED = None if "cuda" in devices() else ()
-"""The operations that have gradients: on the CPU flex_attention has none."""
+"""Operations with gradients: none on the CPU, all (None) with CUDA."""
 
 
 class Flex(Attention):
-    """flex_attention in one of its two ways."""
+    """flex_attention, eager or compiled."""
 
     limits = Limits(dtypes=DTYPES, devices=devices(), gradients=LEARNED)
     semantics = Semantics(masked_nonfinite="propagates", no_keys="error")
@@ -90,7 +90,7 @@ class Flex(Attention):
 
 
 class Eager(Flex):
-    """As it is, without a compiler."""
+    """flex_attention without a compiler."""
 
     name = "flex_attention, eager"
     parts = (batch_of, as_heads, both, flexible)
@@ -99,7 +99,7 @@ class Eager(Flex):
 
 
 class Compiled(Flex):
-    """Compiled; the limits are those of time. Scores that are NaN count for nothing, whether of queries or keys."""
+    """flex_attention, compiled; narrow limits save time. NaN scores are ignored, whether from queries or keys."""
 
     name = "flex_attention, compiled"
     semantics = replace(Flex.semantics, nan_queries="hidden", attendable_nan="hidden")

@@ -1,4 +1,4 @@
-"""The row of ``enable_gqa``: heads that share keys and values, without logarithms of sums or options but the scale."""
+"""Matrix row of ``enable_gqa``: query heads that share keys and values; its only option is the scale."""
 
 from math import prod
 
@@ -19,7 +19,7 @@ def grouped(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False,
     scale: float | None = None,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """F.scaled_dot_product_attention with enable_gqa, and one batch dimension before the heads."""
+    """F.scaled_dot_product_attention with enable_gqa, on one batch dimension; no logarithms of sums."""
     n, m = query.shape[-2], key.shape[-2]
     batch = batch_of(*(x[..., 0] for x in (query, key, value)), mask)
     q, k, v = (x.expand(*batch, *x.shape[-3:]).reshape(prod(batch), *x.shape[-3:]) for x in (query, key, value))
@@ -32,7 +32,7 @@ def grouped(
 
 
 class Grouped(Row):
-    """PyTorch's choice of kernel. What is not finite and masked reaches the result; NaN in queries may be hidden."""
+    """PyTorch's choice of kernel: masked NaN and infinity reach the result; NaN in queries may be hidden."""
 
     name = "enable_gqa"
     limits = Limits(dtypes=DTYPES, devices=devices(), features=("scale",))
@@ -56,7 +56,7 @@ class Grouped(Row):
         sinks: Float[Tensor, " heads"] | None = None,
         key_lengths: Int[Tensor, "*#batch"] | None = None,
     ) -> tuple[Float[Tensor, "*batch heads n d_v"], Float[Tensor, "*batch heads n"] | None]:
-        """softmax(QKᵀ·scale)V, whose query heads share keys and values; the limits leave out all other options."""
+        """softmax(QKᵀ·scale)V with shared keys and values; options not in `limits` are unsupported."""
         _check(query, key, value, mask, scale, window, softcap, bias, slopes, sinks, key_lengths, causal=causal)
         return grouped(query, key, value, mask, causal, scale)
 

@@ -1,7 +1,7 @@
-"""Rows of ``torch.nn.MultiheadAttention``: its slow and its fast path, with and without weights.
+"""Matrix rows of ``torch.nn.MultiheadAttention``: slow and fast path, with and without weights.
 
-The module takes the fast path in evaluation mode, without gradients, where query, key and value are one tensor and
-the number of heads is even. The operator behind it takes more, and is called itself, so that nothing else answers.
+The module takes the fast path in evaluation mode, without gradients, if query, key and value are one tensor and the
+number of heads is even. The operator of that path has fewer restrictions, and is called directly, to be sure of it.
 """
 
 from dataclasses import replace
@@ -25,7 +25,7 @@ _check = Check("multi_head_attention")
 def hidden_from(
     mask: Tensor | None, causal: bool, query: Tensor, batch: tuple[int, ...], m: int, heads: int
 ) -> Tensor | None:
-    """What every head does not attend to, (batch × heads, n, m), or (n, m) where it is only the future."""
+    """Return the inverted mask (batch × heads, n, m), True = excluded; (n, m) if only causal."""
     n = query.shape[-2]
     later = torch.ones(n, m, dtype=torch.bool, device=query.device).triu(1) if causal else None
     hidden = unattended(mask, batch, n, m, heads)
@@ -40,7 +40,7 @@ def slow(
     n, m, heads, width = query.shape[-2], key.shape[-2], w_q.shape[0], w_o.shape[0]
     batch = batch_of(query, key, value, mask)
     hidden = hidden_from(mask, causal, query, batch, m, heads)
-    if not query.new_empty(*batch, n, m).numel():  # the function refuses masks without elements
+    if not query.new_empty(*batch, n, m).numel():  # the function rejects empty masks
         hidden = None
     q, k, v = (flat(x, batch).transpose(0, 1) for x in (query, key, value))
     joined = torch.cat([w.flatten(0, 1) for w in (w_q, w_k, w_v)])
@@ -55,7 +55,7 @@ def fast(
     weights: bool, query: Tensor, key: Tensor, value: Tensor,
     w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, mask: Tensor | None = None, causal: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The operator of the fast path, without biases; it takes as many queries as keys, so the fewer are filled up."""
+    """The operator of the fast path, without biases; it needs n = m, so the smaller side is padded."""
     n, m, heads, width = query.shape[-2], key.shape[-2], w_q.shape[0], w_o.shape[0]
     batch = batch_of(query, key, value, mask)
     size = max(n, m)
@@ -70,7 +70,7 @@ def fast(
             hidden, kind = hidden.reshape(prod(batch), heads, size, size), 2
     joined = torch.cat([w.flatten(0, 1) for w in (w_q, w_k, w_v)])
     none = [w.new_zeros(w.shape[0]) for w in (joined, w_o)]
-    # private, and judged for that: nn.MultiheadAttention calls it in inference, where no test could reach it otherwise
+    # private, but judged: nn.MultiheadAttention calls it in inference, where tests could not reach it otherwise
     found, _ = torch._native_multi_head_attention(
         q, k, v, width, heads, joined, none[0], w_o, none[1], hidden, weights, False, kind
     )
@@ -78,7 +78,7 @@ def fast(
 
 
 class Heads(Row):
-    """One path, with what it gives where nothing is attended to; the fast one has no gradients."""
+    """One path of nn.MultiheadAttention and its `semantics`; the fast path has no gradients."""
 
     limits = Limits(dtypes=DTYPES, devices=devices(), divided_heads=True)
     parts = (batch_of, flat, unattended, hidden_from)

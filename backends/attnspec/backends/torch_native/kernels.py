@@ -1,4 +1,4 @@
-"""Rows of ``F.scaled_dot_product_attention``: each of PyTorch's kernels, forced, so that no other answers for it."""
+"""Matrix rows of ``F.scaled_dot_product_attention``, one for each kernel of PyTorch, forced by ``sdpa_kernel``."""
 
 from functools import partial
 
@@ -16,20 +16,20 @@ _check = Check("scaled_dot_product_attention")
 
 
 def as_heads(x: Tensor, batch: tuple[int, ...]) -> Tensor:
-    """Rows (*batch, n, d) with two batch dimensions; the last one stands for heads."""
+    """Return rows (*batch, n, d) with two batch dimensions; the second takes the place of heads."""
     x = x.expand(*batch, *x.shape[-2:])
     return x[(None,) * (2 - len(batch))] if len(batch) < 2 else x.flatten(0, len(batch) - 2)
 
 
 def both(mask: Tensor, causal: bool, n: int, m: int, query: Tensor) -> Tensor:
-    """The mask, and the causal one with it where both hold."""
+    """Return the mask, combined with the causal mask if `causal`."""
     return mask & torch.ones(n, m, dtype=torch.bool, device=query.device).tril() if causal else mask
 
 
 def forced(
     kernel: SDPBackend, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
-    """softmax(QKᵀ/√d)V by one kernel, which takes two batch dimensions, rows without gaps, and values of width d."""
+    """softmax(QKᵀ/√d)V by one kernel; it gets two batch dimensions, contiguous rows, and values as wide as keys."""
     n, d, d_v, m = query.shape[-2], query.shape[-1], value.shape[-1], key.shape[-2]
     batch = batch_of(query, key, value, mask)
     given = None if mask is None else both(mask, causal, n, m, query)
@@ -43,7 +43,7 @@ def forced(
 
 
 class Attention(Row):
-    """Scaled dot-product attention in one way."""
+    """A matrix row of scaled dot-product attention."""
 
     def scaled_dot_product_attention(
         self,
@@ -54,14 +54,14 @@ class Attention(Row):
         mask: Bool[Tensor, "*#batch #n #m"] | None = None,
         causal: bool = False,
     ) -> Float[Tensor, "*batch n d_v"]:
-        """softmax(QKᵀ/√d)V in this way and no other."""
+        """softmax(QKᵀ/√d)V by this row's function."""
         _check(query, key, value, mask, causal=causal)
         found: Tensor = self.calls["scaled_dot_product_attention"](query, key, value, mask, causal)
         return found
 
 
 class Kernel(Attention):
-    """One kernel. A NaN or an infinity stored at a masked key or value reaches the result."""
+    """One kernel; NaN or infinity in a masked key or value reaches the result."""
 
     semantics = Semantics(masked_nonfinite="propagates")
     notes = {"layout": "values of another width than keys are padded with zeros, and rows are copied without gaps"}  # noqa: RUF012 - a declaration

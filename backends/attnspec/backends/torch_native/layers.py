@@ -1,7 +1,7 @@
-"""Rows of ``torch.nn.TransformerEncoderLayer``, slow and fast path, and of ``torch.nn.TransformerDecoderLayer``.
+"""Matrix rows of ``nn.TransformerEncoderLayer`` (slow and fast path) and ``nn.TransformerDecoderLayer``.
 
-A layer takes its fast path in evaluation mode, without gradients, with an even number of heads. The operator behind it
-takes any number, and is called itself, so that nothing else answers.
+A layer takes its fast path in evaluation mode, without gradients, with an even number of heads. The operator of that
+path takes any number, and is called directly, to be sure of the path.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _check_encoder, _check_decoder = Check("encoder_layer"), Check("decoder_layer")
 
 
 def attention_of(name: str, p: Any) -> dict[str, Tensor]:
-    """The weights of an attention as those of torch.nn.MultiheadAttention."""
+    """Return the weights of an attention under the names of torch.nn.MultiheadAttention."""
     w = torch.cat([x.flatten(0, 1) for x in (p.w_q, p.w_k, p.w_v)])
     return {
         f"{name}.in_proj_weight": w,
@@ -33,18 +33,18 @@ def attention_of(name: str, p: Any) -> dict[str, Tensor]:
 
 
 def network_of(p: Any) -> dict[str, Tensor]:
-    """The weights of a feed-forward network as those of a layer."""
+    """Return the weights of a feed-forward network under PyTorch's names."""
     return {"linear1.weight": p.w_1, "linear1.bias": p.b_1, "linear2.weight": p.w_2, "linear2.bias": p.b_2}
 
 
 def norms_of(*norms: Any) -> dict[str, Tensor]:
-    """The gains and biases of normalizations, in the order of the layer."""
+    """Return gains and biases of normalizations under PyTorch's names, in the order of the layer."""
     gains = {f"norm{i}.weight": p.gain for i, p in enumerate(norms, 1)}
     return gains | {f"norm{i}.bias": p.bias for i, p in enumerate(norms, 1)}
 
 
 def layer_of(kind: Any, p: Any, norm: str) -> nn.Module:
-    """A layer without numbers of its own, in training mode, without dropout."""
+    """Return a layer with meta weights (to be replaced), in training mode, without dropout."""
     heads, width, f = p.attention.w_q.shape[0], p.attention.w_q.shape[-1], p.feed_forward.w_1.shape[0]
     layer: nn.Module = kind(width, heads, f, dropout=0.0, batch_first=True, norm_first=norm == "pre", device="meta")
     return layer
@@ -55,7 +55,7 @@ def encode(x: Tensor, parameters: Any, mask: Tensor | None = None, norm: str = "
     p, n, heads = parameters, x.shape[-2], parameters.attention.w_q.shape[0]
     batch = batch_of(x, mask)
     hidden = unattended(mask, batch, n, n, heads)
-    if not x.new_empty(*batch, n).numel():  # the layer refuses masks without elements
+    if not x.new_empty(*batch, n).numel():  # the layer rejects empty masks
         hidden = None
     layer = layer_of(nn.TransformerEncoderLayer, p, norm)
     given = {
@@ -76,7 +76,7 @@ def encode_fast(x: Tensor, parameters: Any, mask: Tensor | None = None, norm: st
         hidden = hidden.reshape(prod(batch), a.w_q.shape[0], n, n)
     w, b, w_o, b_o = attention_of("", a).values()
     f = p.feed_forward
-    # private, and judged for that: nn.TransformerEncoderLayer calls it in inference
+    # private, but judged because nn.TransformerEncoderLayer calls it in inference
     found = torch._transformer_encoder_layer_fwd(
         flat(x, batch), a.w_o.shape[0], a.w_q.shape[0], w, b, w_o, b_o, False, norm == "pre", 1e-5,
         p.attention_norm.gain, p.attention_norm.bias, p.feed_forward_norm.gain, p.feed_forward_norm.bias,
@@ -95,7 +95,7 @@ def decode(
     earlier = torch.ones(n, n, dtype=torch.bool, device=x.device).tril()
     hidden = unattended(earlier if mask is None else mask & earlier, batch, n, n, heads)
     hidden_memory = unattended(memory_mask, batch, n, m, heads)
-    if not x.new_empty(*batch, n).numel():  # the layer refuses masks without elements
+    if not x.new_empty(*batch, n).numel():  # the layer rejects empty masks
         hidden = None
     if not x.new_empty(*batch, n, m).numel():
         hidden_memory = None
@@ -112,7 +112,7 @@ def decode(
 
 
 class Layer(Row):
-    """A layer of a transformer."""
+    """A matrix row of a transformer layer."""
 
     limits = Limits(dtypes=DTYPES, devices=devices(), divided_heads=True)
     semantics = Semantics(masked_nonfinite="propagates")
@@ -143,7 +143,7 @@ class EncoderLayer(Layer):
 
 
 class DecoderLayer(Layer):
-    """torch.nn.TransformerDecoderLayer, both attentions of which have the same number of heads."""
+    """torch.nn.TransformerDecoderLayer, whose two attentions have the same number of heads."""
 
     name = "nn.TransformerDecoderLayer"
     calls = {"decoder_layer": decode}  # noqa: RUF012 - a declaration

@@ -1,9 +1,9 @@
-"""The rows of PyTorch's matrix, in order: each names a backend."""
+"""Names of the backends that are the rows of PyTorch's matrix, in order."""
 
 from attnspec.backends.bases.torch import devices as devices
 
 PACKAGE = "torch"
-"""The package whose version the matrix states."""
+"""Package whose version the matrix states."""
 
 _HERE = "attnspec.backends.torch_native"
 

@@ -1,6 +1,6 @@
-"""Rows of ``torch.nn.RNN``, ``GRU`` and ``LSTM``: of one layer, bidirectional and stacked, and their cells.
+"""Matrix rows of ``torch.nn.RNN``, ``GRU`` and ``LSTM``: one layer, bidirectional, stacked, cells.
 
-They are judged as the backend of PyTorch's own layers calls them; the program of a row is written out here.
+The judged calls are those of `Recurrent`; the functions here are only the rows' programs without attnspec.
 """
 
 from functools import partial
@@ -26,17 +26,17 @@ _FIELDS = {
 
 
 def as_parts(state: Any) -> tuple[Tensor, ...]:
-    """The state of a network: (h,), of an LSTM (h, c)."""
+    """Return the state as a tuple: (h,), or (h, c) of an LSTM."""
     return state if isinstance(state, tuple) else (state,)
 
 
 def as_state(parts: Any) -> Any:
-    """h, or (h, c)."""
+    """Return parts as a state: h, or (h, c) of an LSTM."""
     return tuple(parts) if len(parts) > 1 else parts[0]
 
 
 def step(operator: Any, gates: str, x: Tensor, state: Any, parameters: Any) -> Any:
-    """One step of a cell, which takes one batch dimension."""
+    """Run one step of a cell, which takes one batch dimension."""
     parts = as_parts(state)
     batch = batch_of(*(a[..., None] for a in (x, *parts)))
     flat, *old = (a.expand(*batch, a.shape[-1]).reshape(-1 if x.numel() else 0, a.shape[-1]) for a in (x, *parts))
@@ -49,7 +49,7 @@ def unroll(
     operator: Any, gates: str, form: Literal["one", "two", "stacked"],
     x: Tensor, state: Any, parameters: Any = None, lengths: Tensor | None = None, layers: Any = None,
 ) -> Any:  # fmt: skip
-    """All steps of one layer, of two directions or of a stack."""
+    """Run all steps of one layer, of two directions or of a stack."""
     if form == "stacked":
         initial = list(zip(*(part.unbind(-2) for part in as_parts(state)), strict=True))
     else:
@@ -75,7 +75,7 @@ def unroll(
 
 
 class Network(Row):
-    """A recurrent network. What is between its products is stored in the dtype of its inputs."""
+    """A recurrent network that rounds intermediate results to the dtype of its inputs."""
 
     precision = {"bfloat16": "eager-bfloat16", "float16": "eager-float16"}  # noqa: RUF012 - a declaration
     parts = (batch_of, joined, _alone, _exact, fused, packed, as_parts, as_state)
@@ -100,7 +100,7 @@ _NATIVE = Recurrent()
 
 
 class GRU(Network):
-    """Its reset gate multiplies the recurrent product."""
+    """A GRU whose reset gate multiplies the recurrent product."""
 
     semantics = Semantics(gru_reset="after")
 

@@ -1,4 +1,4 @@
-"""The row of ``torch.nn.attention.varlen``: sequences one behind the other, for which older versions have nothing."""
+"""Matrix row of ``torch.nn.attention.varlen``: concatenated sequences; older PyTorch lacks it."""
 
 from itertools import pairwise
 
@@ -19,7 +19,7 @@ def packed(
     query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor, causal: bool = False,
     scale: float | None = None,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """varlen_attn, whose heads stand behind positions, and which wants the longest sequence of each kind."""
+    """varlen_attn, which wants heads after positions, and the longest sequence of queries and of keys."""
     q, k, v = (x.transpose(0, 1) for x in (query, key, value))
     most_q, most_k = (max(b - a for a, b in pairwise(ends.tolist())) for ends in (query_ends, key_ends))
     found = varlen_attn(
@@ -31,7 +31,7 @@ def packed(
 
 
 class Packed(Row):
-    """Flash attention of sequences one behind the other."""
+    """Flash attention of concatenated sequences."""
 
     name = "varlen_attn"
     limits = Limits(dtypes=DTYPES, devices=devices(), max_batch_dims=0, features=("causal", "scale"))
@@ -52,7 +52,7 @@ class Packed(Row):
         window: tuple[int | None, int | None] | None = None,
         softcap: float | None = None,
     ) -> tuple[Float[Tensor, "heads n d_v"], Float[Tensor, "heads n"] | None]:
-        """Each sequence's softmax(QKᵀ·scale)V; the limits leave out all other options."""
+        """softmax(QKᵀ·scale)V of each sequence; options not in `limits` are unsupported."""
         _check(query, key, value, query_ends, key_ends, scale, window, softcap, causal=causal)
         return packed(query, key, value, query_ends, key_ends, causal, scale)
 

@@ -1,7 +1,7 @@
-"""The operators behind ``torch.nn.RNN``, ``GRU`` and ``LSTM`` and their cells.
+"""Adapters of the operators behind ``torch.nn.RNN``, ``GRU`` and ``LSTM`` and their cells.
 
-The weights of all gates are joined, sequences packed by their lengths, and what has no step, which the operators
-refuse, is left out.
+They join the weights of all gates, pack sequences by their lengths, and omit sequences without steps, which the
+operators reject.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ GATES: dict[type, str] = {RNNParameters: "h", GRUParameters: "rzh", LSTMParamete
 
 
 def _cell(operator: Callable[..., Any], name: str, x: Tensor, state: State, parameters: Any) -> State:
-    """One step of a cell that takes one batch dimension."""
+    """Run one step of a cell that takes one batch dimension."""
     given = state if len(state) > 1 else state[0]
     *batch, _ = CHECKS[name](x, given, parameters)
     flat, *parts = (a.expand((*batch, -1)).reshape(prod(batch), a.shape[-1]) for a in (x, *state))
@@ -47,7 +47,7 @@ def _sequence(
     lengths: Tensor | None,
     directions: int = 1,
 ) -> tuple[Tensor, list[State]]:
-    """The states of the last layer, and the final state of each layer and direction."""
+    """Return the states of the last layer, and the final state of each layer and direction."""
     *batch, steps, _ = CHECKS[name](x, given, parameters, lengths)
     refuse_outside(name, "lengths", lengths, steps)
     count = prod(batch)
@@ -70,7 +70,7 @@ def _sequence(
 
 
 class Recurrent(TorchBackend):
-    """Recurrent networks. A GRU is reset after the recurrent product."""
+    """PyTorch's recurrent networks; a GRU resets after the recurrent product."""
 
     def rnn_cell(
         self, x: Float[Tensor, "*#batch d"], state: Float[Tensor, "*#batch h"], parameters: RNNParameters[Tensor]

@@ -1,7 +1,7 @@
-"""What the rows of PyTorch's matrix share: a row is one way to call PyTorch, as a backend and as a plain program.
+"""Base class of the rows of PyTorch's matrix; a row is one way to call PyTorch.
 
-The functions that call PyTorch need nothing else, so that a violation can be shown without attnspec: their source is
-the program.
+A row is a backend and also a plain program: the functions that call PyTorch need nothing else, so their source shows a
+violation without attnspec.
 """
 
 import inspect
@@ -48,24 +48,24 @@ def gradients(results: Callable[[], Any], arguments: Any, cotangents: Any) -> An
     outputs, weights = zip(*found)
     return torch.autograd.grad(outputs, arguments, weights, materialize_grads=True)
 '''
-"""What the programs of all rows begin with."""
+"""First lines of every row's program."""
 
 
 def batch_of(*arrays: Tensor | None) -> tuple[int, ...]:
-    """The batch that rows (*batch, n, d) and masks share; None is no array."""
+    """Return the common batch of rows (*batch, n, d) and masks, None ignored."""
     given = [x.shape[:-2] for x in arrays if x is not None]
     return tuple(torch.broadcast_shapes(*given))  # type: ignore[no-untyped-call]
 
 
 def unattended(mask: Tensor | None, batch: tuple[int, ...], n: int, m: int, heads: int) -> Tensor | None:
-    """Where attention must not look, (batch × heads, n, m), for every head; None without a mask."""
+    """Return the inverted mask (batch × heads, n, m), True = excluded; None without a mask."""
     return None if mask is None else flat(~mask.expand(*mask.shape[:-2], n, m), batch).repeat_interleave(heads, 0)
 
 
 class Row(TorchBackend):
-    """One way to call PyTorch. ``calls`` are the functions that call it, by operation, ``parts`` what they use.
+    """One way to call PyTorch. ``calls`` are functions by operation, ``parts`` the functions that they use.
 
-    A call is a function, or one with its first arguments fixed. ``imports`` are lines of its program.
+    A call is a function, or a `partial` with positional arguments. ``imports`` are lines of its program.
     """
 
     limits = Limits(dtypes=DTYPES, devices=devices())
@@ -74,7 +74,7 @@ class Row(TorchBackend):
     imports = ""
 
     def plain(self, operation: str, *, device: str) -> str:
-        """A program without attnspec that defines ``call``, as the row calls PyTorch, and how arrays get in and out."""
+        """Return a program without attnspec that defines ``call``, the row's call, and array conversion."""
         call = self.calls[operation]
         function, fixed = (call.func, call.args) if isinstance(call, partial) else (call, ())
         sources = [HEADER.strip().format(device=device), *map(inspect.getsource, (*self.parts, function))]
@@ -84,7 +84,7 @@ class Row(TorchBackend):
 
 
 def _written(x: Any) -> str:
-    """A fixed argument as Python writes it: a function by its place, the member of an enumeration by its name."""
+    """Return Python source of a fixed argument: functions by qualified name, kernels by enum member."""
     name = getattr(x, "__name__", None)
     if name is None:
         return str(x) if isinstance(x, SDPBackend) else repr(x)

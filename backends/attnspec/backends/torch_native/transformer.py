@@ -1,11 +1,11 @@
-"""``torch.nn.TransformerEncoderLayer`` and ``TransformerDecoderLayer``, ``F.layer_norm`` and linear layers.
+"""Adapters of ``nn.TransformerEncoderLayer``, ``nn.TransformerDecoderLayer``, ``F.layer_norm`` and linear layers.
 
-The layers take one batch dimension, masks that say what is not attended to, and their own parameters: weights of
-queries, keys and values are joined, and biases that a formula does not have are 0. Both attentions of a decoder have
-the same number of heads.
+The layers take one batch dimension, inverted masks (True = excluded), and PyTorch's parameters: weights of queries,
+keys and values are joined, and biases that a formula does not have are 0. Both attentions of a decoder have the same
+number of heads.
 
-They are in training mode, without dropout. In evaluation mode and without gradients, self-attention takes a fast path,
-in which a row without attendable keys gives NaN, while with gradients it gives 0: no one declaration fits.
+They are in training mode, without dropout. In evaluation mode without gradients, self-attention takes a fast path, in
+which a fully masked row is NaN, while with gradients it is 0: no single declaration would fit both.
 """
 
 from functools import lru_cache
@@ -36,7 +36,7 @@ _check_decoder = Check("decoder_layer")
 
 @lru_cache(maxsize=256)
 def _layer(kind: type[nn.Module], d: int, heads: int, f: int, pre: bool) -> nn.Module:
-    """A layer without numbers of its own, in training mode, where it has no fast path."""
+    """Return a layer with meta weights (to be replaced), in training mode, which has no fast path."""
     return kind(d, heads, f, dropout=0.0, batch_first=True, norm_first=pre, device="meta")
 
 
@@ -59,7 +59,7 @@ def _network(p: FeedForwardParameters[Tensor]) -> dict[str, Tensor]:
 
 
 class Transformer(TorchBackend):
-    """Layers of a transformer."""
+    """PyTorch's transformer layers."""
 
     def layer_norm(
         self, x: Float[Tensor, "*batch d"], parameters: LayerNormParameters[Tensor]

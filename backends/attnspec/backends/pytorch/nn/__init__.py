@@ -1,9 +1,9 @@
 """Operations of the PyTorch backend as modules, with the conventions of ``torch.nn``.
 
-A module holds weights and calls the operation of its docstring's last heading, which checks shapes and says what is
-wrong with them. The batch comes first, masks are boolean with True = may attend, and no module has dropout. Names in
-state dicts are those of the formulas. ``from_torch`` and ``to_torch`` exchange weights with PyTorch's own modules, and
-``record`` and ``from_record`` with the records of the specification.
+A module holds weights and calls the operation that its docstring names under Source, which checks shapes. The batch
+comes first, masks are boolean with True = may attend, and no module has dropout. Names in state dicts are those of the
+formulas. ``from_torch`` and ``to_torch`` exchange weights with PyTorch's own modules, and ``record`` and
+``from_record`` with the specification's records, dataclasses such as ``MultiHeadParameters``.
 """
 
 from attnspec.backends.pytorch.nn.attention import *

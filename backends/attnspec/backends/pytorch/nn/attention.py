@@ -1,4 +1,4 @@
-"""Attention with weights of its own, and without any."""
+"""Modules of dot-product, additive and general attention."""
 
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ class DotProductAttention(nn.Module):
     """Attention whose scores are dot products, divided by √d unless ``scaled`` is False.
 
     Args:
-        scaled: whether scores are divided.
+        scaled: divide scores by √d.
 
     Shape: query (*batch, n, d), key (*batch, m, d), value (*batch, m, d_v); result (*batch, n, d_v). The mask is
         boolean, True = may attend, and broadcasts to (*batch, n, m).
@@ -39,7 +39,7 @@ class DotProductAttention(nn.Module):
         self.scaled = scaled
 
     def extra_repr(self) -> str:
-        """Whether scores are divided."""
+        """Show ``scaled``."""
         return f"scaled={self.scaled}"
 
     def forward(
@@ -129,11 +129,11 @@ class GeneralAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew."""
+        """Draw new weights."""
         draw(linear_bound(self.w.shape[0]), self.w)
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """Show the sizes."""
         return f"embed_dim={self.w.shape[0]}, kdim={self.w.shape[1]}"
 
     def forward(

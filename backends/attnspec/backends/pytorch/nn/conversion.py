@@ -1,4 +1,4 @@
-"""What weights of ``torch.nn`` must be, to be those of a formula here: everything else is refused, by name."""
+"""Checks that a ``torch.nn`` module computes a formula here, before its weights are converted."""
 
 from typing import NoReturn
 
@@ -12,7 +12,7 @@ def refuse(module: str, name: str, expected: str, got: object) -> NoReturn:
 
 
 def check_kind(who: str, module: nn.Module, kind: type[nn.Module]) -> None:
-    """Refuse a module of another class: with the same names of weights it computes something else."""
+    """Refuse a module of another class, which may have weights of the same names but another formula."""
     if not isinstance(module, kind):
         refuse(who, "module", f"a torch.nn.{kind.__name__}", type(module).__name__)
 
@@ -24,7 +24,7 @@ def check(module: str, name: str, value: object, expected: object, reason: str) 
 
 
 def check_no_dropout(module: str, source: nn.Module, dropout: float) -> None:
-    """Refuse dropout, which has no effect in ``eval()`` only."""
+    """Refuse dropout, unless the module is in ``eval()`` mode, where it has no effect."""
     if dropout > 0 and source.training:
         refuse(module, "dropout", "0, or a module in eval(), since the formula has none", dropout)
 
@@ -37,12 +37,12 @@ def check_zero(module: str, name: str, bias: Tensor | None) -> None:
 
 
 def check_same(module: str, name: str, first: object, second: object, reason: str) -> None:
-    """Refuse two sizes that ``torch.nn`` cannot have different."""
+    """Refuse two settings that differ but must be equal, for the given reason."""
     if first != second:
         refuse(module, name, f"{first}, since {reason}", second)
 
 
 def bias_of(layer: nn.Linear | nn.LayerNorm, like: Tensor) -> Tensor:
-    """The bias of a layer, zeros if it has none."""
+    """Return the bias of a layer, zeros shaped like `like` if it has none."""
     bias: Tensor | None = layer.bias
     return torch.zeros_like(like) if bias is None else bias

@@ -1,19 +1,19 @@
-"""How weights begin, by the rules of ``torch.nn``: uniform numbers between −bound and bound."""
+"""Initial weights by the rules of ``torch.nn``: uniform between −bound and bound."""
 
 from torch import Tensor, nn
 
 
 def xavier_bound(inputs: int, outputs: int) -> float:
-    """That of ``nn.init.xavier_uniform_`` for a matrix (outputs, inputs)."""
+    """Return the bound of ``nn.init.xavier_uniform_`` for a matrix (outputs, inputs)."""
     return float((6 / (inputs + outputs)) ** 0.5)
 
 
 def linear_bound(inputs: int) -> float:
-    """That of ``nn.Linear``'s weight and bias: ``nn.init.kaiming_uniform_`` with a = √5."""
+    """Return the bound of ``nn.Linear``'s weight and bias: ``nn.init.kaiming_uniform_`` with a = √5."""
     return float(inputs**-0.5)
 
 
 def draw(bound: float, *weights: Tensor) -> None:
-    """Fill weights in place."""
+    """Fill weights in place, uniformly between −bound and bound."""
     for w in weights:
         nn.init.uniform_(w, -bound, bound)

@@ -1,4 +1,4 @@
-"""Multi-head attention."""
+"""Modules of multi-head attention: scaled dot-product and additive."""
 
 from typing import TYPE_CHECKING, Self
 
@@ -21,7 +21,7 @@ def _head_size(module: str, embed_dim: int, num_heads: int) -> int:
 
 
 def _draw_projections(w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor) -> None:
-    """As ``nn.MultiheadAttention`` does: projections of one width are drawn as the one matrix that they are there."""
+    """Draw as ``nn.MultiheadAttention``, which joins projections of equal input width in one matrix."""
     inputs = [w.shape[-1] for w in (w_q, w_k, w_v)]
     outputs = [w.shape[0] * w.shape[1] for w in (w_q, w_k, w_v)]
     joined = len(set(inputs)) == 1
@@ -45,10 +45,10 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
     Shape: query (*batch, n, d_q), key (*batch, m, d_k), value (*batch, m, d_v); result (*batch, n, p_o). The mask is
         boolean and broadcasts to (*batch, n, m), without an axis for heads. Weights w_q (heads, p_q, d_q),
         w_k (heads, p_q, d_k), w_v (heads, p_v, d_v), w_o (p_o, heads·p_v). ``from_record`` takes any sizes.
-    Initialisation: as ``nn.MultiheadAttention``. Projections are Xavier uniform: as one matrix, within
-        √(6 / (d + rows of all three)), where queries, keys and values have one width d, else within
+    Initialisation: as ``nn.MultiheadAttention``. Projections are Xavier uniform: within
+        √(6 / (d + rows of all three)), as one matrix, if queries, keys and values have one width d, else within
         √(6 / (d + heads·p)) each. w_o is uniform within 1/√(heads·p_v).
-    Errors: ``ValueError`` for sizes below 1 and where heads do not divide ``embed_dim``.
+    Errors: ``ValueError`` for sizes below 1 and if heads do not divide ``embed_dim``.
     Source: operation ``multi_head_attention``.
 
     >>> attention = MultiHeadAttention(16, 4)
@@ -80,11 +80,11 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew."""
+        """Draw new weights."""
         _draw_projections(self.w_q, self.w_k, self.w_v, self.w_o)
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """Show the sizes."""
         d_q, d_k, d_v = (w.shape[-1] for w in (self.w_q, self.w_k, self.w_v))
         return f"embed_dim={d_q}, num_heads={self.w_q.shape[0]}, kdim={d_k}, vdim={d_v}"
 
@@ -100,10 +100,10 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> Self:
-        """A module with a copy of PyTorch's weights, in the same mode.
+        """Return a module with a copy of PyTorch's weights, in the same mode.
 
-        ``ValueError`` for what the formula does not have: biases that are not zero, added keys, dropout in training;
-        and for ``batch_first=False``, with which inputs have another layout.
+        ``ValueError`` for settings that the formula does not have: nonzero biases, added keys, dropout in training;
+        and for ``batch_first=False``, which expects inputs in another layout.
         """
         check_kind("MultiHeadAttention.from_torch", module, nn.MultiheadAttention)
         who = "MultiHeadAttention.from_torch"
@@ -123,10 +123,10 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
         return cls.from_record(MultiHeadParameters(w_q, w_k, w_v, module.out_proj.weight)).train(module.training)
 
     def to_torch(self, *, bias: bool = False) -> nn.MultiheadAttention:
-        """PyTorch's module with a copy of the weights, batch first, in the same mode; ``bias`` adds biases of zeros.
+        """Return PyTorch's module with a copy of the weights, batch first, in the same mode; ``bias`` adds zero biases.
 
-        ``ValueError`` for sizes that PyTorch does not have: there the features of a query, those of the result and
-        those of all heads together are as many.
+        ``ValueError`` for sizes that PyTorch does not have: features of a query, of the result and of all heads
+        together must be equal.
         """
         (heads, p, d_q), d_k, d_v = self.w_q.shape, self.w_k.shape[-1], self.w_v.shape[-1]
         who, reason = "MultiHeadAttention.to_torch", "torch.nn has one embed_dim"
@@ -162,7 +162,7 @@ class MultiHeadAdditiveAttention(nn.Module):
         w_v are (heads, p, d), w_o (p_o, heads·p), a_q and a_k (heads, h, p), a_v (heads, h).
     Initialisation: projections and w_o as in :class:`MultiHeadAttention`; a_q, a_k and a_v as ``nn.Linear``'s weight,
         uniform within 1/√p, 1/√p and 1/√h.
-    Errors: ``ValueError`` for sizes below 1 and where heads do not divide ``embed_dim``.
+    Errors: ``ValueError`` for sizes below 1 and if heads do not divide ``embed_dim``.
     Source: operation ``multi_head_additive_attention``.
 
     >>> attention = MultiHeadAdditiveAttention(16, 4, hidden_dim=8, vdim=6)
@@ -195,13 +195,13 @@ class MultiHeadAdditiveAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew."""
+        """Draw new weights."""
         _draw_projections(self.w_q, self.w_k, self.w_v, self.w_o)
         for a in (self.a_q, self.a_k, self.a_v):
             draw(linear_bound(a.shape[-1]), a)
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """Show the sizes."""
         (heads, hidden), d = self.a_v.shape, [w.shape[-1] for w in (self.w_q, self.w_k, self.w_v)]
         return f"embed_dim={d[0]}, num_heads={heads}, hidden_dim={hidden}, kdim={d[1]}, vdim={d[2]}"
 

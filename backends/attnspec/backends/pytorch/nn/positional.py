@@ -1,4 +1,4 @@
-"""Positions: features of the place of each token, added to its own or put beside them."""
+"""Modules of positional encodings, which are added to features or concatenated with them."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
@@ -13,17 +13,17 @@ __all__ = ["LearnedPositions", "SinusoidalPositionalEncoding"]
 
 
 class SinusoidalPositionalEncoding(nn.Module):
-    """Sines and cosines of the position, from a table that is no parameter and in no state dict.
+    """Sines and cosines of the position, from a table that is neither a parameter nor in the state dict.
 
-    ``to`` computes the table anew, so that that of a wider dtype is not one of rounded numbers.
+    ``to`` recomputes the table, so that converting to a wider dtype does not keep rounded numbers.
 
     Args:
         d_model: features of a position, d.
         max_len: positions in the table.
-        concat: whether features of positions stand beside those of x; otherwise they are added.
+        concat: concatenate the features of x and of positions, instead of adding them.
 
-    Shape: x (*batch, n, d) with n ≤ ``max_len``; the result is as x, with d features more where ``concat`` is set, when
-        x may be of any width.
+    Shape: x (*batch, n, d) with n ≤ ``max_len``; the result has the shape of x. With ``concat``, x may have any number
+        of features, and the result has d more.
     Errors: ``ValueError`` for sizes below 1 and for more positions than the table has.
     Source: operations ``sinusoidal_positional_encoding``, ``add_positions`` and ``concat_positions``.
 
@@ -55,7 +55,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        """The sizes, and how positions are joined to x."""
+        """Show the sizes and ``concat``."""
         return f"d_model={self.table.shape[1]}, max_len={self.table.shape[0]}, concat={self.concat}"
 
     def forward(self, x: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class SinusoidalPositionalEncoding(nn.Module):
 
 
 class LearnedPositions(nn.Module):
-    """Learned features of every position, added to those of x.
+    """Learned positions, added to the features of x.
 
     Args:
         d_model: features of a position, d.
@@ -100,11 +100,11 @@ class LearnedPositions(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the table anew."""
+        """Draw a new table."""
         nn.init.normal_(self.table)
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """Show the sizes."""
         return f"d_model={self.table.shape[1]}, max_len={self.table.shape[0]}"
 
     def forward(self, x: Tensor) -> Tensor:

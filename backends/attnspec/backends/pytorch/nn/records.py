@@ -1,4 +1,4 @@
-"""Modules whose weights are those of a record of the specification, field by field."""
+"""Base of modules whose weights are the fields of a record (dataclass) of the specification."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
@@ -12,16 +12,16 @@ Record = TypeVar("Record")
 
 
 class Recorded(nn.Module, Generic[Record]):
-    """A module with the fields of a record: arrays are its parameters, records and tuples of records its modules.
+    """A module with the fields of a record: arrays become parameters, records and tuples of them submodules.
 
-    Names in ``state_dict`` are therefore the paths of the specification, with layers counted as ``nn.ModuleList`` does:
-    ``layers.1.attention.w_k`` for ``layers[1].attention.w_k``.
+    Names in ``state_dict`` are therefore the specification's paths, with ``layers.1.attention.w_k`` for
+    ``layers[1].attention.w_k``.
     """
 
     kind: ClassVar[Any]
     """The class of the record."""
     parts: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    """The modules of fields that are no arrays; those of each layer where the field is a tuple."""
+    """Module class of each field that is no array; for tuples of layers, the class of one layer."""
     _names: ClassVar[tuple[str, ...]]
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -30,16 +30,16 @@ class Recorded(nn.Module, Generic[Record]):
             cls._names = tuple(f.name for f in fields(cls.kind))
 
     def record(self) -> Record:
-        """The weights as a record: the parameters themselves, through which gradients flow."""
+        """Return the parameters as a record, without copies, so that gradients flow."""
         kept = self._parameters
-        # Ten times as fast as an attribute, where no parametrization stands in for the parameter.
+        # Ten times as fast as getattr, which is only needed for parametrized weights and submodules.
         given = [kept[name] if name in kept else _given(getattr(self, name)) for name in self._names]
         made: Record = self.kind(*given)
         return made
 
     @classmethod
     def from_record(cls, record: Record) -> Self:
-        """A module with a copy of a record's weights, of any sizes that the record has."""
+        """Return a module with a copy of a record's weights, of any sizes."""
         module = cls.__new__(cls)
         nn.Module.__init__(module)
         for name in cls._names:
@@ -47,7 +47,7 @@ class Recorded(nn.Module, Generic[Record]):
         return module
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew, part by part."""
+        """Draw new weights for all submodules."""
         for part in self.children():
             reset(part)
 
@@ -59,12 +59,12 @@ def _given(value: Any) -> Any:
 
 
 def each(layers: nn.ModuleList) -> Iterable[Any]:
-    """The layers, of which PyTorch's annotations say no more than that they are modules."""
+    """Return the layers as Any: PyTorch annotates them only as modules."""
     return layers
 
 
 def records(layers: nn.ModuleList) -> tuple[Any, ...]:
-    """The records of layers."""
+    """Return the records of the layers."""
     return tuple([layer.record() for layer in each(layers)])
 
 
@@ -78,19 +78,19 @@ def _kept(value: Any, part: Any) -> nn.Module | nn.Parameter:
 
 
 def reset(part: nn.Module) -> None:
-    """Draw the weights of a part, or of each of its layers, anew."""
+    """Draw new weights for a module, or for each layer of a list."""
     layers: Iterable[Any] = part if isinstance(part, nn.ModuleList) else (part,)
     for layer in layers:
         layer.reset_parameters()
 
 
 def parameter(*shape: int, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Parameter:
-    """A parameter that ``reset_parameters`` fills."""
+    """Return an uninitialised parameter, for ``reset_parameters`` to fill."""
     return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
 
 
 def check_sizes(module: str, *, least: int = 1, **sizes: int) -> None:
-    """Raise ``ValueError`` for a size below the least, by name, and ``TypeError`` for what is no integer."""
+    """Raise ``ValueError`` for a size below `least`, ``TypeError`` for one that is no integer; both name it."""
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int | torch.SymInt):
             raise TypeError(f"{module}: {name}: expected an integer; got {size!r}")
@@ -99,11 +99,11 @@ def check_sizes(module: str, *, least: int = 1, **sizes: int) -> None:
 
 
 def check_tensor(module: str, name: str, value: object) -> None:
-    """Raise ``TypeError`` for what is no tensor, before anything is read from it."""
+    """Raise ``TypeError`` unless the value is a tensor, before any attribute is read."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{module}: {name}: expected a torch.Tensor; got {type(value).__name__}")
 
 
 def copied(x: Tensor) -> Tensor:
-    """Numbers of x in memory of their own, without history."""
+    """Return a contiguous copy of x, detached from autograd."""
     return x.detach().clone(memory_format=torch.contiguous_format)

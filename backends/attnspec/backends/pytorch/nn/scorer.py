@@ -1,4 +1,4 @@
-"""What modules share whose scores are w_v·tanh(W_q q + W_k k)."""
+"""Base of modules with additive scores w_v·tanh(W_q q + W_k k)."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -14,7 +14,7 @@ class AdditiveScorer(nn.Module):
     """The weights of additive scores: w_q (h, d_q), w_k (h, d_k) and w_v (h)."""
 
     named: ClassVar[Mapping[str, str]]
-    """The sizes d_q, d_k and h, each by the name of the argument that gives it, in the order of arguments."""
+    """Argument names of the subclass, in order, mapped to the sizes d_q, d_k and h."""
 
     def __init__(
         self, d_q: int, d_k: int, h: int, *, device: torch.device | str | None, dtype: torch.dtype | None
@@ -28,11 +28,11 @@ class AdditiveScorer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew."""
+        """Draw new weights."""
         for w in (self.w_q, self.w_k, self.w_v):
             draw(linear_bound(w.shape[-1]), w)
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """Show the sizes."""
         sizes = {"d_q": self.w_q.shape[1], "d_k": self.w_k.shape[1], "h": len(self.w_v)}
         return ", ".join(f"{name}={sizes[size]}" for name, size in self.named.items())

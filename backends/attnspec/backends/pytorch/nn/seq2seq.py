@@ -1,4 +1,4 @@
-"""Sequence to sequence: what a decoder takes from the encoder's annotations at one step."""
+"""Modules of sequence-to-sequence attention: Bahdanau's and Luong's, and a recurrent decoder."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -27,7 +27,7 @@ __all__ = ["BahdanauAttention", "BahdanauDecoder", "LuongAttention"]
 
 
 class BahdanauAttention(AdditiveScorer):
-    """Bahdanau's context: a decoder's state attends additively to the annotations.
+    """Bahdanau's context: additive attention of a decoder's state over the annotations.
 
     Args:
         state_dim: features of the state, d_s.
@@ -132,12 +132,12 @@ class BahdanauDecoder(Recorded[AttentionDecoderParameters[Tensor]]):
         draw(linear_bound(self.w_o.shape[-1]), self.w_o, self.b_o)
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew."""
+        """Draw new weights."""
         super().reset_parameters()
         self._draw()
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """Show the sizes."""
         (tokens, d_y), (hidden, d_s), d_h = self.embedding.shape, self.w_q.shape, self.w_k.shape[1]
         sizes = f"num_embeddings={tokens}, embedding_dim={d_y}, hidden_size={d_s}"
         return f"{sizes}, annotation_dim={d_h}, attention_dim={hidden}"
@@ -145,7 +145,7 @@ class BahdanauDecoder(Recorded[AttentionDecoderParameters[Tensor]]):
     def forward(
         self, tokens: Tensor, state: Tensor, annotations: Tensor, *, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of what follows each token, and the last state: teacher forcing."""
+        """Teacher forcing: log-probabilities of each next token, and the last state."""
         return teacher_forced_decode(tokens, state, annotations, self.record(), mask=mask)
 
     if TYPE_CHECKING:
@@ -154,15 +154,15 @@ class BahdanauDecoder(Recorded[AttentionDecoderParameters[Tensor]]):
     def step(
         self, token: Tensor, state: Tensor, annotations: Tensor, *, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Probabilities (*batch, vocabulary) of the next tokens, and the next state, after tokens (*batch)."""
+        """Return probabilities (*batch, vocabulary) of the tokens after ``token`` (*batch), and the next state."""
         return decoder_step(token, state, annotations, self.record(), mask=mask)
 
     def greedy_decode(
         self, token: Tensor, state: Tensor, annotations: Tensor, steps: int, eos: int, *, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The most probable token after those before, and so on to ``eos``: tokens (*batch, steps), scores (*batch).
+        """Append the most probable token until ``eos``; return tokens (*batch, steps), scores (*batch).
 
-        A score is the sum of the logarithms of probabilities. Source: operation ``greedy_decode``.
+        A score is the sum of log-probabilities. Source: operation ``greedy_decode``.
         """
         return greedy_decode(token, state, annotations, self.record(), steps, eos, mask=mask)
 
@@ -177,7 +177,7 @@ class BahdanauDecoder(Recorded[AttentionDecoderParameters[Tensor]]):
         *,
         mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The best sentence that a beam search finds: tokens (*batch, steps), scores (*batch).
+        """Return the best sentence of a beam search: tokens (*batch, steps), scores (*batch).
 
         Source: operation ``beam_decode``.
         """
@@ -189,8 +189,8 @@ class LuongAttention(nn.Module):
 
     Args:
         state_dim: features of the state, d_s.
-        annotation_dim: features of an annotation, d_h; ``state_dim`` unless given. Only "general" has two sizes; for
-            "location" this one is of no account.
+        annotation_dim: features of an annotation, d_h; ``state_dim`` unless given. "dot" needs ``state_dim``;
+            "location" ignores it.
         score: "dot" s·h, without weights; "general" sᵀWh; "location" (W s)_t.
         num_positions: annotations m of every source, for "location" only.
 
@@ -233,12 +233,12 @@ class LuongAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew, if there are any."""
+        """Draw new weights; "dot" has none."""
         if self.w is not None:
             draw(linear_bound(self.w.shape[1 if self.score == "location" else 0]), self.w)
 
     def extra_repr(self) -> str:
-        """The score and the sizes."""
+        """Show the score and the sizes."""
         return f"score={self.score!r}" + ("" if self.w is None else f", w={tuple(self.w.shape)}")
 
     def forward(self, state: Tensor, annotations: Tensor, *, mask: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Vision. Images, volumes and feature maps have their channels last."""
+"""Vision modules; images, volumes and feature maps have their channels last."""
 
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
@@ -40,7 +40,7 @@ class PatchEmbedding(Recorded[PatchEmbeddingParameters[Tensor]]):
         (d, patch, patch, channels), class_token (d) and positions (1 + patches, d).
     Initialisation: w as ``nn.Conv2d``'s weight, uniform within 1/√(patch²·channels); the class token is 0 and positions
         are normal with standard deviation 0.02, as in torchvision's ``VisionTransformer``.
-    Errors: ``ValueError`` for sizes below 1 and for images that do not consist of whole patches.
+    Errors: ``ValueError`` for sizes below 1 and for image sizes that are no multiples of the patch size.
     Source: operation ``patch_embedding``.
 
     >>> embed = PatchEmbedding(32, 8, embed_dim=16)
@@ -75,13 +75,13 @@ class PatchEmbedding(Recorded[PatchEmbeddingParameters[Tensor]]):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew."""
+        """Draw new weights."""
         draw(linear_bound(self.w[0].numel()), self.w)
         nn.init.zeros_(self.class_token)
         nn.init.normal_(self.positions, std=0.02)
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """Show the sizes."""
         d, patch, _, channels = self.w.shape
         return f"patches={len(self.positions) - 1}, patch_size={patch}, embed_dim={d}, in_channels={channels}"
 
@@ -101,15 +101,15 @@ class VisionTransformer(nn.Module):
         patch_size: height and width of a patch.
         d_model: features of a token, d.
         nhead: heads, which divide ``d_model``.
-        num_layers: how many layers there are.
-        dim_feedforward: hidden units of each feed-forward network, f, which has ReLU as the formula.
+        num_layers: number of layers.
+        dim_feedforward: hidden units of each feed-forward network, f; its activation is ReLU.
         in_channels: channels of the image.
 
     Shape: image (*batch, height, width, channels); result (*batch, d). Weights are those of ``embedding``, of every
         layer in ``layers`` and of ``final_norm``.
     Initialisation: that of :class:`PatchEmbedding`, :class:`TransformerEncoderLayer` and :class:`LayerNorm`.
-    Errors: ``ValueError`` for sizes below 1, for images that do not consist of whole patches and where heads do not
-        divide ``d_model``.
+    Errors: ``ValueError`` for sizes below 1, for image sizes that are no multiples of the patch size and if heads do
+        not divide ``d_model``.
     Source: operation ``vit_encoder``.
 
     >>> model = VisionTransformer(32, 8, 16, 4, num_layers=2, dim_feedforward=64)
@@ -146,7 +146,7 @@ class VisionTransformer(nn.Module):
         layers: tuple[EncoderLayerParameters[Tensor], ...],
         final_norm: LayerNormParameters[Tensor],
     ) -> Self:
-        """A model with a copy of the weights of three records, of any sizes that they have."""
+        """Return a model with a copy of the weights of three records, of any sizes."""
         model = cls.__new__(cls)
         nn.Module.__init__(model)
         model.embedding = PatchEmbedding.from_record(embedding)
@@ -155,7 +155,7 @@ class VisionTransformer(nn.Module):
         return model
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew, part by part."""
+        """Draw new weights for all submodules."""
         for part in self.children():
             reset(part)
 
@@ -168,7 +168,7 @@ class VisionTransformer(nn.Module):
 
 
 class Gate(Recorded[AttentionGateParameters[Tensor]]):
-    """The weights of a gate between two feature maps."""
+    """Weights of an attention gate, shared by `AttentionGate` and `AttentionSkip`."""
 
     kind = AttentionGateParameters
 
@@ -192,19 +192,19 @@ class Gate(Recorded[AttentionGateParameters[Tensor]]):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew."""
+        """Draw new weights."""
         draw(linear_bound(self.w_x.shape[1]), self.w_x)
         draw(linear_bound(self.w_g.shape[1]), self.w_g, self.b_g)
         draw(linear_bound(len(self.psi)), self.psi, self.b_psi)
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """Show the sizes."""
         (hidden, d_x), d_g = self.w_x.shape, self.w_g.shape[1]
         return f"in_channels={d_x}, gating_channels={d_g}, hidden_dim={hidden}"
 
 
 class AttentionGate(Gate):
-    """The gate of an attention U-Net: features pass as far as a signal from a coarser scale attends to them.
+    """The gate of an attention U-Net: a gating signal from a coarser scale weights every feature vector.
 
     Args:
         in_channels: features of the map that is gated, d_x.
@@ -234,7 +234,7 @@ class AttentionGate(Gate):
 
 
 class AttentionSkip(Gate):
-    """The skip connection of an attention U-Net: gated features beside the upsampled signal.
+    """The skip connection of an attention U-Net: gated features concatenated with the upsampled signal.
 
     Args:
         in_channels: features of the map that is gated, d_x.
@@ -252,7 +252,7 @@ class AttentionSkip(Gate):
     """
 
     def forward(self, x: Tensor, gating: Tensor) -> Tensor:
-        """Features of x, gated, then those of the signal, upsampled."""
+        """Return the gated features of x, then the upsampled signal."""
         return attention_skip(x, gating, self.record())
 
     if TYPE_CHECKING:
@@ -260,7 +260,7 @@ class AttentionSkip(Gate):
 
 
 class SpatialAttention(AdditiveScorer):
-    """Soft attention of a caption decoder: its state attends to every place of a feature map.
+    """Soft attention of a caption decoder: its state attends to all positions of a feature map.
 
     Args:
         state_dim: features of the state, d_s.

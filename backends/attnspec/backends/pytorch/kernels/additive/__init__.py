@@ -1,16 +1,16 @@
-"""Additive (Bahdanau) attention, fast: softmax_j(w_v . tanh(a_i + b_j)) value, for projected queries a and keys b.
+"""Fast additive (Bahdanau) attention: softmax_j(w_v . tanh(a_i + b_j)) value.
 
-Four paths compute it, and nothing changes path silently: `path_for` names the one that a call takes.
+Queries a and keys b are already projected. Four paths compute it; `path_for` names the path of a call.
 
-- ``llvm``: CPU; kernels that LLVM compiles, by llvmlite, and that are kept in the user's cache folder; no compiler is
-  needed. They take products of factors of queries and keys in place of most exponentials.
-- ``direct``: CPU; kernels of the same kind for few terms, without factors: for attention where that costs less. Empty
-  calls, and calls whose result is NaN under a mask and so may be wrong, are left to ``llvm``.
-- ``triton``: CUDA, or the CPU in Triton's interpreter (TRITON_INTERPRET=1, for tests; only if asked for by name).
-- ``plain``: PyTorch operations in chunks; every device, dtype and derivative, ``torch.func`` and forward mode too,
-  where it is the only path.
+- ``llvm``: CPU; llvmlite compiles the kernels and caches them in the user's cache folder, no C compiler is needed.
+  Most exponentials are replaced by products exp(2a) exp(2b) of precomputed factors.
+- ``direct``: CPU; compiled kernels that evaluate each tanh pointwise, chosen where that costs less than factors. It
+  hands over to ``llvm``: empty calls, and masked calls that meet a NaN, because a masked key may have caused it.
+- ``triton``: CUDA, or the CPU in Triton's interpreter (TRITON_INTERPRET=1, for tests; only with `path="triton"`).
+- ``plain``: chunked PyTorch operations; every device, dtype and derivative. It is the only path under ``torch.func``
+  and in forward mode.
 
-Half dtypes are accumulated in float32. Under autocast, operands other than float64 are taken in autocast's dtype.
+Half dtypes are accumulated in float32. Under autocast, operands other than float64 are cast to autocast's dtype.
 Sources: S0, equation (4); Bahdanau 2015.
 """
 
@@ -34,9 +34,9 @@ from . import plain, routes
 
 
 def path_for(first: Tensor, *others: Tensor, path: str | None = None) -> str:
-    """The path that a call with these operands takes; `path` asks for one.
+    """Return the path of a call with these operands; `path` requests a specific one.
 
-    ValueError if that one is unknown or does not serve the operands.
+    ValueError if `path` is unknown or does not support the operands.
     """
     operands = first, *others
     device, dtype = first.device.type, first.dtype
@@ -52,7 +52,7 @@ def path_for(first: Tensor, *others: Tensor, path: str | None = None) -> str:
 
 
 def _beyond_kernels(operands: tuple[Tensor, ...]) -> bool:
-    """Whether the call is inside ``torch.func``, or some operand carries a tangent: a kernel would ignore either."""
+    """True inside ``torch.func`` or if an operand carries a tangent: kernels would ignore both."""
     if functional():
         return True
     if torch.compiler.is_compiling():
@@ -66,7 +66,7 @@ def _serves(path: str, operands: tuple[Tensor, ...]) -> bool:
     if path == "llvm":
         return all(x.dtype in FLOAT_DTYPES for x in operands)
     if path == "direct":
-        # the operands of a whole attention, in memory; where PyTorch compiles, sizes may be symbols
+        # attention only, not scores; operands need addresses, and under torch.compile sizes may be symbols
         return (
             len(operands) == 4
             and not intercepted()
@@ -80,7 +80,7 @@ def _serves(path: str, operands: tuple[Tensor, ...]) -> bool:
 
 
 def _by_cost(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor) -> str:
-    """The cheaper of the kernels for CPUs."""
+    """Return ``direct`` or ``llvm``, whichever is estimated to be faster."""
     batch = broadcast(a.shape[:-2], b.shape[:-2], value.shape[:-2])
     tracked = recorded(a, b, w_v, value)
     sizes = a.shape[-2], b.shape[-2], w_v.shape[0], value.shape[-1]
@@ -92,7 +92,7 @@ def _refuse(argument: str, expected: str, got: Tensor) -> NoReturn:
 
 
 def _check(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor | None, mask: Tensor | None) -> None:
-    """Raise for operands that do not fit together.
+    """Raise for operands whose shapes, devices or mask dtype do not fit together.
 
     Messages are formatted only when they are raised: formatting a size makes torch.compile specialise on it.
     """
@@ -116,7 +116,7 @@ def _check(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor | None, mask: Tensor
     if mask is not None:
         if mask.dtype != torch.bool:
             raise TypeError(f"additive attention: mask: expected torch.bool; got {mask.dtype}")
-        # not `in (1, n)`, which torch.compile takes to be false for a symbolic size
+        # not `in (1, n)`: torch.compile evaluates that to False for a symbolic size
         rows = mask.dim() >= 2 and (mask.shape[-2] == n or mask.shape[-2] == 1)
         if not (rows and (mask.shape[-1] == m or mask.shape[-1] == 1)):
             _refuse("mask", f"shape broadcastable to (*batch, {n}, {m}), rank >= 2", mask)
@@ -129,7 +129,7 @@ def _check(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor | None, mask: Tensor
 
 
 def _operands(names: str, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """The operands in autocast's dtype where it is on; they must then agree."""
+    """Return the operands, cast if autocast is on; TypeError unless they share one floating dtype."""
     tensors = autocast.cast(*tensors)
     if any(x.dtype != tensors[0].dtype for x in tensors) or not tensors[0].is_floating_point():
         kinds = ", ".join(str(x.dtype) for x in tensors)
@@ -150,8 +150,8 @@ def attention(
     """softmax_j(sum_h w_v tanh(a_i + b_j)) value over the attendable keys (mask True, and j <= i if causal).
 
     a = query W_q^T and b = key W_k^T, already projected. A row without an attendable key, and every row if m = 0, is 0
-    with zero gradients; what is stored at an excluded key, NaN too, has no effect on the row. ValueError for shapes and
-    paths, TypeError for dtypes.
+    with zero gradients; numbers stored at an excluded key, even NaN, have no effect on the row. ValueError for shapes
+    and paths, TypeError for dtypes.
     """
     _check(a, b, w_v, value, mask)
     a, b, w_v, value = _operands("a, b, w_v, value", a, b, w_v, value)
@@ -181,7 +181,7 @@ def scores(
     *,
     path: str | None = None,
 ) -> Float[Tensor, "*batch n m"]:
-    """sum_h w_v tanh(a_i + b_j), with gradients that are right whether or not a softmax follows."""
+    """sum_h w_v tanh(a_i + b_j); gradients are correct with or without a softmax after it."""
     _check(a, b, w_v, None, None)
     a, b, w_v = _operands("a, b, w_v", a, b, w_v)
     chosen = path_for(a, b, w_v, path=path)
@@ -198,9 +198,9 @@ def scores(
 
 @dataclass(frozen=True)
 class KeyCache:
-    """Keys and values of source sentences, prepared once for every decoding step, and the path that prepared them.
+    """Keys and values of source sentences, prepared once for all decoding steps by ``path``.
 
-    ``fused``, where there is one, takes the usual steps in a single call of a kernel, and gives None for others.
+    ``fused``, if not None, computes a usual step in a single kernel call and returns None for any other step.
     """
 
     path: str
@@ -211,7 +211,7 @@ class KeyCache:
     fused: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copied and unpickled caches prepare their keys anew."""
+        """Make copying and unpickling prepare the keys again."""
         return _restored, (self.path, self.b, self.w_v, self.value)
 
 
@@ -222,7 +222,7 @@ def prepare_keys(
     *,
     path: str | None = None,
 ) -> KeyCache:
-    """What `step` needs of projected keys b and their values. It keeps these tensors: they must not change any more."""
+    """Prepare projected keys b and values for `step`. The cache keeps these tensors: do not change them afterwards."""
     if b.dim() < 2:
         _refuse("b", "shape (*batch, m, h)", b)
     _check(b[..., :1, :], b, w_v, value, None)
@@ -250,11 +250,11 @@ def _restored(path: str, b: Tensor, w_v: Tensor, value: Tensor) -> KeyCache:
 def step(
     cache: KeyCache, a: Float[Tensor, "*#batch h"], *, mask: Bool[Tensor, "*#batch #m"] | None = None
 ) -> Float[Tensor, "*batch d_v"]:
-    """One decoding step: the context of one projected query a for each source; mask (*batch, m) or without batch.
+    """One decoding step: the context of one projected query a per source; mask (*batch, m) or (m).
 
-    Batches broadcast, so that a query that kept its axis, (B, 1, h), has B sources of its own: squeeze it. If gradients
-    are needed, the step is `attention` with a single query, from the keys themselves; inside torch.func on the plain
-    path. Under autocast a step stays in the dtype of the cache.
+    Batches broadcast: squeeze a query of shape (B, 1, h), or it attends to B sources per entry. If gradients are
+    needed, the step is `attention` with a single query on the original keys; inside torch.func, on the plain path.
+    Under autocast a step keeps the dtype of the cache.
     """
     if cache.fused is not None and not torch.compiler.is_compiling():
         found: Tensor | None = cache.fused(a, mask)

@@ -1,6 +1,6 @@
-"""Additive attention in plain PyTorch operations: any device, dtype and derivative; slow, in bounded memory.
+"""Additive attention in plain PyTorch operations: any device, dtype and derivative.
 
-Query rows are processed in chunks, so that the tanh of only one chunk is in memory; the backward pass recomputes it.
+Slow, in bounded memory: only one chunk of query rows has its tanh in memory; the backward pass recomputes it.
 Half dtypes are computed in float32.
 """
 
@@ -16,13 +16,13 @@ from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.masks import causal_triangle
 from attnspec.backends.pytorch.runtime.transforms import functional, intercepted
 
-# reals of the largest intermediate, (batch, rows, m, h), where one row is not larger
+# most elements of the largest intermediate, (batch, rows, m, h); a chunk has at least one row
 CHUNK = 2**22
 
 
 def _chunks(n: int, batch: int, m: int, width: int) -> list[slice]:
     rows = max(1, CHUNK // max(1, batch * m * width))
-    # one chunk is a case of its own, so that torch.compile need not specialise on n
+    # a single chunk is sliced without sizes, so that torch.compile need not specialise on n
     return [slice(None)] if n <= rows else [slice(first, first + rows) for first in range(0, n, rows)]
 
 
@@ -50,7 +50,7 @@ def _attention_chunk(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, allowed: 
 
 
 def _checkpointed(compute: Callable[..., Tensor], *operands: Tensor | bool | None) -> Tensor:
-    """compute(*operands), recomputed in the backward pass; not under torch.func, which does not support checkpoints."""
+    """compute(*operands), recomputed in the backward pass, except under torch.func, which has no checkpoints."""
     if functional():
         return compute(*operands)
     result: Tensor = checkpoint(compute, *operands, use_reentrant=False, preserve_rng_state=False)
@@ -84,7 +84,7 @@ def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, *, mask: Tensor 
 def attention_in_memory(
     a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, *, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
-    """The same for few terms in float32 or float64, all at once; w_v (h), or (*batch, 1, 1, h)."""
+    """`attention` without chunks, for few terms in float32 or float64; w_v (h), or (*batch, 1, 1, h)."""
     n, m = a.shape[-2], b.shape[-2]
     if mask is None and not causal and m:
         return batched_product(_score_chunk(a, b, w_v, None).softmax(-1), value)

@@ -1,4 +1,4 @@
-"""Additive attention with its projections, by one plan for all calls of the same kind."""
+"""Additive attention with its projections, by plans cached per shapes, dtypes and settings."""
 
 import math
 from collections.abc import Callable
@@ -18,9 +18,9 @@ Operands: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """query, key, value, w_q, w_k and w_v."""
 
 Plan: TypeAlias = Callable[[Operands, Tensor | None], Tensor | None]
-"""Computes a call from its operands and mask; None where it needs more than a plan."""
+"""Computes a call from its operands and mask; returns None where the general path must compute it."""
 
-# what plans depend on beside tensors, by functions of PyTorch in C++
+# settings that plans depend on besides tensors, read by PyTorch's C++ functions
 grad, threads = torch.is_grad_enabled, torch.get_num_threads
 
 _plans: Plans[Plan] = Plans()
@@ -30,9 +30,9 @@ def attend(
     check: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor,
     mask: Tensor | None, causal: bool,
 ) -> Tensor | None:  # fmt: skip
-    """The output of a call that the direct kernels take; None for all others, which ``check`` has then seen.
+    """Return the output of a call with a plan; None for all others.
 
-    ``check`` raises for arguments that do not fit; what fitted once is not checked again.
+    ``check`` raises for arguments that do not fit; a call whose plan is cached skips it.
     """
     operands = query, key, value, w_q, w_k, w_v
     if intercepted() or not HAS_LLVMLITE or (causal is not True and causal is not False):
@@ -51,7 +51,7 @@ def attend(
             all(x.is_contiguous() for x in operands),
         )
         plan = _plans.get(kind)
-    except (AttributeError, TypeError, RuntimeError):  # what is no tensor is refused by name
+    except (AttributeError, TypeError, RuntimeError):  # `check` names an argument that is no tensor
         kind = None
     if plan is None:
         shape = check(*operands, mask, causal=causal)
@@ -93,7 +93,7 @@ def _made(shape: Any, operands: Operands, mask: Tensor | None, causal: bool) -> 
 
 
 def _sharing(shape: Any, operands: Operands, mask: Tensor | None, causal: bool, tracked: bool) -> Plan:
-    """By the kernels that share exponentials."""
+    """Return the plan of the kernels with factorised exponentials."""
     from .llvm import factorised
     from .llvm.direct_plan import Operands as Given
 

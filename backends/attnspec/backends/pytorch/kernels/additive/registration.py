@@ -1,7 +1,7 @@
-"""Custom operators of PyTorch, in the namespace ``attnspec``: opaque to ``torch.compile``, known to autograd.
+"""PyTorch custom operators ``attnspec::…``: opaque to ``torch.compile``, differentiable by autograd.
 
-Unlike ``torch.library.custom_op`` these do not import the compiler of PyTorch at their first call, which takes longer
-than most first calls themselves.
+``torch.library.custom_op`` would import PyTorch's compiler at the first call, which takes longer than most first calls
+themselves.
 """
 
 from collections.abc import Callable
@@ -13,14 +13,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 TWICE = "additive.attention(query @ w_q.mT, key @ w_k.mT, w_v, value, path='plain')"
-"""The call that has second derivatives."""
+"""The call to suggest where second derivatives are needed."""
 
 # PyTorch annotates neither `Library` nor its methods.
 LIBRARY = torch.library.Library("attnspec", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 class Operator(Generic[P, R]):
-    """A function on tensors, which neither writes to them nor returns them, as an operator ``attnspec::name``."""
+    """The operator ``attnspec::name`` of a function that neither writes to its tensors nor returns them."""
 
     def __init__(self, name: str, function: Callable[P, R]) -> None:
         self.__doc__, self.__wrapped__ = function.__doc__, function
@@ -31,18 +31,18 @@ class Operator(Generic[P, R]):
         self.overload = getattr(torch.ops.attnspec, name).default
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """The function, through PyTorch's dispatcher."""
+        """Call the function through PyTorch's dispatcher."""
         result: R = self.overload(*args, **kwargs)
         return result
 
     def register_fake(self, function: Callable[P, R]) -> None:
-        """The shapes and dtypes of the results, for tracing."""
+        """Register a function that returns empty results of the right shapes and dtypes, for tracing."""
         torch.library.register_fake(self.name, function, lib=LIBRARY)
 
     def register_autograd(
         self, backward: Callable[..., Any], *, setup_context: Callable[..., Any] | None = None
     ) -> None:
-        """The gradients, as ``torch.library.register_autograd`` takes them."""
+        """Register the gradients, as ``torch.library.register_autograd`` does."""
         torch.library.register_autograd(self.name, backward, setup_context=setup_context, lib=LIBRARY)
 
 

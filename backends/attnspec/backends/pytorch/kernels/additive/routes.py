@@ -1,4 +1,4 @@
-"""The paths of additive attention, and the one among those for CPUs that costs least."""
+"""The available paths of additive attention, and the cheapest CPU kernel by estimated time."""
 
 import os
 from functools import lru_cache
@@ -14,7 +14,7 @@ PATHS = "direct", "llvm"
 
 
 def available_paths(device_type: str) -> tuple[str, ...]:
-    """The paths that tensors of this device can take, the preferred first."""
+    """Return the paths for tensors of this device, preferred first."""
     paths = []
     if device_type == "cpu" and HAS_LLVMLITE:
         paths += ["llvm", "direct"]
@@ -27,7 +27,7 @@ def available_paths(device_type: str) -> tuple[str, ...]:
 
 
 def by_cost(entries: int, n: int, m: int, h: int, d: int, dtype: torch.dtype, *, tracked: bool) -> str:
-    """``direct`` or ``llvm``, for as many elements of a batch and these sizes; ``tracked`` if gradients are taken."""
+    """Return ``direct`` or ``llvm`` for a batch of `entries`; ``tracked`` if gradients are needed."""
     if not entries * n * m:
         return "llvm"
     wish = forced()
@@ -39,8 +39,7 @@ def by_cost(entries: int, n: int, m: int, h: int, d: int, dtype: torch.dtype, *,
 def microseconds(
     path: str, entries: int, n: int, m: int, h: int, d: int, dtype: torch.dtype, tracked: bool, threads: int
 ) -> float:
-    """What a call with about so many keys takes on a path by PyTorch's threads, whose number only tells remembered
-    results apart."""
+    """Estimated time of a call with about m keys on a path; `threads` is only a cache key."""
     return _microseconds(path, entries, n, leading_digits(m), h, d, dtype, tracked, threads)
 
 
@@ -54,5 +53,5 @@ def _microseconds(
 
 
 def work(entries: int, n: int, m: int, h: int, d: int) -> Work:
-    """What time is proportional to."""
+    """Counts of terms, of scores and of elements of the operands, to which time is proportional."""
     return Work(entries * n * m * h, entries * n * m, entries * ((n + m) * h + m * d))

@@ -1,8 +1,8 @@
-"""Recurrent networks: cells, which take one step, and sequences of steps. Weights are (in, out), as in the formulas.
+"""Modules of recurrent networks: cells for one step, and networks over sequences.
 
-PyTorch's weights are (out, in), gate below gate, with a bias for the input and one for the state. Only their sum enters
-the formulas here: conversion from PyTorch adds them, and conversion to PyTorch gives the sum to the input and zeros to
-the state.
+Weights are (in, out), as in the formulas. PyTorch's are (out, in), with all gates stacked, and it has a bias for the
+input and one for the state. Only their sum enters the formulas: conversion from PyTorch adds them, conversion to
+PyTorch gives the sum to the input's bias and zeros to the state's.
 """
 
 from attnspec.backends.pytorch.nn.recurrent.cells import GRUCell, LSTMCell, RNNCell

@@ -1,4 +1,4 @@
-"""One step of a recurrent network."""
+"""Modules of recurrent cells: RNN, GRU and LSTM."""
 
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
@@ -15,10 +15,10 @@ __all__ = ["GRUCell", "LSTMCell", "RNNCell"]
 
 
 class Gates(Recorded[Record]):
-    """Weights w_x (d, h), w_h (h, h) and biases b (h) of every gate of a cell."""
+    """Base of cells: weights w_x (d, h), w_h (h, h) and biases b (h) of every gate."""
 
     gates: ClassVar[tuple[str, ...]]
-    """The letters of the gates, in PyTorch's order."""
+    """Letters of the gates, in PyTorch's order."""
 
     def __init__(
         self,
@@ -46,21 +46,21 @@ class Gates(Recorded[Record]):
         return int(getattr(self, f"w_x{self.gates[0]}").shape[1])
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew."""
+        """Draw new weights."""
         draw(linear_bound(self.hidden_size), *self.parameters(recurse=False))
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """Show the sizes."""
         return f"{self.input_size}, {self.hidden_size}"
 
     def zeros(self, x: Tensor) -> Tensor:
-        """A first state for inputs x (*batch, d)."""
+        """Return a state of zeros (*batch, h) for inputs x (*batch, d)."""
         check_tensor(type(self).__name__, "x", x)
         return x.new_zeros((*x.shape[:-1], self.hidden_size))
 
     @classmethod
     def gathered(cls, source: nn.Module, suffix: str = "") -> Self:
-        """A copy of the weights of one layer of PyTorch's, named ``weight_ih{suffix}`` and so on."""
+        """Return a cell with a copy of the weights ``weight_ih{suffix}`` and so on of PyTorch's module."""
         of_input, of_state = (getattr(source, f"weight_{kind}{suffix}").chunk(len(cls.gates)) for kind in ("ih", "hh"))
         if source.bias:
             biases = (getattr(source, f"bias_ih{suffix}") + getattr(source, f"bias_hh{suffix}")).chunk(len(cls.gates))
@@ -72,7 +72,7 @@ class Gates(Recorded[Record]):
         return cls.from_record(cls.kind(**fields))
 
     def scatter(self, target: nn.Module, suffix: str = "") -> None:
-        """Copy the weights to one layer of PyTorch's; the bias of the state is 0."""
+        """Copy the weights to one layer of PyTorch's module; its state bias becomes 0."""
         with torch.no_grad():
             for kind, letter in (("ih", "x"), ("hh", "h")):
                 joined = torch.cat([getattr(self, f"w_{letter}{gate}").mT for gate in self.gates])
@@ -81,7 +81,7 @@ class Gates(Recorded[Record]):
             getattr(target, f"bias_hh{suffix}").zero_()
 
     def like(self, kind: Any) -> Any:
-        """One of PyTorch's cells with a copy of the weights, in the same mode; the bias of its state is 0."""
+        """Return PyTorch's cell of class `kind` with a copy of the weights, in the same mode; its state bias is 0."""
         some = next(self.parameters())
         made = kind(self.input_size, self.hidden_size, device=some.device, dtype=some.dtype)
         self.scatter(made)
@@ -89,7 +89,7 @@ class Gates(Recorded[Record]):
 
 
 def refuse_gru(who: str) -> NoReturn:
-    """Raise ``ValueError`` for weights of PyTorch's GRU."""
+    """Raise ``ValueError``: PyTorch's GRU applies its reset gate after the recurrent product."""
     refuse(who, "reset gate", "a product with the state, tanh(x w_xh + (r ⊙ h) w_hh + b_h)",
            "torch.nn's, with w_hh times the state, tanh(x w_xh + r ⊙ (h w_hh + b_hh) + b_xh)")  # fmt: skip
 
@@ -139,7 +139,7 @@ class RNNCell(Gates[RNNParameters[Tensor]]):
 class GRUCell(Gates[GRUParameters[Tensor]]):
     """One step of a GRU, whose reset gate multiplies the state before the product with w_hh.
 
-    That is another formula than ``nn.GRUCell``'s, which multiplies the product.
+    ``nn.GRUCell`` has another formula: its reset gate multiplies the product.
 
     Args:
         input_size: features of an input, d.
@@ -169,7 +169,7 @@ class GRUCell(Gates[GRUParameters[Tensor]]):
 
     @classmethod
     def from_torch(cls, module: nn.GRUCell) -> NoReturn:
-        """Raise ``ValueError``: no weights make the two formulas one."""
+        """Raise ``ValueError``: no weights make the two formulas equal."""
         check_kind("GRUCell.from_torch", module, nn.GRUCell)
         refuse_gru("GRUCell.from_torch")
 

@@ -1,4 +1,4 @@
-"""Recurrent networks over sequences: of one layer or several, in one direction or both."""
+"""Modules of recurrent networks over sequences, with layers in one direction or both."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Self
@@ -21,10 +21,10 @@ from attnspec.spec import GRUParameters, LSTMParameters, RNNParameters, ShapeErr
 
 
 class Network(nn.Module, Generic[Record]):
-    """Cells, in ``layers``: one for each direction, the forward one first, of one layer after another."""
+    """Base of networks; ``layers`` holds the cells layer by layer, the forward direction first."""
 
     cell: ClassVar[Any]
-    """The class of the cells."""
+    """Class of the cells."""
     bidirectional: bool
 
     def __init__(
@@ -46,9 +46,9 @@ class Network(nn.Module, Generic[Record]):
 
     @classmethod
     def from_record(cls, layers: tuple[Record, ...], *, bidirectional: bool = False) -> Self:
-        """A network with a copy of the weights of every cell.
+        """Return a network with a copy of the weights of every cell.
 
-        ``ValueError`` without a layer, and for an odd number of cells in two directions.
+        ``ValueError`` without a layer, and for an odd number of cells if bidirectional.
         """
         if not layers or (bidirectional and len(layers) % 2):
             expected = "cells in pairs, the forward one first" if bidirectional else "at least one"
@@ -60,16 +60,16 @@ class Network(nn.Module, Generic[Record]):
         return network
 
     def record(self) -> tuple[Record, ...]:
-        """The weights of every cell."""
+        """Return the weights of every cell."""
         return records(self.layers)
 
     def reset_parameters(self) -> None:
-        """Draw the weights of every cell anew."""
+        """Draw new weights for every cell."""
         reset(self.layers)
 
     @property
     def num_layers(self) -> int:
-        """How many layers there are."""
+        """Number of layers."""
         return len(self.layers) // (2 if self.bidirectional else 1)
 
     @property
@@ -79,19 +79,19 @@ class Network(nn.Module, Generic[Record]):
         return first.input_size, first.hidden_size
 
     def extra_repr(self) -> str:
-        """The sizes and the directions."""
+        """Show the sizes and the directions."""
         d, h = self.sizes
         return f"{d}, {h}, num_layers={self.num_layers}, bidirectional={self.bidirectional}"
 
     def zeros(self, x: Tensor) -> Tensor:
-        """A first state of every cell for inputs x (*batch, t, d)."""
+        """Return states of zeros (*batch, cells, h) for inputs x (*batch, t, d)."""
         check_tensor(type(self).__name__, "x", x)
         return x.new_zeros((*x.shape[:-2], len(self.layers), self.sizes[1]))
 
     def both_ways(
         self, operation: Callable[..., Any], x: Tensor, state: tuple[Tensor, ...], lengths: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Layer after layer, each in both directions; a state has one array, or two, with a row for every cell."""
+        """Run the layers in both directions; ``state`` is (h,) or (h, c), each with a row for every cell."""
         for part in state:
             check_tensor(type(self).__name__, "state", part)
             if part.ndim < 2 or part.shape[-2] != len(self.layers):
@@ -107,7 +107,7 @@ class Network(nn.Module, Generic[Record]):
 
     @classmethod
     def converted(cls, module: nn.RNNBase) -> Self:
-        """A network with a copy of PyTorch's weights, in the same mode."""
+        """Return a network with a copy of PyTorch's weights, in the same mode."""
         who = f"{cls.__name__}.from_torch"
         check(who, "batch_first", module.batch_first, True, "the batch comes first here")
         check(who, "proj_size", module.proj_size, 0, "the formula does not project states")
@@ -117,7 +117,7 @@ class Network(nn.Module, Generic[Record]):
         return cls.from_record(record, bidirectional=module.bidirectional).train(module.training)
 
     def like(self, kind: Any) -> Any:
-        """One of PyTorch's networks with a copy of the weights, batch first, in the same mode."""
+        """Return PyTorch's network of class `kind` with a copy of the weights, batch first, in the same mode."""
         some = next(self.parameters())
         how = {"batch_first": True, "bidirectional": self.bidirectional, "device": some.device, "dtype": some.dtype}
         made = kind(*self.sizes, self.num_layers, **how)
@@ -127,7 +127,7 @@ class Network(nn.Module, Generic[Record]):
 
 
 def _suffixes(num_layers: int, bidirectional: bool) -> list[str]:
-    """What PyTorch appends to the names of weights, cell by cell."""
+    """Return PyTorch's suffixes of weight names, cell by cell."""
     return [f"_l{i}{way}" for i in range(num_layers) for way in (("", "_reverse") if bidirectional else ("",))]
 
 
@@ -137,8 +137,8 @@ class RNN(Network[RNNParameters[Tensor]]):
     Args:
         input_size: features of an input, d.
         hidden_size: features of a state, h.
-        num_layers: layers, each of which takes the states of the one before as inputs.
-        bidirectional: whether every layer has a second cell that goes backwards, with its states beside the others.
+        num_layers: number of layers; each takes the states of the previous one as inputs.
+        bidirectional: add a backward cell to every layer; its states are concatenated to the forward ones.
 
     Shape: x (*batch, t, d), state (*batch, cells, h), zeros if not given, with a row for every cell, the forward one
         first, layer after layer. Lengths (*batch) are integers; steps from there on are padding. The result is a pair,
@@ -187,13 +187,13 @@ class RNN(Network[RNNParameters[Tensor]]):
 class GRU(Network[GRUParameters[Tensor]]):
     """A GRU over sequences, whose reset gate multiplies the state before the product with w_hh.
 
-    That is another formula than ``nn.GRU``'s, which multiplies the product.
+    ``nn.GRU`` has another formula: its reset gate multiplies the product.
 
     Args:
         input_size: features of an input, d.
         hidden_size: features of a state, h.
-        num_layers: layers, each of which takes the states of the one before as inputs.
-        bidirectional: whether every layer has a second cell that goes backwards, with its states beside the others.
+        num_layers: number of layers; each takes the states of the previous one as inputs.
+        bidirectional: add a backward cell to every layer; its states are concatenated to the forward ones.
 
     Shape: x, state, lengths and the result are as in :class:`RNN`.
     Initialisation: that of :class:`GRUCell`.
@@ -222,7 +222,7 @@ class GRU(Network[GRUParameters[Tensor]]):
 
     @classmethod
     def from_torch(cls, module: nn.GRU) -> NoReturn:
-        """Raise ``ValueError``: no weights make the two formulas one."""
+        """Raise ``ValueError``: no weights make the two formulas equal."""
         check_kind("GRU.from_torch", module, nn.GRU)
         refuse_gru("GRU.from_torch")
 
@@ -233,8 +233,8 @@ class LSTM(Network[LSTMParameters[Tensor]]):
     Args:
         input_size: features of an input, d.
         hidden_size: features of a state, h.
-        num_layers: layers, each of which takes the hidden states of the one before as inputs.
-        bidirectional: whether every layer has a second cell that goes backwards, with its states beside the others.
+        num_layers: number of layers; each takes the hidden states of the previous one as inputs.
+        bidirectional: add a backward cell to every layer; its states are concatenated to the forward ones.
 
     Shape: x and lengths are as in :class:`RNN`; the state, zeros if not given, and the last one are pairs (h, c) of
         (*batch, cells, h). The result is the hidden states of the last layer, as there, and the last states.

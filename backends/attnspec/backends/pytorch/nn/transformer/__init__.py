@@ -1,4 +1,4 @@
-"""Transformers: layers of attention and feed-forward networks, and what is built of them. No layer has dropout."""
+"""Transformer modules: sublayers, layers, stacks of layers, and models. No layer has dropout."""
 
 from attnspec.backends.pytorch.nn.transformer.layers import TransformerDecoderLayer, TransformerEncoderLayer
 from attnspec.backends.pytorch.nn.transformer.models import DecoderOnly, EncoderOnly, Transformer

@@ -1,4 +1,4 @@
-"""One layer of an encoder, and one of a decoder."""
+"""Modules of transformer encoder and decoder layers."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -16,7 +16,7 @@ from attnspec.spec import DecoderLayerParameters, EncoderLayerParameters, KeyVal
 
 
 class Layer(Recorded[Record]):
-    """A layer whose normalizations stand before its sublayers ("pre") or after their sums ("post")."""
+    """Base of layers, with normalization before each sublayer ("pre") or after each residual sum ("post")."""
 
     attention: MultiHeadAttention
     attention_norm: LayerNorm
@@ -26,17 +26,17 @@ class Layer(Recorded[Record]):
 
     @classmethod
     def from_record(cls, record: Record, *, norm_first: bool = False) -> Self:
-        """A layer with a copy of a record's weights, of any sizes that the record has."""
+        """Return a layer with a copy of a record's weights, of any sizes."""
         layer = super().from_record(record)
         layer.norm_first = norm_first
         return layer
 
     def extra_repr(self) -> str:
-        """Where the normalizations stand."""
+        """Show ``norm_first``."""
         return f"norm_first={self.norm_first}"
 
     def fill(self, d_model: int, nhead: int, dim_feedforward: int, **factory: Any) -> None:
-        """Make the parts that both layers have."""
+        """Create the submodules that encoder and decoder layers share."""
         check_sizes(type(self).__name__, d_model=d_model, nhead=nhead, dim_feedforward=dim_feedforward)
         self.attention = MultiHeadAttention(d_model, nhead, **factory)
         self.attention_norm = LayerNorm(d_model, **factory)
@@ -44,7 +44,7 @@ class Layer(Recorded[Record]):
         self.feed_forward_norm = LayerNorm(d_model, **factory)
 
     def like(self, kind: Any) -> Any:
-        """One of PyTorch's layers with the sizes of this one, and its weights for the feed-forward network."""
+        """Return PyTorch's layer of class `kind` with a copy of the self-attention and feed-forward weights."""
         some, network = self.attention.w_q, self.feed_forward
         how = {"batch_first": True, "norm_first": self.norm_first, "device": some.device, "dtype": some.dtype}
         made = kind(network.w_1.shape[1], some.shape[0], network.w_1.shape[0], 0.0, **how)
@@ -57,12 +57,12 @@ class Layer(Recorded[Record]):
 
 
 def word(norm_first: bool) -> Literal["post", "pre"]:
-    """The operations' word for the place of normalizations."""
+    """Return the operations' ``norm`` argument: "pre" or "post"."""
     return "pre" if norm_first else "post"
 
 
 def check_layer(who: str, module: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer, dropouts: int) -> None:
-    """Refuse what the formulas of both layers do not have."""
+    """Refuse dropout in training, and activations other than ReLU."""
     for name in ("dropout", *(f"dropout{number}" for number in range(1, dropouts + 1))):
         check_no_dropout(who, module, getattr(module, name).p)
     activation = module.activation
@@ -85,7 +85,7 @@ class TransformerEncoderLayer(Layer[EncoderLayerParameters[Tensor]]):
         ``feed_forward_norm``. ``from_record`` takes any sizes.
     Initialisation: that of :class:`MultiHeadAttention`, :class:`FeedForward` and :class:`LayerNorm`, as in
         ``nn.TransformerEncoderLayer``.
-    Errors: ``ValueError`` for sizes below 1 and where heads do not divide ``d_model``.
+    Errors: ``ValueError`` for sizes below 1 and if heads do not divide ``d_model``.
     Source: operation ``encoder_layer``.
 
     >>> layer = TransformerEncoderLayer(16, 4, 64)
@@ -117,7 +117,7 @@ class TransformerEncoderLayer(Layer[EncoderLayerParameters[Tensor]]):
         self.fill(d_model, nhead, dim_feedforward, device=device, dtype=dtype)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """The features that the layer makes of x."""
+        """Return the layer's output for x."""
         return encoder_layer(x, self.record(), mask=mask, norm=word(self.norm_first))
 
     if TYPE_CHECKING:
@@ -125,10 +125,10 @@ class TransformerEncoderLayer(Layer[EncoderLayerParameters[Tensor]]):
 
     @classmethod
     def from_torch(cls, module: nn.TransformerEncoderLayer) -> Self:
-        """A layer with a copy of PyTorch's weights, in the same mode.
+        """Return a layer with a copy of PyTorch's weights, in the same mode.
 
-        ``ValueError`` for an activation other than ReLU, another ε, dropout in training, and for what
-        :meth:`MultiHeadAttention.from_torch` refuses: biases of attention that are not zero, ``batch_first=False``.
+        ``ValueError`` for an activation other than ReLU, another ε, dropout in training, and where
+        :meth:`MultiHeadAttention.from_torch` raises: nonzero biases of attention, ``batch_first=False``.
         """
         check_kind("TransformerEncoderLayer.from_torch", module, nn.TransformerEncoderLayer)
         check_layer("TransformerEncoderLayer.from_torch", module, 2)
@@ -141,10 +141,10 @@ class TransformerEncoderLayer(Layer[EncoderLayerParameters[Tensor]]):
         return cls.from_record(record, norm_first=module.norm_first).train(module.training)
 
     def to_torch(self) -> nn.TransformerEncoderLayer:
-        """PyTorch's layer with a copy of the weights, batch first, without dropout, in the same mode.
+        """Return PyTorch's layer with a copy of the weights, batch first, without dropout, in the same mode.
 
-        Its attention has biases, of 0, since it has them wherever the feed-forward network does. ``ValueError`` for
-        sizes that PyTorch does not have.
+        Its attention has biases of 0, because PyTorch's ``bias`` setting also covers the feed-forward network.
+        ``ValueError`` for sizes that PyTorch does not have.
         """
         made: nn.TransformerEncoderLayer = self.like(nn.TransformerEncoderLayer)
         made.norm1, made.norm2 = self.attention_norm.to_torch(), self.feed_forward_norm.to_torch()
@@ -154,7 +154,7 @@ class TransformerEncoderLayer(Layer[EncoderLayerParameters[Tensor]]):
 class TransformerDecoderLayer(Layer[DecoderLayerParameters[Tensor]]):
     """Causal self-attention, attention to a memory and a feed-forward network, each with residual and normalization.
 
-    Unlike ``nn.TransformerDecoderLayer`` it is causal without a mask: position i attends to none after it.
+    Unlike ``nn.TransformerDecoderLayer`` it is causal without a mask: position i attends to no later one.
 
     Args:
         d_model: features, d.
@@ -168,7 +168,7 @@ class TransformerDecoderLayer(Layer[DecoderLayerParameters[Tensor]]):
         ``cross_attention``, ``feed_forward`` and of their normalizations. ``from_record`` takes any sizes.
     Initialisation: that of :class:`MultiHeadAttention`, :class:`FeedForward` and :class:`LayerNorm`, as in
         ``nn.TransformerDecoderLayer``.
-    Errors: ``ValueError`` for sizes below 1 and where heads do not divide ``d_model``.
+    Errors: ``ValueError`` for sizes below 1 and if heads do not divide ``d_model``.
     Source: operations ``decoder_layer`` and ``cached_decoder_step``.
 
     >>> layer = TransformerDecoderLayer(16, 4, 64)
@@ -212,7 +212,7 @@ class TransformerDecoderLayer(Layer[DecoderLayerParameters[Tensor]]):
     def forward(
         self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None, memory_mask: Tensor | None = None
     ) -> Tensor:
-        """The features that the layer makes of x and the memory."""
+        """Return the layer's output for x and the memory."""
         norm = word(self.norm_first)
         return decoder_layer(x, memory, self.record(), mask=mask, memory_mask=memory_mask, norm=norm)
 
@@ -220,7 +220,7 @@ class TransformerDecoderLayer(Layer[DecoderLayerParameters[Tensor]]):
         __call__ = forward
 
     def empty_cache(self, *batch: int) -> KeyValueCache[Tensor]:
-        """What ``step`` begins with: a cache without positions."""
+        """Return a cache without positions, for the first ``step``."""
         key, value = (w.new_empty(*batch, w.shape[0], 0, w.shape[1]) for w in (self.attention.w_q, self.attention.w_v))
         return KeyValueCache(key.detach(), value.detach())
 
@@ -233,7 +233,7 @@ class TransformerDecoderLayer(Layer[DecoderLayerParameters[Tensor]]):
         mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
     ) -> tuple[Tensor, KeyValueCache[Tensor]]:
-        """The next position, x (*batch, d), with those before it in a cache: its features, and the cache with it.
+        """Return the output of the next position x (*batch, d), and the cache extended by it.
 
         Masks broadcast to (*batch, cached) and (*batch, m). Source: operation ``cached_decoder_step``.
         """
@@ -242,9 +242,9 @@ class TransformerDecoderLayer(Layer[DecoderLayerParameters[Tensor]]):
 
     @classmethod
     def from_torch(cls, module: nn.TransformerDecoderLayer) -> Self:
-        """A layer with a copy of PyTorch's weights, in the same mode; PyTorch's computes the same with a causal mask.
+        """Return a layer with a copy of PyTorch's weights, in the same mode; PyTorch's layer needs a causal mask.
 
-        ``ValueError`` for what :meth:`TransformerEncoderLayer.from_torch` refuses.
+        ``ValueError`` where :meth:`TransformerEncoderLayer.from_torch` raises.
         """
         check_kind("TransformerDecoderLayer.from_torch", module, nn.TransformerDecoderLayer)
         check_layer("TransformerDecoderLayer.from_torch", module, 3)
@@ -259,10 +259,10 @@ class TransformerDecoderLayer(Layer[DecoderLayerParameters[Tensor]]):
         return cls.from_record(record, norm_first=module.norm_first).train(module.training)
 
     def to_torch(self) -> nn.TransformerDecoderLayer:
-        """PyTorch's layer with a copy of the weights, batch first, without dropout, in the same mode.
+        """Return PyTorch's layer with a copy of the weights, batch first, without dropout, in the same mode.
 
-        It is causal only if it is called so. Its attention has biases, of 0. ``ValueError`` for sizes that PyTorch does
-        not have, among them a memory with features of its own number.
+        It is causal only if called with a causal mask. Its attention has biases of 0. ``ValueError`` for sizes that
+        PyTorch does not have, such as a memory whose number of features is not ``d_model``.
         """
         d_model, memory_dim = self.cross_attention.w_q.shape[-1], self.cross_attention.w_k.shape[-1]
         check_same("TransformerDecoderLayer.to_torch", "d_m", d_model, memory_dim, "torch.nn has one d_model")

@@ -1,4 +1,4 @@
-"""Models between tokens and probabilities of tokens. All are post-norm."""
+"""Models from tokens to token probabilities, all post-norm."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,10 +14,9 @@ from attnspec.spec import EncoderDecoderParameters, LanguageModelParameters
 
 
 class Transformer(Recorded[EncoderDecoderParameters[Tensor]]):
-    """The transformer: for every target token, the probability of each token to come next.
+    """The encoder-decoder transformer: for every target token, probabilities of the next token.
 
-    Unlike ``nn.Transformer`` it begins with tokens and ends with probabilities, and its decoder is causal without a
-    mask.
+    Unlike ``nn.Transformer`` it takes tokens and returns probabilities, and its decoder is causal without a mask.
 
     Args:
         num_source_embeddings: tokens of the source's vocabulary.
@@ -34,8 +33,8 @@ class Transformer(Recorded[EncoderDecoderParameters[Tensor]]):
         and b (vocabulary).
     Initialisation: embeddings, which the formula multiplies by √d, are normal with standard deviation 1/√d; w and b are
         as in ``nn.Linear``, uniform within 1/√d; layers begin as :class:`TransformerEncoderLayer` and
-        :class:`TransformerDecoderLayer` do, each with numbers of its own.
-    Errors: ``ValueError`` for sizes below 1 and where heads do not divide ``d_model``.
+        :class:`TransformerDecoderLayer` do, drawn separately for each.
+    Errors: ``ValueError`` for sizes below 1 and if heads do not divide ``d_model``.
     Source: operation ``encoder_decoder``.
 
     >>> model = Transformer(20, 9, 16, 4, num_encoder_layers=2, num_decoder_layers=2, dim_feedforward=64)
@@ -84,19 +83,19 @@ class Transformer(Recorded[EncoderDecoderParameters[Tensor]]):
         draw(linear_bound(d), self.w, self.b)
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew."""
+        """Draw new weights."""
         super().reset_parameters()
         self._draw()
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """Show the sizes."""
         (tokens, d), others = self.target_embedding.shape, self.source_embedding.shape[0]
         return f"num_source_embeddings={others}, num_embeddings={tokens}, d_model={d}"
 
     def forward(
         self, source: Tensor, target: Tensor, *, source_mask: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
-        """Probabilities of what follows each target token."""
+        """Return probabilities of the token after each target token."""
         return encoder_decoder(source, target, self.record(), source_mask=source_mask, mask=mask)
 
     if TYPE_CHECKING:
@@ -104,7 +103,7 @@ class Transformer(Recorded[EncoderDecoderParameters[Tensor]]):
 
 
 class LanguageModel(Recorded[LanguageModelParameters[Tensor]]):
-    """The weights of a model of one text."""
+    """Base of `DecoderOnly` and `EncoderOnly`, with their weights."""
 
     kind = LanguageModelParameters
     parts: ClassVar[Mapping[str, Any]] = {"layers": TransformerEncoderLayer}
@@ -140,33 +139,33 @@ class LanguageModel(Recorded[LanguageModelParameters[Tensor]]):
         draw(linear_bound(self.w.shape[1]), self.w, self.b)
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew."""
+        """Draw new weights."""
         super().reset_parameters()
         self._draw()
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """Show the sizes."""
         (tokens, d), rows = self.embedding.shape, self.positions.shape[0]
         return f"num_embeddings={tokens}, max_len={rows}, d_model={d}"
 
 
 class DecoderOnly(LanguageModel):
-    """GPT: for every token of a text, the probability of each token to come next.
+    """GPT: for every token of a text, probabilities of the next token.
 
     Args:
         num_embeddings: tokens of the vocabulary.
-        max_len: positions that are learned.
+        max_len: number of learned positions.
         d_model: features, d.
         nhead: heads, which divide ``d_model``.
-        num_layers: layers.
+        num_layers: number of layers.
         dim_feedforward: hidden units of every feed-forward network, f.
 
     Shape: tokens (*batch, n), of an integer dtype, with n ≤ ``max_len``; result (*batch, n, vocabulary). The mask is
         boolean, True = may attend, and broadcasts to (*batch, n, n); attention is causal without it. Weights are
         embedding (vocabulary, d), positions (max_len, d), those of ``layers``, w (vocabulary, d) and b (vocabulary).
     Initialisation: embedding and positions as ``nn.Embedding``'s weight, standard normal; w and b as in ``nn.Linear``,
-        uniform within 1/√d; layers as :class:`TransformerEncoderLayer`, each with numbers of its own.
-    Errors: ``ValueError`` for sizes below 1 and where heads do not divide ``d_model``.
+        uniform within 1/√d; layers as :class:`TransformerEncoderLayer`, drawn separately for each.
+    Errors: ``ValueError`` for sizes below 1 and if heads do not divide ``d_model``.
     Source: operation ``decoder_only``.
 
     >>> model = DecoderOnly(9, 100, 16, 4, num_layers=2, dim_feedforward=64)
@@ -175,7 +174,7 @@ class DecoderOnly(LanguageModel):
     """
 
     def forward(self, tokens: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """Probabilities of what follows each token."""
+        """Return probabilities of the token after each token."""
         return decoder_only(tokens, self.record(), mask=mask)
 
     if TYPE_CHECKING:
@@ -183,19 +182,19 @@ class DecoderOnly(LanguageModel):
 
 
 class EncoderOnly(LanguageModel):
-    """BERT: for every position of a text, the probability of each token to stand there.
+    """BERT: for every position of a text, probabilities of the token there.
 
     Args:
-        num_embeddings: tokens of the vocabulary, with one that means a gap.
-        max_len: positions that are learned.
+        num_embeddings: tokens of the vocabulary, one of which is the mask token.
+        max_len: number of learned positions.
         d_model: features, d.
         nhead: heads, which divide ``d_model``.
         num_layers: layers.
         dim_feedforward: hidden units of every feed-forward network, f.
 
-    Shape: tokens, mask, result and weights are as in :class:`DecoderOnly`; every position attends to all.
+    Shape: tokens, mask, result and weights are as in :class:`DecoderOnly`; attention is not causal.
     Initialisation: that of :class:`DecoderOnly`.
-    Errors: ``ValueError`` for sizes below 1 and where heads do not divide ``d_model``.
+    Errors: ``ValueError`` for sizes below 1 and if heads do not divide ``d_model``.
     Source: operation ``encoder_only``.
 
     >>> model = EncoderOnly(9, 100, 16, 4, num_layers=2, dim_feedforward=64)
@@ -204,7 +203,7 @@ class EncoderOnly(LanguageModel):
     """
 
     def forward(self, tokens: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """Probabilities of what stands at each position."""
+        """Return probabilities of the token at each position."""
         return encoder_only(tokens, self.record(), mask=mask)
 
     if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Layers one after another."""
+"""Modules of stacked transformer encoder and decoder layers."""
 
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self
@@ -18,10 +18,10 @@ from attnspec.spec import DecoderLayerParameters, EncoderLayerParameters
 
 
 class Stack(nn.Module, Generic[Record]):
-    """Layers with one place of their normalizations, and nothing after the last."""
+    """Base of stacks; all layers share ``norm_first``, and no normalization follows the last."""
 
     layer: ClassVar[Any]
-    """The class of the layers."""
+    """Class of the layers."""
 
     def __init__(self, layer: Layer[Record], num_layers: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Stack(nn.Module, Generic[Record]):
 
     @classmethod
     def from_record(cls, layers: tuple[Record, ...], *, norm_first: bool = False) -> Self:
-        """A stack with a copy of the weights of every layer."""
+        """Return a stack with a copy of the weights of every layer."""
         stack = cls.__new__(cls)
         nn.Module.__init__(stack)
         stack.norm_first = norm_first
@@ -39,7 +39,7 @@ class Stack(nn.Module, Generic[Record]):
         return stack
 
     def record(self) -> tuple[Record, ...]:
-        """The weights of every layer; ``ValueError`` if the place of the normalizations of one is not the stack's."""
+        """Return the weights of every layer; ``ValueError`` if a layer's ``norm_first`` differs from the stack's."""
         for i, layer in enumerate(each(self.layers)):
             if layer.norm_first != self.norm_first:
                 who, expected = f"{type(self).__name__}: layers[{i}].norm_first", f"{self.norm_first}, as of the stack"
@@ -47,16 +47,16 @@ class Stack(nn.Module, Generic[Record]):
         return records(self.layers)
 
     def reset_parameters(self) -> None:
-        """Draw the weights of every layer anew."""
+        """Draw new weights for every layer."""
         reset(self.layers)
 
     def extra_repr(self) -> str:
-        """Where the normalizations stand."""
+        """Show ``norm_first``."""
         return f"norm_first={self.norm_first}"
 
     @classmethod
     def converted(cls, module: nn.TransformerEncoder | nn.TransformerDecoder) -> Self:
-        """A stack with a copy of PyTorch's weights, in the same mode."""
+        """Return a stack with a copy of PyTorch's weights, in the same mode."""
         who = f"{cls.__name__}.from_torch"
         if module.norm is not None:
             refuse(who, "norm", "None, since nothing follows the last layer", type(module.norm).__name__)
@@ -67,7 +67,7 @@ class Stack(nn.Module, Generic[Record]):
         return cls.from_record(tuple(layer.record() for layer in layers), norm_first=norm_first).train(module.training)
 
     def like(self, kind: Any, **how: Any) -> Any:
-        """One of PyTorch's stacks with a copy of every layer, in the same mode."""
+        """Return PyTorch's stack of class `kind` with a copy of every layer, in the same mode."""
         if not self.layers:
             refuse(f"{type(self).__name__}.to_torch", "num_layers", "at least 1, since torch.nn copies a layer", 0)
         layers = [layer.to_torch() for layer in each(self.layers)]
@@ -80,9 +80,9 @@ class TransformerEncoder(Stack[EncoderLayerParameters[Tensor]]):
     """Encoder layers one after another, with the same mask in each and no normalization after the last.
 
     Args:
-        encoder_layer: the first layer; all are copies of it and, as in ``nn.TransformerEncoder``, begin with the same
-            numbers. ``reset_parameters`` draws those of each layer by itself.
-        num_layers: how many layers there are; without any the result is x.
+        encoder_layer: a layer to copy; as in ``nn.TransformerEncoder``, all layers begin with the same weights.
+            ``reset_parameters`` draws each layer's weights separately.
+        num_layers: number of layers; with 0 the result is x.
 
     Shape: x (*batch, n, d), and so is the result. The mask is boolean, True = may attend, and broadcasts to
         (*batch, n, n).
@@ -109,16 +109,16 @@ class TransformerEncoder(Stack[EncoderLayerParameters[Tensor]]):
 
     @classmethod
     def from_torch(cls, module: nn.TransformerEncoder) -> Self:
-        """An encoder with a copy of PyTorch's weights, in the same mode.
+        """Return an encoder with a copy of PyTorch's weights, in the same mode.
 
-        ``ValueError`` for a normalization after the last layer, layers that differ in ``norm_first``, and for what
-        :meth:`TransformerEncoderLayer.from_torch` refuses.
+        ``ValueError`` for a normalization after the last layer, layers that differ in ``norm_first``, and where
+        :meth:`TransformerEncoderLayer.from_torch` raises.
         """
         check_kind("TransformerEncoder.from_torch", module, nn.TransformerEncoder)
         return cls.converted(module)
 
     def to_torch(self) -> nn.TransformerEncoder:
-        """PyTorch's encoder with a copy of the weights; its layers are those of ``to_torch``. It needs a layer."""
+        """Return PyTorch's encoder with layers by their ``to_torch``; ``ValueError`` without a layer."""
         made: nn.TransformerEncoder = self.like(nn.TransformerEncoder, enable_nested_tensor=False)
         return made
 
@@ -127,9 +127,9 @@ class TransformerDecoder(Stack[DecoderLayerParameters[Tensor]]):
     """Decoder layers one after another, with the same memory and masks in each and no normalization after the last.
 
     Args:
-        decoder_layer: the first layer; all are copies of it and, as in ``nn.TransformerDecoder``, begin with the same
-            numbers. ``reset_parameters`` draws those of each layer by itself.
-        num_layers: how many layers there are; without any the result is x.
+        decoder_layer: a layer to copy; as in ``nn.TransformerDecoder``, all layers begin with the same weights.
+            ``reset_parameters`` draws each layer's weights separately.
+        num_layers: number of layers; with 0 the result is x.
 
     Shape: x (*batch, n, d), and so is the result; memory (*batch, m, d_m). Masks are boolean, True = may attend:
         ``mask`` broadcasts to (*batch, n, n), ``memory_mask`` to (*batch, n, m).
@@ -159,15 +159,15 @@ class TransformerDecoder(Stack[DecoderLayerParameters[Tensor]]):
 
     @classmethod
     def from_torch(cls, module: nn.TransformerDecoder) -> Self:
-        """A decoder with a copy of PyTorch's weights, in the same mode; PyTorch's computes the same with a causal mask.
+        """Return a decoder with a copy of PyTorch's weights, in the same mode; PyTorch's decoder needs a causal mask.
 
-        ``ValueError`` for a normalization after the last layer, layers that differ in ``norm_first``, and for what
-        :meth:`TransformerDecoderLayer.from_torch` refuses.
+        ``ValueError`` for a normalization after the last layer, layers that differ in ``norm_first``, and where
+        :meth:`TransformerDecoderLayer.from_torch` raises.
         """
         check_kind("TransformerDecoder.from_torch", module, nn.TransformerDecoder)
         return cls.converted(module)
 
     def to_torch(self) -> nn.TransformerDecoder:
-        """PyTorch's decoder with a copy of the weights; its layers are those of ``to_torch``. It needs a layer."""
+        """Return PyTorch's decoder with layers by their ``to_torch``; ``ValueError`` without a layer."""
         made: nn.TransformerDecoder = self.like(nn.TransformerDecoder)
         return made

@@ -1,4 +1,4 @@
-"""What layers of transformers are made of, beside attention."""
+"""Modules of layer normalization and the feed-forward network."""
 
 from typing import TYPE_CHECKING, Self
 
@@ -43,16 +43,16 @@ class LayerNorm(Recorded[LayerNormParameters[Tensor]]):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Gains of 1 and biases of 0."""
+        """Set gains to 1 and biases to 0."""
         nn.init.ones_(self.gain)
         nn.init.zeros_(self.bias)
 
     def extra_repr(self) -> str:
-        """The size."""
+        """Show the size."""
         return f"{self.gain.shape[0]}"
 
     def forward(self, x: Tensor) -> Tensor:
-        """x, normalized."""
+        """Return x, normalized."""
         return layer_norm(x, self.record())
 
     if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class LayerNorm(Recorded[LayerNormParameters[Tensor]]):
 
     @classmethod
     def from_torch(cls, module: nn.LayerNorm) -> Self:
-        """A module with a copy of PyTorch's weights, and biases of 0 if it has none.
+        """Return a module with a copy of PyTorch's weights, and biases of 0 if it has none.
 
         ``ValueError`` for another ε, for more than one normalized dimension and for a module without weights.
         """
@@ -73,7 +73,7 @@ class LayerNorm(Recorded[LayerNormParameters[Tensor]]):
         return cls.from_record(record).train(module.training)
 
     def to_torch(self) -> nn.LayerNorm:
-        """PyTorch's module with a copy of the weights."""
+        """Return PyTorch's module with a copy of the weights."""
         made = nn.LayerNorm(self.gain.shape[0], EPSILON, device=self.gain.device, dtype=self.gain.dtype)
         with torch.no_grad():
             made.weight.copy_(self.gain)
@@ -82,7 +82,7 @@ class LayerNorm(Recorded[LayerNormParameters[Tensor]]):
 
 
 class FeedForward(Recorded[FeedForwardParameters[Tensor]]):
-    """The feed-forward network of a layer: d features, f ReLUs, d features, on every position by itself.
+    """The feed-forward network of a layer: d features, f ReLUs, d features, at each position separately.
 
     Args:
         d_model: features, d.
@@ -116,12 +116,12 @@ class FeedForward(Recorded[FeedForwardParameters[Tensor]]):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew."""
+        """Draw new weights."""
         draw(linear_bound(self.w_1.shape[1]), self.w_1, self.b_1)
         draw(linear_bound(self.w_2.shape[1]), self.w_2, self.b_2)
 
     def extra_repr(self) -> str:
-        """The sizes."""
+        """Show the sizes."""
         return f"d_model={self.w_1.shape[1]}, dim_feedforward={self.w_1.shape[0]}"
 
     def forward(self, x: Tensor) -> Tensor:
@@ -133,9 +133,9 @@ class FeedForward(Recorded[FeedForwardParameters[Tensor]]):
 
     @classmethod
     def from_torch(cls, first: nn.Linear, second: nn.Linear) -> Self:
-        """A module with a copy of the weights of two linear layers; biases of 0 where they have none.
+        """Return a module with a copy of the weights of two linear layers; missing biases are 0.
 
-        ``ValueError`` unless the second takes what the first gives, and gives what the first takes.
+        ``ValueError`` unless the second layer's inputs are the first's outputs, and the reverse.
         """
         who, there, back = "FeedForward.from_torch", "that is what the first gives", "that is what the first takes"
         for layer in (first, second):

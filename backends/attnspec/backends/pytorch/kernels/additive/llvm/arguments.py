@@ -1,4 +1,4 @@
-"""What the kernels of scores and attention take."""
+"""Arguments of the kernels of scores and attention."""
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import (
     Arguments,
@@ -16,10 +16,10 @@ from attnspec.backends.pytorch.kernels.llvm.values import Extent
 
 
 class Terms(Arguments):
-    """The terms of the scores: factors of queries and keys, `layout.Weight`, and where factors do not serve.
+    """Inputs of the scores: factors of queries and keys, `layout.Weight`, and flags of factors out of range.
 
-    ``clamp_tiles`` (entries, key blocks) is 1 for the blocks that need a clamp; None if no block does. ``direct`` says
-    whether some pairs must be computed from ``query_raw``, ``key_raw`` and ``weight`` themselves.
+    ``clamp_tiles`` (entries, key blocks) is 1 for the blocks that need a clamp; None if no block does. ``direct`` is 1
+    if some pairs must be computed from ``query_raw``, ``key_raw`` and ``weight`` instead of factors.
     """
 
     query_factor: Reals
@@ -38,10 +38,10 @@ class Terms(Arguments):
 
 
 class Scoring(Arguments):
-    """What scores take: tasks are ``chunks`` of query rows of every entry of the batch.
+    """Common arguments of scores and attention; a task is one of ``chunks`` of query rows per batch entry.
 
-    ``stride`` is the distance of rows of scores; ``a_index`` and ``b_index`` (batches) hold, for each entry of the
-    batch, the entry of the queries and of the keys.
+    ``stride`` is the distance between rows of scores; ``a_index`` and ``b_index`` (batches) map each entry of the batch
+    to the entry of its queries and of its keys.
     """
 
     tasks: Size
@@ -66,8 +66,8 @@ class Scores(Scoring):
 class Attend(Scoring):
     """Arguments of `attend_kernel`.
 
-    ``mask`` holds rows of booleans, those of a batch entry from ``mask_index`` on and ``mask_row`` apart; ``value`` is
-    (entries, m, d), d in whole registers; ``output`` is (batches, n, d), ``weights`` (batches, n, stride).
+    ``mask`` holds rows of booleans; a batch entry's rows begin at ``mask_index``, ``mask_row`` bytes apart. ``value``
+    is (entries, m, d), d in whole registers; ``output`` is (batches, n, d), ``weights`` (batches, n, stride).
     """
 
     mask: OptionalBooleans
@@ -81,6 +81,6 @@ class Attend(Scoring):
 
 
 def attention_scratch(bits: int, rows: int, stride: Extent, d: Extent | int) -> tuple[Extent | int, ...]:
-    """Reals of a thread: scores, reciprocals of their sums, and for a single row its pooled values."""
+    """Counts of reals per thread: scores, reciprocals of their sums, pooled values of a single row."""
     line = CACHE_LINE * 8 // bits
     return stride * rows, -(-rows // line) * line, d

@@ -1,12 +1,14 @@
-"""Gradients of additive attention: every tanh is recomputed from the factors, nothing of size n*m*h exists.
+"""Kernels of additive attention's gradients, which recompute every tanh from the factors.
+
+Nothing of size n*m*h is stored.
 
 With a = W_q q, b = W_k k, E = exp 2a, F = exp 2b and r = 2/(1 + EF): tanh(a+b) = 1-r and sech^2(a+b) = r(2-r) with
 2-r = EF r, so for the gradient s of the scores
 
     da_ih = w_h sum_j s_ij r(2-r),   db_jh = w_h sum_i s_ij r(2-r),   dw_h = sum_ij s_ij - sum_ij s_ij r.
 
-The first sum of dw is 0 where the scores go into a softmax, and needed for raw scores. Each task owns some hidden units
-of one batch entry, all queries and keys of it, so that every sum is taken in one order whatever the number of threads.
+The first sum of dw is 0 under a softmax, and needed for raw scores. Each task owns some hidden units of one batch
+entry, with all its queries and keys, so that the order of every sum does not depend on the number of threads.
 """
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Flag, Integers, Reals, Scratch, Size
@@ -20,17 +22,17 @@ from .scores import capacity, cut_slope, direct_exponential
 from .tiles import CHUNK, KEY_TILE, PRODUCT_ROWS, key_lanes
 
 ROWS = 8 if HAS_512_BITS else 4
-"""Query rows whose scores' gradients are in registers at once."""
+"""Query rows per tile of score gradients, all in registers."""
 UNIT_ROWS = 4
-"""The same in the gradients of the units."""
+"""Query rows per tile in the gradients of hidden units."""
 UNITS = 8
-"""Hidden units of one task."""
+"""Hidden units per task."""
 
 
 class Backward(Arguments):
-    """What all kernels here take: tasks are ``chunks`` of rows, keys or units of every entry of the batch.
+    """Common arguments; a task is one of ``chunks`` of queries, keys or hidden units per batch entry.
 
-    ``stride`` is the distance of rows of weights and of gradients of scores.
+    ``stride`` is the distance between rows of weights and of score gradients.
     """
 
     tasks: Size
@@ -44,8 +46,8 @@ class ScoreGradient(Backward):
     """Arguments of `score_gradient_kernel`.
 
     ``weights`` (batches, n, stride), ``grad_output`` (batches, n, d), ``value_block`` the values in blocks of keys,
-    ``output`` (batches, n, d); ``score_grad`` (batches, n in whole tiles, stride) is written, and in ``extent``
-    (batches, tiles, 2) the range of key blocks of each tile where it is not 0.
+    ``output`` (batches, n, d). Written are ``score_grad`` (batches, n in whole tiles, stride) and ``extent`` (batches,
+    tiles, 2): each tile's range of key blocks where ``score_grad`` is not 0.
     """
 
     d: Size
@@ -72,8 +74,8 @@ class ValueGradient(Backward):
 class UnitGradient(Backward):
     """Arguments of `unit_gradient_kernel`.
 
-    ``query`` (entries, n, h) and ``key`` (entries, blocks, h, keys) are factors, or a and b themselves; ``clamp`` says
-    whether products of factors need one. ``grad_query`` (batches, n, h), ``grad_key`` (batches, m, h) and
+    ``query`` (entries, n, h) and ``key`` (entries, blocks, h, keys) are factors, or a and b themselves; ``clamp`` is 1
+    if products of factors need a clamp. ``grad_query`` (batches, n, h), ``grad_key`` (batches, m, h) and
     ``grad_weight`` (batches, h) are written.
     """
 
@@ -102,13 +104,13 @@ class WeightGradient(Arguments):
 
 
 def unit_scratch(stride: Extent) -> tuple[Extent, Extent]:
-    """Numbers of a thread: the key factors of the hidden units of a task, and the sums of their gradients."""
+    """Counts of reals per thread: key factors of a task's hidden units, and sums of their gradients."""
     return stride * UNITS, stride * UNITS
 
 
 @compiled
 def score_gradient_kernel(bits: int, single: bool) -> Kernel[ScoreGradient]:
-    """weights * (grad_output value^T - grad_output . output), and per group of rows where it is not 0.
+    """Write weights * (grad_output value^T - grad_output . output), and per tile the range where it is not 0.
 
     `single` is for n = 1, as in decoding.
     """
@@ -131,7 +133,7 @@ def score_gradient_kernel(bits: int, single: bool) -> Kernel[ScoreGradient]:
             deltas = [_dot(k, g.grad_output + row * g.d, g.output + row * g.d, g.d) for row in rows]
             with k.loop(0, end) as j:
                 block = value + j * width * g.d
-                for row in rows:  # rows are too far apart for the prefetcher of the hardware
+                for row in rows:  # rows are too far apart for the hardware prefetcher
                     for t in range(KEY_TILE):
                         k.prefetch(g.weights, row * stride + j * width + t * lanes)
                 sums = [[Variable(k, k.full(0.0)) for _ in range(KEY_TILE)] for _ in rows]
@@ -166,7 +168,7 @@ def score_gradient_kernel(bits: int, single: bool) -> Kernel[ScoreGradient]:
 
 
 def _dot(k: Kernel[ScoreGradient], x: RealPointer, y: RealPointer, count: Value) -> Value:
-    """The dot product of two rows of whole registers, in every lane."""
+    """Return the dot product of two rows of whole registers, in every lane."""
     total = Variable(k, k.full(0.0))
     with k.loop(0, count, k.lanes) as c:
         total.set(k.fma(k.load(x, c), k.load(y, c), total.get()))
@@ -175,7 +177,7 @@ def _dot(k: Kernel[ScoreGradient], x: RealPointer, y: RealPointer, count: Value)
 
 @compiled
 def value_gradient_kernel(bits: int) -> Kernel[ValueGradient]:
-    """weights^T grad_output, (batch, m, d)."""
+    """Write weights^T grad_output, (batch, m, d)."""
     k = Kernel("value_gradient", ValueGradient, bits)
     g = k.argument
     stride = g.stride
@@ -192,9 +194,9 @@ def value_gradient_kernel(bits: int) -> Kernel[ValueGradient]:
 
 @compiled
 def unit_gradient_kernel(bits: int, direct: bool, single: bool) -> Kernel[UnitGradient]:
-    """da (entries, n, h), db (entries, m, h) and sum_ij s r (entries, h); from factors or from a and b.
+    """Write da (entries, n, h), db (entries, m, h) and sum_ij s r (entries, h).
 
-    `single` for one query.
+    From factors, or with `direct` from a and b; `single` for one query.
     """
     name = "unit_gradient" + "_direct" * direct + "_single" * single
     k = Kernel(name, UnitGradient, bits)
@@ -230,7 +232,7 @@ def unit_gradient_kernel(bits: int, direct: bool, single: bool) -> Kernel[UnitGr
 
 
 class _UnitTile:
-    """Walks over all pairs (query, key) of some hidden units of one batch entry."""
+    """Gradients over all pairs (query, key) of one task's hidden units."""
 
     def __init__(self, k: Kernel[UnitGradient], batch: Value, first: Value, keys: RealPointer, key_sums: RealPointer,
                  direct: bool, single: bool) -> None:  # fmt: skip
@@ -239,7 +241,7 @@ class _UnitTile:
         self.a_rows = k.load_int(k.argument.a_index, batch) * k.argument.n
 
     def walk(self, start: Value, stop: Value, units: int, clamp: bool) -> None:
-        """Take the units from `start` to `stop`, so many at a time."""
+        """Process the hidden units from `start` to `stop`, `units` at a time."""
         k, g = self.k, self.k.argument
         tiles = (g.n + (ROWS - 1)) // ROWS
         width = key_lanes(k.bits)
@@ -269,10 +271,10 @@ class _UnitTile:
                 s = k.load(g.score_grad, gradient + j)
                 for i, (t, r) in enumerate(self._terms(e, keys, clamp)):
                     q = s * r
-                    # The difference 2 - r would cancel, and r² underflow. Slopes need no cut where they are summed over
-                    # queries: the largest makes the sum.
+                    # The difference 2 - r would cancel, and r² underflow. Slopes summed over queries need no cut: the
+                    # largest dominates the sum.
                     change = s * cut_slope(k, r * t * r) if self.single else q * (r * t)
-                    if self.direct:  # r is NaN for a key that is NaN, also where it is excluded
+                    if self.direct:  # r is NaN for a NaN key, even an excluded one
                         q, change = (k.select(s.compare("==", 0.0), s, x) for x in (q, change))
                     totals[i].add(q)
                     query_sum[i].add(change)
@@ -289,7 +291,7 @@ class _UnitTile:
             k.store_first(k.broadcast(g.grad_weight, place) + k.sum(totals[i].get()), g.grad_weight, place)
 
     def _terms(self, e: list[Value], f: list[Value], clamp: bool) -> list[tuple[Value, Value]]:
-        """EF and r = 2/(1 + EF) of one or two units; two share one division."""
+        """Return EF and r = 2/(1 + EF) of one or two units; two share one division."""
         k, two = self.k, self.k.full(2.0)
         if self.direct:
             ts = [direct_exponential(k, x + y) for x, y in zip(e, f, strict=True)]
@@ -306,7 +308,7 @@ class _UnitTile:
 
 @compiled
 def weight_gradient_kernel(bits: int) -> Kernel[WeightGradient]:
-    """Minus the sum over the entries, which is rounded once: what addition loses is added up by itself."""
+    """Write minus the sum over the entries, by compensated summation: rounding errors are summed separately."""
     k = Kernel("weight_gradient", WeightGradient, bits)
     g = k.argument
 

@@ -1,6 +1,6 @@
-"""Bahdanau's decoding step on the CPU: one query per source sentence, the factors of its keys made once.
+"""Bahdanau's decoding step on the CPU: one query per source sentence, with precomputed key factors.
 
-A step reads each key factor and value once, in the order of memory; blocks without an attendable key are not read.
+A step reads each key factor and value once, in memory order; blocks without an attendable key are not read.
 """
 
 from array import array
@@ -34,17 +34,17 @@ from .layout import (
 )
 from .step import Step, step_kernel
 
-# words that change from step to step
+# argument slots that change from step to step
 QUERY_RAW, QUERY_FACTOR = Step.terms + Terms.query_raw, Step.terms + Terms.query_factor
 OUTPUT, SCRATCH, REDO, MASK = Step.output, Step.scratch, Step.redo, Step.mask
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Tensors that a step reads, beside the keys and values as given.
+    """Precomputed tensors of a step, besides the caller's keys and values.
 
-    `raw` holds the keys in the compute type where the given ones are in another, or not contiguous, else nothing;
-    `value` is finite; `nonfinite` says whether the given one was not.
+    `raw` holds the keys in the compute dtype if the caller's have another or are not contiguous, and is empty
+    otherwise; `value` is finite; `nonfinite` is True if the caller's values were not all finite.
     """
 
     raw: Tensor
@@ -63,18 +63,18 @@ class Prepared:
     nonfinite: Tensor
 
     def tensors(self) -> list[Tensor]:
-        """All of them, in order."""
+        """Return all tensors, in order of the fields."""
         return [getattr(self, field) for field in self.__dataclass_fields__]
 
 
 def _as_given(b: Tensor) -> bool:
-    """Whether kernels read the keys where they are."""
+    """Return whether kernels can read the keys without a copy."""
     return b.dtype is compute_type(b.dtype) and b.is_contiguous()
 
 
 @operator("additive_keys_cpu")
 def keys_op(b: Tensor, w_v: Tensor, value: Tensor) -> list[Tensor]:
-    """The tensors of `Prepared` for b (*batch, m, h), w_v (h), value (*batch, m, d_v), none of them empty."""
+    """Tensors of `Prepared` for b (*batch, m, h), w_v (h), value (*batch, m, d_v), all non-empty."""
     compute = compute_type(b.dtype)
     weight = Weight.of(w_v.to(compute).contiguous())
     keys = flatten(b, compute)
@@ -113,13 +113,13 @@ def _(b: Tensor, w_v: Tensor, value: Tensor) -> list[Tensor]:
 
 
 def prepare(b: Tensor, w_v: Tensor, value: Tensor) -> Prepared:
-    """b (*batch, m, h), w_v (h), value (*batch, m, d_v), none of them empty; b and value keep batches of their own."""
+    """Prepare b (*batch, m, h), w_v (h), value (*batch, m, d_v), all non-empty; batches may differ but broadcast."""
     return Prepared(*keys_op(b.detach(), w_v.detach(), value.detach()))
 
 
 @operator("additive_step_cpu")
 def step_op(a: Tensor, prepared: list[Tensor], b: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """Context (*batch, d_v) of one query (*batch, h) for each source; mask (*batch, m)."""
+    """Context (*batch, d_v) of one query (*batch, h) per source; mask (*batch, m)."""
     source, (m, h), d = Prepared(*prepared), b.shape[-2:], value.shape[-1]
     raw = b.reshape(-1, m, h) if _as_given(b) else source.raw
     weight = Weight(source.w_v, source.flip, source.ratio, source.offset, source.minus_two_scale, source.unit)
@@ -147,22 +147,22 @@ def _(a: Tensor, prepared: list[Tensor], b: Tensor, value: Tensor, mask: Tensor 
 
 
 def step(prepared: Prepared, a: Tensor, b: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """Context of `a` (*batch, h) over the keys b and values that were prepared, without gradients."""
+    """Return the context of `a` (*batch, h) over the prepared keys b and values, without gradients."""
     output: Tensor = step_op(a, prepared.tensors(), b.detach(), value.detach(), mask)
     return output
 
 
 def fused(prepared: Prepared, b: Tensor, w_v: Tensor, value: Tensor) -> "FusedStep | None":
-    """Steps in one call of a kernel, for addressable operands, finite values and equal batches; else None."""
+    """Return a `FusedStep` for addressable operands, finite values and equal batches; else None."""
     serves = not intercepted() and all(addressable(x) for x in (b, w_v, value)) and b.shape[:-2] == value.shape[:-2]
     return FusedStep(prepared, b, w_v, value) if serves and not prepared.nonfinite else None
 
 
 class FusedStep:
-    """Decoding steps with one cache, each a single call of a kernel.
+    """Decoding steps over one cache, each a single kernel call.
 
-    Never raises: ``__call__`` gives None for what it leaves to `step`. After the first query that factors do not serve,
-    it leaves all later steps to that.
+    Never raises: ``__call__`` returns None for a step that `step` must compute. After the first query out of the
+    factors' range, it returns None for all later steps.
     """
 
     def __init__(self, prepared: Prepared, b: Tensor, w_v: Tensor, value: Tensor) -> None:
@@ -188,12 +188,12 @@ class FusedStep:
             flip=prepared.flip, key_maximum=prepared.maximum, key_maximum_flag=prepared.maximum_flag,
             redo=array("q", [0]),
         )  # fmt: skip
-        # kept alive: their addresses are among the words
+        # kept alive: the argument slots hold addresses of these tensors
         self.arguments = arguments
         self.words = arguments.to_words()
 
     def __call__(self, a: Tensor, mask: Tensor | None) -> Tensor | None:
-        """Context (*batch, d) of one query (*batch, h) for each source; mask (*batch, m)."""
+        """Return the context (*batch, d) of one query (*batch, h) per source, or None; mask (*batch, m)."""
         fits = (
             self.useful
             and a.shape == self.shape

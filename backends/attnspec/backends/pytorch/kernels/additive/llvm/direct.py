@@ -1,6 +1,6 @@
-"""Calls of the direct kernels: what is known of a call from its shapes is found once, in a plan.
+"""Calls of the pointwise ("direct") kernels, forward and backward, with plans cached by shape.
 
-A call takes the batch in pieces that stay in the processor's cache, projections included.
+Large batches are processed in pieces that stay in the processor's cache, projections included.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ _plans: Plans[tuple[Plan | None]] = Plans()
 
 
 def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor | None:
-    """`attend` for projected operands that fit together; None also for empty ones. Batches of any kind broadcast."""
+    """`attend` for projected operands of matching shapes, whose batches broadcast; None also for empty operands."""
     if mask is not None and not addressable(mask):
         return None
     shapes = [a.shape[:-2], b.shape[:-2], value.shape[:-2]]
@@ -65,7 +65,7 @@ def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | N
 
 
 def attend(plan: Plan, operands: tuple[Any, ...], mask: Tensor | None, tracked: bool) -> Tensor | None:
-    """The output for operands in memory; None where NaN at excluded keys may have made it or a gradient wrong."""
+    """Return the output, or None under a mask if NaN was met, perhaps from an excluded key."""
     operands = Operands(*operands)
     value = operands.value
     if mask is not None:
@@ -83,9 +83,9 @@ def attend(plan: Plan, operands: tuple[Any, ...], mask: Tensor | None, tracked: 
 def _in_pieces(
     plan: Plan, operands: Operands, mask: Tensor | None, kept: Sequence[Tensor] | None = None
 ) -> tuple[Tensor, bool]:
-    """The output of a batch of several pieces in the dtype of the operands, and whether a NaN was met.
+    """Return the output of a batch in pieces, in the operands' dtype, and whether a NaN was met.
 
-    Projected query and key, and weights, go to what is ``kept``.
+    Projected query and key, and weights, are written to the tensors ``kept``.
     """
     query, key, value, w_q, w_k, w_v = operands
     rows = [x.reshape(plan.entries, *x.shape[-2:]) for x in (query, key, value)]
@@ -104,25 +104,25 @@ def _in_pieces(
 
 
 def _kept(plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
-    """Memory for what the backward reads of all pieces, in the dtype of the sums."""
+    """Return memory for a, b and weights of all pieces, which the backward reads, in the dtype of sums."""
     sizes = (plan.n, plan.h), (plan.m, plan.h), (plan.n, plan.m)
     a, b, weights = (torch.empty(plan.entries, *size, dtype=plan.real) for size in sizes)
     return a, b, weights
 
 
 _NOWHERE = None, None, None
-"""No memory for what is found in between, and no weights."""
+"""No memory to write projections to, and weights are not saved."""
 
 Found: TypeAlias = tuple[Tensor, bool, Tensor, Tensor, Tensor | None]
-"""Output, whether a NaN was met, projected query and key, and weights if they are to be saved."""
+"""Output, whether a NaN was met, projected query and key, and weights or None."""
 
 
 Projections: TypeAlias = tuple[Callable[[Tensor, Tensor | None], Tensor], Callable[[Tensor, Tensor | None], Tensor]]
-"""Those of queries and of keys, to the dtype of the sums, in memory that may be given."""
+"""Projections of queries and keys, in the dtype of sums; called with a tensor and memory for the result or None."""
 
 
 def _projections(operands: Operands) -> Projections:
-    """For calls with so many rows."""
+    """Return the projections of the operands, or identities if they are projected already."""
     query, key, _, w_q, w_k, _ = operands
     if w_q is None or w_k is None:
         return _as_given, _as_given
@@ -138,9 +138,9 @@ def _forward(
     plan: Plan, operands: Operands, project: Projections, mask: Tensor | None, part: tuple[int, int],
     into: Sequence[Tensor | None] = _NOWHERE,
 ) -> Found:  # fmt: skip
-    """What is found for some entries, in the dtype of the sums.
+    """Run the forward kernel for the entries ``part`` = (start, stop), in the dtype of sums.
 
-    ``into`` is memory for projected query and key, and for weights, which are kept only there.
+    ``into`` is memory for projected query and key and for weights; weights are saved only if it has room for them.
     """
     query, key, value, _, _, w_v = operands
     entries = part[1] - part[0]
@@ -169,14 +169,14 @@ def _forward(
 
 
 class DirectAttention(torch.autograd.Function):
-    """The output, and whether a NaN was met."""
+    """Attention by the direct kernels: returns the output, and whether a NaN was met."""
 
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, w_q: Tensor | None, w_k: Tensor | None, w_v: Tensor,
         mask: Tensor | None, plan: Plan,
     ) -> tuple[Tensor, bool]:  # fmt: skip
-        """Keep the projected operands and the weights, and, where they are few numbers, what was widened."""
+        """Save projected operands and weights, and if small, the operands widened to float32."""
         operands = Operands(query, key, value, w_q, w_k, w_v)
         kept: Sequence[Tensor | None] = ()
         if len(plan.pieces) > 1:
@@ -196,7 +196,7 @@ class DirectAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
-        """Gradients of the operands that need them."""
+        """Return gradients of the operands that need them."""
         saved = ctx.saved_tensors
         operands, (a, b, weights), wanted = Operands(*saved[:6]), saved[6:9], ctx.needs_input_grad
         kept = Operands(*saved[9:]) if len(saved) > 9 else None

@@ -1,4 +1,4 @@
-"""Gradients by the direct kernels, for a whole batch or for the pieces of its plan."""
+"""Gradients by the pointwise ("direct") kernels, for a whole batch or piece by piece."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -21,7 +21,7 @@ def gradients(
     plan: Plan, operands: Operands, gradient: Tensor, a: Tensor | None, b: Tensor | None, weights: Tensor,
     wanted: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Gradients of the operands that are wanted, in their shapes and dtype, which is that of the sums."""
+    """Return gradients of the `wanted` operands, in their shapes and in the dtype of sums."""
     query, key, value, w_q, w_k, w_v = operands
     if plan.half:
         gradient = gradient.float()
@@ -47,11 +47,10 @@ def gradients(
 def _constant(
     plan: Plan, a: Tensor, b: Tensor, value: Tensor, gradient: Tensor, weights: Tensor, wanted: Sequence[bool]
 ) -> bool:
-    """Whether gradients of projections are wanted, and weights are 1 whatever the scores: there is one key, and
-    scores and gradients of weights are finite.
+    """Return True if projections' gradients are wanted and exactly 0: one key, with finite scores and gradients.
 
-    Then gradients of scores are 0, and so is what they are multiplied with: of infinite operands projections would be
-    infinite too, or NaN.
+    With one key the weight is 1 whatever its score, so score gradients are 0, and so are their products with operands:
+    0·∞ cannot occur, because an infinite operand would make its projection infinite or NaN.
     """
     through = wanted[0] or wanted[1] or wanted[3] or wanted[4]
     if plan.m > 1 or not through or not all(map(finite, (a, b, weights))):
@@ -64,7 +63,7 @@ def in_pieces(
     plan: Plan, operands: Operands, gradient: Tensor, a: Tensor | None, b: Tensor | None, weights: Tensor,
     wanted: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """`gradients` by the pieces of a batch, where no entries share operands; in the dtype of the operands."""
+    """`gradients` piece by piece, if no entries share operands; in the operands' dtype."""
     query, key, value, w_q, w_k, w_v = operands
     constant = a is not None and b is not None and _constant(plan, a, b, value, gradient, weights, wanted)
     rows = [x.reshape(plan.entries, *x.shape[-2:]) for x in (query, key, value)]
@@ -84,11 +83,11 @@ def _by_parts(
     plan: Plan, operands: Operands, gradient: Tensor, a: Tensor | None, b: Tensor | None, weights: Tensor,
     wanted: Sequence[bool], constant: bool,
 ) -> list[Tensor | None]:  # fmt: skip
-    """Each piece by itself, written where it belongs; those of the weights are added up."""
+    """Compute each piece's gradients into its slice of the result; sum those of the weights."""
     w_q, w_k, w_v = (None if w is None else widened(w) for w in operands[3:])
     assert w_v is not None
     memory = _memory(plan, w_v, 3)
-    # not like the operands, whose strides may be others
+    # new_empty, not empty_like: the operands may have other strides
     of_rows = [x.new_empty(x.shape) if want else None for x, want in zip(operands[:3], wanted[:3], strict=True)]
     of_weights = [
         w.new_zeros(w.shape) if want and w is not None else None
@@ -118,7 +117,7 @@ def _by_parts(
 def _add_through(
     gradient: Tensor, x: Tensor, w: Tensor | None, target: Tensor | None, total: Tensor | None, constant: bool
 ) -> None:
-    """Write the gradient of x to ``target`` and add that of the weight w that projected it to ``total``, if given."""
+    """Write the gradient of x to ``target``, and add that of its projection weight w to ``total``, unless None."""
     if constant:
         if target is not None:
             target.zero_()
@@ -137,9 +136,9 @@ def _add_through(
 
 
 def _memory(plan: Plan, like: Tensor, count: int) -> list[Tensor]:
-    """For gradients of a, b and value of a piece, or the first of them, in the dtype of ``like``.
+    """Return memory for a piece's gradients of a, b and value (the first ``count``), in the dtype of ``like``.
 
-    The next piece finds it in the cache.
+    All pieces reuse it, so that it stays in the cache.
     """
     entries = max(stop - start for start, stop in plan.pieces)
     return [like.new_empty(entries, *size) for size in ((plan.n, plan.h), (plan.m, plan.h), (plan.m, plan.d))[:count]]
@@ -149,7 +148,7 @@ def _by_rounded(
     plan: Plan, operands: Operands, gradient: Tensor, a: Tensor, b: Tensor, weights: Tensor, wanted: Sequence[bool],
     constant: bool,
 ) -> list[Tensor | None]:  # fmt: skip
-    """Gradients of a and b are rounded to bfloat16, of which the processor multiplies twice as many at once."""
+    """`_by_parts` with gradients of a and b rounded to bfloat16, whose products are twice as fast."""
     query, key, value, w_q, w_k, w_v = operands
     by_a, by_b = value.new_empty(a.shape), value.new_empty(b.shape)
     units = widened(w_v)
@@ -179,14 +178,14 @@ def _by_rounded(
 
 
 def _own(gradient: Tensor, x: Tensor, shared: bool) -> Tensor:
-    """The gradient (entries, rows, columns) in the batch of an operand."""
+    """Return the gradient (entries, rows, columns) in the batch shape of x, summed if entries share x."""
     return (gradient.sum(0) if shared else gradient).view(*x.shape[:-1], gradient.shape[-1])
 
 
 def _through(
     gradient: Tensor, x: Tensor, w: Tensor | None, of_input: bool, of_weight: bool, constant: bool, plainly: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of x and of the weight that projected it, of that of the projection; ``plainly`` by PyTorch."""
+    """Return gradients of x and of its projection weight w from the projection's; ``plainly`` uses PyTorch only."""
     if w is None:
         return gradient, None
     if constant:
@@ -203,9 +202,9 @@ def _by_kernel(
     plan: Plan, a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, gradient: Tensor, weights: Tensor,
     memory: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of a, b and value by entries, in ``memory`` if it is given, and of w_v.
+    """Return gradients of a, b and value per entry, in ``memory`` unless None, and of w_v.
 
-    The memory of b and value may be of a half dtype where there is one query.
+    The memory of b and value may be of a half dtype if there is one query.
     """
     # hooks on saved tensors may have changed their strides
     a, b, w_v, value = a.resolve_neg().contiguous(), b.resolve_neg().contiguous(), w_v.contiguous(), value.contiguous()
@@ -240,7 +239,7 @@ _BACKWARD = tuple(
 def _by_pytorch(
     plan: Plan, a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, gradient: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same by PyTorch's operations, for what kernels cannot read: batched gradients, dispatch modes, subclasses."""
+    """`_by_kernel` by PyTorch operations, for batched gradients, dispatch modes and subclasses."""
     e = plan.entries
     a, b, value = (x.reshape(-1, *x.shape[-2:]).expand(e, -1, -1) for x in (a, b, widened(value)))
     gradient = gradient.reshape(e, plan.n, plan.d)
@@ -249,7 +248,7 @@ def _by_pytorch(
     delta = (weights * of_weights).masked_fill(weights == 0, 0).sum(-1, keepdim=True)
     of_scores = (weights * (of_weights - delta)).masked_fill(weights == 0, 0)
     of_sums = of_scores.unsqueeze(-1) * (1 - tanh * tanh)
-    # stops a NaN in the incoming gradient of a row without an attendable key
+    # stops NaN in the incoming gradient of a row without an attendable key
     gradient = gradient.masked_fill((weights == 0).all(-1, keepdim=True), 0)
     by_w = (of_scores.unsqueeze(-1) * tanh).sum((0, 1, 2))
     return of_sums.sum(-2) * w_v, of_sums.sum(-3) * w_v, weights.mT @ gradient, by_w

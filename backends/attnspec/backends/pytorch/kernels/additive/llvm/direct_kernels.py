@@ -1,13 +1,13 @@
-"""Additive attention of few terms: one kernel forward and one backward, which take every tanh by itself.
+"""Pointwise kernels of additive attention for few terms: forward and backward, one tanh per term.
 
-Factors of queries and keys, as `scores` has them, cost a pass over both and a plan for what they cannot hold. Where a
-query or a key meets few others, that takes longer than the exponentials that they save. Here hidden units lie in the
-lanes, so that nothing is transposed or padded either: a and b are read as the products leave them.
+The factors of `scores` cost a pass over queries and keys and range checks. If a query or key meets few others, that
+takes longer than the exponentials it saves. Here hidden units lie in the lanes, so nothing is transposed or padded: a
+and b are read as the projections wrote them.
 
     e = exp 2(a+b),  r = 1/(1+e),  tanh(a+b) = 1 - 2r,  1 - tanh² = 4er²
 
 Two units of a key share a division; no result depends on another query or key. A task of the backward owns a batch
-entry, so that every sum has one order.
+entry, so that the order of every sum is fixed.
 """
 
 from collections.abc import Sequence
@@ -40,19 +40,19 @@ from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp
 from .scores import cut_slope
 
 KEYS = 2
-"""Keys whose scores are in registers at once."""
+"""Keys per tile whose scores are in registers."""
 UNITS = 4 if HAS_512_BITS else 2
-"""Vectors of hidden units whose gradients are in registers at once."""
+"""Vectors of hidden units per tile whose gradients are in registers."""
 COLUMNS = 4
-"""Vectors of a pooled value that are in registers at once."""
+"""Vectors of a pooled value per tile, in registers."""
 
 
 class Direct(Arguments):
-    """What both kernels take.
+    """Common arguments of both kernels.
 
-    ``a`` (·, n, h), ``b`` (·, m, h), ``value`` (·, m, d) and ``weights`` (entries, n, m) are contiguous; entries of
-    the first three are ``…_entry`` numbers apart, 0 where all share one. ``causal`` is whether query i sees the keys
-    up to i only. Values may be of a half dtype.
+    ``a`` (·, n, h), ``b`` (·, m, h), ``value`` (·, m, d) and ``weights`` (entries, n, m) are contiguous; entries of the
+    first three are ``…_entry`` elements apart, 0 if all share one. With ``causal``, query i sees only keys up to i.
+    Values may be of a half dtype.
     """
 
     tasks: Size
@@ -74,8 +74,8 @@ class Direct(Arguments):
 class Forward(Direct):
     """Arguments of `forward_kernel`; a task is a query of an entry.
 
-    ``mask`` has rows of booleans, ``mask_row`` apart, those of entries ``mask_entry``; ``output`` is (entries, n, d).
-    ``nan`` becomes 1 where a score or a result is NaN.
+    ``mask`` has rows of booleans ``mask_row`` apart, entries ``mask_entry`` apart; ``output`` is (entries, n, d).
+    ``nan`` becomes 1 if a score or a result is NaN.
     """
 
     mask: OptionalBooleans
@@ -87,9 +87,9 @@ class Forward(Direct):
 
 
 class Backward(Direct):
-    """Arguments of `backward_kernel`; a task is an entry. All that begins with ``grad_`` is written, but the first.
+    """Arguments of `backward_kernel`; a task is an entry. All ``grad_…`` except ``grad_output`` are written.
 
-    ``grad_b`` and ``grad_value`` may be of a half dtype where there is one query.
+    ``grad_b`` and ``grad_value`` may be of a half dtype if there is one query.
     """
 
     weights: Reals
@@ -101,18 +101,18 @@ class Backward(Direct):
 
 
 def _top(k: Kernel) -> float:
-    """The largest a + b that counts: beyond, 1 - tanh rounds to 0, and products of two 1 + e are still finite."""
+    """Return the bound of a + b: tanh rounds to 1 beyond it, and products of two 1 + e stay finite."""
     return 20.0 if k.bits == 32 else 150.0
 
 
 def _exponentials(k: Kernel, xs: list[Value]) -> list[Value]:
-    """e of sums a + b."""
+    """Return e = exp 2x of sums x = a + b."""
     top = k.full(_top(k))
     return [exp(k, k.select(x.compare(">", top), top, x) * 2.0) for x in xs]
 
 
 def _reciprocals(k: Kernel, es: list[Value]) -> list[Value]:
-    """r of one or two e, by one division."""
+    """Return r = 1/(1 + e) of one or two e, by one division."""
     xs = [e + 1.0 for e in es]
     if len(xs) == 1:
         return [k.full(1.0) / xs[0]]
@@ -126,7 +126,7 @@ def _inside(k: Kernel, count: Value, first: Value) -> Value:
 
 @compiled
 def forward_kernel(bits: int, stored: str = "real") -> Kernel[Forward]:
-    """Output and, on request, weights; values are ``stored`` as `Memory.load_stored` says."""
+    """Write the output, and weights if their slot is set; ``stored`` is the format of values (`Memory.load_stored`)."""
     k = Kernel("direct_forward", Forward, bits)
     g = k.argument
     with k.tasks(g.tasks) as task:
@@ -138,7 +138,7 @@ def forward_kernel(bits: int, stored: str = "real") -> Kernel[Forward]:
         _pool(k, entry, task, stop, scores, reciprocal, stored)
 
         def keep(j: Value, inside: Value | None) -> None:
-            # a key after the query keeps its 0 in a row that is NaN; under a mask such a row is computed again
+            # keys after the query keep weight 0 even if the row is NaN; with a mask, `llvm` recomputes such a call
             seen = _inside(k, stop, j)
             weight = k.select(seen, k.load_lanes(seen, scores, j) * reciprocal, k.full(0.0))
             store(k, weight, inside, g.weights, task * g.m + j)
@@ -149,7 +149,7 @@ def forward_kernel(bits: int, stored: str = "real") -> Kernel[Forward]:
 
 
 def _scores(k: Kernel[Forward], entry: Value, i: Value, stop: Value, scores: RealPointer) -> None:
-    """Scores of a query, its keys up to `stop`."""
+    """Write the scores of a query with its keys up to `stop`."""
     g = k.argument
     a = g.a + (entry * g.a_entry + i * g.h)
     keys = g.b + entry * g.b_entry
@@ -177,9 +177,9 @@ def _scores(k: Kernel[Forward], entry: Value, i: Value, stop: Value, scores: Rea
 
 
 def _softmax(k: Kernel[Forward], entry: Value, i: Value, stop: Value, scores: RealPointer) -> Value:
-    """Scores into exp(score - maximum), exactly 0 where not attendable; the reciprocal of their sum, 0 without keys.
+    """Replace scores by exp(score - maximum), 0 where not attendable; return 1 / their sum, 0 without keys.
 
-    Where all attendable scores are −∞, they become NaN.
+    If all attendable scores are −∞, they become NaN.
     """
     g = k.argument
     lowest = k.full(float("-inf"))
@@ -193,12 +193,12 @@ def _softmax(k: Kernel[Forward], entry: Value, i: Value, stop: Value, scores: Re
 
     with k.loop(0, stop, k.lanes) as j:
         inside = _inside(k, stop, j)
-        # there is room for a whole register behind the scores
+        # scratch memory has room for a whole register after the scores
         score = k.select(inside, k.load(scores, j), lowest)
         strange.set(strange.get() | k.select(k.any(score.compare("!=", score)), k.integer(1), k.integer(0)))
         score = k.select(attendable(j, inside), score, lowest)
         k.store(score, scores, j)
-        maximum.set(k.maximum(score, maximum.get()))  # in this order a NaN is passed over
+        maximum.set(k.maximum(score, maximum.get()))  # in this order a NaN score is ignored
     with k.when(strange.get().is_nonzero()):
         k.store_int(strange.get(), g.nan, 0)
     largest = k.max(maximum.get())
@@ -217,7 +217,7 @@ def _softmax(k: Kernel[Forward], entry: Value, i: Value, stop: Value, scores: Re
 
 def _pool(k: Kernel[Forward], entry: Value, row: Value, stop: Value, weights: RealPointer, scale: Value,
           stored: str) -> None:  # fmt: skip
-    """The weighted sum of the values, times `scale`, into a row of the output."""
+    """Write the weighted sum of the values, times `scale`, to a row of the output."""
     g = k.argument
     values, output = g.value + entry * g.value_entry * size_of(k, stored), g.output + row * g.d
 
@@ -239,16 +239,16 @@ def _pool(k: Kernel[Forward], entry: Value, row: Value, stop: Value, weights: Re
 
 @compiled
 def backward_kernel(bits: int, stored: str = "real", of_b: str = "real", of_value: str = "real") -> Kernel[Backward]:
-    """Gradients of a, b, value, and of w_v by entries.
+    """Write gradients of a, b, value, and of w_v per entry.
 
-    How values are ``stored``, and gradients ``of_b`` and ``of_value``, is said as in `Memory.load_stored`.
+    ``stored``, ``of_b`` and ``of_value`` are the formats of values and of these gradients, as in `Memory.load_stored`.
     """
     k = Kernel("direct_backward", Backward, bits)
     g = k.argument
     with k.tasks(g.tasks) as entry:
         by_b, by_w = g.grad_b + entry * g.m * g.h * size_of(k, of_b), g.grad_w + entry * g.h
         by_value = g.grad_value + entry * g.m * g.d * size_of(k, of_value)
-        # keys that the first query does not see
+        # clear the sums of keys that the first query does not see
         seen = k.select(g.causal.is_nonzero(), k.integer(1), g.m)
         for target, width, written in ((by_b, g.h, of_b), (by_value, g.d, of_value)):
             first = seen * width
@@ -270,7 +270,7 @@ def backward_kernel(bits: int, stored: str = "real", of_b: str = "real", of_valu
 
 def _found_before(k: Kernel[Backward], i: Value, inside: Value | None, row: BytePointer, place: Value,
                   written: str = "real") -> Value:  # fmt: skip
-    """What the queries before query i added up; nothing is read for the first, nor for the only one."""
+    """Return the sum over queries before i; 0, without reading memory, for the first or only query."""
     if written != "real":
         return k.full(0.0)
     before = k.lanes_below(k.select(i.is_zero(), k.integer(0), k.integer(k.lanes)))
@@ -279,7 +279,7 @@ def _found_before(k: Kernel[Backward], i: Value, inside: Value | None, row: Byte
 
 def _score_gradients(k: Kernel[Backward], entry: Value, i: Value, stop: Value, of_scores: RealPointer,
                      by_value: BytePointer, stored: str, written: str) -> None:  # fmt: skip
-    """Gradients of a query's scores; its part of those of the values."""
+    """Write gradients of a query's scores; add its part to the gradients of values."""
     g = k.argument
     row = entry * g.n + i
     weights, gradient = g.weights + row * g.m, g.grad_output + row * g.d
@@ -309,7 +309,7 @@ def _score_gradients(k: Kernel[Backward], entry: Value, i: Value, stop: Value, o
 
 def _unit_gradients(k: Kernel[Backward], entry: Value, i: Value, stop: Value, of_scores: RealPointer,
                     by_b: BytePointer, by_w: RealPointer, written: str) -> None:  # fmt: skip
-    """Gradients of a query's a, and its part of those of b (times the weight with the last query) and of the weight."""
+    """Write a query's gradient of a; add its part to those of b (times w at the last query) and w."""
     g = k.argument
     a, keys = g.a + (entry * g.a_entry + i * g.h), g.b + entry * g.b_entry
     by_a = g.grad_a + (entry * g.n + i) * g.h

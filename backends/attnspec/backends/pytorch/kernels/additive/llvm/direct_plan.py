@@ -1,4 +1,4 @@
-"""What all calls of the direct kernels with the same shapes have in common, found once."""
+"""Plans of the pointwise ("direct") kernels, shared by all calls with the same shapes."""
 
 from array import array
 from typing import Any, NamedTuple
@@ -18,18 +18,18 @@ from attnspec.backends.pytorch.runtime.plans import plan_class
 from .direct_kernels import Backward, Forward, forward_kernel
 
 PIECE = 2**17 if is_zen() else 2**20
-"""Numbers of projected keys that are made at a time: 512 KiB of float32, or 4 MiB."""
+"""Elements of projected keys in one piece of a batch: 512 KiB of float32, or 4 MiB."""
 
 PARTS_REALS = is_zen()
-"""Whether batches of other dtypes than the half ones are taken in pieces too. On Intel's processors, whose caches are
-large, PyTorch multiplies whole matrices faster by more than the pieces save."""
+"""True if float32 and float64 batches are split into pieces too, not only half dtypes. On Intel's processors, whose
+caches are large, PyTorch's speed-up for whole matrices exceeds the savings of pieces."""
 
 PIECE_OF_WEIGHTS = 4
-"""A piece has at least so many times as many numbers as the weights: it reads them twice, and adds its share of their
-gradients to that of the pieces before."""
+"""Least elements of a piece per element of a projection weight. Each piece reads the weights twice and adds to their
+gradients."""
 
 LEAST_QUERIES = 4
-"""Queries of a piece, which are as many tasks: threads share no more. Results depend on pieces, and not on threads."""
+"""Least queries of a piece; each is a task for a thread. Results depend on pieces, but not on the thread count."""
 
 
 class Operands(NamedTuple):
@@ -48,11 +48,11 @@ class Operands(NamedTuple):
 
 @plan_class
 class Plan:
-    """What all calls with the same shapes, dtype and flags have in common.
+    """Kernels, sizes and argument slots shared by all calls with the same shapes, dtype and flags.
 
-    Words are those that the kernels take, without the addresses; ``reads`` says how values are stored that the kernels
-    read, as `Memory.load_stored` does, and ``rounds`` that gradients of projections are rounded to bfloat16, for the
-    processor to multiply twice as many at once.
+    ``forward_words`` and ``backward_words`` are argument slots without addresses. ``reads`` is the stored format of
+    values, as in `Memory.load_stored`. With ``rounds``, gradients of projections are rounded to bfloat16, of which the
+    processor multiplies twice as many at once.
     """
 
     batch: torch.Size
@@ -82,7 +82,7 @@ class Plan:
 
 
 def plan(operands: Operands, mask: Tensor | None, causal: bool, batch: torch.Size) -> Plan | None:
-    """The plan of a call whose shapes are right and not empty; None for batches that the kernels do not take."""
+    """Return the plan of a valid, non-empty call; None if an operand broadcasts over part of the batch."""
     query, key, value, w_q, w_k, w_v = operands
     entries, n, m, h, d = batch.numel(), query.shape[-2], key.shape[-2], w_v.shape[0], value.shape[-1]
     given = [query, key, value] if mask is None else [query, key, value, mask]
@@ -93,7 +93,7 @@ def plan(operands: Operands, mask: Tensor | None, causal: bool, batch: torch.Siz
     half = query.dtype in HALF_DTYPES
     rows = 0 if mask is None else mask.shape[-2]
     weights = 0 if w_k is None else w_k.numel()
-    widest = max(h, key.shape[-1], d) if half else max(h, 1)  # keys and values of half dtypes are made wider, too
+    widest = max(h, key.shape[-1], d) if half else max(h, 1)  # keys and values of half dtypes are widened, too
     size = max(-(-LEAST_QUERIES // n), max(PIECE, PIECE_OF_WEIGHTS * weights) // (m * widest))
     parted = half or (PARTS_REALS and w_q is not None)
     whole = any(shared) or not parted or size >= entries
@@ -127,14 +127,14 @@ TASKS, SCRATCH, A, B, W, VALUE, MASK, OUTPUT, WEIGHTS, NAN = (
         Forward.weights, Forward.nan,
     )
 )  # fmt: skip
-"""Places of the words of `Plan.forward` that calls write."""
+"""Argument slots of `Plan.forward` that each call fills in."""
 
 STRANGE = LEADING + Forward.words
-"""Where the kernel says that it met a NaN."""
+"""The slot that the kernel sets if it met a NaN."""
 
 
 def _words(arguments: Any, scratch: int, sizes: dict[str, int]) -> "array[int]":
-    """Leading words, the sizes, and zeros; then a word for what the kernel says about NaN."""
+    """Return argument slots: leading ones, sizes, zeros for addresses, and a last one for the NaN flag."""
     words = array("q", bytes(8 * (LEADING + arguments.words + 1)))
     for name, size in sizes.items():
         words[LEADING + getattr(arguments, name)] = size
@@ -143,7 +143,7 @@ def _words(arguments: Any, scratch: int, sizes: dict[str, int]) -> "array[int]":
 
 
 def wide(operands: Operands, reads: str) -> Operands:
-    """Operands of a half dtype in float32, but for values that the kernels read as they are."""
+    """Return half-dtype operands in float32; values stay if the kernels read their dtype."""
     query, key, value, w_q, w_k, w_v = operands
     value = value.float() if reads == "real" else value
     if w_q is not None and w_k is not None:

@@ -1,4 +1,4 @@
-"""A whole call by factorised exponentials, projections included, from one plan, and its gradients."""
+"""Additive attention with projections by factorised exponentials, and its gradients, from one plan."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,8 +28,8 @@ from .pages import converted
 class Plan:
     """Sizes and kernels for all calls with the same shapes and dtypes.
 
-    ``d`` counts features of values as they are given; ``by_query`` and ``by_key`` project, and gradients go
-    ``through`` these projections.
+    ``d`` is the caller's number of value features, unpadded; ``by_query`` and ``by_key`` project, ``through_query`` and
+    ``through_key`` compute the projections' gradients.
     """
 
     sizes: Sizes
@@ -43,7 +43,7 @@ class Plan:
 
 
 def serves(operands: Operands, batch: torch.Size) -> bool:
-    """Return whether no operand is missing or empty, each is contiguous, and each has the whole batch."""
+    """Return whether all operands are present, non-empty, contiguous, and have the whole batch."""
     query, key, value, w_q, w_k, w_v = operands
     whole = all(x.shape[:-2] == batch for x in (query, key, value))
     given = [x for x in (query, key, value, w_q, w_k, w_v) if x is not None]
@@ -52,7 +52,7 @@ def serves(operands: Operands, batch: torch.Size) -> bool:
 
 
 def plan(operands: Operands, mask: Tensor | None, causal: bool, batch: torch.Size) -> Plan:
-    """The plan of calls that are served."""
+    """Return the plan of a call for which `serves` is True."""
     query, key, value, _, _, w_v = operands
     n, m, h = query.shape[-2], key.shape[-2], w_v.shape[0]
     like, d = widened(value[..., :0]), value.shape[-1]
@@ -65,7 +65,7 @@ def plan(operands: Operands, mask: Tensor | None, causal: bool, batch: torch.Siz
 
 
 def attend(plan: Plan, operands: Operands, mask: Tensor | None, tracked: bool) -> Tensor | None:
-    """The output (*batch, n, d_v) in the dtype of the operands; None where a value is not finite."""
+    """Return the output (*batch, n, d_v) in the operands' dtype; None if a value is not finite."""
     value = operands.value.detach()
     if not ((plan.are_moderate is not None and plan.are_moderate(value)) or bool(value.isfinite().all())):
         return None
@@ -74,7 +74,7 @@ def attend(plan: Plan, operands: Operands, mask: Tensor | None, tracked: bool) -
         return found
     s, entries = plan.sizes, plan.sizes.entries
     like = value.new_empty(0, dtype=s.real)
-    # in this order the memory of the steps begins on a cache line
+    # `memory` comes first so that it begins on a cache line
     _held, (memory, a, b) = pages.kept_parts(
         "additive", like, (plan.forward.size // like.element_size(), entries * s.n * s.h, entries * s.m * s.h)
     )
@@ -84,7 +84,7 @@ def attend(plan: Plan, operands: Operands, mask: Tensor | None, tracked: bool) -
 def _forward(
     plan: Plan, operands: Operands, mask: Tensor | None, a: Tensor, b: Tensor, memory: Tensor, weights: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The output, and the same (entries, n, d) before it is rounded; a and b are written, and weights if given."""
+    """Return the output, and unrounded as (entries, n, d); write a, b, and weights unless None."""
     query, key, value, w_q, w_k, w_v = operands
     assert w_q is not None
     assert w_k is not None
@@ -95,7 +95,7 @@ def _forward(
         else:
             multiply(x, w, projected)
     values, w_v = whole_registers(widened(value).view(entries, s.m, plan.d)), widened(w_v)
-    # not a view, which could not be changed in place where gradients are recorded
+    # not a view: autograd would forbid changing it in place
     output = value.new_empty(*s.batch, s.n, plan.d)
     rows, at_once = output.view(entries, s.n, plan.d), s.d == plan.d and value.dtype is s.real
     found = rows if at_once else values.new_empty(entries, s.n, s.d)
@@ -108,14 +108,14 @@ def _forward(
 
 
 class FactorisedAttention(torch.autograd.Function):
-    """The output, with gradients by the kernels."""
+    """Attention by factorised exponentials, with gradients by the kernels."""
 
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor,
         mask: Tensor | None, plan: Plan,
     ) -> Tensor:  # fmt: skip
-        """Keep projected queries and keys, the weights, and what is not rounded of the output."""
+        """Save the operands, projected queries and keys, weights, and the unrounded output."""
         operands, s, entries = Operands(query, key, value, w_q, w_k, w_v), plan.sizes, plan.sizes.entries
         like = value.new_empty(0, dtype=s.real)
         a, b = like.new_empty(entries, s.n, s.h), like.new_empty(entries, s.m, s.h)
@@ -128,7 +128,7 @@ class FactorisedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of the operands that need them."""
+        """Return gradients of the operands that need them."""
         saved = ctx.saved_tensors
         plan, wanted = ctx.plan, ctx.needs_input_grad
 
@@ -141,9 +141,9 @@ class FactorisedAttention(torch.autograd.Function):
 def _gradients(
     plan: Plan, operands: Operands, gradient: Tensor, kept: Sequence[Tensor], wanted: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of the operands that are wanted, in their shapes and dtypes, from that of the output.
+    """Return gradients of the ``wanted`` operands, in their shapes and dtypes.
 
-    What is ``kept`` are projected queries and keys, weights, and the output before it was rounded.
+    ``kept`` are projected queries and keys, weights, and the unrounded output.
     """
     # hooks on saved tensors may have changed their dtypes and strides, here and below
     query, key, value, w_q, w_k, w_v = (converted(x, gradient.dtype) for x in operands if x is not None)
@@ -184,7 +184,7 @@ def _by_kernels(
 def _by_operator(
     plan: Plan, operands: Operands, gradient: Tensor, a: Tensor, b: Tensor, weights: Tensor, output: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients by the custom operator, for batched gradients, dispatch modes and subclasses."""
+    """`_by_kernels` through the custom operator, for batched gradients, dispatch modes and subclasses."""
     s = plan.sizes
     a, b, output = (x.view(*s.batch, *x.shape[-2:]) for x in (a, b, output.reshape(s.entries, s.n, plan.d)))
     found: tuple[Tensor, Tensor, Tensor, Tensor] = attention_backward_op(

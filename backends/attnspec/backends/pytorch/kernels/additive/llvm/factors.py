@@ -1,6 +1,6 @@
-"""exp(2a) of queries and exp(2b) of keys as the kernels read them, with what decides where they serve.
+"""Kernels of the factors exp(2a) of queries and exp(2b) of keys, with flags of their range.
 
-A flip of -1 negates both a and b in its hidden unit.
+A flip of -1 negates both a and b of its hidden unit.
 """
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Reals, Size
@@ -11,16 +11,16 @@ from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp
 
 from .tiles import KEY_TILE, key_lanes
 
-# exp(2a) is taken at the bound for |a| beyond it: right together with |b| up to FIT, where tanh is 1 to the last bit.
-# The bound leaves room for the ratio max|w|/w up to 2**24 and 2**53: a unit of smaller weight is lost in rounding.
+# exp(2a) is computed at BOUND for |a| beyond it: correct with |b| up to FIT, since tanh rounds to 1.
+# BOUND leaves room for ratios max|w|/w up to 2**24 and 2**53: units of smaller weight vanish in rounding.
 BOUND = {32: 34.5, 64: 334.0}
 FIT = {32: 25.0, 64: 314.0}
 
 ROWS = 32
-"""Query rows of one task."""
+"""Query rows per task."""
 
 DIRECT_FLAGS = 3
-"""A query and a key whose flags sum to this have no factors together: their score is computed directly."""
+"""Least sum of the flags of a query and a key whose score is computed directly, not from factors."""
 
 
 class QueryFactors(Arguments):
@@ -68,41 +68,41 @@ class KeyFactors(Arguments):
 
 
 def largest_factor(bits: int) -> float:
-    """The bound of a factor times the ratio max|w|/w: a fourth of the largest power of two."""
+    """Return the bound of a factor times the ratio max|w|/w: a quarter of the largest power of two."""
     return 2.0**125 if bits == 32 else 2.0**1021
 
 
 def _exponential(k: Kernel, x: Value) -> Value:
-    """exp(2x), never 0, infinite or NaN."""
+    """Return exp(2x), never 0, infinite or NaN."""
     bound = BOUND[k.bits]
     return exp(k, k.maximum(k.minimum(x, k.full(bound)), k.full(-bound)) * 2.0)
 
 
 def query_factor(k: Kernel, x: Value, ratio: Value) -> Value:
-    """ratio * exp(2x), bounded."""
+    """Return ratio * exp(2x), bounded."""
     bound = k.full(largest_factor(k.bits))
     return k.maximum(k.minimum(_exponential(k, x) * ratio, bound), k.full(0.0) - bound)
 
 
 class RowFlag:
-    """Which path serves a row: 0 if all of it is within FIT, 1 within BOUND, 2 beyond, 3 if it holds a NaN."""
+    """Range flag of a row: 0 if all of it is within FIT, 1 within BOUND, 2 beyond, 3 if it holds a NaN."""
 
     def __init__(self, k: Kernel) -> None:
         self.k = k
         self.largest, self.nan = Variable(k, k.full(0.0)), Variable(k, k.full(0.0))
 
     def see(self, x: Value) -> None:
-        """Take part of the row into account: of one row, or of as many as there are lanes."""
+        """Include part of one row, or one element of as many rows as there are lanes."""
         k = self.k
         self.largest.set(k.maximum(k.magnitude(x), self.largest.get()))
         self.nan.set(k.select(x.compare("!=", x), k.full(1.0), self.nan.get()))
 
     def of_lanes(self) -> Value:
-        """The flags of as many rows as there are lanes."""
+        """Return the flags of as many rows as there are lanes."""
         return self._flag(self.largest.get(), self.nan.get())
 
     def of_all(self) -> Value:
-        """The flag of one row whose parts went through all lanes, in every lane."""
+        """Return the flag of one row whose parts lie in all lanes, in every lane."""
         return self._flag(self.k.max(self.largest.get()), self.k.max(self.nan.get()))
 
     def _flag(self, largest: Value, nan: Value) -> Value:
@@ -114,7 +114,7 @@ class RowFlag:
 
 @compiled
 def query_factor_kernel(bits: int) -> Kernel[QueryFactors]:
-    """ratio * exp(2a) of (rows, h), a flag for each row, and for each task the largest magnitude by unit."""
+    """Write ratio * exp(2a) of (rows, h), a flag per row, and the largest magnitude per task and unit."""
     k = Kernel("query_factors", QueryFactors, bits)
     g, h = k.argument, k.argument.h
     zero = k.full(0.0)
@@ -139,9 +139,9 @@ def query_factor_kernel(bits: int) -> Kernel[QueryFactors]:
 
 @compiled
 def key_factor_kernel(bits: int) -> Kernel[KeyFactors]:
-    """exp(2b) of (entries, m, h) in blocks (entries, blocks, h, keys), flags of keys, the largest by block and unit.
+    """Write exp(2b) of (entries, m, h) as (entries, blocks, h, keys), flags of keys, maxima per block and unit.
 
-    The last key stands in for the missing ones of a last block.
+    Missing keys of a last block repeat the last key.
     """
     k = Kernel("key_factors", KeyFactors, bits)
     g, h, width = k.argument, k.argument.h, key_lanes(bits)
@@ -167,7 +167,7 @@ def key_factor_kernel(bits: int) -> Kernel[KeyFactors]:
 
 @compiled
 def block_kernel(bits: int) -> Kernel[KeyBlocks]:
-    """(entries, m, h) in blocks (entries, blocks, h, keys); the last key stands in for missing ones."""
+    """Copy (entries, m, h) to blocks (entries, blocks, h, keys); missing keys repeat the last key."""
     k = Kernel("blocks", KeyBlocks, bits)
     g, h, width = k.argument, k.argument.h, key_lanes(bits)
     blocks = (g.m + (width - 1)) // width

@@ -1,6 +1,6 @@
-"""Calls of the direct kernels with few rows, with no operation of PyTorch but for memory and the dtype of results.
+"""Calls of the direct kernels with few rows; PyTorch only allocates memory and rounds results.
 
-What the kernels write in between lies in one piece of memory: a, b, value, w_v, weights, and scratch memory behind.
+Intermediate results share one allocation, in this order: a, b, value, w_v, weights, scratch memory.
 """
 
 from array import array
@@ -25,15 +25,15 @@ from .direct_plan import Plan as DirectPlan
 from .few_kernels import Gradients, Projection, Stored, Widths, gradient_kernel, projection_kernel
 
 FEW = 2**19 if HAS_512_BITS else 2**17
-"""Multiply-adds of all projections up to which products of matrices take longer to begin than this to multiply."""
+"""Most multiply-adds of all projections; below it, a matrix product's call overhead exceeds these kernels' time."""
 
 
 @plan_class
 class Plan:
-    """A call: its plan as others of the direct kernels have, the words of the others, and where parts of memory begin.
+    """The direct kernels' plan, argument slots of the projection kernels, and offsets of the intermediate results.
 
-    ``places`` are those of a, b, value, w_v, weights and scratch memory, in bytes, and of their end; ``by`` those of
-    gradients of a, b, value and w_v, of scratch memory, and of the end.
+    ``places`` are byte offsets of a, b, value, w_v, weights and scratch memory, and the end; ``by`` those of gradients
+    of a, b, value and w_v, of scratch memory, and the end.
     """
 
     direct: DirectPlan
@@ -48,7 +48,7 @@ class Plan:
 
 
 def plan(operands: Operands, whole: DirectPlan) -> Plan | None:
-    """The plan of a call; None where its rows are many, or shared by a batch."""
+    """Return the plan of a call; None for many rows, and for shared or non-contiguous operands."""
     query, key, _, w_q, w_k, _ = operands
     if w_q is None or w_k is None or any(whole.shared) or whole.reads != STORED[torch.float32]:
         return None
@@ -77,7 +77,7 @@ def plan(operands: Operands, whole: DirectPlan) -> Plan | None:
 
 
 def _ends(counts: Sequence[int], size: int) -> tuple[int, ...]:
-    """Where parts of so many numbers begin, in bytes, and where the last ends."""
+    """Return byte offsets of consecutive parts of `counts` elements, and the end."""
     places = [0]
     for count in counts:
         places.append(places[-1] + count * size)
@@ -85,7 +85,7 @@ def _ends(counts: Sequence[int], size: int) -> tuple[int, ...]:
 
 
 def attend(plan: Plan, operands: tuple[Any, ...], mask: Tensor | None, tracked: bool) -> Tensor | None:
-    """The output; None where it, or a gradient, may be wrong because of NaN at excluded keys."""
+    """Return the output, or None under a mask if NaN was met, perhaps from an excluded key."""
     if mask is not None:
         shape = plan.direct.mask_shape
         mask = (mask if mask.shape == shape else mask.expand(shape)).contiguous()
@@ -104,7 +104,7 @@ _A, _B, _VALUE, _W = (LEADING + word for word in (Projection.a, Projection.b, Pr
 
 
 def _forward(plan: Plan, operands: tuple[Any, ...], mask: Tensor | None, save: bool) -> tuple[Tensor, bool, Tensor]:
-    """Output, whether a NaN was met, and the memory that holds all that the backward reads."""
+    """Return the output, whether a NaN was met, and the memory of intermediate results for the backward."""
     query, key, value, w_q, w_k, w_v = operands
     whole, places = plan.direct, plan.places
     memory = torch.empty(places[-1] // plan.size, dtype=plan.real)
@@ -132,14 +132,14 @@ def _forward(plan: Plan, operands: tuple[Any, ...], mask: Tensor | None, save: b
 
 
 class FewAttention(torch.autograd.Function):
-    """The output, and whether a NaN was met."""
+    """Attention of few rows: returns the output, and whether a NaN was met."""
 
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor,
         mask: Tensor | None, plan: Plan,
     ) -> tuple[Tensor, bool]:  # fmt: skip
-        """Keep the operands, and the memory with all that was computed."""
+        """Save the operands and the memory of intermediate results."""
         operands = query, key, value, w_q, w_k, w_v
         output, nan, memory = _forward(plan, operands, mask, True)
         ctx.save_for_backward(*operands, memory)
@@ -148,7 +148,7 @@ class FewAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
-        """Gradients of all operands."""
+        """Return gradients of the operands that need them."""
         *operands, memory = ctx.saved_tensors
 
         def gradients(gradient: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
@@ -199,7 +199,7 @@ _G_BY = tuple(LEADING + word for word in (Gradients.by_a, Gradients.by_b, Gradie
 
 
 def _by_pytorch(plan: Plan, operands: Operands, gradient: Tensor, memory: Tensor) -> tuple[Tensor | None, ...]:
-    """The same by PyTorch's operations, for what kernels cannot read."""
+    """`_gradients` by PyTorch operations, for tensors that kernels cannot read."""
     whole = plan.direct
     e, n, m, h = whole.entries, whole.n, whole.m, whole.h
     ends = [place // plan.size for place in plan.places]

@@ -1,7 +1,7 @@
-"""Projections of few rows, and their gradients: each all that a call needs beside `direct_kernels`, by one kernel.
+"""Kernels for few rows: all projections of a call, and all of their gradients.
 
-A product of matrices takes PyTorch longer to begin than these take in all. Operands are read, and gradients written, as
-they are stored: half dtypes are widened and rounded in registers.
+PyTorch's call overhead for one matrix product exceeds the whole time of such a kernel. Half dtypes are widened when
+read and rounded when written, in registers.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, RealPoint
 
 
 class Widths(Arguments):
-    """Rows of queries and of keys in all, their widths, hidden units, and numbers of the values."""
+    """Sizes: rows of queries and keys over the batch, their widths, hidden units, elements of the values."""
 
     queries: Size
     keys: Size
@@ -34,7 +34,7 @@ class Stored(Arguments):
 
 
 class Projection(Arguments):
-    """Arguments of `projection_kernel`; what is written are a (queries, h), b (keys, h), and value and w_v widened."""
+    """Arguments of `projection_kernel`, which writes a (queries, h), b (keys, h), and widened value and w_v."""
 
     widths: Widths
     given: Stored
@@ -45,8 +45,8 @@ class Projection(Arguments):
 
 
 class Gradients(Arguments):
-    """Arguments of `gradient_kernel`: gradients of what `Projection` writes, those of w_v by ``entries`` (entries, h),
-    and the gradients of the operands, all of which are written."""
+    """Arguments of `gradient_kernel`: from gradients ``by_…`` of `Projection`'s outputs, with that of w_v
+    (entries, h), to gradients ``found`` of the operands, which are all written."""
 
     widths: Widths
     entries: Size
@@ -59,14 +59,14 @@ class Gradients(Arguments):
 
 
 class _Rows:
-    """Vectors and single numbers of a row that is stored so, and what walks over both."""
+    """Access to rows of the format `stored`, by whole vectors and then single elements."""
 
     def __init__(self, k: Kernel, stored: str) -> None:
         self.k, self.stored = k, stored
         self.bytes = k.size if stored == "real" else 2
 
     def walk(self, count: Value, body: Callable[[Value, bool], None]) -> None:
-        """The body from every place on: for a vector, or, behind the last whole one, for a single number."""
+        """Call body(i, single) for each whole vector of `count` elements, then for each remaining element."""
         whole = count // self.k.lanes * self.k.lanes
         with self.k.loop(0, whole, self.k.lanes) as i:
             body(i, False)
@@ -74,16 +74,16 @@ class _Rows:
             body(i, True)
 
     def load(self, base: BytePointer, i: Value, single: bool) -> Value:
-        """What is stored from a place on."""
+        """Load the vector, or single element, at element i."""
         load = self.k.load_stored_one if single else self.k.load_stored
         return load(base, i * self.bytes, self.stored)
 
     def store(self, value: Value, base: BytePointer, i: Value, single: bool) -> None:
-        """Store from a place on."""
+        """Store the vector, or its first element, at element i."""
         self.k.store_stored(value, base, i * self.bytes, self.stored, first=single)
 
     def row(self, base: BytePointer, number: Value, width: Value) -> BytePointer:
-        """The beginning of a row."""
+        """Return the start of row `number`."""
         return base + number * width * self.bytes
 
 
@@ -93,7 +93,7 @@ def _load_real(k: Kernel, base: RealPointer, i: Value, single: bool) -> Value:
 
 @compiled
 def projection_kernel(bits: int, stored: str) -> Kernel[Projection]:
-    """x Wᵀ of queries and keys, and value and w_v widened."""
+    """Write x Wᵀ of queries and keys, and widened value and w_v."""
     k = Kernel("few_projections", Projection, bits)
     g, rows = k.argument, _Rows(k, stored)
     widths, given = g.widths, g.given
@@ -129,14 +129,14 @@ def projection_kernel(bits: int, stored: str) -> Kernel[Projection]:
 
 @compiled
 def gradient_kernel(bits: int, stored: str) -> Kernel[Gradients]:
-    """Gradients of x and W of queries and keys, those of value rounded, and those of w_v summed over entries."""
+    """Write gradients of x and W of queries and keys, of value (rounded), and of w_v (summed over entries)."""
     k = Kernel("few_gradients", Gradients, bits)
     g, rows = k.argument, _Rows(k, stored)
     widths, given, found = g.widths, g.given, g.found
 
     def products(count: Value, width: Value, depth: Value, factor: Callable[[Value, Value], Value],
                  other: BytePointer, target: BytePointer) -> None:  # fmt: skip
-        """target[r, c] = the sum over t of factor(r, t) other[t, c]."""
+        """Write target[r, c] = sum over t of factor(r, t) other[t, c]."""
         with k.loop(0, count) as r:
 
             def column(c: Value, alone: bool) -> None:

@@ -1,4 +1,4 @@
-"""Additive attention for one block of query rows: factors in, weighted values out."""
+"""Kernel of additive attention for one block of query rows: from factors to weighted values."""
 
 from math import e, log2
 
@@ -14,7 +14,7 @@ from .tiles import CHUNK, KEY_TILE, PRODUCT_ROWS, ROW_TILE
 
 @compiled
 def attend_kernel(bits: int, single: bool) -> Kernel[Attend]:
-    """Output and, on request, weights; `single` for one query, which takes other tiles."""
+    """Write the output, and weights if their slot is set; `single` for one query, with its own tile sizes."""
     k = Kernel("attend_single" if single else "attend", Attend, bits)
     with k.tasks(k.argument.tasks) as task:
         emit_attention(k, Block(k, task, 1 if single else CHUNK), single)
@@ -22,7 +22,7 @@ def attend_kernel(bits: int, single: bool) -> Kernel[Attend]:
 
 
 def emit_attention(k: Kernel[Attend], block: Block, single: bool) -> None:
-    """Scores, weights and pooled values of a block; `single` for one of one row."""
+    """Emit scores, weights and pooled values of a block; `single` if it has one row."""
     g = k.argument
     rows, row_tile, product_rows = (1, 1, 1) if single else (CHUNK, ROW_TILE, PRODUCT_ROWS)
 
@@ -51,10 +51,10 @@ def emit_attention(k: Kernel[Attend], block: Block, single: bool) -> None:
 
 def _softmax_row(k: Kernel[Attend], block: Block, i: Value, reciprocals: RealPointer, low: Variable,
                  high: Variable) -> None:  # fmt: skip
-    """Scores of a row into exp(score − maximum), exactly 0 where not attendable, and the reciprocal of their sum.
+    """Replace a row's scores by exp(score − maximum), exactly 0 where not attendable; store 1 / their sum.
 
-    Under a mask the range low..high grows to hold the row's attendable keys. Where the scores of all are −∞, they
-    become NaN.
+    Under a mask the range low..high grows to cover the row's attendable keys. If the scores of all attendable keys are
+    −∞, they become NaN.
     """
     g = k.argument
     number = block.first + i
@@ -63,10 +63,10 @@ def _softmax_row(k: Kernel[Attend], block: Block, i: Value, reciprocals: RealPoi
     end = block.key_blocks * (KEY_TILE * k.lanes)
     lowest = k.full(float("-inf"))
     maximum = Variable(k, lowest)
-    # where all keys of a register are attendable, nothing is excluded, and nothing written back
+    # registers with only attendable keys need no selection and no store
     whole = k.select(g.mask.is_null(), limit // k.lanes * k.lanes, k.integer(0))
     with k.loop(0, whole, k.lanes) as j:
-        maximum.set(k.maximum(k.load(row, j), maximum.get()))  # in this order a NaN is passed over
+        maximum.set(k.maximum(k.load(row, j), maximum.get()))  # in this order a NaN score is ignored
     with k.loop(whole, end, k.lanes) as j:
         attendable = Variable(k, k.lanes_below(limit - j))
         with k.when(g.mask.is_given()):
@@ -98,12 +98,12 @@ def _softmax_row(k: Kernel[Attend], block: Block, i: Value, reciprocals: RealPoi
         saved = (block.batch * g.n + number) * block.stride
         with k.loop(0, end, k.lanes) as j:
             weight = k.load(row, j)
-            # an excluded key keeps its 0 in a row that is NaN
+            # an excluded key keeps weight 0 even if the row is NaN
             k.store(k.select(weight.compare("==", 0.0), weight, weight * reciprocal), g.weights, saved + j)
 
 
 def _any_attendable(k: Kernel[Attend], block: Block, numbers: list[Value], first_key: Value) -> Value:
-    """Whether any of the queries may attend to any key of the tile: 1 or 0."""
+    """Return 1 if any of the queries may attend to any key of the tile, else 0."""
     found = None
     for number in numbers:
         row = _mask_row(k, block, number)
@@ -116,6 +116,6 @@ def _any_attendable(k: Kernel[Attend], block: Block, numbers: list[Value], first
 
 
 def _mask_row(k: Kernel[Attend], block: Block, number: Value) -> BytePointer:
-    """Address of the mask's row of query `number`."""
+    """Return the address of query `number`'s mask row."""
     g = k.argument
     return g.mask + k.load_int(g.mask_index, block.batch) + number * g.mask_row

@@ -1,6 +1,6 @@
-"""The kernels of factorised scores and attention, in the order in which they run, and the memory that they share.
+"""Kernel sequences of factorised scores and attention, cached by sizes.
 
-What differs between calls are addresses: argument slots are filled once for all calls with the same sizes.
+Argument slots are filled once for all calls with the same sizes; each call only sets addresses.
 """
 
 from array import array
@@ -39,11 +39,11 @@ P = ParamSpec("P")
 S = TypeVar("S")
 
 INTEGER = 8
-"""Bytes."""
+"""Bytes of an integer."""
 
 
 class Sizes(NamedTuple):
-    """Batch dimensions of the call and of its operands, and sizes; ``d`` counts features in whole registers."""
+    """Batch dimensions of the call and of its operands, and sizes; ``d`` is padded to whole registers."""
 
     batch: torch.Size
     a_batch: torch.Size
@@ -58,7 +58,7 @@ class Sizes(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """Entries of the flattened batch."""
+        """Number of entries of the flattened batch."""
         return self.batch.numel()
 
     @property
@@ -67,13 +67,13 @@ class Sizes(NamedTuple):
         return torch.empty(0, dtype=self.real, device="cpu")
 
     def indices(self) -> tuple[Tensor, Tensor, Tensor]:
-        """For each entry of the batch, the entry of queries, of keys and of values."""
+        """Return for each entry of the batch the entry of queries, of keys and of values."""
         a, b, value = (entry_index(own, self.batch) for own in (self.a_batch, self.b_batch, self.value_batch))
         return a, b, value
 
 
 def made_once(make: Callable[P, S]) -> Callable[P, S]:
-    """Keep what is made for the same arguments and number of threads."""
+    """Cache the results of `make` by its arguments and PyTorch's number of threads."""
 
     @lru_cache(maxsize=REMEMBERED)
     def kept(threads: int, *arguments: P.args, **options: P.kwargs) -> S:
@@ -86,7 +86,7 @@ def made_once(make: Callable[P, S]) -> Callable[P, S]:
 
 
 def key_step(entries: int, m: int, h: int, like: Tensor) -> Step:
-    """Factors of keys (entries, m, h), from addresses of keys and flips, to those of factors, flags and maxima."""
+    """Step for factors of keys (entries, m, h); run(keys, flips, factors, flags, maxima) takes addresses."""
     tasks = entries * blocks(m, like)
     arguments = KeyFactors(
         tasks=tasks, m=m, h=h, raw=NOTHING, flip=NOTHING, factor=NOTHING, flag=NOTHING, maximum=NOTHING
@@ -99,7 +99,7 @@ def key_step(entries: int, m: int, h: int, like: Tensor) -> Step:
 
 
 def block_step(entries: int, m: int, columns: int, like: Tensor) -> Step:
-    """Rows (entries, m, columns) in blocks of keys, from one address to another."""
+    """Step that copies rows (entries, m, columns) into key blocks; run(source, target) takes addresses."""
     tasks = entries * blocks(m, like)
     arguments = KeyBlocks(tasks=tasks, m=m, h=columns, raw=NOTHING, block=NOTHING)
     threads = thread_count(tasks, 2 * entries * m * columns)
@@ -107,7 +107,7 @@ def block_step(entries: int, m: int, columns: int, like: Tensor) -> Step:
 
 
 def blocked(x: Tensor) -> Tensor:
-    """(entries, m, columns) as (entries, blocks, columns, keys of a block), missing keys as the last."""
+    """Return x (entries, m, columns) as (entries, blocks, columns, keys of a block), padded with the last key."""
     entries, m, columns = x.shape
     out = pages.empty(x, entries, blocks(m, x), columns, key_lanes(bits(x)))
     block_step(entries, m, columns, x).run(x.data_ptr(), out.data_ptr())
@@ -115,9 +115,9 @@ def blocked(x: Tensor) -> Tensor:
 
 
 def key_factors(b: Tensor, flip: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """exp(2 flip b) of keys (entries, m, h), in blocks, their flags, and the largest of each block and unit.
+    """Return exp(2 flip b) of keys (entries, m, h) in blocks, their flags, and the maximum per block and unit.
 
-    For many queries: flips are those of `Weight`, flags those of `factors.RowFlag`.
+    They can be reused for many queries. Flips are those of `Weight`, flags those of `factors.RowFlag`.
     """
     entries, m, h = b.shape
     count, width = blocks(m, b), key_lanes(bits(b))
@@ -129,20 +129,19 @@ def key_factors(b: Tensor, flip: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @plan_class
 class FactorSteps:
-    """The factors of queries and of keys, and where they serve."""
+    """Steps that compute factors of queries and keys, and check their range."""
 
     of_keys: Step | None
-    """None where the factors of keys are made before the call."""
+    """None if the factors of keys are computed before the call."""
     of_queries: Step
     reach: Step
     sizes: tuple[int, ...]
-    """Bytes of what these steps write: factors, flags and largest ones of queries and of keys, clamped blocks."""
+    """Bytes of the outputs: factors, flags and maxima of queries and of keys, flags of clamped blocks."""
 
     def run(self, a: int, b: int, flip: int, ratio: int, limit: int, written: Sequence[int]) -> tuple[bool, int]:
-        """Write the factors; return whether some pairs lack them, and the address of the blocks' clamp flags or 0.
+        """Write the factors; return whether some pairs cannot use them, and the address of clamp flags or 0.
 
-        From the addresses of projected queries and keys, of flips, ratios and limits (`Reach`), and of where the steps
-        write.
+        All arguments are addresses: projected queries and keys, flips, ratios, limits (`Reach`), and the outputs.
         """
         of_query, query_flag, query_most, of_key, key_flag, key_most, clamped = written
         if self.of_keys is not None:
@@ -155,7 +154,7 @@ class FactorSteps:
 
 
 def factor_steps(s: Sizes, *, prepared: bool = False) -> FactorSteps:
-    """For these sizes; ``prepared`` if the factors of keys are made before the call."""
+    """Return the factor steps for sizes `s`; ``prepared`` if the factors of keys are computed before the call."""
     like, width = s.like, bits(s.like)
     size, entries, rows = like.element_size(), s.b_batch.numel(), s.a_batch.numel() * s.n
     key_blocks, query_tasks, keys = entries * blocks(s.m, like), -(-rows // factors.ROWS), entries * padded(s.m, like)
@@ -187,13 +186,13 @@ def factor_steps(s: Sizes, *, prepared: bool = False) -> FactorSteps:
 
 @plan_class
 class ScoringSteps:
-    """Factors, and then the kernel that takes scores from them: that of scores or of attention."""
+    """Factor steps, then the kernel of scores or of attention that uses the factors."""
 
     factors: FactorSteps
     kernel: Step
     mask: MaskPlaces | None
     indices: tuple[Tensor, ...]
-    """Kept alive: their addresses are among the slots."""
+    """Kept alive: the argument slots hold their addresses."""
     limit: Tensor
     offsets: tuple[int, ...]
     size: int
@@ -203,9 +202,9 @@ class ScoringSteps:
         self, a: Tensor, b: Tensor, weight: Weight, memory: Tensor, *others: Tensor | None,
         keys: tuple[Tensor, Tensor, Tensor] | None = None,
     ) -> None:  # fmt: skip
-        """From a (entries, n, h) and b (entries, m, h), contiguous, and the ``others`` that the kernel takes.
+        """Run on a (entries, n, h) and b (entries, m, h), contiguous; ``others`` are the kernel's last arguments.
 
-        ``keys`` are the `key_factors` of b where they are made before.
+        ``keys`` are the `key_factors` of b, if computed before.
         """
         base, of_a, ratio = memory.data_ptr(), a.data_ptr(), weight.ratio.data_ptr()
         *written, own = [base + offset for offset in self.offsets]
@@ -223,12 +222,12 @@ class ScoringSteps:
         )  # fmt: skip
 
     def rows(self, mask: Tensor | None) -> Tensor | None:
-        """The rows of a mask as the kernel reads them."""
+        """Return the mask as the kernel reads it: keys expanded, contiguous."""
         return None if mask is None or self.mask is None else mask.expand(self.mask.shape).contiguous()
 
 
 _SCORING = (Scoring.scratch, *range(Scoring.terms, Scoring.terms + Terms.words))
-"""Slots that every call fills in: scratch memory, and all terms."""
+"""Argument slots that every call fills in: scratch memory, and all of `Terms`."""
 
 _NO_TERMS = Terms(
     query_factor=NOTHING, key_factor=NOTHING, ratio=NOTHING, offset=NOTHING, minus_two_scale=NOTHING, unit=NOTHING,
@@ -239,12 +238,13 @@ _NO_TERMS = Terms(
 
 @made_once
 def attention_steps(s: Sizes, mask: torch.Size | None, *, prepared: bool = False) -> ScoringSteps:
-    """For these sizes and a mask of this shape; others are mask rows, value, output and weights, None if not wanted.
+    """Return the steps of attention for sizes `s` and a mask of this shape.
 
-    Values (entries, m, d) are finite, the output is (entries, n, d), weights are (entries, n, stride).
+    ``others`` of `run` are mask rows or None, finite values (entries, m, d), output (entries, n, d), and weights
+    (entries, n, stride) or None.
     """
     like = s.like
-    stride, single = row_stride(s.m, like), s.n == 1 and not s.causal  # the backward takes causal queries by chunks
+    stride, single = row_stride(s.m, like), s.n == 1 and not s.causal  # the backward of causal queries works in chunks
     rows = 1 if single else CHUNK
     chunks = -(-s.n // rows)
     tasks, numbers = s.entries * chunks, sum(attention_scratch(bits(like), rows, stride, s.d))
@@ -268,7 +268,7 @@ def attention_steps(s: Sizes, mask: torch.Size | None, *, prepared: bool = False
 
 @made_once
 def score_steps(s: Sizes) -> ScoringSteps:
-    """For these sizes; the only other operand is the output (entries, n, m)."""
+    """Return the steps of scores for sizes `s`; ``others`` of `run` is the output (entries, n, m)."""
     like = s.like
     stride, chunks = row_stride(s.m, like), -(-s.n // CHUNK)
     tasks, numbers = s.entries * chunks, sum(attention_scratch(bits(like), CHUNK, stride, 0))

@@ -1,4 +1,4 @@
-"""The kernels of the gradients of factorised attention, in the order in which they run, and their memory."""
+"""Kernel sequences of the gradients of factorised attention, cached by sizes, and their memory."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -33,27 +33,27 @@ GROUP_BYTES = 2**21
 
 
 def entries_at_once(n: int, h: int, stride: int, size: int) -> int:
-    """For how many entries the gradient of the scores exists at a time, in memory that stays in the cache.
+    """Return the number of batch entries per group, whose score gradients together fit the cache.
 
-    Its rows (n) have this stride, and its numbers this size in bytes.
+    Score gradients have n rows of `stride` elements of `size` bytes.
     """
     return max(GROUP_BYTES // (n * stride * size), -(-2 * torch.get_num_threads() * backward.UNITS // h), 1)
 
 
 def _reals(memory: Tensor, begin: int, *shape: int, dtype: torch.dtype) -> Tensor:
-    """Numbers from this byte of the memory on."""
+    """Return the elements from byte `begin` of the memory on, in this shape."""
     return memory[begin : begin + torch.Size(shape).numel() * dtype.itemsize].view(dtype).view(shape)
 
 
 @lru_cache(maxsize=64)
 def _constants(h: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Ones (h), and for each unit how large 1 + EF may be without a clamp."""
+    """Return ones (h), and per hidden unit the largest 1 + EF without a clamp."""
     ones = torch.ones(h, dtype=dtype, device="cpu")
     return ones, ones * (capacity(bits(ones), 2) / 2)
 
 
 def _extent(used: Tensor, width: int) -> Tensor:
-    """For each tile of query rows the range of key blocks that hold a True of `used` (entries, n and m rounded up)."""
+    """Return per tile of query rows the range of key blocks with a True in `used` (entries, n and m rounded up)."""
     entries, n, stride = used.shape
     blocks = stride // width
     tiles = used.reshape(entries, n // backward.ROWS, backward.ROWS, blocks, width).any(-1).any(2)
@@ -64,22 +64,22 @@ def _extent(used: Tensor, width: int) -> Tensor:
 
 @plan_class
 class UnitSteps:
-    """From gradients of scores to those of projected queries and keys and of the weight."""
+    """Steps from score gradients to gradients of projected queries, keys and w_v."""
 
     sizes: Sizes
     factors: FactorSteps
     groups: Mapping[int, Step]
-    """By the number of entries that are taken together."""
+    """Steps by the number of entries in a group."""
     of_weight: Step
     indices: tuple[Tensor, Tensor]
     ones: Tensor
     limit: Tensor
     bytes: tuple[int, ...]
-    """Memory: what factors take, and scratch."""
+    """Sizes of the memory: outputs of the factor steps, and scratch."""
 
 
 def _unit_step(s: Sizes, count: int, *, direct: bool) -> Step:
-    """For so many entries; ``direct`` from a and b themselves, and not from factors."""
+    """Return the step of a group of `count` entries; ``direct`` from a and b instead of factors."""
     stride, chunks = row_stride(s.m, s.like), -(-s.h // backward.UNITS)
     threads = thread_count(count * chunks, count * s.n * s.m * s.h)
     arguments = UnitGradient(
@@ -97,7 +97,7 @@ def _unit_step(s: Sizes, count: int, *, direct: bool) -> Step:
 
 @made_once
 def unit_steps(s: Sizes, together: int) -> UnitSteps:
-    """For these sizes, and so many entries at a time."""
+    """Return the steps for sizes `s`, in groups of `together` entries."""
     last = s.entries % together
     groups = {
         count: _unit_step(s, count, direct=False) for count in {min(together, s.entries), *([last] if last else [])}
@@ -113,7 +113,7 @@ def unit_steps(s: Sizes, together: int) -> UnitSteps:
 
 
 class UnitGradients:
-    """Gradients of a, b and w_v of sum(score_grad * scores), by factors wherever they serve."""
+    """Gradients of a, b and w_v of sum(score_grad * scores), by factors wherever they are in range."""
 
     def __init__(
         self, steps: UnitSteps, a: Tensor, b: Tensor, weight: Weight, memory: Tensor, offsets: Sequence[int]
@@ -131,10 +131,10 @@ class UnitGradients:
         self.of_w = a.new_empty(s.entries, s.h)
 
     def add(self, first: int, score_grad: Tensor, extent: int) -> None:
-        """Fill in the entries from ``first`` on; score_grad is (entries, n in whole tiles, stride).
+        """Compute the entries from ``first`` on; score_grad is (entries, n in whole tiles, stride).
 
-        From the address of ``extent`` (entries, tiles, 2): the range of key blocks of each tile where it is not 0. In
-        others it must be finite if some pairs have no factors.
+        ``extent`` is the address of (entries, tiles, 2): each tile's range of key blocks where score_grad is not 0.
+        Outside these ranges score_grad must be finite if some pairs cannot use factors.
         """
         count, s = len(score_grad), self.sizes
         by_factors = self.steps.groups[count]
@@ -167,7 +167,7 @@ class UnitGradients:
         )  # fmt: skip
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor]:
-        """da (entries, n, h), db (entries, m, h), and dw_v but for sum(score_grad), which is 0 under a softmax."""
+        """Return da (entries, n, h), db (entries, m, h), and dw_v without sum(score_grad) (0 under a softmax)."""
         of_w, unit = self.of_w.new_empty(self.sizes.h), float(self.weight.unit)
         self.steps.of_weight.run(self.of_w.data_ptr(), of_w.data_ptr())
         return (self.of_a, self.of_b, of_w) if unit == 1.0 else (self.of_a * unit, self.of_b * unit, of_w)
@@ -175,13 +175,13 @@ class UnitGradients:
 
 @plan_class
 class GradientSteps:
-    """Gradients of projected queries and keys, of the weight and of values."""
+    """Steps of the gradients of projected queries and keys, w_v and values."""
 
     sizes: Sizes
     units: UnitSteps
     block: Step
     groups: Mapping[int, Step]
-    """Gradients of scores, by the number of entries that are taken together."""
+    """Steps of score gradients, by the number of entries in a group."""
     of_value: Step
     together: int
     tiles: int
@@ -194,10 +194,10 @@ class GradientSteps:
     def run(
         self, gradient: Tensor, a: Tensor, b: Tensor, w: Tensor, value: Tensor, output: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Gradients of a (entries, n, h), b (entries, m, h), w (h) and value (entries, m, d), by entries of the batch.
+        """Return gradients of a (entries, n, h), b (entries, m, h), w (h) and value (entries, m, d).
 
-        All are contiguous and in the dtype of sums: gradient and output (entries, n, d), weights (entries, n, stride),
-        finite values. The gradient of a row without an attendable key has no effect, and must be finite.
+        All operands are contiguous and in the dtype of sums: gradient and output (entries, n, d), weights (entries, n,
+        stride), finite values. The gradient of a row without an attendable key has no effect, but must be finite.
         """
         s, size = self.sizes, a.element_size()
         _held, memory = pages.kept_bytes("additive gradients", a, self.size)
@@ -208,7 +208,7 @@ class GradientSteps:
         by_value = pages.empty(a, s.entries, *value.shape[1:])
         rows = self.tiles * backward.ROWS
         scores = _reals(memory, of_scores, min(self.together, s.entries), rows, self.stride, dtype=s.real)
-        # no kernel writes all of it, but what it did not write is read only where some pairs are taken directly
+        # kernels leave parts unwritten; these are read only if some pairs are computed directly
         if units.direct:
             scores.numpy()[:] = 0.0
         elif rows > s.n:
@@ -228,7 +228,7 @@ class GradientSteps:
 
 @made_once
 def gradient_steps(s: Sizes) -> GradientSteps:
-    """For these sizes."""
+    """Return the gradient steps for sizes `s`."""
     like = s.like
     size, stride, tiles = like.element_size(), row_stride(s.m, like), -(-s.n // backward.ROWS)
     together, values, chunks = entries_at_once(s.n, s.h, stride, size), s.value_batch.numel(), -(-s.m // CHUNK)
@@ -253,7 +253,7 @@ def gradient_steps(s: Sizes) -> GradientSteps:
 
 
 def _score_step(s: Sizes, count: int) -> Step:
-    """Gradients of the scores of so many entries."""
+    """Return the step of score gradients for a group of `count` entries."""
     stride, chunks = row_stride(s.m, s.like), -(-s.n // CHUNK)
     arguments = ScoreGradient(
         tasks=count * chunks, chunks=chunks, n=s.n, m=s.m, stride=stride, d=s.d, causal=s.causal, weights=NOTHING,

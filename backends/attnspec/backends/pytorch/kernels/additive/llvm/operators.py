@@ -1,7 +1,7 @@
 """Additive attention on the CPU as PyTorch operators around the compiled kernels.
 
-Operators `attnspec::additive_attention_cpu` and `attnspec::additive_scores_cpu` and their gradients; scores of size n*m
-exist only in the weights that a backward pass needs. Second derivatives raise.
+Operators `attnspec::additive_attention_cpu` and `attnspec::additive_scores_cpu` and their gradients. Attention stores
+n*m weights only if a backward pass needs them. Second derivatives raise.
 """
 
 from typing import Any
@@ -70,7 +70,7 @@ def attention_op(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor 
 
 
 def _sizes(batch: torch.Size, a: Tensor, b: Tensor, value: Tensor, causal: bool, d: int) -> Sizes:
-    """Those of a call whose values have d features in whole registers."""
+    """Return the sizes of a call; `d` is the number of value features in whole registers."""
     own, (m, h) = (a.shape[:-2], b.shape[:-2], value.shape[:-2]), b.shape[-2:]
     return Sizes(batch, *own, a.shape[-2], m, h, d, causal, compute_type(a.dtype))
 
@@ -87,7 +87,7 @@ def _(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, cau
 
 
 def _like(gradient: Tensor, batch: torch.Size, original: Tensor) -> Tensor:
-    """The gradient of a broadcast operand summed back to its shape, contiguous and in its type."""
+    """Sum a gradient (entries, …) to the shape of the operand that was broadcast, contiguous and in its dtype."""
     full = gradient.reshape(*batch, *gradient.shape[-2:])
     return pages.converted(full.sum_to_size(original.shape), original.dtype).contiguous()
 
@@ -126,7 +126,7 @@ def scores_op(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
     if n == 0 or m == 0 or batch.numel() == 0:
         return a.new_zeros(*batch, n, m)
     a3, b3 = flatten(a, compute), flatten(b, compute)
-    output = a3.new_empty(*batch, n, m)  # and no view, so that it may be changed in place
+    output = a3.new_empty(*batch, n, m)  # not a view, so that callers may change it in place
     steps = score_steps(_sizes(batch, a, b, b, False, 0))
     _held, memory = pages.kept_bytes("additive", a3, steps.size)
     steps.run(a3, b3, Weight.of(w_v.to(compute).contiguous()), memory, output)

@@ -24,35 +24,36 @@ BEYOND_HEAP = 32 << 20
 
 
 def empty(like: Tensor, *shape: int, kept: bool = False) -> Tensor:
-    """An uninitialised tensor on the CPU with the dtype of `like`; `kept` if it will be read many times."""
+    """Return an uninitialised CPU tensor with the dtype of `like`; `kept` if it will be read many times."""
     size = prod(shape) * like.element_size()
     if size < (HUGE if kept else BEYOND_HEAP) or not hasattr(mmap, "MADV_HUGEPAGE"):
         return like.new_empty(shape)
     memory = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a Linux kernel built without huge pages: the memory is usable all the same
+    with suppress(OSError):  # a Linux kernel without huge pages: the memory is still usable
         memory.madvise(mmap.MADV_HUGEPAGE)
     start = -np.frombuffer(memory, np.uint8).__array_interface__["data"][0] % HUGE
     return torch.frombuffer(memory, dtype=like.dtype, count=prod(shape), offset=start).view(shape)
 
 
 def kept_parts(kind: str, like: Tensor, sizes: Sequence[int]) -> tuple[object, Sequence[Tensor]]:
-    """Uninitialised memory, which a thread keeps between calls of a kind unless it is much, to be held while its parts
-    are used, for so many numbers each."""
+    """Return uninitialised memory in parts of `sizes` elements, and an object to hold while they are used.
+
+    Each thread keeps the memory between calls of a kind, unless it is large."""
     numbers = sum(sizes)
     held, memory = kept_memory.kept(kind, numbers, like.dtype) or (like, empty(like, numbers))
     return held, torch.split_with_sizes(memory, sizes)
 
 
 def kept_bytes(kind: str, like: Tensor, size: int) -> tuple[object, Tensor]:
-    """Memory as that of `kept_parts`, and so many bytes of it."""
+    """Return `size` bytes of memory like `kept_parts`, and the object to hold."""
     return kept_memory.kept(kind, size, torch.uint8) or (like, empty(like.new_empty(0, dtype=torch.uint8), size))
 
 
 def copy(x: Tensor) -> Tensor:
-    """A contiguous copy, to be read many times."""
+    """Return a contiguous copy that will be read many times."""
     return empty(x, *x.shape, kept=True).copy_(x)
 
 
 def converted(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x in the dtype; x itself if it has that dtype."""
+    """Return x in the dtype; x itself if it has that dtype."""
     return x if x.dtype is dtype else empty(x.new_empty(0, dtype=dtype), *x.shape).copy_(x)

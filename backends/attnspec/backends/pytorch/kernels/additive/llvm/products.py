@@ -1,4 +1,4 @@
-"""Products of weights and values, in tiles that stay in registers or along the order of memory."""
+"""Products of weights and values: in register tiles, or for one row in memory order."""
 
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel
 from attnspec.backends.pytorch.kernels.llvm.memory import Index
@@ -8,12 +8,12 @@ from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value
 from .tiles import PRODUCT_VECTORS
 
 AHEAD = 16384
-"""Bytes of values that a single row asks for before it needs them."""
+"""Prefetch distance in bytes for the values of a single row."""
 
 
 def emit_product(k: Kernel, scalars: RealPointer, rows: list[Value], inner_step: Index, inner: tuple[Value, Value],
                  vectors: RealPointer, d: Value, finish: "Finish") -> None:  # fmt: skip
-    """Rows r of sum_t scalars[rows[r] + t*inner_step] * vectors[t, :], t in `inner`, d a multiple of lanes."""
+    """Emit rows r of sum_t scalars[rows[r] + t*inner_step] * vectors[t, :], t in `inner`, d a multiple of lanes."""
     step = PRODUCT_VECTORS * k.lanes
 
     def columns(first: Value, count: int) -> None:
@@ -31,11 +31,11 @@ def emit_product(k: Kernel, scalars: RealPointer, rows: list[Value], inner_step:
 
 def emit_row_product(k: Kernel, scalars: RealPointer, inner: tuple[Value, Value], vectors: RealPointer, d: Value,
                      sums: RealPointer, finish: "Finish") -> None:  # fmt: skip
-    """The product for one row: reads the vectors in the order of memory, and keeps its d sums at `sums`."""
+    """Emit the product of one row, in the vectors' memory order; its d sums are in memory at `sums`."""
     with k.loop(0, d, k.lanes) as c:
         k.store(k.full(0.0), sums, c)
 
-    # One vector at a time: several would be as many streams of memory, and each as much slower.
+    # One vector at a time: several at once would be several memory streams, each slower in proportion.
     with k.loop(inner[0], inner[1]) as t:
         share = k.broadcast(scalars, t)
         with k.loop(0, d, k.lanes) as c:
@@ -46,14 +46,14 @@ def emit_row_product(k: Kernel, scalars: RealPointer, inner: tuple[Value, Value]
 
 
 class Finish:
-    """Stores row r of a product, times the r-th real of `scale`, if that row exists."""
+    """Stores row r of a product, times element r of `scale`, if r < `count`."""
 
     def __init__(self, k: Kernel, base: RealPointer, offset: Value, stride: Value, count: Value,
                  scale: RealPointer | None = None) -> None:  # fmt: skip
         self.k, self.base, self.offset, self.stride, self.count, self.scale = k, base, offset, stride, count, scale
 
     def __call__(self, row: int, first: Value, sums: list[Value]) -> None:
-        """Columns from `first` on."""
+        """Store the sums of `row` from column `first` on."""
         k = self.k
         with k.when(self.count.compare(">", row)):
             for c, total in enumerate(sums):

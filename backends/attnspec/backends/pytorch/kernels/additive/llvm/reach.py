@@ -1,4 +1,4 @@
-"""Where the factors of queries and keys serve: decided by one kernel from the largest ones and the flags."""
+"""A kernel that decides which keys need a clamp, and whether some pairs cannot use factors."""
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Integers, Reals, Result, Size
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
@@ -12,8 +12,8 @@ class Reach(Arguments):
     """Arguments of `reach_kernel`.
 
     ``query_flag`` (rows), ``key_flag`` (keys), ``query_maximum`` (query_groups, h), ``key_maximum`` (key_groups, h),
-    ``ratio`` (h), and ``limit`` (h) of what EF + ratio may be without a clamp. It writes to ``clamped`` (key_groups)
-    which groups of keys need one, and 1 to ``clamps`` if any does, to ``direct`` if a pair may have no factors.
+    ``ratio`` (h); ``limit`` (h) is the largest EF + ratio that needs no clamp. The kernel writes 1 to ``clamped``
+    (key_groups) for groups of keys that need a clamp, to ``clamps`` if any does, to ``direct`` if a pair may need it.
     """
 
     rows: Size
@@ -34,7 +34,7 @@ class Reach(Arguments):
 
 @compiled
 def reach_kernel(bits: int) -> Kernel[Reach]:
-    """What `Reach` says."""
+    """Set the flags of `Reach`: clamped groups of keys, any clamp, any direct pair."""
     k = Kernel("reach", Reach, bits)
     g, zero, one = k.argument, k.integer(0), k.integer(1)
     with k.loop(0, g.key_groups) as group:
@@ -59,7 +59,7 @@ def reach_kernel(bits: int) -> Kernel[Reach]:
 
 
 def _largest(k: Kernel[Reach], flags: RealPointer, count: Value) -> Value:
-    """The largest of so many flags, in every lane."""
+    """Return the largest of `count` flags, in every lane."""
     largest = Variable(k, k.full(0.0))
     vectors(k, count, lambda i, inside: largest.set(k.maximum(load(k, inside, flags, i), largest.get())))
     return k.max(largest.get())

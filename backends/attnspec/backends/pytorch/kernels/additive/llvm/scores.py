@@ -1,19 +1,19 @@
-"""Additive scores for one block of query rows, from factors.
+"""Kernel of additive scores for one block of query rows, from factors.
 
 With E = exp(2a) and F = exp(2b), tanh(a+b) = 1 - 2/(1 + EF), so that with k = max|w|/w
 
     sum_h w tanh(a+b) = sum_h w - 2 max|w| sum_h 1/X,    X = k(1 + EF) = E'F + k,  E' = kE.
 
-tanh is odd, so a, b and w of a unit may all be negated. That is done where it makes the signs of the weights alternate:
-sums of 1/X, whose terms would otherwise all be near 1/2 with one sign, stay near 0 and do not lose digits.
+tanh is odd, so a, b and w of a unit may all be negated. They are, where that makes the signs of the weights alternate:
+the terms 1/X, which may all be near 1/2, then cancel instead of adding up, and their sum does not lose digits.
 
 Three units share one division, 1/X + 1/Y + 1/Z = ((X+Y)Z + XY)/(XYZ): with the weight inside X the numerator of a pair
 costs an addition only. On a processor with one 512-bit multiply-add a cycle and a division every six (Zen 4), three is
 the best number: measured 21 G terms/s for threes, 20 for fours, 19 for pairs, 14-17 for estimates with a Newton step.
 
-X is clamped to the cube root of the largest real, where 1/X no longer counts; a tile whose factors cannot reach the
-clamp skips it and computes the same bits. A pair (query, key) in which both |a| and |b| are large has no factors: there
-the kernel takes exp(2(a+b)) itself ("direct"), lane by lane, so that no result depends on another query or key.
+X is clamped to the cube root of the largest real, where 1/X is negligible; a tile whose factors cannot reach the clamp
+skips it and computes the same bits. If |a| and |b| of a pair (query, key) are both large, factors are out of range: the
+kernel then computes exp(2(a+b)) ("direct"), lane by lane, so that no result depends on another query or key.
 """
 
 from collections.abc import Callable
@@ -27,16 +27,16 @@ from .factors import DIRECT_FLAGS
 from .tiles import CHUNK, KEY_TILE, ROW_TILE, SHARED, key_lanes
 
 AHEAD = 8192
-"""Bytes of key factors that a single query asks for before it needs them."""
+"""Prefetch distance in bytes for the key factors of a single query."""
 
 
 def capacity(bits: int, units: int) -> float:
-    """The clamp of X where `units` of them are multiplied."""
+    """Return the clamp of X where `units` of them are multiplied."""
     return 2.0 ** ((126 if bits == 32 else 1020) // units)
 
 
 class Block:
-    """The block of scores of one task: a batch entry and a chunk of query rows."""
+    """One task's block of scores: a batch entry and a chunk of query rows."""
 
     def __init__(self, k: Kernel[Scoring], task: Value, rows: int) -> None:
         g = k.argument
@@ -53,7 +53,7 @@ class Block:
 
 
 def shared_quotient(k: Kernel, x: list[Value]) -> Value:
-    """Sum of the reciprocals of one to four values by one division."""
+    """Return the sum of reciprocals of one to four values, with one division."""
     if len(x) == 1:
         return k.full(1.0) / x[0]
     first, pair = x[0] + x[1], x[0] * x[1]
@@ -66,12 +66,12 @@ def shared_quotient(k: Kernel, x: list[Value]) -> Value:
 
 
 def last_groups() -> list[int]:
-    """How many units the last group may have, where it is not one of ``SHARED``."""
+    """Return the possible sizes of a last group other than ``SHARED``."""
     return [1, *range(2, SHARED), SHARED + 1]
 
 
 def last_group(h: int) -> int:
-    """How many of so many units are in a last group; 0 where all groups have ``SHARED``."""
+    """Return the number of units in the last group; 0 if all groups have ``SHARED``."""
     return min(h, SHARED + 1) if h % SHARED == 1 else h % SHARED
 
 
@@ -81,9 +81,9 @@ def _clamp(k: Kernel, x: Value, units: int) -> Value:
 
 
 def _factored(k: Kernel[Scoring], rows: list[Value], keys: RealPointer, clamp: bool, ahead: bool) -> list[list[Value]]:
-    """Scores of a tile from the factors; `rows` are offsets of query rows in units.
+    """Return scores of a tile from factors; `rows` are offsets of query rows.
 
-    ``ahead`` asks for later keys: with one query, the time is that of reading the factors.
+    ``ahead`` prefetches later keys: with one query, reading the factors takes all the time.
     """
     g, lanes, h = k.argument.terms, k.lanes, k.argument.h
     sums = [[Variable(k, k.full(0.0)) for _ in range(KEY_TILE)] for _ in rows]
@@ -97,7 +97,7 @@ def _factored(k: Kernel[Scoring], rows: list[Value], keys: RealPointer, clamp: b
                 xs = [k.fma(e, f, c) for e, f, c in zip(es, fs[t], ks, strict=True)]
                 total[t].add(shared_quotient(k, [_clamp(k, x, len(units)) for x in xs] if clamp else xs))
 
-    # one unit left over would have a division of its own, and joins the last group
+    # a single remaining unit joins the last group instead of having its own division
     whole = h - k.select((h % SHARED).compare("==", 1), k.minimum(h, k.integer(SHARED + 1)), h % SHARED)
     with k.loop(0, whole, SHARED) as u:
         if ahead:
@@ -112,7 +112,7 @@ def _factored(k: Kernel[Scoring], rows: list[Value], keys: RealPointer, clamp: b
 
 
 def _direct(k: Kernel[Scoring], rows: list[Value], keys: RealPointer) -> list[list[Value]]:
-    """Scores of a tile from a and b themselves."""
+    """Return scores of a tile from a and b instead of factors."""
     g, lanes = k.argument.terms, k.lanes
     sums = [[Variable(k, k.full(0.0)) for _ in range(KEY_TILE)] for _ in rows]
     with k.loop(0, k.argument.h) as u:
@@ -126,15 +126,15 @@ def _direct(k: Kernel[Scoring], rows: list[Value], keys: RealPointer) -> list[li
 
 
 def direct_exponential(k: Kernel, x: Value) -> Value:
-    """exp(2x), finite unless x is NaN."""
+    """Return exp(2x), finite unless x is NaN."""
     top = k.full(40.0 if k.bits == 32 else 300.0)
     return exp(k, k.select(x.compare(">", top), top, x) * 2.0)
 
 
 def cut_slope(k: Kernel, slope: Value) -> Value:
-    """tanh', but 0 where it is below the last place of 1, so that the tanh is rounded to 1; NaN stays.
+    """Return tanh', or 0 if it is below the unit roundoff, where tanh rounds to 1; NaN stays.
 
-    Far smaller slopes would make subnormal numbers of the products that read them.
+    Much smaller slopes would make later products subnormal, and slow.
     """
     return k.select(slope.compare("<", 2.0 ** (-24 if k.bits == 32 else -53)), k.full(0.0), slope)
 
@@ -142,10 +142,10 @@ def cut_slope(k: Kernel, slope: Value) -> Value:
 def emit_scores(k: Kernel[Scoring], block: Block, row_tile: int,
                 look_up: Callable[[Variable, list[Value], Value], None] | None = None, single: bool = False,
                 ) -> None:  # fmt: skip
-    """Scores of the block, in units.
+    """Emit the block's scores, divided by `Weight.unit`.
 
-    `look_up` sets a variable to 0 where no query of a tile may attend to any key of it, from the numbers of the queries
-    and of the first key; such tiles are skipped.
+    `look_up(needed, query numbers, first key)` sets `needed` to 0 if no query of a tile may attend to any of its keys;
+    such tiles are skipped.
     """
     g, terms, lanes, h = k.argument, k.argument.terms, k.lanes, k.argument.h
     a_batch = k.load_int(g.a_index, block.batch)
@@ -182,7 +182,7 @@ def _store(k: Kernel, block: Block, target: list[Value], scores: list[list[Value
 
 def _emit_direct(k: Kernel[Scoring], block: Block, rows: list[Value], target: list[Value], key_offset: Value,
                  query_numbers: list[Value], key_number: Value) -> None:  # fmt: skip
-    """Replace the scores of the pairs that have no factors."""
+    """Replace the scores of pairs whose factors are out of range."""
     g = k.argument.terms
     flags = [k.load(g.key_flag, key_number + t * k.lanes) for t in range(KEY_TILE)]
     direct = [[(k.broadcast(g.query_flag, q) + f).compare(">=", DIRECT_FLAGS) for f in flags] for q in query_numbers]
@@ -199,7 +199,7 @@ def _emit_direct(k: Kernel[Scoring], block: Block, rows: list[Value], target: li
 
 @compiled
 def scores_kernel(bits: int) -> Kernel[Scores]:
-    """Raw scores, (batches, n, m)."""
+    """Write raw scores, (batches, n, m)."""
     k = Kernel("scores", Scores, bits)
     g = k.argument
     with k.tasks(g.tasks) as task:

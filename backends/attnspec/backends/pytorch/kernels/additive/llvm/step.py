@@ -1,7 +1,7 @@
-"""One decoding step in one call: factors of the queries, scores, weights, pooled values.
+"""One decoding step as a single kernel: query factors, scores, weights, pooled values.
 
-What a step reads evicts everything else from the caches, the interpreter too, so that a few calls of Python between two
-kernels would take half as long as the reading. Queries that need more than factors are left to the kernel of `forward`.
+Keys and values evict everything else from the caches, even the Python interpreter, so that a few Python calls between
+two kernels would take half as long as reading them. Queries out of the factors' range are left to `forward`'s kernel.
 """
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Reals, Result
@@ -16,10 +16,10 @@ from .tiles import SHARED
 
 
 class Step(Attend):
-    """Arguments of `step_kernel`: those of attention with one query for each entry, without its factors.
+    """Arguments of `step_kernel`: those of `Attend` with one query per entry, whose factors it computes.
 
-    ``flip`` (h) is that of `layout.Weight`; ``key_maximum`` (h) holds the largest factor of the keys in each unit,
-    ``key_maximum_flag`` their largest flag. ``redo`` becomes 1 where some queries need more than factors.
+    ``flip`` (h) is that of `layout.Weight`; ``key_maximum`` (h) holds the largest key factor of each hidden unit,
+    ``key_maximum_flag`` the largest key flag. ``redo`` becomes 1 if a query is out of the factors' range.
     """
 
     flip: Reals
@@ -30,7 +30,7 @@ class Step(Attend):
 
 @compiled
 def step_kernel(bits: int) -> Kernel[Step]:
-    """Contexts (batch, d) of queries ``query_raw`` (batch, h), and their factors."""
+    """Write contexts (batch, d) of queries ``query_raw`` (batch, h), and their factors."""
     k = Kernel("step", Step, bits)
     g = k.argument
     with k.tasks(g.tasks) as task:
@@ -43,7 +43,7 @@ def step_kernel(bits: int) -> Kernel[Step]:
 
 
 def _make_factors(k: Kernel[Step], block: Block) -> Value:
-    """Factors of the block's query in place, and whether they serve with every key, without a clamp."""
+    """Write the query's factors; return whether they are valid with every key, without a clamp."""
     g, terms, h = k.argument, k.argument.terms, k.argument.h
     row = k.load_int(g.a_index, block.batch) * h
     row_flag, beyond = RowFlag(k), Variable(k, k.full(0.0))

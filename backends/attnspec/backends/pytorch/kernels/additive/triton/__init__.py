@@ -1,5 +1,5 @@
 """Additive attention on GPUs, in Triton kernels.
 
-`operators` are what PyTorch calls, forward and backward; `decoding` takes steps with keys prepared once. Kernels are
-in `factors`, `forward`, `backward` and `step`, built from the device functions of `terms`; `launch` starts them.
+`operators` holds the custom operators, forward and backward; `decoding` the decoding step with prepared keys. Kernels
+are in `factors`, `forward`, `backward` and `step`, built from the device functions of `terms`; `launch` starts them.
 """

@@ -3,8 +3,8 @@
 
 With dS the gradient of the scores, da_ic = w_c sum_j dS_ij 4r(1 - r), db_jc likewise over i, and dw_c = sum_ij dS_ij
 (1 - 2r), which under a softmax is -2 sum dS r because each row of dS sums to 0. A program owns WIDE rows of one side
-and walks over the other side 16 at a time, so that the sum over the walked side stays within a thread. What it owns it
-accumulates in global memory, without atomics: one program, one owner, a fixed order.
+and walks over the other side 16 at a time, so that the sum over the walked side stays within a thread. It adds up its
+rows' gradients in global memory, without atomics: no other program writes them, and the order is fixed.
 """
 
 import triton
@@ -41,16 +41,16 @@ def delta_kernel(out, grad, delta, rows, d_v, BD: tl.constexpr):
 
 @triton.jit
 def add_column(target, amount):
-    """The owner adds; the barrier between tiles makes the sums of the last tile visible whatever the layout."""
+    """Add `amount` to `target`. The barrier after each tile makes earlier sums visible in any register layout."""
     tl.store(target, tl.load(target) + amount)
 
 
 @triton.jit
 def pair_gradients(d_score, narrow, narrow_stride, wide, wide_stride, grad, r_sum, hidden, WIDE: tl.constexpr,
                    R_SUM: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
-    """Adds sum_narrow d_score r(1 - r) to `grad` for each hidden unit, two terms to a reciprocal.
+    """Add sum_narrow d_score r(1 - r) to `grad` for each hidden unit, two terms per reciprocal.
 
-    1 - r is taken as EF r: the difference would cancel where r is near 1.
+    1 - r is computed as EF r: the difference would cancel where r is near 1.
     """
     at = tl.arange(0, WIDE)[None, :]
     for _ in range(0, hidden, 2):
@@ -74,7 +74,7 @@ def pair_gradients(d_score, narrow, narrow_stride, wide, wide_stride, grad, r_su
 @triton.jit
 def single_gradients(d_score, narrow, narrow_stride, wide, wide_stride, grad, r_sum, hidden, WIDE: tl.constexpr,
                      R_SUM: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
-    """The same, one reciprocal to a term."""
+    """`pair_gradients` with one reciprocal per term."""
     at = tl.arange(0, WIDE)[None, :]
     for _ in range(hidden):
         ef = tl.minimum(product_terms(narrow, wide, BLOCK, WIDE), 8.5e37)  # 0 times infinity otherwise
@@ -91,7 +91,7 @@ def single_gradients(d_score, narrow, narrow_stride, wide, wide_stride, grad, r_
 @triton.jit
 def direct_gradients(d_score, narrow, narrow_length, wide, wide_length, wide_stride, flip, grad, r_sum, hidden,
                      WIDE: tl.constexpr, R_SUM: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
-    """The same from the projections. A pair without weight adds nothing even where its r is NaN."""
+    """`pair_gradients` from the projections. A pair whose d_score is 0 adds nothing, even if its r is NaN."""
     at = tl.arange(0, WIDE)[None, :]
     for c in range(hidden):
         x = raw_sum(narrow, narrow_length, wide, wide_length, c, hidden, BLOCK, WIDE)
@@ -155,7 +155,7 @@ def gradient_kernel(query_scaled, query_factor, key_factor, query_raw, key_raw, 
                     WIDE: tl.constexpr, BD: tl.constexpr, OWN_QUERY: tl.constexpr, SCORES: tl.constexpr,
                     CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
                     INTERPRET: tl.constexpr):  # fmt: skip
-    """Gradients of the WIDE queries (OWN_QUERY) or keys that the program owns; grid (tiles of that side * batch).
+    """Gradients of the program's WIDE queries (OWN_QUERY) or keys; grid (tiles of that side * batch).
 
     grad (B, hidden_stored, padded) receives sum dS r(1 - r) and, for queries, r_sum receives sum dS r; for keys,
     grad_value receives P^T grad_out. With SCORES, grad_out is the gradient of the raw scores, (B, n, m).

@@ -1,6 +1,6 @@
-"""Bahdanau's decoding step in Triton: one query per source sentence, its keys and values kept.
+"""Bahdanau's decoding step in Triton: one query per source sentence, with prepared keys and values.
 
-Two launches whose grids depend on shapes alone, without any wait for the device, so that CUDA graphs capture them.
+CUDA graphs can capture its two launches: their grids depend on shapes alone, and nothing waits for the device.
 """
 
 import math
@@ -55,14 +55,14 @@ def _(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, inn
 
 
 def _splits(batch: int, m: int, block_k: int, device: torch.device) -> int:
-    """Enough programs for four on each multiprocessor, each with at least one block of keys."""
+    """Splits of the keys: enough for four programs per multiprocessor, each with at least one block of keys."""
     processors = 4 if INTERPRET else torch.cuda.get_device_properties(device).multi_processor_count
     return max(1, min(-(-m // block_k), -(-4 * processors // batch)))
 
 
 @dataclass(frozen=True)
 class StepCache:
-    """What a decoding step needs of one source: projected keys (B, m, h), their batch shape, weights, values."""
+    """Projected keys (B, m, h), w_v, values and batch shape of the sources, for `step`."""
 
     key: Tensor
     w_v: Tensor
@@ -73,8 +73,7 @@ class StepCache:
 def cache(
     b: Float[Tensor, "*#batch m h"], w_v: Float[Tensor, " h"], value: Float[Tensor, "*#batch m d_v"]
 ) -> StepCache:
-    """Prepares the keys and values of a source for `step`, once; later changes of these tensors have no effect on
-    it."""
+    """Copy the keys and values of the sources for `step`; later changes of these tensors have no effect."""
     b, w_v, value = lower(b, w_v, value)
     check(min(b.dim(), value.dim()) >= 2 and w_v.dim() == 1, "expected b (m, h), w_v (h), value (m, d)")
     check(b.shape[-1] == w_v.shape[0] >= 1, f"expected {w_v.shape[0]} hidden units in b as in w_v")
@@ -88,13 +87,13 @@ def cache(
 def step(
     cache: StepCache, a: Float[Tensor, "*#batch h"], mask: Bool[Tensor, "*#batch #m"] | None = None
 ) -> Float[Tensor, "*batch d_v"]:
-    """One decoding step: the context of one projected query a batch element.
+    """One decoding step: the context of one projected query per batch element.
 
-    Two launches, whose shapes and grids depend on the inputs' shapes alone; nothing waits for the device. A whole
-    decoder loop is captured after one warm-up step: `with torch.cuda.graph(graph): context = step(cache, a, mask)`,
-    with `a` and `mask` overwritten in place between replays; or the loop body goes through torch.compile(mode=
-    "reduce-overhead"), for which the step is one opaque operation, compiled once and not once a length. With gradients
-    needed it is the attention of one query, which keeps what the backward pass needs.
+    Two launches, whose grids depend on the inputs' shapes alone; nothing waits for the device. To capture a decoder
+    loop, run one warm-up step, then `with torch.cuda.graph(graph): context = step(cache, a, mask)`, and overwrite `a`
+    and `mask` in place between replays. Or compile the loop body with torch.compile(mode="reduce-overhead"): the step
+    is one opaque operation, compiled once for all lengths. If gradients are needed, `attention` of one query computes
+    the step, and keeps the tensors for the backward pass.
     """
     (a,) = lower(a)
     if a.dtype != cache.key.dtype:

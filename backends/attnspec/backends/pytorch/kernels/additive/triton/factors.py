@@ -1,10 +1,10 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Kernels that run once per query and per key: exponentials, their ranges, the scaled weights.
+"""Kernels that prepare queries and keys: exponentials, their ranges, the scaled weights.
 
-A kernel of its own rather than a few PyTorch operations: one pass reads the projections and writes the factors
-transposed, which the score kernels need contiguous along rows, and bounds what each block of rows can overflow to;
-PyTorch would take eight launches and as many passes. The exponential is reduced in two steps (Cody and Waite), because
-the hardware's exp2 of a rounded product would lose |2a| ulps, 5e-6 at a = 40.
+One pass reads the projections, writes the factors transposed (the score kernels read them contiguous along rows) and
+bounds each row's exponents against overflow; PyTorch operations would need eight launches and as many passes. The
+exponential's argument is reduced in two steps (Cody and Waite): the hardware's exp2 of a rounded product would lose
+|2a| ulps, 5e-6 at a = 40.
 """
 
 import triton
@@ -22,11 +22,11 @@ LN2_LOW = tl.constexpr(1.4286068203094172e-06)
 
 @triton.jit
 def weights_kernel(weight, ratio, flip, constants, hidden, hidden_padded, BH: tl.constexpr):
-    """flip and ratio for each hidden unit, constants = (max|w|, sum w flip).
+    """Write flip and ratio of each hidden unit, and constants = (max|w|, sum w flip).
 
-    tanh is odd, so that w tanh(x) = (w flip) tanh(flip x) with flip = +1 or -1. The flips make the signs of w flip
-    alternate: sums of w r, whose terms would otherwise all be near w/2 with one sign, stay near 0 and do not lose
-    digits. ratio = max|w| / (w flip). |w| is raised to 2^-36 max|w|, which moves a score by less than 2^-12 of the
+    tanh is odd: w tanh(x) = (w flip) tanh(flip x) with flip = +1 or -1. The flips make the signs of w flip
+    alternate: the terms w r, each near w/2, then cancel instead of adding up, and their sum does not lose digits.
+    ratio = max|w| / (w flip). |w| is raised to 2^-36 max|w|, which moves a score by less than 2^-12 of the
     rounding of its sum; padded hidden units get the same and cancel in the softmax.
     """
     at = tl.arange(0, BH)
@@ -61,7 +61,7 @@ def exponential(x):
 
 @triton.jit
 def three_parts(x):
-    """The bfloat16 numbers high, middle, low whose sum is the float32 x (8 bits each)."""
+    """Split the float32 x into bfloat16 numbers high, middle, low (8 bits each) whose sum is x."""
     high = x.to(tl.bfloat16)
     rest = x - high.to(tl.float32)
     middle = rest.to(tl.bfloat16)
@@ -78,7 +78,7 @@ def factor_column(row, c, valid, hidden, ratio, flip, SCALED: tl.constexpr):
     margin = tl.log2(tl.abs(tl.load(ratio + c))) if SCALED else tl.zeros_like(x)
     log2_factor = tl.where(inside, tl.maximum(power, 0.0), 0.0)
     size = tl.where(inside, tl.abs(power), 0.0) + margin
-    # written so that NaN ends as infinity, which the maximum would drop
+    # a comparison that is False for NaN: NaN becomes infinity, because the maximum would drop NaN
     size = tl.where(size <= LARGEST_EXPONENT, size, float("inf"))
     return factor, margin, log2_factor, size
 
@@ -88,12 +88,12 @@ def factors_kernel(raw, ratio, flip, scaled, unscaled, ranges, log2_factors, val
                    rows_padded, hidden, hidden_groups, hidden_stored, d_v, d_padded, part_stride,
                    GROUPS: tl.constexpr, BV: tl.constexpr,
                    SCALED: tl.constexpr, UNSCALED: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
-    """One block of 16 rows: raw (B, rows, hidden) to transposed factors (B, hidden_stored, rows_padded).
+    """Transposed factors (B, hidden_stored, rows_padded) of one block of 16 rows of raw (B, rows, hidden).
 
-    ranges (B, rows_padded) bounds log2|XYZ| of the shared path and is infinite where the factors leave the normal
-    numbers; log2_factors (B, blocks) bounds log2 E. With PARTS, parts receives the block's value rows, padded with 0:
-    as they are (1 part), or as the bfloat16 numbers that sum to a float32 (3 parts). NaN and infinity become 0 there,
-    and `nonfinite` (B, blocks) says whether there were any.
+    ranges (B, rows_padded) bounds log2|XYZ| of the shared path and is infinite where a factor is not a normal number;
+    log2_factors (B, blocks) bounds log2 E. With PARTS, parts receives the block's value rows, padded with 0: unchanged
+    (1 part), or as bfloat16 numbers that sum to the float32 (3 parts). NaN and infinity become 0 in `parts`, and
+    `nonfinite` (B, blocks) is 1 for blocks that held any.
     """
     blocks = rows_padded // BLOCK
     batch = tl.program_id(0) // blocks

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Forward kernels: additive attention in one pass (online softmax over key tiles), and raw scores."""
+"""Forward kernels: additive attention by online softmax over key tiles, and raw scores."""
 
 import triton
 import triton.language as tl
@@ -10,17 +10,16 @@ from attnspec.backends.pytorch.kernels.additive.triton.terms import LOG2_E, larg
 
 @triton.jit
 def mask_start(mask, batch, inner, mask_outer, mask_inner):
-    """The mask of one batch element; its batch dimensions are kept as two, with their own strides (0 where
-    broadcast)."""
+    """Start of one batch element's mask; the batch is two dimensions (outer, inner), stride 0 where broadcast."""
     return mask + (batch // inner).to(tl.int64) * mask_outer + (batch % inner).to(tl.int64) * mask_inner
 
 
 @triton.jit
 def allowed_bits(mask, mask_narrow, mask_wide, narrow_first, wide_first, narrow_length, wide_length,
                  WIDE: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, WIDE_IS_KEY: tl.constexpr):  # fmt: skip
-    """Which pairs of the tile take part: (1, WIDE), bit r for row r of the narrow side.
+    """Attendable pairs of the tile as bits (1, WIDE): bit r is row r of the narrow side.
 
-    Bits, because they stay in registers while the scores are summed, and a tile of Booleans or pointers would not.
+    Bits stay in registers while the scores are summed; a tile of Booleans or pointers would not.
     """
     wide = tl.arange(0, WIDE)[None, :]
     bits = tl.where(wide < wide_length - wide_first, (1 << tl.minimum(BLOCK, narrow_length - narrow_first)) - 1, 0)
@@ -46,17 +45,17 @@ def allowed_bits(mask, mask_narrow, mask_wide, narrow_first, wide_first, narrow_
 
 @triton.jit
 def is_allowed(bits):
-    """(BLOCK, WIDE) Booleans."""
+    """Expand the bits of `allowed_bits` to Booleans (BLOCK, WIDE)."""
     return ((bits >> tl.arange(0, BLOCK)[:, None]) & 1) != 0
 
 
 @triton.jit
 def weighted_values(acc, p, parts, part_stride, d_padded, WIDE: tl.constexpr, BD: tl.constexpr, PARTS: tl.constexpr,
                     INTERPRET: tl.constexpr):  # fmt: skip
-    """acc + p @ value for WIDE keys, in four quarters: the keys equal modulo 4.
+    """acc + p @ value for WIDE keys, in four quarters of keys equal modulo 4.
 
-    A thread holds four consecutive keys, so that the quarters are taken within the thread, and only a quarter of the
-    values is in flight at a time. NaN and infinity are 0 in `parts`, see `nonfinite_values`.
+    A thread holds four consecutive keys, so a quarter needs no exchange between threads, and only a quarter of the
+    values is being loaded at a time. NaN and infinity are 0 in `parts`, see `nonfinite_values`.
     """
     even, odd = p.reshape(BLOCK, WIDE // 4, 2, 2).split()
     p0, p2 = even.split()
@@ -86,7 +85,7 @@ def weighted_values(acc, p, parts, part_stride, d_padded, WIDE: tl.constexpr, BD
 
 @triton.jit
 def nonfinite_values(acc, p, allowed, value, first, m, d, d_v, WIDE: tl.constexpr):
-    """Adds the terms that hold NaN or infinity, for the queries that may attend to them, and for no others."""
+    """Add the terms of NaN and infinite values, only to queries that may attend to them."""
     at = tl.arange(0, WIDE)[None, :]
     for k in range(WIDE):
         key = first + k
@@ -101,7 +100,7 @@ def nonfinite_values(acc, p, allowed, value, first, m, d, d_v, WIDE: tl.constexp
 def scaled_scores(query_scaled, key_factor, n_padded, m_padded, query_raw, key_raw, rows_left, keys_left, ratio, flip,
                   hidden, hidden_groups, query_range, key_range, bits, scale,
                   WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
-    """log2(e) times the tile's scores up to a constant, -inf where the pair takes no part."""
+    """log2(e) times the tile's scores up to a constant, -inf for excluded pairs."""
     total = score_total(
         query_scaled, key_factor, n_padded, m_padded, query_raw, key_raw, rows_left, keys_left, ratio, flip, hidden,
         hidden_groups * 3, query_range, key_range, BLOCK, WIDE, INTERPRET,
@@ -115,10 +114,10 @@ def forward_kernel(query_scaled, key_factor, query_raw, key_raw, query_range, ke
                    hidden_stored, d_v, d_padded, part_stride, inner, mask_outer, mask_inner, mask_query, mask_key,
                    WIDE: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
                    PARTS: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
-    """16 queries against all keys, WIDE at a time; grid (query blocks * batch, chunks of d_v)."""
+    """Attention of 16 queries over all keys, WIDE at a time; grid (query blocks * batch, chunks of d_v)."""
     blocks = n_padded // BLOCK
     batch = tl.program_id(0) // blocks
-    # last rows first: under a causal mask they are the longest
+    # last rows first: under a causal mask they have the most keys
     block = blocks - 1 - tl.program_id(0) % blocks
     rows = block * BLOCK + tl.arange(0, BLOCK)
     batch64 = batch.to(tl.int64)
@@ -156,7 +155,7 @@ def forward_kernel(query_scaled, key_factor, query_raw, key_raw, query_range, ke
             new = tl.maximum(largest, tl.max(score, 1))
             shift = tl.where(new == -float("inf"), 0.0, new)
             p = score
-            # a loop of one turn: the compiler does not repeat what is in a while loop once for each register layout
+            # a loop of one iteration: the compiler would otherwise compute exp2 once for each register layout
             again = first >= 0
             while again:
                 p = tl.exp2(p - shift[:, None])

@@ -1,4 +1,4 @@
-"""What the additive Triton kernels are launched with: padding, tiles, warps, masks, and the factors' buffers.
+"""Launch arguments of the additive Triton kernels: padding, tiles, warps, masks, buffers.
 
 Nothing here synchronises with the device, so that every launch can be captured in a CUDA graph.
 """
@@ -17,29 +17,29 @@ from attnspec.backends.pytorch.kernels.additive.triton.factors import factors_ke
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
 BLOCK = 16
-NARROWEST = 64  # a quarter of it is the smallest inner dimension of a matrix product
+NARROWEST = 64  # products take a quarter of a tile, and tl.dot needs an inner dimension of at least 16
 WIDEST = 256
 WIDEST_VALUE = 256
 
 
 @dataclass(frozen=True)
 class Tile:
-    """WIDE rows of the side that lies along the lanes, against 16 of the other; warps of 32 threads."""
+    """Tile size: `wide` rows of the side along the lanes, against 16 of the other; `warps` of 32 threads."""
 
     wide: int
     warps: int
 
 
 def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n, and 1 for n = 0."""
+    """Return the smallest power of two that is at least n, and 1 for n = 0."""
     return 1 << max(n - 1, 0).bit_length()
 
 
 def tile(length: int, d_v: int) -> Tile:
-    """A static table instead of autotuning, which would synchronise and cost seconds for each new shape.
+    """Choose a tile by a fixed rule: autotuning would synchronise and cost seconds for each new shape.
 
     16 x 256 with 2 warps is 64 scores a thread, 8 operations per number loaded; with a wide d_v more warps share the
-    tile of values, which would not fit the registers of two. Short sequences take a narrower tile instead of padding.
+    tile of values, which would not fit the registers of two. Short sequences get a narrower tile instead of padding.
     """
     wide = min(max(power_of_two(length), NARROWEST), WIDEST)
     warps = max(1, wide // 128, min(power_of_two(d_v) // 32, wide // 32))
@@ -47,12 +47,12 @@ def tile(length: int, d_v: int) -> Tile:
 
 
 def padded(length: int, wide: int) -> int:
-    """The smallest multiple of `wide` that is at least the length."""
+    """Return the smallest multiple of `wide` that is at least the length."""
     return -(-length // wide) * wide
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    """Runs the kernel. The interpreter computes in NumPy, which would warn of every intended infinity and NaN."""
+    """Run the kernel, without NumPy's warnings: the interpreter would warn of every intended infinity and NaN."""
     if 0 in grid:
         return
     with contextlib.ExitStack() as context:
@@ -67,8 +67,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
 
 @dataclass(frozen=True)
 class Weights:
-    """What `weights_kernel` computes, and the counts of hidden units, groups of three and of two, and stored
-    columns."""
+    """Outputs of `weights_kernel`, and counts: hidden units, groups of three, groups of two, stored columns."""
 
     ratio: Tensor
     flip: Tensor
@@ -80,7 +79,7 @@ class Weights:
 
 
 def scaled_weights(w_v: Tensor) -> Weights:
-    """Launches `weights_kernel`."""
+    """Launch `weights_kernel` on w_v."""
     hidden = w_v.shape[0]
     groups, pairs = -(-hidden // 3), -(-hidden // 2)
     stored = max(3 * groups, 2 * pairs)
@@ -94,7 +93,7 @@ def scaled_weights(w_v: Tensor) -> Weights:
 
 @dataclass(frozen=True)
 class Factors:
-    """exp(2x) of one side, transposed to (B, hidden, rows); scaled by max|w|/w, unscaled, or both, and their ranges."""
+    """exp(2x) of queries or keys as (B, hidden, rows), scaled by max|w|/w, unscaled, or both; and their ranges."""
 
     scaled: Tensor
     unscaled: Tensor
@@ -106,8 +105,7 @@ class Factors:
 
 
 def value_parts(value: Tensor, rows_padded: int) -> Tensor:
-    """Room for the values, padded: (parts, B, rows, d). float32 is kept as the sum of three bfloat16, for tensor
-    cores."""
+    """Empty buffer for padded values: (parts, B, rows, d); float32 is three bfloat16 parts, for tensor cores."""
     three = value.dtype == torch.float32 and not INTERPRET
     width = max(power_of_two(value.shape[-1]), 16)
     width = width if width <= WIDEST_VALUE else padded(value.shape[-1], WIDEST_VALUE)
@@ -118,7 +116,7 @@ def value_parts(value: Tensor, rows_padded: int) -> Tensor:
 def factors(
     x: Tensor, weights: Weights, wide: int, *, scaled: bool, unscaled: bool, value: Tensor | None = None
 ) -> Factors:
-    """x (B, rows, hidden), contiguous. `wide` is the largest tile in which the rows will be read."""
+    """Launch `factors_kernel` on x (B, rows, hidden), contiguous; rows are padded to tiles of `wide`."""
     batch, rows, hidden = x.shape
     size = padded(rows, wide)
     blocks = size // BLOCK
@@ -146,10 +144,10 @@ def factors(
 
 
 def compact_mask(mask: Tensor, batch: tuple[int, ...], n: int, m: int) -> tuple[Tensor, int]:
-    """The mask as (outer, inner, n, m) with 1 where it broadcasts, and the size of the inner batch dimension.
+    """Return the mask as (outer, inner, n, m) with 1 where it broadcasts, and the size of the inner dimension.
 
-    No axis along which the mask is constant is written out, also when the caller has expanded it. Only a mask that
-    alternates over three or more groups of batch dimensions is copied over the batch, never over n or m.
+    Broadcast axes are not copied, even if the caller expanded them. Only a mask whose broadcast and own batch
+    dimensions alternate in three or more groups is copied over the batch, never over n or m.
     """
     mask = mask.reshape((1,) * (len(batch) + 2 - mask.dim()) + tuple(mask.shape))
     for axis in range(mask.dim()):
@@ -166,7 +164,7 @@ def compact_mask(mask: Tensor, batch: tuple[int, ...], n: int, m: int) -> tuple[
 
 
 def mask_arguments(mask: Tensor | None, stand_in: Tensor) -> tuple[Tensor, list[int]]:
-    """The mask as bytes, and its four strides, 0 where it broadcasts."""
+    """Return the mask as bytes and its four strides, 0 where it broadcasts; `stand_in` if there is no mask."""
     if mask is None:
         return stand_in, [0, 0, 0, 0]
     return mask.view(torch.uint8), [mask.stride(axis) if mask.shape[axis] > 1 else 0 for axis in range(4)]

@@ -1,12 +1,12 @@
-"""Additive attention in Triton: PyTorch custom operations, their fake tensors and gradients.
+"""Additive attention in Triton: PyTorch custom operators, their fake tensors and gradients.
 
-Runs on CUDA tensors, and on CPU tensors when the environment has TRITON_INTERPRET=1 before Triton is imported (slow;
-for tests). Of a call only the output and one number a row (the log-sum-exp) are kept for the backward pass; nothing of
-size n*m is ever stored. Results are bitwise repeatable: there are no atomic operations.
+Runs on CUDA tensors, and on CPU tensors if TRITON_INTERPRET=1 is set before Triton is imported (slow; for tests). The
+backward pass needs the output and one number per row (the log-sum-exp); nothing of size n*m is ever stored. Results
+are bitwise repeatable: there are no atomic operations.
 
-A masked key or value may hold NaN or infinity without any effect on queries that may not attend to it, in the result
-and in the gradients of queries, keys and weights. What propagates: NaN in the upstream gradient of a query, to the
-values' gradients of every key of its tile.
+NaN or infinity in a masked key or value has no effect on queries that may not attend to it, neither in the result nor
+in the gradients of queries, keys and weights. But NaN in the upstream gradient of a query propagates to the values'
+gradients of every key of its tile.
 """
 
 import math
@@ -41,12 +41,12 @@ from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.first_order import no_second_derivative
 
 DTYPES = (torch.float32, *HALF_DTYPES)
-# of the products with upstream gradients in float32: three tf32 products, 2^-22
+# products with upstream gradients in float32 are three tf32 products, accurate to 2^-22
 PRECISION = "tf32x3"
 
 
 def supports(a: Tensor, *others: Tensor) -> bool:
-    """Whether these tensors can be computed here: one dtype of float32, bfloat16, float16 (not float64), one device."""
+    """Return whether the tensors share one device and one dtype: float32, bfloat16 or float16 (not float64)."""
     device = "cpu" if INTERPRET else "cuda"
     return (
         a.dtype in DTYPES
@@ -100,7 +100,7 @@ def _attention_backward(
     grad: Tensor, grad_lse: Tensor | None, a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None,
     inner: int, causal: bool, out: Tensor, lse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of a, b, w_v and value. A gradient of lse, d lse / d scores = log2(e) P, joins that of the output."""
+    """Gradients of a, b, w_v and value; `grad_lse` enters through d lse / d scores = log2(e) P."""
     grad, value, out = grad.contiguous(), value.contiguous(), out.contiguous()
     batch, n, d_v = out.shape
     delta = torch.empty_like(lse)
@@ -127,7 +127,7 @@ def _projection_gradients(
     grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, inner: int, causal: bool,
     lse: Tensor, delta: Tensor, grad_value: Tensor, *, scores: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of a, b and w_v, in two launches: the owner is a tile of queries, then a tile of keys."""
+    """Gradients of a, b and w_v, in two launches: by tiles of queries, then by tiles of keys."""
     a, b, w_v = a.contiguous(), b.contiguous(), w_v.contiguous()
     batch, n, hidden = a.shape
     m = b.shape[1]
@@ -208,7 +208,7 @@ def _(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
 
 @operator("additive_scores_triton_backward")
 def _scores_backward(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of a, b and w_v. The rows of `grad` need not sum to 0, as they do under a softmax."""
+    """Gradients of a, b and w_v. Rows of `grad` need not sum to 0, unlike under a softmax."""
     grad = grad.contiguous()
     return _projection_gradients(grad, a, b, w_v, grad, None, 1, False, grad, grad, grad, scores=True)
 
@@ -232,13 +232,13 @@ for _gradients in (_attention_backward, _scores_backward):
 
 
 def check(condition: bool, message: str) -> None:
-    """ValueError with the message unless the condition holds."""
+    """Raise ValueError with the message unless the condition holds."""
     if not condition:
         raise ValueError(message)
 
 
 def lower(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in autocast's dtype where autocast is on, as PyTorch's own attention does."""
+    """Return the tensors, cast if autocast is on, as PyTorch's own attention does; TypeError for other dtypes."""
     tensors = autocast.cast(*tensors)
     if len({x.dtype for x in tensors}) > 1 or tensors[0].dtype not in DTYPES:
         raise TypeError(f"dtypes must be one of float32, bfloat16, float16, got {[x.dtype for x in tensors]}")
@@ -246,12 +246,12 @@ def lower(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def join(batch: tuple[int, ...], *tensors: Tensor) -> list[Tensor]:
-    """Each tensor (*, rows, columns) as (B, rows, columns)."""
+    """Return each tensor (*, rows, columns) as (B, rows, columns)."""
     return [x.expand(*batch, *x.shape[-2:]).reshape(math.prod(batch), *x.shape[-2:]) for x in tensors]
 
 
 def common_batch(*shapes: torch.Size | tuple[int, ...]) -> tuple[int, ...]:
-    """What the batch dimensions broadcast to; RuntimeError where they do not."""
+    """Broadcast batch dimensions; RuntimeError if they do not broadcast."""
     return tuple(broadcast(*shapes))
 
 
@@ -293,7 +293,7 @@ def attention(
 def scores(
     a: Float[Tensor, "*#batch n h"], b: Float[Tensor, "*#batch m h"], w_v: Float[Tensor, " h"]
 ) -> Float[Tensor, "*batch n m"]:
-    """w_v . tanh(a_i + b_j), with exact gradients whether or not a softmax follows."""
+    """w_v . tanh(a_i + b_j); gradients are correct with or without a softmax after it."""
     a, b, w_v = lower(a, b, w_v)
     check(min(a.dim(), b.dim()) >= 2 and w_v.dim() == 1, "expected a (n, h), b (m, h), w_v (h)")
     hidden = w_v.shape[0]

@@ -1,10 +1,10 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Kernels of the decoding step: one query a batch element against all keys, bound by reading keys and values.
+"""Kernels of the decoding step, one query per batch element, bound by reading keys and values.
 
-The keys are split over programs; each leaves its largest score, denominator and weighted sum, and `combine_kernel`
-joins them by log-sum-exp. The exponential is taken here rather than cached: at one query a key the step reads 4 (or
-2) bytes a term, 0.8 (1.7) T terms/s at 3.35 TB/s, where the special functions allow 2.5 T (1.5 operations a term);
-exp(2b) would have to be cached in float32, twice the bytes for 16-bit inputs, and could overflow.
+The keys are split over programs; each stores its largest score, denominator and weighted sum, and `combine_kernel`
+joins them by log-sum-exp. Exponentials of keys are computed here, not cached: the step reads 4 (or 2) bytes per term,
+so memory at 3.35 TB/s limits it to 0.8 (1.7) T terms/s, below the 2.5 T of the special functions (1.5 operations a
+term). A cached exp(2b) would be float32, twice the bytes of 16-bit inputs, and could overflow.
 """
 
 import triton
@@ -23,7 +23,7 @@ def hidden_terms(query, key, weight, c, hidden, key_valid):
     w = tl.load(weight + c, mask=inside, other=0.0).to(tl.float32)
     x = a + b
     power = x * (2.0 * LOG2_E)
-    # the clamp would turn NaN into a number
+    # a clamp would turn NaN into a number
     power = tl.where(power > 60.0, 60.0, power)
     return 1.0 + tl.exp2(power), w
 
@@ -33,7 +33,7 @@ def step_kernel(query, key, weight, value, mask, largest_out, denominator_out, s
                 splits, inner, mask_outer, mask_inner, mask_key,
                 BK: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr, MASK: tl.constexpr,
                 INTERPRET: tl.constexpr):  # fmt: skip
-    """Keys split * per_split onwards of one batch element, BK at a time; grid (batch * splits)."""
+    """Partial attention over one split's keys of one batch element, BK at a time; grid (batch * splits)."""
     batch = tl.program_id(0) // splits
     batch64 = batch.to(tl.int64)
     split = tl.program_id(0) % splits
@@ -77,7 +77,7 @@ def step_kernel(query, key, weight, value, mask, largest_out, denominator_out, s
 
 @triton.jit
 def combine_kernel(largest_in, denominator_in, sum_in, out, splits, d_v, BD: tl.constexpr):
-    """Joins the splits of one batch element, in their order; grid (batch, chunks of d_v)."""
+    """Join the splits of one batch element, in their order; grid (batch, chunks of d_v)."""
     batch = tl.program_id(0)
     at = tl.program_id(1) * BD + tl.arange(0, BD)
     largest = -float("inf")

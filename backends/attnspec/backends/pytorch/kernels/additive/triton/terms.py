@@ -1,21 +1,21 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Device functions that sum the additive score's terms over the hidden units, for one tile of (narrow, wide) pairs.
+"""Device functions that sum additive scores over hidden units, for one tile of pairs.
 
 With E = exp(2a) and F = exp(2b), tanh(a + b) = 1 - 2r where r = 1/(1 + EF), so a score is sum(w) - 2 sum(w r). The
-functions return `total` = sum_c u_c r_c, u = w / max|w|, by one of three paths (signs flipped as `weights_kernel`
-says):
+functions return `total` = sum_c u_c r_c, u = w / max|w|, by one of three paths (`weights_kernel` explains the flipped
+signs):
 
 - shared: three terms share one reciprocal. With X = (1 + EF)/u = 1/u + (E/u) F, one fused multiply-add, the sum
   1/X + 1/Y + 1/Z is ((X + Y) Z + XY)/(XYZ): 8 operations and one reciprocal for three terms. On Hopper the issue rate
   (4 warp instructions per clock and multiprocessor) then allows 1/3.0 terms per slot, and the reciprocal unit (16 lanes
   per clock) is used to 89 %; with two terms per reciprocal that unit would be the limit, 4.0 slots per term. Valid
   while the product XYZ stays below 2^125, which `factors` bounds for each row.
-- single: one reciprocal per term; an overflow of EF to infinity is right (r = 0). Valid while E, F, E/u are normal.
+- single: one reciprocal per term; if EF overflows to infinity, r = 0 is correct. Valid while E, F, E/u are normal.
 - direct: the logistic function of -2(a + b) from exp(-2|a + b|), which neither overflows nor cancels. Any input.
 
-Layout: the wide side lies along the lanes, four consecutive rows a thread; the narrow side lies in registers, all of it
-in each thread. A thread so loads 4 + 16 numbers for 64 terms, without shared memory: the narrow column has fewer
-elements than the program has threads, therefore Triton loads it in the layout in which it is used.
+Layout: the wide side lies along the lanes, four consecutive rows per thread; every thread holds the whole narrow side
+in registers. A thread thus loads 4 + 16 numbers for 64 terms, without shared memory: the narrow column has fewer
+elements than the program has threads, so Triton loads it in the layout in which it is used.
 """
 
 import triton
@@ -28,7 +28,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def reciprocal(x, INTERPRET: tl.constexpr):
-    """1/x within 1 ulp for normal x and 0 for infinity. An ordinary division costs about four more instructions."""
+    """1/x within 1 ulp for normal x, and 0 for infinity; ordinary division costs about four more instructions."""
     if INTERPRET:
         return 1.0 / x
     else:  # noqa: RET505 (a branch at compile time)
@@ -49,14 +49,14 @@ def logistic(x, INTERPRET: tl.constexpr):
 
 @triton.jit
 def product_terms(narrow, wide, NARROW: tl.constexpr, WIDE: tl.constexpr):
-    """E times F of one hidden unit for the tile; scalar pointers, so that one address register serves a column."""
+    """E times F of one hidden unit for the tile; from scalar pointers, so a column needs one address register."""
     return tl.load(narrow + tl.arange(0, NARROW)[:, None]) * tl.load(wide + tl.arange(0, WIDE)[None, :])
 
 
 @triton.jit
 def shared_total(narrow, narrow_stride, wide, wide_stride, ratio, hidden,
                  NARROW: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
-    """Three terms to a reciprocal. `narrow` and `wide` point to the tile's first row of hidden unit 0."""
+    """`total` by three terms per reciprocal. `narrow` and `wide` point to the tile's first row of hidden unit 0."""
     total = tl.zeros((NARROW, WIDE), tl.float32)
     for _ in range(0, hidden, 3):
         x = tl.load(ratio) + product_terms(narrow, wide, NARROW, WIDE)
@@ -73,7 +73,7 @@ def shared_total(narrow, narrow_stride, wide, wide_stride, ratio, hidden,
 @triton.jit
 def single_total(narrow, narrow_stride, wide, wide_stride, ratio, hidden,
                  NARROW: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
-    """One reciprocal to a term."""
+    """`total` by one reciprocal per term."""
     total = tl.zeros((NARROW, WIDE), tl.float32)
     for _ in range(hidden):
         total += reciprocal(tl.load(ratio) + product_terms(narrow, wide, NARROW, WIDE), INTERPRET)
@@ -95,7 +95,7 @@ def raw_sum(narrow, narrow_length, wide, wide_length, c, hidden, NARROW: tl.cons
 @triton.jit
 def direct_total(narrow, narrow_length, wide, wide_length, ratio, flip, hidden,
                  NARROW: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
-    """From the projections themselves."""
+    """`total` from the projections instead of factors."""
     total = tl.zeros((NARROW, WIDE), tl.float32)
     for c in range(hidden):
         x = raw_sum(narrow, narrow_length, wide, wide_length, c, hidden, NARROW, WIDE)
@@ -108,10 +108,10 @@ def direct_total(narrow, narrow_length, wide, wide_length, ratio, flip, hidden,
 def score_total(narrow, wide, narrow_stride, wide_stride, narrow_raw, wide_raw, narrow_length, wide_length,
                 ratio, flip, hidden, hidden_padded, narrow_range, wide_range,
                 NARROW: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
-    """`total` for the tile, for each pair by the cheapest path that the sum of its own two ranges allows.
+    """`total` for the tile; each pair takes the cheapest path that its two ranges allow.
 
-    What a pair gives so depends on no other row, not to the last bit. All pointers are at the tile's first rows; the
-    lengths count from there.
+    A pair's result thus depends on no other row, bit for bit. All pointers are at the tile's first rows; the lengths
+    count from there.
     """
     low = tl.load(narrow_range + tl.arange(0, NARROW)[:, None])
     high = tl.load(wide_range + tl.arange(0, WIDE)[None, :])
@@ -137,16 +137,16 @@ def score_total(narrow, wide, narrow_stride, wide_stride, narrow_raw, wide_raw, 
 
 @triton.jit
 def fixed_layout(x, NARROW: tl.constexpr, WIDE: tl.constexpr):
-    """x itself, (NARROW, WIDE), through a scan over an axis of one element.
+    """Return x (NARROW, WIDE) unchanged, through a scan over an axis of one element.
 
-    The compiler carries the register layout that a matrix product wants through elementwise operations and reductions,
-    into the loops over the hidden units, where it costs shuffles, and computes the softmax once for each layout. It
-    does not carry layouts through a scan; a scan of one element costs nothing.
+    The compiler propagates a matrix product's register layout through elementwise operations and reductions into the
+    loops over the hidden units, where it costs shuffles, and computes the softmax once per layout. A scan stops this
+    propagation; over one element it costs nothing.
     """
     return tl.cumsum(x[None, :, :], 0).reshape(NARROW, WIDE)
 
 
 @triton.jit
 def largest_of(numbers, COUNT: tl.constexpr):
-    """The largest of COUNT consecutive numbers, of blocks or of rows."""
+    """Return the largest of COUNT consecutive numbers."""
     return tl.max(tl.load(numbers + tl.arange(0, COUNT)), 0)
