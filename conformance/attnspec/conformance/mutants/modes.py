@@ -109,7 +109,7 @@ class SettingsOfOneThread(Library):
         return mapped(fresh, lambda _, x: x * x.dtype.type(scale) if is_float(x) else x)
 
 
-# Fast paths that ignore masks, flags or lengths, or keep old keys ------------------------------------------------------
+# Fast paths that ignore masks, flags or lengths, or keep old keys -----------------------------------------------------
 
 
 class ForgettingIn(InMode):

@@ -1,7 +1,4 @@
-"""Access to arguments by their role in an operation: queries, keys, values, masks, lengths.
-
-Mutants use roles in place of names, and thus fit every operation.
-"""
+"""Access to arguments by role (queries, keys, …) in place of name, for mutants of any operation."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -394,7 +394,7 @@ def mask_of_the_first_head(correct: Library, operation: Operation, arguments: Ma
 def columns_exchanged(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """The gradient of values has its columns in reverse order for more than 128 features and as many columns not."""
+    """The gradient of values has its columns reversed for more than 128 features and another number of columns."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     *_, d, columns = sizes(operation, arguments)
     path = operation.attended[-1].path

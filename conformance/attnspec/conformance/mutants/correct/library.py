@@ -1,7 +1,4 @@
-"""Backend around the correct formulas: checks, conversion of arguments and results, gradients.
-
-These steps can be wrong as well, hence mutants replace them like formulas.
-"""
+"""Backend around the correct formulas: checks, conversion of arguments and results, gradients."""
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
