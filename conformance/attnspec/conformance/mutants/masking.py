@@ -71,7 +71,7 @@ def minus_ten_thousand(correct: Formulas, scores: Numbers, mask: Numbers) -> Num
     source="pytorch/pytorch#117939, HKUSTDial/flash-sparse-attention#146",
 )
 def added_as_numbers(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """The mask is added to the scores as 0 and 1."""
+    """The boolean mask is taken for an additive one: 0 and 1 are added to the scores."""
     return scores if mask is None else scores + np.where(mask, scores.dtype.type(1), scores.dtype.type(0))
 
 
