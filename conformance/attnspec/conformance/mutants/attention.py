@@ -199,7 +199,7 @@ def phantom_keys(correct: Formulas, scores: Numbers) -> Numbers:
     source="tile-ai/tilelang#1148, PaddleJitLab/CUDATutorial#69",
 )
 def unrescaled(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """When the running maximum grows in a later tile of 16 keys, what was summed before keeps its old scale."""
+    """When the running maximum grows in a later tile of 16 keys, earlier sums are not rescaled."""
     n, m = scores.shape[-2:]
     allowed = correct.attendable(mask, causal, n, m)
     excluded = correct.excluded(scores, allowed)

@@ -203,7 +203,7 @@ def contiguous_only(correct: Library, operation: Operation, arguments: Mapping[s
 
 
 def _as_contiguous(x: Any) -> Any:
-    # Reading on from the start stays inside the buffer unless a dimension is repeated or runs backwards.
+    # A contiguous read stays inside the buffer unless a stride is 0 or negative.
     if not isinstance(x, np.ndarray) or x.flags.c_contiguous or any(s <= 0 for s in x.strides):
         return x
     strides = [int(s) for s in np.cumprod([x.itemsize, *reversed(x.shape[1:])])[::-1]]

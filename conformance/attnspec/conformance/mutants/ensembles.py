@@ -208,7 +208,7 @@ def key_gradient(
 def value_gradient(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """dV is too small by the factor 1 − 10⁻⁵."""
+    """dV is multiplied by 1 − 10⁻⁵."""
     path = next(x.path for x in operation.attended if x.path in operation.linear)
     return times(Library.differentiated(correct, operation, arguments, cotangent), path, 1 - 1e-5)
 

@@ -38,5 +38,5 @@ def _ignoring(name: str) -> Mutant:
 
 NAMES = sorted({name for o in OPERATIONS.values() if not o.reference_only for name in optional_of(o)})
 
-# Workers find a mutant by the name of its function in this module.
+# Worker processes unpickle a mutant by the name of its function in this module.
 globals().update({f"ignored_{name}": _ignoring(name) for name in NAMES})

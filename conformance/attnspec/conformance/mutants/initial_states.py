@@ -144,7 +144,7 @@ def one_pass_in_half(correct: Formulas, x: Numbers, parameters: LayerNormParamet
     source="neuroneural/brainchop-cli#56: every square in float16, before a sum in float32",
 )
 def squares_in_half(correct: Formulas, centred: Numbers) -> Numbers:
-    """A feature that is 256 away from the mean makes the variance infinite."""
+    """Squares are float16: a feature that is 256 away from the mean makes the variance infinite."""
     squares = rounded(centred * centred, "float16")
     found: Numbers = np.mean(squares, axis=-1, keepdims=True)
     return found

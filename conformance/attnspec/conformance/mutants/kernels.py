@@ -100,7 +100,7 @@ def falsy_window(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers
     source="a kernel with window_size_left alone, whose causal flag is left to the caller",
 )
 def without_right_end(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
-    """A window reaches as far to the right as there are keys."""
+    """The right end of a window is ignored: it reaches to the last key."""
     return Formulas.near(correct, mask, None if window is None else (window[0], None), lengths, n, m)
 
 
@@ -112,7 +112,7 @@ def without_right_end(correct: Formulas, mask: Numbers, window: Any, lengths: Nu
     source="a window of look-ahead alone, beside a causal flag",
 )
 def without_left_end(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
-    """A window reaches as far to the left as there are keys."""
+    """The left end of a window is ignored: it reaches to the first key."""
     return Formulas.near(correct, mask, None if window is None else (None, window[1]), lengths, n, m)
 
 

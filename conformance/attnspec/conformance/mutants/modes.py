@@ -170,7 +170,7 @@ class CausalForgotten(ForgettingIn):
     mode = "no_grad"
 
     def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The flag."""
+        """Drop the causal flag."""
         return {operation.flag: False} if operation.flag else {}
 
 
@@ -225,7 +225,7 @@ class CausalForgottenInPrefill(ForgettingIn):
     mode = "no_grad"
 
     def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The flag."""
+        """Drop the causal flag for more than 64 queries."""
         return {operation.flag: False} if operation.flag and sizes(operation, arguments)[0] > TILE else {}
 
 

@@ -372,7 +372,7 @@ def no_sinks_for_one(correct: Library, operation: Operation, arguments: Mapping[
     return _for_one_query(operation.part(Part.SINK), correct, operation, arguments)
 
 
-# Tiles and parts without weight ---------------------------------------------------------------------------------------
+# Rows and parts without weight ----------------------------------------------------------------------------------------
 
 
 @mutant(

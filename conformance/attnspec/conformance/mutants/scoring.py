@@ -91,7 +91,7 @@ def normalised_keys(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     source="linear position biases (ALiBi) added where scores are made",
 )
 def distance_bias(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """−|i − j|/8 is added to the scores before any softmax."""
+    """−|i − j|/8 is added to the scores."""
     distance = np.abs(np.arange(query.shape[-2])[:, None] - np.arange(key.shape[-2]))
     return Formulas.dot_scores(correct, query, key) - (distance / 8).astype(query.dtype)
 
@@ -129,7 +129,7 @@ def power_of_two_only(correct: Formulas, query: Numbers, key: Numbers) -> Number
     source="stanford-crfm/mistral#67",
 )
 def half_accumulation(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """The sum is rounded to float16 after every coordinate."""
+    """Dot products are rounded to float16 after every added term."""
     total = query[..., :, None, 0] * key[..., None, :, 0]
     for i in range(1, query.shape[-1]):
         total = rounded(total + query[..., :, None, i] * key[..., None, :, i], "float16")

@@ -154,7 +154,7 @@ def features_beyond_a_warp(correct: Library, operation: Operation, arguments: Ma
     source="NVIDIA/FasterTransformer#89: sizes of heads between the powers of two",
 )
 def between_powers(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Of exactly 192 features only the first 128 are used."""
+    """Only the first 128 of exactly 192 features are used."""
     return _widest(correct, operation, arguments, (192,), query(operation))
 
 

@@ -238,7 +238,7 @@ class ContiguousCotangent(_OtherCotangent):
     source="facebookresearch/xformers#282: sum().backward() hands on a cotangent of stride 0",
 )
 class ExpandedCotangent(_OtherCotangent):
-    """Of a cotangent with a stride of 0, only the first row is read; the others count as 0."""
+    """Only the first row of a cotangent with a stride of 0 is read; the others count as 0."""
 
     def read(self, c: Numbers) -> Numbers:
         """Set all rows but the first to 0."""

@@ -27,7 +27,7 @@ from attnspec.spec.transformer import (
 def always_post(
     correct: Formulas, x: Numbers, sublayer: Callable[[Numbers], Numbers], p: LayerNormParameters[Numbers], norm: str
 ) -> Numbers:
-    """Layers are post-norm, whatever ``norm`` is."""
+    """Layers are post-norm, whatever norm is chosen."""
     return correct.layer_norm(x + sublayer(x), p)
 
 

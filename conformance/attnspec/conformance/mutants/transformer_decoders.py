@@ -144,7 +144,7 @@ def masks_exchanged(
     memory_mask: Numbers = None,
     norm: str = "post",
 ) -> Numbers:
-    """The masks of targets and memory are exchanged if their shapes agree."""
+    """The masks of targets and memory are exchanged if there are as many targets as sources."""
     if x.shape[-2] == memory.shape[-2]:
         mask, memory_mask = memory_mask, mask
     return Formulas.decoder_layer(correct, x, memory, parameters, mask=mask, memory_mask=memory_mask, norm=norm)

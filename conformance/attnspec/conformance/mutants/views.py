@@ -54,7 +54,7 @@ def packed_as_dense(correct: Library, operation: Operation, arguments: Mapping[s
     source="pytorch/pytorch#181133: (batch, positions, heads, features) seen as (batch, heads, positions, features)",
 )
 def heads_first(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays whose heads are closer in memory than their positions are read as if positions were closer."""
+    """Arrays with heads behind positions in memory are read as if they were contiguous, heads first."""
     return _dense_where(correct, operation, arguments, lambda x: x.ndim > 2 and x.strides[-3] < x.strides[-2])
 
 

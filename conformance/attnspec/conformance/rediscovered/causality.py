@@ -128,7 +128,7 @@ def off_beside_padding(correct: Formulas, mask: Numbers, causal: bool, n: int, m
     replaces="attendable",
 )
 def inverted_by_conversion(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """A mask of numbers to add, read as booleans, allows what it should mask."""
+    """An additive mask is read as a boolean one: it allows the keys that it should mask."""
     allowed = Formulas.attendable(correct, mask, causal, n, m)
     return None if allowed is None else ~allowed
 

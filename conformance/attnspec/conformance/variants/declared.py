@@ -126,7 +126,7 @@ class DistancesFromBottomRight(Formulas):
         return Formulas.near(self, near if mask is None else mask & near, None, lengths, n, m)
 
     def distances(self, n: int, m: int) -> Numbers:
-        """|i + m − n − j|."""
+        """Distances |i + m − n − j|."""
         return np.abs(np.arange(n)[:, None] + (m - n) - np.arange(m))
 
 

@@ -72,7 +72,7 @@ class Kernels(Positional, Attention):
         return scores if slopes is None else scores - self.linear_bias(slopes, *scores.shape[-2:])
 
     def capped(self, scores: Numbers, softcap: Any) -> Numbers:
-        """c tanh(s/c)."""
+        """Scores s, capped to c tanh(s/c)."""
         return scores if softcap is None else np.tanh(scores / scores.dtype.type(softcap)) * scores.dtype.type(softcap)
 
     def linear_bias(self, slopes: Numbers, n: int, m: int) -> Numbers:

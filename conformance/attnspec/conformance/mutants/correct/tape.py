@@ -68,7 +68,7 @@ class Tape(np.lib.mixins.NDArrayOperatorsMixin):
         return Tape(self.value.copy(), [self], lambda g: [g])
 
     def sum(self, axis: Any = None, keepdims: bool = False) -> "Tape":
-        """Sums."""
+        """Sums along axes."""
         whole = self.value.sum(axis=axis, keepdims=True).shape
         return Tape(
             self.value.sum(axis=axis, keepdims=keepdims),
@@ -77,7 +77,7 @@ class Tape(np.lib.mixins.NDArrayOperatorsMixin):
         )
 
     def mean(self, axis: Any = None, keepdims: bool = False) -> "Tape":
-        """Means."""
+        """Means along axes."""
         total = self.sum(axis, keepdims)
         mean: Tape = total / total.dtype.type(self.size / max(total.size, 1))
         return mean
@@ -89,7 +89,7 @@ class Tape(np.lib.mixins.NDArrayOperatorsMixin):
             if ufunc in _RULES:
                 operands = [x if isinstance(x, Tape) else Tape(x) for x in inputs]
                 values = [x.value for x in operands]
-                # A Python number keeps to the dtype of the other operand.
+                # A Python number takes the dtype of the other operand.
                 result = ufunc(*(x.value if isinstance(x, Tape) else x for x in inputs))
                 return Tape(result, operands, _RULES[ufunc](result, *values))
             if ufunc in _COMPARISONS:
@@ -108,7 +108,7 @@ class Tape(np.lib.mixins.NDArrayOperatorsMixin):
         if function in (np.sum, np.mean):
             return getattr(args[0], function.__name__)(*args[1:], **kwargs)
         if function is np.max:
-            # Only ever subtracted from scores, where its gradient cancels.
+            # A maximum is only subtracted from scores, where its gradient cancels.
             return np.max(args[0].value, *args[1:], **kwargs)
         if function in (np.shape, np.ndim, np.zeros_like, np.ones_like):
             return function(args[0].value, *args[1:], **kwargs)

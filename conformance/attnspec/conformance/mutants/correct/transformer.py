@@ -198,7 +198,7 @@ class Transformer(Seq2Seq, Positional, MultiHead):
         return self.add_positions(self.scaled_up(x), self.sinusoidal_positional_encoding(n, d).astype(x.dtype))
 
     def scaled_up(self, x: Numbers) -> Numbers:
-        """√d x."""
+        """x times √d."""
         return x * np.sqrt(x.dtype.type(x.shape[-1]))
 
     def distributed(self, states: Numbers, w: Numbers, b: Numbers) -> Numbers:
