@@ -129,7 +129,7 @@ def one_pass(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numb
     source="microsoft/onnxruntime#28442: squares that are summed in the dtype of the rows",
 )
 def one_pass_in_half(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
-    """Squares are summed in float16, where numbers beyond 65,504 are infinite."""
+    """Squares are rounded to float16, where numbers beyond 65,504 are infinite."""
     return _one_pass(correct, x, parameters, "float16")
 
 

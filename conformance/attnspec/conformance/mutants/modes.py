@@ -96,7 +96,7 @@ class _Settings(threading.local):
     source="settings that are kept in a threading.local, as contexts of frameworks are, and are set at the import",
 )
 class SettingsOfOneThread(Library):
-    """In threads other than the importing one, results are a tenth too large."""
+    """In threads other than the one that made the backend, results are a tenth too large."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)

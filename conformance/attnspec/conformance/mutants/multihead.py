@@ -118,7 +118,7 @@ def first_head_only(correct: Formulas, x: Numbers, w: Numbers) -> Numbers:
     source="an integer division that rounds down",
 )
 def last_head_dropped(correct: Formulas, heads: Numbers) -> Numbers:
-    """The last of several heads is 0."""
+    """The output of the last of several heads is 0."""
     kept = np.arange(heads.shape[-3]) < max(heads.shape[-3] - 1, 1)
     return Formulas.merged(correct, np.where(kept[:, None, None], heads, heads.dtype.type(0)))
 

@@ -24,7 +24,7 @@ WRONG = 1.01
     differentiable=False,
 )
 def later_tiles(correct: Formulas, scores: Numbers, d: int) -> Numbers:
-    """Scores are 1 % too large from key 129 on; those of the first 128 keys are right."""
+    """Scores are 1 % too large from the 129th key on; those of the first 128 keys are right."""
     later = np.arange(scores.shape[-1]) >= TILE
     return Formulas.scaled(correct, scores, d) * np.where(later, WRONG, 1.0).astype(scores.dtype)
 

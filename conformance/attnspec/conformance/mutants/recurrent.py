@@ -412,7 +412,7 @@ def dropped_step(correct: Formulas, steps: int, backward: bool) -> Sequence[int]
 def sequence_resets_after(
     correct: Formulas, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]
 ) -> Numbers:
-    """In sequences, the reset gate multiplies the product: R ⊙ (H W_hh) in place of (R ⊙ H) W_hh."""
+    """In sequences, the reset gate multiplies the product, R ⊙ (H W_hh) in place of (R ⊙ H) W_hh."""
     return correct.squashed(correct.reset_after(x, h, reset, p))
 
 

@@ -84,7 +84,7 @@ def by_kind_of_mask(correct: Formulas, scores: Numbers, mask: Numbers) -> Number
     source="kernels for long sequences treat rows without keys otherwise",
 )
 def nan_while_short(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """Rows without keys are 0 from query 17 on, NaN before, as declared."""
+    """Rows without keys are NaN, as declared, only up to query 16, and 0 from query 17 on."""
     hidden = Formulas.excluded(correct, scores, mask)
     if mask is None:
         return hidden
@@ -101,7 +101,7 @@ def nan_while_short(correct: Formulas, scores: Numbers, mask: Numbers) -> Number
     source="keys beyond the last attendable one are not loaded",
 )
 def uniform_while_loaded(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """With more than 17 queries, rows without keys attend to every second key, not to all, as declared."""
+    """With more than 17 queries, rows without keys attend to every second key only, though uniform is declared."""
     if mask is None:
         return scores
     lowest = np.where(mask, scores, np.finfo(scores.dtype).min)
