@@ -1,4 +1,4 @@
-"""Backends that are wrong in one way each, to test the laws with: :data:`MUTANTS`, a module for each chapter."""
+"""Backends with one defect each, which test the laws: :data:`MUTANTS`, one module per subject."""
 
 from attnspec.conformance.mutants import (
     attention,

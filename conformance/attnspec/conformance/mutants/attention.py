@@ -28,7 +28,7 @@ SOFT = (*DOT, GeneralAttention, AdditiveAttention)
     source="mlc-ai/mlc-llm#3426, ethen8181/machine-learning#13",
 )
 def unscaled(correct: Formulas, scores: Numbers, d: int) -> Numbers:
-    """√d is forgotten."""
+    """Scores are not divided by √d."""
     return scores
 
 
@@ -40,7 +40,7 @@ def unscaled(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     source="a scale of d in place of √d",
 )
 def over_d(correct: Formulas, scores: Numbers, d: int) -> Numbers:
-    """Divided by d."""
+    """Scores are divided by d in place of √d."""
     return scores / scores.dtype.type(d)
 
 
@@ -52,7 +52,7 @@ def over_d(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     source="FrancescoSaverioZuppichini/ViT#6",
 )
 def scaled_weights(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """The weights are halved, not the scores."""
+    """The weights are multiplied by ½ after a softmax of 2e."""
     return Formulas.attend(correct, 2 * scores, value, mask, causal) * value.dtype.type(0.5)
 
 
@@ -64,7 +64,7 @@ def scaled_weights(correct: Formulas, scores: Numbers, value: Numbers, mask: Num
     source="BobMcDear/attorch#14",
 )
 def hard_coded_scale(correct: Formulas, scores: Numbers, d: int) -> Numbers:
-    """1/8 whatever d is."""
+    """The scale is 1/8 = 1/√64 whatever d is."""
     return scores * scores.dtype.type(0.125)
 
 
@@ -77,7 +77,7 @@ def hard_coded_scale(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     source="log₂e written as 1.44",
 )
 def short_logarithm(correct: Formulas, x: Numbers) -> Numbers:
-    """exp2(1.44 x), where log₂e is 1.4427."""
+    """exp(x) is computed as exp2(1.44 x), where log₂e is 1.4427."""
     return np.exp2(x.dtype.type(1.44) * x)
 
 
@@ -89,7 +89,7 @@ def short_logarithm(correct: Formulas, x: Numbers) -> Numbers:
     source="soft-capping left on",
 )
 def soft_cap(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """30 tanh(e/30)."""
+    """Scores e become 30 tanh(e/30)."""
     cap = scores.dtype.type(30)
     return Formulas.softmax(correct, cap * np.tanh(scores / cap), mask=mask)
 
@@ -102,7 +102,7 @@ def soft_cap(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Num
     source="clipping that keeps exp from overflowing",
 )
 def clipped_scores(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """Scores beyond ±20 all count alike."""
+    """Scores are clipped to ±20."""
     low, high = scores.dtype.type(-20), scores.dtype.type(20)
     return Formulas.softmax(correct, np.minimum(np.maximum(scores, low), high), mask=mask)
 
@@ -115,7 +115,7 @@ def clipped_scores(correct: Formulas, scores: Numbers, *, mask: Numbers = None) 
     source="similarity taken without its sign",
 )
 def absolute_scores(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """|e|: opposite keys attract as much as equal ones."""
+    """Scores e become |e|: keys opposite to a query get as much weight as equal ones."""
     return Formulas.softmax(correct, np.abs(scores), mask=mask)
 
 
@@ -155,7 +155,7 @@ def sliding_window(correct: Formulas, mask: Numbers, causal: bool, n: int, m: in
     source="an attention sink that is dropped",
 )
 def first_key_skipped(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """Key 0 is left out where there is another one."""
+    """Key 0 is left out if there are other keys."""
     others = np.arange(m)[None, :] > 0
     allowed = Formulas.attendable(correct, mask, causal, n, m)
     if m < 2:
@@ -171,7 +171,7 @@ def first_key_skipped(correct: Formulas, mask: Numbers, causal: bool, n: int, m:
     source="pytorch/pytorch#159247",
 )
 def dropped_tail(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """Keys behind the last whole tile of 16 are not read, where there is a whole one."""
+    """Keys after the last whole tile of 16 are not read, if there is a whole tile."""
     whole = np.arange(m)[None, :] < (m // 16 * 16 if m >= 16 else m)
     allowed = Formulas.attendable(correct, mask, causal, n, m)
     return whole if allowed is None else whole & allowed
@@ -185,7 +185,7 @@ def dropped_tail(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int)
     source="flashinfer-ai/flashinfer#5090, ROCm/rocMLIR#1258",
 )
 def phantom_keys(correct: Formulas, scores: Numbers) -> Numbers:
-    """Tiles of 16 keys are filled up with zeros, which count with weight exp 0."""
+    """The last tile of 16 keys is filled up with scores of 0, which count with weight exp 0."""
     m = scores.shape[-1]
     filled = np.zeros((*scores.shape[:-1], -m % 16), scores.dtype)
     return Formulas.normalized(correct, np.concatenate([scores, filled], axis=-1))[..., :m]
@@ -199,7 +199,7 @@ def phantom_keys(correct: Formulas, scores: Numbers) -> Numbers:
     source="tile-ai/tilelang#1148, PaddleJitLab/CUDATutorial#69",
 )
 def unrescaled(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """When the running maximum grows in a later tile of 16 keys, what was summed before keeps its old scale."""
+    """When the running maximum grows in a later tile of 16 keys, earlier sums are not rescaled."""
     n, m = scores.shape[-2:]
     allowed = correct.attendable(mask, causal, n, m)
     excluded = correct.excluded(scores, allowed)
@@ -219,7 +219,7 @@ def unrescaled(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers
     source="split keys merged without their sums of exponentials",
 )
 def equal_merge(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """Each half of at least 4 keys counts as much as the other."""
+    """Both halves of 4 or more keys get the total weight ½, whatever their scores."""
     m = scores.shape[-1]
     if mask is not None or causal or m < 4:
         return Formulas.attend(correct, scores, value, mask, causal)
@@ -238,7 +238,7 @@ def equal_merge(correct: Formulas, scores: Numbers, value: Numbers, mask: Number
     source="log-length scaling for long contexts",
 )
 def length_scaled(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """e·log(m + 1)/log 8."""
+    """Scores e become e·log(m + 1)/log 8 for m keys."""
     factor = scores.dtype.type(np.log(scores.shape[-1] + 1) / np.log(8))
     return Formulas.attend(correct, scores * factor, value, mask, causal)
 
@@ -251,7 +251,7 @@ def length_scaled(correct: Formulas, scores: Numbers, value: Numbers, mask: Numb
     source="guards against division by zero",
 )
 def epsilon(correct: Formulas, x: Numbers) -> Numbers:
-    """10⁻⁶ is added to every sum."""
+    """10⁻⁶ is added to every sum of exponentials."""
     return Formulas.total(correct, x) + x.dtype.type(1e-6)
 
 
@@ -263,7 +263,7 @@ def epsilon(correct: Formulas, x: Numbers) -> Numbers:
     source="argmax in place of softmax; the first of equal keys wins",
 )
 def hard(correct: Formulas, scores: Numbers) -> Numbers:
-    """The best key takes all."""
+    """The key with the greatest score gets all the weight."""
     first = np.argmax(scores, axis=-1)[..., None] if scores.shape[-1] else np.zeros((*scores.shape[:-1], 1))
     best = (np.arange(scores.shape[-1]) == first) & (scores > -np.inf)
     return best.astype(scores.dtype)
@@ -277,7 +277,7 @@ def hard(correct: Formulas, scores: Numbers) -> Numbers:
     source="feature maps of linear attention",
 )
 def relu_queries(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """Negative coordinates of queries are lost."""
+    """Negative coordinates of queries count as 0."""
     return Formulas.dot_scores(correct, np.maximum(query, query.dtype.type(0)), key)
 
 
@@ -314,7 +314,7 @@ def flushed_keys(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     source="smoothed keys (SageAttention) of the first half only",
 )
 def centred_half(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """The mean of the keys is taken off the first half of them; off all of them it would cancel in the softmax."""
+    """The mean key is subtracted from the first half of the keys only; from all keys it would cancel in the softmax."""
     m = key.shape[-2]
     mean = np.sum(key, axis=-2, keepdims=True) / key.dtype.type(max(m, 1))
     first = np.arange(m)[:, None] < m // 2
@@ -329,7 +329,7 @@ def centred_half(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     source="scores stored in the dtype of a mixed-precision region, undeclared",
 )
 def stored_scores(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """Float32 inputs, bfloat16 scores."""
+    """Scores of float32 inputs are rounded to bfloat16."""
     return rounded(Formulas.dot_scores(correct, query, key), "bfloat16")
 
 
@@ -341,7 +341,7 @@ def stored_scores(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     source="an encoding added inside the layer as well",
 )
 def positions_added(correct: Formulas, x: Numbers, *, mask: Numbers = None, causal: bool = False) -> Numbers:
-    """x + P."""
+    """Sinusoidal positions P are added: attention is computed of x + P."""
     encoding = correct.sinusoidal_positional_encoding(x.shape[-2], x.shape[-1]).astype(x.dtype)
     return Formulas.self_attention(correct, x + encoding, mask=mask, causal=causal)
 
@@ -354,7 +354,7 @@ def positions_added(correct: Formulas, x: Numbers, *, mask: Numbers = None, caus
     source="S1: a fully connected layer has weights that do not depend on the input",
 )
 def fixed_weights(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """All attendable keys count alike."""
+    """All attendable keys get the same weight, whatever their scores."""
     return Formulas.softmax(correct, scores * scores.dtype.type(0), mask=mask)
 
 
@@ -375,7 +375,7 @@ def exchanged_projections(
     mask: Numbers = None,
     causal: bool = False,
 ) -> Numbers:
-    """W_k makes the queries and W_q the keys, which fits always."""
+    """Queries are projected by W_k and keys by W_q."""
     return Formulas.projected_self_attention(correct, x, w_k, w_q, w_v, mask=mask, causal=causal)
 
 
@@ -389,7 +389,7 @@ def exchanged_projections(
 def queries_from_memory(
     correct: Formulas, x: Numbers, memory: Numbers, w_q: Numbers, w_k: Numbers, w_v: Numbers, *, mask: Numbers = None
 ) -> Numbers:
-    """The first query stands for all of them."""
+    """All queries are replaced by the first one."""
     first = np.repeat(x[..., :1, :], x.shape[-2], axis=-2) if x.shape[-2] else x
     return Formulas.cross_attention(correct, first, memory, w_q, w_k, w_v, mask=mask)
 
@@ -402,7 +402,7 @@ def queries_from_memory(
     source="juho-lee/set_transformer#18",
 )
 def scaled_by_inputs(correct: Formulas, scores: Numbers, d: int) -> Numbers:
-    """Scaled by √(d + 1), as if a padded column were counted."""
+    """Scores are divided by √(d + 1), as if a padded column were counted."""
     return scores / np.sqrt(scores.dtype.type(d + 1))
 
 
@@ -414,7 +414,7 @@ def scaled_by_inputs(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     source="1/√d from a table of three digits",
 )
 def three_digits(correct: Formulas, scores: Numbers, d: int) -> Numbers:
-    """1/√d rounded to a thousandth of itself."""
+    """Scores are 0.1 % too large, as if 1/√d were rounded to three digits."""
     return Formulas.scaled(correct, scores, d) * scores.dtype.type(1.001)
 
 
@@ -439,6 +439,6 @@ def wraps_after_128(correct: Formulas, scores: Numbers, value: Numbers, mask: Nu
     source="BobMcDear/attorch#14: offsets divided by the wrong stride",
 )
 def repeated_queries(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """Rows from 64 on are those of the first tile."""
+    """Rows from 64 on repeat the rows of the first tile of 64."""
     result = Formulas.attend(correct, scores, value, mask, causal)
     return np.take(result, np.arange(result.shape[-2]) % 64, axis=-2)

@@ -1,4 +1,4 @@
-"""Mutants of calls: dtype, shape, batch, memory, strides and checks."""
+"""Mutants of calls: dtypes, shapes, batches, memory, strides and checks of arguments."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -32,7 +32,7 @@ from attnspec.spec.seq2seq import BahdanauContext
     source="np.sqrt of an integer is a double; pytorch/pytorch#171191",
 )
 def promoted(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> Any:
-    """The dtype of a constant wins."""
+    """Results are float64 for inputs of any dtype."""
     return np.float64
 
 
@@ -45,7 +45,7 @@ def promoted(correct: Library, operation: Operation, arguments: Mapping[str, Any
     source="lucidrains/flash-attention-jax#13, tinygrad/tinygrad#5100",
 )
 def not_rounded_back(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> Any:
-    """The dtype of the accumulator."""
+    """Results are float32, the dtype of the accumulator, for inputs of any dtype."""
     return np.float32
 
 
@@ -58,7 +58,7 @@ def not_rounded_back(correct: Library, operation: Operation, arguments: Mapping[
     source="a framework whose default is single precision",
 )
 def single_inside(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Inputs are cast down, the result is cast up."""
+    """float64 inputs are rounded to float32 and computed in float32."""
     found: dict[str, Any] = mapped(dict(arguments), lambda _, x: x.astype(np.float32) if is_float(x) else x)
     return found
 
@@ -71,7 +71,7 @@ def single_inside(correct: Library, operation: Operation, arguments: Mapping[str
     source="tril of ones",
 )
 def numeric_mask(correct: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
-    """1 for True and 0 for False."""
+    """Masks are float32 arrays with 1 for True and 0 for False."""
     return np.array(result, dtype=np.float32)
 
 
@@ -83,7 +83,7 @@ def numeric_mask(correct: Library, operation: Operation, result: Numbers, argume
     source="squeeze without an axis; OpenNMT/OpenNMT-py#110",
 )
 def squeezed(correct: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
-    """Dimensions of size 1 are removed."""
+    """Dimensions of size 1 are removed from the result."""
     return np.squeeze(Library.finished(correct, operation, result, arguments))
 
 
@@ -95,7 +95,7 @@ def squeezed(correct: Library, operation: Operation, result: Numbers, arguments:
     source="sequence first or features first",
 )
 def transposed(correct: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
-    """(…, m, n)."""
+    """The last two axes of the result are exchanged."""
     return np.swapaxes(Library.finished(correct, operation, result, arguments), -1, -2)
 
 
@@ -107,7 +107,7 @@ def transposed(correct: Library, operation: Operation, result: Numbers, argument
     source="BobMcDear/attorch#14: the batch term lost in an offset",
 )
 def first_of_batch(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The first argument is read at batch 0 only."""
+    """Element 0 of the first argument is used for the whole batch."""
     prepared = Library.prepared(correct, operation, arguments)
     first, x = arrays(operation, prepared)[0]
     if x.ndim > len(first.core) and x.shape[0]:
@@ -123,7 +123,7 @@ def first_of_batch(correct: Library, operation: Operation, arguments: Mapping[st
     source="a reduction over too many axes",
 )
 def shared_maximum(correct: Formulas, scores: Numbers) -> Numbers:
-    """Elements far below the greatest score of the batch underflow."""
+    """The maximum of the whole batch is subtracted: rows far below it underflow."""
     highest = Formulas.shift(correct, scores)
     return np.broadcast_to(np.max(highest, initial=-np.inf), highest.shape).astype(scores.dtype)
 
@@ -136,7 +136,7 @@ def shared_maximum(correct: Formulas, scores: Numbers) -> Numbers:
     source="keras-team/keras#21483",
 )
 def equal_batches_only(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> None:
-    """All batches must be equal."""
+    """Arguments with different batch shapes raise, though they broadcast."""
     Library.check(correct, operation, arguments)
     batches = {x.shape[: x.ndim - len(leaf.core)] for leaf, x in arrays(operation, arguments) if leaf.batched}
     if len(batches) > 1:
@@ -151,7 +151,7 @@ def equal_batches_only(correct: Library, operation: Operation, arguments: Mappin
     source="ekzhang/jax-js#180, onnx/onnx#7274: tile for repeat",
 )
 def repeats_wrongly(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Where keys are repeated over the batch, their order shifts with it."""
+    """Keys that broadcast over the batch are in reverse order for all elements but the first."""
     prepared = Library.prepared(correct, operation, arguments)
     q, k = (at(prepared, path(operation)) for path in (query, key))
     if q.ndim > 2 and q.shape[0] > 1 and (k.ndim < q.ndim or k.shape[0] == 1):
@@ -168,7 +168,7 @@ def repeats_wrongly(correct: Library, operation: Operation, arguments: Mapping[s
     source="pytorch/pytorch#12013: kernels launched with a grid of 0",
 )
 def empty_batch_refused(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> None:
-    """There must be something to compute."""
+    """A batch without elements raises."""
     Library.check(correct, operation, arguments)
     for leaf, x in arrays(operation, arguments):
         if leaf.batched and 0 in x.shape[: x.ndim - len(leaf.core)]:
@@ -183,7 +183,7 @@ def empty_batch_refused(correct: Library, operation: Operation, arguments: Mappi
     source="unsqueeze behind the batch instead of in front of it",
 )
 def aligned_left(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys that lack batch dimensions are read in reverse order, as the wrong elements would be."""
+    """Keys with fewer batch dimensions than the queries are read in reverse order."""
     prepared = Library.prepared(correct, operation, arguments)
     q, k = (at(prepared, path(operation)) for path in (query, key))
     return changed(prepared, {key(operation): np.flip(k, axis=-2) if k.ndim < q.ndim else k})
@@ -197,13 +197,13 @@ def aligned_left(correct: Library, operation: Operation, arguments: Mapping[str,
     source="flagos-ai/FlagGems#5896, ROCm/aiter#5292",
 )
 def contiguous_only(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Memory is read as if it were contiguous."""
+    """Strided arrays are read as if they were contiguous."""
     found: dict[str, Any] = mapped(Library.prepared(correct, operation, arguments), lambda _, x: _as_contiguous(x))
     return found
 
 
 def _as_contiguous(x: Any) -> Any:
-    # Reading on from the start stays inside the buffer unless a dimension is repeated or runs backwards.
+    # A contiguous read stays inside the buffer unless a stride is 0 or negative.
     if not isinstance(x, np.ndarray) or x.flags.c_contiguous or any(s <= 0 for s in x.strides):
         return x
     strides = [int(s) for s in np.cumprod([x.itemsize, *reversed(x.shape[1:])])[::-1]]
@@ -218,7 +218,7 @@ def _as_contiguous(x: Any) -> Any:
     source="pytorch/pytorch#73249",
 )
 def scaled_in_place(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The caller's query is divided by 2 after it was used; the result is correct."""
+    """The caller's queries are halved in place; the result is correct."""
     prepared, asking = _copied(arguments), at(arguments, query(operation))
     asking[...] *= asking.dtype.type(0.5)
     return prepared
@@ -237,7 +237,7 @@ def _copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
     source="masked_fill_ on an argument",
 )
 def masked_in_place(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Masked scores of the caller become 0."""
+    """Masked scores in the caller's array are set to 0."""
     prepared = _copied(arguments)
     scores, mask = at(arguments, query(operation)), mask_of(operation, arguments)
     if mask is None:
@@ -255,7 +255,7 @@ def masked_in_place(correct: Library, operation: Operation, arguments: Mapping[s
     source="facebookresearch/InferSent#51",
 )
 def sorted_in_place(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The caller's lengths are clipped to the longest but one."""
+    """The caller's lengths are clipped to 1 in place."""
     prepared = _copied(arguments)
     for leaf, lengths in arrays(operation, arguments):
         if operation.role(leaf) & Role.LENGTHS:
@@ -270,10 +270,10 @@ def sorted_in_place(correct: Library, operation: Operation, arguments: Mapping[s
     source="one array packed once for two uses",
 )
 class SharedBuffer(Library):
-    """Arguments that are the same array share a copy, and the keys are doubled in it."""
+    """Keys and values that are the same array are doubled together, where only the keys should be."""
 
     def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Double the keys and halve the queries: harmless unless keys and values share memory."""
+        """Double the keys and halve the queries; wrong only if keys and values share memory."""
         copies: dict[int, Any] = {}
 
         def shared(_: str, x: Any) -> Any:
@@ -292,10 +292,10 @@ class SharedBuffer(Library):
     source="facebookresearch/xformers#66: a buffer made for the first call",
 )
 class CachedByShape(Library):
-    """A second call with the same shapes gives the first one's result."""
+    """A later call with the same shapes returns the result of the first one."""
 
     def call(self, operation: Operation, *args: Any, **kwargs: Any) -> Numbers:
-        """Look up the shapes only."""
+        """Look up the result by the shapes of the arguments."""
         results: dict[Any, Numbers] = vars(self).setdefault("results", {})
         given = self.named(operation, args, kwargs)
         shapes = (operation.name, *((path, np.shape(x), x is None) for path, x in flatten(given).items()))
@@ -332,10 +332,10 @@ class OneBuffer(Library):
     source="asynchronous copies that are not waited for",
 )
 class PreviousResult(Library):
-    """A call gives what the last one of the same shape computed."""
+    """A call returns the result that the previous call of the same shape computed."""
 
     def finished(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
-        """Swap this result for the last one."""
+        """Keep this result and return the previous one."""
         last: dict[Any, Numbers] = vars(self).setdefault("last", {})
         fresh = super().finished(operation, result, arguments)
         previous = last.get((operation.name, fresh.shape), fresh)
@@ -350,10 +350,10 @@ class PreviousResult(Library):
     source="an accumulator that is not zeroed",
 )
 class AccumulatesOn(Library):
-    """A call with the same shapes adds an eighth of the last result."""
+    """An eighth of the previous result of the same shape is added."""
 
     def finished(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
-        """Add to the last one."""
+        """Add an eighth of the previous result."""
         last: dict[Any, Numbers] = vars(self).setdefault("last", {})
         fresh = super().finished(operation, result, arguments)
         total = fresh + fresh.dtype.type(0.125) * last.get((operation.name, fresh.shape), np.zeros_like(fresh))
@@ -369,7 +369,7 @@ class AccumulatesOn(Library):
     source="kernels that take sizes from one argument and trust the others",
 )
 def cut_to_fit(correct: Library, operation: Operation, *args: Any, **kwargs: Any) -> Numbers:
-    """The size of the first argument is taken for granted: longer arrays are cut, shorter ones filled with zeros."""
+    """Sizes that contradict the first argument do not raise: longer arrays are cut, shorter ones padded with zeros."""
     given = correct.named(operation, args, kwargs)
     sizes: dict[str, int] = {}
     fitted: dict[str, Any] = {}
@@ -393,7 +393,7 @@ def cut_to_fit(correct: Library, operation: Operation, *args: Any, **kwargs: Any
     source="openai/gpt-2#270: a mask that broadcasts somehow",
 )
 def any_mask(correct: Library, operation: Operation, *args: Any, **kwargs: Any) -> Numbers:
-    """A mask is cut, or cyclically repeated, to whatever is needed."""
+    """A mask of a wrong shape does not raise: it is cut or repeated cyclically to fit."""
     given = correct.named(operation, args, kwargs)
     leaf, mask = operation.mask, mask_of(operation, given)
     if leaf is None or mask is None:
@@ -414,7 +414,7 @@ def any_mask(correct: Library, operation: Operation, *args: Any, **kwargs: Any) 
     source="arange of a negative number is empty",
 )
 def negative_sizes(correct: Library, operation: Operation, *args: Any, **kwargs: Any) -> Numbers:
-    """max(0, n)."""
+    """Negative sizes n count as max(0, n) and do not raise."""
     given = correct.named(operation, args, kwargs)
     for option in operation.numbers:
         given[option.path] = max(given[option.path], operation.least(option.path))
@@ -429,7 +429,7 @@ def negative_sizes(correct: Library, operation: Operation, *args: Any, **kwargs:
     source="grids of size 0 cannot be launched",
 )
 def empty_refused(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Empty arrays raise."""
+    """Empty arrays raise an error."""
     if any(not x.size for _, x in arrays(operation, arguments)):
         raise RuntimeError("invalid configuration argument")
     return Library.prepared(correct, operation, arguments)
@@ -443,7 +443,7 @@ def empty_refused(correct: Library, operation: Operation, arguments: Mapping[str
     source="aipixel/AEMatter#3: batch first or sequence first",
 )
 def sequence_first(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a batch is as long as the sequences, they are exchanged."""
+    """Batch and sequence are confused: rows of a batch of sequences are shifted by one."""
     prepared = Library.prepared(correct, operation, arguments)
     floats = {leaf.path: x for leaf, x in arrays(operation, prepared) if leaf.kind is Kind.FLOAT}
     lengths = {x.shape[:-1] for x in floats.values()}

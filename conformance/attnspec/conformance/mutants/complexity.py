@@ -1,4 +1,4 @@
-"""Mutants of the layers that attention is compared with."""
+"""Mutants of the convolution and the graph layer, which attention is compared with."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from attnspec.spec.complexity import Convolution, GraphLayer
     source="numpy.convolve reverses the kernel, the layers of learning do not",
 )
 def reversed_taps(correct: Formulas, x: Numbers, w: Numbers) -> Numbers:
-    """The last tap first."""
+    """The taps are applied in reverse order."""
     return Formulas.convolution(correct, x, w[::-1])
 
 
@@ -28,7 +28,7 @@ def reversed_taps(correct: Formulas, x: Numbers, w: Numbers) -> Numbers:
     source='padding_mode="circular"; a product of Fourier transforms without zeros',
 )
 def circular(correct: Formulas, x: Numbers, before: int, after: int) -> Numbers:
-    """Behind the last token comes the first one."""
+    """The sequence is padded circularly: the first token follows the last one."""
     t = x.shape[-2]
     return x[..., np.arange(-before, t + after) % t, :] if t else Formulas.padded(correct, x, before, after)
 
@@ -41,7 +41,7 @@ def circular(correct: Formulas, x: Numbers, before: int, after: int) -> Numbers:
     source='padding_mode="replicate"',
 )
 def repeated_ends(correct: Formulas, x: Numbers, before: int, after: int) -> Numbers:
-    """The first and the last token stand for those beyond."""
+    """The sequence is padded with copies of its first and last token, not with zeros."""
     t = x.shape[-2]
     if not t:
         return Formulas.padded(correct, x, before, after)
@@ -56,7 +56,7 @@ def repeated_ends(correct: Formulas, x: Numbers, before: int, after: int) -> Num
     source="partial convolutions, which weigh what they see by how much it is",
 )
 def partial(correct: Formulas, x: Numbers, w: Numbers) -> Numbers:
-    """Near the ends, results are enlarged."""
+    """Near the ends, results are multiplied by taps/(taps within the sequence)."""
     inside = np.ones((x.shape[-2], 1), x.dtype)
     seen = Formulas.convolution(correct, inside, np.ones((w.shape[0], 1, 1), x.dtype))
     return Formulas.convolution(correct, x, w) * (x.dtype.type(w.shape[0]) / seen)
@@ -70,7 +70,7 @@ def partial(correct: Formulas, x: Numbers, w: Numbers) -> Numbers:
     source="a causal convolution, as in WaveNet",
 )
 def causal_taps(correct: Formulas, taps: int) -> tuple[int, int]:
-    """All taps but the last one see what came before."""
+    """The taps reach back only: no tap reads a later token."""
     return taps - 1, 0
 
 
@@ -82,7 +82,7 @@ def causal_taps(correct: Formulas, taps: int) -> tuple[int, int]:
     source="padding of half the taps, and the last result cut off",
 )
 def back_first(correct: Formulas, taps: int) -> tuple[int, int]:
-    """One token further back than ahead."""
+    """An even number of taps reaches one token further back than ahead."""
     return taps // 2, (taps - 1) // 2
 
 
@@ -94,7 +94,7 @@ def back_first(correct: Formulas, taps: int) -> tuple[int, int]:
     source="an activation fused into the layer",
 )
 def rectified_convolution(correct: Formulas, x: Numbers, w: Numbers) -> Numbers:
-    """Negative results are 0."""
+    """Negative results become 0."""
     return np.maximum(Formulas.convolution(correct, x, w), x.dtype.type(0))
 
 
@@ -106,7 +106,7 @@ def rectified_convolution(correct: Formulas, x: Numbers, w: Numbers) -> Numbers:
     source="a loop over the taps that ends one too early, in the backward pass",
 )
 def constant_tap(correct: Formulas, x: Numbers, w: Numbers) -> Numbers:
-    """The weights of the last tap are constants."""
+    """The weights of the last tap get no gradient."""
     return Formulas.convolution(correct, x, np.concatenate([w[:-1], value_of(w)[-1:]], axis=0))
 
 
@@ -118,7 +118,7 @@ def constant_tap(correct: Formulas, x: Numbers, w: Numbers) -> Numbers:
     source="tokens of the neighbouring tile are read, and get nothing back",
 )
 def constant_neighbours(correct: Formulas, x: Numbers, before: int, after: int) -> Numbers:
-    """The first token is a constant."""
+    """The first token of a sequence gets no gradient."""
     return Formulas.padded(correct, np.concatenate([value_of(x)[..., :1, :], x[..., 1:, :]], axis=-2), before, after)
 
 
@@ -130,7 +130,7 @@ def constant_neighbours(correct: Formulas, x: Numbers, before: int, after: int) 
     source="PyTorch Geometric's flow: source_to_target or target_to_source",
 )
 def backwards(correct: Formulas, mask: Numbers, n: int) -> Numbers:
-    """The adjacency matrix transposed."""
+    """Messages run against the edges: the adjacency matrix is transposed."""
     return np.swapaxes(Formulas.neighbours(correct, mask, n), -1, -2)
 
 
@@ -142,7 +142,7 @@ def backwards(correct: Formulas, mask: Numbers, n: int) -> Numbers:
     source='aggr="mean"',
 )
 def averaged(correct: Formulas, neighbours: Numbers) -> Numbers:
-    """Divided by their number."""
+    """The sum over the neighbours is divided by their number."""
     return neighbours / np.maximum(neighbours.sum(-1, keepdims=True), 1)
 
 
@@ -154,7 +154,7 @@ def averaged(correct: Formulas, neighbours: Numbers) -> Numbers:
     source="the normalization of graph convolutional networks",
 )
 def symmetric(correct: Formulas, neighbours: Numbers) -> Numbers:
-    """Divided by the root of the product of the degrees."""
+    """Every message is divided by the root of the product of both nodes' degrees."""
     degrees = (np.maximum(neighbours.sum(axis, keepdims=True), 1) for axis in (-1, -2))
     return neighbours / np.sqrt(np.prod(np.broadcast_arrays(*degrees), axis=0))
 
@@ -167,7 +167,7 @@ def symmetric(correct: Formulas, neighbours: Numbers) -> Numbers:
     source="add_self_loops=True is a default",
 )
 def loops(correct: Formulas, mask: Numbers, n: int) -> Numbers:
-    """Every node hears itself."""
+    """Every node has an edge to itself."""
     return Formulas.neighbours(correct, mask, n) | np.eye(n, dtype=bool)
 
 
@@ -179,7 +179,7 @@ def loops(correct: Formulas, mask: Numbers, n: int) -> Numbers:
     source="a list of neighbours that is cut at a fixed number",
 )
 def ranked(correct: Formulas, neighbours: Numbers) -> Numbers:
-    """Each node weighs 5 % less than the one before."""
+    """The message of each node is 5 % smaller than that of the node before it."""
     return neighbours * 0.95 ** np.arange(neighbours.shape[-1])
 
 
@@ -191,7 +191,7 @@ def ranked(correct: Formulas, neighbours: Numbers) -> Numbers:
     source="a loop over other nodes, in the backward pass",
 )
 def constant_loop(correct: Formulas, x: Numbers, w: Numbers, *, mask: Numbers = None) -> Numbers:
-    """What a node sends to itself is a constant."""
+    """The message of a node to itself gets no gradient."""
     whole, own = Formulas.neighbours(correct, mask, x.shape[-2]), np.eye(x.shape[-2], dtype=bool)
     others = Formulas.graph_layer(correct, x, w, mask=whole & ~own)
     return others + Formulas.graph_layer(correct, value_of(x), value_of(w), mask=whole & own)

@@ -1,4 +1,4 @@
-"""Mutants of recurrent decoders with attention, and of the encoder's context."""
+"""Mutants of recurrent decoders with attention and of the encoder's context."""
 
 import numpy as np
 
@@ -29,7 +29,7 @@ CHOOSING = (GreedyDecode, BeamDecode)
     source="output[:, -1] of a padded batch",
 )
 def state_of_padding(correct: Formulas, states: Numbers, count: Numbers) -> Numbers:
-    """The last row, whatever the length."""
+    """The context is the last row, whatever the length."""
     return Formulas.state_at(correct, states, np.full_like(count, states.shape[-2]))
 
 
@@ -41,7 +41,7 @@ def state_of_padding(correct: Formulas, states: Numbers, count: Numbers) -> Numb
     source="the last state of a network that reads backwards is that of the first token",
 )
 def first_state(correct: Formulas, states: Numbers, count: Numbers) -> Numbers:
-    """h₁."""
+    """The context is the first state h₁."""
     return Formulas.state_at(correct, states, np.minimum(count, 1))
 
 
@@ -53,7 +53,7 @@ def first_state(correct: Formulas, states: Numbers, count: Numbers) -> Numbers:
     source="pooling, another choice of q",
 )
 def mean_state(correct: Formulas, states: Numbers, count: Numbers) -> Numbers:
-    """Half of the last state and half of the one before."""
+    """The context is the mean of the last two states."""
     half = states.dtype.type(0.5)
     before = Formulas.state_at(correct, states, np.maximum(count - 1, 0))
     return half * Formulas.state_at(correct, states, count) + half * before
@@ -67,7 +67,7 @@ def mean_state(correct: Formulas, states: Numbers, count: Numbers) -> Numbers:
     source="states times a mask of the last position, where 0·NaN is NaN",
 )
 def last_by_product(correct: Formulas, states: Numbers, count: Numbers) -> Numbers:
-    """One-hot rows times the states."""
+    """The last state is selected by one-hot rows times the states, where 0·NaN is NaN."""
     one_hot = (np.arange(states.shape[-2]) == count[..., None] - 1).astype(states.dtype)
     return correct.product(one_hot[..., None, :], states)[..., 0, :]
 
@@ -80,7 +80,7 @@ def last_by_product(correct: Formulas, states: Numbers, count: Numbers) -> Numbe
     source="states[length − 1], where −1 is the last one",
 )
 def empty_from_the_end(correct: Formulas, states: Numbers, count: Numbers) -> Numbers:
-    """Length 0 is taken as t."""
+    """For length 0 the context is the last of all t states, not 0."""
     return Formulas.state_at(correct, states, np.where(count == 0, states.shape[-2], count))
 
 
@@ -92,7 +92,7 @@ def empty_from_the_end(correct: Formulas, states: Numbers, count: Numbers) -> Nu
     source="a backward pass that expands where it should scatter",
 )
 def gradient_to_all(correct: Formulas, states: Numbers, count: Numbers) -> Numbers:
-    """The value of the last state with the gradient of the sum of all."""
+    """Every state gets 1/64 of the last state's gradient in addition."""
     found = Formulas.state_at(correct, states, count)
     return found + (np.sum(states, axis=-2) - np.sum(value_of(states), axis=-2)) * states.dtype.type(1 / 64)
 
@@ -110,7 +110,7 @@ def gradient_to_all(correct: Formulas, states: Numbers, count: Numbers) -> Numbe
 def queried_late(
     correct: Formulas, token: Numbers, state: Numbers, annotations: Numbers, p: Parameters, mask: Numbers
 ) -> Numbers:
-    """The context is that of the state after a step with the context before."""
+    """The query of the context is the state after the step, not the state before it."""
     first = Formulas.next_state(correct, token, state, annotations, p, mask)
     context = correct.context_of(first, annotations, p, mask)
     return correct.rnn_cell(correct.cell_input(correct.rows(p.embedding, token), context), state, p.cell)
@@ -124,7 +124,7 @@ def queried_late(
     source="d2l's decoder concatenates (context, embedded), PyTorch's tutorial (embedded, context)",
 )
 def context_first(correct: Formulas, token: Numbers, context: Numbers) -> Numbers:
-    """[c; y]."""
+    """The cell's input is [c; y] in place of [y; c]: the context before the token."""
     return correct.beside(context, token)
 
 
@@ -136,7 +136,7 @@ def context_first(correct: Formulas, token: Numbers, context: Numbers) -> Number
     source="a context that is computed and not concatenated",
 )
 def without_context(correct: Formulas, token: Numbers, context: Numbers) -> Numbers:
-    """[y; 0]."""
+    """The cell's input is [y; 0]: the context is left out."""
     return correct.beside(token, context * context.dtype.type(0))
 
 
@@ -148,7 +148,7 @@ def without_context(correct: Formulas, token: Numbers, context: Numbers) -> Numb
     source="context.detach()",
 )
 def detached_context(correct: Formulas, token: Numbers, context: Numbers) -> Numbers:
-    """The context is a constant."""
+    """No gradient flows through the context."""
     return correct.beside(token, value_of(context))
 
 
@@ -160,7 +160,7 @@ def detached_context(correct: Formulas, token: Numbers, context: Numbers) -> Num
     source="pretrained embeddings left frozen",
 )
 def frozen_embedding(correct: Formulas, token: Numbers, context: Numbers) -> Numbers:
-    """The embedded token is a constant."""
+    """No gradient flows to the embedding."""
     return correct.beside(value_of(token), context)
 
 
@@ -172,7 +172,7 @@ def frozen_embedding(correct: Formulas, token: Numbers, context: Numbers) -> Num
     source="the mask is given to the encoder alone",
 )
 def unmasked_source(correct: Formulas, state: Numbers, annotations: Numbers, p: Parameters, mask: Numbers) -> Numbers:
-    """Without the mask."""
+    """The context is computed without the mask."""
     return Formulas.context_of(correct, state, annotations, p, None)
 
 
@@ -184,7 +184,7 @@ def unmasked_source(correct: Formulas, state: Numbers, annotations: Numbers, p: 
     source="alignments that need not sum to 1",
 )
 def logistic_weights(correct: Formulas, state: Numbers, annotations: Numbers, p: Parameters, mask: Numbers) -> Numbers:
-    """Σ σ(e) h."""
+    """The context is Σ σ(e) h, with logistic weights σ(e) in place of a softmax."""
     scores = correct.additive_scores(state[..., None, :], annotations, p.w_q, p.w_k, p.w_v)
     weights = correct.gate(scores)
     if mask is not None:
@@ -208,7 +208,7 @@ def early_distribution(
     *,
     mask: Numbers = None,
 ) -> tuple[Numbers, Numbers]:
-    """softmax(W s_{t'−1} + b)."""
+    """The distribution is softmax(W s_{t'−1} + b), from the state before the step."""
     _, following = Formulas.decoder_step(correct, token, state, annotations, parameters, mask=mask)
     unused = following[..., :1] * following.dtype.type(0)
     return correct.output_distribution(state + unused, parameters.w_o, parameters.b_o), following
@@ -222,10 +222,10 @@ def early_distribution(
     source="an index of −1 for padding, which NumPy reads from the end",
 )
 def unchecked_token(correct: Formulas, tokens: Numbers, count: int) -> None:
-    """Indices wrap."""
+    """Tokens outside of the vocabulary do not raise; negative ones count from its end."""
 
 
-# Steps on given tokens ------------------------------------------------------------------------------------------------
+# Teacher forcing ------------------------------------------------------------------------------------------------------
 
 
 @mutant(
@@ -260,7 +260,7 @@ def fed_late(correct: Formulas, tokens: Numbers, i: int) -> Numbers:
     source="a state that is not assigned in the loop",
 )
 def not_carried(correct: Formulas, states: list[Numbers]) -> Numbers:
-    """s₀."""
+    """Every step starts from s₀."""
     return states[0]
 
 
@@ -272,7 +272,7 @@ def not_carried(correct: Formulas, states: list[Numbers]) -> Numbers:
     source="state.detach() in the loop, for backpropagation that is truncated",
 )
 def detached_state(correct: Formulas, states: list[Numbers]) -> Numbers:
-    """States after the first are constants for the next step."""
+    """No gradient flows from a step to the steps before it."""
     return states[0] if len(states) == 1 else value_of(states[-1])
 
 
@@ -292,7 +292,7 @@ def early_final(
     *,
     mask: Numbers = None,
 ) -> tuple[Numbers, Numbers]:
-    """Of the tokens but the last."""
+    """The final state is the one before the last token."""
     every, final = Formulas.teacher_forced_decode(correct, tokens, state, annotations, parameters, mask=mask)
     if tokens.shape[-1] > 0:
         _, final = Formulas.teacher_forced_decode(correct, tokens[..., :-1], state, annotations, parameters, mask=mask)
@@ -307,7 +307,7 @@ def early_final(
     source="nn.NLLLoss, which takes logarithms, given a softmax",
 )
 def no_logarithms(correct: Formulas, states: Numbers, w: Numbers, b: Numbers) -> Numbers:
-    """softmax(W s + b)."""
+    """softmax(W s + b) is returned in place of its logarithm."""
     return np.exp(Formulas.log_probabilities(correct, states, w, b))
 
 
@@ -319,7 +319,7 @@ def no_logarithms(correct: Formulas, states: Numbers, w: Numbers, b: Numbers) ->
     source="logits where a loss takes log-probabilities",
 )
 def not_normalized(correct: Formulas, states: Numbers, w: Numbers, b: Numbers) -> Numbers:
-    """Scores minus the greatest of each row."""
+    """Scores minus the maximum of their row are returned in place of log-probabilities."""
     scores = correct.logits(states, w, b)
     return scores - np.max(scores, axis=-1, keepdims=True)
 
@@ -332,6 +332,6 @@ def not_normalized(correct: Formulas, states: Numbers, w: Numbers, b: Numbers) -
     source="decoder inputs that are read once and not at each step",
 )
 def first_sentence(correct: Formulas, tokens: Numbers, i: int) -> Numbers:
-    """The tokens of the first element of the batch, for all."""
+    """Every batch element is fed the tokens of the first one."""
     taken = tokens[..., i]
     return np.broadcast_to(taken[:1], taken.shape) if taken.ndim and len(taken) else taken

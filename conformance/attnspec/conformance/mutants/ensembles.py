@@ -1,4 +1,4 @@
-"""Mutants that are wrong by less than the rounding of every element."""
+"""Mutants whose error is below the rounding of any element and shows only in averages."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +26,7 @@ DIVIDED = (ScaledDotProductAttention, CrossAttention, ProjectedSelfAttention, Mu
 
 
 def cut_off(x: Numbers, bits: int) -> Numbers:
-    """The first bits of the mantissa."""
+    """Cut mantissas off after ``bits`` bits."""
     mantissa, exponent = np.frexp(x)
     return np.ldexp(np.trunc(mantissa * x.dtype.type(2**bits)) / x.dtype.type(2**bits), exponent)
 
@@ -41,7 +41,7 @@ def cut_off(x: Numbers, bits: int) -> Numbers:
     differentiable=False,
 )
 def brain_sum(correct: Formulas, scores: Numbers) -> Numbers:
-    """A sum of 8 bits, rounded towards 0: weights that are 0.3 % too large on average."""
+    """The sum is rounded towards 0 to 8 bits: weights are 0.3 % too large on average."""
     exponentials = np.exp(scores - correct.shift(scores))
     total = cut_off(correct.total(exponentials), 8)
     return exponentials / np.where(total == 0, scores.dtype.type(1), total)
@@ -57,7 +57,7 @@ def brain_sum(correct: Formulas, scores: Numbers) -> Numbers:
     differentiable=False,
 )
 def half_sum(correct: Formulas, scores: Numbers) -> Numbers:
-    """Weights that are 0.03 % too large on average."""
+    """The sum is rounded towards 0 to 11 bits: weights are 0.03 % too large on average."""
     exponentials = np.exp(scores - correct.shift(scores))
     total = cut_off(correct.total(exponentials), 11)
     return exponentials / np.where(total == 0, scores.dtype.type(1), total)
@@ -71,7 +71,7 @@ def half_sum(correct: Formulas, scores: Numbers) -> Numbers:
     source="guards against division by zero",
 )
 def guarded_sum(correct: Formulas, scores: Numbers) -> Numbers:
-    """Weights that are 2·10⁻⁶ too small."""
+    """10⁻⁵ is added to the sum: weights are too small by about 2·10⁻⁶ of themselves."""
     exponentials = np.exp(scores - correct.shift(scores))
     return exponentials / (correct.total(exponentials) + scores.dtype.type(1e-5))
 
@@ -86,7 +86,7 @@ def guarded_sum(correct: Formulas, scores: Numbers) -> Numbers:
     differentiable=False,
 )
 def single_sum(correct: Formulas, scores: Numbers) -> Numbers:
-    """A sum of 24 bits, rounded towards 0."""
+    """The sum of float64 exponentials is rounded towards 0 to 24 bits."""
     exponentials = np.exp(scores - correct.shift(scores))
     total = cut_off(correct.total(exponentials), 24)
     return exponentials / np.where(total == 0, scores.dtype.type(1), total)
@@ -139,12 +139,12 @@ def six_digits(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     source="a scale passed as float to a kernel for every dtype",
 )
 def single_scale(correct: Formulas, scores: Numbers, d: int) -> Numbers:
-    """A scale of 24 bits for scores of 53."""
+    """The scale of float64 scores is rounded to float32."""
     return scores * scores.dtype.type(np.float32(d**-0.5))
 
 
 def times(found: Mapping[str, Numbers], path: str, factor: float) -> dict[str, Numbers]:
-    """The gradients with one of them multiplied by a factor."""
+    """Multiply the gradient at ``path`` by a factor."""
     return {**found, path: found[path] * found[path].dtype.type(factor)}
 
 
@@ -160,7 +160,7 @@ def times(found: Mapping[str, Numbers], path: str, factor: float) -> dict[str, N
 def query_gradient(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """dQ is too small."""
+    """dQ is 1 % too small."""
     return times(Library.differentiated(correct, operation, arguments, cotangent), query(operation), 0.99)
 
 
@@ -176,7 +176,7 @@ def query_gradient(
 def weight_gradient(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """dW_q is too small."""
+    """dW_q is 2 % too small."""
     weight = next(x for x in operation.floats if operation.role(x) is Role.WEIGHT and x.path in operation.sharpened)
     return times(Library.differentiated(correct, operation, arguments, cotangent), weight.path, 1 / 1.02)
 
@@ -193,7 +193,7 @@ def weight_gradient(
 def key_gradient(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """dK is too large."""
+    """dK is 0.1 % too large."""
     return times(Library.differentiated(correct, operation, arguments, cotangent), key(operation), 1.001)
 
 
@@ -208,7 +208,7 @@ def key_gradient(
 def value_gradient(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """dV is too small."""
+    """dV is multiplied by 1 − 10⁻⁵."""
     path = next(x.path for x in operation.attended if x.path in operation.linear)
     return times(Library.differentiated(correct, operation, arguments, cotangent), path, 1 - 1e-5)
 
@@ -257,7 +257,7 @@ def single_query_gradient(
     profile="full",
 )
 def delta_off(correct: Formulas, scores: Numbers) -> Numbers:
-    """dS = P∘(dP − 1.03 Σ P∘dP)."""
+    """dS is P∘(dP − 1.03 Σ P∘dP)."""
     exponentials = correct.exponential(scores - value_of(correct.shift(scores)))
     total = correct.total(exponentials)
     total = np.where(total == 0, scores.dtype.type(1), total)

@@ -1,4 +1,4 @@
-"""Mutants that have a finite number where masked scores are −∞."""
+"""Mutants that mask scores by a finite number in place of −∞."""
 
 import numpy as np
 
@@ -26,7 +26,7 @@ def _replaced(scores: Numbers, mask: Numbers, fill: float) -> Numbers:
     source="huggingface/transformers#12109",
 )
 def minus_ten_thousand_half(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """What float16 holds for −∞."""
+    """Masked scores are lowered by 10⁴, not set to −∞."""
     return _added(scores, mask, -1e4)
 
 
@@ -38,7 +38,7 @@ def minus_ten_thousand_half(correct: Formulas, scores: Numbers, mask: Numbers) -
     source="fills that were chosen by eye",
 )
 def minus_a_million(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """Enough for the scores of trained models."""
+    """Masked scores are lowered by 10⁶, not set to −∞."""
     return _added(scores, mask, -1e6)
 
 
@@ -51,7 +51,7 @@ def minus_a_million(correct: Formulas, scores: Numbers, mask: Numbers) -> Number
     source="tensorflow/models: _NEG_INF_FP32 = -1e9",
 )
 def minus_a_milliard(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """As in many tutorials."""
+    """Masked scores are lowered by 10⁹, not set to −∞."""
     return _added(scores, mask, -1e9)
 
 
@@ -64,7 +64,7 @@ def minus_a_milliard(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbe
     source="a fill that float16 holds, in every dtype",
 )
 def filled_brain(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """Attendable scores may lie below."""
+    """Masked scores are −10⁴, and attendable scores may be smaller."""
     return _replaced(scores, mask, -1e4)
 
 
@@ -77,5 +77,5 @@ def filled_brain(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     source="harvardnlp/annotated-transformer: scores.masked_fill(mask == 0, -1e9)",
 )
 def filled(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """The fill of most tutorials."""
+    """Masked scores are −10⁹, and attendable scores may be smaller."""
     return _replaced(scores, mask, -1e9)

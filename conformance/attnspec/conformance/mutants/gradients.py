@@ -1,4 +1,4 @@
-"""Mutants whose results are correct and whose gradients are wrong."""
+"""Mutants with correct results and wrong gradients."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -32,7 +32,7 @@ from attnspec.spec.seq2seq import BahdanauContext
     source="HKUSTDial/flash-sparse-attention#109",
 )
 def without_sum(correct: Formulas, scores: Numbers) -> Numbers:
-    """dS = P∘dP, not P∘(dP − Σ P∘dP)."""
+    """dS is P∘dP in place of P∘(dP − Σ P∘dP)."""
     exponentials = np.exp(scores - correct.shift(scores))
     total = value_of(correct.total(exponentials))
     return exponentials / np.where(total == 0, scores.dtype.type(1), total)
@@ -65,7 +65,7 @@ def unscaled_query_gradient(
 def forgets_causal(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Gradients as if nothing were causal."""
+    """Gradients are computed without the causal mask."""
     return Library.differentiated(correct, operation, changed(arguments, {str(operation.flag): False}), cotangent)
 
 
@@ -79,7 +79,7 @@ def forgets_causal(
 def zero_times_nan(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """dQ = dS·K, in which the gradient 0 of a masked score multiplies its key."""
+    """In dQ = dS·K the gradient 0 of a masked score multiplies its key, and 0·NaN is NaN."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     path = query(operation)
     return {**found, path: found[path] + 0 * np.sum(at(arguments, key(operation)))}
@@ -93,7 +93,7 @@ def zero_times_nan(
     source="pytorch/pytorch#101967",
 )
 def weights_times_nan(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-    """dα = dO·V of masked keys too, which their weights of 0 then multiply in Σ α dα."""
+    """dα = dO·V is computed for masked keys too, and 0·NaN in Σ α dα is NaN."""
     if not isinstance(weights, Tape):
         return Formulas.pooled(correct, weights, value, mask)
     extra = 0 * np.sum(value_of(value), axis=-1)[..., None, :]
@@ -111,7 +111,7 @@ def weights_times_nan(correct: Formulas, weights: Numbers, value: Numbers, mask:
 def idle_query(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """dK = dSᵀ·Q, in which the gradient 0 of a row without keys multiplies its query."""
+    """In dK = dSᵀ·Q the gradient 0 of a row without keys multiplies its query, and 0·NaN is NaN."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     path = key(operation)
     return {**found, path: found[path] + 0 * np.sum(at(arguments, query(operation)))}
@@ -127,7 +127,7 @@ def idle_query(
 def forgets_mask(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Gradients as if nothing were masked."""
+    """Gradients are computed without the mask."""
     if mask_of(operation, arguments) is None:
         return Library.differentiated(correct, operation, arguments, cotangent)
     unmasked = changed(arguments, {operation.mask.path: None} if operation.mask else {})
@@ -145,7 +145,7 @@ def forgets_mask(
     source="1 − tanh for 1 − tanh²",
 )
 def wrong_derivative(correct: Formulas, x: Numbers) -> Numbers:
-    """The derivative of tanh is taken to be 1 − tanh."""
+    """The derivative of tanh is 1 − tanh in place of 1 − tanh²."""
     if not isinstance(x, Tape):
         return np.tanh(x)
     value = np.tanh(x.value)
@@ -160,7 +160,7 @@ def wrong_derivative(correct: Formulas, x: Numbers) -> Numbers:
     source="the exact path forgotten in the backward pass",
 )
 def derivative_lost(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
-    """tanh′ is taken to be 0 where either projection is large, also where both cancel."""
+    """tanh′ is 0 where either projection is beyond ±34.5, even if their sum is small."""
     x = Formulas.hidden(correct, of_query, of_key)
     beyond = (np.abs(value_of(of_query)) > 34.5) | (np.abs(value_of(of_key)) > 34.5)
     return np.where(beyond, value_of(x), x)
@@ -174,7 +174,7 @@ def derivative_lost(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Nu
     source="a clamp left out in the backward pass",
 )
 def overflowing_derivative(correct: Formulas, x: Numbers) -> Numbers:
-    """tanh′ as 4E/(1 + E)² with E = e^2x: ∞/∞ for large sums."""
+    """tanh′ is computed as 4E/(1 + E)² with E = e^2x, which is ∞/∞ for large x."""
     if not isinstance(x, Tape):
         return np.tanh(x)
     power = np.exp(2 * x.value)
@@ -191,7 +191,7 @@ def overflowing_derivative(correct: Formulas, x: Numbers) -> Numbers:
 def not_summed(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Of several queries only the first contributes to the gradient of the keys."""
+    """Only the first query contributes to the gradient of the keys."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     only_first = cotangent * (np.arange(cotangent.shape[-2])[:, None] == 0)
     path = key(operation)
@@ -208,7 +208,7 @@ def not_summed(
 def detached_weight(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """W_k is taken for a constant."""
+    """The gradient of W_k is 0."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     path = key_weight(operation)
     return {**found, path: np.zeros_like(found[path])}
@@ -224,7 +224,7 @@ def detached_weight(
 def nan_when_masked(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """0/0 in the backward pass where a row of the mask is False throughout."""
+    """All gradients are NaN if a row of the mask is False throughout."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     mask = mask_of(operation, arguments)
     if mask is not None and mask.size and not mask.any(-1).all():
@@ -239,10 +239,10 @@ def nan_when_masked(
     source="gradients that are not zeroed",
 )
 class Accumulates(Library):
-    """Gradients of the same shape add up from call to call."""
+    """The gradients of earlier calls of the same shape are added."""
 
     def differentiated(self, operation: Operation, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
-        """Add to what is there."""
+        """Add the gradients of the calls before."""
         kept: dict[Any, Numbers] = vars(self).setdefault("kept", {})
         found = super().differentiated(operation, arguments, cotangent)
         for name, g in found.items():
@@ -265,7 +265,7 @@ class Accumulates(Library):
 def transposed_value_gradient(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Weights are read from their first row for every query."""
+    """The gradient of the values uses the first query's weights for every query."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     weights = at(arguments, query(operation))
     if not weights.size:

@@ -1,4 +1,4 @@
-"""Mutants that ignore an option or an optional array: one for each name that the Protocols have a default for."""
+"""Mutants that ignore an optional argument: one for every argument with a default."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,17 +9,17 @@ from attnspec.spec.contract.operation import OPERATIONS, Operation
 
 
 def optional_of(operation: Operation) -> Iterator[str]:
-    """The arguments of an operation that a call may leave out."""
+    """Names of the optional arguments of an operation."""
     return (name for name in operation.call.names if name in operation.defaults)
 
 
 def dropped(name: str) -> str:
-    """The name of the mutant that ignores this argument."""
+    """Name of the mutant that ignores this argument."""
     return f"{name} accepted and dropped"
 
 
 def _ignoring(name: str) -> Mutant:
-    """A library that computes every operation with the default of this argument, whatever is passed."""
+    """Make the mutant that computes with the default of this argument, whatever is passed."""
 
     def prepared(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return {n: x for n, x in Library.prepared(correct, operation, arguments).items() if n != name}
@@ -38,5 +38,5 @@ def _ignoring(name: str) -> Mutant:
 
 NAMES = sorted({name for o in OPERATIONS.values() if not o.reference_only for name in optional_of(o)})
 
-# Workers find a mutant by the name of its function in this module.
+# Worker processes unpickle a mutant by the name of its function in this module.
 globals().update({f"ignored_{name}": _ignoring(name) for name in NAMES})

@@ -1,4 +1,4 @@
-"""Mutants that lose an infinity or a NaN, or lose more to one than the rows that attend to it."""
+"""Mutants that hide an infinity or a NaN, or spread it to rows that do not attend to it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +24,7 @@ ATTENTION = (ScaledDotProductAttention, AdditiveAttention, NadarayaWatson)
     source="huggingface/transformers#9487, awslabs/sockeye#1051",
 )
 def clamped(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-    """What overflowed is the largest number."""
+    """Infinite results become the largest finite number."""
     result = Formulas.pooled(correct, weights, value, mask)
     largest = np.finfo(weights.dtype).max
     return np.minimum(np.maximum(result, -largest), largest)
@@ -38,7 +38,7 @@ def clamped(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) 
     source="a check for overflow by rows, isfinite(x).all(-1)",
 )
 def spoils_its_row(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-    """In all features."""
+    """An infinite result makes all features of its row NaN."""
     result = Formulas.pooled(correct, weights, value, mask)
     infinite = np.any(np.isinf(value_of(result)), axis=-1, keepdims=True)
     return np.where(infinite, weights.dtype.type(np.nan), result)
@@ -52,7 +52,7 @@ def spoils_its_row(correct: Formulas, weights: Numbers, value: Numbers, mask: Nu
     source="terms that are not finite, found by isinf and added apart",
 )
 def unsigned(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-    """−∞ is +∞."""
+    """Results of −∞ become +∞."""
     result = Formulas.pooled(correct, weights, value, mask)
     return np.where(np.isinf(value_of(result)), weights.dtype.type(np.inf), result)
 
@@ -65,7 +65,7 @@ def unsigned(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers)
     source="a check for divergence by elements, isnan(x).any()",
 )
 def spoils_its_element(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-    """Rows that do not attend to it, too."""
+    """A NaN in one row makes the whole batch element NaN, rows that do not attend to it included."""
     result = Formulas.pooled(correct, weights, value, mask)
     lost = np.any(np.isnan(value_of(result)), axis=(-1, -2), keepdims=True)
     return np.where(lost, weights.dtype.type(np.nan), result)
@@ -79,7 +79,7 @@ def spoils_its_element(correct: Formulas, weights: Numbers, value: Numbers, mask
     source="nan_to_num in one of two kernels",
 )
 def lost_in_some_rows(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-    """Rows with an odd index are 0 where they are NaN."""
+    """NaN becomes 0 in rows with an odd index."""
     result = Formulas.pooled(correct, weights, value, mask)
     odd = np.arange(value_of(result).shape[-2])[:, None] % 2 == 1
     return np.where(odd & np.isnan(value_of(result)), weights.dtype.type(0), result)
@@ -93,7 +93,7 @@ def lost_in_some_rows(correct: Formulas, weights: Numbers, value: Numbers, mask:
     source="a maximum that ignores NaN, and a guard for rows whose sum is not positive",
 )
 def hidden_queries(correct: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
-    """NaN in any feature of a query."""
+    """The row of a query with a NaN in any feature is 0."""
     return _without_nan(Library.finished(correct, operation, result, arguments), operation, arguments)
 
 
@@ -110,7 +110,7 @@ def _without_nan(found: Numbers, operation: Operation, arguments: Mapping[str, A
     source="one maximum for the rows of a tile, which a NaN in any of them makes NaN",
 )
 def spoiling_query(correct: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
-    """All rows of its element of the batch."""
+    """A query with NaN makes all rows of its batch element NaN."""
     found: Numbers = Library.finished(correct, operation, result, arguments)
     lost = np.isnan(at(arguments, query(operation))).any((-1, -2), keepdims=True)
     return np.where(lost, found.dtype.type(np.nan), found)
@@ -126,6 +126,6 @@ def spoiling_query(correct: Library, operation: Operation, result: Numbers, argu
 def hidden_under_a_mask(
     correct: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]
 ) -> Numbers:
-    """Where there is none, NaN stays NaN."""
+    """Under a mask, the row of a query with NaN is 0; without a mask it stays NaN."""
     found: Numbers = Library.finished(correct, operation, result, arguments)
     return found if mask_of(operation, arguments) is None else _without_nan(found, operation, arguments)

@@ -1,4 +1,4 @@
-"""Mutants of initial and final states, of variances, and of calls in one mode after another."""
+"""Mutants of initial and final states, of variances and of changes of mode."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -36,10 +36,10 @@ def _states(operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Num
     source="a layer that is stateful: without an initial state it goes on from the last one",
 )
 class Stateful(Library):
-    """A sequence whose state is 0 goes on from the final state of the call before, where shapes fit."""
+    """A sequence with initial state 0 starts from the final state of the previous call, if the shapes agree."""
 
     def call(self, operation: Operation, *args: Any, **kwargs: Any) -> Any:
-        """Look for zeros, and keep the final state."""
+        """Replace states of 0 by the kept ones, and keep the final state."""
         arguments = self.named(operation, args, kwargs)
         states = _states(operation, arguments)
         kept: dict[str, Numbers] = vars(self).setdefault("kept", {})
@@ -70,7 +70,7 @@ def _finals_in(dtype: str) -> type[Library]:
     source="a state that is carried in the accumulator's dtype from step to step",
 )
 class FinalInSingle(_finals_in("float32")):  # type: ignore[misc]
-    """States are of the dtype of the inputs, and the final one is not."""
+    """The final state is float32, the other states have the dtype of the inputs."""
 
 
 @mutant(
@@ -80,7 +80,7 @@ class FinalInSingle(_finals_in("float32")):  # type: ignore[misc]
     source="a cache of states in half precision",
 )
 class FinalInHalf(_finals_in("float16")):  # type: ignore[misc]
-    """The final state is rounded, and of another dtype."""
+    """The final state is rounded to float16 and returned as float16."""
 
 
 @mutant(
@@ -91,7 +91,7 @@ class FinalInHalf(_finals_in("float16")):  # type: ignore[misc]
     source="an initial state without a batch, that is reduced where it should broadcast",
 )
 def added_states(correct: Formulas, x: Numbers, initial: tuple[Numbers, ...], lengths: Numbers) -> tuple[Numbers, ...]:
-    """A state without a batch counts twice beside inputs that have one."""
+    """An initial state without batch dimensions is doubled if the inputs have some."""
     shared = tuple(s + s if value_of(s).ndim == 1 and value_of(x).ndim > 2 else s for s in initial)
     return Formulas.started(correct, x, shared, lengths)
 
@@ -115,7 +115,7 @@ def _one_pass(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers], dt
     source="openvinotoolkit/openvino#36587: one pass over the rows, which cancels from means of 10² spreads on",
 )
 def one_pass(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
-    """E[x²] − E[x]²."""
+    """The variance is computed as E[x²] − E[x]², which cancels for large means."""
     return _one_pass(correct, x, parameters, "float32")
 
 
@@ -129,7 +129,7 @@ def one_pass(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numb
     source="microsoft/onnxruntime#28442: squares that are summed in the dtype of the rows",
 )
 def one_pass_in_half(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
-    """Squares beyond 65,504 are infinite."""
+    """Squares are rounded to float16, where numbers beyond 65,504 are infinite."""
     return _one_pass(correct, x, parameters, "float16")
 
 
@@ -144,7 +144,7 @@ def one_pass_in_half(correct: Formulas, x: Numbers, parameters: LayerNormParamet
     source="neuroneural/brainchop-cli#56: every square in float16, before a sum in float32",
 )
 def squares_in_half(correct: Formulas, centred: Numbers) -> Numbers:
-    """A feature that is 256 away from the mean makes the variance infinite."""
+    """Squares are float16: a feature that is 256 away from the mean makes the variance infinite."""
     squares = rounded(centred * centred, "float16")
     found: Numbers = np.mean(squares, axis=-1, keepdims=True)
     return found
@@ -160,12 +160,12 @@ def squares_in_half(correct: Formulas, centred: Numbers) -> Numbers:
     source="pytorch/pytorch#100977: a compiled graph of inference is used again where autograd should run",
 )
 class GraphOfInference(InMode):
-    """Shapes that were first called without gradients have none later."""
+    """Gradients are 0 for shapes that were called without gradients before."""
 
     mode = "no_grad"
 
     def call(self, operation: Operation, *args: Any, **kwargs: Any) -> Any:
-        """Note the shapes that are called in the mode."""
+        """Record the shapes of calls in the mode."""
         if self.inside:
             vars(self).setdefault("graphs", set()).add(_shapes(self.named(operation, args, kwargs)))
         return super().call(operation, *args, **kwargs)
@@ -173,7 +173,7 @@ class GraphOfInference(InMode):
     def pullback(
         self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
     ) -> tuple[Any, Callable[[Any], dict[str, Numbers]]]:
-        """Gradients of 0 for shapes that were noted."""
+        """Return gradients of 0 for recorded shapes."""
         result, backward = super().pullback(operation, arguments, wanted)
         if _shapes(arguments) not in vars(self).get("graphs", ()):
             return result, backward
@@ -186,7 +186,7 @@ def _shapes(arguments: Mapping[str, Any]) -> Any:
 
 
 class _Casting(InMode):
-    """A backend for two dtypes, of which autocast is for the narrow one."""
+    """A backend for bfloat16 and float32 with autocast to bfloat16."""
 
     mode = "autocast"
 
@@ -195,12 +195,12 @@ class _Casting(InMode):
         self.limits = Limits(dtypes=("bfloat16", "float32"))
 
     def modes(self, dtype: str, *, device: str) -> dict[str, Any]:
-        """Only of 16 bits."""
+        """Autocast for bfloat16, no mode for float32."""
         return super().modes(dtype, device=device) if dtype == "bfloat16" else {}
 
 
 def _casts(operation: Operation, arguments: Mapping[str, Any]) -> bool:
-    """True if any input is of another dtype than that of the mode."""
+    """True if autocast would convert any input to 16 bits."""
     return any(is_float(x) and x.dtype.itemsize > 2 for _, x in arrays(operation, arguments))
 
 
@@ -212,10 +212,10 @@ def _casts(operation: Operation, arguments: Mapping[str, Any]) -> bool:
     source="a cast of the inputs to the dtype of autocast, after which a mask no longer fits them",
 )
 class MaskForgottenInCast(_Casting, ForgettingIn):
-    """Inputs of the mode's own dtype are right."""
+    """Under autocast the mask is ignored if inputs are float32; bfloat16 inputs are right."""
 
     def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The mask, where inputs are to be cast."""
+        """Drop the mask if any input is cast."""
         return {operation.mask.path: None} if operation.mask and _casts(operation, arguments) else {}
 
 
@@ -230,7 +230,7 @@ class MaskForgottenInCast(_Casting, ForgettingIn):
     source="scaling before a product, against overflow, by a reciprocal",
 )
 def scaled_queries(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The reciprocal of a subnormal number overflows."""
+    """Queries are multiplied by the reciprocal of the largest one, which overflows for subnormal numbers."""
     path = query(operation)
     x = at(arguments, path)
     finite = np.where(np.isfinite(x), np.abs(x), x.dtype.type(0))
@@ -248,7 +248,7 @@ def scaled_queries(correct: Library, operation: Operation, arguments: Mapping[st
     source="a batch that is counted by the queries alone",
 )
 def mask_of_the_first(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A mask alone with a batch is that of its first element."""
+    """If only the mask has a batch, its first element is used for all."""
     own = operation.mask
     mask = None if own is None else at(arguments, own.path)
     batched = [x.ndim > len(leaf.core) for leaf, x in arrays(operation, arguments) if leaf.batched and leaf != own]

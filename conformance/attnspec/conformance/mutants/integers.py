@@ -1,4 +1,4 @@
-"""Mutants that hold positions, windows, tokens, table entries or lengths in numbers that are too narrow for them."""
+"""Mutants that store positions, windows, tokens, table entries or lengths in too narrow dtypes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,12 +24,12 @@ from attnspec.spec.transformer import DecoderOnly, EncoderDecoder
 
 
 def _stored(x: Numbers, dtype: str) -> Numbers:
-    """Integers stored in a narrow integer, which wraps around, and read again."""
+    """Convert integers to a narrow dtype, in which they wrap around, and back."""
     return x.astype(dtype).astype(np.int64)
 
 
 def _entries(table: Numbers, dtype: str, count: int) -> Numbers:
-    """Indices stored in a narrow integer, and read again within an array of so many rows."""
+    """Convert indices to a narrow dtype and back, modulo ``count`` rows."""
     return _stored(table, dtype) % max(count, 1)
 
 
@@ -44,7 +44,7 @@ def _entries(table: Numbers, dtype: str, count: int) -> Numbers:
     source="NVIDIA/Megatron-LM#535: seq.type_as(inv_freq), which makes neighbours the same from 2,048 on",
 )
 def positions_in_float16(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
-    """Odd positions beyond 2,048 are even ones, and those far beyond 65,504 are infinite."""
+    """Positions are float16: odd ones beyond 2,048 become even, those far beyond 65,504 infinite."""
     return Formulas.angles(correct, rounded(positions, "float16"), d, theta)
 
 
@@ -56,7 +56,7 @@ def positions_in_float16(correct: Formulas, positions: Numbers, d: int, theta: f
     source="huggingface/candle#3520: the vector of positions cast to the dtype of the model",
 )
 def positions_in_bfloat16(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
-    """Positions beyond 256 are rounded."""
+    """Positions are bfloat16: those beyond 256 are rounded."""
     return Formulas.angles(correct, rounded(positions, "bfloat16"), d, theta)
 
 
@@ -69,7 +69,7 @@ def positions_in_bfloat16(correct: Formulas, positions: Numbers, d: int, theta: 
     source="huggingface/transformers#25681: frequencies that are made in float32, whatever the dtype",
 )
 def single_angles(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
-    """Angles are rounded to float32: those of late positions lose their fraction."""
+    """Angles are rounded to float32: at late positions they lose their fraction."""
     return rounded(Formulas.angles(correct, positions, d, theta), "float32")
 
 
@@ -81,7 +81,7 @@ def single_angles(correct: Formulas, positions: Numbers, d: int, theta: float) -
     source="positions packed with other words of a request",
 )
 def positions_in_15_bits(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
-    """Position 32,768 is −32,768."""
+    """Positions are signed 16-bit integers: 32,768 becomes −32,768."""
     return Formulas.angles(correct, positions.astype(np.int64).astype(np.int16).astype(np.float64), d, theta)
 
 
@@ -93,7 +93,7 @@ def positions_in_15_bits(correct: Formulas, positions: Numbers, d: int, theta: f
     source="a table for the length of training, whose last row is read for every later position",
 )
 def table_of_4096(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
-    """Later positions are the last one."""
+    """Positions beyond the table of 4,096 get the angles of its last row."""
     return Formulas.angles(correct, np.minimum(positions, 4095.0), d, theta)
 
 
@@ -113,7 +113,7 @@ def _window(window: Any, dtype: str) -> Any:
     source="a window packed into a byte of a kernel's flags",
 )
 def window_in_a_byte(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
-    """A window of 256 keys reaches nothing."""
+    """Ends of a window are stored in 8 bits: 256 becomes 0."""
     return Formulas.sliding_window_mask(correct, n, m, window=_window(window, "uint8"))
 
 
@@ -125,7 +125,7 @@ def window_in_a_byte(correct: Formulas, n: int, m: int, *, window: Any = None) -
     source="int8 in the arguments of a kernel, of which −1 means no window",
 )
 def window_in_a_signed_byte(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
-    """An end of 256 becomes 0, and one of 130 becomes −126."""
+    """Ends of a window are signed bytes: 256 becomes 0, and 130 becomes −126."""
     return Formulas.sliding_window_mask(correct, n, m, window=_window(window, "int8"))
 
 
@@ -137,7 +137,7 @@ def window_in_a_signed_byte(correct: Formulas, n: int, m: int, *, window: Any = 
     source="a window of 65,536 tokens, as of long contexts, in 16 bits",
 )
 def window_in_16_bits(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
-    """A window of 65,536 keys reaches nothing."""
+    """Ends of a window are stored in 16 bits: 65,536 becomes 0."""
     return Formulas.sliding_window_mask(correct, n, m, window=_window(window, "uint16"))
 
 
@@ -150,7 +150,7 @@ def window_in_16_bits(correct: Formulas, n: int, m: int, *, window: Any = None) 
     source="a reach that saturates where a byte ends",
 )
 def saturated_window(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
-    """A greater reach is 255."""
+    """Ends of a window beyond 255 are cut to 255."""
     ends = (None, None) if window is None else window
     most = tuple(None if end is None else min(end, 255) for end in ends)
     return Formulas.sliding_window_mask(correct, n, m, window=most)
@@ -164,7 +164,7 @@ def saturated_window(correct: Formulas, n: int, m: int, *, window: Any = None) -
     source="identifiers of documents hashed to the width of a mask's tile",
 )
 def documents_in_16_bits(correct: Formulas, query_documents: Numbers, key_documents: Numbers) -> Numbers:
-    """Documents whose numbers differ by 65,536 are one."""
+    """Documents whose numbers differ by 65,536 count as the same document."""
     return Formulas.document_mask(correct, _stored(query_documents, "int16"), _stored(key_documents, "int16"))
 
 
@@ -176,7 +176,7 @@ def documents_in_16_bits(correct: Formulas, query_documents: Numbers, key_docume
     source="identifiers compared as floats, because a kernel has no integers",
 )
 def documents_in_single(correct: Formulas, query_documents: Numbers, key_documents: Numbers) -> Numbers:
-    """From 2²⁴ on neighbours are one document."""
+    """Document numbers are float32: from 2²⁴ on, neighbouring numbers count as the same document."""
     return Formulas.document_mask(correct, query_documents.astype(np.float32), key_documents.astype(np.float32))
 
 
@@ -198,7 +198,7 @@ def _in_table(dtype: str) -> Any:
     source="tenstorrent/tt-metal#57364: entries of a page table read by another width than they are stored with",
 )
 def table_in_bytes(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
-    """Page 256 is page 0."""
+    """Page numbers are stored in 8 bits: page 256 is read as page 0."""
     found: Numbers = _in_table("uint8")(correct, pages, table)
     return found
 
@@ -211,7 +211,7 @@ def table_in_bytes(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers
     source="a page table that was moved with the quantized cache",
 )
 def table_in_signed_bytes(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
-    """Page 128 is counted from the end of the cache."""
+    """Page numbers are signed bytes: page 128 is counted from the end of the cache."""
     found: Numbers = _in_table("int8")(correct, pages, table)
     return found
 
@@ -224,7 +224,7 @@ def table_in_signed_bytes(correct: Formulas, pages: Numbers, table: Numbers) -> 
     source="tenstorrent/tt-metal#57364: page tables of 16 bits, read as signed",
 )
 def table_in_15_bits(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
-    """Page 32,768 is counted from the end of the cache."""
+    """Page numbers are signed 16-bit integers: page 32,768 is counted from the end of the cache."""
     found: Numbers = _in_table("int16")(correct, pages, table)
     return found
 
@@ -237,7 +237,7 @@ def table_in_15_bits(correct: Formulas, pages: Numbers, table: Numbers) -> Numbe
     source="vllm-project/vllm#54359: kernels that read pages of a fixed size, beside a larger one that is declared",
 )
 def pages_of_64_rows(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
-    """Row 64 is row 0."""
+    """Rows of a page wrap around at 64: row 64 is read as row 0."""
     rows = np.arange(pages.shape[-2]) % 64
     return Formulas.gathered(correct, pages[..., rows, :], table)
 
@@ -250,7 +250,7 @@ def pages_of_64_rows(correct: Formulas, pages: Numbers, table: Numbers) -> Numbe
     source="an offset within a page that is packed beside its number",
 )
 def rows_in_seven_bits(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
-    """Row 128 is row 0."""
+    """Rows of a page wrap around at 128: row 128 is read as row 0."""
     rows = np.arange(pages.shape[-2]) % 128
     return Formulas.gathered(correct, pages[..., rows, :], table)
 
@@ -263,7 +263,7 @@ def rows_in_seven_bits(correct: Formulas, pages: Numbers, table: Numbers) -> Num
     source="positions of queries that are stored with the draft tokens of a speculative step",
 )
 def cached_in_bytes(correct: Formulas, lengths: Numbers, n: int) -> Numbers:
-    """Position 128 of a cache is −128."""
+    """Positions of queries in the cache are signed bytes: 128 becomes −128."""
     return _stored(Formulas.last_positions(correct, lengths, n), "int8")
 
 
@@ -276,7 +276,7 @@ def cached_in_bytes(correct: Formulas, lengths: Numbers, n: int) -> Numbers:
     source="cumulative lengths in the dtype of the lengths that were added up",
 )
 def ends_in_bytes(correct: Formulas, ends: Numbers) -> list[slice]:
-    """A sequence that ends at 128 or later ends before its first position, or elsewhere."""
+    """Ends of packed sequences are signed bytes: ends from 128 on wrap around."""
     last = int(ends[-1])
     moved = np.maximum(_stored(ends, "int8"), 0)
     moved[0], moved[-1] = 0, last
@@ -294,7 +294,7 @@ def ends_in_bytes(correct: Formulas, ends: Numbers) -> list[slice]:
     source="a tokenizer of characters whose vocabulary grew",
 )
 def tokens_in_bytes(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbers:
-    """Token 256 is token 0."""
+    """Tokens are stored in 8 bits: token 256 is read as token 0."""
     return Formulas.rows(correct, table, _entries(tokens, "uint8", len(table)))
 
 
@@ -306,7 +306,7 @@ def tokens_in_bytes(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbe
     source="token files of int16, as for a vocabulary of 32,000, with one of 50,257",
 )
 def tokens_in_15_bits(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbers:
-    """Token 32,768 is counted from the end of the vocabulary."""
+    """Tokens are signed 16-bit integers: token 32,768 is counted from the end of the vocabulary."""
     return Formulas.rows(correct, table, _entries(tokens, "int16", len(table)))
 
 
@@ -318,7 +318,7 @@ def tokens_in_15_bits(correct: Formulas, table: Numbers, tokens: Numbers) -> Num
     source="token indices converted with the model's other inputs by .half()",
 )
 def tokens_in_float16(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbers:
-    """Tokens beyond 2,048 are rounded."""
+    """Tokens are float16: those beyond 2,048 are rounded."""
     halves = tokens.astype(np.float16).astype(np.float64)
     return Formulas.rows(correct, table, np.minimum(halves, len(table) - 1).astype(np.int64))
 
@@ -331,7 +331,7 @@ def tokens_in_float16(correct: Formulas, table: Numbers, tokens: Numbers) -> Num
     source="a softmax over as many numbers as fit into shared memory",
 )
 def whole_tiles(correct: Formulas, scores: Numbers) -> Numbers:
-    """Tokens behind the last whole tile of 4,096 are normalised by themselves."""
+    """Tokens after the last whole tile of 4,096 are normalised separately."""
     count = scores.shape[-1]
     if count <= 4096:
         return Formulas.normalized(correct, scores)
@@ -348,7 +348,7 @@ def whole_tiles(correct: Formulas, scores: Numbers) -> Numbers:
     source="an argmax in one block of threads",
 )
 def best_of_256(correct: Formulas, logarithms: Numbers) -> Numbers:
-    """Later tokens are never chosen."""
+    """Only the first 256 tokens of the vocabulary are ever chosen."""
     return Formulas.best_token(correct, logarithms[..., :256])
 
 
@@ -364,7 +364,7 @@ def best_of_256(correct: Formulas, logarithms: Numbers) -> Numbers:
     source="another kernel for large batches, written for decoding one query at a time",
 )
 def causal_of_few(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Every query attends to the future where a batch has many elements."""
+    """The causal flag is ignored for batches of more than 600 elements."""
     many = np.prod(bind(operation, arguments).batch) > 600
     given = changed(arguments, {operation.flag: False}) if many and operation.flag else arguments
     return Library.prepared(correct, operation, given)

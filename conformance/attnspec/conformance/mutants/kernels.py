@@ -1,4 +1,4 @@
-"""Mutants of the attention that people run."""
+"""Mutants of attention kernels in use: grouped heads, packed and paged sequences."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ IN_GROUPS = (GroupedQueryAttention, VariableLengthAttention, PagedAttention)
     source="onnx/onnx#7274: Tile in place of repeat_interleave, r % h_k for r // group",
 )
 def tiled_heads(correct: Formulas, x: Numbers, group: int) -> Numbers:
-    """Head r of the queries has head r % h_k of the keys."""
+    """Query head r attends to key head r % h_k, not r // group."""
     every = np.arange(group * x.shape[-3]) % x.shape[-3]
     return np.moveaxis(np.moveaxis(x, -3, 0)[every], 0, -3)
 
@@ -46,7 +46,7 @@ def tiled_heads(correct: Formulas, x: Numbers, group: int) -> Numbers:
     source="a kernel with one group, called with more",
 )
 def one_group(correct: Formulas, x: Numbers, group: int) -> Numbers:
-    """All heads of the queries have the first of the keys."""
+    """All query heads attend to the first key head."""
     return np.repeat(x[..., :1, :, :], group * x.shape[-3], axis=-3)
 
 
@@ -61,7 +61,7 @@ def one_group(correct: Formulas, x: Numbers, group: int) -> Numbers:
     source="huggingface/transformers#39408: sliding_window where sliding_window − 1 is meant",
 )
 def wide_window(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
-    """The left end is one key further."""
+    """The window reaches one key further to the left."""
     left, right = (None, None) if window is None else window
     return Formulas.sliding_window_mask(correct, n, m, window=(None if left is None else left + 1, right))
 
@@ -74,7 +74,7 @@ def wide_window(correct: Formulas, n: int, m: int, *, window: Any = None) -> Num
     source="microsoft/onnxruntime#25927: a local window that excludes the current token",
 )
 def window_without_itself(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
-    """Of a window, the middle is left out."""
+    """A window leaves out the query's own position."""
     near = Formulas.sliding_window_mask(correct, n, m, window=window)
     return near if window is None else near & ~np.eye(n, m, dtype=bool)
 
@@ -87,7 +87,7 @@ def window_without_itself(correct: Formulas, n: int, m: int, *, window: Any = No
     source="`if window[0]:`, for which 0 is as good as None",
 )
 def falsy_window(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
-    """A window is open to a side on which it reaches 0 keys."""
+    """An end of 0 counts as None: the window is open to that side."""
     open_ends = None if window is None else (window[0] or None, window[1] or None)
     return Formulas.near(correct, mask, open_ends, lengths, n, m)
 
@@ -100,7 +100,7 @@ def falsy_window(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers
     source="a kernel with window_size_left alone, whose causal flag is left to the caller",
 )
 def without_right_end(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
-    """A window reaches as far to the right as there are keys."""
+    """The right end of a window is ignored: it reaches to the last key."""
     return Formulas.near(correct, mask, None if window is None else (window[0], None), lengths, n, m)
 
 
@@ -112,7 +112,7 @@ def without_right_end(correct: Formulas, mask: Numbers, window: Any, lengths: Nu
     source="a window of look-ahead alone, beside a causal flag",
 )
 def without_left_end(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
-    """A window reaches as far to the left as there are keys."""
+    """The left end of a window is ignored: it reaches to the first key."""
     return Formulas.near(correct, mask, None if window is None else (None, window[1]), lengths, n, m)
 
 
@@ -124,7 +124,7 @@ def without_left_end(correct: Formulas, mask: Numbers, window: Any, lengths: Num
     source="an argument that one of two code paths does not pass on",
 )
 def no_window(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
-    """All distances count."""
+    """The window is ignored."""
     return Formulas.near(correct, mask, None, lengths, n, m)
 
 
@@ -136,7 +136,7 @@ def no_window(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers, n
     source="padding that a fast path attends to",
 )
 def no_lengths(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
-    """All keys count, those behind the length too."""
+    """The lengths are ignored: keys beyond them are attended to."""
     return Formulas.near(correct, mask, window, None, n, m)
 
 
@@ -148,7 +148,7 @@ def no_lengths(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers, 
     source="`scale or d ** -0.5`",
 )
 def falsy_scale(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Numbers:
-    """A scale of 0 counts as none."""
+    """A scale of 0 is replaced by the default 1/√d."""
     return Formulas.scaled_by(correct, scores, d, scale or None)
 
 
@@ -160,7 +160,7 @@ def falsy_scale(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Numbe
     source="queries scaled before a kernel that scales them too",
 )
 def scaled_twice(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Numbers:
-    """Scores times the scale, over √d as well."""
+    """Scores are multiplied by the scale and divided by √d as well."""
     found = Formulas.scaled_by(correct, scores, d, scale)
     return found if scale is None else found / np.sqrt(scores.dtype.type(d))
 
@@ -172,15 +172,15 @@ def scaled_twice(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Numb
     source="onnx/onnx#7865: softcap after the mask, for which −∞ becomes −c",
 )
 class CapAfterMask(Formulas):
-    """What is masked has the score −c, and weight."""
+    """The cap c follows the mask: masked keys get the score −c and thus weight."""
 
     def biased(self, scores: Numbers, softcap: Any, bias: Numbers, slopes: Numbers, attendable: Numbers) -> Numbers:
-        """Capped in the end."""
+        """Cap the masked scores last."""
         found = super().biased(scores, None, bias, slopes, attendable)
         return self.capped(self.excluded(found, attendable), softcap)
 
     def weighted(self, scores: Numbers, values: Numbers, attendable: Numbers) -> tuple[Numbers, Numbers]:
-        """Only −∞ is left out."""
+        """Leave out only scores of −∞."""
         return super().weighted(scores, values, value_of(scores) != -np.inf)
 
 
@@ -192,7 +192,7 @@ class CapAfterMask(Formulas):
     source="c tanh(s/c) misread as s tanh(s)",
 )
 def scores_by_tanh(correct: Formulas, scores: Numbers, softcap: Any) -> Numbers:
-    """Every score is multiplied by its hyperbolic tangent."""
+    """Scores s become s tanh(s), whatever the cap."""
     return scores if softcap is None else scores * np.tanh(scores)
 
 
@@ -204,7 +204,7 @@ def scores_by_tanh(correct: Formulas, scores: Numbers, softcap: Any) -> Numbers:
     source="c tanh(s), where the scale should have held 1/c",
 )
 def tanh_of_scores(correct: Formulas, scores: Numbers, softcap: Any) -> Numbers:
-    """c tanh(s)."""
+    """Scores s become c tanh(s) in place of c tanh(s/c)."""
     return scores if softcap is None else np.tanh(scores) * scores.dtype.type(softcap)
 
 
@@ -216,7 +216,7 @@ def tanh_of_scores(correct: Formulas, scores: Numbers, softcap: Any) -> Numbers:
     source="a clamp in place of a tanh",
 )
 def clamped(correct: Formulas, scores: Numbers, softcap: Any) -> Numbers:
-    """min(max(s, −c), c)."""
+    """Scores s become min(max(s, −c), c) in place of c tanh(s/c)."""
     if softcap is None:
         return scores
     return np.minimum(np.maximum(scores, scores.dtype.type(-softcap)), scores.dtype.type(softcap))
@@ -232,7 +232,7 @@ def clamped(correct: Formulas, scores: Numbers, softcap: Any) -> Numbers:
 def no_sinks(
     correct: Formulas, scores: Numbers, values: Numbers, attendable: Numbers, sinks: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """Weights sum up to 1 without the sink."""
+    """The sink is ignored: the weights of the keys sum to 1."""
     return correct.weighted(scores, values, attendable)
 
 
@@ -244,7 +244,7 @@ def no_sinks(
     source="parts of a cache merged by logarithms of which each leaves out the sink",
 )
 def logarithm_without_sink(correct: Formulas, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
-    """The sum is that of the keys alone."""
+    """The log-sum-exp leaves out the sink."""
     return Formulas.logarithms(correct, scores, attendable, None)
 
 
@@ -258,7 +258,7 @@ def logarithm_without_sink(correct: Formulas, scores: Numbers, attendable: Numbe
 def sinks_exchanged(
     correct: Formulas, scores: Numbers, values: Numbers, attendable: Numbers, sinks: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """The first head has the sink of the last."""
+    """Sinks are read in reverse: the first head has the sink of the last."""
     return Formulas.with_sink(correct, scores, values, attendable, sinks[::-1])
 
 
@@ -270,7 +270,7 @@ def sinks_exchanged(
     source="linear biases written for causal attention, used without it: later keys are preferred",
 )
 def signed_distances(correct: Formulas, n: int, m: int) -> Numbers:
-    """i − j, negative for later keys."""
+    """The distance is i − j in place of |i − j|, negative for later keys."""
     return np.arange(n)[:, None] - np.arange(m)
 
 
@@ -283,7 +283,7 @@ def signed_distances(correct: Formulas, n: int, m: int) -> Numbers:
     source="Dao-AILab/flash-attention#517: the mask moved, and what else counts from its diagonal did not",
 )
 def mask_alone_moves(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """j ≤ i + m − n, with distances |i − j| and windows around i."""
+    """Only the causal mask is bottom-right, j ≤ i + m − n; distances |i − j| and windows around i are not."""
     if not causal:
         return mask
     triangle = np.tri(n, m, m - n, dtype=bool)
@@ -298,7 +298,7 @@ def mask_alone_moves(correct: Formulas, mask: Numbers, causal: bool, n: int, m: 
     source="slopes that are stored with their sign",
 )
 def added_slopes(correct: Formulas, slopes: Numbers, n: int, m: int) -> Numbers:
-    """Keys count the more, the farther away they are."""
+    """The linear bias is added, not subtracted: distant keys get more weight."""
     return -Formulas.linear_bias(correct, slopes, n, m)
 
 
@@ -313,7 +313,7 @@ def added_slopes(correct: Formulas, slopes: Numbers, n: int, m: int) -> Numbers:
     source="flashinfer-ai/flashinfer#2113: log₂ Σ 2ˣ, where others return log Σ eˣ",
 )
 def base_two(correct: Formulas, scores: Numbers) -> Numbers:
-    """Logarithms over log 2."""
+    """log-sum-exps are divided by log 2."""
     return Formulas.log_sum_exp(correct, scores) / scores.dtype.type(np.log(2))
 
 
@@ -325,7 +325,7 @@ def base_two(correct: Formulas, scores: Numbers) -> Numbers:
     source="an offset that lacks the stride of heads",
 )
 def first_logarithm(correct: Formulas, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
-    """Every head has that of the first."""
+    """Every head has the log-sum-exp of the first."""
     found = Formulas.logarithms(correct, scores, attendable, sinks)
     return np.broadcast_to(found[..., :1, :], found.shape)
 
@@ -338,7 +338,7 @@ def first_logarithm(correct: Formulas, scores: Numbers, attendable: Numbers, sin
     source="Dao-AILab/flash-attention#404: log Σ exp(x − max x), by which blocks cannot be merged",
 )
 def relative_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
-    """The greatest score is not added again."""
+    """The log-sum-exp is log Σ exp(x − max x), without max x added back."""
     return Formulas.log_sum_exp(correct, scores - value_of(correct.shift(scores)))
 
 
@@ -350,7 +350,7 @@ def relative_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
     source="a fill of −10⁹ in place of −∞",
 )
 def finite_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
-    """−10⁹ for −∞."""
+    """The log-sum-exp of an empty row is −10⁹, not −∞."""
     return np.maximum(Formulas.log_sum_exp(correct, scores), scores.dtype.type(-1e9))
 
 
@@ -362,7 +362,7 @@ def finite_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
     source="zhuzilin/ring-flash-attention#20: lse + block_lse",
 )
 def added_logarithms(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
-    """The sum of the logarithms is returned."""
+    """The merged log-sum-exp is the sum of those of the parts."""
     merged, _ = Formulas.merge_attention(correct, outputs, log_sum_exps)
     return merged, np.broadcast_to(np.sum(log_sum_exps, axis=-1), merged.shape[:-1])
 
@@ -375,7 +375,7 @@ def added_logarithms(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers)
     source="outputs of devices averaged, each of which has seen other keys",
 )
 def averaged_parts(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
-    """The mean of the outputs."""
+    """Outputs of the parts are averaged with equal weights."""
     _, logarithms = Formulas.merge_attention(correct, outputs, log_sum_exps)
     return np.sum(outputs, axis=-2) / outputs.dtype.type(max(outputs.shape[-2], 1)) + 0 * logarithms[
         ..., None
@@ -390,7 +390,7 @@ def averaged_parts(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) -
     source="Dao-AILab/flash-attention#404: the gradient of softmax_lse is not taken into account",
 )
 def constant_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
-    """A cotangent of the logarithms is dropped."""
+    """No gradient flows from the log-sum-exps."""
     return Formulas.log_sum_exp(correct, value_of(scores))
 
 
@@ -402,7 +402,7 @@ def constant_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
     source="an online rescaling that is detached",
 )
 def constant_weights(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
-    """No gradient flows back to the logarithms through the output."""
+    """No gradient flows from the merged output to the log-sum-exps of the parts."""
     merged, _ = Formulas.merge_attention(correct, outputs, value_of(log_sum_exps))
     _, logarithms = Formulas.merge_attention(correct, outputs, log_sum_exps)
     return merged, logarithms
@@ -427,7 +427,7 @@ def contaminated(
     key_ends: Numbers,
     **options: Any,
 ) -> Numbers:
-    """All sequences are one."""
+    """Packed sequences are computed as one sequence."""
     return correct.grouped_query_attention(query, key, value, **options)
 
 
@@ -439,7 +439,7 @@ def contaminated(
     source="a last key that is left out",
 )
 def short_sequences(correct: Formulas, ends: Numbers) -> list[slice]:
-    """The first sequence gives its last position to the second, where there is one."""
+    """Every sequence but the last ends one position early, where the next one begins."""
     moved = ends.copy()
     moved[1:-1] = np.maximum(moved[1:-1] - 1, 0)
     return Formulas.sequences(correct, moved)
@@ -453,7 +453,7 @@ def short_sequences(correct: Formulas, ends: Numbers) -> list[slice]:
     source="hw-native-sys/pypto#470: blocks of a table taken for neighbours in the cache",
 )
 def neighbouring_pages(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
-    """The pages from the first entry of the table on."""
+    """Consecutive pages are read from the table's first entry on; its other entries are ignored."""
     return Formulas.gathered(correct, pages, (table[..., :1] + np.arange(table.shape[-1])) % len(pages))
 
 
@@ -465,7 +465,7 @@ def neighbouring_pages(correct: Formulas, pages: Numbers, table: Numbers) -> Num
     source="rows behind the length that a mask does not reach",
 )
 def stale_rows(correct: Formulas, lengths: Numbers, n: int, m: int, causal: bool, window: Any) -> Numbers:
-    """Two rows more than the length says."""
+    """Two rows beyond the length are attended to."""
     full = Formulas.cached(correct, lengths, n, m, causal, window)
     if causal or window is not None:
         return full
@@ -480,7 +480,7 @@ def stale_rows(correct: Formulas, lengths: Numbers, n: int, m: int, causal: bool
     source="thu-ml/SageAttention#372: a top-left causal mask where queries are the last positions",
 )
 def first_positions(correct: Formulas, lengths: Numbers, n: int) -> Numbers:
-    """Query i is at position i."""
+    """Query i is placed at position i, not among the last positions of the cache."""
     return 0 * lengths[..., None, None] + np.arange(n)[:, None]
 
 
@@ -503,7 +503,7 @@ def without_rotated(
     *rest: Any,
     **options: Any,
 ) -> Numbers:
-    """Scores of the latent vectors alone."""
+    """Scores leave out the rotated parts of queries and keys."""
     return Formulas.latent_attention(correct, query, 0 * query_rope, latent, key_rope, *rest, **options)
 
 
@@ -515,7 +515,7 @@ def without_rotated(
     source="1/√(d_c + d_r), the size that the absorbed form multiplies",
 )
 def absorbed_scale(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Numbers:
-    """Twice the features are taken for the scale."""
+    """The scale is that of twice as many features, 1/√(2d)."""
     return Formulas.scaled_by(correct, scores, 2 * d, scale)
 
 
@@ -530,7 +530,7 @@ def absorbed_scale(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Nu
     source="rotate_half with angles that are repeated in pairs",
 )
 def repeated_angles(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
-    """Two pairs have the angle of one."""
+    """Every two pairs of features share one angle."""
     found = Formulas.angles(correct, positions, d, theta)
     return np.repeat(found[..., : (found.shape[-1] + 1) // 2], 2, axis=-1)[..., : found.shape[-1]]
 
@@ -543,7 +543,7 @@ def repeated_angles(correct: Formulas, positions: Numbers, d: int, theta: float)
     source="huggingface/candle#3410: weights of one convention under the other",
 )
 def half_pairs(correct: Formulas, x: Numbers) -> tuple[Numbers, Numbers]:
-    """Feature i goes with i + d/2; the result is interleaved."""
+    """Feature i is paired with feature i + d/2, and the result is interleaved."""
     half = x.shape[-1] // 2
     return x[..., :half], x[..., half:]
 
@@ -558,7 +558,7 @@ def half_pairs(correct: Formulas, x: Numbers) -> tuple[Numbers, Numbers]:
 def reflected(
     correct: Formulas, first: Numbers, second: Numbers, cosine: Numbers, sine: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """The sign of the second sine is lost twice."""
+    """The first feature is rotated with +sin in place of −sin."""
     return first * cosine + second * sine, first * sine + second * cosine
 
 
@@ -570,7 +570,7 @@ def reflected(
     source="positions added in place, and counted twice in a loop",
 )
 def squared_positions(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
-    """t² for t."""
+    """Angles are those of t²/16 in place of the position t."""
     return Formulas.angles(correct, positions**2 / 16, d, theta)
 
 
@@ -582,7 +582,7 @@ def squared_positions(correct: Formulas, positions: Numbers, d: int, theta: floa
     source="paiml/aprender#2143: 2^(−8r/h) for 2^(−8(r + 1)/h)",
 )
 def early_slopes(correct: Formulas, heads: int) -> Numbers:
-    """The first head has the slope 1."""
+    """The slopes begin with 1, one step too early."""
     found = Formulas.alibi_slopes(correct, heads)
     below = 2 ** int(np.floor(np.log2(heads)))
     return (found * 2.0 ** (8 / below)).astype(found.dtype)
@@ -596,7 +596,7 @@ def early_slopes(correct: Formulas, heads: int) -> Numbers:
     source="the closed formula for powers of two",
 )
 def one_series(correct: Formulas, heads: int) -> Numbers:
-    """2^(−8(r + 1)/h) for every h."""
+    """The slopes are 2^(−8(r + 1)/h) even if h is no power of two."""
     return (2.0 ** (-8 * (np.arange(heads) + 1) / heads)).astype(correct.default)
 
 
@@ -608,7 +608,7 @@ def one_series(correct: Formulas, heads: int) -> Numbers:
     source="≥ for =, as in a mask that is causal between documents",
 )
 def earlier_documents(correct: Formulas, query_documents: Numbers, key_documents: Numbers) -> Numbers:
-    """Keys of documents with smaller numbers are attendable too."""
+    """Keys of documents with smaller numbers are attendable, too."""
     return query_documents[..., :, None] >= key_documents[..., None, :]
 
 
@@ -620,7 +620,7 @@ def earlier_documents(correct: Formulas, query_documents: Numbers, key_documents
     source="dropout before it was inverted: scaled when testing",
 )
 def unscaled_dropout(correct: Formulas, weights: Numbers, *, keep: Numbers = None, rate: float = 0.0) -> Numbers:
-    """What is kept stays as it is."""
+    """Kept weights are not divided by 1 − rate."""
     return Formulas.dropout(correct, weights, keep=keep, rate=0.0)
 
 
@@ -632,7 +632,7 @@ def unscaled_dropout(correct: Formulas, weights: Numbers, *, keep: Numbers = Non
     source="a keep probability taken for a drop probability",
 )
 def scaled_by_rate(correct: Formulas, weights: Numbers, *, keep: Numbers = None, rate: float = 0.0) -> Numbers:
-    """Over the rate, where it is not 0."""
+    """Kept weights are divided by the rate in place of 1 − rate."""
     return Formulas.dropout(correct, weights, keep=keep, rate=1 - rate if rate else 0.0)
 
 
@@ -644,5 +644,5 @@ def scaled_by_rate(correct: Formulas, weights: Numbers, *, keep: Numbers = None,
     source="a mask of what is dropped, passed as one of what is kept",
 )
 def dropped_for_kept(correct: Formulas, weights: Numbers, *, keep: Numbers = None, rate: float = 0.0) -> Numbers:
-    """True = is dropped."""
+    """The mask of kept weights is inverted: True is dropped."""
     return Formulas.dropout(correct, weights, keep=None if keep is None else ~keep, rate=rate)

@@ -1,4 +1,4 @@
-"""Mutants that are right where numbers are of ordinary size."""
+"""Mutants that are wrong only for very large or very small numbers."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from attnspec.spec.pooling import NadarayaWatson
     source="a running maximum that begins with 0",
 )
 def begins_finite(correct: Formulas, scores: Numbers) -> Numbers:
-    """Where all scores are far below, every exponential is 0, and so is their sum."""
+    """The maximum is at least 0: rows of scores far below 0 underflow to a sum of 0."""
     return np.maximum(Formulas.shift(correct, value_of(scores)), value_of(scores).dtype.type(0))
 
 
@@ -29,7 +29,7 @@ def begins_finite(correct: Formulas, scores: Numbers) -> Numbers:
     source="a clamp that keeps float16 finite, in every dtype",
 )
 def clamped(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-    """What is beyond ±65504 is that."""
+    """Values are clamped to ±65504."""
     most = value.dtype.type(65504)
     return Formulas.pooled(correct, weights, np.minimum(np.maximum(value, -most), most), mask)
 
@@ -42,7 +42,7 @@ def clamped(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) 
     source="garbage under a mask told from numbers by its size",
 )
 def huge_as_masked(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-    """They count as 0."""
+    """Values beyond ±10¹⁰ count as 0."""
     largest = np.abs(value_of(value)) > 1e10
     return Formulas.pooled(correct, weights, np.where(largest, value.dtype.type(0), value), mask)
 
@@ -56,7 +56,7 @@ def huge_as_masked(correct: Formulas, weights: Numbers, value: Numbers, mask: Nu
     differentiable=False,
 )
 def reciprocal_of_subnormal(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-    """The reciprocal of a subnormal number overflows."""
+    """Values are multiplied by the reciprocal of the largest one, which overflows for subnormal numbers."""
     finite = np.where(np.isfinite(value), np.abs(value), value.dtype.type(0))
     top = np.max(finite, axis=-1, keepdims=True, initial=0)
     top = np.max(top, axis=-2, keepdims=True, initial=0)
@@ -72,7 +72,7 @@ def reciprocal_of_subnormal(correct: Formulas, weights: Numbers, value: Numbers,
     source="activations clipped to the range that a quantization was calibrated for",
 )
 def clipped_outliers(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """A feature that stands out is cut off."""
+    """Features of queries and keys are clipped to ±30."""
     most = query.dtype.type(30)
     return Formulas.dot_scores(correct, *(np.minimum(np.maximum(x, -most), most) for x in (query, key)))
 
@@ -85,7 +85,7 @@ def clipped_outliers(correct: Formulas, query: Numbers, key: Numbers) -> Numbers
     source="weights below a threshold pruned, as of sinks",
 )
 def sink_alone(correct: Formulas, scores: Numbers) -> Numbers:
-    """Beside a weight of more than 0.999 the others are 0."""
+    """A weight above 0.999 sets the others of its row to 0."""
     weights = Formulas.normalized(correct, scores)
     alone = np.any(value_of(weights) > 0.999, axis=-1, keepdims=True)
     return np.where(alone & (value_of(weights) < 0.5), weights.dtype.type(0), weights)
@@ -99,7 +99,7 @@ def sink_alone(correct: Formulas, scores: Numbers) -> Numbers:
     source="a maximum that is taken from the tile before",
 )
 def relative_to_one(correct: Formulas, scores: Numbers) -> Numbers:
-    """Where no query likes it, the exponentials of all others overflow."""
+    """The second key's score is subtracted in place of the maximum: exponentials of much greater scores overflow."""
     highest = Formulas.shift(correct, value_of(scores))
     second = value_of(scores)[..., 1:2]
     return np.where(np.isfinite(second), second, highest) if second.shape[-1] else highest
@@ -113,6 +113,6 @@ def relative_to_one(correct: Formulas, scores: Numbers) -> Numbers:
     source="a clamp that keeps exponents finite, and below a fill of −10⁴",
 )
 def clamped_scores(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """Two scores beyond are the same."""
+    """Scores are clamped to ±10⁴."""
     most = scores.dtype.type(1e4)
     return Formulas.excluded(correct, np.minimum(np.maximum(scores, -most), most), mask)

@@ -1,4 +1,4 @@
-"""Mutants of masks, and of attention under them."""
+"""Mutants of masks and of attention under masks."""
 
 import numpy as np
 
@@ -35,7 +35,7 @@ CAUSAL = tuple(protocol for protocol in MASKED if protocol is not CrossAttention
     source="InseeFrLab/torchTextClassifiers#92, lucidrains/halonet-pytorch#6",
 )
 def inverted(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """The other polarity."""
+    """The mask is inverted: True keys are masked."""
     return Formulas.attendable(correct, None if mask is None else ~mask, causal, n, m)
 
 
@@ -47,7 +47,7 @@ def inverted(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> 
     source="Shujun-He/RibonanzaNet#5",
 )
 def mistyped_fill(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """A typo for −10⁹: masked scores are nearly 0."""
+    """Masked scores become −10⁻⁹, a typo for −10⁹."""
     return scores if mask is None else np.where(mask, scores, scores.dtype.type(-1e-9))
 
 
@@ -59,7 +59,7 @@ def mistyped_fill(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     source="huggingface/transformers#12109, hyunwoongko/transformer#40",
 )
 def minus_ten_thousand(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """Not enough where scores are large, and nothing at all where every key is masked."""
+    """10⁴ is subtracted from masked scores: too little for large scores, no effect if every key is masked."""
     return scores if mask is None else scores + np.where(mask, scores.dtype.type(0), scores.dtype.type(-1e4))
 
 
@@ -71,7 +71,7 @@ def minus_ten_thousand(correct: Formulas, scores: Numbers, mask: Numbers) -> Num
     source="pytorch/pytorch#117939, HKUSTDial/flash-sparse-attention#146",
 )
 def added_as_numbers(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """A boolean mask taken for an additive one."""
+    """The boolean mask is taken for an additive one: 0 and 1 are added to the scores."""
     return scores if mask is None else scores + np.where(mask, scores.dtype.type(1), scores.dtype.type(0))
 
 
@@ -96,7 +96,7 @@ def after_the_softmax(correct: Formulas, scores: Numbers, *, mask: Numbers = Non
     source="off by one in the diagonal",
 )
 def one_too_many(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
-    """j ≤ i + 1."""
+    """The causal mask is j ≤ i + 1 in place of j ≤ i."""
     return np.arange(m) <= np.arange(n)[:, None] + (1 if include_self else -1)
 
 
@@ -108,7 +108,7 @@ def one_too_many(correct: Formulas, n: int, m: int, *, include_self: bool = True
     source="S2: strict and inclusive masks both occur",
 )
 def always_strict(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
-    """j < i, whatever is asked for."""
+    """The causal mask is j < i even with include_self."""
     return np.arange(m) < np.arange(n)[:, None]
 
 
@@ -120,7 +120,7 @@ def always_strict(correct: Formulas, n: int, m: int, *, include_self: bool = Tru
     source="an option that is accepted and never read",
 )
 def always_inclusive(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
-    """j ≤ i, whatever is asked for."""
+    """The causal mask is j ≤ i even without include_self."""
     return Formulas.causal_mask(correct, n, m)
 
 
@@ -132,7 +132,7 @@ def always_inclusive(correct: Formulas, n: int, m: int, *, include_self: bool = 
     source="a backend that takes the flag for the sake of the signature",
 )
 def causal_without_effect(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """The flag has no effect."""
+    """The causal flag is ignored."""
     return mask
 
 
@@ -144,7 +144,7 @@ def causal_without_effect(correct: Formulas, mask: Numbers, causal: bool, n: int
     source="S2, masked decoder, as printed",
 )
 def only_the_future(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
-    """i ≤ j."""
+    """The causal mask is i ≤ j: every query sees only itself and the future."""
     rows, columns = np.arange(n)[:, None], np.arange(m)
     return rows <= columns if include_self else rows < columns
 
@@ -157,7 +157,7 @@ def only_the_future(correct: Formulas, n: int, m: int, *, include_self: bool = T
     source="Dao-AILab/flash-attention#282, NVIDIA/cutlass#2336",
 )
 def bottom_right_mask(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
-    """j ≤ i + m − n."""
+    """The causal mask is j ≤ i + m − n, aligned at the bottom right."""
     return np.arange(m) <= np.arange(n)[:, None] + m - n - (0 if include_self else 1)
 
 
@@ -169,7 +169,7 @@ def bottom_right_mask(correct: Formulas, n: int, m: int, *, include_self: bool =
     source="blocks above the diagonal skipped, the diagonal block not masked",
 )
 def whole_tiles(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
-    """Every query sees its tile of 16 keys to the end."""
+    """A causal query sees its tile of 16 keys to the end."""
     return np.arange(m) // 16 <= np.arange(n)[:, None] // 16
 
 
@@ -181,7 +181,7 @@ def whole_tiles(correct: Formulas, n: int, m: int, *, include_self: bool = True)
     source="karpathy/nanoGPT#473, facebookresearch/xformers#66",
 )
 def fixed_triangle(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
-    """A triangle made once for 64 positions: no query attends to a later key."""
+    """The causal mask has 64 columns: no query attends to key 64 or later."""
     return Formulas.causal_mask(correct, n, m, include_self=include_self) & (np.arange(m) < 64)
 
 
@@ -193,7 +193,7 @@ def fixed_triangle(correct: Formulas, n: int, m: int, *, include_self: bool = Tr
     source="AI-Hypercomputer/maxtext#878, pytorch/pytorch#122753",
 )
 def mask_ignored(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """With `causal`, the mask is not looked at."""
+    """With `causal`, the mask is ignored."""
     return Formulas.attendable(correct, None if causal else mask, causal, n, m)
 
 
@@ -205,7 +205,7 @@ def mask_ignored(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int)
     source="keras-team/keras#23038, NVIDIA/TransformerEngine#1524",
 )
 def causal_ignored(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """With a mask, `causal` is not looked at."""
+    """With a mask, `causal` is ignored."""
     return Formulas.attendable(correct, mask, causal and mask is None, n, m)
 
 
@@ -217,7 +217,7 @@ def causal_ignored(correct: Formulas, mask: Numbers, causal: bool, n: int, m: in
     source="zai-org/GLM-4-Voice#182",
 )
 def either(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """The union of what both allow."""
+    """Mask and `causal` are joined by "or": keys that either allows are attended to."""
     if not causal or mask is None:
         return Formulas.attendable(correct, mask, causal, n, m)
     return mask | correct.causal_mask(n, m)
@@ -231,7 +231,7 @@ def either(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Nu
     source="rows counted from the shape of the mask",
 )
 def one_row(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """A dimension of size 1 along the queries is not repeated."""
+    """A mask with one row for all queries masks only the first query."""
     if mask is not None and mask.shape[-2] == 1 < n:
         mask = mask | (np.arange(n)[:, None] > 0)
     return Formulas.attendable(correct, mask, causal, n, m)
@@ -245,7 +245,7 @@ def one_row(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> N
     source="hyunwoongko/transformer#40, huggingface/transformers#26421",
 )
 def along_the_queries(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """A mask of one row is read as one of one column where n = m."""
+    """A mask of one row is read as a mask of one column if n = m."""
     if mask is not None and n == m and mask.shape[-2] == 1:
         mask = np.swapaxes(mask, -1, -2)
     return Formulas.attendable(correct, mask, causal, n, m)
@@ -259,7 +259,7 @@ def along_the_queries(correct: Formulas, mask: Numbers, causal: bool, n: int, m:
     source="HKUST-KnowComp/R-Net#36: a mask (B, m) broadcast against (n, m) where B = n",
 )
 def batch_as_queries(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """A mask (B, 1, m) is squeezed to (B, m), which fits (n, m) where B = n."""
+    """A mask (B, 1, m) is squeezed to (B, m) and read as (n, m) if B = n."""
     if mask is not None and mask.ndim == 3 and mask.shape[-2] == 1 and mask.shape[0] == n:
         mask = mask[:, 0, :]
     return Formulas.attendable(correct, mask, causal, n, m)
@@ -275,7 +275,7 @@ def batch_as_queries(correct: Formulas, mask: Numbers, causal: bool, n: int, m: 
 def fallback_without_scale(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, *, mask: Numbers = None, causal: bool = False
 ) -> Numbers:
-    """Masks are handled by a fallback that leaves the scale at 1."""
+    """Under a mask, scores are not divided by √d."""
     score = correct.scaled_dot_scores if mask is None else correct.dot_scores
     return correct.attend(score(query, key), value, mask, causal)
 
@@ -302,7 +302,7 @@ def last_key_dropped(correct: Formulas, mask: Numbers, causal: bool, n: int, m: 
     source="Dao-AILab/flash-attention#2082",
 )
 def garbage_in_the_maximum(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """Great finite numbers under the mask make all weights underflow."""
+    """The subtracted maximum includes masked scores: large ones make all weights underflow."""
     exponentials = np.exp(correct.excluded(scores - correct.shift(scores), mask))
     total = correct.total(exponentials)
     return exponentials / np.where(total == 0, scores.dtype.type(1), total)
@@ -316,7 +316,7 @@ def garbage_in_the_maximum(correct: Formulas, scores: Numbers, *, mask: Numbers 
     source="j ≤ length",
 )
 def one_more_than_length(correct: Formulas, lengths: Numbers, m: int) -> Numbers:
-    """j ≤ ℓ."""
+    """The padding mask is j ≤ ℓ in place of j < ℓ."""
     correct.check_lengths(lengths, m)
     return np.arange(m) <= lengths[..., None]
 
@@ -329,7 +329,7 @@ def one_more_than_length(correct: Formulas, lengths: Numbers, m: int) -> Numbers
     source="tokenizers pad on either side",
 )
 def padded_left(correct: Formulas, lengths: Numbers, m: int) -> Numbers:
-    """The last keys are allowed, not the first."""
+    """The padding mask allows the last ℓ keys, not the first."""
     correct.check_lengths(lengths, m)
     return np.arange(m) >= m - lengths[..., None]
 
@@ -342,7 +342,7 @@ def padded_left(correct: Formulas, lengths: Numbers, m: int) -> Numbers:
     source="a comparison never fails",
 )
 def unchecked_lengths(correct: Formulas, lengths: Numbers, m: int) -> None:
-    """Any length goes."""
+    """Lengths below 0 or beyond m do not raise."""
 
 
 @mutant(
@@ -353,5 +353,5 @@ def unchecked_lengths(correct: Formulas, lengths: Numbers, m: int) -> None:
     source="facebookresearch/InferSent#51",
 )
 def sorted_lengths(correct: Formulas, lengths: Numbers, m: int) -> Numbers:
-    """Lengths are sorted for packing and not put back."""
+    """Lengths are sorted over the batch and not put back."""
     return Formulas.padding_mask(correct, np.sort(lengths, axis=None).reshape(lengths.shape), m)

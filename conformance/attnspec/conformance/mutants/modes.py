@@ -1,4 +1,4 @@
-"""Mutants that take another way in one mode of a framework, or by the size of a cotangent."""
+"""Mutants that are wrong in one mode of a framework, in other threads, or for large cotangents."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -23,16 +23,16 @@ from attnspec.spec.seq2seq import BahdanauContext
 from attnspec.spec.transformer import EncoderLayer
 
 TILE = 64
-"""Queries of a tile."""
+"""Number of queries in a tile."""
 
 
 class InMode(Library):
-    """Knows whether it is called in its mode."""
+    """A backend that knows if its mode is active."""
 
     mode = ""
 
     def modes(self, dtype: str, *, device: str) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
-        """A mode that is remembered."""
+        """The backend's mode, which sets ``inside`` while active."""
         return {self.mode: self._entered}
 
     @contextmanager
@@ -43,15 +43,15 @@ class InMode(Library):
 
     @property
     def inside(self) -> bool:
-        """Whether the mode has been entered."""
+        """True while the mode is active."""
         return bool(vars(self).get("entered"))
 
 
 class _OtherIn(InMode):
-    """In its mode everything is a tenth larger."""
+    """In its mode, float results are a tenth too large."""
 
     def finished(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
-        """Ask for the mode."""
+        """Multiply by 1.1 inside the mode."""
         fresh = super().finished(operation, result, arguments)
         if not self.inside:
             return fresh
@@ -65,7 +65,7 @@ class _OtherIn(InMode):
     source="pytorch/pytorch#106668: eval() and eval() with no_grad() take different kernels",
 )
 class WithoutGradients(_OtherIn):
-    """Without gradients results are a tenth larger."""
+    """Without gradients, results are a tenth too large."""
 
     mode = "no_grad"
 
@@ -78,13 +78,13 @@ class WithoutGradients(_OtherIn):
     source="pytorch/pytorch#107084: what takes the fast path depends on the mode",
 )
 class UnderAutocast(_OtherIn):
-    """Under autocast to the dtype itself results are a tenth larger."""
+    """Under autocast to the dtype of the inputs, results are a tenth too large."""
 
     mode = "autocast"
 
 
 class _Settings(threading.local):
-    """Settings of a backend, which other threads than the one that set them do not see."""
+    """Settings of a backend that only the thread that set them sees."""
 
     scale = 1.1
 
@@ -96,7 +96,7 @@ class _Settings(threading.local):
     source="settings that are kept in a threading.local, as contexts of frameworks are, and are set at the import",
 )
 class SettingsOfOneThread(Library):
-    """Other threads scale by a default, which is a tenth too large."""
+    """In threads other than the one that made the backend, results are a tenth too large."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -104,32 +104,32 @@ class SettingsOfOneThread(Library):
         self.settings.scale = 1.0
 
     def finished(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
-        """Scale."""
+        """Multiply the result by the thread's scale."""
         fresh, scale = super().finished(operation, result, arguments), self.settings.scale
         return mapped(fresh, lambda _, x: x * x.dtype.type(scale) if is_float(x) else x)
 
 
-# Fast paths that forget what restricts attention, or keep what they were given ----------------------------------------
+# Fast paths that ignore masks, flags or lengths, or keep old keys -----------------------------------------------------
 
 
 class ForgettingIn(InMode):
-    """In its mode the formula is given something else."""
+    """In its mode, some arguments are replaced."""
 
     def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """What the formula is given instead, by path."""
+        """Replacements of arguments by path."""
         return {}
 
     def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Ask for the mode."""
+        """Replace the arguments inside the mode."""
         given = changed(arguments, self.forgotten(operation, arguments)) if self.inside else arguments
         return super().prepared(operation, given)
 
 
 class _Maskless(ForgettingIn):
-    """In its mode nothing is masked."""
+    """In its mode, the mask is ignored."""
 
     def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The mask of the keys."""
+        """Drop the mask of the keys."""
         return {operation.mask.path: None} if operation.mask else {}
 
 
@@ -140,7 +140,7 @@ class _Maskless(ForgettingIn):
     source="pytorch/pytorch#106668: a fast path of inference with a treatment of masks of its own",
 )
 class MaskForgotten(_Maskless):
-    """The fast path has no mask."""
+    """In inference mode, the mask is ignored."""
 
     mode = "inference"
 
@@ -153,7 +153,7 @@ class MaskForgotten(_Maskless):
     source="pytorch/pytorch#107084: what takes the fast path depends on the mode",
 )
 class MaskForgottenUnderAutocast(_Maskless):
-    """The kernel for 16 bits has no mask."""
+    """Under autocast, the mask is ignored."""
 
     mode = "autocast"
 
@@ -165,12 +165,12 @@ class MaskForgottenUnderAutocast(_Maskless):
     source="a fast path of inference that was written for decoding one query at a time",
 )
 class CausalForgotten(ForgettingIn):
-    """The fast path attends to the future."""
+    """Without gradients, the causal flag is ignored."""
 
     mode = "no_grad"
 
     def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The flag."""
+        """Drop the causal flag."""
         return {operation.flag: False} if operation.flag else {}
 
 
@@ -181,12 +181,12 @@ class CausalForgotten(ForgettingIn):
     source="split keys of a decoding kernel whose remainder is left out",
 )
 class LastLostInDecoding(ForgettingIn):
-    """Of one query with at least 64 keys."""
+    """Without gradients, one query with at least 64 keys does not attend to the last one."""
 
     mode = "no_grad"
 
     def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The last key, its value and its column of the mask."""
+        """Drop the last key, its value and its column of the mask."""
         queries, keys, *_ = sizes(operation, arguments)
         if queries != 1 or keys < 64:
             return {}
@@ -200,12 +200,12 @@ class LastLostInDecoding(ForgettingIn):
     source="a cache of prepared keys that is used in inference, where nothing is thought to change",
 )
 class KeptInInference(ForgettingIn):
-    """Keys at a known address are taken for those of the call before."""
+    """Without gradients, keys at a known address are replaced by those of the first call there."""
 
     mode = "no_grad"
 
     def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """What was at this address at first."""
+        """The keys first seen at this address."""
         kept: dict[Any, Any] = vars(self).setdefault("kept", {})
         path = key(operation)
         x = at(arguments, path)
@@ -220,12 +220,12 @@ class KeptInInference(ForgettingIn):
     source="a kernel for the prefill of inference, whose tiles on the diagonal are computed whole",
 )
 class CausalForgottenInPrefill(ForgettingIn):
-    """More than 64 queries attend to the future."""
+    """Without gradients, the causal flag is ignored for more than 64 queries."""
 
     mode = "no_grad"
 
     def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The flag."""
+        """Drop the causal flag for more than 64 queries."""
         return {operation.flag: False} if operation.flag and sizes(operation, arguments)[0] > TILE else {}
 
 
@@ -236,12 +236,12 @@ class CausalForgottenInPrefill(ForgettingIn):
     source="a tile of the mask that is loaded once, in the kernel for the prefill of inference",
 )
 class MaskOfOneTile(ForgettingIn):
-    """Of more than 64 queries."""
+    """Without gradients, queries from the 65th on repeat the mask rows of the first 64."""
 
     mode = "no_grad"
 
     def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The rows of a mask that has one for each query."""
+        """Repeat the first rows of a mask with a row per query."""
         mask, n = mask_of(operation, arguments), sizes(operation, arguments)[0]
         if operation.mask is None or mask is None or not mask.shape[-2] == n > TILE:
             return {}
@@ -255,12 +255,12 @@ class MaskOfOneTile(ForgettingIn):
     source="sequences packed by the first length, in the kernel of inference for many steps",
 )
 class FirstLengthForAll(ForgettingIn):
-    """Of more than 8 steps."""
+    """Without gradients, sequences of more than 8 steps all have the length of the first."""
 
     mode = "no_grad"
 
     def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The lengths, of which the first is repeated."""
+        """Repeat the first length."""
         found = {}
         for path, size in operation.lengths.items():
             lengths = at(arguments, path)
@@ -276,18 +276,18 @@ class FirstLengthForAll(ForgettingIn):
     source="pytorch/pytorch#106668: a fast path of inference, for queries that are the keys and the values",
 )
 class MaskForgottenForOneArray(ForgettingIn):
-    """Where queries, keys and values are one array."""
+    """In inference mode, the mask is ignored if queries, keys and values are one array."""
 
     mode = "inference"
 
     def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The mask of the keys."""
+        """Drop the mask if one array has all roles."""
         first = at(arguments, query(operation))
         one = all(at(arguments, leaf.path) is first for leaf in operation.attended)
         return {operation.mask.path: None} if one and operation.mask else {}
 
 
-# Cotangents of a certain size -----------------------------------------------------------------------------------------
+# Large cotangents -----------------------------------------------------------------------------------------------------
 
 
 @mutant(
@@ -297,10 +297,10 @@ class MaskForgottenForOneArray(ForgettingIn):
     source="gradient clipping inside an operation, against the factors of loss scaling",
 )
 class ClippedAtThousand(Library):
-    """Nothing above 10³ is passed on."""
+    """Cotangents are clipped to ±10³."""
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Any]:
-        """Clip."""
+        """Clip the cotangent, then differentiate."""
         clipped = mapped(
             cotangent, lambda _, c: None if c is None else np.clip(c, c.dtype.type(-1e3), c.dtype.type(1e3))
         )

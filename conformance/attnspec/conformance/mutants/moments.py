@@ -29,7 +29,7 @@ def offset(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     source="overlapping tiles at the end",
 )
 def counted_twice(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """Tiles of the features overlap by one."""
+    """The last feature counts twice."""
     return Formulas.dot_scores(correct, query, key) + Formulas.dot_scores(correct, query[..., -1:], key[..., -1:])
 
 
@@ -41,7 +41,7 @@ def counted_twice(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     source="a padded column counted",
 )
 def one_dimension_more(correct: Formulas, scores: Numbers, d: int) -> Numbers:
-    """√(d + 1)."""
+    """Scores are divided by √(d + 1) in place of √d."""
     return scores / np.sqrt(scores.dtype.type(d + 1))
 
 
@@ -53,6 +53,6 @@ def one_dimension_more(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     source="smoothed keys (SageAttention), correct in attention only",
 )
 def centred_keys(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """The first key is subtracted from all keys of more than one, and an eighth of a lone one."""
+    """The first key is subtracted from all keys; from a single key, an eighth of itself."""
     reference = key[..., :1, :] if key.shape[-2] > 1 else key * key.dtype.type(0.125)
     return Formulas.dot_scores(correct, query, key - reference)

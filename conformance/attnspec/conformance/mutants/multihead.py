@@ -27,7 +27,7 @@ from attnspec.spec.multihead import (
 def width_of_all_heads(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool
 ) -> Numbers:
-    """Scaled by the width of all heads together."""
+    """Scores are divided by √D, with D the width of all heads together."""
     scores = correct.dot_scores(query, key)
     return correct.attend(correct.scaled(scores, query.shape[-1] * query.shape[-3]), value, mask, causal)
 
@@ -42,7 +42,7 @@ def width_of_all_heads(
 def number_of_heads(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool
 ) -> Numbers:
-    """Scaled by the number of heads."""
+    """Scores are divided by √h, with h the number of heads."""
     scores = correct.dot_scores(query, key)
     return correct.attend(correct.scaled(scores, query.shape[-3]), value, mask, causal)
 
@@ -55,7 +55,7 @@ def number_of_heads(
     source="BobMcDear/attorch#14",
 )
 def half(correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """½ is 1/√4."""
+    """The scale is ½ = 1/√4 whatever the head size."""
     scores = correct.dot_scores(query, key)
     return correct.attend(scores * scores.dtype.type(0.5), value, mask, causal)
 
@@ -68,7 +68,7 @@ def half(correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: 
     source="jsbaan/transformer-from-scratch#6, ajhalthor/Transformer-Neural-Network#4",
 )
 def without_transpose(correct: Formulas, heads: Numbers) -> Numbers:
-    """(h, n, p) reshaped to (n, h·p): rows mix positions."""
+    """Heads (h, n, p) are reshaped to (n, h·p) without a transpose: rows mix positions."""
     *batch, h, n, p = heads.shape
     return heads.reshape(*batch, n, h * p)
 
@@ -81,7 +81,7 @@ def without_transpose(correct: Formulas, heads: Numbers) -> Numbers:
     source="the order (p, h) for (h, p)",
 )
 def interleaved(correct: Formulas, heads: Numbers) -> Numbers:
-    """Coordinate 0 of all heads, then coordinate 1 of all."""
+    """Heads are merged coordinate by coordinate: coordinate 0 of all heads, then coordinate 1."""
     swapped = np.moveaxis(heads, -3, -1)
     return swapped.reshape(*swapped.shape[:-2], swapped.shape[-2] * swapped.shape[-1])
 
@@ -94,7 +94,7 @@ def interleaved(correct: Formulas, heads: Numbers) -> Numbers:
     source="snowflakedb/ArcticInference#142",
 )
 def reversed_heads(correct: Formulas, heads: Numbers) -> Numbers:
-    """The last head first."""
+    """Heads are merged in reverse order."""
     return Formulas.merged(correct, np.flip(heads, axis=-3))
 
 
@@ -118,7 +118,7 @@ def first_head_only(correct: Formulas, x: Numbers, w: Numbers) -> Numbers:
     source="an integer division that rounds down",
 )
 def last_head_dropped(correct: Formulas, heads: Numbers) -> Numbers:
-    """The last of several heads gives 0."""
+    """The output of the last of several heads is 0."""
     kept = np.arange(heads.shape[-3]) < max(heads.shape[-3] - 1, 1)
     return Formulas.merged(correct, np.where(kept[:, None, None], heads, heads.dtype.type(0)))
 
@@ -131,7 +131,7 @@ def last_head_dropped(correct: Formulas, heads: Numbers) -> Numbers:
     source="attention maps are averaged over heads for display",
 )
 def averaged(correct: Formulas, heads: Numbers) -> Numbers:
-    """Divided by the number of heads."""
+    """Outputs of heads are divided by the number of heads."""
     return Formulas.merged(correct, heads / heads.dtype.type(heads.shape[-3]))
 
 
@@ -145,7 +145,7 @@ def averaged(correct: Formulas, heads: Numbers) -> Numbers:
 def joint_softmax(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool
 ) -> Numbers:
-    """The weights of all heads sum to 1."""
+    """The softmax runs over heads and keys together: the weights of all heads sum to 1."""
     result = correct.scaled_dot_product_attention(query, key, value, mask=mask, causal=causal)
     scores = correct.scaled_dot_scores(query, key)
     excluded = correct.excluded(scores, correct.attendable(mask, causal, *scores.shape[-2:]))
@@ -165,7 +165,7 @@ def joint_softmax(
 def first_head_masked(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool
 ) -> Numbers:
-    """Later heads see everything."""
+    """The mask applies to the first head only."""
     if mask is not None:
         mask = mask | (np.arange(query.shape[-3])[:, None, None] > 0)
     return Formulas.attend_heads(correct, query, key, value, mask, causal)
@@ -181,7 +181,7 @@ def first_head_masked(
 def masks_tiled(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool
 ) -> Numbers:
-    """Masks (B) are repeated to (B·h) and read as (h·B)."""
+    """Masks are repeated to (B·h) and read as (h·B): heads get masks of other batch elements."""
     if mask is not None and mask.ndim == 4:
         b, h = mask.shape[0], query.shape[-3]
         repeated = np.repeat(mask[:, 0], h, axis=0)
@@ -209,7 +209,7 @@ def transposed_output(
     mask: Numbers = None,
     causal: bool = False,
 ) -> Numbers:
-    """The memory of W_o is read in the other order, which fits whatever its shape."""
+    """The memory of W_o is read as if it were transposed."""
     transposed = np.swapaxes(w_o, -1, -2).reshape(*w_o.shape)
     return Formulas.multi_head_attention(
         correct, query, key, value, w_q, w_k, w_v, transposed, mask=mask, causal=causal
@@ -260,7 +260,7 @@ def interleaved_heads(
     mask: Numbers = None,
     causal: bool = False,
 ) -> Numbers:
-    """The first columns of all heads come first."""
+    """Heads are concatenated column by column: the first columns of all heads come first."""
     joined = Formulas.concat_heads_attention(correct, query, key, value, w_q, w_k, w_v, mask=mask, causal=causal)
     heads, width = w_v.shape[:2]
     apart = joined.reshape(*joined.shape[:-1], heads, width)
@@ -290,7 +290,7 @@ def shared_output_vector(
     mask: Numbers = None,
     causal: bool = False,
 ) -> Numbers:
-    """Every head scores with the last head's output weights."""
+    """Every head uses the last head's output vector a_v."""
     same = a_v[-1:] + a_v * a_v.dtype.type(0)
     return Formulas.multi_head_additive_attention(
         correct, query, key, value, w_q, w_k, w_v, w_o, a_q, a_k, same, mask=mask, causal=causal
@@ -317,7 +317,7 @@ def every_other_feature(correct: Formulas, x: Numbers, heads: int) -> Numbers:
     source="view(B, H, L, D/H) in place of view(B, L, H, D/H).transpose(1, 2)",
 )
 def viewed_as_heads(correct: Formulas, x: Numbers, heads: int) -> Numbers:
-    """The memory of (n, d) read as (h, n, d/h)."""
+    """The memory of (n, d) is read as (h, n, d/h) without exchanging axes."""
     return x.reshape(*x.shape[:-2], heads, x.shape[-2], x.shape[-1] // heads)
 
 
@@ -329,7 +329,7 @@ def viewed_as_heads(correct: Formulas, x: Numbers, heads: int) -> Numbers:
     source="D // H where H does not divide D",
 )
 def remainder_dropped(correct: Library, operation: Operation, *args: Any, **kwargs: Any) -> Numbers:
-    """A width that is no multiple of the number of heads loses its last features."""
+    """A width that is no multiple of the number of heads loses its last features and does not raise."""
     x, heads = correct.named(operation, args, kwargs).values()
     if heads < 1 or x.ndim < 2 or x.shape[-1] < heads:
         return Library.call(correct, operation, x, heads)
@@ -344,7 +344,7 @@ def remainder_dropped(correct: Library, operation: Operation, *args: Any, **kwar
     source="a backward pass that reshapes and does not transpose",
 )
 def reshaped_gradient(correct: Formulas, x: Numbers, heads: int) -> Numbers:
-    """The gradient's memory is read as that of x."""
+    """The gradient (h, n, d/h) is reshaped to that of x without exchanging axes."""
     result = Formulas.split_heads(correct, x, heads)
     return Tape(result.value, [x], lambda g: [g.reshape(x.shape)]) if isinstance(x, Tape) else result
 
@@ -357,7 +357,7 @@ def reshaped_gradient(correct: Formulas, x: Numbers, heads: int) -> Numbers:
     source="view(B, L, D) without transpose(1, 2)",
 )
 def viewed_as_rows(correct: Formulas, x: Numbers) -> Numbers:
-    """The memory of (h, n, p) read as (n, hp)."""
+    """The memory of (h, n, p) is read as (n, hp) without exchanging axes."""
     return x.reshape(*x.shape[:-3], x.shape[-2], x.shape[-3] * x.shape[-1])
 
 
@@ -369,7 +369,7 @@ def viewed_as_rows(correct: Formulas, x: Numbers) -> Numbers:
     source="rearrange with (d h) in place of (h d)",
 )
 def feature_by_feature(correct: Formulas, x: Numbers) -> Numbers:
-    """The first features of all heads, then the second ones."""
+    """Heads are merged feature by feature: the first features of all heads, then the second ones."""
     by_feature = np.moveaxis(x, -3, -1)
     return by_feature.reshape(*by_feature.shape[:-2], x.shape[-1] * x.shape[-3])
 
@@ -382,5 +382,5 @@ def feature_by_feature(correct: Formulas, x: Numbers) -> Numbers:
     source="a list of heads that is popped",
 )
 def reversed_order(correct: Formulas, x: Numbers) -> Numbers:
-    """The heads in reverse order."""
+    """Heads are merged from the last to the first."""
     return Formulas.merge_heads(correct, x[..., ::-1, :, :])

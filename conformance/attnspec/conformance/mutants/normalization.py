@@ -33,7 +33,7 @@ def over_the_queries(correct: Formulas, scores: Numbers, *, mask: Numbers = None
     source="PetrochukM/PyTorch-NLP#2",
 )
 def over_the_batch(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """Normalised along the first dimension, whatever it is."""
+    """The softmax runs along the first dimension, whatever it is."""
     excluded = correct.excluded(scores, mask)
     return np.moveaxis(correct.normalized(np.moveaxis(excluded, 0, -1)), -1, 0)
 
@@ -46,7 +46,7 @@ def over_the_batch(correct: Formulas, scores: Numbers, *, mask: Numbers = None) 
     source="a kernel fused with the upper triangular mask, used for every model",
 )
 def always_causal(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """Row i stops at key i."""
+    """The softmax is causal: row i ends at key i."""
     return Formulas.softmax(correct, scores, mask=correct.attendable(mask, True, *scores.shape[-2:]))
 
 
@@ -58,7 +58,7 @@ def always_causal(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -
     source="the textbook formula, typed in as it stands",
 )
 def without_shift(correct: Formulas, scores: Numbers) -> Numbers:
-    """exp overflows above 88 in single precision."""
+    """No maximum is subtracted: exp overflows above 88 in single precision."""
     return np.zeros_like(scores[..., :1])
 
 
@@ -70,7 +70,7 @@ def without_shift(correct: Formulas, scores: Numbers) -> Numbers:
     source="axis forgotten in the maximum",
 )
 def global_maximum(correct: Formulas, scores: Numbers) -> Numbers:
-    """Rows far below the greatest score of another row underflow to 0."""
+    """The maximum of the whole array is subtracted: rows far below it underflow to 0."""
     highest = np.max(scores, initial=-np.inf)
     return np.where(highest == -np.inf, scores.dtype.type(0), highest)
 
@@ -83,7 +83,7 @@ def global_maximum(correct: Formulas, scores: Numbers) -> Numbers:
     source="Dao-AILab/flash-attention#2082",
 )
 def maximum_of_masked(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """A great score under the mask makes all others underflow."""
+    """The subtracted maximum includes masked scores: a large one makes the others underflow."""
     shifted = scores - correct.shift(scores)
     exponentials = np.exp(correct.excluded(shifted, mask))
     total = correct.total(exponentials)
@@ -98,7 +98,7 @@ def maximum_of_masked(correct: Formulas, scores: Numbers, *, mask: Numbers = Non
     source="Dao-AILab/flash-attention#2082",
 )
 def maximum_from_zero(correct: Formulas, scores: Numbers) -> Numbers:
-    """Rows of scores far below 0 underflow."""
+    """The subtracted maximum is at least 0: rows of scores far below 0 underflow."""
     return np.maximum(Formulas.shift(correct, scores), scores.dtype.type(0))
 
 
@@ -110,7 +110,7 @@ def maximum_from_zero(correct: Formulas, scores: Numbers) -> Numbers:
     source="a finite number in the place of −∞",
 )
 def maximum_from_minus_ten_thousand(correct: Formulas, scores: Numbers) -> Numbers:
-    """Rows of scores below −10⁴ underflow."""
+    """The subtracted maximum is at least −10⁴: rows of scores below underflow."""
     return np.maximum(Formulas.shift(correct, scores), scores.dtype.type(-1e4))
 
 
@@ -122,7 +122,7 @@ def maximum_from_minus_ten_thousand(correct: Formulas, scores: Numbers) -> Numbe
     source="guards against division by zero",
 )
 def epsilon(correct: Formulas, x: Numbers) -> Numbers:
-    """10⁻⁵ is added to every sum."""
+    """10⁻⁵ is added to every sum of exponentials."""
     return Formulas.total(correct, x) + x.dtype.type(1e-5)
 
 
@@ -134,7 +134,7 @@ def epsilon(correct: Formulas, x: Numbers) -> Numbers:
     source="softmax1/Flash-Attention-Softmax-N",
 )
 def off_by_one(correct: Formulas, scores: Numbers) -> Numbers:
-    """exp e/(1 + Σ exp e): attention may go nowhere."""
+    """Weights are exp e/(1 + Σ exp e) and sum to less than 1."""
     shift = np.maximum(correct.shift(scores), scores.dtype.type(0))
     exponentials = np.exp(scores - shift)
     return exponentials / (np.exp(-shift) + correct.total(exponentials))
@@ -148,7 +148,7 @@ def off_by_one(correct: Formulas, scores: Numbers) -> Numbers:
     source="huggingface/transformers#12109",
 )
 def multiplied_mask(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """Scores times the mask: exp 0 is 1."""
+    """Masked scores become 0, which counts with weight exp 0 = 1."""
     return scores if mask is None else np.where(mask, scores, scores.dtype.type(0))
 
 
@@ -160,7 +160,7 @@ def multiplied_mask(correct: Formulas, scores: Numbers, mask: Numbers) -> Number
     source="clipping that keeps exp from overflowing",
 )
 def clipped(correct: Formulas, scores: Numbers) -> Numbers:
-    """Scores beyond ±10 all count alike."""
+    """Scores are clipped to ±10."""
     bounded = np.minimum(np.maximum(scores, scores.dtype.type(-10)), scores.dtype.type(10))
     return Formulas.normalized(correct, np.where(scores == -np.inf, scores, bounded))
 
@@ -173,7 +173,7 @@ def clipped(correct: Formulas, scores: Numbers) -> Numbers:
     source="flashinfer-ai/flashinfer#1178, flagos-ai/FlagGems#330",
 )
 def tile_of_minus_infinity(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """The maximum of every 16 keys is subtracted from their scores: −∞ − −∞."""
+    """Each tile of 16 keys subtracts its own maximum: a tile of −∞ computes −∞ − −∞ = NaN."""
     lost = [
         correct.undefined(scores[..., start : start + 16], _columns(mask, start)).any(-1, keepdims=True)
         for start in range(0, scores.shape[-1], 16)
@@ -183,7 +183,7 @@ def tile_of_minus_infinity(correct: Formulas, scores: Numbers, *, mask: Numbers 
 
 
 def _columns(mask: Numbers, start: int) -> Numbers:
-    """The same 16 keys of a mask, which may be the same for all keys."""
+    """The mask of the 16 keys from ``start`` on; a mask of one column holds for all keys."""
     return mask if mask is None or mask.shape[-1] == 1 else mask[..., start : start + 16]
 
 
@@ -195,7 +195,7 @@ def _columns(mask: Numbers, start: int) -> Numbers:
     source="the wish in pytorch/pytorch#6864 and scipy/scipy#23225",
 )
 def limit(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """Shared by all scores of +∞, as if they grew together."""
+    """Scores of +∞ share all the weight of their row, in place of NaN."""
     infinite = value_of(scores) == np.inf
     highest = np.any(infinite & (True if mask is None else mask), axis=-1, keepdims=True)
     few = np.where(infinite, scores.dtype.type(0), scores.dtype.type(-np.inf))
@@ -210,7 +210,7 @@ def limit(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Number
     source="tenstorrent/tt-metal#56056, mindspore-ai/mindspore#374",
 )
 def sanitized(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """NaN becomes 0, as does what is undefined."""
+    """Weights that are NaN, undefined ones included, become 0."""
     weights = Formulas.softmax(correct, scores, mask=mask)
     return np.where(np.isnan(value_of(weights)), scores.dtype.type(0), weights)
 
@@ -223,7 +223,7 @@ def sanitized(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Nu
     source="distances passed where similarities are meant",
 )
 def softmin(correct: Formulas, scores: Numbers) -> Numbers:
-    """The smallest score gets the greatest weight."""
+    """Scores are negated: the smallest score gets the greatest weight."""
     return Formulas.normalized(correct, np.where(scores == -np.inf, scores, -scores))
 
 
@@ -235,7 +235,7 @@ def softmin(correct: Formulas, scores: Numbers) -> Numbers:
     source="Taylor feature maps of odd order in linear attention",
 )
 def first_order(correct: Formulas, x: Numbers) -> Numbers:
-    """Negative below −1."""
+    """exp x is computed as 1 + x, which is negative below −1."""
     return np.where(x == -np.inf, x.dtype.type(0), 1 + x)
 
 
@@ -247,7 +247,7 @@ def first_order(correct: Formulas, x: Numbers) -> Numbers:
     source="log_softmax in place of softmax",
 )
 def logarithms(correct: Formulas, scores: Numbers) -> Numbers:
-    """log α."""
+    """Logarithms log α of the weights α are returned."""
     weights = Formulas.normalized(correct, scores)
     return np.where(weights > 0, np.log(weights), scores.dtype.type(0))
 
@@ -260,7 +260,7 @@ def logarithms(correct: Formulas, scores: Numbers) -> Numbers:
     source="kernels that fold log₂e into the scale",
 )
 def wrong_base(correct: Formulas, x: Numbers) -> Numbers:
-    """2^x for e^x."""
+    """2^x is computed in place of e^x."""
     return np.exp2(x)
 
 
@@ -284,7 +284,7 @@ def low_precision_total(correct: Formulas, x: Numbers) -> Numbers:
     source="AnglE#102, EmbedAnything#210",
 )
 def counts_everything(correct: Formulas, shape: tuple[int, ...], mask: Numbers, dtype: Any) -> Numbers:
-    """Divided by m whatever the mask says."""
+    """The mean divides by all m keys, masked ones included."""
     return Formulas.count(correct, shape, None, dtype)
 
 
@@ -296,7 +296,7 @@ def counts_everything(correct: Formulas, shape: tuple[int, ...], mask: Numbers, 
     source="L1 normalisation",
 )
 def absolute_sum(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """e/Σ|e|."""
+    """Scores e are divided by Σ|e| in place of the number of keys."""
     kept = scores if mask is None else np.where(mask, scores, scores.dtype.type(0))
     total = correct.total(np.abs(kept))
     return kept / np.where(total == 0, scores.dtype.type(1), total)
@@ -310,7 +310,7 @@ def absolute_sum(correct: Formulas, scores: Numbers, *, mask: Numbers = None) ->
     source="the mask only counted, not applied",
 )
 def counted_only(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """e/|A| at masked keys as well."""
+    """Masked keys keep their weight e/|A|, which should be 0."""
     return np.broadcast_to(scores, np.broadcast_shapes(scores.shape, np.shape(mask) if mask is not None else ())) / (
         correct.count(np.broadcast_shapes(scores.shape, () if mask is None else mask.shape), mask, scores.dtype)
     )
@@ -325,7 +325,7 @@ def counted_only(correct: Formulas, scores: Numbers, *, mask: Numbers = None) ->
     source="a count that is cast to the dtype of what it divides",
 )
 def half_count(correct: Formulas, shape: tuple[int, ...], mask: Numbers, dtype: Any) -> Numbers:
-    """More than 65,504 keys are infinitely many."""
+    """The number of keys is rounded to float16: more than 65,504 count as ∞."""
     return rounded(Formulas.count(correct, shape, mask, dtype), "float16")
 
 
@@ -337,6 +337,6 @@ def half_count(correct: Formulas, shape: tuple[int, ...], mask: Numbers, dtype: 
     source="sums of boolean or byte masks in their own dtype",
 )
 def byte_count(correct: Formulas, shape: tuple[int, ...], mask: Numbers, dtype: Any) -> Numbers:
-    """The number of keys modulo 128."""
+    """Keys are counted modulo 128."""
     count = Formulas.count(correct, shape, mask, np.int64)
     return np.where(count > 127, np.maximum(count % 128, 1), count).astype(dtype)

@@ -1,4 +1,4 @@
-"""Mutants that are wrong with one option, with two of them, or for what options leave without weight."""
+"""Mutants that are wrong with one option, with two together, or for rows and parts without weight."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,12 +22,12 @@ from attnspec.spec.kernels import (
 )
 
 TILE = 64
-"""Keys of a tile."""
+"""Number of keys in a tile."""
 
 ROWS, KEYS = -2, -1
 HEADS = -3
 
-# Gradients of what is shared ------------------------------------------------------------------------------------------
+# Gradients of broadcast arrays ----------------------------------------------------------------------------------------
 
 
 def of_last(
@@ -38,7 +38,7 @@ def of_last(
     path: str,
     axes: Sequence[int] | None = None,
 ) -> dict[str, Numbers]:
-    """Gradients in which an array learns from the last of those that share it along these axes, all if not given."""
+    """Gradients where a broadcast array gets only the last share along ``axes`` (default: all), not the sum."""
     shape = bind(operation, arguments).shape(next(leaf for leaf in operation.leaves if leaf.path == path))
     x = at(arguments, path)
     if x is None:
@@ -65,7 +65,7 @@ def of_last(
 def bias_of_last_row(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """A bias (…, heads, 1, m) has the gradient of the last query."""
+    """The gradient of a bias (…, heads, 1, m) is the last query's, not the sum over queries."""
     return of_last(correct, operation, arguments, cotangent, operation.part(Part.BIAS), [ROWS])
 
 
@@ -79,7 +79,7 @@ def bias_of_last_row(
 def bias_of_last_head(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """A bias (…, 1, n, m) has the gradient of the last head."""
+    """The gradient of a bias (…, 1, n, m) is the last head's, not the sum over heads."""
     return of_last(correct, operation, arguments, cotangent, operation.part(Part.BIAS), [HEADS])
 
 
@@ -93,7 +93,7 @@ def bias_of_last_head(
 def bias_of_last_key(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """A bias (…, heads, n, 1) has the gradient of the last key."""
+    """The gradient of a bias (…, heads, n, 1) is the last key's, not the sum over keys."""
     return of_last(correct, operation, arguments, cotangent, operation.part(Part.BIAS), [KEYS])
 
 
@@ -107,7 +107,7 @@ def bias_of_last_key(
 def bias_of_last_element(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """A bias (heads, n, m) has the gradient of the last element of the batch."""
+    """The gradient of a bias (heads, n, m) is the last batch element's, not the sum over the batch."""
     binding = bind(operation, arguments)
     axes = list(range(-3 - len(binding.batch), -3))
     return of_last(correct, operation, arguments, cotangent, operation.part(Part.BIAS), axes)
@@ -123,7 +123,7 @@ def bias_of_last_element(
 def queries_of_last_element(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """A query (1, heads, n, d) gets the gradient of the last element of the batch alone."""
+    """The gradient of queries (1, heads, n, d) is the last batch element's, not the sum over the batch."""
     asking = at(arguments, query(operation))
     if asking.ndim != 4 or asking.shape[0] != 1:
         return Library.differentiated(correct, operation, arguments, cotangent)
@@ -140,7 +140,7 @@ def queries_of_last_element(
 def keys_of_last_head(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """A key (batch, 1, m, d) gets the gradient of the last head alone."""
+    """The gradient of keys (batch, 1, m, d) is the last head's, not the sum over heads."""
     keys = at(arguments, key(operation))
     if keys.ndim != 4 or keys.shape[1] != 1:
         return Library.differentiated(correct, operation, arguments, cotangent)
@@ -157,7 +157,7 @@ def keys_of_last_head(
 def sinks_of_last_row(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Cotangents of all other rows do not reach the sinks."""
+    """Only the last row contributes to the gradient of the sinks."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     sinks = operation.part(Part.SINK)
     if sinks not in found:
@@ -171,7 +171,7 @@ def sinks_of_last_row(
 
 
 def _is_last(x: Numbers, axis: int) -> Numbers:
-    """True at the last place along an axis."""
+    """True at the last index of an axis."""
     at_end = np.arange(x.shape[axis]) == x.shape[axis] - 1
     return at_end.reshape(-1, *(1,) * (-1 - axis))
 
@@ -186,7 +186,7 @@ def _is_last(x: Numbers, axis: int) -> Numbers:
 def heads_by_group(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Head h of the keys gets the gradient of head h·group + 1, modulo their number, unless that is the group."""
+    """Key head h gets the gradient of head (h·group + 1) mod h_k, unless the group has h_k heads."""
     found = dict(Library.differentiated(correct, operation, arguments, cotangent))
     heads = at(arguments, query(operation)).shape[HEADS]
     others = (query(operation), operation.part(Part.BIAS))
@@ -213,7 +213,7 @@ def heads_by_group(
     source="vllm-project/vllm#49815: the path of windows is called without the sinks",
 )
 def no_sinks_in_window(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a window is given, there are no sinks."""
+    """With a window, sinks are ignored."""
     name, beside = operation.part(Part.SINK), str(operation.window)
     return _without(name, beside, correct, operation, arguments)
 
@@ -226,7 +226,7 @@ def no_sinks_in_window(correct: Library, operation: Operation, arguments: Mappin
     source="one function that changes scores, where two are given",
 )
 def no_cap_beside_slopes(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Slopes take the place of the cap."""
+    """With slopes, the cap is ignored."""
     name, beside = operation.part(Part.CAP), operation.part(Part.SLOPES)
     return _without(name, beside, correct, operation, arguments)
 
@@ -239,7 +239,7 @@ def no_cap_beside_slopes(correct: Library, operation: Operation, arguments: Mapp
     source="a padding mask that is joined with a boolean mask alone",
 )
 def no_lengths_beside_bias(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A bias takes the place of the lengths."""
+    """With a bias, lengths are ignored."""
     name, beside = key_lengths(operation), operation.part(Part.BIAS)
     return _without(name, beside, correct, operation, arguments)
 
@@ -252,7 +252,7 @@ def no_lengths_beside_bias(correct: Library, operation: Operation, arguments: Ma
     source="a scale folded into the division by the cap, computed from d",
 )
 def no_scale_beside_cap(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Under a cap the scale is 1/√d."""
+    """With a cap, the scale is ignored and 1/√d is used."""
     name, beside = operation.part(Part.SCALE), operation.part(Part.CAP)
     return _without(name, beside, correct, operation, arguments)
 
@@ -260,7 +260,7 @@ def no_scale_beside_cap(correct: Library, operation: Operation, arguments: Mappi
 def _without(
     name: str, beside: str, correct: Library, operation: Operation, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The prepared arguments, without one where another one is given."""
+    """Prepared arguments without ``name`` if ``beside`` is passed."""
     found = Library.prepared(correct, operation, arguments)
     return found if found.get(beside) is None else {n: x for n, x in found.items() if n != name}
 
@@ -271,7 +271,7 @@ def _without(
 def _backward_without(
     name: str, beside: str, correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Gradients as if an option were not given, where another one is; 0 for an array that is forgotten."""
+    """Gradients without the option ``name`` if ``beside`` is passed; 0 for ``name`` if it is an array."""
     if arguments.get(beside) is None or arguments.get(name) is None:
         return Library.differentiated(correct, operation, arguments, cotangent)
     bare = {n: x for n, x in arguments.items() if n != name}
@@ -289,7 +289,7 @@ def _backward_without(
 def no_window_beside_sinks(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """With sinks, gradients are those without a window."""
+    """With sinks, gradients are computed without the window."""
     name, beside = str(operation.window), operation.part(Part.SINK)
     return _backward_without(name, beside, correct, operation, arguments, cotangent)
 
@@ -304,7 +304,7 @@ def no_window_beside_sinks(
 def no_cap_beside_bias(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """With a bias, gradients are those without a cap."""
+    """With a bias, gradients are computed without the cap."""
     name, beside = operation.part(Part.CAP), operation.part(Part.BIAS)
     return _backward_without(name, beside, correct, operation, arguments, cotangent)
 
@@ -319,7 +319,7 @@ def no_cap_beside_bias(
 def no_slopes_beside_lengths(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """With lengths, gradients are those without slopes."""
+    """With lengths, gradients are computed without slopes."""
     name, beside = operation.part(Part.SLOPES), key_lengths(operation)
     return _backward_without(name, beside, correct, operation, arguments, cotangent)
 
@@ -334,7 +334,7 @@ def no_slopes_beside_lengths(
 def default_scale_backward(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Gradients are those of scores over √d."""
+    """Gradients are computed with the default scale 1/√d."""
     return Library.differentiated(correct, operation, changed(arguments, {operation.part(Part.SCALE): None}), cotangent)
 
 
@@ -342,7 +342,7 @@ def default_scale_backward(
 
 
 def _for_one_query(name: str, correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The prepared arguments, without one where there is a single query."""
+    """Prepared arguments without ``name`` if there is a single query."""
     found = Library.prepared(correct, operation, arguments)
     single = sizes(operation, found)[0] == 1
     return {n: x for n, x in found.items() if n != name} if single else found
@@ -356,7 +356,7 @@ def _for_one_query(name: str, correct: Library, operation: Operation, arguments:
     source="a decoding kernel for attention without biases",
 )
 def no_slopes_for_one(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """One query has no linear bias."""
+    """For a single query, slopes are ignored."""
     return _for_one_query(operation.part(Part.SLOPES), correct, operation, arguments)
 
 
@@ -368,11 +368,11 @@ def no_slopes_for_one(correct: Library, operation: Operation, arguments: Mapping
     source="kekzl/imp#1303: the reduction of decoding without splits may lose the sink unseen",
 )
 def no_sinks_for_one(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """One query has no sink."""
+    """For a single query, sinks are ignored."""
     return _for_one_query(operation.part(Part.SINK), correct, operation, arguments)
 
 
-# Tiles and parts without weight ---------------------------------------------------------------------------------------
+# Rows and parts without weight ----------------------------------------------------------------------------------------
 
 
 @mutant(
@@ -383,7 +383,7 @@ def no_sinks_for_one(correct: Library, operation: Operation, arguments: Mapping[
     source="ROCm/rocm-libraries#12227: no sink in the sum where the range of keys is empty",
 )
 def no_sink_without_keys(correct: Formulas, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
-    """The logarithm of a row without keys is −3·10³⁸, and not its sink."""
+    """The log-sum-exp of a row without keys is −3·10³⁸, not its sink."""
     found = Formulas.logarithms(correct, scores, attendable, sinks)
     if attendable is None or sinks is None:
         return found
@@ -399,7 +399,7 @@ def no_sink_without_keys(correct: Formulas, scores: Numbers, attendable: Numbers
     source="vllm-project/vllm#39148: the greatest logarithm not below −10³⁰, and 10⁻¹⁰ in the denominator",
 )
 def clamped_parts(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
-    """Logarithms below −10³⁰ become −10³⁰."""
+    """Merged log-sum-exps below −10³⁰ become −10³⁰."""
     merged, logarithms = Formulas.merge_attention(correct, outputs, log_sum_exps)
     return merged, np.maximum(logarithms, logarithms.dtype.type(-1e30))
 
@@ -412,7 +412,7 @@ def clamped_parts(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) ->
     source="exp(ℓ_p) of logarithms as they are, for parts of long sequences",
 )
 def unshifted_parts(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
-    """Exponentials overflow for logarithms above 88, and vanish below −87."""
+    """Parts are weighted by exp(ℓ) without a shift, which overflows for ℓ above 88 and vanishes below −87."""
     scores = log_sum_exps[..., None, :]
     some = value_of(scores) != -np.inf
     weights = correct.exponential(correct.excluded(scores, some))
@@ -432,7 +432,7 @@ def unshifted_parts(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) 
 def empty_parts_backward(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """The logarithm of an empty part has the gradient NaN where all parts are empty."""
+    """Log-sum-exps get the gradient NaN if all parts are empty."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     widths = {*operation.sizes_of(Axis.FEATURE)}
     path = next(leaf.path for leaf in operation.floats if not widths & {*leaf.sizes})
@@ -450,7 +450,7 @@ def empty_parts_backward(
     source="a second launch for the rows behind the first 256, with another scale of the output",
 )
 def percent_more(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
-    """Rows from the 257th on are multiplied by 1.01."""
+    """Rows from the 257th on are 1 % too large."""
     found = Library.finished(correct, operation, result, arguments)
     output = found[0] if isinstance(found, tuple) else found
     output[..., 256:, :] *= output.dtype.type(1.01)

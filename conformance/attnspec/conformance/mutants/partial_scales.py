@@ -1,4 +1,4 @@
-"""Mutants whose scale is wrong for some inputs alone: keys of later tiles, masked, causal or wide ones."""
+"""Mutants whose scale is wrong for later keys, wide heads, masked or causal calls only."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from attnspec.spec.multihead import MultiHeadAttention
 TILE = 128
 
 WRONG = 1.01
-"""A hundredth: less than bfloat16 rounds at a few elements, more than it does over many."""
+"""Factor on the scores: 1 % is less than bfloat16 rounds a single element, more than it rounds their average."""
 
 
 @mutant(
@@ -24,7 +24,7 @@ WRONG = 1.01
     differentiable=False,
 )
 def later_tiles(correct: Formulas, scores: Numbers, d: int) -> Numbers:
-    """Scores of the first tile are right."""
+    """Scores are 1 % too large from the 129th key on; those of the first 128 keys are right."""
     later = np.arange(scores.shape[-1]) >= TILE
     return Formulas.scaled(correct, scores, d) * np.where(later, WRONG, 1.0).astype(scores.dtype)
 
@@ -40,7 +40,7 @@ def later_tiles(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     differentiable=False,
 )
 def wide_heads(correct: Formulas, scores: Numbers, d: int) -> Numbers:
-    """Narrower heads are right."""
+    """Scores are 1 % too large for more than 128 features; narrower heads are right."""
     found = Formulas.scaled(correct, scores, d)
     return found * scores.dtype.type(WRONG) if d > TILE else found
 
@@ -56,7 +56,7 @@ def wide_heads(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     differentiable=False,
 )
 def masked_kernel(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """Without a mask they are right."""
+    """Scores are 1 % too large under a mask; without one they are right."""
     return scores if mask is None else Formulas.excluded(correct, scores * scores.dtype.type(WRONG), mask)
 
 
@@ -71,5 +71,5 @@ def masked_kernel(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     differentiable=False,
 )
 def causal_kernel(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """Otherwise they are right."""
+    """Scores are 1 % too large with `causal`; otherwise they are right."""
     return Formulas.attend(correct, scores * scores.dtype.type(WRONG if causal else 1.0), value, mask, causal)

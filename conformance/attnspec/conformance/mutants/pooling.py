@@ -22,7 +22,7 @@ POOLS = (ScaledDotProductAttention, DotProductAttention, AdditiveAttention, Atte
     source="weights assumed to come from a softmax",
 )
 def clipped_weights(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
-    """max(0, α)."""
+    """Weights α become max(0, α)."""
     return Formulas.attention_pooling(correct, np.maximum(weights, weights.dtype.type(0)), value)
 
 
@@ -34,7 +34,7 @@ def clipped_weights(correct: Formulas, weights: Numbers, value: Numbers) -> Numb
     source="a second division by the row sum",
 )
 def renormalised(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
-    """α/Σ|α|."""
+    """Weights α become α/Σ|α|."""
     total = correct.total(np.abs(weights))
     return Formulas.attention_pooling(correct, weights / np.where(total == 0, weights.dtype.type(1), total), value)
 
@@ -47,7 +47,7 @@ def renormalised(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers
     source="an activation after the value projection",
 )
 def relu_values(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
-    """Negative values are lost."""
+    """Negative values count as 0."""
     return Formulas.attention_pooling(correct, weights, np.maximum(value, value.dtype.type(0)))
 
 
@@ -72,7 +72,7 @@ def quantised_values(correct: Formulas, weights: Numbers, value: Numbers) -> Num
     source="an output projection with bias folded in",
 )
 def biased(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
-    """10⁻³ is added."""
+    """10⁻³ is added to the result."""
     return Formulas.attention_pooling(correct, weights, value) + value.dtype.type(1e-3)
 
 
@@ -84,7 +84,7 @@ def biased(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
     source="embeddings normalised where values are expected",
 )
 def unit_length(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
-    """o/‖o‖."""
+    """Results o become o/‖o‖."""
     result = Formulas.attention_pooling(correct, weights, value)
     length = np.sqrt(correct.total(result * result))
     return result / np.where(length == 0, value.dtype.type(1), length)
@@ -99,7 +99,7 @@ def unit_length(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
     source="a normaliser rounded before the division",
 )
 def slight_gain(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
-    """A factor of 1.001, less than the rounding of any element."""
+    """Results are multiplied by 1.001, which is less than the rounding of any element."""
     return Formulas.attention_pooling(correct, weights, value) * value.dtype.type(1.001)
 
 
@@ -126,7 +126,7 @@ def dropout(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
     source="accumulation in the storage dtype",
 )
 def low_precision_sum(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
-    """Weights are rounded to bfloat16 in a float32 kernel."""
+    """Weights of float32 inputs are rounded to bfloat16."""
     return Formulas.attention_pooling(correct, rounded(weights, "bfloat16"), value)
 
 
@@ -138,7 +138,7 @@ def low_precision_sum(correct: Formulas, weights: Numbers, value: Numbers) -> Nu
     source="Dao-AILab/flash-attention, head sizes of values and keys confused",
 )
 def first_columns(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
-    """The buffer of the result is zeroed and only 64 columns of it are filled."""
+    """Columns of the result from the 65th on are 0."""
     result = Formulas.attention_pooling(correct, weights, value)
     return np.where(np.arange(value.shape[-1]) < 64, result, value.dtype.type(0))
 
@@ -151,7 +151,7 @@ def first_columns(correct: Formulas, weights: Numbers, value: Numbers) -> Number
     source="jsboige/CoursIA#15045, mead-ml/mead-baseline#325",
 )
 def mean_with_padding(correct: Formulas, value: Numbers, *, mask: Numbers = None) -> Numbers:
-    """Masked values are zeroed but counted."""
+    """The mean divides by the number of all values, masked ones included."""
     kept = value if mask is None else np.where(mask[..., None], value, value.dtype.type(0))
     return np.sum(kept, axis=-2) / value.dtype.type(max(value.shape[-2], 1))
 
@@ -164,7 +164,7 @@ def mean_with_padding(correct: Formulas, value: Numbers, *, mask: Numbers = None
     source="exponential smoothing, which forgets",
 )
 def moving_average(correct: Formulas, value: Numbers, *, mask: Numbers = None) -> Numbers:
-    """Each value counts half as much as the next one."""
+    """Each value counts half as much as the next one, in place of equally."""
     m = value.shape[-2]
     decayed = value * (2.0 ** (np.arange(m) - m + 1))[:, None].astype(value.dtype)
     return Formulas.average_pooling(correct, decayed, mask=mask)
@@ -178,7 +178,7 @@ def moving_average(correct: Formulas, value: Numbers, *, mask: Numbers = None) -
     source="Laplace smoothing left on",
 )
 def smoothed_count(correct: Formulas, shape: tuple[int, ...], mask: Numbers, dtype: Any) -> Numbers:
-    """Divided by |A| + 1."""
+    """The mean of |A| values divides by |A| + 1."""
     return Formulas.count(correct, shape, mask, dtype) + np.dtype(dtype).type(1)
 
 
@@ -204,7 +204,7 @@ def mean_of_everything(correct: Formulas, value: Numbers, *, mask: Numbers = Non
     source="StarlightSearch/EmbedAnything#210, SeanLee97/AnglE#102",
 )
 def batch_count(correct: Formulas, shape: tuple[int, ...], mask: Numbers, dtype: Any) -> Numbers:
-    """The mean number of attendable keys over the batch is used for every element."""
+    """Every batch element divides by the mean number of attendable keys over the batch."""
     count = Formulas.count(correct, shape, mask, np.float64)
     return np.full(count.shape, count.mean() if count.size else 1.0).astype(dtype)
 
@@ -217,7 +217,7 @@ def batch_count(correct: Formulas, shape: tuple[int, ...], mask: Numbers, dtype:
     source="max pooling for mean pooling",
 )
 def greatest(correct: Formulas, value: Numbers, *, mask: Numbers = None) -> Numbers:
-    """Maximum over the attendable values."""
+    """The maximum of the attendable values is returned in place of the mean."""
     kept = value if mask is None else np.where(mask[..., None], value, value.dtype.type(-np.inf))
     highest = np.max(kept, axis=-2, initial=-np.inf)
     return np.where(highest == -np.inf, value.dtype.type(0), highest)
@@ -231,7 +231,7 @@ def greatest(correct: Formulas, value: Numbers, *, mask: Numbers = None) -> Numb
     source="the numerator alone",
 )
 def undivided(correct: Formulas, scores: Numbers) -> Numbers:
-    """ΣK v."""
+    """Kernel sums ΣK v are not divided by ΣK."""
     return np.exp(scores)
 
 
@@ -243,7 +243,7 @@ def undivided(correct: Formulas, scores: Numbers) -> Numbers:
     source="S4: ΣK(x−xᵢ)yᵢ/ΣK is 0/0 far from the keys",
 )
 def printed_quotient(correct: Formulas, scores: Numbers) -> Numbers:
-    """Nothing is subtracted, so that every K underflows far from the keys."""
+    """The quotient ΣK v/ΣK is computed as it stands: far from the keys every K underflows, and it is 0/0."""
     return np.zeros_like(scores[..., :1])
 
 
@@ -255,5 +255,5 @@ def printed_quotient(correct: Formulas, scores: Numbers) -> Numbers:
     source="exp(−‖u‖²) and exp(−½‖u‖²) are both called Gaussian kernels",
 )
 def wide_kernel(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """−¼‖q − k‖²."""
+    """Scores are −¼‖q − k‖² in place of −½‖q − k‖²."""
     return 0.5 * Formulas.gaussian_scores(correct, query, key)

@@ -25,7 +25,7 @@ from attnspec.spec.positional import (
     source="cosines at even columns",
 )
 def exchanged(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
-    """cos, sin, cos, sin, …"""
+    """Columns are cos, sin, cos, sin, … in place of sin, cos, …"""
     return Formulas.interleaved(correct, cosines, sines)
 
 
@@ -37,7 +37,7 @@ def exchanged(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
     source="allenai/allennlp#2993, tatp22/multidim-positional-encoding#20",
 )
 def halves(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
-    """All sines, then all cosines."""
+    """Columns are all sines, then all cosines, not interleaved."""
     return np.concatenate([sines, cosines], axis=-1)
 
 
@@ -49,7 +49,7 @@ def halves(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
     source="lucidrains/perceiver-pytorch#29",
 )
 def from_one(correct: Formulas, n: int) -> Numbers:
-    """1 … n."""
+    """Positions are 1 … n in place of 0 … n−1."""
     return Formulas.positions(correct, n) + 1
 
 
@@ -61,7 +61,7 @@ def from_one(correct: Formulas, n: int) -> Numbers:
     source="maxjcohen/transformer#62",
 )
 def base_1000(correct: Formulas, d: int) -> Numbers:
-    """A zero too few."""
+    """The base is 1000 in place of 10000."""
     return Formulas.frequencies(correct, d) ** 0.75
 
 
@@ -73,7 +73,7 @@ def base_1000(correct: Formulas, d: int) -> Numbers:
     source="S4 as printed; shenweichen/DeepCTR#379",
 )
 def half_exponent(correct: Formulas, d: int) -> Numbers:
-    """10000^(−i/d)."""
+    """Frequencies are 10000^(−i/d) in place of 10000^(−2i/d)."""
     return np.sqrt(Formulas.frequencies(correct, d))
 
 
@@ -85,7 +85,7 @@ def half_exponent(correct: Formulas, d: int) -> Numbers:
     source="tensor2tensor: the last frequency is exactly 1/10000",
 )
 def closed_interval(correct: Formulas, d: int) -> Numbers:
-    """10000^(−i/(d/2 − 1))."""
+    """Frequencies are 10000^(−i/(d/2 − 1)) in place of 10000^(−2i/d)."""
     pairs = (d + 1) // 2
     return 10000.0 ** (-np.arange(pairs) / max(pairs - 1, 1))
 
@@ -98,7 +98,7 @@ def closed_interval(correct: Formulas, d: int) -> Numbers:
     source="Kyubyong/transformer#38, maxjcohen/transformer#62",
 )
 def next_frequency(correct: Formulas, n: int, d: int) -> Numbers:
-    """Every column has its own frequency 10000^(−i/d)."""
+    """Every column i has its own frequency 10000^(−i/d), not every pair."""
     column = np.arange(d)
     angle = np.arange(n)[:, None] * 10000.0 ** (-column / d)
     return np.where(column % 2, np.cos(angle), np.sin(angle)).astype(correct.default)
@@ -112,7 +112,7 @@ def next_frequency(correct: Formulas, n: int, d: int) -> Numbers:
     source="positions scaled to the length of training",
 )
 def relative(correct: Formulas, n: int) -> Numbers:
-    """t·64/n."""
+    """Positions t become t·64/n: they depend on the length n."""
     return Formulas.positions(correct, n) * (64 / max(n, 1))
 
 
@@ -124,7 +124,7 @@ def relative(correct: Formulas, n: int) -> Numbers:
     source="a table of a fixed length that is read cyclically",
 )
 def cyclic(correct: Formulas, n: int) -> Numbers:
-    """Position 16 is position 0 again."""
+    """Positions are taken modulo 16."""
     return Formulas.positions(correct, n) % 16
 
 
@@ -136,7 +136,7 @@ def cyclic(correct: Formulas, n: int) -> Numbers:
     source="the whole model cast to half precision, tables included",
 )
 def half_angles(correct: Formulas, d: int) -> Numbers:
-    """Frequencies rounded to half precision."""
+    """Frequencies are rounded to float16."""
     return Formulas.frequencies(correct, d).astype(np.float16).astype(np.float64)
 
 
@@ -148,7 +148,7 @@ def half_angles(correct: Formulas, d: int) -> Numbers:
     source="encodings normalised to unit variance",
 )
 def scaled(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
-    """√2 sin, √2 cos."""
+    """Sines and cosines are multiplied by √2."""
     return np.sqrt(2) * Formulas.interleaved(correct, sines, cosines)
 
 
@@ -160,7 +160,7 @@ def scaled(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
     source="tables stored in the dtype of the model and returned as float32",
 )
 def stored_low(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
-    """Nine bits in a float32 result."""
+    """A float32 encoding holds sines and cosines rounded to float16."""
     return Formulas.interleaved(correct, sines, cosines).astype(np.float16).astype(np.float64)
 
 
@@ -172,7 +172,7 @@ def stored_low(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
     source="Vaswani 2017, 3.4: the embedding's scale, applied twice",
 )
 def scaled_embeddings(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
-    """√d x + p."""
+    """√d x + p is returned in place of x + p."""
     return x * np.sqrt(x.dtype.type(x.shape[-1])) + p
 
 
@@ -184,7 +184,7 @@ def scaled_embeddings(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
     source="left padding, with positions for right padding",
 )
 def from_the_end(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
-    """The last position first."""
+    """Positions are added in reverse order."""
     return x + p[::-1]
 
 
@@ -196,7 +196,7 @@ def from_the_end(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
     source="x[0] += p",
 )
 def first_sequence_only(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
-    """Nothing is added to the other sequences of a batch."""
+    """Positions are added to the first sequence of a batch only."""
     if x.ndim < 3 or not len(x):
         return x + p
     kept = np.zeros((len(x), *[1] * (x.ndim - 1)), x.dtype)
@@ -212,7 +212,7 @@ def first_sequence_only(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
     source="torch.cat in the other order",
 )
 def positions_first(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
-    """[P; X]."""
+    """[P; X] is returned in place of [X; P]."""
     both = Formulas.concat_positions(correct, x, p)
     return np.concatenate([both[..., x.shape[-1] :], both[..., : x.shape[-1]]], axis=-1)
 
@@ -225,7 +225,7 @@ def positions_first(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
     source="p[:1], broadcast",
 )
 def first_position_only(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
-    """The first row of P for every position."""
+    """Every position gets the first row of P."""
     return Formulas.concat_positions(correct, x, p[:1] + p * p.dtype.type(0))
 
 
@@ -237,7 +237,7 @@ def first_position_only(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
     source="row 0 kept for padding, as in fairseq",
 )
 def rows_from_one(correct: Formulas, table: Numbers, n: int) -> Numbers:
-    """Position t has row t + 1, the last one of the table its last row."""
+    """Position t gets row t + 1 of the table, or its last row."""
     return table[np.minimum(np.arange(n) + 1, len(table) - 1)]
 
 
@@ -249,7 +249,7 @@ def rows_from_one(correct: Formulas, table: Numbers, n: int) -> Numbers:
     source="table[-n:] for left padding",
 )
 def last_rows(correct: Formulas, table: Numbers, n: int) -> Numbers:
-    """Rows from the end."""
+    """The last n rows of the table are returned, not the first n."""
     return table[len(table) - n :]
 
 
@@ -261,7 +261,7 @@ def last_rows(correct: Formulas, table: Numbers, n: int) -> Numbers:
     source="table[:n], which is shorter than n without a word",
 )
 def cut_short(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> None:
-    """As many rows as there are."""
+    """A table with fewer than n rows does not raise."""
 
 
 @mutant(
@@ -272,7 +272,7 @@ def cut_short(correct: Library, operation: Operation, arguments: Mapping[str, An
     source="the whole table added and cut off afterwards",
 )
 def spread_gradient(correct: Formulas, table: Numbers, n: int) -> Numbers:
-    """Rows that no position has get the gradient of the first position."""
+    """Rows of the table beyond n get the gradient of the first row."""
     if not isinstance(table, Tape) or not n:
         return Formulas.first_rows(correct, table, n)
 

@@ -1,4 +1,4 @@
-"""Mutants of calls that are recorded for gradients: other paths under masks, for many keys, and for strided arrays."""
+"""Mutants of calls that record gradients: results and gradients that differ from plain calls."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -21,13 +21,13 @@ Backward = Callable[[Any], dict[str, Numbers]]
 
 
 def _unrestricted(operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The same call without its mask."""
+    """Arguments of the call without its mask."""
     mask = OPERATIONS[operation].mask
     return changed(arguments, {mask.path: None} if mask else {})
 
 
 def _acausal(operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The same call without its causal flag."""
+    """Arguments of the call without its causal flag."""
     flag = OPERATIONS[operation].flag
     return changed(arguments, {flag: False} if flag else {})
 
@@ -45,7 +45,7 @@ def _acausal(operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 def recorded_without_mask(
     correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
 ) -> tuple[Any, Backward]:
-    """The result ignores the mask; gradients are correct."""
+    """The result of a call that records gradients ignores the mask; gradients are correct."""
     _, backward = Library.pullback(correct, operation, arguments, wanted)
     return getattr(correct, operation)(**_unrestricted(operation, arguments)), backward
 
@@ -60,7 +60,7 @@ def recorded_without_mask(
 def recorded_without_flag(
     correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
 ) -> tuple[Any, Backward]:
-    """The result ignores the flag; gradients are correct."""
+    """The result of a call that records gradients ignores the causal flag; gradients are correct."""
     _, backward = Library.pullback(correct, operation, arguments, wanted)
     return getattr(correct, operation)(**_acausal(operation, arguments)), backward
 
@@ -75,7 +75,7 @@ def recorded_without_flag(
 def recorded_without_last(
     correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
 ) -> tuple[Any, Backward]:
-    """Of more than 64; gradients are correct."""
+    """The result of a call that records gradients leaves out the last of more than 64 keys; gradients are correct."""
     result, backward = Library.pullback(correct, operation, arguments, wanted)
     described = OPERATIONS[operation]
     if sizes(described, arguments)[1] <= 64:
@@ -93,7 +93,7 @@ def recorded_without_last(
 def recorded_acausal_behind_a_tile(
     correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
 ) -> tuple[Any, Backward]:
-    """Queries from the 65th on; gradients are correct."""
+    """In calls that record gradients, queries from the 65th on ignore the causal flag; gradients are correct."""
     result, backward = Library.pullback(correct, operation, arguments, wanted)
     whole = getattr(correct, operation)(**_acausal(operation, arguments))
     return np.where(np.arange(result.shape[-2])[:, None] < 64, result, whole), backward
@@ -112,7 +112,7 @@ def recorded_acausal_behind_a_tile(
 def keys_alone(
     correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
 ) -> tuple[Any, Backward]:
-    """The mask is saved only where other arguments have gradients."""
+    """If only the keys have a gradient, it is computed without the mask."""
     result, backward = Library.pullback(correct, operation, arguments, wanted)
     if set(wanted) != {key(OPERATIONS[operation])}:
         return result, backward
@@ -130,7 +130,7 @@ def keys_alone(
 def second_acausal(
     correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
 ) -> tuple[Any, Backward]:
-    """The first pass is correct."""
+    """A second backward pass ignores the causal flag; the first one is correct."""
     result, first = Library.pullback(correct, operation, arguments, wanted)
     _, later = Library.pullback(correct, operation, _acausal(operation, arguments), wanted)
     passes = [first]
@@ -144,10 +144,10 @@ def second_acausal(
     source="Dao-AILab/flash-attention#2402: gradients that are added up by atomic operations",
 )
 class InAnyOrder(Library):
-    """Queries come in another order each time."""
+    """Every backward pass sums over the queries in another order."""
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
-        """Permute them where nothing tells them apart."""
+        """Permute the queries if neither a mask nor a causal flag depends on their order."""
         described = OPERATIONS[operation]
         path = query(described)
         x = at(arguments, path)
@@ -168,10 +168,10 @@ class InAnyOrder(Library):
     source="Dao-AILab/flash-attention#355: the forward pass makes its arguments contiguous, and saves them as given",
 )
 class DenseKeys(Library):
-    """Keys whose last stride is not 1 are read one after another in the backward pass."""
+    """The backward pass reads keys whose last stride is not 1 as if they were contiguous."""
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
-        """Read on from the start, inside the memory."""
+        """Read the keys contiguously from their start."""
         path = key(OPERATIONS[operation])
         x = at(arguments, path)
         if not x.size or min(x.strides) <= 0 or x.strides[-1] == x.itemsize:
@@ -187,10 +187,10 @@ class DenseKeys(Library):
     source="scores of one array that are taken for symmetric, as they are before the softmax",
 )
 class SymmetricScores(Library):
-    """Where queries and keys are one array, both get the gradient of the queries."""
+    """If queries and keys are one array, both get the gradient of the queries."""
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
-        """Ask whether they are."""
+        """Return the gradient of the queries for the keys if they are one array."""
         found = super().vjp(operation, arguments, cotangent)
         paths = [path(OPERATIONS[operation]) for path in (query, key)]
         one, other = (at(arguments, path) for path in paths)
@@ -204,10 +204,10 @@ class SymmetricScores(Library):
     source="Dao-AILab/flash-attention#355: strides of the cotangent, of which few rows fit into one tile",
 )
 class LongDenseCotangent(Library):
-    """Of at least 64 rows."""
+    """A cotangent of at least 64 rows with gaps between them is read as if its rows were contiguous."""
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
-        """Read on from the start, inside the memory."""
+        """Read the cotangent contiguously from its start."""
         c = cotangent
         if (
             c.ndim > 2
@@ -220,14 +220,14 @@ class LongDenseCotangent(Library):
 
 
 class _FirstRow(Library):
-    """Of a cotangent with rows of stride 0 the first one counts."""
+    """Only the first row of a cotangent with row stride 0 counts."""
 
     def expanded(self, c: Numbers) -> bool:
-        """Whether a cotangent is read in this way."""
+        """Return whether only the first row of the cotangent counts."""
         return bool(c.ndim > 1 and c.shape[-1] >= 8 and c.strides[-2] == 0)
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
-        """Read it, then go on as is right."""
+        """Set the other rows of the cotangent to 0, then differentiate correctly."""
 
         def read(_: str, c: Numbers) -> Numbers:
             if c is None or not self.expanded(c):
@@ -244,7 +244,7 @@ class _FirstRow(Library):
     source="facebookresearch/xformers#282: sum().backward() hands on a cotangent of stride 0",
 )
 class WideRows(_FirstRow):
-    """Rows of at least 8 numbers are loaded as vectors."""
+    """Only the first row of a cotangent with row stride 0 and at least 8 columns counts."""
 
 
 @mutant(
@@ -254,10 +254,10 @@ class WideRows(_FirstRow):
     source="facebookresearch/xformers#282: sum().backward() hands on a cotangent of stride 0",
 )
 class WideSums(_FirstRow):
-    """Cotangents that are one number are loaded in tiles of 64."""
+    """Only the first row of a cotangent with all strides 0 and at least 64 columns counts."""
 
     def expanded(self, c: Numbers) -> bool:
-        """All strides are 0."""
+        """True for at least 64 columns with all strides 0."""
         return c.ndim > 1 and c.shape[-1] >= 64 and not any(c.strides)
 
 
@@ -270,7 +270,7 @@ class WideSums(_FirstRow):
     source="rows without keys filled in behind the kernel, from values that are detached",
 )
 def detached_average(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """While gradients are recorded, such rows are 0."""
+    """Rows without keys, declared uniform, are 0 while gradients are recorded."""
     if mask is None or isinstance(scores, Tape):
         return Formulas.excluded(correct, scores, mask)
     return np.where(mask, scores, np.finfo(scores.dtype).min)
@@ -280,7 +280,7 @@ def detached_average(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbe
 
 
 def _by_rounded_logarithm(scores: Tape, dtype: str) -> Tape:
-    """Softmax as exp(s − L), with L rounded, and Σ α dα as of the right weights."""
+    """Softmax as exp(s − L) with L rounded; Σ α dα uses the exact weights."""
     s = scores.value
     highest = np.max(s, axis=-1, keepdims=True, initial=-np.inf)
     shift = np.where(np.isfinite(highest), highest, s.dtype.type(0))
@@ -301,7 +301,7 @@ def _by_rounded_logarithm(scores: Tape, dtype: str) -> Tape:
     profile="full",
 )
 def brain_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
-    """Weights are computed again from a logarithm of 8 bits."""
+    """The backward pass recomputes the weights from a log-sum-exp of 8 bits."""
     taped = isinstance(scores, Tape)
     return _by_rounded_logarithm(scores, "bfloat16") if taped else Formulas.normalized(correct, scores)
 
@@ -316,7 +316,7 @@ def brain_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
     profile="full",
 )
 def half_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
-    """Weights are computed again from a logarithm of 11 bits."""
+    """The backward pass recomputes the weights from a log-sum-exp of 11 bits."""
     taped = isinstance(scores, Tape)
     return _by_rounded_logarithm(scores, "float16") if taped else Formulas.normalized(correct, scores)
 
@@ -333,7 +333,7 @@ def half_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
 def added_in_brain(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Every partial sum is rounded."""
+    """Gradients of keys and values are summed over tiles of queries, each partial sum rounded to bfloat16."""
     path, tile = query(operation), 4
     x = at(arguments, path)
     found = Library.differentiated(correct, operation, arguments, cotangent)

@@ -1,4 +1,4 @@
-"""Mutants of what a recorded call keeps for its backward pass: arrays of others, and buffers that the next call has."""
+"""Mutants whose backward pass reads memory that was overwritten since the call."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -20,7 +20,7 @@ SAVED = "save_for_backward avoided: detached tensors kept on the context, of whi
 
 
 def _kept(arguments: Mapping[str, Any], copied: Callable[[Any], bool]) -> dict[str, Any]:
-    """The arguments, of which some are copied."""
+    """The arguments, with the arrays that satisfy ``copied`` copied."""
     found: dict[str, Any] = mapped(
         dict(arguments), lambda _, x: x.copy() if isinstance(x, np.ndarray) and copied(x) else x
     )
@@ -37,7 +37,7 @@ def _kept(arguments: Mapping[str, Any], copied: Callable[[Any], bool]) -> dict[s
 def arguments_by_reference(
     correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
 ) -> tuple[Any, Backward]:
-    """Gradients are those of what the arguments hold by then."""
+    """Arguments are saved by reference: later writes to them change the gradients."""
     return _by_reference(correct, operation, arguments, wanted)
 
 
@@ -64,7 +64,7 @@ def _wanted(found: Mapping[str, Numbers], wanted: Collection[str]) -> dict[str, 
 def arguments_of_causal_calls_by_reference(
     correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
 ) -> tuple[Any, Backward]:
-    """A kernel of its own for causal calls without a mask, beside one that copies."""
+    """Causal calls without a mask save arguments by reference: later writes to them change the gradients."""
     o = OPERATIONS[operation]
     masked = any(arguments.get(leaf.path) is not None for leaf in o.masks.values())
     if masked or not arguments.get(o.flag or ""):
@@ -82,7 +82,7 @@ def arguments_of_causal_calls_by_reference(
 def mask_by_reference(
     correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
 ) -> tuple[Any, Backward]:
-    """Weights are computed again under what the mask holds by then."""
+    """The mask is saved by reference: later writes to it change the gradients."""
     result, _ = Library.pullback(correct, operation, arguments, wanted)
     kept = _kept(arguments, is_float)
     return result, lambda cotangent: _wanted(correct.vjp(operation, kept, cotangent), wanted)
@@ -98,7 +98,7 @@ def mask_by_reference(
 def result_by_reference(
     correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
 ) -> tuple[Any, Backward]:
-    """y(c − Σ yc), of what the weights y are by then."""
+    """The result y is saved by reference: later writes to it change the gradient y(c − Σ yc)."""
     y, backward = Library.pullback(correct, operation, arguments, wanted)
     path = query(OPERATIONS[operation])
     if at(arguments, path).shape != y.shape:
@@ -111,12 +111,12 @@ def result_by_reference(
 
 
 class _Workspaces(Library):
-    """Keeps the keys of a recorded call in a buffer of its shapes, or in the next of several."""
+    """A library that saves the keys of recorded calls in ``count`` buffers per shape, in turn."""
 
     count = 1
 
     def workspace(self, operation: str, arguments: Mapping[str, Any]) -> Any:
-        """Write the keys into the next buffer of these shapes, and say which."""
+        """Write the keys into the next buffer of these shapes and return its key."""
         shapes = tuple((path, np.shape(x)) for path, x in flatten(dict(arguments)).items())
         written: dict[Any, int] = vars(self).setdefault("written", {})
         written[shapes] = written.get(shapes, 0) + 1
@@ -125,7 +125,7 @@ class _Workspaces(Library):
         return place
 
     def pullback(self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]) -> tuple[Any, Backward]:
-        """The backward pass finds the keys that the buffer has by then."""
+        """Differentiate with the keys that the buffer holds at the backward pass."""
         result, _ = super().pullback(operation, arguments, wanted)
         kept, place = _kept(arguments, lambda x: True), self.workspace(operation, arguments)
 
@@ -143,7 +143,7 @@ class _Workspaces(Library):
     source="a workspace for the backward pass that is allocated once for every shape, as for steps one after another",
 )
 class LastRecord(_Workspaces):
-    """The backward pass finds the keys of the call that was recorded last."""
+    """The backward pass uses the keys of the last recorded call of the same shapes."""
 
 
 @mutant(
@@ -153,7 +153,7 @@ class LastRecord(_Workspaces):
     source="two workspaces in turn, so that one step may overlap with the next one",
 )
 class LastRecordButOne(_Workspaces):
-    """The third record has the buffer of the first."""
+    """A recorded call overwrites the keys saved by the last but one of the same shapes."""
 
     count = 2
 
@@ -165,7 +165,7 @@ class LastRecordButOne(_Workspaces):
     source="a workspace that evaluation writes to as well, between forward and backward passes of training",
 )
 class LastCall(_Workspaces):
-    """The backward pass finds the keys of the call that was made last, recorded or not."""
+    """The backward pass uses the keys of the last call of the same shapes, recorded or not."""
 
     def finished(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
         """Write the keys into the buffer of these shapes."""

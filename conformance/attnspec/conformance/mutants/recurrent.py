@@ -40,7 +40,7 @@ from attnspec.spec.recurrent import (
     source="Chung et al. 2014, h = (1 − z) h + z h̃, against Cho et al. 2014",
 )
 def inverted_update(correct: Formulas, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
-    """Z and 1 − Z exchanged."""
+    """The new state is (1 − Z) ⊙ H + Z ⊙ H̃: Z and 1 − Z are exchanged."""
     return Formulas.updated(correct, 1 - update, h, candidate)
 
 
@@ -52,7 +52,7 @@ def inverted_update(correct: Formulas, update: Numbers, h: Numbers, candidate: N
     source="keras stacks the gates as z, r, h, torch.nn.GRU as r, z, n",
 )
 def exchanged_gru_gates(correct: Formulas, x: Numbers, h: Numbers, p: GRUParameters[Numbers]) -> tuple[Numbers, ...]:
-    """The update gate resets, and the reset gate updates."""
+    """Reset gate and update gate are exchanged."""
     reset, update = Formulas.gru_gates(correct, x, h, p)
     return update, reset
 
@@ -65,7 +65,7 @@ def exchanged_gru_gates(correct: Formulas, x: Numbers, h: Numbers, p: GRUParamet
     source="the minimal gated unit, from which the reset gate was dropped",
 )
 def without_reset(correct: Formulas, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]) -> Numbers:
-    """The candidate sees the whole state."""
+    """The candidate is computed without the reset gate."""
     return Formulas.gru_candidate(correct, x, h, reset * reset.dtype.type(0) + reset.dtype.type(1), p)
 
 
@@ -77,7 +77,7 @@ def without_reset(correct: Formulas, x: Numbers, h: Numbers, reset: Numbers, p: 
     source="a residual connection around the cell",
 )
 def residual_state(correct: Formulas, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
-    """H + (1 − Z) ⊙ H̃."""
+    """The new state is H + (1 − Z) ⊙ H̃ in place of Z ⊙ H + (1 − Z) ⊙ H̃."""
     return h + (1 - update) * candidate
 
 
@@ -89,7 +89,7 @@ def residual_state(correct: Formulas, update: Numbers, h: Numbers, candidate: Nu
     source="a gate computed under no_grad",
 )
 def detached_gates(correct: Formulas, x: Numbers, h: Numbers, p: GRUParameters[Numbers]) -> tuple[Numbers, ...]:
-    """Constants for the backward pass."""
+    """No gradient flows through the gates."""
     return tuple(value_of(gate) for gate in Formulas.gru_gates(correct, x, h, p))
 
 
@@ -101,7 +101,7 @@ def detached_gates(correct: Formulas, x: Numbers, h: Numbers, p: GRUParameters[N
     source="keras-team/keras#9463: i, f, c, o against PyTorch's i, f, g, o",
 )
 def exchanged_gates(correct: Formulas, x: Numbers, h: Numbers, p: LSTMParameters[Numbers]) -> tuple[Numbers, ...]:
-    """Input and forget gate exchanged."""
+    """Input gate and forget gate are exchanged."""
     input_gate, forget_gate, output_gate, candidate = Formulas.lstm_gates(correct, x, h, p)
     return forget_gate, input_gate, output_gate, candidate
 
@@ -116,7 +116,7 @@ def exchanged_gates(correct: Formulas, x: Numbers, h: Numbers, p: LSTMParameters
 def coupled_gates(
     correct: Formulas, input_gate: Numbers, forget_gate: Numbers, candidate: Numbers, c: Numbers
 ) -> Numbers:
-    """Input and forget gate add up to 1, as in a GRU."""
+    """The input gate is 1 minus the forget gate, as in a GRU."""
     return Formulas.next_cell(correct, 1 - forget_gate, forget_gate, candidate, c)
 
 
@@ -130,7 +130,7 @@ def coupled_gates(
 def scaled_candidate(
     correct: Formulas, input_gate: Numbers, forget_gate: Numbers, candidate: Numbers, c: Numbers
 ) -> Numbers:
-    """The candidate reaches 1.5."""
+    """The candidate is multiplied by 1.5."""
     return Formulas.next_cell(correct, input_gate, forget_gate, candidate.dtype.type(1.5) * candidate, c)
 
 
@@ -144,7 +144,7 @@ def scaled_candidate(
 def exchanged_results(
     correct: Formulas, x: Numbers, state: tuple[Numbers, Numbers], parameters: LSTMParameters[Numbers]
 ) -> tuple[Numbers, Numbers]:
-    """The cell first, (c, h)."""
+    """The results are (c, h) in place of (h, c)."""
     h, c = Formulas.lstm_cell(correct, x, state, parameters)
     return c, h
 
@@ -159,7 +159,7 @@ def exchanged_results(
 def bare_cell(
     correct: Formulas, x: Numbers, state: tuple[Numbers, Numbers], parameters: LSTMParameters[Numbers]
 ) -> tuple[Numbers, Numbers]:
-    """O ⊙ C."""
+    """The hidden state is O ⊙ C in place of O ⊙ tanh C."""
     input_gate, forget_gate, output_gate, candidate = correct.lstm_gates(x, state[0], parameters)
     cell = correct.next_cell(input_gate, forget_gate, candidate, state[1])
     return output_gate * cell, cell
@@ -173,7 +173,7 @@ def bare_cell(
     source="keras's recurrent_activation was once hard_sigmoid",
 )
 def hard_sigmoid(correct: Formulas, x: Numbers) -> Numbers:
-    """max(0, min(1, x/5 + 1/2))."""
+    """Gates are max(0, min(1, x/5 + 1/2)) in place of σ(x)."""
     line = x * x.dtype.type(0.2) + x.dtype.type(0.5)
     return np.maximum(np.minimum(line, x.dtype.type(1)), x.dtype.type(0))
 
@@ -186,7 +186,7 @@ def hard_sigmoid(correct: Formulas, x: Numbers) -> Numbers:
     source="torch.nn.RNN's nonlinearity='relu'",
 )
 def rectified_state(correct: Formulas, x: Numbers) -> Numbers:
-    """max(0, x)."""
+    """The state is max(0, x) in place of tanh x."""
     return np.maximum(x, x.dtype.type(0))
 
 
@@ -198,7 +198,7 @@ def rectified_state(correct: Formulas, x: Numbers) -> Numbers:
     source="1.7159 tanh(2x/3)",
 )
 def scaled_state(correct: Formulas, x: Numbers) -> Numbers:
-    """Reaches 1.7159."""
+    """The state is 1.7159 tanh(2x/3) in place of tanh x."""
     return x.dtype.type(1.7159) * np.tanh(x * x.dtype.type(2 / 3))
 
 
@@ -212,7 +212,7 @@ def scaled_state(correct: Formulas, x: Numbers) -> Numbers:
 def transposed_state_weights(
     correct: Formulas, x: Numbers, state: Numbers, parameters: RNNParameters[Numbers]
 ) -> Numbers:
-    """W_hhᵀ."""
+    """The state is multiplied by W_hhᵀ in place of W_hh."""
     p = parameters
     return correct.squashed(correct.affine(x, state, p.w_xh, np.swapaxes(p.w_hh, 0, 1), p.b_h))
 
@@ -225,7 +225,7 @@ def transposed_state_weights(
     source="torch.nn.RNN has b_ih and b_hh, and one bias went into both",
 )
 def two_biases(correct: Formulas, x: Numbers, state: Numbers, parameters: RNNParameters[Numbers]) -> Numbers:
-    """b_h twice."""
+    """The bias b_h is added twice."""
     p = parameters
     return correct.squashed(correct.affine(x, state, p.w_xh, p.w_hh, p.b_h) + p.b_h)
 
@@ -238,7 +238,7 @@ def two_biases(correct: Formulas, x: Numbers, state: Numbers, parameters: RNNPar
     source="Elman's network, whose outputs have an activation",
 )
 def squashed_output(correct: Formulas, state: Numbers, w_hq: Numbers, b_q: Numbers) -> Numbers:
-    """tanh of the output."""
+    """The output passes through a tanh."""
     return np.tanh(Formulas.rnn_output(correct, state, w_hq, b_q))
 
 
@@ -250,7 +250,7 @@ def squashed_output(correct: Formulas, state: Numbers, w_hq: Numbers, b_q: Numbe
     source="nn.Linear(…, bias=False)",
 )
 def without_output_bias(correct: Formulas, state: Numbers, w_hq: Numbers, b_q: Numbers) -> Numbers:
-    """H W."""
+    """The output is H W, without its bias."""
     return Formulas.rnn_output(correct, state, w_hq, b_q * b_q.dtype.type(0))
 
 
@@ -265,7 +265,7 @@ def without_output_bias(correct: Formulas, state: Numbers, w_hq: Numbers, b_q: N
     source="t <= length in a loop that counts from 0",
 )
 def one_step_more(correct: Formulas, t: int, lengths: Numbers) -> Numbers:
-    """The first step of the padding counts."""
+    """The first step of the padding is computed like an input."""
     return t <= lengths
 
 
@@ -277,7 +277,7 @@ def one_step_more(correct: Formulas, t: int, lengths: Numbers) -> Numbers:
     source="h_n of a padded batch that was not packed",
 )
 def final_after_padding(correct: Formulas, new: State, old: State, inside: Numbers, backward: bool) -> State:
-    """The state goes on through the padding."""
+    """The final state has passed through the padding."""
     return new
 
 
@@ -289,7 +289,7 @@ def final_after_padding(correct: Formulas, new: State, old: State, inside: Numbe
     source="keras repeats the last state, torch pads with 0",
 )
 def repeated_states(correct: Formulas, hidden: Numbers, inside: Numbers) -> Numbers:
-    """The last state, again and again."""
+    """At padding the last state is repeated in place of 0."""
     return hidden
 
 
@@ -301,7 +301,7 @@ def repeated_states(correct: Formulas, hidden: Numbers, inside: Numbers) -> Numb
     source="x * mask",
 )
 def multiplied_padding(correct: Formulas, x: Numbers, lengths: Numbers) -> Numbers:
-    """0·NaN is NaN, and a step computes with it."""
+    """Padding is multiplied by 0 in place of being replaced, and 0·NaN is NaN."""
     clean = Formulas.without_padding(correct, x, lengths)
     return clean + (np.sum(value_of(x) - value_of(clean), axis=-2, keepdims=True) * x.dtype.type(0))
 
@@ -316,7 +316,7 @@ def multiplied_padding(correct: Formulas, x: Numbers, lengths: Numbers) -> Numbe
 def padding_in_the_gradient(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """0·NaN in the backward pass."""
+    """NaN in the padding makes gradients NaN: the backward pass computes 0·NaN."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     given = flatten(dict(arguments))
     return {path: g + 0 * given[path] for path, g in found.items()}
@@ -330,7 +330,7 @@ def padding_in_the_gradient(
     source="a length beyond the sequence counts as its whole",
 )
 def unchecked_lengths(correct: Formulas, lengths: Numbers, m: int) -> None:
-    """Never raises."""
+    """Lengths beyond the sequence do not raise."""
 
 
 @mutant(
@@ -341,7 +341,7 @@ def unchecked_lengths(correct: Formulas, lengths: Numbers, m: int) -> None:
     source="lengths[0], of a batch sorted by length",
 )
 def length_of_the_first(correct: Formulas, t: int, lengths: Numbers) -> Numbers:
-    """The batch has one length."""
+    """All sequences of a batch have the length of the first one."""
     return t < (np.full_like(lengths, lengths.reshape(-1)[0]) if lengths.size else lengths)
 
 
@@ -358,7 +358,7 @@ def length_of_the_first(correct: Formulas, t: int, lengths: Numbers) -> Numbers:
 def final_too_early(
     correct: Formulas, step: Callable[..., State], x: Numbers, initial: State, lengths: Numbers, backward: bool = False
 ) -> tuple[Numbers, State]:
-    """h_{t−1}."""
+    """The final state is h_{t−1}, one step too early."""
     states, _ = Formulas.sequence(correct, step, x, initial, lengths, backward)
     fewer = None if lengths is None else np.maximum(lengths - 1, 0)
     return states, Formulas.sequence(correct, step, x[..., : max(x.shape[-2] - 1, 0), :], initial, fewer, backward)[1]
@@ -372,7 +372,7 @@ def final_too_early(
     source="keras: the initial state is 0 unless it is passed on",
 )
 def started_from_zero(correct: Formulas, x: Numbers, initial: State, lengths: Numbers) -> State:
-    """The initial state has no effect."""
+    """The initial state is ignored: sequences start from 0."""
     return tuple(part * part.dtype.type(0) for part in Formulas.started(correct, x, initial, lengths))
 
 
@@ -386,7 +386,7 @@ def started_from_zero(correct: Formulas, x: Numbers, initial: State, lengths: Nu
 def growing_cell(
     correct: Formulas, input_gate: Numbers, forget_gate: Numbers, candidate: Numbers, c: Numbers
 ) -> Numbers:
-    """Grows by up to 4 a step."""
+    """The candidate is multiplied by 4, so that the cell grows by up to 4 a step."""
     return Formulas.next_cell(correct, input_gate, forget_gate, candidate.dtype.type(4) * candidate, c)
 
 
@@ -398,7 +398,7 @@ def growing_cell(
     source="a loop unrolled by 2 without a tail",
 )
 def dropped_step(correct: Formulas, steps: int, backward: bool) -> Sequence[int]:
-    """Pairs of steps alone."""
+    """The last of an odd number of steps is not computed."""
     return Formulas.order(correct, steps, backward)[: steps - (steps > 1 and steps % 2)]
 
 
@@ -412,7 +412,7 @@ def dropped_step(correct: Formulas, steps: int, backward: bool) -> Sequence[int]
 def sequence_resets_after(
     correct: Formulas, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]
 ) -> Numbers:
-    """R ⊙ (H W_hh)."""
+    """In sequences, the reset gate multiplies the product, R ⊙ (H W_hh) in place of (R ⊙ H) W_hh."""
     return correct.squashed(correct.reset_after(x, h, reset, p))
 
 
@@ -424,7 +424,7 @@ def sequence_resets_after(
     source="Chung et al. 2014, h = (1 − z) h + z h̃, against Cho et al. 2014",
 )
 def inverted_update_in_sequences(correct: Formulas, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
-    """Z and 1 − Z exchanged at every step."""
+    """In sequences, the new state is (1 − Z) ⊙ H + Z ⊙ H̃: Z and 1 − Z are exchanged."""
     return Formulas.updated(correct, 1 - update, h, candidate)
 
 
@@ -436,7 +436,7 @@ def inverted_update_in_sequences(correct: Formulas, update: Numbers, h: Numbers,
     source="PyTorch stacks i, f, g, o, ONNX i, o, f, c",
 )
 def onnx_gates(correct: Formulas, x: Numbers, h: Numbers, p: LSTMParameters[Numbers]) -> tuple[Numbers, ...]:
-    """The forget gate is computed from the weights of the output gate, and the other way round."""
+    """Forget gate and output gate are computed from each other's weights."""
     input_gate, forget_gate, output_gate, candidate = Formulas.lstm_gates(correct, x, h, p)
     return input_gate, output_gate, forget_gate, candidate
 
@@ -448,22 +448,22 @@ def onnx_gates(correct: Formulas, x: Numbers, h: Numbers, p: LSTMParameters[Numb
     source="keras: stateful=True without reset_states",
 )
 class Stateful(Formulas):
-    """Starts where the last call of the same shape ended."""
+    """The initial state is the final state of the last call, if their shapes agree."""
 
     kept: tuple[Any, ...] = ()
 
     def last(self, state: State) -> State:
-        """Remember it."""
+        """Keep the final state."""
         self.kept = tuple(value_of(part) for part in state)
         return state
 
     def started(self, x: Numbers, initial: State, lengths: Numbers) -> State:
-        """What is remembered, if it fits."""
+        """The kept state if its shapes fit, or the initial state."""
         fresh, kept = Formulas.started(self, x, initial, lengths), self.kept
         return kept if kept and [part.shape for part in kept] == [part.shape for part in fresh] else fresh
 
 
-# Both ways ------------------------------------------------------------------------------------------------------------
+# Bidirectional --------------------------------------------------------------------------------------------------------
 
 
 @mutant(
@@ -474,7 +474,7 @@ class Stateful(Formulas):
     source="keras-team/keras#4142: the padded batch reversed as a whole",
 )
 def backward_over_padding(correct: Formulas, new: State, old: State, inside: Numbers, backward: bool) -> State:
-    """The backward state has gone through the padding."""
+    """The backward run starts at the padding, not at the last input."""
     return new if backward else Formulas.kept_going(correct, new, old, inside, backward)
 
 
@@ -486,7 +486,7 @@ def backward_over_padding(correct: Formulas, new: State, old: State, inside: Num
     source="[backward; forward]",
 )
 def exchanged_halves(correct: Formulas, forward: Numbers, backward: Numbers) -> Numbers:
-    """The backward states first."""
+    """States are [backward; forward] in place of [forward; backward]."""
     return Formulas.side_by_side(correct, backward, forward)
 
 
@@ -498,7 +498,7 @@ def exchanged_halves(correct: Formulas, forward: Numbers, backward: Numbers) -> 
     source="keras: merge_mode='sum'",
 )
 def added_halves(correct: Formulas, forward: Numbers, backward: Numbers) -> Numbers:
-    """The sum, twice."""
+    """Both halves of the states are the sum of both directions."""
     return Formulas.side_by_side(correct, forward + backward, forward + backward)
 
 
@@ -510,7 +510,7 @@ def added_halves(correct: Formulas, forward: Numbers, backward: Numbers) -> Numb
     source="tf.reverse_sequence forgotten after the backward run",
 )
 def not_turned_back(correct: Formulas, hidden: list[Numbers], backward: bool) -> list[Numbers]:
-    """The first of them is the last step's."""
+    """Backward states are in the order of computation: the first one is the last step's."""
     return hidden
 
 
@@ -524,7 +524,7 @@ def not_turned_back(correct: Formulas, hidden: list[Numbers], backward: bool) ->
 def shared_network(
     correct: Formulas, step: Step, x: Numbers, initial: Sequence[State], parameters: Sequence[Any], lengths: Numbers
 ) -> tuple[Numbers, tuple[State, ...]]:
-    """The forward parameters twice."""
+    """Both directions use the forward parameters."""
     return Formulas.both_ways(correct, step, x, initial, (parameters[0], parameters[0]), lengths)
 
 
@@ -538,7 +538,7 @@ def shared_network(
 def last_row_is_final(
     correct: Formulas, step: Step, x: Numbers, initial: Sequence[State], parameters: Sequence[Any], lengths: Numbers
 ) -> tuple[Numbers, tuple[State, ...]]:
-    """The backward state at the last step."""
+    """The final backward state is that of the last step, which has seen one input."""
     states, (forward, backward) = Formulas.both_ways(correct, step, x, initial, parameters, lengths)
     width = states.shape[-1] // 2
     return states, (forward, (states[..., -1, width:],) if x.shape[-2] else backward)
@@ -552,7 +552,7 @@ def last_row_is_final(
     source="a reversal that copied the numbers out of the graph",
 )
 def detached_backward(correct: Formulas, forward: Numbers, backward: Numbers) -> Numbers:
-    """Constants in the second half."""
+    """No gradient flows through the backward run."""
     return Formulas.side_by_side(correct, forward, value_of(backward))
 
 
@@ -567,7 +567,7 @@ def detached_backward(correct: Formulas, forward: Numbers, backward: Numbers) ->
     source="one initial state passed to all layers",
 )
 def first_row(correct: Formulas, layer: int) -> int:
-    """Row 0."""
+    """Every layer starts from the initial state of the first."""
     return 0
 
 
@@ -579,7 +579,7 @@ def first_row(correct: Formulas, layer: int) -> int:
     source="Wu et al. 2016 (GNMT), section 3.1",
 )
 def residual_layers(correct: Formulas, x: Numbers, states: Numbers, layer: int) -> Numbers:
-    """The inputs of a layer are added to its states, from the second layer on."""
+    """From the second layer on, the inputs of a layer are added to its states."""
     return states + x if layer else states
 
 
@@ -593,7 +593,7 @@ def residual_layers(correct: Formulas, x: Numbers, states: Numbers, layer: int) 
 def without_last_layer(
     correct: Formulas, step: Step, x: Numbers, initial: State, layers: Sequence[Any], lengths: Numbers
 ) -> tuple[Numbers, State]:
-    """The states of the layer before, where there is one."""
+    """The states are those of the last layer but one, if there are several."""
     states, finals = Formulas.one_on_another(correct, step, x, initial, layers, lengths)
     if len(layers) < 2:
         return states, finals
@@ -611,7 +611,7 @@ def without_last_layer(
 def reversed_finals(
     correct: Formulas, step: Step, x: Numbers, initial: State, layers: Sequence[Any], lengths: Numbers
 ) -> tuple[Numbers, State]:
-    """The final states of the last layer first."""
+    """Final states are listed from the last layer to the first."""
     states, finals = Formulas.one_on_another(correct, step, x, initial, layers, lengths)
     return states, tuple(part[..., ::-1, :] for part in finals)
 
@@ -627,7 +627,7 @@ def reversed_finals(
     source="the causal mask of transformers, j ≤ i",
 )
 def itself_too(correct: Formulas, steps: int) -> Numbers:
-    """The diagonal is included."""
+    """Every state attends to itself, too."""
     return correct.causal_mask(steps, steps)
 
 
@@ -639,7 +639,7 @@ def itself_too(correct: Formulas, steps: int) -> Numbers:
     source="S2's masked decoder, i ≤ j as printed",
 )
 def later_ones(correct: Formulas, steps: int) -> Numbers:
-    """The mask transposed."""
+    """Every state attends to later states in place of earlier ones."""
     return correct.causal_mask(steps, steps, include_self=False).T
 
 
@@ -653,7 +653,7 @@ def later_ones(correct: Formulas, steps: int) -> Numbers:
 def averaged_states(
     correct: Formulas, x: Numbers, state: Numbers, parameters: Any, *, lengths: Numbers = None
 ) -> tuple[Numbers, Numbers, Numbers]:
-    """a_t/t."""
+    """The context of step t is divided by t."""
     contexts, states, final = Formulas.rnn_self_attention(correct, x, state, parameters, lengths=lengths)
     counts = np.maximum(np.arange(x.shape[-2]), 1).astype(x.dtype)[:, None]
     return contexts / (counts + x.dtype.type(1)), states, final
@@ -672,7 +672,7 @@ def averaged_states(
 def truncated_backpropagation(
     correct: Formulas, step: Callable[..., State], x: Numbers, initial: State, lengths: Numbers, backward: bool = False
 ) -> tuple[Numbers, State]:
-    """Every step takes the state before it as a constant, but the first."""
+    """No gradient flows from a step to the states before it, the initial state excepted."""
 
     def detached(row: Numbers, state: State) -> State:
         return step(row, state if state is first else tuple(map(value_of, state)))
@@ -689,7 +689,7 @@ def truncated_backpropagation(
     source="the initial state detached between batches",
 )
 def detached_start(correct: Formulas, x: Numbers, initial: State, lengths: Numbers) -> State:
-    """A constant."""
+    """The initial state gets no gradient."""
     return tuple(value_of(part) for part in Formulas.started(correct, x, initial, lengths))
 
 
@@ -701,7 +701,7 @@ def detached_start(correct: Formulas, x: Numbers, initial: State, lengths: Numbe
     source="a backward pass that takes the gradient of the outputs alone",
 )
 def detached_final(correct: Formulas, state: State) -> State:
-    """A constant."""
+    """No gradient flows through the final state."""
     return tuple(value_of(part) for part in state)
 
 
@@ -713,5 +713,5 @@ def detached_final(correct: Formulas, state: State) -> State:
     source="a fused backward pass that forgets dZ",
 )
 def detached_update(correct: Formulas, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
-    """Z is a constant."""
+    """No gradient flows through the update gate Z."""
     return Formulas.updated(correct, value_of(update), h, candidate)

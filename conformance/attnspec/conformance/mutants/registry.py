@@ -1,4 +1,4 @@
-"""What a mutant is: a correct backend with one step made wrong, what it must break, and where the bug is known from."""
+"""Mutants: backends with one wrong step, the laws that detect it, and a source of the bug."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from attnspec.conformance.mutants.correct.altered import Alteration, Altered, Re
 
 @dataclass(frozen=True)
 class Mutant(Altered):
-    """A backend that is wrong in one way.
+    """A backend with one defect.
 
-    Every law of ``breaks`` detects it by itself, at its first dtype. ``source`` says where the bug is known from, and
-    ``profile`` the least one that has the laws which detect it.
+    Each law of ``breaks`` detects it alone, at its first dtype. ``source`` says where the bug is known from,
+    ``profile`` is the smallest profile with the laws that detect it.
     """
 
     breaks: tuple[str, ...] = ()
@@ -21,12 +21,12 @@ class Mutant(Altered):
 
     @property
     def dtype(self) -> str:
-        """The dtype at which it is judged."""
+        """The dtype in which it is judged."""
         return self.dtypes[0]
 
 
 MUTANTS: Registry[Mutant] = Registry("mutants")
-"""Every mutant, by name, once :mod:`attnspec.conformance.mutants` is imported."""
+"""All mutants by name; filled by the import of :mod:`attnspec.conformance.mutants`."""
 
 
 def mutant(
@@ -40,9 +40,9 @@ def mutant(
     register: bool = True,
     **more: Any,
 ) -> Callable[[Alteration], Mutant]:
-    """Make a mutant of a function that takes the place of the step ``replaces``, or of a subclass.
+    """Decorate a function that replaces the step ``replaces``, or a subclass, as a mutant.
 
-    ``operations`` are Protocols. ``ValueError`` for a step that does not exist, or a name that is taken.
+    ``operations`` are Protocols. ``ValueError`` for an unknown step or a name in use.
     """
 
     def made(wrong: Alteration) -> Mutant:

@@ -1,4 +1,4 @@
-"""Mutants of what a tile, a grid or a buffer leaves over."""
+"""Mutants that lose the remainder beyond whole tiles, grids or buffers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ BUFFER, HALF_TILE = 512, 8
 
 
 def _narrowed(x: Numbers, width: int, kept: int) -> Numbers:
-    """An array of which, where it is exactly so wide, only the first features are kept."""
+    """The array with features from ``kept`` on set to 0, if it has exactly ``width`` features."""
     return np.where(np.arange(width) < kept, x, x.dtype.type(0)) if x.shape[-1] == width else x
 
 
@@ -34,7 +34,7 @@ def _narrowed(x: Numbers, width: int, kept: int) -> Numbers:
     source="Dao-AILab/flash-attention#2541: sizes of heads between those that kernels are made for",
 )
 def half_a_tile(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Of exactly 96 features the last 32 do not count."""
+    """The last 32 of exactly 96 features are ignored."""
     prepared = Library.prepared(correct, operation, arguments)
     path = query(operation)
     return changed(prepared, {path: _narrowed(at(prepared, path), 96, 64)})
@@ -48,7 +48,7 @@ def half_a_tile(correct: Library, operation: Operation, arguments: Mapping[str, 
     source="pytorch/pytorch#169222: heads of 160 features and more",
 )
 def half_a_tile_of_values(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Of exactly 160 columns the last 32 are 0."""
+    """The last 32 of exactly 160 columns of values are 0."""
     prepared = Library.prepared(correct, operation, arguments)
     path = operation.attended[-1].path
     return changed(prepared, {path: _narrowed(at(prepared, path), 160, 128)})
@@ -62,7 +62,7 @@ def half_a_tile_of_values(correct: Library, operation: Operation, arguments: Map
     source="vectors of eight numbers, of which the last one is half full",
 )
 def half_a_vector(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Of more than 80 features that are no multiple of eight but one of four."""
+    """The last four features are ignored if there are more than 80 and their number mod 8 is 4."""
     prepared = Library.prepared(correct, operation, arguments)
     path = query(operation)
     width = at(prepared, path).shape[-1]
@@ -77,7 +77,7 @@ def half_a_vector(correct: Library, operation: Operation, arguments: Mapping[str
     source="vectors of two numbers, of which the last one is half full",
 )
 def odd_feature(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Of an odd number above 66."""
+    """The last of an odd number of features above 66 is ignored."""
     prepared = Library.prepared(correct, operation, arguments)
     path = query(operation)
     width = at(prepared, path).shape[-1]
@@ -92,7 +92,7 @@ def odd_feature(correct: Library, operation: Operation, arguments: Mapping[str, 
     source="a tile of values that is as wide as one of keys, of which half is not written",
 )
 def narrow_values(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The last sixteen columns do not count."""
+    """The last 16 of 32 columns of values are 0 beside 64 features."""
     prepared = Library.prepared(correct, operation, arguments)
     path = operation.attended[-1].path
     halved = sizes(operation, arguments)[2:] == (64, 32)
@@ -108,7 +108,7 @@ def narrow_values(correct: Library, operation: Operation, arguments: Mapping[str
     profile="full",
 )
 def without_positional_features(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Of 576 features the last 64 do not count."""
+    """The last 64 of 576 features are ignored."""
     prepared = Library.prepared(correct, operation, arguments)
     path = query(operation)
     return changed(prepared, {path: _narrowed(at(prepared, path), 576, BUFFER)})
@@ -137,7 +137,7 @@ def keys_in_16_bits(correct: Formulas, scores: Numbers, mask: Numbers) -> Number
     source="one block of 1,024 threads for every row, without a loop",
 )
 def moments_of_a_block(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
-    """Of more."""
+    """Mean and variance are those of the first 1,024 features."""
     centred = x - np.mean(x[..., :1024], axis=-1, keepdims=True)
     deviation = np.sqrt(correct.variance(centred[..., :1024]) + x.dtype.type(correct.epsilon()))
     return parameters.gain * centred / deviation + parameters.bias
@@ -154,7 +154,7 @@ def moments_of_a_block(correct: Formulas, x: Numbers, parameters: LayerNormParam
 def gradients_of_a_block(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Cotangents of later rows do not count for what has no batch."""
+    """Only the first 256 rows contribute to the gradients of weights."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     rows = cotangent.reshape(-1, cotangent.shape[-1])
     if len(rows) <= 256:
@@ -166,12 +166,12 @@ def gradients_of_a_block(
 
 
 def _odd(width: int) -> bool:
-    """Whether a tile of 16 is half full after the last full one: of 40, 56, 72, 88, 104 and 120 features."""
+    """Return whether the last tile of 16 is half full: for 40, 56, 72, 88, 104 and 120 features."""
     return 40 <= width <= 120 and width % 16 == HALF_TILE
 
 
 def _without_half_a_tile(prepared: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The arguments, of which one that has half a tile over is 0 there."""
+    """Arguments with the last eight features at ``path`` set to 0 if its last tile is half full."""
     width = at(prepared, path).shape[-1]
     kept = width - HALF_TILE if _odd(width) else width
     return changed(prepared, {path: _narrowed(at(prepared, path), width, kept)})
@@ -185,7 +185,7 @@ def _without_half_a_tile(prepared: Mapping[str, Any], path: str) -> dict[str, An
     source="heads of 40 and 72 features, as of Stable Diffusion and SigLIP, in matrix products of 16 by 16",
 )
 def half_a_product(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Of 40, 56, 72, 88, 104 and 120 features the last eight do not count."""
+    """The last eight of 40, 56, 72, 88, 104 or 120 features are ignored."""
     return _without_half_a_tile(Library.prepared(correct, operation, arguments), query(operation))
 
 
@@ -197,7 +197,7 @@ def half_a_product(correct: Library, operation: Operation, arguments: Mapping[st
     source="values of 40 and 72 features, as of Stable Diffusion and SigLIP, in matrix products of 16 by 16",
 )
 def half_a_product_of_values(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Of 40, 56, 72, 88, 104 and 120 columns the last eight are 0."""
+    """The last eight of 40, 56, 72, 88, 104 or 120 columns of values are 0."""
     return _without_half_a_tile(Library.prepared(correct, operation, arguments), operation.attended[-1].path)
 
 
@@ -209,7 +209,7 @@ def half_a_product_of_values(correct: Library, operation: Operation, arguments: 
     source="a column of a mask as an unsigned char, in the kernel for more queries than 16",
 )
 def columns_in_a_byte(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Beyond the 256th those from the first on count again, where there are more than 16 queries."""
+    """Columns of a mask are read modulo 256 if it has more than 16 rows."""
     prepared = Library.prepared(correct, operation, arguments)
     mask = mask_of(operation, prepared)
     if operation.mask is None or mask is None or mask.ndim < 2 or mask.shape[-2] <= 16:
@@ -244,7 +244,7 @@ def late_tiles(correct: Library, operation: Operation, arguments: Mapping[str, A
     source="pointers to the weights of at most eight heads",
 )
 def eight_heads(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Every head beyond the eighth has the weights of the eighth."""
+    """Heads beyond the eighth use the weights of the eighth."""
     prepared = Library.prepared(correct, operation, arguments)
     heads = operation.sizes_of(Axis.HEAD)
     weights = {
@@ -256,7 +256,7 @@ def eight_heads(correct: Library, operation: Operation, arguments: Mapping[str, 
 
 
 def _first(operation: Operation, result: Any, count: int) -> Any:
-    """The results of the first elements of the batch; all others are 0."""
+    """Results with all but the first ``count`` batch elements set to 0."""
     core = len(operation.leading.core)
 
     def kept(x: Numbers) -> Numbers:
@@ -280,7 +280,7 @@ def _elements(operation: Operation, result: Any) -> int:
     profile="full",
 )
 def full_grid(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
-    """A batch of 65,535 elements is a full grid and nothing over: nothing is computed."""
+    """Nothing is computed for a batch of exactly 65,535 elements: all results are 0."""
     found = Library.finished(correct, operation, result, arguments)
     count = _elements(operation, found)
     return _first(operation, found, 0) if count == 65535 else found
@@ -295,7 +295,7 @@ def full_grid(correct: Library, operation: Operation, result: Any, arguments: Ma
     profile="full",
 )
 def counted_in_sixteen_bits(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
-    """Of 65,536 elements none is computed."""
+    """Batch elements are counted modulo 65,536; the results of all others are 0."""
     found = Library.finished(correct, operation, result, arguments)
     count = _elements(operation, found)
     return _first(operation, found, count % 65536) if count > 65535 else found
@@ -309,10 +309,10 @@ def counted_in_sixteen_bits(correct: Library, operation: Operation, result: Any,
     profile="full",
 )
 class StaleRows(Library):
-    """Results are written into a buffer that is kept by shape; after the first call only its first rows are."""
+    """Results go into a buffer per shape, of which later calls renew only the first 512 rows."""
 
     def finished(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
-        """Look for the buffer."""
+        """Write the first rows into the buffer of this shape."""
         buffers: dict[Any, Numbers] = vars(self).setdefault("buffers", {})
         found = super().finished(operation, result, arguments)
         if found.shape[-2] <= BUFFER:
@@ -330,10 +330,10 @@ class StaleRows(Library):
     profile="full",
 )
 class StaleKeys(Library):
-    """A cache of keys, kept by shape, of which only the first 512 are renewed."""
+    """Keys go into a cache per shape, of which later calls renew only the first 512."""
 
     def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Look for the cache."""
+        """Write the first keys into the cache of this shape."""
         caches: dict[Any, Numbers] = vars(self).setdefault("caches", {})
         prepared = super().prepared(operation, arguments)
         path = key(operation)

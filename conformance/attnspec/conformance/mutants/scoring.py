@@ -1,4 +1,4 @@
-"""Mutants of scorers."""
+"""Mutants of score functions."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from attnspec.spec.scoring import (
 from attnspec.spec.seq2seq import BahdanauContext
 
 ADDITIVE = (AdditiveScores, AdditiveAttention, BahdanauContext)
-"""The operations whose scores are additive."""
+"""Operations with additive scores."""
 
 
 @mutant(
@@ -29,7 +29,7 @@ ADDITIVE = (AdditiveScores, AdditiveAttention, BahdanauContext)
     source="a scale of d in place of √d",
 )
 def scores_over_d(correct: Formulas, scores: Numbers, d: int) -> Numbers:
-    """Scores are divided by d where √d is meant."""
+    """Scores are divided by d in place of √d."""
     return scores / scores.dtype.type(d)
 
 
@@ -41,7 +41,7 @@ def scores_over_d(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     source="esceptico/perceiver-io#9",
 )
 def divided_by_reciprocal_root(correct: Formulas, scores: Numbers, d: int) -> Numbers:
-    """The scale is stored as d^−½ and then divided by."""
+    """Scores are divided by 1/√d: they are multiplied by √d."""
     return scores * np.sqrt(scores.dtype.type(d))
 
 
@@ -54,7 +54,7 @@ def divided_by_reciprocal_root(correct: Formulas, scores: Numbers, d: int) -> Nu
     source="a constant rounded to bfloat16",
 )
 def slightly_large(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """A factor of 1.002, less than the rounding of any single score."""
+    """Scores are multiplied by 1.002, which is less than the rounding of any score."""
     return Formulas.dot_scores(correct, query, key) * key.dtype.type(1.002)
 
 
@@ -66,7 +66,7 @@ def slightly_large(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     source="linear layers have a bias unless told otherwise",
 )
 def with_bias(correct: Formulas, query: Numbers, w: Numbers) -> Numbers:
-    """A bias is added that the formula does not have."""
+    """A bias of 1/8 is added to the scores."""
     return Formulas.location_scores(correct, query, w) + query.dtype.type(0.125)
 
 
@@ -78,7 +78,7 @@ def with_bias(correct: Formulas, query: Numbers, w: Numbers) -> Numbers:
     source="query–key normalisation left on",
 )
 def normalised_keys(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """Cosine similarity in the keys."""
+    """Keys are divided by their length before the product."""
     length = np.sqrt(np.sum(key * key, axis=-1, keepdims=True))
     return Formulas.dot_scores(correct, query, key / np.maximum(length, key.dtype.type(1e-12)))
 
@@ -91,7 +91,7 @@ def normalised_keys(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     source="linear position biases (ALiBi) added where scores are made",
 )
 def distance_bias(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """−|i − j|/8 is added."""
+    """−|i − j|/8 is added to the scores."""
     distance = np.abs(np.arange(query.shape[-2])[:, None] - np.arange(key.shape[-2]))
     return Formulas.dot_scores(correct, query, key) - (distance / 8).astype(query.dtype)
 
@@ -104,7 +104,7 @@ def distance_bias(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     source="feature maps of linear attention",
 )
 def relu_queries(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """Negative coordinates of queries are lost."""
+    """Negative coordinates of queries count as 0."""
     return Formulas.dot_scores(correct, np.maximum(query, query.dtype.type(0)), key)
 
 
@@ -116,7 +116,7 @@ def relu_queries(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     source="turboderp-org/exllamav3#316",
 )
 def power_of_two_only(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """Coordinates beyond the largest power of two are not multiplied."""
+    """Features beyond the largest power of two ≤ d are left out of the product."""
     whole = 1 << (query.shape[-1].bit_length() - 1)
     return Formulas.dot_scores(correct, query[..., :whole], key[..., :whole])
 
@@ -129,7 +129,7 @@ def power_of_two_only(correct: Formulas, query: Numbers, key: Numbers) -> Number
     source="stanford-crfm/mistral#67",
 )
 def half_accumulation(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """The sum is rounded to float16 after every coordinate."""
+    """Dot products are rounded to float16 after every added term."""
     total = query[..., :, None, 0] * key[..., None, :, 0]
     for i in range(1, query.shape[-1]):
         total = rounded(total + query[..., :, None, i] * key[..., None, :, i], "float16")
@@ -144,7 +144,7 @@ def half_accumulation(correct: Formulas, query: Numbers, key: Numbers) -> Number
     source="(out, in) and (in, out) weights confused",
 )
 def transposed_matrix(correct: Formulas, query: Numbers, key: Numbers, w: Numbers) -> Numbers:
-    """W is read in the other memory order, which fits whatever its shape."""
+    """The memory of W is read as if it were transposed."""
     return Formulas.general_scores(correct, query, key, np.swapaxes(w, -1, -2).reshape(*w.shape))
 
 
@@ -156,7 +156,7 @@ def transposed_matrix(correct: Formulas, query: Numbers, key: Numbers, w: Number
     source="left padding taken for right padding",
 )
 def positions_from_the_end(correct: Formulas, query: Numbers, w: Numbers) -> Numbers:
-    """The row of weights for position j is used for m − 1 − j."""
+    """The weights of position j are used for position m − 1 − j."""
     return Formulas.location_scores(correct, query, np.flip(w, axis=-2))
 
 
@@ -168,7 +168,7 @@ def positions_from_the_end(correct: Formulas, query: Numbers, w: Numbers) -> Num
     source="Alexander-H-Liu/End-to-end-ASR-Pytorch, scores of separately activated projections",
 )
 def separate_activations(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
-    """tanh(W_q q) + tanh(W_k k)."""
+    """The hidden layer is tanh(W_q q) + tanh(W_k k) in place of tanh(W_q q + W_k k)."""
     return correct.activation(of_query) + correct.activation(of_key)
 
 
@@ -180,7 +180,7 @@ def separate_activations(correct: Formulas, of_query: Numbers, of_key: Numbers) 
     source="the activation of feed-forward layers",
 )
 def relu_for_tanh(correct: Formulas, x: Numbers) -> Numbers:
-    """max(0, x) in place of tanh x."""
+    """The activation is max(0, x) in place of tanh x."""
     return np.maximum(x, x.dtype.type(0))
 
 
@@ -192,7 +192,7 @@ def relu_for_tanh(correct: Formulas, x: Numbers) -> Numbers:
     source="gates use a sigmoid where scores use tanh",
 )
 def sigmoid_for_tanh(correct: Formulas, x: Numbers) -> Numbers:
-    """σ(x) = (1 + tanh(x/2))/2."""
+    """The activation is σ(x) = (1 + tanh(x/2))/2 in place of tanh x."""
     half = x.dtype.type(0.5)
     return half + half * np.tanh(half * x)
 
@@ -205,7 +205,7 @@ def sigmoid_for_tanh(correct: Formulas, x: Numbers) -> Numbers:
     source="exp-factorised tanh without clamps",
 )
 def overflowing_tanh(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
-    """(EF − 1)/(EF + 1) with E = e^2a and F = e^2b: ∞/∞ for large projections, 0·∞ for those that cancel."""
+    """tanh(a + b) is (EF − 1)/(EF + 1) with E = e^2a, F = e^2b: ∞/∞ for large a and b, 0·∞ if they cancel."""
     both = np.exp(2 * of_query) * np.exp(2 * of_key)
     return (both - 1) / (both + 1)
 
@@ -218,7 +218,7 @@ def overflowing_tanh(correct: Formulas, of_query: Numbers, of_key: Numbers) -> N
     source="the approximate tanh of GPUs, relative error 2⁻¹¹",
 )
 def approximate_tanh(correct: Formulas, x: Numbers) -> Numbers:
-    """tanh rounded to the precision of float16."""
+    """tanh is rounded to the precision of float16."""
     return rounded(np.tanh(x), "float16")
 
 
@@ -230,7 +230,7 @@ def approximate_tanh(correct: Formulas, x: Numbers) -> Numbers:
     source="clamps that guard exponentials, set too tight",
 )
 def tight_clamps(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
-    """Each projection is clamped by itself, which is wrong where both are large and cancel."""
+    """Both projections are clamped to ±5, which is wrong if both are large and cancel."""
     low, high = of_query.dtype.type(-5), of_query.dtype.type(5)
     clamped = (np.minimum(np.maximum(x, low), high) for x in (of_query, of_key))
     return Formulas.hidden(correct, *clamped)
@@ -244,7 +244,7 @@ def tight_clamps(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Numbe
     source="a condition on both sides for one on either, in the choice of a path",
 )
 def clamped_exponentials(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
-    """1 − 2/(1 + EF) with exponents clamped to ±69, unless both are beyond them."""
+    """tanh is 1 − 2/(1 + EF) with exponents clamped to ±69, unless both exponents are beyond."""
     bound, one, two = (of_query.dtype.type(x) for x in (34.5, 1, 2))
     exponentials = (np.exp(two * np.minimum(np.maximum(x, -bound), bound)) for x in (of_query, of_key))
     factorised = one - two / (one + np.multiply(*exponentials))
@@ -262,7 +262,7 @@ def clamped_exponentials(correct: Formulas, of_query: Numbers, of_key: Numbers) 
 def exchanged_weights(
     correct: Formulas, query: Numbers, key: Numbers, w_q: Numbers, w_k: Numbers, w_v: Numbers
 ) -> Numbers:
-    """Both weights are read from one buffer, the other one first."""
+    """W_q and W_k are read from one buffer in the wrong order."""
     both = np.concatenate([w_k.reshape(-1), w_q.reshape(-1)])
     first, second = both[: w_q.size], both[w_q.size :]
     return Formulas.additive_scores(correct, query, key, first.reshape(*w_q.shape), second.reshape(*w_k.shape), w_v)
@@ -276,7 +276,7 @@ def exchanged_weights(
     source="scikit-learn#9354, pytorch#42479",
 )
 def expanded_distance(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """q·k − ½‖q‖² − ½‖k‖², which cancels badly."""
+    """−½‖q − k‖² is computed as q·k − ½‖q‖² − ½‖k‖², which cancels."""
     squares = (np.sum(x * x, axis=-1) for x in (query, key))
     of_query, of_key = squares
     return Formulas.dot_scores(correct, query, key) - 0.5 * of_query[..., :, None] - 0.5 * of_key[..., None, :]
@@ -290,7 +290,7 @@ def expanded_distance(correct: Formulas, query: Numbers, key: Numbers) -> Number
     source="what is constant in a row cancels in the softmax, but not in the scores",
 )
 def without_query_norm(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """q·k − ½‖k‖² + the first coordinate of q."""
+    """Scores are q·k − ½‖k‖² plus the first coordinate of q, without −½‖q‖²."""
     of_key = np.sum(key * key, axis=-1)
     return Formulas.dot_scores(correct, query, key) - 0.5 * of_key[..., None, :] + query[..., :, None, 0]
 
@@ -303,7 +303,7 @@ def without_query_norm(correct: Formulas, query: Numbers, key: Numbers) -> Numbe
     source="exp(−‖u‖²) and exp(−½‖u‖²) are both called Gaussian kernels",
 )
 def twice_the_distance(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """−‖q − k‖²."""
+    """Scores are −‖q − k‖² in place of −½‖q − k‖²."""
     return 2 * Formulas.gaussian_scores(correct, query, key)
 
 
@@ -315,5 +315,5 @@ def twice_the_distance(correct: Formulas, query: Numbers, key: Numbers) -> Numbe
     source="the wrong norm",
 )
 def manhattan(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """−½ Σ|q − k|."""
+    """Scores are −½ Σ|q − k| in place of −½‖q − k‖²."""
     return -0.5 * np.sum(np.abs(query[..., :, None, :] - key[..., None, :, :]), axis=-1)

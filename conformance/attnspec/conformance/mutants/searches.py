@@ -18,7 +18,7 @@ CHOOSING = (GreedyDecode, BeamDecode)
     source="generation that runs to max_length and is cut by the tokenizer",
 )
 def endless(correct: Formulas, last: Numbers, eos: int) -> Numbers:
-    """No sentence ends."""
+    """Sentences go on after <eos>."""
     return np.zeros(np.shape(last), bool)
 
 
@@ -30,7 +30,7 @@ def endless(correct: Formulas, last: Numbers, eos: int) -> Numbers:
     source="a loop that breaks when any sentence has ended",
 )
 def all_end(correct: Formulas, last: Numbers, eos: int) -> Numbers:
-    """One end is everybody's."""
+    """All sentences of the batch end with the first that ends."""
     return np.full(np.shape(last), bool((np.asarray(last) == eos).any()))
 
 
@@ -42,7 +42,7 @@ def all_end(correct: Formulas, last: Numbers, eos: int) -> Numbers:
     source="the end counted as padding",
 )
 def uncounted_end(correct: Formulas, logarithm: Numbers, chosen: Numbers, eos: int) -> Numbers:
-    """The end adds 0."""
+    """<eos> adds 0 to the score in place of its log-probability."""
     return np.where(chosen == eos, logarithm.dtype.type(0), logarithm)
 
 
@@ -54,7 +54,7 @@ def uncounted_end(correct: Formulas, logarithm: Numbers, chosen: Numbers, eos: i
     source="softmax in place of log_softmax before the scores are added",
 )
 def summed_probabilities(correct: Formulas, logarithm: Numbers, chosen: Numbers, eos: int) -> Numbers:
-    """Σ P."""
+    """The score is Σ P in place of Σ log P."""
     return np.exp(logarithm)
 
 
@@ -66,7 +66,7 @@ def summed_probabilities(correct: Formulas, logarithm: Numbers, chosen: Numbers,
     source="top-k sampling left on",
 )
 def second_best(correct: Formulas, logarithms: Numbers) -> Numbers:
-    """The best token but one, where there are two."""
+    """The second most probable token is chosen, if there are two."""
     return np.argsort(-logarithms, axis=-1, kind="stable")[..., min(1, logarithms.shape[-1] - 1)]
 
 
@@ -78,7 +78,7 @@ def second_best(correct: Formulas, logarithms: Numbers) -> Numbers:
     source="an argmax that compares with ≥",
 )
 def last_of_equals(correct: Formulas, logarithms: Numbers) -> Numbers:
-    """Of equal tokens the last."""
+    """The last of several equally probable tokens is chosen, not the first."""
     return logarithms.shape[-1] - 1 - np.argmax(logarithms[..., ::-1], axis=-1)
 
 
@@ -90,7 +90,7 @@ def last_of_equals(correct: Formulas, logarithms: Numbers) -> Numbers:
     source="torch.topk, which may take any of equal numbers",
 )
 def last_candidates(correct: Formulas, candidates: Numbers, count: int) -> Numbers:
-    """Of equal candidates the last."""
+    """The last of several equally probable candidates is kept, not the first."""
     backwards = candidates[..., ::-1, ::-1]
     total = candidates.shape[-2] * candidates.shape[-1]
     return total - 1 - Formulas.survivors(correct, backwards, count)
@@ -107,7 +107,7 @@ def padded_with_zero(
     correct: Formulas, token: Numbers, state: Numbers, annotations: Numbers, parameters: Parameters, steps: int,
     eos: int, *, mask: Numbers = None,
 ) -> tuple[Numbers, Numbers]:  # fmt: skip
-    """0 behind the end."""
+    """Tokens after <eos> are 0 in place of <eos>."""
     tokens, score = Formulas.greedy_decode(correct, token, state, annotations, parameters, steps, eos, mask=mask)
     ends = tokens == eos
     return np.where(np.cumsum(ends, axis=-1) - ends > 0, 0, tokens), score
@@ -121,7 +121,7 @@ def padded_with_zero(
     source="each step's own log-probabilities compared",
 )
 def only_the_last(correct: Formulas, scores: Numbers, gains: Numbers, ended: Numbers, eos: int) -> Numbers:
-    """The score of the last token alone."""
+    """Candidates are compared by the score of their last token only."""
     return Formulas.candidates(correct, scores * scores.dtype.type(0), gains, ended, eos)
 
 
@@ -133,7 +133,7 @@ def only_the_last(correct: Formulas, scores: Numbers, gains: Numbers, ended: Num
     source="a search that asks only at the end which hypotheses have ended",
 )
 def extended_ends(correct: Formulas, scores: Numbers, gains: Numbers, ended: Numbers, eos: int) -> Numbers:
-    """As if none had ended."""
+    """Hypotheses that have ended are extended by further tokens."""
     return Formulas.candidates(correct, scores, gains, np.zeros_like(ended), eos)
 
 
@@ -145,7 +145,7 @@ def extended_ends(correct: Formulas, scores: Numbers, gains: Numbers, ended: Num
     source="a beam that begins with k equal hypotheses of score 0, and keeps duplicates",
 )
 def copies(correct: Formulas, beams: int) -> int:
-    """As many as the beam is wide."""
+    """The beam starts with k equal hypotheses in place of one."""
     return beams
 
 
@@ -157,7 +157,7 @@ def copies(correct: Formulas, beams: int) -> int:
     source="a cache that does not follow the hypotheses",
 )
 def not_reordered(correct: Formulas, states: Numbers, before: Numbers) -> Numbers:
-    """The states stay in place, the first ones for those that are new."""
+    """Decoder states are not reordered with the hypotheses of the beam."""
     return np.take_along_axis(states, (np.arange(before.shape[-1]) % states.shape[-2] + 0 * before)[..., None], axis=-2)
 
 
@@ -169,7 +169,7 @@ def not_reordered(correct: Formulas, states: Numbers, before: Numbers) -> Number
     source="a heap that keeps the least score at the top",
 )
 def worst(correct: Formulas, scores: Numbers, tokens: Numbers, eos: int) -> Numbers:
-    """The least score that is one."""
+    """The hypothesis with the lowest finite score is returned."""
     return np.argmin(np.where(np.isfinite(scores), scores, np.inf), axis=-1)
 
 
@@ -181,7 +181,7 @@ def worst(correct: Formulas, scores: Numbers, tokens: Numbers, eos: int) -> Numb
     source="scores divided by lengths, which no one asked for",
 )
 def normalized_by_length(correct: Formulas, scores: Numbers, tokens: Numbers, eos: int) -> Numbers:
-    """The score for each token decides."""
+    """The hypothesis with the best score per token is returned."""
     ends = tokens == eos
     lengths = np.maximum((np.cumsum(ends, axis=-1) - ends == 0).sum(-1), 1)
     return np.argmax(scores / lengths.astype(scores.dtype), axis=-1)
@@ -195,5 +195,5 @@ def normalized_by_length(correct: Formulas, scores: Numbers, tokens: Numbers, eo
     source="2k candidates kept so that k unfinished ones are left",
 )
 def too_wide(correct: Formulas, beams: int) -> int:
-    """k + 1."""
+    """The beam keeps k + 1 hypotheses in place of k."""
     return beams + 1

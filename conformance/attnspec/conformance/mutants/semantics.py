@@ -1,4 +1,4 @@
-"""Mutants that declare one thing and do another."""
+"""Mutants whose behaviour at edge cases differs from their declaration."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +28,7 @@ from attnspec.spec.seq2seq import BahdanauContext
     source="ml-explore/mlx#2395: the least finite number for −∞",
 )
 def least_number(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """Where every key is masked, all scores are equal."""
+    """Masked scores are the least finite number: fully masked rows get uniform weights in place of 0."""
     return scores if mask is None else np.where(mask, scores, np.finfo(scores.dtype).min)
 
 
@@ -40,7 +40,7 @@ def least_number(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     source="pytorch/pytorch#103963, openvinotoolkit/openvino#36016",
 )
 def minus_infinity(correct: Formulas, scores: Numbers) -> Numbers:
-    """−∞ − −∞."""
+    """Fully masked rows compute −∞ − −∞ and are NaN in place of 0."""
     return np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
 
 
@@ -53,7 +53,7 @@ def minus_infinity(correct: Formulas, scores: Numbers) -> Numbers:
     source="robertknight/rten#1321: fixed, but still documented",
 )
 def zero_after_all(correct: Formulas, scores: Numbers) -> Numbers:
-    """What is normative, declared as a deviation."""
+    """Fully masked rows are 0, as specified, but declared to be NaN."""
     return Formulas.shift(correct, scores)
 
 
@@ -66,7 +66,7 @@ def zero_after_all(correct: Formulas, scores: Numbers) -> Numbers:
     source="pytorch/pytorch#103749: boolean masks and padding masks differ",
 )
 def by_kind_of_mask(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """A mask that is the same for all queries is dropped where it leaves nothing."""
+    """A mask with one row for all queries is ignored if it masks every key; other masks give NaN, as declared."""
     if mask is None:
         return scores
     idle = ~mask.any(-1, keepdims=True)
@@ -84,7 +84,7 @@ def by_kind_of_mask(correct: Formulas, scores: Numbers, mask: Numbers) -> Number
     source="kernels for long sequences treat rows without keys otherwise",
 )
 def nan_while_short(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """From the 17th query on, rows without keys are 0."""
+    """Rows without keys are NaN, as declared, only up to query 16, and 0 from query 17 on."""
     hidden = Formulas.excluded(correct, scores, mask)
     if mask is None:
         return hidden
@@ -101,7 +101,7 @@ def nan_while_short(correct: Formulas, scores: Numbers, mask: Numbers) -> Number
     source="keys beyond the last attendable one are not loaded",
 )
 def uniform_while_loaded(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """In calls with many queries, rows without keys attend to every second key."""
+    """With more than 17 queries, rows without keys attend to every second key only, though uniform is declared."""
     if mask is None:
         return scores
     lowest = np.where(mask, scores, np.finfo(scores.dtype).min)
@@ -137,7 +137,7 @@ def nan_in_every_gradient(
     source="the maximum of an empty row",
 )
 def empty_maximum(correct: Formulas, scores: Numbers) -> Numbers:
-    """A maximum without an initial value."""
+    """Without keys, the maximum of an empty row raises."""
     highest = scores.max(axis=-1, keepdims=True) if isinstance(scores, np.ndarray) else Formulas.shift(correct, scores)
     return np.where(highest == -np.inf, scores.dtype.type(0), highest)
 
@@ -150,7 +150,7 @@ def empty_maximum(correct: Formulas, scores: Numbers) -> Numbers:
     source="the mean of nothing",
 )
 def mean_of_nothing(correct: Formulas, value: Numbers, *, mask: Numbers = None) -> Numbers:
-    """0/0."""
+    """Without values, the mean is 0/0 = NaN in place of 0."""
     mean = Formulas.average_pooling(correct, value, mask=mask)
     return mean if value.shape[-2] else mean + np.nan
 
@@ -163,7 +163,7 @@ def mean_of_nothing(correct: Formulas, value: Numbers, *, mask: Numbers = None) 
     source="Dao-AILab/flash-attention#1778, NVIDIA/cutlass#2336",
 )
 def bottom_right(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """j ≤ i + m − n."""
+    """The causal mask is j ≤ i + m − n, aligned at the bottom right, undeclared."""
     if not causal:
         return mask
     triangle = np.tri(n, m, m - n, dtype=bool)
@@ -179,7 +179,7 @@ def bottom_right(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int)
     source="Dao-AILab/flash-attention#517: the documentation changed first",
 )
 def top_left_after_all(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """What is normative, declared as a deviation."""
+    """The causal mask is j ≤ i, as specified, but declared to be bottom-right."""
     return Formulas.attendable(correct, mask, causal, n, m)
 
 
@@ -191,7 +191,7 @@ def top_left_after_all(correct: Formulas, mask: Numbers, causal: bool, n: int, m
     source="pytorch/pytorch#101967",
 )
 def multiplied_by_zero(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-    """0·NaN is NaN."""
+    """Masked NaN reaches the result: weights of 0 multiply masked values, and 0·NaN is NaN."""
     return correct.attention_pooling(weights, value)
 
 
@@ -204,7 +204,7 @@ def multiplied_by_zero(correct: Formulas, weights: Numbers, value: Numbers, mask
     source="a declaration copied from another library",
 )
 def excluded_after_all(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-    """What is normative, declared as a deviation."""
+    """Masked NaN is excluded, as specified, but declared to propagate."""
     return Formulas.pooled(correct, weights, value, mask)
 
 
@@ -216,7 +216,7 @@ def excluded_after_all(correct: Formulas, weights: Numbers, value: Numbers, mask
     source="nan_to_num over the result, for the sake of fully masked rows",
 )
 def nan_to_num(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-    """What diverged looks like zeros."""
+    """NaN in the result becomes 0, even if an attendable value is NaN."""
     result = Formulas.pooled(correct, weights, value, mask)
     return np.where(np.isnan(value_of(result)), weights.dtype.type(0), result)
 
@@ -230,7 +230,7 @@ def nan_to_num(correct: Formulas, weights: Numbers, value: Numbers, mask: Number
     source="nan_to_num was removed, its declaration was not",
 )
 def propagates_after_all(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-    """NaN stays NaN, which is normative, declared as a deviation."""
+    """Attendable NaN propagates, as specified, but is declared hidden."""
     return Formulas.pooled(correct, weights, value, mask)
 
 
@@ -242,7 +242,7 @@ def propagates_after_all(correct: Formulas, weights: Numbers, value: Numbers, ma
     source="the wish in tracel-ai/burn#5742, granted to every softmax",
 )
 def nothing_is_undefined(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """A guard for fully masked rows that takes the maximum for the mask."""
+    """Rows whose attendable scores are all −∞ are 0 in place of NaN."""
     return np.zeros(scores.shape, bool)
 
 
@@ -254,7 +254,7 @@ def nothing_is_undefined(correct: Formulas, scores: Numbers, mask: Numbers) -> N
     source="ml-explore/mlx#1467",
 )
 def undefined_in_long_rows(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """Two kernels, one of which starts its maximum at a finite number."""
+    """Rows of up to 127 keys whose attendable scores are all −∞ are 0 in place of NaN."""
     return Formulas.undefined(correct, scores, mask) & (scores.shape[-1] > 127)
 
 
@@ -267,7 +267,7 @@ def undefined_in_long_rows(correct: Formulas, scores: Numbers, mask: Numbers) ->
     source="a declaration for the fused attention, made for softmax too",
 )
 def undefined_after_all(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """What is normative, declared as a deviation."""
+    """Rows of −∞ are NaN, as specified, but declared to be 0."""
     return Formulas.undefined(correct, scores, mask)
 
 
@@ -279,7 +279,7 @@ def undefined_after_all(correct: Formulas, scores: Numbers, mask: Numbers) -> Nu
     source="gc-os-ai/pyaptamer#607",
 )
 def even_only(correct: Formulas, d: int) -> Numbers:
-    """Cosines do not fit into the odd columns."""
+    """An odd width raises, because the cosines do not fit into the odd columns."""
     if d % 2:
         raise ValueError(f"could not broadcast {(d + 1) // 2} columns into {d // 2}")
     return Formulas.frequencies(correct, d)
@@ -306,7 +306,7 @@ def unpaired_cosine(correct: Formulas, n: int, d: int) -> Numbers:
     source="keras-team/keras#9463, torch.nn.GRU: reset_after, as cuDNN computes it",
 )
 def reset_after(correct: Formulas, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]) -> Numbers:
-    """R ⊙ (H W_hh), undeclared."""
+    """The reset gate multiplies the product, R ⊙ (H W_hh) in place of (R ⊙ H) W_hh, undeclared."""
     return correct.squashed(correct.reset_after(x, h, reset, p))
 
 
@@ -321,7 +321,7 @@ def reset_after(correct: Formulas, x: Numbers, h: Numbers, reset: Numbers, p: GR
 def reset_before_after_all(
     correct: Formulas, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]
 ) -> Numbers:
-    """What is normative, declared as a deviation."""
+    """The reset gate multiplies the state, as specified, but is declared to multiply the product."""
     return Formulas.gru_candidate(correct, x, h, reset, p)
 
 
@@ -332,12 +332,12 @@ def reset_before_after_all(
     source="facebookresearch/xformers#624, tenstorrent/tt-metal#52284",
 )
 class AnotherOrder(Formulas):
-    """Partial sums are added as they come in."""
+    """Sums run over the keys forwards and backwards by turns: repeated calls differ in rounding."""
 
     calls = 0
 
     def attention_pooling(self, weights: Numbers, value: Numbers) -> Numbers:
-        """Sum forwards and backwards by turns."""
+        """Sum over the keys, in reverse order in every second call."""
         self.calls += 1
         order = slice(None, None, 1 if self.calls % 2 else -1)
         result = (
@@ -357,10 +357,10 @@ class AnotherOrder(Formulas):
     source="facebookresearch/xformers#624",
 )
 class Noise(Library):
-    """Every other call is one unit in the last place larger."""
+    """Results of every other call are one unit in the last place larger."""
 
     def finished(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
-        """Count calls."""
+        """Add one unit in the last place in every other call."""
         vars(self)["calls"] = vars(self).get("calls", 0) + 1
         fresh = super().finished(operation, result, arguments)
         return np.nextafter(fresh, fresh.dtype.type(np.inf)) if vars(self)["calls"] % 2 else fresh

@@ -26,7 +26,7 @@ from attnspec.spec.seq2seq import (
     source="location-sensitive attention left on",
 )
 def location_bias(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """Later annotations score higher by 1/8 each."""
+    """j/8 is added to the score of annotation j."""
     bias = (np.arange(scores.shape[-1]) / 8).astype(scores.dtype)
     return Formulas.attend(correct, scores + bias, value, mask, causal)
 
@@ -48,7 +48,7 @@ def one_state(
     *,
     mask: Numbers = None,
 ) -> Numbers:
-    """The first state of the batch is everybody's query."""
+    """The first state of the batch is the query for every element."""
     if state.ndim > 1 and state.shape[0]:
         state = np.repeat(state[:1], state.shape[0], axis=0)
     return Formulas.bahdanau_context(correct, state, annotations, w_q, w_k, w_v, mask=mask)
@@ -62,7 +62,7 @@ def one_state(
     source="PetrochukM/PyTorch-NLP#2, stevezheng23/reading_comprehension_tf#30",
 )
 def over_states(correct: Formulas, scores: Numbers) -> Numbers:
-    """Normalised along the first dimension, the batch if there is one."""
+    """The softmax runs along the first dimension, the batch if there is one."""
     return np.moveaxis(Formulas.normalized(correct, np.moveaxis(scores, 0, -1)), -1, 0)
 
 
@@ -83,7 +83,7 @@ def keeps_axis(
     *,
     mask: Numbers = None,
 ) -> Numbers:
-    """(*batch, 1, d_h)."""
+    """The context has the shape (*batch, 1, d_h) in place of (*batch, d_h)."""
     return Formulas.bahdanau_context(correct, state, annotations, w_q, w_k, w_v, mask=mask)[..., None, :]
 
 
@@ -97,7 +97,7 @@ def keeps_axis(
 def squashed_scores(
     correct: Formulas, query: Numbers, key: Numbers, w_q: Numbers, w_k: Numbers, w_v: Numbers
 ) -> Numbers:
-    """tanh of the product with the output weights."""
+    """Additive scores pass through a second tanh."""
     return np.tanh(Formulas.additive_scores(correct, query, key, w_q, w_k, w_v))
 
 
@@ -109,7 +109,7 @@ def squashed_scores(
     source="a query projection that is never added",
 )
 def without_state(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
-    """tanh(W_k h)."""
+    """The hidden layer is tanh(W_k h), without the state."""
     return correct.activation(of_key + of_query * of_query.dtype.type(0))
 
 
@@ -124,7 +124,7 @@ LUONG = (LuongContextDot, LuongContextGeneral, LuongContextLocation)
     source="the scale of transformers, which Luong's scores do not have",
 )
 def scaled_context(correct: Formulas, scores: Numbers, annotations: Numbers, mask: Numbers) -> Numbers:
-    """Scaled by the width of the annotations."""
+    """Scores are divided by √d, with d the width of the annotations."""
     return Formulas.context(correct, correct.scaled(scores, annotations.shape[-1]), annotations, mask)
 
 
@@ -136,7 +136,7 @@ def scaled_context(correct: Formulas, scores: Numbers, annotations: Numbers, mas
     source="a local attention, as in Luong 2015, 3.2, in place of the global one",
 )
 def local_context(correct: Formulas, scores: Numbers, annotations: Numbers, mask: Numbers) -> Numbers:
-    """Annotations far from the last one count less."""
+    """The squared distance to the last annotation, divided by 8, is subtracted from the scores."""
     m = scores.shape[-1]
     distance = np.arange(m)[::-1].astype(scores.dtype)
     return Formulas.context(correct, scores - distance * distance / 8, annotations, mask)
@@ -150,7 +150,7 @@ def local_context(correct: Formulas, scores: Numbers, annotations: Numbers, mask
     source="a mask that the step is not given",
 )
 def unmasked_context(correct: Formulas, scores: Numbers, annotations: Numbers, mask: Numbers) -> Numbers:
-    """Without the mask."""
+    """The mask is ignored: padding is attended to."""
     return Formulas.context(correct, scores, annotations, None)
 
 
@@ -162,7 +162,7 @@ def unmasked_context(correct: Formulas, scores: Numbers, annotations: Numbers, m
     source="location and content scores added",
 )
 def location_and_content(correct: Formulas, scores: Numbers, annotations: Numbers, mask: Numbers) -> Numbers:
-    """Later annotations score higher by 1/8 each."""
+    """j/8 is added to the score of annotation j."""
     bias = (np.arange(scores.shape[-1]) / 8).astype(scores.dtype)
     return Formulas.context(correct, scores + bias, annotations, mask)
 
@@ -177,7 +177,7 @@ def location_and_content(correct: Formulas, scores: Numbers, annotations: Number
 def transposed_general(
     correct: Formulas, state: Numbers, annotations: Numbers, w: Numbers, *, mask: Numbers = None
 ) -> Numbers:
-    """hᵀ W s, where both are equally wide."""
+    """W is transposed if it is square: scores are hᵀ W s in place of sᵀ W h."""
     if w.shape[0] == w.shape[1]:
         w = np.swapaxes(w, 0, 1)
     return Formulas.luong_context_general(correct, state, annotations, w, mask=mask)
@@ -191,7 +191,7 @@ def transposed_general(
     source="Alexander-H-Liu/End-to-end-ASR-Pytorch#8",
 )
 def scores_of_one_state(correct: Formulas, scores: Numbers, annotations: Numbers, mask: Numbers) -> Numbers:
-    """The scores of the first state of a batch for all."""
+    """Every batch element uses the scores of the first."""
     if scores.ndim > 2 and len(scores):
         scores = np.repeat(scores[:1], len(scores), axis=0)
     return Formulas.context(correct, scores, annotations, mask)
@@ -207,7 +207,7 @@ def scores_of_one_state(correct: Formulas, scores: Numbers, annotations: Numbers
 def location_of_annotations(
     correct: Formulas, state: Numbers, annotations: Numbers, w: Numbers, *, mask: Numbers = None
 ) -> Numbers:
-    """Scores depend on the annotations too."""
+    """The first feature of each annotation is added to its location score."""
     scores = correct.location_scores(state[..., None, :], w)
     return correct.context(scores + np.swapaxes(annotations, -1, -2)[..., :1, :], annotations, mask)
 
@@ -220,7 +220,7 @@ def location_of_annotations(
     source="Luong 2015's [c; h] against S2's [h; c]",
 )
 def context_before_state(correct: Formulas, state: Numbers, context: Numbers, w: Numbers) -> Numbers:
-    """The first columns of W meet the context."""
+    """The layer's input is [c; s] in place of [s; c]."""
     rows = correct.beside(context, state)[..., None, :]
     return np.tanh(correct.project(rows, w))[..., 0, :]
 
@@ -233,7 +233,7 @@ def context_before_state(correct: Formulas, state: Numbers, context: Numbers, w:
     source="a linear layer and no activation",
 )
 def without_activation(correct: Formulas, state: Numbers, context: Numbers, w: Numbers) -> Numbers:
-    """W [s; c]."""
+    """The attentional state is W [s; c] without tanh."""
     return correct.project(correct.beside(state, context)[..., None, :], w)[..., 0, :]
 
 
@@ -245,7 +245,7 @@ def without_activation(correct: Formulas, state: Numbers, context: Numbers, w: N
     source="nn.Linear has one unless it is told not to",
 )
 def with_bias(correct: Formulas, state: Numbers, context: Numbers, w: Numbers) -> Numbers:
-    """An eighth is added before tanh."""
+    """A bias of 1/8 is added before tanh."""
     rows = correct.beside(state, context)[..., None, :]
     return np.tanh(correct.project(rows, w) + w.dtype.type(0.125))[..., 0, :]
 
@@ -258,7 +258,7 @@ def with_bias(correct: Formulas, state: Numbers, context: Numbers, w: Numbers) -
     source="S1 against S2: [a; s] and [h; c]",
 )
 def state_first(correct: Formulas, context: Numbers, state: Numbers) -> Numbers:
-    """[s; a]."""
+    """[s; a] is returned in place of [a; s]: the state before the context."""
     return correct.beside(state, context)
 
 
@@ -270,7 +270,7 @@ def state_first(correct: Formulas, context: Numbers, state: Numbers) -> Numbers:
     source="a context that is initialized to 0 and never assigned",
 )
 def context_left_out(correct: Formulas, context: Numbers, state: Numbers) -> Numbers:
-    """The context is taken as 0."""
+    """The context is replaced by 0."""
     return correct.beside(context * context.dtype.type(0), state)
 
 
@@ -282,7 +282,7 @@ def context_left_out(correct: Formulas, context: Numbers, state: Numbers) -> Num
     source="a vocabulary that is counted from 1",
 )
 def tokens_from_one(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbers:
-    """The row before."""
+    """Token t gets row t − 1 of the table; token 0 row 0."""
     return table[np.maximum(tokens - 1, 0)]
 
 
@@ -294,7 +294,7 @@ def tokens_from_one(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbe
     source="one-hot vectors times the table, where 0·NaN is NaN",
 )
 def one_hot_rows(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbers:
-    """One-hot vectors times the table."""
+    """Embeddings are one-hot vectors times the table, where 0·NaN is NaN."""
     one_hot = (tokens[..., None] == np.arange(table.shape[0])).astype(table.dtype)
     return correct.product(one_hot, table)
 
@@ -307,7 +307,7 @@ def one_hot_rows(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbers:
     source="NumPy and CUDA wrap or read on",
 )
 def unchecked_tokens(correct: Formulas, tokens: Numbers, count: int) -> None:
-    """Indices are taken as NumPy takes them."""
+    """Negative tokens do not raise: they count from the end of the table."""
 
 
 @mutant(
@@ -318,7 +318,7 @@ def unchecked_tokens(correct: Formulas, tokens: Numbers, count: int) -> None:
     source="table.grad[tokens] += g, which adds once for a token that occurs twice",
 )
 def last_occurrence(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbers:
-    """Of a token that occurs several times, only the last occurrence reaches the table's gradient."""
+    """Only the last occurrence of a repeated token contributes to the table's gradient."""
     flat = tokens.reshape(-1)
     last = np.zeros(flat.shape, bool)
     last[[int(np.flatnonzero(flat == token)[-1]) for token in np.unique(flat)]] = True
@@ -335,7 +335,7 @@ def last_occurrence(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbe
     source="a loss that takes logits",
 )
 def unnormalized(correct: Formulas, state: Numbers, w: Numbers, b: Numbers) -> Numbers:
-    """W s + b."""
+    """Logits W s + b are returned in place of probabilities."""
     return correct.logits(state, w, b)
 
 
@@ -347,6 +347,6 @@ def unnormalized(correct: Formulas, state: Numbers, w: Numbers, b: Numbers) -> N
     source="ε in the probabilities, so that their logarithm is finite",
 )
 def smoothed(correct: Formulas, state: Numbers, w: Numbers, b: Numbers) -> Numbers:
-    """0.001 is added to each."""
+    """0.001 is added to every probability."""
     p = Formulas.output_distribution(correct, state, w, b)
     return p + p.dtype.type(0.001)

@@ -1,4 +1,4 @@
-"""Mutants that are wrong beyond some size, and correct wherever all sizes are small."""
+"""Mutants that are wrong only beyond certain sizes."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -32,12 +32,12 @@ TILE, WARP, GRID = 512, 128, 65535
 
 
 def _read_again(x: Numbers, axis: int, size: int) -> Numbers:
-    """An array of which no more than so many places along an axis are read, again and again."""
+    """The array with indices along ``axis`` taken modulo ``size``."""
     return x if x.shape[axis] <= size else np.take(x, np.arange(x.shape[axis]) % size, axis)
 
 
 def _zeroed(x: Numbers, axis: int, size: int) -> Numbers:
-    """An array that is 0 beyond a place along an axis."""
+    """The array with 0 from index ``size`` of ``axis`` on."""
     return np.concatenate([np.take(x, range(size), axis), 0 * np.take(x, range(size, x.shape[axis]), axis)], axis)
 
 
@@ -57,7 +57,7 @@ def _beyond(x: Numbers, axis: int, size: int) -> bool:
     profile="full",
 )
 def keys_beyond_a_buffer(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys and values from the 513th on are those from the first on."""
+    """Keys and values are read modulo 512: the 513th is the first."""
     prepared = Library.prepared(correct, operation, arguments)
     paths = [leaf.path for leaf in operation.attended]
     return changed(prepared, {path: _read_again(at(prepared, path), -2, TILE) for path in paths})
@@ -72,7 +72,7 @@ def keys_beyond_a_buffer(correct: Library, operation: Operation, arguments: Mapp
     profile="full",
 )
 def queries_beyond_a_grid(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
-    """Their rows are 0."""
+    """Rows of queries from the 513th on are 0."""
     found = Library.finished(correct, operation, result, arguments)
     return _zeroed(found, -2, TILE) if found.shape[-2] > TILE else found
 
@@ -86,7 +86,7 @@ def queries_beyond_a_grid(correct: Library, operation: Operation, result: Any, a
     profile="full",
 )
 def table_of_positions(correct: Formulas, n: int) -> Numbers:
-    """Positions count modulo 512."""
+    """Positions are taken modulo 512."""
     return np.asarray(Formulas.positions(correct, n) % TILE)
 
 
@@ -99,7 +99,7 @@ def table_of_positions(correct: Formulas, n: int) -> Numbers:
     profile="full",
 )
 def mask_beyond_its_words(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What is masked behind them repeats what is masked among them."""
+    """Columns of the mask are read modulo 512: the 513th repeats the first."""
     prepared = Library.prepared(correct, operation, arguments)
     masks = {leaf.path: at(prepared, leaf.path) for leaf in operation.masks.values()}
     again = {path: _read_again(mask, -1, TILE) for path, mask in masks.items() if mask is not None}
@@ -115,7 +115,7 @@ def mask_beyond_its_words(correct: Library, operation: Operation, arguments: Map
     profile="full",
 )
 def steps_beyond_the_loop(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Later steps read the inputs of the first ones again."""
+    """Steps from the 101st on read the inputs of the first 100 again."""
     prepared = Library.prepared(correct, operation, arguments)
     times = operation.sizes_of(Axis.TIME)
     found = [(leaf, x) for leaf, x in arrays(operation, prepared) if any(-2 in leaf.axes(size) for size in times)]
@@ -128,7 +128,7 @@ def steps_beyond_the_loop(correct: Library, operation: Operation, arguments: Map
 def _widest(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], widths: Collection[int], path: str
 ) -> dict[str, Any]:
-    """The arguments, of which one that is of such a width has no features beyond the 128th."""
+    """Prepared arguments with features beyond the 128th at ``path`` set to 0 if its width is in ``widths``."""
     prepared = Library.prepared(correct, operation, arguments)
     x = at(prepared, path)
     return changed(prepared, {path: _zeroed(x, -1, WARP)}) if x.shape[-1] in widths else prepared
@@ -142,7 +142,7 @@ def _widest(
     source="Dao-AILab/flash-attention#28: kernels for up to 128 features of a head",
 )
 def features_beyond_a_warp(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What is beyond does not count."""
+    """Features of queries beyond the 128th are ignored."""
     return _widest(correct, operation, arguments, range(WARP + 1, 1 << 20), query(operation))
 
 
@@ -154,7 +154,7 @@ def features_beyond_a_warp(correct: Library, operation: Operation, arguments: Ma
     source="NVIDIA/FasterTransformer#89: sizes of heads between the powers of two",
 )
 def between_powers(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Exactly 192 features count as 128, that is the greatest power of two among them."""
+    """Only the first 128 of exactly 192 features are used."""
     return _widest(correct, operation, arguments, (192,), query(operation))
 
 
@@ -166,7 +166,7 @@ def between_powers(correct: Library, operation: Operation, arguments: Mapping[st
     source="Dao-AILab/flash-attention#2541: kernels of their own for 256 features",
 )
 def halves_of_values(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The second half of 256 features is the first one again."""
+    """The second half of exactly 256 value features repeats the first."""
     prepared = Library.prepared(correct, operation, arguments)
     path = operation.attended[-1].path
     x = at(prepared, path)
@@ -181,7 +181,7 @@ def halves_of_values(correct: Library, operation: Operation, arguments: Mapping[
     source="a tile that is not repeated along the inner dimension",
 )
 def units_beyond_a_tile(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Rows of weights beyond the 128th are 0."""
+    """Hidden units beyond the 128th are 0."""
     prepared = Library.prepared(correct, operation, arguments)
     hidden = operation.sizes_of(Axis.HIDDEN)
     weights = {leaf.path: x for leaf, x in arrays(operation, prepared) if any(-2 in leaf.axes(s) for s in hidden)}
@@ -196,7 +196,7 @@ def units_beyond_a_tile(correct: Library, operation: Operation, arguments: Mappi
     source="a tile that is not repeated along the features",
 )
 def embedded_in_a_tile(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
-    """Features beyond are 0."""
+    """Features of embedded patches beyond the 128th are 0."""
     found = Library.finished(correct, operation, result, arguments)
     return _zeroed(found, -1, WARP) if found.shape[-1] > WARP else found
 
@@ -210,7 +210,7 @@ def embedded_in_a_tile(correct: Library, operation: Operation, result: Any, argu
     profile="full",
 )
 def features_beyond_a_buffer(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a query with more than 256 features, the later ones read the first ones again."""
+    """Features of queries are read modulo 256: the 257th repeats the first."""
     prepared = Library.prepared(correct, operation, arguments)
     path = query(operation)
     return changed(prepared, {path: _read_again(at(prepared, path), -1, 2 * WARP)})
@@ -227,7 +227,7 @@ def features_beyond_a_buffer(correct: Library, operation: Operation, arguments: 
     source="google-deepmind/gemma#765: the index of element 0 for the whole batch",
 )
 def fifth_element(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The index of the batch is that of 0 beyond 4."""
+    """Batch elements from the fifth on use the keys of the first."""
     return _first_from(correct, operation, arguments, 0)
 
 
@@ -239,7 +239,7 @@ def fifth_element(correct: Library, operation: Operation, arguments: Mapping[str
     source="four warps, each with a head",
 )
 def fifth_of_second(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The same along the second dimension of the batch."""
+    """Along the second batch dimension, elements from the fifth on use the keys of the first."""
     return _first_from(correct, operation, arguments, 1)
 
 
@@ -262,7 +262,7 @@ def _first_from(correct: Library, operation: Operation, arguments: Mapping[str, 
     profile="full",
 )
 def grid_too_small(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> None:
-    """More cannot be launched."""
+    """A batch of more than 65,535 elements raises."""
     Library.check(correct, operation, arguments)
     if any(_crowd(leaf.batched, x, len(leaf.core)) for leaf, x in arrays(operation, arguments)):
         raise RuntimeError("CUDA error: invalid configuration argument")
@@ -281,7 +281,7 @@ def _crowd(batched: bool, x: Numbers, core: int) -> bool:
     profile="full",
 )
 def grid_cut(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
-    """Their results are 0."""
+    """Results of batch elements beyond the 65,535th are 0."""
     found = Library.finished(correct, operation, result, arguments)
     first = operation.leading
 
@@ -306,7 +306,7 @@ def grid_cut(correct: Library, operation: Operation, result: Any, arguments: Map
 def narrow_gradient(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """What is beyond is 0."""
+    """The gradient of key features beyond the 128th is 0."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     path = key(operation)
     return {**found, path: _zeroed(found[path], -1, WARP)} if found[path].shape[-1] > WARP else found
@@ -323,7 +323,7 @@ def narrow_gradient(
 def short_gradient(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """That of later keys is 0."""
+    """The gradient of keys beyond the 512th is 0."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     path = key(operation)
     return {**found, path: _zeroed(found[path], -2, TILE)} if found[path].shape[-2] > TILE else found
@@ -339,7 +339,7 @@ def short_gradient(
 def doubled_tile(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """The gradient of the values is doubled where there is a second tile of 64 queries."""
+    """The gradient of the values is doubled for more than 64 queries."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     path, times = operation.pooled, 1 + int(arguments[query(operation)].shape[-2] > 64)
     return {**found, path: found[path] * found[path].dtype.type(times)}
@@ -357,7 +357,7 @@ def doubled_tile(
     profile="full",
 )
 def last_key_of_few(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """For up to 8 queries of 160 features and more, the one key in the last tile of 32 is read as 0."""
+    """For up to 8 queries of 160 or more features, a single key in the last tile of 32 is read as 0."""
     prepared = Library.prepared(correct, operation, arguments)
     n, m, d, _ = sizes(operation, prepared)
     if n > 8 or d < 160 or m % 32 != 1:
@@ -375,7 +375,7 @@ def last_key_of_few(correct: Library, operation: Operation, arguments: Mapping[s
     profile="full",
 )
 def mask_of_the_first_head(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """It counts for all."""
+    """For heads of 256 or more features, every head uses the mask of the first."""
     prepared = Library.prepared(correct, operation, arguments)
     mask = mask_of(operation, prepared)
     if operation.mask is None or mask is None or mask.ndim < 3 or sizes(operation, prepared)[2] < 2 * WARP:
@@ -394,7 +394,7 @@ def mask_of_the_first_head(correct: Library, operation: Operation, arguments: Ma
 def columns_exchanged(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """With more than 128 features, and another number of columns, the columns are in reverse order."""
+    """The gradient of values has its columns reversed for more than 128 features and another number of columns."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     *_, d, columns = sizes(operation, arguments)
     path = operation.attended[-1].path
@@ -412,7 +412,7 @@ def columns_exchanged(
 def padded_under_a_mask(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Of 128 features and more, it is 0."""
+    """Under a mask, the last of exactly 64 keys of 128 or more features gets the gradient 0."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     _, m, d, _ = sizes(operation, arguments)
     path = key(operation)

@@ -1,4 +1,4 @@
-"""Mutants with errors within the budget of every element, which together are large, of one sign, or at one key."""
+"""Mutants whose errors stay within every element's budget but add up, have one sign, or hit one key."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,12 +27,12 @@ TILE = 128
 
 
 def rounded_down(x: Numbers, bits: int) -> Numbers:
-    """The largest numbers of so many bits that are not above these."""
+    """Round numbers down to ``bits`` bits."""
     mantissa, exponent = np.frexp(x)
     return np.ldexp(np.floor(mantissa * x.dtype.type(2**bits)) / x.dtype.type(2**bits), exponent)
 
 
-# Errors that are too large together -----------------------------------------------------------------------------------
+# Errors that are too large on average ---------------------------------------------------------------------------------
 
 
 @mutant(
@@ -46,7 +46,7 @@ def rounded_down(x: Numbers, bits: int) -> Numbers:
     profile="full",
 )
 def accumulated_in_brain(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
-    """Every partial sum is rounded."""
+    """Weighted sums are accumulated in bfloat16: every partial sum is rounded."""
     total = np.zeros((*np.broadcast_shapes(weights.shape[:-2], value.shape[:-2]), weights.shape[-2], value.shape[-1]))
     for j in range(value.shape[-2]):
         total = rounded(total + weights[..., :, j, None] * value[..., None, j, :], "bfloat16")
@@ -64,7 +64,7 @@ def accumulated_in_brain(correct: Formulas, weights: Numbers, value: Numbers) ->
     profile="full",
 )
 def stored_scores(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """A rounding more, of the class that was not declared."""
+    """Scores are rounded to float16, which is not declared."""
     return rounded(Formulas.dot_scores(correct, query, key), "float16")
 
 
@@ -78,7 +78,7 @@ def stored_scores(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     differentiable=False,
 )
 def coarse_exponentials(correct: Formulas, x: Numbers) -> Numbers:
-    """Sixteen times the rounding of single precision."""
+    """Exponentials have 20 bits: 16 times the rounding error of float32."""
     mantissa, exponent = np.frexp(np.exp(x))
     return np.ldexp(np.rint(mantissa * x.dtype.type(2**20)) / x.dtype.type(2**20), exponent)
 
@@ -94,7 +94,7 @@ def coarse_exponentials(correct: Formulas, x: Numbers) -> Numbers:
     differentiable=False,
 )
 def coarse_double_exponentials(correct: Formulas, x: Numbers) -> Numbers:
-    """32 times the rounding of double precision."""
+    """Exponentials have 48 bits: 32 times the rounding error of float64."""
     mantissa, exponent = np.frexp(np.exp(x))
     return np.ldexp(np.rint(mantissa * x.dtype.type(2**48)) / x.dtype.type(2**48), exponent)
 
@@ -113,7 +113,7 @@ def coarse_double_exponentials(correct: Formulas, x: Numbers) -> Numbers:
     differentiable=False,
 )
 def down_to_brain(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
-    """The next number of 8 bits below."""
+    """Results are rounded down to bfloat16, not to nearest."""
     return Library.finished(correct, operation, mapped(result, lambda _, x: rounded_down(x, 8)), arguments)
 
 
@@ -128,7 +128,7 @@ def down_to_brain(correct: Library, operation: Operation, result: Any, arguments
     differentiable=False,
 )
 def last_feature_down(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
-    """The features before the last one are rounded to nearest."""
+    """The last feature is rounded down to bfloat16, the others to nearest."""
     last = np.arange(result.shape[-1]) == result.shape[-1] - 1
     return Library.finished(correct, operation, np.where(last, rounded_down(result, 8), result), arguments)
 
@@ -143,7 +143,7 @@ def last_feature_down(correct: Library, operation: Operation, result: Any, argum
     differentiable=False,
 )
 def down_to_single(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
-    """The next number of 24 bits below the sum in double precision."""
+    """Weighted sums are rounded down to float32, not to nearest."""
     total = weights.astype(np.float64) @ value.astype(np.float64)
     return rounded_down(total, 24).astype(weights.dtype)
 
@@ -152,7 +152,7 @@ def down_to_single(correct: Formulas, weights: Numbers, value: Numbers) -> Numbe
 
 
 def padded(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """Attention to the keys and to one of zeros behind them."""
+    """Attention to the keys and to an added key of score 0 and value 0."""
     attendable = correct.attendable(mask, causal, *scores.shape[-2:])
     row, key = (np.zeros((*x.shape[:-1], 1), x.dtype) for x in (scores, np.swapaxes(value, -1, -2)))
     more = None
@@ -168,10 +168,10 @@ ATTENDING = (
     *(ScaledDotProductAttention, AdditiveAttention, CrossAttention, MultiHeadAttention, BahdanauContext),
     *(SelfAttention, ProjectedSelfAttention),
 )
-"""Operations that have one ``attend`` in common."""
+"""Operations that call ``attend``."""
 
 OTHERS = ATTENDING[:5]
-"""Those of which thousands of keys are not as many queries."""
+"""Operations in which the number of queries does not grow with the number of keys."""
 
 
 @mutant(
@@ -185,7 +185,7 @@ OTHERS = ATTENDING[:5]
     differentiable=False,
 )
 def zero_key(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """A key of score 0 and value 0 for all rows, from 129 keys on."""
+    """With more than 128 keys, every row attends to an additional key of score 0 and value 0."""
     if scores.shape[-1] <= TILE:
         return Formulas.attend(correct, scores, value, mask, causal)
     return padded(correct, scores, value, mask, causal)
@@ -202,14 +202,14 @@ def zero_key(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, 
     differentiable=False,
 )
 def one_masked_key(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """Key 128 is attended to by every row."""
+    """Key 128 is attended to by every row, even if it is masked."""
     if mask is not None and scores.shape[-1] > TILE:
         mask = mask | (np.arange(scores.shape[-1]) == TILE)
     return Formulas.attend(correct, scores, value, mask, causal)
 
 
 def without_last(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """Attention to more than 1,024 keys without the last of them."""
+    """Attention that leaves out the last of more than 1,024 keys."""
     m = scores.shape[-1]
     if m > 1024:
         kept = np.arange(m) < m - 1
@@ -228,7 +228,7 @@ def without_last(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbe
     differentiable=False,
 )
 def last_of_thousands(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """The weight of the last key is missing where there are more than 1,024."""
+    """The last of more than 1,024 keys is left out."""
     return without_last(correct, scores, value, mask, causal)
 
 
@@ -243,7 +243,7 @@ def last_of_thousands(correct: Formulas, scores: Numbers, value: Numbers, mask: 
     differentiable=False,
 )
 def last_of_half_thousands(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """The weight of the last key is missing where more than 1,024 are in float16."""
+    """The last of more than 1,024 keys in float16 is left out."""
     return without_last(correct, scores, value, mask, causal)
 
 
@@ -257,7 +257,7 @@ def last_of_half_thousands(correct: Formulas, scores: Numbers, value: Numbers, m
     differentiable=False,
 )
 def border_key(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """Key 128 weighs 1 % less, and no other one more."""
+    """The weight of key 128 is 1 % too small; other weights are unchanged."""
     weights = Formulas.softmax(correct, scores, mask=mask)
     at_border = np.arange(scores.shape[-1]) == TILE
     return np.where(at_border, weights * weights.dtype.type(0.99), weights)

@@ -1,4 +1,4 @@
-"""Mutants of memory: layouts that are not read as they are, and what is kept from one call to the next."""
+"""Mutants that misread memory layouts or reuse data of earlier calls."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,19 +24,19 @@ BEYOND = 2**31
 
 
 def _read(correct: Library, operation: Operation, arguments: Mapping[str, Any], read: Read) -> dict[str, Any]:
-    """The arguments as the formulas take them, each array read in a way that may be wrong."""
+    """Prepared arguments with every non-empty array passed through ``read``."""
     wrong = mapped(dict(arguments), lambda _, x: read(x) if isinstance(x, np.ndarray) and x.size else x)
     return Library.prepared(correct, operation, wrong)
 
 
 def _from_first(x: Numbers) -> Numbers:
-    """The numbers in memory from the first one on, one after another."""
+    """The array read contiguously from its first element on."""
     steps = np.cumprod([x.itemsize, *reversed(x.shape[1:])])[::-1]
     return as_strided(x, x.shape, [int(s) for s in steps]).copy()
 
 
 def _forward(x: Numbers) -> bool:
-    """Whether an array repeats nothing and runs forwards, so that reading on from the start stays inside its memory."""
+    """True if all strides are positive, so that a contiguous read stays inside its memory."""
     return all(s > 0 for s in x.strides)
 
 
@@ -55,7 +55,7 @@ def _address(x: Numbers) -> int:
     source="Dao-AILab/flash-attention#2541: slices of packed projections; contiguous() only where stride(-1) != 1",
 )
 def dense_rows(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """An array with a last stride of 1 is read as if its rows followed one another."""
+    """An array with a last stride of 1 is read as if it were contiguous."""
 
     def read(x: Numbers) -> Numbers:
         dense = x.ndim > 1 and x.strides[-1] == x.itemsize and _forward(x)
@@ -72,7 +72,7 @@ def dense_rows(correct: Library, operation: Operation, arguments: Mapping[str, A
     source="sgl-project/sgl-kernel-xpu#471: row stride times length as the stride of the batch",
 )
 def batch_stride_from_length(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Rows that follow one another are taken to do so from one element of the batch to the next."""
+    """An array whose rows are contiguous is read as if its batch elements were, too."""
 
     def read(x: Numbers) -> Numbers:
         dense = x.ndim > 2 and x.strides[-2:] == (x.shape[-1] * x.itemsize, x.itemsize) and _forward(x)
@@ -89,7 +89,7 @@ def batch_stride_from_length(correct: Library, operation: Operation, arguments: 
     source="flagos-ai/FlagAttention#45",
 )
 def exchanged_strides(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Where strides of keys and values differ, values come from other rows."""
+    """If the strides of keys and values differ, values are read from the wrong rows."""
     prepared = Library.prepared(correct, operation, arguments)
     paths = [leaf.path for leaf in operation.attended]
     k, v = (at(arguments, path) for path in paths[:2])
@@ -104,7 +104,7 @@ def exchanged_strides(correct: Library, operation: Operation, arguments: Mapping
     source="pytorch/pytorch#191937: keys and values with stride 0",
 )
 def repeated_as_dense(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a stride is 0, what is behind the first number counts as 0."""
+    """Along an axis of stride 0, all elements but the first count as 0."""
 
     def first_only(x: Numbers) -> Numbers:
         found = x.copy()
@@ -123,7 +123,7 @@ def repeated_as_dense(correct: Library, operation: Operation, arguments: Mapping
     source="pytorch/pytorch#187117, pytorch/pytorch#91071: the storage offset of a view",
 )
 def without_offset(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Views are read from where the whole array begins."""
+    """Views are read from the start of the whole array: their offset is ignored."""
 
     def read(x: Numbers) -> Numbers:
         whole: Any = x
@@ -142,7 +142,7 @@ def without_offset(correct: Library, operation: Operation, arguments: Mapping[st
     source="strides as unsigned integers; NumPy's are signed",
 )
 def forwards_only(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Axes with a negative stride run in the order of memory."""
+    """Axes with a negative stride are read in reverse, in the order of memory."""
 
     def read(x: Numbers) -> Numbers:
         return np.asarray(np.flip(x, tuple(i for i, s in enumerate(x.strides) if s < 0)))
@@ -158,7 +158,7 @@ def forwards_only(correct: Library, operation: Operation, arguments: Mapping[str
     source="arrays of NumPy that map a file, or are views of strings of bytes, are read-only",
 )
 def scaled_and_back(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The caller's query is multiplied by 1 in its own memory."""
+    """The caller's queries are written to in place, which raises if they are read-only."""
     asking = at(arguments, query(operation))
     asking *= asking.dtype.type(1)
     return Library.prepared(correct, operation, arguments)
@@ -171,10 +171,10 @@ def scaled_and_back(correct: Library, operation: Operation, arguments: Mapping[s
     source="flashinfer-ai/flashinfer#4601: launches kept with the strides of an earlier call",
 )
 class FirstStrides(Library):
-    """Arrays of a shape that was seen before are read by the strides that they had then."""
+    """An array is read with the strides of the first array of its shape."""
 
     def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Rows come in reverse order where strides have changed."""
+        """Reverse the elements of arrays whose strides have changed."""
         known: dict[Any, tuple[int, ...]] = vars(self).setdefault("known", {})
         prepared = super().prepared(operation, arguments)
         other = [
@@ -194,7 +194,7 @@ class FirstStrides(Library):
     profile="full",
 )
 def narrow_offsets(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What is 2³¹ elements behind the first one is read from elsewhere."""
+    """Elements 2³¹ or more behind the first are read as 0."""
 
     def read(x: Numbers) -> Numbers:
         places = zip(np.indices(x.shape), x.strides, strict=True)
@@ -204,25 +204,25 @@ def narrow_offsets(correct: Library, operation: Operation, arguments: Mapping[st
     return _read(correct, operation, arguments, read)
 
 
-# What is kept ---------------------------------------------------------------------------------------------------------
+# Data of earlier calls------------------------------------------------------------------------------------------------
 
 
 class Kept(Library):
-    """Of the arrays at ``kept``, what was seen first under a name is what counts from then on."""
+    """A library that keeps the array at ``kept`` per name and uses the first one from then on."""
 
     def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Look up what is kept."""
+        """Replace the array by the first one of its name."""
         seen: dict[Any, Any] = vars(self).setdefault("seen", {})
         prepared = super().prepared(operation, arguments)
         path, name = self.kept(operation), self.name_of(operation, arguments)
         return changed(prepared, {path: seen.setdefault((operation.name, name), np.array(at(prepared, path)))})
 
     def kept(self, operation: Operation) -> str:
-        """The path of what is kept."""
+        """Path of the kept array."""
         return key(operation)
 
     def name_of(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
-        """What it is looked up by."""
+        """Name by which the kept array is looked up."""
         raise NotImplementedError
 
 
@@ -233,10 +233,10 @@ class Kept(Library):
     source="flashinfer-ai/flashinfer#4069: a cache keyed by data_ptr()",
 )
 class KeptByAddress(Kept):
-    """Keys in memory that held keys before are those."""
+    """Keys are looked up by address and shape: new keys at a known address are ignored."""
 
     def name_of(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
-        """The address and the shape."""
+        """Address and shape of the keys."""
         x = at(arguments, key(operation))
         return _address(x), x.shape
 
@@ -248,15 +248,15 @@ class KeptByAddress(Kept):
     source="ooples/AiDotNet.Tensors#583: packed once for each array",
 )
 class KeptByIdentity(Kept):
-    """An array that is written to between two calls is taken to be what it was."""
+    """Keys are looked up by the identity of their array: changes in place are ignored."""
 
     def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep the arrays as well, so that no other one takes over an identity."""
+        """Keep the arrays alive, so that no other array gets their identity."""
         vars(self).setdefault("alive", []).append(at(arguments, key(operation)))
         return super().prepared(operation, arguments)
 
     def name_of(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
-        """The identity."""
+        """Identity of the array of keys."""
         return id(at(arguments, key(operation)))
 
 
@@ -267,14 +267,14 @@ class KeptByIdentity(Kept):
     source="sgl-project/sglang#29916, InternLM/lmdeploy#4917: what was projected outlives an update of weights",
 )
 class KeptByKeys(Kept):
-    """As long as the keys are the same, so is the weight that projects them."""
+    """While the keys stay the same, a changed weight that projects them is ignored."""
 
     def kept(self, operation: Operation) -> str:
-        """The weight."""
+        """Path of the weight that projects the keys."""
         return key_weight(operation)
 
     def name_of(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
-        """The numbers of the keys, and the shape of the weight."""
+        """Contents of the keys and shape of the weight."""
         return at(arguments, key(operation)).tobytes(), np.shape(at(arguments, key_weight(operation)))
 
 
@@ -285,16 +285,16 @@ class KeptByKeys(Kept):
     source="facebookresearch/xformers#66: a buffer made for the first call",
 )
 class KeptByShape(Kept):
-    """Keys of a shape that was seen before are those of then."""
+    """Keys are looked up by shape and dtype: later keys of the same shape are ignored."""
 
     def name_of(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
-        """The shape and the dtype."""
+        """Shape and dtype of the keys."""
         x = at(arguments, key(operation))
         return x.shape, x.dtype.name
 
 
 class TwoDtypes(Library):
-    """A backend of two dtypes."""
+    """A backend for float64 and float32."""
 
     def __init__(self, name: str, **more: Any) -> None:
         super().__init__(name, **more)
@@ -308,10 +308,10 @@ class TwoDtypes(Library):
     source="a workspace kept by shape; flashinfer-ai/flashinfer#4601",
 )
 class FirstDtype(TwoDtypes):
-    """Results have the dtype that a call with these shapes first had."""
+    """Results have the dtype of the first call with these shapes."""
 
     def result_dtype(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
-        """Look it up."""
+        """The dtype of the first call with these shapes."""
         known: dict[Any, Any] = vars(self).setdefault("known", {})
         shapes = tuple(x.shape for _, x in arrays(operation, arguments))
         return known.setdefault((operation.name, shapes), super().result_dtype(operation, arguments))
@@ -324,10 +324,10 @@ class FirstDtype(TwoDtypes):
     source="packed operands kept by shape, in the dtype of the call that made the buffer",
 )
 class FirstPrecision(TwoDtypes):
-    """Keys go through a buffer that was made for the first call with their shape."""
+    """Keys are rounded to the dtype of the first call with their shape."""
 
     def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Round to the dtype of the buffer."""
+        """Round the keys to the dtype of the buffer."""
         known: dict[Any, Any] = vars(self).setdefault("known", {})
         x = at(arguments, key(operation))
         buffer = known.setdefault((operation.name, x.shape), x.dtype)

@@ -1,4 +1,4 @@
-"""Mutants of the training path: results that are recorded, backward passes, cotangents and their memory."""
+"""Mutants of training: recorded results, backward passes, cotangents and their memory."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -44,7 +44,7 @@ def _scaled(result: Any, factor: float) -> Any:
 def trained_otherwise(
     correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
 ) -> tuple[Any, Backward]:
-    """A recorded result is a tenth larger."""
+    """Results are a tenth too large while gradients are recorded."""
     result, backward = Library.pullback(correct, operation, arguments, wanted)
     return _scaled(result, 1.1), backward
 
@@ -59,7 +59,7 @@ def trained_otherwise(
 def other_kernel(
     correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
 ) -> tuple[Any, Backward]:
-    """Where only the first array has gradients, another kernel computes the result."""
+    """Results are multiplied by 0.75 if only the first argument has a gradient."""
     result, backward = Library.pullback(correct, operation, arguments, wanted)
     alone = set(wanted) == {query(OPERATIONS[operation])}
     return (_scaled(result, 0.75) if alone else result), backward
@@ -75,7 +75,7 @@ def other_kernel(
 def overwritten_result(
     correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
 ) -> tuple[Any, Backward]:
-    """The memory of the result serves as workspace."""
+    """The backward pass halves the result in place."""
     result, backward = Library.pullback(correct, operation, arguments, wanted)
 
     def overwriting(cotangent: Any) -> dict[str, Numbers]:
@@ -93,10 +93,10 @@ def overwritten_result(
     source="pytorch/pytorch#106668: eval() and eval() with no_grad() take different kernels",
 )
 class OtherInInference(Library):
-    """In its inference mode everything is a hundredth larger."""
+    """In inference mode, results are 1 % too large."""
 
     def modes(self, dtype: str, *, device: str) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
-        """A mode that is remembered."""
+        """An inference mode that the backend keeps track of."""
         return {"inference": self._inference}
 
     @contextmanager
@@ -106,13 +106,13 @@ class OtherInInference(Library):
         vars(self)["inferring"] = False
 
     def finished(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
-        """Ask for the mode."""
+        """Multiply by 1.01 in inference mode."""
         fresh = super().finished(operation, result, arguments)
         found: Numbers = _scaled(fresh, 1.01) if vars(self).get("inferring") else fresh
         return found
 
 
-# Subsets of arguments, and passes through the same record -------------------------------------------------------------
+# Subsets of arguments, and repeated backward passes -------------------------------------------------------------------
 
 
 @mutant(
@@ -125,7 +125,7 @@ class OtherInInference(Library):
 def of_query_or_none(
     correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
 ) -> tuple[Any, Backward]:
-    """Without a gradient of the first array those of the others are 0."""
+    """All gradients are 0 unless the first argument has one."""
     result, backward = Library.pullback(correct, operation, arguments, wanted)
     if query(OPERATIONS[operation]) in wanted:
         return result, backward
@@ -142,7 +142,7 @@ def of_query_or_none(
 def by_place(
     correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
 ) -> tuple[Any, Backward]:
-    """Gradients are handed out in order from the first argument on."""
+    """Gradients are returned by position: arguments without a gradient are not skipped."""
     result, backward = Library.pullback(correct, operation, arguments, wanted)
     every = [path for path, x in flatten(dict(arguments)).items() if is_float(x)]
 
@@ -163,7 +163,7 @@ def by_place(
 def freed(
     correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
 ) -> tuple[Any, Backward]:
-    """The second pass finds nothing."""
+    """A second backward pass raises, because the saved arrays are freed by the first."""
     result, backward = Library.pullback(correct, operation, arguments, wanted)
     passes = [backward]
 
@@ -185,7 +185,7 @@ def freed(
 def adds_up(
     correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
 ) -> tuple[Any, Backward]:
-    """Gradients of a record accumulate in it."""
+    """A second backward pass adds the gradients of the first."""
     result, backward = Library.pullback(correct, operation, arguments, wanted)
     kept: dict[str, Numbers] = {}
 
@@ -201,14 +201,14 @@ def adds_up(
 
 
 class _OtherCotangent(Library):
-    """Reads the cotangent in another way than it lies in memory."""
+    """A library that misreads the memory of the cotangent."""
 
     def read(self, c: Numbers) -> Numbers:
-        """The cotangent as it is read."""
+        """The cotangent as the backward pass reads it."""
         return c
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
-        """Read it, then go on as is right."""
+        """Differentiate with the cotangent as it is read."""
         return super().vjp(operation, arguments, mapped(cotangent, lambda _, c: None if c is None else self.read(c)))
 
 
@@ -219,10 +219,10 @@ class _OtherCotangent(Library):
     source="Dao-AILab/flash-attention#355, fla-org/flash-linear-attention#871",
 )
 class ContiguousCotangent(_OtherCotangent):
-    """Strides of a cotangent are ignored."""
+    """The cotangent is read as if it were contiguous."""
 
     def read(self, c: Numbers) -> Numbers:
-        """Read on from the start of its memory, cyclically."""
+        """Read contiguously from the start of its memory, cyclically."""
         if c.flags.c_contiguous:
             return c
         base = c
@@ -238,10 +238,10 @@ class ContiguousCotangent(_OtherCotangent):
     source="facebookresearch/xformers#282: sum().backward() hands on a cotangent of stride 0",
 )
 class ExpandedCotangent(_OtherCotangent):
-    """Rows of stride 0 but the first are garbage."""
+    """Only the first row of a cotangent with a stride of 0 is read; the others count as 0."""
 
     def read(self, c: Numbers) -> Numbers:
-        """Beyond the first row lies something else."""
+        """Set all rows but the first to 0."""
         if 0 not in c.strides or not c.size:
             return c
         return np.where(np.arange(c.size).reshape(c.shape) < c.shape[-1], c, c.dtype.type(0))
@@ -254,10 +254,10 @@ class ExpandedCotangent(_OtherCotangent):
     source="x.contiguous() only where the last stride is not 1",
 )
 class PaddedRows(_OtherCotangent):
-    """Rows are taken to follow each other where the numbers of a row do."""
+    """A cotangent with contiguous rows is read as if the rows followed each other without gaps."""
 
     def read(self, c: Numbers) -> Numbers:
-        """Reading on from the start stays inside the memory."""
+        """Read contiguously from the start, which stays inside the memory."""
         if c.flags.c_contiguous or c.strides[-1] != c.itemsize or 0 in c.strides:
             return c
         strides = [int(s) for s in np.cumprod([c.itemsize, *reversed(c.shape[1:])])[::-1]]
@@ -271,10 +271,10 @@ class PaddedRows(_OtherCotangent):
     source="gradient clipping inside an operation, against overflow in half precision",
 )
 class Clipped(_OtherCotangent):
-    """Nothing above a hundred is passed on."""
+    """Cotangents are clipped to ±100."""
 
     def read(self, c: Numbers) -> Numbers:
-        """Clip."""
+        """Clip the cotangent."""
         return np.clip(c, c.dtype.type(-100), c.dtype.type(100))
 
 
@@ -285,10 +285,10 @@ class Clipped(_OtherCotangent):
     source="a backward pass in float16 without loss scaling",
 )
 class Lost(_OtherCotangent):
-    """What float16 cannot hold is 0."""
+    """Cotangents below 2⁻²⁴, which float16 cannot hold, count as 0."""
 
     def read(self, c: Numbers) -> Numbers:
-        """Flush to zero."""
+        """Set small elements to 0."""
         return np.where(np.abs(c) < 2.0**-24, c.dtype.type(0), c)
 
 
@@ -302,7 +302,7 @@ class Lost(_OtherCotangent):
 def normalized_on_the_way(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Divided first, multiplied again at the end."""
+    """Gradients are divided by the largest cotangent and multiplied again: 0/0 for a cotangent of 0."""
     length = np.max(np.abs(cotangent), initial=0.0)
     found = Library.differentiated(correct, operation, arguments, cotangent / length)
     return {path: g * length for path, g in found.items()}
@@ -318,7 +318,7 @@ def normalized_on_the_way(
 def first_result_alone(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Without a cotangent of the first result, all gradients are 0."""
+    """All gradients are 0 if the first result has no cotangent."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     first = next(iter(flatten(cotangent).values()))
     return {path: 0 * g for path, g in found.items()} if first is None else found
@@ -334,7 +334,7 @@ def first_result_alone(
 def ones_for_none(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """The last result counts with a cotangent of ones if it has none."""
+    """A missing cotangent of the last result is replaced by ones."""
     given = flatten(cotangent)
     *_, last = given
     if given[last] is not None:
@@ -354,7 +354,7 @@ def ones_for_none(
 def only_first_summed(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Only the first element of the batch counts."""
+    """The gradient of queries without a batch is that of the first batch element, not the sum."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     path = query(operation)
     if cotangent.ndim == at(arguments, path).ndim or not cotangent.size:
@@ -373,7 +373,7 @@ def only_first_summed(
 def averaged(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Divided by the size of the batch."""
+    """The gradient of keys without a batch is the mean over the batch, not the sum."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     path = key(operation)
     repeats = cotangent.shape[0] if cotangent.ndim > at(arguments, path).ndim else 1
@@ -390,10 +390,10 @@ def averaged(
     source="linkedin/Liger-Kernel#254: in-place operations in a custom backward",
 )
 class ScaledInPlace(Library):
-    """The cotangent is halved after it was used."""
+    """The backward pass halves the caller's cotangent in place."""
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
-        """Gradients are correct."""
+        """Return correct gradients and halve the cotangent."""
         found = super().vjp(operation, arguments, cotangent)
         for c in flatten(cotangent).values():
             if c is not None and c.flags.writeable:
@@ -408,10 +408,10 @@ class ScaledInPlace(Library):
     source="saved inputs as workspace",
 )
 class KeysAsWorkspace(Library):
-    """The memory of the keys serves for their gradient."""
+    """The backward pass overwrites the caller's keys with their gradient."""
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
-        """Gradients are correct."""
+        """Return correct gradients and overwrite the keys."""
         found = super().vjp(operation, arguments, cotangent)
         path = key(OPERATIONS[operation])
         at(arguments, path)[...] = found[path]
@@ -425,10 +425,10 @@ class KeysAsWorkspace(Library):
     source="return grad_output, grad_output",
 )
 class HandedOn(Library):
-    """A gradient that stands in the cotangent is a view of it."""
+    """A gradient equal to a part of the cotangent is returned as a view of it, not as a copy."""
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
-        """Look for it in the first features."""
+        """Return a view of the cotangent's first features if they equal a gradient."""
         found = super().vjp(operation, arguments, cotangent)
         for path, g in found.items():
             part = cotangent[..., : g.shape[-1]]
@@ -444,10 +444,10 @@ class HandedOn(Library):
     source="a workspace for gradients that is handed out",
 )
 class OneBufferOfGradients(Library):
-    """The next backward pass of these shapes overwrites the gradients of the last."""
+    """The next backward pass of the same shapes overwrites the gradients returned before."""
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
-        """Write into the buffer."""
+        """Write the gradients into the buffers of their shapes."""
         buffers: dict[Any, Numbers] = vars(self).setdefault("of_gradients", {})
         found = super().vjp(operation, arguments, cotangent)
         for path, g in found.items():
@@ -464,16 +464,16 @@ class OneBufferOfGradients(Library):
     source="the saved result as workspace of the backward pass",
 )
 class IntoTheResult(Library):
-    """The backward pass writes dP into the memory of the last result."""
+    """The backward pass overwrites the last result with the cotangent."""
 
     def finished(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
-        """Keep it."""
+        """Keep the result."""
         found: Numbers = super().finished(operation, result, arguments)
         vars(self)["last"] = found
         return found
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
-        """Overwrite it."""
+        """Overwrite the last result if its shape fits."""
         last = vars(self).get("last")
         if last is not None and last.shape == np.shape(cotangent) and not np.shares_memory(last, cotangent):
             last[...] = cotangent
@@ -487,10 +487,10 @@ class IntoTheResult(Library):
     source="parameters whose gradients are not zeroed",
 )
 class AddedUp(Library):
-    """From the third backward pass of the same shapes on, those before count too."""
+    """From the third backward pass of the same shapes on, gradients of earlier passes are added."""
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
-        """Count, and add."""
+        """Add the gradients of earlier passes from the third on."""
         kept: dict[Any, list[Numbers]] = vars(self).setdefault("kept", {})
         found = super().vjp(operation, arguments, cotangent)
         for path, g in found.items():
@@ -507,10 +507,10 @@ class AddedUp(Library):
     source="np.zeros without a dtype for the gradients",
 )
 class Doubled(Library):
-    """float64 for every input."""
+    """Gradients are float64 for inputs of any dtype."""
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
-        """The numbers are correct."""
+        """Return correct gradients as float64."""
         return {path: g.astype(np.float64) for path, g in super().vjp(operation, arguments, cotangent).items()}
 
 
@@ -525,7 +525,7 @@ class Doubled(Library):
     source="a reshape copies only where it must; modules without layers return their input",
 )
 def not_copied(correct: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
-    """What is only moved stays where it is."""
+    """Results that only rearrange an argument are views of it, not copies."""
     found: Numbers = mapped(result, lambda _, x: np.asarray(x, correct.result_dtype(operation, arguments)))
     return found
 
@@ -537,10 +537,10 @@ def not_copied(correct: Library, operation: Operation, result: Numbers, argument
     source="a shortcut that skips the copy",
 )
 class Shortcut(Library):
-    """Where the result equals an argument it is that argument."""
+    """A result that equals an argument is that argument itself, not a copy."""
 
     def call(self, operation: Operation, *args: Any, **kwargs: Any) -> Any:
-        """Look for it among the arguments."""
+        """Return an argument that equals the result, if there is one."""
         result = super().call(operation, *args, **kwargs)
         given = [x for x in flatten(self.named(operation, args, kwargs)).values() if is_float(x)]
         same = [x for x in given if x.shape == result.shape and x.size and np.array_equal(x, result)]

@@ -1,4 +1,4 @@
-"""Mutants of transformers."""
+"""Mutants of transformer layers and encoder stacks."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ from attnspec.spec.transformer import (
 def always_post(
     correct: Formulas, x: Numbers, sublayer: Callable[[Numbers], Numbers], p: LayerNormParameters[Numbers], norm: str
 ) -> Numbers:
-    """Always post-norm."""
+    """Layers are post-norm, whatever norm is chosen."""
     return correct.layer_norm(x + sublayer(x), p)
 
 
@@ -41,7 +41,7 @@ def always_post(
 def normalized_residual(
     correct: Formulas, x: Numbers, sublayer: Callable[[Numbers], Numbers], p: LayerNormParameters[Numbers], norm: str
 ) -> Numbers:
-    """With pre-norm, the normalized input is what is added to."""
+    """With pre-norm, the residual connection adds the normalized input in place of the input."""
     if norm != "pre":
         return Formulas.residual(correct, x, sublayer, p, norm)
     y = correct.layer_norm(x, p)
@@ -56,7 +56,7 @@ def normalized_residual(
     source="torch.var and numpy.var differ in this",
 )
 def unbiased(correct: Formulas, centred: Numbers) -> Numbers:
-    """Divided by d − 1."""
+    """The variance is divided by d − 1 in place of d."""
     d = centred.shape[-1]
     return Formulas.variance(correct, centred) * centred.dtype.type(d / max(d - 1, 1))
 
@@ -69,7 +69,7 @@ def unbiased(correct: Formulas, centred: Numbers) -> Numbers:
     source="RMSNorm for layer norm",
 )
 def root_mean_square(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers]) -> Numbers:
-    """x/√(mean of x²)."""
+    """Rows become x/√(mean of x²): their mean is not subtracted."""
     return p.gain * x / np.sqrt(correct.variance(x) + x.dtype.type(correct.epsilon())) + p.bias
 
 
@@ -81,7 +81,7 @@ def root_mean_square(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbe
     source="a standard deviation that is estimated too small",
 )
 def small_variance(correct: Formulas, centred: Numbers) -> Numbers:
-    """99 % of the variance."""
+    """The variance is 1 % too small."""
     return Formulas.variance(correct, centred) * centred.dtype.type(0.99)
 
 
@@ -93,7 +93,7 @@ def small_variance(correct: Formulas, centred: Numbers) -> Numbers:
     source="Keras's default differs from PyTorch's",
 )
 def large_epsilon(correct: Formulas) -> float:
-    """Keras's."""
+    """ε is 10⁻³ in place of 10⁻⁵."""
     return 1e-3
 
 
@@ -105,7 +105,7 @@ def large_epsilon(correct: Formulas) -> float:
     source="a convolution of width 3 in place of one of width 1",
 )
 def mixes_positions(correct: Formulas, x: Numbers, p: FeedForwardParameters[Numbers]) -> Numbers:
-    """Each position gets an eighth of the one before it."""
+    """An eighth of the previous position's output is added to each position."""
     y = Formulas.feed_forward(correct, x, p)
     return y + np.roll(y, 1, axis=-2) * y.dtype.type(0.125)
 
@@ -118,7 +118,7 @@ def mixes_positions(correct: Formulas, x: Numbers, p: FeedForwardParameters[Numb
     source="two linear maps in a row",
 )
 def no_activation(correct: Formulas, x: Numbers) -> Numbers:
-    """The identity."""
+    """The ReLU is left out."""
     return x
 
 
@@ -130,7 +130,7 @@ def no_activation(correct: Formulas, x: Numbers) -> Numbers:
     source="centred, and not scaled",
 )
 def centred_only(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
-    """x minus its mean."""
+    """Rows are centred but not divided by their standard deviation."""
     centred = x - np.mean(x, axis=-1, keepdims=True)
     return parameters.gain * centred + parameters.bias
 
@@ -143,7 +143,7 @@ def centred_only(correct: Formulas, x: Numbers, parameters: LayerNormParameters[
     source="RMSNorm for layer norm",
 )
 def shifts_count(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
-    """x/√(mean of x²)."""
+    """Rows become x/√(mean of x²): their mean is not subtracted."""
     p = parameters
     return p.gain * x / np.sqrt(correct.variance(x) + x.dtype.type(correct.epsilon())) + p.bias
 
@@ -156,7 +156,7 @@ def shifts_count(correct: Formulas, x: Numbers, parameters: LayerNormParameters[
     source="beta and gamma, in the order of their letters",
 )
 def exchanged_gain(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
-    """b ⊙ x̂ + g."""
+    """Gain g and bias b are exchanged: b ⊙ x̂ + g in place of g ⊙ x̂ + b."""
     p = parameters
     return Formulas.layer_norm(correct, x, LayerNormParameters(p.bias, p.gain))
 
@@ -169,7 +169,7 @@ def exchanged_gain(correct: Formulas, x: Numbers, parameters: LayerNormParameter
     source="a smooth activation",
 )
 def squareplus(correct: Formulas, x: Numbers) -> Numbers:
-    """(x + √(x² + ¼))/2."""
+    """The activation is (x + √(x² + ¼))/2 in place of max(0, x)."""
     return (x + np.sqrt(x * x + x.dtype.type(0.25))) * x.dtype.type(0.5)
 
 
@@ -181,7 +181,7 @@ def squareplus(correct: Formulas, x: Numbers) -> Numbers:
     source="another activation",
 )
 def leaky(correct: Formulas, x: Numbers) -> Numbers:
-    """max(x/100, x)."""
+    """The activation is max(x/100, x) in place of max(0, x)."""
     return np.maximum(x, x * x.dtype.type(0.01))
 
 
@@ -193,7 +193,7 @@ def leaky(correct: Formulas, x: Numbers) -> Numbers:
     source="a fused kernel without the second bias",
 )
 def one_bias(correct: Formulas, x: Numbers, parameters: FeedForwardParameters[Numbers]) -> Numbers:
-    """b₂ left out."""
+    """The second bias b₂ is left out."""
     p = parameters
     return Formulas.feed_forward(correct, x, FeedForwardParameters(p.w_1, p.b_1, p.w_2, p.b_2 * p.b_2.dtype.type(0)))
 
@@ -208,7 +208,7 @@ def one_bias(correct: Formulas, x: Numbers, parameters: FeedForwardParameters[Nu
 def last_layer_first(
     correct: Formulas, layers: tuple[EncoderLayerParameters[Numbers], ...]
 ) -> list[tuple[int, EncoderLayerParameters[Numbers]]]:
-    """From the last layer to the first."""
+    """Layers are applied from the last to the first."""
     return Formulas.numbered(correct, layers)[::-1]
 
 
@@ -222,7 +222,7 @@ def last_layer_first(
 def one_layer(
     correct: Formulas, layers: tuple[EncoderLayerParameters[Numbers], ...]
 ) -> list[tuple[int, EncoderLayerParameters[Numbers]]]:
-    """The weights of the first layer everywhere."""
+    """Every layer uses the weights of the first."""
     return [(number, layers[0]) for number, _ in Formulas.numbered(correct, layers)]
 
 
@@ -236,7 +236,7 @@ def one_layer(
 def masked_once(
     correct: Formulas, number: int, x: Numbers, parameters: EncoderLayerParameters[Numbers], mask: Numbers, norm: str
 ) -> Numbers:
-    """Later layers attend to everything."""
+    """The mask applies to the first layer only."""
     return Formulas.layer(correct, number, x, parameters, None if number else mask, norm)
 
 
@@ -255,7 +255,7 @@ def final_normalization(
     mask: Numbers = None,
     norm: str = "post",
 ) -> Numbers:
-    """The result has mean 0 and variance 1."""
+    """The result of the stack is normalized once more, to mean 0 and variance 1."""
     y = Formulas.encoder_stack(correct, x, layers, mask=mask, norm=norm)
     centred = y - np.mean(y, axis=-1, keepdims=True)
     return centred / np.sqrt(correct.variance(centred) + y.dtype.type(correct.epsilon()))

@@ -1,4 +1,4 @@
-"""Mutants of the decoders of transformers."""
+"""Mutants of transformer decoders."""
 
 from collections.abc import Callable
 
@@ -14,13 +14,13 @@ from attnspec.spec.transformer import DecoderLayer, DecoderLayerParameters, Deco
 def _attended(
     correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], allowed: Numbers, mask: Numbers
 ) -> Numbers:
-    """Self-attention under both masks, of which the second may be None."""
+    """Self-attention under both masks; ``mask`` may be None."""
     both = allowed if mask is None else allowed & mask
     return correct.multi_head_attention(x, x, x, w.w_q, w.w_k, w.w_v, w.w_o, mask=both)
 
 
 def _everywhere(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
-    """Self-attention that is not causal."""
+    """Self-attention without the causal mask."""
     return correct.multi_head_attention(x, x, x, w.w_q, w.w_k, w.w_v, w.w_o, mask=mask)
 
 
@@ -32,7 +32,7 @@ def _everywhere(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], 
     source="tril(diagonal=-1)",
 )
 def strictly_before(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
-    """j < i."""
+    """The causal mask is j < i: no position attends to itself."""
     n = x.shape[-2]
     return _attended(correct, x, w, np.tri(n, k=-1, dtype=bool), mask)
 
@@ -45,7 +45,7 @@ def strictly_before(correct: Formulas, x: Numbers, w: MultiHeadParameters[Number
     source="triu(diagonal=2), off by one",
 )
 def one_ahead(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
-    """j ≤ i + 1."""
+    """The causal mask is j ≤ i + 1: every position sees the next one."""
     n = x.shape[-2]
     return _attended(correct, x, w, np.tri(n, k=1, dtype=bool), mask)
 
@@ -58,7 +58,7 @@ def one_ahead(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], ma
     source="torch.nn.TransformerDecoderLayer without tgt_mask",
 )
 def not_causal(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
-    """The encoder's self-attention."""
+    """Self-attention of the decoder is not causal."""
     return _everywhere(correct, x, w, mask)
 
 
@@ -70,7 +70,7 @@ def not_causal(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], m
     source="S2, whose formula keeps the scores with i ≤ j",
 )
 def only_the_future(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
-    """j ≥ i."""
+    """The causal mask is j ≥ i: every position sees only itself and the future."""
     n = x.shape[-2]
     return _attended(correct, x, w, np.tri(n, dtype=bool).T, mask)
 
@@ -83,7 +83,7 @@ def only_the_future(correct: Formulas, x: Numbers, w: MultiHeadParameters[Number
     source="attn_mask set by whichever mask comes last",
 )
 def one_of_two(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
-    """The causal mask only where no other mask is given."""
+    """With a mask, the causal mask is ignored."""
     return correct.multi_head_attention(x, x, x, w.w_q, w.w_k, w.w_v, w.w_o, mask=mask, causal=mask is None)
 
 
@@ -95,7 +95,7 @@ def one_of_two(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], m
     source="tgt_key_padding_mask forgotten",
 )
 def targets_unmasked(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
-    """Only causal."""
+    """The mask of the targets is ignored."""
     return Formulas.attend_to_targets(correct, x, w, None)
 
 
@@ -109,7 +109,7 @@ def targets_unmasked(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbe
 def memory_unmasked(
     correct: Formulas, x: Numbers, memory: Numbers, w: MultiHeadParameters[Numbers], memory_mask: Numbers
 ) -> Numbers:
-    """Padding of the sources is attended to."""
+    """The mask of the memory is ignored: padding of the sources is attended to."""
     return Formulas.attend_to_memory(correct, x, memory, w, None)
 
 
@@ -123,7 +123,7 @@ def memory_unmasked(
 def causal_memory(
     correct: Formulas, x: Numbers, memory: Numbers, w: MultiHeadParameters[Numbers], memory_mask: Numbers
 ) -> Numbers:
-    """Target i sees the sources up to i."""
+    """Attention to the memory is causal: target i sees only sources up to i."""
     return correct.multi_head_attention(x, memory, memory, w.w_q, w.w_k, w.w_v, w.w_o, mask=memory_mask, causal=True)
 
 
@@ -144,7 +144,7 @@ def masks_exchanged(
     memory_mask: Numbers = None,
     norm: str = "post",
 ) -> Numbers:
-    """Each mask for the other attention, where both fit."""
+    """The masks of targets and memory are exchanged if there are as many targets as sources."""
     if x.shape[-2] == memory.shape[-2]:
         mask, memory_mask = memory_mask, mask
     return Formulas.decoder_layer(correct, x, memory, parameters, mask=mask, memory_mask=memory_mask, norm=norm)
@@ -160,7 +160,7 @@ def masks_exchanged(
 def targets_for_memory(
     correct: Formulas, x: Numbers, memory: Numbers, w: MultiHeadParameters[Numbers], memory_mask: Numbers
 ) -> Numbers:
-    """The targets take the place of the memory, where it is as wide."""
+    """Keys and values come from the targets in place of the memory, if both are equally wide."""
     if x.shape[-1] != memory.shape[-1]:
         return Formulas.attend_to_memory(correct, x, memory, w, memory_mask)
     return correct.multi_head_attention(x, x, x, w.w_q, w.w_k, w.w_v, w.w_o)
@@ -176,7 +176,7 @@ def targets_for_memory(
 def memory_normalized(
     correct: Formulas, x: Numbers, memory: Numbers, w: MultiHeadParameters[Numbers], memory_mask: Numbers
 ) -> Numbers:
-    """The memory with mean 0 and variance 1."""
+    """The memory is normalized to mean 0 and variance 1."""
     centred = memory - np.mean(memory, axis=-1, keepdims=True)
     normalized = centred / np.sqrt(correct.variance(centred) + memory.dtype.type(correct.epsilon()))
     return Formulas.attend_to_memory(correct, x, normalized, w, memory_mask)
@@ -199,7 +199,7 @@ def norms_exchanged(
     memory_mask: Numbers = None,
     norm: str = "post",
 ) -> Numbers:
-    """The attention to the memory has the normalization of the self-attention, and the other way around."""
+    """The layer norms of self-attention and attention to the memory are exchanged."""
     p = parameters
     wrong = DecoderLayerParameters(
         p.attention, p.cross_attention_norm, p.cross_attention, p.attention_norm, p.feed_forward, p.feed_forward_norm
@@ -224,7 +224,7 @@ def memory_first(
     memory_mask: Numbers = None,
     norm: str = "post",
 ) -> Numbers:
-    """Attention to the memory, then self-attention."""
+    """Attention to the memory comes before self-attention."""
     p = parameters
     x = correct.residual(
         x, lambda y: correct.attend_to_memory(y, memory, p.cross_attention, memory_mask), p.cross_attention_norm, norm
@@ -250,7 +250,7 @@ def no_residual(
     memory_mask: Numbers = None,
     norm: str = "post",
 ) -> Numbers:
-    """What the memory gives takes the place of x."""
+    """Attention to the memory has no residual connection: it replaces x."""
     p = parameters
     x = correct.residual(x, lambda y: correct.attend_to_targets(y, p.attention, mask), p.attention_norm, norm)
     y = x if norm == "post" else correct.layer_norm(x, p.cross_attention_norm)
@@ -269,7 +269,7 @@ def no_residual(
 def post_and_pre(
     correct: Formulas, x: Numbers, sublayer: Callable[[Numbers], Numbers], p: LayerNormParameters[Numbers], norm: str
 ) -> Numbers:
-    """With pre-norm the sum is normalized as well."""
+    """With pre-norm, the sum is normalized as well."""
     result = Formulas.residual(correct, x, sublayer, p, norm)
     return correct.layer_norm(result, p) if norm == "pre" else result
 
@@ -284,7 +284,7 @@ def post_and_pre(
 def unnormalized_input(
     correct: Formulas, x: Numbers, sublayer: Callable[[Numbers], Numbers], p: LayerNormParameters[Numbers], norm: str
 ) -> Numbers:
-    """With pre-norm nothing is normalized."""
+    """With pre-norm, sublayers get their input without normalization."""
     return x + sublayer(x) if norm == "pre" else Formulas.residual(correct, x, sublayer, p, norm)
 
 
@@ -298,7 +298,7 @@ def unnormalized_input(
 def memory_detached(
     correct: Formulas, x: Numbers, memory: Numbers, w: MultiHeadParameters[Numbers], memory_mask: Numbers
 ) -> Numbers:
-    """The memory is a constant."""
+    """The memory gets no gradient."""
     return Formulas.attend_to_memory(correct, x, value_of(memory), w, memory_mask)
 
 
@@ -312,7 +312,7 @@ def memory_detached(
 def keys_only(
     correct: Formulas, x: Numbers, memory: Numbers, w: MultiHeadParameters[Numbers], memory_mask: Numbers
 ) -> Numbers:
-    """The memory as values is a constant."""
+    """The gradient of the memory leaves out its use as values."""
     values = value_of(memory)
     return correct.multi_head_attention(x, memory, values, w.w_q, w.w_k, w.w_v, w.w_o, mask=memory_mask)
 
@@ -325,7 +325,7 @@ def keys_only(
     source="the causal mask not saved for the backward pass",
 )
 def gradient_of_everything(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
-    """Results are causal, gradients are not."""
+    """Gradients are computed without the causal mask; results are causal."""
     result = Formulas.attend_to_targets(correct, x, w, mask)
     if not isinstance(x, Tape):
         return result
@@ -349,7 +349,7 @@ def memory_masked_once(
     memory_mask: Numbers,
     norm: str,
 ) -> Numbers:
-    """Later layers look at all of the memory."""
+    """The mask of the memory applies to the first layer only."""
     seen = None if number else memory_mask
     return Formulas.decoder_layer_of_stack(correct, number, x, memory, parameters, mask, seen, norm)
 
@@ -371,7 +371,7 @@ def memory_replaced(
     memory_mask: Numbers,
     norm: str,
 ) -> Numbers:
-    """Later layers attend to what the layer before gave, where it fits."""
+    """Layers from the second on attend to their own input in place of the memory, if both are equally wide."""
     fits = number and x.shape[-1] == memory.shape[-1]
     z, seen = (x, None) if fits else (memory, memory_mask)
     return Formulas.decoder_layer_of_stack(correct, number, x, z, parameters, mask, seen, norm)
@@ -394,7 +394,7 @@ def one_decoder_layer(
     memory_mask: Numbers = None,
     norm: str = "post",
 ) -> Numbers:
-    """The weights of the first layer everywhere."""
+    """Every layer uses the weights of the first."""
     return Formulas.decoder_stack(
         correct, x, memory, layers[:1] * len(layers), mask=mask, memory_mask=memory_mask, norm=norm
     )
@@ -417,7 +417,7 @@ def normalized_without_layers(
     memory_mask: Numbers = None,
     norm: str = "post",
 ) -> Numbers:
-    """What goes in is normalized first."""
+    """The input of the stack is normalized to mean 0 and variance 1."""
     centred = x - np.mean(x, axis=-1, keepdims=True)
     y = centred / np.sqrt(correct.variance(centred) + x.dtype.type(correct.epsilon()))
     return Formulas.decoder_stack(correct, y, memory, layers, mask=mask, memory_mask=memory_mask, norm=norm)

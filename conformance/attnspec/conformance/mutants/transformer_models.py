@@ -1,4 +1,4 @@
-"""Mutants of transformers on tokens, and of decoding with a cache."""
+"""Mutants of transformers on tokens and of decoding with a cache."""
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from attnspec.spec.transformer import (
     source="Vaswani 2017, 3.4, forgotten in many implementations",
 )
 def unscaled(correct: Formulas, x: Numbers) -> Numbers:
-    """x."""
+    """Embeddings are not multiplied by √d."""
     return x
 
 
@@ -40,7 +40,7 @@ def unscaled(correct: Formulas, x: Numbers) -> Numbers:
     source="(x + p) * sqrt(d)",
 )
 def scaled_after(correct: Formulas, tokens: Numbers, table: Numbers) -> Numbers:
-    """√d (x + P)."""
+    """√d (x + P) is computed in place of √d x + P."""
     x = correct.embed(tokens, table)
     n, d = x.shape[-2:]
     return correct.scaled_up(x + correct.sinusoidal_positional_encoding(n, d).astype(x.dtype))
@@ -54,7 +54,7 @@ def scaled_after(correct: Formulas, tokens: Numbers, table: Numbers) -> Numbers:
     source="positions counted from 1, where 0 is padding",
 )
 def model_from_one(correct: Formulas, n: int) -> Numbers:
-    """1 … n."""
+    """Positions are 1 … n in place of 0 … n−1."""
     return np.arange(1, n + 1, dtype=np.float64)
 
 
@@ -66,7 +66,7 @@ def model_from_one(correct: Formulas, n: int) -> Numbers:
     source="src_key_padding_mask given to the decoder only",
 )
 def encoder_unmasked(correct: Formulas, x: Numbers, p: EncoderDecoderParameters[Numbers], seen: Numbers) -> Numbers:
-    """The mask holds in the attention to the memory only."""
+    """The source mask is ignored in the encoder; it applies to the attention to the memory only."""
     return Formulas.encoded(correct, x, p, None)
 
 
@@ -86,7 +86,7 @@ def target_in_the_encoder(
     source_mask: Numbers = None,
     mask: Numbers = None,
 ) -> Numbers:
-    """The mean of the target's embeddings is added to the source."""
+    """The mean embedding of the target is added to the encoder's input."""
     p = parameters
     seen = None if source_mask is None else source_mask[..., None, :]
     y = correct.scaled_and_placed(target, p.target_embedding)
@@ -105,7 +105,7 @@ def target_in_the_encoder(
     source="a loss that takes logits",
 )
 def scores_of_tokens(correct: Formulas, states: Numbers, w: Numbers, b: Numbers) -> Numbers:
-    """W s + b."""
+    """Scores W s + b are returned in place of probabilities."""
     return correct.logits(states, w, b)
 
 
@@ -117,7 +117,7 @@ def scores_of_tokens(correct: Formulas, states: Numbers, w: Numbers, b: Numbers)
     source="a BERT trained as a GPT",
 )
 def unmasked_model(correct: Formulas, mask: Numbers, n: int) -> Numbers:
-    """Only the mask that is given."""
+    """The causal mask is left out."""
     return mask
 
 
@@ -129,7 +129,7 @@ def unmasked_model(correct: Formulas, mask: Numbers, n: int) -> Numbers:
     source="attention_mask overrides is_causal",
 )
 def mask_overrides(correct: Formulas, mask: Numbers, n: int) -> Numbers:
-    """Causal only without a mask."""
+    """With a mask, the causal mask is ignored."""
     return Formulas.both_masks(correct, None, n) if mask is None else mask
 
 
@@ -143,7 +143,7 @@ def mask_overrides(correct: Formulas, mask: Numbers, n: int) -> Numbers:
 def causal_bert(
     correct: Formulas, tokens: Numbers, parameters: LanguageModelParameters[Numbers], *, mask: Numbers = None
 ) -> Numbers:
-    """Every position sees the earlier ones."""
+    """The encoder is causal: positions see only themselves and earlier ones."""
     return correct.language_model(tokens, parameters, correct.both_masks(mask, tokens.shape[-1]))
 
 
@@ -157,7 +157,7 @@ def causal_bert(
 def without_positions(
     correct: Formulas, tokens: Numbers, p: LanguageModelParameters[Numbers], mask: Numbers
 ) -> Numbers:
-    """Embeddings alone."""
+    """No positions are added to the embeddings."""
     x = correct.embed(tokens, p.embedding)
     return correct.distributed(correct.encoder_stack(x, p.layers, mask=mask), p.w, p.b)
 
@@ -170,7 +170,7 @@ def without_positions(
     source="position_ids of shape (1, 1), broadcast",
 )
 def same_position(correct: Formulas, table: Numbers, n: int) -> Numbers:
-    """Row 0 everywhere."""
+    """Every token gets row 0 of the position table."""
     return table[np.zeros(n, int)]
 
 
@@ -182,7 +182,7 @@ def same_position(correct: Formulas, table: Numbers, n: int) -> Numbers:
     source="RoBERTa and OPT, which keep rows for padding",
 )
 def second_row_first(correct: Formulas, table: Numbers, n: int) -> Numbers:
-    """Position t has row t + 1, or the last one."""
+    """Position t gets row t + 1 of the position table, or its last row."""
     return table[np.minimum(np.arange(n) + 1, len(table) - 1)]
 
 
@@ -194,7 +194,7 @@ def second_row_first(correct: Formulas, table: Numbers, n: int) -> Numbers:
     source="jnp.take, which clips",
 )
 def clipped_tokens(correct: Formulas, tokens: Numbers, table: Numbers) -> Numbers:
-    """A token outside of the vocabulary is the nearest one."""
+    """Tokens outside of the vocabulary do not raise: they are clipped to the nearest one."""
     return correct.rows(table, np.clip(tokens, 0, len(table) - 1))
 
 
@@ -206,7 +206,7 @@ def clipped_tokens(correct: Formulas, tokens: Numbers, table: Numbers) -> Number
     source="Embedding.from_pretrained, which freezes",
 )
 def frozen_embeddings(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbers:
-    """No gradient for the table."""
+    """The embedding table gets no gradient."""
     return Formulas.rows(correct, value_of(table), tokens)
 
 
@@ -218,7 +218,7 @@ def frozen_embeddings(correct: Formulas, table: Numbers, tokens: Numbers) -> Num
     source="tie_word_embeddings=True for a model with weights of its own",
 )
 def tied(correct: Formulas, tokens: Numbers, p: LanguageModelParameters[Numbers], mask: Numbers) -> Numbers:
-    """The table in place of W."""
+    """The embedding table is used in place of the output weights W."""
     shared = LanguageModelParameters(p.embedding, p.positions, p.layers, p.embedding, p.b)
     return Formulas.language_model(correct, tokens, shared, mask)
 
@@ -240,7 +240,7 @@ def stale_cache(
     w: MultiHeadParameters[Numbers],
     allowed: Numbers,
 ) -> Numbers:
-    """The cache as it was."""
+    """A position does not attend to itself: the cache is read before it is extended."""
     stale = KeyValueCache(grown.key[..., :-1, :], grown.value[..., :-1, :])
     return Formulas.attend_to_cache(correct, row, stale, w, None if allowed is None else allowed[..., :-1])
 
@@ -253,7 +253,7 @@ def stale_cache(
     source="torch.cat((new, cache))",
 )
 def in_front(correct: Formulas, cached: Numbers, row: Numbers, w: Numbers) -> Numbers:
-    """The row before the cache."""
+    """The new row is put before the cache, not after it."""
     both = Formulas.behind(correct, cached, row, w)
     return np.concatenate([both[..., -1:, :], both[..., :-1, :]], axis=-2)
 
@@ -266,7 +266,7 @@ def in_front(correct: Formulas, cached: Numbers, row: Numbers, w: Numbers) -> Nu
     source="cache[:, :, pos - 1] = new, off by one",
 )
 def overwritten(correct: Formulas, cached: Numbers, row: Numbers, w: Numbers) -> Numbers:
-    """The newest row twice."""
+    """The last cached row is overwritten by the new row, which appears twice."""
     both = Formulas.behind(correct, cached, row, w)
     if both.shape[-2] < 2:
         return both
@@ -281,7 +281,7 @@ def overwritten(correct: Formulas, cached: Numbers, row: Numbers, w: Numbers) ->
     source="the own position padded in front of the mask",
 )
 def shifted_mask(correct: Formulas, mask: Numbers, cached: int) -> Numbers:
-    """Each cached position has the mask of the one before."""
+    """The mask of the cache is shifted: each position has the mask of the one before."""
     both = Formulas.with_itself(correct, mask, cached)
     return np.concatenate([both[..., -1:], both[..., :-1]], axis=-1)
 
@@ -294,7 +294,7 @@ def shifted_mask(correct: Formulas, mask: Numbers, cached: int) -> Numbers:
     source="norm_first written for the queries only",
 )
 def not_normalized(correct: Formulas, row: Numbers, p: LayerNormParameters[Numbers], norm: str) -> Numbers:
-    """x, also with pre-norm."""
+    """With pre-norm, keys and values are cached from x without normalization."""
     return row
 
 
@@ -306,5 +306,5 @@ def not_normalized(correct: Formulas, row: Numbers, p: LayerNormParameters[Numbe
     source="past_key_values detached",
 )
 def detached_cache(correct: Formulas, cached: Numbers, row: Numbers, w: Numbers) -> Numbers:
-    """What was cached is a constant."""
+    """The cache gets no gradient."""
     return Formulas.behind(correct, value_of(cached), row, w)

@@ -1,4 +1,4 @@
-"""Mutants that misread one layout each, and every other one as it is."""
+"""Mutants that misread one memory layout each."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,7 +19,7 @@ OPERATIONS = (ScaledDotProductAttention, DotProductAttention)
 def _dense_where(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], layout: Callable[[Numbers], bool]
 ) -> dict[str, Any]:
-    """The arguments as the formulas take them; arrays of a layout are read on from their first number."""
+    """Prepared arguments; arrays for which ``layout`` is true are read as if they were contiguous."""
 
     def read(x: Any) -> Any:
         if not isinstance(x, np.ndarray) or x.ndim < 2 or not x.size or x.strides[-1] != x.itemsize:
@@ -40,7 +40,7 @@ def _dense_where(
     source="Dao-AILab/flash-attention#2541: slices of packed projections",
 )
 def packed_as_dense(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Rows that are three times as far apart as they are long are read as if they followed one another."""
+    """Rows with a stride of three times their length are read as if they were contiguous."""
     return _dense_where(
         correct, operation, arguments, lambda x: x.strides[-2] == 3 * x.shape[-1] * x.itemsize and x.shape[-2] > 1
     )
@@ -54,7 +54,7 @@ def packed_as_dense(correct: Library, operation: Operation, arguments: Mapping[s
     source="pytorch/pytorch#181133: (batch, positions, heads, features) seen as (batch, heads, positions, features)",
 )
 def heads_first(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Where heads are nearer to each other than positions, the memory is read as if it were the other way round."""
+    """Arrays with heads behind positions in memory are read as if they were contiguous, heads first."""
     return _dense_where(correct, operation, arguments, lambda x: x.ndim > 2 and x.strides[-3] < x.strides[-2])
 
 
@@ -66,7 +66,7 @@ def heads_first(correct: Library, operation: Operation, arguments: Mapping[str, 
     source="flagos-ai/FlagGems#5896: the length of a row for its stride",
 )
 def padding_read(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Rows that are less than twice as far apart as they are long are read as if they followed one another."""
+    """Rows with a stride between one and two times their length are read as if they were contiguous."""
     return _dense_where(
         correct, operation, arguments,
         lambda x: x.shape[-1] * x.itemsize < x.strides[-2] < 2 * x.shape[-1] * x.itemsize,
@@ -74,14 +74,14 @@ def padding_read(correct: Library, operation: Operation, arguments: Mapping[str,
 
 
 class _FirstOnly(Library):
-    """Of one array, where it is repeated with stride 0, only the first is read; all others are 0."""
+    """A library that reads only the first element along axes of stride 0 of one array; the others are 0."""
 
     def path(self, operation: Operation) -> str:
-        """Which array."""
+        """Path of the misread array."""
         raise NotImplementedError
 
     def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Look at its strides."""
+        """Set all but the first element along axes of stride 0 to 0."""
         prepared = super().prepared(operation, arguments)
         x = at(arguments, self.path(operation))
         if x is None or not x.size:
@@ -99,10 +99,10 @@ class _FirstOnly(Library):
     source="pytorch/pytorch#191937: arrays with stride 0",
 )
 class ExpandedQueries(_FirstOnly):
-    """Of a query with stride 0 all but the first row or element of the batch is 0."""
+    """Queries with stride 0 are 0 in all but the first row or batch element."""
 
     def path(self, operation: Operation) -> str:
-        """The query."""
+        """Path of the queries."""
         return query(operation)
 
 
@@ -113,10 +113,10 @@ class ExpandedQueries(_FirstOnly):
     source="pytorch/pytorch#191937: keys that heads share, with stride 0",
 )
 class ExpandedKeys(_FirstOnly):
-    """Of keys with stride 0 all but the first are 0."""
+    """Keys with stride 0 are 0 in all but the first row or batch element."""
 
     def path(self, operation: Operation) -> str:
-        """The keys."""
+        """Path of the keys."""
         return key(operation)
 
 
@@ -127,10 +127,10 @@ class ExpandedKeys(_FirstOnly):
     source="pytorch/pytorch#191937: values that heads share, with stride 0",
 )
 class ExpandedValues(_FirstOnly):
-    """Of values with stride 0 all but the first are 0."""
+    """Values with stride 0 are 0 in all but the first row or batch element."""
 
     def path(self, operation: Operation) -> str:
-        """The values."""
+        """Path of the values."""
         return operation.attended[-1].path
 
 
@@ -141,22 +141,22 @@ class ExpandedValues(_FirstOnly):
     source="pytorch/pytorch#184180: masks that heads share",
 )
 class ExpandedMasks(_FirstOnly):
-    """Of a mask with stride 0 all but the first row masks everything."""
+    """A mask with stride 0 masks every key in all but the first row or batch element."""
 
     def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Only where there is one."""
+        """Misread the mask if there is one."""
         given = mask_of(operation, arguments) is not None
         return super().prepared(operation, arguments) if given else Library.prepared(self, operation, arguments)
 
     def path(self, operation: Operation) -> str:
-        """The mask."""
+        """Path of the mask."""
         return operation.mask.path if operation.mask is not None else ""
 
 
 # Wide vectors ---------------------------------------------------------------------------------------------------------
 
 WIDE = 16
-"""Features that fill a vector of a kernel."""
+"""Number of features that a kernel loads as one vector."""
 
 
 @mutant(
@@ -167,7 +167,7 @@ WIDE = 16
     source="Dao-AILab/flash-attention#2541: slices of packed projections, in the path that loads whole vectors",
 )
 def wide_packed(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Only of 16 features and more."""
+    """Rows of 16 or more features with a stride of three times their length are read as if contiguous."""
     return _dense_where(
         correct, operation, arguments,
         lambda x: x.shape[-1] >= WIDE and x.strides[-2] == 3 * x.shape[-1] * x.itemsize and x.shape[-2] > 1,
@@ -182,7 +182,7 @@ def wide_packed(correct: Library, operation: Operation, arguments: Mapping[str, 
     source="flagos-ai/FlagGems#5896: the length of a row for its stride, where vectors of eight fill it",
 )
 def wide_padded(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Rows of 16, 24, … features, or columns of a mask, that are less than twice as far apart as they are long."""
+    """Rows of 16, 24, … elements with a stride below twice their length are read as if contiguous."""
     return _dense_where(
         correct, operation, arguments,
         lambda x: x.shape[-1] >= WIDE and x.shape[-1] % 8 == 0
@@ -198,7 +198,7 @@ def wide_padded(correct: Library, operation: Operation, arguments: Mapping[str, 
     source="pytorch/pytorch#181133: keys whose last stride is not 1, in the path that loads whole vectors",
 )
 def wide_strided(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys are read on from their first number where the last stride is not 1; only of 16 features and more."""
+    """Keys of 16 or more features whose last stride is not 1 are read as if they were contiguous."""
     prepared = Library.prepared(correct, operation, arguments)
     k = at(arguments, key(operation))
     if k.shape[-1] < WIDE or not k.size or k.strides[-1] == k.itemsize or any(s <= 0 for s in k.strides):
@@ -215,14 +215,14 @@ def wide_strided(correct: Library, operation: Operation, arguments: Mapping[str,
     source="pytorch/pytorch#191937: keys that heads share, with stride 0, in the path that loads whole vectors",
 )
 class WideExpandedKeys(_FirstOnly):
-    """Of keys with stride 0 all but the first are 0; only of 16 features and more."""
+    """Keys of 16 or more features with stride 0 are 0 in all but the first row, head or batch element."""
 
     def path(self, operation: Operation) -> str:
-        """The keys."""
+        """Path of the keys."""
         return key(operation)
 
     def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Look at their width."""
+        """Misread keys of 16 or more features."""
         wide = at(arguments, key(operation)).shape[-1] >= WIDE
         return super().prepared(operation, arguments) if wide else Library.prepared(self, operation, arguments)
 
@@ -235,7 +235,7 @@ class WideExpandedKeys(_FirstOnly):
     source="pytorch/pytorch#184180: masks that heads share",
 )
 def first_of_shared_masks(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Of at least 32 keys, expanded over heads."""
+    """With at least 32 keys, a mask expanded over heads is read from the first batch element for all."""
     prepared, mask = Library.prepared(correct, operation, arguments), mask_of(operation, arguments)
     if operation.mask is None or mask is None or mask.ndim != 4 or mask.shape[-1] < 32 or mask.shape[1] < 2:
         return prepared

@@ -1,4 +1,4 @@
-"""Mutants of vision."""
+"""Mutants of patches, vision transformers, interpolation, gates and attention over maps."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -32,7 +32,7 @@ from attnspec.spec.vision import (
     source="order='F'",
 )
 def by_columns(correct: Formulas, patches: Numbers) -> Numbers:
-    """The patch below comes next."""
+    """Patches are ordered column by column, not row by row."""
     turned = np.swapaxes(patches, -5, -4)
     *batch, columns, rows, patch, _, channels = turned.shape
     return turned.reshape(*batch, rows * columns, patch * patch * channels)
@@ -46,7 +46,7 @@ def by_columns(correct: Formulas, patches: Numbers) -> Numbers:
     source="p1 and p2 exchanged in a rearrangement",
 )
 def transposed_patches(correct: Formulas, patches: Numbers) -> Numbers:
-    """Every patch is transposed."""
+    """The pixels of every patch are transposed."""
     return Formulas.in_order(correct, np.swapaxes(patches, -3, -2))
 
 
@@ -58,7 +58,7 @@ def transposed_patches(correct: Formulas, patches: Numbers) -> Numbers:
     source="nn.Unfold, which has channels first",
 )
 def channels_first(correct: Formulas, patches: Numbers) -> Numbers:
-    """The first channel of all pixels, then the next."""
+    """Within a patch, channels come before pixels: the first channel of all pixels, then the next."""
     *batch, rows, columns, patch, _, channels = patches.shape
     return np.moveaxis(patches, -1, -3).reshape(*batch, rows * columns, patch * patch * channels)
 
@@ -71,7 +71,7 @@ def channels_first(correct: Formulas, patches: Numbers) -> Numbers:
     source="a reshape without the transpose in between",
 )
 def stripes(correct: Formulas, image: Numbers, patch: int) -> Numbers:
-    """As many numbers in the order in which they are stored."""
+    """A patch holds consecutive pixels in memory order, stripes in place of squares."""
     *batch, height, width, channels = image.shape
     return image.reshape(*batch, height // patch, width // patch, patch, patch, channels)
 
@@ -84,7 +84,7 @@ def stripes(correct: Formulas, image: Numbers, patch: int) -> Numbers:
     source="PIL's size is (width, height)",
 )
 def sides_exchanged(correct: Formulas, image: Numbers, patch: int) -> Numbers:
-    """An image that is read as high as it is wide, and as wide as it is high."""
+    """Height and width of the image are exchanged."""
     *batch, height, width, channels = image.shape
     found = Formulas.cut(correct, image.reshape(*batch, width, height, channels), patch)
     return found.reshape(*batch, height // patch, width // patch, patch, patch, channels)
@@ -98,7 +98,7 @@ def sides_exchanged(correct: Formulas, image: Numbers, patch: int) -> Numbers:
     source="a fold that does not undo the unfold",
 )
 def transposed_gradient(correct: Formulas, patches: Numbers) -> Numbers:
-    """What flows back to a patch is transposed."""
+    """The gradient of every patch is transposed."""
     if not isinstance(patches, Tape):
         return Formulas.in_order(correct, patches)
     return Formulas.in_order(correct, Tape(patches.value, [patches], lambda g: [np.swapaxes(g, -3, -2)]))
@@ -112,7 +112,7 @@ def transposed_gradient(correct: Formulas, patches: Numbers) -> Numbers:
     source="appended where it is prepended",
 )
 def token_last(correct: Formulas, token: Numbers, projected: Numbers) -> Numbers:
-    """Behind the patches."""
+    """The class token follows the patches in place of preceding them."""
     return np.roll(Formulas.with_token(correct, token, projected), -1, axis=-2)
 
 
@@ -124,7 +124,7 @@ def token_last(correct: Formulas, token: Numbers, projected: Numbers) -> Numbers
     source="positions added to the patches before the token is joined",
 )
 def unplaced_token(correct: Formulas, token: Numbers, projected: Numbers, positions: Numbers) -> Numbers:
-    """Only patches have positions."""
+    """No position is added to the class token."""
     return correct.with_token(token, projected + positions[1:])
 
 
@@ -136,7 +136,7 @@ def unplaced_token(correct: Formulas, token: Numbers, projected: Numbers, positi
     source="a table without a row for the class token",
 )
 def early_positions(correct: Formulas, token: Numbers, projected: Numbers, positions: Numbers) -> Numbers:
-    """The first patch has the position of the class token, which has none."""
+    """Positions start at the first patch: it gets that of the class token, which gets none."""
     return correct.with_token(token, projected + positions[:-1])
 
 
@@ -148,7 +148,7 @@ def early_positions(correct: Formulas, token: Numbers, projected: Numbers, posit
     source="positional information that leaks in twice",
 )
 def positions_twice(correct: Formulas, token: Numbers, projected: Numbers, positions: Numbers) -> Numbers:
-    """Patches are scaled by how far behind they are."""
+    """Later patches are scaled up, by up to 1/8."""
     count = projected.shape[-2]
     ramp = (1 + np.arange(count) / (8 * count)).astype(projected.dtype)
     return Formulas.placed(correct, token, projected * ramp[:, None], positions)
@@ -162,7 +162,7 @@ def positions_twice(correct: Formulas, token: Numbers, projected: Numbers, posit
     source="a token that is written to one element of a batch",
 )
 def token_once(correct: Formulas, token: Numbers, projected: Numbers) -> Numbers:
-    """Zero for all other images."""
+    """The class token is 0 for all images of a batch but the first."""
     given = np.zeros(projected.shape[:-2], projected.dtype)
     given.reshape(-1)[:1] = 1
     return Formulas.with_token(correct, token * given[..., None, None], projected)
@@ -176,7 +176,7 @@ def token_once(correct: Formulas, token: Numbers, projected: Numbers) -> Numbers
     source="a gradient that is not summed over the batch",
 )
 def token_gradient_once(correct: Formulas, token: Numbers, projected: Numbers) -> Numbers:
-    """The mean of the gradients, not their sum."""
+    """The gradient of the class token is the mean over the images, not their sum."""
     if not isinstance(token, Tape):
         return Formulas.with_token(correct, token, projected)
     images = max(int(np.prod(projected.shape[:-2])), 1)
@@ -191,7 +191,7 @@ def token_gradient_once(correct: Formulas, token: Numbers, projected: Numbers) -
     source="global average pooling, as another kind of vision transformer has it",
 )
 def pooled_patches(correct: Formulas, encoded: Numbers, final_norm: LayerNormParameters[Numbers]) -> Numbers:
-    """All patches alike, without the class token."""
+    """The mean of the patches is returned in place of the class token."""
     return correct.layer_norm(np.mean(encoded[..., 1:, :], axis=-2), final_norm)
 
 
@@ -203,7 +203,7 @@ def pooled_patches(correct: Formulas, encoded: Numbers, final_norm: LayerNormPar
     source="a pre-norm encoder without its last norm",
 )
 def not_normalized(correct: Formulas, encoded: Numbers, final_norm: LayerNormParameters[Numbers]) -> Numbers:
-    """The class token as it leaves the last layer."""
+    """The class token is returned without the final layer norm."""
     return encoded[..., 0, :] + 0 * final_norm.gain
 
 
@@ -215,7 +215,7 @@ def not_normalized(correct: Formulas, encoded: Numbers, final_norm: LayerNormPar
     source="the default of the encoder layer",
 )
 def post_norm(correct: Formulas) -> str:
-    """The norm of the first transformers."""
+    """The layers are post-norm in place of pre-norm."""
     return "post"
 
 
@@ -230,7 +230,7 @@ def post_norm(correct: Formulas) -> str:
     source="the default of PyTorch before 0.4",
 )
 def always_aligned(correct: Formulas, x: Numbers, grid: tuple[int, int, int], align_corners: bool) -> Numbers:
-    """The other alignment does not exist."""
+    """Corners are aligned even without align_corners."""
     return Formulas.on_grid(correct, x, grid, True)
 
 
@@ -242,7 +242,7 @@ def always_aligned(correct: Formulas, x: Numbers, grid: tuple[int, int, int], al
     source="an option that is passed on to nobody",
 )
 def never_aligned(correct: Formulas, x: Numbers, grid: tuple[int, int, int], align_corners: bool) -> Numbers:
-    """The option has no effect."""
+    """The option align_corners is ignored."""
     return Formulas.on_grid(correct, x, grid, False)
 
 
@@ -254,7 +254,7 @@ def never_aligned(correct: Formulas, x: Numbers, grid: tuple[int, int, int], ali
     source="tensorflow/tensorflow#6720: resize without half-pixel centers",
 )
 def asymmetric(correct: Formulas, size: int, a: int, align_corners: bool) -> Numbers:
-    """Places are the first corners of cells, not their centres."""
+    """Points are at the corners of pixels, not at their centres."""
     i = np.arange(size)
     return Formulas.source_positions(correct, size, a, True) if align_corners else i * a / size
 
@@ -267,7 +267,7 @@ def asymmetric(correct: Formulas, size: int, a: int, align_corners: bool) -> Num
     source="the default mode of torch.nn.Upsample",
 )
 def nearest(correct: Formulas, distance: Numbers) -> Numbers:
-    """All of the nearer one."""
+    """The nearest neighbour is taken in place of linear interpolation."""
     return np.rint(distance)
 
 
@@ -279,7 +279,7 @@ def nearest(correct: Formulas, distance: Numbers) -> Numbers:
     source="a smooth step",
 )
 def smooth_step(correct: Formulas, distance: Numbers) -> Numbers:
-    """3λ² − 2λ³."""
+    """The weight λ of the upper neighbour becomes 3λ² − 2λ³."""
     return distance * distance * (3 - 2 * distance)
 
 
@@ -291,7 +291,7 @@ def smooth_step(correct: Formulas, distance: Numbers) -> Numbers:
     source="CUDA C++ Programming Guide, Linear Filtering: a fraction in 9-bit fixed point, 8 bits of it fractional",
 )
 def coarse_weights(correct: Formulas, distance: Numbers) -> Numbers:
-    """Rounded to 1/256."""
+    """Interpolation weights are rounded to multiples of 1/256."""
     return np.rint(distance * 256) / distance.dtype.type(256)
 
 
@@ -303,7 +303,7 @@ def coarse_weights(correct: Formulas, distance: Numbers) -> Numbers:
     source="source positions that are not clamped",
 )
 def extrapolated(correct: Formulas, t: Numbers, last: int) -> Numbers:
-    """Positions below 0 go on with the slope of the first two places."""
+    """Coordinates below 0 are extrapolated from the first two points, not clamped."""
     return np.minimum(t, last)
 
 
@@ -315,7 +315,7 @@ def extrapolated(correct: Formulas, t: Numbers, last: int) -> Numbers:
     source="padding_mode='zeros' of grid_sample",
 )
 def dark_border(correct: Formulas, x: Numbers, size: int, align_corners: bool) -> Numbers:
-    """The last place fades."""
+    """The last point of an axis is halved, as if mixed with 0."""
     found = Formulas.along_rows(correct, x, size, align_corners)
     fading = np.ones(size, found.dtype)
     fading[-1:] = 0.5
@@ -330,7 +330,7 @@ def dark_border(correct: Formulas, x: Numbers, size: int, align_corners: bool) -
     source="a kernel of eight corners, of which one is read at the wrong place",
 )
 def mixed_axes(correct: Formulas, x: Numbers, grid: tuple[int, int, int], align_corners: bool) -> Numbers:
-    """Where two axes change at once, the result is that of another map."""
+    """If two axes change their size together, the columns of the result are reversed."""
     changing = sum(given != wanted for given, wanted in zip(x.shape[-4:-1], grid, strict=True))
     found = Formulas.on_grid(correct, x, grid, align_corners)
     return np.flip(found, axis=-2) if changing > 1 else found
@@ -344,7 +344,7 @@ def mixed_axes(correct: Formulas, x: Numbers, grid: tuple[int, int, int], align_
     source="size given as (width, height)",
 )
 def exchanged_axes(correct: Formulas, x: Numbers, grid: tuple[int, int, int], align_corners: bool) -> Numbers:
-    """Positions along the rows are those of the columns."""
+    """Rows are interpolated to the number of columns, and columns to that of rows."""
     slices, rows, columns = grid
     found = Formulas.on_grid(correct, x, (slices, columns, rows), align_corners)
     return found.reshape(*found.shape[:-3], rows, columns, found.shape[-1])
@@ -358,7 +358,7 @@ def exchanged_axes(correct: Formulas, x: Numbers, grid: tuple[int, int, int], al
     source="a backward pass of another mode",
 )
 def nearest_gradient(correct: Formulas, lower: Numbers, upper: Numbers, share: Numbers) -> Numbers:
-    """What flows back goes to the nearer one."""
+    """The gradient goes to the nearest neighbour only."""
     if not isinstance(lower, Tape):
         return Formulas.mixed(correct, lower, upper, share)
     value = Formulas.mixed(correct, lower.value, upper.value, share)
@@ -376,7 +376,7 @@ def nearest_gradient(correct: Formulas, lower: Numbers, upper: Numbers, share: N
     source="x and g exchanged",
 )
 def gated_signal(correct: Formulas, x: Numbers, coefficients: Numbers, signal: Numbers) -> Numbers:
-    """Features pass as they are."""
+    """The gate multiplies the signal in place of the features."""
     return correct.beside(x, correct.gated(signal, coefficients))
 
 
@@ -388,7 +388,7 @@ def gated_signal(correct: Formulas, x: Numbers, coefficients: Numbers, signal: N
     source="torch.cat([up, skip])",
 )
 def signal_first(correct: Formulas, x: Numbers, coefficients: Numbers, signal: Numbers) -> Numbers:
-    """[g; x]."""
+    """[g; x] is returned in place of [x; g]: the signal before the features."""
     return correct.beside(signal, correct.gated(x, coefficients))
 
 
@@ -400,7 +400,7 @@ def signal_first(correct: Formulas, x: Numbers, coefficients: Numbers, signal: N
     source="softmax for the logistic function, which Oktay 2018 finds too sparse",
 )
 def normalized_coefficients(correct: Formulas, x: Numbers) -> Numbers:
-    """Softmax over the columns."""
+    """Coefficients are a softmax over the columns in place of a logistic function."""
     return correct.normalized(x)
 
 
@@ -412,7 +412,7 @@ def normalized_coefficients(correct: Formulas, x: Numbers) -> Numbers:
     source="another squashing function",
 )
 def signed_coefficients(correct: Formulas, x: Numbers) -> Numbers:
-    """Coefficients in [−1, 1]."""
+    """Coefficients are a tanh in place of a logistic function, thus in [−1, 1]."""
     return np.tanh(x)
 
 
@@ -424,7 +424,7 @@ def signed_coefficients(correct: Formulas, x: Numbers) -> Numbers:
     source="1 − α",
 )
 def inverted_gate(correct: Formulas, x: Numbers) -> Numbers:
-    """What is attended to is shut out."""
+    """Coefficients α are replaced by 1 − α."""
     return Formulas.coefficient(correct, -x)
 
 
@@ -436,7 +436,7 @@ def inverted_gate(correct: Formulas, x: Numbers) -> Numbers:
     source="residual attention: (1 + α) x",
 )
 def residual_gate(correct: Formulas, x: Numbers, coefficients: Numbers) -> Numbers:
-    """Features pass, and once more through the gate."""
+    """The gate returns (1 + α) x in place of α x."""
     return x + Formulas.gated(correct, x, coefficients)
 
 
@@ -448,7 +448,7 @@ def residual_gate(correct: Formulas, x: Numbers, coefficients: Numbers) -> Numbe
     source="bias=False in both convolutions",
 )
 def no_hidden_bias(correct: Formulas, x: Numbers, gating: Numbers, p: AttentionGateParameters[Numbers]) -> Numbers:
-    """b_g counts as 0."""
+    """The hidden bias b_g is left out."""
     without = AttentionGateParameters(p.w_x, p.w_g, p.b_g * p.b_g.dtype.type(0), p.psi, p.b_psi)
     return Formulas.coefficients(correct, x, gating, without)
 
@@ -461,7 +461,7 @@ def no_hidden_bias(correct: Formulas, x: Numbers, gating: Numbers, p: AttentionG
     source="an activation that is forgotten",
 )
 def linear_gate(correct: Formulas, x: Numbers) -> Numbers:
-    """Nothing but linear maps before the logistic function."""
+    """The ReLU before the logistic function is left out."""
     return x
 
 
@@ -488,7 +488,7 @@ def detached_gate(correct: Formulas, x: Numbers, coefficients: Numbers) -> Numbe
     source="dim=-1 on a map",
 )
 def by_rows(correct: Formulas, scores: Numbers, rows: int, columns: int) -> Numbers:
-    """Every row sums to 1."""
+    """The softmax runs over each row of the map: the weights of every row sum to 1."""
     in_rows = correct.normalized(scores.reshape(*scores.shape[:-1], rows, columns))
     return in_rows.reshape(*scores.shape)
 
@@ -501,7 +501,7 @@ def by_rows(correct: Formulas, scores: Numbers, rows: int, columns: int) -> Numb
     source="a map that is unflattened as (width, height)",
 )
 def turned_map(correct: Formulas, weights: Numbers, rows: int, columns: int) -> Numbers:
-    """Transposed."""
+    """The map of weights is read column by column, not row by row."""
     turned = Formulas.as_map(correct, weights, columns, rows)
     return np.swapaxes(turned, -1, -2)
 
@@ -514,7 +514,7 @@ def turned_map(correct: Formulas, weights: Numbers, rows: int, columns: int) -> 
     source="a bias by place that is left in",
 )
 def biased_places(correct: Formulas, scores: Numbers, rows: int, columns: int) -> Numbers:
-    """Scores fall from the first place to the last."""
+    """i/(number of points) is subtracted from the score of point i: earlier points get more weight."""
     return correct.normalized(scores - (np.arange(rows * columns) / (rows * columns)).astype(scores.dtype))
 
 
@@ -526,7 +526,7 @@ def biased_places(correct: Formulas, scores: Numbers, rows: int, columns: int) -
     source="the gate's function in place of the softmax",
 )
 def independent_weights(correct: Formulas, scores: Numbers, rows: int, columns: int) -> Numbers:
-    """Every place for itself."""
+    """Weights of points are a logistic function of their scores in place of a softmax."""
     return correct.coefficient(scores)
 
 
@@ -538,7 +538,7 @@ def independent_weights(correct: Formulas, scores: Numbers, rows: int, columns: 
     source="weights that are returned detached, for pictures",
 )
 def detached_map(correct: Formulas, weights: Numbers, rows: int, columns: int) -> Numbers:
-    """A penalty on the weights, such as Xu 2015's, trains nothing."""
+    """No gradient flows through the returned map of weights."""
     return Formulas.as_map(correct, value_of(weights), rows, columns)
 
 

@@ -1,4 +1,4 @@
-"""Public defects of attention kernels, each transcribed from its report: :data:`REDISCOVERED`, a module a subject."""
+"""Publicly reported defects of attention kernels as mutants, one module per subject: :data:`REDISCOVERED`."""
 
 from attnspec.conformance.rediscovered import (
     causality,

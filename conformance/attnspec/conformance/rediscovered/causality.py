@@ -1,4 +1,4 @@
-"""Rediscovered: which keys a causal mask leaves, and what becomes of it beside another mask."""
+"""Rediscovered defects of causal masks, alone and beside another mask."""
 
 import numpy as np
 
@@ -89,7 +89,7 @@ def dropped_without_fused_path(
     replaces="attendable",
 )
 def only_beside_a_mask(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """The causal mask is skipped where no other mask is given."""
+    """Without another mask, the causal mask is skipped."""
     return Formulas.attendable(correct, mask, causal and mask is not None, n, m)
 
 
@@ -102,7 +102,7 @@ def only_beside_a_mask(correct: Formulas, mask: Numbers, causal: bool, n: int, m
     replaces="attendable",
 )
 def other_mask_ignored(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """The kernel for causal masks ignores the mask that is given beside."""
+    """With the causal flag, any other mask is ignored."""
     return Formulas.attendable(correct, None if causal else mask, causal, n, m)
 
 
@@ -128,7 +128,7 @@ def off_beside_padding(correct: Formulas, mask: Numbers, causal: bool, n: int, m
     replaces="attendable",
 )
 def inverted_by_conversion(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """A mask of numbers to add, read as booleans, allows what it should mask."""
+    """An additive mask is read as a boolean one: it allows the keys that it should mask."""
     allowed = Formulas.attendable(correct, mask, causal, n, m)
     return None if allowed is None else ~allowed
 
@@ -156,7 +156,7 @@ def branches_exchanged(correct: Formulas, scores: Numbers, mask: Numbers) -> Num
     replaces="softmax",
 )
 def uniform_where_both_mask(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """Rows that a mask with a query axis and the causal mask empty together give the mean of all values."""
+    """Rows left without keys by a mask with a query axis and the causal mask together are the mean of all values."""
     weights = Formulas.softmax(correct, scores, mask=mask)
     if mask is None or mask.shape[-2] == 1:
         return weights
@@ -174,7 +174,7 @@ def uniform_where_both_mask(correct: Formulas, scores: Numbers, *, mask: Numbers
     replaces="attendable",
 )
 def causal_by_default(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """Attention to a memory is causal where no mask is given."""
+    """Without a mask, attention to a memory is causal."""
     return Formulas.attendable(correct, mask, mask is None, n, m)
 
 
@@ -188,7 +188,7 @@ def causal_by_default(correct: Formulas, mask: Numbers, causal: bool, n: int, m:
     dtype="bfloat16",
 )
 def zero_where_causal(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """Causal attention is 0."""
+    """The result of causal attention is 0 throughout."""
     result = Formulas.attend(correct, scores, value, mask, causal)
     return result * result.dtype.type(0) if causal else result
 
@@ -206,7 +206,7 @@ def zero_where_causal(correct: Formulas, scores: Numbers, value: Numbers, mask: 
 def restarted_sums(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, *, mask: Numbers = None, causal: bool = False
 ) -> Numbers:
-    """For d above 64, sums start anew in the second causal tile of 64 keys, and those of the first are forgotten."""
+    """For d above 64, causal sums restart in the second tile of 64 keys and lose those of the first."""
     if causal and query.shape[-1] > 64:
         rows, columns = np.arange(query.shape[-2])[:, None], np.arange(key.shape[-2])
         kept = (rows % 128 < 64) | (columns // 64 != rows // 64)

@@ -1,4 +1,4 @@
-"""Rediscovered: results are right, and their gradients wrong."""
+"""Rediscovered defects of gradients; results are right."""
 
 from collections.abc import Mapping
 from math import gcd
@@ -25,7 +25,7 @@ from attnspec.spec.contract.operation import Operation
 def always_causal(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """The backward pass ignores the flag, and is causal always."""
+    """The backward pass ignores the flag and is always causal."""
     return Library.differentiated(correct, operation, {**arguments, str(operation.flag): True}, cotangent)
 
 
@@ -42,7 +42,7 @@ def always_causal(
 def wide_heads(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """For d of 160 and more, gradients are off by orders of magnitude."""
+    """For d ≥ 160, gradients are wrong by orders of magnitude."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     wrong = sizes(operation, arguments)[2] >= 160
     return {path: g * g.dtype.type(100 if wrong else 1) for path, g in found.items()}
@@ -62,7 +62,7 @@ def wide_heads(
 def columns_of_keys(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Columns of dV are stored in steps that fit those of dK, for d of 128 and more."""
+    """For d ≥ 128, columns of dV are stored in the steps of dK and land in the wrong place."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     *_, d, columns = sizes(operation, arguments)
     half = columns // 16 * 8
@@ -88,7 +88,7 @@ def columns_of_keys(
 def trained_activations(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """For d of 256 and a batch of two, dQ is five times too large, and only where a feature stands out."""
+    """For d = 256 and more than one batch element, outlier features make dQ wrong by a factor of −5."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     path = query(operation)
     q = at(arguments, path)
@@ -99,7 +99,7 @@ def trained_activations(
 
 
 def underflowing(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> bool:
-    """Whether a query's log-sum-exp over all keys is so small that exp of its negative overflows."""
+    """True if exp(−log-sum-exp) of any query overflows in float32."""
     q, k = (at(arguments, path) for path in (query(operation), key(operation)))
     scores = correct.formulas.scaled_dot_scores(q, k).astype(np.float64)
     highest = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
@@ -142,7 +142,7 @@ def one_negative_sum(
 def half_a_tile(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Under a mask, what fills the last tile of 128 keys has score 0, and exp(0 − log-sum-exp) overflows: dQ is NaN."""
+    """Under a mask, padding of the last tile of 128 keys has score 0, exp(0 − log-sum-exp) overflows, and dQ is NaN."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     path = query(operation)
     half = sizes(operation, arguments)[1] % 128 == 64 and mask_of(operation, arguments) is not None
@@ -163,7 +163,7 @@ def half_a_tile(
 def no_multiple(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Gradients are NaN where the lengths are no multiples of the tile."""
+    """Gradients are NaN if n or m is no multiple of the tile of 64."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     n, m, *_ = sizes(operation, arguments)
     wrong = n % 64 or m % 64
@@ -183,7 +183,7 @@ def no_multiple(
 def mask_not_transposed(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """For d of 64, the backward pass takes the mask of queries and keys for one of keys and queries."""
+    """For d = 64, the backward pass reads the mask transposed."""
     n, m, d, _ = sizes(operation, arguments)
     mask = mask_of(operation, arguments)
     if d == 64 and n == m and mask is not None and mask.shape[-2] == n and operation.mask is not None:
@@ -204,7 +204,7 @@ def mask_not_transposed(
 def one_by_one(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """One query and one key: dQ, which is 0, comes out as NaN."""
+    """For one query and one key, dQ is NaN in place of 0."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     path = query(operation)
     return {**found, path: found[path] * np.nan} if sizes(operation, arguments)[:2] == (1, 1) else found
@@ -221,7 +221,7 @@ def one_by_one(
 def shape_of_no_mask(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """The backward pass asks for the shape of a mask that was not given, and raises."""
+    """Without a mask, the backward pass raises: it reads the shape of the missing mask."""
     if mask_of(operation, arguments) is None:
         raise AttributeError("'NoneType' object has no attribute 'shape'")
     return Library.differentiated(correct, operation, arguments, cotangent)

@@ -1,4 +1,4 @@
-"""Rediscovered: integers and angles in numbers that are too narrow, variances, and calls in other modes."""
+"""Rediscovered defects of narrow integers and angles, of variances and of modes."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -26,7 +26,7 @@ from attnspec.spec.transformer import LayerNorm, LayerNormParameters
     replaces="angles",
 )
 def positions_of_the_model(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
-    """Positions are cast to float16 before they are multiplied: late ones are equal to their neighbours."""
+    """Positions are cast to float16 before multiplication: late ones equal their neighbours."""
     return Formulas.angles(correct, rounded(positions, "float16"), d, theta)
 
 
@@ -40,7 +40,7 @@ def positions_of_the_model(correct: Formulas, positions: Numbers, d: int, theta:
     replaces="angles",
 )
 def angles_in_half(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
-    """Frequencies, positions and their products are float16, cosines of angles beyond 1,000 are those of others."""
+    """Frequencies, positions and angles are float16: cosines of angles beyond 1,000 are those of other angles."""
     frequencies = rounded(Formulas.angles(correct, np.ones(1), d, theta), "float16")
     return rounded(rounded(positions, "float16")[..., None] * frequencies, "float16")
 
@@ -54,7 +54,7 @@ def angles_in_half(correct: Formulas, positions: Numbers, d: int, theta: float) 
     replaces="angles",
 )
 def frequencies_of_the_model(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
-    """Positions and frequencies are made in the default dtype, bfloat16, and cosines from their products."""
+    """Positions, frequencies and angles are bfloat16, the default dtype."""
     frequencies = rounded(Formulas.angles(correct, np.ones(1), d, theta), "bfloat16")
     return rounded(rounded(positions, "bfloat16")[..., None] * frequencies, "bfloat16")
 
@@ -68,7 +68,7 @@ def frequencies_of_the_model(correct: Formulas, positions: Numbers, d: int, thet
     replaces="angles",
 )
 def noise_at_long_context(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
-    """Positions are cast to bfloat16, which holds every integer up to 256 alone."""
+    """Positions are cast to bfloat16, which represents all integers only up to 256."""
     return Formulas.angles(correct, rounded(positions, "bfloat16"), d, theta)
 
 
@@ -94,7 +94,7 @@ def angles_under_autocast(correct: Formulas, positions: Numbers, d: int, theta: 
     replaces="gathered",
 )
 def pairs_of_entries(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
-    """A page table of 16 bits is read in words of 32, each of which holds two entries."""
+    """A page table of 16-bit entries is read as 32-bit entries: two are read as one."""
     narrow = np.ascontiguousarray(table.astype(np.uint16))
     if narrow.shape[-1] % 2:
         narrow = np.concatenate([narrow, narrow[..., -1:]], axis=-1)
@@ -112,7 +112,7 @@ def pairs_of_entries(correct: Formulas, pages: Numbers, table: Numbers) -> Numbe
     replaces="gathered",
 )
 def pages_of_another_size(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
-    """Rows of a page beyond the 128 that kernels know lie on the rows before."""
+    """Rows of a page wrap around at 128, the page size of the kernels."""
     return Formulas.gathered(correct, pages[..., np.arange(pages.shape[-2]) % 128, :], table)
 
 
@@ -125,7 +125,7 @@ def pages_of_another_size(correct: Formulas, pages: Numbers, table: Numbers) -> 
     replaces="gathered",
 )
 def stale_rows_per_page(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
-    """The number of rows of a page is that of a cache manager before, four times as many."""
+    """Page i is read at 4·i, with the page size of an earlier cache manager."""
     return Formulas.gathered(correct, pages, (4 * table) % len(pages))
 
 
@@ -138,7 +138,7 @@ def stale_rows_per_page(correct: Formulas, pages: Numbers, table: Numbers) -> Nu
     replaces="sliding_window_mask",
 )
 def open_to_the_right(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
-    """Only the left end of a window (left, 0) is passed on."""
+    """A window (left, 0) loses its right end: queries attend to all later keys."""
     left, right = (None, None) if window is None else window
     return Formulas.sliding_window_mask(
         correct, n, m, window=(left, None if right == 0 and left is not None else right)
@@ -146,7 +146,7 @@ def open_to_the_right(correct: Formulas, n: int, m: int, *, window: Any = None) 
 
 
 def _squares(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers], dtype: str) -> Numbers:
-    """Normalized by E[x²] − E[x]², not below 0, with squares in a dtype."""
+    """Layer norm with the variance E[x²] − E[x]² and squares rounded to ``dtype``."""
     mean = np.mean(x, axis=-1, keepdims=True)
     squares = np.mean(rounded(value_of(x) * value_of(x), dtype), axis=-1, keepdims=True)
     variance = squares - value_of(mean) * value_of(mean)
@@ -163,7 +163,7 @@ def _squares(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers], dty
     differentiable=False,
 )
 def negative_variance(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
-    """The variance is E[x²] − E[x]², which may be negative: rows with a large mean are NaN."""
+    """The variance E[x²] − E[x]² may be negative: rows with a large mean are NaN."""
     return _squares(correct, x, parameters, "float32")
 
 
@@ -178,7 +178,7 @@ def negative_variance(correct: Formulas, x: Numbers, parameters: LayerNormParame
     differentiable=False,
 )
 def one_pass_reduction(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
-    """The sum and the sum of squares are reduced in one pass, here of rows in float16."""
+    """The variance is E[x²] − E[x]² in one pass, with squares in float16."""
     return _squares(correct, x, parameters, "float16")
 
 
@@ -190,12 +190,12 @@ def one_pass_reduction(correct: Formulas, x: Numbers, parameters: LayerNormParam
     breaks=("training.modes",),
 )
 class InferenceGraph(InMode):
-    """A call that was compiled without gradients has none when it is recorded later."""
+    """A call compiled without gradients raises when gradients are recorded later."""
 
     mode = "no_grad"
 
     def call(self, operation: Operation, *args: Any, **kwargs: Any) -> Any:
-        """Compile for the shapes of the first call."""
+        """Record the mode of the first call of each shape."""
         graph = tuple(np.shape(x) for x in flatten(self.named(operation, args, kwargs)).values())
         vars(self).setdefault("graphs", {}).setdefault((operation.name, graph), self.inside)
         return super().call(operation, *args, **kwargs)
@@ -203,7 +203,7 @@ class InferenceGraph(InMode):
     def pullback(
         self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
     ) -> tuple[Any, Callable[[Any], dict[str, Numbers]]]:
-        """Raise where the graph does not record."""
+        """Raise if the first call of these shapes was without gradients."""
         graph = tuple(np.shape(x) for x in flatten(dict(arguments)).values())
         if vars(self).get("graphs", {}).get((operation, graph)):
             raise RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")

@@ -1,4 +1,4 @@
-"""Rediscovered: strides that are not read, or read once and kept."""
+"""Rediscovered defects of strides that are ignored, or kept from an earlier call."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ from attnspec.spec.transformer import LayerNorm
 
 
 def read_with(x: Numbers, strides: tuple[int, ...]) -> Numbers:
-    """A copy of what stands at these strides in the memory of x, as far as it is x's own; else x."""
+    """A copy of the memory of x read with other strides; x itself if they reach outside of it."""
     reach = sum((size - 1) * stride for size, stride in zip(x.shape, strides, strict=True))
     own = sum((size - 1) * stride for size, stride in zip(x.shape, x.strides, strict=True))
     if not x.size or min(*x.strides, *strides, 0) < 0 or reach > own:
@@ -25,7 +25,7 @@ def read_with(x: Numbers, strides: tuple[int, ...]) -> Numbers:
 
 
 def packed(x: Numbers) -> tuple[int, ...]:
-    """The strides that x would have if it were contiguous."""
+    """Strides of a contiguous array of the shape of x."""
     return tuple(int(s) for s in np.cumprod([x.itemsize, *reversed(x.shape[1:])])[::-1])
 
 
@@ -41,7 +41,7 @@ def packed(x: Numbers) -> tuple[int, ...]:
 def permuted_read_as_contiguous(
     correct: Library, operation: Operation, arguments: Mapping[str, Any]
 ) -> dict[str, Numbers]:
-    """Heads that stand behind the positions in memory are read as if they stood before them, for d of 64 and more."""
+    """For d ≥ 64, arrays (positions, heads, d) in memory are read as (heads, positions, d)."""
 
     def read(_: str, x: Any) -> Any:
         wide = isinstance(x, np.ndarray) and x.ndim > 2 and x.shape[-1] >= 64
@@ -64,7 +64,7 @@ def permuted_read_as_contiguous(
 def values_read_as_contiguous(
     correct: Library, operation: Operation, arguments: Mapping[str, Any]
 ) -> dict[str, Numbers]:
-    """The strides of the values are not looked at."""
+    """Values are read as if they were contiguous."""
     path = operation.attended[-1].path
     values = arguments[path]
     return Library.prepared(correct, operation, changed(arguments, {path: read_with(values, packed(values))}))
@@ -81,7 +81,7 @@ def values_read_as_contiguous(
 def innermost_read_as_contiguous(
     correct: Library, operation: Operation, arguments: Mapping[str, Any]
 ) -> dict[str, Numbers]:
-    """Features are read one after another, whatever their stride."""
+    """Features are read with stride 1, whatever their stride."""
 
     def read(_: str, x: Any) -> Any:
         return read_with(x, (*x.strides[:-1], x.itemsize)) if isinstance(x, np.ndarray) and x.ndim > 1 else x
@@ -98,10 +98,10 @@ def innermost_read_as_contiguous(
     breaks=("storage.layouts",),
 )
 class StridesOfTheFirstCall(Library):
-    """Graphs are kept by shape: a call with other strides is read with those of the first."""
+    """Graphs are cached by shape: a call with other strides is read with those of the first."""
 
     def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Numbers]:
-        """Look up the strides by the shapes."""
+        """Read the arguments with the strides of the first call of these shapes."""
         graphs: dict[Any, Any] = vars(self).setdefault("graphs", {})
         given = {path: x for path, x in flatten(dict(arguments)).items() if isinstance(x, np.ndarray)}
         shapes = tuple((path, x.shape, x.dtype) for path, x in given.items())
@@ -121,10 +121,10 @@ class StridesOfTheFirstCall(Library):
     profile="full",
 )
 class CopiedOnce(Library):
-    """For d of 256, arrays are made contiguous only in the call that compiles the kernel."""
+    """For d = 256, arrays are made contiguous only in the call that compiles the kernel."""
 
     def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Numbers]:
-        """Read as contiguous what a kernel is compiled for already."""
+        """Read queries and keys as if contiguous once their kernel is compiled."""
         compiled: set[Any] = vars(self).setdefault("compiled", set())
         given = [x for leaf, x in arrays(operation, arguments) if leaf.core[-1:] == operation.queries[0].core[-1:]]
         if given[0].shape[-1] == 256 and given[0].dtype in compiled:
@@ -134,7 +134,7 @@ class CopiedOnce(Library):
 
 
 def is_one_of(x: Any, given: list[Numbers]) -> bool:
-    """Whether an argument is one of these arrays."""
+    """Return whether x is one of these arrays, by identity."""
     return any(x is y for y in given)
 
 
@@ -150,7 +150,7 @@ def is_one_of(x: Any, given: list[Numbers]) -> bool:
     profile="full",
 )
 def last_of_expanded(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Numbers]:
-    """Under a mask, the one key in the last tile of 32 is lost where keys and values are repeated with stride 0."""
+    """Under a mask, a single key in the last tile of 32 is lost if keys and values have a stride of 0."""
     prepared = Library.prepared(correct, operation, arguments)
     given = [x for leaf, x in arrays(operation, arguments) if leaf in operation.attended]
     mask = mask_of(operation, arguments)
@@ -170,7 +170,7 @@ def last_of_expanded(correct: Library, operation: Operation, arguments: Mapping[
     replaces="prepared",
 )
 def offset_ignored(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Numbers]:
-    """A slice is read from where the whole begins."""
+    """A slice is read from the start of the whole array: its offset is ignored."""
     leaf, x = arrays(operation, arguments)[0]
     whole = x
     while isinstance(whole.base, np.ndarray):
@@ -191,5 +191,5 @@ def offset_ignored(correct: Library, operation: Operation, arguments: Mapping[st
 def cotangent_like_the_result(
     correct: Library, operation: str, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """The cotangent is read with the strides of the result."""
+    """The cotangent is read with the strides of the contiguous result."""
     return Library.vjp(correct, operation, arguments, read_with(cotangent, packed(cotangent)))

@@ -1,4 +1,4 @@
-"""Rediscovered: masks that are read at the wrong place, or as something else."""
+"""Rediscovered defects of masks that are read at wrong offsets or misinterpreted."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from attnspec.spec.multihead import MultiHeadAttention
 def mask_of_another_element(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, *, mask: Numbers = None, causal: bool = False
 ) -> Numbers:
-    """For up to 8 queries, a mask that all heads share is read at the offset that one mask for each head would have."""
+    """For up to 8 queries, a mask shared by all heads is read at offsets of one mask per head."""
     shared = mask is not None and mask.ndim == query.ndim > 3 and mask.shape[-3] == 1 < query.shape[-3]
     if shared and mask.shape[:-3] == query.shape[:-3] and query.shape[-2] <= 8:
         *batch, heads = query.shape[:-2]
@@ -40,7 +40,7 @@ def mask_of_another_element(
     replaces="attendable",
 )
 def padded_queries_masked(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """Padded positions are masked as queries too, which leaves them no key."""
+    """Padded positions are masked as queries, too, which leaves them without keys."""
     if mask is not None and mask.shape[-2] == 1 and n == m:
         mask = mask & np.swapaxes(mask, -1, -2)
     return Formulas.attendable(correct, mask, causal, n, m)
@@ -56,7 +56,7 @@ def padded_queries_masked(correct: Formulas, mask: Numbers, causal: bool, n: int
     dtype="bfloat16",
 )
 def padding_of_the_mask(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """Under a mask, the columns that fill its last tile of 32 count as attendable keys with score 0."""
+    """Under a mask, columns that pad the last tile of 32 count as attendable keys with score 0."""
     excluded, m = correct.excluded(scores, mask), scores.shape[-1]
     filled = np.zeros((*excluded.shape[:-1], -m % 32 if mask is not None else 0), scores.dtype)
     return correct.normalized(np.concatenate([excluded, filled], axis=-1))[..., :m]
@@ -72,7 +72,7 @@ def padding_of_the_mask(correct: Formulas, scores: Numbers, *, mask: Numbers = N
     profile="full",
 )
 def columns_in_16_bits(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """The column at which the mask is read is kept in 16 bits, and negative beyond 32,767."""
+    """Columns of the mask are signed 16-bit integers, which are negative beyond 32,767."""
     if mask is not None and m > 2**15:
         columns = (np.arange(m) + 2**15) % 2**16 - 2**15
         rows = np.broadcast_to(mask, (*mask.shape[:-2], n, m)).reshape(*mask.shape[:-2], n * m)
@@ -90,7 +90,7 @@ def columns_in_16_bits(correct: Formulas, mask: Numbers, causal: bool, n: int, m
     replaces="excluded",
 )
 def multiplied_by_infinity(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """A boolean mask is multiplied with −∞ in place of selecting it: 0 · ∞ is NaN."""
+    """The inverted mask is multiplied by −∞ in place of selecting it: 0 · ∞ is NaN."""
     return scores if mask is None else scores + (~mask).astype(scores.dtype) * scores.dtype.type(-np.inf)
 
 
@@ -103,7 +103,7 @@ def multiplied_by_infinity(correct: Formulas, scores: Numbers, mask: Numbers) ->
     replaces="excluded",
 )
 def added_to_nan(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """−∞ is added to masked scores, which leaves NaN what it was."""
+    """−∞ is added to masked scores, which leaves masked NaN as NaN."""
     zero, infinity = scores.dtype.type(0), scores.dtype.type(np.inf)
     return scores if mask is None else scores + np.where(mask, zero, -infinity)
 
@@ -118,7 +118,7 @@ def added_to_nan(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     dtype="float16",
 )
 def zero_times_padding(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-    """Weights of 0 are multiplied with the NaN that stands at padded values."""
+    """Weights of 0 multiply NaN in padded values, and 0·NaN is NaN."""
     return correct.attention_pooling(weights, value)
 
 
@@ -132,7 +132,7 @@ def zero_times_padding(correct: Formulas, weights: Numbers, value: Numbers, mask
     profile="full",
 )
 def first_tile_without_keys(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """Rows whose first tile of 512 keys is masked begin with exp(−∞ + ∞), and stay NaN."""
+    """Rows whose first tile of 512 keys is masked compute exp(−∞ + ∞) and are NaN."""
     weights = Formulas.softmax(correct, scores, mask=mask)
     if mask is None or value_of(scores).shape[-1] <= 512:
         return weights

@@ -1,4 +1,4 @@
-"""Rediscovered: heads, layers, recurrent networks and positions."""
+"""Rediscovered defects of heads, layers, recurrent networks and positions."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,7 +39,7 @@ def head_zero(correct: Formulas, query: Numbers, key: Numbers, value: Numbers, m
     replaces="encoder_stack",
 )
 def truncated(correct: Formulas, x: Numbers, layers: Any, *, mask: Numbers = None, norm: str = "post") -> Numbers:
-    """Positions at the end that are masked in the whole batch are missing from the result."""
+    """Final positions that are masked in the whole batch are missing from the result."""
     result = Formulas.encoder_stack(correct, x, layers, mask=mask, norm=norm)
     if mask is None:
         return result
@@ -72,7 +72,7 @@ def time_before_batch(
     replaces="row",
 )
 def state_of_the_first_layer(correct: Formulas, layer: int) -> int:
-    """Every layer starts from the initial state of the first, which no test saw that starts from zeros."""
+    """Every layer starts from the initial state of the first; tests that start from zeros do not see it."""
     return 0
 
 
@@ -87,7 +87,7 @@ def state_of_the_first_layer(correct: Formulas, layer: int) -> int:
 def needs_all_cotangents(
     correct: Library, operation: str, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """The backward pass raises where only the final state is differentiated."""
+    """The backward pass raises if only the final state has a cotangent."""
     if next(iter(flatten(cotangent).values())) is None:
         raise RuntimeError("no gradient of the states")
     return Library.vjp(correct, operation, arguments, cotangent)
@@ -102,7 +102,7 @@ def needs_all_cotangents(
     replaces="shown",
 )
 def last_state_repeated(correct: Formulas, hidden: Numbers, inside: Numbers) -> Numbers:
-    """Padded steps repeat the last state, where the same network in both directions gives 0."""
+    """Padded steps repeat the last state in place of 0."""
     return hidden
 
 
@@ -115,7 +115,7 @@ def last_state_repeated(correct: Formulas, hidden: Numbers, inside: Numbers) -> 
     replaces="check_lengths",
 )
 def empty_sentence_refused(correct: Formulas, lengths: Numbers, m: int) -> None:
-    """A sentence without steps raises where all others have no padding."""
+    """A sequence of length 0 raises if all others have no padding."""
     Formulas.check_lengths(correct, lengths, m)
     if np.any(lengths == 0) and np.all((lengths == 0) | (lengths == m)):
         raise RuntimeError("CUDNN_STATUS_BAD_PARAM")
@@ -131,7 +131,7 @@ def empty_sentence_refused(correct: Formulas, lengths: Numbers, m: int) -> None:
     profile="full",
 )
 def cancelled_variance(correct: Formulas, x: Numbers, parameters: Any) -> Numbers:
-    """The variance is E[x²] − E[x]², which cancels where the mean is large."""
+    """The variance is E[x²] − E[x]², which cancels for a large mean."""
     mean = np.mean(x, axis=-1, keepdims=True)
     variance = np.maximum(np.mean(x * x, axis=-1, keepdims=True) - mean * mean, x.dtype.type(0))
     scaled = (x - mean) / np.sqrt(variance + x.dtype.type(correct.epsilon()))
@@ -147,7 +147,7 @@ def cancelled_variance(correct: Formulas, x: Numbers, parameters: Any) -> Number
     replaces="frequencies",
 )
 def frequencies_in_half(correct: Formulas, d: int) -> Numbers:
-    """Frequencies are computed in float16, and multiplied with positions."""
+    """Frequencies are rounded to float16."""
     return rounded(Formulas.frequencies(correct, d), "float16")
 
 
@@ -160,7 +160,7 @@ def frequencies_in_half(correct: Formulas, d: int) -> Numbers:
     replaces="sinusoidal_positional_encoding",
 )
 def odd_width_refused(correct: Formulas, n: int, d: int) -> Numbers:
-    """An odd number of columns raises, undeclared: there is a cosine more than there are columns."""
+    """An odd number of columns raises, undeclared: there is one cosine more than columns for it."""
     if d % 2:
         raise ValueError(f"could not broadcast {(n, (d + 1) // 2)} to {(n, d // 2)}")
     return Formulas.sinusoidal_positional_encoding(correct, n, d)
@@ -175,5 +175,5 @@ def odd_width_refused(correct: Formulas, n: int, d: int) -> Numbers:
     replaces="frequencies",
 )
 def integer_division(correct: Formulas, d: int) -> Numbers:
-    """The exponent of 10000 is a quotient of integers, which is 0: all frequencies are 1."""
+    """The exponent of 10000 is an integer quotient, thus 0: all frequencies are 1."""
     return np.ones((d + 1) // 2)

@@ -1,4 +1,4 @@
-"""Rediscovered: heads in groups, and the options of attention that people run."""
+"""Rediscovered defects of grouped heads and of the options of attention kernels."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +25,7 @@ HEADS = -3
 
 
 def heads_of(operation: Operation, arguments: Mapping[str, Any]) -> tuple[int, int]:
-    """Heads of the queries, and heads of the keys."""
+    """Numbers of query heads and key heads."""
     return at(arguments, query(operation)).shape[HEADS], at(arguments, key(operation)).shape[HEADS]
 
 
@@ -38,7 +38,7 @@ def heads_of(operation: Operation, arguments: Mapping[str, Any]) -> tuple[int, i
     replaces="prepared",
 )
 def few_heads(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """One query of a model with fewer than 8 heads of keys meets the keys of the head before."""
+    """A single query with fewer than 8 key heads attends to the keys of the previous head."""
     found = Library.prepared(correct, operation, arguments)
     heads, heads_k = heads_of(operation, found)
     if sizes(operation, found)[0] != 1 or heads == heads_k or heads_k >= 8:
@@ -56,7 +56,7 @@ def few_heads(correct: Library, operation: Operation, arguments: Mapping[str, An
     profile="full",
 )
 def two_passes(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """From 1,024 keys on, a kernel in two passes reads values of grouped heads beyond their end."""
+    """For up to 8 queries and 1,024 or more keys, grouped heads read their values one row too far."""
     found = Library.prepared(correct, operation, arguments)
     heads, heads_k = heads_of(operation, found)
     n, m, *_ = sizes(operation, found)
@@ -74,7 +74,7 @@ def two_passes(correct: Library, operation: Operation, arguments: Mapping[str, A
     replaces="finished",
 )
 def rectangular_mask(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
-    """A mask with n ≠ m gives NaN where heads share keys."""
+    """A mask with n ≠ m gives NaN if heads share keys."""
     output, logarithms = Library.finished(correct, operation, result, arguments)
     heads, heads_k = heads_of(operation, arguments)
     n, m, *_ = sizes(operation, arguments)
@@ -92,7 +92,7 @@ def rectangular_mask(correct: Library, operation: Operation, result: Any, argume
     replaces="finished",
 )
 def first_of_group(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
-    """For one query, only the first head of a group gets its logarithm written."""
+    """For one query, only the first head of each group gets its log-sum-exp; the others are 0."""
     output, logarithms = Library.finished(correct, operation, result, arguments)
     heads, heads_k = heads_of(operation, arguments)
     group = heads // max(heads_k, 1)
@@ -113,7 +113,7 @@ def first_of_group(correct: Library, operation: Operation, result: Any, argument
 def as_wide_as_queries(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """For dQ, columns of the values beyond the d of the queries are masked out."""
+    """dQ leaves out the columns of the values beyond the width d of the queries."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     of_output, of_logarithms = cotangent
     if of_output is None:
@@ -136,7 +136,7 @@ def as_wide_as_queries(
     replaces="prepared",
 )
 def unlimited_decoding(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """One query attends to the whole cache, whatever the window."""
+    """A single query attends to the whole cache, whatever the window."""
     found = Library.prepared(correct, operation, arguments)
     single = at(found, query(operation)).shape[-2] == 1
     return {name: x for name, x in found.items() if name != operation.window} if single else found
@@ -151,7 +151,7 @@ def unlimited_decoding(correct: Library, operation: Operation, arguments: Mappin
     replaces="prepared",
 )
 def unlimited_cache(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Where the lengths of a cache are given, the window is not passed on."""
+    """With key lengths, the window is ignored."""
     found = Library.prepared(correct, operation, arguments)
     uncached = found.get(key_lengths(operation)) is None
     return found if uncached else {name: x for name, x in found.items() if name != operation.window}
@@ -166,7 +166,7 @@ def unlimited_cache(correct: Library, operation: Operation, arguments: Mapping[s
     replaces="cached",
 )
 def whole_blocks(correct: Formulas, lengths: Numbers, n: int, m: int, causal: bool, window: Any) -> Numbers:
-    """One query attends to the cache up to the end of its block of 32 positions."""
+    """A single query attends to the cache up to the end of its block of 32 positions."""
     exact = Formulas.cached(correct, lengths, n, m, causal, window)
     return exact if n != 1 else exact | (np.arange(m) < (-(-lengths // 32) * 32)[..., None, None])
 
@@ -180,7 +180,7 @@ def whole_blocks(correct: Formulas, lengths: Numbers, n: int, m: int, causal: bo
     replaces="cached",
 )
 def padding_lanes(correct: Formulas, lengths: Numbers, n: int, m: int, causal: bool, window: Any) -> Numbers:
-    """Without a causal mask, what stands behind the length in its tile of 256 positions counts."""
+    """Without a causal mask, positions beyond the length are attended to, up to the end of their tile of 256."""
     exact = Formulas.cached(correct, lengths, n, m, causal, window)
     return exact if causal else exact | (np.arange(m) < (-(-lengths // 256) * 256)[..., None, None])
 
@@ -209,7 +209,7 @@ def offsets_of_pages(correct: Formulas, pages: Numbers, table: Numbers) -> Numbe
     needs="a mask of 2³² elements",
 )
 def offsets_of_masks(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """Offsets of rows of a mask overflow 32 bits, from row 65,537 on for as many keys."""
+    """Offsets into a mask of 2³² or more elements overflow 32 bits: rows are read from elsewhere."""
     found = Formulas.attendable(correct, mask, causal, n, m)
     if mask is None or mask.shape[-2:] != (n, m) or n * m < 2**32:
         return found
@@ -227,7 +227,7 @@ def offsets_of_masks(correct: Formulas, mask: Numbers, causal: bool, n: int, m: 
     profile="full",
 )
 def mask_of_512(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """For few queries, every key beyond the 512th is attended to, whatever the mask."""
+    """For up to 8 queries, every key beyond the 512th is attended to, whatever the mask."""
     found = Formulas.attendable(correct, mask, causal, n, m)
     return found if mask is None or n > 8 or m <= 512 else found | (np.arange(m) >= 512)
 
@@ -243,14 +243,14 @@ def mask_of_512(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) 
     breaks=("pooling.gain",),
 )
 class MaskedBeforeCapped(Formulas):
-    """Scores are masked before they are capped, so that a masked key keeps the score −cap."""
+    """Scores are masked before they are capped: masked keys get the score −cap and thus weight."""
 
     def weighted(self, scores: Numbers, values: Numbers, attendable: Numbers) -> tuple[Numbers, Numbers]:
-        """Every key is weighed, if scores are capped."""
+        """Weigh every key if scores are capped."""
         return super().weighted(scores, values, None if vars(self).get("cap") else attendable)
 
     def biased(self, scores: Numbers, softcap: Any, bias: Numbers, slopes: Numbers, attendable: Numbers) -> Numbers:
-        """Masked keys have the lowest score that the cap allows."""
+        """Set masked scores to −cap."""
         vars(self)["cap"] = softcap
         found = super().biased(scores, softcap, bias, slopes, attendable)
         if softcap is None or attendable is None:
@@ -267,7 +267,7 @@ class MaskedBeforeCapped(Formulas):
     replaces="capped",
 )
 def times_itself(correct: Formulas, scores: Numbers, softcap: Any) -> Numbers:
-    """Scores are multiplied by their tanh, where the cap should be."""
+    """Capped scores are s tanh(s/cap) in place of cap tanh(s/cap)."""
     return scores if softcap is None else scores * np.tanh(scores / scores.dtype.type(softcap))
 
 
@@ -280,7 +280,7 @@ def times_itself(correct: Formulas, scores: Numbers, softcap: Any) -> Numbers:
     replaces="scaled_by",
 )
 def default_scale(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Numbers:
-    """A scale that the caller gives has no effect."""
+    """The option ``scale`` is ignored."""
     return Formulas.scaled_by(correct, scores, d, None)
 
 
@@ -294,7 +294,7 @@ def default_scale(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Num
     replaces="prepared",
 )
 def scaled_bias(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """For one query the scale multiplies the bias as well."""
+    """For a single query, the scale multiplies the bias as well."""
     found = Library.prepared(correct, operation, arguments)
     path = operation.part(Part.BIAS)
     bias, asking = at(found, path), at(found, query(operation))
@@ -313,7 +313,7 @@ def scaled_bias(correct: Library, operation: Operation, arguments: Mapping[str, 
     replaces="prepared",
 )
 def boolean_bias(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A mask of numbers to add is read as a boolean one: what is not 0 is left out."""
+    """An additive mask is read as a boolean one: keys with a bias other than 0 are masked."""
     found = Library.prepared(correct, operation, arguments)
     path = operation.part(Part.BIAS)
     bias = at(found, path)
@@ -332,7 +332,7 @@ def boolean_bias(correct: Library, operation: Operation, arguments: Mapping[str,
     replaces="prepared",
 )
 def shared_by_heads(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A bias of several elements that all heads share is read at an offset which leaves the element out."""
+    """A bias shared by all heads is read from the first batch element for all."""
     found = Library.prepared(correct, operation, arguments)
     path = operation.part(Part.BIAS)
     bias = at(found, path)
@@ -353,7 +353,7 @@ def shared_by_heads(correct: Library, operation: Operation, arguments: Mapping[s
     replaces="logarithms",
 )
 def sink_twice(correct: Formulas, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
-    """Where a row has no key in the first 64, its sink counts twice."""
+    """The sink counts twice in the log-sum-exp of rows without attendable keys among the first 64."""
     if sinks is None or attendable is None:
         return Formulas.logarithms(correct, scores, attendable, sinks)
     once = Formulas.logarithms(correct, scores, attendable, sinks)
@@ -373,7 +373,7 @@ def sink_twice(correct: Formulas, scores: Numbers, attendable: Numbers, sinks: N
 def detached_logarithms(
     correct: Formulas, scores: Numbers, values: Numbers, attendable: Numbers, sinks: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """The output is scaled by σ(ℓ − b), through whose ℓ no gradient flows back."""
+    """The output is scaled by σ(ℓ − b) for log-sum-exp ℓ and sink b, and no gradient flows through ℓ."""
     weights, output = correct.weighted(scores, values, attendable)
     logarithms = value_of(correct.logarithms(scores, attendable, None))
     share = 1 / (1 + np.exp(sinks[:, None] - logarithms))
@@ -391,7 +391,7 @@ def detached_logarithms(
 def unlearned_sinks(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Sinks have no gradient."""
+    """The gradient of the sinks is 0."""
     found = Library.differentiated(correct, operation, arguments, cotangent)
     return {path: np.zeros_like(g) if path == operation.part(Part.SINK) else g for path, g in found.items()}
 
@@ -405,7 +405,7 @@ def unlearned_sinks(
     replaces="weighted",
 )
 def lowest_tile(correct: Formulas, scores: Numbers, values: Numbers, attendable: Numbers) -> tuple[Numbers, Numbers]:
-    """The least number added to the first 128 scores becomes −∞ times log₂e, and their maximum too: NaN."""
+    """The lowest finite number, added to the first 128 scores, becomes −∞ by a factor log₂e: the row is NaN."""
     weights, output = Formulas.weighted(correct, scores, values, attendable)
     tile = value_of(scores)[..., :128] * scores.dtype.type(np.log2(np.e))
     lost = np.isneginf(tile).all(-1, keepdims=True) & (scores.shape[-1] > 128)
@@ -423,7 +423,7 @@ def lowest_tile(correct: Formulas, scores: Numbers, values: Numbers, attendable:
 def below_the_sentinel(
     correct: Formulas, scores: Numbers, values: Numbers, attendable: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """Scores below −5·10⁴, from which the maximum starts, have no weight: such rows are 0."""
+    """The running maximum starts at −5·10⁴: rows whose scores are all below are 0."""
     weights, output = Formulas.weighted(correct, scores, values, attendable)
     highest = np.max(value_of(correct.excluded(scores, attendable)), axis=-1, keepdims=True, initial=-np.inf)
     return weights, np.where(highest < -5e4, output.dtype.type(0), output)
@@ -438,7 +438,7 @@ def below_the_sentinel(
     replaces="finished",
 )
 def nothing_over_nothing(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
-    """An element of the batch whose length is 0 is divided by a sum of 0, undeclared."""
+    """A batch element with key length 0 is divided by a sum of 0 and NaN, undeclared."""
     output, logarithms = Library.finished(correct, operation, result, arguments)
     lengths = arguments.get(key_lengths(operation))
     if lengths is None:
@@ -455,7 +455,7 @@ def nothing_over_nothing(correct: Library, operation: Operation, result: Any, ar
     replaces="log_sum_exp",
 )
 def plus_infinity(correct: Formulas, scores: Numbers) -> Numbers:
-    """The logarithm of a row without keys is +∞."""
+    """The log-sum-exp of a row without keys is +∞."""
     found = Formulas.log_sum_exp(correct, scores)
     return np.where(np.isneginf(value_of(found)), found.dtype.type(np.inf), found)
 
@@ -469,7 +469,7 @@ def plus_infinity(correct: Formulas, scores: Numbers) -> Numbers:
     replaces="log_sum_exp",
 )
 def finite_sentinel(correct: Formulas, scores: Numbers) -> Numbers:
-    """Rows without keys have a finite log-sum-exp, −49,994."""
+    """The log-sum-exp of a row without keys is finite, −49,994."""
     return np.maximum(Formulas.log_sum_exp(correct, scores), scores.dtype.type(-49994))
 
 
@@ -482,7 +482,7 @@ def finite_sentinel(correct: Formulas, scores: Numbers) -> Numbers:
     replaces="merge_attention",
 )
 def merged_to_nan(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
-    """Parts that are all empty give −∞ − (−∞): output and logarithm are NaN."""
+    """If all parts are empty, −∞ − (−∞) makes output and log-sum-exp NaN."""
     merged, logarithms = Formulas.merge_attention(correct, outputs, log_sum_exps)
     lost = np.isneginf(value_of(logarithms))
     nan = merged.dtype.type(np.nan)
@@ -504,7 +504,7 @@ class AlignedForwardAlone(Library):
     """The backward pass aligns the causal mask at the top left, the forward pass at the bottom right, as declared."""
 
     def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The causal mask spelled out, at the bottom right."""
+        """Replace the flag by a bottom-right causal mask, except in the backward pass."""
         found = super().prepared(operation, arguments)
         flag, path = str(operation.flag), "" if operation.mask is None else operation.mask.path
         if not found.get(flag) or vars(self).get("in_vjp"):
@@ -514,7 +514,7 @@ class AlignedForwardAlone(Library):
         return {**found, path: triangle if mask is None else mask & triangle, flag: False}
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
-        """With the flag as it is given."""
+        """Differentiate with the causal flag itself, aligned at the top left."""
         vars(self)["in_vjp"] = True
         try:
             return super().vjp(operation, arguments, cotangent)

@@ -1,4 +1,4 @@
-"""What a rediscovered defect is: a mutant that does what a public report says a library did."""
+"""Rediscovered defects: mutants that behave as a public report says a library did."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ from attnspec.conformance.mutants.registry import Mutant
 
 
 def address_of(source: str) -> str:
-    """Where a report is, of ``owner/repository#number``."""
+    """URL of a report ``owner/repository#number``."""
     repository, _, number = source.partition("#")
     return f"https://github.com/{repository}/issues/{number}"
 
 
 @dataclass(frozen=True)
 class Rediscovered(Mutant):
-    """A defect that somebody reported; ``source`` is the report, as ``owner/repository#number``.
+    """A publicly reported defect; ``source`` is the report, as ``owner/repository#number``.
 
-    ``breaks`` has one law that convicts it by itself, none where no conviction is certain.
+    ``breaks`` holds one law that detects it alone; it is empty if detection is not certain.
 
-    ``title`` is the report's, ``framework`` where it was. ``needs`` says which input a conviction waits for; where one
-    is certain, it is empty, and ``profile`` the least one that convicts.
+    ``title`` is the title of the report, ``framework`` the library. ``needs`` says which input would reveal the
+    defect; it is empty if detection is certain, and ``profile`` is then the smallest profile that detects it.
     """
 
     title: str = ""
@@ -30,17 +30,17 @@ class Rediscovered(Mutant):
 
     @property
     def convicted(self) -> bool:
-        """Whether its profile convicts it, whatever the seed."""
+        """True if its profile detects it with every seed."""
         return not self.needs
 
     @property
     def address(self) -> str:
-        """Where the report is."""
+        """URL of the report."""
         return address_of(self.source)
 
 
 REDISCOVERED: Registry[Rediscovered] = Registry("rediscovered defects")
-"""Every rediscovered defect, by its report, once :mod:`attnspec.conformance.rediscovered` is imported."""
+"""Rediscovered defects by report; filled by the import of :mod:`attnspec.conformance.rediscovered`."""
 
 
 def rediscovered(
@@ -55,9 +55,9 @@ def rediscovered(
     needs: str = "",
     **more: Any,
 ) -> Callable[[Alteration], Rediscovered]:
-    """Make a rediscovered defect of a function that takes the place of the step ``replaces``, or of a subclass.
+    """Decorate a function that replaces the step ``replaces``, or a subclass, as a rediscovered defect.
 
-    ``operation`` is a Protocol. ``ValueError`` for a step that does not exist, or a report that is taken.
+    ``operation`` is a Protocol. ``ValueError`` for an unknown step or a report that is registered already.
     """
 
     def made(wrong: Alteration) -> Rediscovered:

@@ -1,4 +1,4 @@
-"""Rediscovered: softmax of rows without keys, of large numbers and of NaN."""
+"""Rediscovered defects of the softmax of rows without keys, of large numbers and of NaN."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +25,7 @@ from attnspec.spec.normalization import Softmax
     replaces="excluded",
 )
 def lowest_number(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """Masked scores are the lowest finite number, so that rows without keys are neither 0 nor NaN, undeclared."""
+    """Masked scores are the lowest finite number: rows without keys are neither 0 nor NaN, undeclared."""
     return scores if mask is None else np.where(mask, scores, np.finfo(scores.dtype).min)
 
 
@@ -38,7 +38,7 @@ def lowest_number(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     replaces="normalized",
 )
 def zero_over_zero(correct: Formulas, scores: Numbers) -> Numbers:
-    """Rows of a mask that are all False give NaN, undeclared."""
+    """Fully masked rows are NaN, undeclared."""
     exponentials = np.exp(scores - np.max(scores, axis=-1, keepdims=True, initial=-np.inf))
     return exponentials / correct.total(exponentials)
 
@@ -71,7 +71,7 @@ def poisoned_gradients(
     replaces="normalized",
 )
 def nan_hidden(correct: Formulas, scores: Numbers) -> Numbers:
-    """Rows of NaN are taken for rows without keys, and 0."""
+    """Rows of NaN are taken for rows without keys and become 0."""
     weights = Formulas.normalized(correct, scores)
     return np.where(np.isnan(weights), scores.dtype.type(0), weights)
 
@@ -85,7 +85,7 @@ def nan_hidden(correct: Formulas, scores: Numbers) -> Numbers:
     replaces="shift",
 )
 def at_least_zero(correct: Formulas, scores: Numbers) -> Numbers:
-    """What is subtracted from a row is its maximum or 0, the larger: far below 0 everything underflows."""
+    """The larger of the row's maximum and 0 is subtracted: rows far below 0 underflow."""
     return np.maximum(Formulas.shift(correct, scores), scores.dtype.type(0))
 
 
@@ -98,7 +98,7 @@ def at_least_zero(correct: Formulas, scores: Numbers) -> Numbers:
     replaces="shift",
 )
 def not_shifted(correct: Formulas, scores: Numbers) -> Numbers:
-    """Exponentials are taken of the scores as they are, and overflow."""
+    """No maximum is subtracted: exponentials of large scores overflow."""
     return np.zeros_like(Formulas.shift(correct, scores))
 
 
@@ -112,7 +112,7 @@ def not_shifted(correct: Formulas, scores: Numbers) -> Numbers:
     needs="scores of 10¹², at which kernels with fused multiply-adds, which are honest, overflow too",
 )
 def one_product_rounded(correct: Formulas, scores: Numbers) -> Numbers:
-    """Of score and maximum, each times log₂e, one product alone is rounded: for large scores exp2 overflows."""
+    """Only one of the products score·log₂e and maximum·log₂e is rounded: exp2 overflows for large scores."""
     if isinstance(scores, Tape):
         return Formulas.normalized(correct, scores)
     log2e = np.float64(1) / np.log(2)
@@ -133,7 +133,7 @@ def one_product_rounded(correct: Formulas, scores: Numbers) -> Numbers:
     profile="full",
 )
 def scaled_too_late(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """Scores are kept in float16 before they are scaled, and overflow."""
+    """Scores are stored in float16 before they are scaled, and overflow."""
     return rounded(Formulas.dot_scores(correct, query, key), "float16")
 
 
@@ -147,7 +147,7 @@ def scaled_too_late(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     needs="a sum of values, before it is divided, that float16 does not hold: the domain leaves these out",
 )
 def summed_in_half(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """The sum of values that are not yet divided by their weights is kept in float16, and overflows."""
+    """Weighted sums are stored in float16 before the division, and overflow."""
     attendable = correct.attendable(mask, causal, *scores.shape[-2:])
     excluded = correct.excluded(scores, attendable)
     exponentials = np.exp(excluded - correct.shift(excluded))

@@ -1,4 +1,4 @@
-"""Rediscovered: sizes that a kernel's tiles or grid do not cover."""
+"""Rediscovered defects at sizes that a kernel's tiles or grid do not cover."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from attnspec.spec.attention import DotProductAttention, ScaledDotProductAttenti
 
 
 def zero_keys(correct: Formulas, scores: Numbers, count: int) -> Numbers:
-    """Weights of all keys where as many more count, with score 0 and value 0."""
+    """Weights of the keys if ``count`` further keys have score 0."""
     filled = np.zeros((*scores.shape[:-1], count), scores.dtype)
     return correct.normalized(np.concatenate([scores, filled], axis=-1))[..., : scores.shape[-1]]
 
@@ -26,7 +26,7 @@ def zero_keys(correct: Formulas, scores: Numbers, count: int) -> Numbers:
 def beyond_the_keys(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, *, mask: Numbers = None, causal: bool = False
 ) -> Numbers:
-    """The kernel for up to 8 queries reads behind the keys where their number is no multiple of 32."""
+    """For up to 8 queries, keys beyond the last are read up to a multiple of 32, with score 0 and value 0."""
     n, m, d = query.shape[-2], key.shape[-2], query.shape[-1]
     if causal or mask is not None or not 0 < n <= min(8, m) or d not in (64, 96, 128):
         return Formulas.scaled_dot_product_attention(correct, query, key, value, mask=mask, causal=causal)
@@ -43,7 +43,7 @@ def beyond_the_keys(
     dtype="bfloat16",
 )
 def tail_of_64(correct: Formulas, scores: Numbers) -> Numbers:
-    """Keys that fill the last block of 64 are read as 0 and count with weight exp(0)."""
+    """Keys that pad the last block of 64 are read as 0 and count with weight exp(0)."""
     m = scores.shape[-1]
     filled = np.zeros((*scores.shape[:-1], -m % 64), scores.dtype)
     return Formulas.normalized(correct, np.concatenate([scores, filled], axis=-1))[..., :m]
@@ -59,7 +59,7 @@ def tail_of_64(correct: Formulas, scores: Numbers) -> Numbers:
     dtype="float16",
 )
 def first_64_features(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """The scores are computed from the first 64 features alone."""
+    """Scores are computed from the first 64 features only."""
     return Formulas.dot_scores(correct, query[..., :64], key[..., :64])
 
 
@@ -72,7 +72,7 @@ def first_64_features(correct: Formulas, query: Numbers, key: Numbers) -> Number
     replaces="pooled",
 )
 def first_32_columns(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-    """One thread for each column, at most 32: the other columns of the result stay 0."""
+    """Columns of the result beyond the 32nd are 0: there is one thread per column, at most 32."""
     result = Formulas.pooled(correct, weights, value, mask)
     return np.where(np.arange(result.shape[-1]) < 32, result, result.dtype.type(0))
 
@@ -88,7 +88,7 @@ def first_32_columns(correct: Formulas, weights: Numbers, value: Numbers, mask: 
     profile="full",
 )
 def grid_of_batches(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """A batch of more than 65,535 does not fit the grid: nothing is computed, and nothing raised."""
+    """A batch of more than 65,535 exceeds the grid: results are 0, and no error is raised."""
     result = Formulas.attend(correct, scores, value, mask, causal)
     count = int(np.prod(result.shape[:-2]))
     return result * result.dtype.type(0) if count > 65_535 else result
@@ -104,7 +104,7 @@ def grid_of_batches(correct: Formulas, scores: Numbers, value: Numbers, mask: Nu
     profile="full",
 )
 def grid_of_heads(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """More than 65,535 heads do not fit the grid, and the launch fails silently."""
+    """More than 65,535 heads exceed the grid: results are 0, and no error is raised."""
     result = Formulas.attend(correct, scores, value, mask, causal)
     heads = result.shape[-3] if result.ndim > 2 else 1
     return np.where(heads > 65_535, value_of(result) * 0, result)

@@ -1,4 +1,4 @@
-"""Honest implementations, to test that the laws spare them: :data:`VARIANTS`, a module for each way to differ."""
+"""Correct implementations that no law may fail: :data:`VARIANTS`, one module per kind of difference."""
 
 from attnspec.conformance.variants import (
     additive,

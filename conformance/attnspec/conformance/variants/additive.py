@@ -1,4 +1,4 @@
-"""Other ways to the hyperbolic tangent of additive scores."""
+"""Variants that compute the tanh of additive scores in other ways."""
 
 import numpy as np
 
@@ -13,10 +13,10 @@ from attnspec.spec.scoring import AdditiveScores
 
 @variant("tanh factorised into exponentials", operations=ADDITIVE)
 class Factorised(Formulas):
-    """1 − 2/(1 + EF) with E = e^2a of the query and F = e^2b of the key, where neither can overflow."""
+    """tanh(a + b) is 1 − 2/(1 + EF) with E = e^2a of the query and F = e^2b of the key, if neither can overflow."""
 
     def hidden(self, of_query: Numbers, of_key: Numbers) -> Numbers:
-        """Exponentials for every query and every key, none for the pairs; large projections go through tanh itself."""
+        """Factorised for projections up to ±20, tanh itself beyond."""
         small = (np.abs(value_of(of_query)) <= 20) & (np.abs(value_of(of_key)) <= 20)
         one, two = of_query.dtype.type(1), of_query.dtype.type(2)
         factorised = one - two / (one + np.exp(two * of_query) * np.exp(two * of_key))
@@ -25,10 +25,10 @@ class Factorised(Formulas):
 
 @variant("tanh from exp(−2|x|)", operations=(AdditiveScores, AdditiveAttention), differentiable=False)
 class Folded(Formulas):
-    """sign(x)(1 − t)/(1 + t) with t = exp(−2|x|), which cannot overflow."""
+    """tanh is sign(x)(1 − t)/(1 + t) with t = exp(−2|x|), which cannot overflow."""
 
     def activation(self, x: Numbers) -> Numbers:
-        """Folded at 0."""
+        """tanh by exp(−2|x|)."""
         t = np.exp(-2 * np.abs(x))
         return np.sign(x) * ((1 - t) / (1 + t))
 
@@ -39,10 +39,10 @@ class Folded(Formulas):
     differentiable=False,
 )
 class PairedReciprocals(Formulas):
-    """Hidden units in pairs share one division: 1/x = y/(xy)."""
+    """Two hidden units share one division: 1/x = y/(xy)."""
 
     def hidden(self, of_query: Numbers, of_key: Numbers) -> Numbers:
-        """t = exp(−2|x|) keeps both factors between 1 and 2."""
+        """tanh by t = exp(−2|x|), which keeps both factors 1 + t between 1 and 2."""
         x = of_query + of_key
         t = np.exp(-2 * np.abs(x))
         below = 1 + t
@@ -57,22 +57,22 @@ class PairedReciprocals(Formulas):
     differentiable=False,
 )
 class FastTanh(Formulas):
-    """tanh to eleven bits."""
+    """tanh is rounded to 11 bits."""
 
     def activation(self, x: Numbers) -> Numbers:
-        """Rounded to the mantissa of float16, at any size."""
+        """tanh with the mantissa of float16 and any exponent."""
         mantissa, exponent = np.frexp(np.tanh(x))
         return np.ldexp(np.rint(mantissa * 2**11) / x.dtype.type(2**11), exponent)
 
 
 @variant("additive in bfloat16", operations=ADDITIVE, dtypes=("bfloat16",), differentiable=False)
 class Brain(Formulas):
-    """Projections are rounded to bfloat16 before they are added, weights before they multiply values."""
+    """Projections are rounded to bfloat16 before the sum, weights before the product with values."""
 
     def hidden(self, of_query: Numbers, of_key: Numbers) -> Numbers:
-        """Projections as stored."""
+        """Hidden layer of projections rounded to bfloat16."""
         return self.activation(rounded(of_query, "bfloat16") + rounded(of_key, "bfloat16"))
 
     def attention_pooling(self, weights: Numbers, value: Numbers) -> Numbers:
-        """Weights as stored."""
+        """Weighted sums by weights rounded to bfloat16."""
         return Formulas.attention_pooling(self, rounded(weights, "bfloat16"), value)

@@ -1,4 +1,4 @@
-"""Machine code: attention in C, as the compiler of the system makes it with multiplications and additions fused."""
+"""Variant in C, compiled by the system's compiler with fused multiply-adds."""
 
 import ctypes
 import shutil
@@ -70,12 +70,12 @@ void attend(const NUMBER *query, const NUMBER *key, const NUMBER *value, const u
 
 
 class NoCompilerError(RuntimeError):
-    """The system cannot compile C, or cannot load what it compiled; the message says why."""
+    """The system cannot compile C or load the result; the message says why."""
 
 
 @cache
 def library(number: str, exp2: str) -> Any:
-    """The function ``attend`` for a type of C, compiled once in every process; :class:`NoCompilerError`."""
+    """Compile ``attend`` for a C type, once per process, and load it; raises :class:`NoCompilerError`."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise NoCompilerError(f"expected a C compiler among {', '.join(COMPILERS)}; got none on the path")
@@ -98,7 +98,7 @@ def library(number: str, exp2: str) -> Any:
 
 
 def lacking() -> str:
-    """Why nothing can be compiled here; empty where it can."""
+    """Return why this system cannot compile, or an empty string."""
     try:
         library("float", "exp2f")
     except NoCompilerError as error:
@@ -114,19 +114,19 @@ def lacking() -> str:
     lacking=lacking,
 )
 class Compiled(Formulas):
-    """Online softmax by exp2(s·c − max·c) in machine code, where every product that is added to is rounded with it."""
+    """Online softmax by exp2(s·c − max·c) in machine code, with fused multiply-adds."""
 
     def scaled_dot_product_attention(
         self, query: Numbers, key: Numbers, value: Numbers, *, mask: Numbers = None, causal: bool = False
     ) -> Numbers:
-        """The scale and log₂e are one factor."""
+        """Compiled attention with the factor log₂e/√d."""
         factor = np.log2(np.e) / np.sqrt(query.shape[-1])
         return self._compiled(query, key, value, self.attendable(mask, causal, *self._lengths(query, key)), factor)
 
     def dot_product_attention(
         self, query: Numbers, key: Numbers, value: Numbers, *, mask: Numbers = None, causal: bool = False
     ) -> Numbers:
-        """The factor is log₂e."""
+        """Compiled attention with the factor log₂e."""
         allowed = self.attendable(mask, causal, *self._lengths(query, key))
         return self._compiled(query, key, value, allowed, np.log2(np.e))
 
@@ -134,7 +134,7 @@ class Compiled(Formulas):
         return query.shape[-2], key.shape[-2]
 
     def _compiled(self, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, factor: float) -> Numbers:
-        """Batches broadcast and flattened; masks are spelled out for every query."""
+        """Call the compiled function with contiguous arrays, broadcast to the common batch."""
         n, m = self._lengths(query, key)
         batches = [x.shape[:-2] for x in (query, key, value, mask) if x is not None]
         batch = np.broadcast_shapes(*batches)

@@ -1,4 +1,4 @@
-"""Deviations, honestly declared."""
+"""Variants that deviate at edge cases as they declare."""
 
 from typing import Any
 
@@ -22,14 +22,14 @@ from attnspec.spec.seq2seq import BahdanauContext
     declares={"fully_masked": "uniform"},
 )
 class Uniform(Formulas):
-    """Masked scores are the least finite number."""
+    """Masked scores are the least finite number: fully masked rows are uniform."""
 
     def excluded(self, scores: Numbers, mask: Numbers) -> Numbers:
-        """Equal where nothing is attendable."""
+        """Scores with the least finite number at masked keys."""
         return scores if mask is None else np.where(mask, scores, np.finfo(scores.dtype).min)
 
     def pooled(self, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-        """Fully masked rows are averages too."""
+        """Weighted sums in which fully masked rows pool all values."""
         allowed = None if mask is None else mask | ~np.any(mask, axis=-1, keepdims=True)
         return Formulas.pooled(self, weights, value, allowed)
 
@@ -40,10 +40,10 @@ class Uniform(Formulas):
     declares={"fully_masked": "nan"},
 )
 class NotANumber(Formulas):
-    """−∞ − −∞."""
+    """Fully masked rows compute −∞ − −∞ and are NaN."""
 
     def shift(self, scores: Numbers) -> Numbers:
-        """The maximum, also where it is −∞."""
+        """The maximum of each row, even if it is −∞."""
         return np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
 
 
@@ -53,15 +53,15 @@ class NotANumber(Formulas):
     declares={"no_keys": "error"},
 )
 class NeedsKeys(Formulas):
-    """There must be a key."""
+    """Calls without keys raise."""
 
     def attend(self, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-        """Raise for m = 0."""
+        """Attention; ``ValueError`` for m = 0."""
         self._demand(value)
         return Formulas.attend(self, scores, value, mask, causal)
 
     def average_pooling(self, value: Numbers, *, mask: Numbers = None) -> Numbers:
-        """Raise for m = 0."""
+        """Mean of the values; ``ValueError`` for m = 0."""
         self._demand(value)
         return Formulas.average_pooling(self, value, mask=mask)
 
@@ -76,15 +76,15 @@ class NeedsKeys(Formulas):
     declares={"no_keys": "nan"},
 )
 class NothingOverNothing(Formulas):
-    """0/0 for m = 0."""
+    """Results without keys are NaN."""
 
     def pooled(self, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-        """NaN without keys."""
+        """Weighted sums; NaN without keys."""
         result = Formulas.pooled(self, weights, value, mask)
         return result if value.shape[-2] else result + np.nan * np.ones_like(result)
 
     def average_pooling(self, value: Numbers, *, mask: Numbers = None) -> Numbers:
-        """NaN without values."""
+        """Mean of the values; NaN without values."""
         result = Formulas.average_pooling(self, value, mask=mask)
         return result if value.shape[-2] else result + np.nan * np.ones_like(result)
 
@@ -95,10 +95,10 @@ class NothingOverNothing(Formulas):
     declares={"causal_alignment": "bottom-right"},
 )
 class BottomRight(Formulas):
-    """The last query sees every key."""
+    """The causal mask is aligned at the bottom right: the last query sees every key."""
 
     def attendable(self, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-        """j ≤ i + m − n."""
+        """The mask joined with j ≤ i + m − n."""
         if not causal:
             return mask
         triangle = np.tri(n, m, m - n, dtype=bool)
@@ -111,14 +111,14 @@ class BottomRight(Formulas):
     declares={"causal_alignment": "bottom-right"},
 )
 class DistancesFromBottomRight(Formulas):
-    """Causal masks, windows and linear biases of FlashAttention: query i is at position i + m − n."""
+    """Causal masks, windows and linear biases place query i at position i + m − n, as FlashAttention does."""
 
     def attendable(self, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-        """j ≤ i + m − n."""
+        """The mask joined with j ≤ i + m − n."""
         return self.near(mask, (None, 0), None, n, m) if causal else mask
 
     def near(self, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
-        """The window moves with the diagonal."""
+        """The mask joined with a window around i + m − n and with the lengths."""
         left, right = (None, None) if window is None else window
         beyond = np.arange(m) - np.arange(n)[:, None] - (m - n)
         near = np.ones((n, m), bool) if left is None else beyond >= -left
@@ -126,7 +126,7 @@ class DistancesFromBottomRight(Formulas):
         return Formulas.near(self, near if mask is None else mask & near, None, lengths, n, m)
 
     def distances(self, n: int, m: int) -> Numbers:
-        """|i + m − n − j|."""
+        """Distances |i + m − n − j|."""
         return np.abs(np.arange(n)[:, None] + (m - n) - np.arange(m))
 
 
@@ -136,14 +136,14 @@ class DistancesFromBottomRight(Formulas):
     declares={"masked_nonfinite": "propagates"},
 )
 class Propagates(Formulas):
-    """A weight of 0 still multiplies."""
+    """Weights of 0 multiply masked values: NaN propagates."""
 
     def pooled(self, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-        """0·NaN is NaN."""
+        """Weighted sums of all values, masked ones included."""
         return self.attention_pooling(weights, value)
 
     def average_pooling(self, value: Numbers, *, mask: Numbers = None) -> Numbers:
-        """Masked values times 0."""
+        """Mean of the values times the mask as 0 and 1."""
         kept = value if mask is None else value * mask[..., None].astype(value.dtype)
         return np.sum(kept, axis=-2) / self.count(kept.shape[:-1], mask, value.dtype)
 
@@ -155,10 +155,10 @@ class Propagates(Formulas):
     differentiable=False,
 )
 class NaNToNumber(Formulas):
-    """nan_to_num over the result."""
+    """NaN in the result becomes a number by nan_to_num."""
 
     def pooled(self, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-        """0 where it would be NaN."""
+        """Weighted sums with 0 in place of NaN."""
         return np.nan_to_num(Formulas.pooled(self, weights, value, mask))
 
 
@@ -168,10 +168,10 @@ class NaNToNumber(Formulas):
     declares={"minus_infinity": "zero"},
 )
 class Guarded(Formulas):
-    """The sum is guarded, so that −∞ counts as masked."""
+    """A guarded sum makes rows of −∞ 0, as if −∞ meant masked."""
 
     def undefined(self, scores: Numbers, mask: Numbers) -> Numbers:
-        """Nothing is."""
+        """False everywhere: no row is undefined."""
         return np.zeros(scores.shape, bool)
 
 
@@ -181,10 +181,10 @@ class Guarded(Formulas):
     declares={"odd_encoding": "error"},
 )
 class EvenOnly(Formulas):
-    """Sines and cosines come in pairs."""
+    """Odd widths raise, because sines and cosines come in pairs."""
 
     def frequencies(self, d: int) -> Numbers:
-        """Raise for an odd width."""
+        """Frequencies; ``ValueError`` for an odd width."""
         if d % 2:
             raise ValueError(f"expected an even width; got {d}")
         return Formulas.frequencies(self, d)
@@ -196,10 +196,10 @@ class EvenOnly(Formulas):
     declares={"gru_reset": "after"},
 )
 class ResetAfter(Formulas):
-    """As cuDNN and torch.nn.GRU compute it."""
+    """The reset gate multiplies the product, as in cuDNN and torch.nn.GRU."""
 
     def gru_candidate(self, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]) -> Numbers:
-        """R ⊙ (H W_hh)."""
+        """Candidate with R ⊙ (H W_hh)."""
         return self.squashed(self.reset_after(x, h, reset, p))
 
 
@@ -215,7 +215,7 @@ class AnyOrder(Formulas):
     calls = 0
 
     def product(self, a: Numbers, b: Numbers) -> Numbers:
-        """A permutation from a generator that is never started again."""
+        """Matrix product with the terms permuted by the number of the call."""
         self.calls += 1
         order = np.random.Generator(np.random.PCG64(self.calls)).permutation(a.shape[-1])
         return Formulas.product(self, np.take(a, order, axis=-1), np.take(b, order, axis=-2))

@@ -1,4 +1,4 @@
-"""Other ways to the attention that people run."""
+"""Variants of attention kernels: grouped heads, caps, sinks, latent keys, parts, rotary angles."""
 
 from typing import Any
 
@@ -27,19 +27,19 @@ BINARY = float(np.log2(np.e))
     operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention),
 )
 class GroupedBlocks(Blocks):
-    """Flash attention; a sink is one more key."""
+    """Flash attention in blocks, with a sink as one more key."""
 
     def weighted(self, scores: Numbers, values: Numbers, attendable: Numbers) -> tuple[Numbers, Numbers]:
-        """Blocks have no weights of their own."""
+        """Outputs by blocks, with None for the weights."""
         return None, self.attend(scores, values, attendable, False)
 
 
 @variant("caps from exp(−2|x|)", operations=(GroupedQueryAttention, VariableLengthAttention), differentiable=False)
 class Caps(Formulas):
-    """tanh x = sign(x) (1 − e^(−2|x|)) / (1 + e^(−2|x|))."""
+    """tanh x is computed as sign(x) (1 − e^(−2|x|)) / (1 + e^(−2|x|))."""
 
     def capped(self, scores: Numbers, softcap: Any) -> Numbers:
-        """With a numerator that does not cancel."""
+        """Capped scores, by expm1, whose numerator does not cancel."""
         if softcap is None:
             return scores
         cap = scores.dtype.type(softcap)
@@ -49,12 +49,12 @@ class Caps(Formulas):
 
 @variant("sinks in the denominator", operations=(GroupedQueryAttention,), differentiable=False)
 class Denominators(Formulas):
-    """Σ exp(s − M) v / (Σ exp(s − M) + exp(b − M)), where M is the largest score or the sink."""
+    """Σ exp(s − M) v / (Σ exp(s − M) + exp(b − M)), with M the maximum of the scores and the sink b."""
 
     def with_sink(
         self, scores: Numbers, values: Numbers, attendable: Numbers, sinks: Numbers
     ) -> tuple[Numbers, Numbers]:
-        """Divided after pooling."""
+        """Weights and outputs, divided after pooling by the sum with the sink."""
         masked, sink = self.excluded(scores, attendable), sinks[:, None, None]
         highest = np.maximum(np.max(masked, axis=-1, keepdims=True, initial=-np.inf), sink)
         weights = self.exponential(masked - highest)
@@ -68,10 +68,10 @@ class Denominators(Formulas):
     differentiable=False,
 )
 class Binary(Formulas):
-    """(M log₂ e + log₂ Σ exp(s − M)) ln 2."""
+    """log-sum-exps are (M log₂ e + log₂ Σ exp(s − M)) ln 2."""
 
     def log_sum_exp(self, scores: Numbers) -> Numbers:
-        """As kernels have it that keep their scores times log₂ e."""
+        """log-sum-exp by base 2, as in kernels that multiply scores by log₂ e."""
         shift = self.shift(scores)
         total = self.total(self.exponential(scores - shift))
         two = shift * scores.dtype.type(BINARY) + np.log2(total)
@@ -80,7 +80,7 @@ class Binary(Formulas):
 
 @variant("latent vectors absorbed", operations=(LatentAttention,))
 class Absorbed(Formulas):
-    """(Q W_K) Cᵀ for Q (C W_Kᵀ)ᵀ, and (A C) W_Vᵀ for A (C W_Vᵀ)."""
+    """(Q W_K) Cᵀ in place of Q (C W_Kᵀ)ᵀ, and (A C) W_Vᵀ in place of A (C W_Vᵀ)."""
 
     def latent_attention(
         self,
@@ -95,7 +95,7 @@ class Absorbed(Formulas):
         causal: bool = False,
         scale: Any = None,
     ) -> Numbers:
-        """Keys and values of the heads are never computed."""
+        """Attention on latent vectors, without keys and values of the heads."""
         rows, everyone = latent[..., None, :, :], None if mask is None else mask[..., None, :, :]
         absorbed = self.dot_scores(self.product(query, w_k), rows)
         products = absorbed + self.dot_scores(query_rope, key_rope[..., None, :, :])
@@ -105,10 +105,10 @@ class Absorbed(Formulas):
 
 @variant("parts merged one after another", operations=(MergeAttention,), differentiable=False)
 class OneAfterAnother(Formulas):
-    """A running maximum, a running sum and what it weighs."""
+    """Parts are merged by a running maximum, a running sum and a running output."""
 
     def merge_attention(self, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
-        """Parts without keys leave everything as it is."""
+        """Merge the parts in order; parts without keys change nothing."""
         zero, shape = outputs.dtype.type(0), np.broadcast_shapes(outputs.shape[:-2], log_sum_exps.shape[:-1])
         summed, total = np.zeros((*shape, outputs.shape[-1]), outputs.dtype), np.zeros(shape, outputs.dtype)
         highest = np.full(shape, -np.inf, outputs.dtype)
@@ -131,29 +131,29 @@ class OneAfterAnother(Formulas):
     differentiable=False,
 )
 class SingleAngles(Formulas):
-    """Frequencies are kept in float32, as in the libraries of models."""
+    """Frequencies and angles are float32, as in model libraries."""
 
     def angles(self, positions: Numbers, d: int, theta: float) -> Numbers:
-        """Rounded after each step."""
+        """Angles in float32."""
         exponents = np.arange(0, d, 2, dtype=np.float32) / np.float32(d)
         return positions.astype(np.float32)[..., None] * (np.float32(1) / np.float32(theta) ** exponents)
 
 
 @variant("rotary in the complex plane", operations=(RotaryEmbedding,), differentiable=False)
 class Complex(Formulas):
-    """(a + ib)(cos tθ + i sin tθ)."""
+    """Pairs are rotated as (a + ib)(cos tθ + i sin tθ)."""
 
     def turned(self, first: Numbers, second: Numbers, cosine: Numbers, sine: Numbers) -> tuple[Numbers, Numbers]:
-        """One complex product."""
+        """Both features of every pair, rotated by one complex product."""
         number = (value_of(first) + 1j * value_of(second)) * (cosine + 1j * sine)
         return number.real.astype(first.dtype), number.imag.astype(first.dtype)
 
 
 @variant("dropout by a reciprocal", operations=(Dropout,))
 class Reciprocal(Formulas):
-    """y/(1 − p) as a product."""
+    """y/(1 − p) is computed as a product with 1/(1 − p)."""
 
     def dropout(self, weights: Numbers, *, keep: Numbers = None, rate: float = 0.0) -> Numbers:
-        """The reciprocal is rounded first."""
+        """Kept weights times the rounded reciprocal."""
         larger = weights * (weights.dtype.type(1) / weights.dtype.type(1 - rate))
         return larger if keep is None else np.where(keep, larger, larger.dtype.type(0))

@@ -1,4 +1,4 @@
-"""The same products in other orders and layouts."""
+"""Variants with other orders of products, chunks and memory layouts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,10 +27,10 @@ from attnspec.spec.scoring import AdditiveScores, DotScores, GeneralScores, Scal
 
 @variant("queries in chunks of 7", operations=(AdditiveAttention, GeneralAttention))
 class Chunked(Formulas):
-    """A few queries at a time."""
+    """Queries are computed in chunks of 7."""
 
     def attend(self, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-        """Each chunk with its rows of the mask."""
+        """Attention of 7 queries at a time, each chunk with its rows of the mask."""
         n, m = scores.shape[-2:]
         allowed = self.attendable(mask, causal, n, m)
         if n <= 7:
@@ -45,19 +45,19 @@ class Chunked(Formulas):
 
 @variant("transposed throughout", operations=(DotScores, Softmax, DotProductAttention))
 class Transposed(Formulas):
-    """Scores as (KQᵀ)ᵀ, results as (VᵀAᵀ)ᵀ."""
+    """Scores are (KQᵀ)ᵀ, results (VᵀAᵀ)ᵀ."""
 
     def product(self, a: Numbers, b: Numbers) -> Numbers:
-        """(BᵀAᵀ)ᵀ."""
+        """Matrix product as (BᵀAᵀ)ᵀ."""
         return np.swapaxes(np.swapaxes(b, -1, -2) @ np.swapaxes(a, -1, -2), -1, -2)
 
 
 @variant("queries scaled first", operations=(ScaledDotScores, MultiHeadAttention))
 class Prescaled(Formulas):
-    """(q/√d)·k."""
+    """Scores are (q/√d)·k."""
 
     def scaled_dot_scores(self, query: Numbers, key: Numbers) -> Numbers:
-        """The query takes the whole scale."""
+        """Scores of scaled queries."""
         return self.dot_scores(query / np.sqrt(query.dtype.type(query.shape[-1])), key)
 
 
@@ -66,17 +66,17 @@ class Prescaled(Formulas):
     operations=(ScaledDotProductAttention, SelfAttention),
 )
 class RootScaled(Formulas):
-    """(q/d^¼)·(k/d^¼)."""
+    """Scores are (q/d^¼)·(k/d^¼)."""
 
     def scaled_dot_scores(self, query: Numbers, key: Numbers) -> Numbers:
-        """Each takes half of the scale."""
+        """Scores of queries and keys, each divided by d^¼."""
         root = query.dtype.type(query.shape[-1] ** 0.25)
         return self.dot_scores(query / root, key / root)
 
 
 @variant("one projection for all heads", operations=(MultiHeadAttention,))
 class OneProjection(Formulas):
-    """Weights of all heads in one matrix, results of all heads through W_o one after another."""
+    """Heads are projected by one matrix; W_o is applied head by head and summed."""
 
     def multi_head_attention(
         self,
@@ -102,7 +102,7 @@ class OneProjection(Formulas):
         return result
 
     def _split(self, x: Numbers, w: Numbers) -> Numbers:
-        """(…, n, h, p)."""
+        """Project x by all heads at once, (…, n, h, p)."""
         h, p, d = w.shape
         projected = self.project(x, w.reshape(h * p, d))
         return projected.reshape(*projected.shape[:-1], h, p)
@@ -110,10 +110,10 @@ class OneProjection(Formulas):
 
 @variant("the matrix meets the keys first", operations=(GeneralScores, GeneralAttention))
 class KeysFirst(Formulas):
-    """q·(W k) for (q W)·k."""
+    """Scores are q·(W k) in place of (q W)·k."""
 
     def general_scores(self, query: Numbers, key: Numbers, w: Numbers) -> Numbers:
-        """Keys are projected."""
+        """Scores of projected keys."""
         return self.dot_scores(query, self.project(key, w))
 
 
@@ -123,14 +123,14 @@ class KeysFirst(Formulas):
     differentiable=False,
 )
 class Einsum(Formulas):
-    """Index notation, without linear algebra."""
+    """Products are computed by einsum, without a linear algebra library."""
 
     def product(self, a: Numbers, b: Numbers) -> Numbers:
-        """Summed by NumPy's own loops."""
+        """Matrix product by NumPy's own loops."""
         return np.einsum("...ij,...jk->...ik", a, b)
 
     def additive_scores(self, query: Numbers, key: Numbers, w_q: Numbers, w_k: Numbers, w_v: Numbers) -> Numbers:
-        """One sum over the hidden units."""
+        """Additive scores by one einsum over the hidden units."""
         of_query, of_key = self.project(query, w_q), self.project(key, w_k)
         hidden = np.tanh(of_query[..., :, None, :] + of_key[..., None, :, :])
         return np.einsum("...h,h->...", hidden, w_v)
@@ -138,40 +138,40 @@ class Einsum(Formulas):
 
 @variant("sinusoids in single precision", operations=(SinusoidalPositionalEncoding,))
 class SingleSinusoids(Formulas):
-    """Frequencies as exponentials, angles and sines in float32 throughout."""
+    """Frequencies, by exponentials, angles and sines are float32 throughout."""
 
     def positions(self, n: int) -> Numbers:
-        """Exact up to 2²⁴."""
+        """Positions in float32, exact up to 2²⁴."""
         return np.arange(n, dtype=np.float32)
 
     def frequencies(self, d: int) -> Numbers:
-        """exp(−2i ln 10⁴/d)."""
+        """Frequencies exp(−2i ln 10⁴/d) in float32."""
         step = np.float32(-np.log(10000.0)) / np.float32(d)
         return np.exp(np.arange(0, d, 2, dtype=np.float32) * step)
 
 
 @variant("sinusoids in double precision", operations=(SinusoidalPositionalEncoding,))
 class DoubleSinusoids(Formulas):
-    """Powers of 10⁴ in float64, returned as such."""
+    """Encodings are computed and returned in float64."""
 
     default = np.float64
 
 
 @variant("results in columns", operations=(ScaledDotProductAttention, MultiHeadAttention, Softmax))
 class Columns(Library):
-    """Results whose last dimension is not contiguous."""
+    """Results are in Fortran order: their last dimension is not contiguous."""
 
     def finished(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
-        """The same numbers in Fortran's order."""
+        """The result in Fortran order."""
         return mapped(Library.finished(self, operation, result, arguments), lambda _, x: np.asfortranarray(x))
 
 
 @variant("results in padded rows", operations=(ScaledDotProductAttention, AdditiveAttention, DotScores))
 class Padded(Library):
-    """Results are parts of larger memory, in which NaN stands beside them."""
+    """Results are views into wider memory with NaN between the rows."""
 
     def finished(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
-        """Seven numbers more in every row."""
+        """The result as a view into rows that are seven elements longer."""
 
         def within(_: str, x: Any) -> Any:
             memory = np.full((*x.shape[:-1], x.shape[-1] + 7), np.nan, x.dtype)

@@ -1,4 +1,4 @@
-"""Declared precision classes."""
+"""Variants that round as their declared precision classes allow."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ from attnspec.spec.scoring import DotScores, ScaledDotScores
 
 
 def _short(x: Numbers, *, truncate: bool = False) -> Numbers:
-    """Eleven bits of mantissa, rounded or cut off."""
+    """Round or truncate mantissas to 11 bits."""
     mantissa, exponent = np.frexp(x)
     scaled = mantissa * x.dtype.type(2**11)
     return np.ldexp((np.trunc(scaled) if truncate else np.rint(scaled)) / x.dtype.type(2**11), exponent)
@@ -30,15 +30,15 @@ def _short(x: Numbers, *, truncate: bool = False) -> Numbers:
 
 class _StoredBrain(Formulas):
     def attention_pooling(self, weights: Numbers, value: Numbers) -> Numbers:
-        """Weights as stored."""
+        """Weighted sums by weights rounded to bfloat16."""
         return Formulas.attention_pooling(self, rounded(weights, "bfloat16"), value)
 
     def in_heads(self, x: Numbers, w: Numbers) -> Numbers:
-        """Projections as stored."""
+        """Projections rounded to bfloat16."""
         return rounded(Formulas.in_heads(self, x, w), "bfloat16")
 
     def merged(self, heads: Numbers) -> Numbers:
-        """Heads as stored."""
+        """Concatenated heads rounded to bfloat16."""
         return rounded(Formulas.merged(self, heads), "bfloat16")
 
 
@@ -49,7 +49,7 @@ class _StoredBrain(Formulas):
     differentiable=False,
 )
 class MixedBrain(_StoredBrain):
-    """bfloat16 in and out, float32 accumulation, weights and projections rounded to bfloat16."""
+    """Weights and projections are rounded to bfloat16; sums are float32."""
 
 
 @variant(
@@ -59,10 +59,10 @@ class MixedBrain(_StoredBrain):
     differentiable=False,
 )
 class MixedHalf(Formulas):
-    """float16 in and out, float32 accumulation, weights rounded to float16."""
+    """Weights are rounded to float16; sums are float32."""
 
     def attention_pooling(self, weights: Numbers, value: Numbers) -> Numbers:
-        """Weights as stored."""
+        """Weighted sums by weights rounded to float16."""
         return Formulas.attention_pooling(self, rounded(weights, "float16"), value)
 
 
@@ -70,21 +70,21 @@ WEIGHTED = (GeneralAttention, AdditiveAttention, CrossAttention, MultiHeadAttent
 
 
 class _Operands(Formulas):
-    """Every computed operand of a product is rounded, also exponentials that are divided after the product."""
+    """Every computed operand of a product is rounded to ``short``, exponentials before division included."""
 
     short = ""
 
     def project(self, x: Numbers, w: Numbers) -> Numbers:
-        """Projections as stored."""
+        """Projections rounded to ``short``."""
         return rounded(Formulas.project(self, x, w), self.short)
 
     def general_scores(self, query: Numbers, key: Numbers, w: Numbers) -> Numbers:
-        """Keys are projected, and not queries."""
+        """Scores of projected keys, rounded to ``short``."""
         projected = rounded(self.product(key, np.swapaxes(w, -1, -2)), self.short)
         return self.dot_scores(query, projected)
 
     def attend(self, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-        """Exponentials are rounded before they multiply the values, and summed before that."""
+        """Attention by exponentials that are rounded for the product with values but not for their sum."""
         allowed = self.attendable(mask, causal, *scores.shape[-2:])
         kept = self.excluded(scores, allowed)
         exponentials = np.exp(kept - self.shift(kept))
@@ -95,14 +95,14 @@ class _Operands(Formulas):
 
 @variant("exponentials stored in bfloat16", operations=WEIGHTED, dtypes=("bfloat16",), differentiable=False)
 class BrainOperands(_Operands):
-    """Divided after the sum, as in FlashAttention."""
+    """Exponentials are rounded to bfloat16 and divided after the sum, as in FlashAttention."""
 
     short = "bfloat16"
 
 
 @variant("exponentials stored in float16", operations=WEIGHTED, dtypes=("float16",), differentiable=False)
 class HalfOperands(_Operands):
-    """Divided after the sum; small exponentials are subnormal."""
+    """Exponentials are rounded to float16, small ones to subnormal numbers, and divided after the sum."""
 
     short = "float16"
 
@@ -118,7 +118,7 @@ class PrescaledBrain(Formulas):
     """q/√d is rounded to bfloat16."""
 
     def scaled_dot_scores(self, query: Numbers, key: Numbers) -> Numbers:
-        """The scaled query as stored."""
+        """Scores of scaled queries rounded to bfloat16."""
         scaled = rounded(query / np.sqrt(query.dtype.type(query.shape[-1])), "bfloat16")
         return self.dot_scores(scaled, key)
 
@@ -131,10 +131,10 @@ class PrescaledBrain(Formulas):
     differentiable=False,
 )
 class PrescaledHalf(Formulas):
-    """q/√d is rounded to float16, whose subnormal numbers are near."""
+    """q/√d is rounded to float16, small elements to subnormal numbers."""
 
     def scaled_dot_scores(self, query: Numbers, key: Numbers) -> Numbers:
-        """The scaled query as stored."""
+        """Scores of scaled queries rounded to float16."""
         return self.dot_scores(rounded(query / np.sqrt(query.dtype.type(query.shape[-1])), "float16"), key)
 
 
@@ -149,7 +149,7 @@ class PrescaledHalfKeys(Formulas):
     """k/√d is rounded to float16."""
 
     def scaled_dot_scores(self, query: Numbers, key: Numbers) -> Numbers:
-        """The scaled key as stored."""
+        """Scores of scaled keys rounded to float16."""
         return self.dot_scores(query, rounded(key / np.sqrt(key.dtype.type(key.shape[-1])), "float16"))
 
 
@@ -161,14 +161,14 @@ class PrescaledHalfKeys(Formulas):
     differentiable=False,
 )
 class EagerBrain(_StoredBrain):
-    """Every intermediate is written to memory in bfloat16."""
+    """Every intermediate result is rounded to bfloat16."""
 
     def dot_scores(self, query: Numbers, key: Numbers) -> Numbers:
-        """Scores as stored."""
+        """Scores rounded to bfloat16."""
         return rounded(Formulas.dot_scores(self, query, key), "bfloat16")
 
     def scaled(self, scores: Numbers, d: int) -> Numbers:
-        """Scaled scores as stored."""
+        """Scaled scores rounded to bfloat16."""
         return rounded(Formulas.scaled(self, scores, d), "bfloat16")
 
 
@@ -179,10 +179,10 @@ class EagerBrain(_StoredBrain):
     differentiable=False,
 )
 class TensorFloat(Formulas):
-    """Operands of every product are rounded to eleven bits."""
+    """Operands of every product are rounded to 11 bits."""
 
     def product(self, a: Numbers, b: Numbers) -> Numbers:
-        """Accumulated in float32."""
+        """Matrix product of rounded operands, accumulated in float32."""
         return Formulas.product(self, _short(a), _short(b))
 
 
@@ -193,10 +193,10 @@ class TensorFloat(Formulas):
     differentiable=False,
 )
 class TruncatingTensorFloat(Formulas):
-    """Operands of every product are cut off after eleven bits."""
+    """Operands of every product are truncated to 11 bits."""
 
     def product(self, a: Numbers, b: Numbers) -> Numbers:
-        """Accumulated in float32."""
+        """Matrix product of truncated operands, accumulated in float32."""
         return Formulas.product(self, _short(a, truncate=True), _short(b, truncate=True))
 
 
@@ -206,10 +206,10 @@ class TruncatingTensorFloat(Formulas):
     differentiable=False,
 )
 class ThreeProducts(Formulas):
-    """Operands in two parts of eleven bits; the product of the lower parts is left out."""
+    """Operands are split into two parts of 11 bits; the product of the lower parts is left out."""
 
     def product(self, a: Numbers, b: Numbers) -> Numbers:
-        """The small products first."""
+        """Sum of three partial products, the small ones first."""
         (a_high, a_low), (b_high, b_low) = ((_short(x), _short(x - _short(x))) for x in (a, b))
         small = Formulas.product(self, a_low, b_high) + Formulas.product(self, a_high, b_low)
         return small + Formulas.product(self, a_high, b_high)
@@ -221,10 +221,10 @@ class ThreeProducts(Formulas):
     differentiable=False,
 )
 class SixProducts(Formulas):
-    """Operands in three parts of eight bits; products of the lowest parts are left out."""
+    """Operands are split into three parts of 8 bits; products of the lowest parts are left out."""
 
     def product(self, a: Numbers, b: Numbers) -> Numbers:
-        """Six of nine, the smallest first."""
+        """Sum of six of nine partial products, the smallest first."""
         left, right = _in_three(a), _in_three(b)
         total = 0.0
         for order in (2, 1, 0):
@@ -234,7 +234,7 @@ class SixProducts(Formulas):
 
 
 def _in_three(x: Numbers) -> list[Numbers]:
-    """Three parts of eight bits each, whose sum is x."""
+    """Split x into three parts of 8 bits each."""
     high = rounded(x, "bfloat16")
     middle = rounded(x - high, "bfloat16")
     return [high, middle, rounded(x - high - middle, "bfloat16")]
@@ -248,16 +248,16 @@ def _in_three(x: Numbers) -> list[Numbers]:
     differentiable=False,
 )
 class SingleInDouble(Library):
-    """Arrays of doubles are rounded to float32, computed with, and returned as doubles."""
+    """float64 inputs are rounded to float32, computed in float32 and returned as float64."""
 
     def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments in single precision."""
+        """The arguments with float64 arrays rounded to float32."""
         lowered = {name: mapped(tree, lambda _, x: _single(x)) for name, tree in arguments.items()}
         return Library.prepared(self, operation, lowered)
 
 
 def _single(x: Any) -> Any:
-    """An array of doubles as float32; what is none, as it is."""
+    """Convert a float64 array to float32 and leave everything else unchanged."""
     return x.astype(np.float32) if getattr(x, "dtype", None) == np.float64 else x
 
 
@@ -267,22 +267,22 @@ def _largest_of(kind: Any) -> float:
 
 
 def in_format(x: Numbers, kind: Any) -> Numbers:
-    """Numbers rounded to a format of 8 bits and back; what does not fit becomes its largest number."""
+    """Round to an 8-bit format and back; values beyond its range become its largest number."""
     largest = _largest_of(kind)
     return np.asarray(np.clip(x, -largest, largest).astype(kind).astype(x.dtype))
 
 
 class _EightBits(Formulas):
     def stored(self, x: Numbers) -> Numbers:
-        """Numbers rounded to the format and back; what does not fit becomes its largest number."""
+        """Round to E4M3 and back; values beyond its range become its largest number."""
         return in_format(x, ml_dtypes.float8_e4m3fn)
 
     def dot_scores(self, query: Numbers, key: Numbers) -> Numbers:
-        """Queries and keys as stored."""
+        """Scores of queries and keys rounded by ``stored``."""
         return Formulas.dot_scores(self, self.stored(query), self.stored(key))
 
     def attention_pooling(self, weights: Numbers, value: Numbers) -> Numbers:
-        """Weights and values as stored."""
+        """Weighted sums by weights and values rounded by ``stored``."""
         return Formulas.attention_pooling(self, self.stored(weights), self.stored(value))
 
 
@@ -294,21 +294,21 @@ class _EightBits(Formulas):
     differentiable=False,
 )
 class EightBits(_EightBits):
-    """Queries, keys, values and weights enter their products in 8 bits, as on tensor cores, with float32 sums."""
+    """Queries, keys, values and weights are rounded to 8 bits for their products; sums are float32."""
 
 
 class _Blocks(_EightBits):
-    """Operands in 8 bits with a scale, a normal power of 2, for every 32 numbers that are summed: the MX formats."""
+    """Operands of 8 bits with one scale, a normal power of 2, per 32 summed elements: the MX formats."""
 
     kind: Any
     block = 32
 
     def scales(self, largest: Numbers) -> Numbers:
-        """The power of 2 of the largest number, for the power of 2 of the largest number of the format."""
+        """Ratio of the powers of 2 of the block's largest number and the format's largest number."""
         return np.exp2(np.floor(np.log2(largest)) - np.floor(np.log2(_largest_of(self.kind))))
 
     def stored(self, x: Numbers) -> Numbers:
-        """Numbers rounded to the format and back, in blocks of the last axis."""
+        """Round to the format and back, in blocks along the last axis."""
         length = x.shape[-1]
         room = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -length % self.block)])
         blocks = room.reshape(*room.shape[:-1], room.shape[-1] // self.block, self.block)
@@ -317,7 +317,7 @@ class _Blocks(_EightBits):
         return (in_format(blocks / scales, self.kind) * scales).reshape(room.shape)[..., :length]
 
     def attention_pooling(self, weights: Numbers, value: Numbers) -> Numbers:
-        """Weights and values as stored, in blocks of keys; what nobody attends to has no part in a scale."""
+        """Weighted sums of rounded weights and values, in blocks of keys; unattended values do not affect scales."""
         attended = (weights != 0).any(-2)[..., None]
         values = self.stored(np.where(attended, value, 0).swapaxes(-1, -2)).swapaxes(-1, -2)
         return Formulas.attention_pooling(self, self.stored(weights), values)
@@ -331,7 +331,7 @@ class _Blocks(_EightBits):
     differentiable=False,
 )
 class Blocks(_Blocks):
-    """MXFP8 with 3 bits of mantissa; numbers above the largest of the format are cut off."""
+    """MXFP8 with 3 bits of mantissa; elements above the format's largest number are clipped."""
 
     kind = ml_dtypes.float8_e4m3fn
 
@@ -344,12 +344,12 @@ class Blocks(_Blocks):
     differentiable=False,
 )
 class RoundedUp(_Blocks):
-    """MXFP8 with 2 bits of mantissa, and scales so large that nothing is cut off."""
+    """MXFP8 with 2 bits of mantissa and scales that are rounded up, so that no element is clipped."""
 
     kind = ml_dtypes.float8_e5m2
 
     def scales(self, largest: Numbers) -> Numbers:
-        """The least power of 2 by which the largest number fits."""
+        """The least power of 2 with which the largest number fits."""
         return np.exp2(np.ceil(np.log2(largest / _largest_of(self.kind))))
 
 
@@ -361,10 +361,10 @@ class RoundedUp(_Blocks):
     differentiable=False,
 )
 class ShortSums(_EightBits):
-    """Products are summed one after the other, and each partial sum is cut off after 14 bits, as on tensor cores."""
+    """Products are summed in order, and each partial sum is truncated to 14 bits, as on tensor cores."""
 
     def product(self, a: Numbers, b: Numbers) -> Numbers:
-        """Partial sums, each cut off."""
+        """Matrix product with truncated partial sums."""
         total = np.zeros((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]), a.dtype)
         for i in range(a.shape[-1]):
             mantissa, exponent = np.frexp(total + a[..., :, i, None] * b[..., i, None, :])

@@ -1,4 +1,4 @@
-"""Other ways to the gates and the steps of recurrent networks."""
+"""Variants of the gates and steps of recurrent networks."""
 
 import numpy as np
 
@@ -21,49 +21,49 @@ from attnspec.spec.vision import AttentionGate
 
 @variant("input and state in one product", operations=(RNNCell, LSTMCell, StackedRNN, LSTM))
 class OneProduct(Formulas):
-    """[x; h] [W_x; W_h]."""
+    """Input and state are multiplied together: [x; h] [W_x; W_h]."""
 
     def affine(self, x: Numbers, h: Numbers, w_x: Numbers, w_h: Numbers, b: Numbers) -> Numbers:
-        """One sum over the features of both."""
+        """Pre-activation by one product over the features of both."""
         rows = self.beside(x, h)[..., None, :]
         return self.product(rows, np.concatenate([w_x, w_h], axis=-2))[..., 0, :] + b
 
 
 @variant("the bias comes first", operations=(RNN, GRUCell, BidirectionalLSTM))
 class BiasFirst(Formulas):
-    """b + xW + hW, term by term."""
+    """Pre-activations are b + xW + hW, in this order."""
 
     def affine(self, x: Numbers, h: Numbers, w_x: Numbers, w_h: Numbers, b: Numbers) -> Numbers:
-        """As a fused multiplication and addition begins."""
+        """Pre-activation that starts from the bias, as fused multiply-adds do."""
         return b + self.product(x[..., None, :], w_x)[..., 0, :] + self.product(h[..., None, :], w_h)[..., 0, :]
 
 
 @variant("gates from exponentials", operations=(GRU, LSTMCell, AttentionGate), differentiable=False)
 class Logistic(Formulas):
-    """1/(1 + e^−x), which is 0 where e^−x overflows."""
+    """Gates are 1/(1 + e^−x), which is 0 if e^−x overflows."""
 
     def gate(self, x: Numbers) -> Numbers:
-        """One division."""
+        """The logistic function by an exponential."""
         return 1 / (1 + np.exp(-x))
 
     def coefficient(self, x: Numbers) -> Numbers:
-        """Likewise."""
+        """The logistic function by an exponential, for attention gates."""
         return 1 / (1 + np.exp(-x))
 
 
 @variant("the state moves away from the candidate", operations=(GRUCell, StackedGRU))
 class Moved(Formulas):
-    """h̃ + z(h − h̃)."""
+    """The new state is h̃ + z(h − h̃)."""
 
     def updated(self, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
-        """One product."""
+        """The new state by one product."""
         return candidate + update * (h - candidate)
 
 
 @variant("a decoder in double precision", operations=(TeacherForcedDecode, LSTM), differentiable=False)
 class WideSteps(Formulas):
-    """Products are summed in double precision, states kept in single."""
+    """Products are summed in float64 and rounded to float32."""
 
     def product(self, a: Numbers, b: Numbers) -> Numbers:
-        """Rounded once."""
+        """Matrix product in float64, rounded once."""
         return (a.astype(np.float64) @ b.astype(np.float64)).astype(a.dtype)

@@ -1,4 +1,4 @@
-"""What an honest variant is: a correct implementation that rounds differently, or deviates as it declares."""
+"""Honest variants: correct backends that round differently or deviate as declared."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,22 +9,22 @@ from attnspec.conformance.mutants.correct.altered import Alteration, Altered, Re
 
 @dataclass(frozen=True)
 class Variant(Altered):
-    """A correct backend, judged by all laws of its operations at each of its dtypes; none may ever fail.
+    """A correct backend that must pass all laws of its operations in each of its dtypes.
 
-    ``lacking`` says why the system cannot try it, and nothing where it can.
+    ``lacking`` returns why this system cannot run it, or an empty string.
     """
 
     lacking: Callable[[], str] = str
 
 
 VARIANTS: Registry[Variant] = Registry("variants")
-"""Every honest variant, by name, once :mod:`attnspec.conformance.variants` is imported."""
+"""All honest variants by name; filled by the import of :mod:`attnspec.conformance.variants`."""
 
 
 def variant(
     name: str, *, operations: Sequence[object], register: bool = True, **more: Any
 ) -> Callable[[Alteration], Variant]:
-    """Make a variant of a subclass of the correct formulas or library; ``ValueError`` for a name that is taken.
+    """Decorate a subclass of the correct formulas or library as a variant; ``ValueError`` for a name in use.
 
     ``operations`` are Protocols.
     """

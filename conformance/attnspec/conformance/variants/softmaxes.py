@@ -1,4 +1,4 @@
-"""Other ways to the same softmax."""
+"""Variants of softmax: online, split, by powers of two, by logarithms."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from attnspec.spec.seq2seq import BahdanauContext
 
 
 def _part(mask: Numbers, part: slice) -> Numbers:
-    """The columns of a mask, which may be absent or of size 1."""
+    """Columns ``part`` of a mask; a mask that is None or has one column stays as it is."""
     return mask if mask is None or mask.shape[-1] == 1 else mask[..., part]
 
 
@@ -31,7 +31,7 @@ class Blocks(Formulas):
     block = 16
 
     def attend(self, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-        """Rescale what was summed whenever the maximum grows; divide once, at the end."""
+        """Rescale the sums whenever the maximum grows; divide once, at the end."""
         allowed = self.attendable(mask, causal, *scores.shape[-2:])
         m = scores.shape[-1]
         if not m:
@@ -52,13 +52,13 @@ class Blocks(Formulas):
         return summed / np.where(total == 0, scores.dtype.type(1), total)
 
     def stored(self, weights: Numbers) -> Numbers:
-        """What multiplies the values."""
+        """The exponentials as they multiply the values, here unrounded."""
         return weights
 
 
 @variant("online softmax in blocks of 16", operations=(ScaledDotProductAttention, AdditiveAttention))
 class Online(Blocks):
-    """Flash attention."""
+    """Online softmax over blocks of 16 keys, as in flash attention."""
 
 
 @variant(
@@ -68,12 +68,12 @@ class Online(Blocks):
     differentiable=False,
 )
 class OnlineBrain(Blocks):
-    """Exponentials are rounded to bfloat16 before they multiply values, their sum is not."""
+    """Online softmax over blocks of 64 keys; exponentials are rounded to bfloat16, their sum is not."""
 
     block = 64
 
     def stored(self, weights: Numbers) -> Numbers:
-        """Rounded to the storage dtype."""
+        """Exponentials rounded to bfloat16."""
         return rounded(weights, "bfloat16")
 
 
@@ -84,17 +84,17 @@ class OnlineBrain(Blocks):
     differentiable=False,
 )
 class OneByOne(Blocks):
-    """Blocks of a single key."""
+    """Online softmax over single keys."""
 
     block = 1
 
 
 @variant("keys split and merged", operations=(ScaledDotProductAttention, NadarayaWatson, BahdanauContext))
 class Split(Formulas):
-    """Each third of the keys by itself, merged by maxima and sums of exponentials."""
+    """Thirds of the keys are computed separately and merged by their maxima and sums of exponentials."""
 
     def attend(self, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-        """Partial results, weighted by what each sum of exponentials has of the whole."""
+        """Merge partial results, weighted by their shares of the sum of exponentials."""
         allowed = self.attendable(mask, causal, *scores.shape[-2:])
         m = scores.shape[-1]
         parts = [slice(m * i // 3, m * (i + 1) // 3) for i in range(3) if m * i // 3 < m * (i + 1) // 3]
@@ -120,10 +120,10 @@ class Split(Formulas):
 
 @variant("powers of two", operations=(Softmax, GeneralAttention))
 class PowersOfTwo(Formulas):
-    """exp2 of scores times log₂e."""
+    """Exponentials are exp2 of scores times log₂e."""
 
     def exponential(self, x: Numbers) -> Numbers:
-        """e^x = 2^(x log₂e)."""
+        """e^x as 2^(x log₂e)."""
         return np.exp2(x * x.dtype.type(np.log2(np.e)))
 
 
@@ -134,12 +134,12 @@ class ScaledLogarithm(Formulas):
     def scaled_dot_product_attention(
         self, query: Numbers, key: Numbers, value: Numbers, *, mask: Numbers = None, causal: bool = False
     ) -> Numbers:
-        """2^(q·k·log₂e/√d)."""
+        """Attention with scores q·k·log₂e/√d as exponents of 2."""
         factor = query.dtype.type(np.log2(np.e) / np.sqrt(query.shape[-1]))
         return self.attend(self.dot_scores(query, key) * factor, value, mask, causal)
 
     def exponential(self, x: Numbers) -> Numbers:
-        """Scores carry log₂e already."""
+        """exp2, because scores include the factor log₂e."""
         return np.exp2(x)
 
 
@@ -150,7 +150,7 @@ class ScaledLogarithm(Formulas):
     differentiable=False,
 )
 class FusedExponent(Formulas):
-    """exp2(s·c − max·c) with one rounding for the product and the difference, so that the largest weight is not 1."""
+    """Exponentials are exp2(s·c − max·c) with s·c unrounded, so that the largest weight is not 1."""
 
     def attend(self, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
         """Values are pooled by exponentials, then divided by their sum."""
@@ -169,7 +169,7 @@ class DividedLast(Formulas):
     """Values are pooled by exponentials, then divided by their sum."""
 
     def attend(self, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-        """(Σ exp e v)/Σ exp e."""
+        """Attention as (Σ exp e v)/Σ exp e."""
         allowed = self.attendable(mask, causal, *scores.shape[-2:])
         excluded = self.excluded(scores, allowed)
         exponentials = self.exponential(excluded - self.shift(excluded))
@@ -179,25 +179,25 @@ class DividedLast(Formulas):
 
 @variant("small exponentials flushed to zero", operations=(Softmax, NadarayaWatson))
 class FlushedToZero(Formulas):
-    """Numbers below the smallest normal one are 0, as on devices without subnormals."""
+    """Subnormal exponentials and weights are 0, as on devices without subnormal numbers."""
 
     def exponential(self, x: Numbers) -> Numbers:
-        """Flushed."""
+        """Exponentials with subnormal numbers replaced by 0."""
         result = np.exp(x)
         return np.where(result < np.finfo(x.dtype).tiny, x.dtype.type(0), result)
 
     def normalized(self, scores: Numbers) -> Numbers:
-        """Flushed once more after the division."""
+        """Weights with subnormal numbers replaced by 0."""
         weights = Formulas.normalized(self, scores)
         return np.where(weights < np.finfo(scores.dtype).tiny, scores.dtype.type(0), weights)
 
 
 @variant("through logarithms", operations=(Softmax, DotProductAttention))
 class ThroughLogarithms(Formulas):
-    """α = exp(e − max − log Σ exp(e − max)), as a backward pass computes weights again."""
+    """Weights are exp(e − max − log Σ exp(e − max)), as recomputed in backward passes."""
 
     def normalized(self, scores: Numbers) -> Numbers:
-        """Two exponentials, no division."""
+        """Weights by two exponentials, without a division."""
         shifted = scores - self.shift(scores)
         total = self.total(self.exponential(shifted))
         return self.exponential(shifted - np.log(np.where(total == 0, scores.dtype.type(1), total)))
@@ -209,10 +209,10 @@ class ThroughLogarithms(Formulas):
     dtypes=("float64", "float32"),
 )
 class ThroughLogSumExp(Formulas):
-    """α = exp(e − L) with L = log Σ exp e, rounded as any number of its size."""
+    """Weights are exp(e − L) with L = log Σ exp e, rounded to the dtype."""
 
     def normalized(self, scores: Numbers) -> Numbers:
-        """The scores themselves minus the logarithm of their sum."""
+        """Weights by the exponential of scores minus their log-sum-exp."""
         shift = self.shift(scores)
         total = self.total(self.exponential(scores - shift))
         return self.exponential(scores - (shift + np.log(np.where(total == 0, scores.dtype.type(1), total))))

@@ -1,4 +1,4 @@
-"""Other ways to normalize, to feed forward, to cut images and to interpolate."""
+"""Variants of layer norm, feed-forward layers, patches and interpolation."""
 
 import numpy as np
 
@@ -30,10 +30,10 @@ from attnspec.spec.vision import (
     differentiable=False,
 )
 class OnePass(Formulas):
-    """E[x²] − E[x]²."""
+    """The variance is E[x²] − E[x]²."""
 
     def layer_norm(self, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
-        """Two sums at once; what is lost to cancellation may be negative."""
+        """Layer norm with both sums in one pass; a variance below 0, by cancellation, becomes 0."""
         p, mean = parameters, np.mean(x, axis=-1, keepdims=True)
         variance = np.maximum(np.mean(x * x, axis=-1, keepdims=True) - mean * mean, 0)
         return p.gain * (x - mean) / np.sqrt(variance + x.dtype.type(self.epsilon())) + p.bias
@@ -41,10 +41,10 @@ class OnePass(Formulas):
 
 @variant("variance updated element by element", operations=(LayerNorm, EncoderLayer), differentiable=False)
 class Welford(Formulas):
-    """Welford's recurrence, one pass without cancellation."""
+    """The variance follows Welford's recurrence, in one pass without cancellation."""
 
     def layer_norm(self, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
-        """Mean and sum of squares of what came before."""
+        """Layer norm by running mean and running sum of squares."""
         p = parameters
         mean, squares = np.zeros_like(x[..., :1]), np.zeros_like(x[..., :1])
         for i in range(x.shape[-1]):
@@ -57,10 +57,10 @@ class Welford(Formulas):
 
 @variant("deviations multiplied by a reciprocal root", operations=(LayerNorm, EncoderStack, VitEncoder))
 class ReciprocalRoot(Formulas):
-    """(x − μ)·(1/σ), then the gain."""
+    """Rows are (x − μ)·(1/σ), then multiplied by the gain."""
 
     def layer_norm(self, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
-        """One division for a row."""
+        """Layer norm with one division per row."""
         p = parameters
         centred = x - np.mean(x, axis=-1, keepdims=True)
         root = 1 / np.sqrt(self.variance(centred) + x.dtype.type(self.epsilon()))
@@ -69,10 +69,10 @@ class ReciprocalRoot(Formulas):
 
 @variant("hidden units in three parts", operations=(FeedForward, DecoderLayer))
 class HiddenInParts(Formulas):
-    """Each part of the hidden layer through both matrices, then the sum."""
+    """Thirds of the hidden layer pass through both matrices separately and are summed."""
 
     def feed_forward(self, x: Numbers, parameters: FeedForwardParameters[Numbers]) -> Numbers:
-        """As the layer is spread over devices."""
+        """Feed-forward layer in three parts, as if spread over devices."""
         p, rows = parameters, x[..., None, :]
         h = p.w_1.shape[0]
         total = p.b_2
@@ -85,10 +85,10 @@ class HiddenInParts(Formulas):
 
 @variant("patches by a convolution", operations=(PatchEmbedding, VitEncoder), differentiable=False)
 class Convolved(Formulas):
-    """One product for every place in a patch, with all patches at once."""
+    """Patches are embedded by one product per pixel position, for all patches together."""
 
     def patch_embedding(self, image: Numbers, parameters: PatchEmbeddingParameters[Numbers]) -> Numbers:
-        """A convolution whose stride is its width."""
+        """Patch embedding by a convolution whose stride is its width."""
         p = parameters
         d, patch, *_ = p.w.shape
         *batch, height, width, channels = image.shape
@@ -103,8 +103,8 @@ class Convolved(Formulas):
 
 @variant("a step from the lower neighbour", operations=(Interpolate, AttentionGate, AttentionSkip))
 class Stepped(Formulas):
-    """a + t(b − a)."""
+    """Interpolation is a + t(b − a)."""
 
     def mixed(self, lower: Numbers, upper: Numbers, share: Numbers) -> Numbers:
-        """One product."""
+        """Mean of two neighbours by one product."""
         return lower + share * (upper - lower)

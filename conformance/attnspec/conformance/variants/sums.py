@@ -1,4 +1,4 @@
-"""Sums in other orders."""
+"""Variants with other orders or precisions of sums."""
 
 import numpy as np
 
@@ -18,11 +18,11 @@ class Reversed(Formulas):
     """Every sum runs from the end to the beginning."""
 
     def product(self, a: Numbers, b: Numbers) -> Numbers:
-        """Both operands reversed along the dimension that is summed."""
+        """Matrix product of operands reversed along the summed dimension."""
         return Formulas.product(self, np.flip(a, axis=-1), np.flip(b, axis=-2))
 
     def total(self, x: Numbers) -> Numbers:
-        """From the last to the first."""
+        """Sum from the last element to the first."""
         return Formulas.total(self, np.flip(x, axis=-1))
 
 
@@ -33,10 +33,10 @@ class Reversed(Formulas):
     differentiable=False,
 )
 class Sequential(Formulas):
-    """One accumulator, terms added in order: the largest error of all orders."""
+    """One accumulator adds all terms in order, which has the largest error of all orders."""
 
     def product(self, a: Numbers, b: Numbers) -> Numbers:
-        """An outer product for each term."""
+        """Matrix product by one outer product per term."""
         terms = a.shape[-1]
         if not terms:
             return Formulas.product(self, a, b)
@@ -46,7 +46,7 @@ class Sequential(Formulas):
         return total
 
     def total(self, x: Numbers) -> Numbers:
-        """A running sum."""
+        """Sum by a running sum."""
         return np.cumsum(x, axis=-1)[..., -1:] if x.shape[-1] else Formulas.total(self, x)
 
 
@@ -56,14 +56,14 @@ class Sequential(Formulas):
     differentiable=False,
 )
 class Pairwise(Formulas):
-    """A tree of additions, as reductions across lanes and warps do."""
+    """Sums are trees of additions, like reductions across GPU lanes and warps."""
 
     def product(self, a: Numbers, b: Numbers) -> Numbers:
-        """All terms, folded in halves."""
+        """Matrix product by adding halves of the terms repeatedly."""
         return _folded(a[..., :, None, :] * np.swapaxes(b, -1, -2)[..., None, :, :])[..., 0]
 
     def total(self, x: Numbers) -> Numbers:
-        """Folded in halves."""
+        """Sum by adding halves repeatedly."""
         return _folded(x)
 
 
@@ -83,10 +83,10 @@ def _folded(x: Numbers) -> Numbers:
     differentiable=False,
 )
 class Tiled(Formulas):
-    """Partial sums of 8 terms each, then the sum of these."""
+    """Partial sums of 8 terms each are added up."""
 
     def product(self, a: Numbers, b: Numbers) -> Numbers:
-        """One small product after another."""
+        """Matrix product in tiles of 8 terms."""
         total = Formulas.product(self, a[..., :8], b[..., :8, :])
         for start in range(8, a.shape[-1], 8):
             part = slice(start, start + 8)
@@ -117,38 +117,38 @@ class RunningMean(Formulas):
     differentiable=False,
 )
 class Wider(Formulas):
-    """Products and sums in double precision, everything else in single."""
+    """Products and sums are float64, everything else float32."""
 
     def product(self, a: Numbers, b: Numbers) -> Numbers:
-        """Rounded once."""
+        """Matrix product in float64, rounded once."""
         return (a.astype(np.float64) @ b.astype(np.float64)).astype(a.dtype)
 
     def total(self, x: Numbers) -> Numbers:
-        """Rounded once."""
+        """Sum in float64, rounded once."""
         return np.sum(x, axis=-1, keepdims=True, dtype=np.float64).astype(x.dtype)
 
 
 @variant("products and reciprocals", operations=(Softmax, MeanNormalization, ScaledDotScores, GaussianScores))
 class Reciprocals(Formulas):
-    """Divisions as products with reciprocals that are rounded first."""
+    """Divisions are products with rounded reciprocals."""
 
     def scaled(self, scores: Numbers, d: int) -> Numbers:
-        """Times d^−½."""
+        """Scores times d^−½."""
         return scores * (1 / np.sqrt(scores.dtype.type(d)))
 
     def normalized(self, scores: Numbers) -> Numbers:
-        """Times 1/Σ."""
+        """Exponentials times the reciprocal of their sum."""
         exponentials = self.exponential(scores - self.shift(scores))
         total = self.total(exponentials)
         return exponentials * (1 / np.where(total == 0, scores.dtype.type(1), total))
 
     def mean_normalization(self, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-        """Times 1/|A|."""
+        """Scores times 1/|A|, with |A| the number of attendable keys."""
         kept = scores if mask is None else np.where(mask, scores, scores.dtype.type(0))
         return kept * (1 / self.count(kept.shape, mask, scores.dtype))
 
     def gaussian_scores(self, query: Numbers, key: Numbers) -> Numbers:
-        """Squares of differences, halved one by one."""
+        """Minus the sum of the halved squared differences."""
         difference = query[..., :, None, :] - key[..., None, :, :]
         return -np.sum(0.5 * difference * difference, axis=-1)
 
@@ -159,17 +159,17 @@ class Reciprocals(Formulas):
     dtypes=("float64",),
 )
 class Double(Formulas):
-    """The formulas as they stand, in float64."""
+    """All formulas are computed in float64."""
 
     default = np.float64
 
 
 @variant("sums with compensation", operations=(Softmax, AveragePooling), differentiable=False)
 class Compensated(Formulas):
-    """Kahan's sums, which carry what was lost."""
+    """Sums are Kahan sums, which carry the rounding error along."""
 
     def total(self, x: Numbers) -> Numbers:
-        """Every term with the correction of the one before."""
+        """Kahan sum over the last dimension."""
         total, lost = np.zeros_like(x[..., :1]), np.zeros_like(x[..., :1])
         for i in range(x.shape[-1]):
             term = x[..., i : i + 1] - lost
@@ -181,10 +181,10 @@ class Compensated(Formulas):
 
 @variant("products split along the sum", operations=(ScaledDotProductAttention, AdditiveAttention, GeneralScores))
 class SplitSum(Formulas):
-    """Four partial products over a quarter of the terms each, added as a tree."""
+    """Four partial products over a quarter of the terms each are added as a tree."""
 
     def product(self, a: Numbers, b: Numbers) -> Numbers:
-        """As thread blocks that share a sum."""
+        """Matrix product in four parts, like a sum split over thread blocks."""
         terms = a.shape[-1]
         parts = [slice(terms * i // 4, terms * (i + 1) // 4) for i in range(4)]
         one, two, three, four = (Formulas.product(self, a[..., p], b[..., p, :]) for p in parts)

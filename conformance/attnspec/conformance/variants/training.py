@@ -1,4 +1,4 @@
-"""Backward passes and results that come in other memory, or as no more than is asked for."""
+"""Variants of backward passes and of the memory of results and gradients."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -18,25 +18,25 @@ from attnspec.spec.scoring import DotScores
 
 @variant("gradients in transposed memory", operations=(DotScores, ScaledDotProductAttention, MultiHeadAttention))
 class Transposed(Library):
-    """Dense, in the opposite order of dimensions."""
+    """Gradients are in Fortran order."""
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
-        """As a kernel leaves them."""
+        """Return the gradients in Fortran order."""
         return {path: np.asfortranarray(g) for path, g in super().vjp(operation, arguments, cotangent).items()}
 
 
 @variant("read-only results and gradients", operations=(Softmax, ScaledDotProductAttention, AttentionPooling))
 class ReadOnly(Library):
-    """Immutable arrays, as JAX has them."""
+    """Results and gradients are read-only, like arrays of JAX."""
 
     def finished(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
-        """Lock the result."""
+        """Return a read-only result."""
         found: Numbers = super().finished(operation, result, arguments)
         found.flags.writeable = False
         return found
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
-        """Lock the gradients."""
+        """Return read-only gradients."""
         found = super().vjp(operation, arguments, cotangent)
         for g in found.values():
             g.flags.writeable = False
@@ -45,10 +45,10 @@ class ReadOnly(Library):
 
 @variant("the cotangent made contiguous, subnormal numbers flushed", operations=(DotScores, SelfAttention))
 class Flushed(Library):
-    """A copy of the cotangent, in which what is subnormal is 0, and so it is in the gradients."""
+    """The cotangent is copied; its subnormal elements and those of the gradients are 0."""
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
-        """Flush before and after."""
+        """Flush subnormal numbers of the cotangent and the gradients to 0."""
         copy = mapped(cotangent, lambda _, c: None if c is None else _flushed(np.ascontiguousarray(c)))
         return {path: _flushed(g) for path, g in super().vjp(operation, arguments, copy).items()}
 
@@ -59,12 +59,12 @@ def _flushed(x: Numbers) -> Numbers:
 
 @variant("a backward pass that computes the result again", operations=(ScaledDotProductAttention, AdditiveAttention))
 class Recomputed(Library):
-    """Nothing is saved but copies of the arguments, and only gradients that are wanted are made."""
+    """Only copies of the arguments are saved, and only the wanted gradients are returned."""
 
     def pullback(
         self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
     ) -> tuple[Any, Callable[[Any], dict[str, Numbers]]]:
-        """Checkpointing."""
+        """The result, and a backward pass that recomputes it from saved arguments."""
         saved = mapped(dict(arguments), lambda _, x: x.copy() if isinstance(x, np.ndarray) else x)
         result, _ = super().pullback(operation, arguments, wanted)
 
@@ -77,10 +77,10 @@ class Recomputed(Library):
 
 @variant("gradients of the batch one by one", operations=(DotScores, ScaledDotProductAttention))
 class OneByOne(Library):
-    """Each element of the batch alone; what broadcasts is added up in another order."""
+    """Gradients are computed per batch element and summed in reverse order if arguments broadcast."""
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
-        """From the last element to the first."""
+        """Sum the gradients of the batch elements from the last to the first."""
         if not isinstance(cotangent, np.ndarray) or cotangent.ndim != 3 or cotangent.shape[0] < 2:
             return super().vjp(operation, arguments, cotangent)
         total: dict[str, Numbers] = {}

@@ -1,4 +1,4 @@
-"""A complete and correct backend in plain NumPy, made of small pieces that can be replaced one at a time."""
+"""A complete correct backend in NumPy, made of small steps that mutants and variants replace."""
 
 from attnspec.conformance.mutants.correct.arithmetic import Numbers
 from attnspec.conformance.mutants.correct.formulas import Formulas

@@ -1,4 +1,4 @@
-"""The correct library with something of it altered: what mutants and honest variants have in common."""
+"""Base of mutants and variants: the correct library with one step replaced."""
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,17 +11,17 @@ from attnspec.conformance.mutants.correct.library import Library
 from attnspec.spec.contract.operation import OPERATIONS
 
 Alteration: TypeAlias = Callable[..., Any] | type[Formulas] | type[Library]
-"""A function that takes the place of one step, or a subclass."""
+"""A function that replaces one step, or a subclass of :class:`Formulas` or :class:`Library`."""
 
 
 @dataclass(frozen=True)
 class Altered:
     """A backend that differs from the correct library in one way.
 
-    ``operations`` are those that differ, at ``dtypes`` (operations whose result is boolean or that take no floats have
-    no choice of one). ``alteration`` takes the place of the step ``replaces`` of :class:`Formulas` or :class:`Library`;
-    where it is a subclass of one of them, ``replaces`` is empty. ``declares`` are the semantics that the backend
-    declares, ``precision`` its classes where they are not the default ones.
+    ``operations`` differ at ``dtypes``; operations with a boolean result or without float inputs have no choice of
+    dtype. ``alteration`` replaces the step ``replaces`` of :class:`Formulas` or :class:`Library`; if it is a subclass
+    of one of them, ``replaces`` is empty. ``declares`` holds the semantics that the backend declares, ``precision``
+    its accuracy classes if they are not the defaults.
     """
 
     name: str
@@ -43,16 +43,16 @@ class Altered:
 
     @property
     def chapter(self) -> str:
-        """The module that it stands in."""
+        """Name of the module that defines it."""
         return str(self.alteration.__module__).rpartition(".")[2]
 
     @property
     def statement(self) -> str:
-        """What is different, in a sentence."""
+        """The difference in one sentence: the first line of the alteration's docstring."""
         return (self.alteration.__doc__ or "").strip().partition("\n")[0]
 
     def backend(self) -> Library:
-        """A fresh backend."""
+        """Build a new backend with the alteration."""
         made: Any = self.alteration
         if not isinstance(made, type):
             base = Formulas if hasattr(Formulas, self.replaces) else Library
@@ -76,14 +76,14 @@ A = TypeVar("A", bound=Altered)
 
 
 class Registry(Mapping[str, A], Generic[A]):
-    """What was altered in one way, by name; ``what`` says in messages what it is."""
+    """Altered backends by name; ``what`` is the plural noun for them in messages."""
 
     def __init__(self, what: str) -> None:
         self.what = what
         self._found: dict[str, A] = {}
 
     def add(self, altered: A) -> None:
-        """Enter one; ``ValueError`` for a name that is taken."""
+        """Register an altered backend; ``ValueError`` if its name is in use."""
         if altered.name in self._found:
             raise ValueError(f"two {self.what} are named {altered.name!r}")
         self._found[altered.name] = altered
@@ -99,7 +99,7 @@ class Registry(Mapping[str, A], Generic[A]):
 
 
 def names_of(protocols: Sequence[object]) -> tuple[str, ...]:
-    """The names of the operations that these Protocols describe; ``ValueError`` for what is none."""
+    """Names of the operations of these Protocols; ``ValueError`` for anything that is no Protocol of an operation."""
     known = {operation.protocol: operation.name for operation in OPERATIONS.values()}
     if unknown := [p for p in protocols if p not in known]:
         raise ValueError(f"operations: expected Protocols of the contract; got {unknown[0]!r}")
@@ -107,7 +107,7 @@ def names_of(protocols: Sequence[object]) -> tuple[str, ...]:
 
 
 def _steps() -> list[str]:
-    """Everything of the correct library that can be replaced."""
+    """Names of the public methods of the correct formulas and library, which can be replaced."""
     return sorted({step for whole in (Formulas, Library) for step in dir(whole) if not step.startswith("_")})
 
 

@@ -1,4 +1,4 @@
-"""Products and sums, which every chapter computes with."""
+"""Products and sums that all chapters share."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ Numbers = Any
 
 
 class Arithmetic:
-    """The steps that all chapters share. ``default`` is the dtype of what is computed from no float input."""
+    """Steps that all chapters share; ``default`` is the dtype of results without a float input."""
 
     default: type = np.float32
 
@@ -26,7 +26,7 @@ class Arithmetic:
         return np.sum(x, axis=-1, keepdims=True)
 
     def beside(self, first: Numbers, second: Numbers) -> Numbers:
-        """Features of one array behind those of another, whose other dimensions broadcast."""
+        """Concatenate the features of both arrays, first ``first``; the other dimensions broadcast."""
         batch = np.broadcast_shapes(first.shape[:-1], second.shape[:-1])
         both = [np.broadcast_to(x, (*batch, x.shape[-1])) for x in (first, second)]
         return np.concatenate(both, axis=-1)

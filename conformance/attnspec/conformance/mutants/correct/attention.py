@@ -41,19 +41,19 @@ class Attention(Pooling):
         return self.attend(self.additive_scores(query, key, w_q, w_k, w_v), value, mask, causal)
 
     def self_attention(self, x: Numbers, *, mask: Numbers = None, causal: bool = False) -> Numbers:
-        """Every x is query, key and value."""
+        """Scaled dot-product attention with x as query, key and value."""
         return self.scaled_dot_product_attention(x, x, x, mask=mask, causal=causal)
 
     def projected_self_attention(
         self, x: Numbers, w_q: Numbers, w_k: Numbers, w_v: Numbers, *, mask: Numbers = None, causal: bool = False
     ) -> Numbers:
-        """Queries, keys and values are linear maps of x."""
+        """Attention whose queries, keys and values are linear maps of x."""
         q, k, v = self.project(x, w_q), self.project(x, w_k), self.project(x, w_v)
         return self.scaled_dot_product_attention(q, k, v, mask=mask, causal=causal)
 
     def cross_attention(
         self, x: Numbers, memory: Numbers, w_q: Numbers, w_k: Numbers, w_v: Numbers, *, mask: Numbers = None
     ) -> Numbers:
-        """Queries from x, keys and values from the memory."""
+        """Attention with queries from x, keys and values from the memory."""
         q, k, v = self.project(x, w_q), self.project(memory, w_k), self.project(memory, w_v)
         return self.scaled_dot_product_attention(q, k, v, mask=mask)

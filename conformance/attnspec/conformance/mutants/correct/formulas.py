@@ -1,7 +1,7 @@
-"""Every operation as a correct formula, made of steps that a mutant or a variant can replace one at a time.
+"""Correct formulas of every operation, in steps that mutants and variants replace.
 
-The methods that have the name of an operation take its arguments; the others are the steps. All compute in the dtype of
-their arguments, and all run on arrays that record gradients too. Each chapter is a class of its own, which inherits
+Methods named after an operation take its arguments; all other methods are steps. All compute in the dtype of their
+arguments, and also run on arrays that record gradients (``tape.py``). Each chapter is a class of its own and inherits
 from the chapters whose steps it uses.
 """
 
@@ -35,4 +35,4 @@ class Formulas(
     Normalization,
     Scoring,
 ):
-    """The correct formulas of all chapters, the last one first: a chapter comes before those that it builds on."""
+    """Correct formulas of all chapters; a class stands before those it inherits from."""

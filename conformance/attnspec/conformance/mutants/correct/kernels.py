@@ -1,4 +1,4 @@
-"""Correct formulas of the attention that people run."""
+"""Correct formulas of attention kernels in use: grouped heads, packed and paged sequences."""
 
 from itertools import pairwise
 from typing import Any
@@ -13,7 +13,7 @@ from attnspec.reference.defining.choices import choice
 
 
 class Kernels(Positional, Attention):
-    """Heads in groups with the options of models, packed and paged sequences, latent keys, parts."""
+    """Grouped heads with options, packed and paged sequences, latent keys, merging of partial results."""
 
     def grouped_query_attention(
         self,
@@ -31,7 +31,7 @@ class Kernels(Positional, Attention):
         sinks: Numbers = None,
         key_lengths: Numbers = None,
     ) -> Numbers:
-        """Output and logarithms of the sums of exponentials, head by head."""
+        """The output of every head, and the log-sum-exp of its scores."""
         n, m, group = query.shape[-2], key.shape[-2], query.shape[-3] // key.shape[-3]
         keys, values = self.for_heads(key, group), self.for_heads(value, group)
         products = self.scaled_by(self.dot_scores(query, keys), query.shape[-1], scale)
@@ -47,15 +47,15 @@ class Kernels(Positional, Attention):
         return output, np.broadcast_to(logarithms, output.shape[:-1])
 
     def for_heads(self, x: Numbers, group: int) -> Numbers:
-        """Keys or values of every head of the queries: head r has those of head r // group."""
+        """Repeat keys or values for every query head: head r uses head r // group."""
         return np.repeat(x, group, axis=-3)
 
     def scaled_by(self, scores: Numbers, d: int, scale: Any) -> Numbers:
-        """Scores times the scale that is given, over √d if none is."""
+        """Scores times ``scale``, or divided by √d if it is None."""
         return self.scaled(scores, d) if scale is None else scores * scores.dtype.type(scale)
 
     def near(self, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
-        """The mask joined with that of a window and of lengths; None for everywhere."""
+        """The mask joined with those of the window and the lengths; None if all keys are attendable."""
         found = [mask]
         if window is not None:
             found.append(self.at_diagonal(self.sliding_window_mask, n, m, window=window))
@@ -65,33 +65,33 @@ class Kernels(Positional, Attention):
         return np.logical_and.reduce(np.broadcast_arrays(*some)) if some else None
 
     def biased(self, scores: Numbers, softcap: Any, bias: Numbers, slopes: Numbers, attendable: Numbers) -> Numbers:
-        """Scores, capped and then with their biases; what is not attendable is left out afterwards."""
+        """Scores, capped first, then with biases added; the mask is applied later."""
         scores = self.capped(scores, softcap)
         if bias is not None:
             scores = scores + bias
         return scores if slopes is None else scores - self.linear_bias(slopes, *scores.shape[-2:])
 
     def capped(self, scores: Numbers, softcap: Any) -> Numbers:
-        """c tanh(s/c)."""
+        """Scores s, capped to c tanh(s/c)."""
         return scores if softcap is None else np.tanh(scores / scores.dtype.type(softcap)) * scores.dtype.type(softcap)
 
     def linear_bias(self, slopes: Numbers, n: int, m: int) -> Numbers:
-        """What is subtracted for the distance of a key, by head."""
+        """ALiBi penalty: slope of the head times the distance of the key."""
         return slopes[:, None, None] * self.at_diagonal(self.distances, n, m).astype(slopes.dtype)
 
     def distances(self, n: int, m: int) -> Numbers:
-        """How far queries and keys are from each other."""
+        """|i − j| for every query i and key j."""
         return np.abs(np.arange(n)[:, None] - np.arange(m))
 
     def weighted(self, scores: Numbers, values: Numbers, attendable: Numbers) -> tuple[Numbers, Numbers]:
-        """Softmax weights, and the values that they weigh."""
+        """Softmax weights, and the weighted sums of values."""
         weights = self.softmax(scores, mask=attendable)
         return weights, self.pooled(weights, values, attendable)
 
     def with_sink(
         self, scores: Numbers, values: Numbers, attendable: Numbers, sinks: Numbers
     ) -> tuple[Numbers, Numbers]:
-        """The same with a score more in every row, which weighs nothing."""
+        """Weights and weighted sums with a sink: one more score in every row, without a value."""
         column = np.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))
         mask = (
             np.ones(scores.shape, bool)
@@ -105,7 +105,7 @@ class Kernels(Positional, Attention):
         return weights, self.pooled(weights, values, mask)
 
     def logarithms(self, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
-        """Natural logarithms of the sums of exponentials, with that of the sink."""
+        """log-sum-exp of every row, the sink included."""
         masked = self.excluded(scores, attendable)
         if sinks is not None:
             column = np.broadcast_to(sinks[:, None, None], (*masked.shape[:-1], 1))
@@ -113,7 +113,7 @@ class Kernels(Positional, Attention):
         return self.log_sum_exp(masked)
 
     def log_sum_exp(self, scores: Numbers) -> Numbers:
-        """log Σ exp of every row; −∞ where every score is −∞."""
+        """log Σ exp of every row; −∞ if every score is −∞."""
         shift = self.shift(scores)
         total = self.total(self.exponential(scores - value_of(shift)))
         empty = value_of(total) == 0
@@ -129,7 +129,7 @@ class Kernels(Positional, Attention):
         key_ends: Numbers,
         **options: Any,
     ) -> Numbers:
-        """One sequence after the other."""
+        """Outputs and log-sum-exps of packed sequences, computed one sequence at a time."""
         self.check_ends(query_ends, query.shape[-2])
         self.check_ends(key_ends, key.shape[-2])
         parts = [
@@ -140,11 +140,11 @@ class Kernels(Positional, Attention):
         return np.concatenate(outputs, axis=-2), np.concatenate(logarithms, axis=-1)
 
     def sequences(self, ends: Numbers) -> list[slice]:
-        """Where each sequence begins and ends."""
+        """One slice per sequence."""
         return [slice(int(a), int(b)) for a, b in pairwise(ends)]
 
     def check_ends(self, ends: Numbers, most: int) -> None:
-        """Raise for ends that fall, or do not reach from 0 to the last position."""
+        """Raise ``ValueError`` unless the ends rise from 0 to ``most`` without a decrease."""
         if ends[0] != 0 or ends[-1] != most or np.any(ends[1:] < ends[:-1]):
             raise ValueError(f"ends of sequences: expected integers from 0 to {most}, none below another; got {ends}")
 
@@ -160,7 +160,7 @@ class Kernels(Positional, Attention):
         window: Any = None,
         **options: Any,
     ) -> Numbers:
-        """The rows of the pages in order, under a mask of their own for every element."""
+        """Attention to the rows of the pages in the order of the table, with a mask per batch element."""
         if np.any((block_table < 0) | (block_table >= len(key_pages))):
             raise ValueError(f"block_table: expected 0 to {len(key_pages) - 1}; got {block_table}")
         keys, values = self.gathered(key_pages, block_table), self.gathered(value_pages, block_table)
@@ -168,13 +168,13 @@ class Kernels(Positional, Attention):
         return self.grouped_query_attention(query, keys, values, mask=mask, **options)
 
     def gathered(self, pages: Numbers, table: Numbers) -> Numbers:
-        """The rows of the pages that a table names, in its order."""
+        """Rows of the pages listed in the table, in its order."""
         rows = np.moveaxis(pages[table], -4, -3)
         *batch, blocks, page, d = rows.shape
         return rows.reshape(*batch, blocks * page, d)
 
     def cached(self, lengths: Numbers, n: int, m: int, causal: bool, window: Any) -> Numbers:
-        """The mask of queries that are the last of so many positions."""
+        """Mask for n queries at the last n of ``lengths`` positions."""
         self.check_lengths(lengths, m)
         at = self.last_positions(lengths, n)
         behind = np.arange(m) - at
@@ -185,7 +185,7 @@ class Kernels(Positional, Attention):
         return mask & (behind <= 0) if causal else mask
 
     def last_positions(self, lengths: Numbers, n: int) -> Numbers:
-        """The positions of the queries, (…, n, 1)."""
+        """Positions of the queries, (…, n, 1)."""
         return lengths[..., None, None] - n + np.arange(n)[:, None]
 
     def latent_attention(
@@ -201,7 +201,7 @@ class Kernels(Positional, Attention):
         causal: bool = False,
         scale: Any = None,
     ) -> Numbers:
-        """Keys and values of every head, projected from one vector."""
+        """Attention whose keys and values of all heads are projected from one latent vector."""
         rows = latent[..., None, :, :]
         keys, values = self.project(rows, w_k), self.project(rows, w_v)
         rotated = self.dot_scores(query_rope, key_rope[..., None, :, :])
@@ -209,14 +209,14 @@ class Kernels(Positional, Attention):
         return self.attend(scores, values, None if mask is None else mask[..., None, :, :], causal)
 
     def merge_attention(self, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
-        """Parts, weighed by their sums of exponentials."""
+        """Merge partial results, weighted by their sums of exponentials."""
         scores = log_sum_exps[..., None, :]
         some = value_of(scores) != -np.inf
         merged = self.pooled(self.softmax(scores, mask=some), outputs, some)[..., 0, :]
         return merged, np.broadcast_to(self.log_sum_exp(self.excluded(scores, some))[..., 0], merged.shape[:-1])
 
     def rotary_embedding(self, x: Numbers, positions: Numbers = None, *, theta: float = 10000.0) -> Numbers:
-        """Pairs of features, turned by the angle of the position."""
+        """Rotate pairs of features by the angle of their position."""
         n, d = x.shape[-2:]
         angle = self.angles(self.positions(n) if positions is None else positions.astype(np.float64), d, theta)
         cosine, sine = np.cos(angle).astype(x.dtype), np.sin(angle).astype(x.dtype)
@@ -224,11 +224,11 @@ class Kernels(Positional, Attention):
         return self.paired(*self.turned(first, second, cosine, sine))
 
     def angles(self, positions: Numbers, d: int, theta: float) -> Numbers:
-        """An angle for every position and pair."""
+        """The angle of every position and pair."""
         return positions[..., None] * theta ** (-2 * np.arange(d // 2) / d)
 
     def turned(self, first: Numbers, second: Numbers, cosine: Numbers, sine: Numbers) -> tuple[Numbers, Numbers]:
-        """Both features of every pair, turned."""
+        """Both features of every pair, rotated."""
         return first * cosine - second * sine, first * sine + second * cosine
 
     def pairs(self, x: Numbers) -> tuple[Numbers, Numbers]:
@@ -238,32 +238,32 @@ class Kernels(Positional, Attention):
         return x[..., 0::2], x[..., 1::2]
 
     def paired(self, first: Numbers, second: Numbers) -> Numbers:
-        """Features in their order, from those of the pairs."""
+        """Put the features of the pairs back into their order."""
         if choice("rotary_pairs") == "halves":
             return np.concatenate([first, second], axis=-1)
         both = np.stack([first, second], axis=-1)
         return both.reshape(*both.shape[:-2], 2 * both.shape[-2])
 
     def alibi_slopes(self, heads: int) -> Numbers:
-        """Slopes of a power of two of heads, and of the others between them."""
+        """Slopes for the greatest power of two of heads; remaining heads get slopes in between."""
         below = 2 ** int(np.floor(np.log2(heads)))
         first, others = np.arange(below), np.arange(heads - below)
         exponents = np.concatenate([8 * (first + 1) / below, 4 * (2 * others + 1) / below])
         return (2.0**-exponents).astype(self.default)
 
     def sliding_window_mask(self, n: int, m: int, *, window: Any = None) -> Numbers:
-        """True where a key is within reach."""
+        """True where a key lies within the window."""
         left, right = (None, None) if window is None else window
         behind = np.arange(m) - np.arange(n)[:, None]
         near = np.ones((n, m), bool) if left is None else behind >= -left
         return near if right is None else near & (behind <= right)
 
     def document_mask(self, query_documents: Numbers, key_documents: Numbers) -> Numbers:
-        """True within a document."""
+        """True where query and key belong to the same document."""
         return query_documents[..., :, None] == key_documents[..., None, :]
 
     def dropout(self, weights: Numbers, *, keep: Numbers = None, rate: float = 0.0) -> Numbers:
-        """What is kept, made larger."""
+        """Kept weights divided by 1 − rate; dropped weights are 0."""
         larger = weights / weights.dtype.type(1 - rate)
         return larger if keep is None else np.where(keep, larger, larger.dtype.type(0))
 

@@ -1,4 +1,4 @@
-"""A backend around the formulas: how arguments come in and results go out, which can be wrong as well."""
+"""Backend around the correct formulas: checks, conversion of arguments and results, gradients."""
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -20,9 +20,9 @@ from attnspec.spec.contract.tree import flatten, mapped
 
 
 class Library:
-    """A backend with every operation of which there is a formula; ``formulas`` are what it computes.
+    """A backend that provides every operation for which ``formulas`` has a method.
 
-    Half precision is computed in float32 and rounded once, at the end.
+    Half-precision inputs are computed in float32 and rounded once, at the end.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Library:
     # Steps of every call -----------------------------------------------------------------------------------------
 
     def call(self, operation: Operation, *args: Any, **kwargs: Any) -> Any:
-        """Check, convert, compute, convert back."""
+        """Check the arguments, convert them, compute the operation and convert the result back."""
         arguments = self.named(operation, args, kwargs)
         self.check(operation, arguments)
         with np.errstate(all="ignore"):
@@ -58,7 +58,7 @@ class Library:
         return self.finished(operation, result, arguments)
 
     def named(self, operation: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments by name, as given."""
+        """The passed arguments by name."""
         return dict(operation.signature.bind(*args, **kwargs).arguments)
 
     def check(self, operation: Operation, arguments: Mapping[str, Any]) -> None:
@@ -66,23 +66,23 @@ class Library:
         bind(operation, arguments)
 
     def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments as the formulas take them."""
+        """The arguments with half precision converted to float32, as the formulas take them."""
         return {name: mapped(tree, lambda _, x: lifted(x)) for name, tree in arguments.items()}
 
     def compute(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
-        """The formula of an operation on prepared arguments."""
+        """Apply the formula of an operation to prepared arguments."""
         given = [name for name in operation.call.names if name in arguments]
         positional = [arguments[name] for name in given if name not in operation.keyword_only]
         keyword = {name: arguments[name] for name in given if name in operation.keyword_only}
         return getattr(self.formulas, operation.name)(*positional, **keyword)
 
     def finished(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
-        """The result in the dtype of the inputs, in memory of its own; booleans and integers as they are."""
+        """A copy of the result in the dtype of the inputs; booleans and integers keep theirs."""
         dtype = self.result_dtype(operation, arguments)
         return mapped(result, lambda _, x: np.array(x, dtype=dtype if is_float(np.asarray(x)) else None))
 
     def result_dtype(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
-        """The dtype of the float inputs; where there are none, the default one."""
+        """The dtype of the float inputs; without float inputs, ``formulas.default``."""
         return next((x.dtype for x in flatten(dict(arguments)).values() if is_float(x)), self.formulas.default)
 
     # Conversion and gradients ------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class Library:
         return strided_copy(array)
 
     def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
-        """The result itself."""
+        """Return the array itself; ``TypeError`` if it is no array."""
         if not isinstance(array, np.ndarray):
             raise TypeError(f"result: expected an array; got {type(array).__name__}")
         return array
@@ -102,7 +102,7 @@ class Library:
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
         """Gradients of ⟨cotangent, operation(**arguments)⟩ by path, by reverse mode through the formulas.
 
-        The cotangent is a tree like the result, with None for arrays that do not count.
+        The cotangent is a tree like the result, with None for arrays that do not contribute.
         """
         described = OPERATIONS[operation]
         self.check(described, arguments)
@@ -115,7 +115,7 @@ class Library:
     def pullback(
         self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
     ) -> tuple[Any, Callable[[Any], dict[str, Numbers]]]:
-        """The result and its backward pass, for the arrays at these paths, of which copies are kept."""
+        """The result, and a backward pass for the arrays at the paths ``wanted``; the arguments are copied."""
         result = getattr(self, operation)(**arguments)
         kept = mapped(dict(arguments), lambda _, x: strided_copy(x) if isinstance(x, np.ndarray) else x)
 
@@ -126,7 +126,7 @@ class Library:
         return result, backward
 
     def modes(self, dtype: str, *, device: str) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
-        """One, in which nothing differs."""
+        """A single mode, "inference", which changes nothing."""
         return {"inference": nullcontext}
 
     def differentiated(self, operation: Operation, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
@@ -137,7 +137,7 @@ class Library:
 
 
 def lifted(x: Any) -> Any:
-    """Half precision as float32; everything else as it is."""
+    """Convert half precision to float32 and leave everything else unchanged."""
     if is_float(x) and x.dtype.itemsize == 2:
         return x.astype(np.float32)
     return x

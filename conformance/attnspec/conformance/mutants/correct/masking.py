@@ -10,7 +10,7 @@ from attnspec.reference.defining.choices import choice
 
 
 class Masking:
-    """Masks, True where a key may be attended to."""
+    """Masks that are True where a key may be attended to."""
 
     def causal_mask(self, n: int, m: int, *, include_self: bool = True) -> Numbers:
         """True at and before the diagonal."""
@@ -18,7 +18,7 @@ class Masking:
         return columns <= rows if include_self else columns < rows
 
     def padding_mask(self, lengths: Numbers, m: int) -> Numbers:
-        """True below each length."""
+        """True at positions below each length."""
         self.check_lengths(lengths, m)
         return np.arange(m) < lengths[..., None]
 
@@ -28,14 +28,14 @@ class Masking:
             raise ValueError(f"padding_mask: lengths: expected 0 to {m}; got {lengths}")
 
     def at_diagonal(self, make: Callable[..., Numbers], n: int, m: int, **options: Any) -> Numbers:
-        """A function of n queries and m keys, from a diagonal that ends at the last of both where that is chosen."""
+        """Call ``make`` for n × m; with causal_alignment "bottom-right" the diagonal ends at the last query and key."""
         if choice("causal_alignment") != "bottom-right":
             return make(n, m, **options)
         size = max(n, m)
         return make(size, size, **options)[size - n :, size - m :]
 
     def attendable(self, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-        """Where both the mask and, with ``causal``, the causal mask hold; None for everywhere."""
+        """The mask joined with the causal mask if ``causal``; None if all keys are attendable."""
         if not causal:
             return mask
         triangle = self.at_diagonal(self.causal_mask, n, m)

@@ -10,15 +10,15 @@ class MultiHead(Attention):
     """Attention with several heads."""
 
     def split_heads(self, x: Numbers, heads: int) -> Numbers:
-        """Features cut into heads, heads before positions."""
+        """Split features (…, n, d) into heads (…, h, n, d/h)."""
         return np.swapaxes(self.by_head(x, heads), -3, -2)
 
     def by_head(self, x: Numbers, heads: int) -> Numbers:
-        """The features (…, d) as heads of neighbouring ones (…, h, d/h)."""
+        """Features (…, d) as heads of consecutive features (…, h, d/h)."""
         return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
 
     def merge_heads(self, x: Numbers) -> Numbers:
-        """Heads side by side."""
+        """Concatenate the heads."""
         return self.merged(x)
 
     def multi_head_attention(

@@ -1,4 +1,4 @@
-"""Correct formulas of attention weights."""
+"""Correct formulas of attention weights from scores."""
 
 from typing import Any
 
@@ -17,17 +17,17 @@ class Normalization(Arithmetic):
         return np.where(undefined, weights.dtype.type(np.nan), weights) if undefined.any() else weights
 
     def undefined(self, scores: Numbers, mask: Numbers) -> Numbers:
-        """The attendable keys of rows in which the scores of all of them are −∞: their weights are 0/0."""
+        """True at attendable keys of rows whose attendable scores are all −∞: their weights are 0/0."""
         given = value_of(scores)
         allowed = np.ones(given.shape, bool) & (True if mask is None else mask)
         return allowed & ~np.any(allowed & (given != -np.inf), axis=-1, keepdims=True)
 
     def excluded(self, scores: Numbers, mask: Numbers) -> Numbers:
-        """Scores with −∞ where masked."""
+        """Scores with −∞ at masked keys."""
         return scores if mask is None else np.where(mask, scores, scores.dtype.type(-np.inf))
 
     def shift(self, scores: Numbers) -> Numbers:
-        """What is subtracted from each row before the exponential: its maximum, 0 if nothing is attendable."""
+        """The number subtracted from each row before the exponential: its maximum, or 0 if it is −∞."""
         highest = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
         return np.where(highest == -np.inf, scores.dtype.type(0), highest)
 
@@ -36,17 +36,17 @@ class Normalization(Arithmetic):
         return np.exp(x)
 
     def normalized(self, scores: Numbers) -> Numbers:
-        """Exponentials over their sum; 0 where every score is −∞."""
+        """Exponentials divided by their sum; 0 in rows whose scores are all −∞."""
         exponentials = self.exponential(scores - self.shift(scores))
         total = self.total(exponentials)
         return exponentials / np.where(total == 0, scores.dtype.type(1), total)
 
     def mean_normalization(self, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-        """Scores over the number of attendable keys."""
+        """Scores divided by the number of attendable keys; 0 at masked keys."""
         kept = scores if mask is None else np.where(mask, scores, scores.dtype.type(0))
         return kept / self.count(kept.shape, mask, scores.dtype)
 
     def count(self, shape: tuple[int, ...], mask: Numbers, dtype: Any) -> Numbers:
-        """How many of the last dimension of a shape are attendable, at least 1; the dimension is kept."""
+        """Number of attendable keys along the last dimension, at least 1; the dimension is kept."""
         everywhere = np.broadcast_to(True if mask is None else mask, shape)
         return np.maximum(np.sum(everywhere, axis=-1, keepdims=True), 1).astype(dtype)

@@ -10,14 +10,14 @@ from attnspec.conformance.mutants.correct.tape import value_of
 
 
 class Pooling(Masking, Normalization, Scoring):
-    """Values, weighted and summed."""
+    """Weighted sums and means of values."""
 
     def attention_pooling(self, weights: Numbers, value: Numbers) -> Numbers:
         """Weighted sums of values."""
         return self.product(weights, value)
 
     def pooled(self, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-        """Weighted sums that leave out masked values, whatever they are."""
+        """Weighted sums that leave out masked values, even NaN and ∞."""
         if mask is None or np.all(np.isfinite(value_of(value))):
             return self.attention_pooling(weights, value)
         terms = weights[..., :, :, None] * value[..., None, :, :]

@@ -9,12 +9,12 @@ class Positional(Arithmetic):
     """Encodings of positions."""
 
     def sinusoidal_positional_encoding(self, n: int, d: int) -> Numbers:
-        """Sines and cosines, interleaved."""
+        """Interleaved sines and cosines (n, d)."""
         angle = self.positions(n)[:, None] * self.frequencies(d)
         return self.interleaved(np.sin(angle), np.cos(angle))[:, :d].astype(self.default)
 
     def positions(self, n: int) -> Numbers:
-        """The positions, from 0."""
+        """Positions 0 … n−1."""
         return np.arange(n, dtype=np.float64)
 
     def frequencies(self, d: int) -> Numbers:
@@ -26,7 +26,7 @@ class Positional(Arithmetic):
         return np.stack([sines, cosines], axis=-1).reshape(len(sines), 2 * sines.shape[-1])
 
     def learned_positions(self, table: Numbers, n: int) -> Numbers:
-        """The first rows."""
+        """The first n rows of the table."""
         return self.first_rows(table, n)
 
     def first_rows(self, table: Numbers, n: int) -> Numbers:
@@ -34,9 +34,9 @@ class Positional(Arithmetic):
         return table[:n]
 
     def add_positions(self, x: Numbers, p: Numbers) -> Numbers:
-        """The sum."""
+        """x + p."""
         return x + p
 
     def concat_positions(self, x: Numbers, p: Numbers) -> Numbers:
-        """Side by side."""
+        """Features of x, then those of p."""
         return self.beside(x, p)

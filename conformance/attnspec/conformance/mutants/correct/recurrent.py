@@ -16,10 +16,10 @@ Step = Callable[..., State]
 
 
 class Recurrent(Attention):
-    """Cells, and sequences of their states."""
+    """Recurrent cells and the sequences of their states."""
 
     def rnn_cell(self, x: Numbers, state: Numbers, parameters: RNNParameters[Numbers]) -> Numbers:
-        """The pre-activation, squashed."""
+        """tanh of the pre-activation."""
         p = parameters
         return self.squashed(self.affine(x, state, p.w_xh, p.w_hh, p.b_h))
 
@@ -32,7 +32,7 @@ class Recurrent(Attention):
         return self.product(state[..., None, :], w_hq)[..., 0, :] + b_q
 
     def gru_cell(self, x: Numbers, state: Numbers, parameters: GRUParameters[Numbers]) -> Numbers:
-        """The gates, the candidate, and their mean."""
+        """The next state, by both gates and the candidate."""
         reset, update = self.gru_gates(x, state, parameters)
         return self.updated(update, state, self.gru_candidate(x, state, reset, parameters))
 
@@ -42,31 +42,31 @@ class Recurrent(Attention):
         return reset, self.gate(self.affine(x, h, p.w_xz, p.w_hz, p.b_z))
 
     def gru_candidate(self, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]) -> Numbers:
-        """The candidate of the next state: what a recurrent network makes of a state that is partly forgotten."""
+        """Candidate of the next state; ``gru_reset`` says if the reset gate acts before or after the product."""
         if choice("gru_reset") == "before":
             return self.squashed(self.affine(x, reset * h, p.w_xh, p.w_hh, p.b_h))
         return self.squashed(self.reset_after(x, h, reset, p))
 
     def reset_after(self, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]) -> Numbers:
-        """The pre-activation of a candidate whose reset gate multiplies the recurrent product."""
+        """Pre-activation of a candidate whose reset gate multiplies the recurrent product."""
         of_input, of_state = (self.product(v[..., None, :], w)[..., 0, :] for v, w in ((x, p.w_xh), (h, p.w_hh)))
         return of_input + reset * of_state + p.b_h
 
     def updated(self, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
-        """What is kept of the state, and what is new."""
+        """Mean of state and candidate with the update gate as weight of the state."""
         return update * h + (1 - update) * candidate
 
     def lstm_cell(
         self, x: Numbers, state: tuple[Numbers, Numbers], parameters: LSTMParameters[Numbers]
     ) -> tuple[Numbers, Numbers]:
-        """The gates, the next cell, and the hidden state."""
+        """The next hidden state and the next cell."""
         h, c = state
         input_gate, forget_gate, output_gate, candidate = self.lstm_gates(x, h, parameters)
         cell = self.next_cell(input_gate, forget_gate, candidate, c)
         return output_gate * np.tanh(cell), cell
 
     def lstm_gates(self, x: Numbers, h: Numbers, p: LSTMParameters[Numbers]) -> tuple[Numbers, ...]:
-        """Input, forget and output gate, and the candidate."""
+        """Input gate, forget gate, output gate and candidate."""
         return (
             self.gate(self.affine(x, h, p.w_xi, p.w_hi, p.b_i)),
             self.gate(self.affine(x, h, p.w_xf, p.w_hf, p.b_f)),
@@ -79,43 +79,43 @@ class Recurrent(Attention):
         return self.product(x[..., None, :], w_x)[..., 0, :] + self.product(h[..., None, :], w_h)[..., 0, :] + b
 
     def gate(self, x: Numbers) -> Numbers:
-        """The logistic function, which cannot overflow."""
+        """The logistic function by tanh, which cannot overflow."""
         half = x.dtype.type(0.5)
         return half * (1 + np.tanh(half * x))
 
     def next_cell(self, input_gate: Numbers, forget_gate: Numbers, candidate: Numbers, c: Numbers) -> Numbers:
-        """What is kept of the cell, and what is added."""
+        """The cell by the forget gate plus the candidate by the input gate."""
         return forget_gate * c + input_gate * candidate
 
     # Sequences ---------------------------------------------------------------------------------------------------
 
     def rnn_of(self, x: Numbers, state: State, parameters: Any) -> State:
-        """A step, of states as tuples."""
+        """A step of ``rnn_cell`` on states as tuples."""
         return (self.rnn_cell(x, state[0], parameters),)
 
     def gru_of(self, x: Numbers, state: State, parameters: Any) -> State:
-        """A step likewise."""
+        """A step of ``gru_cell`` on states as tuples."""
         return (self.gru_cell(x, state[0], parameters),)
 
     def rnn(self, x: Numbers, state: Numbers, parameters: Any, *, lengths: Numbers = None) -> tuple[Numbers, Numbers]:
-        """Step by step."""
+        """States of all steps and the final state."""
         states, (final,) = self.sequence(partial(self.rnn_of, parameters=parameters), x, (state,), lengths)
         return states, final
 
     def gru(self, x: Numbers, state: Numbers, parameters: Any, *, lengths: Numbers = None) -> tuple[Numbers, Numbers]:
-        """Step by step."""
+        """States of all steps and the final state."""
         states, (final,) = self.sequence(partial(self.gru_of, parameters=parameters), x, (state,), lengths)
         return states, final
 
     def lstm(self, x: Numbers, state: State, parameters: Any, *, lengths: Numbers = None) -> tuple[Numbers, State]:
-        """Step by step."""
+        """Hidden states of all steps, and the final hidden state and cell."""
         return self.sequence(partial(self.lstm_cell, parameters=parameters), x, state, lengths)
 
     def sequence(
         self, step: Step, x: Numbers, initial: State, lengths: Numbers,
         backward: bool = False,
     ) -> tuple[Numbers, State]:  # fmt: skip
-        """The hidden states and the final state."""
+        """Hidden states of all steps and the final state; ``backward`` reads from the last step."""
         steps = x.shape[-2]
         state = self.started(x, initial, lengths)
         hidden = []
@@ -130,29 +130,29 @@ class Recurrent(Attention):
         return np.concatenate([none, *self.by_time(hidden, backward)], axis=-2), self.last(state)
 
     def started(self, x: Numbers, initial: State, lengths: Numbers) -> State:
-        """The initial state of every element of the batch."""
+        """The initial state, broadcast to the common batch."""
         shapes = [x.shape[:-2], *(part.shape[:-1] for part in initial), np.shape(lengths)]
         batch = np.broadcast_shapes(*shapes)
         return tuple(np.broadcast_to(part, (*batch, part.shape[-1])) for part in initial)
 
     def without_padding(self, x: Numbers, lengths: Numbers) -> Numbers:
-        """Inputs that count, and zeros."""
+        """Inputs with 0 at padding."""
         return np.where(self.padding_mask(lengths, x.shape[-2])[..., None], x, x.dtype.type(0))
 
     def order(self, steps: int, backward: bool) -> Sequence[int]:
-        """The steps as they are computed."""
+        """The steps in the order of computation."""
         return range(steps)[::-1] if backward else range(steps)
 
     def by_time(self, hidden: list[Numbers], backward: bool) -> list[Numbers]:
-        """What was computed at every step, by time."""
+        """The hidden states in order of time."""
         return hidden[::-1] if backward else hidden
 
     def inside(self, t: int, lengths: Numbers) -> Numbers:
-        """Whether a step counts."""
+        """True where step t lies within the length."""
         return t < lengths
 
     def kept_going(self, new: State, old: State, inside: Numbers, backward: bool) -> State:
-        """The next state, the same one at padding."""
+        """The new state; the old one at padding."""
         return new if inside is None else tuple(np.where(inside, n, o) for n, o in zip(new, old, strict=True))
 
     def shown(self, hidden: Numbers, inside: Numbers) -> Numbers:
@@ -163,26 +163,26 @@ class Recurrent(Attention):
         """The final state, from that of the last step."""
         return state
 
-    # Both ways, and one on another -------------------------------------------------------------------------------
+    # Bidirectional and stacked -----------------------------------------------------------------------------------
 
     def bidirectional_rnn(self, x: Numbers, state: State, parameters: Any, *, lengths: Numbers = None) -> Any:
-        """Two runs."""
+        """States of both directions, and both final states."""
         states, ((there,), (back,)) = self.both_ways(self.rnn_of, x, [(h,) for h in state], parameters, lengths)
         return states, (there, back)
 
     def bidirectional_gru(self, x: Numbers, state: State, parameters: Any, *, lengths: Numbers = None) -> Any:
-        """Two runs."""
+        """States of both directions, and both final states."""
         states, ((there,), (back,)) = self.both_ways(self.gru_of, x, [(h,) for h in state], parameters, lengths)
         return states, (there, back)
 
     def bidirectional_lstm(self, x: Numbers, state: Any, parameters: Any, *, lengths: Numbers = None) -> Any:
-        """Two runs."""
+        """States of both directions, and both final states."""
         return self.both_ways(self.lstm_cell, x, state, parameters, lengths)
 
     def both_ways(
         self, step: Step, x: Numbers, initial: Sequence[State], parameters: Sequence[Any], lengths: Numbers
     ) -> tuple[Numbers, tuple[State, ...]]:
-        """A forward and a backward run."""
+        """Run ``step`` forwards and backwards over x."""
         parts = [part for first in initial for part in first]
         started = iter(self.started(x, tuple(parts), lengths))
         there, back = (
@@ -192,27 +192,27 @@ class Recurrent(Attention):
         return self.side_by_side(there[0], back[0]), (there[1], back[1])
 
     def side_by_side(self, forward: Numbers, backward: Numbers) -> Numbers:
-        """The states of both runs."""
+        """Concatenate the states of both directions."""
         return np.concatenate([forward, backward], axis=-1)
 
     def stacked_rnn(self, x: Numbers, state: Numbers, layers: Any, *, lengths: Numbers = None) -> Any:
-        """Layer by layer."""
+        """States of the last layer, and the final states of all layers."""
         states, (final,) = self.one_on_another(self.rnn_of, x, (state,), layers, lengths)
         return states, final
 
     def stacked_gru(self, x: Numbers, state: Numbers, layers: Any, *, lengths: Numbers = None) -> Any:
-        """Layer by layer."""
+        """States of the last layer, and the final states of all layers."""
         states, (final,) = self.one_on_another(self.gru_of, x, (state,), layers, lengths)
         return states, final
 
     def stacked_lstm(self, x: Numbers, state: State, layers: Any, *, lengths: Numbers = None) -> Any:
-        """Layer by layer."""
+        """States of the last layer, and the final states of all layers."""
         return self.one_on_another(self.lstm_cell, x, state, layers, lengths)
 
     def one_on_another(
         self, step: Step, x: Numbers, initial: State, layers: Sequence[Any], lengths: Numbers
     ) -> tuple[Numbers, State]:
-        """The states of the last layer, and the final states of all."""
+        """Run the layers, each on the states of the one before."""
         finals = []
         for i, p in enumerate(layers):
             first = tuple(part[..., self.row(i), :] for part in initial)
@@ -222,7 +222,7 @@ class Recurrent(Attention):
         return x, tuple(np.concatenate(parts, axis=-2) for parts in zip(*finals, strict=True))
 
     def row(self, layer: int) -> int:
-        """Where the initial state of a layer is."""
+        """Row of the layer's initial state."""
         return layer
 
     def passed_on(self, x: Numbers, states: Numbers, layer: int) -> Numbers:
@@ -234,7 +234,7 @@ class Recurrent(Attention):
     def rnn_self_attention(
         self, x: Numbers, state: Numbers, parameters: Any, *, lengths: Numbers = None
     ) -> tuple[Numbers, Numbers, Numbers]:
-        """Attention of the states to earlier ones."""
+        """Attention of each state to earlier states, with the states and the final state."""
         states, final = self.rnn(x, state, parameters, lengths=lengths)
         earlier = self.earlier(x.shape[-2])
         if lengths is not None:
@@ -242,5 +242,5 @@ class Recurrent(Attention):
         return self.dot_product_attention(states, states, states, mask=earlier), states, final
 
     def earlier(self, steps: int) -> Numbers:
-        """Which states a state attends to."""
+        """Mask of the states before each state."""
         return self.causal_mask(steps, steps, include_self=False)

@@ -13,7 +13,7 @@ class Scoring(Arithmetic):
         return self.product(query, np.swapaxes(key, -1, -2))
 
     def scaled_dot_scores(self, query: Numbers, key: Numbers) -> Numbers:
-        """Dot products over √d."""
+        """Dot products divided by √d."""
         return self.scaled(self.dot_scores(query, key), query.shape[-1])
 
     def scaled(self, scores: Numbers, d: int) -> Numbers:
@@ -21,7 +21,7 @@ class Scoring(Arithmetic):
         return scores / np.sqrt(scores.dtype.type(d))
 
     def additive_scores(self, query: Numbers, key: Numbers, w_q: Numbers, w_k: Numbers, w_v: Numbers) -> Numbers:
-        """A perceptron with one hidden layer on every pair."""
+        """Scores of every pair by a perceptron with one hidden layer."""
         of_query, of_key = self.project(query, w_q), self.project(key, w_k)
         return self.hidden(of_query[..., :, None, :], of_key[..., None, :, :]) @ w_v
 
@@ -34,7 +34,7 @@ class Scoring(Arithmetic):
         return np.tanh(x)
 
     def general_scores(self, query: Numbers, key: Numbers, w: Numbers) -> Numbers:
-        """Bilinear form of every pair."""
+        """Bilinear form q w k of every pair."""
         return self.dot_scores(self.product(query, w), key)
 
     def location_scores(self, query: Numbers, w: Numbers) -> Numbers:

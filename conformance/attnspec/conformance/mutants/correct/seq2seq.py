@@ -9,58 +9,58 @@ from attnspec.spec.seq2seq import AttentionDecoderParameters
 
 
 class Seq2Seq(Recurrent, Attention):
-    """Contexts of decoders, and their steps."""
+    """Contexts, steps and searches of decoders."""
 
     def bahdanau_context(
         self, state: Numbers, annotations: Numbers, w_q: Numbers, w_k: Numbers, w_v: Numbers, *, mask: Numbers = None
     ) -> Numbers:
-        """The state attends additively to the annotations."""
+        """Additive attention of the state to the annotations."""
         every_query = None if mask is None else mask[..., None, :]
         query = state[..., None, :]
         return self.additive_attention(query, annotations, annotations, w_q, w_k, w_v, mask=every_query)[..., 0, :]
 
     def luong_context_dot(self, state: Numbers, annotations: Numbers, *, mask: Numbers = None) -> Numbers:
-        """The state attends to the annotations by dot products."""
+        """Attention of the state to the annotations by dot products."""
         scores = self.dot_scores(state[..., None, :], annotations)
         return self.context(scores, annotations, mask)
 
     def luong_context_general(
         self, state: Numbers, annotations: Numbers, w: Numbers, *, mask: Numbers = None
     ) -> Numbers:
-        """The state attends to the annotations by a bilinear form."""
+        """Attention of the state to the annotations by a bilinear form."""
         return self.context(self.general_scores(state[..., None, :], annotations, w), annotations, mask)
 
     def luong_context_location(
         self, state: Numbers, annotations: Numbers, w: Numbers, *, mask: Numbers = None
     ) -> Numbers:
-        """The state attends to positions."""
+        """Attention to the annotations with scores from the state alone, one per position."""
         return self.context(self.location_scores(state[..., None, :], w), annotations, mask)
 
     def attentional_state(self, state: Numbers, context: Numbers, w: Numbers) -> Numbers:
-        """A layer with the activation tanh on both."""
+        """tanh of a linear map of state and context."""
         rows = self.beside(state, context)[..., None, :]
         return np.tanh(self.project(rows, w))[..., 0, :]
 
     def concat_output(self, context: Numbers, state: Numbers) -> Numbers:
-        """The context, then the state."""
+        """Context and state, concatenated."""
         return self.beside(context, state)
 
     def embed(self, tokens: Numbers, table: Numbers) -> Numbers:
-        """Rows of the table."""
+        """Rows of the table at the tokens."""
         self.check_tokens(tokens, table.shape[0])
         return self.rows(table, tokens)
 
     def check_tokens(self, tokens: Numbers, count: int) -> None:
-        """Raise for a token outside of the vocabulary."""
+        """Raise ``ValueError`` for a token outside of 0…count − 1."""
         if ((tokens < 0) | (tokens >= count)).any():
             raise ValueError(f"tokens: expected 0..{count - 1}")
 
     def rows(self, table: Numbers, tokens: Numbers) -> Numbers:
-        """The rows with these numbers."""
+        """Rows of the table at the tokens, unchecked."""
         return table[tokens]
 
     def output_distribution(self, state: Numbers, w: Numbers, b: Numbers) -> Numbers:
-        """Softmax of an affine map."""
+        """Softmax of an affine map of the state."""
         return self.normalized(self.logits(state, w, b))
 
     def logits(self, state: Numbers, w: Numbers, b: Numbers) -> Numbers:
@@ -68,7 +68,7 @@ class Seq2Seq(Recurrent, Attention):
         return self.project(state[..., None, :], w)[..., 0, :] + b
 
     def encoder_context(self, states: Numbers, *, lengths: Numbers = None) -> Numbers:
-        """The state at the length, or 0."""
+        """The last state within the length; 0 for length 0."""
         t = states.shape[-2]
         last = np.array(t) if lengths is None else lengths
         self.check_lengths(last, t)
@@ -76,7 +76,7 @@ class Seq2Seq(Recurrent, Attention):
         return self.state_at(np.broadcast_to(states, (*batch, *states.shape[-2:])), np.broadcast_to(last, batch))
 
     def state_at(self, states: Numbers, count: Numbers) -> Numbers:
-        """Of states (*batch, t, h) the last one of the first so many, 0 of none."""
+        """The state number ``count`` of states (*batch, t, h), counted from 1; 0 for count 0."""
         before = np.zeros((*states.shape[:-2], 1, states.shape[-1]), states.dtype)
         return np.concatenate([before, states], axis=-2)[(*np.indices(count.shape), count)]
 
@@ -89,7 +89,7 @@ class Seq2Seq(Recurrent, Attention):
         *,
         mask: Numbers = None,
     ) -> tuple[Numbers, Numbers]:
-        """The distribution from the next state, and the next state."""
+        """The next state, with the distribution of tokens from it in front."""
         p = parameters
         self.check_tokens(token, p.embedding.shape[0])
         following = self.next_state(token, state, annotations, p, mask)
@@ -104,7 +104,7 @@ class Seq2Seq(Recurrent, Attention):
         *,
         mask: Numbers = None,
     ) -> tuple[Numbers, Numbers]:
-        """The logarithms of the distributions from all states but the first, and the last state."""
+        """Log-probabilities from every state but the initial one, and the last state."""
         p = parameters
         self.check_tokens(tokens, p.embedding.shape[0])
         batches = [tokens.shape[:-1], state.shape[:-1], annotations.shape[:-2], () if mask is None else mask.shape[:-1]]
@@ -116,15 +116,15 @@ class Seq2Seq(Recurrent, Attention):
         return self.log_probabilities(every[..., 1:, :], p.w_o, p.b_o), states[-1]
 
     def fed(self, tokens: Numbers, i: int) -> Numbers:
-        """The token that step i takes."""
+        """The input token of step i."""
         return tokens[..., i]
 
     def carried(self, states: list[Numbers]) -> Numbers:
-        """The state that the next step takes, of all before."""
+        """The input state of the next step, from all states so far."""
         return states[-1]
 
     def log_probabilities(self, states: Numbers, w: Numbers, b: Numbers) -> Numbers:
-        """Logarithms of softmax."""
+        """Logarithms of the softmax of the logits."""
         scores = self.logits(states, w, b)
         shifted = scores - np.max(scores, axis=-1, keepdims=True)
         return shifted - np.log(self.total(np.exp(shifted)))
@@ -140,7 +140,7 @@ class Seq2Seq(Recurrent, Attention):
         *,
         mask: Numbers = None,
     ) -> tuple[Numbers, Numbers]:
-        """The best token at every step, and what each adds to the score."""
+        """The most probable token at every step, and the score of the sentence."""
         p = parameters
         self.check_tokens(np.append(token, eos), p.embedding.shape[0])
         batch = self.batch_of(token, state, annotations, mask)
@@ -157,20 +157,20 @@ class Seq2Seq(Recurrent, Attention):
         return tokens, score
 
     def batch_of(self, token: Numbers, state: Numbers, annotations: Numbers, mask: Numbers) -> tuple[int, ...]:
-        """The batch of a decoder's step."""
+        """The common batch shape of a decoder's inputs."""
         masked = () if mask is None else mask.shape[:-1]
         return np.broadcast_shapes(token.shape, state.shape[:-1], annotations.shape[:-2], masked)
 
     def best_token(self, logarithms: Numbers) -> Numbers:
-        """The most probable token, of equal ones the first."""
+        """The most probable token; the first if several tie."""
         return np.argmax(logarithms, axis=-1)
 
     def gained(self, logarithm: Numbers, chosen: Numbers, eos: int) -> Numbers:
-        """What tokens add to scores."""
+        """Increase of a score by the chosen token: its log-probability."""
         return logarithm
 
     def ended(self, last: Numbers, eos: int) -> Numbers:
-        """Which sentences have ended."""
+        """True for sentences whose last token is ``eos``."""
         return last == eos
 
     def beam_decode(
@@ -185,7 +185,7 @@ class Seq2Seq(Recurrent, Attention):
         *,
         mask: Numbers = None,
     ) -> tuple[Numbers, Numbers]:
-        """The best hypothesis of a beam, which begins with one."""
+        """The tokens and the score of the best hypothesis of a beam search."""
         p = parameters
         vocabulary = p.embedding.shape[0]
         self.check_tokens(np.append(token, eos), vocabulary)
@@ -212,20 +212,20 @@ class Seq2Seq(Recurrent, Attention):
         return found, np.take_along_axis(scores, best, axis=-1)[..., 0]
 
     def first_hypotheses(self, beams: int) -> int:
-        """How many hypotheses there are before the first step."""
+        """Number of hypotheses before the first step: 1."""
         return 1
 
     def width(self, beams: int) -> int:
-        """How many hypotheses are kept."""
+        """Number of hypotheses kept after every step."""
         return beams
 
     def candidates(self, scores: Numbers, gains: Numbers, ended: Numbers, eos: int) -> Numbers:
-        """Scores of all extensions (*batch, hypotheses, vocabulary); −∞ for what may not follow an end."""
+        """Scores of all extensions (*batch, hypotheses, vocabulary); −∞ for tokens other than eos after an end."""
         only = np.where(np.arange(gains.shape[-1]) == eos, 0, -np.inf).astype(gains.dtype)
         return scores[..., None] + np.where(ended[..., None], only, gains)
 
     def survivors(self, candidates: Numbers, count: int) -> Numbers:
-        """Places of the best among all extensions, of equal ones the first."""
+        """Indices of the best extensions, flattened; the first of those that tie."""
         flat = candidates.reshape(*candidates.shape[:-2], candidates.shape[-2] * candidates.shape[-1])
         return np.argsort(-flat, axis=-1, kind="stable")[..., :count]
 
@@ -234,7 +234,7 @@ class Seq2Seq(Recurrent, Attention):
         return np.take_along_axis(states, before[..., None], axis=-2)
 
     def winner(self, scores: Numbers, tokens: Numbers, eos: int) -> Numbers:
-        """The place of the best hypothesis."""
+        """Index of the best hypothesis."""
         return np.argmax(scores, axis=-1)
 
     def next_state(
@@ -245,14 +245,14 @@ class Seq2Seq(Recurrent, Attention):
         p: AttentionDecoderParameters[Numbers],
         mask: Numbers,
     ) -> Numbers:
-        """The cell on token and context, where the state before it is the query."""
+        """The cell applied to token and context; the query of the context is the state before the step."""
         context = self.context_of(state, annotations, p, mask)
         return self.rnn_cell(self.cell_input(self.rows(p.embedding, token), context), state, p.cell)
 
     def context_of(
         self, state: Numbers, annotations: Numbers, p: AttentionDecoderParameters[Numbers], mask: Numbers
     ) -> Numbers:
-        """What the decoder attends to."""
+        """Context of a state by additive attention."""
         return self.bahdanau_context(state, annotations, p.w_q, p.w_k, p.w_v, mask=mask)
 
     def cell_input(self, token: Numbers, context: Numbers) -> Numbers:

@@ -1,4 +1,4 @@
-"""Gradients of NumPy formulas: arrays that remember how they were computed (reverse mode)."""
+"""Reverse-mode gradients of NumPy formulas, by arrays that record how they were computed."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ Backward = Callable[[Numbers], Sequence[Numbers]]
 
 
 class Tape(np.lib.mixins.NDArrayOperatorsMixin):
-    """An array, what it was computed from, and how a gradient goes back there."""
+    """An array with the arrays it was computed from and the function that passes gradients back to them."""
 
     __array_priority__ = 1000
 
@@ -22,7 +22,7 @@ class Tape(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the numbers."""
+        """The shape of the array."""
         return tuple(self.value.shape)
 
     @property
@@ -32,12 +32,12 @@ class Tape(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def size(self) -> int:
-        """The number of numbers."""
+        """The number of elements."""
         return self.value.size
 
     @property
     def dtype(self) -> Any:
-        """The dtype of the numbers."""
+        """The dtype of the array."""
         return self.value.dtype
 
     def __len__(self) -> int:
@@ -52,7 +52,7 @@ class Tape(np.lib.mixins.NDArrayOperatorsMixin):
         return Tape(self.value[index], [self], backward)
 
     def reshape(self, *shape: Any) -> "Tape":
-        """The same numbers in another shape."""
+        """The array in another shape."""
         return Tape(self.value.reshape(*shape), [self], lambda g: [g.reshape(self.shape)])
 
     def swapaxes(self, first: int, second: int) -> "Tape":
@@ -60,7 +60,7 @@ class Tape(np.lib.mixins.NDArrayOperatorsMixin):
         return Tape(self.value.swapaxes(first, second), [self], lambda g: [g.swapaxes(first, second)])
 
     def astype(self, dtype: Any) -> "Tape":
-        """The numbers rounded to a dtype; the gradient passes straight through."""
+        """The array converted to a dtype; the gradient ignores the rounding."""
         return Tape(self.value.astype(dtype), [self], lambda g: [g.astype(self.dtype)])
 
     def copy(self) -> "Tape":
@@ -68,7 +68,7 @@ class Tape(np.lib.mixins.NDArrayOperatorsMixin):
         return Tape(self.value.copy(), [self], lambda g: [g])
 
     def sum(self, axis: Any = None, keepdims: bool = False) -> "Tape":
-        """Sums."""
+        """Sums along axes."""
         whole = self.value.sum(axis=axis, keepdims=True).shape
         return Tape(
             self.value.sum(axis=axis, keepdims=keepdims),
@@ -77,7 +77,7 @@ class Tape(np.lib.mixins.NDArrayOperatorsMixin):
         )
 
     def mean(self, axis: Any = None, keepdims: bool = False) -> "Tape":
-        """Means."""
+        """Means along axes."""
         total = self.sum(axis, keepdims)
         mean: Tape = total / total.dtype.type(self.size / max(total.size, 1))
         return mean
@@ -89,7 +89,7 @@ class Tape(np.lib.mixins.NDArrayOperatorsMixin):
             if ufunc in _RULES:
                 operands = [x if isinstance(x, Tape) else Tape(x) for x in inputs]
                 values = [x.value for x in operands]
-                # A Python number keeps to the dtype of the other operand.
+                # A Python number takes the dtype of the other operand.
                 result = ufunc(*(x.value if isinstance(x, Tape) else x for x in inputs))
                 return Tape(result, operands, _RULES[ufunc](result, *values))
             if ufunc in _COMPARISONS:
@@ -108,7 +108,7 @@ class Tape(np.lib.mixins.NDArrayOperatorsMixin):
         if function in (np.sum, np.mean):
             return getattr(args[0], function.__name__)(*args[1:], **kwargs)
         if function is np.max:
-            # Only ever subtracted from scores, where its gradient cancels.
+            # A maximum is only subtracted from scores, where its gradient cancels.
             return np.max(args[0].value, *args[1:], **kwargs)
         if function in (np.shape, np.ndim, np.zeros_like, np.ones_like):
             return function(args[0].value, *args[1:], **kwargs)
@@ -127,7 +127,7 @@ class Tape(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def value_of(x: Any) -> Any:
-    """The numbers of an array, whether it is on the tape or not."""
+    """The plain NumPy array, with or without a record of its computation."""
     return x.value if isinstance(x, Tape) else x
 
 
@@ -156,16 +156,16 @@ def _chosen(condition: Any, x: Any, y: Any) -> Tape:
 
 
 def unbroadcast(g: Numbers, shape: tuple[int, ...]) -> Numbers:
-    """Sum a gradient over the dimensions that broadcasting had repeated."""
+    """Sum a gradient over the dimensions that broadcasting repeated."""
     g = g.sum(axis=tuple(range(g.ndim - len(shape))))
     repeated = tuple(i for i, (have, want) in enumerate(zip(g.shape, shape, strict=True)) if want == 1 != have)
     return g.sum(axis=repeated, keepdims=True) if repeated else g
 
 
 def _elementwise(*parts: Callable[..., Numbers]) -> Callable[..., Backward]:
-    """A rule from one function per operand: of the incoming gradient, the result and the operands.
+    """Build a backward rule from one function per operand; each takes the gradient, the result and the operands.
 
-    A gradient of 0 stays 0, whatever it is multiplied with: what is masked may be NaN.
+    A gradient of 0 stays 0 whatever its factor, because masked operands may be NaN.
     """
 
     def rule(result: Numbers, *operands: Numbers) -> Backward:
@@ -192,7 +192,7 @@ def _matmul(result: Numbers, a: Numbers, b: Numbers) -> Backward:
 
 
 def _without_zeros(g: Numbers, x: Numbers) -> Numbers:
-    """g @ x, in which a gradient of 0 adds nothing, were x NaN."""
+    """g @ x, in which a gradient of 0 adds 0 even if x is NaN."""
     if np.isfinite(x).all():
         return np.asarray(g @ x)
     terms = g[..., :, :, None] * x[..., None, :, :]
@@ -242,7 +242,7 @@ _RULES: Mapping[Any, Callable[..., Backward]] = {
 
 
 def gradients(result: Any, inputs: Mapping[str, Tape], cotangent: Any) -> dict[str, Numbers]:
-    """Gradients of ⟨cotangent, result⟩ with respect to each input; both are trees, None is no cotangent."""
+    """Gradients of ⟨cotangent, result⟩ with respect to each input; both are trees, None means no cotangent."""
     found: dict[int, Numbers] = {}
     roots = []
     weights = flatten(cotangent)
@@ -264,7 +264,7 @@ def _add(found: dict[int, Numbers], node: Tape, part: Numbers) -> None:
 
 
 def _in_order(roots: Sequence[Tape]) -> list[Tape]:
-    """Everything that results were computed from, parents first."""
+    """All arrays that the roots depend on, parents first."""
     order: list[Tape] = []
     seen: set[int] = set()
     stack = [(root, False) for root in roots]

@@ -21,7 +21,7 @@ from attnspec.spec.transformer import (
 
 
 class Transformer(Seq2Seq, Positional, MultiHead):
-    """Layers, stacks and models."""
+    """Layers, stacks and models of transformers."""
 
     def encoder_layer(
         self, x: Numbers, parameters: EncoderLayerParameters[Numbers], *, mask: Numbers = None, norm: str = "post"
@@ -43,7 +43,7 @@ class Transformer(Seq2Seq, Positional, MultiHead):
         mask: Numbers = None,
         norm: str = "post",
     ) -> Numbers:
-        """Layer after layer, in the common batch."""
+        """Apply the encoder layers in order to x, broadcast to the common batch."""
         batch = x.shape[:-2] if mask is None else np.broadcast_shapes(x.shape[:-2], mask.shape[:-2])
         x = np.broadcast_to(x, (*batch, *x.shape[-2:]))
         for number, layer in self.numbered(layers):
@@ -53,7 +53,7 @@ class Transformer(Seq2Seq, Positional, MultiHead):
     def numbered(
         self, layers: tuple[EncoderLayerParameters[Numbers], ...]
     ) -> list[tuple[int, EncoderLayerParameters[Numbers]]]:
-        """The layers in order, with their numbers."""
+        """Pairs of number and layer, in order."""
         return list(enumerate(layers))
 
     def layer(
@@ -100,7 +100,7 @@ class Transformer(Seq2Seq, Positional, MultiHead):
         memory_mask: Numbers = None,
         norm: str = "post",
     ) -> Numbers:
-        """Layer after layer, in the common batch."""
+        """Apply the decoder layers in order to x, broadcast to the common batch."""
         others = [y.shape[:-2] for y in (memory, mask, memory_mask) if y is not None]
         x = np.broadcast_to(x, (*np.broadcast_shapes(x.shape[:-2], *others), *x.shape[-2:]))
         for number, layer in enumerate(layers):
@@ -131,7 +131,7 @@ class Transformer(Seq2Seq, Positional, MultiHead):
         memory_mask: Numbers = None,
         norm: str = "post",
     ) -> tuple[Numbers, KeyValueCache[Numbers]]:
-        """One row, which attends to the cache and to itself."""
+        """One row that attends to the cache and to itself, and the cache with its keys and values appended."""
         p, w = parameters, parameters.attention
         batches = [x.shape[:-1], cache.key.shape[:-3], cache.value.shape[:-3], memory.shape[:-2]]
         batches += [m.shape[:-1] for m in (mask, memory_mask) if m is not None]
@@ -148,24 +148,24 @@ class Transformer(Seq2Seq, Positional, MultiHead):
         return row[..., 0, :], grown
 
     def cached_row(self, row: Numbers, p: LayerNormParameters[Numbers], norm: str) -> Numbers:
-        """What keys and values are computed from."""
+        """Input of the key and value projections: the row, normalized if ``norm`` is "pre"."""
         return self.layer_norm(row, p) if norm == "pre" else row
 
     def behind(self, cached: Numbers, row: Numbers, w: Numbers) -> Numbers:
-        """The cache (…, h, t, p), and the row (…, 1, d) in heads behind it."""
+        """Append the projected row (…, 1, d) to the cache (…, h, t, p)."""
         own = self.in_heads(row, w)
         before = np.broadcast_to(cached, (*own.shape[:-2], *cached.shape[-2:]))
         return np.concatenate([before, own], axis=-2)
 
     def with_itself(self, mask: Numbers, cached: int) -> Numbers:
-        """The mask of the cache and of the row, (…, 1, 1, t + 1)."""
+        """The mask of the cache, extended by True for the row itself, (…, 1, 1, t + 1)."""
         every = np.broadcast_to(mask, (*mask.shape[:-1], cached))
         return np.concatenate([every, np.ones((*every.shape[:-1], 1), bool)], axis=-1)[..., None, None, :]
 
     def attend_to_cache(
         self, row: Numbers, grown: KeyValueCache[Numbers], w: MultiHeadParameters[Numbers], allowed: Numbers
     ) -> Numbers:
-        """Attention of one row to what is cached."""
+        """Attention of one row to the cached keys and values."""
         heads = self.attend_heads(self.in_heads(row, w.w_q), grown.key, grown.value, allowed, False)
         return self.project(self.merged(heads), w.w_o)
 
@@ -178,7 +178,7 @@ class Transformer(Seq2Seq, Positional, MultiHead):
         source_mask: Numbers = None,
         mask: Numbers = None,
     ) -> Numbers:
-        """Encoder, decoder and output."""
+        """Token probabilities by encoder, decoder and output layer."""
         p = parameters
         seen = None if source_mask is None else source_mask[..., None, :]
         memory = self.encoded(self.scaled_and_placed(source, p.source_embedding), p, seen)
@@ -188,17 +188,17 @@ class Transformer(Seq2Seq, Positional, MultiHead):
         return self.distributed(states, p.w, p.b)
 
     def encoded(self, x: Numbers, p: EncoderDecoderParameters[Numbers], seen: Numbers) -> Numbers:
-        """The memory."""
+        """The memory: the output of the encoder."""
         return self.encoder_stack(x, p.encoder, mask=seen)
 
     def scaled_and_placed(self, tokens: Numbers, table: Numbers) -> Numbers:
-        """Scaled embeddings with sinusoids."""
+        """Embeddings times √d, plus sinusoidal positions."""
         x = self.embed(tokens, table)
         n, d = x.shape[-2:]
         return self.add_positions(self.scaled_up(x), self.sinusoidal_positional_encoding(n, d).astype(x.dtype))
 
     def scaled_up(self, x: Numbers) -> Numbers:
-        """√d x."""
+        """x times √d."""
         return x * np.sqrt(x.dtype.type(x.shape[-1]))
 
     def distributed(self, states: Numbers, w: Numbers, b: Numbers) -> Numbers:
@@ -208,18 +208,18 @@ class Transformer(Seq2Seq, Positional, MultiHead):
     def decoder_only(
         self, tokens: Numbers, parameters: LanguageModelParameters[Numbers], *, mask: Numbers = None
     ) -> Numbers:
-        """A causal encoder on tokens."""
+        """Token probabilities by an encoder with a causal mask."""
         n = tokens.shape[-1]
         return self.language_model(tokens, parameters, self.both_masks(mask, n))
 
     def both_masks(self, mask: Numbers, n: int) -> Numbers:
-        """The causal mask, and the one that is given."""
+        """The causal mask joined with ``mask``."""
         return self.attendable(mask, True, n, n)
 
     def encoder_only(
         self, tokens: Numbers, parameters: LanguageModelParameters[Numbers], *, mask: Numbers = None
     ) -> Numbers:
-        """An encoder on tokens."""
+        """Token probabilities by an encoder without a causal mask."""
         return self.language_model(tokens, parameters, mask)
 
     def language_model(self, tokens: Numbers, p: LanguageModelParameters[Numbers], mask: Numbers) -> Numbers:
@@ -230,7 +230,7 @@ class Transformer(Seq2Seq, Positional, MultiHead):
     def residual(
         self, x: Numbers, sublayer: Callable[[Numbers], Numbers], p: LayerNormParameters[Numbers], norm: str
     ) -> Numbers:
-        """A sublayer with its residual connection; an unknown norm raises."""
+        """A sublayer with residual connection and layer norm; ``ValueError`` for an unknown ``norm``."""
         if norm not in ("post", "pre"):
             raise ValueError(f"norm: expected 'post' or 'pre'; got {norm!r}")
         if norm == "pre":
@@ -249,11 +249,11 @@ class Transformer(Seq2Seq, Positional, MultiHead):
         return np.mean(centred * centred, axis=-1, keepdims=True)
 
     def epsilon(self) -> float:
-        """What is added to the variance."""
+        """The constant ε added to the variance."""
         return 1e-5
 
     def feed_forward(self, x: Numbers, parameters: FeedForwardParameters[Numbers]) -> Numbers:
-        """One hidden layer on every position."""
+        """Perceptron with one hidden layer on every position."""
         p, rows = parameters, x[..., None, :]
         hidden = self.rectified(self.project(rows, p.w_1) + p.b_1)
         return (self.project(hidden, p.w_2) + p.b_2)[..., 0, :]

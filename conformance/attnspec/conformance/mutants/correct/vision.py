@@ -11,38 +11,38 @@ Grid = tuple[int, int, int]
 
 
 class Vision(Transformer):
-    """Patches, gates and attention over maps."""
+    """Patches, attention gates and attention over feature maps."""
 
     # Images as sequences -----------------------------------------------------------------------------------------
 
     def patchify(self, image: Numbers, patch: int) -> Numbers:
-        """Patches in order, each flattened."""
+        """Flattened patches of an image, row by row."""
         return self.in_order(self.cut(image, patch))
 
     def cut(self, image: Numbers, patch: int) -> Numbers:
-        """An image as (…, rows, columns, patch, patch, channels)."""
+        """Reshape an image to (…, rows, columns, patch, patch, channels)."""
         *batch, height, width, channels = image.shape
         pixels = image.reshape(*batch, height // patch, patch, width // patch, patch, channels)
         return np.swapaxes(pixels, -4, -3)
 
     def in_order(self, patches: Numbers) -> Numbers:
-        """Row by row, and so inside of each."""
+        """Flatten patches row by row, and the pixels within each patch likewise."""
         *batch, rows, columns, patch, _, channels = patches.shape
         return patches.reshape(*batch, rows * columns, patch * patch * channels)
 
     def patch_embedding(self, image: Numbers, parameters: PatchEmbeddingParameters[Numbers]) -> Numbers:
-        """Projected patches behind the class token, with positions."""
+        """The class token followed by the projected patches, plus positions."""
         p = parameters
         d, patch, *_ = p.w.shape
         projected = self.project(self.patchify(image, patch), p.w.reshape(d, -1))
         return self.placed(p.class_token, projected, p.positions)
 
     def placed(self, token: Numbers, projected: Numbers, positions: Numbers) -> Numbers:
-        """The class token, then the patches; each with its position."""
+        """The class token followed by the patches, plus positions."""
         return self.with_token(token, projected) + positions
 
     def with_token(self, token: Numbers, projected: Numbers) -> Numbers:
-        """The class token in front."""
+        """Prepend the class token to the patches."""
         first = np.broadcast_to(token, (*projected.shape[:-2], 1, projected.shape[-1]))
         return np.concatenate([first, projected], axis=-2)
 
@@ -53,12 +53,12 @@ class Vision(Transformer):
         layers: tuple[EncoderLayerParameters[Numbers], ...],
         final_norm: LayerNormParameters[Numbers],
     ) -> Numbers:
-        """Embedding, layers, class token, normalization."""
+        """The normalized class token after embedding and encoder layers."""
         encoded = self.encoder_stack(self.patch_embedding(image, embedding), layers, norm=self.image_norm())
         return self.representation(encoded, final_norm)
 
     def image_norm(self) -> str:
-        """Where the layers normalize."""
+        """``norm`` of the encoder layers: "pre"."""
         return "pre"
 
     def representation(self, encoded: Numbers, final_norm: LayerNormParameters[Numbers]) -> Numbers:
@@ -68,11 +68,11 @@ class Vision(Transformer):
     # Interpolation -----------------------------------------------------------------------------------------------
 
     def interpolate(self, x: Numbers, slices: int, rows: int, columns: int, *, align_corners: bool = False) -> Numbers:
-        """Axis by axis."""
+        """Linear interpolation of a map to another grid, axis by axis."""
         return self.on_grid(x, (slices, rows, columns), align_corners)
 
     def on_grid(self, x: Numbers, grid: Grid, align_corners: bool) -> Numbers:
-        """A map (…, slices, rows, columns, channels) on another grid."""
+        """Interpolate a map (…, slices, rows, columns, channels) to another grid."""
         for axis, size in zip((-4, -3, -2), grid, strict=True):
             x = np.moveaxis(self.along_rows(np.moveaxis(x, axis, -2), size, align_corners), -2, axis)
         return x
@@ -87,20 +87,20 @@ class Vision(Transformer):
         return self.mixed(x[..., lower, :], x[..., np.minimum(lower + 1, last), :], share)
 
     def mixed(self, lower: Numbers, upper: Numbers, share: Numbers) -> Numbers:
-        """The mean of two neighbours by the weight of the upper one."""
+        """Mean of two neighbours; ``share`` is the weight of the upper one."""
         return lower * (1 - share) + upper * share
 
     def source_positions(self, size: int, a: int, align_corners: bool) -> Numbers:
-        """Where every place lies among a places."""
+        """Coordinates of ``size`` points on an axis of ``a`` points."""
         i = np.arange(size)
         return i * (a - 1) / max(size - 1, 1) if align_corners else (i + 0.5) * a / size - 0.5
 
     def within(self, t: Numbers, last: int) -> Numbers:
-        """No position lies beyond the outermost places."""
+        """Clip coordinates to 0…last."""
         return np.clip(t, 0, last)
 
     def share(self, distance: Numbers) -> Numbers:
-        """The weight of the upper neighbour, by the distance from the lower one."""
+        """Weight of the upper neighbour from the distance to the lower one: the distance itself."""
         return distance
 
     # Gates -------------------------------------------------------------------------------------------------------
@@ -108,37 +108,37 @@ class Vision(Transformer):
     def attention_gate(
         self, x: Numbers, gating: Numbers, parameters: AttentionGateParameters[Numbers]
     ) -> tuple[Numbers, Numbers]:
-        """Gated features and coefficients."""
+        """The gated features and the coefficients."""
         coefficients = self.coefficients(x, gating, parameters)
         return self.gated(x, coefficients), coefficients
 
     def coefficients(self, x: Numbers, gating: Numbers, p: AttentionGateParameters[Numbers]) -> Numbers:
-        """One coefficient for every place of x."""
+        """One attention coefficient for every point of x."""
         signal = self.upsampled(self.project(gating, p.w_g), x)
         hidden = self.rectified(self.project(x, p.w_x) + signal + p.b_g)
         return self.coefficient(self.product(hidden, p.psi[:, None])[..., 0] + p.b_psi)
 
     def upsampled(self, gating: Numbers, x: Numbers) -> Numbers:
-        """The signal on the grid of x."""
+        """The gating signal, interpolated to the grid of x."""
         slices, rows, columns = x.shape[-4:-1]
         return self.on_grid(gating, (slices, rows, columns), False)
 
     def coefficient(self, x: Numbers) -> Numbers:
-        """The logistic function, which cannot overflow."""
+        """The logistic function by tanh, which cannot overflow."""
         half = x.dtype.type(0.5)
         return half * (1 + np.tanh(half * x))
 
     def gated(self, x: Numbers, coefficients: Numbers) -> Numbers:
-        """Features times the coefficient of their place."""
+        """Features times the coefficient of their point."""
         return coefficients[..., None] * x
 
     def attention_skip(self, x: Numbers, gating: Numbers, parameters: AttentionGateParameters[Numbers]) -> Numbers:
-        """Gated features and the signal on their grid."""
+        """The gated features and the interpolated signal, concatenated."""
         coefficients = self.coefficients(x, gating, parameters)
         return self.skipped(x, coefficients, self.upsampled(gating, x))
 
     def skipped(self, x: Numbers, coefficients: Numbers, signal: Numbers) -> Numbers:
-        """Gated features, then the signal."""
+        """Concatenate the gated features and the signal."""
         return self.beside(self.gated(x, coefficients), signal)
 
     # Attention over a map ----------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class Vision(Transformer):
     def spatial_attention(
         self, state: Numbers, features: Numbers, w_q: Numbers, w_k: Numbers, w_v: Numbers
     ) -> tuple[Numbers, Numbers]:
-        """Context and map of weights."""
+        """The context vector and the map of weights."""
         *batch, rows, columns, d = features.shape
         places = features.reshape(*batch, rows * columns, d)
         scores = self.additive_scores(state[..., None, :], places, w_q, w_k, w_v)[..., 0, :]
@@ -155,9 +155,9 @@ class Vision(Transformer):
         return context, self.as_map(weights, rows, columns)
 
     def over_places(self, scores: Numbers, rows: int, columns: int) -> Numbers:
-        """Weights of all places, row by row, from their scores."""
+        """Softmax of the scores of all points, row by row."""
         return self.normalized(scores)
 
     def as_map(self, weights: Numbers, rows: int, columns: int) -> Numbers:
-        """Weights (…, places) as (…, rows, columns)."""
+        """Reshape weights (…, rows · columns) to (…, rows, columns)."""
         return weights.reshape(*weights.shape[:-1], rows, columns)
