@@ -11,7 +11,7 @@ from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import Kind, Leaf
 
 SQUARE = 16
-"""Most queries and keys of a square mask: with one query, an example may have many keys."""
+"""Most queries and keys of a square mask; examples may have many keys."""
 
 
 def mask_shape(arguments: Arguments, keys: str | None = None) -> tuple[int, ...]:
