@@ -1,4 +1,4 @@
-"""Checks of the moments of scores: exactly on a four-wise independent design, and by Monte Carlo."""
+"""Checks of the moments of scores, exactly on a four-wise independent design."""
 
 import numpy as np
 
@@ -14,8 +14,6 @@ from attnspec.spec.scoring import ScaledDotScores
 
 DIMENSIONS = (1, 2, 7, 15, 31)
 """The sizes at which the suite runs the design; the tests of this project run it up to 64."""
-
-"""The limit of the Monte Carlo check: a probability of 6·10⁻⁷ of a false alarm if the estimate is normal."""
 
 
 def designed(subject: Subject, mean: Numbers, sigma: float) -> Arguments:

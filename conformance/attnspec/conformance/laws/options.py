@@ -30,7 +30,7 @@ HIGH = 24.0
 """Added to sinks in decoding, so that a sink outweighs every key."""
 
 HEADS = (2, 3)
-"""Key heads, and query heads for each: unequal, so that heads 1 and 4 show their numbering."""
+"""Key heads, and query heads for each: unequal, to distinguish both numberings of heads."""
 
 COLUMNS = 6
 """Columns of values, more than features of queries and keys."""
@@ -83,7 +83,7 @@ def _named(chosen: Values) -> str:
 
 
 def _chosen(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
-    """Calls with one and two options; in ``quick`` at random with n < m or n > m."""
+    """Calls with one and two options; in ``quick``, with one of :data:`UNEQUAL` each."""
     calls = [_bare(subject, rng, shape) for shape in UNEQUAL]
     names = list(calls[0][1])
     for chosen in [*((name,) for name in names), *combinations(names, 2)]:

@@ -178,8 +178,7 @@ def broadcast_sum(subject: Subject, arguments: Arguments, rng: np.random.Generat
     """Compare gradients of arguments that broadcast along some or all batch dimensions.
 
     The first argument lacks the batch, then all others; then each has one dimension of it. Optional arrays broadcast
-    along each of their own axes in turn, then along all. Short profiles skip single dimensions for models and time
-    steps.
+    along one axis after another, then along all. Short profiles skip single dimensions for models and steps.
     """
     if not subject.limits.broadcasting or not subject.limits.max_batch_dims:
         return False
