@@ -153,7 +153,7 @@ class Arguments(Mapping[str, Any]):
     # Changes ---------------------------------------------------------------------------------------------------------
 
     def replaced(self, changes: Mapping[str, Any]) -> "Arguments":
-        """A copy with the values at these paths replaced; ``KeyError`` for a path that is not there."""
+        """A copy with the values at these paths replaced; ``KeyError`` for unknown paths."""
         if unknown := set(changes) - set(self._flat):
             raise KeyError(f"{self.operation.name} takes no {', '.join(sorted(unknown))}")
         return self._copy(changes)

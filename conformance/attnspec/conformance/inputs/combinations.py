@@ -1,6 +1,6 @@
 """Combinations of sizes, masks, memory layouts and magnitudes, as models call attention.
 
-Kernels are chosen by several of these at once, so a path may be taken by one combination only.
+Kernels are chosen by several of these together, so some run for a single combination only.
 """
 
 import random
@@ -32,7 +32,7 @@ LEVELS: Mapping[str, Sequence[Any]] = {
     "layout": ("contiguous", "heads behind positions", "one for all heads"),
     "numbers": ("normal", "outlier", "opposed"),
 }
-"""Levels by factor: ``triangle`` is the causal mask, other masks are per batch element or head."""
+"""Levels by factor: ``triangle`` is causal, other masks are per batch element or head."""
 
 HEADS = -3
 """The axis of heads in operations without projection weights."""

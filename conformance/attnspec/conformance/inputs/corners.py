@@ -218,7 +218,7 @@ def corners(operation: Operation, limits: Limits, *, seed: int, most: int, work:
 def _lengthened(
     row: Row, names: tuple[str, ...], operation: Operation, levels: dict[str, Sequence[Any]], rng: random.Random
 ) -> Row:
-    """The row with these sizes beyond a tile, and with normal numbers, which hide no error."""
+    """The row with these sizes beyond a tile and normal numbers, which hide no error."""
     if not names:
         return row
     tile = TILE if len(names) == 1 else TILE // 2

@@ -165,7 +165,7 @@ def _power(scale: float) -> float:
 
 
 def boolean_mask(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> Numbers:
-    """A mask of a pattern: (…, m) if equal for all queries, else (…, n, m)."""
+    """A mask of a pattern: (…, n, m), or (…, m) for all queries."""
     *batch, m = shape
     if kind == "nothing":
         return np.zeros(shape, bool)

@@ -54,6 +54,6 @@ def consequences(violations: Iterable[Result]) -> list[Result]:
 
 
 def _declarable(r: Result) -> bool:
-    """Return whether the backend was seen to make a known choice that it does not declare."""
+    """Return whether the backend made a known choice that it does not declare."""
     question = ASKED_BY.get(r.law)
     return question is not None and r.observed in question.choices

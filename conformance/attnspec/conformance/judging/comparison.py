@@ -89,7 +89,7 @@ class Comparisons:
         untold = int(np.where(finite, vague, ~exact).sum())
         self.not_judged += untold
         self.vague += int((finite & vague).sum())
-        # Where 0 is within the budget, a backend that always returns 0 passes: such elements prove nothing.
+        # Where 0 is within the budget, a backend that always returns 0 would match: such elements prove nothing.
         self.informative += int((finite & ~vague & (np.abs(expected) > budget)).sum())
         return ratios
 

@@ -13,7 +13,7 @@ from attnspec.spec.contract.semantics import DeclaredSemantics
 
 @dataclass(frozen=True)
 class Contract:
-    """A backend's declaration, validated; ``ValueError`` says what was expected and got."""
+    """A backend's declaration, validated: ``ValueError`` names what was expected and got."""
 
     name: str
     operations: tuple[str, ...]

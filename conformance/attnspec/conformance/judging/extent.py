@@ -15,14 +15,14 @@ from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import schematic
 
 Extent = dict[str, int]
-"""The largest number by what it counts, such as "pairs of a query and a key"."""
+"""The largest number by what it counts, such as "windows"."""
 
 BATCH = "elements of a batch"
 PAIRS = "pairs of a query and a key"
 """Counted per batch element, since few examples have both many queries and many keys."""
 
 KINDS = {kind: words for kind, words in MEANINGS.items() if kind not in (Axis.SELF, Axis.SPARE, Axis.PAGE)}
-"""Descriptions of the counted kinds of axes; spare rows, which calls do not use, are excluded."""
+"""Descriptions of the counted kinds of axes; spare rows, unused by calls, are excluded."""
 
 PAGES, PAGE_ROWS = "pages of a cache", "rows of a page"
 
@@ -30,7 +30,7 @@ ORDER = (*dict.fromkeys(KINDS.values()), PAGES, PAGE_ROWS, PAIRS, BATCH)
 """The kinds in the order in which reports name them."""
 
 TOKENS, ENTRIES, WINDOWS = "token indices", "entries of a table", "windows"
-"""Integer arguments whose values count; the operations' drawn integers have their argument's name."""
+"""Kinds of counted integer values; those that operations draw go by their argument's name."""
 
 
 @lru_cache(maxsize=4096)

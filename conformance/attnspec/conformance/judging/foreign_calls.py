@@ -19,7 +19,7 @@ MAX_FRAMES = 3
 
 SUITE = str(Path(__file__).parents[1]) + os.sep
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-"""Folders of libraries; if library code raises, messages name it and the code that called it."""
+"""Folders of libraries; messages name library code that raises, and its caller."""
 
 
 def printable(text: str) -> str:

@@ -9,7 +9,7 @@ from attnspec.spec.contract.semantics import Semantics
 from attnspec.spec.contract.shapes import ShapeError
 
 ON_SIZES = ("min_length", "max_length", "multiple_of", "min_batch", "max_batch_dims")
-"""Limits on sizes. Their defaults allow every call: no law uses more than three batch dimensions."""
+"""Limits on sizes. By default they exclude no call: laws use at most three batch dimensions."""
 
 UNLIMITED = Limits()
 

@@ -19,7 +19,7 @@ class Containment(Protocol):
     """Signature of :func:`contained` and of functions that survive more than exceptions."""
 
     def __call__(self, stage: str, step: Callable[[], T], otherwise: T, /) -> tuple[T, str]:
-        """The step's result, or ``otherwise`` with a note that says what went wrong."""
+        """The step's result, or ``otherwise`` with a note of what went wrong."""
         ...
 
 
@@ -35,7 +35,7 @@ def contained(stage: str, step: Callable[[], T], otherwise: T, /) -> tuple[T, st
 
 
 def own_error(stage: str, error: Exception) -> str:
-    """The note for an error of attnspec: the stage, the error, and the line that raised it."""
+    """A note with the stage, the error of attnspec, and the line that raised it."""
     text = " ".join(str(error).split())[:MAX_LENGTH]
     kind = f"{type(error).__name__}: {text}" if text else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)

@@ -35,11 +35,11 @@ SECONDS = 30.0
 
 
 VISIBLE = 0.1
-"""Least relative difference of a smaller input (or half the first), lest lost sums become roundings."""
+"""Least relative difference to keep (or half the first), lest lost sums become roundings."""
 
 
 class Search:
-    """The smallest arguments so far on which a law fails, and the cost of the search."""
+    """The smallest arguments on which a law fails, and the cost of their search."""
 
     def __init__(
         self, subject: Subject, check: Check, arguments: Arguments, violation: Violation, seed: int, mark: Any
@@ -203,7 +203,7 @@ def _equal_sizes(search: Search) -> bool:
 
 
 def _shrink(search: Search, names: tuple[str, ...]) -> bool:
-    """Shrink a size by bisection, then index by index, cutting the end or else the beginning.
+    """Shrink a size by bisection, then index by index, cutting the end or beginning.
 
     Several ``names`` are equal sizes, and stay equal.
     """
@@ -282,12 +282,12 @@ def _numbers(search: Search) -> bool:
 
 
 def _as_simple(x: Numbers, simpler: Numbers) -> bool:
-    """Return whether x equals the candidate, or holds only 0 and 1 and is nowhere larger."""
+    """Return whether x equals the candidate, or is nowhere larger and holds 0 and 1."""
     return bool(np.array_equal(x, simpler)) or bool((np.abs(x) <= np.abs(simpler)).all() and np.isin(x, (0, 1)).all())
 
 
 def _simplify_elements(search: Search, path: str, target: Numbers) -> bool:
-    """Set elements to those of the target, many at a time and then fewer (delta debugging)."""
+    """Set elements to those of the target, many at a time, then fewer (delta debugging)."""
     changed = False
     size = search.best.array(path).size
     step = size

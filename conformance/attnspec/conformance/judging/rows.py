@@ -65,7 +65,7 @@ def _pairs(arguments: Arguments) -> int:
 
 
 def rows_to_judge(subject: Subject, arguments: Arguments, most: int, rng: np.random.Generator) -> Numbers | None:
-    """The rows to sample; None for all, if few or dependent on other queries."""
+    """The rows to sample; None for all, if they are few or not independent."""
     operation, count = subject.operation, arguments.queries or 0
     asking, mask = operation.asking, operation.mask
     if asking is None or count <= most or operation.attends_to_itself or asking not in operation.order_free(Axis.QUERY):

@@ -155,12 +155,12 @@ def _plain(check: Check, arguments: Arguments, violation: Violation) -> bool:
 
 
 def _same(one: Arguments, other: Arguments) -> bool:
-    """True if the arguments are equal: shapes, dtypes and numbers of arrays, types and values of everything else."""
+    """Return whether arguments are equal, in shapes, dtypes and types too."""
     return one.keys() == other.keys() and all(_same_value(one[path], other[path]) for path in one)
 
 
 def _same_value(one: Any, other: Any) -> bool:
-    """True if two values and their types are equal; NaN equals NaN."""
+    """Return whether two values and their types are equal; NaN equals NaN."""
     if not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):
         return type(one) is type(other) and bool(one == other or (one != one and other != other))
     return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=is_float(one))

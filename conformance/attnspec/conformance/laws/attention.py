@@ -44,7 +44,7 @@ PERMUTED = ("queries,", "keys and values,", "sequence,", "heads,")
 
 @checks(law.PERMUTATION)
 def permutation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Permute queries, keys, sequences and heads in turn, each with the masks and weights that belong to them."""
+    """Permute queries, keys, sequences and heads in turn, with their masks and weights."""
     judged = False
     for (kind, but), what in zip(law.ORDER_FREE, PERMUTED, strict=True):
         judged |= permuted_alike(subject, arguments, rng, kind, but, f"of permuted {what}")
@@ -148,7 +148,7 @@ def hard_limit(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 
 
 ENSEMBLE = 2048
-"""Rows needed for a small error to exceed the rounding of 16-bit weights, shared by columns."""
+"""Rows that show small errors above the rounding of 16-bit weights, shared by columns."""
 
 
 @checks(law.SCALE, governs=law.averages_by_scores)
@@ -215,7 +215,7 @@ def gradient_balance(subject: Subject, arguments: Arguments, rng: np.random.Gene
 
 @checks(law.GRADIENT_IDENTITIES, once=True, governs=law.inner_products)
 def key_gradient_sum(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Filter the sum of key gradients along the error of omitting Σ α dα = c·o."""
+    """Filter summed key gradients along the error of omitting Σ α dα = c·o."""
     if not judgeable(subject):
         return False
     given = ensemble(subject, arguments)
@@ -230,7 +230,7 @@ def key_gradient_sum(subject: Subject, arguments: Arguments, rng: np.random.Gene
 
 @checks(law.SCALE_TRADE)
 def scale_trade(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Negate queries and keys; multiply queries by 4 and divide keys by 4, where both are exact."""
+    """Negate queries and keys; trade a factor of 4 between them, where exact."""
     query_path, key_path = _query_and_key(arguments)
     expected = subject.call(arguments)
     for factor, what in ((-1.0, "of −q and −k"), (4.0, "of 4q and k/4")):
@@ -252,7 +252,7 @@ def _scaled_exactly(subject: Subject, query: Numbers, larger: Numbers, key: Numb
 
 @checks(law.HARD_LIMIT, once=True)
 def input_dependence(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Use keys that are far apart as queries: each query finds the value of its own key."""
+    """Use distant keys as queries: each query finds the value of its own key."""
     base = sample(subject, rng, queries=5, keys=5, features=5)
     asking = {leaf.path for leaf in subject.operation.queries}
     keys = [leaf.path for leaf in subject.operation.attended if leaf.path != subject.operation.pooled]

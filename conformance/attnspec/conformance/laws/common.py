@@ -191,7 +191,7 @@ def sample(
 
 
 def normal_like(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments | None:
-    """Normal inputs alike, for independent rounding errors; None for results below 8 numbers."""
+    """Normal inputs of the same shapes, whose errors are independent; None for tiny results."""
     if np.prod(np.array(arguments.binding.result)) < 8:
         return None
     changes = {}
@@ -216,7 +216,7 @@ def wide(x: Numbers) -> Numbers:
 
 
 def coarse(x: Any, reach: float = 4.0, step: float = 0.25) -> Numbers:
-    """Numbers on a coarse grid, so that sums of a few of them are exact in every dtype."""
+    """Numbers on a coarse grid: sums of a few are exact in every dtype."""
     return np.clip(np.round(np.asarray(x).astype(np.float64) / step) * step, -reach, reach)
 
 

@@ -21,7 +21,7 @@ from attnspec.reference.budget import WIDTH
 from attnspec.spec.contract.axes import Role
 
 KEYS, FEATURES = 8, 8
-"""Small sizes: the rounding of one key does not average out, and many elements are cheap."""
+"""Small sizes: one key's rounding does not average out, and many elements are cheap."""
 
 TILE = 128
 """The largest tile of keys in common kernels."""

@@ -21,7 +21,7 @@ LONG = 130
 
 @checks(normalization.INFINITE_SCORES, once=True)
 def infinite_scores(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Set scores of first, last or random keys to −∞; later rows get a +∞ too."""
+    """Set scores of first, last or random keys to −∞, later also one to +∞."""
     (path,) = (leaf.path for leaf in of_keys(subject, subject.operation.asked))
     judged = False
     for queries, keys in ((6, 5), (6, LONG)):

@@ -88,7 +88,7 @@ def groups(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
 
 @checks(law.CAP, once=True)
 def cap(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Set a cap of 2¹⁰, which moves scores by at most s³/3c², and one of 2⁻⁶⁰."""
+    """Set caps of 2¹⁰, which moves scores by s³/3c² at most, and of 2⁻⁶⁰."""
     operation = subject.operation
     if not has(subject, Part.CAP, Part.SCALE):
         return False
@@ -329,7 +329,7 @@ def documents(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
 
 @checks(law.DROPOUT_MEAN)
 def dropout_mean(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Average over all m rotations of a mask that keeps k keys: each is kept k/m."""
+    """Average over all rotations of a mask that keeps k of m keys."""
     operation, m = subject.operation, min(arguments.keys_count or 0, 8)
     if m < 2 or 0 in arguments.binding.result:
         return False

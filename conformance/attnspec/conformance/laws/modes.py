@@ -225,7 +225,7 @@ def _judged(subject: Subject, calls: Calls) -> list[_Judged]:
             masks = [np.ones(mask_shape(x, keys), bool) if x[leaf.path] is None else x[leaf.path] for x in spelled]
             stacked = stacked.with_mask(np.stack(masks), keys)
     oracles, budgets = subject.oracles(stacked), subject.budgets(stacked)
-    # The results themselves are small enough: bounds on intermediates of deep models are infinite.
+    # Results decide, since bounds on intermediates of deep models are infinite even for small numbers.
     if subject.refuses(first) or any(
         np.abs(x.value).max(initial=0) > subject.precision.largest / 16 for x in oracles.values()
     ):

@@ -13,7 +13,7 @@ from attnspec.spec.laws import moments as law
 from attnspec.spec.scoring import ScaledDotScores
 
 DIMENSIONS = (1, 2, 7, 15, 31)
-"""The sizes at which the suite runs the design; the tests of this project run it up to 64."""
+"""The sizes at which the suite runs the design; tests of this project reach 64."""
 
 
 def designed(subject: Subject, mean: Numbers, sigma: float) -> Arguments:

@@ -46,7 +46,7 @@ def one_head(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
 
 
 def _projected(rows: tuple[Leaf, ...], weight: Leaf) -> Leaf:
-    """The array that a weight projects: the one whose rows have the size of its last axis."""
+    """The array that a weight projects: its rows have the weight's last size."""
     return next(leaf for leaf in rows if leaf.core[-1].factors == weight.core[-1].factors)
 
 

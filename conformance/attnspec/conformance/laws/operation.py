@@ -287,7 +287,7 @@ def _all_rejected(subject: Subject, given: Arguments, violations: Iterator[tuple
 
 
 def _masked(subject: Subject, arguments: Arguments) -> Arguments:
-    """The arguments with masks of True where none is given, if the backend takes masks."""
+    """The arguments with masks of True in place of missing ones, if the backend takes masks."""
     masks = arguments.operation.masks if subject.limits.mask else {}
     lacking = {keys: leaf.path for keys, leaf in masks.items() if arguments[leaf.path] is None}
     return arguments.replaced({path: np.ones(mask_shape(arguments, keys), bool) for keys, path in lacking.items()})

@@ -96,9 +96,9 @@ def _chosen(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, A
 
 @checks(law.OPTION_EFFECT, once=True, at_leading=True, governs=law.optional_parts)
 def options_count(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Give each option and each optional array alone, in decoding too, and two at a time.
+    """Pass each option and optional array alone, in decoding too, and two together.
 
-    Where an option alone changes nothing although the formula changes by more than roundings, the message says so.
+    Where an option alone changes nothing although the formula changes by more than roundings, the message names it.
     """
     tried = False
     for shape in (*UNEQUAL, DECODING):

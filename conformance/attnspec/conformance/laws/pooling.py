@@ -66,7 +66,7 @@ def _in_the_hull(subject: Subject, arguments: Arguments, what: str) -> bool:
 
 @checks(law.LINEARITY)
 def linearity(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Add in every linear argument; multiply one of them by 2 or −1, and by 0.
+    """Add in every linear argument; multiply one by 2 or −1, and by 0.
 
     In short profiles, dtypes but the leading one add in that one alone.
     """

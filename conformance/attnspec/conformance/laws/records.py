@@ -51,7 +51,7 @@ def interleaved(subject: Subject, arguments: Arguments, rng: np.random.Generator
 
 @checks(law.LATER_WRITES, once=True, at_leading=True)
 def later_writes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Record a call anew for each array (few weights, every result), then overwrite it with ones."""
+    """Record a call anew for each array, and overwrite it with ones before the backward pass."""
     tried = []
     for lesson in _to_write_to(subject, arguments):
         weights = {leaf.path for leaf, _ in lesson.arguments.floats if subject.operation.role(leaf) & Role.WEIGHT}

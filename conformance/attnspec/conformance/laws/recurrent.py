@@ -31,7 +31,7 @@ from attnspec.spec.laws import recurrent as law
 from attnspec.spec.recurrent import GRU, LSTM, RNN, GRUCell, GRUParameters, LSTMCell, LSTMParameters, RNNCell
 
 SATURATED = 1024.0
-"""A bias at which a sigmoid is 0 or 1 in every dtype, whatever else is added."""
+"""A bias at which a sigmoid is 0 or 1 in every dtype."""
 
 
 def _saturated(subject: Subject, arguments: Arguments, biases: Mapping[int, float]) -> Arguments:

@@ -45,7 +45,7 @@ def isometry(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
 
 
 def _shifted(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> None:
-    """Add the same vector to queries and keys, on a grid on which the sum is exact."""
+    """Add a vector to queries and keys, on a grid with exact sums."""
     paths = query_and_key(subject)
     near = arguments.replaced({path: subject.exact(coarse(arguments[path])) for path in paths})
     shift = float(rng.choice([-8.0, 4.0, 16.0]))
@@ -63,7 +63,7 @@ def scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
 
 @checks(law.PERCEPTRON)
 def perceptron(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Pass [q; k_j] as the query, [W_q W_k] as its weight, and a key of zeros."""
+    """Pass [q; k_j] as query, [W_q W_k] as its weight, and a zero key."""
     m = arguments.keys_count
     if not m or subject.limits.head_sizes is not None:
         return False

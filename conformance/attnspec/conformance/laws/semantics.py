@@ -32,13 +32,13 @@ SIZES: tuple[tuple[tuple[int, ...], int, int, int], ...] = (
     ((2,), 3, 130, 8),
     ((), 2, 3, 4),
 )
-"""Batch, queries, keys and features: the kernel and its choice may depend on rank and size."""
+"""Batch, queries, keys, features: kernels, and their choices, may depend on rank and size."""
 
 NARROW_GRID = 8
 """Most features beside a grid, and most places on each of its sides."""
 
 FEW_ARRAYS = 12
-"""Most arrays of operations probed at every size; larger ones, such as models, consist of others."""
+"""Most arrays of operations probed at every size; larger ones consist of others."""
 
 
 def _asked_once(subject: Subject) -> bool:

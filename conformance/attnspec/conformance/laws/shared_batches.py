@@ -25,7 +25,7 @@ SHARED: Mapping[str, Index] = {
     "(h, …)": (0,),
     "without batch": (0, 0),
 }
-"""Indices that cut an array of batch (b, h) to fewer dimensions, or sizes of 1."""
+"""Indices that cut arrays of batch (b, h) to fewer dimensions or to size 1."""
 
 
 @checks(law.BROADCASTING, once=True, at_leading=True, governs=shares)

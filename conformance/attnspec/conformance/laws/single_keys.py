@@ -21,10 +21,10 @@ from attnspec.spec.contract.axes import Axis
 from attnspec.spec.laws import pooling as law
 
 THOUSANDS = 2049
-"""So many keys that one is invisible in any single number of a 16-bit dtype."""
+"""Keys among which one is invisible in any single number of a 16-bit dtype."""
 
 BATCH, QUERIES, FEATURES = 256, 4, 4
-"""Sizes at which a batch element shows enough of a key, and many keys are affordable."""
+"""Sizes at which batch elements show enough of a key, and keys are affordable."""
 
 MOST = 2**23
 """Most numbers of an array."""

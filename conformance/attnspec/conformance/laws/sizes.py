@@ -52,7 +52,7 @@ STEPS = (129,)
 GRIDS = (65, 33)
 WIDEST = 512
 TABLE = 32_806
-"""Rows of a table: the last index needs more than 15 bits, and is not exact in float16."""
+"""Rows of a table: the last index exceeds 15 bits and is inexact in float16."""
 
 FAR = (300, 20)
 """A window whose left end needs more than 8 bits."""
@@ -83,10 +83,10 @@ WORK = 2.0**21
 """The most multiply-adds of a call."""
 
 WORK_OF_TABLES = 2.0**23
-"""The same for large tables, by which few rows are multiplied."""
+"""Most multiply-adds of calls with large tables, by which few rows are multiplied."""
 
 WORK_OF_BOTH = 2.0**24
-"""The same for many queries and keys, of which few rows are judged."""
+"""Most multiply-adds of calls with many queries and keys, of few judged rows."""
 
 Sizes = Mapping[str, int]
 
@@ -159,7 +159,7 @@ def _rows(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arg
 
 
 def _tables(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments | None]]:
-    """Large tables and vocabularies with few features; one query asks for the last row."""
+    """Large tables and vocabularies with few features, whose last row one query reads."""
     operation = subject.operation
     narrow = dict.fromkeys(_wide(subject), 4) | dict.fromkeys([operation.asking] if operation.asking else [], 1)
     names = dict.fromkeys((*tables(operation), *operation.sizes_of(Axis.VOCABULARY)))

@@ -40,7 +40,7 @@ FEW = 8
 """Most arrays tried one at a time, in models with many weights."""
 
 STEP = 5
-"""Coprime to the number of layouts, so that each array of a call has a layout of its own."""
+"""Coprime to the number of layouts, so that all arrays have different layouts."""
 
 BATCH = (2, 3)
 

@@ -19,7 +19,7 @@ MANY_ROWS, TIMES = 67, 2
 """Queries and keys, enough for several threads, and repetitions of their gradients."""
 
 ALL_AT_MOST, SOME = 3, 2
-"""Most arguments of which all subsets are tried; of more, how many alone or left out."""
+"""Most arguments of which all subsets are tried; how many of more are alone or omitted."""
 
 
 def _subsets(lesson: Lesson, words: str, rng: np.random.Generator) -> list[tuple[str, ...]]:
