@@ -11,7 +11,7 @@ from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import Kind, Leaf
 
 SQUARE = 16
-"""Most queries and keys of a square mask; examples may have many keys."""
+"""Most queries and keys of a square mask: examples of one query may have many keys."""
 
 
 def mask_shape(arguments: Arguments, keys: str | None = None) -> tuple[int, ...]:
@@ -83,7 +83,7 @@ def spelled_out(arguments: Arguments, rows: Numbers | None = None, *, bottom_rig
 
 
 def with_first_keys(arguments: Arguments) -> Arguments:
-    """A copy whose mask rows without keys get the first; under causal, all rows do."""
+    """A copy in which mask rows without keys (under causal, all rows) allow the first key."""
     for keys, leaf in arguments.operation.masks.items():
         mask = arguments[leaf.path]
         if mask is not None and mask.shape[-1]:

@@ -31,10 +31,10 @@ MASKS = (ABSENT, "random", "padding", "triangle", "one-key", "banded", "all", "n
 class Example:
     """The structure of one call, from which its numbers follow.
 
-    ``kept``: which batch dimensions an array has, the others being 1. ``kinds``: how the numbers of an argument are
-    distributed. ``options``: the value of each option. ``masks``: the pattern of each mask. ``collapsed``: the sizes
-    along which a mask broadcasts. ``absent``: the optional arrays that are not given. Each array has a random stream of
-    its own, derived from ``seed``, so that a change of one leaves the others as they are.
+    ``kept``: the batch dimensions that each array has, others being 1. ``kinds``: the distribution of each argument's
+    numbers. ``options``: the value of each option. ``masks``: the pattern of each mask. ``collapsed``: the sizes along
+    which a mask broadcasts. ``absent``: the optional arrays that are None. Each array has its own random stream,
+    derived from ``seed``, so that changing one leaves the others as they are.
     """
 
     sizes: Mapping[str, int]

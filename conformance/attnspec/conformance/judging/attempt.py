@@ -1,4 +1,4 @@
-"""One law checked on one example."""
+"""Check of one law on one example, and the seed of its random draws."""
 
 import hashlib
 from collections.abc import Iterable
@@ -24,8 +24,8 @@ def stable_seed(*parts: object) -> int:
 def attempt(subject: Subject, check: Check, arguments: Arguments, seed: int) -> Outcome:
     """Check one law on one example.
 
-    An element over its budget is judged again with a sampled budget, which is slow. If it then passes, the usual check
-    runs a third time: the pass counts only if the first violation repeats exactly.
+    An element over its budget is judged again with a sampled budget, which is slow. If it is then within budget, the
+    usual check runs a third time: the result counts only if the first violation repeats exactly.
     """
     found = attempt_once(subject, check, arguments, seed)
     violation, *_ = found

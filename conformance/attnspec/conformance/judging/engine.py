@@ -446,7 +446,7 @@ def _described(run: _Run, progress: _Progress, result: Result, contain: Containm
 def _reduced(
     run: _Run, check: Check, arguments: Arguments, violation: Violation, seed: int
 ) -> tuple[Arguments, Violation, str]:
-    """The smallest violating input, or the original one if a second call passes."""
+    """The smallest violating input, or the original one if a second call shows no violation."""
     run.mark(check.law.id, "checking the counterexample once more")
     again, *_ = attempt(run.subject, check, arguments.replaced({}), seed)
     if again is None:

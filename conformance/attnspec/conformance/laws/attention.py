@@ -153,7 +153,7 @@ ENSEMBLE = 2048
 
 @checks(law.SCALE, governs=law.averages_by_scores)
 def scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Filter errors along the derivative of the result by the logarithm of the scale."""
+    """Matched filter of errors along the result's derivative by the logarithm of the scale."""
     given = normal_like(subject, arguments.plain(), rng)
     if given is None:
         return False

@@ -72,7 +72,7 @@ def record(arguments: Arguments, kind: type[R]) -> R:
 
 
 def filled(arguments: Arguments, changes: list[tuple[Numbers, float]]) -> Arguments:
-    """A copy in which these arrays, fields of records, are filled with a number."""
+    """A copy with these fields of records filled with numbers."""
     return exchanged(arguments, [(x, np.full_like(x, number)) for x, number in changes])
 
 
@@ -191,7 +191,7 @@ def sample(
 
 
 def normal_like(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments | None:
-    """Normal inputs of the same shapes, whose errors are independent; None for tiny results."""
+    """Normal inputs of these shapes and mask, with independent errors; None for tiny results."""
     if np.prod(np.array(arguments.binding.result)) < 8:
         return None
     changes = {}

@@ -63,7 +63,7 @@ def batches(
 
 
 def shared(arguments: Arguments, name: str, make: Callable[[np.random.Generator], Inputs]) -> Inputs:
-    """Inputs that laws share, made once per template from a seed in its numbers."""
+    """Inputs that laws share, made once per template; its numbers are the seed."""
     return arguments.once(name, lambda: make(rng_of(arguments)))
 
 
@@ -206,7 +206,7 @@ def along(
 
     The limit is 8 standard errors plus errors that all elements share: 4 unit roundoffs of the accumulation, the biases
     of the class, the square of all relative roundings together (by which their mean differs from 0), and weights below
-    the smallest step of their format. A relative error of 1 in all of these shows as ``steepness`` along the direction.
+    the smallest step of their format. A relative error of 1 of this kind shows as ``steepness`` along the direction.
     """
     p = subject.precision
     information = float((direction**2).sum(dtype=np.float64))

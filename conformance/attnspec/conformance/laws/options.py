@@ -1,4 +1,4 @@
-"""Checks of options and optional arrays: each alone, and each beside every other one."""
+"""Checks of options and optional arrays: each alone, and each with every other."""
 
 from collections.abc import Iterator, Mapping
 from itertools import combinations

@@ -209,7 +209,7 @@ def broadcast_sum(subject: Subject, arguments: Arguments, rng: np.random.Generat
 
 
 def _first_of_axes(x: Numbers, leaf: Leaf, which: int) -> Numbers:
-    """The array with size 1 at its ``which``-th broadcastable axis, beyond them at all."""
+    """The array cut to size 1 along broadcastable axis number ``which``, or along all."""
     axes = [i - len(leaf.core) for i, d in enumerate(leaf.core) if d.broadcast]
     for axis in axes[which : which + 1] or axes:
         x = np.take(x, [0], axis=axis)

@@ -66,9 +66,9 @@ def _in_the_hull(subject: Subject, arguments: Arguments, what: str) -> bool:
 
 @checks(law.LINEARITY)
 def linearity(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Add in every linear argument; multiply one by 2 or −1, and by 0.
+    """Demand additivity in every linear argument; multiply one by 2 or −1, and by 0.
 
-    In short profiles, dtypes but the leading one add in that one alone.
+    In short profiles, dtypes but the leading one try additivity in that one alone.
     """
     linear = subject.operation.linear
     path = str(rng.choice(linear))
@@ -115,7 +115,7 @@ def _weighted_alone(subject: Subject, path: str) -> bool:
 
 @checks(law.GAIN, ensemble=True, governs=law.sums_over_keys)
 def gain(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Filter errors along the result itself."""
+    """Matched filter of errors along the result itself."""
     given = normal_like(subject, arguments, rng)
     return given is not None and filtered_error(subject, given, subject.oracle(given).value, rows_err_alike=True)
 

@@ -275,7 +275,7 @@ def bounds(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
 
 @checks(law.REVERSAL)
 def reversal(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Reverse inputs within lengths, and exchange everything that both directions have."""
+    """Reverse inputs within lengths, and exchange parameters and states of both directions."""
     steps, path = _steps(subject, arguments), _inputs(subject)
     lengths = arguments[_lengths(subject)]
     ends = np.asarray(steps if lengths is None else np.broadcast_to(lengths, arguments.batch))[..., None]

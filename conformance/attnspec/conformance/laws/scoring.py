@@ -56,7 +56,7 @@ def _shifted(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
 
 @checks(attention.SCALE, ensemble=True, governs=attention.gives_scores)
 def scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Filter errors along the scores themselves."""
+    """Matched filter of errors along the scores themselves."""
     given = normal_like(subject, arguments, rng)
     return given is not None and filtered_error(subject, given, subject.oracle(given).value)
 

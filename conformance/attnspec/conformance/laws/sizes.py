@@ -146,7 +146,7 @@ def _shown(sizes: Sizes) -> str:
 
 @checks(law.FEATURES, once=True, at_leading=True, governs=law.has_features)
 def features(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Try sizes of queries and values at every level, others at one; rows; tables."""
+    """Try feature sizes: queries and values at every level, others at one; rows; tables."""
     calls = [*_featured(subject, rng, FEATURES), *_rows(subject, rng), *_tables(subject, rng)]
     return _tried(subject, iter(calls), rng)
 
@@ -208,7 +208,7 @@ def head_sizes(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 
 @checks(law.FEATURES, once=True, at_leading=True, governs=law.in_heads)
 def heads(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Try numbers of heads, in long profiles 65, also batched; in a model one."""
+    """Try several numbers of heads, one in models; long profiles add 65, also batched."""
     names = subject.operation.sizes_of(Axis.HEAD)
     in_model = any("." in name for name in names)
     counts: list[tuple[int, tuple[int, ...]]] = [(count, ()) for count in (HEADS[-1:] if in_model else HEADS)]

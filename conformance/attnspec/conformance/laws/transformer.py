@@ -177,7 +177,7 @@ def homogeneous(subject: Subject, arguments: Arguments, rng: np.random.Generator
 
 @checks(law.LAYER_BY_LAYER)
 def layer_by_layer(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Try no layers, then split the layers, except in half dtypes, which round in between."""
+    """Call without layers, then with the layers split, unless the dtype rounds in between."""
     operation = subject.operation
     (count,) = operation.counts
     (rows, *_) = operation.queries or operation.along(operation.sizes_of(Axis.TIME)[0])
