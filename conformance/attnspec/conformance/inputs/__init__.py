@@ -1,1 +1,1 @@
-"""Inputs: the examples on which laws are checked, drawn at random or from a covering array."""
+"""Examples on which laws are checked, drawn at random or from a covering array."""

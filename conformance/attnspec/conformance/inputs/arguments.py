@@ -1,4 +1,4 @@
-"""The arguments of one call, as NumPy arrays by path: immutable, and cut, permuted and copied by named dimensions."""
+"""Immutable arguments of one call as NumPy arrays by path, changed along named dimensions."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
@@ -19,10 +19,10 @@ X = TypeVar("X")
 
 
 class Arguments(Mapping[str, Any]):
-    """The arguments of an operation: arrays and options by path. Arrays are never written to; changes make copies.
+    """The arguments of an operation: arrays and options by path.
 
-    ``values`` maps the names of arguments to trees; an argument that is missing has its default value, or is not given.
-    ``memo`` caches what was computed from these arguments, so that laws share one call and one oracle.
+    Arrays are never written to; changes make copies. ``values`` maps argument names to trees; a missing argument takes
+    its default or is None. ``memo`` caches results, so that laws share one call and one oracle.
     """
 
     def __init__(self, operation: Operation, values: Mapping[str, Any]) -> None:
@@ -46,7 +46,7 @@ class Arguments(Mapping[str, Any]):
         return copy
 
     def once(self, what: str, make: Callable[[], X]) -> X:
-        """What a function makes of these arguments, made once under this name."""
+        """The result of ``make``, computed once under the name ``what``."""
         if what not in self.memo:
             self.memo[what] = make()
         return cast(X, self.memo[what])
@@ -69,11 +69,11 @@ class Arguments(Mapping[str, Any]):
 
     @property
     def passed(self) -> dict[str, Any]:
-        """The arguments of the call by name, without keyword-only ones that have their default value."""
+        """The arguments by name, without keyword-only ones that have their default value."""
         return {name: x for name, x in self.values_by_name.items() if name not in self._hidden}
 
     def passed_as(self, at: Callable[[str], Any]) -> dict[str, Any]:
-        """The same arguments with what a function gives for each path in the place of arrays and options."""
+        """The arguments of :attr:`passed`, with ``at(path)`` in place of each array and option."""
         return {name: make(at) for name, make in self._rebuilt.items() if name not in self._hidden}
 
     @cached_property
@@ -91,33 +91,33 @@ class Arguments(Mapping[str, Any]):
 
     @cached_property
     def given(self) -> list[tuple[Leaf, Numbers]]:
-        """The arrays that are given, with their descriptions."""
+        """The arrays that are not None, with their descriptions."""
         return [(leaf, self._flat[path]) for path, leaf in self.leaves.items() if self._flat.get(path) is not None]
 
     @property
     def arrays(self) -> dict[str, Numbers]:
-        """The arrays that are given, by path."""
+        """The arrays that are not None, by path."""
         return {leaf.path: x for leaf, x in self.given}
 
     @property
     def floats(self) -> list[tuple[Leaf, Numbers]]:
-        """The float arrays that are given."""
+        """The float arrays that are not None."""
         return [(leaf, x) for leaf, x in self.given if leaf.kind is Kind.FLOAT]
 
     @property
     def batched(self) -> list[tuple[Leaf, Numbers]]:
-        """The given arrays that may have batch dimensions."""
+        """The arrays that are not None and may have batch dimensions."""
         return [(leaf, x) for leaf, x in self.given if leaf.batched]
 
     @property
     def mask(self) -> Numbers | None:
-        """The mask of the keys; None if the operation has none or it is not given."""
+        """The mask of the keys; None if absent."""
         leaf = self.operation.mask
         return None if leaf is None else cast("Numbers | None", self._flat[leaf.path])
 
     @property
     def causal(self) -> bool:
-        """Whether results are causal: always, or because the flag is set."""
+        """True if results are causal, always or by the flag."""
         flag = self.operation.flag
         return bool(self.operation.causal) if flag is None else bool(self._flat[flag])
 
@@ -132,12 +132,12 @@ class Arguments(Mapping[str, Any]):
         return self.binding.sizes
 
     def size(self, name: str) -> int:
-        """The size of this name, or the product of these, in this call."""
+        """The size of this name, or the product of several such as ``heads*p``."""
         return self.binding.number(name)
 
     @property
     def batch(self) -> tuple[int, ...]:
-        """The common shape of all batches."""
+        """The broadcast shape of all batch dimensions."""
         return self.binding.batch
 
     @property
@@ -153,13 +153,13 @@ class Arguments(Mapping[str, Any]):
     # Changes ---------------------------------------------------------------------------------------------------------
 
     def replaced(self, changes: Mapping[str, Any]) -> "Arguments":
-        """A copy with the values at these paths replaced; ``KeyError`` for a path that is not there."""
+        """A copy with the values at these paths replaced; ``KeyError`` for unknown paths."""
         if unknown := set(changes) - set(self._flat):
             raise KeyError(f"{self.operation.name} takes no {', '.join(sorted(unknown))}")
         return self._copy(changes)
 
     def with_mask(self, mask: Numbers | None, keys: str | None = None) -> "Arguments":
-        """A copy with this mask of the keys along an axis, if not given of those that are asked; or without one."""
+        """A copy with this mask, or without one; ``keys`` defaults to the attended keys."""
         return self._copy({self.operation.masks[keys or self.operation.asked or ""].path: mask})
 
     def without_masks(self) -> "Arguments":
@@ -167,22 +167,22 @@ class Arguments(Mapping[str, Any]):
         return self._copy({leaf.path: None for leaf in self.operation.masks.values()})
 
     def plain(self) -> "Arguments":
-        """A copy with defaults for all options that make results depend on the order of positions."""
+        """A copy with defaults for all options that depend on the order of positions."""
         defaults = {path: self.operation.defaults[path] for path in self.operation.ordered}
         return self._copy(defaults) if any(self._flat[p] is not x for p, x in defaults.items()) else self
 
     def under_causal(self) -> "Arguments":
-        """A copy with the causal flag set; the same arguments if the operation is always causal."""
+        """A copy with the causal flag set; unchanged if the operation is always causal."""
         flag = self.operation.flag
         return self if flag is None or self._flat[flag] else self._copy({flag: True})
 
     def along(self, size: str, change: Change, only: Role = EVERY) -> "Arguments":
-        """A copy with ``change`` applied to every array of these roles, along each axis of this size.
+        """A copy with ``change`` applied along every axis of this size.
 
-        ``change`` is called with an array and an axis. An axis of size 1 that broadcasts is left as it is, unless the
-        size itself is 1. Of a product of sizes, blocks are changed. If the size counts the items of a tuple, items are
-        selected. Lengths along an axis that becomes shorter are cut with it, and so are the ends of sequences; the
-        last one ends where the axis does.
+        ``only`` selects roles of arrays. ``change`` is called with an array and an axis. An axis of size 1 that
+        broadcasts is left as it is, unless the size itself is 1. An axis that is a product of sizes changes in blocks.
+        If the size counts the items of a tuple, items are selected. A shorter axis cuts lengths and ends of sequences
+        along it; the last sequence ends where the axis does.
         """
         changed: dict[str, Any] = {}
         if size in self._flat:
@@ -199,7 +199,7 @@ class Arguments(Mapping[str, Any]):
         return copy._items(size, change) if size in self.operation.counts else copy
 
     def _items(self, size: str, change: Change) -> "Arguments":
-        """A copy whose tuples of this length have the items that ``change`` selects from 0, 1, …."""
+        """A copy whose tuples of this length keep the items that ``change`` selects."""
         return Arguments(self.operation, _selected(self.operation.call, self.values_by_name, size, change))
 
     def element(self, index: tuple[int, ...]) -> "Arguments":
@@ -208,7 +208,7 @@ class Arguments(Mapping[str, Any]):
 
 
 def _rebuilder(value: Any, path: str) -> Callable[[Callable[[str], Any]], Any]:
-    """How to make a tree like this one, compiled: from a function that gives what belongs at each path."""
+    """A function that rebuilds a tree like ``value`` from a function of paths."""
     inner = branches(value, path)
     if inner is None:
         return lambda at: at(path)
@@ -221,7 +221,7 @@ def _rebuilder(value: Any, path: str) -> Callable[[Callable[[str], Any]], Any]:
 
 
 def _selected(node: Node, value: Any, size: str, change: Change) -> Any:
-    """A tree in which the tuples of this length have the items that ``change`` selects."""
+    """A tree whose tuples of this length keep the items that ``change`` selects."""
     if not isinstance(node, Branch) or value is None:
         return value
     if node.many and node.count == size:
@@ -235,7 +235,7 @@ def _selected(node: Node, value: Any, size: str, change: Change) -> Any:
 
 
 def along(x: Numbers, leaf: Leaf, size: str, binding: Binding, change: Change) -> Numbers:
-    """An array with ``change`` applied along each axis of this size, but for axes that broadcast."""
+    """An array with ``change`` applied along each axis of this size that does not broadcast."""
     for axis in leaf.axes(size):
         d = leaf.core[axis]
         if d.broadcast and x.shape[axis] == 1 and number_of(d.factors, binding.sizes) != 1:
@@ -251,7 +251,7 @@ def along(x: Numbers, leaf: Leaf, size: str, binding: Binding, change: Change) -
 def _along_product(
     x: Numbers, place: int, factors: tuple[str, ...], size: str, binding: Binding, change: Change
 ) -> Numbers:
-    """An array with ``change`` applied to the blocks of an axis that is a product such as heads*p_v, of this size."""
+    """Apply ``change`` to the blocks of an axis that is a product such as heads*p_v."""
     if factors == (size,):
         return change(x, place)
     before, after = x.shape[:place], x.shape[place + 1 :]
@@ -262,7 +262,7 @@ def _along_product(
 
 
 def _along_sum(x: Numbers, place: int, total: str, size: str, binding: Binding, change: Change) -> Numbers:
-    """An array with ``change`` applied to the parts, along an axis that is a sum such as d_s+d_h, of this size."""
+    """Apply ``change`` to the parts of an axis that is a sum such as d_s+d_h."""
     terms = [tuple(term.split("*")) for term in total.split("+")]
     ends = np.cumsum([number_of(term, binding.sizes) or 0 for term in terms])
     parts = np.split(x, ends[:-1], axis=place)
@@ -274,7 +274,7 @@ def _along_sum(x: Numbers, place: int, total: str, size: str, binding: Binding, 
 
 
 def element(x: Numbers, core: int, index: tuple[int, ...]) -> Numbers:
-    """One element of a batch that may broadcast; ``core`` is the number of dimensions after those of the batch."""
+    """One element of a batch that may broadcast; ``core`` counts the dimensions behind the batch."""
     depth = x.ndim - core
     own = index[len(index) - depth :]
     return np.asarray(x[tuple(0 if x.shape[i] == 1 else j for i, j in enumerate(own))])

@@ -1,4 +1,4 @@
-"""Which keys each query may attend to, by the mask and the causal flag together."""
+"""Keys that each query may attend to, by mask, causal flag, window and lengths."""
 
 from collections.abc import Iterator
 
@@ -11,11 +11,11 @@ from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import Kind, Leaf
 
 SQUARE = 16
-"""Queries and keys of a square mask: an example may have many keys because it has one query."""
+"""Most queries and keys of a square mask: examples of one query may have many keys."""
 
 
 def mask_shape(arguments: Arguments, keys: str | None = None) -> tuple[int, ...]:
-    """The full shape of the mask of the keys along an axis, if not given of those that are asked.
+    """The full shape of the mask for ``keys``, by default the attended keys.
 
     It is (*batch, n, m), or (*batch, m) for a mask that is the same for every query.
     """
@@ -26,9 +26,9 @@ def mask_shape(arguments: Arguments, keys: str | None = None) -> tuple[int, ...]
 def attendable(
     arguments: Arguments, keys: str | None = None, rows: Numbers | None = None, *, bottom_right: bool = False
 ) -> Numbers:
-    """The keys along an axis that every query may attend to: booleans (*batch, n, m), without n (*batch, m).
+    """The keys that every query may attend to: booleans (*batch, n, m) or (*batch, m).
 
-    With ``rows``, of these queries alone.
+    ``keys`` is by default the attended axis; ``rows`` selects queries.
     """
     operation, shape = arguments.operation, mask_shape(arguments, keys)
     keys = keys or operation.asked or ""
@@ -52,28 +52,28 @@ def attendable(
 
 
 def behind(arguments: Arguments, keys: str, rows: Numbers | None = None, *, bottom_right: bool = False) -> Numbers:
-    """How far every key is behind the place on the diagonal of every query, or of these: (n, m)."""
+    """Position of each key minus the query's place on the diagonal: (n, m)."""
     n, m = arguments.queries or 0, arguments.size(keys)
     places = (np.arange(n) if rows is None else rows) + (m - n if bottom_right else 0)
     return np.asarray(np.arange(m) - places[:, None])
 
 
 def before_features(rows: Numbers, leaf: Leaf, asking: str | None) -> Numbers:
-    """A number for every query, or for every element of the batch, with axes for what an array has of each."""
+    """Add axes to per-query (or per-batch) numbers, to broadcast against the array ``leaf``."""
     core = len(leaf.core)
     of_queries = {core + axis for axis in leaf.axes(asking)} if asking is not None else set()
     return np.expand_dims(rows, tuple(i - core for i in range(core) if i not in of_queries))
 
 
 def bounds(operation: Operation) -> list[str]:
-    """The causal flag, the window and the lengths of keys, as far as the operation has them as options."""
+    """Paths of the causal flag, window and key lengths that are options of an operation."""
     hides = operation.hides(operation.asked)
     found = (operation.flag, operation.window, hides.path if hides and hides.kind is Kind.INT else None)
     return [path for path in found if path is not None and path in operation.defaults]
 
 
 def spelled_out(arguments: Arguments, rows: Numbers | None = None, *, bottom_right: bool = False) -> Arguments:
-    """Arguments, or those of some rows, with the causal flag, a window and lengths spelled out in the mask."""
+    """The causal flag, window and lengths moved into the mask, for ``rows`` or all."""
     operation = arguments.operation
     defaults = {path: operation.defaults[path] for path in bounds(operation)}
     chosen = arguments if rows is None else arguments.along(operation.asking or "", take(rows))
@@ -83,7 +83,7 @@ def spelled_out(arguments: Arguments, rows: Numbers | None = None, *, bottom_rig
 
 
 def with_first_keys(arguments: Arguments) -> Arguments:
-    """The same, in which a row of a mask that has no key gets the first one; where it is causal, every row does."""
+    """A copy in which mask rows without keys (under causal, all rows) allow the first key."""
     for keys, leaf in arguments.operation.masks.items():
         mask = arguments[leaf.path]
         if mask is not None and mask.shape[-1]:
@@ -93,16 +93,16 @@ def with_first_keys(arguments: Arguments) -> Arguments:
 
 
 def live_rows(arguments: Arguments, *, bottom_right: bool = False) -> Numbers:
-    """Queries that have a sink or an attendable key of every kind, (*batch, n); without n (*batch).
+    """Queries with a sink or an attendable key of every kind: (*batch, n) or (*batch).
 
-    A sink has all the weight where no key is attendable, whatever else ``fully_masked`` is declared.
+    A sink has all the weight where no key is attendable, whatever ``fully_masked`` declares.
     """
     sink = arguments.operation.part(Part.SINK)
     return rows_with_keys(arguments, bottom_right=bottom_right) | (bool(sink) and arguments[sink] is not None)
 
 
 def rows_with_keys(arguments: Arguments, *, bottom_right: bool = False) -> Numbers:
-    """Queries that have an attendable key of every kind, (*batch, n); without n (*batch)."""
+    """Queries with an attendable key of every kind: (*batch, n), or (*batch) without n."""
     live: Numbers = np.ones((), bool)
     for keys in arguments.operation.masks:
         live = np.asarray(live & np.any(attendable(arguments, keys, bottom_right=bottom_right), axis=-1))
@@ -112,7 +112,7 @@ def rows_with_keys(arguments: Arguments, *, bottom_right: bool = False) -> Numbe
 def collapsed_masks(
     arguments: Arguments, keys: str, limits: Limits, rng: np.random.Generator
 ) -> Iterator[tuple[Arguments, tuple[int, ...]]]:
-    """Shapes of masks with axes of size 1, each with arguments for which the wrong broadcast would not raise either."""
+    """Mask shapes with axes of size 1, and arguments for which wrong broadcasting works too."""
     operation = arguments.operation
     core = len(operation.masks[keys].core)
     shape = mask_shape(arguments, keys)

@@ -1,4 +1,4 @@
-"""Changes to arguments along an axis: other rows, and rows that do not count."""
+"""Changes of rows along an axis: replaced, or hidden by masks and lengths."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from attnspec.spec.contract.tree import Kind
 
 
 def with_other_rows(arguments: Arguments, size: str, chosen: Numbers, draw: Callable[[Numbers], Numbers]) -> Arguments:
-    """Other numbers in the chosen rows along an axis (a boolean for each) of everything that has rows along it."""
+    """Replace the ``chosen`` rows (booleans) of every array with rows along an axis."""
 
     def other(x: Numbers, axis: int) -> Numbers:
         rows = chosen.reshape(-1, *(1,) * (x.ndim - 1 - axis))
@@ -20,7 +20,7 @@ def with_other_rows(arguments: Arguments, size: str, chosen: Numbers, draw: Call
 
 
 def hiding(arguments: Arguments, size: str, length: int) -> tuple[Arguments, Arguments]:
-    """The arguments with only the first positions along an axis attendable, and those with the others cut off."""
+    """Arguments that hide positions from ``length`` on, and arguments to cut off there."""
     leaf = arguments.operation.hides(size)
     assert leaf is not None
     if leaf.kind is Kind.INT:

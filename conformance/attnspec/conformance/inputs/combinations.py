@@ -1,6 +1,6 @@
-"""Calls as models make them: sizes, masks, places in memory and magnitudes, in combinations.
+"""Combinations of sizes, masks, memory layouts and magnitudes, as models call attention.
 
-Kernels are chosen by several of these at once, and each has a path that no other combination takes.
+Kernels are chosen by several of these together, so some run for a single combination only.
 """
 
 import random
@@ -18,10 +18,10 @@ from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
 
 BATCH = (2, 2)
-"""Elements and heads."""
+"""Batch elements and heads."""
 
 AS_MANY = "as many"
-"""Keys as queries, features of values as of keys."""
+"""Level: as many keys as queries, or as many value features as key features."""
 
 LEVELS: Mapping[str, Sequence[Any]] = {
     "queries": (1, 8, 65),
@@ -32,17 +32,17 @@ LEVELS: Mapping[str, Sequence[Any]] = {
     "layout": ("contiguous", "heads behind positions", "one for all heads"),
     "numbers": ("normal", "outlier", "opposed"),
 }
-"""A triangle is the causal mask; other masks are shared by the heads, or each has its own."""
+"""Levels by factor: ``triangle`` is causal, other masks are per batch element or head."""
 
 HEADS = -3
-"""The axis of heads, where queries, keys and values have no weights."""
+"""The axis of heads in operations without projection weights."""
 
 TRIES = 40
 
 
 @lru_cache(maxsize=128)
 def combinations(operation: Operation, limits: Limits, strength: int) -> tuple[Row, ...]:
-    """Rows in which every combination of as many levels occurs."""
+    """Rows in which every combination of ``strength`` levels occurs."""
     levels = dict(LEVELS)
     lacking = [leaf.path for leaf in operation.masks.values() if not limits.mask or not limits.has(leaf.path)]
     shared = limits.broadcasting and limits.max_batch_dims > 1
@@ -62,7 +62,7 @@ def combinations(operation: Operation, limits: Limits, strength: int) -> tuple[R
 
 
 def masked(given: Arguments, kind: str, rng: np.random.Generator) -> Arguments:
-    """The arguments under a mask of this kind, which leaves every query a key and some only late ones."""
+    """The arguments under a mask that leaves every query keys, some only late ones."""
     if kind == "none":
         return given
     if kind == "triangle":
@@ -75,7 +75,7 @@ def masked(given: Arguments, kind: str, rng: np.random.Generator) -> Arguments:
 
 
 def placed(given: Arguments, layout: str, convert: Convert) -> tuple[Arguments, dict[str, Any]]:
-    """The arguments laid out in memory: with the numbers that this asks for, and as arrays of the backend."""
+    """The arguments in a memory layout: with the numbers it requires, and as backend arrays."""
     if layout == "one for all heads":
         given = given.replaced({path: same(given.array(path), HEADS) for path in _attended(given)})
 

@@ -1,4 +1,4 @@
-"""Corner cases: rows of a covering array, in which every pair of levels that are known to break kernels occurs.
+"""Corner cases from a covering array of levels that are known to break kernels.
 
 Independent random draws rarely combine two conditions, such as more than 128 keys and a mask that broadcasts.
 """
@@ -20,19 +20,18 @@ from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import Branch, Dim, Kind, Leaf, Option, number_of, schematic
 
 LENGTHS = (1, 2, 3, 0, 5, 7, 16, 17, 33, 63, 64, 65, 127, 128, 129, 130, 192, 255, 256, 257)
-"""Numbers of queries, keys and tokens under a filter: multiples of the tile sizes of kernels, and numbers just below
-and above them."""
+"""Numbers of queries, keys and filtered tokens: tile sizes of kernels, one less, one more."""
 
 STEPS = (1, 2, 3, 0, 5, 7, 8, 16, 17, 33)
-"""Numbers of time steps: each follows from the one before it, so that a long sequence shows what a short one does."""
+"""Numbers of time steps: as each follows from the last, long sequences show nothing new."""
 
 FEATURES = (1, 2, 3, 4, 8, 16, 17, 24, 32, 33, 64, 65, 80, 128)
 HEADS = (1, 2, 3, 4, 8)
 GROUPED = (1, 2, 3)
-"""Heads of the keys, and heads of the queries for each of them."""
+"""Heads of the keys, and query heads per key head."""
 BEAMS = (1, 2, 3, 5)
 INDICES = (0, 1, 3)
-"""Values of an option that is an index, each taken modulo what it is bounded by."""
+"""Values of an index option, each modulo its bound."""
 SPARE = (0, 1, 3)
 DEPTHS = (2, 1, 3, 0)
 TAPS = (3, 2, 1, 4, 5, 7, 16)
@@ -40,7 +39,7 @@ GRIDS = (2, 3, 1, 4, 5, 7, 8, 16, 17)
 PAGES = (2, 1, 3, 4, 8, 16)
 PAGE_ROWS = (*PAGES, 64, 128, 256)
 POOLS = (*PAGES, 300)
-"""Pages of a cache, of which entries of a table choose: more than one byte counts, in the end."""
+"""Pages of a cache that table entries index; 300 need more than one byte."""
 VOCABULARIES = (*FEATURES, 300)
 SEQUENCES = (2, 1, 3, 5)
 BATCHES: tuple[tuple[int, ...], ...] = ((), (2,), (3, 2), (1,), (4,), (2, 1, 3))
@@ -49,10 +48,10 @@ TILE = 128
 """The largest tile of common kernels, in queries or keys."""
 
 FEW, FEW_STEPS, SEVERAL = 2, 3, 8
-"""No bound on work leaves fewer heads, layers and places of a grid; time steps; features and positions."""
+"""Least levels under a bound on work: heads, layers, grid places; time steps; features, positions."""
 
 STEP = 2.0**7
-"""The multiply-adds that a time step costs at least, for every array: those are small, and computed with one by one."""
+"""Least multiply-adds of a time step per array: small arrays cost mostly overhead."""
 
 FAR_BEYOND = 256
 """An example that exceeds the bound on work by this factor loses its batch."""
@@ -61,10 +60,10 @@ Row = dict[str, Any]
 
 
 def long_sizes(operation: Operation) -> tuple[tuple[str, ...], ...]:
-    """The groups of sizes that exceed a tile in the first rows: keys, queries, both, tables and pages, features.
+    """The groups of sizes that exceed a tile in the first rows.
 
-    Of the features, these are the last two that the operation names: as a rule the size multiplied in scores, and that
-    of the values.
+    These are keys, queries, both, tables and pages, and the last two features that the operation names: as a rule those
+    of scores and of values.
     """
     keys, queries = (operation.sizes_of(axis)[-1:] for axis in (Axis.KEY, Axis.QUERY))
     paged = [x for x in operation.sizes_of(Axis.PAGE) if any(x in leaf.sizes for leaf in operation.floats)]
@@ -80,7 +79,7 @@ def tables(operation: Operation) -> tuple[str, ...]:
 
 
 def stepwise(size: str, operation: Operation) -> bool:
-    """Whether a size counts time steps, each of which follows from the one before: no tokens under a filter."""
+    """Return whether a size counts time steps of a recurrence, not tokens under a filter."""
     return operation.axis(size) is Axis.TIME and not operation.sizes_of(Axis.TAP)
 
 
@@ -103,7 +102,7 @@ def size_levels(size: str, operation: Operation, limits: Limits) -> tuple[int, .
 
 
 def option_levels(option: Option, operation: Operation, limits: Limits) -> tuple[Any, ...]:
-    """The levels of an option: its choices, or the numbers to try it with, as far as the backend has the feature."""
+    """The values to try an option with, as far as the backend has the feature."""
     default = operation.defaults.get(option.path)
     below = operation.indices.get(option.path)
     first = [default] if option.path in operation.defaults else []
@@ -144,7 +143,7 @@ def factors(operation: Operation, limits: Limits) -> dict[str, Sequence[Any]]:
 
 
 def _inside(leaf: Leaf, name: str) -> bool:
-    """Whether an array is this argument or part of it."""
+    """Return whether an array is this argument or part of it."""
     return leaf.path == name or leaf.path.startswith((f"{name}.", f"{name}["))
 
 
@@ -167,16 +166,16 @@ def _leaf_factors(leaf: Leaf, operation: Operation, limits: Limits, broadcasts: 
 def covering_rows(
     levels: dict[str, Sequence[Any]], rng: random.Random, most: int, tries: int = 12, strength: int = 2
 ) -> Iterator[Row]:
-    """At most ``most`` rows that cover all pairs of levels: each is the best of a few random candidates.
+    """At most ``most`` rows that cover every combination of ``strength`` levels.
 
-    Of another ``strength``, all combinations of so many levels.
+    Each row is the best of ``tries`` random candidates.
     """
     names = list(levels)
     options = [list(dict.fromkeys(levels[n])) for n in names]
     weights = [list(levels[n]) for n in names]
     first = np.cumsum([0, *map(len, options)])
     of = np.repeat(np.arange(len(names)), [len(o) for o in options])
-    # Which combinations of levels, numbered through all factors, no row has covered yet.
+    # Combinations of levels, numbered through all factors, that no row has covered yet.
     factor = np.meshgrid(*[of] * strength, indexing="ij")
     open_ones = np.logical_and.reduce([a < b for a, b in pairwise(factor)])
     for _ in range(most):
@@ -195,9 +194,9 @@ def covering_rows(
 
 
 def corners(operation: Operation, limits: Limits, *, seed: int, most: int, work: float) -> list[Example]:
-    """Examples of an operation that cover all pairs of levels; ``work`` bounds the multiply-adds of each.
+    """Examples that cover all pairs of levels, each within ``work`` multiply-adds.
 
-    However few are asked for, the first ones are long in keys, in queries, in both under a causal mask, and in
+    However small ``most`` is, the first examples are long in keys, in queries, in both under a causal mask, and in
     features.
     """
     rng = random.Random(seed)
@@ -219,7 +218,7 @@ def corners(operation: Operation, limits: Limits, *, seed: int, most: int, work:
 def _lengthened(
     row: Row, names: tuple[str, ...], operation: Operation, levels: dict[str, Sequence[Any]], rng: random.Random
 ) -> Row:
-    """The row with these sizes beyond a tile, and with normal numbers, which hide no error."""
+    """The row with these sizes beyond a tile and normal numbers, which hide no error."""
     if not names:
         return row
     tile = TILE if len(names) == 1 else TILE // 2
@@ -232,14 +231,14 @@ def _lengthened(
 
 
 def _beyond(tile: int, lengths: Sequence[int], rng: random.Random) -> int:
-    """A length in the second or third tile; the greatest length if the limits allow none of these."""
+    """A length of one to two tiles (plus 2), or else the greatest allowed."""
     return rng.choice([x for x in lengths if tile < x <= 2 * tile + 2] or [max(lengths)])
 
 
 def example_from(
     row: Row, operation: Operation, limits: Limits, *, seed: int, work: float, spared: tuple[str, ...] = ()
 ) -> Example:
-    """The example that a row of levels describes, with all sizes but the spared ones lowered to the bound on work."""
+    """The example of a row, its sizes lowered to the bound on work unless spared."""
 
     def chosen(what: str) -> dict[str, Any]:
         return {name.partition(":")[2]: level for name, level in row.items() if name.startswith(f"{what}:")}
@@ -248,7 +247,7 @@ def example_from(
     sizes = tamed(chosen("size"), batch, operation, limits, work, random.Random(seed), spared)
     sizes = divided(sizes, operation, limits)
     if multiply_adds(sizes, batch, operation) > FAR_BEYOND * work:
-        batch = ()  # lengths that are multiples of many cannot be cut any further
+        batch = ()  # a large limit ``multiple_of`` leaves lengths that cannot be lowered
     kept = chosen("kept")
     return Example(
         sizes=sizes,
@@ -278,10 +277,10 @@ def tamed(
     rng: random.Random,
     spared: tuple[str, ...] = (),
 ) -> dict[str, int]:
-    """Sizes lowered one level at a time, in random order, until the call is within the bound on work.
+    """Sizes lowered one level at a time, at random, until within the bound on work.
 
-    A kernel that fails beyond some size needs only that one size to be large: sizes that are spared keep their values,
-    and one at random is lowered only when nothing else can be.
+    A kernel that fails beyond some size needs only that size to be large: ``spared`` sizes keep their values, and one
+    random size is lowered only when nothing else can be.
     """
     sizes = dict(sizes)
     least = {name: _least_level(name, operation) for name in sizes}
@@ -303,7 +302,7 @@ def tamed(
 
 @lru_cache(maxsize=4096)
 def _least_level(size: str, operation: Operation) -> int:
-    """The level that no bound on work lowers a size below."""
+    """The least level to which a bound on work lowers a size."""
     if stepwise(size, operation):
         return FEW_STEPS
     return FEW if operation.axis(size) & Axis.GRID or size in _repeating_sizes(operation) else SEVERAL
@@ -317,7 +316,7 @@ def _repeating_sizes(operation: Operation) -> frozenset[str]:
 
 
 def multiply_adds(sizes: dict[str, int], batch: tuple[int, ...], operation: Operation) -> float:
-    """An estimate of the multiply-adds of a call: products of three sizes, in every head, layer and time step."""
+    """Estimated multiply-adds of a call: three sizes multiplied, per head, layer and time step."""
     repeats = _repeating_sizes(operation)
     itself = [sizes[operation.asking]] if operation.attends_to_itself and operation.asking else []
     repeated = [size for name, size in sizes.items() if name in repeats]
@@ -337,7 +336,7 @@ def _grids(operation: Operation) -> tuple[tuple[Dim, ...], ...]:
 
 
 def _grid_work(sizes: dict[str, int], batch: tuple[int, ...], operation: Operation) -> float:
-    """The multiply-adds of a linear map at every place of the largest grid; 0 for operations without grids."""
+    """Multiply-adds of a linear map at every place of the largest grid, or 0."""
     grids = _grids(operation)
     if not grids:
         return 0.0

@@ -19,7 +19,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def is_float(x: Any) -> bool:
-    """Whether an array is of floating point; the NumPy kind of bfloat16 is not ``f``."""
+    """Return whether an array is floating point; bfloat16's NumPy kind is not ``f``."""
     return isinstance(x, np.ndarray) and x.dtype.kind not in "biuOUS"
 
 

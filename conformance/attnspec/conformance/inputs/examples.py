@@ -1,4 +1,4 @@
-"""Examples: a few drawn parameters that determine all numbers of a call, so that it can be printed and replayed."""
+"""Examples: drawn parameters that determine all numbers of a call, for replay."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,10 +17,10 @@ KINDS = ("normal", "integers", "ties", "ones", "large", "wide", "offset", "small
 """The distributions of the numbers of an array."""
 
 MANY = 256
-"""More rows of a table than a byte counts."""
+"""Rows of a table that one byte can index."""
 
 WIDE_RANGE = 1000
-"""Integers up to which all are equally frequent."""
+"""Bound up to which drawn integers are uniform; beyond, their logarithm is."""
 
 ABSENT = "absent"
 MASKS = (ABSENT, "random", "padding", "triangle", "one-key", "banded", "all", "nothing", "some-rows-nothing")
@@ -31,10 +31,10 @@ MASKS = (ABSENT, "random", "padding", "triangle", "one-key", "banded", "all", "n
 class Example:
     """The structure of one call, from which its numbers follow.
 
-    ``kept``: which batch dimensions an array has, the others being 1. ``kinds``: how the numbers of an argument are
-    distributed. ``options``: the value of each option. ``masks``: the pattern of each mask. ``collapsed``: the sizes
-    along which a mask broadcasts. ``absent``: the optional arrays that are not given. Each array has a random stream of
-    its own, derived from ``seed``, so that a change of one leaves the others as they are.
+    ``kept``: the batch dimensions that each array has, others being 1. ``kinds``: the distribution of each argument's
+    numbers. ``options``: the value of each option. ``masks``: the pattern of each mask. ``collapsed``: the sizes along
+    which a mask broadcasts. ``absent``: the optional arrays that are None. Each array has its own random stream,
+    derived from ``seed``, so that changing one leaves the others as they are.
     """
 
     sizes: Mapping[str, int]
@@ -56,7 +56,7 @@ class Example:
         return Arguments(operation, values)
 
     def _tree(self, operation: Operation, node: Node, place: int, kind: str, dtype: str) -> Any:
-        """One argument. Half of the arrays in a record are of the drawn kind, the others normal."""
+        """One argument; in a record, half of the arrays have the drawn kind, others normal."""
         inside = iter(range(1 << 30))
 
         def at(part: Leaf | Option) -> Any:
@@ -102,7 +102,7 @@ class Example:
 def integers(
     operation: Operation, path: str, shape: tuple[int, ...], sizes: Mapping[str, int], rng: np.random.Generator
 ) -> Numbers:
-    """Lengths, indices, ends of sequences or other integers, within what bounds them."""
+    """Lengths, indices, ends of sequences or other integers, within their bounds."""
 
     def number(size: str) -> int:
         return number_of(tuple(map(schematic, size.split("*"))), sizes) or 0
@@ -115,7 +115,7 @@ def integers(
     counts = path in operation.lengths
     bound = number((operation.lengths if counts else operation.indices)[path])
     found = np.asarray(rng.integers(0, bound + counts, shape))
-    # The greatest is what a narrow integer does not hold; a length may leave out the last one.
+    # Force the greatest: a narrow integer does not hold it, and random lengths may leave out the last row.
     if found.size > 1 or (found.size and bound > MANY):
         found.reshape(-1)[rng.integers(found.size)] = bound - 1 + counts
     if bound > MANY and not counts:
@@ -124,14 +124,14 @@ def integers(
 
 
 def _drawn(bound: int, shape: tuple[int, ...], rng: np.random.Generator) -> Numbers:
-    """Integers below a bound; where it is large, every order of magnitude is as frequent as another."""
+    """Integers below a bound; if it is large, all orders of magnitude are equally frequent."""
     if bound <= WIDE_RANGE:
         return np.asarray(rng.integers(0, bound, shape))
     return np.asarray(np.floor(float(bound) ** rng.random(shape)), dtype=np.int64) - 1
 
 
 def numbers(kind: str, shape: tuple[int, ...], rng: np.random.Generator, dtype: str, weight: bool = False) -> Numbers:
-    """Numbers of a kind; those of weights are scaled by 1/√fan-in, the last dimension."""
+    """Numbers of a kind; weights are scaled by 1/√fan-in, the last dimension."""
     half = dtype == "float16"
     scale = 1 / sqrt(max(shape[-1], 1)) if weight and shape else 1.0
     match kind:
@@ -165,7 +165,7 @@ def _power(scale: float) -> float:
 
 
 def boolean_mask(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> Numbers:
-    """A mask of a pattern: (…, m) if it is the same for all queries, and (…, n, m) otherwise."""
+    """A mask of a pattern: (…, n, m), or (…, m) for all queries."""
     *batch, m = shape
     if kind == "nothing":
         return np.zeros(shape, bool)

@@ -1,4 +1,4 @@
-"""Sizes of attentions whose heads divide their width, for backends that take no others (limit ``divided_heads``)."""
+"""Sizes of attention whose heads divide its width (limit ``divided_heads``)."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from attnspec.spec.contract.tree import Leaf, schematic
 
 
 class Divided(NamedTuple):
-    """The sizes that count heads, those of the features of one head, and those of all heads together."""
+    """Names of sizes: numbers of heads, features per head, features of all heads."""
 
     heads: tuple[str, ...]
     parts: tuple[str, ...]
@@ -20,7 +20,7 @@ class Divided(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def divided_sizes(operation: Operation) -> Divided:
-    """The sizes of the projections into heads and of what joins these: none for operations without such weights."""
+    """The sizes of projections into and out of heads; empty without such weights."""
     heads, parts, widths = [], [], []
     for leaf in operation.leaves:
         if _projects(leaf, operation):
@@ -38,7 +38,7 @@ def _counts_heads(size: str, operation: Operation) -> bool:
 
 
 def _projects(leaf: Leaf, operation: Operation) -> bool:
-    """Whether a weight (heads, features of a head, features of the rows) projects rows that have no heads yet."""
+    """Return whether a weight (heads, head features, row features) projects rows into heads."""
     if not operation.role(leaf) & Role.WEIGHT or len(leaf.core) != 3 or not all(d.plain for d in leaf.core):
         return False
     whole = (x for x in operation.leaves if not any(_counts_heads(size, operation) for size in x.sizes))
@@ -48,7 +48,7 @@ def _projects(leaf: Leaf, operation: Operation) -> bool:
 
 
 def _joins(leaf: Leaf, operation: Operation) -> bool:
-    """Whether a weight (features, heads × features of a head) projects what all heads give."""
+    """Return whether a weight (features, heads × head features) projects the joined heads."""
     if not operation.role(leaf) & Role.WEIGHT or len(leaf.core) != 2:
         return False
     factors = leaf.core[-1].factors
@@ -56,9 +56,9 @@ def _joins(leaf: Leaf, operation: Operation) -> bool:
 
 
 def divided(sizes: dict[str, int], operation: Operation, limits: Limits) -> dict[str, int]:
-    """The same sizes, but for heads that divide the width where the limits ask for it, alike in every attention.
+    """The sizes with heads that divide the width, if the limits require it.
 
-    The width is at most that of the widest array; head sizes that are limited are those of one head.
+    All attentions are alike. The width is at most that of the widest array; limited head sizes are those of one head.
     """
     found = divided_sizes(operation)
     if not limits.divided_heads or not found.heads:
@@ -75,7 +75,7 @@ def divided(sizes: dict[str, int], operation: Operation, limits: Limits) -> dict
 
 
 def divides(arguments: Arguments, limits: Limits) -> bool:
-    """Whether these arguments are within the limits in that."""
+    """Return whether the arguments satisfy the limit ``divided_heads``."""
     if not limits.divided_heads:
         return True
     operation = arguments.operation
@@ -87,13 +87,13 @@ def divides(arguments: Arguments, limits: Limits) -> bool:
 
 
 def count_of_heads(arguments: Arguments) -> tuple[int, int] | None:
-    """The number of heads and of the features of each; None without attention in heads."""
+    """The number of heads and features per head; None without projections into heads."""
     shapes = (x.shape for leaf, x in arguments.given if _projects(leaf, arguments.operation))
     return next(((heads, part) for heads, part, _ in shapes), None)
 
 
 def with_heads(arguments: Arguments, heads: int, part: int) -> Arguments:
-    """A copy whose attentions have the first heads, and the first features of each; widths are cut alike."""
+    """A copy with only the first heads and head features; widths are cut to match."""
     found = divided_sizes(arguments.operation)
     sizes = dict.fromkeys(found.heads, heads) | dict.fromkeys(found.parts, part)
     sizes |= dict.fromkeys(found.widths, heads * part)

@@ -1,4 +1,4 @@
-"""Layouts: the same numbers elsewhere in memory, as views of larger arrays that hold other numbers as well."""
+"""Memory layouts: views with the same numbers inside larger arrays of other numbers."""
 
 import sys
 from collections.abc import Callable
@@ -11,17 +11,17 @@ from attnspec.conformance.inputs.dtypes import is_float
 
 Convert = Callable[[Numbers], Any]
 Layout = Callable[[Numbers, Convert], Any]
-"""Puts numbers into an array of the backend that ``convert`` makes, and returns the view that has their shape."""
+"""Writes numbers into a backend array from ``convert``; returns a view of their shape."""
 
 CANNOT = (TypeError, IndexError, AttributeError, ValueError, NotImplementedError)
-"""What arrays of a backend raise that cannot be cut, transposed, run backwards or written to."""
+"""Exceptions of backend arrays that cannot be cut, transposed, reversed or written to."""
 
 FAR = 2**31 + 2**16
 """A distance in elements that needs more than 31 bits."""
 
 
 def _other(x: Numbers) -> Numbers:
-    """Numbers of the same dtype that are wrong everywhere, for the memory around an array."""
+    """Numbers of the same dtype, wrong everywhere, for the memory around an array."""
     return np.asarray(~x if x.dtype == bool else x + x.dtype.type(1))
 
 
@@ -52,17 +52,17 @@ def reversed_axes(x: Numbers, convert: Convert) -> Any:
 
 
 def packed(x: Numbers, convert: Convert) -> Any:
-    """The middle third of rows that hold three arrays side by side, as packed queries, keys and values do."""
+    """The middle third of longer rows, as in packed queries, keys and values."""
     return convert(np.concatenate([_other(x), x, _other(x)], axis=-1))[..., x.shape[-1] : 2 * x.shape[-1]]
 
 
 def padded_rows(x: Numbers, convert: Convert) -> Any:
-    """Rows at a distance that is greater than their length."""
+    """Rows whose stride is greater than their length."""
     return convert(np.concatenate([x, _other(x)[..., :3]], axis=-1))[..., : x.shape[-1]]
 
 
 def padded_positions(x: Numbers, convert: Convert) -> Any:
-    """The first rows of a longer array, as of a cache that is allocated for later positions."""
+    """The first rows of a longer array, as in a cache allocated for later positions."""
     if x.ndim < 2:
         return padded_rows(x, convert)
     return convert(np.concatenate([x, _more_rows(x)], -2))[..., : x.shape[-2], :]
@@ -81,7 +81,7 @@ def heads_behind(x: Numbers, convert: Convert) -> Any:
 
 
 def packed_heads(x: Numbers, convert: Convert) -> Any:
-    """(…, positions, 3, heads, features) in memory, of which the second is seen as (…, heads, positions, features)."""
+    """(…, positions, 3, heads, features) in memory; the second of 3, heads before positions."""
     if x.ndim < 3:
         return packed(x, convert)
     moved = x.swapaxes(-2, -3)
@@ -94,23 +94,23 @@ def batch_exchanged(x: Numbers, convert: Convert) -> Any:
 
 
 def shifted(x: Numbers, convert: Convert) -> Any:
-    """Contiguous, behind one other number."""
+    """Contiguous, at an offset of one number."""
     return convert(np.concatenate([_other(x.reshape(-1)[:1]), x.reshape(-1)]))[min(x.size, 1) :].reshape(x.shape)
 
 
 def backwards(x: Numbers, convert: Convert) -> Any:
-    """The last axis run through from its end, where the framework has negative strides."""
+    """The last axis reversed, where the framework has negative strides."""
     return convert(x[..., ::-1])[..., ::-1]
 
 
 def rows_backwards(x: Numbers, convert: Convert) -> Any:
-    """All axes run through from their ends, but for the last one of several."""
+    """All axes reversed, except the last of several."""
     runs = (slice(None, None, -1),) * max(x.ndim - 1, 1)
     return convert(x[runs])[runs]
 
 
 def read_only(x: Numbers, convert: Convert) -> Any:
-    """Memory that may not be written to, where the framework knows of that."""
+    """Read-only memory, where the framework knows it."""
     moved = convert(x)
     if isinstance(moved, np.ndarray):
         moved.flags.writeable = False
@@ -118,7 +118,7 @@ def read_only(x: Numbers, convert: Convert) -> Any:
 
 
 def negated(x: Numbers, convert: Convert) -> Any:
-    """The numbers with the other sign in memory, and a view that negates them, where the framework is so lazy."""
+    """Numbers of opposite sign in memory behind a lazy negation, where the framework has it."""
     view = getattr(_namespace(convert(x)), "_neg_view", None)
     if view is None or not is_float(x):
         raise NotImplementedError("no lazy negation")
@@ -141,16 +141,16 @@ LAYOUTS: tuple[Layout, ...] = (
     later_positions,
     rows_backwards,
 )
-"""Every way to lay an array out that needs nothing but views."""
+"""All layouts that need only views."""
 
 
 def same(x: Numbers, axis: int) -> Numbers:
-    """The first of an array along an axis in the place of all."""
+    """The first slice along an axis in place of all."""
     return np.repeat(np.take(x, [0], axis), x.shape[axis], axis)
 
 
 def repeated(x: Numbers, axis: int | tuple[int, ...], convert: Convert) -> Any:
-    """Numbers that are the same along axes, which have stride 0; as they are where the framework cannot repeat."""
+    """Numbers equal along axes, with stride 0; plainly converted where the framework cannot broadcast."""
     one = x
     for place in (axis,) if isinstance(axis, int) else axis:
         one = np.take(one, [0], place)
@@ -160,10 +160,10 @@ def repeated(x: Numbers, axis: int | tuple[int, ...], convert: Convert) -> Any:
 
 
 def distant(x: Numbers, axis: int, convert: Convert) -> Any:
-    """Numbers whose places along an axis are so far apart that the last offset needs more than 31 bits.
+    """Numbers so far apart along an axis that the last offset exceeds 31 bits.
 
-    The memory in between is never touched, so that a system need not provide it. None where there is one number along
-    the axis, where the framework has no such arrays, and where the system refuses.
+    The memory in between is never touched, so a system need not provide it. None if the axis has one number, if the
+    framework has no such arrays, or if the system refuses.
     """
     size = x.shape[axis]
     moved = convert(x)
@@ -184,7 +184,7 @@ def distant(x: Numbers, axis: int, convert: Convert) -> Any:
 
 
 def _namespace(moved: Any) -> Any:
-    """The module of functions for an array of the backend; None if it cannot be told."""
+    """The module of functions for a backend's array; None if unknown."""
     own = getattr(moved, "__array_namespace__", None)
     if own is not None:
         return own()

@@ -13,7 +13,7 @@ from attnspec.spec.contract.operation import Operation
 
 @st.composite
 def examples(draw: st.DrawFn, operation: Operation, limits: Limits, *, work: float = 2.0**18) -> Example:
-    """Examples of an operation: one or two sizes large and the others small, everything else as in the corner cases."""
+    """Examples with at most two large sizes; everything else as in the corner cases."""
     row: Row = {}
     levels = factors(operation, limits)
     large = {draw(st.sampled_from([None, *operation.sizes])) for _ in range(2)}

@@ -1,1 +1,1 @@
-"""The verdict on one law: a backend's operation, its examples, its smallest counterexample."""
+"""Verdicts on laws: calls, comparisons with the oracle, reduced counterexamples."""

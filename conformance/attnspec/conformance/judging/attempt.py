@@ -1,4 +1,4 @@
-"""One law checked on one example."""
+"""Check of one law on one example, and the seed of its random draws."""
 
 import hashlib
 from collections.abc import Iterable
@@ -12,20 +12,20 @@ from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import LeftOut, Violation
 
 Outcome: TypeAlias = tuple[Violation | None, bool, float, int]
-"""What violates a law, whether it was concerned, error ratio, elements not judged."""
+"""The violation or None, whether the law applied, the error ratio, elements not judged."""
 
 
 def stable_seed(*parts: object) -> int:
-    """A seed that depends on these words alone, on every machine."""
+    """A seed computed from the texts of ``parts`` alone, equal on every machine."""
     digest = hashlib.sha256("\0".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big")
 
 
 def attempt(subject: Subject, check: Check, arguments: Arguments, seed: int) -> Outcome:
-    """Check one law on one example: what violates it, whether it was concerned, error ratio, elements not judged.
+    """Check one law on one example.
 
-    A number outside of its budget is judged again with a sampled budget, which is slow. If it then passes, the usual
-    check runs a third time: the pass counts only if the first violation repeats exactly.
+    An element over its budget is judged again with a sampled budget, which is slow. If it is then within budget, the
+    usual check runs a third time: the result counts only if the first violation repeats exactly.
     """
     found = attempt_once(subject, check, arguments, seed)
     violation, *_ = found
@@ -45,7 +45,7 @@ def attempt(subject: Subject, check: Check, arguments: Arguments, seed: int) -> 
 def first_violated(
     subject: Subject, law_checks: Iterable[Check], arguments: Arguments, seed: int
 ) -> tuple[Check, Violation] | None:
-    """The first of a law's checks that an example violates, and how; None if it violates none."""
+    """The first check of a law that the example violates, with the violation; else None."""
     for check in law_checks:
         if check.concerns(subject.operation):
             violation, *_ = attempt(subject, check, arguments, seed)
@@ -55,12 +55,12 @@ def first_violated(
 
 
 def _of_a_budget(violation: Violation) -> bool:
-    """Whether a number is out of its budget, where it has one."""
+    """Return whether the violation concerns elements whose budget is not 0."""
     return violation.budget is not None and bool(np.any(violation.budget))
 
 
 def attempt_once(subject: Subject, check: Check, arguments: Arguments, seed: int) -> Outcome:
-    """The same by the usual budgets alone."""
+    """Check one law on one example with the usual budgets only."""
     subject.ratio, subject.not_judged, subject.vague, subject.informative = 0.0, 0, 0, 0
     rng = np.random.Generator(np.random.PCG64(stable_seed(seed, check.name)))
     try:

@@ -1,4 +1,4 @@
-"""Violations by their likely cause: which of them may be consequences of others."""
+"""Violations sorted into likely causes and their possible consequences."""
 
 from collections.abc import Iterable
 
@@ -9,15 +9,15 @@ from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.semantics import ASKED_BY
 
 ROOTS = (FORMULA, GRADIENT)
-"""Laws whose violation explains others: the formula, and its gradient."""
+"""Laws whose violation may explain others: the formula and its gradient."""
 
 
 def by_cause(violations: Iterable[Result]) -> tuple[list[Result], list[Result]]:
-    """The violations by likelihood of being a cause, and those that may be consequences of others.
+    """Return likely causes, most likely first, and violations that may be their consequences.
 
-    First come the formula and its gradient, then what may only have to be declared, then the rest; of each, those with
-    a counterexample come first, and of those the laws that govern the fewest operations, which say most clearly what is
-    wrong. Laws that were not judged after crashes are last.
+    The formula and its gradient come first, then violations that a changed declaration may settle, then all others.
+    Within a group, violations with a counterexample come first, and among them laws that govern the fewest operations,
+    since they are the most specific. Laws left unjudged after crashes come last.
     """
     results = list(violations)
     following = consequences(results)
@@ -31,10 +31,10 @@ def by_cause(violations: Iterable[Result]) -> tuple[list[Result], list[Result]]:
 
 
 def consequences(violations: Iterable[Result]) -> list[Result]:
-    """The violations that may vanish once the operation's formula holds; of gradients, once its gradient does.
+    """Return the violations that may vanish once the operation's formula or its gradient is right.
 
-    These are the laws of its numbers: a budget is what the formula's own result allows, so that results of the backend
-    may miss it even among themselves. What was accepted, written to or observed to be another known choice stays.
+    These concern values: a budget assumes a correct result, so wrong results may differ even among themselves. Accepted
+    bad shapes, mutated inputs and undeclared but known choices are no consequences.
     """
     results = list(violations)
     broken: dict[tuple[str, str], set[str | None]] = {}
@@ -54,6 +54,6 @@ def consequences(violations: Iterable[Result]) -> list[Result]:
 
 
 def _declarable(r: Result) -> bool:
-    """Whether the backend was seen to make one of the known choices, though not the one that it declares."""
+    """Return whether the backend made a known choice that it does not declare."""
     question = ASKED_BY.get(r.law)
     return question is not None and r.observed in question.choices

@@ -1,4 +1,4 @@
-"""The registry of checks, which modules of ``laws`` fill by ``@checks``."""
+"""Registry of the checks of laws, filled by ``@checks`` in the modules of ``laws``."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,12 +18,11 @@ Function = Callable[[Subject, Arguments, np.random.Generator], bool]
 class Check:
     """One way to check a law on one example.
 
-    The function raises :class:`~attnspec.conformance.judging.violation.Violation` where the law does not hold, and
-    returns whether the law says anything about the example. A check that runs ``once`` makes its own inputs, from the
-    given arguments as a template. An ``ensemble`` estimates an error from many elements; in a narrow dtype, where
-    rounding hides small errors, it runs on every example. A ``dear`` one belongs to the profiles
-    that have time for it; one ``at_leading`` dtypes runs at all of them only there, and else at the leading one.
-    ``name`` seeds what the check draws at random.
+    The function raises :class:`~attnspec.conformance.judging.violation.Violation` where the law fails, and returns
+    whether the law applies to the example. ``once``: runs once per case and makes its own inputs, with the arguments as
+    a template. ``ensemble``: estimates an error from many elements; runs on every example in 16-bit dtypes, where
+    rounding hides small errors. ``dear``: too slow for ``quick``. ``at_leading``: in ``quick``, runs only at the
+    leading dtype. ``name`` seeds its random draws.
     """
 
     law: Law
@@ -36,7 +35,7 @@ class Check:
     governs: Callable[[Operation], bool] | None = None
 
     def concerns(self, operation: Operation) -> bool:
-        """Whether the check has anything to say about an operation that the law governs."""
+        """Return whether the check applies to an operation that the law governs."""
         if self.governs is not None and not self.governs(operation):
             return False
         return operation.differentiable or not self.law.gradients
@@ -58,9 +57,9 @@ def checks(
 ) -> Callable[[Function], Function]:
     """Register a check of a law.
 
-    A law may have several checks, which need not run equally often; it holds where all of them find no violation. It is
-    one of results or one of gradients, never of both: its verdict says which of them is wrong.
-    ``governs`` selects the operations of this check where they are fewer than those of the law.
+    A law holds if none of its checks finds a violation; its checks may run at different rates. A law concerns results
+    or gradients, never both, so that its verdict says which of them is wrong. ``governs`` narrows a check to some of
+    the law's operations.
     """
 
     def register(function: Function) -> Function:

@@ -1,4 +1,4 @@
-"""Comparisons: every element within its budget, or bit for bit, with the largest error ratio on record."""
+"""Comparisons of results within budgets or bit for bit, with a record of error ratios."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,16 +11,15 @@ from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.reference.budget.error_array import UNKNOWN
 
 INFORMATIVE = 0.03
-"""An element whose budget exceeds this fraction of the largest element is counted as not judged."""
+"""An element whose budget exceeds this fraction of the largest expected magnitude is not judged."""
 
 
 class Comparisons:
-    """What is compared, and how it came out.
+    """Comparisons of arrays, with counters of their outcomes.
 
-    ``ratio`` is the largest error ratio since it was last set to 0. ``not_judged`` counts elements whose budget tells
-    nothing or that a declared choice leaves open, ``vague`` the former alone, ``informative`` those
-    whose budget tells them from 0.
-    ``within_budget`` says that results of the same call may differ within the sum of their budgets.
+    ``ratio``: the largest error ratio since it was last set to 0. ``vague``: elements whose budget is too wide to
+    judge. ``not_judged``: these, and elements that a declared choice leaves open. ``informative``: elements whose
+    expected value exceeds its budget. ``within_budget``: repeated calls may differ by the sum of their budgets.
     """
 
     ratio: float = 0.0
@@ -30,12 +29,12 @@ class Comparisons:
 
     @property
     def within_budget(self) -> bool:
-        """Whether results that should be the same may differ within their budgets."""
+        """True if repeated calls may differ within their budgets."""
         return False
 
     @property
     def shares_scales(self) -> bool:
-        """Whether numbers are stored with scales that depend on others, so that a change of these shows everywhere."""
+        """True if stored numbers share scales, so that changing one number may round others differently."""
         return False
 
     def matches(
@@ -46,9 +45,9 @@ class Comparisons:
         arguments: Arguments,
         what: str = "the result",
     ) -> None:
-        """Every element of ``got`` is within its budget of what is expected; the error ratio is recorded.
+        """Demand that every element of ``got`` is within its budget of ``expected``.
 
-        A ``budget`` that has to be computed first is asked for only if numbers differ: what is equal is within any.
+        Records the error ratio. A callable ``budget`` is called only if numbers differ.
         """
         if got.size == 0:
             return
@@ -81,7 +80,7 @@ class Comparisons:
             ratios = np.where(error == 0, 0.0, error / np.where(budget > 0, budget, np.nan))
             ratios = np.where((error > 0) & (budget == 0), np.inf, ratios)
             top = np.max(np.abs(expected), where=finite, initial=0.0)
-            # Where every element is expected to be 0, any budget that is known says enough.
+            # Where all expected values are 0, there is no magnitude to compare with: any known budget judges.
             vague = ~(budget <= (INFORMATIVE * float(top) if top > 0 else UNKNOWN / 2))
             ratios = np.where(vague, 0.0, ratios)
             ratios = np.where(finite & ~np.isfinite(found), np.inf, ratios)
@@ -90,7 +89,7 @@ class Comparisons:
         untold = int(np.where(finite, vague, ~exact).sum())
         self.not_judged += untold
         self.vague += int((finite & vague).sum())
-        # Where 0 is within the budget, zeros are right whatever computed them.
+        # Where 0 is within the budget, a backend that always returns 0 would match: such elements prove nothing.
         self.informative += int((finite & ~vague & (np.abs(expected) > budget)).sum())
         return ratios
 
@@ -119,12 +118,10 @@ class Comparisons:
     def same(
         self, got: Numbers, expected: Numbers, budget: Callable[[], Numbers], arguments: Arguments, what: str
     ) -> None:
-        """Two results are equal bit for bit, or within the sum of both budgets.
+        """Demand equality bit for bit, or within the sum of both budgets.
 
-        The latter if the backend declares that it does not repeat its bits, or stores scales that numbers share.
-
-        Numbers below the smallest normal one are not compared: flushing them to zero is allowed. ``budget`` is asked
-        for only if bits differ.
+        Budgets apply if the backend declares that calls may differ, or stores scales that numbers share. Subnormal
+        numbers are not compared, since flushing them to zero is allowed. ``budget`` is called only if bits differ.
         """
         different = (got != expected) & ~((got != got) & (expected != expected))
         if not different.any():
@@ -132,7 +129,7 @@ class Comparisons:
         if self.within_budget or self.shares_scales:
             self.matches(got, expected.astype(np.float64), 2 * budget(), arguments, what)
             return
-        # An infinite budget marks what a declared choice leaves open.
+        # An infinite budget marks elements that a declared choice leaves open.
         different &= np.isfinite(budget())
         if got.dtype != bool:
             smallest = SMALLEST_NORMAL.get(got.dtype.name, 0.0)
@@ -146,19 +143,19 @@ class Comparisons:
     def holds(
         self, condition: bool, message: str, arguments: Arguments, *, reason: Reason = Reason.VALUE, **more: Any
     ) -> None:
-        """A plain condition; where it fails the law is violated."""
+        """Raise a violation unless the condition holds."""
         if not condition:
             raise Violation(message, reason=reason, arguments=arguments, **more)
 
 
 def exactly_infinite(expected: Numbers, budget: Numbers) -> Numbers:
-    """Where an infinity is expected that no error can move: its budget is 0."""
+    """Mask of expected infinities that no rounding can change: their budget is 0."""
     found: Numbers = np.isinf(expected) & (budget == 0)
     return found
 
 
 def _differs(got: Numbers, expected: Numbers) -> bool:
-    """True if any number is not what is expected; where that is NaN, nothing is."""
+    """Return whether any number differs from the expected one; an expected NaN matches anything."""
     if got.dtype == bool or expected.dtype == bool:
         return bool((got != expected).any())
     found = got.astype(np.result_type(expected.dtype, np.float64))
@@ -166,11 +163,11 @@ def _differs(got: Numbers, expected: Numbers) -> bool:
 
 
 DIGITS = (9, 17, 21)
-"""Significant digits of a number: as people read it, and all of a double or a long double where those look equal."""
+"""Significant digits: for reading, then all of a double, then all of a long double."""
 
 
 def told_apart(got: Any, expected: Any) -> tuple[str, str, str]:
-    """Both numbers, in as many digits as it takes to tell them apart, and their difference if 9 digits look equal.
+    """Both numbers with enough digits to differ, and their difference if 9 digits look equal.
 
     >>> told_apart(0.5, 0.25)
     ('0.5', '0.25', '')
@@ -187,7 +184,7 @@ def told_apart(got: Any, expected: Any) -> tuple[str, str, str]:
 
 
 def number(x: Any, digits: int = DIGITS[0]) -> str:
-    """A number, rounded to so many significant digits."""
+    """A number as text, rounded to ``digits`` significant digits."""
     if np.asarray(x).dtype == bool:
         return str(bool(x))
     if digits <= DIGITS[1] or float(x) == x or not np.isfinite(x):

@@ -1,4 +1,4 @@
-"""What a backend declares, read once and checked."""
+"""A backend's declaration, read once and validated."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from attnspec.spec.contract.semantics import DeclaredSemantics
 
 @dataclass(frozen=True)
 class Contract:
-    """What a backend declares, read once and checked: ``ValueError`` says what was expected and got."""
+    """A backend's declaration, validated: ``ValueError`` names what was expected and got."""
 
     name: str
     operations: tuple[str, ...]
@@ -26,7 +26,7 @@ class Contract:
 
     @classmethod
     def of(cls, backend: Any, origin: str = "") -> "Contract":
-        """Read a backend; ``origin`` is how it was named, so that snippets can name it again."""
+        """Read a backend; ``origin`` is the text that loads it again in snippets."""
         name = getattr(backend, "name", None)
         if not isinstance(name, str) or not name:
             raise ValueError(f"name: expected a text; got {name!r}")

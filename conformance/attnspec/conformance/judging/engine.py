@@ -1,4 +1,4 @@
-"""Judging: all laws of one operation at one dtype, over shared examples, with a verdict for each law."""
+"""Judging of one operation at one dtype: all laws over shared examples, one verdict each."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,36 +28,36 @@ from attnspec.spec.contract.operation import OPERATIONS, Operation
 from attnspec.spec.contract.semantics import ASKED_BY
 
 Mark = Callable[[str, Any], None]
-"""Called with a law and its input before each check, so that a crash can be named."""
+"""Called with a law and its input before each check, to attribute crashes."""
 
 AFFORDED = 2.0**26
-"""Multiply-adds up to which the formula is computed for the arrays of another law."""
+"""Most multiply-adds for recomputing the formula on arrays that violate another law."""
 
 Choice = Callable[[list[Result]], Sequence[Result]]
-"""The violations that get counterexamples, of those of a case."""
+"""Selects the violations of a case that get counterexamples."""
 
 UNTOLD = (
     "no number could be told right from wrong: {} of them have budgets that are too large. Declare a precision class "
     "that rounds less or limits that leave more, or judge another dtype"
 )
-"""Message of the formula where no number is judged."""
+"""Message of the formula's verdict if every budget is too wide to judge."""
 
 FURTHER = 16
-"""Further examples of the formula, at most, where those of the profile tell nothing of any number."""
+"""Most extra examples of the formula, if the profile's examples judge no number."""
 
 NOTHING: Outcome = (None, False, 0.0, 0)
-"""The outcome of a check that has not come to its end."""
+"""Outcome of a check that an error of attnspec ended."""
 
 BOOLEAN, DEFAULT = "bool", "default"
-"""The dtypes of operations whose result is boolean, and of those without float inputs."""
+"""Dtype names for operations with boolean results, and for those without float inputs."""
 
 
 @dataclass(frozen=True)
 class Case:
     """One operation at one dtype, and the laws to judge it by.
 
-    ``leading``: in ``quick``, checks that need one dtype alone run at this one. ``named``: a user named the laws, so
-    that slow ones run too.
+    ``leading``: at this dtype ``quick`` runs the checks that need only one dtype. ``named``: the user named the laws,
+    so slow checks run too.
     """
 
     operation: str
@@ -68,7 +68,7 @@ class Case:
 
     @property
     def id(self) -> str:
-        """A name that is unique within a run."""
+        """An identifier that is unique within a run."""
         return f"{self.operation}-{self.dtype}"
 
 
@@ -80,13 +80,13 @@ def dtypes_of(operation: Operation, dtypes: Iterable[str]) -> tuple[str, ...]:
 
 
 def leading(dtypes: Sequence[str]) -> str:
-    """The dtype at which is tried first what shows at any: float32, or the first of these."""
+    """The dtype for checks that need only one: float32, or else the first."""
     return "float32" if "float32" in dtypes else next(iter(dtypes), "")
 
 
 @lru_cache(maxsize=1024)
 def governing_laws(operation: Operation) -> tuple[str, ...]:
-    """The laws that govern an operation, whether a run selects them or not."""
+    """All laws that govern an operation, selected or not."""
     return tuple(i for i, x in LAWS.items() if x.concerns(operation))
 
 
@@ -97,7 +97,7 @@ def cases(
     laws: Sequence[str] = (),
     dtypes: Sequence[str] = (),
 ) -> list[Case]:
-    """The cases of a backend, the most expensive of every dtype first; empty selections select everything."""
+    """The cases of a backend, float64 first, most laws first; empty selections select everything."""
     chosen = [
         o for o in OPERATIONS.values() if o.name in contract.operations and (not operations or o.name in operations)
     ]
@@ -118,7 +118,7 @@ def cases(
 
 @dataclass
 class _Progress:
-    """What has become of one law so far; ``place`` is that of the law among all that govern the operation."""
+    """The progress of one law; ``place`` is its index among all laws of the operation."""
 
     law: str
     checks: tuple[Check, ...]
@@ -133,12 +133,12 @@ class _Progress:
 
     @property
     def open(self) -> bool:
-        """Whether the law is not decided yet."""
+        """True if the law is undecided."""
         return self.failure is None and not self.own_error
 
 
 Violated = dict[str, _Progress]
-"""Laws whose violation was seen. A backend that answers better when the case is judged again has violated them."""
+"""Progress of violated laws by id; a violation stands even if judging again passes."""
 
 
 @dataclass
@@ -159,13 +159,13 @@ class _Run:
 
     @property
     def ended(self) -> bool:
-        """Whether no further example is needed."""
+        """True if no further example is needed."""
         return not self.open or (self.stop_at_first and any(p.failure for p in self.laws.values()))
 
     def affords(self, check: Check) -> bool:
-        """True if there is time for a check at this dtype: by the profile, or because its law is named.
+        """Return whether a check runs at this dtype, by the profile or a named law.
 
-        A law that is named is checked in any case, by its dear checks if it has no others.
+        A law that the user named always runs: its slow checks only if it has no others.
         """
         if self.effort.dear:
             return True
@@ -174,7 +174,7 @@ class _Run:
         return not check.at_leading or self.subject.leading
 
     def check(self, progress: _Progress, check: Check, arguments: Arguments, seed: int) -> None:
-        """Make one check on one example, and remember what became of its law."""
+        """Run one check on one example and record the outcome for its law."""
         outcome, progress.own_error = contained(
             f"checking {progress.law}",
             lambda: attempt(self.subject, check, arguments, seed),
@@ -193,9 +193,9 @@ class _Run:
                 self._blame_formula(check, violation, seed)
 
     def _blame_formula(self, check: Check, violation: Violation, seed: int) -> None:
-        """Let the formula fail too where a law about machinery fails on arrays on which the plain call is wrong.
+        """Fail the formula too if a plain call on the violating arrays is wrong.
 
-        The formula is then what is named and explained, and the other law is a consequence.
+        Only for laws about how calls are made: reports then show the formula as cause, the law as its consequence.
         """
         law = check.law.id
         if check.law.chapter not in MACHINERY or law in REMEMBERING or violation.reason != Reason.VALUE:
@@ -216,9 +216,9 @@ class _Run:
                 return
 
     def _plain_call(self, arguments: Arguments | None) -> Arguments | None:
-        """These arrays for a call by itself; None outside of the dtype, if refused, and for more than is afforded.
+        """A copy without cached results, for judging a plain call.
 
-        What was computed of them before is not kept.
+        None if its dtype differs, the backend refuses it, or it exceeds :data:`AFFORDED` multiply-adds.
         """
         subject = self.subject
         if arguments is None or any(x.dtype.name != subject.data_dtype for _, x in arguments.floats):
@@ -251,18 +251,18 @@ def judge(
 ) -> list[Result]:
     """The verdicts of every law of a case.
 
-    ``skip`` holds verdicts that are known already (laws that crashed the process before). ``stop_at_first`` ends at the
-    first violation. ``extent`` is widened to the largest sizes of all calls. ``described`` chooses the violations that
-    get counterexamples: if not given all, or none with ``stop_at_first``. They are made once all verdicts are known,
-    none of which they change; ``contain`` survives what goes wrong while the backend is called for them. ``violated``
-    receives the violations as they are seen; those that it holds already stand, and are not checked again.
+    ``skip``: verdicts already known (laws that crashed the process before). ``stop_at_first``: end at the first
+    violation. ``extent``: widened to the largest sizes of all calls. ``described``: selects the violations that get
+    counterexamples; by default all, or none with ``stop_at_first``. Counterexamples are made after all verdicts and
+    change none. ``contain``: survives errors while the backend is called for them. ``violated``: receives violations as
+    they are seen; laws already in it stand violated and are not checked again.
     """
     subject = Subject(backend, contract, OPERATIONS[case.operation], case.dtype, device, profile)
     subject.leading = case.leading
     if extent is not None:
         subject.extent = extent
     violated = {} if violated is None else violated
-    # Without a description and without others after it, only the existence of a violation matters.
+    # If the run stops at a violation and makes no counterexample, only the existence of one matters.
     blames_formula = described is not None or not stop_at_first
     run = _Run(subject, subject.effort, mark, stop_at_first, violated, blames_formula)
     settled = dict(skip or {})
@@ -306,7 +306,7 @@ def _explore(run: _Run, seed: int) -> None:
 
 
 def _look_further(run: _Run, seed: int) -> None:
-    """Check the formula on other examples where those of the profile are empty, or tell nothing of any number."""
+    """Check the formula on extra examples if the profile's examples judged no number."""
     subject, formula = run.subject, run.laws.get(FORMULA)
     if formula is None or not formula.examples or formula.informative:
         return
@@ -321,9 +321,9 @@ def _look_further(run: _Run, seed: int) -> None:
 
 
 def _draw(run: _Run, seed: int, count: int) -> None:
-    """Let Hypothesis look for examples after the first ``count``, in the direction of larger error ratios.
+    """Check examples that Hypothesis draws, steered towards larger error ratios.
 
-    The ratio is that of the formula alone, selected or not: the examples are the same whatever laws are selected.
+    They are numbered from ``count``. Only the formula's ratio steers: examples do not depend on the selected laws.
     """
 
     @hypothesis.seed(seed)
@@ -347,7 +347,7 @@ def _draw(run: _Run, seed: int, count: int) -> None:
 
 
 def _try(run: _Run, example: Example, index: int, *, first: bool = False) -> Arguments | None:
-    """Check the laws that are due on an example; its arguments, or None if they are outside the domain."""
+    """Run the checks due on an example; return its arguments, or None outside the domain."""
     subject = run.subject
     found, note = contained("making an input", lambda: _made(subject, example), None)
     if found is None:
@@ -375,11 +375,11 @@ def _made(subject: Subject, example: Example) -> tuple[Arguments, bool]:
 
 
 def _formula_ratio(run: _Run, example: Example, arguments: Arguments | None) -> float:
-    """The error ratio of the formula on an example; 0 where it has ended the process before."""
+    """The formula's error ratio on an example; 0 if its check crashed an earlier process."""
     if arguments is None or not run.guided:
         return 0.0
     run.mark(FORMULA, example)
-    # Its error, if it has one, is that of the law, which is reported where the law is checked.
+    # An error of attnspec is not reported here: the formula's own check reports it.
     outcome, _ = contained(
         "guiding the search by the formula",
         lambda: attempt_once(run.subject, CHECKS[FORMULA][0], arguments, example.seed),
@@ -416,11 +416,11 @@ def _verdict(run: _Run, case: Case, law: str, progress: _Progress) -> Result:
 
 
 ANSWERED_OTHERWISE = "called again with the same input the backend answered otherwise, and the law held (repeatability)"
-"""The note of a violation that was seen once."""
+"""Note of a violation that a repeated call did not show."""
 
 
 def _described(run: _Run, progress: _Progress, result: Result, contain: Containment) -> Result:
-    """A violation with its counterexample, as small and as complete as it can be made, and a note if it cannot."""
+    """A violation with the smallest counterexample that could be made, and notes on failures."""
     assert progress.failure is not None
     check, arguments, violation, seed = progress.failure
     subject, law = run.subject, result.law
@@ -436,7 +436,7 @@ def _described(run: _Run, progress: _Progress, result: Result, contain: Containm
     return replace(
         result,
         message=violation.message,
-        # A smaller input may have a larger ratio, which is the one that can be seen.
+        # The reduced input may have a larger ratio, and readers can recompute that one.
         error_ratio=max(progress.ratio, violation.ratio),
         counterexample=None if shown is None else {**shown, "snippet": script},
         note=joined(seen, reducing, writing, scripting),
@@ -446,7 +446,7 @@ def _described(run: _Run, progress: _Progress, result: Result, contain: Containm
 def _reduced(
     run: _Run, check: Check, arguments: Arguments, violation: Violation, seed: int
 ) -> tuple[Arguments, Violation, str]:
-    """The smallest input on which the law is violated, or the one that was found, if a second call does not show it."""
+    """The smallest violating input, or the original one if a second call shows no violation."""
     run.mark(check.law.id, "checking the counterexample once more")
     again, *_ = attempt(run.subject, check, arguments.replaced({}), seed)
     if again is None:

@@ -1,4 +1,4 @@
-"""Calls into a backend: an exception of its code is a finding about the backend, not an error of the suite."""
+"""Calls into backend code, whose exceptions are findings, not errors of the suite."""
 
 import os
 import signal
@@ -15,27 +15,27 @@ MAX_LENGTH = 300
 """Characters of a message; the rest is cut."""
 
 MAX_FRAMES = 3
-"""Calls that a message names, from the one that raised outwards."""
+"""Most calls that a message names, starting with the one that raised."""
 
 SUITE = str(Path(__file__).parents[1]) + os.sep
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-"""Where the code is that no author of a backend has written: it is named where it raises, and then who called it."""
+"""Folders of libraries; messages name library code that raises, and its caller."""
 
 
 def printable(text: str) -> str:
-    """The text with escapes for all that a terminal would not print but obey, and for what no encoding can write."""
+    """The text with control characters and unencodable characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 @dataclass(frozen=True)
 class Raised:
-    """What a backend's code raised."""
+    """An exception that a backend's code raised."""
 
     error: BaseException
 
     @property
     def message(self) -> str:
-        """The exception's type and message on one line, and where it was raised, all in printable characters."""
+        """One printable line: the exception's type, its message, and where it was raised."""
         kind = type(self.error).__name__
         text = call_safely(lambda: str(self.error))
         line = "its message cannot be read" if isinstance(text, Raised) else " ".join(text.split())
@@ -43,7 +43,7 @@ class Raised:
         return printable((f"{kind}: {line}" if line else kind) + self._place())
 
     def _place(self) -> str:
-        """The calls that led there, the last one first: of a library only that which raised."""
+        """The calling frames, innermost first; of library code only the frame that raised."""
         frames = [
             (f.f_code, line) for f, line in traceback.walk_tb(self.error.__traceback__) if not _of_suite(f.f_code)
         ]
@@ -54,33 +54,33 @@ class Raised:
 
 
 def _of_suite(code: CodeType) -> bool:
-    """Whether code is that of the suite, or was generated and is in no file."""
+    """Return whether code belongs to the suite, or was generated and is in no file."""
     return code.co_filename.startswith((SUITE, "<"))
 
 
 def _path(code: CodeType) -> str:
-    """The file of some code, seen from the current folder if it is inside."""
+    """The file of a code object, relative to the current folder if inside it."""
     path = os.path.relpath(code.co_filename)
     return code.co_filename if path.startswith(os.pardir) else path
 
 
 class OperationElsewhere:
-    """An operation of a backend in another process, whose threads are there too; ``ask`` sends a request there."""
+    """An operation of a backend in another process; ``ask`` sends a request there."""
 
     def __init__(self, name: str, ask: Callable[..., Any]) -> None:
         self._name, self._ask = name, ask
 
     def __call__(self, *given: Any, **named: Any) -> Any:
-        """Call it in the main thread."""
+        """Call it in the main thread of that process."""
         return self._ask("operation", self._name, given, named)
 
     def in_thread(self, *given: Any, **named: Any) -> Any:
-        """Call it in a new thread."""
+        """Call it in a new thread of that process."""
         return self._ask("in_thread", self._name, given, named)
 
 
 def in_thread(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """The result of a call in a new thread; what it raises is raised here."""
+    """The result of a call in a new thread; its exception is raised here."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(function, *given, **named).result()
 
@@ -88,7 +88,7 @@ def in_thread(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
 def call_safely(call: Callable[[], Any]) -> Any:
     """The result of a call, or :class:`Raised` if it raises anything at all.
 
-    ``KeyboardInterrupt`` alone comes through, since the user may have pressed Ctrl-C. A worker process ignores SIGINT:
+    Only ``KeyboardInterrupt`` propagates, since the user may have pressed Ctrl-C. A worker process ignores SIGINT:
     there it can only come from the backend, and is returned like any other exception.
     """
     try:

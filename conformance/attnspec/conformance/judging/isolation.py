@@ -1,4 +1,4 @@
-"""Work in a process of its own, which may crash or hang."""
+"""Work in a child process that may crash or hang."""
 
 import os
 import signal
@@ -10,23 +10,23 @@ from typing import NamedTuple
 from attnspec.conformance.judging.violation import Reason
 
 ENDED = 113
-"""The status of a process that has come to the end of its work; a backend that exits has another."""
+"""Exit status of a child that finished its work; a backend that exits has another."""
 
 POSSIBLE = hasattr(os, "fork")
-"""Whether processes can be copied, with the backend that they have imported."""
+"""True if processes can fork, which keeps the imported backend."""
 
 
 class End(NamedTuple):
-    """How a backend ended a process, or had it ended."""
+    """Reason and description of a child's crash or timeout."""
 
     reason: Reason
     words: str
 
 
 def end_of(work: Callable[[], object], seconds: float) -> End | None:
-    """How the backend ended a copy of this process that did the work; None if it came to its end.
+    """Do the work in a fork; return its crash or timeout, None if it finished.
 
-    Needs :data:`POSSIBLE`, and a backend that has not been called yet: threads are not copied.
+    Needs :data:`POSSIBLE`, and a backend that has not been called yet: a fork does not copy threads.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,6 +1,6 @@
-"""Elements that the oracle leaves open: those that errors decide, and those that a declared choice leaves unspecified.
+"""Elements that the oracle leaves open, and infinities that it demands exactly.
 
-An infinity that follows from numbers without any is not left open: the logarithm of an empty sum is −∞ exactly.
+Rounding decides an open element, or a declared choice leaves it open. The log of an empty sum is −∞, not open.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ from attnspec.spec.contract.tree import Leaf
 
 
 def with_open_choices(operation: Operation, found: Mapping[str, Judged]) -> dict[str, Judged]:
-    """The oracle without a budget for elements of the batch in which errors decide what is chosen.
+    """The oracle, with infinite budgets for batch elements where rounding decides a selection.
 
-    The formula leaves the error of a result unknown that comes from such a choice.
+    The formula marks results of such a selection by an unknown error.
     """
     behind = {leaf.path: tuple(range(-len(leaf.core), 0)) for leaf in operation.outputs}
     open_ = np.logical_or.reduce([(x.budget >= UNKNOWN / 2).any(axis=behind[path]) for path, x in found.items()])
@@ -31,9 +31,9 @@ def with_open_choices(operation: Operation, found: Mapping[str, Judged]) -> dict
 
 
 def with_exact_infinities(found: dict[str, Judged], semantics: Semantics) -> dict[str, Judged]:
-    """The oracle with a budget of 0 where the formula gives −∞ and nothing overflows: the logarithm of an empty sum.
+    """The oracle, with budget 0 where the formula gives −∞ without overflow.
 
-    Where rows without keys are declared to be something else than 0, their logarithms are left open.
+    That is the logarithm of an empty sum; it stays open if rows without keys are not declared ``zero``.
     """
     if semantics.fully_masked != "zero":
         return found
@@ -48,7 +48,7 @@ def _exact_where_infinite(x: Judged) -> Judged:
 
 
 def with_unspecified(leaf: Leaf, result: Judged, arguments: Arguments, semantics: Semantics) -> Judged:
-    """The oracle, with NaN for elements that a declared choice leaves unspecified."""
+    """The oracle, with NaN and infinite budgets where a declared choice leaves elements unspecified."""
     operation = arguments.operation
     asking = operation.asking
     rows = asking is None or -2 in leaf.axes(asking)

@@ -1,4 +1,4 @@
-"""Calls that the declaration of a backend leaves out: they are never made."""
+"""Calls outside a backend's declaration, which are never made."""
 
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.attendance import rows_with_keys
@@ -9,15 +9,15 @@ from attnspec.spec.contract.semantics import Semantics
 from attnspec.spec.contract.shapes import ShapeError
 
 ON_SIZES = ("min_length", "max_length", "multiple_of", "min_batch", "max_batch_dims")
-"""The limits on sizes. Their defaults leave nothing out: no law has arrays of more than three batch dimensions."""
+"""Limits on sizes. By default they exclude no call: laws use at most three batch dimensions."""
 
 UNLIMITED = Limits()
 
 
 def demand_declared(limits: Limits, semantics: Semantics, arguments: Arguments, *, refused: bool = False) -> None:
-    """Raise ``LeftOut`` for a call outside of the limits, or with a row without keys if those are declared to raise.
+    """Raise ``LeftOut`` for calls outside the limits, or with rows declared to raise.
 
-    ``refused`` allows such rows, for checks that expect the refusal.
+    Rows without attendable keys may be declared to raise; ``refused`` allows them, for checks that expect it.
     """
     demand_within(limits, arguments)
     if not refused and raises_without_keys(semantics, arguments):
@@ -25,9 +25,9 @@ def demand_declared(limits: Limits, semantics: Semantics, arguments: Arguments, 
 
 
 def raises_without_keys(semantics: Semantics, arguments: Arguments) -> bool:
-    """Whether a backend declares that it raises on rows without attendable keys, and there are some.
+    """Return whether a row without attendable keys occurs and is declared to raise.
 
-    Where there are no keys at all, ``no_keys`` says what becomes of them.
+    If there are no keys at all, ``no_keys`` decides instead.
     """
     if "error" not in semantics.without_keys.values() or not arguments.operation.masks or arguments.keys_count == 0:
         return False
@@ -35,13 +35,13 @@ def raises_without_keys(semantics: Semantics, arguments: Arguments) -> bool:
 
 
 def demand_layouts(limits: Limits) -> None:
-    """``LeftOut`` unless the backend takes arrays that are not contiguous."""
+    """Raise ``LeftOut`` unless the backend takes non-contiguous arrays."""
     if limits.contiguous_only:
         raise LeftOut("limits contiguous_only = True")
 
 
 def demand_within(limits: Limits, arguments: Arguments) -> None:
-    """``LeftOut`` names the limit that leaves out a call: a mask, the causal flag, or a size outside of them."""
+    """Raise ``LeftOut`` naming the limit that forbids a mask, the causal flag or a size."""
     operation = arguments.operation
     if not limits.mask and any(leaf.optional and arguments[leaf.path] is not None for leaf in operation.masks.values()):
         raise LeftOut("limits mask = False")

@@ -1,4 +1,4 @@
-"""Errors of attnspec itself: each is reported as ours and costs no verdict but that of the law being checked."""
+"""Containment of attnspec's own errors: each costs at most one law's verdict."""
 
 import traceback
 from collections.abc import Callable
@@ -16,17 +16,17 @@ PACKAGE = Path(__file__).parents[1]
 
 
 class Containment(Protocol):
-    """How a step is made that must not cost a verdict: :func:`contained`, or what survives more than it does."""
+    """Signature of :func:`contained` and of functions that survive more than exceptions."""
 
     def __call__(self, stage: str, step: Callable[[], T], otherwise: T, /) -> tuple[T, str]:
-        """The result of the step, or ``otherwise`` and a note that says what went wrong."""
+        """The step's result, or ``otherwise`` with a note of what went wrong."""
         ...
 
 
 def contained(stage: str, step: Callable[[], T], otherwise: T, /) -> tuple[T, str]:
-    """The result of a step and no note; if it raises, ``otherwise`` and a note that names the error as our own.
+    """The step's result and an empty note; after an exception, ``otherwise`` and a note.
 
-    The end of the backend's process and Ctrl-C come through: they are no errors of attnspec.
+    Ctrl-C and the end of the backend's process propagate: they are no errors of attnspec.
     """
     try:
         return step(), ""
@@ -35,7 +35,7 @@ def contained(stage: str, step: Callable[[], T], otherwise: T, /) -> tuple[T, st
 
 
 def own_error(stage: str, error: Exception) -> str:
-    """The note for an error of attnspec: the stage, the error, and the line that raised it."""
+    """A note with the stage, the error of attnspec, and the line that raised it."""
     text = " ".join(str(error).split())[:MAX_LENGTH]
     kind = f"{type(error).__name__}: {text}" if text else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
@@ -45,5 +45,5 @@ def own_error(stage: str, error: Exception) -> str:
 
 
 def joined(*notes: str) -> str:
-    """The notes that say something, each once."""
+    """The non-empty notes, each once, joined by semicolons."""
     return "; ".join(dict.fromkeys(filter(None, notes)))

@@ -1,4 +1,4 @@
-"""How much is tried: quick for every save, full for a change to be published, release for a release."""
+"""Profiles of effort: quick for every save, full before publishing, release for releases."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from attnspec.conformance.inputs.dtypes import NARROW
 
 FORMULA = "operation.oracle"
-"""The law that a result is that of the formula: it is checked on every example."""
+"""The law that results equal the formula; it is checked on every example."""
 
 GRADIENT = "operation.gradient"
-"""The law that gradients are those of the formula."""
+"""The law that gradients equal those of the formula."""
 
 MACHINERY = frozenset({"operation", "sizes", "storage", "training"})
-"""Chapters of laws about how a call is made, whose numbers may be wrong because the formula is."""
+"""Chapters about how calls are made; their laws also fail where the formula is wrong."""
 
 REMEMBERING = frozenset(
     {
@@ -20,20 +20,20 @@ REMEMBERING = frozenset(
         *("training.no-memory", "training.own-memory", "training.later-writes"),
     }
 )
-"""Laws of what an earlier call leaves behind, which makes a plain call wrong that would be right in a new process."""
+"""Laws about state that earlier calls leave, which can break otherwise correct plain calls."""
 
 COSTLY = {GRADIENT, "operation.rejection"}
-"""Laws that compare all gradients, or try a wrong shape of every argument."""
+"""Slow laws: they compare all gradients, or try a wrong shape of every argument."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How many examples, and how large, at some dtypes.
+    """Number and size of examples for a group of dtypes.
 
-    corners: rows of the covering array. drawn: examples that Hypothesis draws. stride: laws other than the oracle's are
-    checked on every stride-th example. costly: the stride of the costly ones. work: the most multiply-adds of an
-    example. dear: whether the checks run for which ``quick`` has no time. ensemble: the batch elements of which a
-    filter averages the errors.
+    corners: rows of the covering array. drawn: examples that Hypothesis draws. stride: laws other than the formula are
+    checked on every stride-th example. costly: the stride of slow laws. work: the most multiply-adds of an example.
+    dear: run the checks that are too slow for ``quick``. ensemble: the batch elements over which a filter averages
+    errors.
     """
 
     corners: int
@@ -45,7 +45,7 @@ class Effort:
     ensemble: int = 512
 
     def due(self, law: str, index: int, place: int) -> bool:
-        """Whether the law at this place in the list of laws is checked on the example of this number."""
+        """Return whether the law at ``place`` is checked on example number ``index``."""
         if law == FORMULA:
             return True
         if law in COSTLY:
@@ -55,10 +55,10 @@ class Effort:
 
 @dataclass(frozen=True)
 class Profile:
-    """The efforts of a run: at float32, at float64, and at the dtypes of 16 bits.
+    """The efforts of a run: at float32, at float64, and at the 16-bit dtypes.
 
-    The oracle of float64 computes in long double, without BLAS, hence on smaller examples. A wrong index or shape shows
-    at any dtype, hence fewer examples beside float32.
+    The float64 oracle computes in long double without BLAS, hence on smaller examples. A wrong index or shape shows at
+    any dtype, hence fewer examples at dtypes other than float32.
     """
 
     single: Effort
@@ -66,7 +66,7 @@ class Profile:
     narrow: Effort
 
     def at(self, dtype: str) -> Effort:
-        """The effort at a dtype; that of float32 where a dtype has none of its own."""
+        """The effort at a dtype; float32's for dtypes without their own."""
         return self.double if dtype == "float64" else self.narrow if dtype in NARROW else self.single
 
 

@@ -1,6 +1,6 @@
-"""Reducing a counterexample: fewer dimensions, smaller sizes, simpler numbers, as long as the law still fails.
+"""Reduction of counterexamples: fewer dimensions, smaller sizes and simpler numbers that still fail.
 
-What is reduced are the arrays, along the named dimensions of the Protocol (cutting d cuts query and key alike), not the
+It cuts the arrays along the named dimensions of the Protocol (cutting d cuts query and key alike), instead of the
 random choices that led to them.
 """
 
@@ -25,21 +25,21 @@ from attnspec.spec.contract.shapes import ShapeError
 from attnspec.spec.contract.tree import Kind
 
 EFFORT = 1500.0
-"""What a reduction may cost: small calls count as one each, so that the same search ends at the same place anywhere."""
+"""Cost limit of a reduction in small calls: unlike time, it is reproducible."""
 
 LARGE = 2.0**16
-"""Multiply-adds that count as much as a small call does anyway."""
+"""Multiply-adds that cost as much as the overhead of a small call."""
 
 SECONDS = 30.0
-"""After which a reduction ends all the same: some backends take long for small inputs."""
+"""Time limit of a reduction, for backends that are slow on small inputs."""
 
 
 VISIBLE = 0.1
-"""The relative difference that a smaller input must keep, or half of the first: lost sums do not become roundings."""
+"""Least relative difference to keep (or half the first), lest lost sums become roundings."""
 
 
 class Search:
-    """The smallest arguments so far on which a law fails, and what the search for smaller ones may cost."""
+    """The smallest arguments on which a law fails, and the cost of their search."""
 
     def __init__(
         self, subject: Subject, check: Check, arguments: Arguments, violation: Violation, seed: int, mark: Any
@@ -52,18 +52,18 @@ class Search:
 
     @property
     def spent(self) -> bool:
-        """Whether the search may cost no more."""
+        """True if the search has reached its cost or time limit."""
         return self.effort >= EFFORT or time.monotonic() > self.deadline
 
     def accept(self, candidate: Arguments | None) -> bool:
-        """Take the candidate if the law fails on it too, for the same reason and by a visible difference."""
+        """Adopt the candidate if the law fails on it for the same reason and visibly."""
         if candidate is None or self.spent or not divides(candidate, self.subject.limits):
             return False
         try:
             demand_declared(self.subject.limits, self.subject.semantics, candidate)
             self.effort += 1 + multiply_adds(candidate.sizes, candidate.batch, candidate.operation) / LARGE
         except (ShapeError, LeftOut):
-            return False  # without the first of several layers, the next one takes inputs of another width
+            return False  # without the first layer, the next one takes inputs of another width
         self.mark(self.check.law.id, "reducing the counterexample")
         violation = self.failure(candidate)
         if violation is None or violation.reason != self.violation.reason or violation.difference < self.least:
@@ -72,22 +72,22 @@ class Search:
         return True
 
     def failure(self, candidate: Arguments) -> Violation | None:
-        """How the law fails on the candidate, if it is in the domain and the law does."""
+        """The law's violation on the candidate; None if it holds or is outside the domain."""
         if not self._in_domain(candidate):
             return None
         violation, *_ = attempt(self.subject, self.check, candidate, self.seed)
         return violation
 
     def _in_domain(self, candidate: Arguments) -> bool:
-        """Whether the backend must answer: what it declares to refuse is no counterexample, whatever the reason."""
+        """Return whether the backend must answer: input that it declares to refuse is no counterexample."""
         if self.subject.refuses(candidate):
             return False
         try:
             self.subject.oracle(candidate)
-            own = self.check.once and self.violation.reason != Reason.VALUE  # the law makes numbers of its own
+            own = self.check.once and self.violation.reason != Reason.VALUE  # such a check makes its own numbers
             return own or self.subject.in_domain(candidate)
         except ValueError:
-            return False  # cutting sizes has left an index that is too large
+            return False  # after cutting sizes, an index is too large
         except Violation:
             return True
 
@@ -95,12 +95,12 @@ class Search:
 def reduced(
     subject: Subject, check: Check, arguments: Arguments, violation: Violation, seed: int, mark: Any
 ) -> tuple[Arguments, Violation]:
-    """The smallest arguments found on which the law fails, and how it fails there."""
+    """The smallest arguments found on which the law fails, and its violation there."""
     return shrunk(Search(subject, check, arguments, violation, seed, mark))
 
 
 def shrunk(search: Search) -> tuple[Arguments, Violation]:
-    """The smallest arguments that a search finds, and how the law fails there."""
+    """Reduce until no step helps; return the smallest arguments and their violation."""
     passes: tuple[Callable[[Search], bool], ...] = (_options, _batch, _heads, _sizes, _numbers, _masks, _equal_sizes)
     changed = True
     while changed and not search.spent:
@@ -113,12 +113,12 @@ def shrunk(search: Search) -> tuple[Arguments, Violation]:
 def simplest(
     subject: Subject, check: Check, arguments: Arguments, violation: Violation, seed: int, mark: Any
 ) -> tuple[Arguments, Violation]:
-    """For a law that makes its own inputs: zeros of size 1 or 2 as arguments, if it still fails for the same reason."""
+    """Replace the arguments of a law that makes its own inputs by tiny zeros."""
     return simplified(Search(subject, check, arguments, violation, seed, mark))
 
 
 def simplified(search: Search) -> tuple[Arguments, Violation]:
-    """The same, by this search."""
+    """Try zeros of size 1 or 2 as the arguments of this search."""
     subject = search.subject
     kinds = dict.fromkeys(subject.operation.call.names, "zeros")
     absent = subject.lacking
@@ -132,7 +132,7 @@ def simplified(search: Search) -> tuple[Arguments, Violation]:
 
 
 def _options(search: Search) -> bool:
-    """Every option as it is by default, and nothing that need not be given."""
+    """Reset options to their defaults and drop optional arrays."""
     changed = False
     operation = search.best.operation
     for option in operation.options:
@@ -155,7 +155,7 @@ def _batch(search: Search) -> bool:
 
 
 def _without_batch(arguments: Arguments) -> Iterator[Arguments]:
-    """Without each batch dimension in turn, counted from the right, at its first and last element."""
+    """Copies without each batch dimension in turn, at its first and last element."""
     for axis in range(1, len(arguments.batch) + 1):
         size = arguments.batch[-axis]
         for element in dict.fromkeys((0, size - 1)):
@@ -169,7 +169,7 @@ def _without_batch(arguments: Arguments) -> Iterator[Arguments]:
 
 
 def _heads(search: Search) -> bool:
-    """Fewer heads and fewer features of each together with the width, where the limits bind them to each other."""
+    """Reduce heads and features per head together, where limits tie them to the width."""
     if not search.subject.limits.divided_heads:
         return False
     changed = False
@@ -186,13 +186,13 @@ def _heads(search: Search) -> bool:
 def _sizes(search: Search) -> bool:
     changed = False
     for name in tuple(search.best.sizes):
-        if name in search.best.sizes:  # a layer that was cut off took its own sizes along
+        if name in search.best.sizes:  # cutting a layer removes its sizes
             changed |= _shrink(search, (name,))
     return changed
 
 
 def _equal_sizes(search: Search) -> bool:
-    """Sizes that are equal, all of them or two at a time: a defect may need as many keys as queries."""
+    """Shrink equal sizes together, all or in pairs: a defect may need n = m."""
     changed = False
     for size in sorted({size for size in search.best.sizes.values() if size > 1}, reverse=True):
         equal = tuple(name for name, x in search.best.sizes.items() if x == size)
@@ -203,9 +203,9 @@ def _equal_sizes(search: Search) -> bool:
 
 
 def _shrink(search: Search, names: tuple[str, ...]) -> bool:
-    """The smallest size by bisection, then one by one; what is cut off is the end, or else the beginning.
+    """Shrink a size by bisection, then index by index, cutting the end or beginning.
 
-    Several names are equal sizes, and stay equal.
+    Several ``names`` are equal sizes, and stay equal.
     """
     first = names[0]
     start = search.best.size(first)
@@ -229,17 +229,17 @@ def _shrink(search: Search, names: tuple[str, ...]) -> bool:
 
 
 def _cut(arguments: Arguments, names: tuple[str, ...], change: Change) -> Arguments | None:
-    """A copy with the same indices alone along all these sizes; None if the arguments do not fit each other then."""
+    """A copy cut alike along all these sizes; None if its shapes no longer fit."""
     try:
         for name in names:
             arguments = arguments.along(name, change)
     except (ShapeError, KeyError):
-        return None  # without the first of several layers, the next one takes inputs of another width, or is gone
+        return None  # without the first layer, the next one takes inputs of another width, or does not exist
     return arguments
 
 
 def _allowed(search: Search, names: tuple[str, ...], size: int) -> int | None:
-    """The least number from this one on that the backend's limits allow for all these sizes."""
+    """The least size from ``size`` on that the limits allow for all names; else None."""
     limits = search.subject.limits
     axes = [search.subject.operation.axis(name) for name in names]
     size = max(size, 1)
@@ -282,12 +282,12 @@ def _numbers(search: Search) -> bool:
 
 
 def _as_simple(x: Numbers, simpler: Numbers) -> bool:
-    """Whether x is as simple as the candidate already: equal to it, or of 0s and 1s alone and nowhere larger."""
+    """Return whether x equals the candidate, or is nowhere larger and holds 0 and 1."""
     return bool(np.array_equal(x, simpler)) or bool((np.abs(x) <= np.abs(simpler)).all() and np.isin(x, (0, 1)).all())
 
 
 def _simplify_elements(search: Search, path: str, target: Numbers) -> bool:
-    """Set elements to those of the target, many at a time and then fewer (delta debugging)."""
+    """Set elements to those of the target, many at a time, then fewer (delta debugging)."""
     changed = False
     size = search.best.array(path).size
     step = size

@@ -1,4 +1,4 @@
-"""Verdicts: what became of one law for one operation at one dtype."""
+"""Verdicts on one law for one operation at one dtype."""
 
 import math
 from collections.abc import Mapping
@@ -7,32 +7,32 @@ from enum import StrEnum
 from typing import Any
 
 UNJUDGED = "not judged: "
-"""How the message of a law begins that fails because the backend had crashed or hung at others."""
+"""Message prefix of laws that fail unjudged, because the backend crashed or hung at others."""
 
 INTERRUPTED = "interrupted"
-"""Why a law has no verdict when the run was broken off from outside."""
+"""Reason for no verdict: the run was interrupted from outside."""
 
 TIME_LIMIT = "time limit"
-"""Why a law has no verdict when the time limit of the run was reached."""
+"""Reason for no verdict: the run reached its time limit."""
 
 STOPPED = "stopped at the first violation"
-"""Why a law has no verdict behind a violation that ended the run."""
+"""Reason for no verdict: an earlier violation ended the run."""
 
 OWN_ERROR = "error of attnspec"
-"""Why a law has no verdict whose check raised an error of attnspec itself."""
+"""Reason for no verdict: the check raised an error of attnspec itself."""
 
 TOO_VAGUE = "budgets too large"
-"""Why the formula has no verdict whose error budgets tell nothing of any number."""
+"""Reason for no verdict on the formula: every budget is too wide to judge."""
 
 JUDGE_LOST = "the judge's own process"
-"""How the message of a law begins that has no verdict because the process that judged it was killed."""
+"""Message prefix of laws without a verdict because the process that judged them was killed."""
 
 FORGED = "inconsistent: recorded as passed with an error ratio above 1; whoever recorded it was tampered with"
-"""The message of a verdict that cannot be."""
+"""Message of a verdict that contradicts itself."""
 
 
 class Status(StrEnum):
-    """What became of a law."""
+    """The outcome of judging a law."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -43,12 +43,12 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Result:
-    """One verdict. ``error_ratio`` is |got − oracle| / budget at its largest; above 1 is a violation.
+    """One verdict. ``error_ratio`` is the largest |got − oracle| / budget; above 1 is a violation.
 
-    ``reason`` says of a failure what kind it is (`value`, `shape`, `dtype`, `type`, `raised`, `accepted`,
-    `mutated-input`, `declared`, `crashed`, `hung`), and of a law that was not judged, why. ``counterexample`` has the
-    keys arguments, expected, got, budget, index and snippet. ``note`` says what went wrong after the verdict, such as
-    an error of attnspec while it reduced the counterexample; it changes nothing of the verdict.
+    ``reason`` is a failure's kind (`value`, `shape`, `dtype`, `type`, `raised`, `accepted`, `mutated-input`,
+    `declared`, `crashed`, `hung`), or why a law was not judged. ``counterexample`` has the keys arguments, expected,
+    got, budget, index and snippet. ``note`` reports problems after the verdict, such as an error of attnspec during
+    reduction; it does not change the verdict.
 
     The fields, in this order, are the keys of a result in the JSON report.
     """
@@ -68,13 +68,13 @@ class Result:
 
     @property
     def unchecked(self) -> bool:
-        """True if it has no verdict because its check raised an error of attnspec, or its budgets tell too little."""
+        """True if an error of attnspec or too wide budgets prevented a verdict."""
         return self.status is Status.LOST and self.reason in (OWN_ERROR, TOO_VAGUE)
 
     def __post_init__(self) -> None:
-        """Turn green into a failure where an error ratio exceeds 1, whoever says that it passed."""
+        """Turn a pass with an error ratio above 1 into a failure."""
         if self.status is Status.PASSED and not self.error_ratio <= 1:
-            # Imported late: what holds signals imports this module before anything heavy.
+            # Imported late: the module that holds signals imports this one before anything heavy.
             from attnspec.conformance.judging.violation import Reason
 
             for name, x in {"status": Status.FAILED, "reason": Reason.VALUE, "message": FORGED}.items():
@@ -82,20 +82,20 @@ class Result:
 
     @property
     def interrupted(self) -> bool:
-        """True if it has no verdict because the run was broken off, or its judge was killed."""
+        """True if the run was interrupted, or its judge killed, before a verdict."""
         reasons = (INTERRUPTED, TIME_LIMIT)
         return self.status is Status.LOST and (self.reason in reasons or self.message.startswith(JUDGE_LOST))
 
     @property
     def violates(self) -> bool:
-        """Whether this makes the backend nonconforming: a law whose test ended by itself is not presumed to hold."""
+        """True if the backend does not conform: the law failed, or its test ended unexplained."""
         return self.status is Status.FAILED or (
             self.status is Status.LOST and not self.interrupted and not self.unchecked
         )
 
     @property
     def judged(self) -> bool:
-        """Whether the operation is provided and an example exercised the law, or would have."""
+        """True if the law passed, failed, or its test ended unexplained."""
         return self.status is Status.PASSED or self.violates
 
     def as_json(self) -> dict[str, Any]:
@@ -106,12 +106,12 @@ class Result:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Result":
-        """The result that plain JSON describes."""
+        """Read a result from plain JSON."""
         return cls(**{**data, "status": Status(data["status"]), "error_ratio": float(data["error_ratio"])})
 
 
 def checked(results: list[Result]) -> list[Result]:
-    """The results; ``RuntimeError`` if an error of attnspec has left a law without a verdict."""
+    """Return the results; ``RuntimeError`` if an error of attnspec prevented a verdict."""
     for r in results:
         if r.reason == OWN_ERROR:
             raise RuntimeError(f"{r.law} by {r.operation} ({r.dtype}): {r.message}")
@@ -119,5 +119,5 @@ def checked(results: list[Result]) -> list[Result]:
 
 
 def json_number(x: float) -> float | str:
-    """A number as JSON can hold it: what is not finite becomes ``"inf"``, ``"-inf"`` or ``"nan"``."""
+    """A number for JSON; non-finite numbers become ``"inf"``, ``"-inf"`` or ``"nan"``."""
     return float(x) if math.isfinite(x) else str(float(x))

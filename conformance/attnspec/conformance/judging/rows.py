@@ -1,4 +1,4 @@
-"""Judging by rows: of results with more rows than the oracle can afford, some rows of every element of the batch."""
+"""Judging of sampled rows, for results with more rows than the oracle can afford."""
 
 from math import prod
 
@@ -10,17 +10,17 @@ from attnspec.conformance.judging.subject import Subject
 from attnspec.spec.contract.axes import Axis
 
 MOST = 24
-"""Rows of each element of a batch."""
+"""Most rows judged per element of the batch."""
 
 WORK = 2**17
-"""Pairs of a row and a key for which the oracle is asked at once."""
+"""Most pairs of a row and a key per call of the oracle."""
 
 TILES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-"""Beside multiples of these, kernels go from one tile to the next."""
+"""Tile sizes of kernels: rows on both sides of a tile's border are sampled first."""
 
 
 def sampled(count: int, most: int, rng: np.random.Generator) -> Numbers:
-    """At most so many numbers below ``count``, in order: the first, the last, those at borders of tiles, others."""
+    """At most ``most`` sorted indices below ``count``: first, last, beside tile borders, random ones."""
     if count <= most:
         return np.arange(count)
     borders = [border + side for border in TILES for side in (0, -1) if border + side < count]
@@ -32,10 +32,10 @@ def sampled(count: int, most: int, rng: np.random.Generator) -> Numbers:
 
 
 def judge(subject: Subject, arguments: Arguments, rng: np.random.Generator, what: str = "", most: int = MOST) -> bool:
-    """Compare a result with the oracle: all of it, or the sampled rows of every element of the batch.
+    """Compare a result with the oracle: all rows, or a sample per batch element.
 
-    Rows are left out where each depends on its own query alone, and counted as not judged. Returns whether the inputs
-    are in the domain.
+    Rows are sampled only if each depends on its own query alone; the others count as not judged. Returns whether the
+    inputs are in the domain.
     """
     rows = rows_to_judge(subject, arguments, most, rng)
     if rows is None:
@@ -60,12 +60,12 @@ def judge(subject: Subject, arguments: Arguments, rng: np.random.Generator, what
 
 
 def _pairs(arguments: Arguments) -> int:
-    """The number of keys that the rows of one query meet, in all elements of the batch."""
+    """The number of keys per query, summed over the batch."""
     return max(prod(arguments.batch) * (arguments.keys_count or 1), 1)
 
 
 def rows_to_judge(subject: Subject, arguments: Arguments, most: int, rng: np.random.Generator) -> Numbers | None:
-    """The rows to judge; None for all, because there are few or because each depends on other queries."""
+    """The rows to sample; None for all, if they are few or not independent."""
     operation, count = subject.operation, arguments.queries or 0
     asking, mask = operation.asking, operation.mask
     if asking is None or count <= most or operation.attends_to_itself or asking not in operation.order_free(Axis.QUERY):

@@ -1,4 +1,4 @@
-"""What probes of semantics have seen: choices, and the ways to call that show them."""
+"""Observed choices of a backend, and the calls that show them."""
 
 from typing import NamedTuple
 
@@ -6,16 +6,16 @@ from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.spec.contract.semantics import WAYS
 
 NAMED = {phrase: way for way, phrase in WAYS.items()}
-"""The names of the ways to encode a mask, by what sightings say."""
+"""Names of the ways to encode a mask, by their descriptions."""
 
 OTHER = "something else"
-"""What is none of the known choices."""
+"""Observed behaviour that is no known choice."""
 
 
 class Sighting(NamedTuple):
-    """A choice that was observed, the arguments that show it, and of what is no known choice what was seen.
+    """An observed choice and the arguments that show it.
 
-    ``way`` says how a call that could be made in several ways was made.
+    ``shown``: what an unknown choice looked like. ``way``: how the mask was encoded, if there are several ways.
     """
 
     choice: str
@@ -25,11 +25,11 @@ class Sighting(NamedTuple):
 
 
 Seen = list[Sighting]
-"""The choices that were observed; empty if the arguments do not tell."""
+"""Observed choices; empty if the arguments are inconclusive."""
 
 
 def choice_by_way(seen: Seen) -> dict[str, str] | None:
-    """The known choice that each way of masking shows; None where a way shows several."""
+    """The known choice per way of masking; None if one is unknown or ambiguous."""
     found: dict[str, set[str]] = {way: set() for way in WAYS}
     for sighting in seen:
         if sighting.way not in NAMED or sighting.choice == OTHER:
@@ -41,7 +41,7 @@ def choice_by_way(seen: Seen) -> dict[str, str] | None:
 
 
 def said_by_way(seen: Seen) -> str:
-    """Which ways show which choice, where there are several of both."""
+    """Text naming the ways that show each choice; empty if there is one choice."""
     choices: dict[str, dict[str, None]] = {}
     for found in seen:
         choices.setdefault(found.choice, {})[found.way] = None

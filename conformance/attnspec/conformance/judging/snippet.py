@@ -1,4 +1,4 @@
-"""Counterexamples as people read them: arguments, expected, got, and a few lines of Python that show the difference."""
+"""Counterexamples for reports, each with Python code that reproduces it."""
 
 import base64
 import textwrap
@@ -18,12 +18,12 @@ from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.spec.contract.tree import as_source, branches, field_names
 
 SHOWN = 400
-"""Arrays of more elements, and of none, are summed up by shape and dtype."""
+"""Most elements of a printed array; larger and empty arrays show shape and dtype."""
 
 DERIVED = (
     "# The law derives its inputs from these and the seed, or the seed alone; replay makes them again and prints them."
 )
-"""What a snippet says whose arguments are not those that the report shows."""
+"""Comment in snippets whose arguments differ from those that the report shows."""
 
 
 def counterexample(
@@ -35,16 +35,16 @@ def counterexample(
     *,
     hang_after: float | None = None,
 ) -> dict[str, Any]:
-    """The counterexample as the report holds it; its snippet, run by itself, exits with 1.
+    """The counterexample for the report; its snippet exits with 1.
 
-    With ``hang_after`` the snippet calls the backend in a process of its own, for at most so many seconds.
+    With ``hang_after`` the snippet calls the backend in a process of its own, for at most that many seconds.
     """
     script = snippet(subject, check, arguments, violation, seed, hang_after=hang_after)
     return {**without_snippet(arguments, violation), "snippet": script}
 
 
 def without_snippet(arguments: Arguments, violation: Violation) -> dict[str, Any]:
-    """The counterexample but for the snippet, which is empty."""
+    """The counterexample for the report, with an empty snippet."""
     shown = violation.arguments or arguments
     return {
         "arguments": {path: readable(value) for path, value in shown.items()},
@@ -57,7 +57,7 @@ def without_snippet(arguments: Arguments, violation: Violation) -> dict[str, Any
 
 
 def readable(x: Any) -> Any:
-    """Plain JSON: nested lists for small arrays, shape and dtype for others, texts for what JSON lacks."""
+    """Plain JSON: small arrays as lists, others as shape and dtype, non-finite numbers as text."""
     if x is None or isinstance(x, bool | int | str):
         return x
     array = np.asarray(x)
@@ -140,7 +140,7 @@ sys.exit(bool(np.any(~(np.abs(got - expected) <= {_largest(violation.budget)})))
 
 
 def _plain(check: Check, arguments: Arguments, violation: Violation) -> bool:
-    """Whether a comparison with the reference shows it: by more than two budgets, since the reference rounds too."""
+    """Return whether the plain reference, which rounds too, shows the error by over two budgets."""
     if check.law.id != FORMULA or violation.reason != Reason.VALUE or violation.budget is None:
         return False
     if len(arguments.operation.outputs) > 1:
@@ -155,19 +155,19 @@ def _plain(check: Check, arguments: Arguments, violation: Violation) -> bool:
 
 
 def _same(one: Arguments, other: Arguments) -> bool:
-    """True if the arguments are equal: shapes, dtypes and numbers of arrays, types and values of everything else."""
+    """Return whether arguments are equal, in shapes, dtypes and types too."""
     return one.keys() == other.keys() and all(_same_value(one[path], other[path]) for path in one)
 
 
 def _same_value(one: Any, other: Any) -> bool:
-    """True if two leaves are equal; NaN equals NaN, and None, a flag, a number and a text never each other."""
+    """Return whether two values and their types are equal; NaN equals NaN."""
     if not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):
         return type(one) is type(other) and bool(one == other or (one != one and other != other))
     return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=is_float(one))
 
 
 def _records(value: Any) -> Iterator[Any]:
-    """The records of a tree, each before what is inside."""
+    """The records of a tree, outer before inner."""
     if field_names(value):
         yield value
     for _, part in branches(value) or ():

@@ -30,22 +30,21 @@ from attnspec.spec.contract.shapes import results
 from attnspec.spec.contract.tree import Kind, Leaf, Misfit, Option, as_tuple, built
 
 Results = dict[str, Numbers]
-"""The arrays of a result by path, in order; a result that is one array has the path ``result``."""
+"""Arrays of a result by path, in order; a single array has the path ``result``."""
 
 
 def holds_numbers(x: Numbers) -> bool:
-    """True for real numbers and flags; complex numbers, objects, dates and text cannot be compared."""
+    """Return whether an array holds real numbers or booleans, which can be compared."""
     return x.dtype.kind in "biuf" or x.dtype.name == "bfloat16"
 
 
 class Subject(Comparisons):
     """A backend's operation at one dtype on one device.
 
-    ``observed`` holds what the backend was seen to choose where the specification leaves a choice. ``default_dtype`` is
-    the dtype in which an operation without float inputs was last seen to answer. ``sampled`` is set to have budgets
-    made from samples too. ``leading`` says that this is the dtype at which is tried what shows at any. ``effort`` says
-    how large a law may make its own inputs. ``estimates`` holds the relative errors that filters estimated, each with
-    its limit. ``left_out`` names, by law, the declaration that left its calls out.
+    ``observed``: choices that the backend was seen to make, by question. ``default_dtype``: the last result's dtype of
+    an operation without float inputs. ``sampled``: budgets are also computed from samples. ``leading``: this is the
+    dtype for checks that need only one. ``effort``: bounds on inputs that laws make. ``estimates``: relative errors
+    that filters estimated, each with its limit. ``left_out``: by law, the declaration that excludes its calls.
     """
 
     def __init__(
@@ -89,13 +88,13 @@ class Subject(Comparisons):
 
     @property
     def learns(self) -> bool:
-        """Whether the backend gives gradients of this operation."""
+        """True if the backend gives gradients of this operation."""
         operation = self.operation
         return self.contract.differentiable and operation.differentiable and self.limits.gives_gradients(operation.name)
 
     @property
     def has_features(self) -> bool:
-        """Whether the backend has every optional part of the operation."""
+        """True if the backend has every optional feature of the operation."""
         return all(map(self.limits.has, self.operation.features))
 
     @property
@@ -110,7 +109,7 @@ class Subject(Comparisons):
 
     @property
     def lacking(self) -> frozenset[str]:
-        """The paths of the optional arrays that the backend does not take."""
+        """The paths of the optional arrays that the backend does not accept."""
         features, limits = self.operation.features, self.limits
         masks = frozenset(leaf.path for leaf in self.operation.masks.values()) if not limits.mask else frozenset()
         return frozenset(p for p in self.optional if p in masks or (p in features and not limits.has(p)))
@@ -132,7 +131,7 @@ class Subject(Comparisons):
     # Calls -------------------------------------------------------------------------------------------------------
 
     def convert(self, x: Any) -> Any:
-        """A fresh array of the backend with the same numbers, in C order: equal shapes have equal strides."""
+        """A new backend array in C order, so that equal shapes have equal strides."""
         function = getattr(self.backend, "from_numpy", None)
         if not isinstance(x, np.ndarray):
             return x
@@ -145,24 +144,24 @@ class Subject(Comparisons):
         return moved
 
     def back(self, x: Any) -> Any:
-        """A NumPy array with the numbers of a backend's array; whatever the conversion raises comes through."""
+        """A backend's array as NumPy; exceptions of the conversion propagate."""
         function = getattr(self.backend, "to_numpy", None)
         return x if function is None or x is None else function(x)
 
     def numbers(self, x: Any) -> Numbers:
-        """A NumPy array with the numbers of a backend's array; what the conversion raises is a violation."""
+        """A backend's array as NumPy; an exception of the conversion is a violation."""
         found = call_safely(lambda: np.asarray(self.back(x)))
         if isinstance(found, Raised):
             raise Violation(f"to_numpy raised {found.message}", reason=Reason.RAISED)
         return cast(Numbers, found)
 
     def converted(self, arguments: Arguments, *, refused: bool = False) -> dict[str, Any]:
-        """The arguments as trees of the backend's arrays, without what has its default value; or ``LeftOut``."""
+        """Non-default arguments as trees of backend arrays; ``LeftOut`` for undeclared calls."""
         demand_declared(self.limits, self.semantics, arguments, refused=refused)
         return arguments.passed_as(lambda path: self.convert(arguments[path]))
 
     def invoke(self, inputs: Mapping[str, Any], *, threaded: bool = False) -> Any:
-        """Call the operation with arrays of the backend, in a new thread if ``threaded``; what it raises is raised."""
+        """Call the operation with backend arrays, in a new thread if ``threaded``; exceptions propagate."""
         keyword_only = self.operation.keyword_only
         names = [name for name in self.operation.call.names if name in inputs]
         positional = [inputs[name] for name in names if name not in keyword_only]
@@ -173,25 +172,25 @@ class Subject(Comparisons):
         return call(*positional, **keyword)
 
     def demanded(self, inputs: Mapping[str, Any]) -> Any:
-        """What a call with arrays of the backend gives, as the backend gave it; what it raises is a violation."""
+        """The raw result of a call with backend arrays; an exception is a violation."""
         result = call_safely(lambda: self.invoke(inputs))
         if isinstance(result, Raised):
             raise Violation(f"raised {result.message}", reason=Reason.RAISED)
         return result
 
     def outcome(self, inputs: Mapping[str, Any]) -> Any:
-        """What a call with arrays of the backend gives, by path and turned into NumPy, or :class:`Raised`."""
+        """The result of a call as NumPy arrays by path, or :class:`Raised`."""
         found = call_safely(lambda: self.unfolded(self.invoke(inputs)))
         if isinstance(found, Raised) and isinstance(found.error, Violation):
             raise found.error
         return found
 
     def unfolded(self, result: Any) -> dict[str, Any]:
-        """The arrays of a backend's result by path, turned into NumPy; another structure is a violation."""
+        """A backend's result as NumPy arrays by path; another structure is a violation."""
         return {path: self.back(x) for path, x in self.arrays(result).items()}
 
     def arrays(self, result: Any) -> dict[str, Any]:
-        """The arrays of a backend's result by path, as the backend gave them; another structure is a violation."""
+        """A backend's result as its own arrays by path; another structure is a violation."""
         try:
             found = results(self.operation, result)
         except Misfit as error:
@@ -199,11 +198,11 @@ class Subject(Comparisons):
         return {leaf.path: x for leaf, x in found}
 
     def results(self, arguments: Arguments) -> Results:
-        """All arrays of the result, computed once for the same arguments. What the backend raises is a violation."""
+        """All arrays of the result, computed once per arguments; an exception is a violation."""
         return self.shaped(arguments.once("results", lambda: self.call_anew(arguments)), arguments)
 
     def shaped(self, found: Results, arguments: Arguments) -> Results:
-        """The arrays of a result; no array, no numbers, or another shape than the Protocol's is a violation."""
+        """Return the arrays of a result; a non-array, non-number or wrong shape is a violation."""
         for leaf in self.operation.outputs:
             self._demand_numbers(leaf, found[leaf.path], arguments)
             shape, expected = found[leaf.path].shape, arguments.binding.shape(leaf)
@@ -216,11 +215,11 @@ class Subject(Comparisons):
         return found
 
     def call(self, arguments: Arguments) -> Numbers:
-        """The result, the leading array where there are several."""
+        """The result; the leading array if there are several."""
         return self.results(arguments)[self.operation.leading.path]
 
     def call_anew(self, arguments: Arguments, inputs: Mapping[str, Any] | None = None) -> Results:
-        """The arrays of a new call, whatever their shapes; ``inputs`` are the arguments as arrays of the backend."""
+        """The arrays of a new call, shapes unchecked; ``inputs``: the arguments as backend arrays."""
         widen(self.extent, arguments)
         found = self.outcome(self.converted(arguments) if inputs is None else inputs)
         if isinstance(found, Raised):
@@ -241,13 +240,13 @@ class Subject(Comparisons):
             raise Violation(f"{title} is of dtype {x.dtype}, expected numbers", reason=Reason.TYPE, arguments=arguments)
 
     def titled(self, leaf: Leaf) -> str:
-        """What an array of the result is called."""
+        """The name of a result array in messages."""
         return f"the result {leaf.path}" if len(self.operation.outputs) > 1 else "the result"
 
     def cotangents(self, arguments: Arguments, rng: np.random.Generator) -> Results:
         """Random weights for every float array of the result.
 
-        Rows that a declared choice leaves open have weight 0: a mean over all keys has gradients, and a zero has none.
+        Rows that a declared choice leaves open get weight 0: a mean over all keys has gradients, zeros have none.
         """
         found = self.results(arguments)
         weights = {
@@ -261,9 +260,9 @@ class Subject(Comparisons):
         return {path: np.where(np.isnan(oracles[path].value), x.dtype.type(0), x) for path, x in weights.items()}
 
     def vjp(self, arguments: Arguments, cotangents: Results, inputs: Mapping[str, Any] | None = None) -> Results:
-        """The backend's gradients by path; what it raises, or leaves out, is a violation.
+        """The backend's gradients by path; an exception or a missing gradient is a violation.
 
-        ``inputs`` are the arguments as arrays of the backend, new ones if not given.
+        ``inputs``: the arguments as backend arrays, by default new ones.
         """
         widen(self.extent, arguments)
         inputs = self.converted(arguments) if inputs is None else inputs
@@ -273,7 +272,7 @@ class Subject(Comparisons):
     def gradients_of(
         self, call: Callable[[], Mapping[str, Any]], arguments: Arguments, wanted: Collection[str] | None = None
     ) -> Results:
-        """The gradients that a call of the backend gives, all that are wanted; what it raises is a violation."""
+        """The ``wanted`` (or all) gradients that ``call`` returns; an exception is a violation."""
         found = call_safely(lambda: {path: self.back(g) for path, g in call().items()})
         if isinstance(found, Raised):
             raise Violation(f"vjp raised {found.message}", reason=Reason.RAISED, arguments=arguments)
@@ -289,7 +288,7 @@ class Subject(Comparisons):
         return cast(Results, found)
 
     def like_result(self, arrays: Mapping[str, Numbers], arguments: Arguments, *, convert: bool = True) -> Any:
-        """A tree like the result, of these arrays; None for what is not among them."""
+        """A tree shaped like the result, with None for arrays that are missing."""
 
         def at(leaf: Leaf | Option) -> Any:
             x = arrays.get(leaf.path)
@@ -301,12 +300,12 @@ class Subject(Comparisons):
 
     @property
     def choices(self) -> dict[str, str]:
-        """The declared choices, other than the normative ones, for the questions that the formula asks."""
+        """Declared choices that differ from the normative ones and affect the formula."""
         declared = {question: getattr(self.semantics, question) for question in asked_by_formula(self.operation)}
         return {question: x for question, x in declared.items() if x != QUESTIONS[question].normative}
 
     def formula(self, choices: Mapping[str, str] | None = None) -> Callable[..., Any]:
-        """The reference of this operation under the declared choices, or under these."""
+        """The reference of this operation under ``choices``, by default the declared ones."""
         chosen = self.choices if choices is None else choices
         normative = REFERENCE[self.operation.name]
         if not chosen:
@@ -319,7 +318,7 @@ class Subject(Comparisons):
         return formula
 
     def unrounded(self, arguments: Arguments, **choices: str) -> Results:
-        """The formula in the precision of the oracle, without budgets, under the declared choices but for these."""
+        """The formula in oracle precision, without budgets; ``choices`` override declared ones."""
         dtype = oracle_dtype(self.precision.dtype)
         given = arguments.replaced({leaf.path: x.astype(dtype, copy=False) for leaf, x in arguments.floats})
         with np.errstate(all="ignore"):
@@ -327,10 +326,9 @@ class Subject(Comparisons):
         return {leaf.path: np.asarray(x) for leaf, x in results(self.operation, found)}
 
     def oracles(self, arguments: Arguments) -> dict[str, Judged]:
-        """The oracle's results and the budget of every element, computed once for the same arguments.
+        """The oracle's results with a budget per element, computed once per arguments.
 
-        Where the backend declares another choice than the normative one, elements that this choice leaves unspecified
-        are NaN in the oracle and are not compared.
+        Elements that a declared, non-normative choice leaves unspecified are NaN and are not compared.
         """
         return arguments.once(self._memo, lambda: self._as_declared(arguments))
 
@@ -339,26 +337,26 @@ class Subject(Comparisons):
         return "sampled" if self.sampled else "judged"
 
     def oracle(self, arguments: Arguments) -> Judged:
-        """The oracle's result, the leading array where there are several."""
+        """The oracle's result; the leading array if there are several."""
         return self.oracles(arguments)[self.operation.leading.path]
 
     def budgets(self, arguments: Arguments) -> Results:
-        """The budget of every element without the oracle: for doubles it is computed in double, which is faster."""
+        """The budget of every element; for float64 computed in double, faster than the oracle."""
         if self._memo not in arguments.memo and self.dtype == "float64" and not self.sampled:
             double = np.dtype(np.float64)
             return arguments.once("budgets", lambda: _budgets(self._as_declared(arguments, double)))
         return _budgets(self.oracles(arguments))
 
     def budget(self, arguments: Arguments) -> Numbers:
-        """The budget of the result, of its leading array where there are several."""
+        """The budget of the result, or of its leading array."""
         return self.budgets(arguments)[self.operation.leading.path]
 
     def normative_oracles(
         self, arguments: Arguments, wide: np.dtype[Any] | None = None, choices: Mapping[str, str] | None = None
     ) -> dict[str, Judged]:
-        """The oracle's results under the choices that the formula asks for, computed in ``wide``.
+        """The oracle's results, computed in ``wide``, before declared choices leave elements open.
 
-        The choices are those that the backend declares, unless others are given. Nothing is left open yet.
+        ``choices`` are by default the declared ones that affect the formula.
         """
         if not self.operation.floats and self.operation.float_result:
             self.default_dtype = self.result_dtype(arguments)
@@ -367,11 +365,11 @@ class Subject(Comparisons):
         return with_open_choices(self.operation, named) if self.operation.chosen else named
 
     def judged(self, formula: Callable[..., Any], given: Mapping[str, Any], wide: np.dtype[Any] | None = None) -> Any:
-        """What a formula gives, with the budgets of this backend's precision class."""
+        """A formula's results with budgets of this backend's precision class."""
         return judged(formula, given, self.precision, wide, sampled=self.sampled)
 
     def normative_oracle(self, arguments: Arguments) -> Judged:
-        """The oracle's leading result under the choices that the formula asks for; nothing is left open yet."""
+        """The leading array of :meth:`normative_oracles`."""
         return self.normative_oracles(arguments)[self.operation.leading.path]
 
     def _as_declared(self, arguments: Arguments, wide: np.dtype[Any] | None = None) -> dict[str, Judged]:
@@ -384,7 +382,7 @@ class Subject(Comparisons):
         }
 
     def result_dtype(self, arguments: Arguments) -> str:
-        """The dtype of the result, by name; one that is not a float dtype is a violation."""
+        """The name of the result's dtype; a dtype that is not float is a violation."""
         name = str(self.call(arguments).dtype.name)
         if name not in DEFAULTS:
             raise Violation(
@@ -400,7 +398,7 @@ class Subject(Comparisons):
         return gradients(self.formula(), given, cotangent, self.precision, wide, sampled=self.sampled)
 
     def in_domain(self, arguments: Arguments) -> bool:
-        """True if the backend takes the call and nothing overflows, in the oracle or in its precision class."""
+        """True if the backend accepts the call and its precision class does not overflow."""
         if self.refuses(arguments):
             return False
         if not self.operation.float_result or not self.operation.floats:
@@ -408,7 +406,7 @@ class Subject(Comparisons):
         return all(x.peak <= self.precision.largest for x in self.oracles(arguments).values())
 
     def refuses(self, arguments: Arguments) -> bool:
-        """Whether the backend declares that it raises on these arguments."""
+        """Return whether the backend declares that it raises on these arguments."""
         choices = self.semantics
         if self.operation.mask is not None and choices.no_keys == "error" and arguments.keys_count == 0:
             return True
@@ -428,12 +426,12 @@ class Subject(Comparisons):
 
     @property
     def within_budget(self) -> bool:
-        """Whether the backend declares that the same call may give other bits."""
+        """True if the backend declares that repeated calls may give different bits."""
         return self.semantics.repeatability == "within-budget"
 
     @property
     def shares_scales(self) -> bool:
-        """Whether the declared class stores operands with scales."""
+        """True if the declared precision class stores operands with shared scales."""
         return self.precision.scaled > 0
 
     def all_match(
@@ -444,19 +442,19 @@ class Subject(Comparisons):
         arguments: Arguments,
         what: str = "",
     ) -> None:
-        """Every array of a result is within its budgets of what is expected; ``what`` is said before its name."""
+        """Demand that every result array is within its budget; ``what`` prefixes its title."""
         for leaf in self.operation.outputs:
             title = f"{what} {self.titled(leaf)}".strip()
             budget = (lambda leaf=leaf: budgets()[leaf.path]) if callable(budgets) else budgets[leaf.path]
             self.matches(got[leaf.path], expected[leaf.path], budget, arguments, title)
 
     def follows_formula(self, arguments: Arguments, what: str = "") -> None:
-        """Every array of the result is within its budgets of the oracle's; ``what`` is said before its name."""
+        """Demand that every result array is within its budget of the oracle's."""
         got, oracles = self.results(arguments), self.oracles(arguments)
         self.all_match(got, {p: x.value for p, x in oracles.items()}, _budgets(oracles), arguments, what)
 
     def exact(self, x: Any) -> Numbers:
-        """The nearest numbers that the tested dtype can hold."""
+        """The nearest numbers that the tested dtype can represent."""
         return exact_in(x, self.dtype)
 
 

@@ -1,4 +1,4 @@
-"""A law that does not hold, and what shows it."""
+"""Violations of laws, with the numbers that show them."""
 
 from enum import StrEnum
 from typing import Any
@@ -9,7 +9,7 @@ from attnspec.conformance.inputs.arguments import Arguments
 
 
 class Reason(StrEnum):
-    """What kind of failure a violation is."""
+    """The kind of a violation."""
 
     VALUE = "value"
     SHAPE = "shape"
@@ -24,11 +24,11 @@ class Reason(StrEnum):
 
 
 class LeftOut(Exception):
-    """A call that the backend's declaration leaves out; the message names what is declared."""
+    """A call outside the backend's declaration; the message names the declaration."""
 
 
 class Violation(Exception):
-    """A law does not hold: what was expected, what was got, where, and by which arguments."""
+    """A violated law: expected and actual numbers, their place, and the arguments."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Violation(Exception):
 
     @property
     def shown(self) -> tuple[Any, Any, Any] | None:
-        """Got, expected and budget at the place that is shown; None where no number is shown beside its budget."""
+        """Got, expected and budget at the shown index; None if one is missing."""
         if any(x is None for x in (self.expected, self.got, self.budget, self.index)):
             return None
         shape = np.shape(self.got)
@@ -56,7 +56,7 @@ class Violation(Exception):
 
     @property
     def ratio(self) -> float:
-        """The error over its budget at the place that is shown; 0 where nothing is shown."""
+        """The error over its budget at the shown index; 0 without numbers."""
         if self.shown is None or self.shown[0] == self.shown[1]:
             return 0.0
         got, expected, budget = self.shown
@@ -66,7 +66,7 @@ class Violation(Exception):
 
     @property
     def difference(self) -> float:
-        """The error shown as a part of the larger of both numbers, at most 1; 0 where nothing is shown."""
+        """The error at the shown index relative to the larger number, at most 1."""
         if self.shown is None or self.shown[0] == self.shown[1]:
             return 0.0
         got, expected, _ = self.shown

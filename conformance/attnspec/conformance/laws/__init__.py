@@ -1,4 +1,4 @@
-"""The checks of the laws, a module for each chapter; to import it fills ``judging.checks.CHECKS``."""
+"""The checks of the laws, a module per chapter; importing it fills ``judging.checks.CHECKS``."""
 
 from attnspec.conformance.judging.checks import CHECKS, Check, checks
 from attnspec.conformance.laws import (

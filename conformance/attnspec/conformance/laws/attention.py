@@ -39,12 +39,12 @@ from attnspec.conformance.laws.ensembles import (
 from attnspec.spec.laws import attention as law
 
 PERMUTED = ("queries,", "keys and values,", "sequence,", "heads,")
-"""What is permuted along the kinds of axes that may have no order."""
+"""Names for messages of what is permuted, in the order of ``law.ORDER_FREE``."""
 
 
 @checks(law.PERMUTATION)
 def permutation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Permute queries, keys, sequences and heads in turn, each with the masks and weights that belong to them."""
+    """Permute queries, keys, sequences and heads in turn, with their masks and weights."""
     judged = False
     for (kind, but), what in zip(law.ORDER_FREE, PERMUTED, strict=True):
         judged |= permuted_alike(subject, arguments, rng, kind, but, f"of permuted {what}")
@@ -66,7 +66,7 @@ def single_key(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     value = np.broadcast_to(value, (*given.batch, *value.shape[-2:]))
     expected = np.take_along_axis(value, rows, axis=-2)
     expected = expected[..., 0, :] if alone else expected
-    # Not bit for bit: where a compiler fuses s·c − max·c, the only weight is 1 but for a rounding, before the division.
+    # Not bit for bit: if a compiler fuses s·c − max·c, the only weight is off 1 by a rounding before the division.
     what = "with one attendable key, the result"
     subject.matches(subject.call(given), wide(expected), subject.budget(given), given, what)
     return True
@@ -88,7 +88,7 @@ def duplication(subject: Subject, arguments: Arguments, rng: np.random.Generator
 
 @checks(law.SPLIT_AND_MERGE)
 def split_and_merge(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Attend to both halves of the keys separately.
+    """Merge the results of attention to both halves of the keys.
 
     The weight of the first half is the result for values that are 1 in the first half and 0 in the second.
     """
@@ -130,7 +130,7 @@ def _query_and_key(arguments: Arguments) -> tuple[str, str]:
 
 @checks(law.HARD_LIMIT, once=True, governs=law.inner_products)
 def hard_limit(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Place keys at the corners of a cube, and queries far out in the direction of one corner each."""
+    """Put keys at the corners of a cube, and each query far out towards one."""
     base = sample(subject, rng, queries=6, keys=6, features=8)
     query, key = _query_and_key(base)
     (n, _), (m, d) = base.array(query).shape, base.array(key).shape
@@ -148,12 +148,12 @@ def hard_limit(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 
 
 ENSEMBLE = 2048
-"""Rows that are needed for a small error to stand out from the rounding of 16-bit weights, which all columns share."""
+"""Rows that show small errors above the rounding of 16-bit weights, shared by columns."""
 
 
 @checks(law.SCALE, governs=law.averages_by_scores)
 def scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """A matched filter in the direction of the derivative of the result with respect to the logarithm of the scale."""
+    """Matched filter of errors along the result's derivative by the logarithm of the scale."""
     given = normal_like(subject, arguments.plain(), rng)
     if given is None:
         return False
@@ -166,7 +166,7 @@ def scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
 
 @checks(law.SCALE, once=True, governs=law.scales_once)
 def ensemble_scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """A filter in the direction of the derivative with respect to the logarithm of the scale."""
+    """Filter errors of many batch elements along the derivative by the logarithm of the scale."""
     if not judgeable(subject):
         return False
     for words, given in ensembles_of_scores(subject, arguments):
@@ -177,9 +177,9 @@ def ensemble_scale(subject: Subject, arguments: Arguments, rng: np.random.Genera
 
 @checks(law.ENSEMBLE_GRADIENT, once=True, dear=True)
 def ensemble_gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """A filter in the direction of every gradient itself, where it is larger than its budget.
+    """Filter the errors of every gradient along itself, where it exceeds its budget.
 
-    What a batch shares has one gradient for all of it, hence several calls, with every element of it by itself.
+    An array that the batch shares has one gradient per call, hence several calls; each of its numbers counts alone.
     """
     if not judgeable(subject):
         return False
@@ -200,7 +200,7 @@ def ensemble_gradient(subject: Subject, arguments: Arguments, rng: np.random.Gen
 
 @checks(law.GRADIENT_IDENTITIES, once=True, governs=law.bilinear_scores)
 def gradient_balance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The direction is the mean of both products; the oracle is not asked."""
+    """Filter ⟨q, ∂q⟩ − ⟨k, ∂k⟩ along the mean of both, without the oracle."""
     if not judgeable(subject):
         return False
     given = ensemble(subject, arguments)
@@ -215,7 +215,7 @@ def gradient_balance(subject: Subject, arguments: Arguments, rng: np.random.Gene
 
 @checks(law.GRADIENT_IDENTITIES, once=True, governs=law.inner_products)
 def key_gradient_sum(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The direction is the sum that a Σ α dα = c·o would leave which is forgotten; the oracle is not asked."""
+    """Filter summed key gradients along the error of omitting Σ α dα = c·o."""
     if not judgeable(subject):
         return False
     given = ensemble(subject, arguments)
@@ -230,7 +230,7 @@ def key_gradient_sum(subject: Subject, arguments: Arguments, rng: np.random.Gene
 
 @checks(law.SCALE_TRADE)
 def scale_trade(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Negate queries and keys; multiply queries by 4 and divide keys by 4, where both are exact."""
+    """Negate queries and keys; trade a factor of 4 between them, where exact."""
     query_path, key_path = _query_and_key(arguments)
     expected = subject.call(arguments)
     for factor, what in ((-1.0, "of −q and −k"), (4.0, "of 4q and k/4")):
@@ -245,14 +245,14 @@ def scale_trade(subject: Subject, arguments: Arguments, rng: np.random.Generator
 
 
 def _scaled_exactly(subject: Subject, query: Numbers, larger: Numbers, key: Numbers) -> bool:
-    """Whether the larger query is finite, and no number is so small that it has fewer bits, whichever is scaled."""
+    """Return whether 4q is finite, and no number is small enough to lose bits."""
     least = smallest_normal(subject) * np.sqrt(max(query.shape[-1], 1))
     return bool(np.isfinite(larger).all()) and not any((np.abs(x[x != 0]) < least).any() for x in (query, key))
 
 
 @checks(law.HARD_LIMIT, once=True)
 def input_dependence(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Use keys that are far apart as queries: each query finds the value of its own key."""
+    """Use distant keys as queries: each query finds the value of its own key."""
     base = sample(subject, rng, queries=5, keys=5, features=5)
     asking = {leaf.path for leaf in subject.operation.queries}
     keys = [leaf.path for leaf in subject.operation.attended if leaf.path != subject.operation.pooled]
@@ -277,10 +277,10 @@ def input_dependence(subject: Subject, arguments: Arguments, rng: np.random.Gene
 
 @checks(law.SHARED_INPUTS, governs=law.shares_keys)
 def shared_inputs(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Pass one array as key and value, and as query too where the number of queries allows it."""
+    """Pass one array as key and value, and as query too if the sizes allow."""
     if not arguments.keys_count or not arguments.queries:
         return False
-    # A batch that only the mask has is a question of operation.broadcasting.
+    # The law operation.broadcasting judges batches that only the mask has.
     given = in_full_batches(of_one_array(arguments))
     attended = [leaf.path for leaf in subject.operation.attended]
     for paths in (attended, [*(leaf.path for leaf in subject.operation.queries), *attended]):
@@ -297,7 +297,7 @@ def shared_inputs(subject: Subject, arguments: Arguments, rng: np.random.Generat
 
 
 def of_one_array(arguments: Arguments) -> Arguments:
-    """Arguments whose keys are also the values and, resized to their number and width, the queries."""
+    """Arguments whose keys are also the values and, resized, the queries."""
     operation, sizes = arguments.operation, arguments.sizes
     key, *others = operation.attended
     width = sizes[key.core[-1].factors[0]]

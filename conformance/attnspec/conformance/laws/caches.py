@@ -1,4 +1,4 @@
-"""Checks of the laws of sequences that are packed into one array, and of caches in pages."""
+"""Checks of the laws of packed sequences and of paged caches."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -19,13 +19,13 @@ from attnspec.spec.laws import kernels as law
 
 
 def in_one_piece(subject: Subject) -> Subject | None:
-    """Attention in groups of heads by the same backend; None if it does not provide it."""
+    """The grouped-query attention of the same backend; None if not provided."""
     operation = operation_of(GroupedQueryAttention)
     return None if operation is None else subject.beside(operation)
 
 
 def _options(subject: Subject) -> Iterator[dict[str, Any]]:
-    """Options under which positions are counted."""
+    """Options that depend on positions: none, each flag, a window."""
     yield {}
     yield from ({o.path: True} for o in subject.operation.options if o.choices and subject.limits.has(o.path))
     if subject.operation.window is not None and has_window(subject):
@@ -36,7 +36,7 @@ def _options(subject: Subject) -> Iterator[dict[str, Any]]:
 
 
 class Packed(NamedTuple):
-    """A call with three sequences, of which one has no queries and one few keys, and where each lies."""
+    """A call of three sequences, one without queries, and the slices of each."""
 
     given: Arguments
     queries: list[slice]
@@ -54,7 +54,7 @@ def _packed(subject: Subject, rng: np.random.Generator) -> Packed:
 
 
 def _rows_of(operation: Operation, path: str, rows: slice) -> Any:
-    """The index of some queries in an array of the result."""
+    """The index of some query rows in an array of the result."""
     leaf = next(x for x in operation.outputs if x.path == path)
     (axis,) = leaf.axes(operation.asking or "")
     return (..., rows, *[slice(None)] * (-axis - 1))
@@ -62,7 +62,7 @@ def _rows_of(operation: Operation, path: str, rows: slice) -> Any:
 
 @checks(law.PACKED, once=True)
 def packed(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compute each sequence alone."""
+    """Compare each packed sequence with the same sequence computed alone."""
     operation = subject.operation
     base, of_queries, of_keys = _packed(subject, rng)
     for options in _options(subject):
@@ -84,7 +84,7 @@ def packed(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
 
 
 def _paged(subject: Subject, rng: np.random.Generator) -> Arguments:
-    """Two elements with tables of three pages out of six, one of them shared, and lengths that end within a page.
+    """Two batch elements with three of six pages each, one shared, not all rows used.
 
     Pages of 64 rows give positions that a signed byte does not hold.
     """
@@ -99,14 +99,14 @@ def _paged(subject: Subject, rng: np.random.Generator) -> Arguments:
 
 
 def _table(given: Arguments) -> tuple[str, str, Numbers, Numbers]:
-    """The paths of the table and of the lengths, and both."""
+    """The paths of the table and of the lengths, and both arrays."""
     (table,), (lengths,) = given.operation.indices, given.operation.lengths
     return table, lengths, given.array(table), given.array(lengths)
 
 
 @checks(law.CONTIGUOUS, once=True)
 def unused_pages(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Store NaN, infinities and large numbers where no element of the batch has rows."""
+    """Store NaN, infinity and 1e4 in cache rows that no batch element uses."""
     given = _paged(subject, rng)
     _, _, tables, lengths = _table(given)
     caches = operands(subject.operation)[1:]
@@ -127,7 +127,7 @@ def unused_pages(subject: Subject, arguments: Arguments, rng: np.random.Generato
 
 @checks(law.CONTIGUOUS, once=True)
 def contiguous(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Gather the rows; queries are the last positions, which a mask says of those in one piece."""
+    """Compare with attention to the gathered rows, masked so that queries come last."""
     other = in_one_piece(subject)
     if other is None or other.operation.mask is None:
         return False

@@ -1,4 +1,4 @@
-"""What checks of several laws share: selected rows, samples of given sizes, budgets of averages, the matched filter."""
+"""Helpers for several laws: selected rows, samples, budgets of averages, the matched filter."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
@@ -27,28 +27,28 @@ R = TypeVar("R")
 
 
 def live_rows(subject: Subject, arguments: Arguments) -> Numbers:
-    """Rows that have an attendable key, with axes of size 1 behind them to broadcast against the result."""
+    """Rows with an attendable key, with trailing axes that broadcast against the result."""
     return before_features(subject, live(arguments, bottom_right=subject.semantics.bottom_right))
 
 
 def before_features(subject: Subject, rows: Numbers) -> Numbers:
-    """A number for every query, or for every element of the batch, with axes for what the result has of each."""
+    """Add axes to per-query (or per-batch) numbers, to broadcast against the result."""
     return before(rows, subject.operation.leading, subject.operation.asking)
 
 
 def allowed(subject: Subject, arguments: Arguments) -> Numbers:
-    """The keys that every query may attend to, in full and with the backend's causal alignment."""
+    """The full mask of attendable keys, under the backend's causal alignment."""
     return attendable(arguments, bottom_right=subject.semantics.bottom_right)
 
 
 def aligned(subject: Subject, arguments: Arguments) -> bool:
-    """Whether the causal flag of the backend aligns query i with key i."""
+    """Return whether the backend's causal flag aligns query i with key i."""
     top_left = subject.semantics.causal_alignment == "top-left"
     return top_left or arguments.queries == arguments.keys_count
 
 
 def in_full_batches(arguments: Arguments) -> Arguments:
-    """Arguments repeated along every batch dimension that broadcasts; themselves where none does."""
+    """The arguments with broadcast batches repeated in full; unchanged if there are none."""
     full = {}
     for leaf, x in arguments.batched:
         repeated = np.broadcast_to(x, (*arguments.batch, *x.shape[x.ndim - len(leaf.core) :]))
@@ -58,7 +58,7 @@ def in_full_batches(arguments: Arguments) -> Arguments:
 
 
 def causal_sizes(subject: Subject) -> tuple[str, str]:
-    """The size of the rows of causal results, and the size of the positions that they depend on."""
+    """The sizes of the rows of causal results and of the positions they depend on."""
     return subject.operation.causal[0], subject.operation.causal[-1]
 
 
@@ -66,24 +66,24 @@ def causal_sizes(subject: Subject) -> tuple[str, str]:
 
 
 def record(arguments: Arguments, kind: type[R]) -> R:
-    """The only argument that is such a record."""
+    """The only argument that is a record of this kind."""
     (found,) = (x for x in arguments.values_by_name.values() if isinstance(x, kind))
     return found
 
 
 def filled(arguments: Arguments, changes: list[tuple[Numbers, float]]) -> Arguments:
-    """A copy in which these arrays, fields of records, are filled with a number."""
+    """A copy with these fields of records filled with numbers."""
     return exchanged(arguments, [(x, np.full_like(x, number)) for x, number in changes])
 
 
 def exchanged(arguments: Arguments, changes: list[tuple[Numbers, Numbers]]) -> Arguments:
-    """A copy with other arrays in the place of these, fields of records."""
+    """A copy with other arrays in place of these fields of records."""
     paths = {id(x): path for path, x in flatten(arguments.values_by_name).items()}
     return arguments.replaced({paths[id(old)]: new for old, new in changes})
 
 
 def without_layers(arguments: Arguments) -> Arguments:
-    """A copy in which nothing is left of what is counted, such as the layers of a stack."""
+    """A copy without counted items, such as the layers of a stack."""
     for count in arguments.operation.counts:
         arguments = arguments.along(count, keep(0))
     return arguments
@@ -93,7 +93,7 @@ def without_layers(arguments: Arguments) -> Arguments:
 
 
 def picked(results: Results, size: str, order: Any, subject: Subject, arguments: Arguments) -> Results:
-    """The arrays of a result; of those that have an axis of this size, the selected rows."""
+    """The arrays of a result, with selected rows along axes of this size."""
     change = take(order)
     return {
         leaf.path: along(results[leaf.path], leaf, size, arguments.binding, change)
@@ -114,7 +114,7 @@ def twice(budgets: Results) -> Results:
 
 
 def where_finite(expected: Numbers, oracle: Judged) -> Numbers:
-    """What is expected, in the shape of the oracle's result; where that is not finite, what the oracle has."""
+    """The expected numbers in the oracle's shape; the oracle's own where those are not finite."""
     return np.where(np.isfinite(oracle.value), expected, oracle.value)
 
 
@@ -126,7 +126,7 @@ def together(*budgets: Results) -> Results:
 def permuted_alike(
     subject: Subject, arguments: Arguments, rng: np.random.Generator, kind: Axis, but: Axis, what: str
 ) -> bool:
-    """Permute inputs along the axes of a kind and expect permuted results; False if there is no such axis."""
+    """Demand permuted results of inputs permuted along a kind of axes; False without any."""
     given, operation = arguments.plain(), arguments.operation
     judged = False
     for size in _instances(operation.order_free(kind), given.sizes):
@@ -145,7 +145,7 @@ def permuted_alike(
 
 
 def _instances(described: Collection[str], sizes: Collection[str]) -> list[str]:
-    """The sizes of a call that are among those of the Protocol, or an item's."""
+    """The sizes of a call that the Protocol describes, including those of tuple items."""
     return [size for size in sizes if schematic(size) in described]
 
 
@@ -167,8 +167,8 @@ def sample(
 ) -> Arguments:
     """Normal inputs within the backend's limits, unmasked; if ``whole``, with masks and all optional arrays.
 
-    Sizes are given by what they count, ``features`` is every other size, or by name. Where heads share keys, there are
-    so many of the queries, in groups of two. Where rows without keys are declared to raise, each has its first key.
+    Sizes are given by kind (``features`` is every other size) or by name. Where heads share keys, ``heads`` counts
+    query heads, in groups of two. If rows without keys are declared to raise, each row has its first key.
     """
     operation = subject.operation
     group = min(heads, 2) if operation.sizes_of(Axis.GROUP) else 1
@@ -191,7 +191,7 @@ def sample(
 
 
 def normal_like(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments | None:
-    """Normal inputs of the same shapes and mask, whose rounding errors are independent; None for too few rows."""
+    """Normal inputs of these shapes and mask, with independent errors; None for tiny results."""
     if np.prod(np.array(arguments.binding.result)) < 8:
         return None
     changes = {}
@@ -216,18 +216,18 @@ def wide(x: Numbers) -> Numbers:
 
 
 def coarse(x: Any, reach: float = 4.0, step: float = 0.25) -> Numbers:
-    """Numbers on a coarse grid, so that sums of a few of them are exact in every dtype."""
+    """Numbers on a coarse grid: sums of a few are exact in every dtype."""
     return np.clip(np.round(np.asarray(x).astype(np.float64) / step) * step, -reach, reach)
 
 
 def smallest_normal(subject: Subject) -> float:
-    """The smallest normal number of the tested dtype, or of the format in which its operands are stored."""
+    """The smallest normal number of the tested dtype, or of its operands' storage format."""
     p = subject.precision
     return max(SMALLEST_NORMAL[subject.dtype], p.inputs_smallest / p.inputs if p.inputs_smallest else 0.0)
 
 
 def broadcast_batches(*arrays: Any, core: int) -> list[Numbers]:
-    """The arrays with their batches broadcast against each other; ``core`` is the number of last dimensions to keep."""
+    """The arrays with batches broadcast together; ``core`` counts the last dimensions to keep."""
     batch = np.broadcast_shapes(*(a.shape[: a.ndim - core] for a in arrays))
     return [np.broadcast_to(a, (*batch, *a.shape[a.ndim - core :])) for a in arrays]
 
@@ -238,7 +238,7 @@ def linear_in(subject: Subject, leaves: tuple[Leaf, ...]) -> str:
 
 
 def additive_in(subject: Subject, arguments: Arguments, rng: np.random.Generator, path: str, what: str) -> bool:
-    """Check that the result is additive in one argument, on a grid on which the sum is exact."""
+    """Check that the result is additive in one argument, on a grid with exact sums."""
     first = subject.exact(coarse(arguments.array(path)))
     second = subject.exact(coarse(2 * rng.standard_normal(first.shape)))
     both = subject.exact(first.astype(np.float64) + second.astype(np.float64))
@@ -258,12 +258,12 @@ def pooled(arguments: Arguments) -> Numbers:
 
 
 def rows_of_queries(arguments: Arguments) -> bool:
-    """Whether the operation has a query axis, so that the result has a row for every query."""
+    """Return whether the operation has a query axis, hence a result row per query."""
     return arguments.operation.asking is not None
 
 
 def average_tolerance(subject: Subject, arguments: Arguments, values: Numbers) -> float:
-    """The rounding by which an average may leave the hull of its values, whatever the errors of the weights."""
+    """The distance by which rounding may move an average out of its values' hull."""
     p = subject.precision
     keys = arguments.keys_count or 0
     largest = float(np.max(np.abs(values.astype(np.float64)), initial=0.0))
@@ -273,14 +273,14 @@ def average_tolerance(subject: Subject, arguments: Arguments, values: Numbers) -
 
 
 def filtered_error(subject: Subject, arguments: Arguments, direction: Numbers, *, rows_err_alike: bool = False) -> bool:
-    """The matched filter: the error along a direction, estimated from all elements, is not more than rounding explains.
+    """Demand that the error along a direction, over all elements, is within rounding.
 
     ε̂ = Σ w (got − o) g / Σ w g² with w = 1/σ² has the standard error se = (Σ g²/σ²)^−½ if errors are independent, as
-    they are for normal inputs. With ``rows_err_alike`` the errors within a row are taken as equal instead, except for
-    the rounding of the result, because all columns share the errors of their weights. The limit is 12 se, plus 4 unit
-    roundoffs of the accumulation for an error that all elements share. Returns whether anything was judged. Where the
-    class rounds given operands, or computed ones in an operation that has weight matrices, the filter is not used: all
-    rows share the error of a key.
+    for normal inputs. With ``rows_err_alike`` the errors within a row are taken as equal, except for the rounding of
+    the result, because all columns share the errors of their weights. The limit is 12 se, plus 4 unit roundoffs of the
+    accumulation for an error that all elements share. Returns whether anything was judged. The filter is not used if
+    the class rounds inputs, or computed operands of an operation with weight matrices: then all rows share the error of
+    a key.
     """
     weights = any(
         subject.operation.role(leaf) == Role.WEIGHT and len(leaf.core) > 1 for leaf in subject.operation.leaves
@@ -326,7 +326,7 @@ def _spread(subject: Subject, oracle: Judged, scaled: Numbers, rows_err_alike: b
 
 
 def joined_in_order(subject: Subject, arguments: Arguments) -> bool:
-    """Whether the features of the result are those of the arguments in order, bit for bit."""
+    """Demand that the result joins the arguments' features in order, bit for bit."""
     got = subject.call(arguments)
     parts = [np.broadcast_to(x, (*got.shape[:-1], x.shape[-1])) for _, x in arguments.floats]
     expected = np.concatenate(parts, axis=-1)
@@ -335,7 +335,7 @@ def joined_in_order(subject: Subject, arguments: Arguments) -> bool:
 
 
 def bounded(subject: Subject, arguments: Arguments, path: str, bound: Numbers | float, what: str) -> None:
-    """No element of an array of the result exceeds a bound by more than its budget."""
+    """Demand that no element of a result array exceeds a bound beyond its budget."""
     got, budget = wide(subject.results(arguments)[path]), subject.budgets(arguments)[path]
     slack = np.where(np.isfinite(budget), budget, 0)
     subject.holds(
@@ -348,7 +348,7 @@ def bounded(subject: Subject, arguments: Arguments, path: str, bound: Numbers | 
 
 
 def odd_in(subject: Subject, arguments: Arguments, paths: Collection[str]) -> bool:
-    """Negating these arguments negates the result."""
+    """Demand that negating these arguments negates the result."""
     negated = arguments.replaced({path: -arguments.array(path) for path in paths})
     expected, budget = -wide(subject.call(arguments)), subject.budget(arguments)
     subject.matches(subject.call(negated), expected, 2 * budget, negated, "of negated vectors, the result")
@@ -358,9 +358,9 @@ def odd_in(subject: Subject, arguments: Arguments, paths: Collection[str]) -> bo
 def refuses_outside(
     subject: Subject, arguments: Arguments, path: str, most: int, rng: np.random.Generator, what: str
 ) -> bool:
-    """One of these integers is made −1, then one more than the most: both must raise.
+    """Demand that −1, and one more than ``most``, raise in place of an integer.
 
-    Where shapes are the caller's to check, so are numbers: a kernel that looked at them would wait for its device.
+    Not where shapes are unchecked: a kernel that looked at integers would have to wait for its device.
     """
     if subject.semantics.rejection == "unchecked":
         raise LeftOut("semantics rejection = unchecked")

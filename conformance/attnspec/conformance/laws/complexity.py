@@ -1,4 +1,4 @@
-"""Checks of the laws of the layers that attention is compared with."""
+"""Checks of the laws of convolution and graph layers, to which attention is compared."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ def _tokens(arguments: Arguments) -> tuple[str, Numbers]:
 
 
 FEW = 4
-"""Taps that leave tokens out of reach in a short sequence."""
+"""Most taps to keep, so that a short sequence has tokens out of reach."""
 
 
 def _with_few_taps(arguments: Arguments, rng: np.random.Generator) -> tuple[Arguments, int]:
@@ -30,7 +30,7 @@ def _with_few_taps(arguments: Arguments, rng: np.random.Generator) -> tuple[Argu
 
 @checks(law.TRANSLATION)
 def translation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Put tokens that are 0 before the others, and compare from the first one that was there."""
+    """Put zero tokens before the others, and compare the results of the others."""
     path, x = _tokens(arguments)
     t = x.shape[-2]
     moved_to = subject.limits.length_from(t + int(rng.integers(1, 4)))
@@ -47,7 +47,7 @@ def translation(subject: Subject, arguments: Arguments, rng: np.random.Generator
 
 @checks(law.LOCALITY)
 def locality(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Exchange all tokens that one result cannot see: the first one, the last one, and another."""
+    """Replace all tokens out of reach of the first, the last and another result."""
     path, x = _tokens(arguments)
     given, taps = _with_few_taps(arguments, rng)
     t = x.shape[-2]
@@ -65,7 +65,7 @@ def locality(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
 
 @checks(law.EDGES)
 def edges(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Divide the edges at random."""
+    """Divide the edges between two graphs at random, and add their results."""
     given = arguments.plain()
     whole = attendable(given)
     if not whole.any():
@@ -81,7 +81,7 @@ def edges(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
 
 @checks(law.EDGES)
 def one_edge(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Give every node one neighbour, and compare with the graph in which each node is its own."""
+    """Give every node one neighbour, and compare with nodes that are their own."""
     n = mask_shape(arguments)[-1]
     if not n or 0 in arguments.batch:
         return False

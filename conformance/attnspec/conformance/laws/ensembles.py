@@ -1,9 +1,9 @@
-"""Filters over ensembles: an error far below the rounding of every element shows over many batch elements together.
+"""Filters over ensembles: many batch elements together show errors far below rounding.
 
-With one θ wrong by ε, the error of batch element b has the part ε g_b, g = ∂/∂θ. The estimate ε̂ = Σ t_b / Σ ‖g_b‖²,
-t_b = ⟨got_b − exact_b, g_b⟩, needs no model of the errors: those of different elements are independent, whatever they
-are within one. For independent symmetric t_b, |Σ t_b| exceeds z √Σ t_b² with a probability of at most 2 exp(−z²/2),
-however they are distributed (Hoeffding's inequality for their signs): 3·10⁻¹⁴ at the z of 8 that is used here.
+If θ is wrong by ε, the error of batch element b has the part ε g_b, g = ∂/∂θ. The estimate ε̂ = Σ t_b / Σ ‖g_b‖², t_b =
+⟨got_b − exact_b, g_b⟩, needs no model of the errors: different elements err independently, whatever errors are within
+one. For independent symmetric t_b, |Σ t_b| exceeds z √Σ t_b² with a probability of at most 2 exp(−z²/2), however they
+are distributed (Hoeffding's inequality for their signs): 3·10⁻¹⁴ at the z of 8 that is used here.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,35 +21,35 @@ from attnspec.reference.budget import WIDTH
 from attnspec.spec.contract.axes import Role
 
 KEYS, FEATURES = 8, 8
-"""Sizes at which the rounding of one key does not average out within a batch element, and many elements are cheap."""
+"""Small sizes: one key's rounding does not average out, and many elements are cheap."""
 
 TILE = 128
-"""Numbers of keys after which kernels begin another tile, at most."""
+"""The largest tile of keys in common kernels."""
 
 LEAST, LEAST_ITSELF = 192, 128
-"""Batch elements at least: no error, however large, is more than √B standard errors, and less where elements differ.
-Those of self-attention differ little, since each has as many rows as keys."""
+"""Fewest batch elements B: an error is at most √B standard errors, less where elements differ.
+Elements of self-attention differ little, since each has as many rows as keys."""
 
 FEW = 64
-"""Batch elements from which it is told how large scores should be."""
+"""Batch elements by which the size of scores is chosen."""
 
 SCORES = tuple(2.0**i for i in range(-4, 3))
-"""Factors by which scores are multiplied, of which the clearest is used."""
+"""Factors tried on scores; the one that shows errors best is used."""
 
 STEP = 2.0**-12
-"""The relative step of the scale by which the derivative of a result is taken."""
+"""The relative step of the scale in numerical derivatives."""
 
 MORE_OF_SQUARES = 16
-"""How many times as many elements are needed where scores of many features are squared distances."""
+"""Factor by which more elements are needed where scores of many features are squared distances."""
 
 GROUPS = 16
-"""Calls over which the elements of a gradient are spread that a batch shares."""
+"""Calls among which the elements are divided for gradients of arrays that a batch shares."""
 
 Inputs = TypeVar("Inputs")
 
 
 def judgeable(subject: Subject) -> bool:
-    """Whether batch elements err independently: not where the class rounds given weights, which all of them share."""
+    """Return whether batch elements err independently: not if they share weights that the class rounds."""
     shared = any(subject.operation.role(leaf) is Role.WEIGHT for leaf in subject.operation.floats)
     return subject.limits.max_batch_dims > 0 and not (subject.precision.inputs and shared)
 
@@ -57,23 +57,23 @@ def judgeable(subject: Subject) -> bool:
 def batches(
     subject: Subject, rng: np.random.Generator, count: int, *, keys: int = KEYS, features: int = FEATURES
 ) -> Arguments:
-    """Normal inputs of many batch elements, each with one query; in self-attention with as many queries as keys."""
+    """Normal batch elements with one query each, or in self-attention a query per key."""
     queries = keys if subject.operation.attends_to_itself else 1
     return sample(subject, rng, (count,), queries=queries, keys=keys, features=features, heads=2)
 
 
 def shared(arguments: Arguments, name: str, make: Callable[[np.random.Generator], Inputs]) -> Inputs:
-    """Inputs that several laws judge: made once for a template, from its numbers, so that laws share their results."""
+    """Inputs that laws share, made once per template; its numbers are the seed."""
     return arguments.once(name, lambda: make(rng_of(arguments)))
 
 
 def ensemble(subject: Subject, arguments: Arguments) -> Arguments:
-    """Normal inputs of as many batch elements as the profile affords, shared by the laws of a template."""
+    """Normal inputs of as many batch elements as the profile affords, once per template."""
     return shared(arguments, "ensemble", lambda rng: batches(subject, rng, subject.effort.ensemble))
 
 
 def ensembles(subject: Subject, arguments: Arguments) -> list[tuple[str, Arguments]]:
-    """Inputs for a filter, with words for them; where there is time, masked, causal, long and wide ones too."""
+    """Inputs for a filter, with descriptions; long profiles add masked, causal, long and wide ones."""
     return shared(arguments, "ensembles", lambda rng: list(_ensembles(subject, ensemble(subject, arguments), rng)))
 
 
@@ -91,12 +91,12 @@ def _ensembles(subject: Subject, plain: Arguments, rng: np.random.Generator) -> 
         batch = (max(count // KEYS, LEAST),)
         queries = sample(subject, rng, batch, queries=KEYS, keys=KEYS, features=FEATURES, heads=2)
         yield " where it is causal", queries.replaced({operation.flag: True})
-    # In 16 bits as many elements are needed as are affordable; of self-attention each has as many rows as keys.
+    # 16-bit dtypes need as many elements as affordable; one of self-attention has as many rows as keys.
     narrow, itself = subject.dtype in NARROW, operation.attends_to_itself
     least, part = (LEAST_ITSELF, 16) if itself else (LEAST, 2 if narrow else 4)
     long = batches(subject, rng, max(count // part, least), keys=TILE + 32)
     if (long.keys_count or 0) > TILE:
-        # The keys of other tiles are weighed, and their values are 0.
+        # Keys of the first tile have weights, and values of 0.
         valued = [leaf.path for leaf in operation.attended if leaf.path in operation.linear]
         cut = long.replaced({path: _after_tile(long.array(path)) for path in valued})
         yield f" in keys from {TILE} on", _clearest(subject, cut)
@@ -108,7 +108,7 @@ def _ensembles(subject: Subject, plain: Arguments, rng: np.random.Generator) -> 
 
 
 def ensembles_of_scores(subject: Subject, arguments: Arguments) -> list[tuple[str, Arguments]]:
-    """The inputs of a filter for the scale; where there is time, with scores of the clearest size for normal ones."""
+    """Inputs of a filter for the scale; in long profiles, scores have the best size."""
 
     def found(rng: np.random.Generator) -> list[tuple[str, Arguments]]:
         (words, plain), *others = ensembles(subject, arguments)
@@ -120,15 +120,15 @@ def ensembles_of_scores(subject: Subject, arguments: Arguments) -> list[tuple[st
 
 
 def _squared(subject: Subject) -> bool:
-    """Whether scores are squared distances, which are far from 0 for many features, and round as coarsely."""
+    """Return whether scores are squared distances: for many features large, and coarsely rounded."""
     return all(exponent < 1 for exponent in subject.operation.sharpened.values())
 
 
 def _clearest(subject: Subject, given: Arguments) -> Arguments:
-    """Batch elements with scores of the size at which an error of their scale shows most clearly.
+    """Batch elements with scores of the size that shows errors of scale best.
 
-    Weights of almost 1 hardly depend on the scale, equal ones depend on it less than they are rounded. A few elements
-    tell which size is best.
+    Weights of almost 1 hardly depend on the scale; almost equal ones depend on it by less than their rounding. A few
+    elements decide the size.
     """
     if not subject.operation.sharpened:
         return given
@@ -144,10 +144,10 @@ def _of_scores(subject: Subject, arguments: Arguments, factor: float) -> Argumen
 
 
 def _haze(subject: Subject, arguments: Arguments) -> float:
-    """How uncertain an estimate of the scale would be, up to a factor, if every error were as large as its budget.
+    """The relative uncertainty of a scale estimate if every error equalled its budget.
 
-    An estimate that hangs on few elements of the batch, as where one key outweighs the others in most of them, is the
-    more uncertain: it counts as an estimate from these.
+    An estimate that depends on few batch elements, as where one key outweighs the others in most, is less certain: it
+    counts as an estimate from these few.
     """
     direction = scale_direction(subject, arguments)
     told = wide((direction**2).sum(-1))
@@ -167,30 +167,30 @@ def _after_tile(x: Numbers) -> Numbers:
 
 
 def exact(subject: Subject, arguments: Arguments) -> Numbers:
-    """The leading result of the reference in the precision of the oracle, without budgets, computed once."""
+    """The reference's leading result in oracle precision, without budgets, computed once."""
     return arguments.once("exact", lambda: subject.unrounded(arguments)[subject.operation.leading.path])
 
 
 def rescaled(arguments: Arguments, factor: float) -> Arguments:
-    """Arguments whose scores are those of the given ones, multiplied by a factor, in double precision."""
+    """Arguments in double precision, with scores multiplied by a factor."""
     powers = {path: factor**exponent for path, exponent in arguments.operation.sharpened.items()}
     return multiplied(arguments, powers)
 
 
 def multiplied(arguments: Arguments, factors: Mapping[str, float]) -> Arguments:
-    """Arguments in double precision, those of these paths multiplied by a factor."""
+    """Arguments in double precision, those at some paths multiplied by a factor."""
     return arguments.replaced(
         {leaf.path: wide(x) * factors[leaf.path] if leaf.path in factors else wide(x) for leaf, x in arguments.floats}
     )
 
 
 def scale_direction(subject: Subject, arguments: Arguments) -> Numbers:
-    """The derivative of the result with respect to the logarithm of the scale, by elements of the batch."""
+    """The derivative of the result by the logarithm of the scale, per batch element."""
     return by_element(slope(lambda factor: exact(subject, rescaled(arguments, factor))))
 
 
 def slope(at: Callable[[float], Numbers]) -> Numbers:
-    """The derivative with respect to the logarithm of the scale of what is computed at a factor of it."""
+    """The derivative of ``at`` by the logarithm of its argument, at 1."""
     return (at(1 + STEP) - at(1 - STEP)) / (2 * STEP)
 
 
@@ -202,12 +202,11 @@ def by_element(x: Numbers) -> Numbers:
 def along(
     subject: Subject, arguments: Arguments, error: Numbers, direction: Numbers, what: str, *, steepness: float = 1.0
 ) -> None:
-    """Demand that errors have no part along a direction; both have one row for every independent element.
+    """Demand that errors have no part along a direction; rows are independent elements.
 
-    Beside 8 standard errors the limit allows 4 unit roundoffs of the accumulation, and the biases of the class, which
-    all elements share, and the square of all relative roundings together, by which their mean differs from 0; and that
-    all weights are below the smallest step of their format. An error of 1 in all that these multiply shows as one of
-    ``steepness`` along the direction.
+    The limit is 8 standard errors plus errors that all elements share: 4 unit roundoffs of the accumulation, the biases
+    of the class, the square of all relative roundings together (by which their mean differs from 0), and weights below
+    the smallest step of their format. A relative error of 1 of this kind shows as ``steepness`` along the direction.
     """
     p = subject.precision
     information = float((direction**2).sum(dtype=np.float64))

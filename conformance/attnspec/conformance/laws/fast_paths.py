@@ -1,6 +1,6 @@
-"""Checks of calls for which libraries have fast paths: long ones, and of one array, in every mode and recorded.
+"""Checks of calls for which libraries have fast paths, in every mode and recorded.
 
-What such a call gives is compared with what it gives otherwise, and only where bits differ with the oracle.
+Results are compared with those of plain calls, and with the oracle only where bits differ.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ from attnspec.spec.laws import attention
 from attnspec.spec.laws import training as law
 
 LONG = TILE + 3
-"""Queries beside as many keys, of a last tile that is not full."""
+"""Queries and keys: one full tile, and a last tile that is not full."""
 
 STEPS = 11
 """Steps of the longest sequence."""
@@ -35,7 +35,7 @@ def _modes(subject: Subject) -> Modes:
 
 
 def _learns(subject: Subject, function: str) -> bool:
-    """Whether the backend declares gradients of this operation, and has this function for them."""
+    """Return whether the backend declares gradients of this operation and has this function."""
     gives = subject.operation.differentiable and subject.limits.gives_gradients(subject.operation.name)
     return gives and getattr(subject.backend, function, None) is not None
 
@@ -46,7 +46,7 @@ def _same(found: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
 
 @checks(law.MODES, once=True, at_leading=True, governs=law.may_be_long)
 def long_calls(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Calls in every mode, and recorded for all arguments."""
+    """Make long calls in every mode, and recorded for all arguments."""
     modes, records = _modes(subject), _learns(subject, "pullback")
     calls = list(_long(subject, rng)) if modes or records else []
     for words, given in calls:
@@ -62,7 +62,7 @@ def long_calls(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 
 
 def _long(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
-    """Calls with words for them: of sequences of different lengths, or under each kind of mask."""
+    """Long calls with descriptions: sequences of different lengths, or every kind of mask."""
     operation = subject.operation
     if operation.counts and not subject.effort.dear:
         return
@@ -87,7 +87,7 @@ def _long(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arg
 
 
 def _as_otherwise(subject: Subject, given: Arguments, got: Results, rng: np.random.Generator, what: str) -> None:
-    """A result has the bits of the same call made otherwise, or follows the formula."""
+    """Demand the bits of a plain call, or else numbers that follow the formula."""
     if _same(got, subject.results(given)):
         return
     other = given.replaced({})
@@ -97,7 +97,7 @@ def _as_otherwise(subject: Subject, given: Arguments, got: Results, rng: np.rand
 
 @checks(attention.SHARED_INPUTS, once=True, at_leading=True, governs=attention.shares_all)
 def one_array(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """One array as queries, keys and values, unmasked and under a mask, in every mode and for gradients."""
+    """Pass one array as queries, keys and values, in every mode and for gradients."""
     batch = (2,)[: subject.limits.max_batch_dims]
     plain = of_one_array(sample(subject, rng, batch, queries=5, keys=5, heads=2))
     paths = [leaf.path for leaf in (*subject.operation.queries, *subject.operation.attended)]

@@ -1,4 +1,4 @@
-"""The check of what stands in the place of masked scores."""
+"""Check of the finite numbers that kernels store for masked scores."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ from attnspec.spec.contract.axes import Part
 from attnspec.spec.laws import masking as law
 
 FILLS = (1e4, 1e6, 1e9)
-"""What is written for infinity, where the dtype holds it."""
+"""Numbers that kernels store instead of −infinity, where the dtype holds them."""
 
 
 @checks(law.FINITE_FILL, once=True)
 def finite_fill(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """One attendable key for every query, and scores of both signs that are about as large as each fill, or larger."""
+    """Give every query one key, and scores of both signs around each fill."""
     batch = (4,) if subject.limits.max_batch_dims else ()
     base = sample(subject, rng, batch, queries=16, keys=8, features=8, heads=2)
     shape, exponents, scale = mask_shape(base), subject.operation.sharpened, subject.operation.part(Part.SCALE)
@@ -39,7 +39,7 @@ def finite_fill(subject: Subject, arguments: Arguments, rng: np.random.Generator
 
 
 def _judgeable(subject: Subject, given: Arguments) -> bool:
-    """Whether nothing overflows, nor does 2 to the rounding of the largest score times log₂e.
+    """Return whether nothing overflows, nor does 2 to the rounding of max·log₂e.
 
     Kernels that fuse s·log₂e − max·log₂e round the second product alone.
     """

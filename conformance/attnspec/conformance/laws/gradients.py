@@ -1,4 +1,4 @@
-"""Gradients of a backend beside those that are expected of it."""
+"""Comparison of a backend's gradients with expected gradients."""
 
 from collections.abc import Mapping
 
@@ -13,11 +13,11 @@ Gradients = Mapping[str, tuple[Numbers, Numbers]]
 def gradients_match(
     subject: Subject, found: Results, expected: Gradients, arguments: Arguments, what: str = "", scale: float = 1.0
 ) -> None:
-    """Gradients are within their budgets of those that are expected, times a scale; some may not have been asked for.
+    """Demand gradients within their budgets of ``expected`` times ``scale``; missing ones are skipped.
 
-    ``what`` is said before their names.
+    ``what`` precedes their names in messages.
     """
-    # What underflows on the way is lost whatever the scale.
+    # Numbers that underflow in between are lost, whatever the scale.
     flushed = 2.0**10 * smallest_normal(subject) if scale != 1 else 0.0
     for path, (value, budget) in expected.items():
         if path in found:

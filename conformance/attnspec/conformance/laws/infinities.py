@@ -1,4 +1,4 @@
-"""NaN among scores, queries, keys and values; infinities among scores and values."""
+"""Checks of NaN in scores, queries, keys and values, and infinities in scores and values."""
 
 from collections.abc import Iterator
 
@@ -16,12 +16,12 @@ from attnspec.conformance.laws.semantics import of_keys, probes, samples
 from attnspec.spec.laws import attention, normalization
 
 LONG = 130
-"""Keys of rows that are longer than a tile, so that whole tiles of scores may be −∞."""
+"""More keys than a tile, so that whole tiles of scores may be −∞."""
 
 
 @checks(normalization.INFINITE_SCORES, once=True)
 def infinite_scores(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Scores of −∞ at the first keys, at the last ones and at random ones; from the fourth row on +∞ at a key."""
+    """Set scores of first, last or random keys to −∞, later also one to +∞."""
     (path,) = (leaf.path for leaf in of_keys(subject, subject.operation.asked))
     judged = False
     for queries, keys in ((6, 5), (6, LONG)):
@@ -51,7 +51,7 @@ def infinite_scores(subject: Subject, arguments: Arguments, rng: np.random.Gener
 
 
 def _demand_nan(subject: Subject, got: Numbers, high: Numbers, infinite: Arguments) -> None:
-    """The weights of scores of +∞ are NaN."""
+    """Demand NaN for the weights of scores of +∞."""
     finite = high & ~np.isnan(wide(got))
     if finite.any():
         index = tuple(int(i) for i in np.argwhere(finite)[0])
@@ -62,9 +62,9 @@ def _demand_nan(subject: Subject, got: Numbers, high: Numbers, infinite: Argumen
 
 @probes("attendable_nan")
 def attendable_nan(subject: Subject, rng: np.random.Generator) -> Seen:
-    """Store NaN at a key that some queries may attend to; the rows of the others concern `masked_nonfinite`.
+    """Store NaN at a key that some queries may attend to.
 
-    Where the result has an entry for every key, those that are masked in the row of the NaN are not judged.
+    Rows of other queries concern `masked_nonfinite`. If the result has an entry per key, masked entries are not judged.
     """
     seen: Seen = []
     for given in samples(subject, rng):
@@ -100,7 +100,7 @@ def attendable_nan(subject: Subject, rng: np.random.Generator) -> Seen:
 
 @probes("nan_queries")
 def nan_queries(subject: Subject, rng: np.random.Generator) -> Seen:
-    """Store NaN in one feature of every second query. That a row is NaN does not refute a declaration of `hidden`."""
+    """Store NaN in one feature of every second query; NaN rows do not refute `hidden`."""
     seen: Seen = []
     plain = list(samples(subject, rng))
     for given in (*plain, *_restricted(subject, plain[0])):
@@ -124,7 +124,7 @@ def nan_queries(subject: Subject, rng: np.random.Generator) -> Seen:
 
 
 def _restricted(subject: Subject, given: Arguments) -> Iterator[Arguments]:
-    """The same with a mask that leaves every query all keys but one, and with the causal flag."""
+    """The call under a mask without the last key, then under the causal flag."""
     if masks_of(subject):
         mask = np.ones(mask_shape(given), bool)
         mask[..., -1] = False
@@ -135,7 +135,7 @@ def _restricted(subject: Subject, given: Arguments) -> Iterator[Arguments]:
 
 @probes("minus_infinity")
 def minus_infinity(subject: Subject, rng: np.random.Generator) -> Seen:
-    """Make all scores of some rows −∞, without a mask and, where it does not stand for a finite score, with one."""
+    """Set all scores of some rows to −∞, also masked unless masks add finite scores."""
     seen: Seen = []
     (scores,) = of_keys(subject, subject.operation.asked)
     for given in samples(subject, rng):
@@ -155,7 +155,7 @@ def minus_infinity(subject: Subject, rng: np.random.Generator) -> Seen:
 
 
 def _of_lost_rows(subject: Subject, low: Arguments, lost: Numbers) -> Sighting:
-    """The choice that the weights show which are 0/0; numbers of other rows that are wrong are a violation."""
+    """The choice that weights of 0/0 show; wrong numbers in other rows are a violation."""
     got, oracle = wide(subject.call(low)), subject.oracle(low)
     title = "minus_infinity cannot be told: of the rows with finite scores, the weight"
     subject.matches(got, oracle.value, oracle.budget, low, title)
@@ -171,7 +171,7 @@ def _of_lost_rows(subject: Subject, low: Arguments, lost: Numbers) -> Sighting:
 
 @checks(attention.INFINITE_VALUES, once=True)
 def infinite_values(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """An infinity of either sign at a key and a feature each, under scores that leave no weight small."""
+    """Store +∞ and −∞ at a key and feature each, where no weight is small."""
     if subject.semantics.attendable_nan != "propagates":
         return False
     judged = False
@@ -202,13 +202,13 @@ def infinite_values(subject: Subject, arguments: Arguments, rng: np.random.Gener
 
 
 def _flattened(subject: Subject, given: Arguments) -> Arguments:
-    """The arguments with an eighth of the scores."""
+    """The arguments with scores divided by 8."""
     exponents = subject.operation.sharpened
     return given.replaced({path: subject.exact(0.125**by * wide(given.array(path))) for path, by in exponents.items()})
 
 
 def _demand_infinity(subject: Subject, got: Numbers, reached: Numbers, infinity: float, infinite: Arguments) -> None:
-    """What an infinity reaches is it, or NaN."""
+    """Demand that numbers that an infinity reaches equal it or are NaN."""
     wrong = reached & ~np.isnan(got) & (got != infinity)
     if wrong.any():
         index = tuple(int(i) for i in np.argwhere(wrong)[0])

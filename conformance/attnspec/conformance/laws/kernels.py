@@ -1,4 +1,4 @@
-"""Checks of the laws of attention in groups of heads, with the options of models."""
+"""Checks of the laws of grouped and latent attention, positions, masks and dropout."""
 
 from typing import Any
 
@@ -17,14 +17,14 @@ from attnspec.spec.kernels import DocumentMask, SlidingWindowMask
 from attnspec.spec.laws import kernels as law
 
 GROUPS = ((1, 4), (4, 1), (2, 3))
-"""Heads of the keys, and heads of the queries for each of them."""
+"""Heads of the keys, and query heads per key head."""
 
 GREAT_CAP = 2.0**10
-"""A cap that scores of a sample are far from."""
+"""A cap far above all scores of a sample."""
 
 
 def alike(subject: Subject, given: Arguments, other: Arguments, what: str) -> None:
-    """Two calls give the same results, within the budgets of both."""
+    """Demand equal results of two calls, within the sum of both budgets."""
 
     def budgets() -> Results:
         return together(subject.budgets(given), subject.budgets(other))
@@ -33,23 +33,23 @@ def alike(subject: Subject, given: Arguments, other: Arguments, what: str) -> No
 
 
 def has(subject: Subject, *parts: Part) -> bool:
-    """Whether the backend takes all of these parts of the operation."""
+    """Return whether the backend accepts all these parts of the operation."""
     return all(map(subject.limits.has, map(subject.operation.part, parts)))
 
 
 def has_window(subject: Subject) -> bool:
-    """Whether the backend takes windows."""
+    """Return whether the backend accepts windows."""
     return subject.operation.window is not None and subject.limits.has(subject.operation.window)
 
 
 def with_heads(heads_k: int, group: int, operation: Operation) -> dict[str, int]:
-    """The sizes of so many heads of the keys, with so many of the queries for each."""
+    """The sizes for ``heads_k`` key heads with ``group`` query heads each."""
     (of_keys,), (of_group,) = operation.sizes_of(Axis.HEAD), operation.sizes_of(Axis.GROUP)
     return {of_keys: heads_k, of_group: group}
 
 
 def operands(operation: Operation) -> tuple[Leaf, Leaf, Leaf]:
-    """Queries, keys and values; keys are as wide as queries."""
+    """Queries, keys and values, recognised by width: keys are as wide as queries."""
     (heads,), (group,) = operation.sizes_of(Axis.HEAD), operation.sizes_of(Axis.GROUP)
     query = operation.queries[0]
     first, second = (x for x in operation.floats if heads in x.sizes and group not in x.sizes)
@@ -58,13 +58,13 @@ def operands(operation: Operation) -> tuple[Leaf, Leaf, Leaf]:
 
 
 def logarithms(operation: Operation) -> list[str]:
-    """The paths of the results beside the output: the logarithms of the sums of exponentials, where there are any."""
+    """The paths of logarithms of sums of exponentials among the results, if any."""
     return [x.path for x in operation.outputs if x is not operation.leading]
 
 
 @checks(law.GROUPS, once=True)
 def groups(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compute some heads alone: head r of the queries with head r // group of the keys."""
+    """Compute some heads alone: query head r with key head r // group."""
     operation = subject.operation
     (of_keys,), (of_group,) = operation.sizes_of(Axis.HEAD), operation.sizes_of(Axis.GROUP)
     for heads_k, group in GROUPS:
@@ -88,7 +88,7 @@ def groups(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
 
 @checks(law.CAP, once=True)
 def cap(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """A cap of 2¹⁰, which moves a score s by s³/3c² at most; and one of 2⁻⁶⁰."""
+    """Set caps of 2¹⁰, which moves scores by s³/3c² at most, and of 2⁻⁶⁰."""
     operation = subject.operation
     if not has(subject, Part.CAP, Part.SCALE):
         return False
@@ -112,7 +112,7 @@ def cap(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> boo
 
 @checks(law.BIAS)
 def sink(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Put the sink into the bias of one more key of zeros, which every query may attend to."""
+    """Replace the sink by an attendable key of zeros whose bias is the sink."""
     operation = subject.operation
     if not has(subject, Part.SINK, Part.BIAS):
         return False
@@ -136,7 +136,7 @@ def sink(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bo
 
 @checks(law.BIAS)
 def slopes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Spell slopes out in the bias, where later keys count too."""
+    """Replace slopes by a bias of −slope·|distance|, for later keys too."""
     operation = subject.operation
     if not has(subject, Part.SLOPES, Part.BIAS):
         return False
@@ -156,7 +156,7 @@ def slopes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
 
 @checks(law.LOGARITHM, once=True)
 def natural_logarithm(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Repeat all keys; and add 1 to all scores by the bias."""
+    """Repeat all keys, which adds log 2; add 1 to all scores by the bias."""
     operation = subject.operation
     if not logarithms(operation):
         return False
@@ -210,7 +210,7 @@ def empty_rows(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 
 @checks(law.PLAIN_AND_ABSORBED, once=True)
 def plain_and_absorbed(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compare with both forms in double precision, for more queries than keys and for fewer."""
+    """Compare with both forms in double precision, for more queries than keys and fewer."""
     for queries, keys in ((5, 3), (2, 6)):
         given = sample(subject, rng, (2,), queries=queries, keys=keys, heads=3)
         q, q_r, c, k_r, w_k, w_v = (wide(given.array(leaf.path)) for leaf in given.operation.floats)
@@ -244,7 +244,7 @@ def _positions(subject: Subject) -> str:
 
 @checks(law.ROTATION)
 def rotation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Squared lengths of rows before and after; all rows at position 0; and all positions moved by one number."""
+    """Check squared lengths of rows, rows at position 0, and a shift of all positions."""
     ((_, rows),) = arguments.floats
     x, got, budget = wide(rows), wide(subject.call(arguments)), subject.budget(arguments)
     if not got.size:
@@ -260,7 +260,7 @@ def rotation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
 
 
 def _moved_along(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> None:
-    """Move all positions by one number: all inner products of rows stay."""
+    """Demand that inner products of rows stay when all positions move by one number."""
     ((_, rows),) = arguments.floats
     first, shift = rng.integers(0, 50, rows.shape[-2]), int(rng.integers(1, 50))
     products: list[Numbers] = []
@@ -276,7 +276,7 @@ def _moved_along(subject: Subject, arguments: Arguments, rng: np.random.Generato
 
 @checks(law.SLOPE_HALVES, once=True)
 def slope_halves(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Slopes of 1 to 16 heads, and of 24."""
+    """Check the slopes of 1 to 16 heads, and of 24."""
     (option,) = subject.operation.numbers
     for heads in (*range(1, 17), 24):
         given = Arguments(subject.operation, {option.path: heads})
@@ -294,7 +294,7 @@ def slope_halves(subject: Subject, arguments: Arguments, rng: np.random.Generato
 
 @checks(law.MASKS, governs=of(SlidingWindowMask))
 def window_parts(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Combine the masks of both sides."""
+    """Compare a window of two sides with the masks of its sides."""
     path = subject.operation.window or ""
 
     def mask(left: int | None, right: int | None) -> Numbers:
@@ -314,7 +314,7 @@ def window_parts(subject: Subject, arguments: Arguments, rng: np.random.Generato
 
 @checks(law.MASKS, governs=of(DocumentMask))
 def documents(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Give documents other numbers, which 24 bits do not hold, nor 16 tell apart, and exchange the sides."""
+    """Renumber documents beyond 24 bits, with numbers equal in 16 bits; exchange the sides."""
     mask = subject.call(arguments)
     names = 2**24 + rng.permutation([0, 1, 2**16])
     first, second = (leaf.path for leaf in subject.operation.leaves)
@@ -329,7 +329,7 @@ def documents(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
 
 @checks(law.DROPOUT_MEAN)
 def dropout_mean(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Keep k of m keys, in every place in turn: each is kept in k of m masks, which is the probability exactly."""
+    """Average over all rotations of a mask that keeps k of m keys."""
     operation, m = subject.operation, min(arguments.keys_count or 0, 8)
     if m < 2 or 0 in arguments.binding.result:
         return False

@@ -1,4 +1,4 @@
-"""What the laws of the training path share: small calls, their cotangents and their gradients."""
+"""Small calls, their cotangents and their gradients, shared by the laws of training."""
 
 import zlib
 from collections.abc import Callable, Iterator
@@ -16,17 +16,17 @@ from attnspec.conformance.laws.gradients import Gradients
 from attnspec.spec.contract.axes import Axis
 
 FEATURES, COLUMNS = 16, 64
-"""Sizes of queries and of values that kernels take in vectors and tiles."""
+"""Widths of queries and values that fill vectors and tiles of kernels."""
 
 TILE = 64
 """Keys after which many kernels begin another tile."""
 
 RESTRICTED, MANY_KEYS = "under a mask, ", "with many keys, "
-"""Words for lessons."""
+"""Descriptions of lessons in messages."""
 
 
 class Lesson(NamedTuple):
-    """A call, cotangents that are the same for every row, and the gradients to expect."""
+    """A call, cotangents that are equal in every row, and the expected gradients."""
 
     arguments: Arguments
     cotangents: Results
@@ -34,31 +34,31 @@ class Lesson(NamedTuple):
 
 
 def lesson_of(subject: Subject, arguments: Arguments) -> Lesson | None:
-    """A small call without masks: its numbers follow from those of the template, and the laws of a template share it.
+    """A small call without masks, made once per template for all its laws.
 
-    None where a gradient comes close to what the dtype cannot hold.
+    None where a gradient comes close to the overflow of the dtype.
     """
     return _shared(subject, arguments, "plain", lambda rng: sample(subject, rng, (2,), queries=3, keys=5, heads=2))
 
 
 def restricted_lesson_of(subject: Subject, arguments: Arguments) -> Lesson | None:
-    """A call in which not every query attends to every key, with wide vectors; None where nothing restricts that."""
+    """A call with wide vectors under masks or the causal flag; None if both lack."""
     if not masks_of(subject) and not causal_in(subject):
         return None
     return _shared(subject, arguments, "restricted", lambda rng: restricted(subject, broad(subject, rng), rng))
 
 
 def causal_lesson_of(subject: Subject, arguments: Arguments) -> Lesson | None:
-    """A causal call without a mask, with wide vectors; None where there is none, or none with a mask beside it."""
+    """A causal, unmasked call with wide vectors; None unless the backend has both restrictions."""
     if not causal_in(subject) or not masks_of(subject):
         return None
     return _shared(subject, arguments, "in order", lambda rng: broad(subject, rng).under_causal())
 
 
 def long_lesson_of(subject: Subject, arguments: Arguments) -> Lesson | None:
-    """A call of few queries with more keys than a tile has, with wide vectors; None where there are no such calls.
+    """A wide call with few queries and more keys than a tile, or None.
 
-    Of operations that do more than weigh keys, such as models, there is time for them in longer profiles.
+    Operations that do more than weigh keys, such as models, are tried only in long profiles.
     """
     operation = subject.operation
     if operation.asked is None or subject.fitting(operation.asked, TILE + 2) <= TILE:
@@ -69,7 +69,7 @@ def long_lesson_of(subject: Subject, arguments: Arguments) -> Lesson | None:
 
 
 def lessons_of(subject: Subject, arguments: Arguments) -> Iterator[tuple[str, Lesson]]:
-    """All of them that there are, with words for them."""
+    """All lessons of an operation, with descriptions."""
     for words, make in (("", lesson_of), (RESTRICTED, restricted_lesson_of), (MANY_KEYS, long_lesson_of)):
         lesson = make(subject, arguments)
         if lesson is not None:
@@ -90,7 +90,7 @@ def _shared(
 
 
 def broad(subject: Subject, rng: np.random.Generator, *, queries: int = 3, keys: int = 5) -> Arguments:
-    """An unmasked call with queries of 16 features and, where only keys are weighed, values of 64."""
+    """An unmasked call with 16 features and, where values enter linearly, 64 value columns."""
     operation = subject.operation
     columns = operation.sizes_of(Axis.FEATURE)[-1:] if operation.linear and operation.attended else ()
     sizes = {name: subject.fitting(name, COLUMNS) for name in columns}
@@ -98,21 +98,21 @@ def broad(subject: Subject, rng: np.random.Generator, *, queries: int = 3, keys:
 
 
 def masks_of(subject: Subject) -> list[str]:
-    """The sizes of the masks that the backend takes."""
+    """The key axes whose masks the backend accepts."""
     return [size for size, mask in subject.operation.masks.items() if subject.limits.mask or not mask.optional]
 
 
 def causal_in(subject: Subject) -> bool:
-    """Whether the operation has a causal flag that the backend takes."""
+    """Return whether the operation has a causal flag that the backend accepts."""
     return subject.operation.flag is not None and subject.limits.causal
 
 
 def restricted(subject: Subject, given: Arguments, rng: np.random.Generator, *, causal: bool = True) -> Arguments:
-    """The same call with a mask of every kind of keys and, unless not wanted, the causal flag, where it takes these.
+    """The call under every mask and, if ``causal``, the causal flag that it accepts.
 
     Every query may attend to the first key, by a causal mask too, and none to the second. By its mask alone the first
-    query may attend to the last key, which a causal mask forbids. The last of three queries has a third key in any
-    case: weights of single keys are 1 whatever the scores, which would have gradients of 0.
+    query may attend to the last key, which a causal mask forbids. The last of three queries always has a third key: the
+    weight of a single key is 1 whatever the scores, so gradients would be 0.
     """
     for keys in masks_of(subject):
         allowed = rng.random(mask_shape(given, keys)) < 0.6
@@ -129,12 +129,12 @@ def rng_of(arguments: Arguments) -> np.random.Generator:
 
 
 def _alike(x: Numbers) -> Numbers:
-    """The last row in the place of all."""
+    """The array with its last row in place of every row."""
     return np.array(np.broadcast_to(x[(-1,) * (x.ndim - 1)], x.shape)) if x.size and x.ndim else x
 
 
 def fits(subject: Subject, expected: Gradients, scale: float = 1.0) -> bool:
-    """Whether the dtype holds these gradients, times a scale, and what they are computed from."""
+    """Return whether the dtype holds these gradients, times ``scale``, with a margin of 16."""
     return all(np.abs(x).max(initial=0.0) * scale <= subject.precision.largest / 16 for x, _ in expected.values())
 
 

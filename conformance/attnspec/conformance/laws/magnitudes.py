@@ -1,4 +1,4 @@
-"""The check of extreme numbers: huge, subnormal, opposed, of low rank."""
+"""Check of extreme inputs, such as huge, subnormal, opposed and low-rank ones."""
 
 from collections.abc import Callable, Mapping
 
@@ -20,7 +20,7 @@ DISTINCT = 2.0**16
 
 @checks(law.MAGNITUDES, once=True, at_leading=True)
 def magnitudes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The oracle, on one input of each kind that is within the domain."""
+    """Compare with the oracle on one input of each kind within the domain."""
     tried = False
     base = sample(subject, rng, queries=6, keys=12, features=8, heads=2)
     for what, change in KINDS.items():
@@ -38,14 +38,14 @@ def _values(subject: Subject) -> tuple[str, ...]:
 
 
 def _in_rows(subject: Subject, arguments: Arguments, change: Callable[[Leaf, Numbers], Numbers]) -> Arguments:
-    """The arguments with queries and what is attended to changed."""
+    """The arguments with ``change`` applied to queries and attended arrays."""
     leaves = {leaf.path: leaf for leaf in (*subject.operation.queries, *subject.operation.attended)}
     given = {leaf.path: x for leaf, x in arguments.floats if leaf.path in leaves}
     return arguments.replaced({path: subject.exact(change(leaves[path], wide(x))) for path, x in given.items()})
 
 
 def huge(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
-    """Values of some 10¹¹."""
+    """Values of about 10¹¹."""
     return arguments.replaced({p: subject.exact(2.0**37 * wide(arguments.array(p))) for p in _values(subject)})
 
 
@@ -57,13 +57,13 @@ def subnormal(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
 
 
 def subnormal_rows(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
-    """Queries and keys below the smallest normal number, whose result is normal: it may not be flushed to zero."""
+    """Subnormal queries and keys, whose result is normal and may not be flushed."""
     values = {p: arguments.array(p) for p in _values(subject)}
     return subnormal(subject, arguments, rng).replaced(values)
 
 
 def opposed(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
-    """Queries and keys that point away from each other: scores whose exponentials are all 0 in float32."""
+    """Opposed queries and keys: exponentials of their scores are all 0 in float32."""
     asking = {leaf.path for leaf in subject.operation.queries}
 
     def change(leaf: Leaf, x: Numbers) -> Numbers:
@@ -75,7 +75,7 @@ def opposed(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
 
 
 def outlier(subject: Subject, arguments: Arguments, rng: np.random.Generator, factor: float = 64.0) -> Arguments:
-    """One feature that is so many times as large as the others."""
+    """One feature ``factor`` times as large as the others."""
 
     def change(leaf: Leaf, x: Numbers) -> Numbers:
         larger: Numbers = x * np.where(np.arange(x.shape[-1]) == 0, factor, 1.0)
@@ -112,7 +112,7 @@ def almost_alone(subject: Subject, arguments: Arguments, rng: np.random.Generato
 
 
 def low_rank(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
-    """Rows of rank 2 but for small noise, with outliers in a few places."""
+    """Rows of rank 2 plus small noise, with outliers in a few places."""
 
     def change(leaf: Leaf, x: Numbers) -> Numbers:
         rows: Numbers = rng.standard_normal((*x.shape[:-1], 2)) @ rng.standard_normal((2, x.shape[-1]))

@@ -32,18 +32,18 @@ from attnspec.spec.laws import operation
 
 
 def _normal(subject: Subject, rng: np.random.Generator, scale: float = 1.0) -> Callable[[Numbers], Numbers]:
-    """Normal numbers in place of others, exact in the tested dtype."""
+    """A function from arrays to normal numbers of their shape, exact in the dtype."""
     return lambda x: subject.exact(scale * rng.standard_normal(x.shape))
 
 
 def _first(results: Results, count: int, size: str, subject: Subject, arguments: Arguments) -> Results:
-    """The first rows along this axis of every result that has it."""
+    """The first rows along this axis, of every result that has it."""
     chosen = picked(results, size, np.arange(count), subject, arguments)
     return {leaf.path: chosen[leaf.path] for leaf in subject.operation.outputs if size in leaf.sizes}
 
 
 def _future(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> tuple[Arguments, int] | None:
-    """The arguments under a causal mask, and a position that others follow; None if there is no such position."""
+    """The causal arguments, and a position that others follow; None if there is none."""
     given = arguments.under_causal()
     rows, columns = causal_sizes(subject)
     n, m = given.size(rows), given.size(columns)
@@ -54,7 +54,7 @@ def _future(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
 
 @checks(law.FUTURE_INVARIANCE)
 def future_invariance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Replace everything after a position, and cut it off."""
+    """Replace everything after a position, then cut it off."""
     found = _future(subject, arguments, rng)
     if found is None:
         return False
@@ -78,7 +78,7 @@ def future_invariance(subject: Subject, arguments: Arguments, rng: np.random.Gen
 
 
 def _cut_off(subject: Subject, given: Arguments, i: int) -> None:
-    """Cut off queries and keys after a position."""
+    """Compare with the call whose queries and keys after a position are cut off."""
     rows, columns = causal_sizes(subject)
     length = subject.limits.length_from(i + 1)
     if length > min(given.size(rows), given.size(columns)):
@@ -95,7 +95,7 @@ def _cut_off(subject: Subject, given: Arguments, i: int) -> None:
 
 @checks(law.GRADIENTS, governs=law.causal)
 def future_gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The gradient of the results up to a position with respect to later positions."""
+    """Check that results up to a position have no gradient at later positions."""
     found = _future(subject, arguments, rng)
     if found is None:
         return False
@@ -135,7 +135,7 @@ def _zero_behind(x: Numbers, axes: list[int], i: int) -> Numbers:
 
 @checks(law.SPELLED_OUT)
 def spelled_out_in_masks(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Spell out in the mask what no mask, the causal flag and windows say."""
+    """Replace missing masks, the causal flag and windows by explicit masks."""
     none, masks = arguments.without_masks(), subject.operation.masks
     full = none.replaced({leaf.path: np.ones(mask_shape(none, keys), bool) for keys, leaf in masks.items()})
     _says_the_same(subject, none, full, "under a mask that allows everything,")
@@ -155,7 +155,7 @@ def spelled_out_in_masks(subject: Subject, arguments: Arguments, rng: np.random.
 
 
 def _says_the_same(subject: Subject, spelled: Arguments, given: Arguments, what: str) -> None:
-    """Two ways to say who may attend to whom give the same results."""
+    """Demand equal results of two encodings of the same mask."""
     budgets = partial(_twice_budgets, subject, spelled)
     subject.all_match(subject.results(given), doubles(subject.results(spelled)), budgets, given, what)
 
@@ -179,7 +179,7 @@ def _hidden_garbage(subject: Subject, arguments: Arguments, rng: np.random.Gener
     given = arguments.with_mask(np.array(np.broadcast_to(shown_mask, mask_shape(arguments, size))), size)
     scale = 100.0 if subject.dtype == "float16" else 1e6
     changed = with_other_rows(given, size, hidden, _normal(subject, rng, scale))
-    # In self-attention hidden rows are queries too: only the results of those that stayed the same are compared.
+    # In self-attention hidden rows are queries too: only results of unchanged rows are compared.
     shown = np.flatnonzero(~hidden)
     before, after, what = subject.results(given), subject.results(changed), "with other numbers under the mask,"
     if own:
@@ -196,7 +196,7 @@ def _hidden_garbage(subject: Subject, arguments: Arguments, rng: np.random.Gener
 
 @checks(law.GRADIENTS, once=True, governs=law.separate_keys)
 def nonfinite_gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Store NaN and infinities at keys that no query may attend to, and in queries without attendable keys."""
+    """Store NaN and infinities at hidden keys, and in queries without keys."""
     if subject.semantics.masked_nonfinite != "excluded":
         return False
     judged = False
@@ -208,7 +208,7 @@ def nonfinite_gradient(subject: Subject, arguments: Arguments, rng: np.random.Ge
 
 
 def _poisoned_gradients(subject: Subject, rng: np.random.Generator, keys: str) -> None:
-    """Poison the rows of keys along an axis."""
+    """Compare gradients after storing non-finite numbers in the hidden rows of an axis."""
     for given, left_out in _left_out(subject, rng, keys):
         cotangents = subject.cotangents(given, rng)
         expected = subject.gradients(given, cotangents)
@@ -224,12 +224,12 @@ def _poisoned_gradients(subject: Subject, rng: np.random.Generator, keys: str) -
 
 
 def _left_out(subject: Subject, rng: np.random.Generator, size: str) -> Iterator[tuple[Arguments, dict[str, Numbers]]]:
-    """Inputs of several sizes, since kernels differ by size, with parts that must not have an effect.
+    """Arguments, with the rows, by path, on which nothing may depend.
 
-    Each is given as the arguments and, for some of the arrays, the rows on which nothing may depend.
+    They have several sizes, since kernels differ by size.
     """
     attended = [leaf.path for leaf in subject.operation.rows(size)]
-    # What adds something to the attention depends on queries without keys too.
+    # Layers add the attention to its input, so they depend on queries without keys too.
     alone = subject.operation.only_weighs_keys
     asking = [leaf.path for leaf in subject.operation.queries if alone]
     small, hidden, idle = _masked(subject, rng, size, queries=3, keys=5)
@@ -247,7 +247,7 @@ def _left_out(subject: Subject, rng: np.random.Generator, size: str) -> Iterator
 def _masked(
     subject: Subject, rng: np.random.Generator, size: str, /, *, queries: int, keys: int, features: int = 4
 ) -> tuple[Arguments, Numbers, Numbers]:
-    """The arguments under a mask, the keys that no query may attend to, and the queries without attendable keys."""
+    """Masked arguments, the keys hidden from all queries, and the queries without keys."""
     batch = (2,) if subject.limits.max_batch_dims else ()
     given = sample(subject, rng, batch, queries=queries, keys=keys, features=features)
     *rows, m = mask_shape(given, size)
@@ -261,7 +261,7 @@ def _masked(
 
 @checks(law.TRUNCATION)
 def truncation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compare masking the positions from a length on with cutting them off, on every axis with a mask or lengths."""
+    """Compare masked with cut-off positions, on every axis with a mask or lengths."""
     sizes = (size for kind in (Axis.KEY, Axis.TIME) for size in subject.operation.sizes_of(kind))
     judged = False
     for size in filter(subject.operation.hides, dict.fromkeys(sizes)):
@@ -275,7 +275,7 @@ def _truncated(subject: Subject, arguments: Arguments, rng: np.random.Generator,
     if m < 2:
         return False
     if not own and subject.semantics.bottom_right:
-        # Without its last keys, a query is at another distance from the others.
+        # Aligned at the bottom right, queries are at other distances once the last keys are cut off.
         arguments = arguments.plain()
     length = subject.limits.length_from(int(rng.integers(1, m)))
     if length >= m:
@@ -296,7 +296,7 @@ def _truncated(subject: Subject, arguments: Arguments, rng: np.random.Generator,
 def mask_broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Pass masks with some dimensions of size 1, and the same masks repeated.
 
-    Where rows without keys depend on the way of masking, every row has the first key.
+    If rows without keys give what depends on the encoding of the mask, every row has the first key.
     """
     judged, alike = False, len({*subject.semantics.without_keys.values()}) == 1
     every = ((keys, collapsed_masks(arguments, keys, subject.limits, rng)) for keys in subject.operation.masks)
@@ -361,7 +361,7 @@ def _sides(arguments: Arguments) -> tuple[str, str]:
 
 @checks(law.STRICT_MASK)
 def strict_mask(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The difference of the two causal masks is the diagonal."""
+    """Demand that the two causal masks differ by the diagonal."""
     (option,) = (o for o in subject.operation.options if o.kind is Kind.CHOICE)
     inclusive, strict = (subject.call(arguments.replaced({option.path: x})) for x in (True, False))
     rows, columns = (arguments[path] for path in _sides(arguments))
@@ -385,7 +385,7 @@ def _lengths(arguments: Arguments) -> tuple[str, Any, int]:
 
 @checks(law.LENGTH_COUNT)
 def length_count(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The number of attendable keys of every row, and that they come first."""
+    """Demand that every row allows as many keys as its length, the first ones."""
     mask = subject.call(arguments)
     counts = mask.sum(-1)
     _, lengths, _ = _lengths(arguments)
@@ -400,6 +400,6 @@ def length_count(subject: Subject, arguments: Arguments, rng: np.random.Generato
 
 @checks(operation.REJECTION)
 def length_range(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Pass a length of −1, or of one more than there are positions."""
+    """Pass a length of −1, and one more than there are positions."""
     found = arguments.operation.lengths.items()
     return any(refuses_outside(subject, arguments, path, arguments.size(x), rng, "a length") for path, x in found)

@@ -1,4 +1,4 @@
-"""Checks of the laws of attention to parts of the keys, merged."""
+"""Checks of the laws of merging attention over parts of the keys."""
 
 import numpy as np
 
@@ -13,11 +13,11 @@ from attnspec.spec.laws import attention as identities
 from attnspec.spec.laws import kernels as law
 
 CUTS = ((0, 3), (3, 3), (3, 7))
-"""The parts of seven keys, one of them without any."""
+"""The parts of seven keys, of which the middle one is empty."""
 
 
 def _in_parts(subject: Subject, rng: np.random.Generator) -> tuple[Subject, Arguments, list[Arguments]] | None:
-    """Attention in groups by the backend: to all keys, and to each part of them."""
+    """Grouped-query attention by the backend, to all keys and to each part, or None."""
     attention = in_one_piece(subject)
     if attention is None or not logarithms(attention.operation):
         return None
@@ -29,7 +29,7 @@ def _in_parts(subject: Subject, rng: np.random.Generator) -> tuple[Subject, Argu
 
 
 def _stacked(subject: Subject, attention: Subject, parts: list[Arguments]) -> Arguments:
-    """The results of the parts, as arguments of the operation that merges them."""
+    """The results of the parts, as arguments of the merging operation."""
     found = [attention.results(part) for part in parts]
     outputs, (beside,) = attention.operation.leading.path, logarithms(attention.operation)
     stacked = [np.stack([x[outputs] for x in found], axis=-2), np.stack([x[beside] for x in found], axis=-1)]
@@ -38,14 +38,14 @@ def _stacked(subject: Subject, attention: Subject, parts: list[Arguments]) -> Ar
 
 
 def _named(subject: Subject, attention: Subject, found: Results) -> Results:
-    """Results of attention, or their cotangents, by the paths of the operation that merges them."""
+    """Results or cotangents of attention, by the paths of the merging operation."""
     mine, its = subject.operation, attention.operation
     (here,), (there,) = logarithms(mine), logarithms(its)
     return {mine.leading.path: found[its.leading.path], here: found[there]}
 
 
 def _mostly_nothing(subject: Subject, rng: np.random.Generator) -> Arguments:
-    """Parts of which all, some or none are empty, with NaN in their outputs; and logarithms that are far apart."""
+    """Parts that are all, partly or not empty (outputs NaN), and logarithms far apart."""
     given = sample(subject, rng, (6,)[: subject.limits.max_batch_dims], keys=4)
     outputs, beside = (leaf for leaf, _ in given.floats)
     stored, numbers = (wide(given.array(leaf.path)).copy() for leaf in (outputs, beside))
@@ -69,7 +69,7 @@ def _merged_nothing(subject: Subject, rng: np.random.Generator) -> None:
 
 @checks(law.MERGED, once=True)
 def merged(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Merge parts that are empty or far apart, and what the backend gives for parts of the keys."""
+    """Merge parts that are empty or far apart, then the backend's results for parts."""
     _merged_nothing(subject, rng)
     found = _in_parts(subject, rng)
     if found is None:
@@ -84,7 +84,7 @@ def merged(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
 
 
 def _moved(subject: Subject, attention: Subject, given: Arguments, parts: list[Arguments]) -> Results:
-    """How far the errors of the parts may move what they are merged to."""
+    """The distance by which errors of the parts may move the merged results."""
     outputs, numbers = (wide(x) for _, x in given.floats)
     budgets = [_named(subject, attention, attention.budgets(part)) for part in parts]
     leading, (beside,) = subject.operation.leading.path, logarithms(subject.operation)
@@ -99,7 +99,7 @@ def _moved(subject: Subject, attention: Subject, given: Arguments, parts: list[A
 
 @checks(identities.GRADIENT_IDENTITIES, once=True, governs=identities.merges_parts)
 def merged_gradients(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Take cotangents back through the merging, and through the attention of every part, where dtypes are wide."""
+    """Take gradients through the merging and, in wide dtypes, the attention of every part."""
     nothing = _mostly_nothing(subject, rng)
     weights = subject.cotangents(nothing, rng)
     of_nothing = subject.gradients(nothing, weights)
@@ -121,7 +121,7 @@ def merged_gradients(subject: Subject, arguments: Arguments, rng: np.random.Gene
         for path, g in attention.vjp(part, own).items():
             total[path] = total[path] + wide(g)
     for path, (value, budget) in expected.items():
-        # Each part rounds as much as the whole, and so does what is merged, to which all parts contribute.
+        # Each part rounds as much as the whole, and so does the merging, to which all parts contribute.
         slack = (len(parts) + 1) * np.maximum(budget, budget.max(initial=0.0))
         subject.matches(total[path], value, slack, whole, f"through the parts, the gradient of {path}")
     return True

@@ -1,4 +1,4 @@
-"""Checks of the law of modes: results under inference, without gradients, and whatever else a framework has."""
+"""Checks of the law of modes, such as inference and modes without gradients."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -23,11 +23,11 @@ from attnspec.spec.laws import training as law
 Modes = Mapping[str, Callable[[], AbstractContextManager[Any]]]
 
 Calls = list[tuple[str, Arguments]]
-"""Calls that differ in what has a batch, in masks and in the causal flag, each with words for it."""
+"""Calls that differ in batched arrays, masks and the causal flag, with descriptions."""
 
 
 class _Judged(NamedTuple):
-    """A call, words for it, and what it must give."""
+    """A call with its description, its expected results and their budgets."""
 
     words: str
     arguments: Arguments
@@ -37,11 +37,11 @@ class _Judged(NamedTuple):
 
 @checks(law.MODES, once=True)
 def modes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Call in every mode that the backend names, with other numbers in the same memory from call to call.
+    """Call in every mode that the backend names, rewriting the same memory between calls.
 
-    The calls are unmasked, masked, causal, both, and of one query with more keys than a tile has. Where there is no
-    time for all dtypes, the first of 16 bits is tried beside the leading one, in modes that others do not have.
-    One call is made by another thread, where settings of the main thread may be missing.
+    The calls are unmasked, masked, causal, both, and of one query with more keys than a tile. Short profiles try the
+    leading dtype, and the first 16-bit dtype in modes that wider dtypes lack. One call is made by another thread, where
+    settings of the main thread may be missing.
     """
     named = modes_of(subject)
     if not named:
@@ -52,7 +52,7 @@ def modes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
     for mode, context in named.items():
         stores = mode in storing
         if stores not in groups:
-            # An example of the run may be of zeros, or have no rows, and would not tell one mode from another.
+            # Examples of the run may be zeros, or have no rows, and would not show differences between modes.
             judging = _Storing(subject) if stores else subject
             short, long = (_judged(judging, x) for x in calls)
             groups[stores] = [found for found in (short or _judged(judging, [("", arguments)]), long) if found]
@@ -70,12 +70,12 @@ def modes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
 
 
 def _at_every_dtype(subject: Subject) -> bool:
-    """True if what shows at any dtype is to be tried: at the leading one, and at others where there is time."""
+    """Return whether the dtype is the leading one, or there is time for all."""
     return subject.leading or subject.effort.dear
 
 
 def _in_thread(subject: Subject, calls: list[_Judged]) -> bool:
-    """Make the first of these calls in a thread that is not the main one; whether there is one."""
+    """Make the first of these calls in another thread; False if there is none."""
     for call in calls[:1]:
         where = "in a thread that is not the main one"
         got = within(subject, call.arguments, subject.converted(call.arguments), where, nullcontext, threaded=True)
@@ -86,7 +86,7 @@ def _in_thread(subject: Subject, calls: list[_Judged]) -> bool:
 def _cast(
     subject: Subject, groups: list[list[_Judged]], mode: str, context: Callable[[], AbstractContextManager[Any]]
 ) -> None:
-    """Call with the same numbers in float32, which the mode casts to its 16 bits, under whatever restricts the call.
+    """Call with the same numbers in float32, which the mode casts to its 16 bits.
 
     A backend may refuse that: PyTorch's LSTM does, on processors that do not multiply bfloat16.
     """
@@ -108,7 +108,7 @@ def _single(x: Numbers) -> Numbers:
 
 
 class _Storing(Subject):
-    """The same subject in a mode that casts to 16 bits, and so stores scores in them, as eager operations do."""
+    """The subject in a mode that casts to 16 bits, and so stores rounded scores."""
 
     def __init__(self, subject: Subject) -> None:
         super().__init__(subject.backend, subject.contract, subject.operation, subject.dtype, subject.device)
@@ -116,7 +116,7 @@ class _Storing(Subject):
 
     @property
     def precision(self) -> Precision:
-        """The declared class, with scores that are stored."""
+        """The declared class, with the rounding of stored scores."""
         declared = super().precision
         return replace(declared, stored=max(declared.stored, declared.output))
 
@@ -132,14 +132,14 @@ def modes_of(subject: Subject) -> Modes:
 
 
 def in_16_bits(subject: Subject) -> list[str]:
-    """The modes that the backend has at this dtype and not at 32 bits."""
+    """The modes that the backend has at this dtype but not at 32 bits."""
     dtype = _dtype(subject)
     wider = _named(subject, "float32" if dtype in NARROW else dtype)
     return [mode for mode in _named(subject, dtype) if mode not in wider]
 
 
 def _named(subject: Subject, dtype: str) -> Modes:
-    """The modes that the backend names for a dtype; no mapping is a violation."""
+    """The modes that the backend names for a dtype; only a mapping is valid."""
     found = subject.backend.modes(dtype, device=subject.device)
     if not isinstance(found, Mapping):
         raise Violation(
@@ -153,12 +153,12 @@ def _dtype(subject: Subject) -> str:
 
 
 def _first_narrow(subject: Subject) -> str | None:
-    """The dtype at which modes are tried that only dtypes of 16 bits have, where there is no time for all."""
+    """The 16-bit dtype at which short profiles try modes that wider dtypes lack."""
     return next((d for d in subject.contract.limits.dtypes_for(subject.operation.name) if d in NARROW), None)
 
 
 def _short(subject: Subject, rng: np.random.Generator) -> Calls:
-    """Two unmasked calls, then one for every way to restrict who attends to whom."""
+    """Two unmasked calls, then a masked, a causal, and a masked causal one."""
 
     def made() -> Arguments:
         return _plain(subject, rng)
@@ -179,7 +179,7 @@ def _short(subject: Subject, rng: np.random.Generator) -> Calls:
 
 
 def _decoding(subject: Subject, rng: np.random.Generator) -> Calls:
-    """One query, and more keys than a tile has, without a mask and with one."""
+    """Calls of one query and more keys than a tile, unmasked and masked."""
     operation = subject.operation
     if operation.asked is None or operation.attends_to_itself or (operation.counts and not subject.effort.dear):
         return []
@@ -204,14 +204,14 @@ def _sample(subject: Subject, rng: np.random.Generator, *, queries: int, keys: i
 
 
 def _with_batch_of(given: Arguments, other: Arguments) -> Arguments:
-    """The same weights, and what has a batch from another call of the same sizes."""
+    """The weights of one call with the batched arrays of another of its sizes."""
     return given.replaced({leaf.path: other.array(leaf.path) for leaf, _ in given.batched})
 
 
 def _judged(subject: Subject, calls: Calls) -> list[_Judged]:
-    """The calls with what they must give: one batch of them for the oracle, in which restrictions are spelled out.
+    """The calls with expected results, from one oracle call on all of them stacked.
 
-    None of them if they are refused, or come close to what the dtype cannot hold.
+    Masks replace causal flags there. Empty if the calls are refused, or close to overflow.
     """
     if not calls:
         return []
@@ -225,7 +225,7 @@ def _judged(subject: Subject, calls: Calls) -> list[_Judged]:
             masks = [np.ones(mask_shape(x, keys), bool) if x[leaf.path] is None else x[leaf.path] for x in spelled]
             stacked = stacked.with_mask(np.stack(masks), keys)
     oracles, budgets = subject.oracles(stacked), subject.budgets(stacked)
-    # What bounds the intermediates of a deep model is infinite at numbers that are small.
+    # Results decide, since bounds on intermediates of deep models are infinite even for small numbers.
     if subject.refuses(first) or any(
         np.abs(x.value).max(initial=0) > subject.precision.largest / 16 for x in oracles.values()
     ):
@@ -240,13 +240,13 @@ def _judged(subject: Subject, calls: Calls) -> list[_Judged]:
 
 
 def _spelled(subject: Subject, given: Arguments) -> Arguments:
-    """The same call, with a causal flag spelled out in the mask."""
+    """The call, with the causal flag moved into the mask."""
     spells = subject.operation.flag is not None
     return spelled_out(given, bottom_right=subject.semantics.bottom_right) if spells else given
 
 
 def _rewritten(subject: Subject, given: Arguments, kept: dict[str, Any]) -> dict[str, Any]:
-    """The arguments as arrays of the backend, in the memory of the call before where that can be written to."""
+    """Backend arrays of the arguments, in the memory of the previous call if writable."""
 
     def at(path: str) -> Any:
         moved = subject.convert(given[path])
@@ -271,7 +271,7 @@ def within(
     *,
     threaded: bool = False,
 ) -> Results:
-    """The result of a call with these arrays of the backend within a context; what it raises is a violation.
+    """The result of a call within a context; an exception is a violation.
 
     ``where`` names the context in messages. With ``threaded`` the call is made in a new thread.
     """

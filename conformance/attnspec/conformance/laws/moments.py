@@ -1,4 +1,4 @@
-"""Checks of the moments of scores: exactly on a four-wise independent design, and by Monte Carlo."""
+"""Checks of the moments of scores, exactly on a four-wise independent design."""
 
 import numpy as np
 
@@ -13,13 +13,11 @@ from attnspec.spec.laws import moments as law
 from attnspec.spec.scoring import ScaledDotScores
 
 DIMENSIONS = (1, 2, 7, 15, 31)
-"""The sizes at which the suite runs the design; the tests of this project run it up to 64."""
-
-"""The limit of the Monte Carlo check: a probability of 6·10⁻⁷ of a false alarm if the estimate is normal."""
+"""The sizes at which the suite runs the design; tests of this project reach 64."""
 
 
 def designed(subject: Subject, mean: Numbers, sigma: float) -> Arguments:
-    """Queries and keys μ ± σ over all samples of the design, one of each in every element of the batch."""
+    """Queries and keys μ ± σ, one sample of the design per batch element."""
     d = len(mean)
     signs = two_point_design(2 * d).astype(np.float64)
     query, key = mean + sigma * signs[:, :d], mean + sigma * signs[:, d:]
@@ -27,19 +25,19 @@ def designed(subject: Subject, mean: Numbers, sigma: float) -> Arguments:
 
 
 def _pairs(subject: Subject, query: Numbers, key: Numbers) -> Arguments:
-    """One query and one key in every element of the batch."""
+    """One query and one key per batch element."""
     paths = (*subject.operation.queries, *subject.operation.attended)
     values = {leaf.path: subject.exact(x)[:, None, :] for leaf, x in zip(paths, (query, key), strict=True)}
     return Arguments(subject.operation, values)
 
 
 def _scale(subject: Subject, d: int) -> float:
-    """The factor by which the scores are divided."""
+    """The divisor of the scores."""
     return float(np.sqrt(d)) if subject.operation.protocol is ScaledDotScores else 1.0
 
 
 def _moments(subject: Subject, given: Arguments) -> tuple[float, float, float, float]:
-    """Mean and variance of the scores, each with the error that roundings within budget can cause."""
+    """Mean and variance of the scores, each with its possible error from roundings."""
     scores = wide(subject.call(given))[:, 0, 0]
     budget = subject.budget(given)[:, 0, 0]
     centred = scores - scores.mean()
@@ -83,7 +81,7 @@ def _grid(rng: np.random.Generator, d: int) -> Numbers:
 
 @checks(law.MEAN_AND_VARIANCE, once=True)
 def mean(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The mean of the scores over the design."""
+    """Compare the mean of the scores over the design with its formula."""
     for d in _sizes(subject):
         mu = _grid(rng, d)
         given = designed(subject, mu, 0.5)
@@ -94,7 +92,7 @@ def mean(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bo
 
 @checks(law.MEAN_AND_VARIANCE, once=True)
 def variance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The variance of the scores over the design, with a different mean for every coordinate, and with one for all."""
+    """Compare the variance over the design, with different means per coordinate and a common one."""
     for d in _sizes(subject):
         for mu, what in ((_grid(rng, d), "different means"), (np.full(d, _grid(rng, 1)[0]), "a common mean")):
             sigma = float(rng.choice([0.5, 1.0]))

@@ -17,7 +17,7 @@ from attnspec.spec.multihead import ConcatHeadsAttention, SplitHeads
 
 @checks(law.ONE_HEAD)
 def one_head(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """One head with identity projections, keys as wide as queries."""
+    """Use one head with identity projections, and keys as wide as queries."""
     operation = subject.operation
     (query,), (key, value) = operation.queries, operation.attended
     d = arguments.array(query.path).shape[-1]
@@ -46,13 +46,13 @@ def one_head(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
 
 
 def _projected(rows: tuple[Leaf, ...], weight: Leaf) -> Leaf:
-    """The array that a weight projects: the one whose rows have the size of its last axis."""
+    """The array that a weight projects: its rows have the weight's last size."""
     return next(leaf for leaf in rows if leaf.core[-1].factors == weight.core[-1].factors)
 
 
 @checks(law.HEAD_SUM)
 def head_sum(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Split the heads into two groups, and add their results, or put them side by side."""
+    """Split the heads into two groups, and add or concatenate their results."""
     (size,) = subject.operation.sizes_of(Axis.HEAD)
     heads = arguments.size(size)
     if heads < 2 or subject.limits.divided_heads:
@@ -71,7 +71,7 @@ def head_sum(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
 
 
 def _split_up(subject: Subject, arguments: Arguments) -> tuple[np.ndarray, np.ndarray, int, bool]:
-    """Rows and the same in heads, how many heads, and whether the heads are the result."""
+    """Rows, rows in heads, the number of heads, and whether heads are the result."""
     operation = subject.operation
     ((_, x),) = arguments.batched
     (size,) = operation.sizes_of(Axis.HEAD)

@@ -13,7 +13,7 @@ from attnspec.spec.normalization import Softmax
 from attnspec.spec.seq2seq import TeacherForcedDecode
 
 LOW = 2.0**15
-"""The offset of rows with low scores: unshifted exponentials underflow, but the scores still have enough precision."""
+"""Offset of rows with low scores: unshifted exponentials underflow, scores remain precise enough."""
 
 
 def _scores(subject: Subject) -> str:
@@ -24,7 +24,7 @@ def _scores(subject: Subject) -> str:
 
 @checks(law.DISTRIBUTION)
 def distribution(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The least number of all rows, and their sums; of weights, the sums of rows that have an attendable key."""
+    """Check signs, and the sums of rows that have an attendable key."""
     got, budget = wide(subject.call(arguments)), subject.budget(arguments)
     if not got.size:
         return False
@@ -42,7 +42,7 @@ def distribution(subject: Subject, arguments: Arguments, rng: np.random.Generato
 
 
 def _log_distribution(subject: Subject, arguments: Arguments, got: Numbers, budget: Numbers) -> None:
-    """The greatest logarithm, and the sums of the probabilities."""
+    """Check the greatest logarithm, and the sums of the probabilities."""
     slack = np.where(np.isfinite(budget), budget, np.inf)
     subject.holds(bool((got <= slack).all()), f"a logarithm is {got.max():.9g}", arguments, got=got)
     with np.errstate(over="ignore"):
@@ -54,7 +54,7 @@ def _log_distribution(subject: Subject, arguments: Arguments, got: Numbers, budg
 
 @checks(law.MASKED_ZERO)
 def masked_zero(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The weights of masked keys, in rows that have an attendable key."""
+    """Check the weights of masked keys, in rows that have an attendable key."""
     hidden = ~attendable(arguments) & live_rows(subject, arguments)
     got = subject.call(arguments)
     leaked = hidden & (got != 0)
@@ -101,7 +101,7 @@ def order(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
 
 @checks(law.EXTREME_SCORES)
 def extreme_scores(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Set some scores to the largest number of the dtype, of either sign, and make all scores of some rows very low."""
+    """Set some scores to ± the dtype's largest number, and whole rows very low."""
     scores = wide(arguments.array(_scores(subject)))
     largest = LARGEST[subject.dtype]
     kind = rng.integers(0, 6, scores.shape)

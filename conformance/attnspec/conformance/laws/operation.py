@@ -33,7 +33,7 @@ from attnspec.spec.contract.tree import Kind, Leaf, flatten, mapped
 from attnspec.spec.laws import operation as law
 
 FEW_VALUES = 2
-"""Values of options that are tried on one example."""
+"""Most values of options tried on one example."""
 
 
 @checks(law.ORACLE)
@@ -52,7 +52,7 @@ def shape(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
 
 @checks(law.DTYPE)
 def dtype(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The name of the dtype; an operation without float inputs may return any float dtype."""
+    """Compare names of dtypes; operations without float inputs may return any float dtype."""
     results = subject.results(arguments)
     for leaf in subject.operation.outputs:
         got = results[leaf.path].dtype
@@ -70,7 +70,7 @@ def _expected_dtype(subject: Subject, leaf: Leaf) -> str:
 
 @checks(law.BATCH_INVARIANCE, governs=law.batched)
 def batch_invariance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compute one element of the batch alone."""
+    """Compare one element of the batch with the same element computed alone."""
     if not arguments.batch or 0 in arguments.batch:
         return False
     index = tuple(int(rng.integers(size)) for size in arguments.batch)
@@ -90,7 +90,7 @@ def _element(results: Results, subject: Subject, index: tuple[int, ...]) -> Resu
 
 @checks(law.BROADCASTING, governs=law.several_batches)
 def broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Repeat all batches in full."""
+    """Compare with all batches repeated in full."""
     full = in_full_batches(arguments)
     if full is arguments or not subject.limits.broadcasting:
         return False
@@ -102,7 +102,7 @@ def broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Generato
 
 @checks(law.BROADCASTING, once=True, at_leading=True, governs=law.several_batches)
 def fewer_dimensions(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Leave out the batch of each argument in turn, while others have one; then that of all but a mask."""
+    """Drop the batch of each argument in turn; then of all but a mask."""
     if not subject.limits.broadcasting or not subject.limits.max_batch_dims:
         return False
     given = sample(subject, rng, (2,), queries=3, keys=5)
@@ -118,7 +118,7 @@ def fewer_dimensions(subject: Subject, arguments: Arguments, rng: np.random.Gene
 
 @checks(law.EMPTY_BATCH, once=True, at_leading=True)
 def empty_batch(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Pass batches without elements, of one dimension and of two; the subject checks the shapes of the results."""
+    """Pass batches without elements, of one and two dimensions; the subject checks result shapes."""
     tried = False
     for batch in ((0,), (2, 0)):
         if len(batch) <= subject.limits.max_batch_dims:
@@ -161,7 +161,7 @@ def no_mutation(subject: Subject, arguments: Arguments, rng: np.random.Generator
 @checks(law.NO_MEMORY)
 def no_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Repeat a call after another one, whose result is overwritten in between."""
-    subject.results(arguments)  # what raises is reported here
+    subject.results(arguments)  # an exception is reported here
     first_raw = subject.demanded(subject.converted(arguments))
     first = _copied(subject, first_raw)
     other = arguments.replaced(
@@ -193,7 +193,7 @@ def _budget(subject: Subject, arguments: Arguments, path: str) -> Numbers:
 
 @checks(law.OWN_MEMORY, once=True, at_leading=True)
 def own_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Write to the result, then, after another call, to the arguments; of no layers, steps or heads but one too."""
+    """Write to the result, then, after another call, to the arguments."""
     written = False
     for given in _little_to_do(subject, rng):
         for first in ("result", "argument"):
@@ -214,7 +214,7 @@ def own_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 
 
 def _little_to_do(subject: Subject, rng: np.random.Generator) -> Iterator[Arguments]:
-    """Calls of common sizes, and of sizes for which a function may have nothing to do."""
+    """Calls of common sizes, and of sizes that may leave nothing to compute."""
     yield sample(subject, rng, (2,), queries=3, keys=5)
     yield sample(subject, rng, (), queries=1, keys=1, heads=1, features=1)
     for kind in (Axis.LAYER, Axis.TIME):
@@ -225,7 +225,7 @@ def _little_to_do(subject: Subject, rng: np.random.Generator) -> Iterator[Argume
 
 @checks(law.OPTION_EFFECT, governs=law.has_options)
 def option_effect(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compare the result for other values of options with the formula, on the same arrays."""
+    """Compare with the formula for other values of options, on the same arrays."""
     tried = False
     for path, value in _others(subject, arguments, rng):
         given = arguments.replaced({path: value})
@@ -236,7 +236,7 @@ def option_effect(subject: Subject, arguments: Arguments, rng: np.random.Generat
 
 
 def _others(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> list[tuple[str, Any]]:
-    """Options with values that they do not have in a call; a few of many."""
+    """At most :data:`FEW_VALUES` options with values that a call does not have."""
     found, operation = [], subject.operation
     for option in (o for o in operation.options if o.kind is not Kind.SIZE and o.path != operation.flag):
         below = operation.indices.get(option.path)
@@ -249,7 +249,7 @@ def _others(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
 
 @checks(law.REJECTION, at_leading=True, governs=law.refuses_shapes)
 def rejection(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Make the shape of every argument wrong in turn, including that of the mask, with a batch and without.
+    """Make the shape of every argument wrong in turn, masks included, with and without batch.
 
     No such call is made where shapes are declared to be unchecked: it might end the process.
     """
@@ -258,12 +258,12 @@ def rejection(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     subject.observed.setdefault("rejection", "raises")
     whole = _masked(subject, arguments)
     alone = whole if 0 in whole.batch else whole.element((0,) * len(whole.batch))
-    # Both are tried, whatever the first one tells.
+    # Both are tried, whatever the first one returns.
     return any([_all_rejected(subject, whole, wrong_sizes(whole)), _all_rejected(subject, alone, lost_axes(alone))])
 
 
 def _all_rejected(subject: Subject, given: Arguments, violations: Iterator[tuple[str, Arguments]]) -> bool:
-    """Whether there are any violations of the Protocol; a call that accepts one violates the law."""
+    """Demand that every forbidden shape raises; return whether there are any."""
     tried = False
     # Converted once for all calls: none of them computes anything.
     fitting = {path: subject.convert(x) for path, x in given.items()}
@@ -287,14 +287,14 @@ def _all_rejected(subject: Subject, given: Arguments, violations: Iterator[tuple
 
 
 def _masked(subject: Subject, arguments: Arguments) -> Arguments:
-    """The arguments with a mask that allows everything where none is given, if the backend takes masks."""
+    """The arguments with masks of True in place of missing ones, if the backend takes masks."""
     masks = arguments.operation.masks if subject.limits.mask else {}
     lacking = {keys: leaf.path for keys, leaf in masks.items() if arguments[leaf.path] is None}
     return arguments.replaced({path: np.ones(mask_shape(arguments, keys), bool) for keys, path in lacking.items()})
 
 
 def _complaint(broken: Arguments) -> str | None:
-    """The reason for which the Protocol refuses these shapes; None if it accepts them."""
+    """The Protocol's objection to these shapes; None if it accepts them."""
     try:
         bind(broken.operation, broken.values_by_name)
     except ShapeError as error:
@@ -303,7 +303,7 @@ def _complaint(broken: Arguments) -> str | None:
 
 
 def wrong_sizes(arguments: Arguments) -> Iterator[tuple[str, Arguments]]:
-    """Arguments with one size that violates the Protocol, and the path of that argument."""
+    """Paths of arguments, each with a call in which one of its sizes is forbidden."""
     for option in arguments.operation.numbers:
         yield option.path, arguments.replaced({option.path: -1})
     for leaf, x in arguments.given:
@@ -316,20 +316,20 @@ def wrong_sizes(arguments: Arguments) -> Iterator[tuple[str, Arguments]]:
 
 
 def lost_axes(arguments: Arguments) -> Iterator[tuple[str, Arguments]]:
-    """Arguments of which one has an axis less than the Protocol asks for, and the path of that argument."""
+    """Paths of arguments, each with a call in which it lacks an axis."""
     for leaf, x in arguments.given:
         if x.ndim == len(leaf.core) and x.size and x.ndim:
             yield leaf.path, arguments.replaced({leaf.path: x[0]})
 
 
 def _small(arguments: Arguments) -> bool:
-    """Whether an input is small throughout, or spans many orders of magnitude."""
+    """Return whether an input is small throughout, or spans many orders of magnitude."""
     sizes = [np.abs(wide(x)) for _, x in arguments.floats if x.size]
     return any(x.max() < 2.0**-5 or (x[x > 0].min(initial=1.0) < 2.0**-12) for x in sizes)
 
 
 def _idle_in_one_element(arguments: Arguments) -> Arguments:
-    """The arguments with rows without keys in the first element of the batch alone: all others attend to every key."""
+    """The arguments with rows without keys in the first element of the batch only."""
     if not arguments.batch:
         return arguments
     for keys, leaf in arguments.operation.masks.items():
@@ -345,7 +345,7 @@ def _idle_in_one_element(arguments: Arguments) -> Arguments:
 def _of_elements_without_nan(
     subject: Subject, arguments: Arguments, expected: Mapping[str, tuple[Numbers, Numbers]], live: Numbers
 ) -> dict[str, tuple[Numbers, Numbers]]:
-    """Of arguments with the whole batch, gradients where no row of the result is NaN; what is NaN is not compared."""
+    """Gradients of fully batched arguments, NaN (not compared) in elements with a NaN row."""
     core = len(subject.operation.leading.core)
     rows = np.broadcast_to(live, arguments.binding.shape(subject.operation.leading))
     alive = rows.all(axis=tuple(range(-core, 0)))
@@ -362,7 +362,7 @@ def _of_elements_without_nan(
 
 @checks(law.GRADIENT)
 def gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The gradient of a sum of the results, weighted at random.
+    """Compare the gradient of a sum of the results, weighted at random.
 
     Inputs in float16 are not small, since products of small numbers underflow; this is why losses are scaled.
     """

@@ -1,4 +1,4 @@
-"""Checks of options and optional arrays: each alone, and each beside every other one."""
+"""Checks of options and optional arrays: each alone, and each with every other."""
 
 from collections.abc import Iterator, Mapping
 from itertools import combinations
@@ -27,10 +27,10 @@ WIDE = 72
 """Features of queries and keys in decoding: more than a tile has."""
 
 HIGH = 24.0
-"""What is added to sinks in decoding, so that a sink outweighs every key."""
+"""Added to sinks in decoding, so that a sink outweighs every key."""
 
 HEADS = (2, 3)
-"""Heads of the keys, and heads of the queries for each: unequal, so that heads 1 and 4 tell both numberings apart."""
+"""Key heads, and query heads for each: unequal, to distinguish both numberings of heads."""
 
 COLUMNS = 6
 """Columns of values, more than features of queries and keys."""
@@ -39,7 +39,7 @@ Values = Mapping[str, Any]
 
 
 def _bare(subject: Subject, rng: np.random.Generator, shape: tuple[int, int]) -> tuple[Arguments, dict[str, Any]]:
-    """A call without any option, and a value for every option and optional array that the backend accepts."""
+    """A call without options, and a value for every option or array the backend accepts."""
     operation = subject.operation
     queries, keys = shape
     fixed = dict.fromkeys(operation.sizes_of(Axis.SEQUENCE), 1)
@@ -69,7 +69,7 @@ def _bare(subject: Subject, rng: np.random.Generator, shape: tuple[int, int]) ->
 
 
 def _accepts(subject: Subject, name: str) -> bool:
-    """True if the backend takes an option, an optional array, a mask or the causal flag."""
+    """Return whether the backend accepts an option, optional array, mask or the causal flag."""
     operation = subject.operation
     if name == operation.flag:
         return causal_in(subject) and subject.limits.has(name)
@@ -83,7 +83,7 @@ def _named(chosen: Values) -> str:
 
 
 def _chosen(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
-    """Calls with one option and with two; in ``quick`` with fewer queries than keys or more, by chance."""
+    """Calls with one and two options; in ``quick``, with one of :data:`UNEQUAL` each."""
     calls = [_bare(subject, rng, shape) for shape in UNEQUAL]
     names = list(calls[0][1])
     for chosen in [*((name,) for name in names), *combinations(names, 2)]:
@@ -96,9 +96,9 @@ def _chosen(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, A
 
 @checks(law.OPTION_EFFECT, once=True, at_leading=True, governs=law.optional_parts)
 def options_count(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Give each option and each optional array alone, in decoding too, and two at a time.
+    """Pass each option and optional array alone, in decoding too, and two together.
 
-    Where an option alone changes nothing although the formula changes by more than roundings, the message says so.
+    Where an option alone changes nothing although the formula changes by more than roundings, the message names it.
     """
     tried = False
     for shape in (*UNEQUAL, DECODING):
@@ -124,7 +124,7 @@ def _demand_effect(subject: Subject, bare: Arguments, given: Arguments, name: st
 
 
 def _shows(subject: Subject, bare: Arguments, given: Arguments) -> bool:
-    """True if two right results differ by 8 budgets somewhere, wherever they lie within theirs."""
+    """Return whether all pairs of correct results differ by 8 budgets somewhere."""
     before, after = subject.oracles(bare), subject.oracles(given)
     return any(
         (np.abs(after[path].value - x.value) > 9 * x.budget + after[path].budget).any() for path, x in before.items()
@@ -133,7 +133,7 @@ def _shows(subject: Subject, bare: Arguments, given: Arguments) -> bool:
 
 @checks(training.OPTIONS, once=True, at_leading=True)
 def options_gradients(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Take gradients with each option alone and with every two; calls in which a row is NaN are skipped."""
+    """Take gradients with each option and each pair; calls with NaN rows are skipped."""
     tried = False
     for what, given in _chosen(subject, rng):
         if "nan" in subject.semantics.without_keys.values() and not live_rows(subject, given).all():
@@ -147,10 +147,10 @@ def options_gradients(subject: Subject, arguments: Arguments, rng: np.random.Gen
 
 
 def with_least_bias(given: Arguments, tile: int) -> Arguments | None:
-    """The call without masks and sinks, whose first tile of keys has the most negative finite bias, and so no weight.
+    """The unmasked call with the most negative finite bias at its first tile of keys.
 
-    Such scores are beyond the domain; the weight is 0 even if a sum overflows.
-    None where no bias is given.
+    It has no sinks. Such scores are beyond the domain; the weight is 0 even if a sum overflows. None where no bias is
+    given.
     """
     path, sinks = given.operation.part(Part.BIAS), given.operation.part(Part.SINK)
     if not path or given[path] is None:

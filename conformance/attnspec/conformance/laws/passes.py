@@ -1,4 +1,4 @@
-"""Checks of the laws of the training path: backward passes, their cotangents and their memory."""
+"""Checks of the laws of backward passes: their cotangents and their memory."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -46,20 +46,20 @@ from attnspec.spec.laws import operation
 from attnspec.spec.laws import training as law
 
 LARGE, TINY = 2.0**11, 2.0**-50
-"""What cotangents are multiplied by: as loss scaling does, and as the mean over many tokens."""
+"""Factors of cotangents: of loss scaling, and of the mean over many tokens."""
 
 WAYS: tuple[Layout, ...] = (every_second, last_exchanged, padded_rows, packed, padded_positions, heads_behind, shifted)
-"""How a cotangent is laid out, beside those with stride 0."""
+"""Layouts of a cotangent, beside those with stride 0."""
 
 FEW_WAYS: tuple[Layout, ...] = (last_exchanged, packed, heads_behind)
-"""How arguments are laid out where there is no time for all ways."""
+"""Layouts of arguments in short profiles."""
 
 # Cotangents -----------------------------------------------------------------------------------------------------------
 
 
 @checks(law.STRIDES, once=True, at_leading=True)
 def cotangent_strides(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Pass the same cotangent in every layout, with rows of stride 0, and ones that are one number, as of a sum."""
+    """Pass a cotangent in every layout, with equal rows of stride 0, and constant."""
     lesson = lesson_of(subject, arguments)
     if lesson is None:
         return False
@@ -76,7 +76,7 @@ def cotangent_strides(subject: Subject, arguments: Arguments, rng: np.random.Gen
 
 
 def _summed(subject: Subject, arguments: Arguments) -> Iterator[Lesson]:
-    """The sum of the results of a call with wide vectors and, where it may be restricted, of one that is not."""
+    """Lessons for the sum of results (cotangents of ones), with wide vectors where possible."""
     wide = restricted_lesson_of(subject, arguments)
     chosen = [lesson_of(subject, arguments) if wide is None else wide]
     if wide is not None and (subject.effort.dear or subject.operation.linear):
@@ -88,7 +88,7 @@ def _summed(subject: Subject, arguments: Arguments) -> Iterator[Lesson]:
 
 
 def _of_many_rows(subject: Subject, rng: np.random.Generator) -> None:
-    """Judge the gradients of more queries than a tile has, of a cotangent whose heads are behind its positions."""
+    """Compare gradients for more queries than a tile, with the cotangent's heads behind positions."""
     if subject.operation.counts and not subject.effort.dear:
         return
     given = sample(subject, rng, (2,)[: subject.limits.max_batch_dims], queries=TILE + 3, keys=3, heads=2)
@@ -116,7 +116,7 @@ def _laid_out(subject: Subject, lesson: Lesson, way: Layout) -> None:
 
 
 def _compare(subject: Subject, lesson: Lesson, inputs: Mapping[str, Any], cotangent: Any, what: str) -> None:
-    """The gradients of a call with these arrays of the backend are those that the lesson expects."""
+    """Demand the gradients that the lesson expects, of a call with backend arrays."""
     given = lesson.arguments
     found = subject.gradients_of(lambda: subject.backend.vjp(subject.operation.name, inputs, cotangent), given)
     gradients_match(subject, found, lesson.expected, given, what)
@@ -127,12 +127,12 @@ def _named(way: Layout) -> str:
 
 
 def _one_row(x: Numbers, convert: Convert) -> Any:
-    """The first row in the place of all, with stride 0."""
+    """The first row in place of all, with stride 0."""
     return repeated(x, tuple(range(x.ndim - 1)), convert)
 
 
 def _one_number(x: Numbers, convert: Convert) -> Any:
-    """One number in the place of all."""
+    """The first number in place of all, with stride 0."""
     return repeated(x, tuple(range(x.ndim)), convert)
 
 
@@ -147,7 +147,7 @@ def cotangent_scale(subject: Subject, arguments: Arguments, rng: np.random.Gener
         large /= 2
     for scale, what in ((large, "large"), (TINY, "tiny"), (0.0, "0")):
         if scale == TINY and subject.dtype == "float16":
-            continue  # it cannot hold them, which is why losses are scaled
+            continue  # float16 cannot hold them, which is why losses are scaled
         cotangents = {path: x * x.dtype.type(scale) for path, x in lesson.cotangents.items()}
         found = subject.vjp(lesson.arguments, cotangents)
         if scale:
@@ -161,7 +161,7 @@ def cotangent_scale(subject: Subject, arguments: Arguments, rng: np.random.Gener
 
 @checks(law.COTANGENTS, once=True, at_leading=True, governs=law.several_results)
 def parts(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The cotangent of one result after another, and None for all others."""
+    """Pass the cotangent of one result after another, and None for all others."""
     lesson = lesson_of(subject, arguments)
     if lesson is None:
         return False
@@ -175,10 +175,10 @@ def parts(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
 
 @checks(law.BROADCAST_SUM, once=True, at_leading=True)
 def broadcast_sum(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Leave out the batch of the first argument, then that of all others; then each has one dimension of the batch.
+    """Compare gradients of arguments that broadcast along some or all batch dimensions.
 
-    Optional arrays are given, and share each of their own axes in turn, then all. Where there is no time, models and
-    operations in time steps do without the second half.
+    The first argument lacks the batch, then all others; then each has one dimension of it. Optional arrays broadcast
+    along one axis after another, then along all. Short profiles skip single dimensions for models and steps.
     """
     if not subject.limits.broadcasting or not subject.limits.max_batch_dims:
         return False
@@ -209,7 +209,7 @@ def broadcast_sum(subject: Subject, arguments: Arguments, rng: np.random.Generat
 
 
 def _first_of_axes(x: Numbers, leaf: Leaf, which: int) -> Numbers:
-    """An array with 1 in the place of an axis of its own that may be shared; of all of them after the last one."""
+    """The array cut to size 1 along broadcastable axis number ``which``, or along all."""
     axes = [i - len(leaf.core) for i, d in enumerate(leaf.core) if d.broadcast]
     for axis in axes[which : which + 1] or axes:
         x = np.take(x, [0], axis=axis)
@@ -218,7 +218,7 @@ def _first_of_axes(x: Numbers, leaf: Leaf, which: int) -> Numbers:
 
 @checks(law.STRIDES, once=True, at_leading=True)
 def strided_inputs(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Lay all arguments out in some ways, where there is time in all of them."""
+    """Compare gradients of arguments in some layouts, in long profiles in all."""
     demand_layouts(subject.limits)
     ways = LAYOUTS if subject.effort.dear else FEW_WAYS
     tried = False
@@ -244,7 +244,7 @@ def _moved(subject: Subject, given: Arguments, way: Layout, path: str) -> Any:
 
 
 class _Pass(NamedTuple):
-    """A backward pass: what the backend was given, and what it gave, in its own arrays and in NumPy's, by path."""
+    """A backward pass: inputs, cotangents and gradients of the backend, and gradients in NumPy."""
 
     given: dict[str, Any]
     cotangents: dict[str, Any]
@@ -279,7 +279,7 @@ def _unchanged(subject: Subject, arrays: Mapping[str, Any], before: Results, arg
 
 @checks(law.OWN_MEMORY, once=True, at_leading=True)
 def no_mutation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compare what the backend was given before and after a backward pass."""
+    """Compare inputs and cotangents before and after a backward pass."""
     lesson = lesson_of(subject, arguments)
     if lesson is None:
         return False
@@ -293,7 +293,7 @@ def no_mutation(subject: Subject, arguments: Arguments, rng: np.random.Generator
 
 @checks(law.OWN_MEMORY, once=True, at_leading=True)
 def own_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Write to each gradient in turn."""
+    """Write to each gradient in turn, and compare all other arrays."""
     lesson = lesson_of(subject, arguments)
     if lesson is None:
         return False
@@ -312,7 +312,7 @@ def own_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 
 @checks(law.NO_MEMORY, once=True, at_leading=True)
 def no_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Go back three times, the second time from other numbers, and keep what came before."""
+    """Make three backward passes, the second of other numbers; earlier arrays must stay."""
     lesson = lesson_of(subject, arguments)
     if lesson is None:
         return False
@@ -335,7 +335,7 @@ def no_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
 
 @checks(operation.GRADIENT, once=True, at_leading=True)
 def dtype(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The names of the dtypes."""
+    """Compare the dtypes of gradients with those of their arguments."""
     lesson = lesson_of(subject, arguments)
     if lesson is None:
         return False

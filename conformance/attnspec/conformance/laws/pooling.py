@@ -26,7 +26,7 @@ from attnspec.spec.laws import pooling as law
 
 @checks(law.CONVEXITY)
 def convexity(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The smallest and the largest attendable value, coordinate by coordinate, also where all values are equal."""
+    """Demand results between the extreme attendable values, also where all values are equal."""
     judged = _in_the_hull(subject, arguments, "attendable values")
     value, operation = pooled(arguments), subject.operation
     # Keys that are their own values would be equal too.
@@ -38,7 +38,7 @@ def convexity(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
 
 
 def _in_the_hull(subject: Subject, arguments: Arguments, what: str) -> bool:
-    """Whether there is a row with keys; a violation if one is outside of the hull of its values."""
+    """Demand results in the hull of attendable values; return whether a row has keys."""
     attendable = allowed(subject, arguments)[..., None]
     values = wide(pooled(arguments))
     if rows_of_queries(arguments):
@@ -66,9 +66,9 @@ def _in_the_hull(subject: Subject, arguments: Arguments, what: str) -> bool:
 
 @checks(law.LINEARITY)
 def linearity(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Sums in every linear argument; for one of them also twice or minus the argument, and zeros.
+    """Demand additivity in every linear argument; multiply one by 2 or −1, and by 0.
 
-    Where there is little time, dtypes but the leading one try sums in that one alone.
+    In short profiles, dtypes but the leading one try additivity in that one alone.
     """
     linear = subject.operation.linear
     path = str(rng.choice(linear))
@@ -103,7 +103,7 @@ def _multiplied(subject: Subject, arguments: Arguments, path: str, factor: float
 
 
 def _weighted_alone(subject: Subject, path: str) -> bool:
-    """Whether an argument is multiplied by nothing but attention weights, or is the only argument."""
+    """Return whether only attention weights multiply an argument, or no other argument exists."""
     operation = subject.operation
     if len(operation.floats) == 1:
         return True
@@ -115,14 +115,14 @@ def _weighted_alone(subject: Subject, path: str) -> bool:
 
 @checks(law.GAIN, ensemble=True, governs=law.sums_over_keys)
 def gain(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """A matched filter in the direction of the result itself."""
+    """Matched filter of errors along the result itself."""
     given = normal_like(subject, arguments, rng)
     return given is not None and filtered_error(subject, given, subject.oracle(given).value, rows_err_alike=True)
 
 
 @checks(law.GAIN, once=True, governs=law.weighs_once)
 def ensemble_gain(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """A filter in the direction of the result itself."""
+    """Filter errors of many batch elements along the result itself."""
     if not judgeable(subject):
         return False
     for words, given in ensembles(subject, arguments):
@@ -134,7 +134,7 @@ def ensemble_gain(subject: Subject, arguments: Arguments, rng: np.random.Generat
 
 @checks(attention.GRADIENT_IDENTITIES, once=True, governs=law.linear_in_batches)
 def gradient_of_linear(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Random cotangents; the product of the result with them is the direction, and the oracle is not asked."""
+    """Filter ⟨x, ∂x⟩ − ⟨result, cotangent⟩ of linear arguments, without the oracle."""
     if not judgeable(subject):
         return False
     given = ensemble(subject, arguments)
@@ -151,7 +151,7 @@ def gradient_of_linear(subject: Subject, arguments: Arguments, rng: np.random.Ge
 
 @checks(law.UNIFORM)
 def uniform(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Replace all keys by the first one: the result is the mean of the attendable values."""
+    """Replace all keys by the first: the result is the mean of attendable values."""
     changes = {}
     for leaf in subject.operation.attended:
         key = arguments.array(leaf.path)

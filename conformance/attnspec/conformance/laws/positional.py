@@ -16,7 +16,7 @@ from attnspec.spec.positional import LearnedPositions
 
 
 def _pairs(x: Numbers) -> tuple[Numbers, Numbers]:
-    """The pairs of sine and cosine of each frequency, without the unpaired sine of an odd width."""
+    """The sines and cosines of all frequencies, without the unpaired sine of odd widths."""
     even = x.shape[-1] // 2 * 2
     return x[:, 0:even:2], x[:, 1:even:2]
 
@@ -32,7 +32,7 @@ def _width(arguments: Arguments) -> int:
 
 
 def _encoded(subject: Subject, arguments: Arguments) -> tuple[Numbers, Numbers] | None:
-    """The encoding and its budget; None for fewer than two positions, or a width that the backend does not encode."""
+    """The encoding and its budget; None for fewer than two positions or refused widths."""
     odd_refused = subject.semantics.odd_encoding == "error" and _width(arguments) % 2
     if _size(arguments, Axis.QUERY)[1] < 2 or odd_refused:
         return None
@@ -41,7 +41,7 @@ def _encoded(subject: Subject, arguments: Arguments) -> tuple[Numbers, Numbers] 
 
 @checks(law.UNIT_PAIRS)
 def unit_pairs(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The magnitude of every element, the first row, and the norm of each pair."""
+    """Check the magnitude of every element, the first row, and the norm of pairs."""
     found = _encoded(subject, arguments)
     if found is None:
         return False
@@ -61,7 +61,7 @@ def unit_pairs(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 
 @checks(law.ROTATION)
 def rotation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Rotate each position by the pairs of position ``shift``: this gives the position ``shift`` later."""
+    """Rotate each position by that of ``shift``: this gives the position ``shift`` later."""
     found = _encoded(subject, arguments)
     if found is None or _width(arguments) < 2:
         return False
@@ -78,7 +78,7 @@ def rotation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
 
 @checks(law.DISTINCT)
 def distinct(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compare all rows with each other, where the dtype has enough precision to distinguish them."""
+    """Compare all rows with each other, where the dtype can distinguish them."""
     found = _encoded(subject, arguments)
     name = subject.call(arguments).dtype.name
     if found is None or name not in ("float64", "float32") or (name == "float32" and _width(arguments) < 2):
@@ -91,7 +91,7 @@ def distinct(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
 
 @checks(law.PREFIX)
 def prefix(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Fewer positions along every axis of them."""
+    """Ask for fewer positions, along every axis of positions."""
     operation = subject.operation
     if subject.refuses(arguments):
         return False
@@ -107,7 +107,7 @@ def prefix(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
 
 @checks(operation.REJECTION, governs=of(LearnedPositions))
 def table_range(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Ask for one row more than there is."""
+    """Ask for one row more than the table has."""
     (n,) = subject.operation.sizes_of(Axis.QUERY)
     ((_, table),) = arguments.floats
     broken = arguments.replaced({n: len(table) + 1})

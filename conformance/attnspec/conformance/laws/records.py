@@ -1,4 +1,4 @@
-"""Checks of the laws of records: what happens between a recorded call and its backward pass changes no gradient."""
+"""Checks that nothing between a recorded call and its backward pass changes gradients."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -20,17 +20,17 @@ from attnspec.spec.contract.tree import flatten
 from attnspec.spec.laws import training as law
 
 FEW = 2
-"""Weights that are written to."""
+"""Most weights that are written to."""
 
 UNRECORDED = ("no_grad", "inference_mode", "inference")
-"""Modes in which what is written is not recorded, the first one that a backend has."""
+"""Modes that do not record writes, in order of preference."""
 
 Mode = Callable[[], AbstractContextManager[Any]]
 
 
 @checks(law.NO_MEMORY, once=True, at_leading=True)
 def interleaved(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Record a call and two others of its shapes, first and last, and go back from it after the others.
+    """Record a call and two others of its shapes, and go back from it last.
 
     One call is made without a record, before all others: in a mode without gradients, if the backend has one.
     """
@@ -51,7 +51,7 @@ def interleaved(subject: Subject, arguments: Arguments, rng: np.random.Generator
 
 @checks(law.LATER_WRITES, once=True, at_leading=True)
 def later_writes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Record a call anew for each array, and fill it with ones: of weights some, and every result."""
+    """Record a call anew for each array, and overwrite it with ones before the backward pass."""
     tried = []
     for lesson in _to_write_to(subject, arguments):
         weights = {leaf.path for leaf, _ in lesson.arguments.floats if subject.operation.role(leaf) & Role.WEIGHT}
@@ -64,7 +64,7 @@ def later_writes(subject: Subject, arguments: Arguments, rng: np.random.Generato
 
 
 def _to_write_to(subject: Subject, arguments: Arguments) -> list[Lesson]:
-    """A call under masks, where there are any; in longer profiles, of what only weighs keys, each of the others too."""
+    """The masked call; in longer profiles, if only keys are weighed, all calls."""
     lessons = [lesson for _, lesson in learning(subject, arguments)]
     restricted = restricted_lesson_of(subject, arguments)
     if not lessons or restricted is None:
@@ -82,9 +82,9 @@ def _unrecorded(subject: Subject) -> Mode | None:
 
 
 def _written(subject: Subject, lesson: Lesson, path: str, mode: Mode | None = None) -> bool:
-    """Record, write to an argument or, in a mode, to a result, and go back, if the backend's arrays can be written to.
+    """Record a call, overwrite one array, and go back; False if arrays are read-only.
 
-    The backward pass may raise.
+    With a ``mode`` it overwrites a result, not an argument. The backward pass may raise.
     """
     given, wanted = lesson.arguments, tuple(lesson.expected)
     inputs = subject.converted(given)

@@ -31,11 +31,11 @@ from attnspec.spec.laws import recurrent as law
 from attnspec.spec.recurrent import GRU, LSTM, RNN, GRUCell, GRUParameters, LSTMCell, LSTMParameters, RNNCell
 
 SATURATED = 1024.0
-"""A bias at which a sigmoid is 0 or 1 in every dtype, whatever else is added."""
+"""A bias at which a sigmoid is 0 or 1 in every dtype."""
 
 
 def _saturated(subject: Subject, arguments: Arguments, biases: Mapping[int, float]) -> Arguments:
-    """Saturate gates by biases, given by the ``id`` of the array, which weights and inputs are too small to undo."""
+    """Saturate gates by ``biases`` (by ``id`` of the array); weights and inputs are clipped."""
     changes = {}
     for leaf, x in arguments.floats:
         bound = 0.5 if subject.operation.role(leaf) is Role.WEIGHT else 2
@@ -46,7 +46,7 @@ def _saturated(subject: Subject, arguments: Arguments, biases: Mapping[int, floa
 
 
 def _cell_states(subject: Subject) -> list[str]:
-    """The paths of the previous state, of an LSTM those of the hidden state and the cell."""
+    """The paths of the previous state; of an LSTM, hidden state and cell."""
     sizes = subject.operation.outputs[-1].sizes
     return [leaf.path for leaf in subject.operation.leaves if leaf.batched and leaf.sizes == sizes]
 
@@ -69,7 +69,7 @@ def gates(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
 
 
 def _keeps(subject: Subject, arguments: Arguments, biases: Mapping[int, float], what: str) -> bool:
-    """The last result is the state that it continues."""
+    """Demand that the last result equals the previous state."""
     given, path = _saturated(subject, arguments, biases), subject.operation.outputs[-1].path
     got = subject.results(given)[path]
     kept = np.broadcast_to(wide(given.array(_cell_states(subject)[-1])), got.shape)
@@ -78,7 +78,7 @@ def _keeps(subject: Subject, arguments: Arguments, biases: Mapping[int, float], 
 
 
 def _plain_network(subject: Subject, given: Arguments, *, with_state: bool) -> Numbers:
-    """The next state of a GRU whose update gate is closed, with the state or without it."""
+    """The next state of a GRU with its update gate closed, with or without state."""
     p = record(given, GRUParameters)
     (path,) = _cell_states(subject)
     (x,) = (a for leaf, a in given.batched if leaf.path != path)
@@ -92,7 +92,7 @@ def _plain_network(subject: Subject, given: Arguments, *, with_state: bool) -> N
 
 @checks(law.OUTPUT_BIAS)
 def output_bias(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Set the state to 0."""
+    """Set the state to 0: the result is the bias."""
     operation = subject.operation
     changes = {leaf.path: np.zeros_like(x) for leaf, x in arguments.floats if operation.role(leaf) is Role.STATE}
     given = arguments.replaced(changes)
@@ -106,7 +106,7 @@ def output_bias(subject: Subject, arguments: Arguments, rng: np.random.Generator
 # Sequences ------------------------------------------------------------------------------------------------------------
 
 CELLS: Mapping[object, object] = {RNN: RNNCell, GRU: GRUCell, LSTM: LSTMCell}
-"""What a network computes at every step."""
+"""The cell that a network computes at every step."""
 
 
 def _time(subject: Subject) -> str:
@@ -128,7 +128,7 @@ def _lengths(subject: Subject) -> str:
 
 
 def _finals(subject: Subject) -> dict[str, str]:
-    """The path of every part of the final state, with that of the initial one, which a decoder asks with."""
+    """The paths of the final state's parts, each with that of the initial one."""
     operation = subject.operation
     states = operation.queries or [leaf for leaf in operation.leaves if operation.role(leaf) is Role.STATE]
     final = [leaf.path for leaf in operation.outputs if _time(subject) not in leaf.sizes]
@@ -136,7 +136,7 @@ def _finals(subject: Subject) -> dict[str, str]:
 
 
 def _shown(subject: Subject) -> list[str]:
-    """The results that have a row for every step."""
+    """The results with a row for every step."""
     return [leaf.path for leaf in subject.operation.outputs if _time(subject) in leaf.sizes]
 
 
@@ -167,7 +167,7 @@ def first_step(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 
 @checks(law.CONTINUATION, governs=law.in_two_parts)
 def continuation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compute the rest of a sequence from where its beginning ends, which has a state of 0, as where none is given.
+    """Cut a sequence that starts at state 0, and continue from the state there.
 
     Half dtypes would round that state.
     """
@@ -193,7 +193,7 @@ def continuation(subject: Subject, arguments: Arguments, rng: np.random.Generato
 
 
 def _padded(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> tuple[Arguments, Arguments, Numbers]:
-    """The arguments with lengths, the same with NaN and infinities at padding, and where that is."""
+    """Arguments with lengths, a copy with non-finite padding, and the mask of padding."""
     steps, batch, path = _steps(subject, arguments), arguments.batch, _inputs(subject)
     lengths = np.asarray(rng.integers(0, steps + 1, batch))
     lengths.reshape(-1)[:1] = steps - 1
@@ -224,7 +224,7 @@ def padding(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
 
 @checks(masking.GRADIENTS, once=True, at_leading=True, governs=law.over_sequences)
 def padding_gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The gradients with NaN and infinities behind the lengths."""
+    """Compare gradients with NaN and infinities behind the lengths."""
     batches = [(2,), (3, 2)][: subject.limits.max_batch_dims]
     for batch in batches:
         given, spoilt, behind = _padded(subject, sample(subject, rng, batch), rng)
@@ -239,7 +239,7 @@ def padding_gradient(subject: Subject, arguments: Arguments, rng: np.random.Gene
 
 @checks(law.CONTINUATION, governs=law.over_sequences)
 def no_steps(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Cut all steps off, and give lengths of 0."""
+    """Cut all steps off, and pass lengths of 0."""
     cut = arguments.along(_time(subject), keep(0))
     ways = {"without a step": cut} if subject.limits.length_from(0) == 0 else {}
     if _steps(subject, arguments):
@@ -255,7 +255,7 @@ def no_steps(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
 
 @checks(law.BOUNDS)
 def bounds(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The magnitudes of all states, and of the cell."""
+    """Check the magnitudes of all states, and of the cell."""
     operation, in_steps = subject.operation, subject.operation.protocol in CELLS
     steps = _steps(subject, arguments) if in_steps else 1
     ends = [leaf.path for leaf in operation.outputs]
@@ -275,7 +275,7 @@ def bounds(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
 
 @checks(law.REVERSAL)
 def reversal(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Reverse inputs within lengths, and exchange all pairs."""
+    """Reverse inputs within lengths, and exchange parameters and states of both directions."""
     steps, path = _steps(subject, arguments), _inputs(subject)
     lengths = arguments[_lengths(subject)]
     ends = np.asarray(steps if lengths is None else np.broadcast_to(lengths, arguments.batch))[..., None]
@@ -326,7 +326,7 @@ def halves(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
 
 @checks(law.FIRST_CONTEXT)
 def first_context(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The first two contexts, and the magnitudes of all."""
+    """Check the first two contexts, and the magnitudes of all."""
     given = arguments.replaced({_lengths(subject): None})
     results, budgets = subject.results(given), subject.budgets(given)
     contexts, states = (results[path] for path in _shown(subject))

@@ -1,4 +1,4 @@
-"""Rows without attendable keys: what a backend that declares other than zero gives there, in every call."""
+"""Checks of rows without attendable keys, where other results than zero are declared."""
 
 import numpy as np
 
@@ -12,11 +12,11 @@ from attnspec.spec.contract.axes import Part
 from attnspec.spec.laws import masking as law
 
 QUERIES = 40
-"""Queries of a call whose rows go beyond a tile."""
+"""Queries of a call that is longer than a tile."""
 
 
 def evenly(given: Arguments, shape: tuple[int, ...], subject: Subject) -> Numbers:
-    """The result of equal weights for all keys, attendable or not: that of scores which are all 0."""
+    """The result of equal weights for all keys, masked or not: all scores are 0."""
     operation = given.operation
     if operation.pooled and not operation.sharpened and operation.attends_to_itself:
         return np.broadcast_to(wide(pooled(given)).mean(-2, keepdims=True), shape)
@@ -24,7 +24,7 @@ def evenly(given: Arguments, shape: tuple[int, ...], subject: Subject) -> Number
 
 
 def with_even_weights(given: Arguments) -> Arguments:
-    """The same call with scores of 0 for all keys, none of which is masked."""
+    """The call with scores of 0 for all keys and without masks."""
     operation = given.operation
     added = {path for path, part in operation.parts.items() if part in (Part.BIAS, Part.SLOPES)}
     exponents = set(operation.sharpened) or {leaf.path for leaf in operation.queries} | added
@@ -33,7 +33,7 @@ def with_even_weights(given: Arguments) -> Arguments:
 
 
 def near_even(rows: Numbers, even: Numbers, subject: Subject) -> Numbers:
-    """Where rows are the average, up to roundings."""
+    """Mask of rows that equal the average, up to roundings."""
     coarse_unit = max(subject.precision.accumulation, subject.precision.output, subject.precision.operand)
     near: Numbers = np.abs(rows - even) <= 64 * coarse_unit * max(float(np.abs(even).max(initial=0.0)), 1.0)
     return near
@@ -41,21 +41,21 @@ def near_even(rows: Numbers, even: Numbers, subject: Subject) -> Numbers:
 
 @checks(law.ROWS_AS_DECLARED)
 def rows_as_declared(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Leave some rows of the example without keys, and some of a call with many queries."""
+    """Leave some rows without keys, in the example and in a call of many queries."""
     declared = subject.semantics.without_keys["full"]
-    if declared in ("zero", "error"):  # that the latter raises, the question itself finds out
+    if declared in ("zero", "error"):  # the probe of fully_masked checks that ``error`` raises
         return False
-    # Which keys an average under a causal mask is over is not declared.
+    # No declaration says which keys an average under a causal mask includes.
     arguments = arguments.plain() if declared == "uniform" else arguments
     long = sample(subject, rng, queries=QUERIES, keys=5)
-    # With one query or key, a mask in full is also one that is the same for all.
+    # With one query or key, a full mask also looks like another encoding.
     one_way = isinstance(subject.semantics.fully_masked, str)
     judged = [_judge_some(subject, given, rng, declared) for given in ((arguments, long) if one_way else (long,))]
     return any(judged)
 
 
 def _judge_some(subject: Subject, arguments: Arguments, rng: np.random.Generator, declared: str) -> bool:
-    """Judge a call in which some rows have no keys, for each mask; False if there is no row."""
+    """Judge calls in which some rows have no keys, per mask; False without rows."""
     tried = False
     for keys, leaf in subject.operation.masks.items():
         shape = mask_shape(arguments, keys)
@@ -89,7 +89,7 @@ def _judge(subject: Subject, masked: Arguments, declared: str) -> None:
 
 @checks(law.GRADIENTS, once=True, governs=law.averages_values)
 def uniform_rows(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Cotangents of the rows that a mask leaves without keys alone, and the gradients of values."""
+    """Compare gradients of values, for cotangents of rows without keys only."""
     if subject.semantics.fully_masked != "uniform":
         return False
     given = sample(subject, rng, (2,), queries=QUERIES, keys=5)
@@ -101,7 +101,7 @@ def uniform_rows(subject: Subject, arguments: Arguments, rng: np.random.Generato
         return False
     live = live_rows(subject, masked)
     cotangents = {path: np.where(live, x.dtype.type(0), x) for path, x in subject.cotangents(given, rng).items()}
-    # Of equal weights the rounding is that of any: they are normalized too.
+    # Equal weights are normalized too, so they round like all others.
     expected = subject.gradients(with_even_weights(given), cotangents)
     valued = [leaf.path for leaf in subject.operation.attended if leaf.path in subject.operation.linear]
     found = subject.vjp(masked, cotangents)

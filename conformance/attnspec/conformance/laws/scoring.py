@@ -27,7 +27,7 @@ from attnspec.spec.scoring import AdditiveScores, GaussianScores
 
 @checks(law.ISOMETRY)
 def isometry(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Exchange queries and keys; rotate both by a signed permutation of coordinates, which is exact; shift both."""
+    """Exchange queries and keys; rotate both exactly by a signed permutation; shift both."""
     query, key = query_and_key(subject)
     expected, budget = wide(subject.call(arguments)), 2 * subject.budget(arguments)
     exchanged = subject.call(arguments.replaced({query: arguments[key], key: arguments[query]})).swapaxes(-1, -2)
@@ -45,7 +45,7 @@ def isometry(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
 
 
 def _shifted(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> None:
-    """Add the same vector to queries and keys, on a grid on which the sum is exact."""
+    """Add a vector to queries and keys, on a grid with exact sums."""
     paths = query_and_key(subject)
     near = arguments.replaced({path: subject.exact(coarse(arguments[path])) for path in paths})
     shift = float(rng.choice([-8.0, 4.0, 16.0]))
@@ -56,14 +56,14 @@ def _shifted(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
 
 @checks(attention.SCALE, ensemble=True, governs=attention.gives_scores)
 def scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """A matched filter in the direction of the scores themselves."""
+    """Matched filter of errors along the scores themselves."""
     given = normal_like(subject, arguments, rng)
     return given is not None and filtered_error(subject, given, subject.oracle(given).value)
 
 
 @checks(law.PERCEPTRON)
 def perceptron(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Pass [q; k_j] as the query, [W_q W_k] as its weight, and a key of zeros."""
+    """Pass [q; k_j] as query, [W_q W_k] as its weight, and a zero key."""
     m = arguments.keys_count
     if not m or subject.limits.head_sizes is not None:
         return False
@@ -88,7 +88,7 @@ def perceptron(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 
 @checks(law.ODD_AND_BOUNDED)
 def odd_and_bounded(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Negate whatever is no matrix of weights; bound given inputs, and for additive scores also saturated ones."""
+    """Negate vectors and states; bound results, for additive scores of saturated inputs too."""
     operation = subject.operation
     inputs, bound = [arguments], 1.0
     if operation.protocol is AdditiveScores:
@@ -109,7 +109,7 @@ def odd_and_bounded(subject: Subject, arguments: Arguments, rng: np.random.Gener
 
 @checks(law.SATURATION, once=True)
 def saturation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Identity projections of numbers from 10⁻³ to 10⁶, also with keys that nearly cancel the queries."""
+    """Use identity projections and magnitudes from 10⁻³ to 10⁶, with keys that nearly cancel queries."""
     largest = min(1e6, subject.precision.largest / 4)
     magnitudes = [x for x in (1e-3, 0.1, 1.0, 9.0, 20.0, 43.0, 60.0, 88.0, 89.0, 200.0, 1e3, 1e4, 1e6) if x <= largest]
     count = len(magnitudes)
@@ -127,7 +127,7 @@ def saturation(subject: Subject, arguments: Arguments, rng: np.random.Generator)
         else:
             key = subject.exact(offset - query.astype(np.float64))
         rows = base.array(names.query).shape[:-1]
-        # as many as the backend's limits make of them
+        # the backend's limits may have changed their number
         keys = np.resize(key, (base.keys_count or 0, width))
         queries = np.resize(query, (rows[-1], width)) if rows else query[rng.integers(count)]
         given = _unprojected(subject, base, queries, keys)
@@ -140,11 +140,11 @@ def saturation(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 
 
 WIDTH = 8
-"""The number of features and of hidden units for which projections are identities."""
+"""The number of features and of hidden units, for which projections are identities."""
 
 
 class Parts(NamedTuple):
-    """The paths of the arguments of an additive scorer: query and key, and the weights of hidden and output layer."""
+    """The paths of an additive scorer's query, key, and weights of hidden and output layer."""
 
     query: str
     key: str
@@ -159,7 +159,7 @@ def query_and_key(subject: Subject) -> tuple[str, str]:
 
 
 def parts(subject: Subject) -> Parts:
-    """The arguments of an additive scorer, found by their axes: a weight shares a size with what it projects."""
+    """The arguments of an additive scorer: a weight shares a size with what it projects."""
     query, key = subject.operation.queries[0], subject.operation.attended[0]
     weights = [leaf for leaf in subject.operation.leaves if subject.operation.role(leaf) is Role.WEIGHT]
     of_query, of_key = (
@@ -170,7 +170,7 @@ def parts(subject: Subject) -> Parts:
 
 
 def _unprojected(subject: Subject, base: Arguments, query: Numbers, key: Numbers) -> Arguments:
-    """Arguments with identity projections, so that the hidden layer is tanh(query + key)."""
+    """Arguments with identity projections: the hidden layer is tanh(query + key)."""
     names = parts(subject)
     identities = {path: subject.exact(np.eye(*base.array(path).shape)) for path in (names.of_query, names.of_key)}
     return base.replaced({names.query: query, names.key: key, **identities})
@@ -185,7 +185,7 @@ def _within_budget(subject: Subject, given: Arguments) -> None:
 
 
 def _opposed(subject: Subject, rng: np.random.Generator, *, one_sided: bool = False) -> Arguments:
-    """Queries of every magnitude up to where exponentials overflow, and keys that cancel them to about ±8.
+    """Queries of all magnitudes up to overflowing exponentials, and keys cancelling them to ±8.
 
     Kernels change their path at some magnitude, which differs between kernels and between queries and keys. Because
     consecutive magnitudes differ by less than 8, some pair lies on both sides of it. In a quarter of the hidden units
@@ -221,7 +221,7 @@ def _opposed(subject: Subject, rng: np.random.Generator, *, one_sided: bool = Fa
 
 @checks(law.SATURATION_GRADIENT, once=True)
 def saturation_gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Gradients for identity projections of every magnitude, with keys that nearly cancel or double the queries."""
+    """Compare gradients for queries of all magnitudes, with keys that cancel or double them."""
     given = _opposed(subject, rng)
     cotangents = subject.cotangents(given, rng)
     expected, found = subject.gradients(given, cotangents), subject.vjp(given, cotangents)
@@ -233,9 +233,9 @@ def saturation_gradient(subject: Subject, arguments: Arguments, rng: np.random.G
 
 @checks(law.ISOMETRY, governs=of(GaussianScores))
 def nonpositive(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The signs of all scores, and the scores of queries against themselves."""
+    """Demand that no score is positive, and that queries score 0 against themselves."""
     query, key = query_and_key(subject)
-    # Pairs of all queries may be far more than those with keys, of which the profile affords so many.
+    # All pairs of queries may be more than the profile affords, which bounds pairs of a query and a key.
     few = arguments.along(subject.operation.asking or "", keep(arguments.keys_count or 0))
     same = few.replaced({key: few[query]})
     for given in (arguments, same):

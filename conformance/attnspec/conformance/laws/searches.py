@@ -1,4 +1,4 @@
-"""Checks of the laws of sentences that a decoder chooses, greedily or by beam search."""
+"""Checks of the laws of greedy decoding and of beam search."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from attnspec.spec.seq2seq import AttentionDecoderParameters, GreedyDecode, Teac
 
 
 def _chosen(subject: Subject, arguments: Arguments) -> tuple[Numbers, Numbers]:
-    """The tokens and their score; a token outside of the vocabulary is a violation."""
+    """The chosen tokens and their score; a token outside the vocabulary is a violation."""
     operation, found = subject.operation, subject.results(arguments)
     (path,) = operation.chosen
     tokens, (_, last) = found[path], tokens_of(arguments)
@@ -34,14 +34,14 @@ def _end(arguments: Arguments) -> tuple[str, int]:
 
 
 def _up_to_the_end(tokens: Numbers, end: int) -> Numbers:
-    """Which tokens count: those up to the first that ends the sentence."""
+    """Mask of the tokens up to the first that ends the sentence."""
     ends = tokens == end
     counts: Numbers = np.cumsum(ends, axis=-1) - ends == 0
     return counts
 
 
 def _logarithms(subject: Subject, arguments: Arguments, tokens: Numbers) -> tuple[Numbers, Numbers]:
-    """The oracle's log P (*batch, steps, vocabulary) of every token after these ones, and its budgets."""
+    """The oracle's log P (*batch, steps, vocabulary) after each of these tokens, and its budgets."""
     forced = operation_of(TeacherForcedDecode)
     assert forced is not None
     (path,) = forced.indices
@@ -54,7 +54,7 @@ def _logarithms(subject: Subject, arguments: Arguments, tokens: Numbers) -> tupl
 
 
 def _score(subject: Subject, arguments: Arguments, tokens: Numbers) -> tuple[Numbers, Numbers]:
-    """The oracle's score of tokens, and its budget: errors of steps have the state in common, and are added."""
+    """The oracle's score of tokens; its budget is a sum, since steps share the state."""
     p, (_, end) = subject.precision, _end(arguments)
     value, budget = (
         np.take_along_axis(x, tokens[..., None], axis=-1)[..., 0] for x in _logarithms(subject, arguments, tokens)
@@ -67,7 +67,7 @@ def _score(subject: Subject, arguments: Arguments, tokens: Numbers) -> tuple[Num
 
 @checks(law.SCORE_OF_TOKENS)
 def score_of_tokens(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Score the tokens as the reference does where they are given."""
+    """Compare the score with the reference's teacher forcing on the chosen tokens."""
     tokens, got = _chosen(subject, arguments)
     if not got.size:
         return False
@@ -77,7 +77,7 @@ def score_of_tokens(subject: Subject, arguments: Arguments, rng: np.random.Gener
 
 @checks(law.SCORE_OF_TOKENS, once=True)
 def sentences_of_a_batch(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Score sentences whose end is improbable, and again where the first of them ends at once."""
+    """Score sentences whose end is improbable, then with the first one's first token as end."""
     several = sample(subject, rng, (16,), features=6)
     (p,) = (x for x in several.values_by_name.values() if isinstance(x, AttentionDecoderParameters))
     (path, end), bias = _end(several), p.b_o.copy()
@@ -96,7 +96,7 @@ def sentences_of_a_batch(subject: Subject, arguments: Arguments, rng: np.random.
 
 @checks(law.GREEDY_CHOICE, governs=of(GreedyDecode))
 def greedy_choice(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compare the least that the chosen token may have with the least of every other, at every step."""
+    """Demand that no other token is more probable, beyond both budgets, at any step."""
     tokens, _ = _chosen(subject, arguments)
     if not tokens.size:
         return False
@@ -114,7 +114,7 @@ def greedy_choice(subject: Subject, arguments: Arguments, rng: np.random.Generat
 
 @checks(law.STOPS_AT_EOS)
 def stops_at_eos(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Take as the end the one that is given, and every token that was chosen before the last."""
+    """Use as end the given token, then up to three tokens that were chosen."""
     path, end = _end(arguments)
     tokens, _ = _chosen(subject, arguments)
     ended = False
@@ -132,7 +132,7 @@ def stops_at_eos(subject: Subject, arguments: Arguments, rng: np.random.Generato
 
 @checks(law.GREEDY_CHOICE)
 def first_of_equals(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Score all tokens as 0, where the last one ends a sentence and the beam has no room for it."""
+    """Score all tokens as 0: the first is chosen, though the last ends sentences."""
     path, _ = _end(arguments)
     (p,) = (x for x in arguments.values_by_name.values() if isinstance(x, AttentionDecoderParameters))
     last = len(p.b_o) - 1
@@ -150,7 +150,7 @@ def first_of_equals(subject: Subject, arguments: Arguments, rng: np.random.Gener
 
 @checks(law.BEAM_OF_ONE)
 def beam_of_one(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The backend's beam of one hypothesis, and its greedy decoding."""
+    """Compare the backend's beam of one hypothesis with its greedy decoding."""
     greedy = operation_of(GreedyDecode)
     other = None if greedy is None else subject.beside(greedy)
     if other is None:
@@ -167,7 +167,7 @@ def beam_of_one(subject: Subject, arguments: Arguments, rng: np.random.Generator
 
 @checks(law.EXHAUSTIVE_BEAM, once=True)
 def exhaustive_beam(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Score every sentence of three tokens of a vocabulary of three."""
+    """Compare an exhaustive beam with all sentences of three tokens out of three."""
     operation = subject.operation
     given = sample(subject, rng)
     for kind in (Axis.VOCABULARY, Axis.TIME):

@@ -1,4 +1,4 @@
-"""Probes: which choice a backend makes where the specification leaves one, and whether it is the declared one."""
+"""Probes of the choices that a backend makes, compared with those it declares."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -32,27 +32,27 @@ SIZES: tuple[tuple[tuple[int, ...], int, int, int], ...] = (
     ((2,), 3, 130, 8),
     ((), 2, 3, 4),
 )
-"""Batch, queries, keys and features: the kernel, and with it the choice, may depend on rank and size."""
+"""Batch, queries, keys, features: kernels, and their choices, may depend on rank and size."""
 
 NARROW_GRID = 8
-"""The most features beside a grid, and the most places on each of its sides."""
+"""Most features beside a grid, and most places on each of its sides."""
 
 FEW_ARRAYS = 12
-"""Operations of more arrays, such as layers and models, are made of others, each of which is asked at every size."""
+"""Most arrays of operations probed at every size; larger ones consist of others."""
 
 
 def _asked_once(subject: Subject) -> bool:
-    """True if short profiles have time for one call alone: operations of many arrays at other dtypes."""
+    """Return whether there is time for one call only: many arrays, not the leading dtype."""
     many = len(subject.operation.leaves) > FEW_ARRAYS
     return many and not subject.leading and not subject.effort.dear
 
 
 def samples(subject: Subject, rng: np.random.Generator) -> Iterator[Arguments]:
-    """Unmasked inputs of these sizes; of the first ones alone, where there is no time for all of them.
+    """Unmasked inputs of :data:`SIZES`, or of the first of them in short profiles.
 
     Short profiles try all sizes for operations of few arrays at the leading dtype, one for operations of many arrays at
-    other dtypes, and two otherwise. An image has as many numbers as its places, features and the places of a patch
-    multiplied: grids are narrow.
+    other dtypes, and two otherwise. Grids are narrow: an image has as many numbers as its places, features and the
+    places of a patch multiplied.
     """
     few, leading = len(subject.operation.leaves) <= FEW_ARRAYS, subject.leading
     count = len(SIZES) if subject.effort.dear or (few and leading) else 1 if _asked_once(subject) else 2
@@ -64,7 +64,7 @@ def samples(subject: Subject, rng: np.random.Generator) -> Iterator[Arguments]:
 
 
 def probes(question: str) -> Callable[[Probe], Probe]:
-    """Make a check out of a probe, which returns what it observed."""
+    """Register a probe, which returns the choices it observed, as a check of a question."""
 
     def register(probe: Probe) -> Probe:
         def check(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
@@ -102,12 +102,12 @@ def probes(question: str) -> Callable[[Probe], Probe]:
 
 @probes("fully_masked")
 def fully_masked(subject: Subject, rng: np.random.Generator) -> Seen:
-    """Rows without attendable keys, among other rows and alone, in every way to encode the mask."""
+    """Mask all keys of some rows, and of all rows, in every mask encoding."""
     seen: Seen = []
     for (i, given), keys in product(enumerate(samples(subject, rng)), subject.operation.masks):
         for way, shape in _encodings(given, keys, subject, every=i == 0 and not _asked_once(subject)):
             some = rng.random(shape) < 0.6
-            # Where all queries have the same row, those of the first element of the batch.
+            # If all queries share a row, it is masked in the first element of the batch.
             alike = len(shape) > 2 and shape[-2] == 1
             some[0 if alike else (..., 0, slice(None)) if some.ndim > 1 else ...] = False
             alone = shape == mask_shape(given, keys) and (i == 0 or subject.effort.dear or subject.leading)
@@ -118,7 +118,7 @@ def fully_masked(subject: Subject, rng: np.random.Generator) -> Seen:
                 except Violation as violation:
                     if violation.reason is not Reason.RAISED:
                         raise
-                    subject.call(given.with_mask(np.ones(shape, bool), keys))  # what raises here too is no choice
+                    subject.call(given.with_mask(np.ones(shape, bool), keys))  # raising here too is no choice
                     seen.append(Sighting("error", masked, violation.message, way))
                     continue
                 got = wide(subject.shaped(found, masked)[subject.operation.leading.path])
@@ -128,7 +128,7 @@ def fully_masked(subject: Subject, rng: np.random.Generator) -> Seen:
 
 
 def _encodings(given: Arguments, keys: str, subject: Subject, *, every: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The ways to encode a mask, each with its shape; unless every one is wanted, the full mask alone."""
+    """The mask encodings with their shapes; only the full mask unless ``every``."""
     shape, core = mask_shape(given, keys), subject.operation.masks[keys].core
     batch = shape[: len(shape) - len(core)]
     yield WAYS["full"], shape
@@ -143,13 +143,13 @@ def _encodings(given: Arguments, keys: str, subject: Subject, *, every: bool) ->
 
 
 def _classified(got: Numbers, dead: Numbers, masked: Arguments, subject: Subject) -> Sighting:
-    """The choice that rows without attendable keys show; numbers of other rows that are wrong are a violation."""
+    """The choice that rows without keys show; wrong numbers in other rows are a violation."""
     rows = got[dead]
     if (rows == 0).all() and (_plain(masked, subject)[dead] == 0).all():
         return Sighting("zero", masked)
     normative = subject.normative_oracle(masked)
     expected, budget = normative.value[dead], normative.budget[dead]
-    # What adds something to the attention, such as a layer, rounds; attention alone is exactly 0.
+    # Layers add their input to the attention and round; attention alone is exactly 0.
     zero = (rows == 0).all() if (expected == 0).all() else (np.abs(rows - expected) <= budget).all()
     if zero:
         return Sighting("zero", masked)
@@ -168,21 +168,21 @@ def _classified(got: Numbers, dead: Numbers, masked: Arguments, subject: Subject
 
 
 def _right_numbers(subject: Subject, given: Arguments, question: str) -> None:
-    """What a choice does not concern is right; where it is not, the choice cannot be told and is not to blame."""
+    """Demand right results where the choice has no effect; otherwise it cannot be determined."""
     got, oracle = subject.call(given), subject.normative_oracle(given)
     title = f"{question} cannot be told: where it is not asked, the result"
     subject.matches(got, oracle.value, oracle.budget, given, title)
 
 
 def _plain(masked: Arguments, subject: Subject) -> Numbers:
-    """The leading result of the formula, without its errors."""
+    """The leading result of the formula, without budgets."""
     found = results(masked.operation, subject.formula()(**masked.values_by_name))
     return np.asarray(next(x for leaf, x in found if leaf.path == masked.operation.leading.path))
 
 
 @probes("no_keys")
 def no_keys(subject: Subject, rng: np.random.Generator) -> Seen:
-    """Attention over no keys at all."""
+    """Call with no keys at all."""
     seen: Seen = []
     size = subject.operation.asked
     assert size is not None
@@ -211,7 +211,7 @@ def no_keys(subject: Subject, rng: np.random.Generator) -> Seen:
 
 @probes("causal_alignment")
 def causal_alignment(subject: Subject, rng: np.random.Generator) -> Seen:
-    """Pass more keys than queries, and more queries than keys, with `causal`, or with a window where it is lacking."""
+    """Pass unequal numbers of queries and keys with `causal`, or else with a window."""
     seen: Seen = []
     sizes = (((), 2, 5, 4), ((2,), 5, 3, 4), ((2, 2), 17, 40, 16))
     for batch, queries, keys, features in sizes[: 1 if _asked_once(subject) else None]:
@@ -238,7 +238,7 @@ def causal_alignment(subject: Subject, rng: np.random.Generator) -> Seen:
 
 
 def _apart(given: Arguments) -> Arguments:
-    """Arguments in which no sequence has as many queries as keys: packed ones are two, of which the last has more."""
+    """Arguments in which no packed sequence has as many queries as keys."""
     ends = {}
     for path, size in given.operation.cumulative.items():
         count = given.size(size)
@@ -247,19 +247,19 @@ def _apart(given: Arguments) -> Arguments:
 
 
 def _bounded(subject: Subject, plain: Arguments) -> Arguments | None:
-    """The arguments with a causal flag or a window, by which alignments differ; None if the backend has neither."""
+    """The arguments with the causal flag or a window; None if the backend lacks both."""
     operation, limits = subject.operation, subject.limits
     causal = CAUSAL in operation.defaults
     has_causal = causal and limits.causal and (CAUSAL not in operation.features or limits.has(CAUSAL))
     if not has_causal and operation.window is not None and limits.has(operation.window):
         return plain.replaced({operation.window: (1, 0)})
-    # A flag that the limits exclude leaves the question out when the backend is called.
+    # If the limits exclude the flag, the later call raises ``LeftOut``.
     return plain.replaced({CAUSAL: True}) if causal else None
 
 
 @probes("masked_nonfinite")
 def masked_nonfinite(subject: Subject, rng: np.random.Generator) -> Seen:
-    """Store NaN and infinities at keys that no query may attend to, and at keys that some may."""
+    """Store NaN and infinities at keys hidden from all queries, and from some."""
     seen: Seen = []
     for given, (keys, of) in product(samples(subject, rng), subject.operation.masks.items()):
         shape = mask_shape(given, keys)
@@ -279,14 +279,14 @@ def masked_nonfinite(subject: Subject, rng: np.random.Generator) -> Seen:
 
 
 def of_keys(subject: Subject, keys: str | None) -> list[Leaf]:
-    """The arrays that have a row or a column for every key along an axis."""
+    """The arrays with a row or a column for every key along an axis."""
     return [leaf for leaf in subject.operation.floats if leaf.batched and keys is not None and keys in leaf.sizes]
 
 
 def _leak(
     subject: Subject, masked: Arguments, keys: str, mask: Numbers, clean: Numbers, leaf: Leaf, poison: float,
 ) -> Sighting:  # fmt: skip
-    """Whether NaN or an infinity at the last key reaches a row that may not attend to it."""
+    """The choice that NaN or infinity at the last key shows in rows without it."""
     x = masked.array(leaf.path).copy()
     if leaf in subject.operation.rows(keys):
         x[..., -1, :] = poison
@@ -309,7 +309,7 @@ def _leak(
 
 @probes("odd_encoding")
 def odd_encoding(subject: Subject, rng: np.random.Generator) -> Seen:
-    """Encodings of odd width."""
+    """Ask for encodings of odd width."""
     seen: Seen = []
     for n, d in ((3, 5), (4, 1), (2, 7)):
         ((rows,), (columns,)) = (subject.operation.sizes_of(kind) for kind in (Axis.QUERY, Axis.FEATURE))
@@ -348,7 +348,7 @@ def rotary_pairs(subject: Subject, rng: np.random.Generator) -> Seen:
 
 
 def _matching(subject: Subject, given: Arguments, question: str) -> list[str]:
-    """The choice for which the formula gives the results; none where all choices do, a violation where none does."""
+    """The choice whose formula fits; empty if all fit, a violation if none does."""
     got, choices = subject.results(given), QUESTIONS[question].choices
     fitting = []
     for word in choices:
@@ -364,7 +364,7 @@ def _matching(subject: Subject, given: Arguments, question: str) -> list[str]:
 
 @probes("repeatability")
 def repeatability(subject: Subject, rng: np.random.Generator) -> Seen:
-    """Repeat a call several times. Equal bits do not refute a declaration of `within-budget`."""
+    """Repeat a call several times; equal bits do not refute a declared `within-budget`."""
     times = 4 if subject.effort.dear or subject.leading else 2
     for arguments in list(_repeated(subject, rng)):
         first = subject.results(arguments)

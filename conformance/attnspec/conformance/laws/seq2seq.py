@@ -23,7 +23,7 @@ from attnspec.spec.seq2seq import AttentionDecoderParameters
 
 @checks(law.CONTEXT_FIRST)
 def context_first(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The features of the context, then those of the state."""
+    """Demand the features of the context, then those of the state."""
     return joined_in_order(subject, arguments)
 
 
@@ -47,7 +47,7 @@ def tokens_of(arguments: Arguments) -> tuple[str, int]:
 
 @checks(law.EMBEDDING_ROWS)
 def embedding_rows(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """NaN in every row that no token names and no position has, and in one more."""
+    """Store NaN in every table row that is not asked for, and in one more."""
     path, table = _table(arguments)
     if subject.operation.indices:
         tokens = arguments.array(tokens_of(arguments)[0])
@@ -74,7 +74,7 @@ def vocabulary_range(subject: Subject, arguments: Arguments, rng: np.random.Gene
 
 @checks(law.LAST_STATE)
 def last_state(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compare with the state at the length, where all other states are NaN: lengths as given, of 0, and others."""
+    """Compare with the state at the length, all other states being NaN."""
     ((leaf, states),) = arguments.floats
     (path,) = arguments.operation.lengths
     t = states.shape[-2]
@@ -91,7 +91,7 @@ def last_state(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 
 @checks(law.ONE_ANNOTATION)
 def one_annotation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Keep the first annotation alone, and exchange the weights of the scores."""
+    """Keep only the first annotation, and change the weights of the scores."""
     size = subject.operation.asked
     if not arguments.keys_count or size is None or arguments.keys_count < subject.limits.length_from(1):
         return False
@@ -109,7 +109,7 @@ def one_annotation(subject: Subject, arguments: Arguments, rng: np.random.Genera
 
 @checks(law.SHARED_SOURCE)
 def shared_source(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Three states, each with a sentence of its own, and the annotations of one source: in one call, and one by one."""
+    """Compare three states that share one source's annotations with each state alone."""
     if not subject.limits.broadcasting or subject.limits.max_batch_dims < 1 or 0 in arguments.batch:
         return False
     alone = arguments.element((0,) * len(arguments.batch))

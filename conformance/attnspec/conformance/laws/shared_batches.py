@@ -1,4 +1,4 @@
-"""The check that what elements of a batch or heads share counts for each: every way to leave dimensions out."""
+"""Check of arrays that batch elements or heads share, in every way to drop dimensions."""
 
 from collections.abc import Iterator, Mapping
 
@@ -13,7 +13,7 @@ from attnspec.spec.laws import operation as law
 from attnspec.spec.laws.sizes import shares
 
 SAME = 3
-"""Elements of the batch, heads and queries: no dimension shows by its size alone that it was taken for another."""
+"""Batch elements, heads and queries: equal, so that confusing dimensions does not raise."""
 
 KEYS = 5
 
@@ -25,12 +25,12 @@ SHARED: Mapping[str, Index] = {
     "(h, …)": (0,),
     "without batch": (0, 0),
 }
-"""How an array with the batch (b, h) is cut to one with fewer dimensions, or with 1 in the place of some."""
+"""Indices that cut arrays of batch (b, h) to fewer dimensions or to size 1."""
 
 
 @checks(law.BROADCASTING, once=True, at_leading=True, governs=shares)
 def shared(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Drop batch dimensions of masks, of keys and values, of queries, and of all arrays but the masks."""
+    """Drop batch dimensions of masks, keys and values, queries, or all arrays but masks."""
     limits = subject.limits
     batch = (SAME, SAME)[: limits.max_batch_dims]
     if not limits.broadcasting or not batch:
@@ -45,7 +45,7 @@ def shared(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
 
 
 def _calls(whole: Arguments) -> Iterator[tuple[str, Arguments]]:
-    """Masks with fewer dimensions, then other arrays with fewer in calls without masks, then masks alone batched."""
+    """Calls whose masks, other arrays (unmasked), or all but the masks have fewer dimensions."""
     operation, bare = whole.operation, whole.without_masks()
     itself = operation.attends_to_itself
     masks = list(operation.masks.values())

@@ -1,7 +1,7 @@
-"""Filters along single keys: one that is left out of thousands, or should be, shows over many batch elements together.
+"""Filters that detect a single key wrongly left out, or counted, among thousands.
 
 With a weight of ε more for key j, the result moves towards its value by ε(v_j − o). The filter estimates ε/(1/m), the
-error relative to the mean of m weights: −1 where a key of that weight is missing, 1 where one counts that is masked.
+error relative to the mean of m weights: −1 where a key of that weight is missing, 1 where a masked one counts.
 """
 
 from collections.abc import Iterator
@@ -21,18 +21,18 @@ from attnspec.spec.contract.axes import Axis
 from attnspec.spec.laws import pooling as law
 
 THOUSANDS = 2049
-"""Keys among which one is not seen in any element of a narrow dtype."""
+"""Keys among which one is invisible in any single number of a 16-bit dtype."""
 
 BATCH, QUERIES, FEATURES = 256, 4, 4
-"""Sizes at which the rows of a batch element tell enough about a key together, and so many keys are affordable."""
+"""Sizes at which batch elements show enough of a key, and keys are affordable."""
 
 MOST = 2**23
-"""Numbers of an array, at most."""
+"""Most numbers of an array."""
 
 
 @checks(law.ENSEMBLE_KEYS, once=True, dear=True)
 def ensemble_keys(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """A filter along each of some keys: the first and the last ones, those at borders of tiles, and one of zeros."""
+    """Filter errors along some keys: first, last, beside tile borders, and one of zeros."""
     if not judgeable(subject):
         return False
     for words, given in _inputs(subject, arguments, rng):
@@ -46,9 +46,9 @@ def ensemble_keys(subject: Subject, arguments: Arguments, rng: np.random.Generat
 
 
 def along_key(subject: Subject, arguments: Arguments, rows: tuple[Numbers, Numbers, Numbers], what: str) -> None:
-    """The filter for one key; ``rows`` of every batch element are the error, the direction and the exact result.
+    """Filter along one key; ``rows`` are the errors, the key's differences, and exact results.
 
-    Elements count by ‖g_b‖, not by its square: fewer decide where one value is large. A gain that is wrong by 1 is a
+    Elements count by ‖g_b‖, not by its square, lest few with one large value decide. A gain that is wrong by 1 is a
     weight of −1 for a key of zeros, which has a part along other keys too.
     """
     error, away, result = rows
@@ -62,7 +62,7 @@ def along_key(subject: Subject, arguments: Arguments, rows: tuple[Numbers, Numbe
 
 
 def _inputs(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
-    """Inputs with words for them: keys of a tile and more, a tile with masked keys behind it, thousands of keys."""
+    """Described inputs: more keys than a tile, a tile before masked keys, thousands of keys."""
     given = beyond_a_tile(subject, arguments)
     keys = given.keys_count or 0
     yield f" of {keys}", given
@@ -75,7 +75,7 @@ def _inputs(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
 
 
 def _many(subject: Subject, rng: np.random.Generator) -> Arguments:
-    """Thousands of keys, fewer where vectors have to be wide; more elements where each has a single row."""
+    """Thousands of keys, fewer for wide vectors; more batch elements with one row each."""
     batch = BATCH if subject.operation.asking else BATCH * QUERIES
     widths = [subject.fitting(name, FEATURES) for name in subject.operation.sizes_of(Axis.FEATURE)]
     keys = min(THOUSANDS, MOST // (batch * max(widths, default=FEATURES)) + 1)
@@ -83,7 +83,7 @@ def _many(subject: Subject, rng: np.random.Generator) -> Arguments:
 
 
 def _singles(given: Arguments) -> Iterator[tuple[str, Arguments]]:
-    """The arguments with a single key that is attended to, in turn, with words for it."""
+    """Calls that attend to one key alone, in turn, with descriptions."""
     operation, count = given.operation, given.keys_count or 0
     asked, plain = operation.asked or "", given.without_masks()
     borders = {border + side for border in TILES if border >= 64 for side in (-1, 0)}

@@ -1,4 +1,4 @@
-"""Checks of the laws of large sizes: calls that are long in one size and narrow in all others."""
+"""Checks of the laws of large sizes: calls long in one size, narrow in others."""
 
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
@@ -25,10 +25,10 @@ from attnspec.spec.laws import sizes as law
 from attnspec.spec.laws.operation import batched
 
 MANY = ((7,), (2, 6))
-"""Batches of more elements than the corner cases have, and of more along one dimension."""
+"""Batches with more elements, or more along one dimension, than corner cases have."""
 
 CROWDS = ((65536,), (65535,), (33,))
-"""One element more than a grid of CUDA may have along its last dimensions, as many, and a few: of models the first."""
+"""65,536 exceeds CUDA's grid limit, 65,535 meets it; models try only the first."""
 
 FEATURES = (192, 256, 96, 160)
 HEAD_SIZES = (*(size for size in range(8, TILE + 8, 8) if size not in FEATURES), 100, 101, 224)
@@ -40,19 +40,19 @@ MANY_HEADS = 65
 KEYS = (65600, 32800, 8193)
 LENGTHS = (2049, 1024, 700, 513)
 BOTH = 1100
-"""Queries and keys together: more than 1,024 of both."""
+"""The number of queries and of keys: more than 1,024 each."""
 
 MASKED = (270, 290)
-"""Queries and keys under a mask: more than 8 bits count."""
+"""Queries and keys under a mask: their indices need more than 8 bits."""
 
 NARROW_WINDOW = (3, 0)
-"""A window that leaves most tiles of keys to no query of a tile."""
+"""A window that hides most tiles of keys from all queries of a tile."""
 
 STEPS = (129,)
 GRIDS = (65, 33)
 WIDEST = 512
 TABLE = 32_806
-"""Rows of a table: the last index needs more than 15 bits, and is no number of float16."""
+"""Rows of a table: the last index exceeds 15 bits and is inexact in float16."""
 
 FAR = (300, 20)
 """A window whose left end needs more than 8 bits."""
@@ -61,32 +61,32 @@ LATENT = (576, 512)
 """Features of queries and keys, and of values, in multi-head latent attention."""
 
 ROWS = 300
-"""Rows whose gradients weights add up."""
+"""Rows over which gradients of weights are summed."""
 
 WIDE_ROWS = 1100
 """Features of rows that are normalized, or added."""
 
 WIDE_LONG_DOUBLES = 128
-"""The widest vectors that weights of float64 multiply in combinations: the oracle has no BLAS there."""
+"""The widest float64 vectors in combinations with weights: the oracle has no BLAS there."""
 
 MOST = 8
-"""Calls that are wide in one size or another, of models with many sizes."""
+"""Most wide calls of models, which have many sizes."""
 
 OUTSTANDING = 16.0
-"""How many times as large a feature is that stands out. Scores of thousands round visibly, and kernels that compute
-weights again for their gradients may round them otherwise."""
+"""Factor of the outlying feature: beyond it, scores of thousands round visibly, and
+kernels that compute weights again for their gradients may round them otherwise."""
 
 FEW = 4
-"""Rows of a combination that are judged."""
+"""Rows judged per combination."""
 
 WORK = 2.0**21
 """The most multiply-adds of a call."""
 
 WORK_OF_TABLES = 2.0**23
-"""Such sizes of tables, by which few rows are multiplied."""
+"""Most multiply-adds of calls with large tables, by which few rows are multiplied."""
 
 WORK_OF_BOTH = 2.0**24
-"""The same where queries and keys are many, and few rows are judged."""
+"""Most multiply-adds of calls with many queries and keys, of few judged rows."""
 
 Sizes = Mapping[str, int]
 
@@ -95,16 +95,16 @@ NUMBERS: Mapping[str, Callable[[Subject, Arguments, np.random.Generator], Argume
     "outlier": lambda subject, given, rng: outlier(subject, given, rng, OUTSTANDING),
     "opposed": opposed,
 }
-"""The numbers of a combination."""
+"""Functions that set the numbers of a combination."""
 
 
 def _narrow(
     subject: Subject, rng: np.random.Generator, sizes: Sizes, batch: tuple[int, ...] = (), work: float = WORK
 ) -> Arguments | None:
-    """A call with these sizes, all others being small; None if the limits or the bound on work do not allow them.
+    """A call of these sizes, others small; None outside limits or the work bound.
 
     In the layers of a model positions attend to each other. The largest batches are not masked: tens of thousands of
-    rows with one key each are judged elsewhere, by fewer.
+    rows with one key each are judged elsewhere, in smaller batches.
     """
     wanted = {name: subject.fitting(name, size) for name, size in sizes.items()}
     if len(batch) > subject.limits.max_batch_dims or any(wanted[name] < size for name, size in sizes.items()):
@@ -123,7 +123,7 @@ def _narrow(
 
 
 def _all(given: Arguments, path: str, size: str) -> Numbers | None:
-    """Lengths that leave nothing out."""
+    """Full lengths, which leave nothing out."""
     lengths = given[path]
     return None if lengths is None else np.full_like(lengths, given.size(size))
 
@@ -146,20 +146,20 @@ def _shown(sizes: Sizes) -> str:
 
 @checks(law.FEATURES, once=True, at_leading=True, governs=law.has_features)
 def features(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The two sizes of queries and values together at every level, any other at one level; long rows, and tables."""
+    """Try feature sizes: queries and values at every level, others at one; rows; tables."""
     calls = [*_featured(subject, rng, FEATURES), *_rows(subject, rng), *_tables(subject, rng)]
     return _tried(subject, iter(calls), rng)
 
 
 def _rows(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments | None]]:
-    """Wide rows of operations that have one size of vectors, and neither keys nor steps nor layers."""
+    """Wide rows, for operations with one vector size and no keys, steps or layers."""
     operation, names = subject.operation, _wide(subject)
     if len(names) == 1 and not (operation.asked or operation.counts or operation.lengths):
         yield _shown({names[0]: WIDE_ROWS}), _narrow(subject, rng, {names[0]: WIDE_ROWS})
 
 
 def _tables(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments | None]]:
-    """Tables and vocabularies of many rows, the last of which is asked for by one query, with few features."""
+    """Large tables and vocabularies with few features, whose last row one query reads."""
     operation = subject.operation
     narrow = dict.fromkeys(_wide(subject), 4) | dict.fromkeys([operation.asking] if operation.asking else [], 1)
     names = dict.fromkeys((*tables(operation), *operation.sizes_of(Axis.VOCABULARY)))
@@ -171,7 +171,7 @@ def _tables(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, A
 
 
 def _last_rows(given: Arguments) -> dict[str, Numbers]:
-    """Indices of which the last is the greatest, by path."""
+    """Indices by path, the last of which is the greatest."""
     bounds = {path: schematic(size) for path, size in given.operation.indices.items() if path in given.arrays}
     found = {path: np.array(given[path]) for path in bounds}
     for path, x in found.items():
@@ -197,7 +197,7 @@ def _featured(
 
 @checks(law.FEATURES, once=True, at_leading=True, governs=law.heads_compare)
 def head_sizes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Three queries and three keys without a mask, so that every feature counts in every row."""
+    """Try head sizes with few unmasked queries and keys, so that every feature counts."""
     names = long_sizes(subject.operation)[-1]
     wanted = [dict.fromkeys(names, size) for size in HEAD_SIZES]
     wanted += [dict(zip(names, pair, strict=True)) for pair in UNEQUAL if len(pair) == len(names)]
@@ -208,7 +208,7 @@ def head_sizes(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 
 @checks(law.FEATURES, once=True, at_leading=True, governs=law.in_heads)
 def heads(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Some numbers of heads; where there is time, more than 64, also beside a batch. In the layers of a model one."""
+    """Try several numbers of heads, one in models; long profiles add 65, also batched."""
     names = subject.operation.sizes_of(Axis.HEAD)
     in_model = any("." in name for name in names)
     counts: list[tuple[int, tuple[int, ...]]] = [(count, ()) for count in (HEADS[-1:] if in_model else HEADS)]
@@ -220,13 +220,13 @@ def heads(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
 
 @checks(law.FEATURES, once=True, at_leading=True, governs=law.masked_by_query)
 def long_masks(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """A random mask, in which no column repeats the one 256 earlier; and what leaves whole tiles without weight."""
+    """Try a mask whose columns differ from those 256 earlier, and tiles without weight."""
     operation = subject.operation
     sizes = {operation.asking or "": MASKED[0]} | {operation.asked or "": MASKED[1]}
     given = _narrow(subject, rng, sizes)
     if given is None or given.mask is None:
         return False
-    # Biases that follow positions would force judging every row.
+    # Biases that depend on positions would force judging every row.
     placed = {path: operation.defaults[path] for path in operation.ordered if path not in bounds(operation)}
     given = given.replaced(placed)
     calls = [(f"{_shown(sizes)}, masked", given)]
@@ -242,7 +242,7 @@ def long_masks(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 
 @checks(law.FEATURES, once=True, at_leading=True, governs=batched)
 def batches(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Batches of seven elements, and of six along the second dimension."""
+    """Try batches of seven elements, and of six along the second dimension."""
     calls = ((f"a batch of {batch}", _narrow(subject, rng, {}, batch)) for batch in MANY)
     return _tried(subject, calls, rng)
 
@@ -253,7 +253,7 @@ MORE_THAN_FLOAT16 = 70_000
 
 @checks(law.FEATURES, once=True, governs=law.counts_keys)
 def many_keys(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Ones at more keys than float16 can count."""
+    """Pass ones at more keys than float16 can count."""
     if subject.dtype not in NARROW:
         return False
     given = sample(subject, rng, queries=1, keys=MORE_THAN_FLOAT16, features=1)
@@ -266,7 +266,7 @@ def many_keys(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
 
 @checks(law.BEYOND, once=True, dear=True)
 def beyond(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Every length, at the leading dtype after a call with other numbers; the widest vectors, and large batches."""
+    """Try long lengths (at the leading dtype after another call), widest vectors, large batches."""
     long = [*_lengths(subject, rng), *_crowded(subject, rng), *_both(subject, rng)]
     others = _after_others(subject, rng, long) if subject.leading else long
     calls = [*others, *_featured(subject, rng, (WIDEST,)), *_latent(subject, rng)]
@@ -278,13 +278,13 @@ def beyond(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
 
 
 def _in_order(subject: Subject, given: Arguments | None) -> Arguments | None:
-    """A call of that size, causal where the batch is odd."""
+    """The call, causal if its number of batch elements is odd."""
     causal = given is not None and causal_in(subject) and prod(given.batch) % 2
     return given.under_causal() if given is not None and causal else given
 
 
 def _latent(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments | None]]:
-    """Wide rows for queries and keys, and others for values, without a mask."""
+    """The widths of multi-head latent attention, without a mask."""
     names = long_sizes(subject.operation)[-1] if law.compares(subject.operation) else ()
     if len(names) == len(LATENT) and all(subject.operation.axis(name) & Axis.FEATURE for name in names):
         sizes = dict(zip(names, LATENT, strict=True))
@@ -295,7 +295,7 @@ def _latent(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, A
 def _after_others(
     subject: Subject, rng: np.random.Generator, calls: list[tuple[str, Arguments | None]]
 ) -> Iterator[tuple[str, Arguments | None]]:
-    """The same calls, each made after one of its shapes with other numbers, of which nothing may be left."""
+    """The calls, each after a call of its shapes whose numbers must leave no trace."""
     for what, given in calls:
         other = None if given is None else normal_like(subject, given, rng)
         if other is not None:
@@ -304,7 +304,7 @@ def _after_others(
 
 
 def _lengths(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments | None]]:
-    """For each size that counts positions, the greatest length that the bound on work allows."""
+    """For each size of positions, the greatest length that the bound on work allows."""
     operation = subject.operation
     counted = {
         name: STEPS if stepwise(name, operation) else GRIDS if operation.axis(name) & Axis.GRID else LENGTHS
@@ -323,7 +323,7 @@ def _lengths(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, 
 def _longest(
     subject: Subject, rng: np.random.Generator, name: str, levels: tuple[int, ...]
 ) -> Iterator[tuple[str, Arguments]]:
-    """A call with the first of these levels of a size that the bound on work allows, if it allows any."""
+    """The call at the first of these levels that the bound on work allows."""
     for size in levels:
         given = _narrow(subject, rng, {name: size})
         if given is not None:
@@ -332,9 +332,9 @@ def _longest(
 
 
 def _crowded(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
-    """More keys than 16 or 15 bits count at the leading dtype, for few queries.
+    """Few queries and, at the leading dtype, more keys than 16 or 15 bits count.
 
-    Positions that attend to each other are too many pairs.
+    Not in self-attention, where so many positions would be too many pairs.
     """
     operation = subject.operation
     if operation.asking and operation.asked and not operation.attends_to_itself:
@@ -342,7 +342,7 @@ def _crowded(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, 
 
 
 def _both(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
-    """Many queries beside as many keys, at the leading dtype, without a mask and under a causal one."""
+    """Many queries and keys at the leading dtype: unmasked, causal, and in a window."""
     operation = subject.operation
     if not (subject.leading and operation.asking and operation.asked) or operation.attends_to_itself:
         return
@@ -350,7 +350,7 @@ def _both(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arg
     given = _narrow(subject, rng, both, work=WORK_OF_BOTH)
     if given is None:
         return
-    # Biases that follow positions would have all rows judged.
+    # Biases that depend on positions would force judging every row.
     placed_by = [path for path in operation.ordered if path not in bounds(operation)]
     given = given.without_masks().replaced({path: operation.defaults[path] for path in placed_by})
     yield _shown(both), given
@@ -362,7 +362,7 @@ def _both(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arg
 
 @checks(law.GRADIENTS, once=True, dear=True)
 def gradients(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """A length, the sizes of queries and values, and a batch."""
+    """Compare gradients of long calls, of wide queries and values, and of batches."""
     if not subject.leading:
         return False
     calls = [
@@ -385,7 +385,7 @@ def gradients(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
 
 @checks(law.TOGETHER, once=True, dear=True)
 def together(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Some rows of every combination, after a contiguous call of the same shapes."""
+    """Judge some rows of every combination, after a contiguous call of the same shapes."""
     tried = False
     for what, given, inputs in _combined(subject, rng):
         subject.outcome(subject.converted(given))
@@ -396,7 +396,7 @@ def together(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
 
 @checks(law.GRADIENTS, once=True, dear=True, governs=law.attends)
 def gradients_together(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Cotangents of some rows, those of all others being 0."""
+    """Compare gradients for cotangents of some rows, all others being 0."""
     operation, asking = subject.operation, subject.operation.asking or ""
     tried = False
     for what, given, inputs in _combined(subject, rng):
@@ -419,7 +419,7 @@ def gradients_together(subject: Subject, arguments: Arguments, rng: np.random.Ge
 
 
 def _among(chosen: Numbers, count: int) -> Change:
-    """A change that puts rows in their places among so many, the others being 0."""
+    """A change that puts rows at ``chosen`` places among ``count``, zeros elsewhere."""
 
     def change(x: Numbers, axis: int) -> Numbers:
         full: Numbers = np.zeros((*x.shape[:axis], count, *x.shape[axis + 1 :]), x.dtype)
@@ -430,7 +430,7 @@ def _among(chosen: Numbers, count: int) -> Change:
 
 
 def _combined(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments, dict[str, Any]]]:
-    """The calls of all combinations: what they are, their arguments, and these as arrays of the backend."""
+    """The calls of all combinations: descriptions, arguments, and these as backend arrays."""
     operation = subject.operation
     batch = BATCH[: subject.limits.max_batch_dims]
     together = operation.sizes_of(Axis.FEATURE)[-2:]

@@ -1,8 +1,8 @@
-"""Spreads of errors over ensembles: all within their budgets, and together larger than roundings, or of one sign.
+"""Checks of the spread and mean of errors, which single budgets do not bound.
 
-σ is at least the standard deviation of what roundings leave in an element. So a batch element has t_b, the mean of
-(error/σ)² over its numbers, with an expectation of at most 1, and those of different elements are independent, whatever
-they are within one: their mean exceeds 1 by no more than 8 of its standard errors, which the t_b tell themselves.
+σ is at least the standard deviation of the roundings in an element. So t_b, the mean of (error/σ)² over the numbers of
+a batch element, has an expectation of at most 1. Different elements err independently, whatever errors are within one:
+their mean exceeds 1 by no more than 8 of its standard errors, which are estimated from the t_b.
 """
 
 import numpy as np
@@ -32,30 +32,30 @@ FEW, MANY = 512, 1024
 """Batch elements with more keys than a tile has, and with few keys."""
 
 BEYOND = TILE + 5
-"""Keys of a tile and of the beginning of another."""
+"""Keys: a tile and the beginning of another."""
 
 
 QUERIES = 2 * TILE + 5
-"""Queries of several tiles, whose parts of the gradients of keys and values are added up."""
+"""Several tiles of queries, whose parts of the gradients of keys and values are summed."""
 
 MOST = 9.0
-"""What a batch element counts at most, (error/σ)²."""
+"""Cap on (error/σ)² of a batch element."""
 
 
 def beyond_a_tile(subject: Subject, arguments: Arguments) -> Arguments:
-    """Batch elements with more keys than a tile; in self-attention, where these are also queries, as few as will do."""
+    """Batch elements with more keys than a tile; in self-attention the fewest that suffice."""
     count = LEAST_ITSELF if subject.operation.attends_to_itself else FEW
     return shared(arguments, "beyond a tile", lambda rng: batches(subject, rng, count, keys=BEYOND))
 
 
 def _spread(subject: Subject, arguments: Arguments) -> tuple[tuple[str, Arguments], ...]:
-    """Batch elements with few keys, and with more than a tile, with words for them."""
+    """Described batch elements: with few keys, and with more than a tile."""
     many = shared(arguments, "many elements", lambda rng: batches(subject, rng, MANY))
     return ("", many), (f" with {BEYOND} keys", beyond_a_tile(subject, arguments))
 
 
 def relative_errors(subject: Subject, arguments: Arguments) -> Numbers:
-    """Errors over their standard deviations, (elements, numbers of each); 0 where that is not known."""
+    """Errors over their standard deviations, (elements, numbers of each); 0 where unknown."""
     oracle = subject.oracle(arguments)
     error, sigma = by_element(subject.call(arguments)) - by_element(oracle.value), by_element(oracle.sigma)
     return np.where(sigma < UNKNOWN / 2, error / sigma, 0.0).astype(np.float64)
@@ -63,7 +63,7 @@ def relative_errors(subject: Subject, arguments: Arguments) -> Numbers:
 
 @checks(law.ENSEMBLE_SPREAD, once=True, dear=True)
 def ensemble_spread(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The root mean square of error/σ, with few keys and with more than a tile."""
+    """Bound the root mean square of error/σ, for few keys and more than a tile."""
     if not judgeable(subject):
         return False
     for words, given in _spread(subject, arguments):
@@ -72,10 +72,10 @@ def ensemble_spread(subject: Subject, arguments: Arguments, rng: np.random.Gener
 
 
 def no_wider(subject: Subject, arguments: Arguments, errors: Numbers, what: str, most: float = np.inf) -> None:
-    """Demand that errors over their standard deviations, (elements, numbers of each), are together not more than 1.
+    """Demand a root mean square of at most 1 for errors over their standard deviations.
 
-    An element counts no more than ``most``, which can only make its expectation smaller: where all are far too large,
-    the limit is not raised by some that are larger still.
+    ``errors`` has the shape (elements, numbers of each). An element counts no more than ``most``, which only lowers its
+    expectation: where all are far too large, even larger ones do not raise the limit.
     """
     squares = np.minimum((errors**2).mean(-1), most).astype(np.float64)
     limit = float(np.sqrt(1 + WIDTH * squares.std() / np.sqrt(len(squares))))
@@ -93,10 +93,10 @@ def no_wider(subject: Subject, arguments: Arguments, errors: Numbers, what: str,
 
 @checks(training.GRADIENT_SPREAD, once=True, dear=True)
 def gradient_spread(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The root mean square of error/σ of every gradient that a batch element has of its own, and that along itself.
+    """Bound the root mean square of error/σ of every batched gradient, and along itself.
 
-    The calls have one query and more keys than a tile, then as many queries and few keys. Only dtypes of 16 bits are
-    judged: in others, what is kept in fewer bits is out of the budgets of single elements.
+    The calls have one query and more keys than a tile, then more queries than a tile and few keys. Only 16-bit dtypes
+    are judged: in others, storage in fewer bits exceeds the budgets of single elements.
     """
     if not judgeable(subject) or subject.dtype not in NARROW:
         return False
@@ -121,7 +121,7 @@ def gradient_spread(subject: Subject, arguments: Arguments, rng: np.random.Gener
 
 
 def _over(error: Numbers, sigma: Numbers) -> Numbers:
-    """Errors over their standard deviations; 0 where there are none."""
+    """Errors over their standard deviations; 0 where the deviation is 0."""
     return np.divide(error, sigma, out=np.zeros_like(error), where=sigma > 0)
 
 
@@ -132,10 +132,10 @@ def _many_queries(subject: Subject, rng: np.random.Generator) -> Arguments:
 
 @checks(law.ENSEMBLE_SPREAD, once=True, dear=True)
 def ensemble_mean(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The mean of error/σ, in every feature and in all of them.
+    """Bound the mean of error/σ, in every feature and in all of them.
 
-    The inputs are as probable as their negatives, which a format rounds to the negatives of their roundings: the mean
-    has both signs alike where the formula is odd, and no bias of a class is allowed for.
+    The inputs are as probable as their negatives, which a format rounds to negated roundings. So the mean has both
+    signs alike if the formula is odd, and no bias of a class is allowed for.
     """
     if not judgeable(subject):
         return False
@@ -164,7 +164,7 @@ def ensemble_mean(subject: Subject, arguments: Arguments, rng: np.random.Generat
 
 
 def _odd(subject: Subject, arguments: Arguments) -> bool:
-    """Whether the negatives of values, or of all that a batch has of its own, have the negative result."""
+    """Return whether negating values, or else all batched inputs, negates the result."""
     first = arguments.element((0,))
     linear = [leaf.path for leaf in subject.operation.attended if leaf.path in subject.operation.linear]
     negated = linear or [leaf.path for leaf, _ in first.batched if leaf in [x for x, _ in first.floats]]

@@ -1,4 +1,4 @@
-"""Checks of the laws of where arrays lie in memory, and of what is kept from one call to the next."""
+"""Checks of memory layouts, and of state kept from one call to the next."""
 
 from collections.abc import Iterator, Sequence
 from itertools import cycle
@@ -37,10 +37,10 @@ from attnspec.spec.laws import operation
 from attnspec.spec.laws import storage as law
 
 FEW = 8
-"""Arrays of a call that are tried one at a time, of models with many weights."""
+"""Most arrays tried one at a time, in models with many weights."""
 
 STEP = 5
-"""Coprime to the number of layouts, so that each array of a call has a layout of its own."""
+"""Coprime to the number of layouts, so that all arrays have different layouts."""
 
 BATCH = (2, 3)
 
@@ -48,21 +48,21 @@ WIDE = 16
 """Positions and features that fill vectors of a kernel."""
 
 WIDE_LAYOUTS: tuple[Layout, ...] = (every_second, last_exchanged, packed, packed_heads, padded_rows)
-"""Ways that kernels have other paths for where vectors are wide."""
+"""Layouts for which kernels have other paths if vectors are wide."""
 
 VISIBLE = 2.0**-5
 """A difference, relative to the largest element, that no rounding explains at these sizes."""
 
 
 def comparable(results: Results) -> Results:
-    """Booleans as they are, and numbers in double precision."""
+    """Results with numbers in double precision, and booleans unchanged."""
     return {path: x if x.dtype == bool else wide(x) for path, x in results.items()}
 
 
 def alike(subject: Subject, inputs: dict[str, Any], arguments: Arguments, what: str) -> None:
-    """A call with these arrays of the backend gives what one with new arrays does.
+    """Demand that a call with these backend arrays equals one with new arrays.
 
-    Both may differ by twice the budget, which is asked for only where bits differ.
+    Both may differ by twice the budget, which is computed only where bits differ.
     """
     got, expected = subject.outcome(inputs), subject.results(arguments)
     if isinstance(got, Raised):
@@ -73,7 +73,7 @@ def alike(subject: Subject, inputs: dict[str, Any], arguments: Arguments, what: 
 
 
 def laid_out(subject: Subject, arguments: Arguments, ways: Sequence[Layout]) -> bool:
-    """Call with every array laid out in its way, in turn, contiguous where it cannot be; False if none can."""
+    """Call with arrays in layouts from ``ways`` in turn; False if none is possible."""
     demand_layouts(subject.limits)
     turns = cycle(ways)
     found: list[Layout] = []
@@ -99,16 +99,16 @@ def laid_out(subject: Subject, arguments: Arguments, ways: Sequence[Layout]) -> 
 
 
 def _sample(subject: Subject, rng: np.random.Generator) -> Arguments:
-    """A small call with masks, all optional arrays and, where there may be batches, two dimensions of them."""
+    """A small call with masks, all optional arrays and up to two batch dimensions."""
     batch = BATCH[: subject.limits.max_batch_dims]
     return sample(subject, rng, batch, queries=5, keys=7, heads=2, features=4, whole=True)
 
 
 @checks(law.LAYOUTS, once=True)
 def layouts(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Lay all arrays out in each way at the leading dtype, each in a way of its own, and repeat rows with stride 0.
+    """Call with all arrays in one layout, each in another, and with stride 0.
 
-    A framework that negates arrays when they are read gets such arrays, too.
+    One layout for all is tried at the leading dtype only, lazy negation included.
 
     In the end the arrays are contiguous again, with the shapes of all calls before.
     """
@@ -128,7 +128,7 @@ def layouts(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
 
 
 def _repeats(subject: Subject, given: Arguments, axis: int) -> bool:
-    """Call with arrays that are the same along an axis, which has stride 0."""
+    """Call with arrays that are equal along an axis, which has stride 0."""
 
     def place(x: Numbers) -> int:
         return axis if -x.ndim <= axis < x.ndim else -1
@@ -152,7 +152,7 @@ def _repeats(subject: Subject, given: Arguments, axis: int) -> bool:
 
 @checks(law.LAYOUTS, once=True, at_leading=True, governs=law.attends)
 def wide_layouts(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Lay all arrays out in each of some ways, and repeat keys and values for all heads."""
+    """Call with wide arrays in some layouts, and with keys and values shared by heads."""
     batch = BATCH[: subject.limits.max_batch_dims]
     given = sample(subject, rng, batch, queries=WIDE, keys=WIDE, heads=2, features=WIDE, whole=True)
     tried = [laid_out(subject, given, (way,)) for way in WIDE_LAYOUTS]
@@ -163,7 +163,7 @@ def wide_layouts(subject: Subject, arguments: Arguments, rng: np.random.Generato
 
 
 def _one_mask(subject: Subject, rng: np.random.Generator, batch: tuple[int, ...]) -> bool:
-    """A mask of each element of the batch, with stride 0 along the heads."""
+    """Call with a mask per batch element, with stride 0 along the heads."""
     if not masks_of(subject) or len(batch) < len(BATCH):
         return False
     given = sample(subject, rng, batch, queries=4, keys=2 * WIDE + 1, heads=2)
@@ -184,7 +184,7 @@ def _one_mask(subject: Subject, rng: np.random.Generator, batch: tuple[int, ...]
 
 @checks(law.LAYOUTS, once=True, dear=True)
 def distance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Put one array at a time into a space that is never touched but where the array is, along its first axes."""
+    """Spread one array at a time over untouched memory, with offsets beyond 31 bits."""
     demand_layouts(subject.limits)
     given = _sample(subject, rng)
     tried = False
@@ -200,7 +200,7 @@ def distance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
 
 
 def _far(subject: Subject, given: Arguments, path: str, axis: int) -> tuple[dict[str, Any], bool]:
-    """The arguments with one array in distant places, and whether that was possible."""
+    """The arguments with one array spread out, and whether that was possible."""
     found = False
 
     def placed(at: str, x: Any) -> Any:
@@ -221,10 +221,10 @@ def _some(given: Arguments, rng: np.random.Generator) -> Iterator[tuple[str, Num
 
 @checks(operation.NO_MEMORY, once=True, at_leading=True, governs=operation.takes_arrays)
 def rewritten_inputs(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Write other numbers into one array after another, and compare with the same call on new arrays.
+    """Overwrite one input array after another; compare with calls on new arrays.
 
-    New arrays do not tell what is looked up by numbers: where the formula says something visibly different, the oracle
-    decides. In the end every array is another one, in memory that the ones before have left.
+    A cache keyed by numbers would be wrong for new arrays too: where results are visibly off the formula, the oracle
+    decides. In the end every array is another one, in memory that earlier ones have left.
     """
     given, other = _sample(subject, rng), _sample(subject, rng)
     kept: dict[str, Any] = {}
@@ -254,7 +254,7 @@ def rewritten_inputs(subject: Subject, arguments: Arguments, rng: np.random.Gene
 
 
 def _writes(subject: Subject, moved: Any, other: Arguments, path: str) -> bool:
-    """Whether arrays of the backend can be written to."""
+    """Return whether arrays of the backend can be written to."""
     try:
         _put(subject, moved, other.array(path))
     except (RuntimeError, *CANNOT):
@@ -267,7 +267,7 @@ def _put(subject: Subject, moved: Any, x: Numbers) -> None:
 
 
 def _visibly_off(subject: Subject, now: Arguments) -> bool:
-    """Whether a result is far from the formula, in double precision and without budgets, which take longer."""
+    """Return whether a result is visibly off the formula, without budgets, which are slow."""
     values = mapped(now.values_by_name, lambda _, x: wide(x) if is_real(x) else x)
     with np.errstate(all="ignore"):
         formula = {leaf.path: x for leaf, x in results(subject.operation, subject.formula()(**values))}
@@ -278,7 +278,7 @@ def _visibly_off(subject: Subject, now: Arguments) -> bool:
 
 @checks(operation.NO_MEMORY, once=True, at_leading=True, governs=lambda operation: bool(operation.floats))
 def other_dtype(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Call in this dtype, in the next one that the backend has, and in this one again."""
+    """Call in this dtype, in the backend's next dtype, and in this one again."""
     dtypes = subject.contract.limits.dtypes_for(subject.operation.name)
     if len(dtypes) < 2 or subject.dtype not in dtypes:
         return False

@@ -1,4 +1,4 @@
-"""Checks of the laws of the training path: results while gradients are recorded, and their gradients."""
+"""Checks of results recorded for gradients, and of their gradients."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, cast
@@ -16,16 +16,16 @@ from attnspec.conformance.laws.lessons import MANY_KEYS, RESTRICTED, Lesson, les
 from attnspec.spec.laws import training as law
 
 MANY_ROWS, TIMES = 67, 2
-"""Queries and keys that several threads share, and how often their gradients are computed again."""
+"""Queries and keys, enough for several threads, and repetitions of their gradients."""
 
 ALL_AT_MOST, SOME = 3, 2
-"""Arguments of which every subset is tried; of more, some alone and all but some."""
+"""Most arguments of which all subsets are tried; how many of more are alone or omitted."""
 
 
 def _subsets(lesson: Lesson, words: str, rng: np.random.Generator) -> list[tuple[str, ...]]:
-    """Every subset that is not empty; of many paths all, some alone, and all but some.
+    """Subsets of arguments to record: all non-empty ones, or a selection of many.
 
-    Of many paths of a call under a mask, those that have a batch are tried alone, and of one with many keys only all.
+    Of many: all, some alone, and all but one; under a mask all, and each batched one; with many keys only all.
     """
     paths = list(lesson.expected)
     if words == MANY_KEYS:
@@ -49,7 +49,7 @@ class Record(NamedTuple):
 def recorded_call(
     subject: Subject, given: Arguments, wanted: Collection[str], inputs: Mapping[str, Any] | None = None
 ) -> Record:
-    """A call, recorded for these arguments; ``inputs`` are the arguments as arrays of the backend."""
+    """A call recorded for ``wanted`` arguments; ``inputs`` are the arguments as backend arrays."""
     inputs = subject.converted(given) if inputs is None else inputs
     found = call_safely(lambda: Record(*subject.backend.pullback(subject.operation.name, inputs, wanted)))
     if isinstance(found, Raised):
@@ -60,18 +60,18 @@ def recorded_call(
 def backward(
     subject: Subject, record: Record, given: Arguments, cotangents: Results, wanted: Collection[str]
 ) -> Results:
-    """The gradients that a record gives; what it raises is a violation."""
+    """The gradients that a record gives; an exception is a violation."""
     cotangent = subject.like_result(cotangents, given)
     return subject.gradients_of(lambda: record.backward(cotangent), given, wanted)
 
 
 def learning(subject: Subject, arguments: Arguments) -> list[tuple[str, Lesson]]:
-    """The shared calls, if the backend can record."""
+    """The lessons with descriptions, if the backend can record."""
     return list(lessons_of(subject, arguments)) if getattr(subject.backend, "pullback", None) else []
 
 
 class _Trial(NamedTuple):
-    """A call that was recorded for some arguments: its results before and after the backward pass, and gradients."""
+    """A recorded call: its arguments, results before and after the backward pass, and gradients."""
 
     wanted: tuple[str, ...]
     before: Results
@@ -80,7 +80,7 @@ class _Trial(NamedTuple):
 
 
 def _trials(subject: Subject, arguments: Arguments) -> list[tuple[str, Lesson, _Trial]]:
-    """Shared calls that were recorded for subsets of arguments, with words for them."""
+    """The lessons, recorded for subsets of arguments, with descriptions."""
 
     def trials() -> list[tuple[str, Lesson, _Trial]]:
         rng = rng_of(arguments)
@@ -102,7 +102,7 @@ def _trial(subject: Subject, lesson: Lesson, wanted: tuple[str, ...]) -> _Trial:
 
 @checks(law.RECORDED, once=True, at_leading=True)
 def recorded(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Record calls for some of their arguments; compare the results before and after a backward pass."""
+    """Compare recorded results with the oracle, before and after a backward pass."""
     trials = _trials(subject, arguments)
     for words, lesson, trial in trials:
         given = lesson.arguments
@@ -115,7 +115,7 @@ def recorded(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
 
 @checks(law.RECORDED, once=True, at_leading=True)
 def subsets(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Record calls for some of their arguments; compare the gradients."""
+    """Compare the gradients of calls recorded for some of their arguments."""
     trials = _trials(subject, arguments)
     for words, lesson, trial in trials:
         what = f"{words}recorded for {', '.join(trial.wanted)},"
@@ -125,7 +125,7 @@ def subsets(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
 
 @checks(law.NO_MEMORY, once=True, at_leading=True)
 def second_backward(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Go back twice, with half the cotangent in between."""
+    """Make three backward passes from one record, the second with half the cotangent."""
     lessons = learning(subject, arguments)
     for words, lesson in lessons:
         given, wanted = lesson.arguments, tuple(lesson.expected)
@@ -140,7 +140,7 @@ def second_backward(subject: Subject, arguments: Arguments, rng: np.random.Gener
 
 @checks(law.NO_MEMORY, once=True, at_leading=True)
 def repeatable(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Go back several times from a call of several tiles of queries and keys; the oracle is not asked."""
+    """Repeat a backward pass over several tiles of queries and keys; compare bits."""
     if subject.within_budget:
         return False
     long = not subject.operation.counts or subject.effort.dear

@@ -41,10 +41,10 @@ from attnspec.spec.transformer import (
 )
 
 GREAT = 2.0**13
-"""The spread of rows whose variance exceeds 65,504."""
+"""Spread of rows whose variance exceeds float16's largest number, 65,504."""
 
 OFFSETS = {"float64": 1024.0, "float32": 1024.0, "float16": 256.0, "bfloat16": 32.0}
-"""Numbers to which multiples of ¼ up to 4 can be added exactly, by dtype."""
+"""Offsets, by dtype, to which multiples of ¼ up to 4 add exactly."""
 
 Layer: TypeAlias = EncoderLayerParameters[np.ndarray] | DecoderLayerParameters[np.ndarray]
 
@@ -68,7 +68,7 @@ def _rows(arguments: Arguments) -> tuple[str, np.ndarray]:
 
 
 def _with_norm(arguments: Arguments, *, default: bool) -> Arguments:
-    """A copy with the norm that is the default, or with the other one."""
+    """A copy with the default norm, or with the other one."""
     (option,) = arguments.operation.options
     usual = arguments.operation.defaults[option.path]
     (choice,) = (c for c in option.choices if (c == usual) is default)
@@ -94,7 +94,7 @@ def zero_sublayers(subject: Subject, arguments: Arguments, rng: np.random.Genera
 
 @checks(law.NORMALIZED)
 def normalized(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The mean and the mean square of every row; for layer normalization in float16 also where squares exceed it."""
+    """Check mean and mean square of every row, in float16 also for overflowing squares."""
     alone = subject.operation.protocol is LayerNorm
     norm = record(arguments, LayerNormParameters) if alone else _layer(arguments).feed_forward_norm
     given = filled(arguments, [(norm.gain, 1), (norm.bias, 0)])
@@ -102,7 +102,7 @@ def normalized(subject: Subject, arguments: Arguments, rng: np.random.Generator)
         return _have_moments(subject, _with_norm(given, default=True), None)
     path, x = _rows(given)
     judged = _have_moments(subject, given, wide(x).var(-1))
-    # What is not stored in float16 is computed in float32, where these squares do not overflow.
+    # If intermediates are not stored in float16, they are float32, where these squares do not overflow.
     if judged and subject.dtype == "float16" and not subject.precision.stored:
         great = subject.exact(GREAT * rng.standard_normal(x.shape))
         _have_moments(subject, given.replaced({path: great}), wide(great).var(-1))
@@ -110,7 +110,7 @@ def normalized(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 
 
 def _have_moments(subject: Subject, given: Arguments, variance: Numbers | None) -> bool:
-    """The rows that have numbers: without attendable keys they may have none. Inside of a layer, v is not known."""
+    """Check the moments of finite rows; ``variance`` is None inside of a layer."""
     oracle = subject.oracle(given)
     live = np.isfinite(oracle.value).all(-1)
     got, budget = wide(subject.call(given))[live], oracle.budget[live]
@@ -129,7 +129,7 @@ def _have_moments(subject: Subject, given: Arguments, variance: Numbers | None) 
 
 @checks(law.POSITION_WISE)
 def position_wise(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compare one position alone with the sequence, with w_v = 0, so that attention adds nothing."""
+    """Compare one position alone with the sequence, where w_v = 0 disables attention."""
     size, n = subject.operation.asked, arguments.queries or 0
     if n < 2 or size is None or subject.limits.multiple_of > 1:
         return False
@@ -145,7 +145,7 @@ def position_wise(subject: Subject, arguments: Arguments, rng: np.random.Generat
 
 @checks(law.LAYER_NORM_SHIFT)
 def layer_norm_shift(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Multiples of ¼ up to 4, and the same with as much added as leaves them exact: means of 32 to 1,024 spreads."""
+    """Compare multiples of ¼ with the same plus an offset that keeps them exact."""
     path, x = _rows(arguments)
     plain = arguments.replaced({path: subject.exact(coarse(x))})
     shifted = arguments.replaced({path: subject.exact(coarse(x) + OFFSETS[subject.dtype])})
@@ -163,7 +163,7 @@ def layer_norm_shift(subject: Subject, arguments: Arguments, rng: np.random.Gene
 
 @checks(law.HOMOGENEOUS)
 def homogeneous(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Twice the input, without biases."""
+    """Double the input, without biases."""
     p = record(arguments, FeedForwardParameters)
     given = filled(arguments, [(p.b_1, 0), (p.b_2, 0)])
     path, x = _rows(given)
@@ -177,7 +177,7 @@ def homogeneous(subject: Subject, arguments: Arguments, rng: np.random.Generator
 
 @checks(law.LAYER_BY_LAYER)
 def layer_by_layer(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """No layers; the first layers, and the others on what these give, which half dtypes would round in between."""
+    """Call without layers, then with the layers split, unless the dtype rounds in between."""
     operation = subject.operation
     (count,) = operation.counts
     (rows, *_) = operation.queries or operation.along(operation.sizes_of(Axis.TIME)[0])
@@ -188,7 +188,7 @@ def layer_by_layer(subject: Subject, arguments: Arguments, rng: np.random.Genera
         unchanged = np.broadcast_to(given.array(rows.path), got.shape)
         subject.same(got, unchanged, lambda: subject.budget(given), given, "without layers, the result")
     depth = arguments.size(count)
-    # Rows of a transformer that are handed on are those of the whole batch, and a memory may have none.
+    # Rows handed on have the whole batch, and a memory may have none: this needs broadcasting.
     repeats = bool(operation.queries) and not subject.limits.broadcasting
     if depth < 2 or subject.dtype in NARROW or repeats:
         return may_be_empty
@@ -212,7 +212,7 @@ def layer_by_layer(subject: Subject, arguments: Arguments, rng: np.random.Genera
 
 @checks(law.WITHOUT_MEMORY)
 def without_memory(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The reference's encoder layer, or its encoder, with the causal mask."""
+    """Compare with the reference's encoder layer, or its encoder, under the causal mask."""
     operation = subject.operation
     if operation.protocol is DecoderOnly:
         model = mapped(record(arguments, LanguageModelParameters), lambda _, w: wide(w))
@@ -235,7 +235,7 @@ def without_memory(subject: Subject, arguments: Arguments, rng: np.random.Genera
 
 @checks(law.CACHED_IS_FULL, once=True)
 def cached_is_full(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Some positions, from an empty cache on, against the reference's decoder layer on all of them."""
+    """Compare steps from an empty cache on with the reference's decoder layer."""
     operation, limits = subject.operation, subject.limits
     if limits.length_from(0) or limits.multiple_of > 1:
         return False
@@ -265,9 +265,9 @@ def cached_is_full(subject: Subject, arguments: Arguments, rng: np.random.Genera
 
 @checks(law.POSITIONS_MATTER, once=True)
 def positions_matter(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Exchange the first token and the last one, without positions and with those that were drawn.
+    """Exchange the first and the last token, with positions of 0 and with random ones.
 
-    In half dtypes without layers, whose budget would hide what positions do.
+    In half dtypes without layers, whose budget would hide the effect of positions.
     """
     operation = subject.operation
     given = sample(subject, rng, queries=6)
@@ -296,7 +296,7 @@ def positions_matter(subject: Subject, arguments: Arguments, rng: np.random.Gene
 
 @checks(law.ENCODER_ALONE, once=True)
 def encoder_alone(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Exchange the last token of the source, which is masked, and that of the target, for every other token."""
+    """Replace the last token of the source (masked) and of the target by all others."""
     operation = subject.operation
     (sources,) = operation.separate_keys
     given = sample(subject, rng, queries=5, keys=4)

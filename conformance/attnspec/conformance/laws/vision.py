@@ -15,7 +15,7 @@ from attnspec.spec.transformer import LayerNormParameters
 from attnspec.spec.vision import AttentionGateParameters, PatchEmbeddingParameters
 
 OPEN = 1024.0
-"""A bias at which a gate is open in every dtype; negative, it is shut."""
+"""A bias that opens a gate in every dtype; its negative shuts it."""
 
 
 def _grid(subject: Subject) -> tuple[str, ...]:
@@ -34,7 +34,7 @@ def _map(arguments: Arguments) -> tuple[str, Numbers]:
 
 @checks(law.PATCHES)
 def patches(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Cut every patch out of the image by itself."""
+    """Compare with every patch cut out of the image by itself."""
     (size,) = _grid(subject)
     patch, (_, image) = arguments[size], _map(arguments)
     height, width = image.shape[-3:-1]
@@ -47,7 +47,7 @@ def patches(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
 
 @checks(law.PATCH_ORDER)
 def patch_order(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Reverse rows and columns of patches, with the positions behind that of the class token."""
+    """Reverse rows and columns of patches, and all positions but the class token's."""
     p, (_, image) = record(arguments, PatchEmbeddingParameters), _map(arguments)
     patch, count = p.w.shape[1], p.positions.shape[-2]
     if count < 3:
@@ -69,7 +69,7 @@ def patch_order(subject: Subject, arguments: Arguments, rng: np.random.Generator
 
 @checks(law.CLASS_TOKEN)
 def class_token(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The first row, or the representation without layers."""
+    """Check the first row, or the representation, without layers."""
     p = record(arguments, PatchEmbeddingParameters)
     given = without_layers(arguments)
     got, budget = subject.call(given), subject.budget(given)
@@ -97,7 +97,7 @@ def _with_alignment(subject: Subject, arguments: Arguments, *, corners: bool) ->
 
 @checks(law.ALIGNMENT)
 def linear_fields(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The distance from the first corner along one axis, of which there are several places on both grids."""
+    """Interpolate the distance from the first corner along one axis of several places."""
     path, x = _map(arguments)
     grid, target = x.shape[-4:-1], [arguments[size] for size in _grid(subject)]
     axes = [i for i in range(3) if grid[i] > 1 and target[i] > 1]
@@ -110,7 +110,7 @@ def linear_fields(subject: Subject, arguments: Arguments, rng: np.random.Generat
         along = np.arange(shape[axis - 4]) * (length / (shape[axis - 4] - 1))
         return np.broadcast_to(along.reshape([-1 if i == axis else 1 for i in range(4)]), shape)
 
-    # From a whole number to a whole number of steps: exact in every dtype.
+    # The distances of the input are whole numbers, exact in every dtype.
     given = given.replaced({path: subject.exact(field(x.shape, grid[axis] - 1))})
     got = subject.call(given)
     subject.matches(
@@ -121,7 +121,7 @@ def linear_fields(subject: Subject, arguments: Arguments, rng: np.random.Generat
 
 @checks(law.ALIGNMENT)
 def centres(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Twice the size of one axis, the other axes as they are."""
+    """Interpolate to twice the size along one axis, the others as they are."""
     _, x = _map(arguments)
     axis = int(rng.integers(3)) - 4
     given = _onto(subject, arguments, [x.shape[i] * (2 if i == axis else 1) for i in (-4, -3, -2)])
@@ -142,7 +142,7 @@ def _onto(subject: Subject, arguments: Arguments, grid: Any) -> Arguments:
 
 @checks(law.INTERPOLATION_HULL)
 def interpolation_hull(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The least and the greatest number of every channel, also where all are equal; and the grid of the map itself."""
+    """Demand results in the range of their channel, and no change on the same grid."""
     path, x = _map(arguments)
     same = arguments.replaced(dict(zip(_grid(subject), x.shape[-4:-1], strict=True)))
     subject.same(subject.call(same), x, lambda: subject.budget(same), same, "on the same grid, the result")
@@ -159,7 +159,7 @@ def interpolation_hull(subject: Subject, arguments: Arguments, rng: np.random.Ge
 
 @checks(law.SEPARABILITY)
 def separability(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Columns, then rows, then slices."""
+    """Interpolate columns, then rows, then slices."""
     path, x = _map(arguments)
     names = _grid(subject)
     got, budget = subject.call(arguments), subject.budget(arguments)
@@ -182,7 +182,7 @@ def separability(subject: Subject, arguments: Arguments, rng: np.random.Generato
 
 @checks(law.GATE_RANGE)
 def gate_range(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The range of the coefficients, and their product with the features."""
+    """Check the range of the coefficients, and their product with the features."""
     gated, coefficients = (leaf.path for leaf in subject.operation.outputs)
     results, budgets = doubles(subject.results(arguments)), subject.budgets(arguments)
     alpha = results[coefficients]
@@ -196,7 +196,7 @@ def gate_range(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 
 
 def _features(subject: Subject, arguments: Arguments) -> tuple[str, Numbers]:
-    """The path and the numbers of what is gated: the array on the grid of the result."""
+    """The path and the numbers of the gated array, which has the result's grid."""
     grid = subject.operation.outputs[0].sizes[:3]
     (leaf,) = (x for x in subject.operation.leaves if x.batched and x.sizes[:3] == grid)
     return leaf.path, arguments.array(leaf.path)
@@ -204,7 +204,7 @@ def _features(subject: Subject, arguments: Arguments) -> tuple[str, Numbers]:
 
 @checks(law.SATURATED_GATE)
 def saturated_gate(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """A great bias, positive or negative, and nothing else that could undo it."""
+    """Set a great bias of either sign, and the weights of the gate to 0."""
     p, (_, x) = record(arguments, AttentionGateParameters), _features(subject, arguments)
     sign = float(rng.choice([-1, 1]))
     given = filled(arguments, [(p.psi, 0), (p.b_psi, sign * OPEN)])
@@ -216,7 +216,7 @@ def saturated_gate(subject: Subject, arguments: Arguments, rng: np.random.Genera
 
 @checks(law.SKIPPED_SIGNAL)
 def skipped_signal(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The first place of the signal everywhere."""
+    """Set the signal to its first place everywhere: it comes out unchanged."""
     path, x = _features(subject, arguments)
     ((signal, g),) = ((leaf.path, y) for leaf, y in arguments.batched if leaf.path != path)
     first = g[..., :1, :1, :1, :]
@@ -230,7 +230,7 @@ def skipped_signal(subject: Subject, arguments: Arguments, rng: np.random.Genera
 
 
 def _attended(subject: Subject, arguments: Arguments) -> tuple[str, Numbers]:
-    """The path and the numbers of the map that is attended to: the array on the grid of the weights."""
+    """The path and the numbers of the attended map, which has the weights' grid."""
     grid = subject.operation.outputs[1].sizes
     (leaf,) = (x for x in subject.operation.leaves if subject.operation.role(x) is Role.STATE and grid == x.sizes[:2])
     return leaf.path, arguments.array(leaf.path)
@@ -238,7 +238,7 @@ def _attended(subject: Subject, arguments: Arguments) -> tuple[str, Numbers]:
 
 @checks(law.SPATIAL_WEIGHTS)
 def spatial_weights(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """The least weight, the sum of all, and the context from them."""
+    """Check the least weight, the sum of all, and the context from them."""
     context, weights = (leaf.path for leaf in subject.operation.outputs)
     results, budgets = doubles(subject.results(arguments)), subject.budgets(arguments)
     alpha, slack = results[weights], budgets[weights]
