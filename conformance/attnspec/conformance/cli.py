@@ -42,7 +42,7 @@ MAX_TIME_LIMIT = 31 * 86_400
 WORKERS_PER_CORE = 4
 
 UNCUT = 10_000
-"""Columns where the output is no terminal: wider than any table, so that files and pipes get whole lines."""
+"""Columns of output to files and pipes: wider than any table, so that no line is cut."""
 
 PAGE = 132
 """Columns of running text where the output is no terminal."""

@@ -119,7 +119,7 @@ def roundings(candidate: Candidate, probe: Probe, subject: Subject) -> Results |
 def of_mutants(
     subject: Subject, wrong: Probe, through: Collection[str], *, own: bool, without: Collection[str] = ()
 ) -> Iterator[Candidate]:
-    """Yield the mutants that alter one of these steps: those made for the operation if ``own``, else the others.
+    """Yield mutants that alter one of these steps: the operation's if ``own``, else all others.
 
     Mutants known to show in the wrong kind, gradients or results, come first, then those of the dtype.
     """
@@ -147,7 +147,7 @@ def altered_by(mutant: Mutant) -> set[str]:
 
 
 def steps(subject: Subject, probe: Probe) -> set[str]:
-    """Return the steps of the correct formulas that a call uses, and all steps of the surrounding library."""
+    """Return the steps of the correct formulas that a call uses, and the library's own."""
     seen = {name for name in dir(Library) if not name.startswith("_")}
 
     class Watched(Formulas):

@@ -1,4 +1,4 @@
-"""A factor that explains everything: of the results, of one gradient, or of the scores, with its value."""
+"""A factor that explains all numbers: of the results, one gradient, or the scores."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -42,7 +42,7 @@ def of_factors(subject: Subject, first: Probe) -> Iterator[Candidate]:
 
 
 def rounded(factor: float, fits: Callable[[float], bool]) -> float | None:
-    """Return a factor with as few digits as fit; None if none fits, or the factor is 0, 1 or infinite."""
+    """Return a factor with as few digits as fit; None if none fits."""
     for digits in range(1, DIGITS + 1):
         number = float(f"{factor:.{digits - 1}e}")
         if number not in (0.0, 1.0) and np.isfinite(number) and fits(number):

@@ -32,7 +32,7 @@ SECONDS = 2.5
 
 @dataclass(frozen=True)
 class Inquiry:
-    """Probes of a case whose numbers may be wrong, and means to get more; ``start`` is its start time."""
+    """Probes of a case with possibly wrong numbers, and means to get more; ``start`` is a time."""
 
     subject: Subject
     probes: Sequence[Probe]
@@ -57,7 +57,7 @@ def inquiry(
     device: str = "cpu",
     watch: Watch = lambda law, given: nullcontext(),
 ) -> Inquiry | None:
-    """Call a backend on its judged examples; if it is right there, repeat the calls of the violated laws.
+    """Call a backend on its judged examples; if all are right, repeat the violated laws' calls.
 
     None if no law of numbers failed, or if the backend crashed or hung. ``watch`` is entered with a law and an input
     around every call of the backend.

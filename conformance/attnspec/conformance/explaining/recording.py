@@ -22,7 +22,7 @@ from attnspec.spec.contract.semantics import QUESTIONS, Semantics
 from attnspec.spec.contract.tree import mapped
 
 Watch = Callable[[str, Any], AbstractContextManager[None]]
-"""Context entered with a law and an input around calls of the backend, so that a crash can be attributed."""
+"""Context around calls of the backend, entered with law and input to attribute a crash."""
 
 LAWS = 2
 """Number of violated laws whose calls are examined."""

@@ -34,7 +34,7 @@ WORK = 2.0**14
 """Largest number of multiply-adds of one input."""
 
 GRID = 2
-"""Places along each axis of a grid in a plain call; the number of places is their product."""
+"""Places along each axis of a grid in a plain call; their product is the total."""
 
 FEWEST = 3
 """Smallest number of refused inputs that establishes a limit which no single call shows."""
@@ -129,7 +129,7 @@ def _at(subject: Subject, dtype: str) -> Subject:
 
 
 def _refused(subject: Subject, arguments: Arguments, says: Callable[[str], bool] = says_unsupported) -> bool | None:
-    """Return whether a backend refuses a call as unsupported; None if it fails otherwise or is not called."""
+    """Return whether a backend refuses a call as unsupported; None for other failures, or without a call."""
     try:
         found = subject.outcome(subject.converted(arguments))
     except (Violation, LeftOut):

@@ -25,7 +25,7 @@ from attnspec.spec.contract.semantics import QUESTIONS, Semantics
 ENDED = {Reason.CRASHED, Reason.HUNG}
 
 EXACTLY_SCALED = (64, 256, 16, 4)
-"""Head sizes d for which 1/√d is a power of 2; sizes whose scores have many digits come first."""
+"""Head sizes d with 1/√d a power of 2; sizes whose scores have many digits come first."""
 
 OF_NUMBERS = {Reason.VALUE, Reason.DECLARED}
 """Reasons of violations that numbers outside of their budgets may have."""
@@ -37,7 +37,7 @@ Judging = Callable[[Contract, Case], list[Result]]
 
 @dataclass(frozen=True)
 class Undeclared:
-    """Changes of the declaration for one case, and the laws that fail without them, by kind of change.
+    """Changes of one case's declaration, and the laws that fail without them, by kind.
 
     ``semantics`` maps questions to choices, ``precision`` is a class or empty, ``limits`` maps fields to values; the
     field :data:`REFUSED` means that the dtype is not supported.

@@ -12,7 +12,7 @@ from attnspec.conformance.judging.foreign_calls import Raised, call_safely, prin
 PROTOCOLS = ("__dlpack__", "__array_interface__", "__array__")
 
 HOST = {1, 3, 11}
-"""DLPack's device numbers for memory that the CPU can read: its own, and memory pinned by CUDA or ROCm."""
+"""DLPack's device numbers for memory that the CPU reads: its own, and pinned by CUDA or ROCm."""
 
 CPU = (1, 0)
 
@@ -88,7 +88,7 @@ def read(x: Any, name: str) -> Numbers:
 
 
 def _capsule(x: Any) -> Any:
-    """Return the capsule of an array in host memory; an array on another device is copied to it."""
+    """Return the capsule of an array in host memory, copied there from other devices."""
     for resolve in LAZY:
         x = getattr(x, resolve)() if hasattr(x, resolve) else x
     if x.__dlpack_device__()[0] in HOST:

@@ -51,7 +51,7 @@ def _propagates(subject: Subject, given: Arguments) -> bool:
 
 
 def _without_keys(subject: Subject, given: Arguments, found: Mapping[str, Expected]) -> dict[str, Expected]:
-    """Set the declared result of rows without attendable keys: NaN, or that of equal weights for all keys."""
+    """Set declared results of rows without attendable keys: NaN, or those of equal weights."""
     open_ = {path: np.isnan(x.value) for path, x in found.items()}
     if not any(rows.any() for rows in open_.values()) or subject.semantics.fully_masked not in ("nan", "uniform"):
         return dict(found)  # declared to raise, or by way, which is left open

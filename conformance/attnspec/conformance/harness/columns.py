@@ -80,7 +80,7 @@ class Columns:
 
     @cached_property
     def relative(self) -> Numbers:
-        """The relative error of every weight; unknown where a score error is too large for the first order."""
+        """The relative error of every weight; unknown where the first order fails for a score's error."""
         u, drop = self.precision.accumulation, np.where(self.allowed, self.scores.value - self.greatest, 0.0)
         reach = WIDTH * np.minimum(np.sqrt(self.scores.error**2 + u**2 * (1 + drop**2)), 1.0)
         own = np.expm1(reach) / WIDTH * (1 - self.alpha)

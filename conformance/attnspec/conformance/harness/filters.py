@@ -17,13 +17,13 @@ from attnspec.spec.contract.operation import Operation
 from attnspec.spec.laws import attention, pooling
 
 SLOPE = 8.0
-"""Factor by which the error of exponentials may be steeper than large: its sign changes with every power of two."""
+"""Factor by which the exponentials' error may be steeper than large: its sign alternates between powers of two."""
 
 SHARED = 2.0
 """Factor by which shared roundings may exceed those of the tried honest results."""
 
 PART_OF_KEY = 0.25
-"""Smallest fraction of a mean weight by which a key's weight must be wrong; an omitted key is off by 1."""
+"""Smallest relative error of a key's mean weight that counts; omitting the key is an error of 1."""
 
 
 @dataclass(frozen=True)

@@ -59,10 +59,10 @@ def judge(
     ``output`` and ``arguments`` are arrays of any framework on any device, or trees of them, named and ordered as in
     the operation's Protocol. If a result has more rows than the oracle affords, ``seed`` chooses some rows of every
     batch element, which are judged against all keys. Numbers within their budgets are also judged together.
-    ``precision`` is the name of a class or a backend's declaration, and ``semantics`` likewise. ``gradients``, by path,
-    are those of ⟨cotangent, output⟩ and are judged too. With too many query–key pairs, those of queries are judged in
-    some rows, those of keys and values at some keys if scores are dot products, others if the cotangent is 0 in all but
-    a few rows.
+    ``precision`` is the name of a class, or a backend's declaration, as is ``semantics``. ``gradients``, by path, are
+    those of ⟨cotangent, output⟩ and are judged too. With too many query–key pairs, gradients of queries are judged in
+    some rows, those of keys and values at some keys if scores are dot products, and others if the cotangent is 0 in all
+    but a few rows.
 
     Errors: ``ValueError`` for an unknown operation, class or choice, or for gradients that cannot be judged;
     ``TypeError`` for unreadable or unknown arguments; ``ShapeError`` for a shape that violates the Protocol. NaN in a

@@ -81,7 +81,7 @@ def _of_keys(keys: Numbers, of: Element, scores: Scores, chosen: Columns) -> Gra
 
 
 def _of_inner(of: Element, chosen: Columns, inner: Numbers, errors: Numbers) -> Numbers:
-    """Return the error of Σⱼ αⱼ dαⱼ per row, from each key's own error and the common one.
+    """Return the error of Σⱼ αⱼ dαⱼ per row: from each key separately, and in common.
 
     The mean square of dα over a row's keys is taken over all keys, or of the sum if few keys have weight.
     """

@@ -162,7 +162,7 @@ def _kind_of(x: Any) -> str:
 
 
 def _structure(node: Node) -> str:
-    """Describe a tree as it is passed: paths of arrays in the brackets of tuples and records; None if empty."""
+    """Describe a tree as it is passed: array paths in brackets of tuples and records; None if empty."""
     if not isinstance(node, Branch):
         return node.path.rpartition(".")[2] + (" or None" if isinstance(node, Leaf) and node.optional else "")
     if not node.nodes:

@@ -17,7 +17,7 @@ from attnspec.spec.contract.shapes import results
 from attnspec.spec.contract.tree import mapped
 
 PHASES = 8
-"""Number of tried factors between 1 and 2: they decide in which direction equal numbers of all rows round."""
+"""Number of tried factors between 1 and 2, which decide how numbers common to all rows round."""
 
 UNIT_OF_DOUBLE = 2.0**-53
 
@@ -71,7 +71,7 @@ def _largest(weights: Numbers) -> Numbers:
 
 
 class SumsRounded(WeightsRounded):
-    """Exponentials are summed one by one, so that equal ones keep rounding the sum in the same direction."""
+    """Exponentials are summed one by one: equal ones keep rounding the sum in the same direction."""
 
     @classmethod
     def stored(cls, weights: Numbers, precision: Precision) -> Numbers:

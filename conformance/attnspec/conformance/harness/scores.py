@@ -17,7 +17,7 @@ def has_parts(operation: Operation) -> bool:
 
 
 def is_weight(operation: Operation, leaf: Leaf) -> bool:
-    """Return whether an array is a weight that multiplies numbers shared by all rows, not a score option."""
+    """Return whether an array is a weight applied to numbers shared by all rows."""
     return bool(operation.role(leaf) & Role.WEIGHT) and leaf.path not in operation.parts
 
 

@@ -25,7 +25,7 @@ CLOSER = 0.4
 """Relative amount by which the scores of these ``BORDERS`` keys are nearer to 0 than others."""
 
 STEPS = 24
-"""Times that the query–key distance grows by √2, from ¼, until a key of zeros has most weight."""
+"""Times that the query–key distance grows by √2, from ¼, until zero keys dominate."""
 
 
 def suggest_inputs(
@@ -110,7 +110,7 @@ def _apart(subject: Subject, given: Arguments, query: str, key: str, shift: Numb
 
 
 def _padding_shows(subject: Subject, given: Arguments) -> bool:
-    """Return whether a key of zeros would have most of the weight, in some rows of one batch element."""
+    """Return whether a key of zeros would dominate some rows of one batch element."""
     one = given.element((0,) * len(given.batch))
     part = next(parts(subject, whole(one, _nothing(subject, one)), np.random.default_rng(0)))
     expected = exact(subject, part.arguments)

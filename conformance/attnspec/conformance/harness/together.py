@@ -37,7 +37,7 @@ from attnspec.spec.contract.axes import Part as Option
 from attnspec.spec.contract.operation import Operation
 
 FEWEST = int(WIDTH**2) + 1
-"""Smallest number of independent groups: no error, however large, exceeds √B of its standard errors for B groups."""
+"""Smallest number B of independent groups: no error exceeds √B of its standard errors."""
 
 KEYS = 24
 """Keys that are tried one by one: the first, the last, those at borders of tiles, others."""
@@ -69,7 +69,7 @@ class Ensemble:
 
     @cached_property
     def by_row(self) -> bool:
-        """True if the rows of an element are independent: not if its keys are projected or rounded for all rows."""
+        """True if an element's rows are independent: without projected or commonly rounded keys."""
         operation = self.subject.operation
         shared = self.subject.precision.inputs or self._has_weights or operation.attends_to_itself
         return bool(self.leaf.axes(operation.asking or "")) and not shared

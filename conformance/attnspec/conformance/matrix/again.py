@@ -21,7 +21,7 @@ class Repeat:
 
 
 def failed_by(result: Result, tools: Collection[str]) -> bool:
-    """Return whether a law fails because of a tool that the row needs, not because of the library."""
+    """Return whether a law fails because of a tool that the row needs, not the library."""
     return result.violates and any(tool in result.message for tool in tools)
 
 

@@ -35,7 +35,7 @@ class Told:
 
 
 def confirmed(result: Result, row: Probed, settings: Settings, title: str) -> Told:
-    """Write a program that shows a violation with the library alone, and run it in its own process."""
+    """Write a program that shows a violation with the library alone, and run it."""
     known = result.counterexample
     if known is None and result.reason != Reason.CRASHED:
         return Told(Confirmation.NO_PROGRAM, "no input is known that shows it")
@@ -66,7 +66,7 @@ def confirmed(result: Result, row: Probed, settings: Settings, title: str) -> To
 
 
 def _ended(folder: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """Return the program of the call that ends a process; the process stores each call before making it."""
+    """Return the program of the call that ends a process, which stores each call first."""
     last = folder / "last.pickle"
     answer = _asked(folder, {**question, "last": str(last)})
     if answer or not last.exists():
@@ -90,7 +90,7 @@ def _asked(folder: Path, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(folder: Path, ends: bool, hang_after: float) -> str:
-    """Return "" if the program shows the violation (by ending its process if ``ends``), else what it did."""
+    """Return "" if the program shows the violation (``ends``: by ending), else what it did."""
     done = _process([sys.executable, "program.py"], folder, 3 * hang_after if ends else SECONDS)
     if done is None:
         return "" if ends else f"the program did not end within {SECONDS:g} s"

@@ -166,7 +166,7 @@ def _refusals(subject: Subject) -> dict[str, str | None]:
 
 
 def refusal(call: Callable[[], Any], tools: Collection[str] = ()) -> str | None:
-    """Return the library's reason for refusing a call: its error, and warnings before it.
+    """Return the library's reason for refusing a call: its error and its warnings.
 
     If a tool failed, the call is repeated once.
     """

@@ -45,7 +45,7 @@ class Connection(Protocol):
 
 
 class RemoteObject:
-    """Handle of an object. Only the name of the object's class is known; the handle's class has the same name."""
+    """Handle of an object, known only by its class's name, which the handle's class copies."""
 
     def __init__(self, connection: Connection, number: int) -> None:
         self._connection, self._number = connection, number
@@ -76,7 +76,7 @@ class RemoteContext(RemoteFunction):
 
 
 class RemoteArray(RemoteObject):
-    """Handle of an array. ``read`` is its last known content, valid until a step may have changed it."""
+    """Handle of an array. ``read`` is its last known content, valid until a step may change it."""
 
     def __init__(self, connection: Connection, number: int, shape: tuple[int, ...], read: Any = ABSENT) -> None:
         super().__init__(connection, number)

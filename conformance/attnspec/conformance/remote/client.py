@@ -29,7 +29,7 @@ KINDS = ("r", "e", "u", "l", "x", "h")
 """Answers: r result, e exception, u failed conversion, l failed pipelined step, x why no backend, h declarations."""
 
 LARGE = 1 << 14
-"""Arrays of at least so many bytes are sent from their own memory, after the request, without a copy."""
+"""Smallest array, in bytes, that is sent after the request from its own memory, without a copy."""
 
 AHEAD = 16
 """Number of arrays read ahead with one request."""
@@ -175,7 +175,7 @@ class Host:
         return found
 
     def view(self, what: str, x: RemoteArray, given: Any, like: Callable[["np.ndarray[Any, Any]"], Any]) -> Any:
-        """Return the result of a step on an array; ``like`` gives the result's shape on a NumPy array.
+        """Return the result of a step on an array; ``like`` predicts its shape with NumPy.
 
         The step is pipelined if such a step has succeeded before.
         """

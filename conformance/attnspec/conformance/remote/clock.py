@@ -51,7 +51,7 @@ class Watch:
         self._at, self._used = time.monotonic(), -1.0
 
     def look_now_and_then(self) -> None:
-        """Look if the last look is long ago: a backend that answers byte by byte never lets the socket wait."""
+        """Look if the last look is old: answers byte by byte never let the socket wait."""
         if time.monotonic() - self._at >= INTERVAL:
             self.look()
 

@@ -59,7 +59,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 class Process(NamedTuple):
-    """A process; ``state`` is R while it runs or waits for a processor and S while it sleeps."""
+    """A process; ``state`` is R if it runs or waits for a processor, S if it sleeps."""
 
     number: int
     name: str

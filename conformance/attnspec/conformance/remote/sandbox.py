@@ -132,7 +132,7 @@ def resolved(choice: str, option: str = "sandbox") -> bool:
 
 
 def files_of(name: str, path: Sequence[str] = ()) -> list[str]:
-    """Return the paths that a backend of this name may be imported from: its file, and module folders."""
+    """Return the paths that this backend may be imported from: its file, and module folders."""
     target = name.partition(":")[0]
     return [*([target] if target.endswith(".py") else []), *path]
 

@@ -79,7 +79,7 @@ class Writer:
         self.length = 0
 
     def value(self, x: Any, depth: int = 0) -> Any:
-        """Return the JSON of a value: numbers and texts unchanged, others as a list that begins with their kind.
+        """Return the JSON of a value: plain values unchanged, others as a list beginning with their kind.
 
         Arrays and unknown objects stay in this process; handles are sent.
         """

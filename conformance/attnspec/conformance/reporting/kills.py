@@ -96,7 +96,7 @@ class KillMatrix:
 
     @property
     def exit_status(self) -> int:
-        """Return 0 if every assigned law works, every mutant dies at every seed, no variant is harmed; else 1."""
+        """Return 0 if all mutants die at all seeds, every assigned law kills, no variant is harmed; else 1."""
         powerless = any(row.powerless for row in self.mutants)
         return 0 if self.killed == len(self.mutants) and not powerless and not self.harmed else 1
 

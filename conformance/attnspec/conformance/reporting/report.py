@@ -314,7 +314,7 @@ def tried_by(plan: Plan, verdicts: Verdicts) -> dict[str, Extent]:
 
 
 def planned_results(plan: Plan, verdicts: Verdicts, broken_off: str | None = None) -> Iterable[Result]:
-    """Return one result per law of every case, in a fixed order; a law without a verdict is lost.
+    """Return one result per law and case, in a fixed order; laws without a verdict are lost.
 
     ``broken_off`` is why the run broke off; None if it did not.
     """

@@ -28,7 +28,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def reported(backend: str, settings: Settings, workers: int, console: Console, *, shown: bool = False) -> "Report":
-    """Return the report of a run. Signals and the time limit end the run, but never lose the report."""
+    """Return the report of a run, even if a signal or the time limit ends the run."""
     started = time.monotonic()
     INTERRUPTION.hold()
     close_memory()

@@ -24,7 +24,7 @@ IN_FULL = 4
 """Number of violations shown in full, without possible consequences; the others are listed by name."""
 
 NAMED = 12
-"""Largest number of absent operations to name; beyond it only a count, with names in the JSON report."""
+"""Largest number of absent operations that are named; larger lists are only in the JSON report."""
 
 UNLIMITED = 10_000
 """Columns in which every table fits."""

@@ -133,7 +133,7 @@ def _figure(name: str, x: Any, levels: Any, index: tuple[int, ...] | None = None
 
 
 def _array(value: Any) -> Any:
-    """Return an array of a report; None for other values, or if the report holds only its shape."""
+    """Return an array of a report; None for other values and for arrays without numbers."""
     if isinstance(value, bool | int | str | Mapping) or value is None:
         return None
     array = np.array(value)

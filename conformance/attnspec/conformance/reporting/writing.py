@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 IN_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
-"""Errors of a folder where no file can be created or replaced; a file in it may still be writable."""
+"""Errors of a folder without permission for new files; a file in it may still be writable."""
 
 
 class UnwritableError(Exception):
@@ -59,7 +59,7 @@ class OutputFile:
             raise UnwritableError(message) from error
 
     def _is_stream(self) -> bool:
-        """Return whether this is a pipe or device: opened only once, since its reader stops at the first end."""
+        """Return whether this is a pipe or device: its reader stops at the first end, and it cannot be replaced."""
         return self.path.exists() and not self.path.is_file() and not self.path.is_dir()
 
     def _replace(self, text: str) -> None:

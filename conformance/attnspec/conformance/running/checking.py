@@ -62,7 +62,7 @@ class Gate:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
-        """Make the plan and send the contract to the workers; end the run if nothing can be judged."""
+        """Make the plan and send the contract to the workers, or end the run."""
         self.verdicts = session.config.stash[VERDICTS]
         try:
             self.plan = self.make_plan()

@@ -1,4 +1,4 @@
-"""Judging a case in the process that runs the backend. A crash or hang of the backend ends the judge too."""
+"""Judging in the process that runs the backend: a crash or hang ends the judge too."""
 
 import faulthandler
 import time
@@ -25,7 +25,7 @@ from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.operation import OPERATIONS
 
 LENIENCE = 0.1
-"""Fraction by which a check may exceed its time, since checks share a timer whose thread is slow to start."""
+"""Tolerance of a check's time limit, since checks share a timer thread that starts slowly."""
 
 
 class Marker(Protocol):
@@ -74,7 +74,7 @@ class HangTimer:
 
 @dataclass(frozen=True)
 class InProcess:
-    """A case whose backend runs in this process: if it ends the process, the case has no verdict."""
+    """A case whose backend runs in this process; ending the process leaves no verdict."""
 
     backend: Any
     contract: Contract

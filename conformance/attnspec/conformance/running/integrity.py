@@ -10,11 +10,11 @@ from pathlib import Path
 from attnspec.conformance.remote.environment import own_folders
 
 ALWAYS_IMPORTED = {"attnspec", "sitecustomize", "usercustomize", "hypothesis", "pytest", "_pytest", "xdist", "execnet"}
-"""Packages that a restarted judge imports and this process may not have: a new file could replace them."""
+"""Packages that a restarted judge imports and this process may lack: new files could replace them."""
 
 
 class Files:
-    """Files that a judge loads, as they were when the run began: a restarted judge loads them again."""
+    """Files that a judge loads, and a restarted one again, as they were at the beginning."""
 
     def __init__(self) -> None:
         # Compiled now, so that a compiled file that appears later can only come from the backend.
@@ -58,7 +58,7 @@ def _code() -> Iterator[Path]:
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:
-    """Return inode, size and times of a file (only root can set the time of change); of a folder, its inode."""
+    """Return a file's inode, size and times, of which only root can set the last; a folder's inode."""
     try:
         state = path.stat()
     except OSError:

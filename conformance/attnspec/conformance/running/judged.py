@@ -112,7 +112,7 @@ class Hosts:
         return self._loaded[name]
 
     def guard(self, config: pytest.Config) -> None:
-        """Make a backend that ends this process end it with a non-zero status, until the run is over."""
+        """Give this process a non-zero exit status if a backend ends it during the run."""
         if not self._guarded and not hasattr(config, "workerinput"):
             self._guarded = True
             config.add_cleanup(guarded(lambda line: _say(config, line)))

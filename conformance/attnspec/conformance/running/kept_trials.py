@@ -12,7 +12,7 @@ SCHEMA = "attnspec-trials/3"
 
 
 class KeptTrials:
-    """Outcomes in a file of JSON lines, each with the digest of the code that its trial ran.
+    """Outcomes in a file of JSON lines, with the digest of each trial's code.
 
     Raises ``ValueError`` for another kind of file, or another schema.
     """

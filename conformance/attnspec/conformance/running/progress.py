@@ -18,7 +18,7 @@ MAX_DEATHS = 3
 """Worker processes that may end before they are ready."""
 
 WAKE = getattr(signal, "SIGUSR1", signal.SIGINT)
-"""Signal that ends the wait for workers; SIGINT may be ignored, as in a job that a script starts."""
+"""Signal that ends the wait for workers; scripts may start jobs with SIGINT ignored."""
 
 LINE_SECONDS = 10
 """Seconds between two lines of progress where there is no terminal."""

@@ -28,7 +28,7 @@ def replay(
     device: str = "cpu",
     hang_after: float | None = None,
 ) -> int:
-    """Check a law on these arguments and print the result: 1 if it is violated, 0 if it holds.
+    """Check a law on these arguments and print the result; return 1 if violated, 0 if not.
 
     ``backend`` is a backend, or the name of one. ``seed`` determines the law's random draws. The printed inputs are
     those of the backend's call; they differ from ``arguments`` where the law changes them or makes its own. With

@@ -71,7 +71,7 @@ def settings_of_suite(suite: type[ConformanceSuite]) -> Settings:
 
 
 def resolved(config: pytest.Config, backend: Any) -> tuple[Any, Contract]:
-    """Return a backend in this process, loaded if named, and its contract; if it ends the process, that fails."""
+    """Return a backend in this process and its contract; if it ends the process, that is a failure."""
     if backend is None:
         raise pytest.UsageError("ConformanceSuite: expected a class attribute `backend`; got None")
     hosts(config).guard(config)
@@ -95,7 +95,7 @@ def backend_of(config: pytest.Config, backend: Any, settings: Settings) -> tuple
 
 
 def backend_of_suite(config: pytest.Config, suite: type[ConformanceSuite]) -> tuple[Any, Contract]:
-    """Return a suite's backend and its contract; it has its own process if it can be made anew there."""
+    """Return a suite's backend and contract; it gets its own process if it can be recreated there."""
     settings, backend = settings_of_suite(suite), suite.backend
     if settings.in_process or backend is None:
         return resolved(config, backend)

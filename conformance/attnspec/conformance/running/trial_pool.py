@@ -83,7 +83,7 @@ def _run_in_pool(
 
 
 def _perform_marked(task: Task, mark: Path, limit: float) -> Outcome:
-    """Run a task in a pool process: mark it while it runs, and end the process at ``limit``."""
+    """Run a task in a pool process, marked while it runs; end the process after ``limit``."""
     mark.touch()
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         faulthandler.dump_traceback_later(limit, exit=True, file=nowhere)

@@ -24,7 +24,7 @@ class Task:
     """One mutant or variant at one seed.
 
     ``law`` and ``operation`` restrict judging to one; empty for all. A variant, and a mutant with ``every``, is judged
-    by all laws; any other mutant stops at its first violation.
+    to the end; any other mutant until its first violation.
     """
 
     subject: Mutant | Variant
@@ -80,7 +80,7 @@ class Outcome:
 
 
 def perform(task: Task) -> Outcome:
-    """Judge a mutant by its assigned laws, then by all if none kills; a variant by all laws.
+    """Judge a mutant by its assigned laws, else by all; judge a variant by all.
 
     A law alone sees the same examples as in the whole run. At seed 0 every assigned law runs, and one that misses the
     mutant at seeds 0, 1 and 2 is powerless. At other seeds judging stops at the first law that kills it.
