@@ -60,7 +60,7 @@ class Dots:
     def judge(self, given: Part, outputs: Results, found: Results, rows: Numbers, rng: np.random.Generator) -> None:
         """Judge gradients of queries in these rows, and those of keys and values at chosen keys."""
         output = outputs[self.subject.operation.leading.path]
-        # Pairs are not limited here, so elements come one by one.
+        # So many rows that the elements of the batch come one by one.
         whole = list(of_elements(given, {**found, OUTPUT: output}, AT_ONCE))
         chosen = self._keys(given, found, rng)
         # The slowest jobs first, so that none is left alone at the end.

@@ -73,7 +73,7 @@ def scale(ensemble: Ensemble) -> Iterator[Filter]:
     steepness, size = float(np.linalg.norm(e.steepness)), float(np.linalg.norm(e.expected))
     if not steepness:
         return
-    # The less results depend on the scale, the larger a scale error can an exponential's error imitate.
+    # The less results depend on the scale, the larger the scale error that an error of exponentials can imitate.
     least = SLOPE * e.exponentials * max(1.0, size / steepness)
     # Equal terms round the sum of a score in the same direction repeatedly, more often the larger it is.
     least = max(least, e.terms * e.subject.precision.accumulation)
