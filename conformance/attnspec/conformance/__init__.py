@@ -1,6 +1,6 @@
-"""The conformance suite: whether a backend computes attention as it is specified, and whether the suite would notice.
+"""The conformance suite: laws, judges and reports for attention backends, and checks of the suite itself.
 
-Names are imported when they are first used, so that the pytest plugin, which every pytest run loads, stays light.
+Names are imported on first use: the pytest plugin loads in every pytest run and must stay light.
 """
 
 from typing import TYPE_CHECKING, Any

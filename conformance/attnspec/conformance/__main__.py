@@ -1,10 +1,10 @@
-"""``python -m attnspec.conformance`` is the command ``attnspec``."""
+"""Entry point of ``python -m attnspec.conformance``, which runs the command ``attnspec``."""
 
 from attnspec.conformance.running.interruption import INTERRUPTION
 
 
 def main() -> None:
-    """Run the command. Signals wait while it is imported, so that ``check`` can report them."""
+    """Run the command; signals that arrive during its imports wait, so that ``check`` can report them."""
     INTERRUPTION.hold()
     from attnspec.conformance.cli import main as command
 

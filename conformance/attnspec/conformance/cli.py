@@ -1,4 +1,4 @@
-"""The command ``attnspec``."""
+"""The command line ``attnspec``."""
 
 import dataclasses
 import os
@@ -34,18 +34,18 @@ app = typer.Typer(
 )
 
 MAX_HANG_AFTER = 86_400
-"""Seconds that one check may be given."""
+"""Largest value of ``--hang-after``, in seconds."""
 
 MAX_TIME_LIMIT = 31 * 86_400
-"""Seconds that a run may be given."""
+"""Largest value of ``--time-limit``, in seconds: 31 days."""
 
 WORKERS_PER_CORE = 4
 
 UNCUT = 10_000
-"""Columns where the output is no terminal: wider than any table, so that nothing is cut in a file or a pipe."""
+"""Columns of output to files and pipes: wider than any table, so that no line is cut."""
 
 PAGE = 132
-"""Columns of running text there."""
+"""Columns of running text where the output is no terminal."""
 
 EXITS = (
     "Exit status: 0 conforms, 1 violates or an expected failure passed, 2 the call or the backend cannot be used, the "
@@ -55,7 +55,7 @@ WORKERS = "worker processes; one for each core if not given"
 IN_PROCESS = f"{HELP['in_process']}; or in another one, as all but attnspec's own backends are by default"
 
 AS_REPORTED = "as in the report"
-"""Default of what a run that is judged again takes from its report."""
+"""Default shown for the options of ``replay`` that the report itself sets."""
 
 
 def _unusable(message: str) -> NoReturn:
@@ -67,7 +67,7 @@ def _unusable(message: str) -> NoReturn:
 
 
 def _console(width: int = UNCUT, *, stderr: bool = False) -> Console:
-    """A console as wide as the terminal, or as COLUMNS says; of this width where there is neither."""
+    """Return a console as wide as the terminal or ``COLUMNS``; without either, ``width`` columns."""
     console = Console(stderr=stderr)
     if not console.file.isatty() and not os.environ.get("COLUMNS", "").isdigit():
         console.width = width
@@ -75,7 +75,7 @@ def _console(width: int = UNCUT, *, stderr: bool = False) -> Console:
 
 
 def _known(what: str, name: str, known: Iterable[str]) -> str:
-    """The name, if it is known; else the end."""
+    """Return a known name; for an unknown one end with status 2."""
     from attnspec.conformance.running.selection import unknown_name
 
     names = list(known)
@@ -88,7 +88,7 @@ def _say(errors: Iterable[str]) -> None:
 
 
 def _files(**paths: Path | None) -> dict[str, OutputFile]:
-    """The files that are asked for, by the names of their options, all of which can be written."""
+    """Return the output files by option; end with status 2 if two options name the same file."""
     files = {name: OutputFile(path, f"--{name}") for name, path in paths.items() if path is not None}
     for file in files.values():
         twin = next((f for f in files.values() if f is not file and f.path.resolve() == file.path.resolve()), None)
@@ -103,18 +103,18 @@ def _cores() -> int:
 
 
 def _check_workers(workers: int | None) -> None:
-    """The end, if there can be no such number of processes."""
+    """End with status 2 if ``--workers`` is below 1."""
     if workers is not None and workers < 1:
         _unusable(f"--workers: expected at least 1; got {workers}")
 
 
 def _processes(workers: int | None) -> int:
-    """So many processes, if they are not too many for the cores."""
+    """Return the number of worker processes: one per core by default, at most four per core."""
     return min(workers or _cores(), WORKERS_PER_CORE * _cores())
 
 
 def _interrupt(signum: int, frame: object) -> NoReturn:
-    """Treat signals like Ctrl-C, so that what has been judged is reported."""
+    """Treat signals like Ctrl-C, so that verdicts reached before them are reported."""
     raise KeyboardInterrupt
 
 
@@ -125,7 +125,7 @@ def _check_time_limit(seconds: float) -> None:
 
 @app.callback()
 def _signals(context: typer.Context) -> None:
-    """Leave signals that arrived while the command was imported to the commands that report them."""
+    """Restore Python's signal handling, except for ``check`` and ``replay``, which report what interrupted them."""
     if context.invoked_subcommand not in ("check", "replay"):
         INTERRUPTION.disarm()
 
@@ -152,7 +152,7 @@ def check(
     html: Annotated[Path | None, typer.Option(help="write the report as a page")] = None,
     junit: Annotated[Path | None, typer.Option(help="write the report as JUnit XML")] = None,
 ) -> None:
-    """Judge a backend."""
+    """Judge a backend by every law that governs its operations."""
     from attnspec.conformance.remote.loading import ships
 
     operations, laws, dtypes = (tuple(dict.fromkeys(names or ())) for names in (operation, law, dtype))
@@ -191,7 +191,7 @@ def replay(
     in_process: Annotated[bool | None, typer.Option("--in-process/--isolated", help=HELP["in_process"])] = None,
     sandbox: Annotated[str | None, typer.Option(help=HELP["sandbox"], show_default=AS_REPORTED)] = None,
 ) -> None:
-    """Judge the failures of a report again."""
+    """Judge again the laws that failed in a report."""
     from attnspec.conformance.remote.folder import TemporaryFolder
     from attnspec.conformance.reporting.failed_before import FailedBefore, print_again
     from attnspec.conformance.reporting.reported import reported
@@ -241,7 +241,7 @@ def matrix(
     markdown: Annotated[Path | None, typer.Option(help="write the matrix as Markdown")] = None,
     html: Annotated[Path | None, typer.Option(help="write the matrix as a page")] = None,
 ) -> None:
-    """Judge everything that a library offers."""
+    """Judge everything that a library offers, without an adapter."""
     from attnspec.conformance.judging.profiles import PROFILES
 
     _known("--profile", profile, PROFILES)
@@ -276,7 +276,7 @@ def matrix(
 def list_(
     what: Annotated[str, typer.Argument(help="operations, laws, backends or mutants")] = "operations",
 ) -> None:
-    """List what there is."""
+    """List the operations, laws, backends or mutants."""
     from attnspec.conformance.reporting.catalogue import CATALOGUES
 
     _console().print(CATALOGUES[_known("list", what, CATALOGUES)]())
@@ -299,7 +299,7 @@ def spec(
     markdown: Annotated[Path | None, typer.Option(help="write the specification as Markdown")] = None,
     html: Annotated[Path | None, typer.Option(help="write the specification as a page")] = None,
 ) -> None:
-    """Print the whole specification."""
+    """Print the whole specification, or write it to files."""
     from rich.markdown import Markdown
 
     from attnspec.conformance.reporting.specification import as_markdown, specification
@@ -332,7 +332,7 @@ def mutants(
     ] = None,
     minutes: Annotated[float | None, typer.Option(min=0, help="end after these minutes; --keep goes on later")] = None,
 ) -> None:
-    """Print the kill matrix."""
+    """Judge the suite by its mutants and honest variants, and print the kill matrix."""
     from attnspec.conformance.judging.profiles import PROFILES
     from attnspec.conformance.mutants import MUTANTS
     from attnspec.conformance.reporting.kills import judge_mutants

@@ -1,4 +1,4 @@
-"""The pytest plugin. It is loaded in every run of every user's pytest, and imports nothing heavy until it is used."""
+"""The pytest plugin; every pytest run of every user loads it, so heavy imports wait until use."""
 
 import gc
 import os
@@ -13,11 +13,11 @@ from attnspec.conformance.running.keys import HERE, HOSTS, LEFT, SUITES_HERE
 from attnspec.conformance.running.settings import OPTIONS, Settings
 
 LIMITED = "attnspec-time-limit"
-"""The name of the plugin that ends a run of pytest at its time limit."""
+"""Name of the plugin that ends a pytest run at its time limit."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options of ``attnspec check``, for pytest."""
+    """Declare the options of ``attnspec check`` for pytest."""
     group = parser.getgroup("attnspec", "conformance of attention backends")
     group.addoption("--attn-backend", metavar="NAME", help="judge this backend: a name, package.module or file.py")
     for o in OPTIONS:
@@ -31,12 +31,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def settings_of_options(config: pytest.Config) -> Settings:
-    """The settings that the command line chooses."""
+    """Return the settings that pytest's command line chooses."""
     return Settings.from_options(config.getoption)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Collect verdicts in the process that controls the run; workers of pytest-xdist only report theirs."""
+    """Start collecting verdicts in the controlling process; workers of pytest-xdist only report theirs."""
     limit = config.getoption("--attn-time-limit")
     if limit and config.getoption("--attn-shared-folder") is None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(TimeLimit(limit), LIMITED)
@@ -57,10 +57,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
         close_memory()
         wake_parent()
-        # It is imported while this process makes its own imports.
+        # Started here, the backend is imported while this process makes its own imports.
         hosts(config).start(config.getoption("--attn-backend"), settings)
     elif _is_isolated_worker(config) and config.getoption("capture") == "no":
-        # pytest-xdist has its workers print to nowhere.
+        # pytest-xdist discards what its workers print.
         os.dup2(2, 1)
     if not hasattr(config, "workerinput"):
         from attnspec.conformance.running.verdicts import VERDICTS, Collector, CrashHandler, Verdicts
@@ -78,26 +78,26 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class TimeLimit:
-    """Ends a run of pytest after the test during which its time is over; ``attnspec check`` has its own limit."""
+    """Ends a plain pytest run after the test that exceeds its time; ``attnspec check`` has its own limit."""
 
     def __init__(self, seconds: float) -> None:
         self.end = time.monotonic() + seconds
 
     def pytest_runtest_logreport(self) -> None:
-        """End the run if its time is over."""
+        """End the run if its time has run out."""
         if time.monotonic() > self.end:
             raise pytest.exit.Exception("time limit")
 
 
 def _is_isolated_worker(config: pytest.Config) -> bool:
-    """Whether this is a worker process of ``attnspec check``."""
+    """Return whether this is a worker process of ``attnspec check``."""
     return hasattr(config, "workerinput") and settings_of_options(config).shared_folder is not None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Keep the garbage collector from ever scanning what a worker of ``attnspec check`` has imported.
+    """Exclude everything that a worker of ``attnspec check`` has imported from garbage collection.
 
-    Checks leave few cycles behind: it need not look for them more often than every 100,000 objects.
+    Checks leave few reference cycles: a collection every 100,000 objects is enough.
     """
     if _is_isolated_worker(session.config):
         gc.freeze()
@@ -109,9 +109,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the processes of backends where a run was broken off.
+    """End the backends' processes if the run broke off.
 
-    A worker of ``attnspec check`` is spared the last garbage collection, which takes half a second.
+    A worker of ``attnspec check`` skips the last garbage collection, which takes half a second.
     """
     if HOSTS in config.stash:
         config.stash[HOSTS].close()
@@ -120,7 +120,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test for each case of the backend that the class, or the command line, names."""
+    """Parametrise a test with the cases of the backend that its class or the command line names."""
     if "attnspec_case" not in metafunc.fixturenames:
         return
     from attnspec.conformance.remote.errors import BackendError
@@ -153,13 +153,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Keep what a worker says of suites that it has judged in its own process."""
+    """Store which suites a worker judged in the backend's own process, and why."""
     found = getattr(node, "workeroutput", {}).get(SUITES_HERE, {})
     node.config.stash.setdefault(HERE, {}).update(found)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say which suites were judged by the process that ran their backend, and who was left behind."""
+    """Report suites judged in their backend's process, and processes that backends left running."""
     for suite, reason in config.stash.get(HERE, {}).items():
         terminalreporter.write_line(
             f"attnspec: {suite} was judged in this process, which its backend may have misled: {reason}"
@@ -172,9 +172,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """End the processes of backends, and write the report as JSON if it was asked for.
+    """End the backends' processes, and write the report if ``--attn-json`` names a file.
 
-    ``attnspec check`` writes its own.
+    ``attnspec check`` writes its own report.
     """
     config = session.config
     if HOSTS in config.stash:
@@ -197,7 +197,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     try:
         plan = Plan.of(backend_of(config, config.getoption("--attn-backend"), settings)[1], settings)
     except BackendError:
-        # There is nothing to report, as the collection of tests has said.
+        # Nothing can be reported; the collection of tests has already raised the error.
         return
     limit = config.pluginmanager.get_plugin(LIMITED)
     over = limit is not None and time.monotonic() > limit.end

@@ -1,1 +1,1 @@
-"""Explanations of violations: what only has to be declared, and the known defect behind the rest."""
+"""Explanations of violations: missing declarations, and the known defect behind the remaining ones."""

@@ -1,4 +1,4 @@
-"""Candidates: known defects, each of which says what it would give on a probe."""
+"""Candidates: known defects that predict the results of a probe."""
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ from attnspec.spec.contract.shapes import results
 from attnspec.spec.contract.tree import mapped
 
 DRAWS = 3
-"""How often the arguments of a candidate are disturbed to see how much its own roundings show."""
+"""Number of random perturbations of a candidate's arguments, to estimate its own roundings."""
 
 NEAR = 2.0**-6
-"""The part of the largest number within which a candidate is close enough for its own roundings to be looked at."""
+"""Distance, relative to the largest number, up to which a candidate's own roundings are estimated."""
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A known defect: its name, a sentence that says what it does, and what it computes.
+    """A known defect: its name, a sentence about it, and the numbers that it computes.
 
-    ``compute`` gives its results, or of a probe of gradients those, with these arguments in the place of the probe's;
-    None where it has nothing to say.
+    ``compute`` returns its results for a probe (gradients for a probe of gradients), computed from the given arguments
+    instead of the probe's; None where it predicts nothing.
     """
 
     name: str
@@ -39,16 +39,16 @@ class Candidate:
     compute: Callable[[Probe, Arguments], Results | None]
 
     def numbers(self, probe: Probe, arguments: Arguments | None = None) -> Results | None:
-        """Its numbers for a probe; None also where it raises."""
+        """Return its numbers for a probe; None also if it raises."""
         with np.errstate(all="ignore"):
             found = call_safely(lambda: self.compute(probe, probe.arguments if arguments is None else arguments))
         return None if isinstance(found, Raised) else cast("Results | None", found)
 
 
 def explains(candidate: Candidate, probe: Probe, subject: Subject) -> bool:
-    """Whether the numbers of a backend are those of a candidate, as far as both may err.
+    """Return whether a backend's numbers are the candidate's, within the errors of both.
 
-    A candidate may err as much as the formula or, where that is more, as far as it moves by roundings of its own.
+    A candidate may err as much as the formula or, if that is more, as far as it moves by its own roundings.
     """
     found = candidate.numbers(probe)
     if found is None or set(found) != set(probe.got):
@@ -62,19 +62,19 @@ def explains(candidate: Candidate, probe: Probe, subject: Subject) -> bool:
 
 
 def apart(one: Results, other: Results, allowed: Results) -> float:
-    """The largest difference of two results over the sum of two budgets."""
+    """Return the largest difference of two results over the sum of their budgets."""
     return max((distance(one[path], other[path], 2 * allowed[path]) for path in other), default=0.0)
 
 
 def near(one: Results, other: Results, allowed: Results, part: float = NEAR) -> bool:
-    """Whether two results differ by no more than their budgets and a part of the largest number of each array."""
+    """Return whether two results differ by at most their budgets plus ``part`` of each array's largest number."""
     with np.errstate(all="ignore"):
         tops = {p: float(np.max(np.abs(x), where=np.isfinite(x), initial=0.0)) for p, x in other.items()}
     return apart(one, other, {p: x + part * tops[p] for p, x in allowed.items()}) <= 1
 
 
 def tells(candidate: Candidate, probe: Probe, *, finite: bool = False) -> bool:
-    """True if a candidate gives by far other numbers than the formula; if ``finite``, other finite ones."""
+    """Return true if a candidate differs clearly from the formula; with ``finite``, in finite numbers."""
     found = candidate.numbers(probe)
     if found is not None and finite:
         found = with_finite_numbers(found, probe.expected)
@@ -82,18 +82,18 @@ def tells(candidate: Candidate, probe: Probe, *, finite: bool = False) -> bool:
 
 
 def with_finite_numbers(found: Results, instead: Results) -> Results:
-    """Results with those of another in the place of NaN and infinities; arrays of other shapes are kept."""
+    """Replace NaN and infinities by the numbers of another result; arrays of other shapes are kept."""
     alike = {path for path, x in found.items() if x.shape == instead[path].shape}
     return {p: np.where(np.isfinite(x), x, instead[p]) if p in alike else x for p, x in found.items()}
 
 
 def roundings(candidate: Candidate, probe: Probe, subject: Subject) -> Results | None:
-    """The budget of a candidate's own roundings: how far it moves when its arguments do, and that of its results."""
+    """Return the budget of a candidate's own roundings: its change under perturbed arguments, plus result rounding."""
     p = subject.precision
     dtype = np.dtype(np.float32) if subject.dtype in NARROW else None
     rng = np.random.default_rng(0)
     given = {leaf.path: x if dtype is None else x.astype(dtype) for leaf, x in probe.arguments.floats}
-    # What multiplies weights moves by their rounding.
+    # Factors of weights are perturbed by the rounding of weights too.
     weighed = max(p.weights, p.operand, p.inputs)
     units = {path: 4 * max(p.accumulation, weighed if path in subject.operation.linear else p.inputs) for path in given}
     plain = candidate.numbers(probe, probe.arguments.replaced(given))
@@ -119,9 +119,9 @@ def roundings(candidate: Candidate, probe: Probe, subject: Subject) -> Results |
 def of_mutants(
     subject: Subject, wrong: Probe, through: Collection[str], *, own: bool, without: Collection[str] = ()
 ) -> Iterator[Candidate]:
-    """The mutants that alter one of these steps: those that are made for the operation, or the others.
+    """Yield mutants that alter one of these steps: the operation's if ``own``, else all others.
 
-    First come those that are known to be seen in what is wrong, gradients or results, and then those of the dtype.
+    Mutants known to show in the wrong kind, gradients or results, come first, then those of the dtype.
     """
 
     def otherwise_seen(mutant: Mutant) -> tuple[bool, bool]:
@@ -130,7 +130,7 @@ def of_mutants(
     for mutant in sorted(MUTANTS.values(), key=otherwise_seen):
         if mutant.name in without or (subject.operation.name in mutant.operations) is not own:
             continue
-        # What is wrong with a declaration is no defect of a backend that declares something else.
+        # A defect in a declaration does not apply to a backend with another declaration.
         if any(getattr(subject.semantics, q, None) != choice for q, choice in mutant.declares.items()):
             continue
         if altered_by(mutant).intersection(through):
@@ -139,7 +139,7 @@ def of_mutants(
 
 
 def altered_by(mutant: Mutant) -> set[str]:
-    """The steps that a mutant alters."""
+    """Return the steps that a mutant alters."""
     made = mutant.alteration
     if not isinstance(made, type):
         return {mutant.replaces}
@@ -147,7 +147,7 @@ def altered_by(mutant: Mutant) -> set[str]:
 
 
 def steps(subject: Subject, probe: Probe) -> set[str]:
-    """The steps of the correct formulas that a call goes through, and all around them."""
+    """Return the steps of the correct formulas that a call uses, and the library's own."""
     seen = {name for name in dir(Library) if not name.startswith("_")}
 
     class Watched(Formulas):
@@ -160,9 +160,9 @@ def steps(subject: Subject, probe: Probe) -> set[str]:
 
 
 def computed_by(subject: Subject, make: Callable[[], Library]) -> Callable[[Probe, Arguments], Results]:
-    """Results of a backend in NumPy on probes of an operation, under the choices that the judged backend declares.
+    """Return a function that computes probes with a NumPy backend, under the judged backend's declared choices.
 
-    A fresh one for each probe, so that it remembers nothing.
+    Each probe gets a new backend without memory of earlier calls.
     """
     operation = subject.operation
 
@@ -175,7 +175,7 @@ def computed_by(subject: Subject, make: Callable[[], Library]) -> Callable[[Prob
         if probe.views is not None and arguments is probe.arguments:
             given = {name: mapped(tree, lambda _, x: read_only(x)) for name, tree in probe.views.items()}
         else:
-            # Some write to their arguments.
+            # Some backends write to their arguments.
             given = arguments.passed_as(lambda path: copied(arguments[path]))
         if probe.cotangents is None:
             return {
@@ -188,12 +188,12 @@ def computed_by(subject: Subject, make: Callable[[], Library]) -> Callable[[Prob
 
 
 def copied(x: Any) -> Any:
-    """A copy of an array; everything else as it is."""
+    """Return a copy of an array; other values unchanged."""
     return x.copy() if isinstance(x, np.ndarray) else x
 
 
 def read_only(x: Any) -> Any:
-    """The same memory, which may not be written to."""
+    """Return a read-only view of an array."""
     if not isinstance(x, np.ndarray):
         return x
     view = x.view()

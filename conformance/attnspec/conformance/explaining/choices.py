@@ -1,4 +1,4 @@
-"""Other choices where the specification leaves one, as candidates."""
+"""Candidates that make another choice where the specification leaves one."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -24,13 +24,13 @@ SEEN = {
     ("rotary_pairs", "interleaved"): "Features 2i and 2i + 1 are turned together",
     ("rotary_pairs", "halves"): "Features i and i + d/2 are turned together",
 }
-"""What is seen of a choice; the other choices change no numbers of finite inputs, or are errors."""
+"""Visible effects of choices; the other choices change no finite numbers, or are errors."""
 
 Formula = Callable[[Arguments], Results]
 
 
 def of_choices(subject: Subject) -> Iterator[Candidate]:
-    """The choices that the backend does not declare, of the questions that concern the operation."""
+    """Yield the undeclared choices, for questions that concern the operation."""
     for question, choice, formula in _formulas(subject):
         declared = getattr(subject.semantics, question)
         if choice != declared:
@@ -44,12 +44,12 @@ def of_formula(subject: Subject) -> Candidate:
 
 
 def _of_results(formula: Formula) -> Callable[[Probe, Arguments], Results | None]:
-    """What a formula gives as results; of gradients it says nothing."""
+    """Return a computation of results by a formula; it returns None for gradients."""
     return lambda probe, arguments: None if probe.cotangents is not None else formula(arguments)
 
 
 def _formulas(subject: Subject) -> Iterator[tuple[str, str, Formula]]:
-    """Questions and choices, with what the operation then gives."""
+    """Yield questions and choices, with the operation's formula under each."""
     operation = subject.operation
     for question in asked_by_formula(operation):
         for choice in QUESTIONS[question].choices:
@@ -70,7 +70,7 @@ def _chosen(subject: Subject, question: str, choice: str, given: Arguments) -> R
 
 
 def _without_keys(subject: Subject, instead: Callable[[Arguments, Numbers], Numbers], given: Arguments) -> Results:
-    """Other numbers in rows without attendable keys; where there is no key at all, as it was."""
+    """Return the formula with other numbers in rows without attendable keys; unchanged without any key."""
     leaf, asking = subject.operation.leading, subject.operation.asking
     found = subject.unrounded(given)
     result, live = found[leaf.path], live_rows(given, bottom_right=subject.semantics.bottom_right)

@@ -1,4 +1,4 @@
-"""One declaration to paste: what a run has observed, for all operations and dtypes together, and what it explains."""
+"""One declaration to paste: the observations of a run over all operations and dtypes."""
 
 import json
 from collections import defaultdict
@@ -24,7 +24,7 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class Declaration:
-    """The attributes to paste, those that differ from the present ones alone, and what explains each violation."""
+    """Attributes to paste, only those that differ from the present ones, and each violation's explanation."""
 
     attributes: Mapping[str, Any] = field(default_factory=dict)
     explained: Mapping[Key, str] = field(default_factory=dict)
@@ -71,7 +71,7 @@ def declaration(
 
 
 def _cause(kind: str, explanation: Mapping[str, Any]) -> str:
-    """A kind of change in words."""
+    """Return a change of the declaration as text."""
     if kind == "precision":
         return f"precision {explanation[kind]}"
     if REFUSED in explanation[kind]:
@@ -87,7 +87,7 @@ def _cause(kind: str, explanation: Mapping[str, Any]) -> str:
 
 
 def _torn(judged: Iterable[Result], cases: Mapping[tuple[str, str], Mapping[str, Any]]) -> set[tuple[str, str]]:
-    """The questions that an operation answers otherwise at another dtype."""
+    """Return the questions that an operation answers differently at different dtypes."""
     seen: dict[tuple[str, str], set[str]] = defaultdict(set)
     for (operation, _), x in cases.items():
         for question, choice in x.get("semantics", {}).items():
@@ -100,7 +100,7 @@ def _torn(judged: Iterable[Result], cases: Mapping[tuple[str, str], Mapping[str,
 
 
 def _semantics(contract: Contract, cases: Mapping[tuple[str, str], Mapping[str, Any]]) -> Any:
-    """The choices other than normative ones: for all operations if they agree, else by operation."""
+    """Return the non-default choices: for all operations if they agree, else by operation."""
     chosen = {name: contract.semantics[name] for name in contract.operations}
     for (operation, _), x in cases.items():
         chosen[operation] = Semantics.of({**vars(chosen[operation]), **x["semantics"]})
@@ -117,7 +117,7 @@ def _semantics(contract: Contract, cases: Mapping[tuple[str, str], Mapping[str, 
 
 
 def _deviating(operation: str, chosen: Semantics) -> dict[str, str]:
-    """The choices of an operation that are not normative, of the questions that concern it."""
+    """Return an operation's non-default choices, for the questions that concern it."""
     return {
         q.name: plain(getattr(chosen, q.name))
         for q in QUESTIONS.values()
@@ -131,7 +131,7 @@ def _deviating(operation: str, chosen: Semantics) -> dict[str, str]:
 def _precision(
     contract: Contract, kept: Mapping[tuple[str, str], Mapping[str, Any]], cases: Iterable[tuple[str, str]]
 ) -> Any:
-    """The classes other than the usual ones: by dtype if all operations agree, else by operation too."""
+    """Return the non-default classes: by dtype if all operations agree, else by operation and dtype."""
     classes: dict[str, dict[str, str]] = defaultdict(dict)
     for operation, dtype in cases:
         if dtype in DEFAULTS:
@@ -155,7 +155,7 @@ def _precision(
 def _limits(
     contract: Contract, cases: Mapping[tuple[str, str], Mapping[str, Any]], judged: Iterable[Result]
 ) -> tuple[dict[str, Any], set[tuple[str, str]]]:
-    """The limits other than the usual ones, all operations together, and the cases whose dtype is not supported."""
+    """Return the combined non-default limits, and the cases whose dtype is not supported."""
     found = [{k: v for k, v in x["limits"].items() if k != "dtypes"} for x in cases.values() if x]
     limits = contract.limits
     for change in (x for x in found if REFUSED not in x):
@@ -175,7 +175,7 @@ def _limits(
 
 
 def _narrower(name: str, declared: Any, observed: Any) -> Any:
-    """What is within two limits."""
+    """Return the narrower of two limits."""
     if name == "multiple_of":
         return lcm(declared, observed)
     if name in ("divided_heads", "contiguous_only"):
@@ -188,7 +188,7 @@ def _narrower(name: str, declared: Any, observed: Any) -> Any:
 
 
 def _without(limits: Limits, refused: set[tuple[str, str]], cases: set[tuple[str, str]]) -> Limits:
-    """The limits without what no operation supports, and by operation without what some do not."""
+    """Remove unsupported dtypes from the limits: for all operations, or for single ones."""
     by_dtype = {d: {o for o, x in cases if x == d} for d in limits.dtypes}
     everywhere = {d for d, operations in by_dtype.items() if operations and all((o, d) in refused for o in operations)}
     dtypes = tuple(d for d in limits.dtypes if d not in everywhere)
@@ -200,12 +200,12 @@ def _without(limits: Limits, refused: set[tuple[str, str]], cases: set[tuple[str
 
 
 def _plain(value: Any) -> Any:
-    """What is by operation as a mapping."""
+    """Return a tuple of pairs by operation as a mapping; other values unchanged."""
     return dict(value) if value and isinstance(value, tuple) and isinstance(value[0], tuple) else value
 
 
 def lines(explained: Mapping[Key, str]) -> Iterator[str]:
-    """A line for each cause, with the number of laws that it explains."""
+    """Yield a line per cause, with the number of laws that it explains."""
     causes: dict[str, list[str]] = defaultdict(list)
     for (operation, _, _), cause in explained.items():
         causes[cause].append(operation)

@@ -1,4 +1,4 @@
-"""Diagnosis: at most one known defect that gives the numbers of a backend on all inputs, the right ones too."""
+"""Diagnosis: at most one known defect that reproduces a backend's numbers on all inputs, right ones too."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -23,10 +23,10 @@ from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.judging.subject import Results, Subject
 
 Call = Callable[[Arguments], Results | None]
-"""What a backend gives on further arguments; None where that is nothing of the right shape."""
+"""Results of a backend on further arguments; None if they lack the right shape."""
 
 JUDGED = 6
-"""Further arguments on which candidates that differ from the formula are judged by budgets."""
+"""Number of further arguments judged by budgets, where candidates differ from the formula."""
 
 
 def diagnosed(
@@ -38,11 +38,11 @@ def diagnosed(
     until: float = np.inf,
     without: Collection[str] = (),
 ) -> Diagnosis | None:
-    """The diagnosis that explains all probes; None if nothing does, or several candidates that are not the same.
+    """Return the diagnosis that explains all probes; None without one, or if different candidates remain.
 
-    Candidates that all explain them are compared on ``further`` arguments, on which ``call`` calls the backend; if
-    nobody can, candidates that differ there leave no guess. ``until`` is when to give up, as ``time.process_time`` has
-    it. Candidates named in ``without`` are left out.
+    Candidates that explain all probes are compared on ``further`` arguments, on which ``call`` calls the backend.
+    Without ``call``, candidates that differ there give no diagnosis. ``until`` is the deadline by
+    ``time.process_time``. Candidates named in ``without`` are left out.
     """
     wrong, ordered = in_order(probes)
     if not wrong:
@@ -62,9 +62,9 @@ def diagnosed(
 
 
 def in_order(probes: Sequence[Probe]) -> tuple[list[Probe], list[Probe]]:
-    """The wrong probes, and all of them: wrong ones before right ones, and small ones first.
+    """Return the wrong probes, and all probes: wrong ones first, small ones first.
 
-    Where results are wrong, gradients are left out: those of a wrong result are another question.
+    If results are wrong, gradients are left out: gradients of a wrong result are a separate question.
     """
     by_size = sorted(probes, key=lambda probe: probe.size)
     if any(probe.wrong and probe.cotangents is None for probe in by_size):
@@ -74,9 +74,9 @@ def in_order(probes: Sequence[Probe]) -> tuple[list[Probe], list[Probe]]:
 
 
 def kinds(subject: Subject, first: Probe, without: Collection[str] = ()) -> Iterator[Iterator[Candidate]]:
-    """The kinds of candidates for a wrong probe, the plainest first: of two that fit, that of the first kind is named.
+    """Yield the kinds of candidates, plainest first; if two fit, the earlier kind is named.
 
-    What has no parameter comes before factors, which are fitted.
+    Candidates without parameters come before factors, which are fitted.
     """
     yield of_choices(subject)
     through = steps(subject, first)
@@ -86,14 +86,14 @@ def kinds(subject: Subject, first: Probe, without: Collection[str] = ()) -> Iter
 
 
 def _explaining(candidates: Iterable[Candidate], probe: Probe, subject: Subject, until: float) -> list[Candidate]:
-    """The candidates that explain a probe, as far as there is time."""
+    """Return the candidates that explain a probe, until the deadline."""
     return [c for c in candidates if time.process_time() <= until and explains(c, probe, subject)]
 
 
 def _by_accident(
     candidate: Candidate, wrong: Sequence[Probe], further: Sequence[Arguments], subject: Subject, until: float
 ) -> bool:
-    """True if a candidate agrees in NaN and infinities alone, though its defect shows in finite numbers elsewhere.
+    """Return true if a candidate agrees only in NaN and infinities, but shows in finite numbers elsewhere.
 
     Such a defect divides 0 by 0 where many others do: that both results are NaN there is no evidence.
     """
@@ -114,9 +114,9 @@ def _by_accident(
 def _told_apart(
     left: list[Candidate], further: Sequence[Arguments], call: Call | None, subject: Subject, until: float
 ) -> list[Candidate]:
-    """The candidates that are left after further arguments; none if these could tell them apart, and nobody can try.
+    """Return the candidates that fit further arguments; without ``call``, none if candidates differ there.
 
-    What differs much is judged by its budget, and so are a few of those on which candidates differ from the formula.
+    Large differences are judged by the budget, as are a few inputs where candidates differ from the formula.
     """
     judged = 0
     for arguments in further if left else ():
@@ -140,7 +140,7 @@ def _told_apart(
 
 
 def _differ(found: Sequence[Results | None]) -> bool:
-    """Whether results differ from the first so much that roundings cannot be the reason."""
+    """Return whether results differ from the first by more than roundings can explain."""
     first, *others = found
     if first is None:
         return any(other is not None for other in others)

@@ -1,4 +1,4 @@
-"""A factor that explains everything: of the results, of one gradient, or of the scores, with its value."""
+"""A factor that explains all numbers: of the results, one gradient, or the scores."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,17 +13,17 @@ from attnspec.conformance.laws.ensembles import rescaled
 from attnspec.reference.budget.error_array import UNKNOWN
 
 DIGITS = 6
-"""Significant digits of a factor that is named, at most: as few as explain all numbers."""
+"""Largest number of significant digits of a factor; the fewest that explain all numbers are used."""
 
 OCTAVES = np.arange(-8.0, 8.5, 0.5)
-"""Where a factor of the scores is looked for first, as powers of 2."""
+"""First grid of score factors, as powers of 2."""
 
 STEPS = 24
-"""How often the interval of a factor is cut."""
+"""Number of cuts of the interval of a factor."""
 
 
 def of_factors(subject: Subject, first: Probe) -> Iterator[Candidate]:
-    """The factors that explain a probe that is wrong, as far as any do."""
+    """Yield the factors that explain a wrong probe."""
     if not subject.operation.float_result:
         return
 
@@ -42,7 +42,7 @@ def of_factors(subject: Subject, first: Probe) -> Iterator[Candidate]:
 
 
 def rounded(factor: float, fits: Callable[[float], bool]) -> float | None:
-    """A factor in as few digits as fit; None if none do, and for what is no factor."""
+    """Return a factor with as few digits as fit; None if none fits."""
     for digits in range(1, DIGITS + 1):
         number = float(f"{factor:.{digits - 1}e}")
         if number not in (0.0, 1.0) and np.isfinite(number) and fits(number):
@@ -51,7 +51,7 @@ def rounded(factor: float, fits: Callable[[float], bool]) -> float | None:
 
 
 def of_gain(factor: float, path: str = "") -> Candidate:
-    """All results multiplied by a factor; with a path, the gradient of that argument alone."""
+    """All results multiplied by a factor; with a path, only the gradient of that argument."""
 
     def numbers(probe: Probe, arguments: Arguments) -> Results:
         of_path = probe.cotangents is not None
@@ -62,7 +62,7 @@ def of_gain(factor: float, path: str = "") -> Candidate:
 
 
 def gain(probe: Probe, path: str) -> float:
-    """The factor of a result, or of one gradient, with the least squares of error over budget."""
+    """Return the factor of a result or gradient that minimises the squares of error over budget."""
     products, squares = 0.0, 0.0
     for p, expected in probe.expected.items():
         if path in ("", p):
@@ -84,7 +84,7 @@ def of_scale(subject: Subject, factor: float) -> Candidate:
 
 
 def scale(subject: Subject, probe: Probe) -> float | None:
-    """The factor of the scores with the least squares of error over budget; None if that is at no end of the search."""
+    """Return the score factor that minimises the squares of error over budget; None at an end of the search."""
 
     def loss(octave: float) -> float:
         found = of_scale(subject, float(2.0**octave)).numbers(probe)

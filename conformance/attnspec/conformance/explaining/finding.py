@@ -8,15 +8,15 @@ from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.judging.violation import Reason
 
 NUMBERS = (Reason.VALUE, Reason.DECLARED)
-"""The reasons of failures that wrong numbers may have."""
+"""Reasons of failures that wrong numbers may have."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
     """One guess at what is wrong with an operation at a dtype.
 
-    ``same`` names all known defects that give the same numbers as the backend on all inputs that were compared, the one
-    that ``sentence`` is about first. It is empty for a precision, which gives no numbers of its own.
+    ``same`` names all known defects that give the backend's numbers on all compared inputs, the one of ``sentence``
+    first. It is empty for a precision, which predicts no numbers.
     """
 
     operation: str
@@ -25,12 +25,12 @@ class Diagnosis:
     same: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The diagnosis as plain JSON."""
+        """Return the diagnosis as plain JSON."""
         return {**asdict(self), "same": list(self.same)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Diagnosis":
-        """The diagnosis that plain JSON describes."""
+        """Return the diagnosis that plain JSON describes."""
         return cls(**{**data, "same": tuple(data["same"])})
 
 
@@ -38,8 +38,8 @@ class Diagnosis:
 class Explanation:
     """Explanation of the violations of a case.
 
-    ``undeclared`` is what only has to be declared, as plain JSON, and ``diagnosis`` the known defect behind the rest.
-    ``note`` says what kept either from being found: an error of attnspec, or the end of the backend's process.
+    ``undeclared`` holds missing declarations as plain JSON, ``diagnosis`` the known defect behind the remaining
+    violations. ``note`` says what prevented either: an error of attnspec, or the end of the backend's process.
     """
 
     undeclared: Mapping[str, Any] = field(default_factory=dict)
@@ -47,19 +47,19 @@ class Explanation:
     note: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """The explanation as plain JSON, without the note, which the verdicts have."""
+        """Return the explanation as plain JSON, without the note, which the verdicts have."""
         diagnosis = None if self.diagnosis is None else self.diagnosis.as_json()
         return {"undeclared": dict(self.undeclared), "diagnosis": diagnosis}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Explanation":
-        """The explanation that plain JSON describes."""
+        """Return the explanation that plain JSON describes."""
         diagnosis = None if data["diagnosis"] is None else Diagnosis.from_json(data["diagnosis"])
         return cls(data["undeclared"], diagnosis)
 
 
 def violated_by_numbers(results: Iterable[Result]) -> list[str]:
-    """The laws that numbers violate; none where the backend has crashed or hung."""
+    """Return the laws that numbers violate; none if the backend has crashed or hung."""
     failed = [r for r in results if r.status is Status.FAILED]
     if any(r.reason in (Reason.CRASHED, Reason.HUNG) for r in failed):
         return []

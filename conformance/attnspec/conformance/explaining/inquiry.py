@@ -1,4 +1,4 @@
-"""Where a diagnosis begins: a case that was judged, or one result whose inputs are known."""
+"""The start of a diagnosis: from a judged case, or from one result with known inputs."""
 
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -21,18 +21,18 @@ from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.spec.contract.operation import OPERATIONS
 
 FIRST = 16
-"""Examples on which a backend is asked in any case; beyond, as many as it takes to find a wrong number."""
+"""Examples that are always tried; more follow until a number is wrong."""
 
 FURTHER = 32
-"""Examples beyond, with which candidates are told apart."""
+"""Further examples, which distinguish between candidates."""
 
 SECONDS = 2.5
-"""Processor time after which a diagnosis is given up; half of it is for the calls of the backend and the oracle."""
+"""Processor seconds after which a diagnosis is given up; half are for calls of backend and oracle."""
 
 
 @dataclass(frozen=True)
 class Inquiry:
-    """What is known of a case whose numbers may be wrong, and how to know more; ``start`` is when it began."""
+    """Probes of a case with possibly wrong numbers, and means to get more; ``start`` is a time."""
 
     subject: Subject
     probes: Sequence[Probe]
@@ -41,7 +41,7 @@ class Inquiry:
     start: float
 
     def diagnosis(self, without: Collection[str] = ()) -> Diagnosis | None:
-        """The diagnosis, without the known defects of these names."""
+        """Return the diagnosis, without the known defects of these names."""
         until = self.start + SECONDS
         return diagnosed(self.subject, self.probes, further=self.further, call=self.call, until=until, without=without)
 
@@ -57,10 +57,10 @@ def inquiry(
     device: str = "cpu",
     watch: Watch = lambda law, given: nullcontext(),
 ) -> Inquiry | None:
-    """Ask a backend on the examples that it was judged by and, if it is right there, as the violated laws did.
+    """Call a backend on its judged examples; if all are right, repeat the violated laws' calls.
 
-    None where no law of numbers has failed, or the backend has crashed or hung. ``watch`` is entered with a law and an
-    input around whatever calls the backend.
+    None if no law of numbers failed, or if the backend crashed or hung. ``watch`` is entered with a law and an input
+    around every call of the backend.
     """
     laws = violated_by_numbers(results)
     if not laws:
@@ -88,7 +88,7 @@ def inquiry(
 
 
 def _asked(subject: Subject, examples: Sequence[Example], watch: Watch, until: float) -> list[Probe]:
-    """Probes of the first examples, and of as many more as it takes to find a wrong one."""
+    """Return probes of the first examples, and of further ones until one is wrong."""
     probes: list[Probe] = []
     for i, example in enumerate(examples):
         if time.process_time() > until or (i >= FIRST and any(probe.wrong for probe in probes)):
@@ -101,7 +101,7 @@ def _asked(subject: Subject, examples: Sequence[Example], watch: Watch, until: f
 def diagnosis_of_result(
     subject: Subject, arguments: Arguments, found: Results, *, without: Collection[str] = ()
 ) -> Diagnosis | None:
-    """The diagnosis of one result; None also where other inputs could tell several known defects apart."""
+    """Return the diagnosis of one result; None also if other inputs could distinguish the matching defects."""
     probe = judged_by(subject, arguments, found)
     if probe is None:
         return None

@@ -21,7 +21,7 @@ _HALF, _BRAIN = 2.0**-11, 2.0**-8
 
 
 class Lower(NamedTuple):
-    """A class below another, in a sentence; ``format`` is that of its results if these are of fewer bits."""
+    """A lower precision class and a sentence about it; ``format`` is set if results have fewer bits."""
 
     sentence: str
     precision: Precision
@@ -29,7 +29,7 @@ class Lower(NamedTuple):
 
 
 def _inside(format: str, u: float, dtype: str) -> Lower:
-    """Everything is rounded to one dtype and returned in another."""
+    """Everything is rounded to one format and returned as another dtype."""
     rounding = replace(CLASSES["ieee32"], dtype=dtype, inputs=u, operand=u, stored=u, weights=u, output=u)
     step = 2 * u * SMALLEST_NORMAL[format]
     rounding = replace(rounding, weights_smallest=step, output_smallest=step, inputs_smallest=step)
@@ -44,23 +44,23 @@ LOWER: Mapping[str, tuple[Lower, ...]] = {
         for dtype, u in (("bfloat16", _BRAIN), ("float16", _HALF))
     },
 }
-"""Precisions that cannot be declared, by the dtype in whose place they are looked for, the most precise first."""
+"""Precisions that cannot be declared, by the declared dtype, most precise first."""
 
 LEAST, LEAST_OF_ONE = 1 / 8, 1 / 32
-"""The least root mean square of error/σ if it is the class that rounds, of all wrong inputs and of each."""
+"""Smallest root mean square of error/σ that indicates a class: over all wrong inputs, and per input."""
 
 TOGETHER = 0.5
-"""The most that roundings of a few numbers have in common with the numbers, or with each other's sign."""
+"""Largest correlation of a few roundings with the numbers, or of their signs with each other."""
 
 MOVED = 3
-"""Wrong inputs that are moved a little, to see whether their errors are others."""
+"""Wrong inputs that are perturbed, to see whether their errors change."""
 
 ENOUGH = 12
-"""Numbers from which it is told whether errors look like roundings."""
+"""Smallest number of errors that can be recognised as roundings."""
 
 
 class Lowered(Subject):
-    """The same operation of a backend under another class."""
+    """The same operation of a backend, judged under another precision class."""
 
     def __init__(self, subject: Subject, other: Precision) -> None:
         super().__init__(subject.backend, subject.contract, subject.operation, subject.dtype, subject.device)
@@ -77,9 +77,9 @@ def of_precisions(
 ) -> str | None:
     """Return a sentence about the most precise entry of ``LOWER`` that explains all results, or None.
 
-    None also where the widest class that a run may propose allows all errors: then the declaration has to change.
-    Roundings are others if the inputs move a little: ``call`` tells what the backend then gives. Where nobody can,
-    only results count that a narrower format holds.
+    None also if the widest class that a run may propose allows all errors: then the declaration has to change.
+    Roundings change if the inputs move a little, so ``call`` calls the backend again. Without ``call``, only results
+    that a narrower format represents exactly count.
     """
     wrong = [probe for probe in probes if probe.wrong]
     unsuited = any(probe.cotangents is not None or probe.views is not None for probe in wrong)
@@ -108,11 +108,11 @@ def of_precisions(
 
 
 def _errors(lowered: Lowered, probe: Probe) -> Numbers | None:
-    """Errors over their σ in a class, and what is expected over it, (2, numbers); None if one is out of its budget."""
+    """Return errors and expected numbers over σ, (2, numbers); None if an error exceeds its budget."""
     found = []
     for path, oracle in lowered.oracles(probe.arguments.replaced({})).items():
         got, expected = probe.got[path], oracle.value
-        # An infinity with a budget of 0 is exact: rounding moves nothing to it or away from it.
+        # An infinity with a budget of 0 is exact: rounding neither creates nor removes it.
         allowed = np.where(np.isfinite(expected) | (oracle.budget == 0), oracle.budget, np.inf)
         if distance(got, expected, allowed) > 1:
             return None
@@ -124,7 +124,7 @@ def _errors(lowered: Lowered, probe: Probe) -> Numbers | None:
 
 
 def _like_roundings(found: Sequence[Numbers]) -> bool:
-    """Whether errors over σ are as large as roundings, of both signs, and no multiple of the numbers."""
+    """Return whether errors over σ are as large as roundings, of both signs, and uncorrelated with the numbers."""
     errors, values = np.concatenate(found, axis=1)
     if np.count_nonzero(errors) < ENOUGH:
         return False
@@ -135,12 +135,12 @@ def _like_roundings(found: Sequence[Numbers]) -> bool:
 
 
 def _size(errors: Numbers) -> float:
-    """The root mean square of those that are not 0."""
+    """Return the root mean square of the nonzero errors."""
     return float(np.sqrt((errors[errors != 0] ** 2).mean()))
 
 
 def _change(lowered: Lowered, wrong: Sequence[Probe], call: Callable[[Arguments], Results | None]) -> bool:
-    """Whether the errors of wrong probes are others once the inputs have moved by a few roundings of the class."""
+    """Return whether the errors of wrong probes change when the inputs move by a few roundings."""
     rng, pairs = np.random.default_rng(0), []
     unit = max(lowered.other.accumulation, lowered.other.operand, lowered.other.inputs, lowered.other.tanh)
     for probe in wrong:
@@ -159,11 +159,11 @@ def _change(lowered: Lowered, wrong: Sequence[Probe], call: Callable[[Arguments]
 
 
 def _correlation(one: Numbers, other: Numbers) -> float:
-    """How far one array is a multiple of another: 1 or −1 if it is, 0 without anything in common."""
+    """Return the correlation of two arrays about 0: 1 or −1 for multiples, 0 for unrelated arrays."""
     squares = float((one**2).sum() * (other**2).sum())
     return float((one * other).sum()) / float(np.sqrt(squares)) if squares else 0.0
 
 
 def _held(x: Numbers, format: str) -> bool:
-    """Whether a format of fewer bits holds all numbers."""
+    """Return whether a format of fewer bits represents all numbers exactly."""
     return bool(format) and bool((x == x.astype(numpy_dtype(format)).astype(x.dtype)).all())

@@ -1,4 +1,4 @@
-"""Probes: calls of a backend whose numbers are known, beside those of the formula and the budget of each."""
+"""Probes: calls of a backend with their numbers, the formula's, and the budget of each."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ from attnspec.conformance.judging.violation import Violation
 from attnspec.reference.budget.error_array import UNKNOWN
 
 FAR = 4.0
-"""Budgets beyond which a number is wrong whatever the budget, and one candidate is told from another."""
+"""Multiple of the budget from which a number is clearly wrong, or two candidates differ."""
 
 
 @dataclass(frozen=True, eq=False)
 class Probe:
     """One call of a backend: its results, or with ``cotangents`` its gradients, by path.
 
-    ``expected`` are those of the formula, ``allowed`` how far from it each number may lie: infinite for what a declared
-    choice, or the error of the formula itself, leaves open. ``views`` are the arguments by name as they lay in memory,
-    of a call that a law made.
+    ``expected`` are the formula's, ``allowed`` the allowed distance of each number: infinite where a declared choice or
+    the formula's own error leaves the number open. ``views`` are the arguments of a law's own call, as they lay in
+    memory.
     """
 
     arguments: Arguments
@@ -36,7 +36,7 @@ class Probe:
 
     @cached_property
     def ratio(self) -> float:
-        """The largest error over its budget, of the numbers whose budget says something."""
+        """The largest error over its budget, where the budget is narrow enough to judge."""
         return max((self._ratio(path) for path in self.got), default=0.0)
 
     def _ratio(self, path: str) -> float:
@@ -48,19 +48,19 @@ class Probe:
 
     @property
     def wrong(self) -> bool:
-        """Whether the numbers are wrong, and not only a little beyond a budget."""
+        """True if an error clearly exceeds its budget."""
         return self.ratio > FAR
 
     @cached_property
     def size(self) -> int:
-        """Numbers of all arguments: what a call costs."""
+        """Numbers in all arguments, as a measure of a call's cost."""
         return sum(x.size for _, x in self.arguments.given)
 
 
 def distance(one: Numbers, other: Numbers, allowed: Numbers) -> float:
-    """The largest difference of two arrays over what is allowed; infinite where NaN or infinities differ.
+    """Return the largest difference over what is allowed; infinite if NaN or infinities differ.
 
-    Where an infinite difference is allowed, anything goes.
+    Where an infinite difference is allowed, every number is accepted.
     """
     if one.shape != other.shape:
         return np.inf
@@ -75,7 +75,7 @@ def distance(one: Numbers, other: Numbers, allowed: Numbers) -> float:
 
 
 def called(subject: Subject, arguments: Arguments) -> Results | None:
-    """The results of a call; None where the backend gives no numbers of the right shape."""
+    """Return the results of a call; None if the backend gives no numbers of the right shape."""
     try:
         return subject.results(arguments)
     except Violation:
@@ -83,7 +83,7 @@ def called(subject: Subject, arguments: Arguments) -> Results | None:
 
 
 def judged_by(subject: Subject, arguments: Arguments, found: Results) -> Probe | None:
-    """A probe of results; None outside of the domain."""
+    """Return a probe of results; None outside of the operation's domain."""
     try:
         return given(subject, arguments, found) if subject.in_domain(arguments) else None
     except Violation:
@@ -91,7 +91,7 @@ def judged_by(subject: Subject, arguments: Arguments, found: Results) -> Probe |
 
 
 def given(subject: Subject, arguments: Arguments, found: Results) -> Probe:
-    """A probe of results that are known."""
+    """Return a probe of known results."""
     oracles = subject.oracles(arguments)
     expected = {path: x.value for path, x in oracles.items()}
     allowed = {path: np.where(np.isnan(x.value), np.inf, x.budget) for path, x in oracles.items()}
@@ -99,7 +99,7 @@ def given(subject: Subject, arguments: Arguments, found: Results) -> Probe:
 
 
 def of_gradients(subject: Subject, arguments: Arguments) -> Probe | None:
-    """The gradients of a call, with weights that the sizes of the arguments determine; None where there are none."""
+    """Return a probe of a call's gradients, with cotangents seeded by the sizes; None without gradients."""
     rng = np.random.default_rng(stable_seed("diagnosis", *arguments.sizes.values()) % 2**63)
     try:
         cotangents = subject.cotangents(arguments, rng)
@@ -112,7 +112,7 @@ def of_gradients(subject: Subject, arguments: Arguments) -> Probe | None:
 
 
 def given_gradients(subject: Subject, arguments: Arguments, cotangents: Results, found: Results) -> Probe:
-    """A probe of gradients that are known."""
+    """Return a probe of known gradients."""
     oracles = subject.gradients(arguments, cotangents)
     paths = [path for path in oracles if path in found]
     allowed = {p: np.where(np.isfinite(oracles[p][0]), oracles[p][1], np.inf) for p in paths}
@@ -120,7 +120,7 @@ def given_gradients(subject: Subject, arguments: Arguments, cotangents: Results,
 
 
 def gathered(subject: Subject, arguments: Arguments) -> Iterator[Probe]:
-    """The results of a call and, where these are right and the backend has any, its gradients."""
+    """Yield a probe of a call's results and, if these are right, one of its gradients."""
     results = called(subject, arguments)
     probe = None if results is None else judged_by(subject, arguments, results)
     if probe is None:
@@ -134,6 +134,6 @@ def gathered(subject: Subject, arguments: Arguments) -> Iterator[Probe]:
 
 
 def cotangent_of(subject: Subject, probe: Probe) -> Any:
-    """The cotangents as the tree that a backend takes, of NumPy arrays."""
+    """Return the cotangents as a tree of NumPy arrays, as a backend takes them."""
     copies = {path: x.copy() for path, x in (probe.cotangents or {}).items()}
     return subject.like_result(copies, probe.arguments, convert=False)

@@ -1,4 +1,4 @@
-"""What a law asked that was violated: its own calls, which are of sizes, places and numbers that no example has."""
+"""Calls that a violated law made itself, with sizes, memory layouts and numbers that no example has."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,17 +22,17 @@ from attnspec.spec.contract.semantics import QUESTIONS, Semantics
 from attnspec.spec.contract.tree import mapped
 
 Watch = Callable[[str, Any], AbstractContextManager[None]]
-"""Entered with a law and an input around what calls the backend, so that a crash can be named."""
+"""Context around calls of the backend, entered with law and input to attribute a crash."""
 
 LAWS = 2
-"""Violated laws whose calls are looked at."""
+"""Number of violated laws whose calls are examined."""
 
 CALLS = 16
-"""Calls of a law that are looked at, the last ones that it made."""
+"""Number of a law's last calls that are examined."""
 
 
 class Recorder(Subject):
-    """A subject that remembers its calls; each is a probe that has yet to be judged."""
+    """A subject that records its calls; each is a probe that has yet to be judged."""
 
     def __init__(self, subject: Subject) -> None:
         super().__init__(subject.backend, subject.contract, subject.operation, subject.dtype, subject.device)
@@ -40,7 +40,7 @@ class Recorder(Subject):
         self.calls: list[Probe] = []
 
     def outcome(self, inputs: Mapping[str, Any]) -> Any:
-        """As always, and remembered with the arrays as they lie in memory."""
+        """Return the outcome, and record it with the arrays as they lie in memory."""
         views = {name: mapped(x, lambda _, y: self._seen(y)) for name, x in inputs.items()}
         copies = {name: mapped(x, lambda _, y: copied(y)) for name, x in views.items()}
         found = super().outcome(inputs)
@@ -50,23 +50,23 @@ class Recorder(Subject):
         return found
 
     def vjp(self, arguments: Arguments, cotangents: Results, inputs: Mapping[str, Any] | None = None) -> Results:
-        """As always, and remembered."""
+        """Return the gradients, and record them."""
         found = super().vjp(arguments, cotangents, inputs)
         got = {path: np.array(x) for path, x in found.items() if path in dict(arguments.arrays)}
         self.calls.append(Probe(arguments, got, {}, {}, dict(cotangents)))
         return found
 
     def _seen(self, x: Any) -> Any:
-        """An array of the backend as one of NumPy, at the same place in memory where both can share it."""
+        """Return a backend's array as a NumPy array, sharing its memory where possible."""
         return x if x is None or isinstance(x, bool | int | float | str) else self.numbers(x)
 
 
 def recorded(
     subject: Subject, laws: Iterable[str], examples: Sequence[Example], watch: Watch, until: float
 ) -> list[Probe]:
-    """The calls of violated laws, beside what the correct formulas give for them.
+    """Return the calls of violated laws, with the correct formulas' numbers.
 
-    Nothing where the backend declares choices that these formulas do not make.
+    Empty if the backend declares choices that these formulas do not make.
     """
     normative: dict[str, Any] = {
         question: QUESTIONS[question].normative for question in (*subject.choices, "rejection")
@@ -84,7 +84,7 @@ def recorded(
 
 
 def _calls(subject: Subject, check: Check, examples: Sequence[Example], watch: Watch, until: float) -> list[Probe]:
-    """The calls of a law on the first example on which it is violated."""
+    """Return the calls of a law on the first example that violates it."""
     for example in examples[:1] if check.once else examples:
         if time.process_time() > until:
             break
@@ -98,14 +98,14 @@ def _calls(subject: Subject, check: Check, examples: Sequence[Example], watch: W
 
 
 def _judged(subject: Subject, call: Probe, until: float) -> Probe | None:
-    """A call beside what the correct formulas give, and how far that moves by roundings."""
+    """Return a call with the correct formulas' numbers, and their change by roundings as the budget."""
     if time.process_time() > until:
         return None
     right = Candidate("", "", computed_by(subject, lambda: Library("correct")))
     expected, allowed = right.numbers(call), roundings(right, call, subject)
     if expected is None or allowed is None or _shapes(expected) != _shapes(call.got):
         return None
-    # Here NaN and infinities are what the formula gives: nothing is left open.
+    # NaN and infinities here are the formula's results: nothing is left open.
     budgets = {path: np.where(np.isfinite(x), allowed[path], 0.0) for path, x in expected.items()}
     return Probe(call.arguments, call.got, expected, budgets, call.cotangents, call.views)
 

@@ -1,4 +1,4 @@
-"""What a backend refuses by saying that it does not support it: lengths, batches, features, a dtype."""
+"""Inputs that a backend reports as unsupported: lengths, batches, features, a dtype."""
 
 import math
 import re
@@ -25,22 +25,22 @@ from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.semantics import QUESTIONS
 
 REFUSED = "dtype"
-"""The limit that says that nothing of a dtype is supported."""
+"""The limit that means that a dtype is not supported at all."""
 
 ROWS = 64
-"""Inputs that are tried, which cover every pair of batches and options."""
+"""Number of inputs to try; they cover every pair of batches and options."""
 
 WORK = 2.0**14
-"""The most multiply-adds of one."""
+"""Largest number of multiply-adds of one input."""
 
 GRID = 2
-"""Places of a plain call along each axis of a grid, whose number is the product of all of them."""
+"""Places along each axis of a grid in a plain call; their product is the total."""
 
 FEWEST = 3
-"""So many inputs at least show a limit that no single call shows."""
+"""Smallest number of refused inputs that establishes a limit which no single call shows."""
 
 FIRST = (16, 128, 1)
-"""Lengths of which one is taken by most kernels."""
+"""Lengths of which most kernels accept at least one."""
 
 _UNSUPPORTED = re.compile(
     r"not ?implemented|unimplemented|unsupported|(not|n't|only|no)\b.{0,40}\bsupport|support\w*\b.{0,20}\bonly"
@@ -57,42 +57,42 @@ _MISMATCHED = re.compile(r"\b(shapes?|sizes?|dimensions?|broadcast\w*|reshape|ex
 _SCATTERED = re.compile(r"contiguous|\bstrides?\b|\bview size\b", re.IGNORECASE)
 
 SMALL = (1, 2, 3, 5, 8, 16)
-"""Lengths and batches of which one is taken by backends that need some."""
+"""Lengths and batches of which a backend with a minimum accepts at least one."""
 
 WHETHER = ("broadcasting", "mask", "causal")
-"""The limits that are False where a kind of call is refused."""
+"""Limits set to False if such calls are refused."""
 
 
 def says_unsupported(message: str) -> bool:
-    """Whether what a backend raised says that it does not support its input."""
+    """Return whether an error message says that the input is not supported."""
     return bool(_UNSUPPORTED.search(message))
 
 
 def says_lacking(message: str) -> bool:
-    """The same, or that there is no such argument."""
+    """Return whether it says so, or that the argument does not exist."""
     return says_unsupported(message) or "unexpected keyword argument" in message
 
 
 def says_mismatched(message: str) -> bool:
-    """Whether what a backend raised says that its input is not supported, or that shapes do not fit each other."""
+    """Return whether it says that the input is not supported, or that shapes do not fit."""
     return says_lacking(message) or bool(_MISMATCHED.search(message))
 
 
 def says_small(message: str) -> bool:
-    """Whether what a backend raised says that its input is not supported, or empty, or too small."""
+    """Return whether it says that the input is not supported, or empty, or too small."""
     return says_lacking(message) or bool(_EMPTY.search(message))
 
 
 def says_refused(message: str) -> bool:
-    """Any of these, or that the input lies in memory as it should not."""
+    """Return whether it says any of these, or complains about memory layout."""
     return says_mismatched(message) or says_small(message) or bool(_SCATTERED.search(message))
 
 
 @dataclass(frozen=True)
 class Refusals:
-    """Whether a backend refuses ``everything``; if not, the ``limits`` that exclude what it refuses.
+    """True for ``everything`` if a backend refuses all calls; else the ``limits`` that exclude its refusals.
 
-    ``taken`` says that a plain call was taken.
+    ``taken`` is true if a plain call was accepted.
     """
 
     everything: bool = False
@@ -101,7 +101,7 @@ class Refusals:
 
 
 def refusals(subject: Subject, mark: Mark) -> Refusals:
-    """What a backend was seen to refuse, within its limits."""
+    """Return a backend's observed refusals within its limits."""
     probes = _Probes(subject, mark)
     if not probes.taken and divided_sizes(subject.operation).heads and not subject.limits.divided_heads:
         found = refusals(_narrowed(subject, divided_heads=True), mark)
@@ -118,18 +118,18 @@ def refusals(subject: Subject, mark: Mark) -> Refusals:
 
 
 def _narrowed(subject: Subject, **limits: Any) -> Subject:
-    """The same operation within narrower limits."""
+    """Return the subject within narrower limits."""
     contract = replace(subject.contract, limits=replace(subject.limits, **limits))
     return Subject(subject.backend, contract, subject.operation, subject.dtype, subject.device)
 
 
 def _at(subject: Subject, dtype: str) -> Subject:
-    """The same operation at another dtype."""
+    """Return the subject at another dtype."""
     return Subject(subject.backend, subject.contract, subject.operation, dtype, subject.device)
 
 
 def _refused(subject: Subject, arguments: Arguments, says: Callable[[str], bool] = says_unsupported) -> bool | None:
-    """Whether the backend refuses a call, by a message that says so; None if it fails otherwise or is not asked."""
+    """Return whether a backend refuses a call as unsupported; None for other failures, or without a call."""
     try:
         found = subject.outcome(subject.converted(arguments))
     except (Violation, LeftOut):
@@ -138,9 +138,9 @@ def _refused(subject: Subject, arguments: Arguments, says: Callable[[str], bool]
 
 
 class _Probes:
-    """Plain calls, which differ in one size alone.
+    """Plain calls that differ in one size.
 
-    If any is ``taken``, one of this ``length`` with features of this ``width`` is.
+    If any is accepted, ``taken`` is true, and ``length`` and ``width`` are its length and features.
     """
 
     def __init__(self, subject: Subject, mark: Mark) -> None:
@@ -161,11 +161,11 @@ class _Probes:
         batch: tuple[int, ...] = (),
         says: Callable[[str], bool] = says_unsupported,
     ) -> bool | None:
-        """Whether a call with as many queries as keys is refused."""
+        """Return whether a call with as many queries as keys is refused."""
         return _refused(self.subject, self.plain(length, features, batch), says)
 
     def plain(self, length: int, features: int, batch: tuple[int, ...] = ()) -> Arguments:
-        """Inputs with as many queries as keys."""
+        """Return inputs with as many queries as keys."""
         self.mark(FORMULA, f"a call with {length} queries and keys, {features} features and the batch {batch}")
         rng = np.random.default_rng(0)
         # The number of places is the product of all axes of a grid: few along each, and all grids alike.
@@ -173,7 +173,7 @@ class _Probes:
         return sample(self.subject, rng, batch, queries=length, keys=length, features=features, sizes=grids)
 
     def least(self) -> dict[str, Any]:
-        """The smallest length and the smallest batch, where smaller ones are refused and no greater one is."""
+        """Return the smallest length and batch, where all smaller ones are refused and no greater one is."""
         limits, result = self.subject.limits, {}
         if limits.multiple_of == 1:
             sizes = [n for n in (0, *SMALL) if limits.min_length <= n <= (limits.max_length or n)]
@@ -185,7 +185,7 @@ class _Probes:
         return {name: size for name, size in result.items() if size}
 
     def _only_without_keys(self) -> bool:
-        """Whether what is refused is a question of semantics: no keys, where no queries are taken."""
+        """Return whether the refusal concerns semantics: no keys refused, no queries accepted."""
         subject = self.subject
         if not QUESTIONS["no_keys"].concerns(subject.operation) or subject.operation.attends_to_itself:
             return False
@@ -196,7 +196,7 @@ class _Probes:
         return [_refused(subject, given, says_small) for given in calls] == [False, True]
 
     def layouts(self) -> dict[str, Any]:
-        """Whether only contiguous arrays are taken: one whose axes are exchanged in memory is refused."""
+        """Return ``contiguous_only`` if arrays with exchanged axes in memory are refused."""
         given, subject = self.plain(max(self.length, 2), max(self.width, 2)), self.subject
         if subject.limits.contiguous_only:
             return {}
@@ -213,7 +213,7 @@ class _Probes:
         return {"contiguous_only": True} if refused and _refused(subject, given) is False else {}
 
     def gradients(self) -> dict[str, Any]:
-        """The operations that have gradients, where this one says that it has none."""
+        """Return the operations with gradients, if this one reports that it has none."""
         subject = self.subject
         name, contract = subject.operation.name, subject.contract
         asked = contract.differentiable and subject.operation.differentiable and subject.limits.gives_gradients(name)
@@ -229,7 +229,7 @@ class _Probes:
         return {}
 
     def lengths(self) -> dict[str, Any]:
-        """The greatest length, and what lengths are multiples of."""
+        """Return the greatest length, and the divisor of all accepted lengths."""
         limits = self.subject.limits
         found = {
             length: self.refused(length, self.width)
@@ -251,7 +251,7 @@ class _Probes:
         )
 
     def _longest(self, taken: int, refused: int, multiple: int) -> int:
-        """The greatest length that is taken, between one that is and one that is not."""
+        """Return the greatest accepted length between an accepted and a refused one."""
         while refused - taken > multiple:
             middle = (taken + refused) // 2 // multiple * multiple
             middle = middle if middle > taken else taken + multiple
@@ -262,35 +262,35 @@ class _Probes:
         return taken
 
     def features(self) -> dict[str, Any]:
-        """The sizes of features that are taken, where others are refused."""
+        """Return the accepted feature sizes, if others are refused."""
         sizes = self.subject.limits.head_sizes or FEATURES
         taken, refused = _divided({size: self.refused(self.length, size) for size in sizes})
         return {"head_sizes": tuple(taken)} if refused else {}
 
     def batches(self) -> dict[str, Any]:
-        """The most batch dimensions, where more are refused."""
+        """Return the largest number of batch dimensions, if more are refused."""
         depths = range(self.subject.limits.max_batch_dims + 1)
         taken, refused = _divided({depth: self.refused(self.length, self.width, (2,) * depth) for depth in depths})
         return {"max_batch_dims": max(taken)} if refused and max(taken) < min(refused) else {}
 
 
 def _least(found: Mapping[int, bool | None]) -> int:
-    """The smallest size that is taken, if all smaller ones are refused and all greater ones taken; else 0."""
+    """Return the smallest accepted size, if all smaller ones are refused and all greater accepted; else 0."""
     taken = [size for size, refused in found.items() if refused is False]
     least = min(taken, default=0)
     return least if all(refused is (size < least) for size, refused in found.items()) else 0
 
 
 def _divided(found: Mapping[int, bool | None]) -> tuple[list[int], list[int]]:
-    """The sizes that are taken, and those that are refused."""
+    """Return the accepted sizes, and the refused ones."""
     return [x for x, refused in found.items() if refused is False], [x for x, refused in found.items() if refused]
 
 
 def _others(subject: Subject, mark: Mark) -> dict[str, Any]:
-    """Whether batches broadcast, and the optional parts, by calls of many kinds.
+    """Return limits of broadcasting, masks, the causal flag and features, from calls of many kinds.
 
-    A limit excludes none of the inputs that are taken, and some that are refused. That batches do not broadcast is the
-    reason only if one of these inputs is taken once its batches are repeated in full.
+    A limit must exclude none of the accepted inputs, and some refused ones. Broadcasting is blamed only if one of these
+    inputs is accepted once its batches are repeated in full.
     """
     tried = list(_tried(subject, mark))
     lacking: list[str] = []
@@ -322,7 +322,7 @@ def _others(subject: Subject, mark: Mark) -> dict[str, Any]:
 
 
 def _tried(subject: Subject, mark: Mark) -> Iterator[tuple[Arguments, bool]]:
-    """Inputs of many kinds, and whether they are refused; without numbers, what cannot be done may be taken."""
+    """Yield varied inputs, and whether they are refused; empty inputs, which may be accepted anyway, are skipped."""
     seed = stable_seed("refusals", subject.operation.name, subject.dtype)
     for example in corners(subject.operation, subject.limits, seed=seed, most=ROWS, work=WORK):
         arguments = subject.arguments(example)
@@ -334,7 +334,7 @@ def _tried(subject: Subject, mark: Mark) -> Iterator[tuple[Arguments, bool]]:
 
 
 def _candidates(subject: Subject) -> Iterable[tuple[str, Callable[[Arguments], bool]]]:
-    """The limits, with what each excludes."""
+    """Yield the candidate limits, each with a test of what it excludes."""
     operation, limits = subject.operation, subject.limits
     if limits.broadcasting:
         yield "broadcasting", _broadcasts
@@ -350,12 +350,12 @@ def _candidates(subject: Subject) -> Iterable[tuple[str, Callable[[Arguments], b
 
 
 def _broadcasts(arguments: Arguments) -> bool:
-    """Whether batch dimensions of different inputs differ."""
+    """Return whether batch dimensions of different inputs differ."""
     return len({x.shape[: x.ndim - len(leaf.core)] for leaf, x in arguments.batched}) > 1
 
 
 def _uses(feature: str, arguments: Arguments) -> bool:
-    """Whether a call makes use of an optional part of the operation."""
+    """Return whether a call uses an optional part of the operation."""
     path, _, choice = feature.partition("=")
     value = arguments.get(path)
     if choice:

@@ -1,6 +1,6 @@
 """Missing declarations: the choices, limits and precision classes under which violations vanish.
 
-Nothing is guessed. A change of the declaration counts where the laws that failed were judged again under it, and hold.
+Nothing is guessed. A change of the declaration counts only if the failed laws were judged again under it and hold.
 """
 
 import json
@@ -25,22 +25,22 @@ from attnspec.spec.contract.semantics import QUESTIONS, Semantics
 ENDED = {Reason.CRASHED, Reason.HUNG}
 
 EXACTLY_SCALED = (64, 256, 16, 4)
-"""Sizes d of heads of which 1/√d is a power of 2, those first at which scores have many digits."""
+"""Head sizes d with 1/√d a power of 2; sizes whose scores have many digits come first."""
 
 OF_NUMBERS = {Reason.VALUE, Reason.DECLARED}
-"""The reasons of violations that numbers outside of their budgets may have."""
+"""Reasons of violations that numbers outside of their budgets may have."""
 
 
 Judging = Callable[[Contract, Case], list[Result]]
-"""What judges a case under a contract, up to its first example that violates a law."""
+"""Judges a case under a contract, up to its first example that violates a law."""
 
 
 @dataclass(frozen=True)
 class Undeclared:
-    """Changes of the declaration for one case, and the laws that fail without them, by the kind of change.
+    """Changes of one case's declaration, and the laws that fail without them, by kind.
 
-    ``semantics`` maps questions to choices, ``precision`` is a class or empty, ``limits`` maps fields to values; that
-    of :data:`REFUSED` says that the dtype is not supported.
+    ``semantics`` maps questions to choices, ``precision`` is a class or empty, ``limits`` maps fields to values; the
+    field :data:`REFUSED` means that the dtype is not supported.
     """
 
     semantics: Mapping[str, Any] = field(default_factory=dict)
@@ -49,13 +49,13 @@ class Undeclared:
     laws: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """The explanation as plain JSON."""
+        """Return the explanation as plain JSON."""
         return {name: dict(x) if isinstance(x, Mapping) else x for name, x in vars(self).items()}
 
 
 @dataclass
 class Search:
-    """The laws of a case that are violated still, under what is declared so far."""
+    """Laws of a case that are still violated under the declarations so far."""
 
     judging: Judging
     contract: Contract
@@ -66,7 +66,7 @@ class Search:
     laws: dict[str, str] = field(default_factory=dict)
 
     def judged(self, contract: Contract, laws: Iterable[str]) -> dict[str, Result]:
-        """The verdicts of these laws under a contract; violations are not reduced."""
+        """Return the verdicts of these laws under a contract; violations are not reduced."""
         found: dict[str, Result] = {}
         left = list(laws)
         while left:
@@ -77,7 +77,7 @@ class Search:
         return found
 
     def take(self, kind: str, change: Any, contract: Contract, again: Mapping[str, Result]) -> bool:
-        """Take over a change of the declaration if a law that was violated holds under it."""
+        """Adopt a change of the declaration if a violated law holds under it."""
         gone = [law for law in self.left if not again[law].violates and not again[law].unchecked]
         if gone:
             self.contract, self.found[kind] = contract, change
@@ -89,11 +89,11 @@ class Search:
 def undeclared(
     judging: Judging, contract: Contract, case: Case, failed: Iterable[Result], refusals: Callable[[], Refusals]
 ) -> Undeclared:
-    """Find the declarations under which violations of a case vanish, as far as they can be observed.
+    """Find the declarations under which a case's violations vanish, as far as they can be observed.
 
     ``refusals`` tries which inputs the backend refuses.
     """
-    # A violation that the second call did not show would be explained by whatever is declared.
+    # A violation that did not recur in the second call would be explained by any declaration.
     seen = [r for r in failed if r.reason not in ENDED and ANSWERED_OTHERWISE not in r.note]
     left = {r.law: r for r in seen if not r.message.startswith(UNJUDGED)}
     if not left or any(r.law == FORMULA and r.law not in left for r in failed):
@@ -106,7 +106,7 @@ def undeclared(
 
 
 def _limits(search: Search) -> None:
-    """Declare what the backend refuses, and says so."""
+    """Declare the inputs that the backend reports as unsupported."""
     if not any(r.reason == Reason.RAISED and says_refused(r.message) for r in search.left.values()):
         return
     refused = search.refusals()
@@ -120,7 +120,7 @@ def _limits(search: Search) -> None:
 
 
 def narrowed(limits: Limits, change: Mapping[str, Any]) -> Limits:
-    """Limits with some fields changed; of the dtypes of single operations, those that are left."""
+    """Return limits with some fields changed; dtypes of single operations are restricted to the remaining ones."""
     dtypes = change.get("dtypes", limits.dtypes)
     own = {name: tuple(d for d in ds if d in dtypes) for name, ds in dict(limits.dtypes_by_operation).items()}
     return replace(limits, **change, dtypes_by_operation={name: ds for name, ds in own.items() if ds})
@@ -140,7 +140,7 @@ def _semantics(search: Search) -> None:
 
 
 def choosing(contract: Contract, operation: str, chosen: Mapping[str, Any]) -> Contract:
-    """A contract that declares these choices, too, for an operation."""
+    """Return a contract that also declares these choices for an operation."""
     declared = contract.semantics
     own = {**declared.per_operation, operation: Semantics.of({**vars(declared[operation]), **chosen})}
     return replace(contract, semantics=replace(declared, per_operation=own))
@@ -149,7 +149,7 @@ def choosing(contract: Contract, operation: str, chosen: Mapping[str, Any]) -> C
 def unexplained(
     contract: Contract, case: Case, failed: Sequence[Result], explanation: Mapping[str, Any]
 ) -> tuple[Contract, Sequence[Result]]:
-    """What is left to diagnose: the violations that no declaration explains, under the choices that were observed.
+    """Return the violations left to diagnose, and the contract with the observed choices.
 
     If declarations explain all violations, all are diagnosed under the present declaration.
     """
@@ -160,16 +160,16 @@ def unexplained(
 
 
 def _choice(question: str, observed: str) -> Any:
-    """What was observed as a choice to declare, by way of masking where it is; None if it is no known one."""
+    """Return an observed choice to declare, by masking method if given so; None if it is unknown."""
     if observed.startswith("{"):
         return json.loads(observed)
     return observed if observed in QUESTIONS[question].choices else None
 
 
 def _precision(search: Search) -> None:
-    """Declare the least class that explains the numbers: the formula holds, and no filter finds a common error.
+    """Declare the narrowest class that explains the numbers: formula and ensemble filters hold under it.
 
-    Choices that could not be told before may be seen under it.
+    Choices that could not be observed before may be visible under it.
     """
     if search.case.dtype not in DEFAULTS or not any(r.reason in OF_NUMBERS for r in search.left.values()):
         return
@@ -179,7 +179,7 @@ def _precision(search: Search) -> None:
     classes = explaining_classes(declared, search.case.dtype, _violated_at_exact_scales(search))
     if not classes or _under(search, widest(classes[-1]))[1].violates:
         return
-    # Where the formula is wrong on the arrays of another law alone, any class explains its own examples.
+    # If only another law's arrays show the wrong formula, any class would explain its own examples.
     by_others = FORMULA in search.left and not search.judged(search.contract, [FORMULA])[FORMULA].violates
     for name in classes:
         trial, formula = _under(search, name)
@@ -196,7 +196,7 @@ def _precision(search: Search) -> None:
 
 
 def _violated_at_exact_scales(search: Search) -> bool:
-    """True if numbers are wrong still for heads of a size at which scaling a query rounds nothing."""
+    """Return true if numbers are still wrong for head sizes at which scaling a query rounds nothing."""
     declared = search.contract.limits.head_sizes
     size = next((size for size in EXACTLY_SCALED if declared is None or size in declared), None)
     if size is None or search.case.dtype not in NARROW:
@@ -208,7 +208,7 @@ def _violated_at_exact_scales(search: Search) -> bool:
 
 
 def _under(search: Search, name: str) -> tuple[Search, Result]:
-    """The search as it goes on under a class, with the choices seen under it, and whether the formula holds."""
+    """Return the search continued under a class, with the choices observed there, and the formula's verdict."""
     operation, precision_ = search.case.operation, search.contract.precision
     own = {**precision_.per_operation.get(operation, {}), search.case.dtype: name}
     changed = replace(

@@ -1,1 +1,1 @@
-"""Judging one result in anybody's harness."""
+"""Judging one result in any test harness."""

@@ -1,4 +1,4 @@
-"""Arrays of any framework as NumPy arrays: by DLPack, or by the array interface."""
+"""Conversion of any framework's arrays to NumPy, by DLPack or the array interface."""
 
 import ctypes
 from typing import Any, cast
@@ -12,15 +12,15 @@ from attnspec.conformance.judging.foreign_calls import Raised, call_safely, prin
 PROTOCOLS = ("__dlpack__", "__array_interface__", "__array__")
 
 HOST = {1, 3, 11}
-"""DLPack's numbers of devices whose memory the CPU reads: its own, and that which CUDA or ROCm has pinned."""
+"""DLPack's device numbers for memory that the CPU reads: its own, and pinned by CUDA or ROCm."""
 
 CPU = (1, 0)
 
 COPIES = ("cpu", "get")
-"""The methods by which frameworks copy an array to the host that do not copy it where they lend it."""
+"""Methods that copy an array to the host, in frameworks whose DLPack export does not."""
 
 LAZY = ("resolve_neg", "resolve_conj")
-"""The methods by which frameworks make numbers of what is only marked as negated or conjugated."""
+"""Methods that compute numbers which a framework has only marked as negated or conjugated."""
 
 KINDS = {0: "i", 1: "u", 2: "f", 6: "b"}
 """DLPack's codes of NumPy's kinds."""
@@ -33,10 +33,10 @@ OTHERS = {
     (12, 8): ml_dtypes.float8_e5m2,
     (13, 8): ml_dtypes.float8_e5m2fnuz,
 }
-"""DLPack's codes and bits of dtypes that NumPy has not."""
+"""DLPack's codes and bits of dtypes that NumPy lacks."""
 
 EIGHT_BITS = {np.dtype(dtype).name for (_, bits), dtype in OTHERS.items() if bits == 8}
-"""The names of those in 8 bits."""
+"""Names of the 8-bit dtypes."""
 
 
 class _Device(ctypes.Structure):
@@ -48,7 +48,7 @@ class _Dtype(ctypes.Structure):
 
 
 class _Tensor(ctypes.Structure):
-    """DLPack's ``DLTensor``, with which its managed tensors begin."""
+    """DLPack's ``DLTensor``, the beginning of its managed tensors."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -62,18 +62,17 @@ class _Tensor(ctypes.Structure):
 
 
 class _Lent:
-    """Memory of another framework, which is kept as long as an array reads it."""
+    """Memory of another framework, kept alive as long as an array reads it."""
 
     def __init__(self, capsule: Any, interface: dict[str, Any]) -> None:
         self.capsule, self.__array_interface__ = capsule, interface
 
 
 def read(x: Any, name: str) -> Numbers:
-    """An array of any framework as a NumPy array, without a copy where it lies in memory of the host.
+    """Return any framework's array as a NumPy array, without a copy if it lies in host memory.
 
-    bfloat16 and the formats of 8 bits have the dtypes of ``ml_dtypes``. Errors: ``TypeError`` for what cannot be read,
-    such as a tensor that requires gradients, with what its framework says; for a masked array, whose numbers do not all
-    count.
+    bfloat16 and the formats of 8 bits have the dtypes of ``ml_dtypes``. Errors: ``TypeError`` for an array that cannot
+    be read, such as a tensor that requires gradients, with its framework's message; and for a masked array.
     """
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{name}: expected an array of which all numbers count; got {type(x).__name__}")
@@ -89,7 +88,7 @@ def read(x: Any, name: str) -> Numbers:
 
 
 def _capsule(x: Any) -> Any:
-    """The capsule of an array in memory of the host; an array on another device is copied to it."""
+    """Return the capsule of an array in host memory, copied there from other devices."""
     for resolve in LAZY:
         x = getattr(x, resolve)() if hasattr(x, resolve) else x
     if x.__dlpack_device__()[0] in HOST:

@@ -1,4 +1,4 @@
-"""Gradients against those of the formula: all of them, or those of some rows where the pairs of a call are too many."""
+"""Gradients against the formula's: all of them, or some rows of calls with too many pairs."""
 
 from dataclasses import replace
 from math import prod
@@ -15,19 +15,18 @@ from attnspec.conformance.judging.subject import Results
 from attnspec.spec.contract.tree import Kind
 
 MOST_PAIRS = 2**22
-"""Pairs of a query and a key up to which every gradient is judged: of one element of the batch, or of all of them where
-elements share an argument."""
+"""Most query–key pairs with every gradient judged: per batch element, or in all if elements share an argument."""
 
 MOST_ROWS = 64
-"""Rows of an element up to which a cotangent makes gradients, where it is 0 in all others."""
+"""Largest number of rows with a nonzero cotangent for which gradients are computed from these rows."""
 
 
 def judge_gradients(
     record: Record, given: Part, outputs: Results, found: Results, rng: np.random.Generator, seed: int
 ) -> None:
-    """Judge gradients by path; the results of ``given`` are the cotangents, ``outputs`` the results themselves.
+    """Judge gradients by path; ``given`` holds the cotangents as its results, ``outputs`` the actual results.
 
-    Where not all elements of the batch are affordable, ``seed`` says with which to begin.
+    If not all elements of the batch are affordable, ``seed`` chooses the first one.
 
     Errors: ``ValueError`` for more pairs than can be judged.
     """
@@ -58,10 +57,10 @@ def _judge_some(
     seed: int,
     most: int,
 ) -> None:
-    """Judge gradients of rows whose results depend on no other row, and of others those of some keys.
+    """Judge query gradients in some independent rows, and other gradients at some keys.
 
-    A row of the queries has a gradient of its own. Those of other arguments are sums over rows: they are judged where
-    the cotangent is 0 in all rows but a few, and otherwise where scores are dot products.
+    A query row has its own gradient. Gradients of other arguments are sums over rows: they are judged if the cotangent
+    is 0 in all but a few rows, or if scores are dot products.
     """
     subject, arguments = record.subject, given.arguments
     operation, asking = subject.operation, subject.operation.asking or ""
@@ -104,7 +103,7 @@ def _judge_rows(record: Record, given: Part, found: Results, rows: Numbers, ever
 
 
 def _nonzero_rows(record: Record, given: Part) -> Numbers:
-    """The rows in which any element of the batch has a cotangent that is not 0."""
+    """Return the rows in which any element of the batch has a nonzero cotangent."""
     asking = record.subject.operation.asking or ""
     found: set[int] = set()
     for leaf in record.subject.operation.outputs:

@@ -1,4 +1,4 @@
-"""What results must be under the choices that are declared: of NaN, of infinities, of rows without keys."""
+"""Expected results under the declared choices for NaN, infinities, and rows without keys."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from attnspec.conformance.laws.rows_without_keys import with_even_weights
 
 
 class Expected(NamedTuple):
-    """What an array of a result must be: the numbers, their budgets, and where NaN is demanded, None for nowhere."""
+    """Expected array: numbers, budgets, and where NaN is required (None: nowhere)."""
 
     value: Numbers
     budget: Numbers
@@ -20,11 +20,11 @@ class Expected(NamedTuple):
 
 
 def expected(subject: Subject, part: Part) -> dict[str, Expected]:
-    """The oracle's results by path, with what follows from NaN and infinities among the arguments.
+    """Return the expected results by path, including the effects of NaN and infinite arguments.
 
-    Rows that attend to no key are as ``fully_masked`` is declared. NaN that a query attends to makes its row NaN,
-    unless ``attendable_nan`` is declared otherwise, or ``nan_queries`` where queries are NaN. What infinities become is
-    left open, and so is what masked NaN or infinities reach where ``masked_nonfinite`` is ``propagates``.
+    Rows that attend to no key follow the declared ``fully_masked``. Attended NaN makes its row NaN, unless
+    ``attendable_nan`` is declared otherwise, or ``nan_queries`` for NaN in queries. Effects of infinities are left
+    open. So are those of masked NaN or infinities where ``masked_nonfinite`` is ``propagates``.
     """
     given = part.arguments
     found = {path: Expected(x.value, x.budget) for path, x in subject.oracles(given).items()}
@@ -43,7 +43,7 @@ def expected(subject: Subject, part: Part) -> dict[str, Expected]:
 
 
 def _propagates(subject: Subject, given: Arguments) -> bool:
-    """Whether the declared choices make rows NaN that any of these NaN belongs to."""
+    """Return whether the declared choices let all NaN of these arguments make their rows NaN."""
     asks = subject.semantics.nan_queries == "hidden" and any(
         np.isnan(given.array(leaf.path)).any() for leaf in subject.operation.queries
     )
@@ -51,7 +51,7 @@ def _propagates(subject: Subject, given: Arguments) -> bool:
 
 
 def _without_keys(subject: Subject, given: Arguments, found: Mapping[str, Expected]) -> dict[str, Expected]:
-    """The same with what is declared of rows that attend to no key: NaN, or what equal weights of all keys give."""
+    """Set declared results of rows without attendable keys: NaN, or those of equal weights."""
     open_ = {path: np.isnan(x.value) for path, x in found.items()}
     if not any(rows.any() for rows in open_.values()) or subject.semantics.fully_masked not in ("nan", "uniform"):
         return dict(found)  # declared to raise, or by way, which is left open

@@ -1,7 +1,7 @@
-"""Columns of softmax weights: those of some keys in all rows, with their errors, without the weights of other keys.
+"""Softmax weights of some keys in all rows, with their errors, without other keys' weights.
 
-The errors are those of :func:`~attnspec.reference.budget.softmax.statistical_weights`; what it sums over the keys of a
-row is bounded here by the greatest weight.
+The errors follow :func:`~attnspec.reference.budget.softmax.statistical_weights`; its sums over the keys of a row are
+bounded here by the greatest weight.
 """
 
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ LOOKED_AT = 8
 class Columns:
     """Weights of (n, c) pairs.
 
-    ``scores`` have their errors; ``logarithms`` and ``greatest`` are log Σ exp and the greatest score of every row, and
-    ``repeats`` is how many scores of a row are equal.
+    ``scores`` carry their errors; ``logarithms`` and ``greatest`` are log Σ exp and the greatest score per row, and
+    ``repeats`` is the number of equal scores in a row.
     """
 
     scores: Statistical
@@ -45,30 +45,30 @@ class Columns:
 
     @cached_property
     def alpha(self) -> Numbers:
-        """The weights, 0 where a row does not attend."""
+        """The weights, 0 for pairs that do not attend."""
         found: Numbers = np.where(self.allowed, np.exp(self.scores.value - self.logarithms), 0.0)
         return found
 
     @cached_property
     def heaviest(self) -> Numbers:
-        """The greatest weight of every row, which the sum of the squares of all does not exceed."""
+        """The greatest weight of every row, an upper bound of the sum of squares of all."""
         return np.where(np.isfinite(self.logarithms), np.exp(self.greatest - self.logarithms), 0.0)
 
     @cached_property
     def of_scores(self) -> Numbers:
-        """The error of a score of every row, of those that are known the largest."""
+        """The largest known score error per row."""
         found: Numbers = np.where(self.allowed, self.scores.error, 0.0).max(-1, keepdims=True, initial=0.0)
         return found
 
     @cached_property
     def shared(self) -> Numbers:
-        """The relative error that all weights of a row have in common, and those of rows that are alike."""
+        """The relative error common to all weights of a row, and to those of similar rows."""
         u, logarithm = self.precision.accumulation, np.where(np.isfinite(self.logarithms), self.logarithms, 0.0)
         return u * np.sqrt((0.5 * self.repeats) ** 2 + (0.6 * logarithm) ** 2)
 
     @cached_property
     def of_sum(self) -> Numbers:
-        """The relative error of the sum of a row, and of weights that are exp(e − L) of scores in another order."""
+        """The relative error of a row's sum, including that of weights exp(e − L) with reordered scores."""
         u = self.precision.accumulation
         reach = WIDTH * np.sqrt(self.of_scores**2 + u**2)
         others = (self.heaviest * np.expm1(reach) / WIDTH) ** 2
@@ -80,7 +80,7 @@ class Columns:
 
     @cached_property
     def relative(self) -> Numbers:
-        """The relative error of every weight; unknown where a score errs by so much that the first order fails."""
+        """The relative error of every weight; unknown where the first order fails for a score's error."""
         u, drop = self.precision.accumulation, np.where(self.allowed, self.scores.value - self.greatest, 0.0)
         reach = WIDTH * np.minimum(np.sqrt(self.scores.error**2 + u**2 * (1 + drop**2)), 1.0)
         own = np.expm1(reach) / WIDTH * (1 - self.alpha)
@@ -96,10 +96,10 @@ class Columns:
         return Statistical(self.alpha, np.where(self.allowed, error, 0.0), self.precision)
 
     def together(self, factors: Numbers, rows: Numbers) -> Numbers:
-        """The variance of Σᵢ factorᵢ rowᵢ, of shape (c, d), by errors of the weights that rows have in common.
+        """Return the variance of Σᵢ factorᵢ rowᵢ, of shape (c, d), from weight errors that rows share.
 
-        Rows with equal weights, or equal scores, have equal errors, and these add linearly; so do those of their sums
-        where the scores of all rows are alike.
+        Rows with equal weights, or equal scores, have equal errors, which add linearly. So do the errors of their sums
+        if the scores of all rows are similar.
         """
         variance = ((self.shared * factors).T @ rows) ** 2
         of_weights = np.hypot(self.relative, 0.6 * self.precision.operand) * factors
@@ -110,7 +110,7 @@ class Columns:
 
     @cached_property
     def equals(self) -> list[tuple[Equals, Equals]]:
-        """For every key, the rows with equal weights, and those with equal scores."""
+        """For every key, the groups of rows with equal weights, and with equal scores."""
         both = (np.where(self.allowed, x, np.nan).T for x in (np.log(self.alpha), self.scores.value))
         return [(equals(w, self.precision), equals(s, self.precision)) for w, s in zip(*both, strict=True)]
 
@@ -118,8 +118,8 @@ class Columns:
 def columns(
     scores: Scores, query: Numbers, key: Numbers, chosen: Numbers, attendance: Attendance, precision: Precision
 ) -> Columns:
-    """The columns of the chosen keys."""
-    # Products in single precision err by less than a class of 16 bits can tell.
+    """Return the columns of the chosen keys."""
+    # Single-precision products err by less than a 16-bit class can resolve.
     wide = np.float32 if precision.dtype in ("bfloat16", "float16") else np.float64
     q, k = query.astype(wide), key.astype(wide)
     logarithms, greatest = normalizers(scores, q, k, attendance)

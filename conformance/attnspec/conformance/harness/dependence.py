@@ -1,9 +1,9 @@
-"""Which rows err independently: of those whose roundings are the same, only one tells anything.
+"""Selection of rows that err independently: of rows that round alike, only one is evidence.
 
-A rounding depends on where a number lies between two of its format. Two rows round alike where what is rounded differs
-by less than a step: the exponentials, and the sums of them, where weights are nearly those of another row, whatever
-mask hides some of them; and the result, where it is nearly that of another row. Such are rows of equal queries, and all
-rows where scores are so small that every weight is nearly 1/m.
+A rounding depends on where a number lies between two numbers of its format. Two rows round alike if the rounded numbers
+differ by less than a step. Exponentials and their sums do so in rows with nearly equal weights, whatever the mask
+hides; results do so in rows with nearly equal results. Examples are rows of equal queries, and all rows if scores are
+so small that every weight is nearly 1/m.
 """
 
 import numpy as np
@@ -13,32 +13,32 @@ from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.precision import Precision
 
 MOST = 2**14
-"""Rows that are compared with one another; of more, some are left out."""
+"""Largest number of rows compared with each other; excess rows are left out."""
 
 NUMBERS = 16
-"""Sums of weights with random signs at least, by which those of rows are compared."""
+"""Smallest number of random-sign sums of weights by which rows are compared."""
 
 RESOLVED = 2.0**-20
-"""Rows that differ by less than this are not told apart, whatever the class: their distance is a difference of sums."""
+"""Relative difference below which rows count as alike in every class: it is computed as a difference of sums."""
 
 AT_ONCE = 1024
-"""Rows that are compared at once."""
+"""Rows per block of comparisons."""
 
 
 def step_of_weights(precision: Precision, keys: int) -> float:
-    """The relative step in which exponentials are rounded, or sums of them, which are up to ``keys`` as large."""
+    """Return the relative rounding step of exponentials, or of their sums, up to ``keys`` as large."""
     return 2 * (precision.weights + max(keys, 1) * precision.accumulation)
 
 
 def step_of_results(precision: Precision) -> float:
-    """The relative step in which results are rounded."""
+    """Return the relative rounding step of results."""
     return 2 * max(precision.output, precision.accumulation)
 
 
 def probed(given: Arguments, seed: int) -> Arguments:
-    """Arguments with signs for values, the same for all heads and elements of the batch: results tell the weights.
+    """Replace values by random signs, equal for all heads and batch elements: results then reveal weights.
 
-    Weights of two rows differ as much as their sums with random signs do, on the average of some.
+    The weights of two rows differ as much as their random-sign sums do, on average.
     """
     rng = np.random.default_rng(seed)
 
@@ -49,12 +49,12 @@ def probed(given: Arguments, seed: int) -> Arguments:
 
 
 def valued(operation: Operation) -> list[str]:
-    """The arrays of values, in which results are linear."""
+    """Return the paths of value arrays, in which results are linear."""
     return [leaf.path for leaf in operation.attended if leaf.path in operation.linear]
 
 
 def independent(rows: Numbers, step: float) -> Numbers:
-    """The indices of rows that differ by more than a step of their size from all before them that are among these."""
+    """Return the indices of rows that differ by more than a step of their size from all earlier kept rows."""
     found = np.nan_to_num(rows.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
     first = np.sort(np.unique(found, axis=0, return_index=True)[1])
     if len(first) > MOST:
@@ -67,13 +67,13 @@ def independent(rows: Numbers, step: float) -> Numbers:
 
 
 def _alike(a: Numbers, b: Numbers, step: float) -> Numbers:
-    """Which rows differ by no more than a step of their size, (rows, rows)."""
+    """Return which rows differ by at most a step of their size, (rows, rows)."""
     of_a, of_b = (a**2).sum(-1)[:, None], (b**2).sum(-1)
     return np.asarray(of_a + of_b - 2 * (a @ b.T) <= max(step, RESOLVED) ** 2 * np.maximum(of_a, of_b))
 
 
 def _first_of_alike(alike: Numbers) -> Numbers:
-    """Which rows are like none of those before them that are."""
+    """Return which rows are unlike all earlier kept rows."""
     kept = np.ones(len(alike), bool)
     for i in np.flatnonzero(alike.sum(-1) > 1):
         if kept[i]:

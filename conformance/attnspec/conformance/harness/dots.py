@@ -1,4 +1,4 @@
-"""Gradients of the attentions whose scores are dot products, at sizes of models: of some rows, and of some keys."""
+"""Gradients of dot-product attentions at model sizes, in some rows and at some keys."""
 
 import os
 from collections.abc import Mapping
@@ -23,26 +23,26 @@ from attnspec.reference.scoring import dot_scores, scaled_dot_scores
 from attnspec.spec.attention import DotProductAttention, ScaledDotProductAttention
 
 SCORES: Mapping[type, Scores] = {DotProductAttention: dot_scores, ScaledDotProductAttention: scaled_dot_scores}
-"""The operations softmax(scores(query, key)) value."""
+"""Operations of the form softmax(scores(query, key)) value, with their scores."""
 
 ALL_PAIRS = 3 * 2**28
-"""Pairs of which the scores are computed for the gradients of keys: those of one element of the batch at least."""
+"""Pairs whose scores are computed for gradients of keys; at least one batch element is covered."""
 
 DOUBLE = 4
-"""How many pairs in single precision take the time of one in double."""
+"""Number of single-precision pairs that take the time of one in double precision."""
 
 KEYS = 16
-"""Keys of an element that are judged."""
+"""Keys judged per element."""
 
 LATE = 256
-"""Keys at the end that are judged where others are too dear."""
+"""Last keys, from which a sample is judged in elements where all rows are too slow."""
 
 OUTPUT = "the output"
-"""What the output is called beside gradients."""
+"""Name of the output beside gradients."""
 
 
 class Dots:
-    """The judge of gradients of one operation with such scores."""
+    """Judge of the gradients of one operation with such scores."""
 
     def __init__(self, record: Record, scores: Scores, seed: int) -> None:
         self.record, self.subject, self.scores, self.seed = record, record.subject, scores, seed
@@ -53,19 +53,19 @@ class Dots:
 
     @classmethod
     def of(cls, record: Record, seed: int) -> Self | None:
-        """The judge; None where scores are no dot products, or where double precision is not enough."""
+        """Return the judge; None if scores are not dot products, or double precision does not suffice."""
         scores = SCORES.get(record.subject.operation.protocol)
         return None if scores is None or record.subject.dtype == "float64" else cls(record, scores, seed)
 
     def judge(self, given: Part, outputs: Results, found: Results, rows: Numbers, rng: np.random.Generator) -> None:
-        """Judge the gradients of queries in these rows, those of keys and values at keys that are chosen here."""
+        """Judge gradients of queries in these rows, and those of keys and values at chosen keys."""
         output = outputs[self.subject.operation.leading.path]
-        # Pairs without end: elements come one by one.
+        # So many rows that the elements of the batch come one by one.
         whole = list(of_elements(given, {**found, OUTPUT: output}, AT_ONCE))
         chosen = self._keys(given, found, rng)
-        # The dearest first, so that no thread has one left at the end.
+        # The slowest jobs first, so that none is left alone at the end.
         jobs = sorted(zip(whole, chosen, strict=True), key=lambda job: len(job[1].rows), reverse=True)
-        # Threads of the BLAS would wait for one another beside ours.
+        # Threads of the BLAS would compete with these threads.
         with threadpool_limits(1, "blas"), ThreadPoolExecutor(os.cpu_count()) as threads:
             done = list(threads.map(lambda job: self._expected(job[0][0], job[0][1], rows, job[1]), jobs))
         for ((part, own), keys), expected in zip(jobs, done, strict=True):
@@ -74,17 +74,17 @@ class Dots:
         self.record.judged += self._words(given, found, len(rows), chosen)
 
     def _keys(self, given: Part, found: Results, rng: np.random.Generator) -> list["_Keys"]:
-        """The keys to judge of every element: of as many as are affordable any keys, of the others late ones.
+        """Choose the keys of every element: any keys in affordable elements, late keys in the others.
 
-        Where attention is causal, late keys have gradients from few rows. Elsewhere they have them from all, and no
-        keys of the other elements are judged.
+        Under causal attention late keys have gradients from few rows. Otherwise all rows contribute, and the other
+        elements get no keys.
         """
         arguments = given.arguments
         n, m, count = arguments.queries or 0, arguments.keys_count or 0, prod(arguments.batch)
         if not {self.key, self.value} & {*found}:
             return [_NO_KEYS] * count
         most = self._affordable(given)
-        # So that the seeds that follow one another come to all elements.
+        # Consecutive seeds cover all elements.
         some = {(self.seed * most + i) % count for i in range(min(most, count))}
         offset = self._offset(arguments) if arguments.causal else None
         late = _NO_KEYS
@@ -96,7 +96,7 @@ class Dots:
         return [_Keys(sampled(m, KEYS, rng), range(n)) if i in some else late for i in range(count)]
 
     def _affordable(self, given: Part) -> int:
-        """How many elements of the batch the pairs are computed of."""
+        """Return the number of batch elements whose pairs can be computed."""
         arguments = given.arguments
         each = pairs(arguments) // max(prod(arguments.batch), 1) // (2 if arguments.causal else 1)
         return max(ALL_PAIRS // (each * (DOUBLE if self.subject.dtype == "float32" else 1)), 1)
@@ -119,14 +119,14 @@ class Dots:
         return found
 
     def _offset(self, arguments: Arguments) -> int:
-        """How many keys beyond its own place a row attends to where attention is causal."""
+        """Return the number of keys beyond its own position that a row may attend to under causal attention."""
         return (arguments.keys_count or 0) - (arguments.queries or 0) if self.subject.semantics.bottom_right else 0
 
     def _compare(self, path: str, got: Numbers, wanted: Expected, part: Part, at: Numbers, rows: Numbers) -> None:
         leaf, operation = part.arguments.leaves[path], self.subject.operation
         size = (operation.asking if path == self.query else operation.asked) or ""
         got = along(got, leaf, size, part.arguments.binding, take(at))
-        # Of a whole element the oracle would ask too much.
+        # The oracle of a whole element would be too large.
         few = replace(with_rows(self.subject, part, rows), rows=at)
         self.record.compare(got, wanted, few, f"the gradient of {path}", len(leaf.core) + leaf.axes(size)[0])
 
@@ -145,7 +145,7 @@ class Dots:
 
 
 class _Keys(NamedTuple):
-    """The keys of an element that are judged, and the rows from which they have their gradients."""
+    """Keys of an element to judge, and the rows that contribute to their gradients."""
 
     keys: Numbers
     rows: range

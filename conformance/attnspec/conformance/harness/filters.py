@@ -1,4 +1,4 @@
-"""The questions to all rows together: the filters of the laws on ensembles, and what honest results answer to them."""
+"""Filters over all rows, taken from the laws on ensembles, and how honest results pass them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ from attnspec.spec.contract.operation import Operation
 from attnspec.spec.laws import attention, pooling
 
 SLOPE = 8.0
-"""How much steeper that error may be than it is large: its sign changes with every power of two."""
+"""Factor by which the exponentials' error may be steeper than large: its sign alternates between powers of two."""
 
 SHARED = 2.0
-"""How much larger what roundings have in common may be than it is in those that are tried."""
+"""Factor by which shared roundings may exceed those of the tried honest results."""
 
 PART_OF_KEY = 0.25
-"""The part of a mean weight by which that of a key must be wrong: one that is left out is off by 1."""
+"""Smallest relative error of a key's mean weight that counts; omitting the key is an error of 1."""
 
 
 @dataclass(frozen=True)
 class Filter:
-    """One question to all rows: ``check`` raises what it sees, and what is no more than ``least`` beyond is nothing."""
+    """One filter over all rows: ``check`` raises on an error; errors within ``least`` of its limit are ignored."""
 
     what: str
     check: Callable[[Numbers], None]
@@ -36,7 +36,7 @@ class Filter:
     signed: bool = True
 
     def asked(self, subject: Subject, got: Numbers) -> tuple[float, float, str]:
-        """What the filter estimates, the limit of it, and in words what it sees; nothing within the limit."""
+        """Return the filter's estimate, its limit, and a message if the limit is exceeded."""
         ratio, words = subject.ratio, ""
         subject.estimates.pop(self.what, None)
         try:
@@ -50,10 +50,10 @@ class Filter:
         return found, limit, words if abs(found) > limit else ""
 
     def tells(self, ensemble: Ensemble, estimate: float, limit: float) -> bool:
-        """Whether an estimate beyond the limit cannot be that of an honest result on these inputs.
+        """Return whether an estimate beyond the limit is impossible for honest results on these inputs.
 
-        What all rows have in common of the roundings of honest ones, such as that of an exponential which they share,
-        may come to what is seen of other origin, and be twice as large in an implementation that rounds elsewhere.
+        Honest results share roundings between rows, such as that of a common exponential. These may look like a defect,
+        and be twice as large in an implementation that rounds elsewhere.
         """
         honest = [self.asked(ensemble.subject, x) for x in ensemble.honest]
         rounded = honest[: len(ensemble.rounded)] if self.signed else []
@@ -73,15 +73,15 @@ def scale(ensemble: Ensemble) -> Iterator[Filter]:
     steepness, size = float(np.linalg.norm(e.steepness)), float(np.linalg.norm(e.expected))
     if not steepness:
         return
-    # The less results depend on the scale, the larger is the error of it that one of the exponentials looks like.
+    # The less results depend on the scale, the larger the scale error that an error of exponentials can imitate.
     least = SLOPE * e.exponentials * max(1.0, size / steepness)
-    # Equal terms round the sum of a score in the same direction again and again, the more often the larger it is.
+    # Equal terms round the sum of a score in the same direction repeatedly, more often the larger it is.
     least = max(least, e.terms * e.subject.precision.accumulation)
     yield Filter(what, lambda got: along(e.subject, e.arguments, got - e.expected, e.steepness, what), least)
 
 
 def keys(ensemble: Ensemble) -> Iterator[Filter]:
-    """A filter along each of some keys, and of one of zeros: is it left out, or does it count which should not?"""
+    """Filters along some keys and a key of zeros, to detect omitted and additional keys."""
     e = ensemble
     for words, alone in e.single_keys():
         what = f"the weight of {words}"
@@ -93,7 +93,7 @@ def keys(ensemble: Ensemble) -> Iterator[Filter]:
 
 
 def spread(ensemble: Ensemble) -> Iterator[Filter]:
-    """The root mean square of error/σ."""
+    """A filter on the root mean square of error/σ."""
     e, what = ensemble, "the root mean square of error/σ"
     yield Filter(what, lambda got: no_wider(e.subject, e.arguments, (got - e.expected) / e.sigma, what), signed=False)
 
@@ -104,42 +104,42 @@ FILTERS: Mapping[Callable[[Operation], bool], Callable[[Ensemble], Iterator[Filt
     pooling.ENSEMBLE_KEYS.concerns: keys,
     pooling.ENSEMBLE_SPREAD.concerns: spread,
 }
-"""Filters by a predicate that selects their operations, the one of the check for the same error."""
+"""Filters by a predicate that selects their operations, taken from the check for the same error."""
 
 
 def concerning(operation: Operation) -> bool:
-    """True if any filter concerns an operation."""
+    """Return true if any filter concerns an operation."""
     return any(_concerns(governs, operation) for governs in FILTERS)
 
 
 def _concerns(governs: Callable[[Operation], bool], operation: Operation) -> bool:
-    """True if a filter concerns an operation: as its check does, or because scores have parts that it changes."""
+    """Return true if a filter's check concerns the operation, or if it has options that change scores."""
     return governs(operation) or has_parts(operation)
 
 
 def untold(ensemble: Ensemble) -> str:
-    """Why nothing can be told over all rows, in words; empty where it can."""
+    """Return why no filter over all rows applies; empty if one does."""
     operation = ensemble.subject.operation
     return ensemble.untold if concerning(operation) else f"for no filter concerns {operation.name}"
 
 
 def extent(ensemble: Ensemble) -> str:
-    """The number of groups that are asked together, or why they are not, in words."""
+    """Return the number of groups that are judged together, or why they are not, as text."""
     reason = untold(ensemble)
     return f"not judged, {reason}" if reason else f"{len(ensemble.kept):,} {ensemble.groups}"
 
 
 def filters(ensemble: Ensemble) -> Iterator[Filter]:
-    """The filters that concern an operation."""
+    """Yield the filters that concern the operation."""
     for governs, makes in FILTERS.items():
         if _concerns(governs, ensemble.subject.operation):
             yield from makes(ensemble)
 
 
 def accusation(ensemble: Ensemble, got: Numbers | None = None) -> str:
-    """Say what is wrong with results over all rows; empty where nothing is, or nothing can be told.
+    """Return what is wrong with results over all rows; empty if nothing is, or no filter applies.
 
-    Of several filters it is what the one says that sees most.
+    Of several filters, the one that most exceeds its limit gives the message.
     """
     if untold(ensemble):
         return ""

@@ -1,4 +1,4 @@
-"""What inputs hide: defects that many implementations have had, with which these would be judged right."""
+"""Common defects that inputs hide: results with such a defect would be judged right."""
 
 from collections.abc import Callable, Mapping
 
@@ -18,7 +18,7 @@ from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import Kind
 
 Defect = Callable[[Arguments], Arguments | None]
-"""The arguments of which a formula gives what the defect gives; None where it has no effect."""
+"""Return arguments for which the formula gives the defect's result; None if the defect has no effect."""
 
 
 def _without_keys(some: Callable[[int], range]) -> Defect:
@@ -31,7 +31,7 @@ def _without_keys(some: Callable[[int], range]) -> Defect:
 
 
 def padded(given: Arguments) -> Arguments:
-    """A key of zeros behind the others, with a value of zeros, which every query attends to."""
+    """Append a key of zeros with a value of zeros, which every query attends to."""
 
     def append(x: Numbers, axis: int) -> Numbers:
         return np.concatenate([x, zeros(x, axis)], axis)
@@ -49,7 +49,7 @@ def _unmasked(given: Arguments) -> Arguments | None:
 
 
 def _one_key_more(given: Arguments) -> Arguments | None:
-    """A mask that begins or ends a key too late."""
+    """Widen a mask by one key."""
     if given.mask is None or given.mask.shape[-1] < 2:
         return None
     later = np.zeros_like(given.mask)
@@ -83,7 +83,7 @@ def _longer(by: int) -> Defect:
 
 
 def _lengths(operation: Operation) -> str:
-    """The lengths of keys, where they are an option."""
+    """Return the path of the key lengths, if they are an option."""
     leaf = operation.hides(operation.asked)
     return leaf.path if leaf is not None and leaf.kind is Kind.INT and leaf.path in operation.defaults else ""
 
@@ -110,7 +110,7 @@ OPTIONS: Mapping[str, Defect] = {
     "slopes that are left out": _without(Option.SLOPES),
     "sinks that are left out": _without(Option.SINK),
 }
-"""Defects in what is done with an option."""
+"""Defects in the treatment of an option."""
 
 DEFECTS: Mapping[str, Defect] = {
     "keys that are not read": lambda given: rescaled(given, 0.0),
@@ -123,18 +123,18 @@ DEFECTS: Mapping[str, Defect] = {
     "the keys behind the last whole tile of 128 left out": _without_keys(lambda count: range(count - count % 128)),
     **OPTIONS,
 }
-"""Defects of attention in words; of many an implementation, most of them listed by `nox -s rediscovery`."""
+"""Defects of attention by description, found in many implementations; `nox -s rediscovery` lists most of them."""
 
 
 def tried(operation: Operation) -> bool:
-    """Whether defects are tried on an operation: not where results have an entry for every key."""
+    """Return whether defects are tried on an operation; not if results have an entry for every key."""
     asked = operation.asked
     pools = asked is not None and not any(asked in leaf.sizes for leaf in operation.outputs)
     return pools and concerning(operation) and not operation.attends_to_itself
 
 
 def hidden(ensemble: Ensemble) -> tuple[str, ...]:
-    """The defects, in words, with which a result would be judged right on these inputs; or that none is tried."""
+    """Return descriptions of the defects that these inputs hide, or a note that no defect is tried."""
     operation = ensemble.subject.operation
     if not tried(operation):
         return (f"any known defect, for none is tried on {operation.name}",) if operation.float_result else ()
@@ -142,7 +142,7 @@ def hidden(ensemble: Ensemble) -> tuple[str, ...]:
 
 
 def _hides(ensemble: Ensemble, words: str) -> bool:
-    """Whether the judge would miss a defect that concerns the inputs, in the formula's numbers rounded to the dtype."""
+    """Return whether the judge misses a defect's results, computed by the formula and rounded to the dtype."""
     subject = ensemble.subject
     changed = [_with_defect(subject, part, words) for part in ensemble.parts]
     given = [arguments for arguments in changed if arguments is not None]
@@ -162,7 +162,7 @@ def _hides(ensemble: Ensemble, words: str) -> bool:
 
 
 def _with_defect(subject: Subject, part: Part, words: str) -> Arguments | None:
-    """The arguments of a part, of which a formula gives what the defect gives; None where it has no effect."""
+    """Return a part's arguments for which the formula gives the defect's result; None without effect."""
     if words not in OPTIONS:
         return DEFECTS[words](spelled(subject, part.arguments))
     changed = OPTIONS[words](part.arguments if part.uncut is None else part.uncut)

@@ -1,4 +1,4 @@
-"""``judge``: one result of anybody's attention against the formula, in one line of anybody's harness."""
+"""``judge``: compare one attention result with the formula, in one line of any harness."""
 
 import os
 from collections.abc import Mapping
@@ -37,10 +37,10 @@ from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.spec.contract.operation import OPERATIONS, Operation
 
 DIAGNOSED_PAIRS = 2**16
-"""Pairs of a query and a key in an element up to which all of its rows are compared with known defects."""
+"""Query–key pairs per element up to which all of its rows are compared with known defects."""
 
 DIAGNOSED_ROWS = 16
-"""Rows that are compared where there are more; what makes them causal is then spelled out in a mask."""
+"""Rows compared in larger elements; a mask then replaces the causal flag."""
 
 
 def judge(
@@ -54,19 +54,19 @@ def judge(
     seed: int = 0,
     **options: Any,
 ) -> Verdict:
-    """Whether ``output`` is what the operation gives for these arguments, within the budget of every number.
+    """Judge whether ``output`` is the operation's result for these arguments, within every number's budget.
 
-    ``output`` and ``arguments`` are arrays of any framework on any device, as the operation's Protocol names and
-    orders them, or trees of them. Where a result has more rows than the oracle affords, some rows of every element of
-    the batch are judged, chosen by ``seed``, against all keys. Of numbers that are all within their budgets it is also
-    asked what they show together. ``precision`` is the name of a class, or what a backend declares, as is
-    ``semantics``. ``gradients`` are by path those of ⟨cotangent, output⟩, and are judged too; where there are too many
-    pairs of a query and a key, those of queries by rows, those of keys and values at some keys where scores are dot
-    products, others where the cotangent is 0 in all but a few rows.
+    ``output`` and ``arguments`` are arrays of any framework on any device, or trees of them, named and ordered as in
+    the operation's Protocol. If a result has more rows than the oracle affords, ``seed`` chooses some rows of every
+    batch element, which are judged against all keys. Numbers within their budgets are also judged together.
+    ``precision`` is the name of a class, or a backend's declaration, as is ``semantics``. ``gradients``, by path, are
+    those of ⟨cotangent, output⟩ and are judged too. With too many query–key pairs, gradients of queries are judged in
+    some rows, those of keys and values at some keys if scores are dot products, and others if the cotangent is 0 in all
+    but a few rows.
 
     Errors: ``ValueError`` for an unknown operation, class or choice, or for gradients that cannot be judged;
-    ``TypeError`` for what cannot be read, or is no argument; ``ShapeError`` for a shape that violates the Protocol.
-    NaN in a result is a verdict.
+    ``TypeError`` for unreadable or unknown arguments; ``ShapeError`` for a shape that violates the Protocol. NaN in a
+    result is judged, not rejected.
     """
     described_as = without_results(operation_named(operation, "judge"), output)
     given = arguments_of(described_as, arguments, options)
@@ -88,13 +88,13 @@ def judge(
 
 
 def _class_that_explains(subject: Subject, given: Arguments, found: Results, seed: int) -> str:
-    """The least class under which a result is right that is wrong under the declared one; empty if there is none."""
+    """Return the narrowest class under which a wrong result is right; empty if there is none."""
     declared = subject.contract.precision.name(subject.operation.name, subject.dtype)
     classes = explaining_classes(declared, subject.dtype, exact_scale(given))
 
     def under(name: str) -> Verdict:
         record = Record(subject_of(subject.operation, subject.dtype, name, vars(subject.semantics)))
-        # A copy, which does not remember the budgets of another class.
+        # A copy, without the remembered budgets of another class.
         _judge_results(record, whole(given.replaced({}), found), generator(seed, "judge"))
         return record.verdict()
 
@@ -109,7 +109,7 @@ def _judge_results(record: Record, given: Part, rng: np.random.Generator) -> Non
     chosen = list(parts(subject, given, rng))
     for part in chosen:
         part.arguments.memo["results"] = part.results
-    # Threads of the BLAS would wait for one another beside ours.
+    # Threads of the BLAS would compete with these threads.
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(os.cpu_count()) as threads:
         for part, wanted in zip(chosen, threads.map(lambda part: expected(subject, part), chosen), strict=True):
             for leaf in operation.outputs:
@@ -128,13 +128,13 @@ def _judge_results(record: Record, given: Part, rng: np.random.Generator) -> Non
 
 
 def _lacking(operation: Operation) -> str:
-    """The results that are not given, in words."""
+    """Return a note on results that the caller did not pass."""
     lacking = {leaf.path for leaf in OPERATIONS[operation.name].outputs} - {leaf.path for leaf in operation.outputs}
     return f", without {', '.join(sorted(lacking))}, which is not given" if lacking else ""
 
 
 def _extent(given: Part, chosen: list[Part]) -> str:
-    """How much of a result is judged, in words."""
+    """Describe how much of a result is judged."""
     if not any(x.size for x in given.results.values()):
         return "nothing, for the result is empty"
     rows = chosen[-1].rows
@@ -148,11 +148,11 @@ def _extent(given: Part, chosen: list[Part]) -> str:
 
 
 def diagnosis(subject: Subject, part: Part, index: tuple[int, ...], row: int | None) -> str:
-    """The known defect with the numbers of a wrong part of a result, in a sentence; empty if there is none.
+    """Return a sentence on the known defect that gives a wrong part's numbers; empty without one.
 
-    ``index`` is the place of its worst number, ``row`` the axis of rows behind those of the batch.
+    ``index`` is the place of its worst number, ``row`` the axis of rows after those of the batch.
     """
-    # It loads all mutants, which nobody needs whose results are right.
+    # Imported here because it loads all mutants, which right results never need.
     from attnspec.conformance.explaining.inquiry import diagnosis_of_result
     from attnspec.conformance.mutants.ignored import dropped, optional_of
 
@@ -164,7 +164,7 @@ def diagnosis(subject: Subject, part: Part, index: tuple[int, ...], row: int | N
         worst = [] if row is None else [index[len(element) + row]]
         one = with_rows(subject, one, np.unique([*rows, *worst]))
     passed = part.arguments.passed
-    # A mask in which a causal flag is spelled out is none that the caller has passed.
+    # A mask that spells out a causal flag was not passed by the caller.
     absent = {dropped(name) for name in optional_of(subject.operation) if passed.get(name) is None}
     found = diagnosis_of_result(subject, one.arguments, one.results, without=absent)
     return "" if found is None else found.sentence

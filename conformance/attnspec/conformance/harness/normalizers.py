@@ -1,4 +1,4 @@
-"""The sums of the exponentials of every row's scores, in blocks: nothing of all pairs is held at once."""
+"""Softmax normalisers of every row, computed in blocks; never materialises n×m."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,22 +9,22 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Numbers
 
 ROWS, KEYS = 128, 4096
-"""Queries and keys of a block: its scores stay in the cache of a core."""
+"""Queries and keys of a block, whose scores fit into a core's cache."""
 
 Scores = Callable[[Any, Any], Any]
-"""The scores of queries (n, d) and keys (m, d), of shape (n, m), from arrays of numbers or of numbers with errors."""
+"""Scores (n, m) of queries (n, d) and keys (m, d), for arrays with or without errors."""
 
 
 @dataclass(frozen=True)
 class Attendance:
-    """Which of (n, m) pairs attend: where ``mask``, of shape (n or 1, m or 1), allows it, and j ≤ i + ``offset``."""
+    """Attending pairs of (n, m): where ``mask`` (n or 1, m or 1) allows them, and j ≤ i + ``offset``."""
 
     shape: tuple[int, int]
     mask: Numbers | None = None
     offset: int | None = None
 
     def block(self, rows: slice, keys: slice) -> Numbers | None:
-        """The pairs of a block that attend; None where all do."""
+        """Return the attending pairs of a block; None if all attend."""
         found = None if self.mask is None else np.broadcast_to(self.mask, self.shape)[rows, keys]
         if self.offset is None or keys.stop - 1 <= rows.start + self.offset:
             return found
@@ -32,17 +32,17 @@ class Attendance:
         return before if found is None else found & before
 
     def behind(self, row: int) -> "Attendance":
-        """The same without the rows before this one."""
+        """Return the attendance without the rows before ``row``."""
         n, m = self.shape
         mask = self.mask if self.mask is None or len(self.mask) == 1 else self.mask[row:]
         return Attendance((n - row, m), mask, None if self.offset is None else self.offset + row)
 
     def of_keys(self, keys: Numbers) -> Numbers:
-        """The rows that attend to these keys: (n, number of keys)."""
+        """Return which rows attend to these keys: (n, number of keys)."""
         return self._at(np.arange(self.shape[0]), keys)
 
     def of_rows(self, rows: Numbers) -> Numbers:
-        """The keys that these rows attend to: (number of rows, m)."""
+        """Return which keys these rows attend to: (number of rows, m)."""
         return self._at(rows, np.arange(self.shape[1]))
 
     def _at(self, rows: Numbers, keys: Numbers) -> Numbers:
@@ -54,12 +54,12 @@ class Attendance:
         return allowed
 
     def end(self, rows: slice) -> int:
-        """The key behind the last that a row of the block attends to by its place."""
+        """Return the end of the keys that the block's rows may attend to by position."""
         return self.shape[1] if self.offset is None else int(np.clip(rows.stop + self.offset, 0, self.shape[1]))
 
 
 def normalizers(scores: Scores, query: Numbers, key: Numbers, attendance: Attendance) -> tuple[Numbers, Numbers]:
-    """The logarithm of Σ exp and the greatest score of every row, in double; both −∞ for a row without keys.
+    """Return log Σ exp and the greatest score of every row, in double; both −∞ for a row without keys.
 
     Scores are computed in the dtype of ``query`` and ``key``.
     """

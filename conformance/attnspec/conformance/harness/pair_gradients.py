@@ -1,11 +1,12 @@
-"""The gradients of some keys and values, and of some queries, with budgets, where scores are dot products.
+"""Gradients of some keys, values and queries, with budgets, for dot-product scores.
 
 For a key j they are dvⱼ = Σᵢ αᵢⱼ gᵢ and dkⱼ = Σᵢ αᵢⱼ (gᵢ·vⱼ − Dᵢ) qᵢ/√d, with the cotangent g and Dᵢ = gᵢ·oᵢ of the
-output that was handed over; for a query i dqᵢ = Σⱼ αᵢⱼ (gᵢ·vⱼ − Dᵢ) kⱼ/√d with Dᵢ = Σⱼ αᵢⱼ gᵢ·vⱼ. Errors are those of
-:mod:`attnspec.reference.budget.derivative`, but for two that it makes larger than these sums need: that of Dᵢ, which
-there adds linearly in a sum over the keys of a row, and all of them where scores of a row are equal. For keys those add
-linearly that rows with equal weights have in common, for queries those of keys with equal scores; the error of Dᵢ moves
-the gradient of a query along Σⱼ αᵢⱼ kⱼ.
+caller's output. For a query i, dqᵢ = Σⱼ αᵢⱼ (gᵢ·vⱼ − Dᵢ) kⱼ/√d with Dᵢ = Σⱼ αᵢⱼ gᵢ·vⱼ.
+
+Errors follow :mod:`attnspec.reference.budget.derivative`, with two tighter bounds: for Dᵢ, which adds linearly there in
+sums over a row's keys, and for all errors if scores of a row are equal. Here, errors add linearly only among rows with
+equal weights (for keys) or keys with equal scores (for queries). The error of Dᵢ moves the gradient of a query along Σⱼ
+αᵢⱼ kⱼ.
 """
 
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ Gradient = tuple[Numbers, Numbers]
 
 @dataclass(frozen=True)
 class Element:
-    """One element of the batch: its arrays, the cotangent, the output, and which pairs attend."""
+    """One element of the batch: its arrays, cotangent, output, and attending pairs."""
 
     query: Numbers
     key: Numbers
@@ -38,13 +39,13 @@ class Element:
     attendance: Attendance
 
     def behind(self, row: int) -> "Element":
-        """The element without the rows before this one."""
+        """Return the element without the rows before ``row``."""
         attendance = self.attendance.behind(row)
         return Element(self.query[row:], self.key, self.value, self.cotangent[row:], self.output[row:], attendance)
 
 
 def gradients_at(keys: Numbers, of: Element, scores: Scores, precision: Precision) -> tuple[Gradient, Gradient]:
-    """The gradients of these keys and of their values."""
+    """Return the gradients of these keys and of their values."""
     with np.errstate(all="ignore"):
         chosen = columns(scores, of.query, of.key, keys, of.attendance, precision)
         return _of_keys(keys, of, scores, chosen), _of_values(of, chosen)
@@ -80,9 +81,9 @@ def _of_keys(keys: Numbers, of: Element, scores: Scores, chosen: Columns) -> Gra
 
 
 def _of_inner(of: Element, chosen: Columns, inner: Numbers, errors: Numbers) -> Numbers:
-    """The error of Σⱼ αⱼ dαⱼ of every row, in which each key has an error of its own, and all have one in common.
+    """Return the error of Σⱼ αⱼ dαⱼ per row: from each key separately, and in common.
 
-    The mean square of dα over the keys of a row is taken as that over all keys, or of the sum, where few weigh.
+    The mean square of dα over a row's keys is taken over all keys, or of the sum if few keys have weight.
     """
     p = chosen.precision
     value, cotangent = of.value.astype(np.float64), of.cotangent.astype(np.float64)
@@ -114,14 +115,14 @@ def query_gradients(
     scores: Scores,
     precision: Precision,
 ) -> tuple[Numbers, Numbers]:
-    """The gradients of queries of one element of the batch and their budgets; ``allowed`` are the pairs that attend."""
+    """Return gradients and budgets of one batch element's queries; ``allowed`` are the attending pairs."""
     p, u = precision, precision.accumulation
     with np.errstate(all="ignore"):
         q, k, v, g = (Statistical(x.astype(np.float64), 0.0, p, given=True) for x in (query, key, value, cotangent))
         scored = scores(q, k)
         softmax = attendable_softmax(scored.value, allowed)
         alpha, sigma, repeats, level = statistical_weights(softmax, scored.error, p)
-        # Kernels recompute the weights as exp(e − L), with scores that were summed in another order than those in L.
+        # Kernels recompute the weights as exp(e − L), with scores summed in another order than in L.
         largest = np.where(softmax.attendable, np.abs(scored.value), 0.0).max(-1, keepdims=True, initial=0.0)
         sigma = np.hypot(sigma, alpha * np.sqrt(1 + 0.5 * query.shape[-1]) * u * largest)
         weights = Statistical(alpha, sigma, p)

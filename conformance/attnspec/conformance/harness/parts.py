@@ -1,4 +1,4 @@
-"""Parts of a call that the budgeted oracle can afford: elements of the batch, and rows of them where these are many."""
+"""Parts of a call that the budgeted oracle affords: batch elements, and some of their rows."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,25 +17,25 @@ from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import schematic
 
 AT_ONCE = 2**20
-"""Pairs of a query and a key for which the oracle is asked at once."""
+"""Query–key pairs per call of the oracle."""
 
 PAIRS = 2**22
-"""Pairs that are judged in all, as far as that leaves some rows to every element of the batch."""
+"""Pairs judged in total, as far as that leaves some rows for every batch element."""
 
 FEW = 16
-"""Rows that cost no more than none: with fewer, it is the keys that take time and memory."""
+"""Smallest row count that affects cost; with fewer rows, the keys dominate time and memory."""
 
 LEAST, MOST = 4, 256
-"""Rows of an element that are judged where all are too many."""
+"""Smallest and largest number of rows judged per element, if all are too many."""
 
 
 @dataclass(frozen=True)
 class Part:
     """A part of a call, with the parts of its results.
 
-    ``places`` holds, for every axis of the whole batch, the indices of the part; of the first axes, which the part has
-    not, a single one each. Without any, places are those of the whole. ``rows`` and ``heads`` are those judged, None
-    for all. ``uncut`` has the arguments of all rows, where some are judged.
+    ``places`` holds the part's indices along every axis of the whole batch: a single one for leading axes that the part
+    lacks. Empty ``places`` mean that places are those of the whole. ``rows`` and ``heads`` are those judged, None for
+    all. ``uncut`` has the arguments of all rows, if only some are judged.
     """
 
     arguments: Arguments
@@ -46,7 +46,7 @@ class Part:
     uncut: Arguments | None = None
 
     def place(self, index: tuple[int, ...], row: int | None) -> tuple[int, ...]:
-        """The place in a whole result of a number in that of the part; ``row`` is the axis of rows behind the batch."""
+        """Return a number's place in the whole result; ``row`` is the axis of rows after the batch."""
         own = len(self.arguments.batch) if self.places else 0
         gone = len(self.places) - own
         core = list(index[own:])
@@ -60,18 +60,18 @@ class Part:
 
 
 def pairs(arguments: Arguments, rows: int | None = None) -> int:
-    """Pairs of a query, or of a row of so many, and a key in all elements of the batch."""
+    """Return the query–key pairs of all batch elements, with ``rows`` queries each if set."""
     queries = max(arguments.queries or 1, 1) if rows is None else rows
     return prod(arguments.batch) * queries * max(arguments.keys_count or 1, 1)
 
 
 def whole(arguments: Arguments, results: Results) -> Part:
-    """All of a call."""
+    """Return the part that is the whole call."""
     return Part(arguments, results, tuple(np.arange(count) for count in arguments.batch))
 
 
 def parts(subject: Subject, given: Part, rng: np.random.Generator) -> Iterator[Part]:
-    """Every element of the batch, with all of its rows or, where these are too many and independent, with some."""
+    """Yield every batch element with all rows, or with some if there are too many and they are independent."""
     arguments = given.arguments
     heads = count_of_heads(arguments)
     most = int(np.clip(PAIRS // max(pairs(arguments, 1) * heads, 1), LEAST, MOST))
@@ -84,7 +84,7 @@ def parts(subject: Subject, given: Part, rng: np.random.Generator) -> Iterator[P
 
 
 def elements(part: Part, rows: int | None = None) -> Iterator[Part]:
-    """Elements of the batch, as many together as are affordable with so many rows of each."""
+    """Yield batch elements, as many together as are affordable with so many rows of each."""
     batch = part.arguments.batch
     cost = _cost(part.arguments, rows)
     if not batch or cost <= AT_ONCE:
@@ -100,7 +100,7 @@ def elements(part: Part, rows: int | None = None) -> Iterator[Part]:
 
 
 def of_heads(operation: Operation, part: Part, most: float) -> Iterator[Part]:
-    """A part in parts of at most so many heads, and of one at least."""
+    """Split a part into parts of at most ``most`` heads, and at least one."""
     heads = count_of_heads(part.arguments)
     size = next((size for size in own_heads(operation) if part.arguments.size(size) > 1), None)
     if heads <= most or size is None:
@@ -113,7 +113,7 @@ def of_heads(operation: Operation, part: Part, most: float) -> Iterator[Part]:
 
 
 def _with_heads(operation: Operation, part: Part, size: str, chosen: slice) -> Part:
-    """The part of these heads, or of these of every group."""
+    """Return the part of these heads, or of these heads in every group."""
 
     def change(x: Numbers, axis: int) -> Numbers:
         return x[(slice(None),) * axis + (chosen,)]
@@ -127,14 +127,14 @@ def _with_heads(operation: Operation, part: Part, size: str, chosen: slice) -> P
 
 
 def _cost(arguments: Arguments, rows: int | None) -> int:
-    """Pairs in all heads of all elements, with so many rows of each."""
+    """Return the pairs in all heads of all elements, with so many rows of each."""
     own = arguments.queries or 1 if rows is None else rows
     lent = 1 if arguments.keys_count else max(map(arguments.size, arguments.operation.lengths.values()), default=1)
     return pairs(arguments, max(own, FEW)) * count_of_heads(arguments) * max(lent, 1)
 
 
 def _cut(part: Part, of_first: int | slice) -> Part:
-    """The part at these indices of its first axis of the batch; with one index, without that axis."""
+    """Return the part at these indices of its first batch axis; a single index removes that axis."""
     given, batch = part.arguments, part.arguments.batch
     changed = {leaf.path: _at(x, of_first) if x.ndim - len(leaf.core) == len(batch) else x for leaf, x in given.batched}
     gone = len(part.places) - len(batch)
@@ -144,14 +144,14 @@ def _cut(part: Part, of_first: int | slice) -> Part:
 
 
 def _at(x: Numbers, index: int | slice) -> Numbers:
-    """An array at these indices of its first axis; one of size 1 broadcasts."""
+    """Return an array at these indices of its first axis; an axis of size 1 broadcasts."""
     if x.shape[0] == 1:
         return x if isinstance(index, slice) else np.asarray(x[0])
     return np.asarray(x[index])
 
 
 def with_rows(subject: Subject, part: Part, rows: Numbers) -> Part:
-    """A part with these rows alone, which keep their positions."""
+    """Return a part restricted to these rows, which keep their positions."""
     given, operation = part.arguments, subject.operation
     asking = operation.asking or ""
     found = {
@@ -161,28 +161,28 @@ def with_rows(subject: Subject, part: Part, rows: Numbers) -> Part:
 
 
 def separable(arguments: Arguments) -> bool:
-    """Whether the gradient of every float array is made of those of the elements of the batch alone."""
+    """Return whether each batch element's gradients depend only on that element."""
     return all(leaf.batched and x.shape[: x.ndim - len(leaf.core)] == arguments.batch for leaf, x in arguments.floats)
 
 
 def of_elements(
     part: Part, gradients: Mapping[str, Numbers], rows: int | None = None
 ) -> Iterator[tuple[Part, Results]]:
-    """Elements of the batch with their gradients, as many together as are affordable with so many rows of each."""
+    """Yield batch elements with their gradients, as many together as are affordable with so many rows."""
     joined = Part(part.arguments, part.results | {f"d {path}": g for path, g in gradients.items()}, part.places)
     for one in elements(joined, rows):
         yield one, {path: one.results[f"d {path}"] for path in gradients}
 
 
 def count_of_heads(arguments: Arguments) -> int:
-    """The heads of a call, 1 without any; of an operation with several attentions those of the largest."""
+    """Return the number of heads, 1 without any; the largest if an operation has several attentions."""
     kinds = [(arguments.operation.axis(schematic(size)), count) for size, count in arguments.sizes.items()]
     most = max((count for kind, count in kinds if Axis.HEAD in kind), default=1)
     return most * prod(count for kind, count in kinds if Axis.GROUP in kind)
 
 
 def own_heads(operation: Operation) -> tuple[str, ...]:
-    """The sizes of heads that have results of their own, in front of all others; none where heads are joined."""
+    """Return the sizes of heads that lead every result; empty if heads are joined."""
     counted = {*operation.sizes_of(Axis.HEAD), *operation.sizes_of(Axis.GROUP)}
     first = {leaf.core[0].factors if leaf.core else () for leaf in operation.outputs}
     return next(iter(first)) if len(first) == 1 and {*next(iter(first))} <= counted else ()
@@ -192,13 +192,13 @@ def own_heads(operation: Operation) -> tuple[str, ...]:
 
 
 def independent_rows(subject: Subject, given: Arguments, most: int, rng: np.random.Generator) -> Numbers | None:
-    """The rows to judge; None for all, because there are few or because each depends on other queries."""
+    """Return the rows to judge; None for all, if they are few or depend on other queries."""
     slopes = subject.operation.part(Option.SLOPES)
     return rows_to_judge(subject, given.replaced({slopes: None}) if slopes else given, most, rng)
 
 
 def at_rows(subject: Subject, given: Arguments, rows: Numbers) -> Arguments:
-    """The arguments of these rows alone, with positions in the mask, and the slopes of the whole call in the bias."""
+    """Return the arguments of these rows, with positions in the mask and slopes in the bias."""
     operation, bottom_right = subject.operation, subject.semantics.bottom_right
     chosen = spelled_out(given, rows, bottom_right=bottom_right)
     slopes, bias = (operation.part(part) for part in (Option.SLOPES, Option.BIAS))
@@ -208,12 +208,12 @@ def at_rows(subject: Subject, given: Arguments, rows: Numbers) -> Arguments:
     distance = behind(given, operation.asked or "", rows, bottom_right=bottom_right)
     falling = -given.array(slopes).astype(wide)[:, None, None] * np.abs(distance)
     more = falling if chosen[bias] is None else chosen.array(bias).astype(wide) + falling
-    # Slopes of 0 stay, for the rounding that the subtraction of the others may make.
+    # Slopes of 0 remain, for the rounding that subtracting the others may cause.
     return chosen.replaced({bias: more, slopes: np.zeros_like(given.array(slopes))})
 
 
 def spelled(subject: Subject, given: Arguments) -> Arguments:
-    """All rows with their positions spelled out, so that keys can be taken away or added."""
+    """Spell out the positions of all rows, so that keys can be removed or added."""
     operation = given.operation
     positional = [*bounds(operation), *filter(None, [operation.part(Option.SLOPES)])]
     if operation.attends_to_itself or all(given[path] is operation.defaults[path] for path in positional):

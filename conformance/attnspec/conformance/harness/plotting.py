@@ -1,4 +1,4 @@
-"""A picture of a judgement: error over budget, for all judged rows and for the element of the batch that is worst."""
+"""Plots of a judgement: error over budget, for all judged rows and the worst batch element."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compared:
-    """Numbers that were compared with those expected; ``of`` says of what, ``row`` is their axis of rows."""
+    """Numbers compared with the expected ones; ``of`` names the array, ``row`` is its axis of rows."""
 
     of: str
     got: Numbers
@@ -39,10 +39,10 @@ class Compared:
 
 
 def figure(compared: Sequence[Compared], title: str) -> "Figure":
-    """Heat maps of error over budget: one line of them for the result and one for every gradient.
+    """Return heat maps of error over budget: a line for the result and one for every gradient.
 
-    On the left is the largest of every row, for all elements of the batch; on the right all features of the worst
-    element. Errors: ``ImportError`` without matplotlib, which the extra ``plot`` brings.
+    The left map shows each row's largest ratio for all batch elements, the right one all features of the worst element.
+    Errors: ``ImportError`` without matplotlib, which the extra ``plot`` installs.
     """
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure

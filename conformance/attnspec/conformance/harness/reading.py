@@ -1,4 +1,4 @@
-"""What a harness hands over, read: arguments, results and gradients as NumPy arrays of the shapes of the Protocol."""
+"""Conversion of a harness's arguments, results and gradients to NumPy arrays of the Protocol's shapes."""
 
 import sys
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from attnspec.spec.contract.tree import Branch, Kind, Leaf, Misfit, Node, Option
 
 
 def operation_named(name: str, who: str) -> Operation:
-    """The operation of that name; ``ValueError`` where there is none, ``TypeError`` for what is no name."""
+    """Return the operation of this name; ``ValueError`` if unknown, ``TypeError`` if not a string."""
     if not isinstance(name, str):
         raise TypeError(f"{who}: expected the name of an operation; got {type(name).__name__}")
     if name not in OPERATIONS:
@@ -29,7 +29,7 @@ def operation_named(name: str, who: str) -> Operation:
 
 
 def arguments_of(operation: Operation, positional: tuple[Any, ...], options: Mapping[str, Any]) -> Arguments:
-    """The arguments as NumPy arrays; ``TypeError`` for what the operation does not take."""
+    """Return the arguments as NumPy arrays; ``TypeError`` for arguments that the operation does not take."""
     names = operation.call.names
     if len(positional) > len(names):
         raise TypeError(f"{operation.name}: expected at most {len(names)} arguments; got {len(positional)}")
@@ -63,7 +63,7 @@ def arguments_of(operation: Operation, positional: tuple[Any, ...], options: Map
 
 
 def without_results(operation: Operation, output: Any) -> Operation:
-    """The operation without those optional results that are None."""
+    """Return the operation without those optional results that are None."""
     nodes = operation.result.nodes if isinstance(operation.result, Branch) else ()
     given = output if isinstance(output, tuple) and len(output) == len(nodes) else nodes
     lacking = [x.path for x, y in zip(nodes, given, strict=True) if isinstance(x, Leaf) and x.optional and y is None]
@@ -71,9 +71,9 @@ def without_results(operation: Operation, output: Any) -> Operation:
 
 
 def cotangent_of(operation: Operation, value: Any, given: Arguments, dtype: str) -> Results:
-    """The arrays of a cotangent: finite numbers, and zeros for an optional result of which there is none.
+    """Return the arrays of a cotangent: finite, and zeros for an absent optional result.
 
-    Errors: ``ValueError`` for NaN and infinities, of which gradients tell nothing.
+    Errors: ``ValueError`` for NaN and infinities, which make gradients meaningless.
     """
     found = results_of(operation, value, given, "cotangent", dtype)
     demand_dtype(operation, found, dtype, "cotangent")
@@ -85,9 +85,9 @@ def cotangent_of(operation: Operation, value: Any, given: Arguments, dtype: str)
 
 
 def results_of(operation: Operation, value: Any, given: Arguments, what: str, dtype: str = "float32") -> Results:
-    """The arrays of a result, or of a cotangent, of the shapes that belong to the arguments.
+    """Return the arrays of a result or cotangent, with the shapes that follow from the arguments.
 
-    An optional one that is None is of zeros of this dtype.
+    An optional array that is None becomes zeros of this dtype.
     """
     try:
         leaves = results(operation, value)
@@ -107,9 +107,9 @@ def results_of(operation: Operation, value: Any, given: Arguments, what: str, dt
 
 
 def demand_dtype(operation: Operation, found: Results, dtype: str, what: str) -> None:
-    """``TypeError`` for floats of a result, or of a cotangent, that are not of the dtype of the arguments.
+    """Raise ``TypeError`` for floats of a result or cotangent in another dtype than the arguments.
 
-    Beside results in 16 bits an optional one, such as a logarithm, may be in float32.
+    With 16-bit results, an optional one such as a logarithm may be float32.
     """
     for leaf in operation.outputs:
         x = found[leaf.path]
@@ -120,10 +120,10 @@ def demand_dtype(operation: Operation, found: Results, dtype: str, what: str) ->
 
 
 def option(operation: Operation, node: Option, x: Any) -> Any:
-    """An option as Python's own number, flag or word.
+    """Return an option as a Python number, flag or string.
 
-    Errors: ``TypeError`` for another kind; ``ValueError`` for a number that is not finite, for a cap that is not
-    above 0.
+    Errors: ``TypeError`` for another kind; ``ValueError`` for a number that is not finite, or a cap that is not above
+    0.
     """
     value = x.item() if isinstance(x, np.generic) else x
     title = f"{operation.name}: {node.path}"
@@ -149,7 +149,7 @@ KINDS = {Kind.BOOL: ("booleans", "b"), Kind.INT: ("integers", "iu")}
 
 
 def _array(leaf: Leaf, x: Any, title: str) -> Numbers:
-    """An array of the kind of numbers that the Protocol has; ``TypeError`` for another."""
+    """Return an array of the Protocol's kind of numbers; ``TypeError`` for another kind."""
     found = read(x, title)
     words, kinds = KINDS.get(leaf.kind, ("floats", ""))
     if found.dtype.kind not in kinds if kinds else not is_float(found):
@@ -162,7 +162,7 @@ def _kind_of(x: Any) -> str:
 
 
 def _structure(node: Node) -> str:
-    """A tree as it is passed: the paths of its arrays, in the brackets of its tuples and records; None for nothing."""
+    """Describe a tree as it is passed: array paths in brackets of tuples and records; None if empty."""
     if not isinstance(node, Branch):
         return node.path.rpartition(".")[2] + (" or None" if isinstance(node, Leaf) and node.optional else "")
     if not node.nodes:
@@ -172,14 +172,14 @@ def _structure(node: Node) -> str:
 
 
 def generator(seed: Any, who: str) -> np.random.Generator:
-    """A random generator; ``TypeError`` for what is no seed."""
+    """Return a random generator; ``TypeError`` for an invalid seed."""
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise TypeError(f"{who}: seed: expected an integer of at least 0; got {seed!r}")
     return np.random.default_rng(seed)
 
 
 def gradients_of(operation: Operation, gradients: Any, given: Arguments, dtype: str) -> Results:
-    """The gradients by path, of the shapes and the dtype of the arguments."""
+    """Return the gradients by path, checked against shapes and dtypes of the arguments."""
     known = {leaf.path: x for leaf, x in given.floats}
     if not isinstance(gradients, Mapping) or not gradients:
         got = "an empty one" if isinstance(gradients, Mapping) else type(gradients).__name__
@@ -199,9 +199,9 @@ def gradients_of(operation: Operation, gradients: Any, given: Arguments, dtype: 
 
 
 def in_one_dtype(operation: Operation, given: Arguments, found: Results | None = None) -> tuple[str, Arguments]:
-    """The dtype of all float arrays, and the arguments in it; of inputs in 8 bits, that of the results.
+    """Return the dtype of all float arrays, and the arguments in it; for 8-bit inputs, the results' dtype.
 
-    Beside arrays in 16 bits, what is added to scores may be in float32.
+    With 16-bit arrays, arrays added to scores may be float32.
     """
     dtypes = {leaf.path: str(x.dtype.name) for leaf, x in given.floats}
     of_result = str(found[operation.leading.path].dtype.name) if found else "float32"
@@ -210,7 +210,7 @@ def in_one_dtype(operation: Operation, given: Arguments, found: Results | None =
         if of_result not in DEFAULTS:
             title = _title(operation.leading, "output")
             raise TypeError(f"{operation.name}: {title}: expected one of {', '.join(DEFAULTS)}; got {of_result}")
-        # They are exact in the dtype of the result.
+        # 8-bit numbers are exact in the dtype of the result.
         given = given.replaced({path: given.array(path).astype(numpy_dtype(of_result)) for path in narrow})
         dtypes |= dict.fromkeys(narrow, of_result)
     if not dtypes:
@@ -236,9 +236,9 @@ class _Given:
 def subject_of(
     operation: Operation, dtype: str, precision: str | Mapping[str, Any] | None, semantics: Mapping[str, Any] | None
 ) -> Subject:
-    """A subject of this operation and dtype, of the class and with the choices that are declared.
+    """Return a subject of this operation and dtype, with the declared class and choices.
 
-    Errors: ``ValueError`` for an unknown class or choice, ``TypeError`` for a class that is no name.
+    Errors: ``ValueError`` for an unknown class or choice, ``TypeError`` for a class that is not a string.
     """
     for name in flatten(dict(precision)).values() if isinstance(precision, Mapping) else ():
         if not isinstance(name, str):

@@ -1,4 +1,4 @@
-"""The record of one judgement: every comparison, and what is to be said of them."""
+"""The record of one judgement: every comparison, and its outcome."""
 
 from collections.abc import Callable
 
@@ -15,11 +15,11 @@ from attnspec.conformance.judging.violation import Violation
 from attnspec.conformance.laws.common import wide
 
 MOST_VAGUE = 0.5
-"""The largest fraction of numbers with budgets that tell nothing; above it there is no verdict."""
+"""Largest fraction of numbers with budgets too wide to judge; above it there is no verdict."""
 
 
 class Record:
-    """What became of all comparisons; ``outside`` says why some could tell nothing."""
+    """Outcome of all comparisons; ``outside`` says why some cannot be judged."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
@@ -35,7 +35,7 @@ class Record:
         self.outside = ""
 
     def compare(self, got: Numbers, expected: Expected, part: Part, of: str, row: int | None = None) -> None:
-        """Compare numbers with those expected, and remember the one that is the furthest beyond its budget.
+        """Compare numbers with the expected ones, and store the number furthest beyond its budget.
 
         Where the class may overflow, a wrong number is no evidence.
         """
@@ -47,7 +47,7 @@ class Record:
             self.subject.matches(got, value, budget, part.arguments, of)
         except Violation as error:
             largest = self.subject.precision.largest
-            # An infinite peak is unknown, and no overflow.
+            # An infinite peak is unknown, not an overflow.
             if any(largest < x.peak < np.inf for x in self.subject.oracles(part.arguments).values()):
                 self.outside = f"an intermediate may exceed {largest:.3g}, the largest number of its precision class"
             else:
@@ -61,7 +61,7 @@ class Record:
     def _found(
         self, got: Numbers, expected: Expected, part: Part, of: str, row: int | None, index: tuple[int, ...]
     ) -> None:
-        """Remember a number that is wrong."""
+        """Store a wrong number if it is the worst so far."""
         found, wanted = got[index], expected.value[index]
         allowed = float(np.broadcast_to(expected.budget, got.shape)[index])
         with np.errstate(all="ignore"):
@@ -72,7 +72,7 @@ class Record:
             self.where = part, index, row
 
     def verdict(self) -> Verdict:
-        """The verdict on all that was compared."""
+        """Return the verdict on all comparisons."""
         subject, count = self.subject, max(sum(x.got.size for x in self.compared), 1)
         vague, left_open = (subject.not_judged - self.nonfinite) / count, (self.nonfinite - self.demanded) / count
         if not self.outside and vague > MOST_VAGUE * (1 - left_open):

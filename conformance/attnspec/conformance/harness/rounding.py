@@ -1,4 +1,4 @@
-"""Honest results: the formula with weights that are rounded as a precision class allows, and a result in its dtype."""
+"""Honest results: the formula with weights rounded as a class allows, returned in its dtype."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,13 +17,13 @@ from attnspec.spec.contract.shapes import results
 from attnspec.spec.contract.tree import mapped
 
 PHASES = 8
-"""Factors between 1 and 2 that are tried: what is equal in all rows rounds alike, in a direction that they decide."""
+"""Number of tried factors between 1 and 2, which decide how numbers common to all rows round."""
 
 UNIT_OF_DOUBLE = 2.0**-53
 
 
 def nearest(x: Numbers, unit: float) -> Numbers:
-    """The nearest numbers in a format of this unit roundoff; the same numbers where it is 0."""
+    """Round to a format of this unit roundoff; numbers are unchanged if it is 0."""
     if not unit:
         return x
     bits = round(-log2(unit))
@@ -32,9 +32,9 @@ def nearest(x: Numbers, unit: float) -> Numbers:
 
 
 class WeightsRounded(Statistical):
-    """Numbers that are exact but for the weights, which are rounded before they multiply the values.
+    """Exact numbers, except that weights are rounded before they multiply the values.
 
-    They are multiplied by ``phase`` before, as exponentials are multiples of weights, by any factor.
+    They are multiplied by ``phase`` first, since exponentials are weights times an arbitrary factor.
     """
 
     phase = 1.0
@@ -51,16 +51,16 @@ class WeightsRounded(Statistical):
 
     @classmethod
     def stored(cls, weights: Numbers, precision: Precision) -> Numbers:
-        """The weights as they multiply the values."""
+        """Return the weights as they multiply the values."""
         return nearest(weights * cls.phase, precision.weights) / cls.phase
 
 
 class ExponentialsRounded(WeightsRounded):
-    """Exponentials are rounded, and divided by their sum after they have multiplied the values."""
+    """Exponentials are rounded, multiply the values, and are divided by their sum afterwards."""
 
     @classmethod
     def stored(cls, weights: Numbers, precision: Precision) -> Numbers:
-        """Weights relative to the largest of their row, which is 1."""
+        """Round weights relative to the largest of their row, which is 1."""
         largest = _largest(weights)
         return nearest(weights / largest, precision.weights) * largest
 
@@ -71,11 +71,11 @@ def _largest(weights: Numbers) -> Numbers:
 
 
 class SumsRounded(WeightsRounded):
-    """Exponentials are summed one by one, so that equal ones round the sum in the same direction again and again."""
+    """Exponentials are summed one by one: equal ones keep rounding the sum in the same direction."""
 
     @classmethod
     def stored(cls, weights: Numbers, precision: Precision) -> Numbers:
-        """Weights over their sum."""
+        """Return weights over their rounded sum."""
         single = np.float32 if precision.accumulation > UNIT_OF_DOUBLE else np.float64
         x = (weights / _largest(weights) * cls.phase).astype(single)
         summed = np.cumsum(x, -1, single)[..., -1:].astype(weights.dtype)
@@ -87,19 +87,19 @@ def _at_phases(way: type[WeightsRounded]) -> list[type[WeightsRounded]]:
 
 
 STORED: Sequence[type[WeightsRounded]] = (ExponentialsRounded, *_at_phases(WeightsRounded))
-"""The ways in which implementations round weights that are stored."""
+"""Kinds of rounding in implementations that store weights in fewer bits."""
 
 SUMMED: Sequence[type[WeightsRounded]] = (WeightsRounded, *_at_phases(SumsRounded))
-"""The same where they are not stored in fewer bits."""
+"""Kinds of rounding in implementations that do not store weights in fewer bits."""
 
 
 def ways(precision: Precision) -> Sequence[type[WeightsRounded]]:
-    """The ways in which implementations of a class round weights."""
+    """Return the kinds of weight rounding in implementations of a class."""
     return STORED if precision.weights else SUMMED
 
 
 def rounded(subject: Subject, arguments: Arguments, way: type[WeightsRounded]) -> Numbers:
-    """The leading result of arguments with rounded weights, in the dtype that is judged."""
+    """Return the leading result with rounded weights, in the judged dtype."""
     wide = oracle_dtype(subject.precision.dtype)
     make = partial(way, error=0.0, precision=subject.precision, given=True, extremes=Extremes())
     given = arguments.values_by_name

@@ -1,4 +1,4 @@
-"""Inputs of given shapes that show what others hide."""
+"""Suggested inputs of given shapes that reveal defects which other inputs hide."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,13 +19,13 @@ from attnspec.spec.contract.axes import Role
 from attnspec.spec.contract.tree import Leaf
 
 BORDERS = 32
-"""Keys that weigh more than others: the first, the last, those at borders of tiles, some more."""
+"""Number of heavier keys: the first, the last, those at borders of tiles, some more."""
 
 CLOSER = 0.4
-"""How much nearer the scores of these are to 0 than those of the others."""
+"""Relative amount by which the scores of these ``BORDERS`` keys are nearer to 0 than others."""
 
 STEPS = 24
-"""How often the distance between queries and keys grows by √2, from ¼ on, until a key of zeros weighs most."""
+"""Times that the query–key distance grows by √2, from ¼, until zero keys dominate."""
 
 
 def suggest_inputs(
@@ -36,11 +36,11 @@ def suggest_inputs(
     seed: int = 0,
     **options: Any,
 ) -> dict[str, Any]:
-    """Arguments by name, of the shapes and with the masks and options of the given ones, on which defects show.
+    """Return arguments of the given shapes, masks and options that reveal known defects.
 
-    Float arrays are replaced by NumPy arrays of float32, or of float64, whose numbers the dtype of the given ones holds
-    exactly. Of some candidates it is the first that hides no known defect (``Verdict.cannot_see``), or else hides the
-    fewest.
+    Float arrays are replaced by NumPy arrays of float32 or float64, with numbers that the given dtype represents
+    exactly. The first candidate that hides no known defect (``Verdict.cannot_see``) is chosen, or else the one that
+    hides the fewest.
 
     Errors: as of ``judge``.
     """
@@ -60,13 +60,13 @@ def suggest_inputs(
 
 
 def _hidden(subject: Subject, given: Arguments, seed: int) -> tuple[str, ...]:
-    """What arguments hide, of the rows that would be judged."""
+    """Return the defects that arguments hide, in the rows that would be judged."""
     chosen = list(parts(subject, whole(given, _nothing(subject, given)), np.random.default_rng(seed)))
     return hidden(Ensemble(subject, given, chosen))
 
 
 def _candidates(subject: Subject, given: Arguments, rng: np.random.Generator) -> Iterator[Arguments]:
-    """Normal numbers; then queries and keys on opposite sides of 0, so far apart that a key of zeros weighs most."""
+    """Yield normal inputs, then queries and keys so far apart that a key of zeros weighs most."""
     normal = given.replaced({leaf.path: _normal(subject, leaf, x.shape, rng) for leaf, x in given.floats})
     yield normal
     if not tried(subject.operation) or not all(given.batch):
@@ -90,7 +90,7 @@ def _normal(subject: Subject, leaf: Leaf, shape: tuple[int, ...], rng: np.random
 
 
 def _opposites(subject: Subject, given: Arguments) -> tuple[Leaf | None, Leaf | None]:
-    """The queries and the keys, where they are vectors of one space."""
+    """Return the queries and the keys, if they are vectors of the same space."""
     operation = subject.operation
     keys = [leaf for leaf in operation.attended if leaf.path not in operation.linear and leaf not in operation.queries]
     pairs = ((q, k) for q in operation.queries for k in keys if q.core[-1].factors == k.core[-1].factors)
@@ -98,7 +98,7 @@ def _opposites(subject: Subject, given: Arguments) -> tuple[Leaf | None, Leaf | 
 
 
 def _apart(subject: Subject, given: Arguments, query: str, key: str, shift: Numbers) -> Arguments:
-    """Queries moved by a vector and keys by its opposite, those at borders of tiles by less."""
+    """Move queries by a vector and keys by its opposite; keys at borders of tiles move less."""
     moved = np.full((given.keys_count or 0, 1), -1.0)
     moved[sampled(len(moved), BORDERS, np.random.default_rng(0))] += CLOSER
     return given.replaced(
@@ -110,7 +110,7 @@ def _apart(subject: Subject, given: Arguments, query: str, key: str, shift: Numb
 
 
 def _padding_shows(subject: Subject, given: Arguments) -> bool:
-    """Whether a key of zeros would have most of the weight, in some rows of one element of the batch."""
+    """Return whether a key of zeros would dominate some rows of one batch element."""
     one = given.element((0,) * len(given.batch))
     part = next(parts(subject, whole(one, _nothing(subject, one)), np.random.default_rng(0)))
     expected = exact(subject, part.arguments)
@@ -119,5 +119,5 @@ def _padding_shows(subject: Subject, given: Arguments) -> bool:
 
 
 def _nothing(subject: Subject, given: Arguments) -> Results:
-    """Results of no numbers, of the shapes that belong to the arguments."""
+    """Return placeholder results of the shapes that follow from the arguments."""
     return {leaf.path: np.zeros(given.binding.shape(leaf), np.bool_) for leaf in subject.operation.outputs}

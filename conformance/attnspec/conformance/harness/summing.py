@@ -18,15 +18,15 @@ KEYS = 512
 
 
 class Equals(NamedTuple):
-    """Terms with equal errors: their places, group after group, and where in these each group starts."""
+    """Groups of terms with equal errors: their indices, group by group, and each group's start."""
 
     places: Numbers
     starts: Numbers
 
     def variance(self, factors: Numbers, rows: Numbers) -> Numbers:
-        """The variance of Σᵢ factorᵢ rowᵢ, of shape (d,), in which the factors of a group are one error.
+        """Return the variance of Σᵢ factorᵢ rowᵢ, of shape (d,), where a group's factors share one error.
 
-        Equal errors add linearly, those of different groups in quadrature; what is in no group is left out.
+        Equal errors add linearly, those of different groups in quadrature; terms without a group are left out.
         """
         if not len(self.starts):
             return np.zeros(rows.shape[-1])
@@ -36,7 +36,7 @@ class Equals(NamedTuple):
 
 
 def equals(marks: Numbers, precision: Precision) -> Equals:
-    """The terms whose marks differ by less than a rounding: they are rounded alike. A mark that is NaN equals none."""
+    """Group terms whose marks differ by less than a rounding: they are rounded alike. NaN equals no mark."""
     steps = np.round(marks * (4 / max(precision.operand, precision.accumulation)))
     order = np.argsort(steps)
     order = order[: np.count_nonzero(np.isfinite(steps))]
@@ -48,19 +48,19 @@ def equals(marks: Numbers, precision: Precision) -> Equals:
 
 
 def of_query_tiles(factors: Numbers, rows: Numbers, precision: Precision) -> Numbers:
-    """The variance of Σᵢ factorᵢ rowᵢ, with (n, c) factors and (n, d) rows, by storing sums over tiles of queries."""
+    """Return the variance of Σᵢ factorᵢ rowᵢ, (n, c) and (n, d), from storing sums over tiles of queries."""
     return _of_tiles(factors, rows, QUERIES if len(rows) >= MANY else FEW_QUERIES, precision)
 
 
 def of_key_tiles(factors: Numbers, rows: Numbers, precision: Precision) -> Numbers:
-    """The same over tiles of keys."""
+    """Return the variance from storing sums over tiles of keys."""
     return _of_tiles(factors, rows, KEYS, precision)
 
 
 def _of_tiles(factors: Numbers, rows: Numbers, tile: int, precision: Precision) -> Numbers:
     sums = np.zeros((factors.shape[1], rows.shape[1]))
     squares = np.zeros(sums.shape)
-    # The last sum is the result, whose rounding is counted as such.
+    # The last sum is the result, whose rounding is counted separately.
     for start in range(0, len(rows) - tile if precision.output else 0, tile):
         sums += factors[start : start + tile].T @ rows[start : start + tile]
         squares += (0.6 * precision.output * sums) ** 2 + precision.output_smallest**2

@@ -1,10 +1,10 @@
-"""All judged rows together: an error far below the rounding of every number is plain over many of them.
+"""Filters over all judged rows, which reveal errors far below the rounding of single numbers.
 
-The filters are those of the laws on ensembles (``docs/precision.md``), on anybody's inputs. They assume that errors of
-different rows are independent, and as often positive as negative. Rows that round alike count once: where too few are
-left, nothing is told. A filter that would accuse is asked first of honest results, whose weights and sums are rounded
-as the class allows. What these show is added to its limit, twice; and where they would be accused, as they may be where
-every row has a weight of almost 1, its assumptions do not hold, and it tells nothing.
+The filters are those of the laws on ensembles (``docs/precision.md``), on any inputs. They assume that errors of
+different rows are independent, and as often positive as negative. Rows that round alike count once; with too few left,
+no filter applies. Before a filter reports an error it is tried on honest results, with weights and sums rounded as the
+class allows. Twice their estimate is added to its limit. If it would reject them, as it may where every row has a
+weight of almost 1, its assumptions do not hold, and it reports nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,28 +37,30 @@ from attnspec.spec.contract.axes import Part as Option
 from attnspec.spec.contract.operation import Operation
 
 FEWEST = int(WIDTH**2) + 1
-"""Independent groups of numbers at least: no error, however large, is more than √B of its standard errors."""
+"""Smallest number B of independent groups: no error exceeds √B of its standard errors."""
 
 KEYS = 24
-"""Keys that are asked for by themselves: the first, the last, those at borders of tiles, others."""
+"""Keys that are tried one by one: the first, the last, those at borders of tiles, others."""
 
 EXPONENTIALS = 2.0**-13
-"""The relative error of exponentials where weights are stored in few bits: there implementations approximate them, and
-those that are summed more than those that multiply values. PyTorch's on the CPU are off by up to 9e-5."""
+"""Relative error of exponentials where weights are stored in few bits.
+
+Implementations approximate them there, more coarsely in sums than in products with values. PyTorch's on the CPU are off
+by up to 9e-5.
+"""
 
 
 class Ensemble:
-    """The judged numbers of a leading result in groups whose errors are independent, one row for each.
+    """Judged numbers of a leading result in independent groups, one row each.
 
-    A group is a row of the result, of every head, where rows share nothing that is rounded, else all rows of an element
-    of the batch.
+    A group is a row of the result, of every head, if rows share no rounded number; else all rows of a batch element.
     """
 
     def __init__(self, subject: Subject, whole: Arguments, parts: Sequence[Part]) -> None:
         self.subject, self.whole, self.parts = subject, whole, parts
         self.leaf = subject.operation.leading
         self.each: Callable[..., Iterable[Numbers]] = map
-        """What maps a function over the parts, such as on threads."""
+        """Maps a function over the parts, for example on threads."""
 
     @property
     def arguments(self) -> Arguments:
@@ -67,7 +69,7 @@ class Ensemble:
 
     @cached_property
     def by_row(self) -> bool:
-        """Whether the rows of one element are independent: not where its keys are projected or rounded for all."""
+        """True if an element's rows are independent: without projected or commonly rounded keys."""
         operation = self.subject.operation
         shared = self.subject.precision.inputs or self._has_weights or operation.attends_to_itself
         return bool(self.leaf.axes(operation.asking or "")) and not shared
@@ -78,7 +80,7 @@ class Ensemble:
 
     @cached_property
     def untold(self) -> str:
-        """Why errors of groups are not independent, or too few, in words; empty where filters can tell something."""
+        """Why errors of groups are dependent or too few, as text; empty if filters apply."""
         whole, operation = self.whole, self.subject.operation
         if self.subject.precision.inputs and self._has_weights:
             return "for the class rounds given weights, which all rows share"
@@ -94,12 +96,12 @@ class Ensemble:
 
     @property
     def groups(self) -> str:
-        """What a group is, in words."""
+        """Name of the groups in messages."""
         return "rows" if self.by_row else "elements of the batch"
 
     @cached_property
     def kept(self) -> Numbers:
-        """The groups that count: of those that round alike the first, and none with a number that nobody knows."""
+        """Indices of the groups that count: the first of those that round alike, without unknown numbers."""
         oracles = [self.subject.oracle(part.arguments) for part in self.parts]
         value, sigma = self._all([x.value for x in oracles]), self._all([x.sigma for x in oracles])
         kept = np.flatnonzero(np.asarray(np.isfinite(value) & (sigma < UNKNOWN / 2)).all(-1))
@@ -110,18 +112,18 @@ class Ensemble:
 
     @property
     def keys(self) -> int:
-        """How many keys every row has."""
+        """Number of keys of every row."""
         return self.arguments.keys_count or 0
 
     @property
     def terms(self) -> int:
-        """How many terms a score is the sum of, at most."""
+        """Largest number of terms in the sum of a score."""
         names = self.subject.operation.sizes_of(Axis.FEATURE)
         return max((self.arguments.size(name) for name in names), default=1)
 
     @property
     def _probes(self) -> Numbers:
-        """Sums of the weights of every group with random signs, whatever masks hide."""
+        """Random-sign sums of every group's weights, ignoring masks."""
         found: list[Numbers] = []
         while not found or sum(x.shape[-1] for x in found) < NUMBERS:
 
@@ -133,7 +135,7 @@ class Ensemble:
         return np.concatenate(found, -1)
 
     def stacked(self, arrays: Sequence[Numbers]) -> Numbers:
-        """One row for every group that counts, from an array for each part."""
+        """Return one row per group that counts, from an array per part."""
         return self._all(arrays)[self.kept]
 
     def _all(self, arrays: Sequence[Numbers]) -> Numbers:
@@ -150,7 +152,7 @@ class Ensemble:
 
     @cached_property
     def given(self) -> Numbers:
-        """The results that are judged."""
+        """The judged results."""
         return self.stacked([part.results[self.leaf.path] for part in self.parts])
 
     @cached_property
@@ -160,7 +162,7 @@ class Ensemble:
 
     @cached_property
     def sigma(self) -> Numbers:
-        """The standard deviations of what roundings leave."""
+        """Standard deviations of the errors that roundings cause."""
         return self.stacked([self.subject.oracle(part.arguments).sigma for part in self.parts])
 
     @cached_property
@@ -169,7 +171,7 @@ class Ensemble:
         return slope(lambda factor: self.exactly(partial(rescaled, factor=factor)))
 
     def exactly(self, change: Callable[[Arguments], Arguments]) -> Numbers:
-        """The exact results of changed arguments; what is the same for all rows is repeated."""
+        """Return the exact results of changed arguments; results that all rows share are repeated."""
 
         def of(part: Part) -> Numbers:
             found = exact(self.subject, change(part.arguments))
@@ -179,12 +181,12 @@ class Ensemble:
 
     @cached_property
     def rounded(self) -> list[Numbers]:
-        """Results with weights that are rounded as the class allows, in every way."""
+        """Results with weights rounded as the class allows, one per kind of rounding."""
         return [self._rounded(way) for way in ways(self.subject.precision)]
 
     @cached_property
     def honest(self) -> list[Numbers]:
-        """These, and the exact results with what all exponentials may share: it decides what is between two numbers."""
+        """The rounded results, and exact ones times the error that all exponentials may share, rounded."""
         shares = [1 + self.exponentials, 1 - self.exponentials] if self.exponentials else []
         return [*self.rounded, *(wide(exact_in(share * self.expected, self.subject.dtype)) for share in shares)]
 
@@ -197,22 +199,22 @@ class Ensemble:
         return EXPONENTIALS if self.subject.precision.weights else 0.0
 
     def single_keys(self) -> Iterator[tuple[str, Numbers]]:
-        """What the results are where a single key is attended to, for some keys and for one of zeros, with words."""
+        """Yield the results of attending only to one key, for some keys and a key of zeros, with names."""
         for j in sampled(self.keys, KEYS, np.random.default_rng(0)):
             yield f"key {j}", self.exactly(partial(_alone, keys=take([j])))
         yield "a key of zeros", self.exactly(partial(_alone, keys=zeros))
 
 
 def _caps(operation: Operation) -> list[str]:
-    """The options that cap scores."""
+    """Return the options that cap scores."""
     return [path for path, part in operation.parts.items() if part is Option.CAP]
 
 
 def _alone(given: Arguments, keys: Change) -> Arguments:
-    """Arguments with these keys in the place of all, for every query."""
+    """Return arguments in which every query attends only to these keys."""
     return without(given.without_masks(), *ADDED).plain().along(given.operation.asked or "", keys)
 
 
 def zeros(x: Numbers, axis: int) -> Numbers:
-    """A single row of zeros along an axis, in the place of all."""
+    """Return a single row of zeros along an axis, instead of all rows."""
     return np.zeros((*x.shape[:axis], 1, *x.shape[axis + 1 :]), x.dtype)

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OPEN = "NaN, an infinity or a query without keys"
-"""Where numbers come from that the declared choices leave open."""
+"""Sources of numbers that the declared choices leave open."""
 
 
 @dataclass(frozen=True)
 class Worst:
-    """The number that is the furthest beyond its budget; ``of`` is what it is a number of."""
+    """The number furthest beyond its budget; ``of`` names its array."""
 
     of: str
     index: tuple[int, ...]
@@ -34,22 +34,21 @@ class Worst:
 
     @property
     def times(self) -> str:
-        """How far it is beyond its budget, in words."""
+        """Its error as a multiple of the budget, as text."""
         return f"{self.ratio:.3g} times its budget" if self.ratio < 1e6 else "far beyond its budget"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a result is that of the formula; true if it is, and printed with what is wrong if it is not.
+    """Verdict on one result: true if it agrees with the formula, else printed with what is wrong.
 
-    It is false, too, and printed as "cannot be judged", where the numbers do not tell; ``outside`` then says why.
+    It is also false, and printed as "cannot be judged", if the numbers are no evidence; ``outside`` then says why.
 
-    ``ratio`` is the largest error over its budget, ``worst`` the number that is the furthest beyond its budget, None if
-    none is. ``judged`` says in words how much was compared. ``untold`` is the share of the numbers whose budget is
-    too large to tell anything, ``left_open`` that of the numbers of which it is left open what they become, such as
-    those of infinities. ``outside`` says why the numbers tell nothing: the class overflows at these inputs, most
-    budgets are too large, or every number is left open. ``together`` is what is wrong over all rows where no single
-    number shows it; ``ensemble`` says how many filters over all rows were asked, or why none.
+    ``ratio`` is the largest error over its budget, ``worst`` the number furthest beyond its budget, or None. ``judged``
+    says how much was compared. ``untold`` is the share of numbers whose budget is too wide to judge, ``left_open`` that
+    of numbers whose value is left open, such as those of infinities. ``outside`` names the reason for no verdict: the
+    class overflows at these inputs, most budgets are too wide, or every number is left open. ``together`` is an error
+    over all rows that no single number shows; ``ensemble`` says how many groups were judged together, or why none.
     """
 
     operation: str
@@ -69,32 +68,32 @@ class Verdict:
 
     @cached_property
     def cannot_see(self) -> tuple[str, ...]:
-        """Known defects, in words, with which a result would be judged right on these inputs; computed when asked for.
+        """Known defects whose results would be judged right on these inputs; computed on access.
 
-        Empty where there is none among those that are tried, or nothing was judged right.
+        Empty if these inputs hide no tried defect, or if the result was not judged right.
         """
         return self.hidden() if self else ()
 
     @cached_property
     def diagnosis(self) -> str:
-        """What a wrong result looks like, in a sentence: a known defect with the same numbers; empty if there is none.
+        """A sentence on a known defect with the same wrong numbers; empty if there is none.
 
-        Computed when asked for, in some seconds at most.
+        Computed on access, in some seconds at most.
         """
         return self.diagnose()
 
     @cached_property
     def explained_by(self) -> str:
-        """The least precision class under which a wrong result is right; empty if there is none.
+        """The narrowest precision class under which a wrong result is right; empty if there is none.
 
-        Computed when asked for, in the time of a judgement for each class.
+        Computed on access, in the time of a judgement for each class.
         """
         return self.propose()
 
     def plot(self) -> "Figure":
-        """Heat maps of error over budget: of all judged rows, and of the worst element of the batch.
+        """Draw heat maps of error over budget: of all judged rows, and of the worst batch element.
 
-        Errors: ``ImportError`` without matplotlib, which the extra ``plot`` brings.
+        Errors: ``ImportError`` without matplotlib, which the extra ``plot`` installs.
         """
         return figure(self.compared, str(self).splitlines()[0])
 

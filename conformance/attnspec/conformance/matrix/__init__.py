@@ -1,1 +1,1 @@
-"""The matrix of a library: every way to call it, at every dtype, forward and backward, judged and shown on one page."""
+"""The matrix of a library: every way to call it, at every dtype, forward and backward, judged."""

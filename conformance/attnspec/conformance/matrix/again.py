@@ -1,4 +1,4 @@
-"""Laws that are judged a second time, because a tool has failed or the profile had no example."""
+"""Laws judged a second time, because a tool failed or the profile had no example."""
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -8,7 +8,7 @@ from attnspec.conformance.judging.results import Result
 from attnspec.spec.contract.law import LAWS
 
 MORE = {"quick": "full"}
-"""The profile that has more examples, for cells of which one has none."""
+"""Profile with more examples, for cells without any."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class Repeat:
 
 
 def failed_by(result: Result, tools: Collection[str]) -> bool:
-    """Whether a law fails because a tool that the row needs has failed, which says nothing of the library."""
+    """Return whether a law fails because of a tool that the row needs, not the library."""
     return result.violates and any(tool in result.message for tool in tools)
 
 
 def repeats(results: Sequence[Result], tools: Collection[str]) -> list[Repeat]:
-    """The laws to judge again, for each operation at each dtype."""
+    """Return the laws to judge again, per operation and dtype."""
     cases: dict[tuple[str, str], list[Result]] = defaultdict(list)
     for r in results:
         cases[r.operation, r.dtype].append(r)
@@ -39,11 +39,11 @@ def repeats(results: Sequence[Result], tools: Collection[str]) -> list[Repeat]:
 
 
 def replaced(results: Sequence[Result], again: Sequence[Result]) -> list[Result]:
-    """Verdicts, some of which were made again."""
+    """Return the verdicts, with those judged again in place of their first versions."""
     known = {(r.operation, r.dtype, r.law) for r in again}
     return [*(r for r in results if (r.operation, r.dtype, r.law) not in known), *again]
 
 
 def laws_of(direction: str) -> tuple[str, ...]:
-    """The laws of gradients, or all others."""
+    """Return the laws of gradients for ``backward``, all others for ``forward``."""
     return tuple(i for i, law in LAWS.items() if law.gradients == (direction == "backward"))

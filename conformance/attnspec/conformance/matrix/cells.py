@@ -1,4 +1,4 @@
-"""A matrix as data: rows, cells, violations. Tables and pages are made of it, and the JSON."""
+"""A matrix as data (rows, cells, violations), from which tables, pages and the JSON are made."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ DIRECTIONS = ("forward", "backward")
 
 
 class State(StrEnum):
-    """What became of a cell."""
+    """Outcome of a cell."""
 
     CONFORMS = "conforms"
     DEVIATES = "deviates"
@@ -21,7 +21,7 @@ class State(StrEnum):
 
 
 class Confirmation(StrEnum):
-    """Whether a violation shows without attnspec, too."""
+    """Outcome of reproducing a violation without attnspec."""
 
     CONFIRMED = "confirmed"
     NOT_CONFIRMED = "not confirmed"
@@ -30,9 +30,9 @@ class Confirmation(StrEnum):
 
 @dataclass(frozen=True)
 class Violation:
-    """A law that does not hold, the smallest input that shows it, and what became of a program without attnspec.
+    """A violated law, its smallest input, and a program that shows it without attnspec.
 
-    ``why`` says why it was not confirmed, or why there is no program.
+    ``why`` is why it was not confirmed, or why there is no program.
     """
 
     operation: str
@@ -50,10 +50,10 @@ class Violation:
 class Cell:
     """One direction of a row at one dtype.
 
-    ``reason`` is the library's own where it does not offer it, and why nothing was judged otherwise. ``partly`` has the
-    operations that it refuses while it offers others. ``following`` names laws that may hold once the violations are
-    gone. ``held`` counts the laws that hold, on ``examples`` examples; ``error_ratio`` is the largest share of the
-    error budget that was used. ``profile`` is the one that judged it, where that of the matrix had no example.
+    ``reason`` is the library's own if it does not offer the call, else why nothing was judged. ``partly`` holds the
+    refused operations of a cell that offers others. ``following`` names laws that may hold once the violations are
+    gone. ``held`` counts the laws that hold, on ``examples`` examples; ``error_ratio`` is the largest used share of the
+    error budget. ``profile`` is set if the matrix's own profile had no example and another one judged the cell.
     """
 
     dtype: str
@@ -73,8 +73,7 @@ class Cell:
 class Row:
     """One way to call the library.
 
-    ``limits`` says which inputs were left out, ``deviations`` which declared choices are not the normative ones,
-    ``precision`` the class at every dtype.
+    ``limits`` lists excluded inputs, ``deviations`` declared non-default choices, ``precision`` the class per dtype.
     """
 
     name: str
@@ -87,13 +86,13 @@ class Row:
     cells: tuple[Cell, ...]
 
     def cell(self, dtype: str, direction: str) -> Cell:
-        """One of its cells."""
+        """Return the cell of a dtype and direction."""
         return next(c for c in self.cells if (c.dtype, c.direction) == (dtype, direction))
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix with all that is needed to read it; ``date`` is the day in UTC."""
+    """A matrix with the facts needed to read it; ``date`` is the day in UTC."""
 
     library: str
     device: str
@@ -108,32 +107,32 @@ class Matrix:
 
     @property
     def title(self) -> str:
-        """What stands above every form of it."""
+        """Title of every form of the matrix."""
         return f"{self.library} {self.versions.get(self.library, '')} on {self.device}".replace("  ", " ")
 
     def violations(self) -> Iterator[tuple[Row, Cell, Violation]]:
-        """Every violation, in the order of the rows."""
+        """Yield every violation, in the order of the rows."""
         for row in self.rows:
             for cell in row.cells:
                 for violation in cell.violations:
                     yield row, cell, violation
 
     def counts(self) -> dict[State, int]:
-        """How many cells are in each state."""
+        """Return the number of cells in each state."""
         states = [cell.state for row in self.rows for cell in row.cells]
         return {state: states.count(state) for state in State}
 
     def as_json(self) -> dict[str, Any]:
-        """The matrix as plain JSON, which ``matrix.schema.json`` describes."""
+        """Return the matrix as plain JSON, which ``matrix.schema.json`` describes."""
         return {"schema": SCHEMA, **asdict(self)}
 
     def as_text(self) -> str:
-        """The matrix as the text of a JSON document."""
+        """Return the matrix as the text of a JSON document."""
         return json.dumps(self.as_json(), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Matrix":
-        """The matrix that plain JSON describes."""
+        """Return the matrix that plain JSON describes."""
         found = {k: v for k, v in data.items() if k != "schema"}
         rows = tuple(map(_row, found.pop("rows")))
         return cls(**{**found, "dtypes": tuple(found["dtypes"])}, rows=rows)

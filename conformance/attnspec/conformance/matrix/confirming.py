@@ -1,4 +1,4 @@
-"""A violation without attnspec: the program that shows it is run before the violation is listed."""
+"""Confirmation of violations by programs without attnspec, which run before the matrix lists them."""
 
 import json
 import os
@@ -19,14 +19,14 @@ from attnspec.conformance.remote.folder import TemporaryFolder
 from attnspec.conformance.running.settings import Settings
 
 SECONDS = 600.0
-"""After which the search for a program ends."""
+"""Seconds after which the search for a program ends."""
 
 ENDED = (Reason.CRASHED, Reason.HUNG)
 
 
 @dataclass(frozen=True)
 class Told:
-    """What became of a confirmation."""
+    """Outcome of a confirmation."""
 
     confirmation: Confirmation
     why: str = ""
@@ -35,7 +35,7 @@ class Told:
 
 
 def confirmed(result: Result, row: Probed, settings: Settings, title: str) -> Told:
-    """Make a program of a violation that needs the library alone, and run it in a process of its own."""
+    """Write a program that shows a violation with the library alone, and run it."""
     known = result.counterexample
     if known is None and result.reason != Reason.CRASHED:
         return Told(Confirmation.NO_PROGRAM, "no input is known that shows it")
@@ -66,7 +66,7 @@ def confirmed(result: Result, row: Probed, settings: Settings, title: str) -> To
 
 
 def _ended(folder: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """The program of the call at which a process ends, written down by it and read by another."""
+    """Return the program of the call that ends a process, which stores each call first."""
     last = folder / "last.pickle"
     answer = _asked(folder, {**question, "last": str(last)})
     if answer or not last.exists():
@@ -75,7 +75,7 @@ def _ended(folder: Path, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def _asked(folder: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """The program, or why there is none, from the process that replays the law."""
+    """Return the program, or why there is none, from the process that replays the law."""
     asked, answer = folder / "question.json", folder / "answer.json"
     asked.write_text(json.dumps(question), encoding="utf-8")
     command = [sys.executable, "-m", "attnspec.conformance.matrix.tracing", str(asked), str(answer)]
@@ -90,7 +90,7 @@ def _asked(folder: Path, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(folder: Path, ends: bool, hang_after: float) -> str:
-    """Nothing if the program shows the violation; else what it did. ``ends`` says that it is to end its process."""
+    """Return "" if the program shows the violation (``ends``: by ending), else what it did."""
     done = _process([sys.executable, "program.py"], folder, 3 * hang_after if ends else SECONDS)
     if done is None:
         return "" if ends else f"the program did not end within {SECONDS:g} s"
@@ -104,7 +104,7 @@ def _run(folder: Path, ends: bool, hang_after: float) -> str:
 
 
 def _process(command: list[str], folder: Path, seconds: float) -> "subprocess.CompletedProcess[str] | None":
-    """A process that has ended; None if it did not within so many seconds."""
+    """Run a process to its end; return None if it takes longer than ``seconds``."""
     environment = {**os.environ, **ONE_THREAD, **SAFE_PATH}
     try:
         return subprocess.run(

@@ -1,4 +1,4 @@
-"""Making a matrix: every row is judged as any backend is, and what violates is confirmed by a program of its own."""
+"""Making a matrix: each row is judged like any backend, and each violation confirmed by a program."""
 
 import time
 from collections import defaultdict
@@ -35,7 +35,7 @@ NO_EXAMPLE = "the profile has no example for it"
 
 @dataclass(frozen=True)
 class Group:
-    """The dtypes at which a row offers the same: these operations, with their gradients or without."""
+    """Dtypes at which a row offers the same operations, with their gradients or without."""
 
     dtypes: tuple[str, ...]
     operations: tuple[str, ...]
@@ -43,14 +43,14 @@ class Group:
 
 
 class Maker:
-    """One matrix on its way; ``settings`` are those of every row."""
+    """Makes one matrix; ``settings`` are those of every row."""
 
     def __init__(self, library: Library, settings: Settings, workers: int, console: Console) -> None:
         self.library, self.settings, self.workers, self.console = library, settings, workers, console
         self.interrupted = False
 
     def make(self) -> Matrix:
-        """Judge every row; Ctrl-C ends that, and what was judged is there. :class:`BackendError` for no device."""
+        """Judge every row; Ctrl-C keeps the rows judged so far. :class:`BackendError` for an unknown device."""
         started = time.monotonic()
         rows: list[Row] = []
         found: list[Probed] = []
@@ -88,7 +88,7 @@ class Maker:
         self.console.print(f"called {origin}", highlight=False, markup=False)
 
     def _row(self, p: Probed) -> Row:
-        """A row that has been judged as far as it is offered."""
+        """Return a row with every cell that the library offers judged."""
         if p.contract is None:
             return _unjudged(p, p.error)
         results: list[Result] = []
@@ -107,7 +107,7 @@ class Maker:
         return replace(_unjudged(p, ""), cells=tuple(cells))
 
     def _settled(self, p: Probed, group: Group) -> list[Result]:
-        """The verdicts of a group, after what is no verdict of the library was judged once more."""
+        """Return a group's verdicts; laws that failed because of a tool are judged once more."""
         results = list(self._judged(p, group))
         for part in [] if self.interrupted else repeats(results, p.tools):
             told = f"judging {part.operation} ({part.dtype}) again: a tool has failed"
@@ -121,7 +121,7 @@ class Maker:
     def _exemplified(
         self, p: Probed, dtype: str, direction: str, results: Sequence[Result]
     ) -> tuple[Cell, list[Result]]:
-        """A cell and what violates; where the profile has no example for it, by the profile that has more."""
+        """Return a cell and its violations; the larger profile judges it if the matrix's has no example."""
         cell, causes = self._cell(p, dtype, direction, [r for r in results if _concerns(r, dtype, direction)])
         profile = MORE.get(self.settings.profile)
         if cell.reason != NO_EXAMPLE or profile is None or self.interrupted or p.contract is None:
@@ -137,11 +137,11 @@ class Maker:
     def _judged(
         self, p: Probed, group: Group, *, laws: tuple[str, ...] = (), profile: str | None = None
     ) -> Sequence[Result]:
-        """The verdicts of a group, by the suite's own run."""
+        """Return a group's verdicts, from an ordinary run of the suite."""
         contract = p.contract
         assert contract is not None
         laws = laws or (() if group.gradients else laws_of("forward"))
-        # A law that is named is checked, whatever the profile: those are named for which it has time.
+        # A named law is always checked, so only laws that the profile has time for are named.
         effort = PROFILES[profile or self.settings.profile].single
         laws = tuple(law for law in laws if effort.dear or not all(check.dear for check in CHECKS[law]))
         # No sandbox: rows only call a library, and a sandbox would discard what the library compiles.
@@ -166,7 +166,7 @@ class Maker:
         return Report.of(done.plan, done.verdicts, settings, 0.0, broken_off=done.broken_off).results
 
     def _cell(self, p: Probed, dtype: str, direction: str, results: Sequence[Result]) -> tuple[Cell, list[Result]]:
-        """A cell from its verdicts, and from what the library refused; and what violates, to be confirmed."""
+        """Return a cell from its verdicts and refusals, and the violations to confirm."""
         contract = p.contract
         assert contract is not None
         refused = {} if p.offers is None else _refused(p.offers.get(dtype, {}), direction)
@@ -208,7 +208,7 @@ class Maker:
         return State.DEVIATES if _differing(p, offered) else State.CONFORMS
 
     def _violation(self, p: Probed, r: Result) -> Violation:
-        """A violation, after a program without attnspec was run to confirm it."""
+        """Return a violation, after running a program without attnspec to confirm it."""
         self.console.print(f"confirming {r.law} by {r.operation} ({r.dtype})", highlight=False, markup=False)
         title = f"{self.library.name} {versions().get(self.library.package, '')}".strip()
         told = confirmed(r, p, self.settings, title)
@@ -235,7 +235,7 @@ def _refused(offers: Mapping[str, Mapping[str, str | None]], direction: str) -> 
 
 
 def _groups(p: Probed) -> list[Group]:
-    """What there is to judge of a row; everything where its first calls did not come to an end."""
+    """Return the groups of a row to judge; all operations if its first calls did not finish."""
     contract = p.contract
     assert contract is not None
     found: dict[tuple[str, bool], list[str]] = defaultdict(list)
@@ -253,7 +253,7 @@ def _groups(p: Probed) -> list[Group]:
 
 
 def _differing(p: Probed, names: Sequence[str]) -> dict[str, str]:
-    """The declared choices that are not the normative ones, of the questions that concern these operations."""
+    """Return declared non-default choices, for the questions that concern these operations."""
     assert p.contract is not None
     found = {}
     for question in QUESTIONS.values():
@@ -268,7 +268,7 @@ def _differing(p: Probed, names: Sequence[str]) -> dict[str, str]:
 
 
 def _limits(p: Probed) -> tuple[str, ...]:
-    """Which inputs a row leaves out, as it declares."""
+    """Return the inputs that a row declares to exclude."""
     assert p.contract is not None
     limits = p.contract.limits
     own = [f for f in fields(limits) if f.name not in ("dtypes", "devices")]
@@ -286,7 +286,7 @@ def _plain(value: object) -> str:
 
 
 def _unjudged(p: Probed, reason: str) -> Row:
-    """A row of which nothing is judged, and why."""
+    """Return a row without verdicts, with the reason."""
     if p.contract is None:
         cells = tuple(Cell(d, x, State.NOT_JUDGED, reason) for d in DEFAULTS for x in DIRECTIONS)
         return Row(p.origin.rpartition(".")[2], p.origin, (), (), {}, {}, {}, cells)

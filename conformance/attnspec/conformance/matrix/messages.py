@@ -1,4 +1,4 @@
-"""Words of a matrix: without the places in files that differ from machine to machine."""
+"""Messages with paths stripped, since paths differ from machine to machine."""
 
 import re
 
@@ -7,5 +7,5 @@ _FOLDERS = re.compile(r"(?<![\w.])(?:/[\w.+-]+)+/(?=[\w.+-])")
 
 
 def without_places(text: str) -> str:
-    """A message without the files and lines at which a library raised, and without the folders of other files."""
+    """Return a message without source files and lines, and without the folders of other files."""
     return _FOLDERS.sub("", _PLACES.sub("", text))

@@ -1,4 +1,4 @@
-"""A matrix as one page of HTML, which loads nothing from elsewhere."""
+"""A matrix as one HTML page, which loads nothing from elsewhere."""
 
 import re
 
@@ -8,7 +8,7 @@ from attnspec.conformance.reporting.templating import filled
 
 
 def as_page(matrix: Matrix) -> str:
-    """The matrix as a page."""
+    """Return the matrix as an HTML page."""
     return filled(
         "matrix.html", title=matrix.title, matrix=matrix, directions=DIRECTIONS, showing=showing, anchor=_anchor
     )

@@ -10,7 +10,7 @@ from attnspec.conformance.judging.snippet import literal
 from attnspec.spec.contract.tree import as_source, branches, field_names, mapped
 
 SAYS = "violates: "
-"""How the last line begins that a program prints where it shows the violation; it exits with 1 then."""
+"""Beginning of a program's last line when it shows the violation; it then exits with 1."""
 
 TOOLS = """
 def leaves(x):
@@ -20,9 +20,9 @@ def leaves(x):
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the library: the arguments by name as NumPy arrays, and what it gave, by path, or the error.
+    """One call of the library: NumPy arguments by name, and results by path or the error.
 
-    With ``cotangents`` it was one for gradients: numbers for every array of the result, None where there are none.
+    ``cotangents`` are set for gradient calls: numbers per array of the result, None for arrays without.
     """
 
     arguments: Mapping[str, Any]
@@ -32,7 +32,7 @@ class Call:
 
 
 class _At:
-    """The place of an array among those that are given."""
+    """The place of an array among the program's inputs."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -41,9 +41,9 @@ class _At:
 def program(
     heading: str, plain: str, call: Call, *, path: str | None = None, expected: Any = None, budget: Any = None
 ) -> str:
-    """A program that repeats a call and compares what it gives at a path with what is expected.
+    """Return a program that repeats a call and compares its result at ``path`` with ``expected``.
 
-    Without a path the violation is that the call raises, or does not come back.
+    Without ``path`` the violation is that the call raises or does not return.
     """
     given: dict[str, Any] = {}
 
@@ -113,7 +113,7 @@ def _is_float(x: Any) -> bool:
 
 
 def _numbers(x: Any) -> str:
-    """A NumPy array as Python writes it; of one that NumPy does not have, with wider elements."""
+    """Return a NumPy array as Python source; ``bfloat16`` is widened."""
     known = np.asarray(x)
     wide = known.astype(np.float32) if known.dtype.name == "bfloat16" else known
     return literal(wide.astype(np.float64) if wide.dtype.kind == "f" and wide.dtype.itemsize > 8 else wide)

@@ -1,7 +1,7 @@
-"""The rows of a library's matrix: who registers them, and what each declares and answers.
+"""Rows of a library's matrix: their registration, declarations, and first calls.
 
-``python -m attnspec.conformance.matrix.rows ROW DEVICE ANSWER`` imports a row, writes what it declares to the file
-ANSWER, calls each of its operations once at every dtype, and writes which calls the library refused, with its reasons.
+``python -m attnspec.conformance.matrix.rows ROW DEVICE ANSWER`` imports a row and writes its declarations to the file
+ANSWER. It then calls each operation once at every dtype, and adds which calls the library refused, with its reasons.
 """
 
 import json
@@ -35,21 +35,21 @@ from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.operation import OPERATIONS
 
 GROUP = "attnspec.matrices"
-"""The entry-point group: the name of a library, and the module that has its ``ROWS``."""
+"""Entry-point group that maps the name of a library to the module with its ``ROWS``."""
 
 SECONDS = 600.0
-"""After which the first calls of a row count as hung; a library may compile in them."""
+"""Seconds after which a row's first calls count as hung; a library may compile in them."""
 
 LONGEST = 300
 """Characters of a library's reason; the rest is cut."""
 
 Offers = dict[str, dict[str, dict[str, str | None]]]
-"""Why the library refuses an operation at a dtype, forward and backward, by dtype; None where it answers."""
+"""The library's reason for refusing a call, by dtype, operation and direction; None if it answers."""
 
 
 @dataclass(frozen=True)
 class Library:
-    """A library that has a matrix: its name, the package whose version counts, its rows, and where they may run."""
+    """A library with a matrix: name, package whose version counts, rows, and devices."""
 
     name: str
     package: str
@@ -59,10 +59,10 @@ class Library:
 
 @dataclass(frozen=True)
 class Probed:
-    """A row before it is judged: what it declares, what it refuses, or why nothing is known of it.
+    """A row before it is judged: its declarations and refusals, or the error that hides them.
 
-    Without ``offers`` its first calls ended the process or took too long; the suite then finds out at which input.
-    ``tools`` are words of errors that are those of a tool that the row needs, such as a compiler.
+    Without ``offers`` its first calls ended the process or took too long; the suite then finds the input. ``tools`` are
+    texts in errors of a tool that the row needs, such as a compiler.
     """
 
     origin: str
@@ -75,7 +75,7 @@ class Probed:
 
 
 def library(name: str) -> Library:
-    """The library of that name; :class:`BackendError` if there is none, or its module cannot be imported."""
+    """Return the library of this name; :class:`BackendError` if it is unknown or cannot be imported."""
     known = {e.name: e.value for e in sorted(entry_points(group=GROUP), key=lambda e: e.name)}
     if name not in known:
         raise BackendError(unknown_name("matrix", name, known))
@@ -89,7 +89,7 @@ def library(name: str) -> Library:
 
 
 def probed(library: Library, device: str, workers: int, told: Callable[[str], None]) -> list[Probed]:
-    """All rows, several at a time; :class:`BackendError` if none of them runs on the device."""
+    """Call all rows once, several in parallel; :class:`BackendError` if none runs on the device."""
     if device.partition(":")[0] not in library.devices:
         raise BackendError(f"--device: expected one of {', '.join(library.devices)}; got {device!r}")
 
@@ -137,7 +137,7 @@ def _probed(origin: str, device: str) -> Probed:
 
 
 def offers(backend: Any, contract: Contract, device: str) -> Offers:
-    """What the library refuses at a plain input, by dtype and operation."""
+    """Return the library's refusals of a plain input, by dtype and operation."""
     found: Offers = {}
     for dtype in contract.limits.dtypes:
         found[dtype] = {}
@@ -166,9 +166,9 @@ def _refusals(subject: Subject) -> dict[str, str | None]:
 
 
 def refusal(call: Callable[[], Any], tools: Collection[str] = ()) -> str | None:
-    """The library's own reason for refusing a call: its error, and what it warned of meanwhile.
+    """Return the library's reason for refusing a call: its error and its warnings.
 
-    Where a tool has failed the call is made once more.
+    If a tool failed, the call is repeated once.
     """
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")

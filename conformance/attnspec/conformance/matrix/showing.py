@@ -1,4 +1,4 @@
-"""A matrix as people read it: its words, on a terminal and as Markdown."""
+"""A matrix as text: on a terminal and as Markdown."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ COLOURS = {
 }
 
 MAX_PROGRAM = 12_000
-"""Characters of the longest program that pages show; a longer one is in the JSON alone."""
+"""Characters of the longest program that pages show; a longer one is only in the JSON."""
 
 MEANINGS = {
     State.CONFORMS: "every law of the profile holds",
@@ -35,7 +35,7 @@ MEANINGS = {
 
 
 def facts(matrix: Matrix) -> list[tuple[str, str]]:
-    """What the matrix was made with, and of."""
+    """Return the conditions and the counts of the matrix."""
     found = [
         ("device", matrix.device),
         ("date", matrix.date),
@@ -48,13 +48,13 @@ def facts(matrix: Matrix) -> list[tuple[str, str]]:
 
 
 def mark(cell: Cell) -> str:
-    """A cell in a word, with the number of its violations."""
+    """Return a cell's state, with the number of its violations."""
     count = len(cell.violations)
     return f"{cell.state} ({count})" if count > 1 else str(cell.state)
 
 
 def remarks(matrix: Matrix, row: Row) -> Iterator[tuple[str, str]]:
-    """What the verdicts of a row say nothing of, and what it declares, each with its title."""
+    """Yield what a row's verdicts leave out and what it declares, each with its title."""
     yield "operations", ", ".join(row.operations) or "unknown"
     for question, choice in row.deviations.items():
         yield f"deviates in {question}", choice
@@ -79,7 +79,7 @@ def remarks(matrix: Matrix, row: Row) -> Iterator[tuple[str, str]]:
 
 
 def by_reason(matrix: Matrix, row: Row, state: State) -> dict[str, str]:
-    """Where a row is in a state, by reason."""
+    """Return a row's dtypes and directions in a state, by reason."""
     found: dict[str, list[Cell]] = {}
     for cell in row.cells:
         if cell.state is state:
@@ -96,17 +96,17 @@ def _where(matrix: Matrix, cells: list[Cell]) -> str:
 
 
 ENDS: Mapping[str, str] = {Reason.CRASHED: "is ended by a signal", Reason.HUNG: "does not come to its end"}
-"""What a program without attnspec does that shows such a violation; it exits with 1 where it shows another one."""
+"""How a program without attnspec shows a crash or a hang; it exits with 1 for other violations."""
 
 
 def seen(violation: Violation) -> str:
-    """What was seen, without the example that a law made its inputs from where those of the call are known."""
+    """Return a violation's message; the law's own example is omitted if the call's inputs are known."""
     known = violation.reason in ENDS and violation.arguments
     return f"{violation.message.partition(AT)[0]} at this input" if known else violation.message
 
 
 def said(violation: Violation) -> str:
-    """Whether a violation is confirmed, in a sentence."""
+    """Return a sentence on the confirmation of a violation."""
     if violation.confirmation is Confirmation.CONFIRMED:
         return f"Confirmed: a program without attnspec {ENDS.get(violation.reason, 'exits with 1')}."
     if violation.confirmation is Confirmation.NOT_CONFIRMED:
@@ -115,12 +115,12 @@ def said(violation: Violation) -> str:
 
 
 def inputs(violation: Violation) -> list[str]:
-    """The arguments of the smallest input, a line for each."""
+    """Return the arguments of the smallest input, a line for each."""
     return [f"{name} = {shortened(value)}" for name, value in violation.arguments.items()]
 
 
 def following(cell: Cell) -> str:
-    """The laws that are not judged while the violations of a cell are there."""
+    """Return a sentence on the laws that are not judged while a cell has violations."""
     return f"These may hold once that is right: {', '.join(cell.following)}."
 
 
@@ -128,7 +128,7 @@ def following(cell: Cell) -> str:
 
 
 def print_matrix(matrix: Matrix, console: Console) -> None:
-    """The table, remarks, every violation, and what it was made with."""
+    """Print the table, remarks, every violation, and the conditions of the run."""
     shown = Table(title=matrix.title, title_style="bold", box=SIMPLE_HEAD)
     shown.add_column("row", overflow="fold")
     for dtype in matrix.dtypes:
@@ -159,13 +159,13 @@ def _heading(row: Row, cell: Cell, violation: Violation) -> str:
 
 
 def as_markdown(matrix: Matrix) -> str:
-    """The matrix as Markdown."""
+    """Return the matrix as Markdown."""
     sections = [f"{'#' * level} {title}\n\n{text}" if level else text for level, title, text in parts(matrix)]
     return "\n\n".join([f"# {matrix.title}", *sections]) + "\n"
 
 
 def parts(matrix: Matrix) -> Iterator[tuple[int, str, str]]:
-    """The sections of the matrix: level (0 for none), title, Markdown."""
+    """Yield the sections of the matrix: level (0 for none), title, Markdown."""
     made = f"`attnspec matrix {matrix.library}` made this page; nothing in it is written by hand."
     yield 0, "", made
     yield 0, "", table(("", ""), [(name, _literal(text)) for name, text in facts(matrix)])
@@ -201,5 +201,5 @@ def _violation(cell: Cell, violation: Violation) -> str:
 
 
 def _literal(text: str) -> str:
-    """Text in which nothing is a mark."""
+    """Return text with all Markdown marks escaped."""
     return re.sub(r"([\\`*_<\[#])", r"\\\1", text)

@@ -1,4 +1,4 @@
-"""Finding the call that shows a violation: the law is replayed, and what it calls is written down.
+"""Search for the call that shows a violation: the law is replayed and its calls are recorded.
 
 ``python -m attnspec.conformance.matrix.tracing QUESTION ANSWER`` reads a violation from the file QUESTION and writes a
 program, or why there is none, to the file ANSWER.
@@ -35,7 +35,7 @@ OTHER = "the law is about what attnspec's side of the row declares or accepts"
 
 
 class Replayed(NamedTuple):
-    """What a snippet of a report replays."""
+    """The call that a report's snippet makes."""
 
     origin: str
     arguments: dict[str, Any]
@@ -43,7 +43,7 @@ class Replayed(NamedTuple):
 
 
 class Recorder:
-    """A backend whose calls are written down; in the file ``last`` the one that is being made."""
+    """A backend whose calls are recorded; the file ``last`` holds the current one."""
 
     def __init__(self, backend: Any, last: Path | None = None) -> None:
         self._backend, self._last = backend, last
@@ -63,13 +63,13 @@ class Recorder:
         return call
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> Any:
-        """The gradients, written down."""
+        """Compute the gradients, and record the call."""
         return self._kept(arguments, lambda: self._backend.vjp(operation, arguments, cotangent), cotangent)
 
     def pullback(
         self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
     ) -> tuple[Any, Callable[[Any], Any]]:
-        """The result and its backward pass, each written down."""
+        """Compute the result and its backward pass, and record each."""
         passes: list[Callable[[Any], Any]] = []
 
         def forward() -> Any:
@@ -101,7 +101,7 @@ class Recorder:
 
 
 def replayed(snippet: str) -> Replayed:
-    """The call of a snippet, which is not made."""
+    """Return the call that a snippet would make, without making it."""
     found: list[Replayed] = []
 
     def replay(origin: str, law: str, name: str, dtype: str, arguments: dict[str, Any], **how: Any) -> int:
@@ -119,7 +119,7 @@ def replayed(snippet: str) -> Replayed:
 
 
 def answered(question: Mapping[str, Any]) -> dict[str, Any]:
-    """The program that shows a violation, or why there is none."""
+    """Return the program that shows a violation, or why there is none."""
     name, dtype, law, reason = question["operation"], question["dtype"], LAWS[question["law"]], question["reason"]
     backend = load(question["origin"])
     contract = contract_of(backend, question["origin"])
@@ -151,7 +151,7 @@ def answered(question: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tried(subject: Subject, law: str, question: Mapping[str, Any]) -> dict[str, Any]:
-    """Check a law on the first inputs of the run, which is to end this process."""
+    """Check a law on the run's first inputs, which should end this process."""
     seed = stable_seed(question["seed"], subject.operation.name, subject.dtype)
     effort = PROFILES[question["profile"]].at(subject.dtype)
     for example in corners(subject.operation, subject.limits, seed=seed, most=effort.corners, work=effort.work):
@@ -161,7 +161,7 @@ def _tried(subject: Subject, law: str, question: Mapping[str, Any]) -> dict[str,
 
 
 def _compared(heading: str, plain: str, calls: list[Call], violation: Violation) -> dict[str, str]:
-    """The program of the last call whose numbers are those that the law found wrong."""
+    """Return the program of the last call whose result contains the wrong numbers."""
     got = np.asarray(violation.got)
     for call in reversed(calls):
         for path, array in call.arrays.items():
@@ -175,7 +175,7 @@ def _compared(heading: str, plain: str, calls: list[Call], violation: Violation)
 def _against_formula(
     heading: str, plain: str, calls: list[Call], violation: Violation, subject: Subject
 ) -> dict[str, str]:
-    """The program of a call that shows another choice than the declared one: numbers that the formula gives otherwise.
+    """Return the program of a call that contradicts the declared choice: its numbers differ from the formula.
 
     What the declared choices leave open is not compared. Results are in the order of the Protocol.
     """

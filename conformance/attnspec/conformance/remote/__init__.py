@@ -1,1 +1,1 @@
-"""A backend, loaded and described, and its process, which returns bytes to a judge that never imports it."""
+"""Loading and describing backends, and the process that runs one: it returns bytes to a judge."""

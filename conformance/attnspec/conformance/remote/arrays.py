@@ -1,7 +1,7 @@
-"""What stands for the objects of a backend in the process that judges it: handles, and what may be done with them.
+"""Handles for a backend's objects in the judging process.
 
-They do what layouts and laws do with arrays: cut them, exchange their axes, write to them. Each of these is done in the
-process of the backend; what it raises is raised here.
+Layouts and laws slice arrays, swap their axes and write to them. Each such step runs in the backend's process; an
+exception that it raises is raised here.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,34 +18,34 @@ ABSENT = object()
 
 
 class Connection(Protocol):
-    """The process of a backend, as its objects see it."""
+    """The connection to a backend's process, as used by handles of its objects."""
 
     changes: int
-    """How often anything was done that may have changed numbers."""
+    """Number of steps so far that may have changed an array's contents."""
 
     def ask(self, what: str, *given: Any) -> Any:
-        """Have something done, and return what comes of it."""
+        """Run a request in the backend's process and return its result."""
         ...
 
     def view(self, what: str, x: "RemoteArray", given: Any, like: Callable[["np.ndarray[Any, Any]"], Any]) -> Any:
-        """What a step makes of an array; ``like`` does the same with an array of NumPy."""
+        """Return the result of a step on an array; ``like`` does the step on a NumPy array."""
         ...
 
     def library(self, x: "RemoteArray") -> Mapping[str, Any]:
-        """The functions of an array's library that layouts need, as far as it has them."""
+        """Return the layout functions that the array's library has."""
         ...
 
     def change(self, what: str, x: "RemoteArray", *given: Any) -> None:
-        """Change an array, or a flag of it."""
+        """Change an array, or one of its flags."""
         ...
 
     def forget(self, number: int) -> None:
-        """Let go of an object, some time later."""
+        """Release an object, some time later."""
         ...
 
 
 class RemoteObject:
-    """An object of which nothing is known but the name of its class, which that of this class repeats."""
+    """Handle of an object, known only by its class's name, which the handle's class copies."""
 
     def __init__(self, connection: Connection, number: int) -> None:
         self._connection, self._number = connection, number
@@ -58,15 +58,15 @@ class RemoteObject:
 
 
 class RemoteFunction(RemoteObject):
-    """A function."""
+    """Handle of a function."""
 
     def __call__(self, *given: Any, **named: Any) -> Any:
-        """Call it there."""
+        """Call the function in the backend's process."""
         return self._connection.ask("call", self, given, named)
 
 
 class RemoteContext(RemoteFunction):
-    """A context within which a backend may be called."""
+    """Handle of a context manager within which a backend may be called."""
 
     def __enter__(self) -> Any:
         return self._connection.ask("enter", self)
@@ -76,7 +76,7 @@ class RemoteContext(RemoteFunction):
 
 
 class RemoteArray(RemoteObject):
-    """An array. ``read`` is what it was seen to hold, as long as nothing was done that may have changed it."""
+    """Handle of an array. ``read`` is its last known content, valid until a step may change it."""
 
     def __init__(self, connection: Connection, number: int, shape: tuple[int, ...], read: Any = ABSENT) -> None:
         super().__init__(connection, number)
@@ -85,11 +85,11 @@ class RemoteArray(RemoteObject):
 
     @property
     def ndim(self) -> int:
-        """The number of axes."""
+        """Number of axes."""
         return len(self.shape)
 
     def seen(self) -> Any:
-        """What it was seen to hold just now, once; :data:`ABSENT` if that is not known."""
+        """Return the known content once; :data:`ABSENT` if it is unknown or may have changed."""
         found, self._read = self._read, ABSENT
         return found if self._since == self._connection.changes else ABSENT
 
@@ -100,39 +100,39 @@ class RemoteArray(RemoteObject):
         self._connection.change("write", self, key, x)
 
     def swapaxes(self, one: int, other: int) -> Any:
-        """The same numbers with two axes exchanged."""
+        """Return the array with two axes exchanged."""
         return self._connection.view("method", self, ("swapaxes", (one, other)), lambda x: x.swapaxes(one, other))
 
     def reshape(self, *shape: Any) -> Any:
-        """The same numbers in another shape."""
+        """Return the array in another shape."""
         return self._connection.view("method", self, ("reshape", shape), lambda x: x.reshape(*shape))
 
     @property
     def dtype(self) -> Any:
-        """Its dtype, as it is called there."""
+        """The dtype object of the backend's library, as a handle."""
         return self._connection.ask("attribute", self, "dtype")
 
     @property
     def device(self) -> Any:
-        """Where it is, as that is called there."""
+        """The device object of the backend's library, as a handle."""
         return self._connection.ask("attribute", self, "device")
 
     @property
     def flags(self) -> "_Flags":
-        """Whether it may be written to, of an array of NumPy."""
+        """Flags of a NumPy array, such as ``writeable``."""
         return _Flags(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """A copy as an array of NumPy, of whatever NumPy understands."""
+        """Return a copy as a NumPy array, if NumPy can convert the object."""
         return np.asarray(self._connection.ask("array", self), dtype)
 
     def __array_namespace__(self) -> Any:
-        """The functions of its library that layouts need, as far as it has them."""
+        """Return the layout functions that the array's library has."""
         return SimpleNamespace(**self._connection.library(self))
 
 
 class _Flags:
-    """The flags of an array of NumPy."""
+    """Setter for the flags of a NumPy array."""
 
     def __init__(self, array: RemoteArray) -> None:
         object.__setattr__(self, "_array", array)
@@ -143,11 +143,11 @@ class _Flags:
 
 
 class RemoteNumpyArray(RemoteArray):
-    """An array of NumPy, of which layouts ask whether it is one before they forbid writing."""
+    """Handle of a NumPy array: layouts check for this class before they forbid writing."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """NumPy's."""
+        """NumPy's array class."""
         return np.ndarray
 
 
@@ -156,5 +156,5 @@ KINDS = {"o": RemoteObject, "f": RemoteFunction, "c": RemoteContext, "a": Remote
 
 @cache
 def named_like(letter: str, name: str) -> type[Any]:
-    """The class for objects of this kind whose class has this name."""
+    """Return the handle class of this kind, named like the object's class."""
     return type(type_name(name), (KINDS[letter],), {})

@@ -1,4 +1,4 @@
-"""A backend whose every call is made by a process of its own, which is started again when it has ended."""
+"""A backend whose calls run in a separate process, restarted when it ends."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,10 +16,10 @@ CONVERSIONS = {"from_numpy", "to_numpy"}
 
 
 class RemoteBackend:
-    """For subjects and laws it is a backend like any other; what judges never imports it.
+    """Backend for subjects and laws; the judging process never imports it.
 
-    Its process begins to import the backend at once. ``hang_after`` are the seconds of a check, ``path`` folders where
-    modules are looked for as well, and ``adopted`` says that this process has no children but those of backends.
+    Its process begins to import the backend immediately. ``hang_after`` is the time limit of a check in seconds,
+    ``path`` adds import folders, and ``adopted`` means that this process has no children except those of backends.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class RemoteBackend:
         self.host = Host(origin, device, **self._how)
 
     def introduce(self, seconds: float, admitted: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """What it declares, once it is imported; :class:`BackendError` if that is not what was admitted."""
+        """Return the imported backend's declarations; :class:`BackendError` if they differ from ``admitted``."""
         said = self.host.introduced(seconds)
         declared = {name: said.get(name) for name in DECLARED}
         known = self._declared if admitted is None else {name: admitted.get(name) for name in DECLARED}
@@ -60,13 +60,13 @@ class RemoteBackend:
         return declared
 
     def restart(self, seconds: float) -> None:
-        """Another process in place of one that has ended; it has to declare the same."""
+        """Start a new process in place of an ended one; it must declare the same."""
         self._end()
         self.host = Host(self.origin, self.device, **self._how)
         self.introduce(seconds)
 
     def close(self) -> None:
-        """End the process, and whoever it has left behind."""
+        """End the process, and every process that it left running."""
         self._end()
 
     def _end(self) -> None:
@@ -76,17 +76,17 @@ class RemoteBackend:
         if name.startswith("_") or name not in self._functions:
             raise AttributeError(f"backend {self.origin!r} has no {name}")
 
-        # A backend that was started anew has another host.
+        # A restarted backend has another host.
         operation = OperationElsewhere(name, lambda *request: self.host.ask(*request))
         self.__dict__[name] = operation
         return operation
 
     def from_numpy(self, x: "np.ndarray[Any, Any]", *, device: str) -> RemoteArray:
-        """An array of the backend on its device, as soon as something is asked of it."""
+        """Return an array of the backend on its device; it is converted with the next request."""
         return self.host.queued(x, self._kind)
 
     def to_numpy(self, x: Any) -> Any:
-        """The numbers of an array of the backend; what its conversion raises is raised here."""
+        """Return the content of a backend's array; errors of its conversion are raised here."""
         if issubclass(type(x), RemoteArray):
             return self.host.read(x)
         return self.host.ask("read", x) if self._to_numpy else x

@@ -1,4 +1,4 @@
-"""The judge's side: the process of a backend, its time, and a backend whose every call is made there."""
+"""The judge's side of a backend's process: requests, answers, and the time limit."""
 
 import marshal
 import os
@@ -23,36 +23,35 @@ from attnspec.conformance.remote.sandbox import files_of, launch
 from attnspec.conformance.remote.wire import LENGTHS, MAX_BYTES, MAX_TEXT, Reader, dtype_text, header
 
 QUEUED, QUEUED_BYTES = 512, 1 << 22
-"""Arrays, and their bytes, that wait for the next request."""
+"""Largest number of arrays, and of their bytes, that wait for the next request."""
 
 KINDS = ("r", "e", "u", "l", "x", "h")
-"""Answers: a result, what was raised, what a conversion raised before, that a step failed whose success was taken for
-granted, why there is no backend, what it declares."""
+"""Answers: r result, e exception, u failed conversion, l failed pipelined step, x why no backend, h declarations."""
 
 LARGE = 1 << 14
-"""Bytes from which on an array is sent from where it is, behind the request, and is not copied first."""
+"""Smallest array, in bytes, that is sent after the request from its own memory, without a copy."""
 
 AHEAD = 16
-"""Arrays that are read ahead with one request."""
+"""Number of arrays read ahead with one request."""
 
 NOTHING = marshal.dumps([])
 
 TIMEOUT = struct.pack("ll", 0, int(INTERVAL * 1e6))
-"""The interval between two looks at the time, as sockets take it: they need no further call of the system to wait."""
+"""Interval between two looks at the clock, as a socket option: waiting needs no further system call."""
 
 ZERO = bytes(1)
 
 UNLIKE = (TypeError, IndexError, AttributeError, ValueError)
-"""What NumPy raises where it cannot say what shape there will be."""
+"""Exceptions of NumPy when it cannot predict a shape."""
 
 READING = {"read", "read_on", "converted", "attribute", "array"}
-"""Requests that change no numbers."""
+"""Requests that change no array's contents."""
 
 
 class HostEnded(KeyboardInterrupt):
-    """The process of a backend has ended, or was ended since it did not answer.
+    """The backend's process has ended, or was ended because it did not answer.
 
-    A KeyboardInterrupt, so that only what judges a case catches it, and nothing that guards against a backend's errors.
+    It is a KeyboardInterrupt, so that only the judging of a case catches it, and no guard against a backend's errors.
     """
 
     def __init__(self, reason: Reason, words: str, left: list[str]) -> None:
@@ -61,13 +60,13 @@ class HostEnded(KeyboardInterrupt):
 
 
 class Hasty(KeyboardInterrupt):
-    """A step failed that was not waited for: what was checked meanwhile is checked again, waiting for every answer."""
+    """A pipelined step failed: the checks since then run again, waiting for every answer."""
 
 
 class Host:
-    """The process of a backend, and what was sent to it and not answered yet.
+    """A backend's process, with the requests that wait for it.
 
-    ``allowed`` are the seconds of a check. ``adopted`` says that this process has no other children.
+    ``allowed`` is the time limit of a check in seconds. ``adopted`` means that this process has no other children.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class Host:
     # Beginning and end -------------------------------------------------------------------------------------------
 
     def introduced(self, seconds: float) -> Mapping[str, Any]:
-        """What the backend declares; :class:`BackendError` if it cannot be used."""
+        """Return the backend's declarations; :class:`BackendError` if it cannot be used."""
         try:
             said = self._received(Deadline(seconds))
         except HostEnded as end:
@@ -127,11 +126,11 @@ class Host:
         return found
 
     def begin(self) -> None:
-        """Begin a check, whose time is counted from now on."""
+        """Start the time of a check."""
         self.clock.reset()
 
     def close(self) -> list[str]:
-        """End the process and all that it has started; who was left behind."""
+        """End the process and its descendants; return those that it left running."""
         if self._socket.fileno() >= 0:
             self._socket.close()
             self._queue.clear()
@@ -140,7 +139,7 @@ class Host:
         return self.left
 
     def _ended(self, reason: Reason, words: str) -> HostEnded:
-        # A process that has ended by itself is not killed before it has said how.
+        # A process that ended by itself needs time to report its exit status before it is killed.
         if reason is Reason.CRASHED:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(1.0)
@@ -157,7 +156,7 @@ class Host:
     # Requests ----------------------------------------------------------------------------------------------------
 
     def queued(self, x: "np.ndarray[Any, Any]", kind: type[RemoteArray]) -> RemoteArray:
-        """An array that will be converted before the next request."""
+        """Return the handle of an array that will be converted before the next request."""
         text = dtype_text(x.dtype)
         plain = text is not None and x.flags.c_contiguous
         self._number += 2
@@ -176,9 +175,9 @@ class Host:
         return found
 
     def view(self, what: str, x: RemoteArray, given: Any, like: Callable[["np.ndarray[Any, Any]"], Any]) -> Any:
-        """What a step makes of an array; ``like`` does the same with an array of NumPy, of which the shape is known.
+        """Return the result of a step on an array; ``like`` predicts its shape with NumPy.
 
-        It is not waited for where such a step has succeeded before.
+        The step is pipelined if such a step has succeeded before.
         """
         try:
             shape = like(np.ndarray(x.shape, np.uint8, ZERO, 0, (0,) * x.ndim)).shape
@@ -193,7 +192,7 @@ class Host:
         return self._known[key](self, self._later(what, x, given, shape), shape)
 
     def change(self, what: str, x: RemoteArray, *given: Any) -> None:
-        """Change an array; it is not waited for where such a change has succeeded before."""
+        """Change an array; the change is pipelined if such a change has succeeded before."""
         key = what, type(x), *map(type, given)
         if self.patient or key not in self._known:
             self.ask(what, x, *given)
@@ -202,7 +201,7 @@ class Host:
             self._later(what, x, given, None)
 
     def library(self, x: RemoteArray) -> Mapping[str, Any]:
-        """The functions of an array's library that layouts need, as far as it has them."""
+        """Return the layout functions that the array's library has."""
         if type(x) not in self._libraries:
             found = {**self.ask("functions", x)}
             if "broadcast_to" in found:
@@ -214,19 +213,19 @@ class Host:
         return self.view("apply", x, (function, shape), lambda x: np.broadcast_to(x, shape))
 
     def _later(self, what: str, x: RemoteArray, given: Any, shape: tuple[int, ...] | None) -> int:
-        """Have something done before the next request: the number of what comes of it."""
+        """Queue a step for the next request; return the number of its result."""
         self._number += 2
         self._queue.append(pickle.dumps((self._number, shape, what, x, *given), 5))
         self.changes += 1
         return self._number
 
     def forget(self, number: int) -> None:
-        """Let go of an object before the next request."""
+        """Queue the release of an object for the next request."""
         if self._socket.fileno() >= 0:
             self._queue.append(number)
 
     def ask(self, what: str, *given: Any) -> Any:
-        """Have something done, and return what comes of it; whatever it raises is raised here."""
+        """Run a request and return its result; an exception that it raises is raised here."""
         request = pickle.dumps((what, *given), 5)
         queue, large = NOTHING, self._large
         if self._queue:
@@ -264,9 +263,9 @@ class Host:
         raise error
 
     def read(self, x: RemoteArray) -> Any:
-        """The numbers of an array.
+        """Return the contents of an array.
 
-        The next arrays are read ahead; of arrays that the backend gave, only if they are read in a row.
+        The next arrays are read ahead; results of the backend only if they are read in sequence.
         """
         number = x._number
         known = x.seen()
@@ -305,7 +304,7 @@ class Host:
                 raise self._ended(Reason.CRASHED, "ended the process") from None
 
     def _received(self, clock: Clock) -> tuple[Any, Any]:
-        """The JSON and the bytes of an answer."""
+        """Return the JSON and the bytes of an answer."""
         watch = self._watch(clock)
         count = self._fill(memoryview(self._buffer), 0, LENGTHS.size, watch)
         text, bytes_ = LENGTHS.unpack_from(self._buffer)
@@ -342,7 +341,7 @@ class Host:
 
 
 def _manner(given: Any) -> Any:
-    """What sort of step this is: some libraries can cut arrays, but cannot run through them backwards."""
+    """Return the kind of a step: some libraries can slice arrays, but not with negative steps."""
     if isinstance(given, tuple):
         return tuple(map(_manner, given))
     if isinstance(given, slice):
@@ -351,6 +350,6 @@ def _manner(given: Any) -> Any:
 
 
 def seen(reader: Reader, found: Any) -> tuple[Any, BaseException | None]:
-    """The numbers that an array was seen to hold, or what the conversion raised."""
+    """Return the contents sent for an array, or the exception of its conversion."""
     letter, value = found
     return (reader.value(value), None) if letter == "v" else (None, as_told(value))

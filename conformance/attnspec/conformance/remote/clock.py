@@ -1,4 +1,4 @@
-"""The time that the process of a backend may take: the processor's, and what it lets pass without wanting one."""
+"""Time limit of a backend's process: processor time, plus time in which it wants no processor."""
 
 import time
 from collections.abc import Callable
@@ -7,17 +7,17 @@ from typing import NoReturn
 from attnspec.conformance.remote.processes import KNOWN, usage
 
 WALL = 8.0
-"""How many times as long as allowed a check may take where its process wants a processor and gets none."""
+"""Wall time, in multiples of the limit, for a process that waits for a processor."""
 
 
 INTERVAL = 0.25
-"""Seconds between two looks at the time."""
+"""Seconds between two looks at the clock."""
 
 
 class Clock:
-    """The time that a backend has used for one check.
+    """Time that a backend has used for one check.
 
-    It is the processor's, and what its processes let pass without wanting one: a busy machine accuses nobody.
+    It counts processor time, and time in which its processes want no processor: a busy machine must not fail a backend.
     """
 
     def __init__(self, allowed: float) -> None:
@@ -30,33 +30,33 @@ class Clock:
 
     @property
     def over(self) -> bool:
-        """Whether the check has taken too long."""
+        """True if the check has taken too long."""
         return self.spent >= self.allowed or self.passed >= WALL * self.allowed
 
 
 class Deadline(Clock):
-    """A time by the wall alone."""
+    """A limit in wall time."""
 
     @property
     def over(self) -> bool:
-        """Whether the time is up."""
+        """True if the time is up."""
         return self.passed >= self.allowed
 
 
 class Watch:
-    """Looks now and then whether the process of a backend still has time."""
+    """Checks regularly that a backend's process is within its time."""
 
     def __init__(self, process: int, clock: Clock, hung: Callable[[str], NoReturn]) -> None:
         self.process, self.clock, self.hung = process, clock, hung
         self._at, self._used = time.monotonic(), -1.0
 
     def look_now_and_then(self) -> None:
-        """Look where the last look is long ago: a backend that answers byte by byte never lets the socket wait."""
+        """Look if the last look is old: answers byte by byte never let the socket wait."""
         if time.monotonic() - self._at >= INTERVAL:
             self.look()
 
     def look(self) -> None:
-        """Count the time since the last look; ``hung`` is called, and raises, if there is none left."""
+        """Count the time since the last look; call ``hung``, which raises, when the time is up."""
         clock, now = self.clock, time.monotonic()
         since, self._at = now - self._at, now
         clock.passed += since

@@ -1,8 +1,8 @@
-"""What a backend declares, as JSON from another process.
+"""A backend's declarations, as JSON from another process.
 
-``python -m attnspec.conformance.remote.description NAME DEVICE ANSWER`` imports the backend and writes its contract,
-or why there is none, to the file descriptor ANSWER. The process ends there and then: nothing waits for what the backend
-has left running, or for what it would do at an orderly exit.
+``python -m attnspec.conformance.remote.description NAME DEVICE ANSWER`` imports the backend and writes its contract, or
+the error, to the file descriptor ANSWER. The process then ends immediately: it waits neither for processes that the
+backend left running nor for its exit handlers.
 """
 
 import json
@@ -25,11 +25,11 @@ from attnspec.spec.contract.precision import DeclaredPrecision
 from attnspec.spec.contract.semantics import DeclaredSemantics
 
 DECLARED = ("name", "operations", "limits", "semantics", "precision", "differentiable", "notes")
-"""What a backend declares, as it is written down."""
+"""Keys of a described contract."""
 
 
 def describe(backend: Any, name: str, device: str) -> dict[str, Any]:
-    """The contract of a backend as plain JSON; :class:`BackendError` if it cannot be used on the device."""
+    """Return a backend's contract as plain JSON; :class:`BackendError` if it cannot use the device."""
     contract = contract_of(backend, name)
     if not runs_on(contract, device):
         raise BackendError(
@@ -44,12 +44,12 @@ def describe(backend: Any, name: str, device: str) -> dict[str, Any]:
 
 
 def runs_on(contract: Contract, device: str) -> bool:
-    """Whether a backend declares this device."""
+    """Return whether a backend declares this device."""
     return device.partition(":")[0] in contract.limits.devices
 
 
 def described(contract: Contract) -> dict[str, Any]:
-    """A contract as plain JSON."""
+    """Return a contract as plain JSON."""
     return {
         "name": contract.name,
         "operations": list(contract.operations),
@@ -68,9 +68,9 @@ def described(contract: Contract) -> dict[str, Any]:
 
 
 def contract_from(description: Mapping[str, Any], origin: str) -> Contract:
-    """The contract that :func:`describe` wrote down; :class:`BackendError` if it has not written this.
+    """Return the contract that :func:`describe` wrote; :class:`BackendError` for any other content.
 
-    The description comes from a process in which the backend ran and may have written what it likes.
+    The backend ran in the process that sent the description, and may have written anything.
     """
     try:
         return _contract(description, origin)
@@ -104,7 +104,7 @@ def main() -> None:
     """Describe the backend named on the command line."""
     die_with_parent()
     name, device, number = sys.argv[1:4]
-    # Whom the backend starts shall not hold it open.
+    # Processes that the backend starts must not hold the pipe open.
     os.set_inheritable(int(number), False)
     try:
         answer = describe(load(name), name, device)

@@ -19,24 +19,24 @@ ONE_THREAD = dict.fromkeys(
 """One thread of linear algebra in each process: there is a process for every core."""
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""Processes do not look for modules in the current folder first, where a file may have the name of a standard module.
+"""Modules in the current folder must not replace standard modules of the same name.
 
-Backends there are found all the same, after everything else.
+Backends in that folder are still importable: it comes last.
 """
 
 
 def own_folders() -> list[str]:
-    """The folders of attnspec's portions; a namespace package has no module of its own to import."""
+    """Return the folders of attnspec's portions; a namespace package has no module of its own to import."""
     return [*sys.modules["attnspec"].__path__]
 
 
 OF_PYTEST = dict.fromkeys(("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DEBUG", "PYTEST_DISABLE_PLUGIN_AUTOLOAD"))
-"""What the user's own runs of pytest may be told, and ours are not."""
+"""Variables that configure the user's own pytest runs, unset for the suite's."""
 
 
 @contextmanager
 def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """Set these variables, or unset those that are None, for processes started meanwhile; restore them afterwards."""
+    """Set variables (None: unset) for processes started meanwhile; restore them afterwards."""
     before = {name: os.environ.get(name) for name in variables}
     _set(variables)
     try:

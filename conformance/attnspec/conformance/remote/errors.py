@@ -1,5 +1,5 @@
-"""The error of a run that cannot take place."""
+"""The error that means a run cannot take place."""
 
 
 class BackendError(Exception):
-    """A backend or a selection that cannot be used; the message says on one line what was expected and what was got."""
+    """Unusable backend or selection; the one-line message says what was expected and what came."""

@@ -1,4 +1,4 @@
-"""Temporary folders of a run, which a later run removes if their process was killed."""
+"""Temporary folders of a run; a later run removes them if their process was killed."""
 
 import errno
 import fcntl
@@ -10,10 +10,10 @@ from pathlib import Path
 from attnspec.conformance.remote.errors import BackendError
 
 PREFIX = "attnspec-"
-"""How the names of all temporary folders begin."""
+"""Prefix of all temporary folders."""
 
 LOCK = "lock"
-"""A file in each folder that its process keeps locked; the system unlocks it however the process ends."""
+"""File in each folder that its process keeps locked; the system unlocks it however the process ends."""
 
 
 ROOM = 1 << 24
@@ -21,7 +21,7 @@ ROOM = 1 << 24
 
 
 class TemporaryFolder(tempfile.TemporaryDirectory[str]):
-    """A temporary folder; :class:`BackendError` where none can be made."""
+    """A temporary folder; :class:`BackendError` if it cannot be created."""
 
     def __init__(self) -> None:
         try:
@@ -43,12 +43,12 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
 
 
 def no_room(error: OSError) -> str:
-    """Why there is no folder or file for temporary data."""
+    """Return the message for a temporary folder or file that cannot be created."""
     return f"TMPDIR: expected a folder with room for temporary files; got: {error.strerror}"
 
 
 def _lock(folder: Path) -> int:
-    """Lock a folder; the file gets its name when it is locked, so that nobody finds it unlocked before."""
+    """Lock a folder; the file is renamed once locked, so that nobody sees it unlocked."""
     new = folder / f"{LOCK}.new"
     lock = os.open(new, os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -57,7 +57,7 @@ def _lock(folder: Path) -> int:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Remove the folders whose processes have ended without doing so."""
+    """Remove folders whose processes ended without removing them."""
     for folder in parent.glob(f"{PREFIX}*"):
         try:
             with (folder / LOCK).open("r+") as lock:

@@ -1,7 +1,7 @@
-"""The process of a backend: it imports it, calls it when it is asked to, and answers with bytes.
+"""Process of a backend: it imports the backend, calls it on request, and answers with bytes.
 
 ``python -m attnspec.conformance.remote.host SOCKET NAME DEVICE`` answers requests on the file descriptor SOCKET until
-that is closed. It imports no reference and no law: nothing in it knows a result.
+it is closed. It imports no reference and no law, so that nothing in it knows a result.
 """
 
 import gc
@@ -26,13 +26,13 @@ from attnspec.conformance.remote.raised import told
 from attnspec.conformance.remote.wire import LENGTHS, Writer, dtype_named, is_small
 
 FUNCTIONS = ("broadcast_to", "empty", "_neg_view")
-"""The functions of a library that layouts need."""
+"""Functions of a library that layouts need."""
 
 OPTIONAL = ("from_numpy", "to_numpy", "vjp", "pullback", "modes")
-"""What a backend may have beside operations and conversions."""
+"""Optional attributes of a backend."""
 
 TIMERS = {signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF}
-"""What is held back while the backend is not called: its handlers are its own affair."""
+"""Signals blocked while the backend is not called: their handlers belong to the backend."""
 
 
 class Host:
@@ -45,9 +45,9 @@ class Host:
     # What is done without an answer ------------------------------------------------------------------------------
 
     def prepare(self, queue: list[Any]) -> None:
-        """Let go of objects, convert arrays and take steps, in this order.
+        """Process the queue in order: release objects, convert arrays, take pipelined steps.
 
-        ``late`` is set where a step fails, or gives an array of another shape than was taken for granted.
+        ``late`` is set if a step fails, or if its result has another shape than the judge assumed.
         """
         objects = KEPT.objects
         for entry in queue:
@@ -90,7 +90,7 @@ class Host:
         return function(*given, **named)
 
     def apply(self, x: Any, function: Any, shape: tuple[int, ...]) -> Any:
-        """Call a function that gives an array another shape."""
+        """Call a library function that gives an array another shape."""
         return function(x, shape)
 
     def enter(self, context: Any) -> Any:
@@ -98,12 +98,12 @@ class Host:
         return context.__enter__()
 
     def exit(self, context: Any, raised: bool) -> bool:
-        """Leave it."""
+        """Leave a context of the backend."""
         error = RuntimeError("raised within the context") if raised else None
         return bool(context.__exit__(error and type(error), error, None))
 
     def item(self, x: Any, key: Any) -> Any:
-        """A part of an array."""
+        """Return a part of an array."""
         return x[key]
 
     def write(self, x: Any, key: Any, value: Any) -> None:
@@ -115,36 +115,36 @@ class Host:
         return getattr(x, name)(*given)
 
     def attribute(self, x: Any, name: str) -> Any:
-        """An attribute of an array."""
+        """Return an attribute of an array, sent as a handle."""
         return Whole(getattr(x, name))
 
     def functions(self, x: Any) -> Any:
-        """The functions of an array's library."""
+        """Return the layout functions that the array's library has."""
         module = layouts._namespace(x)
         return {name: getattr(module, name) for name in FUNCTIONS if hasattr(module, name)}
 
     def converted(self, x: Any) -> bool:
-        """Whether an array has been converted: it has, if nothing was raised before this."""
+        """Return true: unpickling the request raises if the array's conversion failed."""
         return True
 
     def flag(self, x: Any, name: str, value: bool) -> None:
-        """Set a flag of an array of NumPy."""
+        """Set a flag of a NumPy array."""
         setattr(x.flags, name, value)
 
 
 class Whole:
-    """What stays where it is, whatever it is: a dtype, a device."""
+    """Marks a value to send as a handle, whatever its type: a dtype, a device."""
 
     def __init__(self, x: Any) -> None:
         self.x = x
 
 
 SENT_ALONG = {"operation", "in_thread", "call"}
-"""Requests whose answer has the numbers of all arrays in it."""
+"""Requests whose answers include the contents of all arrays in them."""
 
 
 def answer(host: Host, queue: list[Any], request: bytes) -> bytearray:
-    """The answer to a request, after what came before it was done."""
+    """Process the queue, run the request, and return the frame of the answer."""
     writer = Writer(KEPT.keep)
     try:
         host.prepare(queue)
@@ -172,14 +172,14 @@ def answer(host: Host, queue: list[Any], request: bytes) -> bytearray:
 
 
 def written(writer: Writer, result: Any) -> Any:
-    """What a request gave, written down."""
+    """Return the JSON of a request's result."""
     if type(result) is Whole:
         return ["o", KEPT.keep(result.x), type(result.x).__name__]
     return writer.value(result)
 
 
 def read_on(writer: Writer, number: int, count: int) -> list[Any]:
-    """What the arrays hold that were made after one, each with its number."""
+    """Return the contents of the arrays numbered after ``number``, each with its number."""
     following = {n: KEPT.objects.get(n) for n in range(number + 2, number + 2 * count + 2, 2)}
     return [[n, writer.seen(x)] for n, x in following.items() if is_small(x)]
 
@@ -189,7 +189,7 @@ def _itself(x: Any) -> Any:
 
 
 def _array(text: Any, shape: Any = None, numbers: Any = b"") -> Any:
-    """An array of NumPy as it was sent: its dtype, shape and numbers, or all of it as a pickle."""
+    """Return a NumPy array as it was sent: dtype, shape and bytes, or a pickle."""
     if shape is None:
         return pickle.loads(text)
     return np.ndarray(shape, dtype_named(text), bytearray(numbers) if type(numbers) is bytes else numbers)
@@ -203,7 +203,7 @@ class Channel:
         self._buffer = bytearray(1 << 16)
 
     def receive(self) -> tuple[list[Any], bytes]:
-        """What to do first, and the next request; ``EOFError`` where there will be none."""
+        """Return the queue and the next request; ``EOFError`` if the socket is closed."""
         count = self._fill(self._buffer, 0, LENGTHS.size)
         lengths = LENGTHS.unpack_from(self._buffer)
         whole, buffer = LENGTHS.size + sum(lengths), self._buffer
@@ -238,7 +238,7 @@ class Channel:
 
 
 def serve(channel: Channel, host: Host) -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until the socket is closed."""
     while True:
         queue, request = channel.receive()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, TIMERS)
@@ -250,7 +250,7 @@ def serve(channel: Channel, host: Host) -> None:
 
 
 def _stays_numpy(backend: Any, device: str) -> bool:
-    """Whether the arrays of a backend are those of NumPy."""
+    """Return whether the backend's arrays are NumPy arrays."""
     found = call_safely(lambda: backend.from_numpy(np.zeros(1, np.float32), device=device))
     return isinstance(found, np.ndarray)
 
@@ -262,13 +262,13 @@ def main() -> None:
     sys.path += [folder for folder in path.split(os.pathsep) if folder and folder not in sys.path]
     connection = socket.socket(fileno=int(number))
     connection.set_inheritable(False)
-    # A copy of this process has nothing to say.
+    # A forked copy of this process must not answer.
     os.register_at_fork(after_in_child=connection.close)
     channel, process = Channel(connection), os.getpid()
     try:
         backend = load(name)
         contract = contract_of(backend, name)
-        # Where it declares another device, whoever asks says so in words of his own.
+        # If the backend does not declare the device, the caller reports that in its own message.
         said = describe(backend, name, device) if runs_on(contract, device) else described(contract)
         said["optional"] = [x for x in OPTIONAL if getattr(backend, x, None) is not None]
         said["numpy"] = "from_numpy" not in said["optional"] or _stays_numpy(backend, device)

@@ -1,4 +1,4 @@
-"""Crashes and hangs of a backend with a process of its own, in the memory of the process that judges it."""
+"""Crashes and hangs of a backend with its own process, kept in the judge's memory."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,20 +10,20 @@ from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.judging.violation import Reason
 
 INPUT_CHARACTERS = 2000
-"""Characters of an input that a message shows at most."""
+"""Largest number of characters of an input in a message."""
 
 AT = " at the input "
 """Separates the end of the process from its input in the message of an incident."""
 
 STOP_AFTER = 3
-"""Laws at which an operation crashes or hangs at one dtype before the rest are failed unchecked.
+"""Laws that may crash or hang per operation and dtype; then the remaining ones fail unchecked.
 
-Other dtypes do not count: which of them comes first depends on the number of workers.
+Other dtypes do not count: their order depends on the number of workers.
 """
 
 
 def in_words(given: Any) -> str:
-    """One line about an input: sizes, options, masks, numbers other than normal ones, and seed of an example."""
+    """Describe an input on one line: sizes, options, masks, numbers that are not normal, and seed."""
     if not isinstance(given, Example):
         return str(given)
     kinds = {name: kind for name, kind in given.kinds.items() if kind != "normal"}
@@ -35,7 +35,7 @@ def in_words(given: Any) -> str:
 
 
 class Incidents:
-    """The crashes and hangs of a backend with a process of its own, in the memory of the process that judges it."""
+    """Crashes and hangs of a backend with its own process, kept in the judge's memory."""
 
     def __init__(self, hang_after: float) -> None:
         self.hang_after = hang_after
@@ -45,11 +45,11 @@ class Incidents:
         self._inputs: dict[tuple[str, str, str], object] = {}
 
     def begin(self, operation: str, dtype: str, law: str, given: object) -> None:
-        """Remember the check that begins."""
+        """Store the check that begins."""
         self._current = operation, dtype, law, given
 
     def tried_again(self, operation: str, dtype: str) -> bool:
-        """Return true at the first hang of a law, which a busy machine may have caused: the case runs again.
+        """Return true at a law's first hang, which a busy machine may have caused: the case runs again.
 
         Call this after a hang. The second one counts.
         """
@@ -61,9 +61,9 @@ class Incidents:
         return True
 
     def record(self, operation: str, dtype: str, *, hung: bool, left: Sequence[str] = ()) -> Result | None:
-        """Record the law that ended the backend's process, or was being checked when it hung, and return the verdict.
+        """Record the law that ended or hung the backend's process, and return the verdict.
 
-        ``left`` names processes that were left behind. None if no law can be blamed: the process ended before its first
+        ``left`` names processes that it left running. None if no law can be blamed: the process ended before its first
         check, or at a law that is recorded already.
         """
         law, given = self._check_of(operation, dtype)
@@ -84,20 +84,20 @@ class Incidents:
         self._store(replace(self.verdicts(operation, dtype)[law], **found))
 
     def given_up(self, operation: str, dtype: str) -> str | None:
-        """Why the remaining laws of a case are not checked, ``crashed`` or ``hung``; None if they are."""
+        """Return why a case's remaining laws are skipped, ``crashed`` or ``hung``; None if they are checked."""
         recorded = [*self.verdicts(operation, dtype).values()]
         return recorded[-1].reason if len(recorded) >= STOP_AFTER else None
 
     def verdicts(self, operation: str, dtype: str) -> dict[str, Result]:
-        """The verdicts on the laws of a case at which a process ended, by law."""
+        """Return the verdicts of a case's laws that ended the process, by law."""
         return dict(self._verdicts.get((operation, dtype), {}))
 
     def input_of(self, operation: str, dtype: str, law: str) -> object:
-        """The input at which a law was blamed. It is given once, and None afterwards."""
+        """Return the input of a blamed law once, then None."""
         return self._inputs.pop((operation, dtype, law), None)
 
     def _check_of(self, operation: str, dtype: str) -> tuple[str | None, object]:
-        """The law that is being checked at a case, and its input."""
+        """Return the law that is being checked for a case, and its input."""
         if self._current is None or self._current[:2] != (operation, dtype):
             return None, None
         return self._current[2:]
@@ -107,18 +107,18 @@ class Incidents:
 
 
 class Recorder:
-    """Called before every check of a backend with a process of its own: it remembers the check and begins its time."""
+    """Callable before every check that stores the check and starts its time."""
 
     def __init__(self, incidents: Incidents, operation: str, dtype: str, began: Callable[[], None]) -> None:
         self._incidents, self._case, self._began = incidents, (operation, dtype), began
 
     def __call__(self, law: str, given: Any) -> None:
-        """Remember the check, and begin its time."""
+        """Store the check, and start its time."""
         self._incidents.begin(*self._case, law, given)
         self._began()
 
     @contextmanager
     def during(self, law: str, given: Any) -> Iterator[None]:
-        """Remember what is done until it ends."""
+        """Store a step as the current check, and start its time."""
         self(law, given)
         yield

@@ -20,17 +20,17 @@ GROUP = "attnspec.backends"
 
 
 def registered() -> dict[str, str]:
-    """The backends that installed packages register, by name, with the module that each is."""
+    """Return the backends that installed packages register: name and module."""
     return {e.name: e.value for e in sorted(entry_points(group=GROUP), key=lambda e: e.name)}
 
 
 def ships(name: str) -> bool:
-    """Whether a backend is registered by attnspec itself, so that nobody else's code runs in its process."""
+    """Return whether attnspec itself registers the backend, so that no foreign code runs in its process."""
     return any(e.name == name and e.dist is not None and e.dist.name == "attnspec" for e in entry_points(group=GROUP))
 
 
 def load(name: str) -> Any:
-    """The backend of that name: registered, ``package.module[:attribute]``, or ``path/to/file.py[:attribute]``.
+    """Load a backend: a registered name, ``package.module[:attribute]``, or ``path/to/file.py[:attribute]``.
 
     A file without attribute must hold exactly one class with operations, or be a backend itself. Raises
     :class:`BackendError`.
@@ -52,7 +52,7 @@ def load(name: str) -> Any:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """No garbage collections: an import makes objects that stay, and PyTorch's takes a fifth longer with them."""
+    """Disable garbage collection: an import's objects stay, and PyTorch's takes a fifth longer with it."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -97,7 +97,7 @@ def _attribute(module: Any, attribute: str, name: str) -> Any:
 
 
 def operations_of(x: Any) -> list[str]:
-    """The operations that an object has as attributes."""
+    """Return the operations that an object has as attributes."""
     return [o.name for o in OPERATIONS.values() if not o.reference_only and getattr(x, o.name, None) is not None]
 
 
@@ -111,7 +111,7 @@ def _only_backend(module: Any, name: str) -> Any:
         and operations_of(x)
         and (not isinstance(x, type) or x.__module__ == module.__name__)
     ]
-    # An instance stands for its class where a file has both.
+    # Where a file has both, an instance is preferred to its class.
     instances = [x for x in own if not isinstance(x, type)]
     candidates = instances or own
     if len(candidates) == 1:
@@ -138,7 +138,7 @@ def _instance(backend: Any, name: str) -> Any:
 
 
 def contract_of(backend: Any, origin: str) -> Contract:
-    """What a backend declares; :class:`BackendError` for a declaration that is not understood."""
+    """Return a backend's contract; :class:`BackendError` for an invalid declaration."""
     try:
         return Contract.of(backend, origin)
     except (ValueError, TypeError) as error:

@@ -1,10 +1,10 @@
-"""The objects that stay in the process of a backend, by number: a request says the number alone."""
+"""Objects that stay in the backend's process, by number: a request sends only the number."""
 
 from typing import Any
 
 
 class Unconverted(Exception):
-    """An array that does not exist, since its conversion raised."""
+    """Stands for an array whose conversion raised."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(type(error)))
@@ -12,14 +12,14 @@ class Unconverted(Exception):
 
 
 class Kept:
-    """The objects that have a number: even ones are given by the judge, which needs no answer then."""
+    """Numbered objects. Even numbers are chosen by the judge, which then needs no answer."""
 
     def __init__(self) -> None:
         self.objects: dict[int, Any] = {}
         self._last = -1
 
     def keep(self, x: Any) -> int:
-        """A new number for an object."""
+        """Store an object under a new odd number."""
         self._last += 2
         self.objects[self._last] = x
         return self._last
@@ -29,7 +29,7 @@ KEPT = Kept()
 
 
 def kept(number: int) -> Any:
-    """The object of a number: a request is unpickled with it in place of what stands for the object."""
+    """Return the object of a number; unpickling a request puts it in place of the handle."""
     found = KEPT.objects[number]
     if isinstance(found, Unconverted):
         raise found

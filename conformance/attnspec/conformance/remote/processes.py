@@ -1,4 +1,4 @@
-"""Processes as the system knows them: what a group has used, who is left behind, and how all of them end."""
+"""Processes of the system: time used, processes left running, and how to end them."""
 
 import ctypes
 import os
@@ -16,30 +16,30 @@ from attnspec.conformance.judging.foreign_calls import printable
 PROC = Path("/proc")
 
 KNOWN = PROC.joinpath("self", "stat").exists()
-"""Whether the system says what its processes do."""
+"""True if ``/proc`` describes processes."""
 
 TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 MARK = "ATTNSPEC_PROCESS"
-"""The variable that all have in their environment whom a backend's process has started."""
+"""Environment variable that marks all descendants of a backend's process."""
 
 SUBREAPER, DEATH_SIGNAL, DUMPABLE = 36, 1, 4
 """Linux's ``PR_SET_CHILD_SUBREAPER``, ``PR_SET_PDEATHSIG`` and ``PR_SET_DUMPABLE``."""
 
 FIRST = (1, 2)
-"""The numbers within a sandbox of bubblewrap's own process and of the one that it was asked to start."""
+"""Process numbers within a sandbox of bubblewrap's own process and the one that it starts."""
 
 ROUNDS, PAUSE = 40, 0.05
-"""How often it is looked whether anybody is left, and seconds in between."""
+"""Largest number of checks for remaining processes, and seconds between two."""
 
 
 def mark() -> str:
-    """A mark that no other process has."""
+    """Return a mark that no other process has."""
     return secrets.token_hex(8)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of whoever loses his own among the descendants of this process, where that is possible."""
+    """Make orphaned descendants children of this process, where that is possible."""
     _prctl(SUBREAPER, 1)
 
 
@@ -49,7 +49,7 @@ def die_with_parent() -> None:
 
 
 def close_memory() -> None:
-    """Let no other process of the user read or write this one's memory, environment and files, but for root's."""
+    """Deny other processes of the user access to this one's memory, environment and files; root keeps it."""
     _prctl(DUMPABLE, 0)
 
 
@@ -59,7 +59,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 class Process(NamedTuple):
-    """A process: its number, its name, what it does (R runs or waits for a processor, S sleeps), and its seconds."""
+    """A process; ``state`` is R if it runs or waits for a processor, S if it sleeps."""
 
     number: int
     name: str
@@ -71,24 +71,24 @@ class Process(NamedTuple):
 
     @property
     def title(self) -> str:
-        """How a message names it."""
+        """The process's name in messages."""
         return f"{printable(self.name)} (process {self.number})"
 
     @property
     def ended(self) -> bool:
-        """Whether it is dead, and in the list only until its parent waits for it."""
+        """True if the process is dead and only waits for its parent to collect it."""
         return self.state in "ZX"
 
 
 def processes() -> Iterator[Process]:
-    """All processes, as far as the system names them."""
+    """Yield all processes, as far as the system lists them."""
     for folder in PROC.iterdir() if KNOWN else ():
         if folder.name.isdigit() and (found := process(int(folder.name))) is not None:
             yield found
 
 
 def process(number: int) -> Process | None:
-    """One process; None if there is none of this number."""
+    """Return the process of this number, or None."""
     return _read(PROC / str(number) / "stat")
 
 
@@ -106,7 +106,7 @@ def _read(path: Path) -> Process | None:
 
 
 def usage(leader: int) -> tuple[float, bool]:
-    """The seconds of processor time of a process and its group, and whether any of its threads wants more."""
+    """Return a process group's processor seconds, and whether any of its threads wants more."""
     seconds, wants = 0.0, False
     for one in processes():
         if leader in (one.number, one.group, one.session):
@@ -124,10 +124,10 @@ def _threads(number: int) -> Iterator[Process]:
 
 
 def end_all(leader: int, word: str, *, adopted: bool = False, sandboxed: bool = False) -> list[str]:
-    """End a group, and all that bear its mark; the titles of all but its first process, which its starter waits for.
+    """End a process group and all processes with its mark; return their titles without the leader's.
 
-    With ``adopted`` this process has no other children: those that it has were left behind too. With ``sandboxed`` the
-    leader is bubblewrap, and the first two processes within are its own and the one that it was asked to start.
+    With ``adopted`` this process has no other children: all of them are ended too. With ``sandboxed`` the leader is
+    bubblewrap; its own process within and the one that it was asked to start are not listed.
     """
     own, marked = os.getpid(), f"{MARK}={word}".encode()
 
@@ -137,17 +137,17 @@ def end_all(leader: int, word: str, *, adopted: bool = False, sandboxed: bool = 
             return False
         return one.number != leader and (inside or marked in _environment(one.number))
 
-    # Its group is ended as a whole: one that goes on copying itself would be faster than a look at each.
+    # The group is killed as a whole: a process that keeps forking could outrun one kill at a time.
     found = {one.number: one.title for one in _found(is_left)}
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
-    # Whom it started has a new parent, this process, only when it has ended.
+    # Its children become children of this process only after it has ended.
     _await_end(leader)
     return [*(found | _end(is_left)).values()]
 
 
 def _await_end(number: int) -> None:
-    """Wait a while until a process that was killed has ended."""
+    """Wait a while until a killed process has ended."""
     for _ in range(ROUNDS):
         one = process(number)
         if one is None or one.ended:
@@ -156,7 +156,7 @@ def _await_end(number: int) -> None:
 
 
 def _number_within(number: int) -> int | None:
-    """The number of a process in a process namespace within that of this one; None if it is in none."""
+    """Return a process's number in its own process namespace; None if it shares this one's."""
     try:
         lines = (PROC / str(number) / "status").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -166,22 +166,22 @@ def _number_within(number: int) -> int | None:
 
 
 def children() -> set[int]:
-    """The processes whose parent this one is."""
+    """Return the numbers of this process's children."""
     return {one.number for one in processes() if one.parent == os.getpid()}
 
 
 def end_children(but: set[int]) -> list[str]:
-    """End all children of this process but some, and whoever becomes its child meanwhile; their titles."""
+    """End all children of this process except ``but``, including new ones; return their titles."""
     return [*_end(lambda one: one.parent == os.getpid() and one.number not in but).values()]
 
 
 def _found(is_left: Callable[[Process], bool]) -> list[Process]:
-    """The processes of a kind, the dead and this one apart."""
+    """Return the live processes that ``is_left`` accepts, without this one."""
     return [x for x in processes() if x.number != os.getpid() and not x.ended and is_left(x)]
 
 
 def _end(is_left: Callable[[Process], bool]) -> dict[int, str]:
-    """End processes until there are none left: their titles by number."""
+    """Kill processes until none is left; return their titles by number."""
     found: dict[int, str] = {}
     for _ in range(ROUNDS):
         left = _found(is_left)

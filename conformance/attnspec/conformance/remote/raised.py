@@ -1,4 +1,4 @@
-"""Exceptions of another process: class by name, message, and the lines that raised; and malformed answers."""
+"""Exceptions of another process (class name, message, traceback), and the error for malformed answers."""
 
 import sys
 import traceback
@@ -11,26 +11,26 @@ from attnspec.conformance.judging.foreign_calls import printable
 
 
 class Breach(Exception):
-    """What came is no answer."""
+    """A malformed answer."""
 
 
 @lru_cache(maxsize=4096)
 def type_name(text: Any) -> str:
-    """The name of a class in printable characters, none of them very many."""
+    """Return a class name in printable characters, at most 200."""
     if not isinstance(text, str):
         raise Breach("a name that is none")
     return printable(text[:200])
 
 
 MAX_FRAMES, MAX_LENGTH = 24, 10_000
-"""Calls that are told, from the one that raised outwards, and characters of a message."""
+"""Limits of a sent exception: innermost frames, and characters of the message."""
 
 OWN = (KeyboardInterrupt, SystemExit, GeneratorExit)
-"""What ends a process, or a generator, and must not end that of the judge."""
+"""Exceptions that end a process or a generator; they must not end the judge's."""
 
 
 def told(error: BaseException) -> list[Any]:
-    """An exception as plain JSON."""
+    """Return an exception as plain JSON."""
     kind = type(error)
     base = next((c for c in type.mro(kind) if c.__module__ == "builtins" and not issubclass(c, OWN)), BaseException)
     try:
@@ -43,7 +43,7 @@ def told(error: BaseException) -> list[Any]:
 
 
 def as_told(given: Any) -> BaseException:
-    """An exception to raise, of a class with the same name and, as far as that is harmless, the same base."""
+    """Return an exception to raise, with the same class name and, if harmless, the same base."""
     name, base, text, places = given
     if not isinstance(text, str | None) or not isinstance(places, list) or len(places) > MAX_FRAMES:
         raise Breach("an exception that is none")
@@ -53,12 +53,12 @@ def as_told(given: Any) -> BaseException:
 
 @cache
 def _class(name: str, base: str) -> type[BaseException]:
-    """The class of exceptions that are told under this name."""
+    """Return the class of exceptions with this name and base."""
     found = getattr(sys.modules["builtins"], base, BaseException)
     usable = isinstance(found, type) and issubclass(found, BaseException)
     if not usable or issubclass(found, (*OWN, BaseExceptionGroup)):
         found = BaseException
-    # Some take arguments of their own, which nobody knows here.
+    # Some classes require arguments that are unknown here.
     new = {"__new__": lambda kind, text: found.__new__(kind)}
     return type(name, (found,), {"__init__": _remember, "__str__": _text, **new})
 
@@ -74,7 +74,7 @@ def _text(self: Any) -> str:
 
 
 def _traceback(places: list[Any]) -> TracebackType | None:
-    """A traceback that names these places, of which none is known here."""
+    """Return a traceback that names these places; their code does not exist here."""
     found: TracebackType | None = None
     for file, line, name in reversed([*_checked(places)]):
         found = TracebackType(found, _frame(file, name), 0, line)
@@ -94,7 +94,7 @@ def _here() -> FrameType:
 
 @cache
 def _frame(file: str, name: str) -> FrameType:
-    """A frame of a function of this name in this file."""
+    """Return a frame of a function with this name in this file."""
     code: CodeType = _here.__code__.replace(co_filename=file, co_name=name, co_firstlineno=1)
     frame: FrameType = FunctionType(code, {"sys": sys})()
     return frame

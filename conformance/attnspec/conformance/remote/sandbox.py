@@ -1,4 +1,4 @@
-"""Processes that run a backend's code: their environment, and a sandbox around them where bubblewrap works."""
+"""Processes that run a backend's code: their environment, and a bubblewrap sandbox where it works."""
 
 import os
 import shutil
@@ -30,27 +30,27 @@ MEMORY = "/dev/shm"
 """Folder for temporary files if the backend's own file is in /tmp, which is read-only then."""
 
 CACHES = {"TRITON_CACHE_DIR": "triton", "NUMBA_CACHE_DIR": "numba"}
-"""Variables that move the caches which compilers must write; what others keep at home is read as it is."""
+"""Variables that relocate caches which compilers must write; other caches at home stay readable."""
 
 TRIAL_SECONDS = 10.0
 """Time limit of the trial whether bubblewrap works."""
 
 
 class Launched(subprocess.Popen[Any]):
-    """A process of a backend. If it is ``sandboxed``, bubblewrap is its first process; all descendants bear a mark."""
+    """A backend's process; all descendants bear its mark. If ``sandboxed``, bubblewrap is the first process."""
 
     sandboxed = False
     mark = ""
 
     def end(self, *, adopted: bool = False) -> list[str]:
-        """End it and all that it has started; who was left behind. ``adopted`` as of :func:`end_all`."""
+        """End the process and its descendants; return those left running. ``adopted`` as in :func:`end_all`."""
         left = end_all(self.pid, self.mark, adopted=adopted, sandboxed=self.sandboxed)
         self.wait()
         return left
 
     @property
     def ending(self) -> str:
-        """Its exit status or signal, for messages."""
+        """Exit status or signal, for messages."""
         status = self.returncode
         if self.sandboxed and status > 128 and status - 128 in {*signal.Signals}:
             status = 128 - status  # bubblewrap exits with 128 + signal
@@ -60,7 +60,7 @@ class Launched(subprocess.Popen[Any]):
 def launch(module: str, *arguments: str, sandbox: bool, readable: Iterable[str] = (), **how: Any) -> Launched:
     """Start a module of attnspec that will run a backend, without the judge's environment variables.
 
-    ``readable`` are paths that a sandbox has to show.
+    ``readable`` are paths that the sandbox must show.
     """
     variables = {name: x for name, x in os.environ.items() if not name.startswith(OF_JUDGE)}
     command = [sys.executable, "-m", module, *arguments]
@@ -95,7 +95,7 @@ def _tmp_is_shared(readable: Iterable[str]) -> bool:
 
 
 def _needed(readable: Iterable[str]) -> Iterable[str]:
-    """Folders of Python, attnspec and the backend, with links and without."""
+    """Folders of Python, attnspec and the backend, with and without resolved links."""
     own = (sys.prefix, sys.base_prefix, str(Path(sys.executable).parent), str(Path.cwd()), *own_folders())
     for name in (*own, *sys.path, *readable):
         if name and (path := Path(name)).exists():
@@ -105,7 +105,7 @@ def _needed(readable: Iterable[str]) -> Iterable[str]:
 
 @cache
 def trouble() -> str | None:
-    """Why bubblewrap cannot be used here; None if it can."""
+    """Return why bubblewrap cannot be used here; None if it can."""
     if shutil.which("bwrap") is None:
         return "bubblewrap (bwrap) is not installed"
     try:
@@ -120,7 +120,7 @@ def trouble() -> str | None:
 
 
 def resolved(choice: str, option: str = "sandbox") -> bool:
-    """Return true for a sandbox; raise :class:`BackendError` if ``choice`` demands one and there can be none."""
+    """Return true for a sandbox; raise :class:`BackendError` if ``choice`` demands one and it cannot work."""
     if choice not in CHOICES:
         raise BackendError(f"{option}: expected one of {', '.join(CHOICES)}; got {choice!r}")
     if choice == "off":
@@ -132,7 +132,7 @@ def resolved(choice: str, option: str = "sandbox") -> bool:
 
 
 def files_of(name: str, path: Sequence[str] = ()) -> list[str]:
-    """Paths that a backend of this name may be imported from: its file, and folders of modules."""
+    """Return the paths that this backend may be imported from: its file, and module folders."""
     target = name.partition(":")[0]
     return [*([target] if target.endswith(".py") else []), *path]
 

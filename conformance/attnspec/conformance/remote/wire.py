@@ -1,8 +1,8 @@
-"""What the process of a backend may say, and how: frames of plain JSON and the bytes of arrays.
+"""Frames of plain JSON and array bytes, the only answers that a backend's process may send.
 
-A frame is the lengths of both parts, the JSON, and the bytes. What comes from a backend's process is only ever read by
-this module: it makes numbers, texts, tuples, records of the specification and arrays, whose every byte is copied, and
-nothing else. Requests go the other way as pickles, since nobody but the judge writes them.
+A frame is the lengths of both parts, the JSON, and the bytes. Only this module reads them. It creates numbers, texts,
+tuples, the specification's records, and arrays with all bytes copied; nothing else. Requests are pickles, since only
+the judge writes them.
 """
 
 import ctypes
@@ -21,33 +21,33 @@ from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.tree import Branch, walked
 
 LENGTHS = struct.Struct("<QQ")
-"""Before each frame: the bytes of its JSON, and those of its arrays."""
+"""Prefix of each frame: byte counts of its JSON and of its arrays."""
 
 MAX_TEXT, MAX_BYTES = 1 << 26, 1 << 32
-"""The most that either part may have."""
+"""Largest byte count of either part."""
 
 EAGER = 1 << 18
-"""The most numbers of an array that are sent before they are asked for."""
+"""Arrays of at most so many numbers are sent before they are requested."""
 
 MAX_DEPTH = 64
-"""Trees within trees."""
+"""Largest depth of nested trees."""
 
 ALIGNED = 64
-"""Arrays begin at multiples of so many bytes."""
+"""Alignment of arrays in a frame, in bytes."""
 
 SPARE = 4096
-"""Bytes between the numbers of an array that are sent along, so that its strides are kept."""
+"""Bytes of gaps that are sent along with an array in order to keep its strides."""
 
 ENCODE = json.JSONEncoder(check_circular=False).encode
-"""Nothing of what is written down holds itself."""
+"""JSON encoder without a check for cycles: the encoded values contain none."""
 
 PLAIN = "biufcSU"
-"""The kinds of dtypes of NumPy's own whose numbers are bytes."""
+"""Kinds of NumPy's own dtypes whose numbers are plain bytes."""
 
 
 @cache
 def records() -> Mapping[str, type]:
-    """The records of the specification, by name: the only classes of which an answer may hold instances."""
+    """Return the specification's records by name: the only classes whose instances an answer may hold."""
     trees = (tree for o in OPERATIONS.values() for tree in (o.call, o.result))
     nodes = (node for tree in trees for node in walked(tree) if isinstance(node, Branch))
     found = {node.build for node in nodes if isinstance(node.build, type) and node.names and node.build is not dict}
@@ -56,7 +56,7 @@ def records() -> Mapping[str, type]:
 
 @cache
 def _record_of(kind: type) -> tuple[str, tuple[str, ...]] | None:
-    """The name and the fields of the record that a class is, or is derived from; None if it is none."""
+    """Return name and fields of the record that a class derives from; None for other classes."""
     for name, record in records().items():
         if issubclass(kind, record):
             return name, tuple(getattr(record, "__dataclass_fields__", ())) or record._fields  # type: ignore[attr-defined]
@@ -67,10 +67,10 @@ def _record_of(kind: type) -> tuple[str, tuple[str, ...]] | None:
 
 
 class Writer:
-    """An answer in the making: JSON that names places in a list of bytes.
+    """Builder of one answer: JSON that refers to places in a list of bytes.
 
-    ``keep`` gives an object that stays where it is a number. With ``read``, which makes an array of NumPy of one of the
-    backend, or raises, the numbers of all arrays are sent along.
+    ``keep`` numbers an object that stays in this process. ``read`` converts a backend's array to NumPy's, or raises;
+    with it, the contents of arrays are sent along.
     """
 
     def __init__(self, keep: Callable[[Any], int], read: Callable[[Any], Any] | None = None) -> None:
@@ -79,9 +79,9 @@ class Writer:
         self.length = 0
 
     def value(self, x: Any, depth: int = 0) -> Any:
-        """The JSON of a value: numbers and texts as they are, all else as a list whose first element says what it is.
+        """Return the JSON of a value: plain values unchanged, others as a list beginning with their kind.
 
-        Arrays, and all objects of which nothing is known, stay where they are and are handles.
+        Arrays and unknown objects stay in this process; handles are sent.
         """
         if x is None or x is True or x is False or type(x) in (int, float, str):
             return x
@@ -91,7 +91,7 @@ class Writer:
             return ["f" if callable(x) else "o", self.keep(x), type(x).__name__]
         shape = _shape(x)
         if shape is not None:
-            # A large array may be mere space, of which nothing is ever touched: it is read when it is asked for.
+            # A large array may be mere address space that is never touched: it is read only on request.
             seen = None if self.read is None or not is_small(x) else self.seen(x)
             return ["a", self.keep(x), shape, isinstance(x, np.ndarray), type(x).__name__, seen]
         if isinstance(x, dict) or (isinstance(x, Mapping) and depth == 0):
@@ -106,7 +106,7 @@ class Writer:
         return [letter, self.keep(x), type(x).__name__]
 
     def seen(self, x: Any) -> Any:
-        """What an array of the backend holds, or what the conversion raised."""
+        """Return the contents of a backend's array, or the exception of its conversion."""
         read, self.read = self.read, None
         try:
             found = x if read is None else read(x)
@@ -117,7 +117,7 @@ class Writer:
             self.read = read
 
     def array(self, x: Any) -> Any:
-        """An array of NumPy with its numbers, as they lie in memory where that is dense."""
+        """Return the JSON of a NumPy array; dense memory is sent in its own layout."""
         x = np.ndarray.view(x, np.ndarray)
         kind = dtype_text(x.dtype)
         if kind is None:
@@ -141,7 +141,7 @@ class Writer:
         return ["n", kind, x.shape, x.strides, first, place, length]
 
     def frame(self, answer: Any) -> bytearray:
-        """The whole frame."""
+        """Return the whole frame."""
         text = ENCODE(answer).encode("ascii")
         start = LENGTHS.size + len(text)
         frame = bytearray(start + self.length)
@@ -154,13 +154,13 @@ class Writer:
 
 
 def is_small(x: Any) -> bool:
-    """Whether something has a shape, and not many numbers."""
+    """Return whether a value has a shape and at most ``EAGER`` numbers."""
     shape = _shape(x)
     return shape is not None and math.prod(shape) <= EAGER
 
 
 def _shape(x: Any) -> list[int] | None:
-    """The shape of whatever has one."""
+    """Return the shape of a value that has one; None otherwise."""
     try:
         shape = x.shape
     except AttributeError:
@@ -175,7 +175,7 @@ def _shape(x: Any) -> list[int] | None:
 
 @cache
 def dtype_text(dtype: "np.dtype[Any]") -> str | None:
-    """How a dtype is written; None for one whose numbers are no bytes."""
+    """Return a dtype's text; None if its numbers are not plain bytes."""
     if dtype.kind in PLAIN and dtype.type.__module__ == "numpy":
         return dtype.str
     return dtype.name if getattr(ml_dtypes, dtype.name, None) is dtype.type else None
@@ -185,7 +185,7 @@ def dtype_text(dtype: "np.dtype[Any]") -> str | None:
 
 
 def dtype_named(text: Any) -> "np.dtype[Any]":
-    """The dtype that is written like this."""
+    """Return the dtype of a text."""
     if not isinstance(text, str) or len(text) > 32:
         raise Breach("a dtype that is none")
     return _dtype(text)
@@ -205,13 +205,13 @@ def _dtype(text: str) -> "np.dtype[Any]":
 
 
 class Reader:
-    """An answer as it came: ``made`` makes what stands for an object that has stayed where it is."""
+    """Reader of one answer; ``made`` creates handles of objects that stay in the backend's process."""
 
     def __init__(self, payload: Any, made: Callable[[str, int, list[Any]], Any]) -> None:
         self.payload, self.made = payload, made
 
     def value(self, x: Any, depth: int = 0) -> Any:
-        """The value that JSON describes; :class:`Breach` if it describes none."""
+        """Return the value that JSON describes; :class:`Breach` if it is malformed."""
         if not isinstance(x, list):
             if isinstance(x, dict):
                 raise Breach("an object")
@@ -239,7 +239,7 @@ class Reader:
         raise Breach("of no kind")
 
     def array(self, given: Any) -> Any:
-        """An array with numbers of its own."""
+        """Return an array that owns its numbers."""
         if given[0] is None:
             shape = [_natural(n) for n in given[1]]
             return np.empty(shape if math.prod(shape) <= SPARE else (), object)
@@ -267,12 +267,12 @@ def _text(x: Any) -> str:
 
 @cache
 def _sequence(base: type, name: str) -> type:
-    """The class of a tuple or list that calls itself otherwise."""
+    """Return a tuple or list class with this name."""
     return base if name == base.__name__ else type(type_name(name), (base,), {})
 
 
 def header(text: bytes | bytearray | memoryview) -> Any:
-    """The JSON of a frame."""
+    """Return the JSON of a frame."""
     try:
         return json.loads(bytes(text))
     except (ValueError, RecursionError) as error:

@@ -1,1 +1,1 @@
-"""What people and programs read of a run: reports, tables, the kill matrix; and the printed specification."""
+"""Reports, tables, and the kill matrix of a run; and the printed specification."""

@@ -1,4 +1,4 @@
-"""What there is, printed from the registries: operations, laws, backends, mutants."""
+"""Tables of operations, laws, backends and mutants, printed from the registries."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,12 +14,12 @@ from attnspec.spec.contract.semantics import QUESTIONS
 
 
 def _table(*titles: str) -> Table:
-    """A table on any terminal: what does not fit goes on in the next line."""
+    """Return a table that wraps long cells on any terminal."""
     return Table(*(Column(title, overflow="fold") for title in titles))
 
 
 def operations() -> Table:
-    """All operations by chapter."""
+    """Table of all operations by chapter."""
     table = _table("chapter", "operation", "what it computes", "laws")
     for o in OPERATIONS.values():
         count = "reference only" if o.reference_only else str(sum(x.concerns(o) for x in LAWS.values()))
@@ -28,7 +28,7 @@ def operations() -> Table:
 
 
 def laws() -> Table:
-    """All laws."""
+    """Table of all laws."""
     table = _table("law", "statement", "operations")
     for x in LAWS.values():
         table.add_row(x.id, x.statement, str(len(x.operations)))
@@ -36,7 +36,7 @@ def laws() -> Table:
 
 
 def backends() -> Table:
-    """All registered backends."""
+    """Table of all registered backends."""
     from attnspec.conformance.remote.loading import registered
 
     table = _table("name", "module")
@@ -46,7 +46,7 @@ def backends() -> Table:
 
 
 def mutants() -> Table:
-    """All mutants and honest variants."""
+    """Table of all mutants and honest variants."""
     from attnspec.conformance.mutants import MUTANTS
     from attnspec.conformance.variants import VARIANTS
 
@@ -67,12 +67,12 @@ CATALOGUES: Mapping[str, Callable[[], RenderableType]] = {
 
 
 def names() -> list[str]:
-    """Everything that :func:`described` knows: operations, laws, chapters, and questions of semantics."""
+    """Return all names that :func:`described` accepts: operations, laws, chapters, and questions of semantics."""
     return [*OPERATIONS, *LAWS, *_chapters(), *QUESTIONS]
 
 
 def described(name: str) -> Markdown:
-    """One operation, law, chapter or question; ``KeyError`` for a name that is none of :func:`names`."""
+    """Describe an operation, law, chapter or question; ``KeyError`` for a name outside :func:`names`."""
     if name in OPERATIONS:
         return _page(name, operation_entry(OPERATIONS[name]), named_sources(OPERATIONS[name].sources))
     if name in _chapters():
@@ -87,7 +87,7 @@ def _page(title: str, *parts: str) -> Markdown:
 
 
 def _chapters() -> list[str]:
-    """The chapters that have operations or laws."""
+    """Return the chapters that have operations or laws."""
     owners = [*(o.chapter for o in OPERATIONS.values()), *(x.chapter for x in LAWS.values())]
     return list(dict.fromkeys(owners))
 

@@ -15,7 +15,7 @@ from attnspec.spec.lectures.registry import Item, Kind, Page
 
 
 def page_entry(page: Page) -> str:
-    """Who owns a page of a lecture, and each thing that it shows."""
+    """Return a lecture page's owners and contents as Markdown."""
     owned = f"{'Owned by' if page.heading.owners else 'No owner'}: {_owners(page.heading)}"
     rows = [(_kind(item), _shown(item), _owners(item)) for item in page.items]
     shown = table(["", "what the page shows", "owned by, or why by nobody"], rows)
@@ -23,7 +23,7 @@ def page_entry(page: Page) -> str:
 
 
 def places_of(name: str) -> str:
-    """Where the lectures show what this name owns, each title once; nothing if nowhere."""
+    """Return the lecture places that show what this name owns; empty if none. Each page title appears once."""
     found: dict[str, list[str]] = {}
     for key, lecture in LECTURES.items():
         for page in lecture.pages:
@@ -59,7 +59,7 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def operation_entry(o: Operation) -> str:
-    """One operation, under the headings of its documentation."""
+    """Return an operation's entry, under the headings of its documentation."""
     listed = [(e.path, f"`{e.values}`" if e.values.startswith("(") else e.values, e.remarks) for e in where_list(o)]
     where = table(["argument", "shape or values", ""], [(f"`{p}`", v, ", ".join(remarks)) for p, v, remarks in listed])
     notes = [literal(note) for note in where_notes(o)]
@@ -85,7 +85,7 @@ def operation_entry(o: Operation) -> str:
 
 
 def law_entry(x: Law) -> str:
-    """One law."""
+    """Return a law's entry."""
     return "\n\n".join(
         [
             x.statement,
@@ -98,7 +98,7 @@ def law_entry(x: Law) -> str:
 
 
 def choices(q: Question) -> str:
-    """The choices of a question, and how a backend declares another than the normative one."""
+    """Return the choices of a question, and how a backend declares a non-default one."""
     other = f'{{"{q.name}": "{q.choices[1]}"}}'
     operation = next(o.name for o in OPERATIONS.values() if not o.reference_only and q.concerns(o))
     return "\n\n".join(
@@ -111,23 +111,23 @@ def choices(q: Question) -> str:
 
 
 def question_entry(q: Question) -> str:
-    """One question of semantics."""
+    """Return the entry of a question of semantics."""
     concerned = [o.name for o in OPERATIONS.values() if not o.reference_only and q.concerns(o)]
     return f"{q.statement}\n\n{choices(q)}\n\nConcerns: {coded(concerned)}"
 
 
 def erratum_entry(e: Erratum) -> str:
-    """One erratum, which belongs to an operation and has an example."""
+    """Return the entry of an erratum, with its operation and example."""
     return f"{misprint_entry(e)}\n\n{literal(e.note)}\n\nShown by an example of: `{e.operation}`"
 
 
 def misprint_entry(m: Misprint | Erratum) -> str:
-    """What is printed, and what is right."""
+    """Return source, printed text and correction."""
     return f"Source: {cited([m.source])}\n\nPrinted: {literal(m.printed)}\n\nRight: {literal(m.right)}"
 
 
 def precision_entry() -> str:
-    """The classes of precision, and what changes them."""
+    """Return the entry of the precision classes and their modifiers."""
     unit = {"accumulation": "accumulation", "operand": "computed operand", "inputs": "given operand"}
     unit |= {"stored": "stored score", "weights": "weight", "output": "result"}
     rows = [
@@ -145,13 +145,13 @@ def precision_entry() -> str:
 
 
 def named_sources(citations: Iterable[Citation]) -> str:
-    """The titles of what is cited, as a list; nothing if nothing is."""
+    """Return a list of the cited sources' titles; empty without citations."""
     keys = {c.source for c in citations}
     return "\n".join(f"- {s.key}: {s.title}" for s in SOURCES.values() if s.key in keys)
 
 
 def _call(o: Operation) -> str:
-    """An operation with its arguments, as Python calls it."""
+    """Return an operation's call with its arguments, as Python code."""
     given = [f"{name}={o.defaults[name]!r}" if name in o.defaults else name for name in o.call.names]
     keywords = next((i for i, name in enumerate(o.call.names) if name in o.keyword_only), None)
     if keywords is not None:
@@ -174,7 +174,7 @@ def _default(name: str) -> str:
 
 
 def _laws(o: Operation) -> str:
-    """The laws that govern an operation, those that govern every one last."""
+    """Return the laws that govern an operation, with those that govern all operations last."""
     if o.reference_only:
         return "none: only the reference has it"
     judged = [x for x in LAWS.values() if x.concerns(o)]

@@ -1,4 +1,4 @@
-"""The failures of an earlier run, read from its report, and what becomes of them when they are judged again."""
+"""Failures of an earlier run, read from its report, and how they are judged now."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from attnspec.conformance.reporting.table import violations
 from attnspec.conformance.running.settings import Settings
 
 VERDICT = {f.name for f in fields(Result)}
-"""The keys of a result that are the verdict itself."""
+"""Keys of a result that belong to the verdict itself."""
 
 
 ASKED: Mapping[str, tuple[type, ...]] = {
@@ -25,7 +25,7 @@ ASKED: Mapping[str, tuple[type, ...]] = {
     "device": (str,),
     "hang_after": (int, float),
 }
-"""Keys of a report that say how its run was asked for, with the types of their values."""
+"""Keys of a report that hold its run's settings, with the types of their values."""
 
 
 def _read(document: Mapping[str, Any], name: str, kinds: tuple[type, ...]) -> Any:
@@ -37,7 +37,7 @@ def _read(document: Mapping[str, Any], name: str, kinds: tuple[type, ...]) -> An
 
 @dataclass(frozen=True)
 class FailedBefore:
-    """What an earlier run was asked for, and the verdicts by which its backend violates."""
+    """The backend and settings of an earlier run, and its violations."""
 
     backend: str
     settings: Settings
@@ -45,7 +45,7 @@ class FailedBefore:
 
     @classmethod
     def read(cls, path: Path) -> "FailedBefore":
-        """The failures that a report holds; :class:`BackendError` for a file that is none of ours."""
+        """Read a report's failures; :class:`BackendError` for a file this tool did not write."""
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
@@ -67,7 +67,7 @@ class FailedBefore:
         asked: dict[str, Any] = {name: _read(document, name, kinds) for name, kinds in ASKED.items()}
         asked |= {name: tuple(names) for name, names in document["selection"].items()}
         asked |= {"in_process": bool(document["in_process"]), "time_limit": float(document["time_limit"] or 0)}
-        # There is no sandbox in the judge's own process: that a report has none does not say that it was switched off.
+        # The judge's own process has no sandbox: a report without one does not mean that it was switched off.
         isolated = not asked["in_process"]
         asked["sandbox"] = "off" if isolated and document["sandbox"] == "none" else "auto"
         results = [Result.from_json({k: v for k, v in r.items() if k in VERDICT}) for r in document["results"]]
@@ -76,7 +76,7 @@ class FailedBefore:
         )
 
     def selected(self, **chosen: Sequence[str]) -> "FailedBefore":
-        """Only the failures of these operations, laws and dtypes; of all where none are given."""
+        """Keep only the failures of these operations, laws and dtypes; an empty list keeps all."""
         return replace(
             self,
             failures=tuple(
@@ -87,12 +87,12 @@ class FailedBefore:
         )
 
     def as_lines(self) -> str:
-        """The failures as lines of a file that selects them."""
+        """Return the failures as lines of a file that selects them."""
         return "".join(f"{r.operation} {r.law} {r.dtype}\n" for r in self.failures)
 
 
 def print_again(before: FailedBefore, report: Report, console: Console) -> int:
-    """Say of every failure what has become of it, and return the exit status: 1 if any is still violated."""
+    """Print every failure's new verdict, and return the exit status: 1 if any is still violated."""
     now = {key(r): r for r in report.results}
     for r in before.failures:
         line = _no_longer(r, now.get(key(r)))
@@ -105,7 +105,7 @@ def print_again(before: FailedBefore, report: Report, console: Console) -> int:
 
 
 def _no_longer(before: Result, now: Result | None) -> str:
-    """What is said of a law that is not violated now."""
+    """Return the line for a law that is no longer violated; empty if it still is."""
     what = f"{before.law} by {before.operation} ({before.dtype})"
     if now is None:
         return f"not judged: {what}: the backend or its limits no longer have it"

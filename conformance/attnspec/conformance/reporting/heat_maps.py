@@ -1,4 +1,4 @@
-"""Heat maps: error over budget on one scale for every picture, and matrices as SVG that loads nothing."""
+"""Heat maps as SVG that loads nothing; errors over budget share one scale."""
 
 from collections.abc import Iterator
 from html import escape
@@ -10,24 +10,24 @@ from attnspec.conformance.inputs.arguments import Numbers
 from attnspec.conformance.judging.comparison import exactly_infinite, number
 
 LEAST, MOST = 2.0**-8, 2.0**8
-"""The ratios of error to budget at the ends of the scale of colours, in the middle of which is 1."""
+"""Ratios of error to budget at the ends of the colour scale; its middle is 1."""
 
 LEVELS = 8
-"""Colours on each side of the middle; of ratios, one for each factor of 2."""
+"""Colours on each side of the middle; for ratios, one per factor of 2."""
 
 COLD, MIDDLE, HOT = (59, 76, 192), (226, 226, 226), (180, 4, 38)
 NOT_A_NUMBER = 255
-"""The level of NaN."""
+"""Level that stands for NaN."""
 
 WRITTEN = (8, 12)
-"""Columns and rows up to which the numbers are written into a map."""
+"""Largest numbers of columns and rows of a map with printed values."""
 
 MOST_MATRICES = 6
-"""Matrices of one array that are drawn, the one that is pointed at among them."""
+"""Largest number of matrices drawn per array, including the one with the marked element."""
 
 
 def over_budget(got: Numbers, expected: Numbers, budget: Numbers) -> Numbers:
-    """Errors over their budgets; infinite where a number or an exact infinity is missing, 0 where none is expected."""
+    """Errors over their budgets; infinite for a missing number or infinity, 0 where none is expected."""
     wide = np.result_type(expected.dtype, np.float64)
     with np.errstate(all="ignore"):
         error = np.abs(expected.astype(wide) - got.astype(wide)).astype(np.float64)
@@ -37,7 +37,7 @@ def over_budget(got: Numbers, expected: Numbers, budget: Numbers) -> Numbers:
 
 
 def levels_of_numbers(x: Numbers, largest: float) -> Numbers:
-    """Levels in proportion to numbers of at most this size; booleans are blank or not."""
+    """Levels proportional to numbers up to ``largest``; booleans are filled or blank."""
     if x.dtype == bool:
         return np.where(x, -LEVELS // 2, 0)
     with np.errstate(all="ignore"):
@@ -47,20 +47,20 @@ def levels_of_numbers(x: Numbers, largest: float) -> Numbers:
 
 
 def levels_of_ratios(x: Numbers) -> Numbers:
-    """Levels by powers of 2; what is within its budget is below the middle, and what is not is above."""
+    """Levels by powers of 2: below the middle within the budget, above it outside."""
     powers = np.log2(np.clip(x, LEAST, MOST)) * (LEVELS / log2(MOST))
     levels: Numbers = np.where(x > 1, np.ceil(powers), np.floor(powers)).astype(int)
     return levels
 
 
 def largest_of(*arrays: Numbers) -> float:
-    """The size of the largest finite number among arrays."""
+    """Return the largest finite absolute value among arrays."""
     finite = [x[np.isfinite(x)] for x in arrays]
     return max((float(np.abs(x).max()) for x in finite if x.size), default=0.0)
 
 
 def heat_maps(x: Numbers, levels: Numbers, of: str, index: tuple[int, ...] | None = None) -> str:
-    """The matrices of an array of any rank, side by side; ``index`` is the number that is pointed at."""
+    """Draw the matrices of an array of any rank side by side; ``index`` is the marked element."""
     rank = max(x.ndim, 2)
     x, levels = (a.reshape((1,) * (rank - a.ndim) + a.shape) for a in (x, levels))
     place = None if index is None else (0,) * (rank - len(index)) + index
@@ -97,7 +97,7 @@ def _svg(x: Numbers, levels: Numbers, of: str, here: tuple[int, ...] | None) -> 
 
 
 def _cells(levels: Numbers, width: int, height: int) -> Iterator[str]:
-    """One path for each colour."""
+    """Yield one path per colour."""
     for level in np.unique(levels):
         places = np.argwhere(levels == level)
         squares = "".join(f"M{j * width} {i * height}h{width}v{height}h-{width}z" for i, j in places)
@@ -112,7 +112,7 @@ def _texts(x: Numbers, levels: Numbers, width: int, height: int) -> Iterator[str
 
 
 def colour(level: int) -> str:
-    """The colour of a level, as HTML writes it."""
+    """Return the colour of a level, as HTML writes it."""
     if level == NOT_A_NUMBER:
         return "#6a2b86"
     end, share = (HOT if level > 0 else COLD), abs(level) / LEVELS

@@ -1,4 +1,4 @@
-"""A report as JUnit XML: a test for every operation at every dtype, with a failure for every violation."""
+"""A report as JUnit XML: one test per operation and dtype, one failure per violation."""
 
 from collections import defaultdict
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
@@ -9,7 +9,7 @@ from attnspec.conformance.reporting.report import Report, key
 
 
 def as_junit(report: Report) -> str:
-    """The report as JUnit XML; a run without any result is one test with an error."""
+    """Return the report as JUnit XML; a run without results is one test with an error."""
     cases: dict[tuple[str, str], list[Result]] = defaultdict(list)
     for r in report.results:
         if r.status is not Status.NOT_PROVIDED:

@@ -1,4 +1,4 @@
-"""The kill matrix: every mutant must be killed at every seed, and no honest variant harmed. As JSON and as tables."""
+"""The kill matrix, as JSON and tables: every mutant killed at every seed, no honest variant harmed."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,34 +19,34 @@ from attnspec.conformance.variants import VARIANTS, Variant
 SCHEMA = "attnspec-mutants/1"
 
 MOST = 3
-"""Laws that are named beside a mutant; with ``--matrix`` there is a table of all."""
+"""Laws named beside a mutant; ``--matrix`` adds a table of all."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one mutant or variant over all seeds."""
+    """Outcomes of one mutant or variant over all seeds."""
 
     subject: Mutant | Variant
     outcomes: Sequence[Outcome]
 
     @property
     def assigned(self) -> tuple[str, ...]:
-        """The laws that must kill it, if it is a mutant."""
+        """Laws that must kill the mutant; empty for a variant."""
         return self.subject.breaks if isinstance(self.subject, Mutant) else ()
 
     @property
     def kills(self) -> int:
-        """At how many seeds something was wrong."""
+        """Number of seeds at which it was killed or harmed."""
         return sum(o.convicts for o in self.outcomes)
 
     @property
     def survived(self) -> list[int]:
-        """The seeds at which nothing was wrong."""
+        """Seeds at which it was neither killed nor harmed."""
         return [seed for seed, o in enumerate(self.outcomes) if not o.convicts]
 
     @property
     def powerless(self) -> list[str]:
-        """The laws that should kill the mutant, and do not where they are asked alone."""
+        """Assigned laws that do not kill the mutant when they run alone."""
         found = {law for o in self.outcomes for law in o.powerless}
         return [law for law in self.assigned if law in found]
 
@@ -62,7 +62,7 @@ class Row:
 
     @property
     def laws(self) -> dict[str, int]:
-        """The laws that failed, with the number of seeds at which they did, most often first."""
+        """Laws that failed, with their numbers of seeds, most frequent first."""
         counts: dict[str, int] = {}
         for o in self.outcomes:
             for law in {f.law for f in o.failures} | ({LOST} if o.lost else set()):
@@ -72,9 +72,9 @@ class Row:
 
 @dataclass(frozen=True)
 class KillMatrix:
-    """What became of all mutants and variants; ``every`` says that mutants were judged by every law.
+    """Outcomes of all mutants and variants; with ``every``, mutants were judged by every law.
 
-    ``not_tried`` says of variants that the system cannot try what it lacks.
+    ``not_tried`` gives the reason for each variant that cannot run on this system.
     """
 
     profile: str
@@ -86,17 +86,17 @@ class KillMatrix:
 
     @property
     def killed(self) -> int:
-        """How many mutants were killed at every seed."""
+        """Number of mutants killed at every seed."""
         return sum(row.kills == self.seeds for row in self.mutants)
 
     @property
     def harmed(self) -> int:
-        """How many variants were harmed at some seed."""
+        """Number of variants harmed at some seed."""
         return sum(row.kills > 0 for row in self.variants)
 
     @property
     def exit_status(self) -> int:
-        """0 if every mutant was killed at every seed, by each of its laws, and no variant was harmed, else 1."""
+        """Return 0 if all mutants die at all seeds, every assigned law kills, no variant is harmed; else 1."""
         powerless = any(row.powerless for row in self.mutants)
         return 0 if self.killed == len(self.mutants) and not powerless and not self.harmed else 1
 
@@ -111,12 +111,12 @@ class KillMatrix:
 
     @property
     def false_alarm_bound(self) -> float | None:
-        """The upper bound of the rate of false alarms at 95 %; None where there was one, or nothing was checked."""
+        """Upper bound of the false-alarm rate at 95 %; None after a false alarm, or without checks."""
         checks = sum(row.evaluations for row in self.variants)
         return 3 / checks if checks and not self.harmed else None
 
     def as_json(self) -> dict[str, Any]:
-        """The matrix as plain JSON."""
+        """Return the matrix as plain JSON."""
         return {
             "schema": SCHEMA,
             "profile": self.profile,
@@ -171,16 +171,16 @@ def judge_mutants(
     kept: KeptTrials | None = None,
     minutes: float | None = None,
 ) -> int:
-    """Judge mutants and variants and print what became of them.
+    """Judge mutants and variants, print the outcomes, and return the exit status.
 
-    ``workers``: processes, None for one per core, 0 for none (everything in this process). ``matrix`` goes on after the
-    first violation and finds every law that kills a mutant. Trials that are ``kept`` are not repeated, and those that
-    end are kept with them. A run of so many ``minutes`` says how far it came. Variants for which the system lacks
-    something are not judged, and named with what it is. Returns the exit status.
+    ``workers``: number of processes; None: one per core; 0: everything in this process. ``matrix`` continues after the
+    first violation, to find every law that kills a mutant. ``kept`` trials are not repeated; new ones are added to
+    them. After ``minutes`` the run stops and prints its progress. Variants that this system cannot run are skipped and
+    named, with the reason.
     """
     not_tried = {name: reason for name, v in variants.items() if (reason := v.lacking())}
     variants = {name: v for name, v in variants.items() if name not in not_tried}
-    # Variants, which take longest, come first.
+    # Variants take longest, so they come first.
     subjects: list[Mutant | Variant] = [*variants.values(), *mutants.values()]
     tasks = [Task(subject, profile, seed, every=matrix) for seed in range(seeds) for subject in subjects]
     run = TrialRun(workers, console, kept, minutes)
@@ -204,7 +204,7 @@ def judge_mutants(
 
 
 def _print(matrix: KillMatrix, console: Console) -> None:
-    """What became of the mutants, by every law if they were judged so, and of the variants."""
+    """Print the tables of mutants and variants, and of laws if mutants were judged by all."""
     seeds = f"{matrix.seeds} seed{'s' * (matrix.seeds != 1)}"
     if matrix.mutants:
         console.print(_of_mutants(matrix, seeds))
@@ -233,7 +233,7 @@ def _print(matrix: KillMatrix, console: Console) -> None:
 
 
 def _table(title: str, columns: str) -> Table:
-    """A table whose columns are named in one text; those of numbers begin with ``#``."""
+    """Return a table with comma-separated column titles; ``#`` marks columns of numbers."""
     table = Table(title=title)
     for column in columns.split(", "):
         table.add_column(column.removeprefix("#"), overflow="fold", justify="right" if column[0] == "#" else "left")
@@ -241,7 +241,7 @@ def _table(title: str, columns: str) -> Table:
 
 
 def _of_mutants(matrix: KillMatrix, seeds: str) -> Table:
-    """Every mutant, survivors first."""
+    """Table of mutants, survivors first."""
     title = f"Mutants: {matrix.killed} of {len(matrix.mutants)} killed at {seeds}"
     table = _table(title, "mutant, chapter, #killed, by (seeds), #checks")
     for row in sorted(matrix.mutants, key=lambda row: (row.kills, row.subject.chapter, row.subject.name)):
@@ -256,7 +256,7 @@ def _of_mutants(matrix: KillMatrix, seeds: str) -> Table:
 
 
 def _of_laws(matrix: KillMatrix, seeds: str) -> Table:
-    """The laws that kill each mutant, those that are assigned to it first."""
+    """Table of the laws that kill each mutant, assigned laws first."""
     table = _table(f"Which laws kill which mutant, in how many of {seeds} (* assigned)", "mutant, laws")
     for row in matrix.mutants:
         counts = dict.fromkeys(row.assigned, 0) | row.laws
@@ -268,7 +268,7 @@ def _of_laws(matrix: KillMatrix, seeds: str) -> Table:
 
 
 def _of_variants(matrix: KillMatrix, seeds: str) -> Table:
-    """Every honest variant, those that were harmed first."""
+    """Table of honest variants, harmed ones first."""
     title = f"Honest variants: {matrix.harmed} of {len(matrix.variants)} harmed at {seeds}"
     table = _table(title, "variant, #checks, #harmed, #largest ratio, by")
     for row in sorted(matrix.variants, key=lambda row: (-row.kills, row.subject.name)):

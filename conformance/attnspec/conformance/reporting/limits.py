@@ -1,4 +1,4 @@
-"""The declared limits in words: what differs from the defaults, and what is not tried because of it."""
+"""The declared limits as text: differences from the defaults, and inputs that they exclude."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
@@ -8,11 +8,11 @@ from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
 
 ELSEWHERE = ("dtypes", "devices", "dtypes_by_operation", "features")
-"""Limits that reports print in words of their own."""
+"""Limits that reports print elsewhere."""
 
 
 def differing(limits: Limits) -> Iterator[str]:
-    """The limits that differ from the defaults, but for those of dtypes, devices and features."""
+    """Yield the limits that differ from the defaults, except dtypes, devices and features."""
     for f in fields(limits):
         value = getattr(limits, f.name)
         if f.name in ELSEWHERE or value == f.default:
@@ -24,7 +24,7 @@ def differing(limits: Limits) -> Iterator[str]:
 
 
 def left_out(limits: Limits, operations: Iterable[Operation]) -> Iterator[str]:
-    """What the limits exclude of these operations, but for greater lengths, dtypes, devices and features."""
+    """Yield the inputs that the limits exclude, except greater lengths, dtypes, devices and features."""
     judged = tuple(operations)
     if not judged:
         return

@@ -1,4 +1,4 @@
-"""Small pieces of Markdown: tables, names, citations, formulas, and text in which nothing is a mark."""
+"""Small pieces of Markdown: tables, names, citations, formulas, and escaped text."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,26 +6,26 @@ from attnspec.spec.contract.sources import Citation
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Return a Markdown table."""
     lines = [header, ["---"] * len(header), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def displayed(latex: str) -> str:
-    """A formula in lines of its own, below what introduces it."""
+    """Return a formula as a block of its own."""
     return f"\n\n```math\n{latex}\n```"
 
 
 def coded(names: Iterable[str]) -> str:
-    """Names as code."""
+    """Return names as code, separated by commas."""
     return ", ".join(f"`{name}`" for name in names)
 
 
 def cited(citations: Iterable[Citation]) -> str:
-    """Citations as code, of which the page makes links."""
+    """Return citations as code, which the page turns into links."""
     return "; ".join(f"`{c}`" for c in citations)
 
 
 def literal(text: str) -> str:
-    """Text in which a star is a star, and no angle begins HTML."""
+    """Return text with stars and opening angle brackets escaped."""
     return text.replace("*", r"\*").replace("<", r"\<")

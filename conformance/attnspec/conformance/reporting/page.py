@@ -1,4 +1,4 @@
-"""The specification as one page: formulas as MathML, contents, a search; nothing is loaded from elsewhere."""
+"""The specification as one HTML page: MathML formulas, contents and search, loading nothing from elsewhere."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,18 +19,18 @@ _MATHML = LatexToMathML(annotation=True, fancy_error=False)
 
 
 def mathml(latex: str) -> str:
-    """A formula as MathML, with its LaTeX as annotation; ``LatexError`` for what is no formula."""
+    """Return a formula as MathML with its LaTeX as annotation; ``LatexError`` for malformed LaTeX."""
     return _MATHML.convert_with_local_state(latex, displaystyle=True)
 
 
 def as_page(sections: list[Section]) -> str:
-    """The whole specification as one page of HTML."""
+    """Return the whole specification as one HTML page."""
     anchors = {part.title: part.anchor for _, part in walked(sections)} | _citations(sections)
     return filled("specification.html", title=TITLE, sections=sections, html=_markdown(anchors).render)
 
 
 def _citations(sections: list[Section]) -> dict[str, str]:
-    """The anchors of what is cited of the lectures: equations and passages."""
+    """Return the anchors of cited equations and passages of the lectures."""
     known = {part.anchor for _, part in walked(sections)}
     found: dict[str, str] = {}
     for key, lecture in LECTURES.items():
@@ -45,7 +45,7 @@ def _citations(sections: list[Section]) -> dict[str, str]:
 
 
 def _anchored(key: str, lecture: Lecture, known: set[str]) -> list[tuple[str, Page]]:
-    """The pages of a lecture with the anchors of their sections; pages that are alike share one."""
+    """Return a lecture's pages with their sections' anchors; identical pages share one."""
     anchored, last = [], ""
     for number, page in enumerate(lecture.pages, 1):
         last = f"{key}-{number}" if f"{key}-{number}" in known else last
@@ -57,7 +57,7 @@ def _anchored(key: str, lecture: Lecture, known: set[str]) -> list[tuple[str, Pa
 
 
 def _markdown(anchors: Mapping[str, str]) -> MarkdownIt:
-    """What makes HTML of Markdown: formulas become MathML, and names of what has a section become links."""
+    """Return a Markdown renderer that makes formulas MathML and names of sections links."""
 
     def code(_: object, tokens: Sequence[Token], index: int, *__: object) -> str:
         text = tokens[index].content
@@ -82,7 +82,7 @@ def _markdown(anchors: Mapping[str, str]) -> MarkdownIt:
 
 
 def _formulas(state: StateCore) -> None:
-    """Code between dollars is a formula."""
+    """Turn code between dollars into formulas."""
     for block in state.tokens:
         inline = block.children or []
         for before, token, after in zip(inline, inline[1:], inline[2:], strict=False):
@@ -96,13 +96,13 @@ LABELS = (
     *("In the lectures", "Governs", "Choices", "Concerns", "Printed", "Right", "Shown by an example of"),
     *("Owned by", "No owner"),
 )
-"""What begins a paragraph and says what it is about."""
+"""Labels that begin a paragraph and name its subject."""
 
 _LABEL = re.compile(rf"(?:{'|'.join(map(re.escape, LABELS))}):")
 
 
 def _labels(state: StateCore) -> None:
-    """The label that begins a paragraph is bold."""
+    """Make the label that begins a paragraph bold."""
     for opened, block in zip(state.tokens, state.tokens[1:], strict=False):
         first = block.children[0] if opened.type == "paragraph_open" and opened.level == 0 and block.children else None
         found = _LABEL.match(first.content) if first is not None else None

@@ -1,11 +1,11 @@
-"""The processor of this machine and its instruction sets, on which the last bits of a library depend."""
+"""This machine's processor and instruction sets, which affect a library's last bits."""
 
 import os
 import platform
 from pathlib import Path
 
 INFORMATION = Path("/proc/cpuinfo")
-"""Where Linux describes its processors."""
+"""The file in which Linux describes its processors."""
 
 SETS = (
     *("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
@@ -14,11 +14,11 @@ SETS = (
 """Instruction sets that choose a kernel or an order of summation, as Linux names them."""
 
 FORCING = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
-"""Variables of the environment by which libraries are kept from using what there is."""
+"""Environment variables that restrict the instruction sets of libraries."""
 
 
 def processor() -> dict[str, str]:
-    """The name of the processor and the instruction sets in use, with the variables that limit them."""
+    """Return the processor's name and instruction sets in use, with the variables that limit them."""
     lines = INFORMATION.read_text(encoding="utf-8").splitlines() if INFORMATION.exists() else []
     known = {name.strip(): text.strip() for name, _, text in (line.partition(":") for line in lines)}
     flags = set((known.get("flags") or known.get("Features") or "").split())

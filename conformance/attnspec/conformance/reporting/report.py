@@ -1,4 +1,4 @@
-"""The report of a run: verdicts with all that is needed to read them. Tables and pages are made of it, and the JSON."""
+"""The report of a run, from which tables, pages and the JSON are made."""
 
 import json
 import platform
@@ -32,10 +32,10 @@ from attnspec.spec.contract.semantics import QUESTIONS, DeclaredSemantics, spell
 
 SCHEMA = "attnspec-report/1"
 EXIT = {"conforms": 0, "violates": 1, "unusable": 2}
-"""The exit status of each verdict."""
+"""Exit status of each verdict."""
 
 NEVER = ("calls compiled by a framework",)
-"""What the suite has no way to try."""
+"""Calls that the suite cannot try."""
 
 PACKAGES = (
     *("attnspec", "numpy", "hypothesis", "pytest", "torch", "triton", "numba"),
@@ -46,7 +46,7 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class Answer:
-    """What a backend declares, and was seen to do, where the specification leaves a choice: by operation."""
+    """Declared and observed choices of a backend for one question, by operation."""
 
     declared: Mapping[str, str]
     observed: Mapping[str, str]
@@ -54,12 +54,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Report:
-    """All verdicts of a run; ``tried`` are the largest sizes with which each operation was called.
+    """All verdicts of a run; ``tried`` holds the largest tried sizes per operation.
 
-    ``declaration`` is what was observed and is not declared, ``undeclared`` the error that kept it from being found.
-    ``diagnoses`` explain violations, at most one those of an operation at a dtype. ``left`` names the processes that
-    the backend has left behind, ``repeated`` the cases that were judged again because the process that judged them
-    ended. ``reason`` is why the run ended early or judged nothing, None if neither.
+    ``declaration`` lists what was observed and is not declared; ``undeclared`` is the error if that search failed.
+    ``diagnoses`` explain violations, at most one per operation and dtype. ``left`` names processes that the backend
+    left running, ``repeated`` the cases judged again because their process ended. ``reason`` is why the run ended early
+    or judged nothing; None otherwise.
     """
 
     contract: Contract
@@ -76,7 +76,7 @@ class Report:
 
     @classmethod
     def without_verdicts(cls, backend: str, settings: Settings, seconds: float, reason: str) -> "Report":
-        """The report of a run that has judged nothing, of a backend that may not even be known."""
+        """Report a run that judged nothing; its backend may be unknown."""
         semantics, precision = DeclaredSemantics.of(None, OPERATIONS), DeclaredPrecision.of(None, OPERATIONS)
         contract = Contract(printable(backend), (), Limits.of(None), semantics, precision, False, {}, backend)
         return cls(contract, settings, (), seconds, reason=printable(reason))
@@ -85,7 +85,7 @@ class Report:
     def of(
         cls, plan: Plan, verdicts: Verdicts, settings: Settings, seconds: float, *, broken_off: str | None = None
     ) -> "Report":
-        """The report of a run: its verdicts, what was lost on the way, and what the backend does not provide."""
+        """Report a run: its verdicts, lost laws, and operations that the backend does not provide."""
         results = (*planned_results(plan, verdicts, broken_off), *missing_results(plan.contract, settings))
         explanations = verdicts.explanations
         observed, note = contained(
@@ -113,17 +113,17 @@ class Report:
 
     @property
     def sandboxed(self) -> bool:
-        """True if the backend's processes were in a sandbox; there were none where it was demanded and impossible."""
+        """True if the backend's processes ran in a sandbox; false where it was demanded but impossible."""
         return not self.settings.in_process and self.settings.sandbox in ("auto", "on") and trouble() is None
 
     @cached_property
     def counts(self) -> dict[Status, int]:
-        """How many results have each status."""
+        """Number of results per status."""
         return {status: sum(r.status is status for r in self.results) for status in Status}
 
     @property
     def verdict(self) -> str:
-        """``conforms``, ``violates``, or ``unusable`` where nothing was judged or the run was broken off."""
+        """``conforms``, ``violates``, or ``unusable`` if nothing was judged or the run broke off."""
         if self.violations:
             return "violates"
         if self.interrupted or any(r.unchecked for r in self.results):
@@ -137,13 +137,13 @@ class Report:
 
     @cached_property
     def expected(self) -> dict[tuple[str, str, str], Expectation]:
-        """The lines of the file of known failures by operation, law and dtype, of what fails as they say."""
+        """Matching lines of the file of expected failures, by operation, law and dtype."""
         lines = expectations(self.settings.expect) if self.results else ()
         return {key(r): line for r in self.results if (line := expected(r, lines))}
 
     @cached_property
     def unmet(self) -> list[str]:
-        """Stale expected failures: lines whose laws hold, or that are about nothing that was judged."""
+        """Stale expected failures: lines whose laws hold, or that match nothing that was judged."""
         if self.interrupted or not self.results:
             return []
         lines = tuple(line for line in expectations(self.settings.expect) if line.selected(self.settings))
@@ -154,18 +154,18 @@ class Report:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """Errors of attnspec after the verdicts, laws without a verdict, and cases that were judged again."""
+        """Errors of attnspec itself, laws without a verdict, and cases that were judged again."""
         said = [*(r.message if r.unchecked else r.note for r in self.results), self.undeclared, *self.repeated]
         return tuple(dict.fromkeys(filter(None, said)))
 
     @cached_property
     def interrupted(self) -> int:
-        """How many laws have no verdict because the run was broken off."""
+        """Number of laws without a verdict because the run broke off."""
         return sum(r.interrupted for r in self.results)
 
     @property
     def exit_status(self) -> int:
-        """The exit status of the verdict: 1 also where an expected failure passed."""
+        """Exit status of the verdict; 1 also if an expected failure passed."""
         return EXIT[self.verdict] or int(bool(self.unmet))
 
     @property
@@ -175,7 +175,7 @@ class Report:
 
     @property
     def not_judged(self) -> int:
-        """Elements whose budget says too little, over all laws."""
+        """Elements whose budget is too wide to judge, over all laws."""
         return sum(r.not_judged for r in self.results)
 
     @property
@@ -185,7 +185,7 @@ class Report:
 
     @cached_property
     def semantics(self) -> dict[str, Answer]:
-        """The answers to the questions that were asked, and what is declared otherwise than it is normative."""
+        """Answers to the questions that were judged, or whose declared choice is not the default."""
         provided = dict.fromkeys(r.operation for r in self.results if r.status != Status.NOT_PROVIDED)
         answers: dict[str, Answer] = {}
         for question in QUESTIONS.values():
@@ -197,7 +197,7 @@ class Report:
         return answers
 
     def _observed(self, judged: Iterable[Result]) -> dict[str, str]:
-        """What each operation was seen to choose, at all dtypes."""
+        """Return each operation's observed choice, over all dtypes."""
         observed: dict[str, str] = {}
         for r in judged:
             if r.observed is not None:
@@ -207,7 +207,7 @@ class Report:
 
     @property
     def deviations(self) -> dict[str, Mapping[str, str]]:
-        """The questions to which another choice than the normative one is declared, with the choices by operation."""
+        """Questions with a declared non-default choice, and the choices by operation."""
         return {
             question: answer.declared
             for question, answer in self.semantics.items()
@@ -216,7 +216,7 @@ class Report:
 
     @cached_property
     def not_tried(self) -> list[str]:
-        """What the verdict says nothing of: greater sizes, dtypes, gradients, limits, devices, ways to call."""
+        """Inputs outside the verdict: greater sizes, dtypes, gradients, limits, devices, ways to call."""
         most_tried = widest(self.tried)
         largest = [f"{most:,} {words}" for words, most in most_tried.items() if words in ORDER]
         values = ", ".join(f"{words} beyond {most:,}" for words, most in most_tried.items() if words not in ORDER)
@@ -236,7 +236,7 @@ class Report:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """The report as plain JSON, which ``report.schema.json`` describes."""
+        """Return the report as plain JSON, which ``report.schema.json`` describes."""
         contract, settings = self.contract, self.settings
         return {
             "schema": SCHEMA,
@@ -291,22 +291,22 @@ class Report:
         }
 
     def _reason(self, result: Result) -> dict[str, str] | None:
-        """The line that expects a failure, and its reason; None if there is none."""
+        """Return the line that expects a failure and its reason; None for other results."""
         line = self.expected.get(key(result))
         return None if line is None else {"line": str(line), "reason": line.reason}
 
     def as_text(self) -> str:
-        """The report as the text of a JSON document."""
+        """Return the report as the text of a JSON document."""
         return json.dumps(self.as_json(), indent=1, allow_nan=False) + "\n"
 
 
 def key(result: Result) -> tuple[str, str, str]:
-    """What a verdict is about."""
+    """Return the operation, law and dtype of a verdict."""
     return result.operation, result.law, result.dtype
 
 
 def tried_by(plan: Plan, verdicts: Verdicts) -> dict[str, Extent]:
-    """The extent of every operation, whatever the dtype."""
+    """Return the extent of every operation over all dtypes."""
     found: dict[str, dict[str, Extent]] = {}
     for case in plan.cases:
         found.setdefault(case.operation, {})[case.id] = verdicts.extents.get(case.id, {})
@@ -314,9 +314,9 @@ def tried_by(plan: Plan, verdicts: Verdicts) -> dict[str, Extent]:
 
 
 def planned_results(plan: Plan, verdicts: Verdicts, broken_off: str | None = None) -> Iterable[Result]:
-    """One result for every law of every case, in a fixed order; a law without a verdict is lost.
+    """Return one result per law and case, in a fixed order; laws without a verdict are lost.
 
-    ``broken_off`` says what broke the run off, None if nothing did.
+    ``broken_off`` is why the run broke off; None if it did not.
     """
     results: list[Result] = []
     for case in plan.cases:
@@ -332,7 +332,7 @@ def planned_results(plan: Plan, verdicts: Verdicts, broken_off: str | None = Non
 
 
 def missing_results(contract: Contract, settings: Settings) -> Iterable[Result]:
-    """One result for every law of every operation that was asked for and is not provided."""
+    """Return one result per law of every selected operation that is not provided."""
     dtypes = [d for d in contract.limits.dtypes if not settings.dtypes or d in settings.dtypes]
     only = expectations(settings.only, "only")
     return [
@@ -348,13 +348,13 @@ def missing_results(contract: Contract, settings: Settings) -> Iterable[Result]:
 
 
 def in_common(answers: Mapping[str, str]) -> str | dict[str, str] | None:
-    """The choice that all operations share, else the choices by operation; None if there are none."""
+    """Return the choice that all operations share, else the choices by operation; None without choices."""
     choices = set(answers.values())
     return dict(answers) if len(choices) > 1 else next(iter(choices), None)
 
 
 def versions() -> dict[str, str]:
-    """Specification, machine and packages with which the run was made."""
+    """Return the versions of specification, machine and packages."""
     found = {"spec": SPEC_VERSION, "python": platform.python_version(), "platform": platform.platform(), **processor()}
     for package in PACKAGES:
         try:

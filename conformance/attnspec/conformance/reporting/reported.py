@@ -1,6 +1,6 @@
-"""A run of the command line, from the import of the backend to its report, however the run ends.
+"""A command-line run, from the backend's import to its report, however the run ends.
 
-What is heavy is imported after the process that imports the backend has started.
+Heavy imports happen after the process that imports the backend has started.
 """
 
 import errno
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from attnspec.conformance.reporting.report import Report
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Errors of a disk without room."""
+"""Errors of a full disk."""
 
 
 def reported(backend: str, settings: Settings, workers: int, console: Console, *, shown: bool = False) -> "Report":
-    """The report of a run. Signals and the time limit end the run, and never the report."""
+    """Return the report of a run, even if a signal or the time limit ends the run."""
     started = time.monotonic()
     INTERRUPTION.hold()
     close_memory()
@@ -64,7 +64,7 @@ def reported(backend: str, settings: Settings, workers: int, console: Console, *
 def _judged(
     probe: Probe, settings: Settings, workers: int, console: Console, started: float, *, shown: bool
 ) -> "Report":
-    """The report of a run whose backend is being imported."""
+    """Return the report of a run whose backend is being imported."""
     from attnspec.conformance.remote.description import contract_from
     from attnspec.conformance.reporting.report import Report
     from attnspec.conformance.running.checking import run
@@ -86,7 +86,7 @@ def _judged(
         make_plan=make_plan,
         shown=shown,
     )
-    # A report is made when all processes of the backend have ended.
+    # The report is made after all processes of the backend have ended.
     probe.close()
     done.verdicts.left += [title for title in probe.left if title not in done.verdicts.left]
     return Report.of(done.plan, done.verdicts, settings, time.monotonic() - started, broken_off=done.broken_off)

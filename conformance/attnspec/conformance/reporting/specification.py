@@ -1,6 +1,6 @@
-"""The whole specification, section by section: as Markdown here, as HTML in ``page``.
+"""The whole specification in sections: as Markdown here, as HTML in ``page``.
 
-Formulas are fenced blocks of the language ``math``, or in a line code between dollars; names and citations are code.
+Formulas are blocks fenced as ``math``, or code between dollars within a line; names and citations are code.
 """
 
 import inspect
@@ -42,7 +42,7 @@ passage of S2 under that heading."""
 
 @dataclass(frozen=True)
 class Section:
-    """What stands under one heading, in Markdown, and the sections inside. ``anchor`` is its name in links."""
+    """Text under one heading in Markdown, and its subsections. ``anchor`` is the link target."""
 
     anchor: str
     title: str
@@ -51,7 +51,7 @@ class Section:
 
 
 def specification() -> list[Section]:
-    """The parts of the specification, in order."""
+    """Return the parts of the specification, in order."""
     chapters = [c for c in CHAPTERS if any(o.chapter == c for o in OPERATIONS.values())]
     judged = list(dict.fromkeys(x.chapter for x in LAWS.values()))
     errata = [Section(e.identifier, e.identifier, erratum_entry(e)) for e in ERRATA.values()]
@@ -70,7 +70,7 @@ def specification() -> list[Section]:
 
 
 def as_markdown(sections: list[Section]) -> str:
-    """The whole specification as Markdown."""
+    """Return the whole specification as Markdown."""
     parts = [f"# {TITLE}"]
     for level, section in walked(sections):
         parts += [f"{'#' * level} {section.title}", *([section.text] if section.text else [])]
@@ -78,7 +78,7 @@ def as_markdown(sections: list[Section]) -> str:
 
 
 def walked(sections: list[Section]) -> Iterator[tuple[int, Section]]:
-    """Every section, each with its level, before those inside."""
+    """Yield every section with its level, before its subsections."""
     for section in sections:
         yield 1, section
         yield from ((2, part) for part in section.parts)
@@ -106,7 +106,7 @@ def _laws(chapter: str) -> Section:
 
 
 def _lecture(key: str, lecture: Lecture) -> Section:
-    """A lecture; pages that say the same one after the other are one section."""
+    """Return a lecture's section; consecutive identical pages share one subsection."""
     parts, number = [], 1
     for page, same in groupby(lecture.pages):
         last = number + len(list(same)) - 1

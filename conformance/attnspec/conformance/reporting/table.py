@@ -1,4 +1,4 @@
-"""Reports as people read them: a table by chapter, remarks, every violation, and the verdict."""
+"""Reports as text: a table by chapter, remarks, every violation, and the verdict."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,17 +21,17 @@ from attnspec.spec.contract.operation import CHAPTERS, OPERATIONS
 COLOURS = {"conforms": "green", "violates": "red", "unusable": "yellow"}
 
 IN_FULL = 4
-"""Violations that are shown in full, none of them a possible consequence; the others are listed by name."""
+"""Number of violations shown in full, without possible consequences; the others are listed by name."""
 
 NAMED = 12
-"""Operations that are named where they are not provided; more are counted, and named in the JSON report alone."""
+"""Largest number of absent operations that are named; larger lists are only in the JSON report."""
 
 UNLIMITED = 10_000
 """Columns in which every table fits."""
 
 
 def print_report(report: Report, console: Console) -> None:
-    """The whole report; code is not wrapped, so that it can be copied.
+    """Print the whole report; code is not wrapped, so that it can be copied.
 
     The verdict comes first, and again below the table, since a terminal shows the end.
     """
@@ -52,7 +52,7 @@ def print_report(report: Report, console: Console) -> None:
 
 
 def chapters(report: Report, console: Console) -> RenderableType:
-    """Laws, examples and budget used, by chapter and operation: a table, or lines where it does not fit."""
+    """Laws, examples and budget used, by chapter and operation: a table, or lines if too wide."""
     by_operation: dict[str, list[Result]] = defaultdict(list)
     for r in report.results:
         if r.status is not Status.NOT_PROVIDED:
@@ -94,7 +94,7 @@ def _row(results: Sequence[Result], not_judged: bool) -> list[str]:
 
 
 def remarks(report: Report) -> Iterator[str]:
-    """Limits, notes, what was not judged, and what differs from the normative choices."""
+    """Yield limits, notes, laws not judged, and declared non-default choices."""
     if report.reason is not None and not report.results:
         return
     if report.settings.in_process:
@@ -129,7 +129,7 @@ def remarks(report: Report) -> Iterator[str]:
 
 
 def _unjudged(report: Report) -> Iterator[str]:
-    """The reasons why nothing was judged, where nothing was."""
+    """Yield the reasons if nothing was judged."""
     if not any(r.judged or r.interrupted for r in report.results):
         reasons = Counter(r.reason for r in report.results if r.status is Status.NOT_APPLICABLE)
         yield from (f"nothing was judged: {count} laws: {escape(str(x))}" for x, count in reasons.items())
@@ -147,7 +147,7 @@ def _limits(report: Report) -> str:
 
 
 def _features(report: Report) -> Iterator[str]:
-    """The optional parts of the judged operations that the backend has, and those that were not covered."""
+    """Yield the features of the judged operations: those provided, and those not covered."""
     limits, judged = report.contract.limits, {r.operation for r in report.results if r.judged}
     optional = dict.fromkeys(f for name, o in OPERATIONS.items() if name in judged for f in o.features)
     if not all(map(limits.has, optional)):
@@ -156,7 +156,7 @@ def _features(report: Report) -> Iterator[str]:
 
 
 def violations(report: Report) -> list[Text]:
-    """Every violation; the first few in full, each law of an operation once, and possible consequences last, folded."""
+    """Every violation: the first few in full, once per operation and law; possible consequences last, folded."""
     explained = report.declaration.explained
     causes, following = by_cause(r for r in report.violations if key(r) not in explained)
     in_full: dict[tuple[str, str], Result] = {}
@@ -178,7 +178,7 @@ def violations(report: Report) -> list[Text]:
 
 
 def known_failures(report: Report) -> list[Text]:
-    """The failures that were expected, a line for each line that names them, and the lines that are not met."""
+    """Return lines for the expected failures, then for stale expectations."""
     laws: dict[Expectation, list[Result]] = defaultdict(list)
     for r in report.results:
         if key(r) in report.expected:
@@ -191,7 +191,7 @@ def known_failures(report: Report) -> list[Text]:
 
 
 def _lines(results: Iterable[Result]) -> list[Text]:
-    """A line for what is said of an operation, with all laws and dtypes; of dtypes in the words of the first."""
+    """Return one line per operation and message with its laws and dtypes, worded as for the first dtype."""
     dtypes: dict[tuple[str, str, str | None, str], list[Result]] = defaultdict(list)
     for r in results:
         dtypes[r.status, r.operation, r.reason, r.law].append(r)
@@ -205,7 +205,7 @@ def _lines(results: Iterable[Result]) -> list[Text]:
 
 
 def folded(following: Iterable[Result]) -> Iterator[str]:
-    """A line for each operation with the names of its laws, all dtypes together."""
+    """Yield a line per operation with the names of its laws, over all dtypes."""
     laws: dict[str, dict[str, None]] = defaultdict(dict)
     for r in following:
         laws[r.operation][r.law] = None
@@ -214,12 +214,12 @@ def folded(following: Iterable[Result]) -> Iterator[str]:
 
 
 def headline(report: Report) -> str:
-    """Who, and the verdict."""
+    """Return the backend's name and the verdict."""
     return f"[bold {COLOURS[report.verdict]}]{escape(report.contract.name)} {report.verdict}[/]"
 
 
 def closing(report: Report) -> str:
-    """The verdict in one line."""
+    """Return the verdict in one line."""
     judged = sum(r.judged for r in report.results)
     deviating = ", ".join(report.deviations)
     return (

@@ -1,4 +1,4 @@
-"""Pages of HTML from the templates beside this module."""
+"""HTML pages from the templates beside this module."""
 
 from typing import Any
 
@@ -15,5 +15,5 @@ _TEMPLATES = Environment(
 
 
 def filled(template: str, **parts: Any) -> str:
-    """A page with its parts; text is escaped but where the template says ``safe``."""
+    """Fill a template with its parts; text is escaped unless the template says ``safe``."""
     return _TEMPLATES.get_template(template).render(parts)

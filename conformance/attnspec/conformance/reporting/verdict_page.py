@@ -1,4 +1,4 @@
-"""A report as one page of HTML: the verdict, its causes with pictures, then what follows; it loads nothing."""
+"""A report as one HTML page: verdict, causes with pictures, then consequences; it loads nothing."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,14 +36,14 @@ from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import CHAPTERS, OPERATIONS
 
 Figure = tuple[str, str, str]
-"""The name of an array, its shape, and its picture as HTML."""
+"""Name of an array, its shape, and its picture as HTML."""
 
 Lane = tuple[str, float, float]
-"""A dtype, the largest error over its budget, and the length of the bar that shows it."""
+"""A dtype, its largest error over budget, and the length of the bar."""
 
 
 def as_html(report: Report) -> str:
-    """The report as a page."""
+    """Return the report as an HTML page."""
     causes, following = by_cause(r for r in report.violations if key(r) not in report.declaration.explained)
     settings = report.settings
     run = [
@@ -73,7 +73,7 @@ def as_html(report: Report) -> str:
 
 
 def _violations(violations: Sequence[Result], in_full: int = 0) -> Iterator[dict[str, Any]]:
-    """Each law of an operation once, with the counterexample of its first dtype; the first few open."""
+    """Yield each violated law once per operation, with its first dtype's counterexample; the first few open."""
     dtypes: dict[tuple[str, str], list[Result]] = defaultdict(list)
     for r in violations:
         dtypes[r.operation, r.law].append(r)
@@ -92,7 +92,7 @@ def _violations(violations: Sequence[Result], in_full: int = 0) -> Iterator[dict
 
 
 def _said(found: Sequence[Result]) -> Iterator[str]:
-    """What the backend did, once for all dtypes of which the same is said."""
+    """Yield the backend's mistakes, once for all dtypes with the same message."""
     dtypes: dict[str, list[str]] = defaultdict(list)
     for r in found:
         dtypes[r.message].append(r.dtype)
@@ -116,7 +116,7 @@ def _shown(example: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _results(found: Mapping[str, Any]) -> Iterator[Figure]:
-    """What was expected and got on the same colours, and the error over the budget."""
+    """Yield pictures of expected and got on one scale, then of error over budget."""
     expected, got, budget = (_array(found[name]) for name in ("expected", "got", "budget"))
     index = None if found["index"] is None else tuple(found["index"])
     largest = largest_of(*(x for x in (expected, got) if x is not None))
@@ -133,7 +133,7 @@ def _figure(name: str, x: Any, levels: Any, index: tuple[int, ...] | None = None
 
 
 def _array(value: Any) -> Any:
-    """An array of a report; None for what is none, or is there as a shape alone."""
+    """Return an array of a report; None for other values and for arrays without numbers."""
     if isinstance(value, bool | int | str | Mapping) or value is None:
         return None
     array = np.array(value)
@@ -144,7 +144,7 @@ def _array(value: Any) -> Any:
 
 
 def _budgets(results: Sequence[Result]) -> dict[str, list[tuple[str, int, str, list[Lane]]]]:
-    """By chapter, how many laws hold for each operation, and its largest error over budget in each dtype."""
+    """Return, by chapter and operation, counts of laws that hold and the largest error per dtype."""
     by_operation: dict[str, list[Result]] = defaultdict(list)
     for r in results:
         if r.judged:
@@ -164,5 +164,5 @@ def _budget(operation: str, judged: Sequence[Result]) -> tuple[str, int, str, li
 
 
 def _share(ratio: float) -> float:
-    """The length of a bar from the left end of the scale; in its middle the budget is used up."""
+    """Return the length of a bar; at the middle of the scale the budget is used up."""
     return log2(min(max(ratio, LEAST), MOST) / LEAST) / log2(MOST / LEAST)

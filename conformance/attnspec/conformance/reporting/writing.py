@@ -1,4 +1,4 @@
-"""Where reports are written: on the console, and in the files that the command line asks for."""
+"""Output of reports to the console and to the files of the command line."""
 
 import errno
 import io
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 IN_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
-"""Errors of a folder where no file can be made or replaced; a file in it may be writable all the same."""
+"""Errors of a folder without permission for new files; a file in it may still be writable."""
 
 
 class UnwritableError(Exception):
@@ -30,13 +30,13 @@ class UnwritableError(Exception):
 
 @dataclass(frozen=True)
 class OutputFile:
-    """A file that an option of the command line asks for."""
+    """A file that a command-line option names."""
 
     path: Path
     option: str
 
     def check(self) -> None:
-        """:class:`UnwritableError` if it cannot be written, before any work is done."""
+        """Raise :class:`UnwritableError` if the file cannot be written, before any work is done."""
         existed = self.path.exists()
         try:
             if not self._is_stream():
@@ -48,7 +48,7 @@ class OutputFile:
             self.path.unlink()
 
     def write(self, text: str) -> None:
-        """Replace the file as a whole; :class:`UnwritableError` if that fails, with the old file as it was."""
+        """Replace the whole file; :class:`UnwritableError` if that fails, with the old file unchanged."""
         try:
             if self._is_stream():
                 self.path.write_text(text, encoding="utf-8")
@@ -59,7 +59,7 @@ class OutputFile:
             raise UnwritableError(message) from error
 
     def _is_stream(self) -> bool:
-        """A pipe or a device is opened once: its reader stops at the first end, and it cannot be replaced."""
+        """Return whether this is a pipe or device: its reader stops at the first end, and it cannot be replaced."""
         return self.path.exists() and not self.path.is_file() and not self.path.is_dir()
 
     def _replace(self, text: str) -> None:
@@ -78,9 +78,9 @@ class OutputFile:
 
 
 class StandardStream:
-    """Standard output or error that may be closed or full: the first error ends the output, and not the run.
+    """Standard output or error that may be closed or full; the first error ends only the output.
 
-    ``error`` is that error, None while there is none. A reader that has gone away, as ``head`` does, is no error.
+    ``error`` is that error, None without one. A reader that has gone away, as ``head`` does, is no error.
     """
 
     def __init__(self, stream: IO[str]) -> None:
@@ -88,7 +88,7 @@ class StandardStream:
         self.error: OSError | None = None
 
     def write(self, text: str) -> int:
-        """Write a text, to nowhere after an error."""
+        """Write a text; discard it after an error."""
         self._attempt(lambda: self._stream.write(text))
         return len(text)
 
@@ -102,7 +102,7 @@ class StandardStream:
         except OSError as error:
             if not isinstance(error, BrokenPipeError):
                 self.error = error
-            # What is still in the buffer, and what others write to the same descriptor, goes to nowhere too.
+            # Buffered text, and text that others write to the same descriptor, is discarded too.
             with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
 
@@ -111,9 +111,9 @@ class StandardStream:
 
 
 def open_standard_streams() -> None:
-    """Have a closed or full output cost no run: see :class:`StandardStream`."""
+    """Keep a closed or full output from ending the run: see :class:`StandardStream`."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        # Closed ones are opened in order, so that no other file gets their numbers.
+        # Closed streams are opened in order, so that no other file gets their numbers.
         stream = getattr(sys, name) or Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - it stays open
         if isinstance(stream, io.TextIOWrapper) and mode == "w":
             # A terminal that lacks a character shows another one.
@@ -123,14 +123,14 @@ def open_standard_streams() -> None:
 
 
 def write_report(report: "Report", files: Mapping[str, OutputFile], console: "Console") -> list[str]:
-    """Write a report to files as ``json``, ``html`` and ``junit``, then print it; why some were not written."""
+    """Write a report as ``json``, ``html`` and ``junit``, then print it; return error messages."""
     from attnspec.conformance.reporting.junit import as_junit
     from attnspec.conformance.reporting.report import Report
     from attnspec.conformance.reporting.table import print_report
     from attnspec.conformance.reporting.verdict_page import as_html
 
     known = f"{report.contract.name} {report.verdict}"
-    # Files come first: nobody may be left to read the console.
+    # Files come first: the console's reader may be gone.
     errors = write_files(report, {"json": Report.as_text, "html": as_html, "junit": as_junit}, files, known)
     return errors + (guarded("table", lambda: print_report(report, console), known) if report.results else [])
 
@@ -138,7 +138,7 @@ def write_report(report: "Report", files: Mapping[str, OutputFile], console: "Co
 def write_files(
     made: T, formats: Mapping[str, Callable[[T], str]], files: Mapping[str, OutputFile], known: str
 ) -> list[str]:
-    """Write what was made to files in their formats; why some were not written, beside what is ``known`` already."""
+    """Write an object to files in their formats; return error messages, which repeat ``known``."""
     return [
         error
         for name, file in files.items()
@@ -151,9 +151,9 @@ def _write(file: OutputFile, as_text: Callable[[T], str], made: T) -> None:
 
 
 def guarded(name: str, write: Callable[[], None], known: str) -> list[str]:
-    """Write one of several reports; why it was not written, nothing where it was.
+    """Write one of several reports; return the error message in a list, empty on success.
 
-    An error of attnspec itself is said beside what is ``known`` already, and leaves the other reports as they are.
+    An error of attnspec itself is reported with ``known``, and does not affect the other reports.
     """
     try:
         write()

@@ -1,1 +1,1 @@
-"""Runs of the suite: settings, selection, worker processes, crashes and hangs, messages, replays, and trials."""
+"""Runs of the suite: settings, selection, workers, crashes and hangs, messages, replays, and trials of mutants."""

@@ -1,6 +1,6 @@
-"""Admission: the contract of a run, which one process reads and all others are held to.
+"""The signed file that carries a run's contract to the worker processes.
 
-It lies in a file, which a backend may find. So it is signed with a key that is in the memory of judges alone.
+A backend may find the file and change it, so it is signed with a key that only judging processes hold.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import Any
 from attnspec.conformance.remote.errors import BackendError
 
 PAUSE = 0.02
-"""Seconds between two looks for it."""
+"""Seconds between two checks whether the file exists."""
 
 
 def _path(folder: Path) -> Path:
@@ -26,7 +26,7 @@ def _signature(key: str, text: str) -> str:
 
 
 def admit(folder: Path, declared: Mapping[str, Any], key: str) -> None:
-    """Tell the workers what the backend declares, or with the key ``error`` why there is nothing to judge."""
+    """Write the backend's declarations for the workers, or under ``error`` why nothing can be judged."""
     written = folder / "contract.part"
     text = json.dumps(declared)
     written.write_text(f"{_signature(key, text)}\n{text}", encoding="utf-8")
@@ -34,7 +34,7 @@ def admit(folder: Path, declared: Mapping[str, Any], key: str) -> None:
 
 
 def admitted(folder: Path, seconds: float, key: str) -> Mapping[str, Any]:
-    """What the backend declares, once that is known; :class:`BackendError` if there is nothing to judge."""
+    """Wait for the backend's declarations; :class:`BackendError` if there are none, or they were changed."""
     deadline = time.monotonic() + seconds
     while not _path(folder).exists():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Running the suite for the command line: pytest with worker processes, under a configuration of its own."""
+"""One run of the suite for the command line: pytest workers with a configuration of their own."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ from attnspec.conformance.running.waking import wake_workers
 
 @dataclass(frozen=True)
 class Run:
-    """The outcome of a run: its verdicts, and why it ended early, if it did."""
+    """Outcome of a run: plan, verdicts, and the reason if it ended early."""
 
     plan: Plan
     verdicts: Verdicts
@@ -35,9 +35,9 @@ class Run:
 
 
 class Gate:
-    """A pytest plugin: no test starts before there is a plan. The workers start meanwhile, since that takes long.
+    """Pytest plugin that starts the workers early but no test before there is a plan.
 
-    Where the run is broken off, workers are not waited for.
+    If the run breaks off, it does not wait for the workers.
     """
 
     def __init__(self, make_plan: Callable[[], Plan], display: ProgressDisplay, folder: Path) -> None:
@@ -50,19 +50,19 @@ class Gate:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Give a worker the key of the contract, through the pipe that starts it."""
+        """Send a worker the key of the contract through the pipe that starts it."""
         node.workerinput[KEY] = self._key
         self._workers = node.nodemanager
 
     def pytest_keyboard_interrupt(self) -> None:
-        """End the workers at once, after Ctrl-C or where a plugin has ended the run."""
+        """End the workers immediately after Ctrl-C, or when a plugin ends the run."""
         INTERRUPTION.heard()
         if self._workers is not None:
             self._workers.EXIT_TIMEOUT = 0
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
-        """End the run if there is nothing to judge."""
+        """Make the plan and send the contract to the workers, or end the run."""
         self.verdicts = session.config.stash[VERDICTS]
         try:
             self.plan = self.make_plan()
@@ -86,8 +86,8 @@ def run(
 ) -> Run:
     """Judge a backend in worker processes.
 
-    ``make_plan`` is called while the workers start. What the backend prints is ``shown`` at once, or thrown away.
-    Raises :class:`BackendError` if ``make_plan`` does, or if the workers cannot work.
+    ``make_plan`` is called while the workers start. With ``shown`` the backend's output is printed immediately;
+    otherwise it is discarded. Raises :class:`BackendError` if ``make_plan`` does, or if the workers fail.
     """
     display = ProgressDisplay(console, settings)
     startup = StartupMonitor()
@@ -99,7 +99,7 @@ def run(
         try:
             status = pytest.main(arguments, plugins=[display, gate, startup])
         except KeyboardInterrupt:
-            # pytest catches it only while it runs tests.
+            # pytest catches it only while tests run.
             status = pytest.ExitCode.INTERRUPTED
         INTERRUPTION.heard()
         left = end_children(before)
@@ -121,16 +121,16 @@ def run(
 
 
 def _variables(folder: str) -> dict[str, str | None]:
-    """The environment of the workers: nobody else tells them anything, and they leave nothing but in this folder."""
+    """Return the workers' environment: no settings from outside, and all files in this folder."""
     kept = {"HYPOTHESIS_STORAGE_DIRECTORY": str(Path(folder, "hypothesis"))}
     return {**SAFE_PATH, **ONE_THREAD, **OF_PYTEST, **kept}
 
 
 def pytest_arguments(backend: str, settings: Settings, folder: Path, workers: int, *, shown: bool = False) -> list[str]:
-    """The call of pytest; nothing in the current folder or in the user's configuration has a say in it."""
+    """Return pytest's arguments; they ignore the current folder and the user's configuration."""
     return [
         *(
-            # A worker that starts anew reads its configuration again: no file that a backend could write to.
+            # A restarted worker rereads its configuration, which must not be a file that a backend can write.
             "-c",
             os.devnull,
             "--rootdir",
@@ -141,7 +141,7 @@ def pytest_arguments(backend: str, settings: Settings, folder: Path, workers: in
             "consider_namespace_packages=true",
         ),
         *("--noconftest", "-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:faulthandler"),
-        # Modules whose assertions pytest rewrites would be compiled into files of their own.
+        # Rewriting assertions would write compiled files.
         "--assert=plain",
         *("--disable-plugin-autoload", "-p", "xdist", "-p", "attnspec.conformance.plugin"),
         *("-n", str(workers), "--dist=worksteal", "--max-worker-restart=1000000"),

@@ -1,10 +1,10 @@
-"""Known failures: a file that names them, one a line, by operation, law and dtype.
+"""Expected failures: a file that names them, one a line, by operation, law and dtype.
 
     # The kernel takes any shapes: checks are the caller's.
     scaled_dot_product_attention  operation.rejection  *
     softmax                       semantics.*          float32  # overflows where all is masked
 
-Names may be patterns. A comment behind a line is its reason; one above is that of the lines below, up to an empty line.
+Names may be patterns. A comment after a line is its reason; one above holds for the lines below, up to an empty line.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -27,12 +27,12 @@ KNOWN: dict[str, Collection[str]] = {
     "law": LAWS,
     "dtype": (*DEFAULTS, BOOLEAN, DEFAULT),
 }
-"""The names that each part of a line may have."""
+"""Allowed names for each part of a line."""
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """One line of a file of known failures: names or patterns, and why the failures are known."""
+    """One line of a file of expected failures: names or patterns, and the reason."""
 
     operation: str
     law: str
@@ -41,16 +41,16 @@ class Expectation:
     place: str
 
     def concerns(self, operation: str, law: str, dtype: str) -> bool:
-        """Whether the line names this law of this operation at this dtype."""
+        """Return whether the line names this law of this operation at this dtype."""
         names = ((operation, self.operation), (law, self.law), (dtype, self.dtype))
         return all(fnmatchcase(name, pattern) for name, pattern in names)
 
     def among(self, results: Iterable[Result]) -> list[Result]:
-        """The verdicts that the line is about."""
+        """Return the results that the line names."""
         return [r for r in results if self.concerns(r.operation, r.law, r.dtype)]
 
     def selected(self, settings: Settings) -> bool:
-        """Whether a run with this selection asks for anything that the line names."""
+        """Return whether the run's selection includes anything that the line names."""
         chosen = (
             (self.operation, settings.operations),
             (self.law, settings.laws),
@@ -67,9 +67,9 @@ Expectations = tuple[Expectation, ...]
 
 @lru_cache
 def expectations(path: str | None, option: str = "expect") -> Expectations:
-    """The lines of a file of known failures; :class:`BackendError` for one that can never be about anything.
+    """Return the lines of a file of expected failures, without a file none.
 
-    None stands for no file. The file is read once.
+    Raises :class:`BackendError` for an unreadable file, and for a line that can never apply. Each file is read once.
     """
     if path is None:
         return ()
@@ -109,24 +109,24 @@ def _checked(names: Sequence[str], reason: str, place: str) -> Expectation:
 
 
 def expected(result: Result, lines: Expectations) -> Expectation | None:
-    """The line that names a failure as known; None for what has not failed, or is not known."""
+    """Return the line that expects this failure; None for an unexpected failure or any other status."""
     if result.status is not Status.FAILED:
         return None
     return next((line for line in lines if line.among([result])), None)
 
 
 def unexpected(results: Iterable[Result], lines: Expectations) -> list[Result]:
-    """The failures that no line names."""
+    """Return the failures that no line expects."""
     return [r for r in results if r.status is Status.FAILED and expected(r, lines) is None]
 
 
 def passing(results: Iterable[Result], lines: Expectations) -> list[tuple[Expectation, Result]]:
-    """The laws that hold although a line says that they fail."""
+    """Return the laws that hold although a line expects them to fail."""
     held = [r for r in results if r.status is Status.PASSED]
     return [(line, r) for line in lines for r in line.among(held)]
 
 
 def idle(results: Collection[Result], lines: Expectations) -> list[Expectation]:
-    """The lines that are about nothing that was judged."""
+    """Return the lines that match no judged result."""
     judged = [r for r in results if r.judged]
     return [line for line in lines if not line.among(judged)]

@@ -1,4 +1,4 @@
-"""A case judged in the process that runs the backend; a crash or hang of the backend ends both."""
+"""Judging in the process that runs the backend: a crash or hang ends the judge too."""
 
 import faulthandler
 import time
@@ -25,32 +25,32 @@ from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.operation import OPERATIONS
 
 LENIENCE = 0.1
-"""Fraction by which a check may exceed its time. Checks share a timer, which is a thread and slow to start."""
+"""Tolerance of a check's time limit, since checks share a timer thread that starts slowly."""
 
 
 class Marker(Protocol):
-    """Called with a law and its input before every check."""
+    """Callable that is told the law and the input before every check."""
 
     def __call__(self, law: str, given: Any) -> None:
-        """A check begins."""
+        """Mark the beginning of a check."""
         ...
 
     def during(self, law: str, given: Any) -> AbstractContextManager[None]:
-        """A check begins, and lasts until this ends."""
+        """Mark the beginning of a check; the context's end is the check's end."""
         ...
 
 
 class HangTimer:
-    """Timer that ends this process at a check of more than ``seconds``, after printing where it is; none with 0.
+    """Timer that ends this process if a check exceeds ``seconds``, after printing a traceback; 0 disables it.
 
-    A check may take up to a fifth more, since a timer is not restarted for each.
+    A check may take up to a fifth longer, since the timer is not restarted for each.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self._started = seconds, -inf
 
     def __call__(self, law: str, given: Any) -> None:
-        """Restart the timer, unless it has just been started."""
+        """Restart the timer, unless less than ``LENIENCE`` of its time has passed."""
         now = time.monotonic()
         if self.seconds and now - self._started >= LENIENCE * self.seconds:
             self._started = now
@@ -58,7 +58,7 @@ class HangTimer:
 
     @contextmanager
     def during(self, law: str, given: Any) -> Iterator[None]:
-        """Time what is done until this ends, and nothing after it."""
+        """Time the body of the context, and nothing after it."""
         self(law, given)
         try:
             yield
@@ -74,7 +74,7 @@ class HangTimer:
 
 @dataclass(frozen=True)
 class InProcess:
-    """A case whose backend runs in this process: if it ends the process, the case has no verdict."""
+    """A case whose backend runs in this process; ending the process leaves no verdict."""
 
     backend: Any
     contract: Contract
@@ -82,11 +82,11 @@ class InProcess:
     settings: Settings
 
     def judged(self, extent: Extent) -> list[Result]:
-        """The verdicts of the case."""
+        """Return the verdicts of the case."""
         return self.results({}, extent=extent)
 
     def results(self, recorded: Mapping[str, Result], **given: Any) -> list[Result]:
-        """The verdicts of the case, of which some may be ``recorded`` already."""
+        """Return the verdicts of the case; laws with ``recorded`` verdicts are not judged again."""
         with self.marking() as mark:
 
             def here(case: Case, **how: Any) -> list[Result]:
@@ -103,7 +103,7 @@ class InProcess:
         )
 
     def containment(self) -> Containment:
-        """Containment for steps whose errors must not cost a verdict."""
+        """Return a wrapper for steps whose errors must not cost a verdict."""
         return contained
 
     @contextmanager
@@ -118,7 +118,7 @@ class InProcess:
     def explanation(self, failed: Sequence[Result], *, diagnosable: bool = True) -> Explanation:
         """Explain the violations: first by declarations under which they vanish, then by a known defect.
 
-        With ``fail_fast`` or ``only`` no declaration is looked for, without ``diagnosable`` no defect.
+        ``fail_fast`` and ``only`` skip the search for declarations; ``diagnosable=False`` skips the one for defects.
         """
         declared: Mapping[str, Any] = {}
         found, declaring, diagnosing = None, "", ""
@@ -144,7 +144,7 @@ class InProcess:
         chosen, left = unexplained(self.contract, self.case, failed, declared)
         if not violated_by_numbers(left):
             return None
-        # It loads all mutants, which no run needs that finds nothing wrong.
+        # Imported here because it loads all mutants, which a run without violations never needs.
         from attnspec.conformance.explaining.inquiry import inquiry
 
         begun = inquiry(
@@ -157,10 +157,10 @@ class InProcess:
 def judged_until_violation(
     judging: Callable[..., list[Result]], case: Case, settings: Settings, known: Mapping[str, Result] | None = None
 ) -> list[Result]:
-    """The verdicts of a case up to its first violation that is not expected, and ``lost`` for the rest.
+    """Return verdicts up to the first unexpected violation, and ``lost`` for the remaining laws.
 
-    ``judging`` judges a case; ``known`` are the verdicts of laws that ended the process before. The violation that is
-    found is the verdict: nothing is judged again for it.
+    ``judging`` judges a case; ``known`` are the verdicts of laws that ended the process before. The first violation is
+    not judged again.
     """
     skip, lines = dict(known or {}), expectations(settings.expect)
 

@@ -1,4 +1,4 @@
-"""Files that a backend without a sandbox could change: the judge's code, and code that Python runs at its start."""
+"""Files that an unsandboxed backend could change: the judge's code, and Python's startup code."""
 
 import compileall
 import importlib.util
@@ -10,11 +10,11 @@ from pathlib import Path
 from attnspec.conformance.remote.environment import own_folders
 
 ALWAYS_IMPORTED = {"attnspec", "sitecustomize", "usercustomize", "hypothesis", "pytest", "_pytest", "xdist", "execnet"}
-"""Packages that a judge imports when it starts anew, and this process may not have: a new file could replace them."""
+"""Packages that a restarted judge imports and this process may lack: new files could replace them."""
 
 
 class Files:
-    """Files that a judge loads, as they were at the beginning of a run: a judge that starts anew loads them again."""
+    """Files that a judge loads, and a restarted one again, as they were at the beginning."""
 
     def __init__(self) -> None:
         # Compiled now, so that a compiled file that appears later can only come from the backend.
@@ -26,7 +26,7 @@ class Files:
         self._before = self._stamps()
 
     def changed(self) -> list[str]:
-        """The files that were changed, removed or added since."""
+        """Return the files changed, removed or added since the run began."""
         before, now = self._before, self._stamps()
         return sorted(str(path) for path in {*before, *now} if before.get(path) != now.get(path))
 
@@ -35,10 +35,10 @@ class Files:
         return {path: stamp for path in paths if (stamp := _stamp(path)) is not None}
 
     def _run_at_start(self) -> Iterator[Path]:
-        """Settings of Python, and whatever has the name of a module that is imported."""
+        """Yield Python's settings, ``.pth`` files, and every path named like an imported module."""
         yield Path(sys.prefix, "pyvenv.cfg")
         user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
-        # Judges have a safe path: it does not begin with the folder of a script, or the current one.
+        # Judges run with a safe path: it omits the script's folder and the current folder.
         folders = sys.path if sys.flags.safe_path else sys.path[1:]
         for folder in {Path(f) for f in [*site.getsitepackages(), *user, *folders]}:
             if folder.is_dir():
@@ -48,7 +48,7 @@ class Files:
 
 
 def _code() -> Iterator[Path]:
-    """All files of attnspec; of compiled ones those that Python would load."""
+    """Yield all files of attnspec; of compiled files, those that Python would load."""
     for folder in map(Path, own_folders()):
         for path in folder.rglob("*"):
             if "__pycache__" not in path.parts and path.is_file():
@@ -58,7 +58,7 @@ def _code() -> Iterator[Path]:
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:
-    """Inode, size and times of a file, of which only root can set the time of change; the inode of a folder."""
+    """Return a file's inode, size and times, of which only root can set the last; a folder's inode."""
     try:
         state = path.stat()
     except OSError:

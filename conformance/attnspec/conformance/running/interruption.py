@@ -9,22 +9,22 @@ import sys
 from attnspec.conformance.judging.results import INTERRUPTED, TIME_LIMIT
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""Signals that end a run; it then reports what was judged."""
+"""Signals that end a run early; the run then reports the verdicts so far."""
 
 EARLIEST = 1e-3
 """Seconds of the shortest timer: 0 would set none."""
 
 REPEAT = 0.5
-"""Seconds until an unheard signal is raised again."""
+"""Seconds until an unacknowledged signal is raised again."""
 
 
 class Interruption:
-    """Raise ``KeyboardInterrupt`` in the main thread when a signal arrives or the time is over.
+    """Raise ``KeyboardInterrupt`` in the main thread when a signal arrives or time runs out.
 
-    While it is ``held`` it raises nothing. It raises again until it is ``heard``: code that runs at the first time may
-    swallow the exception, as callbacks of the garbage collector do. While one is handled it raises no other: on a busy
-    machine whoever catches it needs longer than ``REPEAT`` to say so. Once heard, it ignores further signals, so that
-    processes are ended and reports are written. ``reason`` is why the run ends early, None if it does not.
+    While held, it raises nothing. It raises again until ``heard`` is called: code that runs at the first time may
+    swallow the exception, as callbacks of the garbage collector do. It raises none while another is handled: on a busy
+    machine the handler may need longer than ``REPEAT`` to call ``heard``. After that it ignores signals, so that
+    processes are ended and reports written. ``reason`` is why the run ends early, None if it does not.
     """
 
     def __init__(self) -> None:
@@ -32,26 +32,26 @@ class Interruption:
         self._held = self._heard = False
 
     def hold(self) -> None:
-        """Hold signals from now on, except for those that whoever started this process has it ignore."""
+        """Hold signals from now on, except those that this process inherited as ignored."""
         self._held = True
         for number in (*SIGNALS, signal.SIGALRM):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._ring)
 
     def release(self, seconds: float | None = None) -> None:
-        """Raise what has arrived while it was held; raise also after so many seconds."""
+        """Raise if a signal arrived while held; also raise after ``seconds``."""
         self._held = False
         self._raise()
         if seconds is not None:
             signal.setitimer(signal.ITIMER_REAL, max(seconds, EARLIEST), REPEAT)
 
     def heard(self) -> None:
-        """Raise no more."""
+        """Stop raising: the interruption has been handled."""
         self._heard = True
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     def disarm(self) -> None:
-        """Leave signals to what Python does with them; raise now what has arrived while it was held."""
+        """Restore Python's signal handlers, and raise if a signal arrived while held."""
         self._held = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number in (*SIGNALS, signal.SIGALRM):
@@ -72,4 +72,4 @@ class Interruption:
 
 
 INTERRUPTION = Interruption()
-"""That of this process: signals and timers are those of the whole process."""
+"""The interruption of this process: signals and timers belong to the whole process."""

@@ -1,4 +1,4 @@
-"""A case whose backend has its own process: a crash or hang fails one law, and the others are judged."""
+"""Judging a case whose backend has its own process: a crash or hang fails only one law."""
 
 import signal
 import threading
@@ -24,15 +24,15 @@ from attnspec.conformance.running.probe import IMPORT_SECONDS
 
 
 def deaf(number: int, frame: object) -> None:
-    """Do nothing.
+    """Ignore a signal.
 
-    In place of ``SIG_IGN``, which has calls of a backend take a ``KeyboardInterrupt`` for the backend's own.
+    With ``SIG_IGN`` instead, calls of a backend would take a ``KeyboardInterrupt`` for the backend's own.
     """
 
 
 @contextmanager
 def heard() -> Iterator[None]:
-    """Have the end of a backend's process come through, also where SIGINT is ignored."""
+    """Let the end of a backend's process interrupt this one, even if SIGINT is ignored."""
     own = threading.current_thread() is threading.main_thread()
     if not own or signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         yield
@@ -49,15 +49,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Isolated(InProcess):
-    """A case whose backend has its own process; its crashes and hangs are kept in the judge's memory."""
+    """A case whose backend has its own process; crashes and hangs are recorded in the judge's memory."""
 
     backend: RemoteBackend
 
     def judged(self, extent: Extent) -> list[Result]:
-        """The verdicts of the case, with those of laws at which a process has ended before.
+        """Return the verdicts of the case, including those of laws that ended the backend's process.
 
-        Where the process of the backend ends, the case is judged again without the law that had it end; after a first
-        hang, and where the success of a step was wrongly taken for granted, with it. Violations seen before that stand.
+        When the process ends, the case is judged again without the law that ended it. After a first hang, and where a
+        call was wrongly assumed to succeed, that law is included. Violations seen before are kept.
         """
         violated: Violated = {}
         while True:
@@ -70,7 +70,7 @@ class Isolated(InProcess):
                 self._blame(end)
 
     def _blame(self, end: HostEnded) -> None:
-        """Record what was checked when the process of the backend ended, and start another one."""
+        """Record the check that ended the backend's process, and start a new process."""
         incidents, case = self.backend.incidents, self.case
         hung = end.reason is Reason.HUNG
         again = hung and incidents.tried_again(case.operation, case.dtype)
@@ -83,15 +83,15 @@ class Isolated(InProcess):
 
     @contextmanager
     def marking(self) -> Iterator[Recorder]:
-        """Yield a recorder, called before every check, that remembers the check and starts its time."""
+        """Yield a recorder, called before every check, that stores the check and starts its timer."""
         remote = self.backend
-        # A backend that was started anew has another host.
+        # A restarted backend has another host.
         yield Recorder(remote.incidents, self.case.operation, self.case.dtype, lambda: remote.host.begin())
 
     def containment(self) -> Containment:
-        """Containment that survives the end of the backend's process too, and starts another one.
+        """Return a wrapper that survives the end of the backend's process and restarts it.
 
-        Nothing is tried after the first end: a process that hangs takes long to end.
+        After the first end it skips further steps: a process that hangs takes long to end.
         """
         ends: list[str] = []
 
@@ -129,6 +129,6 @@ class Isolated(InProcess):
         return [recorded.get(r.law, r) for r in results]
 
     def explanation(self, failed: Sequence[Result], *, diagnosable: bool = True) -> Explanation:
-        """Explain the violations. No defect is named if the backend's process has ended at this case."""
+        """Explain the violations; name no defect if the backend's process ended at this case."""
         ended = self.backend.incidents.verdicts(self.case.operation, self.case.dtype)
         return super().explanation(failed, diagnosable=diagnosable and not ended)

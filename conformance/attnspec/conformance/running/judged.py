@@ -1,4 +1,4 @@
-"""The backend that a run of pytest judges: in a process of its own, or in this one to debug it."""
+"""The backend that a pytest run judges: in its own process, or in this one for debugging."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -21,13 +21,13 @@ from attnspec.conformance.running.probe import IMPORT_SECONDS
 from attnspec.conformance.running.settings import Settings
 
 FAILED = 1
-"""The status of a process that was ended before its time, where it would have been 0."""
+"""Exit status of a process that a backend ended with status 0."""
 
 
 def guarded(say: Callable[[str], None]) -> Callable[[], None]:
-    """Have :func:`os._exit`, and what puts another program in the place of this one, end it as a failure.
+    """Make :func:`os._exit`, ``execv`` and ``execve`` end this process with a failure.
 
-    ``say`` prints why. What is returned takes that back. A process that is a copy of this one ends as it likes.
+    ``say`` prints the reason. The returned function undoes the change. Forked copies of this process are unaffected.
     """
     process, leave = os.getpid(), os._exit
 
@@ -58,7 +58,7 @@ def guarded(say: Callable[[str], None]) -> Callable[[], None]:
 
 
 class Hosts:
-    """The backends that this process judges, each in a process of its own, by name and device."""
+    """Backends that this process judges, each in its own process, by name and device."""
 
     def __init__(self, key: str = "") -> None:
         self.key = key
@@ -72,7 +72,7 @@ class Hosts:
         """Begin to import a backend, unless that has begun."""
         key = name, settings.device
         if key not in self._backends:
-            # A worker of ours has no children but these; a user's pytest may have others.
+            # A worker of attnspec has no other children; a user's pytest may have.
             ours = settings.shared_folder is not None
             if ours:
                 adopt_orphans()
@@ -87,7 +87,7 @@ class Hosts:
         return self._backends[key]
 
     def ready(self, name: str, settings: Settings, path: tuple[str, ...] = ()) -> tuple[RemoteBackend, Contract]:
-        """A backend that is imported, and its contract: in a worker what was admitted, which it has to declare too."""
+        """Return an imported backend and its contract; in a worker it must declare the admitted contract."""
         key = name, settings.device
         backend = self.start(name, settings, path)
         if key in self._errors:
@@ -105,34 +105,34 @@ class Hosts:
         return backend, self._contracts[key]
 
     def loaded(self, name: str) -> tuple[Any, Contract]:
-        """A backend in this process, and its contract; it is loaded once."""
+        """Load a backend into this process once; return it and its contract."""
         if name not in self._loaded:
             found = load(name)
             self._loaded[name] = (found, contract_of(found, name))
         return self._loaded[name]
 
     def guard(self, config: pytest.Config) -> None:
-        """Have a backend that ends this process end it with a status that is not 0, until the run has ended."""
+        """Give this process a non-zero exit status if a backend ends it during the run."""
         if not self._guarded and not hasattr(config, "workerinput"):
             self._guarded = True
             config.add_cleanup(guarded(lambda line: _say(config, line)))
 
     def close(self) -> list[str]:
-        """End all of them; who was left behind."""
+        """End all backends, and return the processes that they left running."""
         for backend in self._backends.values():
             backend.close()
         return [title for backend in self._backends.values() for title in backend.left]
 
 
 def hosts(config: pytest.Config) -> Hosts:
-    """The backends that this process judges."""
+    """Return the backends that this process judges."""
     key = getattr(config, "workerinput", {}).get(KEY, "")
     found: Hosts = config.stash.setdefault(HOSTS, Hosts(key))
     return found
 
 
 def _say(config: pytest.Config, line: str) -> None:
-    """Print a line, though pytest keeps what tests print."""
+    """Print a line even while pytest captures output."""
     capture = config.pluginmanager.getplugin("capturemanager")
     if capture is not None:
         capture.suspend()

@@ -1,4 +1,4 @@
-"""Trials that are kept in a file, so that a run which is broken off goes on, and a change repeats what it touches."""
+"""Trials stored in a file: interrupted runs continue, and changed code repeats only the trials it affects."""
 
 import json
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ SCHEMA = "attnspec-trials/3"
 
 
 class KeptTrials:
-    """The outcomes in a file of JSON lines; each has the digest of the code that its trial ran.
+    """Outcomes in a file of JSON lines, with the digest of each trial's code.
 
-    ``ValueError`` for a file of something else, or of another schema.
+    Raises ``ValueError`` for another kind of file, or another schema.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,14 +41,14 @@ class KeptTrials:
                 row["assigned"],
             )
             self._rows[key] = row["digest"], outcome
-        # A line that was not written to its end is not kept.
+        # An incomplete last line is dropped.
         path.write_text(whole or json.dumps(head) + "\n", encoding="utf-8")
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def outcomes(self, tasks: Sequence[Task]) -> dict[Key, Outcome]:
-        """What became of tasks, of those that were judged and run the same code today."""
+        """Return stored outcomes of tasks whose code has not changed since."""
         found = {}
         for task in tasks:
             # Both digests are computed before anything is judged: code may change while trials run.
@@ -59,7 +59,7 @@ class KeptTrials:
         return found
 
     def add(self, task: Task, outcome: Outcome) -> None:
-        """Keep what became of a task, instead of what was kept of it before."""
+        """Store a task's outcome, replacing an older one."""
         now = digest(task, assigned=outcome.assigned)
         self._rows[task.key] = now, outcome
         subject, profile, seed, every = task.key
@@ -82,7 +82,7 @@ class KeptTrials:
 
 
 def _read(line: str) -> dict[str, Any]:
-    """A line as an object, an empty one for a line that is none."""
+    """Parse a line as a JSON object; return an empty dict if it is not one."""
     try:
         found = json.loads(line)
     except json.JSONDecodeError:

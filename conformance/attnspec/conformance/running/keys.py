@@ -1,20 +1,20 @@
-"""Where a pytest configuration holds what a run shares; every pytest run of every user imports this."""
+"""Keys of the state in pytest's configuration; every pytest run of every user imports this module."""
 
 from typing import Any
 
 import pytest
 
 HOSTS: "pytest.StashKey[Any]" = pytest.StashKey()
-"""The backends that a process judges, each in a process of its own."""
+"""Backends that a process judges, each in its own process."""
 
 LEFT = "attnspec-left-behind"
-"""What a worker of pytest-xdist hands to the process that controls it: the processes that backends left behind."""
+"""Processes that backends left running, as a pytest-xdist worker reports them to the controlling process."""
 
 KEY = "attnspec-key"
-"""The key that the controlling process hands to its workers; it signs the contract."""
+"""The key that signs the contract, sent by the controlling process to its workers."""
 
 HERE: "pytest.StashKey[dict[str, str]]" = pytest.StashKey()
-"""The suites that are judged by the process that runs their backend, and why."""
+"""Suites judged by the process that runs their backend, with the reason."""
 
 SUITES_HERE = "attnspec-judged-here"
-"""What a worker of pytest-xdist hands on of them."""
+"""The same suites, as a pytest-xdist worker reports them."""

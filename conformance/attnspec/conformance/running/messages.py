@@ -1,4 +1,4 @@
-"""Violations in words, sorted by their likely cause."""
+"""Messages about violations, sorted by their likely cause."""
 
 import json
 from collections.abc import Iterable
@@ -11,16 +11,16 @@ from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.tree import as_tuple
 
 MAX_ARGUMENT = 160
-"""Characters of an argument that people are shown."""
+"""Characters of an argument that a message shows."""
 
 MAX_SNIPPET = 4000
-"""Characters of the longest snippet that people are shown; a longer one is in the JSON report alone."""
+"""Characters of the longest snippet in a message; longer ones are only in the JSON report."""
 
 PASTE = "If this behaviour is meant, paste these attributes into the backend; the next run names what is left:"
 
 
 def violation_message(result: Result) -> str:
-    """The law, its statement, what the backend did, the smallest input, and the snippet that reproduces it."""
+    """Return the law, its statement, the backend's mistake, the smallest input, and a reproducing snippet."""
     lines = [
         f"{result.law} is violated by {result.operation} ({result.dtype})",
         f"  {LAWS[result.law].statement}",
@@ -42,7 +42,7 @@ def violation_message(result: Result) -> str:
 def failure_message(
     failed: Iterable[Result], diagnosis: Diagnosis | None = None, undeclared: Declaration | None = None
 ) -> str:
-    """The diagnosis of a case, what to declare, its violations by likely cause, and consequences in a line each."""
+    """Describe a case's diagnosis, missing declarations, violations by likely cause, and one-line consequences."""
     causes, following = by_cause(failed)
     parts = [] if diagnosis is None else diagnosis_lines([diagnosis])
     if undeclared:
@@ -56,12 +56,12 @@ def failure_message(
 
 
 def diagnosis_lines(diagnoses: Iterable[Diagnosis]) -> list[str]:
-    """A line for every diagnosis, with all operations and dtypes that it explains."""
+    """Return one line per diagnosis, with all operations and dtypes that it explains."""
     return [f"diagnosis of {', '.join(where)}: {said}" for said, where in diagnoses_by_place(diagnoses).items()]
 
 
 def diagnoses_by_place(diagnoses: Iterable[Diagnosis]) -> dict[str, list[str]]:
-    """The operations that each diagnosis explains, each with its dtypes."""
+    """Return the operations that each diagnosis explains, each with its dtypes."""
     dtypes: dict[tuple[str, str], list[str]] = {}
     for x in diagnoses:
         dtypes.setdefault((x.sentence, x.operation), []).append(x.dtype)
@@ -72,7 +72,7 @@ def diagnoses_by_place(diagnoses: Iterable[Diagnosis]) -> dict[str, list[str]]:
 
 
 def consequences_heading(causes: Iterable[Result], following: Iterable[Result]) -> str:
-    """The line above possible consequences."""
+    """Return the heading above possible consequences."""
     names = dict.fromkeys(r.operation for r in following)
     roots = dict.fromkeys(r.law for r in causes if r.law in ROOTS and r.operation in names)
     hold = f"{' and '.join(roots)} {'hold' if len(roots) > 1 else 'holds'}"
@@ -80,7 +80,7 @@ def consequences_heading(causes: Iterable[Result], following: Iterable[Result]) 
 
 
 def shortened(value: object) -> str:
-    """An argument as JSON, or as a shape where the report holds no more of an array."""
+    """Return an argument as JSON, shortened; as a shape where the report omits the array."""
     if isinstance(value, dict) and set(value) == {"shape", "dtype"}:
         return f"an array of shape {as_tuple(value['shape'])}, {value['dtype']}"
     text = json.dumps(value)

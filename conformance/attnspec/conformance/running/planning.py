@@ -1,4 +1,4 @@
-"""What a run judges: the cases that a backend and the settings leave, or why there are none."""
+"""Plan of a run: the cases that the backend and the settings select."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ class Plan:
 
     @classmethod
     def of(cls, contract: Contract, settings: Settings) -> "Plan":
-        """The plan of a run; :class:`BackendError` for an unknown name, or where nothing is left to judge."""
+        """Return the plan of a run; :class:`BackendError` for an unknown name, or if no case remains."""
         check_names(settings)
         _check_provided(contract, settings)
         found = cases(contract, operations=settings.operations, laws=settings.laws, dtypes=settings.dtypes)
@@ -39,7 +39,7 @@ class Plan:
 
 
 def _only(found: Sequence[Case], path: str) -> list[Case]:
-    """What is left of cases when only the laws count that a file lists."""
+    """Keep the laws that a file lists, and the cases that still have a law."""
     lines = expectations(path, "only")
     left = (
         replace(case, laws=tuple(x for x in case.laws if any(e.concerns(case.operation, x, case.dtype) for e in lines)))
@@ -49,7 +49,7 @@ def _only(found: Sequence[Case], path: str) -> list[Case]:
 
 
 def check_names(settings: Settings, prefix: str = "") -> None:
-    """Raise :class:`BackendError` for a selected name that does not exist; ``prefix`` makes the setting an option."""
+    """Raise :class:`BackendError` for an unknown name in the selection; ``prefix`` turns a setting into an option."""
     known: dict[str, tuple[Collection[str], Sequence[str]]] = {
         "profile": (PROFILES, (settings.profile,)),
         "operation": ([o.name for o in OPERATIONS.values() if not o.reference_only], settings.operations),
@@ -64,7 +64,7 @@ def check_names(settings: Settings, prefix: str = "") -> None:
 
 
 def _check_provided(contract: Contract, settings: Settings) -> None:
-    """Raise :class:`BackendError` for a selection that this backend cannot meet."""
+    """Raise :class:`BackendError` for a selection outside what the backend provides."""
     provided: dict[str, tuple[Sequence[str], Sequence[str], str]] = {
         "device": (contract.limits.devices, (settings.device.partition(":")[0],), "its limits"),
         "dtype": (contract.limits.dtypes, settings.dtypes, "its limits"),

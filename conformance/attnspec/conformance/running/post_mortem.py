@@ -1,8 +1,8 @@
-"""After a crash or a hang: the smallest input that ends the process, found in a process of its own.
+"""Smallest input that crashes the backend, searched in a separate process after a crash or hang.
 
-``python -m attnspec.conformance.running.post_mortem`` reads a question and writes the answer: it imports the backend
-and calls nothing of it. Every candidate is tried in a copy of that process. Its answer is the backend's: it may say how
-the process ended and at what input, and nothing of the verdict.
+``python -m attnspec.conformance.running.post_mortem`` reads a request and writes the answer. It imports the backend,
+and tries every candidate in a forked copy of itself. Since the backend runs there, the answer may only say how the
+process ended and at what input; it cannot change the verdict.
 """
 
 import json
@@ -34,20 +34,20 @@ from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.operation import OPERATIONS
 
 SECONDS = 15.0
-"""After which a reduction ends."""
+"""Seconds after which a reduction ends."""
 
 MAX_ANSWER = 1 << 24
-"""Bytes of an answer."""
+"""Largest answer, in bytes."""
 
 KEYS = {"arguments", "expected", "got", "budget", "index", "snippet"}
-"""The keys of a counterexample."""
+"""Keys of a counterexample."""
 
 TRIAL_SECONDS = 2.0
-"""After which a smaller input counts as one that does not crash."""
+"""Seconds after which a smaller input counts as not crashing."""
 
 
 def examined(incidents: Incidents, backend: str, case: Case, settings: Settings) -> dict[str, Result]:
-    """The verdicts on the laws of a case at which a worker died, with counterexamples as far as there are any."""
+    """Return verdicts on the laws that ended a process, with counterexamples where the search succeeds."""
     for law, result in incidents.verdicts(case.operation, case.dtype).items():
         given = incidents.input_of(case.operation, case.dtype, law)
         if result.counterexample is None and isinstance(given, Example):
@@ -60,7 +60,7 @@ def examined(incidents: Incidents, backend: str, case: Case, settings: Settings)
 def _examine(
     backend: str, case: Case, law: str, example: Example, result: Result, settings: Settings
 ) -> dict[str, Any] | None:
-    """The message and the counterexample of one verdict, or a note; None if the process that looks for them fails."""
+    """Return message and counterexample of one verdict, or a note; None if the searching process fails."""
     asked = {
         "backend": backend,
         "operation": case.operation,
@@ -88,7 +88,7 @@ def _examine(
 
 
 def checked(answer: bytes) -> dict[str, Any] | None:
-    """The message and counterexample, or the note, that a backend's process adds to a verdict; None if malformed."""
+    """Return a backend process's answer, message and counterexample or a note; None if malformed."""
     try:
         found = json.loads(answer[:MAX_ANSWER])
     except ValueError:
@@ -105,10 +105,10 @@ def checked(answer: bytes) -> dict[str, Any] | None:
 
 
 class IsolatedSearch(Search):
-    """A search for smaller inputs that crash: each is tried in a copy of this process."""
+    """Search for smaller inputs that crash, each tried in a forked copy of this process."""
 
     def failure(self, candidate: Arguments) -> Violation | None:
-        """The crash, if there is one."""
+        """Return the crash of a candidate, None if it does not crash."""
         end = end_of(lambda: Search.failure(self, candidate), TRIAL_SECONDS)
         if end is None or end.reason is not Reason.CRASHED:
             return None
@@ -116,7 +116,7 @@ class IsolatedSearch(Search):
 
 
 def found_by(asked: dict[str, Any]) -> dict[str, Any]:
-    """The message and the counterexample; nothing if the input is not known, or does not crash by itself."""
+    """Return message and counterexample; an empty dict if the input does not crash by itself."""
     example: Example = asked["example"]
     backend = load(asked["backend"])
     contract = contract_of(backend, asked["backend"])
@@ -146,7 +146,7 @@ def found_by(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer the question that comes through standard input."""
+    """Answer the request on standard input."""
     answer = os.dup(1)
     os.dup2(2, 1)
     asked = pickle.load(sys.stdin.buffer)

@@ -1,6 +1,6 @@
-"""The first import of a backend, in a process of its own: whether it can be imported at all, and what it declares.
+"""First import of a backend, in its own process, to learn its declarations or its error.
 
-This module imports nothing heavy, so that the import is under way while this process makes its own.
+This module imports nothing heavy: the backend is imported while this process makes its own imports.
 """
 
 import errno
@@ -18,10 +18,10 @@ IMPORT_SECONDS = float(os.environ.get("ATTNSPEC_IMPORT_SECONDS", "120"))
 """Seconds that the import of a backend may take, here and in the workers."""
 
 KEPT_BYTES = 1 << 14
-"""What is kept of what a backend prints while it is imported."""
+"""Bytes kept of a backend's output during its import."""
 
 MOST = 1 << 24
-"""Bytes of a declaration."""
+"""Largest declaration, in bytes."""
 
 READ_ONLY = os.strerror(errno.EROFS)
 
@@ -32,7 +32,7 @@ class Probe:
     def __init__(self, backend: str, device: str, *, sandbox: bool = False) -> None:
         self.backend = backend
         self.left: list[str] = []
-        # Whoever clears its environment and leaves its group becomes a child of this process when its parent ends.
+        # Descendants that clear their environment and leave the group become children of this process when orphaned.
         adopt_orphans()
         self._children = children()
         answer, theirs = os.pipe()
@@ -62,7 +62,7 @@ class Probe:
             reader.start()
 
     def close(self) -> None:
-        """End the import if it is still under way, and whoever it or the run has left behind."""
+        """End the import if it still runs, and every process that it or the run left running."""
         self.left += [*self.process.end(), *end_children(self._children)]
         self._await_readers()
 
@@ -71,14 +71,14 @@ class Probe:
             reader.join(1.0)
 
     def description(self) -> dict[str, Any]:
-        """What the backend declares; :class:`BackendError` if it cannot be imported or used."""
+        """Return the backend's declarations; :class:`BackendError` if it cannot be imported or used."""
         try:
             self.process.wait(IMPORT_SECONDS)
         except subprocess.TimeoutExpired:
             raise BackendError(
                 f"backend {self.backend!r}: expected its import to end within {IMPORT_SECONDS:g} s; it did not"
             ) from None
-        # Nobody whom it has left behind has a say in the run that follows.
+        # Processes that it left running must not affect the run that follows.
         self.left += self.process.end()
         self._await_readers()
         answer = _read(self._answer)
@@ -97,7 +97,7 @@ class Probe:
 
 
 def _keep(number: int, kept: bytearray, most: int) -> None:
-    """Keep the end of what comes through a pipe, however much that is."""
+    """Keep the last ``most`` bytes that come through a pipe."""
     with open(number, "rb", buffering=0) as pipe:
         while part := pipe.read(KEPT_BYTES):
             kept += part
@@ -105,7 +105,7 @@ def _keep(number: int, kept: bytearray, most: int) -> None:
 
 
 def _read(written: bytearray) -> dict[str, Any] | None:
-    """An answer; None if there is none, or something else."""
+    """Parse an answer; return None if it is not a JSON object."""
     try:
         found = json.loads(bytes(written))
     except ValueError:

@@ -1,4 +1,4 @@
-"""The workers as the command line sees them: whether they start, and how far they have come."""
+"""Progress of the workers on the command line, and the detection of workers that fail to start."""
 
 import signal
 import threading
@@ -18,16 +18,16 @@ MAX_DEATHS = 3
 """Worker processes that may end before they are ready."""
 
 WAKE = getattr(signal, "SIGUSR1", signal.SIGINT)
-"""What ends the wait for workers. SIGINT may be ignored, as in a job that a script starts."""
+"""Signal that ends the wait for workers; scripts may start jobs with SIGINT ignored."""
 
 LINE_SECONDS = 10
 """Seconds between two lines of progress where there is no terminal."""
 
 
 class StartupMonitor:
-    """A pytest plugin that ends the run if its workers die or hang before they are ready.
+    """Pytest plugin that ends the run if workers die or hang before they are ready.
 
-    ``trouble`` is what went wrong, if anything did.
+    ``trouble`` is the reason, None if all is well.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class StartupMonitor:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: object) -> None:
-        """A worker starts, for the first time or in place of another."""
+        """Restart the timer for a worker that starts, first or as a replacement."""
         self._starting.add(node)
         self._stop()
         self._clock = threading.Timer(IMPORT_SECONDS, self._too_late)
@@ -48,14 +48,14 @@ class StartupMonitor:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: object) -> None:
-        """A worker is ready."""
+        """Stop the timer once all workers are ready."""
         self._starting.discard(node)
         if not self._starting:
             self._stop()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object, error: object) -> None:
-        """Give up after a few deaths: pytest-xdist would replace the workers for ever."""
+        """End the run after three deaths: pytest-xdist would replace the workers for ever."""
         if node not in self._starting:
             return
         self._starting.discard(node)
@@ -70,11 +70,11 @@ class StartupMonitor:
         signal.signal(WAKE, self._handled)
 
     def pytest_internalerror(self, excrepr: object) -> None:
-        """Remember what broke the run itself."""
+        """Store the error that broke the run itself."""
         self.trouble = self.trouble or str(excrepr).strip().splitlines()[-1]
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Remember why a worker found no tests."""
+        """Store the reason why a worker collected no tests."""
         if report.failed:
             crash = getattr(report.longrepr, "reprcrash", None)
             reason = str(crash.message if crash else report.longreprtext.strip().splitlines()[-1])
@@ -90,7 +90,7 @@ class StartupMonitor:
 
 
 class Bar(Progress):
-    """A bar on a terminal; elsewhere a line every ten seconds, and after these a last one."""
+    """Progress bar on a terminal; elsewhere a line every ten seconds, and a last one."""
 
     def __init__(self, console: Console, description: str, total: int | None = None, limit: str = "") -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -99,7 +99,7 @@ class Bar(Progress):
         self.task = self.add_task(description, total=total)
 
     def count(self, line: str, description: str | None = None) -> None:
-        """Count one more; ``line`` is printed where there is no terminal and it is due."""
+        """Advance by one; without a terminal, print ``line`` when it is due."""
         self.update(self.task, advance=1, description=description)
         last = self._printed and self.tasks[0].finished
         if not self.console.is_terminal and (last or time.monotonic() - self._last > LINE_SECONDS):
@@ -108,10 +108,10 @@ class Bar(Progress):
 
 
 class ProgressDisplay:
-    """A pytest plugin that shows progress.
+    """Pytest plugin that shows progress.
 
-    ``done`` is the number of cases that have been judged. With ``fail_fast`` it ends the run at the first violation
-    that is not expected, and ``stopped`` is set.
+    ``done`` is the number of judged cases. With ``fail_fast`` it ends the run at the first unexpected violation and
+    sets ``stopped``.
     """
 
     def __init__(self, console: Console, settings: Settings) -> None:
@@ -122,13 +122,13 @@ class ProgressDisplay:
         self.bar = Bar(console, "starting workers", limit=self._limit)
 
     def expect(self, total: int) -> None:
-        """Say how many cases there are."""
+        """Set the number of cases."""
         self.total = total
         self.bar.update(self.bar.task, total=total)
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count a case that has been judged, and name the laws that it violates and is not expected to."""
+        """Count a judged case, and print its unexpected violations."""
         results = recorded(report)
         if results is None or (report.when != "call" and not report.failed):
             return

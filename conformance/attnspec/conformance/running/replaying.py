@@ -1,4 +1,4 @@
-"""What the scripts of reports call: a verdict on literal arguments once more, and one call of a backend."""
+"""Functions that the scripts in reports call: check a law again, and call a backend once."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,12 +28,11 @@ def replay(
     device: str = "cpu",
     hang_after: float | None = None,
 ) -> int:
-    """Check a law on these arguments and print what became of it: 1 if it is violated, 0 if it holds.
+    """Check a law on these arguments and print the result; return 1 if violated, 0 if not.
 
-    ``backend`` is a backend, or the name of one. The seed determines what a law draws at random. The inputs that are
-    printed are those that the backend was called with; they differ from ``arguments`` where the law changes them or
-    makes its own. With ``hang_after`` the law is checked in a process of its own first, which may crash, or take longer
-    than so many seconds.
+    ``backend`` is a backend, or the name of one. ``seed`` determines the law's random draws. The printed inputs are
+    those of the backend's call; they differ from ``arguments`` where the law changes them or makes its own. With
+    ``hang_after`` the law is first checked in its own process, which may crash or take longer than so many seconds.
     """
     origin = backend if isinstance(backend, str) else getattr(backend, "name", "?")
     loaded = load(backend) if isinstance(backend, str) else backend
@@ -67,12 +66,12 @@ def _print_arguments(shown: Arguments) -> None:
 
 
 def _printed(x: Any) -> str:
-    """An argument as people read it: of an array without elements, the shape."""
+    """Return an argument as text; for an array without elements, its shape."""
     return f"an array of shape {x.shape}" if isinstance(x, np.ndarray) and not x.size else str(x)
 
 
 def _difference(got: Any, expected: Any) -> Numbers | None:
-    """How far numbers are from those expected; None if they are no numbers, or of another shape."""
+    """Return ``got`` minus ``expected``; None if they are not numbers or differ in shape."""
     found, wanted = np.asarray(got), np.asarray(expected)
     if found.shape != wanted.shape or not (_is_number(found) and _is_number(wanted)):
         return None

@@ -1,8 +1,7 @@
 """The settings of a run, declared once.
 
-The options of ``attnspec check`` and of pytest, the attributes of a :class:`ConformanceSuite` and the arguments with
-which worker processes are started all follow from this declaration. Every pytest run of every user reads it: it imports
-nothing heavy.
+The options of ``attnspec check`` and of pytest, the attributes of a :class:`ConformanceSuite` and the arguments of
+worker processes all follow from this declaration. Every pytest run of every user reads it, so it imports nothing heavy.
 """
 
 from collections.abc import Callable
@@ -18,7 +17,7 @@ def _setting(default: T, metavar: str, help_: str, *, option: str = "", isolated
 
 @dataclass(frozen=True)
 class Settings:
-    """What is judged, and how much is tried. An empty selection selects everything."""
+    """Selection and effort of a run. An empty selection selects everything."""
 
     profile: str = _setting("quick", "P", "how much is tried: quick, full or release")
     seed: int = _setting(0, "N", "the seed of all examples; the same seed gives the same verdicts")
@@ -50,21 +49,21 @@ class Settings:
 
     @classmethod
     def from_options(cls, value_of: Callable[[str], Any]) -> "Settings":
-        """The settings that pytest's command line chooses; ``value_of`` gives the value of a flag."""
+        """Return the settings that pytest's command line chooses; ``value_of`` maps a flag to its value."""
         given: dict[str, Any] = {o.setting: value_of(o.flag) for o in OPTIONS}
         return cls(**given | {o.setting: tuple(given[o.setting]) for o in OPTIONS if o.repeatable})
 
     def arguments(self) -> list[str]:
-        """The arguments that choose these settings on pytest's command line."""
+        """Return the arguments that choose these settings on pytest's command line."""
         chosen = [(o, value) for o in OPTIONS for value in o.values(getattr(self, o.setting))]
         return [o.flag if o.switch else f"{o.flag}={value}" for o, value in chosen]
 
 
 @dataclass(frozen=True)
 class Option:
-    """A setting as an option of a command line.
+    """A setting as a command-line option.
 
-    ``isolated`` marks what only runs in worker processes have; it is no attribute of a suite.
+    ``isolated`` marks settings of runs with workers; they are not attributes of a suite.
     """
 
     setting: str
@@ -76,26 +75,26 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """Its flag in pytest, where options of all plugins share one namespace."""
+        """Flag for pytest, where the options of all plugins share one namespace."""
         return f"--attn-{self.name}"
 
     @property
     def repeatable(self) -> bool:
-        """Whether it may be given more than once."""
+        """Return whether the option may be repeated."""
         return isinstance(self.default, tuple)
 
     @property
     def switch(self) -> bool:
-        """Whether it takes no value."""
+        """Return whether the option takes no value."""
         return isinstance(self.default, bool)
 
     @property
     def parse(self) -> Callable[[str], Any]:
-        """What turns a word of the command line into a value."""
+        """Function that turns a command-line argument into a value."""
         return str if self.default is None or self.repeatable else type(self.default)
 
     def values(self, setting: Any) -> tuple[Any, ...]:
-        """The values to give the option so that it has this setting."""
+        """Return the option's values that produce this setting."""
         return tuple(setting) if self.repeatable else () if setting is None or setting is False else (setting,)
 
 
@@ -113,4 +112,4 @@ def _option(setting: "Field[Any]") -> Option:
 
 OPTIONS = tuple(map(_option, fields(Settings)))
 HELP = {o.setting: o.help for o in OPTIONS}
-"""What a command line says of each setting."""
+"""Help text of each setting."""

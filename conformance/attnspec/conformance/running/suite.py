@@ -1,4 +1,4 @@
-"""The suite as pytest sees it: one test for each operation and dtype, all of whose laws are judged together.
+"""The suite as pytest runs it: one test per operation and dtype, judging all its laws.
 
 A third party writes, in a test file of its own::
 
@@ -37,7 +37,7 @@ from attnspec.conformance.running.verdicts import record, record_explanation
 
 
 class ConformanceSuite:
-    """Subclass it in a test file, as ``Test…``, and set ``backend`` to a backend or the name of one."""
+    """Suite to subclass in a test file, as ``Test…``; set ``backend`` to a backend or its name."""
 
     backend: ClassVar[Any] = None
     profile: ClassVar[str] = Settings.profile
@@ -53,13 +53,13 @@ class ConformanceSuite:
     def test_conforms(
         self, attnspec_case: Case, pytestconfig: pytest.Config, record_property: Callable[[str, object], None]
     ) -> None:
-        """All laws of one operation at one dtype."""
+        """Judge one operation at one dtype by all its laws."""
         backend, contract = backend_of_suite(pytestconfig, type(self))
         run_case(backend, contract, attnspec_case, settings_of_suite(type(self)), record_property)
 
 
 def settings_of_suite(suite: type[ConformanceSuite]) -> Settings:
-    """The settings that a subclass chooses; :class:`BackendError` for a text where names are expected."""
+    """Return the settings that a subclass chooses; :class:`BackendError` for a string where names are expected."""
     chosen: dict[str, Any] = {}
     for o in OPTIONS:
         if not o.isolated:
@@ -71,7 +71,7 @@ def settings_of_suite(suite: type[ConformanceSuite]) -> Settings:
 
 
 def resolved(config: pytest.Config, backend: Any) -> tuple[Any, Contract]:
-    """A backend in this process, loaded if it was named, and its contract; a backend that ends it is no success."""
+    """Return a backend in this process and its contract; if it ends the process, that is a failure."""
     if backend is None:
         raise pytest.UsageError("ConformanceSuite: expected a class attribute `backend`; got None")
     hosts(config).guard(config)
@@ -81,21 +81,21 @@ def resolved(config: pytest.Config, backend: Any) -> tuple[Any, Contract]:
 
 
 def _importable_name(backend: Any) -> str:
-    """How a snippet can name the backend: its class in its module."""
+    """Return the name by which a snippet imports the backend: its class in its module."""
     kind = backend if isinstance(backend, type) else type(backend)
     return f"{kind.__module__}:{kind.__qualname__}" if kind.__module__ != "builtins" else str(backend.__name__)
 
 
 def backend_of(config: pytest.Config, backend: Any, settings: Settings) -> tuple[Any, Contract]:
-    """What a run judges, by its name, and its contract; :class:`BackendError` if it cannot be used.
+    """Return a named backend and its contract; :class:`BackendError` if it cannot be used.
 
-    It is in a process of its own, unless the settings say otherwise.
+    It runs in its own process, unless the settings say otherwise.
     """
     return resolved(config, backend) if settings.in_process else hosts(config).ready(backend, settings)
 
 
 def backend_of_suite(config: pytest.Config, suite: type[ConformanceSuite]) -> tuple[Any, Contract]:
-    """What a suite judges, in a process of its own as far as it can be made there anew, and its contract."""
+    """Return a suite's backend and contract; it gets its own process if it can be recreated there."""
     settings, backend = settings_of_suite(suite), suite.backend
     if settings.in_process or backend is None:
         return resolved(config, backend)
@@ -116,7 +116,7 @@ def backend_of_suite(config: pytest.Config, suite: type[ConformanceSuite]) -> tu
 
 
 def check_expectations(plan: Plan, settings: Settings) -> None:
-    """Raise :class:`BackendError` for a known failure that the settings select, and that is of nothing to be judged."""
+    """Raise :class:`BackendError` for a selected expected failure that matches nothing to be judged."""
     for line in expectations(settings.expect):
         if line.selected(settings) and not any(
             line.concerns(case.operation, law, case.dtype) for case in plan.cases for law in case.laws
@@ -131,9 +131,9 @@ def run_case(
     settings: Settings,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """Judge a case, attach its verdicts to the test as a property, and fail the test if a law is violated.
+    """Judge a case, attach its verdicts to the test, and fail the test on a violation.
 
-    A violation that is expected does not fail it; a law that holds and is expected to fail does.
+    An expected violation does not fail it; a law that holds although it is expected to fail does.
     """
     extent: Extent = {}
     kind = Isolated if type(backend) is RemoteBackend else InProcess

@@ -1,6 +1,6 @@
-"""Digests of the code that trials run, found by imports: while a digest stays, so does the outcome.
+"""Digests of the code that trials run, following imports: an equal digest means an equal outcome.
 
-Code is a syntax tree without docstrings, which no trial reads: comments, layout and sentences change no digest.
+Code is a syntax tree without docstrings, which no trial reads: comments, layout and docstrings change no digest.
 """
 
 import ast
@@ -21,10 +21,10 @@ LAWS = "attnspec.conformance.laws."
 
 
 def digest(task: Task, *, assigned: bool) -> str:
-    """The digest of a trial.
+    """Return the digest of a trial.
 
-    It covers what every trial runs, the module of the mutant or variant, and the Protocols, references and checks of
-    its operations. For a mutant that its ``assigned`` laws killed, it leaves out the checks of other laws: none ran.
+    It covers the code that every trial runs, the module of the mutant or variant, and its operations' Protocols,
+    references and checks. For a mutant that its ``assigned`` laws killed, it omits other laws' checks: none ran.
     """
     subject = task.subject
     laws = frozenset(subject.breaks) if assigned and isinstance(subject, Mutant) else None
@@ -36,8 +36,8 @@ def _digest(alteration: str, operations: tuple[str, ...], laws: frozenset[str] |
     modules, names = {perform.__module__, alteration}, list(operations)
     for operation in map(OPERATIONS.__getitem__, operations):
         governing = governing_laws(operation)
-        # The place of a law among all that govern an operation says which examples it sees. The formula guides the
-        # search for examples, whatever laws are judged.
+        # A law's position among all laws of an operation determines its examples. The formula guides the search for
+        # examples, whatever laws are judged.
         run = [law for law in governing if laws is None or law in laws or law == FORMULA]
         checks = [check for law in run for check in CHECKS[law] if check.concerns(operation)]
         names += (*governing, *(check.name for check in checks))
@@ -49,7 +49,7 @@ def _digest(alteration: str, operations: tuple[str, ...], laws: frozenset[str] |
 
 @cache
 def _modules() -> dict[str, Path]:
-    """The files of the specification, the reference and the suite, by the names of the modules."""
+    """Map module names to files, for the specification, the reference and the suite."""
     return {
         ".".join(("attnspec", portion, *path.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__"): path
         for portion in ("spec", "reference", "conformance")
@@ -60,7 +60,7 @@ def _modules() -> dict[str, Path]:
 
 @cache
 def _reached(module: str) -> frozenset[str]:
-    """A module and what it imports, and what that imports."""
+    """Return a module and everything that it imports, directly or indirectly."""
     found, open_ = {module}, [module]
     while open_:
         new = _read(open_.pop())[0] - found
@@ -71,9 +71,9 @@ def _reached(module: str) -> frozenset[str]:
 
 @cache
 def _read(module: str) -> tuple[frozenset[str], str]:
-    """The modules that names are imported from, wherever the statement stands, and a digest of the code.
+    """Return the modules that any statement imports names from, and a digest of the code.
 
-    ``import package`` fills a registry, which is asked instead. A law may ask for the reference of another operation
+    ``import package`` fills a registry, which is read instead. A law may ask for the reference of another operation
     (:meth:`Subject.beside`), by its Protocol.
     """
     known, found = _modules(), set[str]()
@@ -95,7 +95,7 @@ class _WithoutDocstrings(ast.NodeTransformer):
 
 
 def without_docstrings(text: str) -> ast.Module:
-    """The syntax tree of a module without docstrings."""
+    """Return the syntax tree of a module without docstrings."""
     tree: ast.Module = _WithoutDocstrings().visit(ast.parse(text))
     return tree
 

@@ -1,4 +1,4 @@
-"""A pool of processes for trials. A process that hangs or dies is lost with its task alone, and the others go on."""
+"""Process pool for trials: a process that hangs or dies loses only its own task."""
 
 import faulthandler
 import multiprocessing
@@ -20,7 +20,7 @@ def outcomes(
     limit: float,
     done: Callable[[Task, Outcome], None] = lambda task, outcome: None,
 ) -> list[Outcome]:
-    """Outcomes of all tasks, in their order; with no workers, in this very process.
+    """Return the outcomes of all tasks in order; with ``workers=0``, run them in this process.
 
     A task that takes longer than ``limit`` seconds is lost. ``done`` is called for each task as it ends.
     """
@@ -42,7 +42,7 @@ def outcomes(
                 mark.unlink()
                 number = int(mark.name)
                 if number not in found:
-                    # What was running when a process died runs again, alone.
+                    # A task that ran when a process died runs again, alone.
                     run([number], 1)
                     if number not in found:
                         settle(number, Outcome((), 0, limit, lost=True))
@@ -58,7 +58,7 @@ def _run_in_pool(
     numbers: Sequence[int],
     workers: int,
 ) -> None:
-    """Run some tasks in one pool, until all have ended or one of its processes has died."""
+    """Run tasks in one pool until all have ended or a process has died."""
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context = multiprocessing.get_context(method)
     if method == "forkserver":
@@ -73,17 +73,17 @@ def _run_in_pool(
                 if error is None:
                     settle(futures[future], future.result())
                 elif not isinstance(error, BrokenProcessPool):
-                    # What a backend raised and no check expected.
+                    # A backend raised an exception that no check expected.
                     Path(marks, str(futures[future])).unlink(missing_ok=True)
                     failure = Failure("", "", "an exception that no check expected", type(error).__name__, str(error))
                     settle(futures[future], Outcome((failure,), 0, 0.0))
         finally:
-            # Where ``settle`` raises, what waits is not run first.
+            # If ``settle`` raises, waiting tasks are cancelled.
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _perform_marked(task: Task, mark: Path, limit: float) -> Outcome:
-    """In a process of the pool: mark a task while it runs, and end the process when it takes too long."""
+    """Run a task in a pool process, marked while it runs; end the process after ``limit``."""
     mark.touch()
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         faulthandler.dump_traceback_later(limit, exit=True, file=nowhere)

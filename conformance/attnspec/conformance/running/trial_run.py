@@ -1,4 +1,4 @@
-"""A run of trials: those that are kept are not repeated, those that end are kept, and it ends when its time is up."""
+"""A run of trials: stored ones are skipped, new ones stored, within a time limit."""
 
 import os
 import time
@@ -16,22 +16,22 @@ from attnspec.conformance.running.trials import LOST, Key, Outcome, Task
 from attnspec.conformance.variants import Variant
 
 SECONDS = {"quick": 120.0, "full": 1200.0, "release": 7200.0}
-"""After which a task counts as hung, for each profile."""
+"""Seconds after which a task counts as hung, per profile."""
 
 INCOMPLETE = 2
-"""The exit status of a run that was not finished in its time."""
+"""Exit status of a run that did not finish within its time."""
 
 
 class TimeUp(Exception):
-    """A run took all the time that it was given; the message says how far it came, and how to go on."""
+    """A run has used up its time; the message gives its progress and how to continue."""
 
 
 @dataclass
 class TrialRun:
-    """How trials are run, from now on.
+    """How trials are run, timed from the creation of this object.
 
-    ``workers``: processes, None for one per core, 0 for none (everything in this process). ``minutes``: all the time
-    that there is, None for no limit.
+    ``workers``: number of processes; None: one per core; 0: everything in this process. ``minutes``: total time; None:
+    no limit.
     """
 
     workers: int | None
@@ -41,10 +41,10 @@ class TrialRun:
     _start: float = field(default_factory=time.monotonic)
 
     def outcomes(self, tasks: Sequence[Task], limit: float) -> dict[Key, Outcome]:
-        """What became of tasks, by their keys; each of them may take ``limit`` seconds.
+        """Return the outcomes of tasks by key; each task may take ``limit`` seconds.
 
-        A variant that is harmed and a mutant that survives are named at once. :class:`TimeUp` as soon as the time is
-        up, after one task at least.
+        Prints every harmed variant and surviving mutant immediately. Raises :class:`TimeUp` when the time is over,
+        after at least one task.
         """
         found: dict[Key, Outcome] = {}
         bar = Bar(self.console, "judging", len(tasks))

@@ -16,15 +16,15 @@ Key: TypeAlias = tuple[str, str, int, bool]
 """Subject, profile, seed, and whether it is judged by every law."""
 
 LOST = "hung or died"
-"""What stands among the laws for a trial whose process was lost."""
+"""Listed in place of a law for a trial whose process hung or died."""
 
 
 @dataclass(frozen=True)
 class Task:
     """One mutant or variant at one seed.
 
-    ``law`` is the only law to judge by, ``operation`` the only operation, empty for all of them. A variant is judged to
-    the end, and so is a mutant with ``every``; without, a law ends at its first violation.
+    ``law`` and ``operation`` restrict judging to one; empty for all. A variant, and a mutant with ``every``, is judged
+    to the end; any other mutant until its first violation.
     """
 
     subject: Mutant | Variant
@@ -36,12 +36,12 @@ class Task:
 
     @property
     def key(self) -> Key:
-        """What tells it from others that are judged by all laws of all operations."""
+        """Key among the tasks that judge by all laws of all operations."""
         return self.subject.name, self.profile, self.seed, self.every
 
     @property
     def effort(self) -> Profile:
-        """That of the profile, or of the one that the mutant needs, if that is greater."""
+        """The profile of the task, or the mutant's own if that needs more examples."""
         own = self.subject.profile if isinstance(self.subject, Mutant) else self.profile
         return max(PROFILES[self.profile], PROFILES[own], key=lambda profile: profile.single.corners)
 
@@ -58,11 +58,11 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a task.
+    """Outcome of a task.
 
     ``evaluations`` counts checks of a law on an example; ``largest`` is the largest error ratio of the laws that held;
-    ``lost`` says that the process hung or died; ``powerless`` are laws that should kill the mutant and do not.
-    ``assigned`` says that the laws assigned to a mutant killed it, so that no other law ran.
+    ``lost`` means that the process hung or died; ``powerless`` are assigned laws that do not kill the mutant.
+    ``assigned`` means that the laws assigned to a mutant killed it, so that no other law ran.
     """
 
     failures: tuple[Failure, ...]
@@ -75,12 +75,12 @@ class Outcome:
 
     @property
     def convicts(self) -> bool:
-        """Whether something was wrong: a mutant is killed, a variant harmed."""
+        """Return whether a law failed or the process was lost: mutant killed, variant harmed."""
         return self.lost or bool(self.failures)
 
 
 def perform(task: Task) -> Outcome:
-    """Judge a mutant by the laws that should kill it, and by all laws if none of them does; or a variant by everything.
+    """Judge a mutant by its assigned laws, else by all; judge a variant by all.
 
     A law alone sees the same examples as in the whole run. At seed 0 every assigned law runs, and one that misses the
     mutant at seeds 0, 1 and 2 is powerless. At other seeds judging stops at the first law that kills it.
@@ -108,7 +108,7 @@ def perform(task: Task) -> Outcome:
 
 
 def _kills_later(task: Task, law: str) -> bool:
-    """Whether a law kills a mutant at one of the next two seeds."""
+    """Return whether a law kills a mutant at one of the next two seeds."""
     later = (task.seed + 1, task.seed + 2)
     return any(_performed(replace(task, law=law, seed=seed)).failures for seed in later)
 
@@ -121,7 +121,7 @@ def _performed(task: Task) -> Outcome:
     dtypes = (subject.dtype,) if isinstance(subject, Mutant) else subject.dtypes
     operations = (task.operation,) if task.operation else subject.operations
     found = cases(contract, operations=operations, laws=(task.law,) if task.law else ())
-    # As in a run at all dtypes: with a selection, the first one selected would be the leading one.
+    # As in a run at all dtypes: a selection of dtypes would make its first one the leading dtype.
     chosen = [case for case in found if case.dtype in (*dtypes, BOOLEAN, DEFAULT)]
     failures: list[Failure] = []
     evaluations, largest = 0, 0.0
@@ -140,7 +140,7 @@ def _performed(task: Task) -> Outcome:
 
 
 def _judge(contract: Contract, case: Case, task: Task, every: bool) -> list[Result]:
-    """Verdicts without counterexamples: up to the first violation, or again without the laws that have failed."""
+    """Return verdicts without counterexamples; with ``every``, repeat without failed laws until no new one fails."""
     failed: dict[str, Result] = {}
     while True:
         results = checked(

@@ -14,13 +14,13 @@ from attnspec.conformance.judging.results import JUDGE_LOST, Result
 from attnspec.conformance.running.keys import LEFT
 
 PROPERTY = "attnspec"
-"""The property of a test that holds its verdicts, as JSON; pytest-xdist hands it on from a worker."""
+"""Name of the test property that holds its verdicts as JSON; pytest-xdist transports it."""
 
 EXTENT = "attnspec-extent"
-"""The property that holds the largest sizes of its calls."""
+"""Name of the test property that holds the largest sizes of its calls."""
 
 EXPLANATION = "attnspec-explanation"
-"""The property that holds what explains its violations."""
+"""Name of the test property that holds the explanation of its violations."""
 
 
 def record(
@@ -28,18 +28,18 @@ def record(
     record_property: Callable[[str, object], None],
     extent: Extent | None = None,
 ) -> None:
-    """Attach the verdicts of a case to its test, and the extent of its calls; the last time counts."""
+    """Attach a case's verdicts and the extent of its calls to its test; the last call counts."""
     record_property(PROPERTY, [r.as_json() for r in results])
     record_property(EXTENT, extent or {})
 
 
 def record_explanation(explanation: Explanation, record_property: Callable[[str, object], None]) -> None:
-    """Attach what explains the violations of a case to its test."""
+    """Attach the explanation of a case's violations to its test."""
     record_property(EXPLANATION, explanation.as_json())
 
 
 def recorded(report: pytest.TestReport) -> list[Result] | None:
-    """The verdicts that were last attached to a test; None if there are none yet."""
+    """Return the verdicts last attached to a test; None if there are none yet."""
     for name, value in reversed(report.user_properties):
         if name == PROPERTY and isinstance(value, list):
             return [Result.from_json(r) for r in value]
@@ -47,16 +47,16 @@ def recorded(report: pytest.TestReport) -> list[Result] | None:
 
 
 def case_of(nodeid: str) -> str:
-    """The case that a test judges: what stands in brackets in its node id."""
+    """Return the case that a test judges: the brackets in its node id."""
     return nodeid.rpartition("[")[2].removesuffix("]")
 
 
 @dataclass
 class Verdicts:
-    """The verdicts of a run so far, the extent of its calls, and what explains violations, by case.
+    """Verdicts, extents of calls, and explanations of a run so far, by case.
 
-    ``causes`` says why a case has no verdicts. ``left`` are the processes that the backend has left behind.
-    ``repeated`` says which cases were judged again because the process that judged them ended.
+    ``causes`` says why a case has no verdicts. ``left`` lists the processes that the backend left running. ``repeated``
+    names cases judged again because the process that judged them ended.
     """
 
     results: dict[str, list[Result]] = field(default_factory=dict)
@@ -68,22 +68,22 @@ class Verdicts:
 
 
 VERDICTS = pytest.StashKey[Verdicts]()
-"""Where a pytest configuration holds the verdicts of its run."""
+"""Key under which a pytest configuration stores the verdicts of its run."""
 
 
 class Collector:
-    """A plugin of the process that controls the run: it collects the verdicts of all workers."""
+    """Plugin of the controlling process that collects the verdicts of all workers."""
 
     def __init__(self, verdicts: Verdicts) -> None:
         self.verdicts = verdicts
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Keep what a worker says of processes that the backend has left behind."""
+        """Store the processes that a worker reports as left running by the backend."""
         self.verdicts.left += getattr(node, "workeroutput", {}).get(LEFT, ())
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the verdicts of a case, or the last line that says why it has none."""
+        """Store the verdicts of a case, or the last line of its error if it has none."""
         case, results = case_of(report.nodeid), recorded(report)
         if results is not None:
             self.verdicts.results[case] = results
@@ -108,14 +108,14 @@ ENDED = (
     "the process that runs the backend {how} (status 1 can mean that a check took more than {seconds:g} s): "
     "run with --isolated, which names the law and its input"
 )
-"""Message of a case that was judged in the process of the backend."""
+"""Message of a case that was judged in the backend's process."""
 
 
 class CrashHandler:
     """Plugin of the controlling process for cases whose worker died.
 
-    A worker that only judges is no fault of the backend: its case is judged again, twice at most, and ``repeated``
-    names it. With ``--in-process`` the worker ran the backend too: the case is not tried again and has no verdict.
+    A worker that only judges is not the backend's fault: its case is judged again, at most twice, and ``repeated``
+    names it. With ``--in-process`` the worker ran the backend too: the case is not retried and has no verdict.
     """
 
     def __init__(self, hang_after: float, *, in_process: bool, repeated: list[str]) -> None:
@@ -125,7 +125,7 @@ class CrashHandler:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: Any) -> None:
-        """Run a case again whose worker died, or say why it has no verdict."""
+        """Schedule the case of a dead worker again, or say why it has no verdict."""
         how = _how_it_ended(getattr(report, "node", None))
         if self.in_process:
             report.longrepr = ENDED.format(how=how, seconds=self.hang_after)
@@ -139,7 +139,7 @@ class CrashHandler:
 
 
 def _how_it_ended(node: Any) -> str:
-    """How the process of a worker of pytest-xdist ended."""
+    """Describe how a pytest-xdist worker's process ended."""
     status = None if node is None else node.gateway._io.wait()
     if status is None or status >= 0:
         return f"ended with status {status}"

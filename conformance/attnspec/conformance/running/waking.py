@@ -1,4 +1,4 @@
-"""Continuing judges that were stopped by a signal.
+"""Continuation of judges that a signal stopped.
 
 A backend without a sandbox may send SIGSTOP to the process that judges it, which would then never end.
 """
@@ -14,23 +14,23 @@ from contextlib import suppress
 from attnspec.conformance.remote.processes import KNOWN, Process, processes
 
 PAUSE = 1.0
-"""Seconds between two checks. A process that is stopped at both is continued; Ctrl-Z stops all judges within one."""
+"""Seconds between two checks. A process stopped at both is continued; Ctrl-Z stops all judges within one."""
 
 
 def wake(is_judge: Callable[[Process], bool]) -> None:
-    """Start a thread that continues the judges among the processes of this machine when they are stopped."""
+    """Start a thread that continues stopped judges among this machine's processes."""
     if KNOWN:
         threading.Thread(target=_watch, args=(is_judge,), daemon=True).start()
 
 
 def wake_workers() -> None:
-    """Continue the workers of this process. Processes of backends are none: they have sessions of their own."""
+    """Continue stopped workers of this process; backends' processes have other sessions and stay stopped."""
     own, session = os.getpid(), os.getsid(0)
     wake(lambda process: process.parent == own and process.session == session)
 
 
 def wake_parent() -> None:
-    """Continue the process that controls this worker."""
+    """Continue the process that controls this worker, if it is stopped."""
     parent = os.getppid()
     wake(lambda process: process.number == parent)
 
