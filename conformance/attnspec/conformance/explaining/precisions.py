@@ -60,7 +60,7 @@ ENOUGH = 12
 
 
 class Lowered(Subject):
-    """The same operation of a backend, judged under another precision class."""
+    """An operation of a backend, judged under another precision class."""
 
     def __init__(self, subject: Subject, other: Precision) -> None:
         super().__init__(subject.backend, subject.contract, subject.operation, subject.dtype, subject.device)

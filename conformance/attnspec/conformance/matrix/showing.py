@@ -96,7 +96,7 @@ def _where(matrix: Matrix, cells: list[Cell]) -> str:
 
 
 ENDS: Mapping[str, str] = {Reason.CRASHED: "is ended by a signal", Reason.HUNG: "does not come to its end"}
-"""How a program without attnspec shows a crash or a hang; it exits with 1 for other violations."""
+"""Endings of a program without attnspec that shows a crash or a hang; for other violations it exits with 1."""
 
 
 def seen(violation: Violation) -> str:

@@ -17,4 +17,4 @@ HERE: "pytest.StashKey[dict[str, str]]" = pytest.StashKey()
 """Suites judged by the process that runs their backend, with the reason."""
 
 SUITES_HERE = "attnspec-judged-here"
-"""The same suites, as a pytest-xdist worker reports them."""
+"""Property by which a pytest-xdist worker reports these suites."""

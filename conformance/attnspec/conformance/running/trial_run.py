@@ -28,7 +28,7 @@ class TimeUp(Exception):
 
 @dataclass
 class TrialRun:
-    """How trials are run, timed from the creation of this object.
+    """Settings of a run of trials, timed from the creation of this object.
 
     ``workers``: number of processes; None: one per core; 0: everything in this process. ``minutes``: total time; None:
     no limit.
