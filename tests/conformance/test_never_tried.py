@@ -146,7 +146,7 @@ TRAINING = (
         "values while gradients are recorded",
         ("dropout while gradients are recorded", "recorded for the query alone without scale"),
     ),
-    Flaw("inference mode", ("inference in lower precision",)),
+    Flaw("inference mode", ("inference 1 % off",)),
     Flaw("no gradients", ("another kernel where no gradients are recorded",)),
     Flaw(
         "what is written between a recorded call and its backward pass",
@@ -211,7 +211,7 @@ TRAINING = (
     ),
     Flaw("strided arguments of a backward pass", ("gradients of strided keys by the strides of dense ones",)),
     Flaw("gradients that differ from pass to pass", ("gradients added up in another order in every pass",)),
-    Flaw("gradients of uniform rows", ("uniform rows without gradients, declared uniform",)),
+    Flaw("gradients of uniform rows", ("uniform rows are 0 while gradients are recorded",)),
     Flaw("expanded cotangents", ("expanded cotangent read at its first number",)),
     Flaw(
         "strided cotangents",

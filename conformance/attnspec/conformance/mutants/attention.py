@@ -282,7 +282,7 @@ def relu_queries(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
 
 
 @mutant(
-    "queries cut to float16's range of 4 decimals",
+    "queries rounded to multiples of 2⁻⁸",
     replaces="dot_scores",
     operations=DOT,
     breaks=("attention.scale-trade", "operation.oracle"),
@@ -307,7 +307,7 @@ def flushed_keys(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
 
 
 @mutant(
-    "keys centred in place",
+    "first half of the keys centred",
     replaces="dot_scores",
     operations=(ScaledDotProductAttention,),
     breaks=("operation.oracle",),
@@ -380,13 +380,13 @@ def exchanged_projections(
 
 
 @mutant(
-    "queries made from the memory where it fits",
+    "first query in the place of all",
     replaces="cross_attention",
     operations=(CrossAttention,),
     breaks=("operation.oracle",),
-    source="arguments in the other order",
+    source="the index of a query left out",
 )
-def queries_from_memory(
+def first_query_for_all(
     correct: Formulas, x: Numbers, memory: Numbers, w_q: Numbers, w_k: Numbers, w_v: Numbers, *, mask: Numbers = None
 ) -> Numbers:
     """All queries are replaced by the first one."""

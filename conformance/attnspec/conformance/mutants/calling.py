@@ -248,13 +248,13 @@ def masked_in_place(correct: Library, operation: Operation, arguments: Mapping[s
 
 
 @mutant(
-    "lengths sorted in place",
+    "lengths clipped in place",
     replaces="prepared",
     operations=(PaddingMask,),
     breaks=("operation.no-mutation",),
     source="facebookresearch/InferSent#51",
 )
-def sorted_in_place(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def clipped_in_place(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The caller's lengths are clipped to 1 in place."""
     prepared = _copied(arguments)
     for leaf, lengths in arrays(operation, arguments):

@@ -256,7 +256,7 @@ class Accumulates(Library):
 
 
 @mutant(
-    "gradient of the values from the scores",
+    "gradient of the values by the first query's weights",
     replaces="differentiated",
     operations=(AttentionPooling,),
     breaks=("operation.gradient",),

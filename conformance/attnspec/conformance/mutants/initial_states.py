@@ -84,7 +84,7 @@ class FinalInHalf(_finals_in("float16")):  # type: ignore[misc]
 
 
 @mutant(
-    "state shared by all elements of the batch added up",
+    "unbatched state doubled",
     replaces="started",
     operations=(GRU, LSTM),
     breaks=("operation.broadcasting",),

@@ -153,13 +153,13 @@ def scaled(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
 
 
 @mutant(
-    "encodings rounded to bfloat16",
+    "encodings rounded to float16",
     replaces="interleaved",
     operations=(SinusoidalPositionalEncoding,),
     breaks=("positional.unit-pairs", "operation.oracle"),
     source="tables stored in the dtype of the model and returned as float32",
 )
-def stored_low(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
+def stored_in_float16(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
     """A float32 encoding holds sines and cosines rounded to float16."""
     return Formulas.interleaved(correct, sines, cosines).astype(np.float16).astype(np.float64)
 

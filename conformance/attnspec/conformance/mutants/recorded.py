@@ -262,7 +262,7 @@ class WideSums(_FirstRow):
 
 
 @mutant(
-    "uniform rows without gradients, declared uniform",
+    "uniform rows are 0 while gradients are recorded",
     replaces="excluded",
     operations=(ScaledDotProductAttention, AdditiveAttention, NadarayaWatson),
     declares={"fully_masked": "uniform"},

@@ -150,7 +150,7 @@ def exchanged_results(
 
 
 @mutant(
-    "cell output_gate without tanh",
+    "hidden state without tanh of the cell",
     replaces="lstm_cell",
     operations=(LSTMCell,),
     breaks=("operation.oracle", "recurrent.bounds"),
@@ -429,13 +429,15 @@ def inverted_update_in_sequences(correct: Formulas, update: Numbers, h: Numbers,
 
 
 @mutant(
-    "output and candidate exchanged in sequences",
+    "forget and output gates exchanged in sequences",
     replaces="lstm_gates",
     operations=(LSTM, BidirectionalLSTM, StackedLSTM),
     breaks=("operation.oracle", "operation.gradient"),
     source="PyTorch stacks i, f, g, o, ONNX i, o, f, c",
 )
-def onnx_gates(correct: Formulas, x: Numbers, h: Numbers, p: LSTMParameters[Numbers]) -> tuple[Numbers, ...]:
+def exchanged_gates_in_sequences(
+    correct: Formulas, x: Numbers, h: Numbers, p: LSTMParameters[Numbers]
+) -> tuple[Numbers, ...]:
     """Forget gate and output gate are computed from each other's weights."""
     input_gate, forget_gate, output_gate, candidate = Formulas.lstm_gates(correct, x, h, p)
     return input_gate, output_gate, forget_gate, candidate

@@ -87,7 +87,7 @@ def overwritten_result(
 
 
 @mutant(
-    "inference in lower precision",
+    "inference 1 % off",
     operations=(DotScores, ScaledDotProductAttention, LayerNorm),
     breaks=("training.modes",),
     source="pytorch/pytorch#106668: eval() and eval() with no_grad() take different kernels",
