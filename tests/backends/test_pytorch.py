@@ -46,7 +46,7 @@ from attnspec.spec import (
 )
 from attnspec.spec.contract.axes import Part
 from attnspec.spec.contract.shapes import results
-from attnspec.spec.contract.tree import built, flatten, mapped, number_of, schematic, short
+from attnspec.spec.contract.tree import built, flatten, mapped, number_of, short, without_indices
 from tests.budgets import assert_within_budgets
 
 torch.set_num_threads(1)
@@ -888,7 +888,7 @@ def shared_sizes(operation: Operation) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("operation", [o for o in DIFFERENTIABLE if shared_sizes(o)], ids=named)
 def test_a_wrong_size_is_named(operation: Operation) -> None:
     def doubled(path: str, x: Tensor, name: str, dim: int) -> Tensor:
-        return torch.cat((x, x), dim) if name in (path, schematic(path)) else x
+        return torch.cat((x, x), dim) if name in (path, without_indices(path)) else x
 
     for name, dim in shared_sizes(operation):
         wrong = mapped(arguments(operation), partial(doubled, name=name, dim=dim))
@@ -948,7 +948,7 @@ def test_no_array_is_named(operation: Operation) -> None:
     numbers = {path: 1 for path in operation.indices if path not in {leaf.path for leaf in operation.leaves}}
     given = {**arguments(operation, sizes={"steps": 2, "beams": 2}), **numbers}
     optional = {leaf.path for leaf in operation.leaves if leaf.optional}
-    for path in [p for p, x in flatten(given).items() if isinstance(x, Tensor) and schematic(p) not in optional]:
+    for path in [p for p, x in flatten(given).items() if isinstance(x, Tensor) and without_indices(p) not in optional]:
         with pytest.raises(TypeError) as raised:
             call(operation, without(given, path))
         assert str(raised.value) == f"{operation.name}: {path}: expected a torch.Tensor; got NoneType"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attnspec.conformance.inputs.arguments import Arguments
-from attnspec.conformance.judging.comparison import Comparisons, told_apart
+from attnspec.conformance.judging.comparison import Comparisons, distinct_texts
 from attnspec.conformance.judging.violation import Violation
 from attnspec.spec import OPERATIONS
 
@@ -26,13 +26,13 @@ GIVEN = Arguments(OPERATIONS["softmax"], {"scores": np.zeros((1, 1))})
     ],
 )  # fmt: skip
 def test_numbers_have_as_many_digits_as_it_takes(got: Any, expected: Any, shown: tuple[str, str, str]) -> None:
-    assert told_apart(np.asarray(got), np.asarray(expected)) == shown
+    assert distinct_texts(np.asarray(got), np.asarray(expected)) == shown
 
 
 @pytest.mark.skipif(bool(np.finfo(np.longdouble).eps > 2.0**-60), reason="a long double is a double here")
 def test_long_doubles_are_told_from_doubles() -> None:
     expected = np.longdouble(1) + np.longdouble(2) ** -60
-    found, wanted, difference = told_apart(np.float64(1), expected)
+    found, wanted, difference = distinct_texts(np.float64(1), expected)
     assert found != wanted
     assert difference == "8.67e-19 too little"
 

@@ -20,7 +20,7 @@ from attnspec.conformance.remote.environment import own_folders
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.processes import KNOWN, processes
 from attnspec.conformance.running import integrity
-from attnspec.conformance.running.admission import admit, admitted
+from attnspec.conformance.running.contract_file import read_contract, write_contract
 from attnspec.conformance.running.post_mortem import checked
 
 from . import hostile
@@ -297,11 +297,11 @@ def test_green_is_impossible_where_an_error_exceeds_its_budget() -> None:
 
 
 def test_a_contract_that_another_process_has_written_is_none(tmp_path: Path) -> None:
-    admit(tmp_path, {"name": "mine"}, "key")
-    assert admitted(tmp_path, 1.0, "key") == {"name": "mine"}
+    write_contract(tmp_path, {"name": "mine"}, "key")
+    assert read_contract(tmp_path, 1.0, "key") == {"name": "mine"}
     (tmp_path / "contract.json").write_text('0\n{"name": "another"}', encoding="utf-8")
     with pytest.raises(BackendError, match="another process has changed it"):
-        admitted(tmp_path, 1.0, "key")
+        read_contract(tmp_path, 1.0, "key")
 
 
 def test_an_answer_after_a_crash_says_nothing_of_the_verdict() -> None:

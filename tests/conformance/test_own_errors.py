@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow
 
 OURS = "attnspec's own error while "
 FORMULA = "operation.oracle"
-FEW = Effort(2, 0, 1, 1, 2.0**8, dear=False, ensemble=16)
+FEW = Effort(2, 0, 1, 1, 2.0**8, slow=False, ensemble=16)
 SHORT = Profile(FEW, FEW, FEW)
 
 

@@ -18,11 +18,11 @@ from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result
 from attnspec.conformance.remote.backend import RemoteBackend
-from attnspec.conformance.remote.client import Hasty
+from attnspec.conformance.remote.client import PipelineFailed
 from attnspec.conformance.remote.description import contract_from, described
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.loading import contract_of, load
-from attnspec.conformance.remote.raised import Breach, as_told, told
+from attnspec.conformance.remote.raised import MalformedReply, as_told, told
 from attnspec.conformance.remote.wire import LENGTHS, Reader, Writer, dtype_named, header, records
 
 # Words ----------------------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ WRONG: list[Any] = [
 
 @pytest.mark.parametrize("value", WRONG, ids=str)
 def test_what_is_no_answer_is_a_breach(value: Any) -> None:
-    with pytest.raises(Breach):
+    with pytest.raises(MalformedReply):
         Reader(bytearray(8), lambda letter, number, more: None).value(value)
 
 
@@ -179,16 +179,16 @@ def test_trees_without_end_are_a_breach() -> None:
     value: Any = 1
     for _ in range(200):
         value = ["t", "tuple", [value]]
-    with pytest.raises(Breach):
+    with pytest.raises(MalformedReply):
         Reader(b"", lambda *_: None).value(value)
     for text in (b"[" * 100_000, b"nothing", b"\xff", b"1" * 5000):
-        with pytest.raises(Breach):
+        with pytest.raises(MalformedReply):
             header(text)
 
 
 @pytest.mark.parametrize("text", ["O", "V8", "<M8[s]", "f8", "<f8,<f8", "generic", "finfo", "", "<f", 3, None])
 def test_names_that_are_no_dtype_are_a_breach(text: Any) -> None:
-    with pytest.raises(Breach):
+    with pytest.raises(MalformedReply):
         dtype_named(text)
 
 
@@ -232,7 +232,7 @@ def test_an_exception_that_cannot_be_read_is_told() -> None:
     [["a", "b"], [1, "Exception", "x", []], ["E", "Exception", 3, []], ["E", "Exception", "x", [["f", "1", "n"]]]],
 )
 def test_what_is_no_exception_is_a_breach(given: Any) -> None:
-    with pytest.raises((Breach, ValueError)):
+    with pytest.raises((MalformedReply, ValueError)):
         as_told(given)
 
 
@@ -410,7 +410,7 @@ def test_a_step_whose_success_was_taken_for_granted_is_taken_again(tmp_path: Pat
     remote, _ = started(tmp_path, FICKLE)
     asked = [remote.from_numpy(np.ones((2, n)), device="cpu")[..., :2] for n in (3, 4, 5)]
     assert [x.shape for x in asked] == [(2, 2)] * 3
-    with pytest.raises(Hasty):
+    with pytest.raises(PipelineFailed):
         remote.to_numpy(asked[0])
     assert remote.to_numpy(asked[1]).tolist() == [[1, 1]] * 2
     with pytest.raises(ValueError, match="not of five"):

@@ -20,7 +20,7 @@ from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.remote import clock as clocks
 from attnspec.conformance.remote.backend import RemoteBackend
-from attnspec.conformance.remote.client import Hasty
+from attnspec.conformance.remote.client import PipelineFailed
 from attnspec.conformance.remote.clock import Clock, Watch
 from attnspec.conformance.remote.description import contract_from
 from attnspec.conformance.remote.errors import BackendError
@@ -244,7 +244,7 @@ def test_a_violation_seen_before_a_step_was_wrongly_taken_for_granted_stands(mon
             mark(law, example)
             marks.append(law)
             if len(marks) == 2:
-                raise Hasty
+                raise PipelineFailed
 
         return judge(*given, mark=interrupted, **named)
 

@@ -1,7 +1,7 @@
 """Dependency graphs of layers: which states each state is computed from, as the layers define it.
 
 A state is named by a letter and a position, ``("h", 3)``. Those that are computed from none are the tokens. An edge is
-one in the schematic drawings of the layers: of an RNN, token to state and state to state; of a convolution and of
+one in the without_indices drawings of the layers: of an RNN, token to state and state to state; of a convolution and of
 attention, token to result.
 """
 

@@ -17,7 +17,7 @@ from attnspec.reference.defining.definition import _REFERENCE
 from attnspec.spec import OPERATIONS, Array, DotScores, ShapeError, operation
 from attnspec.spec.contract.annotations import sizes
 from attnspec.spec.contract.operation import _OPERATIONS
-from attnspec.spec.contract.tree import Option, flatten, mapped, schematic
+from attnspec.spec.contract.tree import Option, flatten, mapped, without_indices
 
 ONES: Any = np.ones((2, 3))
 WITH_FLOATS = [o.name for o in OPERATIONS.values() if o.floats]
@@ -155,7 +155,9 @@ def replacing(path: str) -> Callable[[str, Any], Any]:
 def test_no_array_is_named(name: str, draw: Any) -> None:
     given, operation = draw(name), OPERATIONS[name]
     optional = {leaf.path for leaf in operation.leaves if leaf.optional}
-    for path in [p for p, x in flatten(given).items() if isinstance(x, np.ndarray) and schematic(p) not in optional]:
+    for path in [
+        p for p, x in flatten(given).items() if isinstance(x, np.ndarray) and without_indices(p) not in optional
+    ]:
         missing = {argument: mapped(x, replacing(path), argument) for argument, x in given.items()}
         with pytest.raises(TypeError, match=rf"^{name}: {re.escape(path)}: expected [\w ]+; got NoneType$"):
             REFERENCE[name](**missing)

@@ -27,7 +27,7 @@ from attnspec.reference.normalization import log_softmax
 from attnspec.spec import OPERATIONS, AttentionDecoderParameters, Operation, RNNParameters
 from attnspec.spec.contract.precision import CLASSES
 from attnspec.spec.contract.shapes import bind, results
-from attnspec.spec.contract.tree import flatten, mapped, schematic
+from attnspec.spec.contract.tree import flatten, mapped, without_indices
 from tests.budgets import assert_within_budgets
 
 MASKED = [o.name for o in OPERATIONS.values() if "mask" in o.call.names and o.chapter != "kernels"]
@@ -231,10 +231,10 @@ def test_batches_broadcast(name: str, draw: Any) -> None:
     arguments = draw(name, batch=(2, 3))
 
     def reduce(path: str, x: Any) -> Any:
-        return x[reduced_to[schematic(path)]] if schematic(path) in reduced_to else x
+        return x[reduced_to[without_indices(path)]] if without_indices(path) in reduced_to else x
 
     def repeat(path: str, x: Any) -> Any:
-        rank = ranks.get(schematic(path))
+        rank = ranks.get(without_indices(path))
         return x if rank is None else np.broadcast_to(x, (2, 3, *x.shape[x.ndim - rank :]))
 
     reduced = mapped(arguments, reduce)

@@ -10,7 +10,7 @@ import pytest
 from jaxtyping import Bool, Complex, Float, Int, Shaped, UInt
 
 from attnspec.spec import Array, Branch, Dim, Kind, Leaf, Option
-from attnspec.spec.contract.annotations import Misdeclared, _renamed, dims, names, read, sizes
+from attnspec.spec.contract.annotations import InvalidDeclaration, _renamed, dims, names, read, sizes
 from attnspec.spec.contract.tree import Node, walked
 
 
@@ -113,7 +113,7 @@ def test_sizes_of_a_sum_may_stand_for_products_and_one_for_a_sum() -> None:
     (d,) = dims("tokens", "x", {"tokens": "1+rows*columns"})
     assert (d.written, d.factors, d.sizes) == ("tokens", ("1+rows*columns",), ("rows", "columns"))
     wanted = r"^x: expected products of sizes, and sums of these; got n\+1 in 2\*tokens$"
-    with pytest.raises(Misdeclared, match=wanted):
+    with pytest.raises(InvalidDeclaration, match=wanted):
         dims("2*tokens", "x", {"tokens": "n+1"})
 
 
@@ -122,13 +122,14 @@ def test_sizes_of_a_sum_may_stand_for_products_and_one_for_a_sum() -> None:
 )
 def test_what_is_no_dimension(text: str) -> None:
     with pytest.raises(
-        Misdeclared, match=r"^x: expected \*batch first, then names, products or sums of these; got '.*' in '.*'$"
+        InvalidDeclaration,
+        match=r"^x: expected \*batch first, then names, products or sums of these; got '.*' in '.*'$",
     ):
         dims(text, "x", {})
 
 
 def test_the_message_shows_what_was_written() -> None:
-    with pytest.raises(Misdeclared) as raised:
+    with pytest.raises(InvalidDeclaration) as raised:
         read(Float[Array, "*batch n-1"], "parameters.w", {})
     assert str(raised.value) == (
         "parameters.w: expected *batch first, then names, products or sums of these; got 'n-1' in '*batch n-1'"
@@ -197,7 +198,7 @@ def test_a_sum_may_name_a_size_that_nothing_else_does() -> None:
 def test_a_size_may_stand_for_a_sum() -> None:
     node = read(Annotated[Cell[Array], sizes(d="h+k")], "cell", {"h": "h", "k": "p.k"})
     assert shapes(node)["cell.w_x"] == ["h", "h+p.k"]
-    with pytest.raises(Misdeclared, match=r"^cell: d: expected a size around the record, h; got k$"):
+    with pytest.raises(InvalidDeclaration, match=r"^cell: d: expected a size around the record, h; got k$"):
         read(Annotated[Cell[Array], sizes(d="h+k")], "cell", scope("h"))
 
 
@@ -325,7 +326,7 @@ class Plain(Generic[Array]):
     ],
 )
 def test_what_is_no_tree(annotation: Any, path: str, got: str) -> None:
-    with pytest.raises(Misdeclared) as raised:
+    with pytest.raises(InvalidDeclaration) as raised:
         read(annotation, "x", {})
     assert str(raised.value) == f"{path}: expected {WANTED}; got {got}"
 
@@ -343,13 +344,13 @@ def test_what_is_no_tree(annotation: Any, path: str, got: str) -> None:
     ],
 )
 def test_what_is_wrong_with_a_record(annotation: Any, message: str) -> None:
-    with pytest.raises(Misdeclared) as raised:
+    with pytest.raises(InvalidDeclaration) as raised:
         read(annotation, "x", {})
     assert str(raised.value) == message
 
 
 def test_a_union_of_two_arrays_is_no_tree() -> None:
-    with pytest.raises(Misdeclared, match=r"^x: expected \[Array\] with its shape, .*; got .*Float.*Int"):
+    with pytest.raises(InvalidDeclaration, match=r"^x: expected \[Array\] with its shape, .*; got .*Float.*Int"):
         read(Float[Array, " d"] | Int[Array, " d"], "x", {})
 
 
@@ -379,22 +380,24 @@ def test_a_union_of_two_arrays_is_no_tree() -> None:
     ],
 )
 def test_sizes_that_are_not_around_the_record(annotation: Any, known: tuple[str, ...], message: str) -> None:
-    with pytest.raises(Misdeclared) as raised:
+    with pytest.raises(InvalidDeclaration) as raised:
         read(annotation, "cell", scope(*known))
     assert str(raised.value) == message
 
 
 def test_misdeclared_is_a_type_error() -> None:
-    assert issubclass(Misdeclared, TypeError)
+    assert issubclass(InvalidDeclaration, TypeError)
 
 
 @pytest.mark.parametrize("dtype", [Complex, UInt, Shaped], ids=lambda d: str(d.__name__))
 def test_an_array_of_another_dtype_is_refused(dtype: Any) -> None:
-    with pytest.raises(Misdeclared, match=r"^x: expected an array of Float, Int or Bool; got "):
+    with pytest.raises(InvalidDeclaration, match=r"^x: expected an array of Float, Int or Bool; got "):
         read(dtype[Array, "d"], "x", {})
 
 
 @pytest.mark.parametrize("new", [3, ("d", "d", "d"), ("d", 3)])
 def test_a_name_of_sizes_that_is_none_is_refused(new: Any) -> None:
-    with pytest.raises(Misdeclared, match=r"^x: d_q: expected a size around the record, or a pair of them; got "):
+    with pytest.raises(
+        InvalidDeclaration, match=r"^x: d_q: expected a size around the record, or a pair of them; got "
+    ):
         _renamed({"d": "d"}, sizes(d_q=new), "x", 1)

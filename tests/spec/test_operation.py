@@ -7,7 +7,7 @@ import pytest
 from jaxtyping import Bool, Float, Int
 
 from attnspec.spec import OPERATIONS, Array, Axis, Branch, Kind, Operation, Role, operation
-from attnspec.spec.contract.annotations import Array_co, Misdeclared, sizes
+from attnspec.spec.contract.annotations import Array_co, InvalidDeclaration, sizes
 from attnspec.spec.contract.operation import _OPERATIONS
 from attnspec.spec.contract.tree import Leaf
 
@@ -398,7 +398,7 @@ class Bare(Protocol):
 
 @pytest.mark.parametrize("protocol", [Undocumented, Nothing, Bare])
 def test_what_is_no_documented_protocol(protocol: Any) -> None:
-    with pytest.raises(Misdeclared) as raised:
+    with pytest.raises(InvalidDeclaration) as raised:
         declared(protocol)
     assert str(raised.value) == (
         f"{protocol.__name__}: expected a Protocol[Array] with a docstring of domain and edges"
@@ -407,7 +407,7 @@ def test_what_is_no_documented_protocol(protocol: Any) -> None:
 
 @pytest.mark.parametrize("name", ["dot_scores", "attention", "Attend", "attend_to"])
 def test_a_name_is_that_of_the_class_and_used_once(name: str) -> None:
-    with pytest.raises(Misdeclared) as raised:
+    with pytest.raises(InvalidDeclaration) as raised:
         declared(Attend, name)
     assert str(raised.value) == (
         f"Attend: name: expected that of the class in small letters, and used once; got {name!r}"
@@ -415,7 +415,7 @@ def test_a_name_is_that_of_the_class_and_used_once(name: str) -> None:
 
 
 def test_a_name_is_not_used_twice() -> None:
-    with pytest.raises(Misdeclared, match=r"^DotScores: name: expected .* used once; got 'dot_scores'$"):
+    with pytest.raises(InvalidDeclaration, match=r"^DotScores: name: expected .* used once; got 'dot_scores'$"):
         declared(OPERATIONS["dot_scores"].protocol, "dot_scores")
 
 
@@ -450,7 +450,7 @@ def test_a_chapter_exists() -> None:
     ],
 )
 def test_a_word_that_names_nothing(words: dict[str, Any], message: str) -> None:
-    with pytest.raises(Misdeclared) as raised:
+    with pytest.raises(InvalidDeclaration) as raised:
         declared(Attend, **words)
     assert str(raised.value) == f"Attend: {message}"
     assert "attend" not in OPERATIONS
@@ -468,7 +468,7 @@ def test_a_word_that_names_nothing(words: dict[str, Any], message: str) -> None:
     ],
 )
 def test_what_no_example_could_be_made_of(words: dict[str, Any], message: str) -> None:
-    with pytest.raises(Misdeclared) as raised:
+    with pytest.raises(InvalidDeclaration) as raised:
         declared(Recur, **{**RECUR, "features": "", **words})
     assert str(raised.value) == f"Recur: {message}"
 
@@ -559,7 +559,7 @@ class Untyped(Protocol[Array]):
     ],
 )
 def test_a_signature_that_no_law_could_judge(protocol: Any, message: str) -> None:
-    with pytest.raises(Misdeclared) as raised:
+    with pytest.raises(InvalidDeclaration) as raised:
         declared(protocol)
     assert str(raised.value) == f"{protocol.__name__}: {message}"
 
@@ -599,13 +599,13 @@ class Twins(Protocol[Array]):
 @pytest.mark.parametrize("protocol", [Counted, Perhaps], ids=lambda p: str(p.__name__))
 def test_a_result_without_arrays_is_refused(protocol: Any) -> None:
     with pytest.raises(
-        Misdeclared, match=rf"^{protocol.__name__}: result: expected an array or a tree of arrays, none"
+        InvalidDeclaration, match=rf"^{protocol.__name__}: result: expected an array or a tree of arrays, none"
     ):
         declared(protocol, axes={"d": Axis.WIDTH})
 
 
 def test_results_of_one_name_are_refused() -> None:
-    with pytest.raises(Misdeclared, match=r"^Twins: results: expected a name for each array; got a, a$"):
+    with pytest.raises(InvalidDeclaration, match=r"^Twins: results: expected a name for each array; got a, a$"):
         declared(Twins, axes={"d": Axis.WIDTH}, results="a a")
 
 
@@ -654,11 +654,12 @@ class Eponymous(Protocol[Array]):
 )
 def test_a_size_that_no_argument_binds_is_refused(protocol: Any, size: str) -> None:
     with pytest.raises(
-        Misdeclared, match=rf"^{protocol.__name__}: size {size}: expected an axis of its own, or an argument, that"
+        InvalidDeclaration,
+        match=rf"^{protocol.__name__}: size {size}: expected an axis of its own, or an argument, that",
     ):
         declared(protocol)
 
 
 def test_an_argument_named_result_is_refused() -> None:
-    with pytest.raises(Misdeclared, match=r"^Eponymous: result: expected another name for an argument$"):
+    with pytest.raises(InvalidDeclaration, match=r"^Eponymous: result: expected another name for an argument$"):
         declared(Eponymous)

@@ -13,7 +13,7 @@ from attnspec.spec.contract import shapes
 from attnspec.spec.contract.annotations import sizes
 from attnspec.spec.contract.operation import _OPERATIONS
 from attnspec.spec.contract.shapes import broadcast, results
-from attnspec.spec.contract.tree import Leaf, Misfit, described
+from attnspec.spec.contract.tree import Leaf, StructureError, described
 
 
 @dataclass(frozen=True)
@@ -400,7 +400,7 @@ def test_results_stand_beside_their_descriptions() -> None:
     ],
 )
 def test_a_result_of_another_structure(value: Any, message: str) -> None:
-    with pytest.raises(Misfit) as raised:
+    with pytest.raises(StructureError) as raised:
         results(RECUR, value)
     assert str(raised.value) == message
 

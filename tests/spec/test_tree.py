@@ -14,8 +14,8 @@ from jaxtyping import Float
 from attnspec.spec import Array, Branch, Dim, Kind, Leaf, Option
 from attnspec.spec.contract.annotations import Sizes, read
 from attnspec.spec.contract.tree import (
-    Misfit,
     Node,
+    StructureError,
     as_source,
     as_tuple,
     built,
@@ -24,9 +24,9 @@ from attnspec.spec.contract.tree import (
     mapped,
     number_of,
     reader,
-    schematic,
     walked,
     with_items,
+    without_indices,
 )
 
 
@@ -202,7 +202,7 @@ def test_an_optional_branch_that_is_not_given_has_arrays_that_are_not() -> None:
     ],
 )
 def test_another_structure_is_named(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(Misfit) as raised:
+    with pytest.raises(StructureError) as raised:
         list(described(STACK, {**stack(), **wrong}))
     error = raised.value
     assert str(error) == message == f"{error.path}: expected {error.expected}; got {error.got}"
@@ -320,7 +320,7 @@ def test_items_are_filled_in_from_the_left() -> None:
     assert with_items("a[:].b[:].c", (1,)) == "a[1].b[:].c"
     assert with_items("a", (1,)) == "a"
     assert with_items("1+a[:].h*a[:].d", (2,)) == "1+a[2].h*a[2].d"
-    assert schematic("a[12].b[0].c") == "a[:].b[:].c"
+    assert without_indices("a[12].b[0].c") == "a[:].b[:].c"
 
 
 def test_the_number_of_a_dimension() -> None:

@@ -102,10 +102,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if _is_isolated_worker(session.config):
         gc.freeze()
         gc.set_threshold(100_000)
-        from attnspec.conformance.running.isolated import deaf
+        from attnspec.conformance.running.isolated import ignore_signal
 
         # Ctrl-C is for the controlling process: a KeyboardInterrupt here is the backend's own.
-        signal.signal(signal.SIGINT, signal.SIG_IGN if settings_of_options(session.config).in_process else deaf)
+        signal.signal(
+            signal.SIGINT, signal.SIG_IGN if settings_of_options(session.config).in_process else ignore_signal
+        )
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -13,16 +13,16 @@ from attnspec.spec.contract.shapes import REMEMBERED, in_words, unknown_of
 from attnspec.spec.contract.tree import (
     Counter,
     Items,
-    Misfit,
     Shape,
+    StructureError,
     as_tuple,
     number_of,
     placed,
     reader,
-    schematic,
     short,
     walked,
     with_items,
+    without_indices,
 )
 
 _Place: TypeAlias = tuple[Leaf, Items]
@@ -140,7 +140,7 @@ class Check:
     def _refuse_structure(self, arguments: Sequence[Any]) -> NoReturn:
         try:
             self._arrays(arguments)
-        except Misfit as error:
+        except StructureError as error:
             raise TypeError(f"{self.operation.name}: {error}") from None
         raise AssertionError("a tree that fits was refused")
 
@@ -218,7 +218,7 @@ class Check:
             unknown, rest = unknown_of(factors, sizes)
             if unknown:
                 sizes[unknown] = size // (rest or 1) if len(factors) > 1 else max(size - rest, 0)
-                self._check_least(schematic(unknown), sizes[unknown], with_items(leaf.path, items), shape)
+                self._check_least(without_indices(unknown), sizes[unknown], with_items(leaf.path, items), shape)
             expected = number_of(factors, sizes)
             if size != expected and not (d.broadcast and size == 1):
                 self._refuse(ValueError, leaf, items, f"{d.written} = {expected}", size)

@@ -17,7 +17,7 @@ from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.reference.budget.error_array import UNKNOWN
 from attnspec.spec.contract.precision import CLASSES, Precision, precision
 
-_HALF, _BRAIN = 2.0**-11, 2.0**-8
+_HALF, _BFLOAT16 = 2.0**-11, 2.0**-8
 
 
 class Lower(NamedTuple):
@@ -38,10 +38,10 @@ def _inside(format: str, u: float, dtype: str) -> Lower:
 
 LOWER: Mapping[str, tuple[Lower, ...]] = {
     "float64": (),
-    "float32": (_inside("float16", _HALF, "float32"), _inside("bfloat16", _BRAIN, "float32")),
+    "float32": (_inside("float16", _HALF, "float32"), _inside("bfloat16", _BFLOAT16, "float32")),
     **{
         dtype: (Lower(f"It looks like sums in {dtype}.", replace(CLASSES[f"eager-{dtype}"], accumulation=u)),)
-        for dtype, u in (("bfloat16", _BRAIN), ("float16", _HALF))
+        for dtype, u in (("bfloat16", _BFLOAT16), ("float16", _HALF))
     },
 }
 """Precisions that cannot be declared, by the declared dtype, most precise first."""

@@ -14,7 +14,7 @@ from attnspec.reference.budget import oracle_dtype
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.axes import Part as Option
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.tree import schematic
+from attnspec.spec.contract.tree import without_indices
 
 AT_ONCE = 2**20
 """Query–key pairs per call of the oracle."""
@@ -176,7 +176,7 @@ def of_elements(
 
 def count_of_heads(arguments: Arguments) -> int:
     """Return the number of heads, 1 without any; the largest if an operation has several attentions."""
-    kinds = [(arguments.operation.axis(schematic(size)), count) for size, count in arguments.sizes.items()]
+    kinds = [(arguments.operation.axis(without_indices(size)), count) for size, count in arguments.sizes.items()]
     most = max((count for kind, count in kinds if Axis.HEAD in kind), default=1)
     return most * prod(count for kind, count in kinds if Axis.GROUP in kind)
 

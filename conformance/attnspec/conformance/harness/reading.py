@@ -16,7 +16,18 @@ from attnspec.spec.contract.axes import Part
 from attnspec.spec.contract.operation import OPERATIONS, Operation
 from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.contract.shapes import ShapeError, bind, results
-from attnspec.spec.contract.tree import Branch, Kind, Leaf, Misfit, Node, Option, as_tuple, described, flatten, mapped
+from attnspec.spec.contract.tree import (
+    Branch,
+    Kind,
+    Leaf,
+    Node,
+    Option,
+    StructureError,
+    as_tuple,
+    described,
+    flatten,
+    mapped,
+)
 
 
 def operation_named(name: str, who: str) -> Operation:
@@ -45,7 +56,7 @@ def arguments_of(operation: Operation, positional: tuple[Any, ...], options: Map
         raise TypeError(f"{operation.name}: {lacking[0]}: expected an argument; got none")
     try:
         places = {node.path: (node, x) for node, x in described(operation.call, values)}
-    except Misfit as error:
+    except StructureError as error:
         raise TypeError(f"{operation.name}: {error}") from None
 
     def convert(path: str, x: Any) -> Any:
@@ -91,7 +102,7 @@ def results_of(operation: Operation, value: Any, given: Arguments, what: str, dt
     """
     try:
         leaves = results(operation, value)
-    except Misfit as error:
+    except StructureError as error:
         raise TypeError(f"{operation.name}: {what}: expected {_structure(operation.result)}: {error}") from None
     found: Results = {}
     for leaf, x in leaves:

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from attnspec.conformance.harness.plotting import Compared, figure
-from attnspec.conformance.judging.comparison import told_apart
+from attnspec.conformance.judging.comparison import distinct_texts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,7 +27,7 @@ class Worst:
     ratio: float
 
     def __str__(self) -> str:
-        got, expected, difference = told_apart(self.got, self.expected)
+        got, expected, difference = distinct_texts(self.got, self.expected)
         place = f"[{', '.join(map(str, self.index))}]" if self.index else ""
         told = f", {difference}" if difference else ""
         return f"{self.of}{place} is {got}, expected {expected} ± {self.budget:.3g}{told}: {self.times}"

@@ -17,7 +17,7 @@ from attnspec.conformance.inputs.heads import divided
 from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.tree import Branch, Dim, Kind, Leaf, Option, number_of, schematic
+from attnspec.spec.contract.tree import Branch, Dim, Kind, Leaf, Option, number_of, without_indices
 
 LENGTHS = (1, 2, 3, 0, 5, 7, 16, 17, 33, 63, 64, 65, 127, 128, 129, 130, 192, 255, 256, 257)
 """Numbers of queries, keys and filtered tokens: tile sizes of kernels, one less, one more."""
@@ -74,7 +74,7 @@ def long_sizes(operation: Operation) -> tuple[tuple[str, ...], ...]:
 
 def tables(operation: Operation) -> tuple[str, ...]:
     """Sizes that bound indices: vocabularies, and the pages that a block table names."""
-    bounds = (schematic(size) for size in operation.indices.values())
+    bounds = (without_indices(size) for size in operation.indices.values())
     return tuple(dict.fromkeys(x for x in bounds if operation.axis(x) & (Axis.VOCABULARY | Axis.PAGE)))
 
 
@@ -341,5 +341,7 @@ def _grid_work(sizes: dict[str, int], batch: tuple[int, ...], operation: Operati
     if not grids:
         return 0.0
     elements = max(prod(number_of(d.factors, sizes) or 1 for d in core) for core in grids)
-    widths = [size for name, size in sizes.items() if operation.axis(schematic(name)) & (Axis.WIDTH | Axis.HIDDEN)]
+    widths = [
+        size for name, size in sizes.items() if operation.axis(without_indices(name)) & (Axis.WIDTH | Axis.HIDDEN)
+    ]
     return float(elements) * max(widths, default=1) * prod(batch)

@@ -11,7 +11,7 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import exact_in
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, built, number_of, schematic
+from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, built, number_of, without_indices
 
 KINDS = ("normal", "integers", "ties", "ones", "large", "wide", "offset", "small", "equal-rows", "zeros")
 """The distributions of the numbers of an array."""
@@ -93,7 +93,7 @@ class Example:
         core = (
             1
             if d.broadcast and d.factors[0] in collapsed
-            else number_of(tuple(map(schematic, d.factors)), self.sizes) or 0
+            else number_of(tuple(map(without_indices, d.factors)), self.sizes) or 0
             for d in leaf.core
         )
         return (*batch, *core)
@@ -105,7 +105,7 @@ def integers(
     """Lengths, indices, ends of sequences or other integers, within their bounds."""
 
     def number(size: str) -> int:
-        return number_of(tuple(map(schematic, size.split("*"))), sizes) or 0
+        return number_of(tuple(map(without_indices, size.split("*"))), sizes) or 0
 
     if path in operation.cumulative:
         total = number(operation.cumulative[path])

@@ -7,7 +7,7 @@ from attnspec.conformance.inputs.arguments import Arguments, keep
 from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.tree import Leaf, schematic
+from attnspec.spec.contract.tree import Leaf, without_indices
 
 
 class Divided(NamedTuple):
@@ -34,7 +34,7 @@ def divided_sizes(operation: Operation) -> Divided:
 
 
 def _counts_heads(size: str, operation: Operation) -> bool:
-    return Axis.HEAD in operation.axis(schematic(size))
+    return Axis.HEAD in operation.axis(without_indices(size))
 
 
 def _projects(leaf: Leaf, operation: Operation) -> bool:
@@ -43,7 +43,7 @@ def _projects(leaf: Leaf, operation: Operation) -> bool:
         return False
     whole = (x for x in operation.leaves if not any(_counts_heads(size, operation) for size in x.sizes))
     rows = {size for x in whole for size in x.sizes}
-    head, _, width = (schematic(d.factors[0]) for d in leaf.core)
+    head, _, width = (without_indices(d.factors[0]) for d in leaf.core)
     return _counts_heads(head, operation) and width in rows
 
 
@@ -98,6 +98,6 @@ def with_heads(arguments: Arguments, heads: int, part: int) -> Arguments:
     sizes = dict.fromkeys(found.heads, heads) | dict.fromkeys(found.parts, part)
     sizes |= dict.fromkeys(found.widths, heads * part)
     for name in tuple(arguments.sizes):
-        if schematic(name) in sizes:
-            arguments = arguments.along(name, keep(sizes[schematic(name)]))
+        if without_indices(name) in sizes:
+            arguments = arguments.along(name, keep(sizes[without_indices(name)]))
     return arguments

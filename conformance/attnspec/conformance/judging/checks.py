@@ -21,7 +21,7 @@ class Check:
     The function raises :class:`~attnspec.conformance.judging.violation.Violation` where the law fails, and returns
     whether the law applies to the example. ``once``: runs once per case and makes its own inputs, with the arguments as
     a template. ``ensemble``: estimates an error from many elements; runs on every example in 16-bit dtypes, where
-    rounding hides small errors. ``dear``: too slow for ``quick``. ``at_leading``: in ``quick``, runs only at the
+    rounding hides small errors. ``slow``: too slow for ``quick``. ``at_leading``: in ``quick``, runs only at the
     leading dtype. ``name`` seeds its random draws.
     """
 
@@ -29,7 +29,7 @@ class Check:
     function: Function
     once: bool = False
     ensemble: bool = False
-    dear: bool = False
+    slow: bool = False
     at_leading: bool = False
     name: str = ""
     governs: Callable[[Operation], bool] | None = None
@@ -51,7 +51,7 @@ def checks(
     *,
     once: bool = False,
     ensemble: bool = False,
-    dear: bool = False,
+    slow: bool = False,
     at_leading: bool = False,
     governs: Callable[[Operation], bool] | None = None,
 ) -> Callable[[Function], Function]:
@@ -65,7 +65,7 @@ def checks(
     def register(function: Function) -> Function:
         others = _CHECKS.get(law.id, ())
         name = f"{law.id}/{function.__name__}" if others else law.id
-        check = Check(law, function, once, ensemble, dear, at_leading, name, governs)
+        check = Check(law, function, once, ensemble, slow, at_leading, name, governs)
         _CHECKS[law.id] = (*others, check)
         return function
 

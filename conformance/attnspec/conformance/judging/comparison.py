@@ -106,7 +106,7 @@ class Comparisons:
     ) -> None:
         index = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratios)), ratios.shape))
         place = f"[{', '.join(map(str, index))}]" if index else ""
-        found, wanted, difference = told_apart(got[index], expected[index])
+        found, wanted, difference = distinct_texts(got[index], expected[index])
         text = f"{what}{place} is {found}, expected {wanted}"
         if exact:
             text += ", bit for bit"
@@ -166,12 +166,12 @@ DIGITS = (9, 17, 21)
 """Significant digits: for reading, then all of a double, then all of a long double."""
 
 
-def told_apart(got: Any, expected: Any) -> tuple[str, str, str]:
+def distinct_texts(got: Any, expected: Any) -> tuple[str, str, str]:
     """Both numbers with enough digits to differ, and their difference if 9 digits look equal.
 
-    >>> told_apart(0.5, 0.25)
+    >>> distinct_texts(0.5, 0.25)
     ('0.5', '0.25', '')
-    >>> told_apart(1 + 2**-52, 1.0)
+    >>> distinct_texts(1 + 2**-52, 1.0)
     ('1.0000000000000002', '1', '2.22e-16 too much')
     """
     texts = [(number(got, digits), number(expected, digits)) for digits in DIGITS]

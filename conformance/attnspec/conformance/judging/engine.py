@@ -167,10 +167,10 @@ class _Run:
 
         A law that the user named always runs: its slow checks only if it has no others.
         """
-        if self.effort.dear:
+        if self.effort.slow:
             return True
-        if check.dear:
-            return self.named and all(other.dear for other in CHECKS[check.law.id])
+        if check.slow:
+            return self.named and all(other.slow for other in CHECKS[check.law.id])
         return not check.at_leading or self.subject.leading
 
     def check(self, progress: _Progress, check: Check, arguments: Arguments, seed: int) -> None:

@@ -12,7 +12,7 @@ from attnspec.conformance.inputs.corners import tables
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.documentation import MEANINGS
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.tree import schematic
+from attnspec.spec.contract.tree import without_indices
 
 Extent = dict[str, int]
 """The largest number by what it counts, such as "windows"."""
@@ -48,7 +48,7 @@ def _valued(operation: Operation) -> dict[str, str]:
     """Paths of integer arguments whose values count, with their descriptions."""
     found = {path: path.replace("_", " ") for path in operation.drawn}
     for path, bound in operation.indices.items():
-        found[path] = ENTRIES if operation.axis(schematic(bound)) is Axis.PAGE else TOKENS
+        found[path] = ENTRIES if operation.axis(without_indices(bound)) is Axis.PAGE else TOKENS
     return found | ({operation.window: WINDOWS} if operation.window else {})
 
 

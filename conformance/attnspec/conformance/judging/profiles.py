@@ -32,7 +32,7 @@ class Effort:
 
     corners: rows of the covering array. drawn: examples that Hypothesis draws. stride: laws other than the formula are
     checked on every stride-th example. costly: the stride of slow laws. work: the most multiply-adds of an example.
-    dear: run the checks that are too slow for ``quick``. ensemble: the batch elements over which a filter averages
+    slow: run the checks that are too slow for ``quick``. ensemble: the batch elements over which a filter averages
     errors.
     """
 
@@ -41,7 +41,7 @@ class Effort:
     stride: int
     costly: int
     work: float
-    dear: bool = True
+    slow: bool = True
     ensemble: int = 512
 
     def due(self, law: str, index: int, place: int) -> bool:
@@ -72,9 +72,9 @@ class Profile:
 
 PROFILES: Mapping[str, Profile] = {
     "quick": Profile(
-        Effort(12, 2, 3, 4, 2.0**14, dear=False),
-        Effort(6, 0, 3, 3, 2.0**12, dear=False, ensemble=256),
-        Effort(6, 0, 4, 4, 2.0**14, dear=False),
+        Effort(12, 2, 3, 4, 2.0**14, slow=False),
+        Effort(6, 0, 3, 3, 2.0**12, slow=False, ensemble=256),
+        Effort(6, 0, 4, 4, 2.0**14, slow=False),
     ),
     "full": Profile(
         Effort(60, 16, 2, 4, 2.0**19, ensemble=4096),

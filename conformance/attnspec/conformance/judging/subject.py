@@ -27,7 +27,7 @@ from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.precision import DEFAULTS, Precision
 from attnspec.spec.contract.semantics import QUESTIONS, Semantics, asked_by_formula
 from attnspec.spec.contract.shapes import results
-from attnspec.spec.contract.tree import Kind, Leaf, Misfit, Option, as_tuple, built
+from attnspec.spec.contract.tree import Kind, Leaf, Option, StructureError, as_tuple, built
 
 Results = dict[str, Numbers]
 """Arrays of a result by path, in order; a single array has the path ``result``."""
@@ -193,7 +193,7 @@ class Subject(Comparisons):
         """A backend's result as its own arrays by path; another structure is a violation."""
         try:
             found = results(self.operation, result)
-        except Misfit as error:
+        except StructureError as error:
             raise Violation(f"the result does not fit: {error}", reason=Reason.TYPE) from None
         return {leaf.path: x for leaf, x in found}
 

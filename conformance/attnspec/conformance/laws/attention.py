@@ -175,7 +175,7 @@ def ensemble_scale(subject: Subject, arguments: Arguments, rng: np.random.Genera
     return True
 
 
-@checks(law.ENSEMBLE_GRADIENT, once=True, dear=True)
+@checks(law.ENSEMBLE_GRADIENT, once=True, slow=True)
 def ensemble_gradient(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Filter the errors of every gradient along itself, where it exceeds its budget.
 

@@ -19,7 +19,7 @@ from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import LeftOut, Reason, Violation
 from attnspec.reference.budget import WIDTH, Judged
 from attnspec.spec.contract.axes import Axis, Role
-from attnspec.spec.contract.tree import Kind, Leaf, flatten, schematic
+from attnspec.spec.contract.tree import Kind, Leaf, flatten, without_indices
 
 R = TypeVar("R")
 
@@ -146,7 +146,7 @@ def permuted_alike(
 
 def _instances(described: Collection[str], sizes: Collection[str]) -> list[str]:
     """The sizes of a call that the Protocol describes, including those of tuple items."""
-    return [size for size in sizes if schematic(size) in described]
+    return [size for size in sizes if without_indices(size) in described]
 
 
 # Samples --------------------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def ensembles(subject: Subject, arguments: Arguments) -> list[tuple[str, Argumen
 def _ensembles(subject: Subject, plain: Arguments, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
     count, operation = subject.effort.ensemble, subject.operation
     yield "", plain
-    if not subject.effort.dear or not (operation.pooled or operation.linear):
+    if not subject.effort.slow or not (operation.pooled or operation.linear):
         return
     if operation.mask is not None:
         shape = mask_shape(plain)
@@ -112,7 +112,7 @@ def ensembles_of_scores(subject: Subject, arguments: Arguments) -> list[tuple[st
 
     def found(rng: np.random.Generator) -> list[tuple[str, Arguments]]:
         (words, plain), *others = ensembles(subject, arguments)
-        if subject.effort.dear and subject.operation.sharpened:
+        if subject.effort.slow and subject.operation.sharpened:
             plain = _clearest(subject, batches(subject, rng, subject.effort.ensemble))
         return [(words, plain), *others]
 

@@ -64,7 +64,7 @@ def long_calls(subject: Subject, arguments: Arguments, rng: np.random.Generator)
 def _long(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
     """Long calls with descriptions: sequences of different lengths, or every kind of mask."""
     operation = subject.operation
-    if operation.counts and not subject.effort.dear:
+    if operation.counts and not subject.effort.slow:
         return
     batch = (2,)[: subject.limits.max_batch_dims]
     for path, size in operation.lengths.items():

@@ -8,7 +8,7 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.attendance import mask_shape
 from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.comparison import number
-from attnspec.conformance.judging.sightings import OTHER, Seen, Sighting
+from attnspec.conformance.judging.observations import OTHER, Observation, Seen
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import before_features, pooled, sample, wide
 from attnspec.conformance.laws.lessons import causal_in, masks_of
@@ -91,10 +91,10 @@ def attendable_nan(subject: Subject, rng: np.random.Generator) -> Seen:
             numbers = before_features(subject, rows) if subject.operation.weighs_keys else rows[..., None] & mask
             found = np.isnan(got[np.broadcast_to(numbers, got.shape)])
             if found.size and found.all() == found.any():
-                seen.append(Sighting("propagates" if found.all() else "hidden", poisoned))
+                seen.append(Observation("propagates" if found.all() else "hidden", poisoned))
             elif found.size:
                 shown = f"of {found.size} numbers that depend on it, {int(found.sum())} are NaN"
-                seen.append(Sighting(OTHER, poisoned, shown))
+                seen.append(Observation(OTHER, poisoned, shown))
     return [found for found in seen if found.choice != "propagates"] or seen
 
 
@@ -117,9 +117,9 @@ def nan_queries(subject: Subject, rng: np.random.Generator) -> Seen:
         rows = np.broadcast_to(before_features(subject, lost), nan.shape)
         if (nan & ~rows).any():
             shown = f"of {nan[~rows].size} numbers of other queries, {int(nan[~rows].sum())} are NaN"
-            seen.append(Sighting(OTHER, poisoned, shown))
+            seen.append(Observation(OTHER, poisoned, shown))
         else:
-            seen += [] if nan[rows].all() else [Sighting("hidden", poisoned)]
+            seen += [] if nan[rows].all() else [Observation("hidden", poisoned)]
     return seen
 
 
@@ -154,7 +154,7 @@ def minus_infinity(subject: Subject, rng: np.random.Generator) -> Seen:
     return seen
 
 
-def _of_lost_rows(subject: Subject, low: Arguments, lost: Numbers) -> Sighting:
+def _of_lost_rows(subject: Subject, low: Arguments, lost: Numbers) -> Observation:
     """The choice that weights of 0/0 show; wrong numbers in other rows are a violation."""
     got, oracle = wide(subject.call(low)), subject.oracle(low)
     title = "minus_infinity cannot be told: of the rows with finite scores, the weight"
@@ -162,9 +162,9 @@ def _of_lost_rows(subject: Subject, low: Arguments, lost: Numbers) -> Sighting:
     greatest = np.max(got, axis=-1, keepdims=True, where=lost, initial=-np.inf)
     for choice, fits in (("nan", np.isnan(got)), ("zero", got == 0), ("uniform", (got == greatest) & (got > 0))):
         if fits[lost].all():
-            return Sighting(choice, low)
+            return Observation(choice, low)
     index = tuple(np.argwhere(lost & ~np.isnan(got))[0])
-    return Sighting(
+    return Observation(
         OTHER, low, f"where scores are all −∞, the weight[{', '.join(map(str, index))}] is {number(got[index])}"
     )
 

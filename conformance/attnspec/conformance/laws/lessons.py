@@ -63,7 +63,7 @@ def long_lesson_of(subject: Subject, arguments: Arguments) -> Lesson | None:
     operation = subject.operation
     if operation.asked is None or subject.fitting(operation.asked, TILE + 2) <= TILE:
         return None
-    if not operation.only_weighs_keys and not subject.effort.dear:
+    if not operation.only_weighs_keys and not subject.effort.slow:
         return None
     return _shared(subject, arguments, "long", lambda rng: broad(subject, rng, queries=2, keys=TILE + 2))
 

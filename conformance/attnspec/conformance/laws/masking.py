@@ -147,7 +147,7 @@ def spelled_out_in_masks(subject: Subject, arguments: Arguments, rng: np.random.
     if path is not None and subject.limits.has(path):
         reach = int(rng.integers(1, 4))
         windows = ((0, 0), (reach, 0), (0, reach), (None, 0), (reach, None), (reach + 256, None))
-        for ends in windows if subject.effort.dear else rng.permutation(np.array(windows, object))[:2]:
+        for ends in windows if subject.effort.slow else rng.permutation(np.array(windows, object))[:2]:
             given = arguments.replaced({path: tuple(ends)})
             spelled = spelled_out(given, bottom_right=subject.semantics.bottom_right)
             _says_the_same(subject, spelled, given, f"with a window {ends},")
@@ -234,7 +234,7 @@ def _left_out(subject: Subject, rng: np.random.Generator, size: str) -> Iterator
     asking = [leaf.path for leaf in subject.operation.queries if alone]
     small, hidden, idle = _masked(subject, rng, size, queries=3, keys=5)
     yield small, dict.fromkeys(attended, hidden) | dict.fromkeys(asking, idle)
-    if subject.dtype in NARROW or not (subject.leading or subject.effort.dear):
+    if subject.dtype in NARROW or not (subject.leading or subject.effort.slow):
         return
     few, hidden, idle = _masked(subject, rng, size, queries=2, keys=420, features=16)
     yield few, {attended[0]: hidden} | dict.fromkeys(asking, idle)

@@ -71,7 +71,7 @@ def modes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
 
 def _at_every_dtype(subject: Subject) -> bool:
     """Return whether the dtype is the leading one, or there is time for all."""
-    return subject.leading or subject.effort.dear
+    return subject.leading or subject.effort.slow
 
 
 def _in_thread(subject: Subject, calls: list[_Judged]) -> bool:
@@ -181,7 +181,7 @@ def _short(subject: Subject, rng: np.random.Generator) -> Calls:
 def _decoding(subject: Subject, rng: np.random.Generator) -> Calls:
     """Calls of one query and more keys than a tile, unmasked and masked."""
     operation = subject.operation
-    if operation.asked is None or operation.attends_to_itself or (operation.counts and not subject.effort.dear):
+    if operation.asked is None or operation.attends_to_itself or (operation.counts and not subject.effort.slow):
         return []
     given, other = (_sample(subject, rng, queries=1, keys=TILE + 2) for _ in range(2))
     count = given.size(operation.asked)

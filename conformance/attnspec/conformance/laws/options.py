@@ -88,7 +88,7 @@ def _chosen(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, A
     names = list(calls[0][1])
     for chosen in [*((name,) for name in names), *combinations(names, 2)]:
         few = int(rng.integers(len(calls)))
-        for bare, values in calls if subject.effort.dear else calls[few : few + 1]:
+        for bare, values in calls if subject.effort.slow else calls[few : few + 1]:
             given = bare.replaced({name: values[name] for name in chosen})
             if subject.in_domain(given):
                 yield _named(dict.fromkeys(chosen)), given

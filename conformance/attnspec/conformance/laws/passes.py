@@ -79,7 +79,7 @@ def _summed(subject: Subject, arguments: Arguments) -> Iterator[Lesson]:
     """Lessons for the sum of results (cotangents of ones), with wide vectors where possible."""
     wide = restricted_lesson_of(subject, arguments)
     chosen = [lesson_of(subject, arguments) if wide is None else wide]
-    if wide is not None and (subject.effort.dear or subject.operation.linear):
+    if wide is not None and (subject.effort.slow or subject.operation.linear):
         chosen.append(long_lesson_of(subject, arguments))
     for lesson in chosen:
         if lesson is not None:
@@ -89,7 +89,7 @@ def _summed(subject: Subject, arguments: Arguments) -> Iterator[Lesson]:
 
 def _of_many_rows(subject: Subject, rng: np.random.Generator) -> None:
     """Compare gradients for more queries than a tile, with the cotangent's heads behind positions."""
-    if subject.operation.counts and not subject.effort.dear:
+    if subject.operation.counts and not subject.effort.slow:
         return
     given = sample(subject, rng, (2,)[: subject.limits.max_batch_dims], queries=TILE + 3, keys=3, heads=2)
     if subject.operation.asking is None or subject.operation.attends_to_itself or (given.queries or 0) <= TILE:
@@ -184,7 +184,7 @@ def broadcast_sum(subject: Subject, arguments: Arguments, rng: np.random.Generat
         return False
     operation = subject.operation
     brief = bool(operation.counts) or any(stepwise(size, operation) for size in operation.sizes)
-    batch = (2,) if brief and not subject.effort.dear else (2, 3)[-subject.limits.max_batch_dims :]
+    batch = (2,) if brief and not subject.effort.slow else (2, 3)[-subject.limits.max_batch_dims :]
     given = sample(subject, rng, batch, queries=3, keys=5, whole=True).without_masks()
     lengths = {path: size for path, size in operation.lengths.items() if given[path] is not None}
     given = given.replaced({path: np.full_like(given[path], given.size(size)) for path, size in lengths.items()})
@@ -220,10 +220,10 @@ def _first_of_axes(x: Numbers, leaf: Leaf, which: int) -> Numbers:
 def strided_inputs(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare gradients of arguments in some layouts, in long profiles in all."""
     demand_layouts(subject.limits)
-    ways = LAYOUTS if subject.effort.dear else FEW_WAYS
+    ways = LAYOUTS if subject.effort.slow else FEW_WAYS
     tried = False
     lessons = [lesson for _, lesson in lessons_of(subject, arguments)]
-    for lesson in lessons if subject.effort.dear else lessons[-2:]:
+    for lesson in lessons if subject.effort.slow else lessons[-2:]:
         cotangent = subject.like_result(lesson.cotangents, lesson.arguments)
         for way in ways:
             try:

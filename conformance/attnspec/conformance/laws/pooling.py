@@ -72,7 +72,7 @@ def linearity(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     """
     linear = subject.operation.linear
     path = str(rng.choice(linear))
-    for summed in linear if subject.leading or subject.effort.dear else (path,):
+    for summed in linear if subject.leading or subject.effort.slow else (path,):
         additive_in(subject, arguments, rng, summed, "the result")
     _multiplied(subject, arguments, path, float(rng.choice([2.0, -1.0])))
     given = arguments.replaced({path: np.zeros_like(arguments.array(path))})

@@ -69,7 +69,7 @@ def _to_write_to(subject: Subject, arguments: Arguments) -> list[Lesson]:
     restricted = restricted_lesson_of(subject, arguments)
     if not lessons or restricted is None:
         return lessons[:1]
-    if not subject.effort.dear or not subject.operation.only_weighs_keys:
+    if not subject.effort.slow or not subject.operation.only_weighs_keys:
         return [restricted]
     causal = causal_lesson_of(subject, arguments)
     return lessons if causal is None else [*lessons, causal]

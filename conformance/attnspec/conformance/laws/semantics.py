@@ -12,7 +12,7 @@ from attnspec.conformance.inputs.attendance import mask_shape
 from attnspec.conformance.judging.checks import Function, checks
 from attnspec.conformance.judging.comparison import number
 from attnspec.conformance.judging.foreign_calls import Raised
-from attnspec.conformance.judging.sightings import NAMED, OTHER, Seen, Sighting, choice_by_way, said_by_way
+from attnspec.conformance.judging.observations import NAMED, OTHER, Observation, Seen, choice_by_way, said_by_way
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import before_features, live_rows, sample, wide
@@ -44,7 +44,7 @@ FEW_ARRAYS = 12
 def _asked_once(subject: Subject) -> bool:
     """Return whether there is time for one call only: many arrays, not the leading dtype."""
     many = len(subject.operation.leaves) > FEW_ARRAYS
-    return many and not subject.leading and not subject.effort.dear
+    return many and not subject.leading and not subject.effort.slow
 
 
 def samples(subject: Subject, rng: np.random.Generator) -> Iterator[Arguments]:
@@ -55,7 +55,7 @@ def samples(subject: Subject, rng: np.random.Generator) -> Iterator[Arguments]:
     places of a patch multiplied.
     """
     few, leading = len(subject.operation.leaves) <= FEW_ARRAYS, subject.leading
-    count = len(SIZES) if subject.effort.dear or (few and leading) else 1 if _asked_once(subject) else 2
+    count = len(SIZES) if subject.effort.slow or (few and leading) else 1 if _asked_once(subject) else 2
     most = NARROW_GRID if subject.operation.sizes_of(Axis.GRID) else None
     for batch, queries, keys, features in SIZES[:count]:
         batch = batch if len(batch) <= subject.limits.max_batch_dims else ()
@@ -110,7 +110,7 @@ def fully_masked(subject: Subject, rng: np.random.Generator) -> Seen:
             # If all queries share a row, it is masked in the first element of the batch.
             alike = len(shape) > 2 and shape[-2] == 1
             some[0 if alike else (..., 0, slice(None)) if some.ndim > 1 else ...] = False
-            alone = shape == mask_shape(given, keys) and (i == 0 or subject.effort.dear or subject.leading)
+            alone = shape == mask_shape(given, keys) and (i == 0 or subject.effort.slow or subject.leading)
             for mask in (some, np.zeros(shape, bool)) if alone else (some,):
                 masked = given.with_mask(mask, keys)
                 try:
@@ -119,7 +119,7 @@ def fully_masked(subject: Subject, rng: np.random.Generator) -> Seen:
                     if violation.reason is not Reason.RAISED:
                         raise
                     subject.call(given.with_mask(np.ones(shape, bool), keys))  # raising here too is no choice
-                    seen.append(Sighting("error", masked, violation.message, way))
+                    seen.append(Observation("error", masked, violation.message, way))
                     continue
                 got = wide(subject.shaped(found, masked)[subject.operation.leading.path])
                 dead = np.broadcast_to(~live_rows(subject, masked), got.shape)
@@ -142,29 +142,29 @@ def _encodings(given: Arguments, keys: str, subject: Subject, *, every: bool) ->
         yield WAYS["no-batch"], shape[len(batch) :]
 
 
-def _classified(got: Numbers, dead: Numbers, masked: Arguments, subject: Subject) -> Sighting:
+def _classified(got: Numbers, dead: Numbers, masked: Arguments, subject: Subject) -> Observation:
     """The choice that rows without keys show; wrong numbers in other rows are a violation."""
     rows = got[dead]
     if (rows == 0).all() and (_plain(masked, subject)[dead] == 0).all():
-        return Sighting("zero", masked)
+        return Observation("zero", masked)
     normative = subject.normative_oracle(masked)
     expected, budget = normative.value[dead], normative.budget[dead]
     # Layers add their input to the attention and round; attention alone is exactly 0.
     zero = (rows == 0).all() if (expected == 0).all() else (np.abs(rows - expected) <= budget).all()
     if zero:
-        return Sighting("zero", masked)
+        return Observation("zero", masked)
     if np.isnan(rows).all():
-        return Sighting("nan", masked)
+        return Observation("nan", masked)
     even = evenly(masked, got.shape, subject)[dead]
     if near_even(rows, even, subject).all():
-        return Sighting("uniform", masked)
+        return Observation("uniform", masked)
     _right_numbers(subject, masked.without_masks(), "fully_masked")
     title = "fully_masked cannot be told: of the rows with attendable keys, the result"
     subject.matches(got, normative.value, np.where(dead, np.inf, normative.budget), masked, title)
     at = int(np.argmax(~(np.abs(rows - expected) <= budget)))
     index = tuple(np.argwhere(dead)[at])
     seen = f"without attendable keys, the result[{', '.join(map(str, index))}] is {number(got[index])}"
-    return Sighting(OTHER, masked, f"{seen}; zero would be {number(expected[at])}, uniform {number(even[at])}")
+    return Observation(OTHER, masked, f"{seen}; zero would be {number(expected[at])}, uniform {number(even[at])}")
 
 
 def _right_numbers(subject: Subject, given: Arguments, question: str) -> None:
@@ -192,7 +192,7 @@ def no_keys(subject: Subject, rng: np.random.Generator) -> Seen:
         empty = given.along(size, take([]))
         found = subject.outcome(subject.converted(empty))
         if isinstance(found, Raised):
-            seen.append(Sighting("error", empty))
+            seen.append(Observation("error", empty))
             continue
         got = np.asarray(next(iter(found.values())))
         expected = empty.binding.result
@@ -203,9 +203,9 @@ def no_keys(subject: Subject, rng: np.random.Generator) -> Seen:
                 arguments=empty,
             )
         if (got == 0).all() or np.isnan(wide(got)).all():
-            seen.append(Sighting("zero" if (got == 0).all() else "nan", empty))
+            seen.append(Observation("zero" if (got == 0).all() else "nan", empty))
         else:
-            seen.append(Sighting(OTHER, empty, f"with no keys, an element is {number(got[got != 0][0])}"))
+            seen.append(Observation(OTHER, empty, f"with no keys, an element is {number(got[got != 0][0])}"))
     return seen
 
 
@@ -233,7 +233,7 @@ def causal_alignment(subject: Subject, rng: np.random.Generator) -> Seen:
         if not matching:
             _right_numbers(subject, plain, "causal_alignment")
         shown = "" if matching else "the result is right without `causal`, and under it fits neither alignment"
-        seen.append(Sighting(matching[0] if matching else OTHER, given, shown))
+        seen.append(Observation(matching[0] if matching else OTHER, given, shown))
     return seen
 
 
@@ -285,7 +285,7 @@ def of_keys(subject: Subject, keys: str | None) -> list[Leaf]:
 
 def _leak(
     subject: Subject, masked: Arguments, keys: str, mask: Numbers, clean: Numbers, leaf: Leaf, poison: float,
-) -> Sighting:  # fmt: skip
+) -> Observation:  # fmt: skip
     """The choice that NaN or infinity at the last key shows in rows without it."""
     x = masked.array(leaf.path).copy()
     if leaf in subject.operation.rows(keys):
@@ -300,11 +300,11 @@ def _leak(
         rows = rows & (np.arange(mask.shape[-2])[:, None] < mask.shape[-2] - 1)
     rows = np.broadcast_to(rows, got.shape)
     if np.array_equal(got[rows], clean[rows]):
-        return Sighting("excluded", poisoned)
+        return Observation("excluded", poisoned)
     with np.errstate(invalid="ignore"):
         budget = np.broadcast_to(subject.budget(masked), got.shape)[rows]
         kept = np.abs(wide(got)[rows] - wide(clean)[rows]) <= 2 * budget
-    return Sighting("excluded" if kept.all() else "propagates", poisoned)
+    return Observation("excluded" if kept.all() else "propagates", poisoned)
 
 
 @probes("odd_encoding")
@@ -316,21 +316,21 @@ def odd_encoding(subject: Subject, rng: np.random.Generator) -> Seen:
         given = Arguments(subject.operation, {rows: n, columns: d})
         found = subject.outcome(subject.converted(given))
         if isinstance(found, Raised):
-            seen.append(Sighting("error", given))
+            seen.append(Observation("error", given))
             continue
         got = np.asarray(next(iter(found.values())))
         if got.shape != (n, d):
-            seen.append(Sighting(OTHER, given, f"the result has shape {as_tuple(got.shape)}"))
+            seen.append(Observation(OTHER, given, f"the result has shape {as_tuple(got.shape)}"))
             continue
         oracle = subject.oracle(given)
         near = np.abs(wide(got) - oracle.value) <= oracle.budget
         if near.all():
-            seen.append(Sighting("unpaired-sine", given))
+            seen.append(Observation("unpaired-sine", given))
             continue
         _right_numbers(subject, Arguments(subject.operation, {rows: n, columns: d + 1}), "odd_encoding")
         index = tuple(np.argwhere(~near)[0])
         shown = f"the result[{', '.join(map(str, index))}] is {number(got[index])}"
-        seen.append(Sighting(OTHER, given, f"{shown}; unpaired-sine would be {number(oracle.value[index])}"))
+        seen.append(Observation(OTHER, given, f"{shown}; unpaired-sine would be {number(oracle.value[index])}"))
     return seen
 
 
@@ -338,13 +338,13 @@ def odd_encoding(subject: Subject, rng: np.random.Generator) -> Seen:
 def gru_reset(subject: Subject, rng: np.random.Generator) -> Seen:
     """Compare the result with the formula under each choice."""
     tried = samples(subject, rng)
-    return [Sighting(word, given) for given in tried for word in _matching(subject, given, "gru_reset")]
+    return [Observation(word, given) for given in tried for word in _matching(subject, given, "gru_reset")]
 
 
 @probes("rotary_pairs")
 def rotary_pairs(subject: Subject, rng: np.random.Generator) -> Seen:
     """Compare the result with the formula under each choice."""
-    return [Sighting(word, x) for x in samples(subject, rng) for word in _matching(subject, x, "rotary_pairs")]
+    return [Observation(word, x) for x in samples(subject, rng) for word in _matching(subject, x, "rotary_pairs")]
 
 
 def _matching(subject: Subject, given: Arguments, question: str) -> list[str]:
@@ -365,13 +365,13 @@ def _matching(subject: Subject, given: Arguments, question: str) -> list[str]:
 @probes("repeatability")
 def repeatability(subject: Subject, rng: np.random.Generator) -> Seen:
     """Repeat a call several times; equal bits do not refute a declared `within-budget`."""
-    times = 4 if subject.effort.dear or subject.leading else 2
+    times = 4 if subject.effort.slow or subject.leading else 2
     for arguments in list(_repeated(subject, rng)):
         first = subject.results(arguments)
         for _ in range(times):
             again = subject.call_anew(arguments)
             if not all(np.array_equal(again[p], x, equal_nan=x.dtype.kind not in "biu") for p, x in first.items()):
-                return [Sighting("within-budget", arguments)]
+                return [Observation("within-budget", arguments)]
     return []
 
 

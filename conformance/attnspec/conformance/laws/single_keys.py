@@ -30,7 +30,7 @@ MOST = 2**23
 """Most numbers of an array."""
 
 
-@checks(law.ENSEMBLE_KEYS, once=True, dear=True)
+@checks(law.ENSEMBLE_KEYS, once=True, slow=True)
 def ensemble_keys(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Filter errors along some keys: first, last, beside tile borders, and one of zeros."""
     if not judgeable(subject):

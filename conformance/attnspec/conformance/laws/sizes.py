@@ -20,7 +20,7 @@ from attnspec.conformance.laws.lessons import causal_in
 from attnspec.conformance.laws.magnitudes import opposed, outlier
 from attnspec.conformance.laws.options import with_least_bias
 from attnspec.spec.contract.axes import Axis, Part, Role
-from attnspec.spec.contract.tree import Kind, schematic
+from attnspec.spec.contract.tree import Kind, without_indices
 from attnspec.spec.laws import sizes as law
 from attnspec.spec.laws.operation import batched
 
@@ -163,7 +163,7 @@ def _tables(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, A
     operation = subject.operation
     narrow = dict.fromkeys(_wide(subject), 4) | dict.fromkeys([operation.asking] if operation.asking else [], 1)
     names = dict.fromkeys((*tables(operation), *operation.sizes_of(Axis.VOCABULARY)))
-    if operation.sizes_of(Axis.BEAM) and not subject.effort.dear:
+    if operation.sizes_of(Axis.BEAM) and not subject.effort.slow:
         return  # every hypothesis has a score for every token, at every step
     for name in names:
         given = _narrow(subject, rng, narrow | {name: TABLE}, work=WORK_OF_TABLES)
@@ -172,7 +172,7 @@ def _tables(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, A
 
 def _last_rows(given: Arguments) -> dict[str, Numbers]:
     """Indices by path, the last of which is the greatest."""
-    bounds = {path: schematic(size) for path, size in given.operation.indices.items() if path in given.arrays}
+    bounds = {path: without_indices(size) for path, size in given.operation.indices.items() if path in given.arrays}
     found = {path: np.array(given[path]) for path in bounds}
     for path, x in found.items():
         x.reshape(-1)[-1:] = given.size(bounds[path]) - 1
@@ -212,7 +212,7 @@ def heads(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
     names = subject.operation.sizes_of(Axis.HEAD)
     in_model = any("." in name for name in names)
     counts: list[tuple[int, tuple[int, ...]]] = [(count, ()) for count in (HEADS[-1:] if in_model else HEADS)]
-    if subject.effort.dear and subject.leading:
+    if subject.effort.slow and subject.leading:
         counts += [(MANY_HEADS, ()), *([] if in_model else [(MANY_HEADS, (3,))])]
     calls = ((_shown(dict.fromkeys(names, n)), _narrow(subject, rng, dict.fromkeys(names, n), b)) for n, b in counts)
     return _tried(subject, calls, rng)
@@ -264,7 +264,7 @@ def many_keys(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     return True
 
 
-@checks(law.BEYOND, once=True, dear=True)
+@checks(law.BEYOND, once=True, slow=True)
 def beyond(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Try long lengths (at the leading dtype after another call), widest vectors, large batches."""
     long = [*_lengths(subject, rng), *_crowded(subject, rng), *_both(subject, rng)]
@@ -360,7 +360,7 @@ def _both(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arg
         yield f"{_shown(both)} and a window {FAR}", given.replaced({operation.window: FAR})
 
 
-@checks(law.GRADIENTS, once=True, dear=True)
+@checks(law.GRADIENTS, once=True, slow=True)
 def gradients(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare gradients of long calls, of wide queries and values, and of batches."""
     if not subject.leading:
@@ -383,7 +383,7 @@ def gradients(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     return tried
 
 
-@checks(law.TOGETHER, once=True, dear=True)
+@checks(law.TOGETHER, once=True, slow=True)
 def together(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Judge some rows of every combination, after a contiguous call of the same shapes."""
     tried = False
@@ -394,7 +394,7 @@ def together(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     return tried
 
 
-@checks(law.GRADIENTS, once=True, dear=True, governs=law.attends)
+@checks(law.GRADIENTS, once=True, slow=True, governs=law.attends)
 def gradients_together(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare gradients for cotangents of some rows, all others being 0."""
     operation, asking = subject.operation, subject.operation.asking or ""

@@ -61,7 +61,7 @@ def relative_errors(subject: Subject, arguments: Arguments) -> Numbers:
     return np.where(sigma < UNKNOWN / 2, error / sigma, 0.0).astype(np.float64)
 
 
-@checks(law.ENSEMBLE_SPREAD, once=True, dear=True)
+@checks(law.ENSEMBLE_SPREAD, once=True, slow=True)
 def ensemble_spread(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Bound the root mean square of error/σ, for few keys and more than a tile."""
     if not judgeable(subject):
@@ -91,7 +91,7 @@ def no_wider(subject: Subject, arguments: Arguments, errors: Numbers, what: str,
     )
 
 
-@checks(training.GRADIENT_SPREAD, once=True, dear=True)
+@checks(training.GRADIENT_SPREAD, once=True, slow=True)
 def gradient_spread(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Bound the root mean square of error/σ of every batched gradient, and along itself.
 
@@ -130,7 +130,7 @@ def _many_queries(subject: Subject, rng: np.random.Generator) -> Arguments:
     return sample(subject, rng, (LEAST_ITSELF,), queries=QUERIES, keys=KEYS, features=FEATURES, heads=2)
 
 
-@checks(law.ENSEMBLE_SPREAD, once=True, dear=True)
+@checks(law.ENSEMBLE_SPREAD, once=True, slow=True)
 def ensemble_mean(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Bound the mean of error/σ, in every feature and in all of them.
 

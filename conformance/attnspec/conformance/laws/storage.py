@@ -113,7 +113,7 @@ def layouts(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
     In the end the arrays are contiguous again, with the shapes of all calls before.
     """
     given = _sample(subject, rng)
-    count, step = len(LAYOUTS), 3 if subject.leading or subject.effort.dear else 6
+    count, step = len(LAYOUTS), 3 if subject.leading or subject.effort.slow else 6
     tried = [laid_out(subject, given, (way,)) for way in LAYOUTS if subject.leading]
     tried += [laid_out(subject, given, (negated,)) for _ in range(subject.leading)]
     tried += [
@@ -182,7 +182,7 @@ def _one_mask(subject: Subject, rng: np.random.Generator, batch: tuple[int, ...]
     return True
 
 
-@checks(law.LAYOUTS, once=True, dear=True)
+@checks(law.LAYOUTS, once=True, slow=True)
 def distance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Spread one array at a time over untouched memory, with offsets beyond 31 bits."""
     demand_layouts(subject.limits)

@@ -143,7 +143,7 @@ def repeatable(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     """Repeat a backward pass over several tiles of queries and keys; compare bits."""
     if subject.within_budget:
         return False
-    long = not subject.operation.counts or subject.effort.dear
+    long = not subject.operation.counts or subject.effort.slow
     given = sample(subject, rng, (2,), queries=MANY_ROWS if long else 5, keys=MANY_ROWS if long else 5, heads=2)
     cotangents = subject.cotangents(given, rng)
     first = subject.vjp(given, cotangents)

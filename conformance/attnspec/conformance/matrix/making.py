@@ -143,7 +143,7 @@ class Maker:
         laws = laws or (() if group.gradients else laws_of("forward"))
         # A named law is always checked, so only laws that the profile has time for are named.
         effort = PROFILES[profile or self.settings.profile].single
-        laws = tuple(law for law in laws if effort.dear or not all(check.dear for check in CHECKS[law]))
+        laws = tuple(law for law in laws if effort.slow or not all(check.slow for check in CHECKS[law]))
         # No sandbox: rows only call a library, and a sandbox would discard what the library compiles.
         settings = replace(
             self.settings,

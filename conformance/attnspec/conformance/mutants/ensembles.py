@@ -40,7 +40,7 @@ def cut_off(x: Numbers, bits: int) -> Numbers:
     source="(uint16_t)(bits >> 16) for a conversion to bfloat16",
     differentiable=False,
 )
-def brain_sum(correct: Formulas, scores: Numbers) -> Numbers:
+def bfloat16_sum(correct: Formulas, scores: Numbers) -> Numbers:
     """The sum is rounded towards 0 to 8 bits: weights are 0.3 % too large on average."""
     exponentials = np.exp(scores - correct.shift(scores))
     total = cut_off(correct.total(exponentials), 8)

@@ -50,7 +50,7 @@ def minus_a_million(correct: Formulas, scores: Numbers, mask: Numbers) -> Number
     breaks=("masking.finite-fill",),
     source="tensorflow/models: _NEG_INF_FP32 = -1e9",
 )
-def minus_a_milliard(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
+def minus_a_billion(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     """Masked scores are lowered by 10⁹, not set to −∞."""
     return _added(scores, mask, -1e9)
 
@@ -63,7 +63,7 @@ def minus_a_milliard(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbe
     breaks=("masking.finite-fill",),
     source="a fill that float16 holds, in every dtype",
 )
-def filled_brain(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
+def filled_bfloat16(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     """Masked scores are −10⁴, and attendable scores may be smaller."""
     return _replaced(scores, mask, -1e4)
 

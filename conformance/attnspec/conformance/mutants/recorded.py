@@ -300,7 +300,7 @@ def _by_rounded_logarithm(scores: Tape, dtype: str) -> Tape:
     source="the log-sum-exp written to memory in the dtype of the result, for the backward pass",
     profile="full",
 )
-def brain_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
+def bfloat16_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
     """The backward pass recomputes the weights from a log-sum-exp of 8 bits."""
     taped = isinstance(scores, Tape)
     return _by_rounded_logarithm(scores, "bfloat16") if taped else Formulas.normalized(correct, scores)
@@ -330,7 +330,7 @@ def half_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
     source="atomic additions to gradients in the dtype of the inputs, one for every tile of queries",
     profile="full",
 )
-def added_in_brain(
+def added_in_bfloat16(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """Gradients of keys and values are summed over tiles of queries, each partial sum rounded to bfloat16."""

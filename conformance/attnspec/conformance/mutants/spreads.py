@@ -45,7 +45,7 @@ def rounded_down(x: Numbers, bits: int) -> Numbers:
     differentiable=False,
     profile="full",
 )
-def accumulated_in_brain(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
+def accumulated_in_bfloat16(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
     """Weighted sums are accumulated in bfloat16: every partial sum is rounded."""
     total = np.zeros((*np.broadcast_shapes(weights.shape[:-2], value.shape[:-2]), weights.shape[-2], value.shape[-1]))
     for j in range(value.shape[-2]):
@@ -112,7 +112,7 @@ def coarse_double_exponentials(correct: Formulas, x: Numbers) -> Numbers:
     profile="full",
     differentiable=False,
 )
-def down_to_brain(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+def rounded_down_to_bfloat16(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
     """Results are rounded down to bfloat16, not to nearest."""
     return Library.finished(correct, operation, mapped(result, lambda _, x: rounded_down(x, 8)), arguments)
 

@@ -18,7 +18,7 @@ from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.remote.arrays import ABSENT, RemoteArray, named_like
 from attnspec.conformance.remote.clock import INTERVAL, Clock, Deadline, Watch
 from attnspec.conformance.remote.errors import BackendError
-from attnspec.conformance.remote.raised import Breach, as_told
+from attnspec.conformance.remote.raised import MalformedReply, as_told
 from attnspec.conformance.remote.sandbox import files_of, launch
 from attnspec.conformance.remote.wire import LENGTHS, MAX_BYTES, MAX_TEXT, Reader, dtype_text, header
 
@@ -59,7 +59,7 @@ class HostEnded(KeyboardInterrupt):
         self.reason, self.words, self.left = reason, words, left
 
 
-class Hasty(KeyboardInterrupt):
+class PipelineFailed(KeyboardInterrupt):
     """A pipelined step failed: the checks since then run again, waiting for every answer."""
 
 
@@ -250,11 +250,11 @@ class Host:
                     return reader.value(found)
             if letter == "l":
                 if self.patient:
-                    raise Breach("an error of a step that was waited for")
+                    raise MalformedReply("an error of a step that was waited for")
                 self.patient = True
-                raise Hasty
+                raise PipelineFailed
             error = as_told(found)
-        except (Breach, ValueError, TypeError) as breach:
+        except (MalformedReply, ValueError, TypeError) as breach:
             raise self._ended(Reason.CRASHED, f"sent a malformed reply ({breach})") from None
         if letter == "u":
             self.eager = False
@@ -276,7 +276,7 @@ class Host:
             return self.ask("read", x) if alone else self.ask("read_on", x, number, AHEAD)
         try:
             value, error = seen(*known)
-        except (Breach, ValueError, TypeError) as breach:
+        except (MalformedReply, ValueError, TypeError) as breach:
             raise self._ended(Reason.CRASHED, f"sent a malformed reply ({breach})") from None
         if error is not None:
             raise error
@@ -319,8 +319,8 @@ class Host:
         try:
             said = header(buffer[LENGTHS.size : middle])
             if count > whole or not isinstance(said, list) or len(said) != 2 or said[0] not in KINDS:
-                raise Breach("no frame")
-        except Breach as breach:
+                raise MalformedReply("no frame")
+        except MalformedReply as breach:
             raise self._ended(Reason.CRASHED, f"sent a malformed reply ({breach})") from None
         return said, buffer[middle:]
 

@@ -10,7 +10,7 @@ from typing import Any
 from attnspec.conformance.judging.foreign_calls import printable
 
 
-class Breach(Exception):
+class MalformedReply(Exception):
     """A malformed answer."""
 
 
@@ -18,7 +18,7 @@ class Breach(Exception):
 def type_name(text: Any) -> str:
     """Return a class name in printable characters, at most 200."""
     if not isinstance(text, str):
-        raise Breach("a name that is none")
+        raise MalformedReply("a name that is none")
     return printable(text[:200])
 
 
@@ -46,7 +46,7 @@ def as_told(given: Any) -> BaseException:
     """Return an exception to raise, with the same class name and, if harmless, the same base."""
     name, base, text, places = given
     if not isinstance(text, str | None) or not isinstance(places, list) or len(places) > MAX_FRAMES:
-        raise Breach("an exception that is none")
+        raise MalformedReply("an exception that is none")
     error: BaseException = _class(type_name(name), type_name(base))(text)
     return error.with_traceback(_traceback(places))
 
@@ -84,7 +84,7 @@ def _traceback(places: list[Any]) -> TracebackType | None:
 def _checked(places: list[Any]) -> Iterator[tuple[str, int, str]]:
     for file, line, name in places:
         if not (isinstance(file, str) and isinstance(name, str) and type(line) is int and 0 < line < 1 << 30):
-            raise Breach("a place that is none")
+            raise MalformedReply("a place that is none")
         yield file.replace("\0", "?")[:1000], line, name[:200]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from attnspec.conformance.remote.raised import Breach, told, type_name
+from attnspec.conformance.remote.raised import MalformedReply, told, type_name
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.tree import Branch, walked
 
@@ -187,7 +187,7 @@ def dtype_text(dtype: "np.dtype[Any]") -> str | None:
 def dtype_named(text: Any) -> "np.dtype[Any]":
     """Return the dtype of a text."""
     if not isinstance(text, str) or len(text) > 32:
-        raise Breach("a dtype that is none")
+        raise MalformedReply("a dtype that is none")
     return _dtype(text)
 
 
@@ -197,11 +197,11 @@ def _dtype(text: str) -> "np.dtype[Any]":
     if isinstance(own, type) and issubclass(own, np.generic):
         return np.dtype(own)
     if text[:1] not in "<>|" or text[1:2] not in PLAIN or not text[2:].isdigit():
-        raise Breach("a dtype that is none")
+        raise MalformedReply("a dtype that is none")
     try:
         return np.dtype(text)
     except TypeError:
-        raise Breach("a dtype that is none") from None
+        raise MalformedReply("a dtype that is none") from None
 
 
 class Reader:
@@ -211,15 +211,15 @@ class Reader:
         self.payload, self.made = payload, made
 
     def value(self, x: Any, depth: int = 0) -> Any:
-        """Return the value that JSON describes; :class:`Breach` if it is malformed."""
+        """Return the value that JSON describes; :class:`MalformedReply` if it is malformed."""
         if not isinstance(x, list):
             if isinstance(x, dict):
-                raise Breach("an object")
+                raise MalformedReply("an object")
             return x
         try:
             letter, *rest = x
             if depth > 2 * MAX_DEPTH:
-                raise Breach("too many trees within trees")
+                raise MalformedReply("too many trees within trees")
             if letter in ("a", "f", "c", "o"):
                 number, *more = rest
                 return self.made(letter, _natural(number), more)
@@ -235,8 +235,8 @@ class Reader:
                 parts = (self.value(part, depth + 1) for part in rest[1])
                 return _sequence(tuple if letter == "t" else list, _text(rest[0]))(parts)
         except (ValueError, TypeError, IndexError, KeyError, OverflowError) as error:
-            raise Breach(f"{type(error).__name__}: {error}") from None
-        raise Breach("of no kind")
+            raise MalformedReply(f"{type(error).__name__}: {error}") from None
+        raise MalformedReply("of no kind")
 
     def array(self, given: Any) -> Any:
         """Return an array that owns its numbers."""
@@ -249,19 +249,19 @@ class Reader:
             return np.zeros(sizes, dtype)
         start, end = _natural(place), _natural(place) + _natural(length)
         if end > len(self.payload):
-            raise Breach("bytes that have not come")
+            raise MalformedReply("bytes that have not come")
         return np.ndarray(sizes, dtype, self.payload[start:end], _natural(first), [int(n) for n in strides])
 
 
 def _natural(x: Any) -> int:
     if type(x) is not int or x < 0:
-        raise Breach("a number that is none")
+        raise MalformedReply("a number that is none")
     return x
 
 
 def _text(x: Any) -> str:
     if not isinstance(x, str):
-        raise Breach("a text that is none")
+        raise MalformedReply("a text that is none")
     return x
 
 
@@ -276,4 +276,4 @@ def header(text: bytes | bytearray | memoryview) -> Any:
     try:
         return json.loads(bytes(text))
     except (ValueError, RecursionError) as error:
-        raise Breach(f"no JSON: {type(error).__name__}") from None
+        raise MalformedReply(f"no JSON: {type(error).__name__}") from None

@@ -15,7 +15,7 @@ from attnspec.conformance.remote.environment import OF_PYTEST, ONE_THREAD, SAFE_
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.folder import TemporaryFolder
 from attnspec.conformance.remote.processes import children, end_children, mark
-from attnspec.conformance.running.admission import admit
+from attnspec.conformance.running.contract_file import write_contract
 from attnspec.conformance.running.interruption import INTERRUPTION
 from attnspec.conformance.running.keys import KEY
 from attnspec.conformance.running.planning import Plan
@@ -66,10 +66,10 @@ class Gate:
         self.verdicts = session.config.stash[VERDICTS]
         try:
             self.plan = self.make_plan()
-            admit(self.folder, described(self.plan.contract), self._key)
+            write_contract(self.folder, described(self.plan.contract), self._key)
         except BackendError as error:
             self.error = error
-            admit(self.folder, {"error": str(error)}, self._key)
+            write_contract(self.folder, {"error": str(error)}, self._key)
             raise pytest.exit.Exception("nothing to judge") from error
         self.display.expect(len(self.plan.cases))
         return (yield)

@@ -15,7 +15,7 @@ from attnspec.conformance.judging.own_errors import Containment, contained, join
 from attnspec.conformance.judging.results import UNJUDGED, Result, Status
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.remote.backend import RemoteBackend
-from attnspec.conformance.remote.client import Hasty, HostEnded
+from attnspec.conformance.remote.client import HostEnded, PipelineFailed
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.incidents import STOP_AFTER, Recorder
 from attnspec.conformance.running.in_process import InProcess
@@ -23,7 +23,7 @@ from attnspec.conformance.running.post_mortem import examined
 from attnspec.conformance.running.probe import IMPORT_SECONDS
 
 
-def deaf(number: int, frame: object) -> None:
+def ignore_signal(number: int, frame: object) -> None:
     """Ignore a signal.
 
     With ``SIG_IGN`` instead, calls of a backend would take a ``KeyboardInterrupt`` for the backend's own.
@@ -37,7 +37,7 @@ def heard() -> Iterator[None]:
     if not own or signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         yield
         return
-    before = signal.signal(signal.SIGINT, deaf)
+    before = signal.signal(signal.SIGINT, ignore_signal)
     try:
         yield
     finally:
@@ -64,7 +64,7 @@ class Isolated(InProcess):
             try:
                 with heard():
                     return self._judged(extent, violated)
-            except Hasty:
+            except PipelineFailed:
                 extent.clear()
             except HostEnded as end:
                 self._blame(end)
@@ -102,7 +102,7 @@ class Isolated(InProcess):
                 try:
                     with heard():
                         return contained(stage, step, otherwise)
-                except Hasty:
+                except PipelineFailed:
                     continue
                 except HostEnded as end:
                     _, restarting = contained("starting the backend anew", self._restart, None)

@@ -15,7 +15,7 @@ from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.loading import contract_of, load
 from attnspec.conformance.remote.processes import adopt_orphans
 from attnspec.conformance.remote.sandbox import resolved
-from attnspec.conformance.running.admission import admitted
+from attnspec.conformance.running.contract_file import read_contract
 from attnspec.conformance.running.keys import HOSTS, KEY
 from attnspec.conformance.running.probe import IMPORT_SECONDS
 from attnspec.conformance.running.settings import Settings
@@ -95,7 +95,7 @@ class Hosts:
         if key not in self._contracts:
             known: Mapping[str, Any] | None = None
             if settings.shared_folder is not None:
-                known = admitted(Path(settings.shared_folder), IMPORT_SECONDS, self.key)
+                known = read_contract(Path(settings.shared_folder), IMPORT_SECONDS, self.key)
             try:
                 said = backend.introduce(IMPORT_SECONDS, known)
             except BackendError as error:

@@ -21,7 +21,7 @@ from typing_extensions import TypeForm
 from attnspec.spec.contract.documentation import documentation, operation_of
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.shapes import Binding, ShapeError, bind, in_words
-from attnspec.spec.contract.tree import Branch, Kind, Leaf, Misfit, Node, Option, described, flatten, mapped
+from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, StructureError, described, flatten, mapped
 
 F = TypeVar("F")
 
@@ -124,7 +124,7 @@ def _converted(operation: Operation, node: Node, value: Any, arrays: list[Any]) 
         return _convert(operation, node, value)
     try:
         found = {leaf.path: (leaf, x) for leaf, x in described(node, value, node.path)}
-    except Misfit as error:
+    except StructureError as error:
         raise TypeError(f"{operation.name}: {error}") from None
     arrays += [x for leaf, x in found.values() if leaf.kind is Kind.FLOAT]
 

@@ -23,7 +23,7 @@ _SIZE = r"[a-z0-9]\w*"
 _TRANSPARENT = (Annotated, Union, types.UnionType, tuple)
 
 
-class Misdeclared(TypeError):
+class InvalidDeclaration(TypeError):
     """Raised for a Protocol that cannot declare an operation."""
 
 
@@ -47,7 +47,7 @@ def sizes(*, count: str = "", **renamed: str | tuple[str, str]) -> Sizes:
 
 
 def read(annotation: Any, path: str, scope: Scope, given: Sizes = Sizes(), *, optional: bool = False) -> Node:
-    """Return the description of the tree that an annotation declares; :class:`Misdeclared` if it declares no tree."""
+    """Return the tree that an annotation declares; :class:`InvalidDeclaration` if it declares none."""
     origin, members = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         found = next((m for m in members[1:] if isinstance(m, Sizes)), given)
@@ -58,7 +58,7 @@ def read(annotation: Any, path: str, scope: Scope, given: Sizes = Sizes(), *, op
         kinds = (k for k in (Kind.BOOL, Kind.INT, Kind.FLOAT) if str(annotation.dtypes).startswith(f"('{k}"))
         kind = next(kinds, None)
         if kind is None:
-            raise Misdeclared(f"{path}: expected an array of Float, Int or Bool; got {annotation.__name__}")
+            raise InvalidDeclaration(f"{path}: expected an array of Float, Int or Bool; got {annotation.__name__}")
         _check_renamed(annotation, path, given)
         return Leaf(path, kind, dims(annotation.dim_str, path, _renamed(scope, given, path, 1)), optional)
     if (origin is Literal or annotation in (bool, int, float)) and path.isidentifier():
@@ -113,7 +113,7 @@ def dims(text: str, path: str, scope: Scope) -> tuple[Dim, ...]:
         match = re.fullmatch(rf"([*#]*)\{{?({_SIZE}(?:[*+]{_SIZE})*)\}}?", token)
         if match is None or ("*" in match[1] and i > 0):
             wanted = "*batch first, then names, products or sums of these"
-            raise Misdeclared(f"{path}: expected {wanted}; got {token!r} in {text!r}")
+            raise InvalidDeclaration(f"{path}: expected {wanted}; got {token!r} in {text!r}")
         full = _in_scope(match[2], path, scope)
         factors = (full,) if "+" in full else tuple(full.split("*"))
         found.append(Dim(match[2], factors, "*" in match[1], "#" in match[1]))
@@ -129,17 +129,17 @@ def _parts(text: str) -> list[str]:
 def _in_scope(text: str, path: str, scope: Scope) -> str:
     """Rename the sizes in a product or sum; new names may be products or sums."""
     if "*" in text and (total := next((scope[s] for s in re.split(r"[+*]", text) if "+" in scope.get(s, "")), None)):
-        raise Misdeclared(f"{path}: expected products of sizes, and sums of these; got {total} in {text}")
+        raise InvalidDeclaration(f"{path}: expected products of sizes, and sums of these; got {total} in {text}")
     return re.sub(r"[^+*]+", lambda size: scope.get(size[0], size[0]), text)
 
 
 def _fields(record: Any, annotation: Any, path: str) -> dict[str, Any]:
-    """Annotations of a record by field; :class:`Misdeclared` if it is no valid record, with the reason."""
+    """Annotations of a record by field; :class:`InvalidDeclaration` if it is no valid record, with the reason."""
     shown = getattr(annotation, "__name__", annotation)
     dataclass = dataclasses.is_dataclass(record)
     if not dataclass and not (isinstance(record, type) and issubclass(record, tuple) and hasattr(record, "_fields")):
         wanted = "[Array] with its shape, a frozen dataclass or NamedTuple of [Array], a tuple of these, or an option"
-        raise Misdeclared(f"{path}: expected {wanted}; got {shown}")
+        raise InvalidDeclaration(f"{path}: expected {wanted}; got {shown}")
     found = {f.name: f.type for f in dataclasses.fields(record)} if dataclass else dict(record.__annotations__)
     for wanted, is_so in (
         ("a frozen dataclass", not dataclass or vars(record)["__dataclass_params__"].frozen),
@@ -150,7 +150,7 @@ def _fields(record: Any, annotation: Any, path: str) -> dict[str, Any]:
         ("fields that its constructor takes, without a leading underscore", _constructible(record, found)),
     ):
         if not is_so:
-            raise Misdeclared(f"{path}: expected {wanted}; got {shown}")
+            raise InvalidDeclaration(f"{path}: expected {wanted}; got {shown}")
     return found
 
 
@@ -163,17 +163,19 @@ def _constructible(record: Any, found: Mapping[str, Any]) -> bool:
 def _check_renamed(annotation: Any, path: str, given: Sizes) -> None:
     used = names(annotation, path, deep=True) if given.renamed else []
     if unknown := [name for name, _ in given.renamed if name not in used]:
-        raise Misdeclared(f"{path}: sizes: expected among {', '.join(dict.fromkeys(used))}; got {unknown[0]}")
+        raise InvalidDeclaration(f"{path}: sizes: expected among {', '.join(dict.fromkeys(used))}; got {unknown[0]}")
 
 
 def _renamed(scope: Scope, given: Sizes, path: str, item: int) -> Scope:
     found = dict(scope)
     for name, new in given.renamed:
         if not isinstance(new, str) and not (isinstance(new, tuple) and list(map(type, new)) == [str, str]):
-            raise Misdeclared(f"{path}: {name}: expected a size around the record, or a pair of them; got {new!r}")
+            raise InvalidDeclaration(
+                f"{path}: {name}: expected a size around the record, or a pair of them; got {new!r}"
+            )
         text = new if isinstance(new, str) else new[item]
         if unknown := [s for s in re.split(r"[+*]", text) if not s.isdigit() and s not in scope]:
             known = ", ".join(scope) or "none"
-            raise Misdeclared(f"{path}: {name}: expected a size around the record, {known}; got {unknown[0]}")
+            raise InvalidDeclaration(f"{path}: {name}: expected a size around the record, {known}; got {unknown[0]}")
         found[name] = _in_scope(text, path, scope)
     return found

@@ -2,22 +2,22 @@
 
 from collections.abc import Iterator
 
-from attnspec.spec.contract.annotations import Misdeclared
+from attnspec.spec.contract.annotations import InvalidDeclaration
 from attnspec.spec.contract.axes import GLOSSARY, Axis
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, short, walked
 
 
 def check(made: Operation) -> None:
-    """Raise :class:`Misdeclared` for sizes without meaning, unknown names, and operations without possible examples."""
+    """Raise :class:`InvalidDeclaration` for meaningless sizes, unknown names, and operations without examples."""
     results, sizes, top = [x.path for x in made.outputs], made.sizes, made.call.names
     meanings = {**GLOSSARY, **made.axes}
     bounded, options = {**made.lengths, **made.indices, **made.cumulative}, {o.path for o in made.options}
     for size in (*sizes, *(size for leaf in made.outputs for size in leaf.sizes)):
         if size not in made.counts and short(size) not in meanings:
-            raise Misdeclared(f"size {size}: expected one of the glossary, or `axes=` to say what it counts")
+            raise InvalidDeclaration(f"size {size}: expected one of the glossary, or `axes=` to say what it counts")
         if size not in sizes:
-            raise Misdeclared(f"result: expected sizes that arguments have; got {size}")
+            raise InvalidDeclaration(f"result: expected sizes that arguments have; got {size}")
     choices = [f"{o.path}={c}" for o in made.options if o.path in made.defaults for c in o.choices]
     for word, used, allowed in (
         ("pooled", [made.pooled] if made.pooled else [], top),
@@ -36,34 +36,34 @@ def check(made: Operation) -> None:
         ("axes", made.axes, tuple(dict.fromkeys(map(short, sizes)))),
     ):
         if unknown := [u for u in used if u not in allowed]:
-            raise Misdeclared(f"{word}: expected among {', '.join(allowed) or 'nothing'}; got {unknown[0]}")
+            raise InvalidDeclaration(f"{word}: expected among {', '.join(allowed) or 'nothing'}; got {unknown[0]}")
     bound = _bound(made)
     if unbound := [s for s in sizes if s not in bound]:
         wanted = "an axis of its own, or an argument, that binds it in every call"
-        raise Misdeclared(
+        raise InvalidDeclaration(
             f"size {unbound[0]}: expected {wanted}; got only products, sums, broadcast axes or optional arrays"
         )
     for leaf in made.leaves:
         if leaf.free:
-            raise Misdeclared(f"{leaf.path}: expected *batch first, then sizes; got {leaf.shape_text}")
+            raise InvalidDeclaration(f"{leaf.path}: expected *batch first, then sizes; got {leaf.shape_text}")
         if leaf.kind is Kind.INT and leaf.path not in {**bounded, **made.drawn}:
-            raise Misdeclared(f"{leaf.path}: expected `lengths=` or `indices=` to bound the integers")
+            raise InvalidDeclaration(f"{leaf.path}: expected `lengths=` or `indices=` to bound the integers")
         if leaf.kind is Kind.BOOL and not (leaf.core and leaf.core[-1].factors[0] in made.sizes_of(Axis.KEY)):
-            raise Misdeclared(f"{leaf.path}: expected a mask, whose last axis is attended to")
+            raise InvalidDeclaration(f"{leaf.path}: expected a mask, whose last axis is attended to")
     for option in made.options:
         if option.kind in (Kind.COUNT, Kind.NUMBER, Kind.WINDOW) and option.path not in {**made.tried, **made.indices}:
-            raise Misdeclared(f"{option.path}: expected `tried=` with numbers to try it with")
+            raise InvalidDeclaration(f"{option.path}: expected `tried=` with numbers to try it with")
         if option.path in made.defaults and option.choices and not option.takes(made.defaults[option.path]):
-            raise Misdeclared(f"{option.path}: expected a default among {option.choices}")
+            raise InvalidDeclaration(f"{option.path}: expected a default among {option.choices}")
     missing = any(x.optional and x.path not in made.features for x in walked(made.result))
     if not results or missing or any(isinstance(x, Option) for x in walked(made.result)):
-        raise Misdeclared("result: expected an array or a tree of arrays, none of them missing but for features")
+        raise InvalidDeclaration("result: expected an array or a tree of arrays, none of them missing but for features")
     if len(set(made.results)) < len(made.results):
-        raise Misdeclared(f"results: expected a name for each array; got {', '.join(made.results)}")
+        raise InvalidDeclaration(f"results: expected a name for each array; got {', '.join(made.results)}")
     if made.results and results != list(made.results):
-        raise Misdeclared(f"results: expected names of {len(results)} arrays; got {len(made.results)}")
+        raise InvalidDeclaration(f"results: expected names of {len(results)} arrays; got {len(made.results)}")
     if len(results) > 1 and not made.results:
-        raise Misdeclared(f"results: expected a name for each of {len(results)} arrays; got none")
+        raise InvalidDeclaration(f"results: expected a name for each of {len(results)} arrays; got none")
 
 
 def _bound(made: Operation) -> set[str]:

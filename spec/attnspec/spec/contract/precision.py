@@ -10,7 +10,7 @@ from typing import Any
 
 from attnspec.spec.contract.operation import Operation
 
-_DOUBLE, _SINGLE, _HALF, _BRAIN, _TF32 = 2.0**-53, 2.0**-24, 2.0**-11, 2.0**-8, 2.0**-11
+_DOUBLE, _SINGLE, _HALF, _BFLOAT16, _TF32 = 2.0**-53, 2.0**-24, 2.0**-11, 2.0**-8, 2.0**-11
 _TINY_DOUBLE, _TINY_SINGLE = 2.0**-1022, 2.0**-126
 
 
@@ -68,7 +68,7 @@ def _scaled_eight_bits(given: Precision) -> Precision:
     return replace(given, inputs=u, operand=u, weights=u, weights_smallest=step, scaled=step)
 
 
-_MIXED_BRAIN = _mixed("bfloat16", _BRAIN, _TINY_SINGLE, 2.0**127)
+_MIXED_BFLOAT16 = _mixed("bfloat16", _BFLOAT16, _TINY_SINGLE, 2.0**127)
 _MIXED_HALF = _mixed("float16", _HALF, 2.0**-25, 6.0e4)
 
 CLASSES: Mapping[str, Precision] = {
@@ -83,17 +83,17 @@ CLASSES: Mapping[str, Precision] = {
     "ieee32": Precision("float32", _SINGLE),
     "ieee32-float64": Precision("float64", _SINGLE, inputs=_SINGLE, inputs_smallest=_TINY_SINGLE),
     "tf32": Precision("float32", _SINGLE, operand=_TF32, inputs=_TF32, weights=_TF32),
-    "mixed-bfloat16": _MIXED_BRAIN,
+    "mixed-bfloat16": _MIXED_BFLOAT16,
     "mixed-float16": _MIXED_HALF,
-    "prescaled-bfloat16": replace(_MIXED_BRAIN, inputs=_BRAIN),
+    "prescaled-bfloat16": replace(_MIXED_BFLOAT16, inputs=_BFLOAT16),
     "prescaled-float16": replace(_MIXED_HALF, inputs=_HALF),
-    "eager-bfloat16": replace(_MIXED_BRAIN, inputs=_BRAIN, stored=_BRAIN),
+    "eager-bfloat16": replace(_MIXED_BFLOAT16, inputs=_BFLOAT16, stored=_BFLOAT16),
     "eager-float16": replace(_MIXED_HALF, inputs=_HALF, stored=_HALF),
     "e4m3-float32": _eight_bits(Precision("float32", _SINGLE)),
-    "e4m3-bfloat16": _eight_bits(_MIXED_BRAIN),
+    "e4m3-bfloat16": _eight_bits(_MIXED_BFLOAT16),
     "e4m3-float16": _eight_bits(_MIXED_HALF),
     "mxfp8-float32": _scaled_eight_bits(Precision("float32", _SINGLE)),
-    "mxfp8-bfloat16": _scaled_eight_bits(_MIXED_BRAIN),
+    "mxfp8-bfloat16": _scaled_eight_bits(_MIXED_BFLOAT16),
     "mxfp8-float16": _scaled_eight_bits(_MIXED_HALF),
 }
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from attnspec.spec.contract.annotations import Misdeclared, names, read
+from attnspec.spec.contract.annotations import InvalidDeclaration, names, read
 from attnspec.spec.contract.axes import GLOSSARY, Axis, Part
 from attnspec.spec.contract.checking import check
 from attnspec.spec.contract.operation import CHAPTERS, OPERATIONS, Operation, register
@@ -89,8 +89,8 @@ def operation(
             made = _read_protocol(protocol, name, words)
             if not reference_only:
                 check(made)
-        except Misdeclared as error:
-            raise Misdeclared(f"{protocol.__name__}: {error}") from None
+        except InvalidDeclaration as error:
+            raise InvalidDeclaration(f"{protocol.__name__}: {error}") from None
         register(made)
         return protocol
 
@@ -102,16 +102,16 @@ CAUSAL = "causal"
 
 
 def _read_protocol(protocol: Any, name: str, words: Mapping[str, Any]) -> Operation:
-    """Build the operation that a Protocol declares; :class:`Misdeclared` states what is wrong with it."""
+    """Build the operation that a Protocol declares; :class:`InvalidDeclaration` states what is wrong with it."""
     if not getattr(protocol, "_is_protocol", False) or len(protocol.__parameters__) != 1 or not protocol.__doc__:
-        raise Misdeclared("expected a Protocol[Array] with a docstring of domain and edges")
+        raise InvalidDeclaration("expected a Protocol[Array] with a docstring of domain and edges")
     if name in OPERATIONS or name != name.lower() or name.replace("_", "") != protocol.__name__.lower():
-        raise Misdeclared(f"name: expected that of the class in small letters, and used once; got {name!r}")
+        raise InvalidDeclaration(f"name: expected that of the class in small letters, and used once; got {name!r}")
     signature = inspect.signature(protocol.__call__)
     given = list(signature.parameters.values())[1:]
     annotations = {p.name: p.annotation for p in given} | {"result": signature.return_annotation}
     if "result" in [p.name for p in given]:
-        raise Misdeclared("result: expected another name for an argument")
+        raise InvalidDeclaration("result: expected another name for an argument")
     named = [n for top, a in annotations.items() for n in names(a, top, deep=top == "result")]
     meanings = {**GLOSSARY, **words["axes"]}
     scope = {n: n for n in (*named, *(p.name for p in given if p.name in meanings))}

@@ -11,9 +11,9 @@ from attnspec.spec.contract.tree import (
     Dim,
     Kind,
     Leaf,
-    Misfit,
     Option,
     Shape,
+    StructureError,
     as_tuple,
     described,
     number_of,
@@ -88,25 +88,25 @@ def bind(operation: Operation, values: Mapping[str, Any]) -> Binding:
     key = _key(operation, values)
     known = operation.bindings
     try:
-        seen: Binding | Misfit | None = known.get(key)
+        seen: Binding | StructureError | None = known.get(key)
     except TypeError:  # a shape that cannot be hashed, such as a list
         key = seen = None
     if seen is None:
         try:
             seen = _bound(operation, values)
-        except Misfit as error:
+        except StructureError as error:
             seen = error.with_traceback(None)  # its frames would keep the arrays alive
         if key is not None:
             if len(known) >= REMEMBERED:
                 known.clear()
             known[key] = seen
-    if isinstance(seen, Misfit):
+    if isinstance(seen, StructureError):
         raise ShapeError(operation.name, seen.path, seen.expected, seen.got)
     return seen
 
 
 def results(operation: Operation, value: Any) -> list[tuple[Leaf, Any]]:
-    """Arrays of a result with their descriptions; :class:`~attnspec.spec.contract.tree.Misfit` for another tree."""
+    """Return the arrays of a result with their descriptions; ``StructureError`` for another tree."""
     return [(leaf, x) for leaf, x in described(operation.result, value, "result") if isinstance(leaf, Leaf)]
 
 
@@ -149,7 +149,7 @@ def _bound(operation: Operation, values: Mapping[str, Any]) -> Binding:
                 _say(binding, node.path, node.path, value, value)
             continue
         if not hasattr(value, "shape"):
-            raise Misfit(node.path, f"an array of shape {node.shape_text}", type(value).__name__)
+            raise StructureError(node.path, f"an array of shape {node.shape_text}", type(value).__name__)
         given.append(node)
         if not node.free:
             late += _fit(binding, node, tuple(value.shape))
@@ -162,16 +162,16 @@ def _fit(binding: Binding, leaf: Leaf, shape: Shape) -> list[tuple[Leaf, Dim, in
     """Bind the plain sizes of one array; return its other dimensions, which need further sizes first."""
     rank = len(leaf.core)
     if not leaf.core and not leaf.batched and shape:
-        raise Misfit(leaf.path, "a number", f"shape {as_tuple(shape)}")
+        raise StructureError(leaf.path, "a number", f"shape {as_tuple(shape)}")
     if len(shape) < rank or (len(shape) > rank and not leaf.batched):
         more = " or more" if leaf.batched else ""
-        raise Misfit(leaf.path, f"{leaf.shape_text}, rank {rank}{more}", as_tuple(shape))
+        raise StructureError(leaf.path, f"{leaf.shape_text}, rank {rank}{more}", as_tuple(shape))
     if leaf.batched:
         batch = shape[: len(shape) - rank]
         common = broadcast(binding.batch, batch)
         if common is None:
             expected = f"a batch that broadcasts with {as_tuple(binding.batch)}"
-            raise Misfit(leaf.path, expected, f"batch {as_tuple(batch)}")
+            raise StructureError(leaf.path, expected, f"batch {as_tuple(batch)}")
         binding.batch = common
     late = []
     for d, size in zip(leaf.core, shape[len(shape) - rank :], strict=True):
@@ -185,7 +185,7 @@ def _fit(binding: Binding, leaf: Leaf, shape: Shape) -> list[tuple[Leaf, Dim, in
 def _say(
     binding: Binding, size: str, path: str, number: int, got: Any, leaf: Leaf | None = None, written: str = ""
 ) -> None:
-    """Bind a size to a number; :class:`Misfit` if it has another number or the number is too small."""
+    """Bind a size to a number; :class:`StructureError` if it has another number or the number is too small."""
     if binding.sizes.get(size) == number:  # the lower bound was checked when it was bound
         return
     known = binding.sizes.setdefault(size, number)
@@ -198,7 +198,7 @@ def _say(
     if known != number:
         expected = f"{leaf.shape_text} with {name} = {known}" if leaf else f"{name} = {known}"
         expected = f"{expected} (from {origin})"
-    raise Misfit(path, expected, as_tuple(got) if isinstance(got, tuple) else got)
+    raise StructureError(path, expected, as_tuple(got) if isinstance(got, tuple) else got)
 
 
 def _fit_late(binding: Binding, late: list[tuple[Leaf, Dim, int, Shape]]) -> None:
@@ -215,7 +215,7 @@ def _fit_late(binding: Binding, late: list[tuple[Leaf, Dim, int, Shape]]) -> Non
         if size != expected and not (d.broadcast and size == 1):
             or_one = " or 1" if d.broadcast and expected != 1 else ""
             wanted = f"= {expected}{or_one}" if expected is not None else _fitting(d, binding)
-            raise Misfit(leaf.path, f"{leaf.shape_text} with {d.written} {wanted}", as_tuple(shape))
+            raise StructureError(leaf.path, f"{leaf.shape_text} with {d.written} {wanted}", as_tuple(shape))
 
 
 def unknown_of(factors: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[str, int]:

@@ -170,7 +170,7 @@ class Branch:
 Node: TypeAlias = Leaf | Option | Branch
 
 
-class Misfit(ValueError):
+class StructureError(ValueError):
     """Raised for a value that does not fit its description."""
 
     def __init__(self, path: str, expected: str, got: object) -> None:
@@ -243,7 +243,7 @@ Counter: TypeAlias = Callable[[Branch, str, int], None]
 def described(node: Node, value: Any, path: str = "", counted: Counter | None = None) -> Described:
     """Arrays and options of a value with their descriptions; None stands for an optional part that is absent.
 
-    :class:`Misfit` if the value has another structure.
+    :class:`StructureError` if the value has another structure.
     """
     places = placed(node, value, path, counted)
     return [(inner.at(at) if at and isinstance(inner, Leaf) else inner, x) for inner, at, x in places]
@@ -278,12 +278,12 @@ def _parts(node: Branch, value: Any, path: str) -> tuple[Any, ...]:
         return tuple(value.get(name) for name in node.names)
     if not isinstance(value, node.build):
         expected = node.build.__name__
-        raise Misfit(path, f"{'an' if expected[0] in 'AEIOU' else 'a'} {expected}", type(value).__name__)
+        raise StructureError(path, f"{'an' if expected[0] in 'AEIOU' else 'a'} {expected}", type(value).__name__)
     if node.names:
         return tuple(getattr(value, name) for name in node.names)
     parts: tuple[Any, ...] = tuple(value)  # type: ignore[arg-type]
     if not node.many and len(parts) != len(node.nodes):
-        raise Misfit(path, f"a tuple of {len(node.nodes)}", f"one of {len(parts)}")
+        raise StructureError(path, f"a tuple of {len(node.nodes)}", f"one of {len(parts)}")
     return parts
 
 
@@ -382,7 +382,7 @@ def with_items(text: str, items: Items) -> str:
     return text
 
 
-def schematic(path: str) -> str:
+def without_indices(path: str) -> str:
     """Replace the indices of a path or size by ``[:]``, as descriptions write it."""
     return re.sub(r"\[\d+\]", "[:]", path) if "[" in path else path
 

@@ -12,7 +12,7 @@ OTHER = "something else"
 """Observed behaviour that is no known choice."""
 
 
-class Sighting(NamedTuple):
+class Observation(NamedTuple):
     """An observed choice and the arguments that show it.
 
     ``shown``: what an unknown choice looked like. ``way``: how the mask was encoded, if there are several ways.
@@ -24,7 +24,7 @@ class Sighting(NamedTuple):
     way: str = ""
 
 
-Seen = list[Sighting]
+Seen = list[Observation]
 """Observed choices; empty if the arguments are inconclusive."""
 
 

@@ -25,7 +25,7 @@ def _signature(key: str, text: str) -> str:
     return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
-def admit(folder: Path, declared: Mapping[str, Any], key: str) -> None:
+def write_contract(folder: Path, declared: Mapping[str, Any], key: str) -> None:
     """Write the backend's declarations for the workers, or under ``error`` why nothing can be judged."""
     written = folder / "contract.part"
     text = json.dumps(declared)
@@ -33,7 +33,7 @@ def admit(folder: Path, declared: Mapping[str, Any], key: str) -> None:
     written.replace(_path(folder))
 
 
-def admitted(folder: Path, seconds: float, key: str) -> Mapping[str, Any]:
+def read_contract(folder: Path, seconds: float, key: str) -> Mapping[str, Any]:
     """Wait for the backend's declarations; :class:`BackendError` if there are none, or they were changed."""
     deadline = time.monotonic() + seconds
     while not _path(folder).exists():
