@@ -1,6 +1,6 @@
 """Check of extreme inputs, such as huge, subnormal, opposed and low-rank ones."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -84,31 +84,32 @@ def outlier(subject: Subject, arguments: Arguments, rng: np.random.Generator, fa
     return _in_rows(subject, arguments, change)
 
 
-def preferred_key(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
-    """Queries with a mean, a first key along it and a second one against it."""
+def _with_first_keys(subject: Subject, arguments: Arguments, numbers: Sequence[float], spread: float) -> Arguments:
+    """Queries with a mean of 2, and first keys that are constant; the arguments as they are if there are too few keys.
+
+    ``spread`` is the factor of all other numbers.
+    """
     attended = {leaf.path for leaf in subject.operation.attended}
 
     def change(leaf: Leaf, x: Numbers) -> Numbers:
+        moved: Numbers = spread * x
         if leaf.path not in attended:
-            return x + 2.0
-        moved: Numbers = x.copy()
-        moved[..., 0, :], moved[..., 1, :] = 4.0, -4.0
+            return moved + 2.0
+        for place, number in enumerate(numbers):
+            moved[..., place, :] = number
         return moved
 
-    return _in_rows(subject, arguments, change) if (arguments.keys_count or 0) > 1 else arguments
+    return _in_rows(subject, arguments, change) if (arguments.keys_count or 0) >= len(numbers) else arguments
+
+
+def preferred_key(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
+    """Queries with a mean, a first key along it and a second one against it."""
+    return _with_first_keys(subject, arguments, (4.0, -4.0), 1.0)
 
 
 def almost_alone(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
     """A first key with scores some 10 above those of the others, whose weights together are some 10⁻⁴."""
-    attended = {leaf.path for leaf in subject.operation.attended}
-
-    def change(leaf: Leaf, x: Numbers) -> Numbers:
-        moved: Numbers = 0.25 * x + (0.0 if leaf.path in attended else 2.0)
-        if leaf.path in attended:
-            moved[..., 0, :] = 1.8
-        return moved
-
-    return _in_rows(subject, arguments, change) if arguments.keys_count else arguments
+    return _with_first_keys(subject, arguments, (1.8,), 0.25)
 
 
 def low_rank(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
