@@ -12,6 +12,17 @@ def dot_scores(query, key):
     return query @ np.swapaxes(key, -1, -2)
 """
 
+TOUCH_AND_WAIT = "import pathlib, time; pathlib.Path('called').touch(); time.sleep(600)"
+"""A statement that leaves the file ``called`` and then waits."""
+
+SIGNALS_DEFAULT = """
+import os, signal, sys
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""A program that runs another one with signals as usual; this run of tests may ignore some, as under ``nohup``."""
+
 WRONG = RIGHT.replace("return query", "return 1.5 * query")
 
 METHODS = WRONG.replace("np.swapaxes(key, -1, -2)", "key.swapaxes(-1, -2)")

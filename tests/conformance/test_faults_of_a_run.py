@@ -42,16 +42,6 @@ COMMAND = [sys.executable, "-P", "-m", "attnspec.conformance"]
 CHECK = ("check", "backend.py", "--law", "operation.oracle", "--dtype", "float64", "--workers", "1")
 FILES = ("--json", "r.json", "--html", "r.html", "--junit", "r.xml")
 FULL = Path("/dev/full")
-WAITING = "import pathlib, time; pathlib.Path('called').touch(); time.sleep(600)"
-
-SIGNALS_DEFAULT = """
-import os, signal, sys
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-    signal.signal(number, signal.SIG_DFL)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-"""A program that runs another one with signals as usual; this run of tests may ignore some, as under ``nohup``."""
-
 SWALLOWED = """
 import os, signal, time
 from attnspec.conformance.running.interruption import Interruption
@@ -105,7 +95,10 @@ def started(folder: Path, code: str, *arguments: str) -> "subprocess.Popen[str]"
     (folder / "t").mkdir()
     process = subprocess.Popen(
         # The backend leaves a file, which a sandbox forbids.
-        [sys.executable, "-c", SIGNALS_DEFAULT, *COMMAND, *CHECK, "--hang-after=600", "--sandbox=off", *arguments],
+        [
+            *(sys.executable, "-c", hostile.SIGNALS_DEFAULT, *COMMAND, *CHECK, "--hang-after=600", "--sandbox=off"),
+            *arguments,
+        ],
         cwd=folder, env={**os.environ, "TMPDIR": str(folder / "t")}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, start_new_session=True,
     )  # fmt: skip
@@ -146,7 +139,7 @@ def _works_in(number: int, folder: Path) -> bool:
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 @pytest.mark.parametrize("called", [False, True], ids=["imported", "judged"])
 def test_a_signal_leaves_a_report_and_nothing_else(tmp_path: Path, name: str, called: bool) -> None:
-    code = hostile.around(WAITING) if called else hostile.RIGHT + WAITING
+    code = hostile.around(hostile.TOUCH_AND_WAIT) if called else hostile.RIGHT + hostile.TOUCH_AND_WAIT
     with started(tmp_path, code, *FILES) as process:
         process.send_signal(getattr(signal, name))
         _, printed = process.communicate(timeout=60)
@@ -180,7 +173,7 @@ def test_a_signal_is_raised_until_it_is_heard_and_not_after() -> None:
 
 @pytest.mark.skipif(not KNOWN, reason="the system does not say what processes there are")
 def test_what_a_killed_run_leaves_behind_is_removed_by_the_next(tmp_path: Path) -> None:
-    with started(tmp_path, hostile.around(WAITING)) as process:
+    with started(tmp_path, hostile.around(hostile.TOUCH_AND_WAIT)) as process:
         process.kill()
     assert left_in(tmp_path) == []
     assert len([*(tmp_path / "t").iterdir()]) > 0

@@ -211,11 +211,8 @@ def test_an_import_that_does_not_end_ends_where_sigint_is_ignored(tmp_path: Path
 
 @pytest.mark.skipif(not KNOWN, reason="the system does not say what processes there are")
 def test_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
-    slow = "import pathlib, time; pathlib.Path('called').touch(); time.sleep(600)"
-    (tmp_path / "backend.py").write_text(hostile.around(slow), encoding="utf-8")
-    # Whoever runs these tests may ignore SIGINT.
-    heard = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
-    command = [sys.executable, "-c", heard, *COMMAND, "check", "backend.py"]
+    (tmp_path / "backend.py").write_text(hostile.around(hostile.TOUCH_AND_WAIT), encoding="utf-8")
+    command = [sys.executable, "-c", hostile.SIGNALS_DEFAULT, *COMMAND, "check", "backend.py"]
     command += [*SMALL, "--json", "r.json", "--hang-after", "600", "--sandbox", "off"]
     with subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True

@@ -41,7 +41,7 @@ def governed(function: Any) -> set[tuple[str, str]]:
 
 
 def of(measure: str, function: Any, operation: str, dtype: str) -> Any:
-    """What ``docs/sensitivity.py`` measures of a check; nothing where it does not concern the operation."""
+    """Return a measure of ``docs/sensitivity.py`` for one check, empty if it does not concern the operation."""
     for check, case in PAGE["judged"](backend()[1], function):
         if (case.operation, case.dtype) == (operation, dtype):
             return PAGE[measure](*backend(), check, case)

@@ -1,4 +1,4 @@
-"""Which trials a change of the code concerns, and that no trial runs code that its digest does not cover."""
+"""A change of the code concerns the trials that ran it; no trial runs code that its digest does not cover."""
 
 import ast
 import re
