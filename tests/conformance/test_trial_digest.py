@@ -59,6 +59,7 @@ def touched(module: str, change: Change, monkeypatch: pytest.MonkeyPatch, *, ass
         patched.setattr(trial_digest, "_read", lambda name: as_changed if name == file.name else read(name))
         forget()
         after = digests(assigned)
+    forget()
     return {name for name in before if before[name] != after[name]}
 
 
