@@ -1,7 +1,7 @@
-"""The sessions of attnspec; each docstring says what one does, and arguments after ``--`` pass through to it.
+"""Sessions of nox, ``nox -s NAME -- ARGUMENTS``: tests, checks, judging, benchmarks and documents.
 
-Every session runs in an environment of its own, with nothing taken from the machine but Python itself. Every
-installation is constrained by ``constraints.txt``; ``minimums`` alone makes constraints of its own.
+Every session runs in its own environment, which takes only Python from the machine. ``constraints.txt`` constrains
+every installation, except in ``minimums``, which makes its own constraints.
 """
 
 import os
@@ -24,7 +24,7 @@ PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 BACKENDS = ("pytorch", "torch-native")
 ONNX = ("onnx-runtime", "onnx-reference")
 PARALLEL = ("-n", str((os.cpu_count() or 1) + 1))
-"""One process more than there are processors, for many tests wait for a process that they have started."""
+"""One process more than there are processors, since many tests wait for a process that they have started."""
 
 SWITCHES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "ATTNSPEC_TEST_INSTRUCTIONS")
 
@@ -37,21 +37,21 @@ INSTRUCTION_SETS = {
         ("amx", ("amx_tile", "amx_bf16"), ("avx512", "AVX512_CORE_AMX", "AVX512", "")),
     )
 }
-"""Flags that the processor needs for each, and the switches of PyTorch, oneDNN, MKL and our own kernels.
+"""For each instruction set, the flags that a processor must have, and the values of `SWITCHES`.
 
-Our kernels have no version without AVX2 on x86, so the first has theirs at AVX2.
+Our own kernels, the last switch, have no version without AVX2 on x86: ``default`` runs them with AVX2.
 """
 
 
 def group(name: str) -> list[str]:
-    """The requirements of a dependency group; read here, since pip knows groups only from version 25.1."""
+    """Return the requirements of a dependency group; pip reads groups only from version 25.1 on."""
     return list(nox.project.dependency_groups(PROJECT, name))
 
 
 def install(session: nox.Session, *requirements: str, constraints: Path = CONSTRAINTS) -> None:
-    """Install under constraints, and unset the machine's variables for imports, pytest's options and compiled files.
+    """Install under constraints, and unset the machine's variables for imports and pytest.
 
-    Most installed modules are never imported: each is compiled at its first import, and the compiled file is kept.
+    Nothing is compiled at installation, since most installed modules are never imported. The rest compile at import.
     """
     session.env.update(PYTHONPATH=None, PYTEST_ADDOPTS=None, PYTHONDONTWRITEBYTECODE=None)
     session.install("-q", "--no-compile", "-c", str(constraints), *requirements)
@@ -60,17 +60,17 @@ def install(session: nox.Session, *requirements: str, constraints: Path = CONSTR
 def install_project(
     session: nox.Session, *requirements: str, extras: str = "", constraints: Path = CONSTRAINTS
 ) -> None:
-    """Install the project, editable, and requirements. An isolated build would not heed constraints; this one does."""
+    """Install the project, editable, and requirements; not isolated, for constraints to hold."""
     install(session, *PROJECT["build-system"]["requires"], "editables", *requirements, constraints=constraints)
     install(session, "--no-build-isolation", "-e", f".[{extras}]" if extras else ".", constraints=constraints)
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Test the project: reference, errata, laws, mutants, backends, typing, packaging (pytest's arguments).
+    """Run the tests, except those marked slow; arguments are those of pytest.
 
-    Tests that compile, judge many backends, or try backends that hang, end their process or forge are marked slow:
-    ``nox -s tests -- -m slow`` runs them instead of the others.
+    Slow are tests that compile, that judge many backends, and those with backends that hang, end their process or forge
+    verdicts. ``nox -s tests -- -m slow`` runs them, and only them.
     """
     install_project(session, *group("test"), extras="cpu,triton")
     session.run("python", "-m", "pytest", *PARALLEL, "-m", "not slow", *session.posargs)
@@ -78,23 +78,23 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def check(session: nox.Session) -> None:
-    """Check what a change touches: style, types, mutants, and the tests that import what differs from ``origin/main``.
+    """Check a change: style, types, mutants, and the tests that import files that it changes.
 
-    An argument is another commit to compare with. Trials of mutants are kept; a change repeats those that it concerns.
-    CI runs everything, and what is marked slow too.
+    Changes are those since ``origin/main``, or since the commit in the argument. Trials of mutants are kept between
+    runs; only those that a change concerns are repeated. CI runs all tests, the slow ones too.
     """
     install_project(session, *group("lint"), *group("typing"), *group("test"), extras="cpu,triton")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
-    found = session.run("python", "-m", "tests.touched", *session.posargs, silent=True)
-    files = str(found).split()
+    output = session.run("python", "-m", "tests.touched", *session.posargs, silent=True)
+    files = str(output).split()
     session.log(f"{len(files)} files of tests: {' '.join(files)}")
     failed = False
     try:
         session.run("python", "-m", "pytest", *PARALLEL, "-m", "not slow", *files)
     except CommandFailed:
-        failed = True  # the mutants are judged all the same: one test may fail for another reason than they
+        failed = True  # judge the mutants nevertheless: they may fail for another reason
     if {"tests", "tests/conformance/test_mutants.py"} & {*files}:
         session.run("attnspec", "mutants", "--profile", "quick", "--keep", str(ROOT / ".nox" / "mutants.trials"))
     if failed:
@@ -103,18 +103,18 @@ def check(session: nox.Session) -> None:
 
 @nox.session
 def processors(session: nox.Session) -> None:
-    """Test the backends under each instruction set that the processor has, with one thread and with two.
+    """Test the backends under each instruction set of the processor, with one thread and two.
 
-    Arguments are those of pytest. An instruction set that is missing is printed, not failed.
+    Arguments are those of pytest. An instruction set that the processor lacks gives a warning, no failure.
     """
     install_project(session, *group("test"), extras="cpu")
     arguments = session.posargs or ["-n", "logical", "tests/backends"]
-    known = Path("/proc/cpuinfo")
-    flags = set(re.findall(r"\w+", known.read_text())) if known.exists() else set()
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = set(re.findall(r"\w+", cpuinfo.read_text())) if cpuinfo.exists() else set()
     failed = []
     for name, (needed, settings) in INSTRUCTION_SETS.items():
         if lacking := set(needed) - flags:
-            session.warn(f"{name}: not tried, for this processor lacks {', '.join(sorted(lacking))}")
+            session.warn(f"{name}: not tested, since this processor lacks {', '.join(sorted(lacking))}")
             continue
         for threads in ("1", "2"):
             session.log(f"{name}, {threads} thread(s)")
@@ -129,7 +129,7 @@ def processors(session: nox.Session) -> None:
 
 @nox.session
 def conformance(session: nox.Session) -> None:
-    """Judge the backend that is named (``attnspec check``'s arguments), or isolated ``pytorch``, ``torch-native``."""
+    """Judge a backend (``attnspec check``'s arguments); default: ``pytorch`` and ``torch-native``, isolated."""
     install_project(session, extras="cpu")
     for arguments in [session.posargs] if session.posargs else [[b, "--isolated"] for b in BACKENDS]:
         session.run("attnspec", "check", *arguments)
@@ -137,7 +137,7 @@ def conformance(session: nox.Session) -> None:
 
 @nox.session
 def matrix(session: nox.Session) -> None:
-    """Judge all that PyTorch offers, without an adapter (``attnspec matrix``'s arguments), or write ``docs/matrix``."""
+    """Judge all of PyTorch's kernels (``attnspec matrix``'s arguments); default: write ``docs/matrix``."""
     install_project(session, extras="torch")
     folder = ROOT / "docs" / "matrix"
     folder.mkdir(exist_ok=True)
@@ -151,7 +151,7 @@ def matrix(session: nox.Session) -> None:
 def jax(session: nox.Session) -> None:
     """Judge JAX's own attention, and test its adapter (``attnspec check``'s arguments).
 
-    JAX compiles every shape anew, so that one check takes longer than elsewhere; isolated, its processor time counts.
+    JAX compiles every shape anew, so a check takes longer than elsewhere, and counts as hanging after 60 seconds only.
     """
     install_project(session, *group("test"), extras="jax")
     session.run("python", "-m", "pytest", "-n", "logical", "tests/backends/test_jax_native.py")
@@ -172,7 +172,7 @@ def onnx(session: nox.Session) -> None:
 
 @nox.session
 def interpreted(session: nox.Session) -> None:
-    """Judge Triton's kernels for additive attention on the CPU, in Triton's interpreter (slow)."""
+    """Judge the Triton kernels of additive attention on the CPU, in Triton's interpreter; slow."""
     install_project(session, extras="cpu,triton")
     operations = ("additive_scores", "additive_attention", "bahdanau_context")
     chosen = session.posargs or [argument for name in operations for argument in ("--operation", name)]
@@ -196,7 +196,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def mutants(session: nox.Session) -> None:
-    """Judge the suite: every mutant is killed, no honest variant is harmed (``attnspec mutants``'s arguments)."""
+    """Judge the suite by mutants and honest variants (``attnspec mutants``'s arguments)."""
     install_project(session, extras="cpu")
     session.run("attnspec", "mutants", *session.posargs)
 
@@ -210,7 +210,7 @@ def rediscovery(session: nox.Session) -> None:
 
 @nox.session
 def consumer(session: nox.Session) -> None:
-    """Do what a third party does with the wheel, outside of the repository: type-check, import, judge an adapter."""
+    """Use the wheel outside of the repository, as a third party would: type-check, import, judge."""
     install(session, "build", *PROJECT["build-system"]["requires"])
     with tempfile.TemporaryDirectory() as folder:
         outside = Path(folder).resolve()
@@ -249,12 +249,12 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def examples(session: nox.Session) -> None:
-    """Train the models of the examples: ``bahdanau``, ``transformer`` (``python -m examples``'s arguments), or both."""
+    """Train the example models (``python -m examples``'s arguments); default: both."""
     install_project(session, extras="examples")
     for arguments in [session.posargs] if session.posargs else [["bahdanau"], ["transformer"]]:
         session.run("python", "-m", "examples", *arguments)
 
 
 def pinned(package: str) -> list[str]:
-    """The lines of ``constraints.txt`` on one package."""
+    """Return the lines of ``constraints.txt`` on one package."""
     return [line for line in CONSTRAINTS.read_text().splitlines() if line.startswith(f"{package}==")]

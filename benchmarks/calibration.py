@@ -1,6 +1,6 @@
 """Calibration of the cost model by which the backend chooses among its paths.
 
-``python -m benchmarks calibrate --instructions avx2`` calibrates for AVX2 on a processor that has more: it hides the
+``python -m benchmarks calibrate --instructions avx2`` calibrates for AVX2 on a processor with AVX-512: it hides the
 wider registers from LLVM and PyTorch.
 """
 
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from attnspec.backends import pytorch
-from attnspec.backends.pytorch.kernels.additive import routes as additive
+from attnspec.backends.pytorch.kernels.additive import path_choice as additive
 from attnspec.backends.pytorch.kernels.costs import COLUMNS, SIZES, Work
 from attnspec.backends.pytorch.kernels.costs import instruction_set as instruction_set
-from attnspec.backends.pytorch.kernels.dot import few
-from attnspec.backends.pytorch.kernels.dot import routes as dot
+from attnspec.backends.pytorch.kernels.dot import path_costs as dot
+from attnspec.backends.pytorch.kernels.dot import small
 from attnspec.backends.pytorch.kernels.dot.call import Call, Options, Tensors
 from attnspec.backends.pytorch.runtime.accumulation import FLOAT_DTYPES
 from attnspec.backends.pytorch.runtime.forcing import forcing
@@ -31,21 +31,21 @@ from benchmarks.timing import interleaved, time_once
 KINDS = {str(x).removeprefix("torch."): x for x in FLOAT_DTYPES}
 MODES = {"forward": FORWARD, "gradients": WITH_BACKWARD}
 OPERATIONS: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
-    "additive": (pytorch.additive_attention, ("direct", "llvm")),
-    "dot": (pytorch.scaled_dot_product_attention, ("llvm", "pytorch", "step", "few")),
+    "additive": (pytorch.additive_attention, ("pointwise", "llvm")),
+    "dot": (pytorch.scaled_dot_product_attention, ("llvm", "pytorch", "decode", "small")),
 }
 Size = tuple[int, int, int, int]
 
 AVX2_ONLY = """
 import llvmlite.binding as llvm
-given = llvm.get_host_cpu_features
-def narrow():
-    found = given()
-    for name in found:
+real_features = llvm.get_host_cpu_features
+def without_avx512():
+    features = real_features()
+    for name in features:
         if "avx512" in name or "avx10" in name:
-            found[name] = False
-    return found
-llvm.get_host_cpu_features = narrow
+            features[name] = False
+    return features
+llvm.get_host_cpu_features = without_avx512
 from benchmarks.calibration import lines
 for line in lines({seconds}, {operations}):
     print(line)
@@ -53,15 +53,15 @@ for line in lines({seconds}, {operations}):
 
 
 def as_avx2(seconds: float, operations: Sequence[str] = tuple(OPERATIONS)) -> Iterator[str]:
-    """Yield the lines of a process that sees no 512-bit registers."""
+    """Yield the `lines` of another process, which sees no 512-bit registers."""
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2", "ATTNSPEC_CACHE": "off"}
     command = [sys.executable, "-c", AVX2_ONLY.format(seconds=seconds, operations=list(operations))]
-    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    yield from done.stdout.splitlines()
+    process = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    yield from process.stdout.splitlines()
 
 
 def lines(seconds: float, operations: Sequence[str] = tuple(OPERATIONS)) -> Iterator[str]:
-    """Yield the constants of this machine's instruction set, a table for the folder ``measured`` of `kernels`."""
+    """Yield the cost table of this machine's instruction set, for the folder ``kernels/measured``."""
     torch.set_num_threads(1)
     yield "\t".join(COLUMNS)
     for operation, (kind, dtype), (name, mode) in itertools.product(operations, KINDS.items(), MODES.items()):
@@ -71,11 +71,11 @@ def lines(seconds: float, operations: Sequence[str] = tuple(OPERATIONS)) -> Iter
             inputs = _inputs(operation, size, dtype)
             serving = [path for path in paths if _serves(path, name, size, dtype)]
             calls = {path: _forced(path, make_call(mode, call, inputs)) for path in serving}
-            # the number of repeats follows from later calls, since a first call may compile
+            # The first call may compile; `interleaved` chooses the number of repeats by a later call.
             first = {path: time_once(compute) for path, compute in calls.items()}
-            found = interleaved(calls, first, rounds=15, seconds=seconds)
+            measured = interleaved(calls, first, rounds=15, seconds=seconds)
             for path in serving:
-                times[path][size] = found[path].quartiles[0] * 1e6
+                times[path][size] = measured[path].quartiles[0] * 1e6
         for path in paths:
             if not times[path]:
                 continue
@@ -84,23 +84,23 @@ def lines(seconds: float, operations: Sequence[str] = tuple(OPERATIONS)) -> Iter
             model = {size: cost[0] + np.dot(cost[1:], works[size]) / 1e3 for size in works}
             factors = [times[path][size] / model[size] if size in model else 0 for size in SIZES]
             if operation == "additive":
-                factors = []  # would change few choices, and times by 0.4 % on average
+                factors = []  # they would change few choices, and the times of calls by 0.4 % on average
             yield row((operation, path, kind, name), cost, factors)
 
 
 def row(key: Sequence[str], cost: Sequence[float], factors: Sequence[float]) -> str:
-    """Line of the table, each number with three digits."""
+    """Return a line of the table, each number with three digits."""
     return "\t".join((*key, *(f"{x:.3g}" for x in cost), " ".join(f"{x:.3g}" for x in factors)))
 
 
 def _serves(path: str, mode: str, size: Size, dtype: torch.dtype) -> bool:
-    """True if a path itself serves calls of this size, dtype and mode."""
-    if path == "step":
+    """Return whether a path serves calls of this size, dtype and mode."""
+    if path == "decode":
         return size[1] == 1 and mode == "forward"
-    if path == "few":
+    if path == "small":
         batch, n, m, d = size
         query, key = (torch.empty(batch, 1, rows, d, dtype=dtype) for rows in (n, m))
-        return few.serves(Call(query, key, key, Options(1.0), Tensors()))
+        return small.serves(Call(query, key, key, Options(1.0), Tensors()))
     return True
 
 
@@ -129,15 +129,15 @@ def _work(operation: str, path: str, size: Size, dtype: torch.dtype) -> Work:
 
 
 def fit(works: Sequence[Work], times: Sequence[float]) -> tuple[float, ...]:
-    """Fit microseconds per call and nanoseconds per unit of work, none negative, by least relative squares."""
+    """Fit µs per call and ns per unit of work, by non-negative relative least squares."""
     columns = np.array([(1.0, *(units / 1e3 for units in work)) for work in works]) / np.array(times)[:, None]
     best, least = (float(min(times)), *(0.0 for _ in Work._fields)), np.inf
-    for used in itertools.product((True, False), repeat=columns.shape[1]):
-        if not any(used):
+    for columns_used in itertools.product((True, False), repeat=columns.shape[1]):
+        if not any(columns_used):
             continue
-        found = np.zeros(columns.shape[1])
-        found[list(used)] = np.linalg.lstsq(columns[:, used], np.ones(len(times)), rcond=None)[0]
-        error = float(((columns @ found - 1) ** 2).sum())
-        if (found >= 0).all() and error < least:
-            best, least = tuple(float(x) for x in found), error
+        coefficients = np.zeros(columns.shape[1])
+        coefficients[list(columns_used)] = np.linalg.lstsq(columns[:, columns_used], np.ones(len(times)), rcond=None)[0]
+        error = float(((columns @ coefficients - 1) ** 2).sum())
+        if (coefficients >= 0).all() and error < least:
+            best, least = tuple(float(x) for x in coefficients), error
     return best

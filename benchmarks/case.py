@@ -1,4 +1,4 @@
-"""Cases, and their subjects: different ways to compute one result."""
+"""Cases of the benchmarks, and their subjects: different ways to compute one result."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,24 +17,24 @@ FORWARD, WITH_BACKWARD = "forward", "forward+backward"
 
 @dataclass(frozen=True)
 class Subject:
-    """One way to compute a case. ``make`` prepares caches and weights once and returns the call."""
+    """One way to compute a case; ``make`` prepares caches and weights and returns the call."""
 
     name: str
     make: Callable[[], Call]
     absent: str = ""
-    """Reason why it cannot be measured here; empty if it can. A call may also raise it as ``NotImplementedError``."""
+    """Reason why the subject cannot be measured here, or empty. A call may raise ``NotImplementedError`` instead."""
     compiles: bool = False
-    """True if the first call compiles, so that its peak memory is the compiler's."""
+    """True if the first call compiles, so that peak memory is measured at a later call."""
 
 
 @dataclass(frozen=True)
 class Case:
     """One computation at one size, and its subjects.
 
-    ``sizes`` are its dimensions; ``size`` is the one along which it grows. ``work`` counts units (terms, floating-point
-    operations, bytes) and ``unit`` names them; ``ceiling`` names the rate that limits it. ``formula`` computes the
-    results, or some rows of them, in a dtype; ``comparable`` takes the same rows of a subject's results.
-    With ``memory``, peaks are measured too.
+    ``sizes`` are all dimensions, ``size`` the one that grows from case to case. ``work`` counts units (terms,
+    floating-point operations, bytes), ``unit`` names them, and ``ceiling`` names the rate that limits the case.
+    ``formula`` computes the results, or some rows of them, in a dtype; ``comparable`` selects the same rows of a
+    subject's results. With ``memory``, peak memory is measured too.
     """
 
     suite: str
@@ -57,13 +57,13 @@ class Case:
     """Smallest number of the ceiling's units, such as multiply-adds, that one unit of work needs."""
 
     gains: bool = False
-    """True if our call is also measured with one thread where there are several."""
+    """True to measure our call with one thread too, if the run has several: the gain of threads."""
 
     precision: torch.dtype = torch.float32
-    """Dtype of the inputs, not float64. The formula's own error in it sets the errors that subjects may have."""
+    """Dtype of the inputs, not float64. The error of the formula in this dtype sets the allowed errors."""
 
     def summands(self, results: int) -> list[int]:
-        """Number of terms in each result's sum: B·n·m for gradients of shared inputs, 1 for all others."""
+        """Return the terms in each result's sum: B·n·m for gradients of shared inputs, else 1."""
         n = self.sizes["n"] if self.shared else 1
         terms = self.sizes.get("B", 1) * n * self.sizes.get("m", n)
         shared = self.shared if results > 1 else 0
@@ -96,19 +96,19 @@ def forward_backward(
     parameters: Sequence[Tensor] = (),
     rearrange: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda gradients: gradients,
 ) -> Call:
-    """Make a call of forward and backward: output, and gradients of all inputs for a cotangent of alternating signs.
+    """Make a call of forward and backward, for a cotangent of alternating signs.
 
     ``parameters`` belong to a module and are not passed to ``compute``; ``rearrange`` brings their gradients into the
-    order and shapes of the formula's. The cotangent is made once, since in practice it is the caller's.
+    order and shapes of the formula's. Later calls reuse the cotangent of the first: a caller would bring it along.
     """
     leaves = [x.detach().requires_grad_() for x in inputs]
-    given: list[Tensor] = []
+    cotangents: list[Tensor] = []
 
     def call() -> Sequence[Tensor]:
         out = compute(*leaves)
-        if not given:
-            given.append(cotangent(out))
-        gradients = torch.autograd.grad(out, [*leaves, *parameters], given[0])
+        if not cotangents:
+            cotangents.append(cotangent(out))
+        gradients = torch.autograd.grad(out, [*leaves, *parameters], cotangents[0])
         return (out, *gradients[: len(leaves)], *rearrange(gradients[len(leaves) :]))
 
     return call

@@ -14,9 +14,9 @@ RATES = {"multiply-adds": "FMA/s", "tanh": "tanh/s", "memory": "B/s", "matmul": 
 """Rates and their units. Fused multiply-adds are counted per lane, and only on a CPU."""
 
 CEILING_NOTES = {
-    "additive": "the rate of fused multiply-adds, of which a term takes 8/3 at least where its tanh is made of the "
-    "exponentials of a query and a key and three units share a division, and its share in the sum of values one more; "
-    "with backward as many again, so that no kernel can exceed 100%. On a GPU it is the rate of tanh, which a subject "
+    "additive": "the rate of fused multiply-adds. A term takes at least 8/3 of them if its tanh is made of "
+    "exponentials of query and key and three units share a division, and one more for its share of the sum of values; "
+    "backward takes as many again, so that no kernel can exceed 100%. On a GPU it is the rate of tanh, which a subject "
     "that avoids tanh exceeds.",
     "step": "the rate at which PyTorch's sum reads 256 MiB (1 GiB on CUDA); a kernel that reads faster than that sum, "
     "or finds part of its inputs in the caches, exceeds 100%.",
@@ -29,17 +29,17 @@ CEILING_NOTES = {
     "layers": "the rate of one large matrix product; products of other shapes can be faster, and so exceed 100%.",
     **dict.fromkeys(
         ("recurrent", "decoders", "vision"),
-        "the rate of one large matrix product, which small products and what is no product do not reach.",
+        "the rate of one large matrix product, which small products and other operations do not reach.",
     ),
     "never_slower": "the rate of fused multiply-adds for additive attention, as in its own suite, and that of one "
-    "large matrix product for scaled dot products. Promised is 0.95 of the best rival where that takes 100 µs or more; "
-    "below, at most 20 µs more than it, and 30 µs for additive attention.",
+    "large matrix product for scaled dot products. Promised is 0.95 times the speed of the best rival if that takes "
+    "100 µs or more; otherwise at most 20 µs more than the rival, 30 µs for additive attention.",
     "scorers": "the rate of one large matrix product; products of other shapes can be faster, and so exceed 100%.",
 }
 """Ceiling of each suite, and reasons for exceeding 100% of it."""
 
 CHAIN_LENGTH = 16
-"""Applications of tanh between reading and writing a number, where caches are slower than tanh."""
+"""Applications of tanh per number on a GPU, which reads and writes numbers more slowly than it computes tanh."""
 
 
 def tanh_chain(x: Tensor) -> Tensor:
@@ -50,10 +50,9 @@ def tanh_chain(x: Tensor) -> Tensor:
 
 
 def tanh_call(cached: Tensor, *, chain: bool) -> tuple[Callable[[], object], int]:
-    """Return a call, and the number of tanh that it computes.
+    """Return a call that computes tanh of cached numbers, and how many it computes.
 
-    On the CPU it is PyTorch's tanh on cached numbers. A GPU computes tanh faster than it reads numbers; there a chain
-    of tanh is compiled into one kernel.
+    A GPU computes tanh faster than it reads numbers, so ``chain`` compiles `CHAIN_LENGTH` of them into one kernel.
     """
     if chain:
         function = torch.compile(tanh_chain, dynamic=False)
@@ -63,7 +62,7 @@ def tanh_call(cached: Tensor, *, chain: bool) -> tuple[Callable[[], object], int
 
 
 def measure(device: str, *, rounds: int = 9, quick: bool = False) -> dict[str, float]:
-    """Measure the rates in units per second, with the number of threads that PyTorch is set to use."""
+    """Measure the rates in units per second, with PyTorch's current number of threads."""
     cuda = device.startswith("cuda")
     # 128 KiB per thread: with the result, they fit into a core's second-level cache
     cached = torch.randn(2**22 if cuda else 2**15 * torch.get_num_threads(), device=device)

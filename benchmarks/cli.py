@@ -39,7 +39,7 @@ UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status; an error in the arguments is reported in one line."""
+    """Run the command and return its exit status; report wrong arguments in one line."""
     try:
         # a fresh cache: code compiled by earlier runs would shorten first calls
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -57,26 +57,26 @@ def unusable(message: str) -> NoReturn:
 
 
 def numbers(option: str, text: str) -> tuple[int, ...]:
-    """Parse positive integers separated by commas, without duplicates; exit with status 2 for another text."""
-    found = [part.strip() for part in text.split(",")] if text else []
-    if not all(part.isdecimal() and int(part) for part in found):
+    """Parse positive integers separated by commas; drop duplicates; exit with status 2 for other text."""
+    parts = [part.strip() for part in text.split(",")] if text else []
+    if not all(part.isdecimal() and int(part) for part in parts):
         unusable(f"{option}: expected positive integers separated by commas; got {text!r}")
-    return tuple(dict.fromkeys(map(int, found)))
+    return tuple(dict.fromkeys(map(int, parts)))
 
 
 @app.callback(invoke_without_command=True)
 def run(
     context: typer.Context,
     suite: Annotated[list[str] | None, typer.Option(help="only this suite; may be repeated")] = None,
-    case: Annotated[str, typer.Option(help="only cases with this in their names, such as 'dot bf16'")] = "",
+    case: Annotated[str, typer.Option(help="only cases whose names contain this, such as 'dot bf16'")] = "",
     sizes: Annotated[str, typer.Option(help="lengths instead of the usual ones, such as 512,1024")] = "",
-    threads: Annotated[str, typer.Option(help="numbers of threads on the CPU; 1 and all of them if not given")] = "",
+    threads: Annotated[str, typer.Option(help="numbers of threads, such as 1,2; default: 1 and all cores")] = "",
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     rounds: Annotated[int, typer.Option(min=3, help="rounds of each case")] = 15,
     seconds: Annotated[float, typer.Option(min=0, help="end a case after these seconds and at least 3 rounds")] = 20,
     memory: Annotated[bool, typer.Option(help="measure peak memory, each in a process of its own")] = True,
     quick: Annotated[
-        bool, typer.Option(help="small sizes, 3 rounds, no memory, whatever is asked for: to see that everything runs")
+        bool, typer.Option(help="smoke test: small sizes, 3 rounds, no memory, which overrides other options")
     ] = False,
     output: Annotated[
         Path | None,
@@ -93,40 +93,40 @@ def run(
     if device not in ("cpu", "cuda"):
         unusable(f"--device: expected cpu or cuda; got {device!r}")
     if device == "cuda" and not torch.cuda.is_available():
-        unusable("--device: expected a CUDA device on this machine; there is none: not measured on a GPU")
+        unusable("--device: expected a CUDA device on this machine; PyTorch finds none")
     settings = Settings(device, numbers("--sizes", sizes), quick)
-    most = usable_cores()
-    counts = numbers("--threads", threads) or ((1,) if quick else tuple(sorted({1, most})))
-    if max(counts) > most:
-        unusable(f"--threads: expected at most {most}, the cores that this process may use; got {max(counts)}")
-    before = None if output is None else earlier_results(output, device)
+    cores = usable_cores()
+    counts = numbers("--threads", threads) or ((1,) if quick else tuple(sorted({1, cores})))
+    if max(counts) > cores:
+        unusable(f"--threads: expected at most {cores}, the cores that this process may use; got {max(counts)}")
+    earlier = None if output is None else earlier_results(output, device)
     console = Console(stderr=True)
-    progress, found, interrupted = CaseProgress(console), None, False
+    progress, results, interrupted = CaseProgress(console), None, False
     try:
         with progress:
-            for found in measure_suites(
+            for results in measure_suites(
                 tuple(dict.fromkeys(suite or SUITES)), settings, counts if device == "cpu" else (0,),
-                3 if quick else rounds, 1.0 if quick else seconds, memory and not quick, before, progress, case,
+                3 if quick else rounds, 1.0 if quick else seconds, memory and not quick, earlier, progress, case,
             ):  # fmt: skip
                 if output is not None:
-                    write(found, output)
+                    write(results, output)
     except KeyboardInterrupt:
         interrupted = True
-    if found is not None:
-        found = replace(found, machine={**found.machine, "load_after": load()})
+    if results is not None:
+        results = replace(results, machine={**results.machine, "load_after": load()})
         if output is not None:
-            write(found, output)
-            page.write(found, output, console)
-        print_tables(found)
+            write(results, output)
+            page.write(results, output, console)
+        print_tables(results)
     if interrupted:
-        sys.stderr.write(f"benchmarks: {interruption_notice(progress, found, output)}\n")
+        sys.stderr.write(f"benchmarks: {interruption_notice(progress, results, output)}\n")
         raise typer.Exit(INTERRUPTED)
-    if found is not None:
-        check_floors(found, require)
+    if results is not None:
+        check_floors(results, require)
 
 
 def earlier_results(folder: Path, device: str) -> Run | None:
-    """Read the results in the output folder, which the new ones extend; make the folder if it is missing."""
+    """Return the results in the output folder, or None; make a missing folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -138,11 +138,11 @@ def earlier_results(folder: Path, device: str) -> Run | None:
     if not present(folder):
         return None
     try:
-        before = read(folder)
-        Run(described(device), device).merged_with(before)
+        earlier = read(folder)
+        Run(described(device), device).merged_with(earlier)
     except ValueError as error:
         unusable(f"--output: expected an empty folder or results of this machine; {error}")
-    return before
+    return earlier
 
 
 def measure_suites(
@@ -152,21 +152,21 @@ def measure_suites(
     rounds: int,
     seconds: float,
     memory: bool,
-    before: Run | None,
+    earlier: Run | None,
     progress: CaseProgress,
-    named: str = "",
+    name_part: str = "",
 ) -> Iterator[Run]:
-    """Measure case by case; after each, yield all results so far, merged with those of ``before``."""
-    found = Run(described(settings.device) | {"load_before": load()}, settings.device)
+    """Measure case by case; after each, yield all results so far, merged with ``earlier``."""
+    run_so_far = Run(described(settings.device) | {"load_before": load()}, settings.device)
     results: list[Measurement] = []
     progress.phase("inputs")
-    chosen = {name: [i for i, case in enumerate(SUITES[name](settings)) if named in case.key] for name in suites}
+    chosen = {name: [i for i, case in enumerate(SUITES[name](settings)) if name_part in case.key] for name in suites}
     if not any(chosen.values()):
         names = list(dict.fromkeys(case.key for name in suites for case in SUITES[name](settings)))
         if not names:
             unusable(f"--suite, --sizes: {', '.join(suites)} has no cases of such sizes")
         unusable(
-            f"--case: expected a part of the name of a case; got {named!r}, and the chosen suites and sizes have "
+            f"--case: expected a part of the name of a case; got {name_part!r}, and the chosen suites and sizes have "
             f"{len(names)} others, from {names[0]!r} to {names[-1]!r}"
         )
     progress.expect(len(threads) * sum(map(len, chosen.values())))
@@ -175,7 +175,7 @@ def measure_suites(
             torch.set_num_threads(count)
         progress.phase("ceilings of the machine" + threads_suffix(count))
         rates = ceilings.measure(settings.device, quick=settings.quick)
-        found = replace(found, ceilings={**found.ceilings, str(count): rates})
+        run_so_far = replace(run_so_far, ceilings={**run_so_far.ceilings, str(count): rates})
         for name in suites:
             for i, case in enumerate(SUITES[name](settings)):
                 if i not in chosen[name]:
@@ -184,19 +184,19 @@ def measure_suites(
                 results += measure(
                     case, settings, rounds=rounds, seconds=seconds, memory=memory, step=progress.step
                 )  # fmt: skip
-                found = replace(found, measurements=tuple(results))
-                yield found if before is None else found.merged_with(before)
+                run_so_far = replace(run_so_far, measurements=tuple(results))
+                yield run_so_far if earlier is None else run_so_far.merged_with(earlier)
 
 
-def interruption_notice(progress: CaseProgress, found: Run | None, folder: Path | None) -> str:
-    """Message about the results of an interrupted run, and how to measure the remaining cases."""
-    where = f"interrupted in case {progress.started} of {progress.total}" if progress.started else "interrupted"
-    if found is None:
-        return f"{where}; no case was measured, and the same command starts again"
+def interruption_notice(progress: CaseProgress, results: Run | None, folder: Path | None) -> str:
+    """Return a message on the results that an interrupted run kept, and how to continue."""
+    state = f"interrupted in case {progress.started} of {progress.total}" if progress.started else "interrupted"
+    if results is None:
+        return f"{state}; no case was measured, and the same command starts again"
     if folder is None:
-        return f"{where}; the cases before it are kept only with --output FOLDER"
+        return f"{state}; the cases before it are kept only with --output FOLDER"
     return (
-        f"{where}; {folder} keeps the cases before it (python -m benchmarks report {folder}), and the same command "
+        f"{state}; {folder} keeps the cases before it (python -m benchmarks report {folder}), and the same command "
         "measures all of them anew, or only the rest with --suite, --sizes and --threads"
     )
 
@@ -206,8 +206,8 @@ def print_tables(run: Run) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)
-    for one in table.tables(run, console.width):
-        console.print(one)
+    for suite_table in table.tables(run, console.width):
+        console.print(suite_table)
 
 
 def check_floors(run: Run, require: bool) -> None:
@@ -224,11 +224,11 @@ def check_floors(run: Run, require: bool) -> None:
 
 @app.command()
 def calibrate(
-    instructions: Annotated[str, typer.Option(help="those of this processor, or avx2 on one that has more")] = "",
+    instructions: Annotated[str, typer.Option(help="avx2 on a processor with AVX-512; default: its own set")] = "",
     seconds: Annotated[float, typer.Option(min=0, help="end a case after these seconds and at least 3 rounds")] = 1.0,
     operation: Annotated[list[str] | None, typer.Option(help="only this operation; may be repeated")] = None,
 ) -> None:
-    """Measure the paths on this machine and print constants in the format of the backend's cost table."""
+    """Measure the paths on this machine and print a cost table of the backend."""
     for name in operation or ():
         if name not in calibration.OPERATIONS:
             unusable(f"--operation: expected one of {', '.join(calibration.OPERATIONS)}; got {name!r}")
@@ -247,9 +247,9 @@ def report(
 ) -> None:
     """Print and draw earlier results."""
     try:
-        found = read(folder)
+        results = read(folder)
     except ValueError as error:
         unusable(f"{folder}: expected a folder with {FILE}; {error}")
-    print_tables(found)
-    page.write(found, folder, Console(stderr=True))
-    check_floors(found, require)
+    print_tables(results)
+    page.write(results, folder, Console(stderr=True))
+    check_floors(results, require)

@@ -16,7 +16,7 @@ Group = Sequence[Measurement]
 
 
 def summary(run: Run) -> Iterator[tuple[str, ...]]:
-    """Yield a header, then for every suite and mode the range and median of our speedups over its cases."""
+    """Yield a header, then range and median of our speedups per suite and mode."""
     yield "suite", "mode", "cases", "× baseline", "median", "× best other", "median"
     of_mode: dict[tuple[str, str], list[Group]] = {}
     for group in run.groups():
@@ -26,8 +26,8 @@ def summary(run: Run) -> Iterator[tuple[str, ...]]:
 
 
 def _speedups(groups: Sequence[Group], *, best: bool = False) -> list[float]:
-    found = [_speedup(group, best=best) for group in groups]
-    return [value for value in found if value is not None]
+    speedups = [_speedup(group, best=best) for group in groups]
+    return [value for value in speedups if value is not None]
 
 
 def _speedup(group: Group, *, best: bool) -> float | None:
@@ -38,7 +38,7 @@ def _speedup(group: Group, *, best: bool) -> float | None:
 
 
 def _over_best(group: Group) -> str:
-    """Cell with the speedup over the fastest other subject, and its name if several were timed."""
+    """Return a cell: our speedup over the fastest other subject, named if one of several."""
     best, timed = fastest_other(group, OURS), [m for m in group if m.seconds is not None and m.subject != OURS]
     times = number(_speedup(group, best=True))
     return f"{times}, {best.subject}" if times and best is not None and len(timed) > 1 else times
@@ -49,9 +49,9 @@ def _spread(values: Sequence[float]) -> tuple[str, str]:
 
 
 def rows(run: Run) -> Iterator[tuple[str, ...]]:
-    """Yield a suite's header, and for each case a row per size, then a row of growth exponents."""
-    subjects = _with(run, lambda m: m.seconds is not None)
-    peaks = _with(run, lambda m: m.peak_bytes is not None or m.peak_unknown != "")
+    """Yield a header; then per case a row per size, and growth exponents."""
+    subjects = _subjects_with(run, lambda m: m.seconds is not None)
+    peaks = _subjects_with(run, lambda m: m.peak_bytes is not None or m.peak_unknown != "")
     gain_names = ["gain of threads"] if any(m.gain is not None for m in run.measurements) else []
     dimensions, _ = _dimensions(run)
     baselines = " or ".join(dict.fromkeys(m.baseline for m in run.measurements))
@@ -84,12 +84,12 @@ def rows(run: Run) -> Iterator[tuple[str, ...]]:
 
 
 def constants(run: Run) -> str:
-    """Text of the dimensions that all cases of a suite share."""
+    """Return the dimensions that all cases of a suite share, as text."""
     return ", ".join(_dimensions(run)[1])
 
 
 def reasons(run: Run) -> Iterator[str]:
-    """Yield subjects that were not timed, with the reason, and the number of cases unless it is all."""
+    """Yield subjects without a time, with the reason, and in how many cases."""
     cases = len(run.groups())
     untimed = Counter((m.subject, brief(m.not_timed, REASON)) for m in run.measurements if m.not_timed)
     subjects: dict[tuple[str, int], list[str]] = {}
@@ -100,18 +100,18 @@ def reasons(run: Run) -> Iterator[str]:
         yield f"{', '.join(names)}: `{quoted}`" + ("" if count == cases else f" ({count} of {cases} cases)")
 
 
-def _with(run: Run, has: Callable[[Measurement], bool]) -> list[str]:
-    found = {m.subject for m in run.measurements if has(m)}
-    return [subject for subject in dict.fromkeys(m.subject for m in run.measurements) if subject in found]
+def _subjects_with(run: Run, condition: Callable[[Measurement], bool]) -> list[str]:
+    subjects = {m.subject for m in run.measurements if condition(m)}
+    return [subject for subject in dict.fromkeys(m.subject for m in run.measurements) if subject in subjects]
 
 
 def _dimensions(run: Run) -> tuple[list[list[str]], list[str]]:
-    """Return the varying dimensions (first those equal to the growing size, in one group) and the constant ones."""
+    """Return varying dimensions, those equal to the growing size first, and constant ones."""
     names = list(dict.fromkeys(name for m in run.measurements for name in m.sizes))
     growing = [name for name in names if all(m.sizes.get(name) == m.size for m in run.measurements)]
     values = {name: {m.sizes.get(name) for m in run.measurements} for name in names if name not in growing}
-    fixed = [f"{name}={next(iter(found))}" for name, found in values.items() if len(found) == 1]
-    return [growing or ["size"], *([name] for name, found in values.items() if len(found) > 1)], fixed
+    fixed = [f"{name}={next(iter(sizes))}" for name, sizes in values.items() if len(sizes) == 1]
+    return [growing or ["size"], *([name] for name, sizes in values.items() if len(sizes) > 1)], fixed
 
 
 def _length(m: Measurement, names: Sequence[str]) -> int | str:
@@ -119,7 +119,7 @@ def _length(m: Measurement, names: Sequence[str]) -> int | str:
 
 
 def _time(m: Measurement | None) -> str:
-    """Cell with a median, or with the word that says why there is none."""
+    """Return a cell: the median, or one word why there is none, such as ``absent``."""
     if m is None:
         return ""
     return m.not_timed.partition(":")[0] if m.seconds is None else duration(m.seconds)

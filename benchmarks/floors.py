@@ -14,7 +14,7 @@ Group = Sequence[Measurement]
 
 @dataclass(frozen=True)
 class Floor:
-    """A ratio, ``number``, that must be at least ``least`` in certain cases; None if it is unknown."""
+    """A promise: in cases that ``applies`` selects, the ratio ``number`` is at least ``least``."""
 
     what: str
     suite: str
@@ -45,8 +45,8 @@ def _speedup_over_fastest(_: Run, group: Group) -> float | None:
 
 
 def _share_of_ceiling(run: Run, group: Group) -> float | None:
-    own = next((m for m in group if m.subject == OURS), None)
-    return None if own is None else ceiling_share(run, own)
+    ours = next((m for m in group if m.subject == OURS), None)
+    return None if ours is None else ceiling_share(run, ours)
 
 
 def _gain(_: Run, group: Group) -> float | None:
@@ -55,29 +55,29 @@ def _gain(_: Run, group: Group) -> float | None:
 
 
 SMALL_SECONDS = 100e-6
-"""Time of the best rival below which ours may be longer by a constant."""
+"""Below this time of the best rival, ours may be longer by a constant."""
 
 
 def _margin(_: Run, group: Group) -> float | None:
-    """Allowed time over our time: the best rival's time / 0.95, below ``SMALL_SECONDS`` its time plus a constant.
+    """Return allowed time / our time; allowed is the best rival's time / 0.95.
 
-    The constant is 20 µs, and 30 µs for additive attention: the cost of looking up a plan in Python.
+    Below ``SMALL_SECONDS`` it is that time plus 20 µs, or 30 µs for additive attention: the cost of looking up a plan.
     """
     best = fastest_other(group, OURS)
-    own = next((m.seconds for m in group if m.subject == OURS), None)
-    if best is None or best.seconds is None or own is None:
+    ours = next((m.seconds for m in group if m.subject == OURS), None)
+    if best is None or best.seconds is None or ours is None:
         return None
     if best.seconds >= SMALL_SECONDS:
-        return best.seconds / 0.95 / own
+        return best.seconds / 0.95 / ours
     constant = 30e-6 if group[0].case.startswith("additive") else 20e-6
-    return (best.seconds + constant) / own
+    return (best.seconds + constant) / ours
 
 
 def _at_usual_values(run: Run, group: Group) -> float | None:
-    """Our time of the case with usual values, divided by our time with these values."""
+    """Return our time at usual values over our time at the case's values."""
     case, _, _ = group[0].case.rpartition(", ")
     usual = next((g for g in run.groups() if g[0].group == replace(group[0], case=case).group), ())
-    times = [next((m.seconds for m in some if m.subject == OURS), None) for some in (usual, group)]
+    times = [next((m.seconds for m in cases if m.subject == OURS), None) for cases in (usual, group)]
     return None if times[0] is None or times[1] is None else times[0] / times[1]
 
 
@@ -98,7 +98,7 @@ FLOORS = (
     # Every call of an LSTM joins the arrays of its gates; this cost is small only beside many steps.
     Floor("times torch.nn", "layers", lambda c: c.case != "LSTM" or c.size >= 1024, _speedup_over("torch.nn"), 0.95),
     Floor("the best rival's time, with what is allowed, over ours", "never_slower", lambda c: True, _margin, 1.0),
-    # Pairs without factorised exponentials take up to three times as long, subnormal numbers would take ten times.
+    # Pairs without factorised exponentials take up to three times as long. With subnormal numbers it would be ten.
     Floor("time at usual values, over time at these", "never_slower", lambda c: c.case.endswith(tuple(VALUES)),
           _at_usual_values, 1 / 3),
     Floor("times PyTorch's best", "groups", lambda c: not c.case.startswith("step"), _speedup_over_fastest, 0.97),
@@ -119,11 +119,11 @@ FLOORS = (
 
 
 STEEPEST = 1.1
-"""Largest exponent p of additive attention's time ~ (n·m)^p; its work is proportional to n·m, so that 1 is ideal."""
+"""Largest exponent p of additive attention's time ~ (n·m)^p; ideal is 1, since its work is proportional to n·m."""
 
 
 def missed(run: Run) -> list[str]:
-    """Lines for missed floors, wrong subjects, cases without a time of attnspec, and too steep growth."""
+    """Return lines on missed floors, wrong subjects, cases without our time, and too steep growth."""
     lines = [
         f"{title(m)}: {m.subject} is {brief(m.not_timed)}"
         for m in run.measurements
@@ -140,7 +140,7 @@ def missed(run: Run) -> list[str]:
 
 
 def unchecked(run: Run) -> list[str]:
-    """Lines for floors that this run cannot check: it has no such case, or lacks a measurement."""
+    """Return lines on floors that this run cannot check: a case or measurement is missing."""
     number_of = [(floor, number) for _, floor, number in _applicable(run)]
     lines = []
     for floor in FLOORS:
@@ -167,6 +167,6 @@ def _applicable(run: Run) -> list[tuple[Group, Floor, float | None]]:
 
 
 def title(m: Measurement) -> str:
-    """Name of a case with suite, sizes and threads."""
+    """Return the name of a case with suite, sizes and threads."""
     sizes = ", ".join(f"{k}={v}" for k, v in m.sizes.items())
     return f"{m.suite}: {m.case}, {m.mode}, {sizes}" + threads_suffix(m.threads)

@@ -1,4 +1,4 @@
-"""Measurement of one case: its subjects are checked against the formula, then timed in interleaved rounds."""
+"""Measurement of one case: its subjects are checked, then timed in interleaved rounds."""
 
 import statistics
 from collections.abc import Callable, Mapping
@@ -17,16 +17,16 @@ from benchmarks.suites.settings import Settings
 from benchmarks.timing import Times, interleaved, time_once
 
 LIMIT, LIMIT_ALONE, OURS_ALONE = "multiply-adds", "multiply-adds with one thread", "attnspec with one thread"
-"""Calls beside the subjects: they measure the limiting rate and the gain of threads in the same rounds."""
+"""Extra calls, timed in the same rounds as the subjects, for the limiting rate and the gain of threads."""
 
 ERROR_FACTOR = 16.0
-"""Allowed error of a subject, in units of the formula's error in the inputs' dtype. Sums in another order differ by a
-small factor."""
+"""Allowed error of a subject, over the formula's error in the inputs' dtype: other orders of summation round
+differently."""
 
 
 @dataclass
 class CheckedSubjects:
-    """Subjects of a case after their first calls: those that can be timed, and reasons for the others."""
+    """Subjects after their first calls: calls to be timed, and reasons for the others."""
 
     calls: dict[str, Call] = field(default_factory=dict)
     first_calls: dict[str, float] = field(default_factory=dict)
@@ -43,7 +43,7 @@ def measure(
     memory: bool,
     step: Callable[[str], None] = lambda text: None,
 ) -> list[Measurement]:
-    """Measure every subject of a case; absent, wrong or failing ones have a reason instead of a time."""
+    """Measure every subject of a case; absent, wrong or failing subjects get a reason instead."""
     threads = torch.get_num_threads() if settings.device == "cpu" else 0
     checked = check_subjects(case, settings.device, step)
     step(f"timing {len(checked.calls)} in interleaved rounds")
@@ -68,14 +68,14 @@ def measure(
             peaks[name] = peak_on_cpu(case.suite, case.key, name, threads, {"sizes": [case.size]})
         else:
             peaks[name] = peak_on_cuda(call)
-    found = [_measurement(case, subject.name, threads, checked, times, peaks) for subject in case.subjects]
-    return [replace(m, limit=limit, gain=gain if m.subject == OURS else None) for m in found]
+    measurements = [_measurement(case, subject.name, threads, checked, times, peaks) for subject in case.subjects]
+    return [replace(m, limit=limit, gain=gain if m.subject == OURS else None) for m in measurements]
 
 
 def _gain(times: Mapping[str, Times], name: str, alone: str) -> float:
-    """Speedup of a call over the same call with one thread, the median over rounds."""
+    """Return the speedup of a call over itself with one thread, the median over rounds."""
     pairs = zip(times[alone].samples, times[name].samples, strict=True)
-    return statistics.median(one / several for one, several in pairs)
+    return statistics.median(single / threaded for single, threaded in pairs)
 
 
 def check_subjects(case: Case, device: str, step: Callable[[str], None] = lambda text: None) -> CheckedSubjects:
@@ -85,49 +85,49 @@ def check_subjects(case: Case, device: str, step: Callable[[str], None] = lambda
     exact = case.formula(torch.float64)
     eps = torch.finfo(case.precision).eps
     formula_errors = errors(case.formula(case.precision), exact)
-    # rounding errors of a sum are nearly independent and grow with the root of the number of terms
+    # Rounding errors of a sum are nearly independent: together they grow with the root of the number of terms.
     floors = [eps * terms**0.5 for terms in case.summands(len(formula_errors))]
     allowed = [ERROR_FACTOR * max(error, floor) for error, floor in zip(formula_errors, floors, strict=True)]
-    found = CheckedSubjects()
+    checked = CheckedSubjects()
     for subject in case.subjects:
         name = subject.name
         if subject.absent:
-            found.not_timed[name] = f"absent: {subject.absent}"
+            checked.not_timed[name] = f"absent: {subject.absent}"
             continue
         step(f"first call of {name}")
         try:
-            call, found.first_calls[name], results = _first(subject, device)
-            found_errors = errors(case.comparable(results), exact)
+            call, checked.first_calls[name], results = _first_call(subject, device)
+            subject_errors = errors(case.comparable(results), exact)
         except NotImplementedError as error:
-            found.not_timed[name] = f"absent: {str(error) or type(error).__name__}"
+            checked.not_timed[name] = f"absent: {str(error) or type(error).__name__}"
             continue
         except (RuntimeError, ValueError, TypeError, ImportError) as error:
-            found.not_timed[name] = f"failed: {type(error).__name__}: {error}"
+            checked.not_timed[name] = f"failed: {type(error).__name__}: {error}"
             continue
         del results
-        found.errors[name] = max(found_errors)
-        wrong = [i for i, (error, limit) in enumerate(zip(found_errors, allowed, strict=True)) if not error <= limit]
+        checked.errors[name] = max(subject_errors)
+        wrong = [i for i, (error, limit) in enumerate(zip(subject_errors, allowed, strict=True)) if not error <= limit]
         if wrong:
-            what = f"gradient {wrong[0]}" if wrong[0] else "output"
-            found.not_timed[name] = (
-                f"wrong: {what}: error {found_errors[wrong[0]]:.1e}, allowed {allowed[wrong[0]]:.1e}"
+            result = f"gradient {wrong[0]}" if wrong[0] else "output"
+            checked.not_timed[name] = (
+                f"wrong: {result}: error {subject_errors[wrong[0]]:.1e}, allowed {allowed[wrong[0]]:.1e}"
             )
         else:
-            found.calls[name] = call
-    return found
+            checked.calls[name] = call
+    return checked
 
 
-def _first(subject: Subject, device: str) -> tuple[Call, float, list[Tensor]]:
-    """Make a subject's call and call it once; return the call, the seconds of both, and the results."""
-    made: list[Call] = []
+def _first_call(subject: Subject, device: str) -> tuple[Call, float, list[Tensor]]:
+    """Make and run a subject's call; return it, the seconds of both, and the results."""
+    calls: list[Call] = []
     results: list[Tensor] = []
 
-    def both() -> None:
-        made.append(subject.make())
-        results.extend(made[0]())
+    def make_and_call() -> None:
+        calls.append(subject.make())
+        results.extend(calls[0]())
 
-    seconds = time_once(both, device)
-    return made[0], seconds, results
+    seconds = time_once(make_and_call, device)
+    return calls[0], seconds, results
 
 
 def _measurement(

@@ -19,7 +19,7 @@ MALLOC_SETTINGS = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_":
 
 
 def peak_on_cuda(call: Call) -> int:
-    """Bytes in use by PyTorch's allocator at the peak of a call, beyond those before it."""
+    """Return the bytes that a call adds at its peak in PyTorch's allocator."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -29,24 +29,24 @@ def peak_on_cuda(call: Call) -> int:
 
 
 def peak_on_cpu(suite: str, key: str, subject: str, threads: int, arguments: dict[str, Any]) -> int | str:
-    """Bytes that a call adds at its peak, or the reason why they are unknown."""
+    """Return the bytes that a call adds at its peak, or why they are unknown."""
     if not RESET.exists():
         return "needs Linux"
     request = json.dumps({"suite": suite, "key": key, "subject": subject, "threads": threads, **arguments})
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "benchmarks.memory", request],
             capture_output=True, text=True, timeout=TIMEOUT_SECONDS, cwd=ROOT, env=os.environ | MALLOC_SETTINGS,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return f"took more than {TIMEOUT_SECONDS:g} s"
-    if done.returncode:
-        return (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-    return int(done.stdout.splitlines()[-1])
+    if process.returncode:
+        return (process.stderr.strip().splitlines() or [f"status {process.returncode}"])[-1]
+    return int(process.stdout.splitlines()[-1])
 
 
 def status_bytes(name: str) -> int:
-    """Field of this process's status, in bytes."""
+    """Return a field of this process's ``/proc`` status, in bytes."""
     for line in STATUS.read_text().splitlines():
         if line.startswith(name + ":"):
             return int(line.split()[1]) * 1024
@@ -54,7 +54,7 @@ def status_bytes(name: str) -> int:
 
 
 def high_water_mark(call: Call) -> int:
-    """Bytes of resident memory at the peak of a call beyond those before it."""
+    """Return the bytes of resident memory that a call adds at its peak."""
     RESET.write_text("5")
     before = status_bytes("VmRSS")
     call()
@@ -62,20 +62,20 @@ def high_water_mark(call: Call) -> int:
 
 
 def measure(small: Case, case: Case, subject: str) -> int:
-    """Measure the peak of a subject, after a run on a small case that does the setup.
+    """Measure the peak of a subject, after a setup run on a small case.
 
-    A subject that compiles first runs on the case itself too, since compiling for each size takes memory.
+    A subject that compiles also runs on the case itself first, since compiling for its size takes memory.
     """
     subject_named(small, subject).make()()
-    chosen = subject_named(case, subject)
-    call = chosen.make()
-    if chosen.compiles:
+    measured = subject_named(case, subject)
+    call = measured.make()
+    if measured.compiles:
         call()
     return high_water_mark(call)
 
 
 def subject_named(case: Case, subject: str) -> Subject:
-    """Subject of a case with this name."""
+    """Return the subject of a case with this name."""
     return next(s for s in case.subjects if s.name == subject)
 
 

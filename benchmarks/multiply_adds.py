@@ -6,14 +6,14 @@ from importlib.util import find_spec
 import torch
 
 CHAINS = 10
-"""Independent sums; a processor starts two multiply-adds per cycle and finishes them four cycles later."""
+"""Independent sums: a processor starts two multiply-adds per cycle, which take four cycles, so that 8 keep it busy."""
 
 STEPS = 4096
 """Multiply-adds per sum and task."""
 
 
 def least_of_a_term(hidden: int, features: int) -> float:
-    """Smallest number of multiply-adds per term of additive attention, including its share in the sum of values.
+    """Return the fewest multiply-adds per term of additive attention, sum of values included.
 
     The tanh of a term is 1 - 2/(1 + EF) with exponentials E of the query and F of the key. Three units share a
     division: three multiply-adds make 1 + EF, four make numerator and denominator, one adds the quotient.
@@ -22,20 +22,20 @@ def least_of_a_term(hidden: int, features: int) -> float:
 
 
 def limiting(device: str, hidden: int, features: int) -> tuple[str, float]:
-    """Return the rate that limits additive attention, and its smallest use per term.
+    """Return the rate that limits additive attention, and its fewest units per term.
 
-    Where multiply-adds are not measured, it is one tanh per term.
+    Where multiply-adds are not measured, the rate is that of tanh, one per term.
     """
     return ("multiply-adds", least_of_a_term(hidden, features)) if device == "cpu" and available() else ("tanh", 1.0)
 
 
 def available() -> bool:
-    """True if kernels can be compiled: llvmlite is installed."""
+    """Return whether kernels can be compiled: llvmlite is installed."""
     return find_spec("llvmlite") is not None
 
 
 def call(tasks: int) -> tuple[Callable[[], object], int]:
-    """Return a call that runs ``tasks`` on all threads of PyTorch, and its number of multiply-adds, counted in lanes.
+    """Return a call that runs ``tasks`` on all threads, and its multiply-adds, counted by lane.
 
     It uses float32 in the widest registers.
     """
@@ -46,7 +46,7 @@ def call(tasks: int) -> tuple[Callable[[], object], int]:
     from attnspec.backends.pytorch.kernels.llvm.values import Variable
 
     class Chains(Arguments):
-        """Arguments of the kernel: numbers of tasks and steps, two factors, and the output for each task's sum."""
+        """Arguments of the kernel: numbers of tasks and steps, two factors, sums of tasks."""
 
         tasks: Size
         steps: Size
@@ -55,26 +55,26 @@ def call(tasks: int) -> tuple[Callable[[], object], int]:
 
     @compiled
     def kernel() -> Kernel[Chains]:
-        """Compile a kernel with ``CHAINS`` sums; each step multiplies each by one number and adds another."""
+        """Compile a kernel of ``CHAINS`` sums, with one multiply-add for each in every step."""
         k = Kernel("multiply_adds", Chains, 32)
         g = k.argument
         with k.tasks(g.tasks) as task:
-            by, more = k.broadcast(g.factors, 0), k.broadcast(g.factors, 1)
+            factor, addend = k.broadcast(g.factors, 0), k.broadcast(g.factors, 1)
             sums = [Variable(k, k.full(float(i))) for i in range(CHAINS)]
             with k.loop(0, g.steps):
                 for total in sums:
-                    total.set(k.fma(total.get(), by, more))
-            whole = sums[0].get()
+                    total.set(k.fma(total.get(), factor, addend))
+            total_of_sums = sums[0].get()
             for total in sums[1:]:
-                whole = whole + total.get()
-            k.store_first(k.sum(whole), g.sums, task)
+                total_of_sums = total_of_sums + total.get()
+            k.store_first(k.sum(total_of_sums), g.sums, task)
         return k
 
-    made, lanes = kernel(), register_bytes() // 4
+    chains, lanes = kernel(), register_bytes() // 4
     factors, sums = torch.tensor([0.5, 1.0]), torch.empty(tasks)
 
     def compute() -> object:
-        run(made, torch.get_num_threads(), Chains(tasks=tasks, steps=STEPS, factors=factors, sums=sums))
+        run(chains, torch.get_num_threads(), Chains(tasks=tasks, steps=STEPS, factors=factors, sums=sums))
         return sums
 
     return compute, tasks * STEPS * CHAINS * lanes

@@ -1,4 +1,4 @@
-"""Page and pictures beside the results."""
+"""README.md of a folder of results: tables and pictures of every suite."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -59,8 +59,8 @@ def markdown(run: Run, *, pictures: Collection[str] = ()) -> str:
         lines += ["", f"## {suite}", ""]
         if f"{suite}.svg" in pictures:
             lines += [f"![{suite}]({suite}.svg)", ""]
-        if shared := constants(part):
-            lines += [f"{shared}.", ""]
+        if constant_sizes := constants(part):
+            lines += [f"{constant_sizes}.", ""]
         lines += [f"The ceiling is {CEILING_NOTES[suite]}", ""] if suite in CEILING_NOTES else []
         lines += _table(list(rows(part)))
         if untimed := [f"- {reason}" for reason in reasons(part)]:
@@ -69,7 +69,6 @@ def markdown(run: Run, *, pictures: Collection[str] = ()) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table; the first row is the header."""
     header, *others = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return [header, "|" + "---|" * len(rows[0]), *others]
 
@@ -80,7 +79,7 @@ def _ceilings(run: Run) -> Iterator[Sequence[str]]:
 
 
 def load_note(run: Run) -> str:
-    """Text of the load average before and after a run; a killed run has none after."""
-    known = [(run.machine.get(f"load_{when}"), when) for when in ("before", "after")]
-    said = [f"{load} {when}" for load, when in known if load is not None]
-    return f", load {' and '.join(said)}" if said else ""
+    """Return the load before and after a run as text; killed runs lack the latter."""
+    loads = [(run.machine.get(f"load_{when}"), when) for when in ("before", "after")]
+    texts = [f"{load} {when}" for load, when in loads if load is not None]
+    return f", load {' and '.join(texts)}" if texts else ""

@@ -11,7 +11,6 @@ from benchmarks.table import duration
 
 STYLES = ("o-", "s-", "^-", "D-", "v-", "P-", "X-")
 
-
 UNDRAWN = ("never_slower",)
 """Suites whose cases do not grow along a size."""
 
@@ -45,7 +44,7 @@ def draw(run: Run, folder: Path) -> list[Path]:
 
 
 def compact(svg: str) -> str:
-    """Join the lines of an SVG: one per panel instead of one per point and tag."""
+    """Join the lines of an SVG, to one per panel instead of per tag."""
     joined = re.sub(r">\s+<", "><", re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL))
     return re.sub(r"\s*\n", " ", joined).strip().replace('<g id="axes_', '\n<g id="axes_') + "\n"
 
@@ -60,9 +59,9 @@ def _panels(measurements: list[Measurement]) -> dict[str, list[Measurement]]:
 def _panel(axis: Any, name: str, points: list[Measurement], run: Run) -> None:
     subjects = list(dict.fromkeys(m.subject for m in points))
     for style, subject in zip(cycle(STYLES), subjects, strict=False):
-        own = sorted((m.size, m.seconds) for m in points if m.subject == subject and m.seconds is not None)
-        if own:
-            axis.plot([n for n, _ in own], [s for _, s in own], style, label=subject, markersize=4)
+        curve = sorted((m.size, m.seconds) for m in points if m.subject == subject and m.seconds is not None)
+        if curve:
+            axis.plot([n for n, _ in curve], [s for _, s in curve], style, label=subject, markersize=4)
     rate = run.ceilings.get(str(points[0].threads), {}).get(points[0].ceiling)
     if rate:
         limit = sorted({(m.size, m.work * m.per_unit / rate) for m in points})

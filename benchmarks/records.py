@@ -52,7 +52,7 @@ KINDS: Mapping[Any, tuple[str, Check]] = {
     Mapping[str, str]: ("an object of strings", _object(_string)),
     Mapping[str, Mapping[str, float]]: ("an object of objects of numbers", _object(_object(_number))),
 }
-"""JSON counterpart of each field type: in words, and as a check."""
+"""For each type of a field, its name in messages, and a check of the JSON value."""
 
 HEADER = {"device": str, "machine": Mapping[str, Any], "ceilings": Mapping[str, Mapping[str, float]]}
 MACHINE = {
@@ -87,12 +87,12 @@ def _compact(record: Mapping[str, Any]) -> str:
 
 
 def present(folder: Path) -> bool:
-    """True if a folder has results, in the current or the former format."""
+    """Return whether a folder has results, in the current or the former format."""
     return (folder / FILE).exists() or (folder / FORMER_FILE).exists()
 
 
 def read(folder: Path) -> Run:
-    """Read the results of a folder; ``ValueError`` if there are none; its message continues "expected …; "."""
+    """Read the results of a folder; the message of its ``ValueError`` is only "got …"."""
     header, *records = [_parsed(number, line) for number, line in enumerate(_lines_of(folder), 1)]
     schema = header.get("schema") if isinstance(header, dict) else None
     if schema != SCHEMA:
@@ -139,13 +139,13 @@ def _measurement(where: str, record: Any) -> Measurement:
 
 
 def _check(record: Any, expected: Mapping[str, Any], where: str) -> None:
-    """Raise ``ValueError`` unless a record has the expected fields, each with a value of its kind."""
+    """Raise ``ValueError`` unless a record has the expected fields with values of their kinds."""
     for name, kind in expected.items():
         if not isinstance(record, dict) or name not in record:
             raise ValueError(f"got a {FILE} without {name!r} in {where}")
-        words, fits = KINDS[kind]
+        kind_text, fits = KINDS[kind]
         if not fits(record[name]):
-            raise ValueError(f"got a {FILE} where {name!r} in {where} is {_brief(record[name])} instead of {words}")
+            raise ValueError(f"got a {FILE} where {name!r} in {where} is {_brief(record[name])} instead of {kind_text}")
 
 
 def _brief(value: Any) -> str:

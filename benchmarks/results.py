@@ -61,28 +61,28 @@ class Run:
     measurements: Sequence[Measurement] = ()
 
     def groups(self) -> list[list[Measurement]]:
-        """Measurements grouped by case, in the order of the run."""
-        found: dict[tuple[Any, ...], list[Measurement]] = {}
+        """Return the measurements grouped by case, in the order of the run."""
+        by_case: dict[tuple[Any, ...], list[Measurement]] = {}
         for m in self.measurements:
-            found.setdefault(m.group, []).append(m)
-        return list(found.values())
+            by_case.setdefault(m.group, []).append(m)
+        return list(by_case.values())
 
     def merged_with(self, earlier: "Run") -> "Run":
         """Add the cases that only an earlier run measured; ``ValueError`` if machine or versions differ."""
-        same = ("device", "versions")
-        if any(self.machine[k] != earlier.machine[k] for k in same):
+        identity = ("device", "versions")
+        if any(self.machine[k] != earlier.machine[k] for k in identity):
             versions = ", ".join(f"{name} {version}" for name, version in earlier.machine["versions"].items())
             raise ValueError(
                 f"got results of another machine or other versions: {earlier.machine['device']}, {versions}"
             )
-        anew = {m.group for m in self.measurements}
-        kept = [m for m in earlier.measurements if m.group not in anew]
-        ordered = _ordered((*kept, *self.measurements), like=(*earlier.measurements, *self.measurements))
+        measured_groups = {m.group for m in self.measurements}
+        earlier_only = [m for m in earlier.measurements if m.group not in measured_groups]
+        ordered = _ordered((*earlier_only, *self.measurements), like=(*earlier.measurements, *self.measurements))
         return replace(self, ceilings={**earlier.ceilings, **self.ceilings}, measurements=ordered)
 
 
 def _ordered(measurements: Sequence[Measurement], like: Sequence[Measurement]) -> tuple[Measurement, ...]:
-    """Sort measurements by suite, size and case; suites and cases are in the order of ``like``."""
+    """Sort measurements by suite, size and case, with suites and cases ordered as in ``like``."""
     suites = {key: i for i, key in enumerate(dict.fromkeys((m.threads, m.suite) for m in like))}
     cases = {key: i for i, key in enumerate(dict.fromkeys((m.suite, m.case, m.mode) for m in like))}
     return tuple(
@@ -96,30 +96,30 @@ def significant(value: float) -> float:
 
 
 def ceiling_share(run: Run, m: Measurement) -> float | None:
-    """Fraction of the limiting rate that a subject reaches; None if its time or the rate is unknown."""
+    """Return the fraction of the limiting rate that a subject reaches; None if unknown."""
     rate = m.limit or run.ceilings.get(str(m.threads), {}).get(m.ceiling)
     return None if rate is None or m.seconds is None else m.work * m.per_unit / m.seconds / rate
 
 
 def threads_suffix(threads: int) -> str:
-    """Suffix to the name of a case with the number of threads; empty on a GPU."""
+    """Return a suffix for names of cases with the number of threads; empty on GPUs."""
     return f", {threads} thread{'s' if threads > 1 else ''}" if threads else ""
 
 
 def brief(reason: str, length: int = REASON) -> str:
-    """First line of a reason, cut to ``length`` characters."""
+    """Return the first line of a reason, cut to ``length`` characters."""
     line = (reason.splitlines() or [""])[0].rstrip()
     return line if len(line) <= length else line[: length - 1].rstrip() + "…"
 
 
-def speedup(group: Sequence[Measurement], subject: str, over: str) -> float | None:
+def speedup(group: Sequence[Measurement], subject: str, other_subject: str) -> float | None:
     """Speedup of a subject over the subject ``over``; None if either was not timed."""
     seconds = {m.subject: m.seconds for m in group}
-    own, other = seconds.get(subject), seconds.get(over)
-    return None if own is None or other is None else other / own
+    seconds_of_subject, seconds_of_other = seconds.get(subject), seconds.get(other_subject)
+    return None if seconds_of_subject is None or seconds_of_other is None else seconds_of_other / seconds_of_subject
 
 
 def fastest_other(group: Sequence[Measurement], subject: str) -> Measurement | None:
-    """Fastest of the other subjects; None if none was timed."""
+    """Return the fastest of the other subjects; None if no other was timed."""
     others = [m for m in group if m.subject != subject and m.seconds is not None]
     return min(others, key=lambda m: m.seconds or 0.0, default=None)

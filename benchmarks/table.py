@@ -12,13 +12,13 @@ from benchmarks.results import Measurement, Run, brief, ceiling_share, fastest_o
 
 NUMBERS = ("median", "first", "× baseline", "× best other", "rate", "of ceiling", "peak")
 OPTIONAL = ("first", "rate")
-"""Columns omitted on a terminal narrower than ``FULL_WIDTH``."""
+"""Columns omitted on a terminal narrower than ``FULL_WIDTH`` columns of text."""
 FULL_WIDTH = 110
 COLUMNS = ("case", "mode", "sizes", "threads", "subject", *NUMBERS)
 
 
 def rows(run: Run) -> Iterator[tuple[str, ...]]:
-    """Yield a row per measurement; only the first of a case has name, mode, sizes and threads."""
+    """Yield a row per measurement; only the first of a case names it."""
     for group in run.groups():
         best = fastest_other(group, OURS)
         for m in group:
@@ -64,18 +64,18 @@ def percent(value: float | None) -> str:
 
 
 def peak(m: Measurement) -> str:
-    """Text of the peak memory, or the reason why it is unknown; empty if it was not measured."""
+    """Text of the peak memory, or why it is unknown; empty if not measured."""
     return brief(m.peak_unknown) if m.peak_bytes is None else f"{m.peak_bytes / 2**20:.1f} MiB"
 
 
 def tables(run: Run, width: int) -> Iterator[Table]:
     """Yield tables for a terminal of ``width`` columns: one per suite, then the growth."""
-    kept = [i for i, column in enumerate(NUMBERS) if width >= FULL_WIDTH or column not in OPTIONAL]
+    shown_columns = [i for i, column in enumerate(NUMBERS) if width >= FULL_WIDTH or column not in OPTIONAL]
     for suite in dict.fromkeys(m.suite for m in run.measurements):
         limit = f"of ceiling: {CEILING_NOTES[suite]}" if suite in CEILING_NOTES else None
         table = Table(title=suite, caption=limit, caption_justify="left")
         table.add_column(", ".join(COLUMNS[:5]), overflow="fold")
-        for i in kept:
+        for i in shown_columns:
             table.add_column(NUMBERS[i].replace(" ", "\n", 1), justify="right", no_wrap=True, max_width=16)
         part = Run(run.machine, run.device, run.ceilings, [m for m in run.measurements if m.suite == suite])
         for case, mode, sizes, threads, subject, *numbers in rows(part):
@@ -83,7 +83,7 @@ def tables(run: Run, width: int) -> Iterator[Table]:
                 table.add_section()
                 table.add_row(f"{case}, {mode}, {sizes}" + threads_suffix(int(threads or 0)))
             name = Text(f"  {subject}", no_wrap=not any(numbers), overflow=None if any(numbers) else "ellipsis")
-            table.add_row(name, *(numbers[i] for i in kept), style="bold" if subject == OURS else None)
+            table.add_row(name, *(numbers[i] for i in shown_columns), style="bold" if subject == OURS else None)
         yield table
     if grown := growths(run):
         table = Table(title=f"growth: p of time ~ work^p, from {MIN_SIZE} on")

@@ -46,12 +46,11 @@ def interleaved(
     device: str = "cpu",
     alone: Collection[str] = (),
 ) -> dict[str, Times]:
-    """Sample every call once a round, for ``rounds`` rounds, or until ``seconds`` have passed and 3 rounds are done.
+    """Sample every call once a round, until ``rounds`` or, after 3, ``seconds`` are over.
 
-    Calls named in ``alone`` run with one thread.
-
-    The order is shuffled in every round, since each call affects the caches of the next. ``first_calls`` are the
-    seconds of each first call, compilation included. Before the first round every call is run once.
+    Calls named in ``alone`` run with one thread. The order is shuffled in every round, since each call affects the
+    caches of the next. ``first_calls`` are the seconds of each first call, compilation included. Before the first
+    round every call runs once, to choose how often a sample repeats it.
     """
     order, rng, threads = list(calls), random.Random(0), torch.get_num_threads()
     take = _on_cuda if device.startswith("cuda") else _on_cpu
@@ -68,13 +67,13 @@ def interleaved(
     repeats = {name: max(1, round(MIN_SAMPLE_SECONDS / max(sample(name, 1), 1e-7))) for name in calls}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     start = time.monotonic()
-    for done in range(rounds):
-        if done >= 3 and time.monotonic() - start > seconds:
+    for finished_rounds in range(rounds):
+        if finished_rounds >= 3 and time.monotonic() - start > seconds:
             break
         rng.shuffle(order)
         for name in order:
             samples[name].append(sample(name, repeats[name]))
-    return {name: Times(first_calls[name], taken) for name, taken in samples.items()}
+    return {name: Times(first_calls[name], seconds_per_call) for name, seconds_per_call in samples.items()}
 
 
 def time_once(call: Callable[[], object], device: str = "cpu") -> float:

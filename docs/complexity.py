@@ -22,9 +22,9 @@ from attnspec.spec.contract.sources import S0, S2, S3, SOURCES, Citation
 
 HEAD = """# Complexity
 
-What layers cost and how far apart they leave their tokens: exact counts, and what the lectures say of them.
-`tests/reference/test_complexity.py` finds the counts again by running the reference on arrays that count, and the path
-lengths by a search in the graph of each layer. Made by `python docs/complexity.py > docs/complexity.md`.
+Exact costs of layers, the longest path between two of their tokens, and the orders of growth that the lectures state.
+`tests/reference/test_complexity.py` checks the counts by running the reference on arrays that count operations, and the
+path lengths by a search in the graph of each layer. Made by `python docs/complexity.py > docs/complexity.md`.
 """
 
 # Counts ---------------------------------------------------------------------------------------------------------------
@@ -35,8 +35,8 @@ EXAMPLE = 64
 SMALLER = {"taps": 3, "heads": 8, "p_q": EXAMPLE // 8, "p_v": EXAMPLE // 8}
 COUNTS = """## Counts
 
-For {size} tokens in every sequence, {size} features of everything, three taps and eight heads. `attnspec show` has the
-formulas.
+For sequences of {size} tokens, all widths {size}, three taps and eight heads. `attnspec show` prints the formulas of
+the counts.
 
 | operation | multiply-adds | parameters | sequential operations | maximum path length |
 |---|---|---|---|---|"""
@@ -46,8 +46,8 @@ def counts() -> Iterator[str]:
     """Yield a row for every layer with counts."""
     for operation in OPERATIONS.values():
         if operation.chapter == "complexity" and operation.reference_only:
-            found = REFERENCE[operation.name](**{size: SMALLER.get(size, EXAMPLE) for size in operation.sizes})
-            numbers = [found.multiply_adds, found.parameters, found.sequential_operations, found.maximum_path_length]
+            costs = REFERENCE[operation.name](**{size: SMALLER.get(size, EXAMPLE) for size in operation.sizes})
+            numbers = [costs.multiply_adds, costs.parameters, costs.sequential_operations, costs.maximum_path_length]
             yield f"| `{operation.name}` | {' | '.join(f'{int(x):,}' for x in numbers)} |"
 
 
@@ -60,7 +60,7 @@ Sizes: TypeAlias = Mapping[str, int]
 class Claim:
     """An order of growth that a lecture claims for a count of an operation.
 
-    ``order`` and ``arguments`` take the symbols of the lecture. ``where`` restricts them; ``domain`` says how.
+    ``order`` and ``arguments`` are functions of the lecture's symbols. ``where`` selects sizes, ``domain`` names them.
     """
 
     source: Citation
@@ -74,35 +74,35 @@ class Claim:
     where: Callable[..., bool] = lambda **sizes: True
 
     def ratio(self, sizes: Sizes) -> float:
-        """Count divided by the printed order; ∞ where there is no count."""
-        found = getattr(REFERENCE[self.operation](**self.arguments(**sizes)), self.field)
-        return np.inf if found is None else int(found) / self.order(**sizes)
+        """Return the count divided by the printed order; ∞ if there is no count."""
+        count = getattr(REFERENCE[self.operation](**self.arguments(**sizes)), self.field)
+        return np.inf if count is None else int(count) / self.order(**sizes)
 
     def ratios(self, largest: int) -> tuple[float, float]:
-        """Smallest and largest ratio over all powers of two up to 2**largest."""
+        """Return the smallest and the largest ratio over all powers of two up to 2**largest."""
         powers = [2**i for i in range(largest + 1)]
         grid = (dict(zip(self.symbols, sizes, strict=True)) for sizes in product(powers, repeat=len(self.symbols)))
-        found = [self.ratio(sizes) for sizes in grid if self.where(**sizes)]
-        return min(found), max(found)
+        ratios = [self.ratio(sizes) for sizes in grid if self.where(**sizes)]
+        return min(ratios), max(ratios)
 
     @property
     def holds(self) -> bool:
-        """True if the ratio is bounded: an unbounded ratio of polynomials grows in proportion to some size."""
-        (_, before), (_, after) = self.ratios(LARGEST - 1), self.ratios(LARGEST)
-        return after < GROWN * before
+        """True if the ratio is bounded; an unbounded ratio of polynomials grows when sizes double."""
+        (_, ratio_of_half), (_, ratio_of_largest) = self.ratios(LARGEST - 1), self.ratios(LARGEST)
+        return ratio_of_largest < BOUNDED_GROWTH * ratio_of_half
 
 
-LARGEST, GROWN = 8, 1.25
+LARGEST, BOUNDED_GROWTH = 8, 1.25
 """Sizes reach 2⁸; a ratio that grows by a quarter from 2⁷ to 2⁸ counts as unbounded."""
 
 
 def square(d: int) -> dict[str, int]:
-    """Arguments of projected attention whose widths are all d."""
+    """Return arguments of projected attention whose widths are all d."""
     return {"d_x": d, "d_k": d, "d_v": d}
 
 
 def one_head(n: int, m: int, k: int) -> dict[str, int]:
-    """Arguments of attention with one head, all widths k; the number of heads changes no count."""
+    """Return arguments of attention with one head and widths k; heads change no count."""
     return {"n": n, "m": m, "heads": 1, **dict.fromkeys(("d_q", "d_k", "d_v", "p_q", "p_v", "p_o"), k)}
 
 
@@ -187,11 +187,11 @@ CLAIMS = (
 GROWTH = """
 ## Orders of growth
 
-What the lectures say, of which operation, and the count in units of what they say: the least and the greatest over all
-sizes that are powers of two up to {largest}. An order holds if the greatest stays as it is when sizes are doubled. What
-does not hold is among the [errata](errata.md).
+A ratio is a count divided by the order that a lecture states for it. The table has the smallest and the largest ratio
+over all sizes that are powers of two up to {largest}. An order holds if doubling the sizes does not increase the
+largest ratio. Orders that do not hold are among the [errata](errata.md).
 
-| where | said | of | sizes | least | greatest | holds |
+| source | stated order | operation and count | sizes | smallest ratio | largest ratio | holds |
 |---|---|---|---|---|---|---|"""
 
 
@@ -199,10 +199,10 @@ def growth() -> Iterator[str]:
     """Yield a row for every claim."""
     for claim in CLAIMS:
         least, greatest = claim.ratios(LARGEST)
-        what = f"`{claim.operation}`, {QUANTITIES[claim.field]}"
+        count = f"`{claim.operation}`, {QUANTITIES[claim.field]}"
         numbers = " | ".join(f"{x:.3g}" if x < 1000 else f"{x:,.0f}" for x in (least, greatest))
         holds = "yes" if claim.holds else "**no**"
-        yield f"| {claim.source} | {claim.printed} | {what} | {claim.domain or 'all'} | {numbers} | {holds} |"
+        yield f"| {claim.source} | {claim.printed} | {count} | {claim.domain or 'all'} | {numbers} | {holds} |"
 
 
 # Equivariance ---------------------------------------------------------------------------------------------------------
@@ -228,53 +228,53 @@ LAYERS: Mapping[str, Layer] = {
 """Layers y = f(x) on N tokens with D features."""
 
 
-def agree(left: Numbers, right: Numbers) -> bool:
-    """True if two arrays are equal up to rounding."""
+def nearly_equal(left: Numbers, right: Numbers) -> bool:
+    """Return whether two arrays are equal up to rounding."""
     return bool(np.allclose(left, right, rtol=1e-12, atol=1e-12))
 
 
-def translated(name: str) -> bool:
-    """True if shifting three tokens among zeros by one position shifts the results alike."""
+def commutes_with_shift(name: str) -> bool:
+    """Return whether shifting three tokens among zeros by one position shifts the results alike."""
     x, layer = np.zeros((N, D)), LAYERS[name]
     x[2:5] = _rng.uniform(-1, 1, (3, D))
-    return agree(layer(np.roll(x, 1, 0)), np.roll(layer(x), 1, 0))
+    return nearly_equal(layer(np.roll(x, 1, 0)), np.roll(layer(x), 1, 0))
 
 
-def later(name: str) -> bool:
-    """True if dropping the first token keeps the other results; a recurrent layer starts from the state after it."""
+def commutes_with_later_start(name: str) -> bool:
+    """Return whether dropping the first token, whose state a recurrent layer keeps, keeps other results."""
     x, layer = _rng.uniform(-1, 1, (N, D)), LAYERS[name]
     following = rnn(x[1:], rnn_cell(x[0], _START, _CELL), _CELL)[0] if name == "recurrent" else layer(x[1:])
-    return agree(following, layer(x)[1:])
+    return nearly_equal(following, layer(x)[1:])
 
 
-def permuted(name: str) -> bool:
-    """True if permuting the tokens permutes the results alike."""
+def commutes_with_permutation(name: str) -> bool:
+    """Return whether permuting the tokens permutes the results alike."""
     x, layer, order = _rng.uniform(-1, 1, (N, D)), LAYERS[name], np.array([3, 0, 6, 1, 5, 2, 4])
-    return agree(layer(x[order]), layer(x)[order])
+    return nearly_equal(layer(x[order]), layer(x)[order])
 
 
-def permuted_with_edges(name: str) -> bool:
-    """True if permuting the tokens and the edges of the graph permutes the results alike."""
+def commutes_with_permutation_and_edges(name: str) -> bool:
+    """Return whether permuting the tokens and the edges of the graph permutes the results alike."""
     if name != "graph layer":
-        return permuted(name)
+        return commutes_with_permutation(name)
     x, order = _rng.uniform(-1, 1, (N, D)), np.array([3, 0, 6, 1, 5, 2, 4])
     other = graph_layer(x[order], _MESSAGE, mask=_EDGES[order][:, order])
-    return agree(other, LAYERS[name](x)[order])
+    return nearly_equal(other, LAYERS[name](x)[order])
 
 
 CHANGES: Mapping[str, Callable[[str], bool]] = {
-    "tokens moved among zeros": translated,
-    "a later start": later,
-    "tokens permuted": permuted,
-    "tokens permuted with their edges": permuted_with_edges,
+    "tokens moved among zeros": commutes_with_shift,
+    "a later start": commutes_with_later_start,
+    "tokens permuted": commutes_with_permutation,
+    "tokens permuted with their edges": commutes_with_permutation_and_edges,
 }
-"""Changes of the input, each with a test whether a layer's results change alike."""
+"""Changes of the input, each with a test that a layer's results change alike."""
 
 BIAS = """
 ## Inductive bias
 
-S4's table of invariances, which are equivariances: with which changes of its input a layer's results change alike. That
-tokens move among zeros is a permutation too. A later start takes the state before it along, if the layer has one.
+S4's table of invariances, which are equivariances: changes of the input under which a layer's results change alike.
+Moving tokens among zeros is a permutation, too. At a later start, a recurrent layer has the state of earlier tokens.
 
 | layer | {changes} |
 |---|{lines}|"""

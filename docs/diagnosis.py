@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import typer
 
-from attnspec.conformance.explaining.finding import Diagnosis
+from attnspec.conformance.explaining.explanations import Diagnosis
 from attnspec.conformance.explaining.inquiry import Inquiry, inquiry
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import cases
@@ -27,45 +27,45 @@ from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.mutants import MUTANTS
 from attnspec.conformance.rediscovered import REDISCOVERED
 from attnspec.spec.contract.operation import OPERATIONS
-from attnspec.spec.contract.tree import mapped
+from attnspec.spec.contract.tree import map_tree
 
 ROOT = Path(__file__).parents[1]
 PAGE, KEPT = (Path(__file__).with_suffix(suffix) for suffix in (".md", ".json"))
 OTHERS = runpy.run_path(str(ROOT / "tests" / "conformance" / "mistaken.py"))
 MISTAKEN: Mapping[str, Any] = OTHERS["MISTAKEN"]
-RIGHT: Mapping[str, Sequence[str]] = OTHERS["RIGHT"]
+RIGHT: Mapping[str, Sequence[str]] = OTHERS["RIGHT_DIAGNOSES"]
 FACTORS = ("2", "0.5", "0.99")
 
 DEFINED = (
     "1/√d of six digits",
     "Gaussian scores without ½",
-    "a GRU in sequence resets after the product",
+    "GRU sequences reset after the product",
     "causal aligned at the bottom right",
     "causal aligned top left, declared bottom right",
     "dot products accumulated in float16",
     "float64 computed in float32",
     "fully masked rows are NaN",
     "fully masked rows are uniform",
-    "gradient of the state forgets the sum over places",
-    "gradient of the values 10⁻⁵ off",
+    "gradient of the state halved",
+    "gradient of the values too small by 10⁻⁵",
     "kernel of twice the width",
-    "no keys are NaN",
-    "pooled in bfloat16",
+    "means without values are NaN",
+    "weights rounded to bfloat16",
     "reset gate after the product",
     "reset gate before the product, declared after",
-    "scores 0.1 % off",
+    "attention scores 0.1 % too large",
     "scores rounded to bfloat16",
     "scores stored in float16, not declared",
-    "tanh to eleven bits, undeclared",
+    "tanh rounded to 11 bits, undeclared",
 )
-"""Mutants that are by definition a choice, a factor or a precision class. Naming it is right, too."""
+"""Mutants that are, by definition, a choice, a factor or a precision class. A diagnosis that names it is right."""
 
 Outcome = Mapping[str, Any]
 """Outcome of diagnosing one backend.
 
-``seen``: True if the diagnosis looked at a wrong number. ``found``: the diagnosis. ``alone``: diagnoses with the
-backend's own entry left out, each next one also without the mutants named before, until no mutant is named.
-``scaled``: diagnoses of the backend times a factor.
+``seen``: True if a number was wrong on the inputs of the diagnosis. ``found``: the diagnosis. ``alone``: diagnoses
+without the backend's own entry; each next one also leaves out the mutants named before, until none is named.
+``scaled``: for each factor, the diagnosis of the backend with results times the factor.
 """
 
 
@@ -80,110 +80,111 @@ class Scaled:
         def times(_: str, x: Any) -> Any:
             return x if np.asarray(x).dtype.kind in "biu" else (x * factor).astype(x.dtype)
 
-        setattr(self, operation, lambda *args, **options: mapped(getattr(backend, operation)(*args, **options), times))
+        setattr(
+            self, operation, lambda *args, **options: map_tree(getattr(backend, operation)(*args, **options), times)
+        )
         if callable(getattr(backend, "vjp", None)):
-            self.vjp = lambda *args: mapped(backend.vjp(*args), times)
+            self.vjp = lambda *args: map_tree(backend.vjp(*args), times)
 
 
-def asked(name: str, factor: str = "") -> Inquiry:
+def start_inquiry(name: str, factor: str = "") -> Inquiry:
     """Start the inquiry into a mutant, a rediscovered defect, or a mistaken implementation (``mistaken.py``)."""
     entry: Any = MUTANTS.get(name) or REDISCOVERED.get(name)
     backend = MISTAKEN[name] if entry is None else entry.backend()
     operation, dtype, laws = (
         (backend.operation, backend.dtype, (FORMULA,))
         if entry is None
-        else (entry.operations[0], entry.dtype, laws_of(name))
+        else (entry.operations[0], entry.dtype, broken_laws(name))
     )
     contract = Contract.of(backend)
-    found = cases(contract, operations=(operation,))
-    case = next((c for c in found if c.dtype == dtype), found[0])
+    candidates = cases(contract, operations=(operation,))
+    case = next((c for c in candidates if c.dtype == dtype), candidates[0])
     results = [Result(operation, law, case.dtype, Status.FAILED, Reason.VALUE) for law in laws]
     if factor:
         backend = Scaled(backend, operation, float(factor))
     profile = PROFILES["quick" if entry is None else entry.profile]
-    begun = inquiry(backend, contract, case, profile, results)
-    if begun is None:
-        raise ValueError(f"{name}: expected a law of numbers that is violated; got {laws}")
-    return begun
+    started = inquiry(backend, contract, case, profile, results)
+    if started is None:
+        raise ValueError(f"{name}: expected a violated law that compares numbers; got {laws}")
+    return started
 
 
-def laws_of(name: str) -> tuple[str, ...]:
-    """Laws that a backend breaks as declared; the formula's law if none is declared."""
+def broken_laws(name: str) -> tuple[str, ...]:
+    """Return the laws that a mutant or defect breaks; by default the formula's law."""
     return (MUTANTS[name] if name in MUTANTS else REDISCOVERED[name]).breaks or (FORMULA,)
 
 
 def outcome(name: str) -> dict[str, Any]:
     """Diagnose one backend."""
-    begun = asked(name)
-    found, chain, left_out = begun.diagnosis(), list[Diagnosis](), {name}
+    started = start_inquiry(name)
+    diagnosis, chain_without, left_out = started.diagnosis(), list[Diagnosis](), {name}
     while name in MUTANTS:
-        alone = replace(begun, start=time.process_time()).diagnosis(without=left_out)
-        chain += [] if alone is None else [alone]
+        alone = replace(started, start=time.process_time()).diagnosis(without=left_out)
+        chain_without += [] if alone is None else [alone]
         if alone is None or not set(alone.same) & (set(MUTANTS) - left_out):
             break
         left_out.update(alone.same)
-    several = name not in MUTANTS and OPERATIONS[begun.subject.operation.name].float_result
-    scaled = {factor: asked(name, factor).diagnosis() for factor in FACTORS} if several else {}
+    has_factors = name not in MUTANTS and OPERATIONS[started.subject.operation.name].float_result
+    scaled = {factor: start_inquiry(name, factor).diagnosis() for factor in FACTORS} if has_factors else {}
     return {
-        "seen": any(probe.wrong for probe in begun.probes),
-        "found": _json(found),
-        "alone": [x.as_json() for x in chain],
+        "seen": any(probe.wrong for probe in started.probes),
+        "found": _json(diagnosis),
+        "alone": [x.as_json() for x in chain_without],
         "scaled": {factor: _json(x) for factor, x in scaled.items()},
     }
 
 
-def _json(found: Diagnosis | None) -> dict[str, Any] | None:
-    return None if found is None else found.as_json()
+def _json(diagnosis: Diagnosis | None) -> dict[str, Any] | None:
+    return None if diagnosis is None else diagnosis.as_json()
 
 
 # The page -------------------------------------------------------------------------------------------------------------
 
 HEAD = """# Diagnosis
 
-What `attnspec check` says of a backend whose numbers are wrong, tried on backends of which it is known what is wrong
-with them. A diagnosis names a known defect only if its numbers are those of the backend on every input that was
-compared, within the budgets, the inputs among them on which the backend is right: [how](verdicts.md#diagnosis).
+Diagnoses by `attnspec check` of backends whose defect is known. A diagnosis names a known defect only if its numbers
+equal those of the backend, within the budgets, on every input that was compared, also on inputs on which the backend is
+right: [how](verdicts.md#diagnosis).
 
-Mutants are tried on the first operation that they concern, in the profile that convicts them at seed 0, as convicted by
-the laws that they are assigned. Made by `python docs/diagnosis.py`; what it found is in
-[diagnosis.json](diagnosis.json).
+Each mutant is tried on its first operation, in the profile that kills it at seed 0, with its assigned laws as the
+violated laws. Made by `python docs/diagnosis.py`; the outcomes are in [diagnosis.json](diagnosis.json).
 """
 
 ALONE = """
 ## Without its own entry
 
-Each mutant once more, with its own entry left out of the known defects. Some mutants are one defect under several
-names, since each chapter has its own; a mutant whose numbers are the same on all inputs is then named in its place.
-With these left out as well, few are named: by a choice, a factor or a precision class that gives the same numbers on
-all inputs. Most of them are that by definition.
+Each mutant again, with its own entry left out of the known defects. Some mutants are one defect under several names,
+since each chapter has its own: a twin, with the same numbers on all inputs, is then named instead. Without the twins,
+few mutants get a name: a choice, a factor or a precision class with the same numbers on all inputs. Most of them are
+that by definition.
 """
 
 OTHER = """
 ## Written without the mutants
 
 Defects of libraries as they were reported (`nox -s rediscovery` lists them), and implementations with a mistake of
-their own (`tests/conformance/mistaken.py`, which says what is right). With a factor on top, the diagnosis is
-another one, or there is none.
+their own (`tests/conformance/mistaken.py`, which lists the right diagnoses). If results are also multiplied by a
+factor, the diagnosis must be another one, or none.
 """
 
 
-def page(known: Mapping[str, Outcome]) -> str:
+def page(outcomes: Mapping[str, Outcome]) -> str:
     """Return the whole page."""
-    own = {name: x for name, x in known.items() if name in MUTANTS}
-    others = {name: x for name, x in known.items() if name not in MUTANTS}
+    own = {name: x for name, x in outcomes.items() if name in MUTANTS}
+    others = {name: x for name, x in outcomes.items() if name not in MUTANTS}
     return "\n".join([HEAD, *of_mutants(own), ALONE, *of_alone(own), OTHER, *of_others(others)]) + "\n"
 
 
 def of_mutants(own: Mapping[str, Outcome]) -> list[str]:
-    """Lines with the share of mutants named, a table of those named otherwise, and a list of those missed."""
-    seen = {name: x for name, x in own.items() if x["seen"]}
+    """Return lines: the share of mutants named, those named otherwise, and those missed."""
+    wrong = {name: x for name, x in own.items() if x["seen"]}
     named = {name: x for name, x in own.items() if x["found"]}
     otherwise = {name: x for name, x in named.items() if name not in x["found"]["same"]}
-    missed = [name for name, x in seen.items() if not x["found"]]
+    missed = [name for name, x in wrong.items() if not x["found"]]
     sample = "" if len(own) == len(MUTANTS) else f", a random sample of {len(MUTANTS)}"
     return [
-        f"Of {len(own)} mutants{sample}, {len(seen)} gave wrong numbers on the inputs that were looked at. "
-        f"{len(named)} are named, {share(len(named), len(seen))} of these and {share(len(named), len(own))} of all: "
+        f"Of {len(own)} mutants{sample}, {len(wrong)} gave wrong numbers on the inputs that were looked at. "
+        f"{len(named)} are named, {share(len(named), len(wrong))} of these and {share(len(named), len(own))} of all: "
         f"{len(named) - len(otherwise)} by their own entry or one that gives the same on all inputs, and",
         "",
         *table("mutant", "named otherwise"),
@@ -194,9 +195,9 @@ def of_mutants(own: Mapping[str, Outcome]) -> list[str]:
 
 
 def of_alone(own: Mapping[str, Outcome]) -> list[str]:
-    """Lines with the diagnoses of mutants whose own entry is left out."""
+    """Return lines: the diagnoses of mutants whose own entry is left out."""
     alone = {name: x["alone"] for name, x in own.items() if x["alone"]}
-    beyond = {name: chain for name, chain in alone.items() if not is_twin(chain[-1])}
+    beyond = {name: chain for name, chain in alone.items() if not names_a_mutant(chain[-1])}
     other = [name for name in beyond if name not in DEFINED]
     return [
         f"{len(alone)} of {len(own)} get a name, {share(len(alone), len(own))}; "
@@ -206,31 +207,31 @@ def of_alone(own: Mapping[str, Outcome]) -> list[str]:
         "",
         *table("mutant", "named in its place", "without these"),
         *(
-            row(name, names(chain), names([chain[-1]]) if name in beyond else "none")
+            row(name, chain_text(chain), chain_text([chain[-1]]) if name in beyond else "none")
             for name, chain in sorted(alone.items())
         ),
     ]
 
 
-def is_twin(found: Mapping[str, Any]) -> bool:
-    """True if a diagnosis names a mutant."""
-    return bool(set(found["same"]) & set(MUTANTS))
+def names_a_mutant(diagnosis: Mapping[str, Any]) -> bool:
+    """Return whether a diagnosis names a mutant."""
+    return bool(set(diagnosis["same"]) & set(MUTANTS))
 
 
-def names(chain: Sequence[Mapping[str, Any]]) -> str:
-    """Text of a chain of diagnoses: names of mutants, or sentences."""
-    return "; ".join(", ".join(x["same"]) if is_twin(x) else x["sentence"] for x in chain)
+def chain_text(chain: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of a chain of diagnoses: names of mutants, or sentences."""
+    return "; ".join(", ".join(x["same"]) if names_a_mutant(x) else x["sentence"] for x in chain)
 
 
-def right(name: str, found: Mapping[str, Any]) -> bool:
-    """True if a diagnosis is among the right ones."""
-    return any(x in found["same"] or found["sentence"].startswith(x) for x in RIGHT.get(name, ()))
+def is_right_diagnosis(name: str, diagnosis: Mapping[str, Any]) -> bool:
+    """Return whether `RIGHT` lists a diagnosis for an implementation."""
+    return any(x in diagnosis["same"] or diagnosis["sentence"].startswith(x) for x in RIGHT.get(name, ()))
 
 
 def of_others(others: Mapping[str, Outcome]) -> list[str]:
-    """Lines with the share of right diagnoses of other backends, and a table with each diagnosis times each factor."""
+    """Return lines: the share of right diagnoses of other backends, and their table."""
     named = {name: x for name, x in others.items() if x["found"]}
-    good = [name for name, x in named.items() if right(name, x["found"])]
+    good = [name for name, x in named.items() if is_right_diagnosis(name, x["found"])]
     scaled = [(x["found"], y) for x in others.values() for y in x["scaled"].values()]
     same = sum(bool(x and y and x["sentence"] == y["sentence"]) for x, y in scaled)
     return [
@@ -251,17 +252,17 @@ def of_others(others: Mapping[str, Outcome]) -> list[str]:
 
 
 def share(part: int, whole: int) -> str:
-    """Text of a share in per cent."""
+    """Return a share in per cent, as text."""
     return f"{part / max(whole, 1):.1%}".replace("%", " %")
 
 
 def table(*titles: str) -> list[str]:
-    """Header lines of a Markdown table."""
+    """Return the header lines of a Markdown table."""
     return [row(*titles), "|" + "---|" * len(titles)]
 
 
 def row(*cells: str) -> str:
-    """Row of a Markdown table."""
+    """Return a row of a Markdown table."""
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
@@ -270,21 +271,21 @@ def row(*cells: str) -> str:
 
 def main(workers: int = 2, minutes: float = 60.0, write: bool = True) -> None:
     """Diagnose the remaining backends until ``minutes`` have passed, and write the page."""
-    known: dict[str, Outcome] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
-    others, own = [*REDISCOVERED, *MISTAKEN], [*MUTANTS]
+    outcomes: dict[str, Outcome] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+    others, mutants = [*REDISCOVERED, *MISTAKEN], [*MUTANTS]
     # Shuffled, so that the mutants of an interrupted run are a random sample.
-    random.Random(0).shuffle(own)
+    random.Random(0).shuffle(mutants)
     end = time.monotonic() + 60 * minutes
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        tasks = {pool.submit(outcome, name): name for name in [*others, *own] if name not in known}
+        tasks = {pool.submit(outcome, name): name for name in [*others, *mutants] if name not in outcomes}
         for task in as_completed(tasks):
-            known[tasks[task]] = task.result()
-            KEPT.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            outcomes[tasks[task]] = task.result()
+            KEPT.write_text(json.dumps(outcomes, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
             if time.monotonic() > end:
                 pool.shutdown(cancel_futures=True)
                 break
     if write:
-        PAGE.write_text(page(known), encoding="utf-8")
+        PAGE.write_text(page(outcomes), encoding="utf-8")
 
 
 if __name__ == "__main__":

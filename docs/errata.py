@@ -6,13 +6,12 @@ from attnspec.spec.errata import MISPRINTS
 
 HEAD = """# Errata of the sources
 
-What the sources print, and what is right. Each entry carries both as functions, and an example on which they differ;
+Errors in the sources, with the right form. Each entry has both forms as functions, and an example on which they differ;
 `tests/spec/test_errata.py` runs them and compares the right one with the reference.
 Made by `python docs/errata.py > docs/errata.md` from `attnspec.spec.ERRATA`.
 """
 
-
-MISPRINTED = "What no calculation can show:\n"
+MISPRINTED = "Misprints, which no calculation can show:\n"
 
 
 def cell(text: object) -> str:

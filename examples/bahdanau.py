@@ -25,43 +25,43 @@ class Bahdanau(Model):
         self.decoder = BahdanauDecoder(len(task.target_vocabulary), size, size, 2 * size, size)
 
     def encoded(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
-        """Annotations (count, longest source, 2·size), their mask (False: padding), and the decoder's first state."""
+        """Return annotations (count, longest source, 2·size), their mask, and the decoder's first state."""
         annotations, final = self.encoder(self.embedding(pairs.sources), lengths=pairs.lengths)
-        return annotations, pairs.read, self.first_state(final[:, 1]).tanh()
+        return annotations, pairs.source_mask, self.first_state(final[:, 1]).tanh()
 
     def log_probabilities(self, pairs: Pairs) -> Tensor:
-        """Log-probabilities of all tokens in one pass, by teacher forcing."""
-        annotations, read, state = self.encoded(pairs)
-        found, _ = self.decoder(pairs.given, state, annotations, mask=read)
-        return found
+        """Return log-probabilities of all tokens in one pass, by teacher forcing."""
+        annotations, source_mask, state = self.encoded(pairs)
+        logarithms, _ = self.decoder(pairs.previous_tokens, state, annotations, mask=source_mask)
+        return logarithms
 
     def greedy(self, pairs: Pairs, steps: int) -> Tensor:
         """Decode by ``greedy_decode``, which projects the annotations once."""
-        annotations, read, state = self.encoded(pairs)
+        annotations, source_mask, state = self.encoded(pairs)
         first = torch.full_like(pairs.lengths, EOS)
-        return greedy_decode(first, state, annotations, self.decoder.record(), steps, EOS, mask=read)[0]
+        return greedy_decode(first, state, annotations, self.decoder.record(), steps, EOS, mask=source_mask)[0]
 
     def greedy_uncached(self, pairs: Pairs, steps: int) -> Tensor:
         """Decode greedily by ``decoder_step``, which projects the annotations at every step."""
-        annotations, read, state = self.encoded(pairs)
+        annotations, source_mask, state = self.encoded(pairs)
 
         def following(tokens: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-            return self.decoder.step(tokens[:, -1], state, annotations, mask=read)
+            return self.decoder.step(tokens[:, -1], state, annotations, mask=source_mask)
 
         return most_probable(following, state, len(pairs), steps)
 
     def beam(self, pairs: Pairs, steps: int, beams: int) -> Tensor:
         """Decode by ``beam_decode``."""
-        annotations, read, state = self.encoded(pairs)
+        annotations, source_mask, state = self.encoded(pairs)
         first = torch.full_like(pairs.lengths, EOS)
-        return beam_decode(first, state, annotations, self.decoder.record(), steps, EOS, beams, mask=read)[0]
+        return beam_decode(first, state, annotations, self.decoder.record(), steps, EOS, beams, mask=source_mask)[0]
 
     def attention(self, pairs: Pairs) -> Tensor:
-        """Softmax of the scores between the state before each step and all annotations."""
-        annotations, read, state = self.encoded(pairs)
+        """Return the softmax of the scores between the state before each step and the annotations."""
+        annotations, source_mask, state = self.encoded(pairs)
         weights = []
-        for token in pairs.given.unbind(-1):
+        for token in pairs.previous_tokens.unbind(-1):
             scores = additive_scores(state[:, None], annotations, self.decoder.w_q, self.decoder.w_k, self.decoder.w_v)
-            weights.append(softmax(scores, mask=read[:, None]))
-            _, state = self.decoder.step(token, state, annotations, mask=read)
+            weights.append(softmax(scores, mask=source_mask[:, None]))
+            _, state = self.decoder.step(token, state, annotations, mask=source_mask)
         return torch.cat(weights, -2)

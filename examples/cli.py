@@ -29,11 +29,11 @@ app = typer.Typer(
 )
 
 TRAINED, HELD_OUT = 20_000, 1_000
-"""Numbers of pairs for training and of pairs held out for the test."""
+"""Numbers of pairs for training, and of pairs held out for the test."""
 
 BEAMS = 4
 
-PASSED = 0.98
+PASSING_SHARE = 0.98
 """Share of held-out targets that a trained model must spell exactly."""
 
 MODELS: dict[type[Bahdanau | Transformer], Plan] = {
@@ -42,16 +42,16 @@ MODELS: dict[type[Bahdanau | Transformer], Plan] = {
 }
 
 
-class Name(StrEnum):
+class TaskName(StrEnum):
     """Names of the tasks."""
 
     REVERSING = "reversing"
     DATES = "dates"
 
 
-Tasks = Annotated[Name | None, typer.Option("--task", help="the task; both if not given")]
-Steps = Annotated[int | None, typer.Option(min=1, help="steps of training; enough of them if not given")]
-Seed = Annotated[int, typer.Option(help="of the data, the weights and the batches")]
+Tasks = Annotated[TaskName | None, typer.Option("--task", help="the task; default: both")]
+Steps = Annotated[int | None, typer.Option(min=1, help="steps of training; default: enough to pass")]
+Seed = Annotated[int, typer.Option(help="seed of the data, the weights and the batches")]
 Out = Annotated[Path, typer.Option(file_okay=False, help="the folder for the pictures")]
 
 
@@ -69,10 +69,8 @@ def transformer(task: Tasks = None, steps: Steps = None, seed: Seed = 0, out: Ou
 
 @app.command()
 def harnesses(
-    harness: Annotated[rules.Name | None, typer.Option(help="the harness; all if not given")] = None,
-    out: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="the file for the page; printed if not given")
-    ] = None,
+    harness: Annotated[rules.HarnessName | None, typer.Option(help="the harness; default: all")] = None,
+    out: Annotated[Path | None, typer.Option(dir_okay=False, help="the file for the page; default: print it")] = None,
 ) -> None:
     """List the wrong attentions that public harnesses accept, with the verdict of ``judge`` on each."""
     chosen = rules.HARNESSES.values() if harness is None else [rules.HARNESSES[harness]]
@@ -84,16 +82,16 @@ def harnesses(
 
 
 def _run(kind: type[Bahdanau | Transformer], name: str | None, steps: int | None, seed: int, out: Path) -> None:
-    """Train on one task or on all; exit with status 1 if a model fails after all planned steps."""
+    """Train on one task or all; status 1 if a fully trained model fails."""
     out.mkdir(parents=True, exist_ok=True)
     plan = MODELS[kind] if steps is None else replace(MODELS[kind], steps=steps)
-    passed = [trained(kind, task, plan, seed, out) for task in TASKS.values() if name in (None, task.name)]
+    passed = [train_and_report(kind, task, plan, seed, out) for task in TASKS.values() if name in (None, task.name)]
     if steps is None and not all(passed):
         raise typer.Exit(1)
 
 
-def trained(kind: type[Bahdanau | Transformer], task: Task, plan: Plan, seed: int, out: Path) -> bool:
-    """Train a model on a task, print its accuracy and draw its attention; return whether it passes."""
+def train_and_report(kind: type[Bahdanau | Transformer], task: Task, plan: Plan, seed: int, out: Path) -> bool:
+    """Train a model, print its accuracy, draw its attention; return whether it passes."""
     console = Console()
     torch.manual_seed(seed)
     title = f"{kind.__name__} on {task.name}"
@@ -102,12 +100,12 @@ def trained(kind: type[Bahdanau | Transformer], task: Task, plan: Plan, seed: in
     seconds = learn(model, pairs, plan, title=title)
     model.eval()
     with torch.no_grad():
-        spelled = decoded(model, held_out, task)
-        agree = all(torch.equal(x, spelled["greedy"]) for x in list(spelled.values())[:3])
+        tokens_by_decoding = decode_every_way(model, held_out, task)
+        agree = all(torch.equal(x, tokens_by_decoding["greedy"]) for x in list(tokens_by_decoding.values())[:3])
         console.print(f"{title}: {len(held_out):,} held-out pairs after {seconds:.0f} s", soft_wrap=True)
         table = Table("decoding", "exact")
-        for way, tokens in spelled.items():
-            table.add_row(way, f"{exact(tokens, held_out):.1%}")
+        for decoding, decoded_tokens in tokens_by_decoding.items():
+            table.add_row(decoding, f"{exact(decoded_tokens, held_out):.1%}")
         console.print(table)
         console.print(f"greedy, uncached and beam of 1 {'agree on every token' if agree else 'DIFFER'}")
         if task.aligned:
@@ -115,28 +113,28 @@ def trained(kind: type[Bahdanau | Transformer], task: Task, plan: Plan, seed: in
         path = out / f"{kind.__name__.lower()}-{task.name}.png"
         picture(model, held_out, task, title, path)
         console.print(f"attention: {path}", soft_wrap=True)
-    return agree and exact(spelled["greedy"], held_out) >= PASSED
+    return agree and exact(tokens_by_decoding["greedy"], held_out) >= PASSING_SHARE
 
 
-def decoded(model: Model, pairs: Pairs, task: Task) -> dict[str, Tensor]:
-    """Tokens by way of decoding; the first three must agree."""
+def decode_every_way(model: Model, pairs: Pairs, task: Task) -> dict[str, Tensor]:
+    """Return the tokens of every way of decoding; the first three must agree."""
     steps = task.longest_target + 1
-    ways: dict[str, Callable[[], Tensor]] = {
+    decodings: dict[str, Callable[[], Tensor]] = {
         "greedy": lambda: model.greedy(pairs, steps),
         "greedy, uncached": lambda: model.greedy_uncached(pairs, steps),
         "beam of 1": lambda: model.beam(pairs, steps, 1),
         f"beam of {BEAMS}": lambda: model.beam(pairs, steps, BEAMS),
     }
-    return {way: decode() for way, decode in ways.items()}
+    return {name: decode() for name, decode in decodings.items()}
 
 
 def pointing(model: Model, pairs: Pairs, task: Task) -> float:
-    """Share of steps whose largest weight lies at most one position from the spelled character."""
+    """Return the share of steps whose largest weight is within one position of the character."""
     assert task.aligned is not None
-    places = model.attention(pairs).argmax(-1)
-    expected = task.aligned(pairs.lengths[:, None], torch.arange(places.shape[-1]))
-    characters = pairs.spelled & (expected >= 0)
-    return float(((places - expected).abs() <= 1)[characters].float().mean())
+    positions = model.attention(pairs).argmax(-1)
+    expected = task.aligned(pairs.lengths[:, None], torch.arange(positions.shape[-1]))
+    characters = pairs.target_mask & (expected >= 0)
+    return float(((positions - expected).abs() <= 1)[characters].float().mean())
 
 
 def picture(model: Model, pairs: Pairs, task: Task, title: str, path: Path) -> None:

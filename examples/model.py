@@ -15,7 +15,7 @@ State = TypeVar("State")
 def most_probable(
     following: Callable[[Tensor, State], tuple[Tensor, State]], state: State, count: int, steps: int
 ) -> Tensor:
-    """Decode greedily: the most probable token at each step (count, steps), only <eos> after the first <eos>.
+    """Decode greedily: the most probable token at each step (count, steps); <eos> after an <eos>.
 
     ``following`` takes the tokens so far, beginning with <eos>, and a state. It returns scores of the next tokens
     (count, vocabulary) and the next state.
@@ -31,7 +31,7 @@ def most_probable(
 
 
 class Model(nn.Module, ABC):
-    """Model that maps a source to the tokens of its target; ``steps`` is the largest number of tokens."""
+    """Model that maps a source to at most ``steps`` tokens of its target."""
 
     @abstractmethod
     def log_probabilities(self, pairs: Pairs) -> Tensor:

@@ -12,7 +12,7 @@ SHOWN = {" ": "␣"}
 
 
 def draw(weights: Tensor, source: Sequence[str], spelled: Sequence[str], title: str, path: Path) -> None:
-    """Draw the weights (target characters, source characters) to a PNG; ``OSError`` if it cannot be written."""
+    """Draw the weights (target, source) to a PNG; ``OSError`` if it cannot be written."""
     import matplotlib
 
     matplotlib.use("agg")

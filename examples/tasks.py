@@ -18,7 +18,7 @@ STOP, EOS = "\n", 0
 
 @dataclass(frozen=True)
 class Pairs:
-    """Sources (count, longest source), their lengths (count,), and targets with <eos> (count, longest target + 1)."""
+    """Sources (count, longest source), their lengths, and targets with <eos> (count, longest target + 1)."""
 
     sources: Tensor
     lengths: Tensor
@@ -28,19 +28,19 @@ class Pairs:
         return len(self.lengths)
 
     @property
-    def read(self) -> Tensor:
-        """Mask (count, longest source), True for characters of the sources, False for padding."""
+    def source_mask(self) -> Tensor:
+        """Mask (count, longest source): True for characters, False for padding."""
         return torch.arange(self.sources.shape[1]) < self.lengths[:, None]
 
     @property
-    def given(self) -> Tensor:
-        """Token before each token of the targets, <eos> before the first."""
+    def previous_tokens(self) -> Tensor:
+        """Token before each token of the targets; <eos> before the first."""
         return functional.pad(self.targets[:, :-1], (1, 0), value=EOS)
 
     @property
-    def spelled(self) -> Tensor:
-        """Mask (count, longest target + 1), True for tokens of the targets up to their <eos>."""
-        return (self.given != EOS) | (torch.arange(self.targets.shape[1]) == 0)
+    def target_mask(self) -> Tensor:
+        """Mask (count, longest target + 1): True up to the first <eos>, included."""
+        return (self.previous_tokens != EOS) | (torch.arange(self.targets.shape[1]) == 0)
 
     def at(self, indices: Tensor) -> "Pairs":
         """Select pairs by index."""
@@ -56,9 +56,9 @@ class Task:
     target_characters: str
     longest_source: int
     longest_target: int
-    drawn: Callable[[random.Random], tuple[str, str]]
+    draw: Callable[[random.Random], tuple[str, str]]
     aligned: Callable[[Tensor, Tensor], Tensor] | None = None
-    """Position in the source of a step's character, from source length and step; negative beyond the end."""
+    """Function of source length and step: position in the source of that step's character, negative after the last."""
 
     @cached_property
     def source_vocabulary(self) -> str:
@@ -72,15 +72,15 @@ class Task:
 
     def split(self, training: int, held_out: int, seed: int) -> tuple[Pairs, Pairs]:
         """Pairs for training and held-out pairs; they share no source."""
-        generator, drawn = random.Random(seed), dict[str, str]()
-        while len(drawn) < training + held_out:
-            source, target = self.drawn(generator)
-            drawn[source] = target
-        pairs = list(drawn.items())
+        generator, targets = random.Random(seed), dict[str, str]()
+        while len(targets) < training + held_out:
+            source, target = self.draw(generator)
+            targets[source] = target
+        pairs = list(targets.items())
         return self.encoded(pairs[:training]), self.encoded(pairs[training:])
 
     def encoded(self, pairs: Sequence[tuple[str, str]]) -> Pairs:
-        """Encode texts as tokens; ``ValueError`` for a source that is empty, too long or has other characters."""
+        """Encode texts as tokens; ``ValueError`` for a source of wrong length or characters."""
         sources = [source for source, _ in pairs]
         for source in sources:
             if not 0 < len(source) <= self.longest_source or set(source) - set(self.source_characters):

@@ -31,7 +31,7 @@ Caches = list[KeyValueCache[Tensor]]
 
 
 class Transformer(Model):
-    """Embeddings plus sinusoids, encoder and decoder of two layers, and a linear layer for the next token."""
+    """Embeddings plus sinusoids, encoder, decoder, and a linear layer for the next token."""
 
     def __init__(self, task: Task, size: int = 64, heads: int = 4, layers: int = 2) -> None:
         super().__init__()
@@ -50,26 +50,26 @@ class Transformer(Model):
         self.register_buffer("positions", sinusoidal_positional_encoding(longest, size).float(), persistent=False)
 
     def placed(self, tokens: Tensor, table: nn.Embedding) -> Tensor:
-        """Embeddings of tokens (count, n) times √d, plus the sinusoids of their positions."""
-        found: Tensor = table(tokens) * math.sqrt(self.size) + self.positions[: tokens.shape[-1]]
-        return found
+        """Return embeddings of tokens (count, n) times √d, plus the sinusoids of their positions."""
+        embedded: Tensor = table(tokens) * math.sqrt(self.size) + self.positions[: tokens.shape[-1]]
+        return embedded
 
     def memory(self, pairs: Pairs) -> Tensor:
         """Encoder output for the sources (count, longest source, size)."""
-        return self.encoder(self.placed(pairs.sources, self.source), mask=pairs.read[:, None])
+        return self.encoder(self.placed(pairs.sources, self.source), mask=pairs.source_mask[:, None])
 
     def log_probabilities(self, pairs: Pairs) -> Tensor:
         """Log-probabilities of all tokens in one pass, since the decoder is causal."""
-        rows = self.placed(pairs.given, self.target)
-        found = self.decoder(rows, self.memory(pairs), memory_mask=pairs.read[:, None])
-        return functional.log_softmax(self.output(found), -1)
+        rows = self.placed(pairs.previous_tokens, self.target)
+        states = self.decoder(rows, self.memory(pairs), memory_mask=pairs.source_mask[:, None])
+        return functional.log_softmax(self.output(states), -1)
 
-    def step(self, tokens: Tensor, caches: Caches, memory: Tensor, read: Tensor) -> tuple[Tensor, Caches]:
-        """Log-probabilities of the tokens after the latest ones (count), and caches that include the latest."""
+    def step(self, tokens: Tensor, caches: Caches, memory: Tensor, source_mask: Tensor) -> tuple[Tensor, Caches]:
+        """Return log-probabilities after the latest tokens (count), and caches that include these."""
         x = self.target(tokens) * math.sqrt(self.size) + self.positions[caches[0].key.shape[-2]]
         longer = []
         for cache, layer in zip(caches, self.decoder.record(), strict=True):
-            x, cache = cached_decoder_step(x, cache, memory, layer, memory_mask=read)
+            x, cache = cached_decoder_step(x, cache, memory, layer, memory_mask=source_mask)
             longer.append(cache)
         return functional.log_softmax(self.output(x), -1), longer
 
@@ -83,7 +83,7 @@ class Transformer(Model):
         memory = self.memory(pairs)
 
         def following(tokens: Tensor, caches: Caches) -> tuple[Tensor, Caches]:
-            return self.step(tokens[:, -1], caches, memory, pairs.read)
+            return self.step(tokens[:, -1], caches, memory, pairs.source_mask)
 
         return most_probable(following, self.empty(len(pairs)), len(pairs), steps)
 
@@ -99,39 +99,39 @@ class Transformer(Model):
         )
 
         def following(tokens: Tensor, _: None) -> tuple[Tensor, None]:
-            return encoder_decoder(pairs.sources, tokens, weights, source_mask=pairs.read)[:, -1], None
+            return encoder_decoder(pairs.sources, tokens, weights, source_mask=pairs.source_mask)[:, -1], None
 
         return most_probable(following, None, len(pairs), steps)
 
     def beam(self, pairs: Pairs, steps: int, beams: int) -> Tensor:
-        """Beam search: keep the ``beams`` most probable extensions per source; ended hypotheses stay as they are."""
+        """Beam search: keep the ``beams`` most probable extensions per source."""
         count, vocabulary = len(pairs), self.target.num_embeddings
-        memory, read = (x.repeat_interleave(beams, 0) for x in (self.memory(pairs), pairs.read))
+        memory, source_mask = (x.repeat_interleave(beams, 0) for x in (self.memory(pairs), pairs.source_mask))
         caches, tokens = self.empty(count * beams), torch.full((count * beams, 1), EOS)
         # All hypotheses are equal at first, so that only the first may be extended.
         scores = torch.full((count, beams), -math.inf).index_fill(1, torch.tensor([0]), 0.0)
         ended = torch.zeros(count * beams, dtype=torch.bool)
         only_eos = torch.full((vocabulary,), -math.inf).index_fill(0, torch.tensor([EOS]), 0.0)
         for _ in range(steps):
-            found, caches = self.step(tokens[:, -1], caches, memory, read)
-            candidates = scores[..., None] + found.where(~ended[:, None], only_eos).view(count, beams, vocabulary)
+            logarithms, caches = self.step(tokens[:, -1], caches, memory, source_mask)
+            candidates = scores[..., None] + logarithms.where(~ended[:, None], only_eos).view(count, beams, vocabulary)
             scores, best = candidates.flatten(1).topk(beams, -1)
-            kept = (torch.arange(count)[:, None] * beams + best // vocabulary).flatten()
+            parents = (torch.arange(count)[:, None] * beams + best // vocabulary).flatten()
             following = (best % vocabulary).flatten()
-            tokens = torch.cat([tokens[kept], following[:, None]], -1)
-            caches = [KeyValueCache(cache.key[kept], cache.value[kept]) for cache in caches]
+            tokens = torch.cat([tokens[parents], following[:, None]], -1)
+            caches = [KeyValueCache(cache.key[parents], cache.value[parents]) for cache in caches]
             ended = following == EOS
         return tokens.view(count, beams, -1)[:, 0, 1:]
 
     def attention(self, pairs: Pairs) -> Tensor:
         """Weights of the last layer's cross-attention, averaged over its heads."""
-        memory, read = self.memory(pairs), pairs.read[:, None]
-        *before, last = self.decoder.record()
-        x = decoder_stack(self.placed(pairs.given, self.target), memory, tuple(before), memory_mask=read)
+        memory, mask = self.memory(pairs), pairs.source_mask[:, None]
+        *earlier, last = self.decoder.record()
+        x = decoder_stack(self.placed(pairs.previous_tokens, self.target), memory, tuple(earlier), memory_mask=mask)
         p = last.attention
         attended = multi_head_attention(x, x, x, p.w_q, p.w_k, p.w_v, p.w_o, causal=True)
         x = layer_norm(x + attended, last.attention_norm)
         query, key = (
             (rows[:, None] @ w.mT) for rows, w in ((x, last.cross_attention.w_q), (memory, last.cross_attention.w_k))
         )
-        return softmax(scaled_dot_scores(query, key), mask=read[:, None]).mean(1)
+        return softmax(scaled_dot_scores(query, key), mask=mask[:, None]).mean(1)

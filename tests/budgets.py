@@ -24,7 +24,7 @@ from attnspec.reference.normalization import softmax
 from attnspec.spec import Precision
 from attnspec.spec import precision as class_of
 from attnspec.spec.contract.precision import DEFAULTS
-from attnspec.spec.contract.tree import branches, flatten, mapped
+from attnspec.spec.contract.tree import branches, flatten, map_tree
 
 mp = mpmath.mp.clone()
 mp.dps = 50
@@ -36,28 +36,28 @@ Formula = str | Callable[..., Any]
 
 
 def assert_within_budgets(
-    found: Any, formula: Formula, *arguments: Any, precision: str | None = None, **options: Any
+    result: Any, formula: Formula, *arguments: Any, precision: str | None = None, **options: Any
 ) -> None:
-    """Every number of ``found`` is within its budget of the formula's result; a list holds several results.
+    """Every number of ``result`` is within its budget of the formula's; a list holds several results.
 
     Where the oracle is NaN or infinite, so is the result. The class is that of the dtype, if not named. At least half
     of the numbers must have budgets of at most 3 % of the array's largest, as the suite asks; in 16 bits, one number.
     """
-    given = _named(formula, arguments, options)
-    results = found if isinstance(found, list) else [found]
+    inputs = _named(formula, arguments, options)
+    results = result if isinstance(result, list) else [result]
     p = _class(precision, results[0])
 
     def oracle(sampled: bool) -> dict[str, tuple[Numbers, Numbers]]:
-        return dict(_judged("", judged(_function(formula), given, p, sampled=sampled)))
+        return dict(_judged("", judged(_function(formula), inputs, p, sampled=sampled)))
 
     _compare(results, oracle, p)
 
 
-def assert_within_roundings(found: Any, function: Callable[..., Any], x: Any, count: int) -> None:
-    """Numbers are ``count`` unit roundoffs, relative to each, from the function of mpmath at 50 digits; NaN is NaN."""
-    got, given = (np.asarray(_numbers("", v)) for v in (found, x))
+def assert_within_roundings(result: Any, function: Callable[..., Any], x: Any, count: int) -> None:
+    """Numbers are within ``count`` relative unit roundoffs of mpmath's function at 50 digits; NaN is NaN."""
+    got, points = (np.asarray(_numbers("", v)) for v in (result, x))
     unit = mp.mpf(float(np.finfo(got.dtype).eps)) / 2
-    for y, at in zip(got.ravel().tolist(), given.ravel().tolist(), strict=True):
+    for y, at in zip(got.ravel().tolist(), points.ravel().tolist(), strict=True):
         exact = function(mp.mpf(at))
         assert (y != y and at != at) or abs(mp.mpf(y) - exact) <= count * unit * abs(exact), (
             f"at {at!r}: expected {mp.nstr(exact, 20)} ± {count} roundings; got {y!r}"
@@ -65,36 +65,37 @@ def assert_within_roundings(found: Any, function: Callable[..., Any], x: Any, co
 
 
 def assert_gradients_within_budgets(
-    found: Any, cotangent: Any, formula: Formula, *arguments: Any, precision: str | None = None, **options: Any
+    result: Any, cotangent: Any, formula: Formula, *arguments: Any, precision: str | None = None, **options: Any
 ) -> None:
-    """Gradients of ⟨cotangent, formula(…)⟩, in the order of the float arrays of the arguments, are within budgets.
+    """Gradients of ⟨cotangent, formula(…)⟩ are within budgets.
 
-    None stands for a gradient that is not compared, a list for several results.
+    They come in the order of the float arrays of the arguments. None stands for a gradient that is not compared, a list
+    for several results.
     """
-    given = _named(formula, arguments, options)
-    results = found if isinstance(found, list) else [found]
-    p, weights = _class(precision, results[0]), mapped(cotangent, _numbers)
+    inputs = _named(formula, arguments, options)
+    results = result if isinstance(result, list) else [result]
+    p, weights = _class(precision, results[0]), map_tree(cotangent, _numbers)
 
     def oracle(sampled: bool) -> dict[str, tuple[Numbers, Numbers]]:
-        return gradients(_function(formula), given, weights, p, oracle_dtype(p.dtype), sampled=sampled)
+        return gradients(_function(formula), inputs, weights, p, oracle_dtype(p.dtype), sampled=sampled)
 
     _compare(results, oracle, p)
 
 
 def assert_slopes_within_budgets(
-    found: Any, directions: Mapping[str, Any], cotangent: Any, formula: Formula, *arguments: Any, **options: Any
+    slopes: Any, directions: Mapping[str, Any], cotangent: Any, formula: Formula, *arguments: Any, **options: Any
 ) -> None:
-    """Slopes d⟨cotangent, formula(… + t·direction …)⟩/dt at t = 0, by names of arguments, are within budgets."""
-    given = _named(formula, arguments, options)
-    results = found if isinstance(found, list) else [found]
-    p, weights = _class(None, results[0]), mapped(cotangent, _numbers)
+    """Slopes d⟨cotangent, formula(… + t·direction …)⟩/dt at t = 0 are within budgets; directions by argument."""
+    inputs = _named(formula, arguments, options)
+    results = slopes if isinstance(slopes, list) else [slopes]
+    p, weights = _class(None, results[0]), map_tree(cotangent, _numbers)
     along = {name: _numbers("", x) for name, x in directions.items()}
 
-    def moved(t: Any, given: Mapping[str, Any]) -> Any:
-        return _function(formula)(**{**given, **{name: given[name] + t * x for name, x in along.items()}})
+    def moved(t: Any, inputs: Mapping[str, Any]) -> Any:
+        return _function(formula)(**{**inputs, **{name: inputs[name] + t * x for name, x in along.items()}})
 
     def oracle(sampled: bool) -> dict[str, tuple[Numbers, Numbers]]:
-        at = {"t": np.zeros(()), "given": given}
+        at = {"t": np.zeros(()), "inputs": inputs}
         return {"t": gradients(moved, at, weights, p, oracle_dtype(p.dtype), sampled=sampled)["t"]}
 
     _compare(results, oracle, p)
@@ -106,7 +107,7 @@ def projected_additive_scores(a: Any, b: Any, w_v: Any) -> Any:
 
 
 def projected_additive_attention(a: Any, b: Any, w_v: Any, value: Any, mask: Any = None, causal: bool = False) -> Any:
-    """Additive attention of projected queries (…, n, h) and keys (…, m, h), by functions of the reference."""
+    """Additive attention of projected queries (…, n, h) and keys (…, m, h)."""
     return attend(projected_additive_scores(a, b, w_v), value, mask, causal)
 
 
@@ -131,7 +132,7 @@ def attention_gradients(
 def _named(formula: Formula, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments by name, as NumPy arrays; those that are None are left out."""
     bound = inspect.signature(_function(formula)).bind(*arguments, **options).arguments
-    return {name: mapped(x, _numbers) for name, x in bound.items() if x is not None}
+    return {name: map_tree(x, _numbers) for name, x in bound.items() if x is not None}
 
 
 def _function(formula: Formula) -> Callable[..., Any]:
@@ -147,7 +148,7 @@ def _numbers(_: str, x: Any) -> Any:
 
 
 def _class(name: str | None, result: Any) -> Precision:
-    arrays = (mapped(x, _numbers) for x in flatten(result).values() if x is not None)
+    arrays = (map_tree(x, _numbers) for x in flatten(result).values() if x is not None)
     return class_of(name or next(DEFAULTS[x.dtype.name] for x in arrays if x.dtype.name in DEFAULTS))
 
 
@@ -163,7 +164,7 @@ def _judged(path: str, x: Any) -> Iterator[tuple[str, tuple[Numbers, Numbers]]]:
 def _compare(results: list[Any], oracle: Callable[[bool], dict[str, tuple[Numbers, Numbers]]], p: Precision) -> None:
     """Compare every result; where a budget is exceeded, take deviations from samples too, as the suite does."""
     estimated = oracle(False)
-    # Sums of differences cancel: in 16 bits few of them have budgets that tell.
+    # Sums of differences cancel: in 16 bits few of them have informative budgets.
     _assert_informative(estimated, least=0.0 if p.dtype in SIXTEEN_BITS else 0.5)
     if list(_beyond(results, estimated)):
         wrong = list(_beyond(results, oracle(True)))
@@ -193,7 +194,7 @@ def _beyond(results: list[Any], wanted: dict[str, tuple[Numbers, Numbers]]) -> I
                 continue
             if value.dtype.kind == "b":
                 value = value.astype(np.int8)  # flags have no differences
-            got = np.asarray(mapped(x, _numbers)).astype(value.dtype)
+            got = np.asarray(map_tree(x, _numbers)).astype(value.dtype)
             assert got.shape == value.shape, f"{path}: expected shape {value.shape}; got {got.shape}"
             with np.errstate(all="ignore"):
                 error = np.where((got == value) | (np.isnan(got) & np.isnan(value)), 0, np.abs(got - value))

@@ -1,4 +1,4 @@
-"""Every test has random numbers of its own, and one that fails is named when it fails."""
+"""Seeds for every test, and the name of each test at its failure."""
 
 import sys
 from zlib import crc32
@@ -29,6 +29,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Seed PyTorch by the name of the test, so that its numbers do not depend on which tests ran before it."""
+    """Seed PyTorch by the name of the test, whatever tests ran before it."""
     if torch := sys.modules.get("torch"):
         torch.manual_seed(crc32(item.nodeid.encode()))

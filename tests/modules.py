@@ -1,4 +1,4 @@
-"""Where the modules of the package are, for tests that read them."""
+"""The modules of the package, for tests that read their source."""
 
 import ast
 from collections.abc import Iterator
@@ -25,17 +25,15 @@ class Module:
 
     @property
     def public(self) -> bool:
-        """Whether no part of its name is private."""
+        """True if no part of its name is private."""
         return not any(part.startswith("_") for part in self.name.split("."))
 
     @cached_property
     def text(self) -> str:
-        """Its source."""
         return self.path.read_text(encoding="utf-8")
 
     @cached_property
     def tree(self) -> ast.Module:
-        """Its syntax."""
         return ast.parse(self.text)
 
     def imports(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What no single module can hold by itself: who imports whom, what belongs to what, how modules are written."""
+"""Rules for all modules: who imports whom, what belongs to what, how they are written."""
 
 import ast
 import inspect
@@ -50,7 +50,7 @@ THIRD_PARTY = {
 
 
 def forbidden(module: Module) -> list[str]:
-    """What a module imports and may not."""
+    """The imports of a module that its portion may not have."""
     allowed = THIRD_PARTY[module.portion] | sys.stdlib_module_names
     ours = tuple(f"attnspec.{portion}." for portion in OURS[module.portion])
     return [
@@ -106,7 +106,7 @@ def test_no_framework_is_loaded_unless_a_backend_needs_it(module: str) -> None:
 
 
 def importing(portion: str, place: Callable[[str], str]) -> dict[str, set[str]]:
-    """By place, the others that modules of a portion import from, wherever the statement stands."""
+    """For every place of a portion, the other places that its modules import from."""
     prefix, places = f"attnspec.{portion}.", {m.name: place(m.name) for m in modules(portion)}
     graph: dict[str, set[str]] = {where: set() for where in places.values()}
     for m in modules(portion):
@@ -152,17 +152,17 @@ def reached(graph: dict[str, set[str]], start: str) -> set[str]:
 def test_the_rooms_of_conformance_are_drawn_as_they_import_each_other() -> None:
     page = (ROOT / "docs" / "internals" / "architecture.md").read_text(encoding="utf-8")
     pictures = re.findall(r"```mermaid\n(.*?)```", page, re.DOTALL)
-    drawn = [tuple(re.findall(r"(\w+) --> (\w+)", picture)) for picture in pictures]
+    drawn_edges = [tuple(re.findall(r"(\w+) --> (\w+)", picture)) for picture in pictures]
     graph = {place: others - {""} for place, others in importing("conformance", room).items() if place}
-    direct = {
+    minimal_edges = {
         (place, other)
         for place, others in graph.items()
         for other in others
         if not any(other in reached(graph, between) for between in others)
     }
-    assert set(drawn[1]) == direct
+    assert set(drawn_edges[1]) == minimal_edges
     portions = {(portion, other) for portion, others in OURS.items() for other in others - {portion}}
-    assert set(drawn[0]) == portions - {("conformance", "spec")}
+    assert set(drawn_edges[0]) == portions - {("conformance", "spec")}
 
 
 # What belongs to what -------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def test_the_pytorch_backend_provides_every_operation() -> None:
     assert [o.name for o in CONTRACT if not callable(getattr(pytorch, o.name, None))] == []
 
 
-def described(hint: Any) -> Any:
+def protocol_of(hint: Any) -> Any:
     """The Protocol that an entry of a typed table names, for arrays of any kind."""
     assert get_args(hint) == (Array,)
     return get_origin(hint)
@@ -216,7 +216,7 @@ def test_the_typed_tables_name_every_operation_with_its_protocol() -> None:
     methods = {name: hint for c in Operations.__mro__ for name, hint in vars(c).get("__annotations__", {}).items()}
     table = Table.__annotations__
     for place, hints in (("a class of `Operations`", methods), ("`Table`", table)):
-        named = {name: described(hint) for name, hint in hints.items()}
+        named = {name: protocol_of(hint) for name, hint in hints.items()}
         wrong = sorted(name for name in expected.keys() | named.keys() if named.get(name) != expected.get(name))
         assert not wrong, (
             f"expected in {place} (of its chapter in spec/, or of bases/contract.py) each operation with its Protocol; "
@@ -240,22 +240,22 @@ def test_an_operation_has_the_name_of_its_class_in_small_letters(operation: Oper
     assert OPERATIONS[operation.name] is operation
 
 
-def test_small_letters() -> None:
+def test_class_names_in_small_letters() -> None:
     names = {"GRU": "gru", "LSTMCell": "lstm_cell", "DotScores": "dot_scores", "Seq2SeqLoss": "seq2seq_loss"}
     assert {name: in_small_letters(name) for name in names} == names
 
 
 def is_record(c: type) -> bool:
-    """Whether a class may hold parameters or states: a frozen dataclass, or a NamedTuple."""
+    """True for a frozen dataclass or a NamedTuple, which may hold parameters or states."""
     frozen = is_dataclass(c) and vars(c)["__dataclass_params__"].frozen
     return frozen or (issubclass(c, tuple) and hasattr(c, "_fields"))
 
 
-WRITTEN = tuple(dict.fromkeys(o.chapter for o in OPERATIONS.values()))
+WITH_OPERATIONS = tuple(dict.fromkeys(o.chapter for o in OPERATIONS.values()))
 """The chapters that have operations."""
 
 
-@pytest.mark.parametrize("chapter", WRITTEN)
+@pytest.mark.parametrize("chapter", WITH_OPERATIONS)
 def test_a_chapter_exports_its_protocols_its_records_and_two_tables(chapter: str) -> None:
     from attnspec.backends.bases.contract import Operations, Table
 
@@ -271,7 +271,7 @@ def test_a_chapter_exports_its_protocols_its_records_and_two_tables(chapter: str
     assert [list(vars(c)["__annotations__"]) for c in public & composed] == [provided] * (2 if provided else 0)
 
 
-@pytest.mark.parametrize("chapter", WRITTEN)
+@pytest.mark.parametrize("chapter", WITH_OPERATIONS)
 def test_a_chapter_exports_its_operations(chapter: str) -> None:
     operations = {o.name: REFERENCE[o.name] for o in OPERATIONS.values() if o.chapter == chapter}
     reference = import_module(f"attnspec.reference.{chapter}")
@@ -295,18 +295,18 @@ def test_a_chapter_is_a_file_in_every_column(chapter: str, column: str) -> None:
     operations = [o for o in OPERATIONS.values() if o.chapter == chapter]
     provided = any(o in CONTRACT for o in operations)
     place = ROOT / COLUMNS[column].format(chapter)
-    # Below one chapter of the backend is a room of the same name.
-    found = place.with_suffix(".py").is_file() or (chapter == "kernels" and (place / "__init__.py").is_file())
-    assert found == (provided if column == "backend" else bool(operations))
+    # The chapter `kernels` of the backend is a package.
+    exists = place.with_suffix(".py").is_file() or (chapter == "kernels" and (place / "__init__.py").is_file())
+    assert exists == (provided if column == "backend" else bool(operations))
 
 
-ROOMS = {
+BESIDE_CHAPTERS = {
     "spec/attnspec/spec": {"contract", "laws", "lectures", "errata.py"},
     "reference/attnspec/reference": {"budget", "defining"},
     "backends/attnspec/backends/pytorch": {"kernels", "nn", "runtime"},
 }
-"""What stands in a column beside its chapters: everything else goes down a floor."""
-HALLS = {
+"""Modules and packages beside the chapters of a column; all others go into one of these."""
+WITHOUT_CHAPTERS = {
     "backends/attnspec/backends": {"bases", "pytorch", "torch_native", "onnx_native.py", "jax_native.py"},
     "conformance/attnspec/conformance": {
         *("__main__.py", "cli.py", "plugin.py", "test_conformance.py"),
@@ -314,40 +314,40 @@ HALLS = {
         *("rediscovered", "remote", "reporting", "running", "variants"),
     },
 }
-"""What stands where there are no chapters: backends, entry points, rooms."""
+"""Modules and packages of folders without chapters: backends, entry points, rooms."""
 
 
-def inside(folder: str) -> set[str]:
+def entries_of(folder: str) -> set[str]:
     """The modules and packages that stand directly in a folder."""
     parts = {p for p in (ROOT / folder).iterdir() if p.suffix == ".py" or (p.is_dir() and any(p.rglob("*.py")))}
     return {p.name for p in parts} - {"__init__.py"}
 
 
-@pytest.mark.parametrize("folder", ROOMS)
+@pytest.mark.parametrize("folder", BESIDE_CHAPTERS)
 def test_the_top_of_a_column_holds_chapters_and_few_rooms(folder: str) -> None:
-    assert inside(folder) - {f"{chapter}.py" for chapter in CHAPTERS} == ROOMS[folder]
+    assert entries_of(folder) - {f"{chapter}.py" for chapter in CHAPTERS} == BESIDE_CHAPTERS[folder]
 
 
-@pytest.mark.parametrize("folder", HALLS)
+@pytest.mark.parametrize("folder", WITHOUT_CHAPTERS)
 def test_the_top_of_a_portion_holds_rooms_and_entry_points(folder: str) -> None:
-    assert inside(folder) == HALLS[folder]
+    assert entries_of(folder) == WITHOUT_CHAPTERS[folder]
 
 
 def exported(name: str) -> set[str]:
-    """What users may import from a module: ``__all__``, or what it defines, or imports under the same name."""
+    """Public names of a module: ``__all__``, else those that it defines or imports as themselves."""
     (module,) = (m for m in ALL if m.name == name)
-    found: list[str] = []
+    names: list[str] = []
     for node in module.tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.append(node.name)
+            names.append(node.name)
         elif isinstance(node, ast.ImportFrom):
-            found += [a.name for a in node.names if a.asname == a.name]
+            names += [a.name for a in node.names if a.asname == a.name]
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found += [ast.unparse(target) for target in targets]
-            if found[-1] == "__all__" and node.value is not None:
+            names += [ast.unparse(target) for target in targets]
+            if names[-1] == "__all__" and node.value is not None:
                 return set(ast.literal_eval(node.value))
-    return {name for name in found if not name.startswith("_")}
+    return {name for name in names if not name.startswith("_")}
 
 
 def star_imports(name: str) -> set[str]:
@@ -356,28 +356,28 @@ def star_imports(name: str) -> set[str]:
     return {x.removesuffix(".*") for x in module.imports() if x.endswith(".*")}
 
 
-def words(text: str) -> set[str]:
+def name_set(text: str) -> set[str]:
     return set(text.split())
 
 
 IMPORTED = {
-    "attnspec.spec": words(
+    "attnspec.spec": name_set(
         """SPEC_VERSION OPERATIONS CHAPTERS LAWS QUESTIONS ERRATA Operation Law Erratum laws operation
         Array Axis Role Kind Dim Leaf Option Branch bind ShapeError
         Backend Converts Differentiates implements Limits Semantics Precision precision"""
     ),
-    "attnspec.reference": words("REFERENCE arithmetic choice choosing defines name overridable two_point_design"),
-    "attnspec.backends.bases.torch": words("TorchBackend devices from_numpy gradients modes pullback to_numpy"),
-    "attnspec.backends.bases.contract": words("Operations Table"),
-    "attnspec.backends.bases.shapes": words("Check"),
-    "attnspec.backends.pytorch.runtime.forcing": words("PATHS chosen forced forcing"),
-    "attnspec.conformance": words("BackendError ConformanceSuite call judge load replay suggest_inputs"),
+    "attnspec.reference": name_set("REFERENCE arithmetic choice choosing defines name overridable two_point_design"),
+    "attnspec.backends.bases.torch": name_set("TorchBackend devices from_numpy gradients modes pullback to_numpy"),
+    "attnspec.backends.bases.contract": name_set("Operations Table"),
+    "attnspec.backends.bases.shapes": name_set("Check"),
+    "attnspec.backends.pytorch.runtime.forcing": name_set("PATHS chosen forced forcing"),
+    "attnspec.conformance": name_set("BackendError ConformanceSuite call judge load replay suggest_inputs"),
 }
-"""What users import, beside the exports of chapters. Nothing joins or leaves these lists by accident."""
+"""Names that users import, beside the exports of chapters. A change needs a change here."""
 
 
 @pytest.mark.parametrize("name", IMPORTED)
-def test_what_users_import(name: str) -> None:
+def test_users_import_exactly_these_names(name: str) -> None:
     assert exported(name) == IMPORTED[name]
     module = import_module(name)
     assert [x for x in IMPORTED[name] if not hasattr(module, x)] == []
@@ -385,7 +385,7 @@ def test_what_users_import(name: str) -> None:
 
 @pytest.mark.parametrize("column", ["attnspec.spec", "attnspec.reference", "attnspec.backends.pytorch"])
 def test_a_column_exports_what_its_chapters_do(column: str) -> None:
-    provided = {o.chapter for o in CONTRACT} if column.endswith("pytorch") else set(WRITTEN)
+    provided = {o.chapter for o in CONTRACT} if column.endswith("pytorch") else set(WITH_OPERATIONS)
     if column.endswith("pytorch"):
         pytest.importorskip("torch", reason="PyTorch is not installed")
     assert star_imports(column) == {f"{column}.{chapter}" for chapter in provided}
@@ -404,7 +404,7 @@ def test_an_operation_stands_in_the_files_of_its_chapter(operation: Operation) -
 # How modules are written ----------------------------------------------------------------------------------------------
 
 ADAPTERS = {"jax_native": 120, "onnx_native": 120}
-"""Adapters of other libraries that fit in one module, with the most lines that it may have."""
+"""Adapters of other libraries in one module, with the most lines it may have."""
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
@@ -413,8 +413,8 @@ def test_an_adapter_is_short(name: str) -> None:
     assert len(module.text.splitlines()) <= ADAPTERS[name]
 
 
-def shown(headings: str, doc: str) -> list[str]:
-    """Which headings a docstring has, in its order."""
+def headings_in(headings: str, doc: str) -> list[str]:
+    """The headings of a docstring, in its order."""
     return re.findall(rf"^({headings}):", doc, re.MULTILINE)
 
 
@@ -422,27 +422,27 @@ def shown(headings: str, doc: str) -> list[str]:
 def test_operations_are_documented_under_the_same_headings(name: str) -> None:
     protocol, reference = OPERATIONS[name].protocol, REFERENCE[name]
     headings = ["Formula", "Where", "Source", "Edges", "Errors"]
-    own = shown("|".join(["Domain", *headings]), inspect.getdoc(protocol) or "")
+    own = headings_in("|".join(["Domain", *headings]), inspect.getdoc(protocol) or "")
     assert own == [h for h in ("Where", "Domain", "Edges", "Errors") if h in own]
     for whole in (documentation(OPERATIONS[name]), inspect.getdoc(reference) or ""):
-        assert shown("|".join(headings), whole) == headings
+        assert headings_in("|".join(headings), whole) == headings
     assert OPERATIONS[name].statement.endswith(".")
 
 
 def undocumented(module: Module) -> list[str]:
     """The public names of a module that have no docstring."""
-    found = [] if ast.get_docstring(module.tree) else ["the module"]
+    names = [] if ast.get_docstring(module.tree) else ["the module"]
     scopes: list[ast.Module | ast.ClassDef] = [module.tree]
     while scopes:
         for node in scopes.pop().body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
                 overload = any(ast.unparse(d).endswith("overload") for d in node.decorator_list)
-                found += [] if overload or ast.get_docstring(node) else [node.name]
+                names += [] if overload or ast.get_docstring(node) else [node.name]
                 scopes += [node] if isinstance(node, ast.ClassDef) else []
-    return found
+    return names
 
 
-def test_what_is_public_has_a_docstring() -> None:
+def test_every_public_name_has_a_docstring() -> None:
     assert {m.name: undocumented(m) for m in ALL if m.public and undocumented(m)} == {}
 
 
@@ -450,25 +450,25 @@ def test_annotations_are_read_at_run_time() -> None:
     assert [m.name for m in ALL if "__future__.annotations" in m.imports()] == []
 
 
-def unexplained(module: Module) -> list[int]:
-    """The lines on which everything is caught without a reason."""
+def broad_excepts(module: Module) -> list[int]:
+    """Lines of handlers that catch every exception and give no reason."""
     lines = module.text.splitlines()
-    found = []
+    line_numbers = []
     for node in ast.walk(module.tree):
         if isinstance(node, ast.ExceptHandler):
             caught = {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)} if node.type else {"BaseException"}
             reason = lines[node.lineno - 1].partition("# noqa: BLE001 - ")[2]
             if caught & {"Exception", "BaseException"} and not reason:
-                found.append(node.lineno)
-    return found
+                line_numbers.append(node.lineno)
+    return line_numbers
 
 
 def test_broad_excepts_say_why() -> None:
-    assert {m.name: unexplained(m) for m in ALL if unexplained(m)} == {}
+    assert {m.name: broad_excepts(m) for m in ALL if broad_excepts(m)} == {}
 
 
 PRIVATE = "attnspec.backends.pytorch.runtime.private"
-OF_PYTORCH = {
+PRIVATE_NAMES = {
     *("_are_functorch_transforms_active", "_len_torch_dispatch_stack", "_current_level"),
     *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"),
     "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG",
@@ -482,21 +482,21 @@ def private_names(module: Module) -> set[str]:
     Methods of named tuples are public, and so are for a subclass those of its base.
     """
     public, own = {"_replace", "_fields", "_asdict", "_make", "_C"}, ("self", "cls", "super()")
-    found = set()
+    names = set()
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Attribute) and re.match("_(?!_)", node.attr) and ast.unparse(node.value) not in own:
-            found.add(node.attr)
+            names.add(node.attr)
         if isinstance(node, ast.Constant) and re.fullmatch(r"_scaled_dot\w+|torch\.[\w.]*\._\w+", str(node.value)):
-            found.add(str(node.value))
-    return found - public
+            names.add(str(node.value))
+    return names - public
 
 
 def test_private_names_of_pytorch_stand_in_one_module() -> None:
     # `torch_native` judges what is private, too, and says so where it does
     ours = [m for m in ALL if m.name.startswith(("attnspec.backends.pytorch", "attnspec.backends.bases"))]
-    found = {m.name: private_names(m) for m in ours}
-    assert found.pop(PRIVATE) == OF_PYTORCH
-    assert {name: names for name, names in found.items() if names} == {}
+    names_by_module = {m.name: private_names(m) for m in ours}
+    assert names_by_module.pop(PRIVATE) == PRIVATE_NAMES
+    assert {name: names for name, names in names_by_module.items() if names} == {}
 
 
 def test_nothing_is_left_for_later() -> None:
@@ -512,8 +512,8 @@ def test_no_machine_is_named() -> None:
         *ROOT.glob("[!.]*.*"),
     ]
     pattern = re.compile(r"(?<![\w.])/(home|root|tmp|work|opt|Users|private)/|[A-Z]:\\\\|\b(localhost|127\.0\.0\.1)\b")
-    found = [p for p in written if p.is_file() and p != ROOT / "tests" / "test_architecture.py"]
-    named = {str(p.relative_to(ROOT)): pattern.findall(p.read_text(encoding="utf-8")) for p in found}
+    files = [p for p in written if p.is_file() and p != ROOT / "tests" / "test_architecture.py"]
+    named = {str(p.relative_to(ROOT)): pattern.findall(p.read_text(encoding="utf-8")) for p in files}
     assert {p: hits for p, hits in named.items() if hits} == {}
 
 

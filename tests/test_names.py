@@ -1,4 +1,4 @@
-"""Ask the Protocol, never the name: what judges an operation does not know what its arguments and sizes are called."""
+"""Judging modules name no argument, size or operation: they ask the Protocol."""
 
 import ast
 from collections.abc import Iterator
@@ -10,17 +10,17 @@ from attnspec.spec import OPERATIONS
 from .modules import Module, modules
 
 JUDGING = ("laws", "inputs", "judging", "mutants", "rediscovered", "variants")
-"""The rooms that judge, and the laws that the specification declares."""
+"""The packages of `conformance` that judge, and the laws in `spec`."""
 
 
 def names() -> frozenset[str]:
-    """What arguments, their arrays, sizes and operations are called, in full and in their last part."""
-    found: set[str] = set()
+    """Names of operations, arguments, arrays and sizes: whole, and their last parts."""
+    all_names: set[str] = set()
     for operation in OPERATIONS.values():
         paths = [leaf.path for leaf in (*operation.leaves, *operation.outputs)]
-        found |= {operation.name, *operation.call.names, *operation.sizes, *paths}
-        found |= {name.rsplit(".", 1)[-1] for name in (*operation.sizes, *paths)}
-    return frozenset(found) - {"result"}
+        all_names |= {operation.name, *operation.call.names, *operation.sizes, *paths}
+        all_names |= {name.rsplit(".", 1)[-1] for name in (*operation.sizes, *paths)}
+    return frozenset(all_names) - {"result"}
 
 
 NAMES = names()
@@ -29,12 +29,11 @@ SEARCHES = frozenset({"startswith", "endswith", "removeprefix", "removesuffix", 
 
 
 def judging_modules() -> list[Module]:
-    """The modules of the rooms that judge."""
     return [m for m in modules("spec", "conformance") if set(JUDGING) & set(m.name.split(".")[2:3])]
 
 
-def spared(tree: ast.AST) -> Iterator[ast.AST]:
-    """Where names are not asked for: docstrings, decorators, messages, and the words of an enumeration."""
+def exempt_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Nodes in which a name is allowed: docstrings, decorators, messages and members of enumerations."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module) and ast.get_docstring(node) is not None:
             yield node.body[0]
@@ -46,9 +45,9 @@ def spared(tree: ast.AST) -> Iterator[ast.AST]:
             yield node
 
 
-def found_in(tree: ast.AST) -> list[tuple[int, str]]:
-    """The lines on which a text is, or is compared with the beginning of, a name."""
-    excepted = {id(inner) for node in spared(tree) for inner in ast.walk(node)}
+def names_in(tree: ast.AST) -> list[tuple[int, str]]:
+    """Lines whose strings are names, or are searched for in names."""
+    excepted = {id(inner) for node in exempt_nodes(tree) for inner in ast.walk(node)}
     hits = []
     for node in ast.walk(tree):
         if id(node) in excepted:
@@ -62,13 +61,13 @@ def found_in(tree: ast.AST) -> list[tuple[int, str]]:
 
 
 def is_part(text: str) -> bool:
-    """Whether a text is the beginning of a name, letters and all."""
+    """True if a name begins with the text, which begins with a letter."""
     return bool(text.strip("_")) and text[0].isalpha() and any(name.startswith(text) for name in NAMES)
 
 
 @pytest.mark.parametrize("module", judging_modules(), ids=lambda m: m.name)
-def test_no_name_is_asked_for(module: Module) -> None:
-    assert found_in(module.tree) == []
+def test_no_judging_module_names_an_argument(module: Module) -> None:
+    assert names_in(module.tree) == []
 
 
 @pytest.mark.parametrize(
@@ -84,8 +83,8 @@ def test_no_name_is_asked_for(module: Module) -> None:
         'path = "parameters.attention.w_o"',
     ],
 )
-def test_a_name_that_is_put_back_is_found(line: str) -> None:
-    assert found_in(ast.parse(line))
+def test_a_name_in_code_is_found(line: str) -> None:
+    assert names_in(ast.parse(line))
 
 
 @pytest.mark.parametrize(
@@ -99,5 +98,5 @@ def test_a_name_that_is_put_back_is_found(line: str) -> None:
         'x = "the keys"',
     ],
 )
-def test_what_only_speaks_of_names_is_allowed(line: str) -> None:
-    assert found_in(ast.parse(line)) == []
+def test_a_name_in_prose_is_allowed(line: str) -> None:
+    assert names_in(ast.parse(line)) == []

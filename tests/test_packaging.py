@@ -1,4 +1,4 @@
-"""What is installed: entry points that resolve, and a wheel that holds the four portions and nothing else."""
+"""The installed package: entry points resolve; the wheel holds the four portions and nothing else."""
 
 import re
 import shutil
@@ -16,7 +16,7 @@ from .modules import PORTIONS, ROOT, modules
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 BACKENDS = PROJECT["entry-points"]["attnspec.backends"]
 LIBRARIES = {"pytorch": ["torch"], "torch": ["torch"], "jax": ["jax"], "onnx": ["onnx", "onnxruntime"]}
-"""What a registered backend needs, by the first word of its name."""
+"""Libraries that a registered backend needs, by the first word of its name."""
 IGNORED = ("__pycache__", ".*", "*.egg-info")
 
 
@@ -107,5 +107,4 @@ def test_constraints_are_exact_and_within_the_metadata() -> None:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """A version's numbers."""
     return tuple(map(int, re.findall(r"\d+", version)))

@@ -1,4 +1,4 @@
-"""What operations call their arguments and sizes changes nothing: laws, verdicts and counts are those of roles.
+"""Names of arguments and sizes change nothing: laws, verdicts and counts follow roles.
 
 In a copy of the package every argument and size of three operations gets a name that says nothing, in the Protocol and
 in the formula; both are judged with the same seed.
@@ -36,34 +36,29 @@ class Renaming(ast.NodeTransformer):
         self.causal = operation.causal
         self.flag = operation.flag
 
-    def words(self, text: str) -> str:
-        """A text of names, each exchanged."""
+    def renamed_text(self, text: str) -> str:
         names = {**self.sizes, **self.arguments}
         return re.sub(r"[a-z]\w*", lambda m: names.get(m[0], m[0]), text)
 
     def shape(self, text: str) -> str:
-        """A shape, with its sizes exchanged."""
         return re.sub(r"(?<![*#\w])([a-z]\w*)|(?<=#)([a-z]\w*)|(?<=\w\*)([a-z]\w*)", self._size, text)
 
     def _size(self, match: re.Match[str]) -> str:
         return self.sizes.get(match[0], match[0])
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
-        """An argument and its annotation."""
         node.arg = self.arguments.get(node.arg, node.arg)
         if node.annotation is not None:
             node.annotation = self.annotation(node.annotation)
         return node
 
     def annotation(self, node: ast.expr) -> ast.expr:
-        """An annotation with its shapes exchanged."""
         for inner in ast.walk(node):
             if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
                 inner.value = self.shape(inner.value)
         return node
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
-        """A use of an argument."""
         node.id = self.arguments.get(node.id, node.id)
         return node
 
@@ -76,22 +71,25 @@ class Renaming(ast.NodeTransformer):
         return node
 
     def declaration(self, node: ast.Call) -> None:
-        """The words of ``@operation``, with those that no name gives any more."""
+        """Rewrite ``@operation(…)``; declare the axes and the flag that new names no longer imply."""
         for keyword in node.keywords:
-            if keyword.arg in {"pooled", "linear", "ordered", "causal", "sharpened"}:
+            if keyword.arg in {"pooled", "linear", "ordered", "causal", "scores_scale_with"}:
                 for inner in ast.walk(keyword.value):
                     if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
-                        inner.value = self.words(inner.value)
+                        inner.value = self.renamed_text(inner.value)
         meanings = "{" + ", ".join(f"{name!r}: Axis({axis.value})" for name, axis in self.axes.items()) + "}"
         node.keywords = [k for k in node.keywords if k.arg != "axes"]
         added = {"axes": meanings}
         if self.flag is not None:
-            added |= {"causal": repr(self.words(" ".join(self.causal))), "ordered": repr(self.arguments[self.flag])}
+            added |= {
+                "causal": repr(self.renamed_text(" ".join(self.causal))),
+                "ordered": repr(self.arguments[self.flag]),
+            }
         node.keywords += [ast.keyword(word, ast.parse(value, mode="eval").body) for word, value in added.items()]
 
 
-def rewritten(path: Path, names: Mapping[str, Renaming], kind: type[ast.ClassDef] | type[ast.FunctionDef]) -> None:
-    """A chapter of the copy, with the operations among its classes or functions renamed."""
+def rename_in_file(path: Path, names: Mapping[str, Renaming], kind: type[ast.ClassDef] | type[ast.FunctionDef]) -> None:
+    """Rename the operations among the classes or functions of a chapter of the copy."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, kind) and node.name in names:
@@ -108,7 +106,7 @@ def rewritten(path: Path, names: Mapping[str, Renaming], kind: type[ast.ClassDef
 
 
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def renamed_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package in which the three operations are renamed."""
     folder = tmp_path_factory.mktemp("renamed")
     for portion in PORTIONS:
@@ -116,14 +114,14 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for chapter in {OPERATIONS[name].chapter for name in RENAMED}:
         own = [name for name in RENAMED if OPERATIONS[name].chapter == chapter]
         protocols = {OPERATIONS[name].protocol.__name__: Renaming(name) for name in own}
-        rewritten(folder / "spec" / "attnspec" / "spec" / f"{chapter}.py", protocols, ast.ClassDef)
+        rename_in_file(folder / "spec" / "attnspec" / "spec" / f"{chapter}.py", protocols, ast.ClassDef)
         formulas = {name: Renaming(name) for name in own}
-        rewritten(folder / "reference" / "attnspec" / "reference" / f"{chapter}.py", formulas, ast.FunctionDef)
+        rename_in_file(folder / "reference" / "attnspec" / "reference" / f"{chapter}.py", formulas, ast.FunctionDef)
     return folder
 
 
 def run(tree: Path, *arguments: str) -> str:
-    """What Python prints with the package of a tree."""
+    """Return the output of Python with the package of a tree."""
     path = os.pathsep.join(str(tree / portion) for portion in PORTIONS)
     environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False)
@@ -131,19 +129,22 @@ def run(tree: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_the_copy_has_other_names(copy: Path) -> None:
+def test_the_copy_has_other_names(renamed_tree: Path) -> None:
     show = "print(*o['general_attention'].call.names, *o['bahdanau_context'].sizes)"
     code = f"from attnspec.spec import OPERATIONS as o; {show}"
-    assert run(copy, "-c", code).split() == [*(f"argument_{i}" for i in range(6)), *(f"size_{i}" for i in range(4))]
+    assert run(renamed_tree, "-c", code).split() == [
+        *(f"argument_{i}" for i in range(6)),
+        *(f"size_{i}" for i in range(4)),
+    ]
 
 
-def test_the_same_laws_govern(copy: Path) -> None:
+def test_the_same_laws_govern(renamed_tree: Path) -> None:
     code = (
         "import json; from attnspec.spec import LAWS;"
         f"print(json.dumps({{x.id: [o.name for o in x.operations if o.name in {RENAMED}] for x in LAWS.values()}}))"
     )
     ours = {law.id: [o.name for o in law.operations if o.name in RENAMED] for law in LAWS.values()}
-    assert json.loads(run(copy, "-c", code)) == ours
+    assert json.loads(run(renamed_tree, "-c", code)) == ours
 
 
 def verdicts(tree: Path, folder: Path) -> list[Any]:
@@ -157,9 +158,9 @@ def verdicts(tree: Path, folder: Path) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_verdicts_and_counts_stay(copy: Path, tmp_path: Path) -> None:
+def test_renaming_changes_no_verdict_and_no_count(renamed_tree: Path, tmp_path: Path) -> None:
     (tmp_path / "ours").mkdir()
     (tmp_path / "theirs").mkdir()
-    ours, theirs = verdicts(ROOT, tmp_path / "ours"), verdicts(copy, tmp_path / "theirs")
+    ours, theirs = verdicts(ROOT, tmp_path / "ours"), verdicts(renamed_tree, tmp_path / "theirs")
     assert len(ours) > 150
     assert theirs == ours

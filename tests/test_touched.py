@@ -1,9 +1,9 @@
-"""Which tests ``nox -s check`` runs after a change."""
+"""The tests that ``nox -s check`` runs after a change."""
 
 import pytest
 
 from tests.modules import ROOT
-from tests.touched import ALWAYS, OF_SENTENCES, code, touched
+from tests.touched import ALWAYS, PROSE_TESTS, code, touched
 
 MUTANTS = "conformance/attnspec/conformance/mutants/masking.py"
 
@@ -18,21 +18,21 @@ MUTANTS = "conformance/attnspec/conformance/mutants/masking.py"
         ("README.md", "tests/test_docs.py", "tests/conformance/test_mutants.py"),
     ],
 )
-def test_what_imports_a_changed_file_is_run(changed: str, run: str, left_out: str) -> None:
-    found = touched([ROOT / changed])
-    assert {run, *ALWAYS} <= set(found)
-    assert left_out not in found
+def test_importers_of_a_changed_file_are_run(changed: str, run: str, left_out: str) -> None:
+    tests = touched([ROOT / changed])
+    assert {run, *ALWAYS} <= set(tests)
+    assert left_out not in tests
 
 
 @pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt", "tests/conformance/conftest.py"])
-def test_what_concerns_every_test_runs_all(changed: str) -> None:
+def test_a_change_that_concerns_every_test_runs_all(changed: str) -> None:
     assert touched([ROOT / changed]) == ["tests"]
 
 
-def test_where_only_sentences_differ_what_people_read_is_tested() -> None:
+def test_a_change_of_prose_alone_runs_the_tests_of_prose() -> None:
     mutants = ROOT / MUTANTS
-    assert touched([mutants], [mutants]) == sorted(OF_SENTENCES)
-    assert all((ROOT / path).exists() for path in OF_SENTENCES)
+    assert touched([mutants], [mutants]) == sorted(PROSE_TESTS)
+    assert all((ROOT / path).exists() for path in PROSE_TESTS)
 
 
 def test_code_without_sentences() -> None:

@@ -46,10 +46,10 @@ def case(settings: Settings, n: int, mode: str) -> Case:
     too_large = f"its intermediates would take {needed / 2**30:.0f} GiB" if needed > MAX_INTERMEDIATE_BYTES else ""
 
     def formula(dtype: torch.dtype) -> Sequence[Tensor]:
-        def of(some: Tensor, query: Tensor, *others: Tensor) -> Tensor:
-            return eager(query[:, some], *others)
+        def rows_of(row_indices: Tensor, query: Tensor, *others: Tensor) -> Tensor:
+            return eager(query[:, row_indices], *others)
 
-        return exact.expected(of, inputs, 3, rows, dtype=dtype, backward=mode == WITH_BACKWARD)
+        return exact.expected(rows_of, inputs, 3, rows, dtype=dtype, backward=mode == WITH_BACKWARD)
 
     ceiling, least = multiply_adds.limiting(settings.device, HIDDEN, FEATURES)
     return Case(
@@ -63,6 +63,6 @@ def case(settings: Settings, n: int, mode: str) -> Case:
             keras_layers.additive(mode, inputs, too_large),
             Subject(flexible.NAME, lambda: make_call(mode, eager, inputs), flexible.NO_DOT_PRODUCT),
         ],
-        formula, lambda found: exact.comparable(found, 3, rows), memory=True, shared=3,
+        formula, lambda results: exact.comparable(results, 3, rows), memory=True, shared=3,
         per_unit=least, gains=True,
     )  # fmt: skip

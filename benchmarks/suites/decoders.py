@@ -20,8 +20,8 @@ def cases(settings: Settings) -> Iterator[Case]:
     for n in settings.chosen((1, 12, 48), (3,)):
         sizes = {"B": BATCH, "n": n, "m": SOURCE, "d": WIDTH, "vocabulary": VOCABULARY}
         for mode in (FORWARD, WITH_BACKWARD):
-            yield case("decoders", "teacher forcing", mode, sizes, n, forced(Inputs(settings.device), n))
-        yield case("decoders", "greedy search", FORWARD, sizes, n, greedy(Inputs(settings.device), n))
+            yield case("decoders", "teacher forcing", mode, sizes, n, teacher_forcing(Inputs(settings.device), n))
+        yield case("decoders", "greedy search", FORWARD, sizes, n, greedy_search(Inputs(settings.device), n))
 
 
 def _parameters(weights: Sequence[Tensor]) -> AttentionDecoderParameters[Tensor]:
@@ -29,8 +29,7 @@ def _parameters(weights: Sequence[Tensor]) -> AttentionDecoderParameters[Tensor]
     return AttentionDecoderParameters(embedding, w_q, w_k, w_v, RNNParameters(w_xh, w_hh, b_h), w_o, b_o)
 
 
-def _drawn(draw: Inputs) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Draw a state, annotations and weights."""
+def _draw_inputs(draw: Inputs) -> tuple[Tensor, Tensor, list[Tensor]]:
     d, v, scale = WIDTH, VOCABULARY, WIDTH**-0.5
     state, annotations = draw.normal(BATCH, d), draw.normal(BATCH, SOURCE, d)
     shapes = ((v, d), (d, d), (d, d), (d,), (2 * d, d), (d, d), (d,), (v, d), (v,))
@@ -51,13 +50,13 @@ class Decoder(nn.Module):
             self.embedding.weight, self.w_q.weight, self.w_k.weight, self.w_v.weight, self.cell.weight_ih,
             self.cell.weight_hh, self.cell.bias_ih, self.output.weight, self.output.bias,
         ]  # fmt: skip
-        numbers = (
+        values = (
             p.embedding, p.w_q, p.w_k, p.w_v[None], p.cell.w_xh.mT, p.cell.w_hh.mT, p.cell.b_h, p.w_o, p.b_o,
         )  # fmt: skip
         with torch.no_grad():
             self.cell.bias_hh.zero_()
-            for own, given in zip(self.trained, numbers, strict=True):
-                own.copy_(given)
+            for parameter, value in zip(self.trained, values, strict=True):
+                parameter.copy_(value)
         self.to(weights[0].device)
 
     def step(self, embedded: Tensor, state: Tensor, projected: Tensor, annotations: Tensor) -> Tensor:
@@ -69,7 +68,7 @@ class Decoder(nn.Module):
         return following
 
 
-def _rearranged(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+def _rearrange(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
     embedding, w_q, w_k, w_v, w_xh, w_hh, *others = gradients
     return [embedding, w_q, w_k, w_v[0], w_xh.mT, w_hh.mT, *others]
 
@@ -79,9 +78,9 @@ def _work(n: int) -> float:
     return BATCH * (n * of_step + 2.0 * SOURCE * WIDTH**2)
 
 
-def forced(draw: Inputs, n: int) -> Function:
-    """Function: log probabilities of all tokens under teacher forcing."""
-    state, annotations, weights = _drawn(draw)
+def teacher_forcing(draw: Inputs, n: int) -> Function:
+    """Teacher forcing: log-probabilities of all tokens."""
+    state, annotations, weights = _draw_inputs(draw)
     tokens = torch.randint(VOCABULARY, (BATCH, n), generator=draw.generator).to(state.device)
     decoder = Decoder(weights)
 
@@ -90,8 +89,8 @@ def forced(draw: Inputs, n: int) -> Function:
         for t in range(n):
             hidden = (state @ p.w_q.mT).unsqueeze(1) + annotations @ p.w_k.mT
             context = ((hidden.tanh() @ p.w_v).softmax(-1).unsqueeze(1) @ annotations).squeeze(1)
-            given = torch.cat((p.embedding[tokens[:, t]], context), -1)
-            state = (given @ p.cell.w_xh + state @ p.cell.w_hh + p.cell.b_h).tanh()
+            inputs = torch.cat((p.embedding[tokens[:, t]], context), -1)
+            state = (inputs @ p.cell.w_xh + state @ p.cell.w_hh + p.cell.b_h).tanh()
             states.append(state)
         return (torch.stack(states, 1) @ p.w_o.mT + p.b_o).log_softmax(-1)
 
@@ -105,18 +104,18 @@ def forced(draw: Inputs, n: int) -> Function:
 
     return Function(
         lambda state, source, *w: pytorch.teacher_forced_decode(tokens, state, source, _parameters(w))[0], formula,
-        (state, annotations), weights, {"torch.nn": Rival(loop, decoder.trained, _rearranged)}, _work(n),
+        (state, annotations), weights, {"torch.nn": Rival(loop, decoder.trained, _rearrange)}, _work(n),
     )  # fmt: skip
 
 
-def greedy(draw: Inputs, n: int) -> Function:
-    """Function: log probabilities of the sentences found by greedy search."""
-    state, annotations, weights = _drawn(draw)
+def greedy_search(draw: Inputs, n: int) -> Function:
+    """Greedy search: log-probabilities of its sentences."""
+    state, annotations, weights = _draw_inputs(draw)
     first = torch.randint(1, VOCABULARY, (BATCH,), generator=draw.generator).to(state.device)
     weights[-1][EOS] = -100.0  # prevents <eos>, so that all sentences take n steps
     decoder = Decoder(weights)
 
-    def searched(decoder: Decoder, state: Tensor, annotations: Tensor) -> Tensor:
+    def greedy_scores(decoder: Decoder, state: Tensor, annotations: Tensor) -> Tensor:
         projected, last = decoder.w_k(annotations), first
         score, ended = state.new_zeros(BATCH), torch.zeros_like(first, dtype=torch.bool)
         tokens = first.new_full((BATCH, n), EOS)
@@ -130,10 +129,10 @@ def greedy(draw: Inputs, n: int) -> Function:
         return score
 
     def formula(state: Tensor, annotations: Tensor, *weights: Tensor) -> Tensor:
-        return searched(Decoder(weights).to(state.dtype), state, annotations)
+        return greedy_scores(Decoder(weights).to(state.dtype), state, annotations)
 
     return Function(
         lambda state, source, *w: pytorch.greedy_decode(first, state, source, _parameters(w), n, EOS)[1], formula,
         (state, annotations), weights,
-        {"torch.nn": Rival(lambda *given: searched(decoder, *given), decoder.trained, _rearranged)}, _work(n),
+        {"torch.nn": Rival(lambda *inputs: greedy_scores(decoder, *inputs), decoder.trained, _rearrange)}, _work(n),
     )  # fmt: skip

@@ -21,7 +21,7 @@ def flexible(
     key_term: Callable[[Tensor], Tensor] | None = None,
     project: Callable[..., Tensor] | None = None,
 ) -> Subject:
-    """FlexAttention under ``torch.compile``, its intended use; the block mask is made once and not timed.
+    """Return FlexAttention under ``torch.compile``, its intended use; making the block mask is not timed.
 
     ``key_term`` computes a bias per key, (*batch, m), which is added to the scores. ``project`` maps the query by the
     inputs that follow the value. FlexAttention has no backward on the CPU and raises there.

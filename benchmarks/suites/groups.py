@@ -28,7 +28,7 @@ F_SDPA = "F.sdpa"
 
 
 def cases(settings: Settings) -> Iterator[Case]:
-    """Cases with n = m from 64 on, and steps against m keys (two dtypes, 1 and 4 query heads per key head)."""
+    """Cases with n = m, and steps with 1 or 4 queries per key head."""
     for n in settings.chosen((64, 128, 256, 512, 1024, 2048, 4096), (64,)):
         for name in ("all keys", "causal", "window"):
             if name != "window" or n > 2 * WINDOW:
@@ -60,14 +60,15 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
         with sdpa_kernel(SDPBackend.MATH):
             return dispatched(query, key, value)
 
-    def of(some: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        scores = (query[..., some, :] @ key.mT) * FEATURES**-0.5
+    def rows_of(row_indices: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = (query[..., row_indices, :] @ key.mT) * FEATURES**-0.5
         if causal or mask is not None:
-            scores = scores.masked_fill(~(behind >= 0 if mask is None else mask)[some], float("-inf"))
+            scores = scores.masked_fill(~(behind >= 0 if mask is None else mask)[row_indices], float("-inf"))
         return torch.softmax(scores, -1) @ value
 
     def formula(dtype: torch.dtype) -> Sequence[Tensor]:
-        return exact.expected(of, first_group(inputs), 3, rows, dtype=dtype, backward=mode == WITH_BACKWARD, chunk=512)
+        first = first_group(inputs)
+        return exact.expected(rows_of, first, 3, rows, dtype=dtype, backward=mode == WITH_BACKWARD, chunk=512)
 
     return Case(
         SUITE, name, mode, {"B": 1, "heads": HEADS, "heads_k": HEADS_K, "n": n, "m": n, "d": FEATURES}, n,
@@ -78,17 +79,17 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
             flexibly(mode, inputs, causal, window),
             Subject(OURS, lambda: make_call(mode, ours, inputs)),
         ],
-        formula, lambda found: exact.comparable(first_group(found), 3, rows), baseline=F_SDPA,
+        formula, lambda results: exact.comparable(first_group(results), 3, rows), baseline=F_SDPA,
     )  # fmt: skip
 
 
 def first_group(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Select the first batch element and first key head, and the query heads that share it."""
+    """Select the first batch element, its first key head, and that head's queries."""
     return [x[:1, : HEADS // HEADS_K if x.shape[1] == HEADS else 1] for x in tensors]
 
 
 def flexibly(mode: str, inputs: tuple[Tensor, ...], causal: bool, window: tuple[int, int] | None) -> Subject:
-    """FlexAttention under ``torch.compile``; it has no backward on the CPU and raises there."""
+    """Return FlexAttention under ``torch.compile``; it has no backward on the CPU and raises there."""
 
     def near(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (j <= i) & (j > i - WINDOW) if window else j <= i
@@ -124,20 +125,20 @@ def step(settings: Settings, m: int, group: int, dtype: torch.dtype) -> Case:
     def dispatched(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
 
-    def of(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def as_written(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         key, value = (x.repeat_interleave(group, 1) for x in (key, value))
         return torch.softmax((query @ key.mT) * STEP_FEATURES**-0.5, -1) @ value
 
     def formula(to: torch.dtype) -> Sequence[Tensor]:
-        return (of(*(x[:1].to(to) for x in (query, key, value))),)
+        return (as_written(*(x[:1].to(to) for x in (query, key, value))),)
 
     inputs = query, key, value
-    rivals: list[tuple[str, Callable[..., Tensor]]] = [(F_SDPA, dispatched), ("formula", of), (OURS, ours)]
+    rivals: list[tuple[str, Callable[..., Tensor]]] = [(F_SDPA, dispatched), ("formula", as_written), (OURS, ours)]
     name = str(dtype).removeprefix("torch.")
     return Case(
         SUITE, f"step, {name}", FORWARD,
         {"B": batch, "heads": heads, "heads_k": STEP_HEADS_K, "m": m, "d": STEP_FEATURES}, m,
         float(key.nbytes + value.nbytes), "B", "memory",
         [Subject(label, partial(make_call, FORWARD, compute, inputs)) for label, compute in rivals],
-        formula, lambda found: [x[:1] for x in found], baseline=F_SDPA, precision=dtype,
+        formula, lambda results: [x[:1] for x in results], baseline=F_SDPA, precision=dtype,
     )  # fmt: skip

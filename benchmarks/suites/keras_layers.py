@@ -11,7 +11,7 @@ from benchmarks.machine import installed
 
 
 def absent() -> str:
-    """Return why Keras cannot be measured; empty if it can."""
+    """Return the reason why Keras cannot be measured; empty if it can."""
     if not installed("keras"):
         return "keras is not installed"
     backend = os.environ.setdefault("KERAS_BACKEND", "torch")
@@ -19,7 +19,7 @@ def absent() -> str:
 
 
 def additive(mode: str, inputs: tuple[Tensor, ...], too_large: str) -> Subject:
-    """Subject ``AdditiveAttention`` on projected queries and keys, since it has no projections; its scale is w_v."""
+    """Return Keras' ``AdditiveAttention`` on projected queries and keys; its scale is w_v."""
 
     def make() -> Call:
         import keras
@@ -39,7 +39,7 @@ def additive(mode: str, inputs: tuple[Tensor, ...], too_large: str) -> Subject:
 
 
 def multi_head(mode: str, inputs: tuple[Tensor, ...], causal: bool) -> Subject:
-    """Subject ``MultiHeadAttention`` with weights (d, heads, p) and (heads, p, d)."""
+    """Return Keras' ``MultiHeadAttention``, whose weights are (d, heads, p) and (heads, p, d)."""
 
     def make() -> Call:
         import keras
@@ -66,7 +66,7 @@ def multi_head(mode: str, inputs: tuple[Tensor, ...], causal: bool) -> Subject:
 
 
 def _called(like: Tensor, call: Callable[[], Any]) -> Tensor:
-    """Call on the device of a tensor; by default Keras moves inputs to a device that it chooses."""
+    """Call on the device of a tensor; otherwise Keras moves inputs to another."""
     import keras
 
     with keras.device(str(like.device)):

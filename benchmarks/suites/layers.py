@@ -135,7 +135,7 @@ def encoded(x: Tensor, *weights: Tensor) -> Tensor:
 
 
 def remembered(x: Tensor, *weights: Tensor) -> Tensor:
-    """States of an LSTM by its formula; weights are those of the gates i, f, o and of the candidate."""
+    """States of an LSTM by its formula; weights of i, f, o, then the candidate's."""
     h = c = x.new_zeros(len(x), len(weights[1]))
     states = []
     for step in x.unbind(1):
@@ -152,25 +152,25 @@ def case(settings: Settings, n: int, name: str, layer: Layer, mode: str) -> Case
     x, rows = draw.normal(BATCH, n, WIDTH), draw.rows(n)
     weights = [p.detach() for p in layer.ours.parameters()]
 
-    def made(call: Callable[[Tensor], Tensor], module: torch.nn.Module, rearrange: Any) -> Call:
+    def make_layer_call(call: Callable[[Tensor], Tensor], module: torch.nn.Module, rearrange: Any) -> Call:
         if mode == FORWARD:
             return forward(call, (x,))
         trained = [p for p in module.parameters() if p.requires_grad]
         return forward_backward(call, (x,), trained, rearrange)
 
     def formula(dtype: torch.dtype) -> Sequence[Tensor]:
-        def of(some: Tensor, x: Tensor, *weights: Tensor) -> Tensor:
-            return layer.formula(x, *weights)[:, some]
+        def rows_of(row_indices: Tensor, x: Tensor, *weights: Tensor) -> Tensor:
+            return layer.formula(x, *weights)[:, row_indices]
 
         inputs = (x, *weights)
-        return exact.expected(of, inputs, 1, rows, dtype=dtype, backward=mode == WITH_BACKWARD, chunk=n)
+        return exact.expected(rows_of, inputs, 1, rows, dtype=dtype, backward=mode == WITH_BACKWARD, chunk=n)
 
     return Case(
         "layers", name, mode, {"B": BATCH, "n": n, "d": WIDTH}, n,
         layer.work(n) * (1.0 if mode == FORWARD else 3.0), "FLOP", "matmul",
         [
-            Subject("torch.nn", lambda: made(layer.call, layer.theirs, layer.rearrange)),
-            Subject(OURS, lambda: made(layer.ours, layer.ours, lambda gradients: gradients)),
+            Subject("torch.nn", lambda: make_layer_call(layer.call, layer.theirs, layer.rearrange)),
+            Subject(OURS, lambda: make_layer_call(layer.ours, layer.ours, lambda gradients: gradients)),
         ],
-        formula, lambda found: exact.comparable(found, 1, rows), baseline="torch.nn", shared=len(weights),
+        formula, lambda results: exact.comparable(results, 1, rows), baseline="torch.nn", shared=len(weights),
     )  # fmt: skip

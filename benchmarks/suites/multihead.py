@@ -74,14 +74,14 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
         return forward_backward(compute, (x,), (module.in_proj_weight, module.out_proj.weight), rearrange)
 
     def formula(dtype: torch.dtype) -> Sequence[Tensor]:
-        def of(some: Tensor, x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor) -> Tensor:
-            query, key, value = heads(x[:, some], w_q), heads(x, w_k), heads(x, w_v)
+        def rows_of(row_indices: Tensor, x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor) -> Tensor:
+            query, key, value = heads(x[:, row_indices], w_q), heads(x, w_k), heads(x, w_v)
             scores = (query @ key.mT) * query.shape[-1] ** -0.5
             if causal:
-                scores = scores.masked_fill(torch.arange(n, device=x.device) > some[:, None], float("-inf"))
+                scores = scores.masked_fill(torch.arange(n, device=x.device) > row_indices[:, None], float("-inf"))
             return F.linear((torch.softmax(scores, -1) @ value).transpose(1, 2).flatten(-2), w_o)
 
-        return exact.expected(of, inputs, 1, rows, dtype=dtype, backward=mode == WITH_BACKWARD, chunk=1024)
+        return exact.expected(rows_of, inputs, 1, rows, dtype=dtype, backward=mode == WITH_BACKWARD, chunk=1024)
 
     work = 8.0 * BATCH * n * WIDTH**2 + 4.0 * BATCH * n * n * WIDTH
     return Case(
@@ -94,5 +94,5 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
             keras_layers.multi_head(mode, inputs, causal),
             Subject(OURS, lambda: make_call(mode, ours, inputs)),
         ],
-        formula, lambda found: exact.comparable(found, 1, rows), shared=4,
+        formula, lambda results: exact.comparable(results, 1, rows), shared=4,
     )  # fmt: skip

@@ -22,7 +22,7 @@ class Rival:
 
 @dataclass(frozen=True)
 class Function:
-    """A function of data and weights: its formula, its rivals, and ``work``, its floating-point operations forward."""
+    """A function of data and weights: ours, formula and rivals; ``work`` is FLOP forward."""
 
     ours: Callable[..., Tensor]
     formula: Callable[..., Tensor]
@@ -33,11 +33,11 @@ class Function:
 
 
 def case(suite: str, name: str, mode: str, sizes: Mapping[str, int], size: int, function: Function) -> Case:
-    """Case of one function at one size; whole results and gradients of data and weights are compared."""
+    """Case of one function at one size, whose whole results and gradients are compared."""
     f = function
     inputs = (*f.data, *f.weights)
 
-    def made(rival: Rival) -> Call:
+    def make_rival_call(rival: Rival) -> Call:
         if mode == FORWARD:
             return forward(rival.compute, f.data)
         return forward_backward(rival.compute, f.data, rival.weights, rival.rearrange)
@@ -49,7 +49,7 @@ def case(suite: str, name: str, mode: str, sizes: Mapping[str, int], size: int, 
         return (out.detach(), *gradients)
 
     def subject(name: str, rival: Rival) -> Subject:
-        return Subject(name, lambda: made(rival))
+        return Subject(name, lambda: make_rival_call(rival))
 
     return Case(
         suite, name, mode, sizes, size, f.work * (1.0 if mode == FORWARD else 3.0), "FLOP", "matmul",
@@ -57,5 +57,5 @@ def case(suite: str, name: str, mode: str, sizes: Mapping[str, int], size: int, 
             *(subject(name, rival) for name, rival in f.rivals.items()),
             Subject(OURS, lambda: make_call(mode, f.ours, inputs)),
         ],
-        exact, lambda found: [x.detach() for x in found], baseline=next(iter(f.rivals)), shared=len(f.weights),
+        exact, lambda results: [x.detach() for x in results], baseline=next(iter(f.rivals)), shared=len(f.weights),
     )  # fmt: skip

@@ -36,7 +36,7 @@ ODD = (
 )  # fmt: skip
 """Sizes with dimensions that are neither powers of two nor multiples of a register's length; in every dtype."""
 WIDE = ((1, 1, 30, 256, 512), (1, 3, 7, 128, 256), (32, 1, 20, 256, 1024), (32, 1, 20, 512, 64), (32, 17, 50, 64, 256))
-"""Batch, queries, keys, hidden units and another number of features; float32 and bfloat16, additive attention only."""
+"""Batch, queries, keys, hidden units, and another number of features; additive attention in float32 and bfloat16."""
 MASKED = ((1, 1, 64, 64), (4, 20, 20, 64), (16, 4, 128, 64), (4, 64, 64, 64), (1, 512, 512, 64))
 VALUED = ((32, 1, 256, 256), (4, 64, 64, 64), (4, 256, 256, 64))
 """Sizes that are also measured with every kind of ``VALUES``, for additive attention in float32."""
@@ -46,7 +46,7 @@ VALUES: Mapping[str, str] = {
     "roundings",
     "sparse": "nine of ten numbers are 0",
 }
-"""Inputs with many subnormal numbers or zeros, by the word that ends the name of a case."""
+"""Kinds of unusual inputs, by the word that ends the name of a case."""
 MAX_BYTES = 2 * 2**30
 """Largest size of the (B, n, m, h) intermediates with which the formula of additive attention is measured."""
 
@@ -68,15 +68,15 @@ def dot(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None
 
 
 def as_given(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Call PyTorch's operator with three dimensions."""
+    """Call PyTorch's operator with three dimensions, as the inputs are."""
     return F.scaled_dot_product_attention(query, key, value, mask)
 
 
 def in_four(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Call PyTorch's operator with four dimensions, for which it has fused kernels."""
     mask = None if mask is None else mask.unsqueeze(1)
-    found = F.scaled_dot_product_attention(query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1), mask)
-    return found.squeeze(1)
+    output = F.scaled_dot_product_attention(query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1), mask)
+    return output.squeeze(1)
 
 
 RIVALS: Mapping[str, Mapping[str, Formula]] = {
@@ -89,7 +89,7 @@ OF_BACKEND: Mapping[str, Formula] = {
 
 
 def cases(settings: Settings) -> Iterator[Case]:
-    """Cases of all sizes in float32, some in every dtype, some with a padding mask; forward and with backward."""
+    """Cases of all sizes in float32, some in every dtype, some with a mask."""
     small: Sequence[Size] = SMALL + ODD
     others: Sequence[Size] = OTHERS
     masked: Sequence[Size] = MASKED
@@ -120,9 +120,10 @@ def cases(settings: Settings) -> Iterator[Case]:
 
 def case(settings: Settings, operation: str, size: Size, dtype: str, mode: str, *,
          padding: bool = False, values: str = "") -> Case:  # fmt: skip
-    """Case of one size in one dtype. If features differ from hidden units, they end the size.
+    """Case of one size in one dtype.
 
-    ``values`` is a kind of ``VALUES``. Without it, inputs are normal and weights have the scale of a fresh layer.
+    The number of features ends the size if it is not that of hidden units. ``values`` is a kind of ``VALUES``. Without
+    it, inputs are normal and weights have the scale of a fresh layer.
     """
     batch, n, m, h, *features = size
     d = features[0] if features else h
@@ -146,10 +147,10 @@ def case(settings: Settings, operation: str, size: Size, dtype: str, mode: str, 
         return lambda *operands: compute(*operands, mask=mask)
 
     def formula(precision: torch.dtype) -> Sequence[Tensor]:
-        def of(some: Tensor, query: Tensor, *others: Tensor, mask: Tensor | None = None) -> Tensor:
-            return whole(query[:, some], *others, mask=mask)
+        def rows_of(row_indices: Tensor, query: Tensor, *others: Tensor, mask: Tensor | None = None) -> Tensor:
+            return whole(query[:, row_indices], *others, mask=mask)
 
-        return exact.expected(of, inputs, 3, rows, dtype=precision, backward=mode == WITH_BACKWARD, mask=mask)
+        return exact.expected(rows_of, inputs, 3, rows, dtype=precision, backward=mode == WITH_BACKWARD, mask=mask)
 
     whole = RIVALS[operation]["eager"]
     too_large = ""
@@ -171,5 +172,5 @@ def case(settings: Settings, operation: str, size: Size, dtype: str, mode: str, 
     return Case(
         SUITE, name, mode, {"B": batch, "n": n, "m": m, "h": h} | ({"d": d} if features else {}), n,
         batch * n * m * h * (1.0 if mode == FORWARD else 2.0), "terms", ceiling, subjects, formula,
-        lambda found: exact.comparable(found, 3, rows), shared=shared, per_unit=least, precision=DTYPES[dtype],
+        lambda results: exact.comparable(results, 3, rows), shared=shared, per_unit=least, precision=DTYPES[dtype],
     )  # fmt: skip

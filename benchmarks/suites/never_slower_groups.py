@@ -43,8 +43,8 @@ def eager(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
     b, heads, n, d = query.shape
     scores = query.reshape(b, key.shape[1], -1, n, d) @ key.unsqueeze(2).mT * d**-0.5
     if causal:
-        seen = torch.ones(n, key.shape[-2], dtype=torch.bool, device=query.device).tril()
-        scores = scores.masked_fill(~seen, -torch.inf)
+        earlier = torch.ones(n, key.shape[-2], dtype=torch.bool, device=query.device).tril()
+        scores = scores.masked_fill(~earlier, -torch.inf)
     return (torch.softmax(scores, -1) @ value.unsqueeze(2)).reshape(b, heads, n, value.shape[-1])
 
 
@@ -70,13 +70,13 @@ def case(suite: str, settings: Settings, size: tuple[int, int, int, int], dtype:
     inputs, rows = (query, key, value), draw.rows(n)
 
     def formula(precision: torch.dtype) -> Sequence[Tensor]:
-        def of(some: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            scores = (query[..., some, :] @ key.mT) * d**-0.5
+        def rows_of(row_indices: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            scores = (query[..., row_indices, :] @ key.mT) * d**-0.5
             if causal:
-                scores = scores.masked_fill(torch.arange(m) > torch.arange(n)[some][:, None], -torch.inf)
+                scores = scores.masked_fill(torch.arange(m) > torch.arange(n)[row_indices][:, None], -torch.inf)
             return torch.softmax(scores, -1) @ value
 
-        return exact.expected(of, first_group(inputs), 3, rows, dtype=precision, backward=mode == WITH_BACKWARD)
+        return exact.expected(rows_of, first_group(inputs), 3, rows, dtype=precision, backward=mode == WITH_BACKWARD)
 
     rivals = {"eager": eager, "F.sdpa": dispatched, "math": math, OURS: ours}
     subjects = [
@@ -89,6 +89,6 @@ def case(suite: str, settings: Settings, size: tuple[int, int, int, int], dtype:
     work = 4.0 * batch * HEADS * n * m * d * (1.0 if mode == FORWARD else 3.5)
     return Case(
         suite, name, mode, {"B": batch, "heads": HEADS, "heads_k": HEADS_K, "n": n, "m": m, "h": d}, n, work, "FLOP",
-        "matmul", subjects, formula, lambda found: exact.comparable(first_group(found), 3, rows),
+        "matmul", subjects, formula, lambda results: exact.comparable(first_group(results), 3, rows),
         precision=DTYPES[dtype],
     )  # fmt: skip

@@ -32,7 +32,7 @@ def _weights(draw: Inputs, gates: int) -> list[Tensor]:
 
 
 def _joined(weights: Sequence[Tensor], order: Sequence[int]) -> list[Tensor]:
-    """Join the weights as PyTorch holds them: (g·h, d), (g·h, h) and (g·h), with the gates in ``order``."""
+    """Join the weights of g gates as PyTorch does: (g·h, d), (g·h, h), (g·h)."""
     of_gate = [weights[3 * i : 3 * i + 3] for i in order]
     parts = zip(*of_gate, strict=True)
     return [torch.cat([w.mT if w.dim() > 1 else w for w in part]).contiguous().requires_grad_() for part in parts]
@@ -59,7 +59,7 @@ def _module(module: torch.nn.Module, weights: Sequence[Tensor], order: Sequence[
 
 
 def lstm(draw: Inputs, n: int) -> Function:
-    """Function: LSTM that returns its states."""
+    """LSTM that returns its states."""
     x, weights = draw.normal(BATCH, n, WIDTH), _weights(draw, 4)
     zeros = x.new_zeros(BATCH, WIDTH)
     rival = _module(torch.nn.LSTM(WIDTH, WIDTH, batch_first=True, device=x.device), weights, (0, 1, 3, 2))
@@ -70,7 +70,7 @@ def lstm(draw: Inputs, n: int) -> Function:
 
 
 def rnn(draw: Inputs, n: int) -> Function:
-    """Function: recurrent network with tanh."""
+    """Recurrent network with tanh."""
     x, weights = draw.normal(BATCH, n, WIDTH), _weights(draw, 1)
     zeros = x.new_zeros(BATCH, WIDTH)
 
@@ -88,7 +88,7 @@ def rnn(draw: Inputs, n: int) -> Function:
 
 
 def gru(draw: Inputs, n: int) -> Function:
-    """Function: GRU with the reset before the product. ``torch.nn`` has none, so the rival is a loop of functions."""
+    """GRU with the reset before the product, against a loop: ``torch.nn`` has none."""
     x, weights = draw.normal(BATCH, n, WIDTH), _weights(draw, 3)
     zeros = x.new_zeros(BATCH, WIDTH)
     order = (0, 1, 2)

@@ -25,7 +25,7 @@ BACKENDS = {
 
 
 def cases(settings: Settings) -> Iterator[Case]:
-    """Cases with n = m from 64 on; the batch is 8 up to 1,024, then 1."""
+    """Cases with n = m; the batch is 8 up to n = 1,024."""
     for n in settings.chosen((64, 128, 256, 512, 1024, 2048, 4096), (64,)):
         for name in MASKS:
             for mode in (FORWARD, WITH_BACKWARD):
@@ -33,7 +33,7 @@ def cases(settings: Settings) -> Iterator[Case]:
 
 
 def mask_of(name: str, batch: int, n: int, draw: Inputs) -> Tensor | None:
-    """Mask as a user would pass it; None without a mask and for causal attention, which has a flag."""
+    """Return the mask that a user would pass, None for "none" and "causal"."""
     if name == "boolean causal":
         return torch.ones(n, n, dtype=torch.bool, device=draw.device).tril()
     if name == "padding":
@@ -76,15 +76,15 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
         if first is not None and first.dim() == 4:
             first = first[:1]
 
-        def of(some: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            allowed = first if first is None or first.shape[-2] == 1 else first[some]
-            scores = (query[..., some, :] @ key.mT) * FEATURES**-0.5
+        def rows_of(row_indices: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            allowed = first if first is None or first.shape[-2] == 1 else first[row_indices]
+            scores = (query[..., row_indices, :] @ key.mT) * FEATURES**-0.5
             if allowed is not None:
                 scores = scores.masked_fill(~allowed, float("-inf"))
             return torch.softmax(scores, -1) @ value
 
         one_head = [x[:1, :1] for x in inputs]
-        return exact.expected(of, one_head, 3, rows, dtype=dtype, backward=mode == WITH_BACKWARD, chunk=512)
+        return exact.expected(rows_of, one_head, 3, rows, dtype=dtype, backward=mode == WITH_BACKWARD, chunk=512)
 
     return Case(
         "sdpa", name, mode, {"B": batch, "heads": HEADS, "n": n, "m": n, "d": FEATURES}, n,
@@ -95,5 +95,5 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
             flexible(mode, inputs, mask=mask, causal=causal),
             Subject(OURS, lambda: make_call(mode, ours, inputs)),
         ],
-        formula, lambda found: exact.comparable([x[:1, :1] for x in found], 3, rows), baseline=F_SDPA, gains=True,
+        formula, lambda results: exact.comparable([x[:1, :1] for x in results], 3, rows), baseline=F_SDPA, gains=True,
     )  # fmt: skip

@@ -38,7 +38,7 @@ def key_term(key: Tensor) -> Tensor:
 
 
 def gaussian_by_bias(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attention with Gaussian scores as dot products with a bias, as a user of PyTorch could write it."""
+    """Attention with Gaussian scores as dot products with a bias, by PyTorch's operator."""
     return F.scaled_dot_product_attention(query, key, value, attn_mask=key_term(key).unsqueeze(-2), scale=1.0)
 
 
@@ -89,10 +89,10 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
     inputs = chosen.inputs
 
     def formula(dtype: torch.dtype) -> Sequence[Tensor]:
-        def of(some: Tensor, query: Tensor, *others: Tensor) -> Tensor:
-            return chosen.formula(query[:, some], *others)
+        def rows_of(row_indices: Tensor, query: Tensor, *others: Tensor) -> Tensor:
+            return chosen.formula(query[:, row_indices], *others)
 
-        return exact.expected(of, inputs, chosen.batched, rows, dtype=dtype, backward=mode == WITH_BACKWARD)
+        return exact.expected(rows_of, inputs, chosen.batched, rows, dtype=dtype, backward=mode == WITH_BACKWARD)
 
     def subjects() -> Iterator[Subject]:
         yield Subject("eager", lambda: make_call(mode, chosen.formula, inputs))
@@ -100,7 +100,7 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
         fused = chosen.fused
         if fused is None:
             for other in ("F.sdpa", flexible.NAME):
-                yield Subject(other, lambda: make_call(mode, chosen.formula, inputs), "it gives no scores")
+                yield Subject(other, lambda: make_call(mode, chosen.formula, inputs), "it returns no scores")
         else:
             yield Subject("F.sdpa", lambda: make_call(mode, fused, inputs))
             if name == "gaussian":
@@ -115,6 +115,6 @@ def case(settings: Settings, n: int, name: str, mode: str) -> Case:
     return Case(
         "scorers", name, mode, {"B": BATCH, "n": n, "m": n, "d": FEATURES}, n,
         chosen.flops * (1.0 if mode == FORWARD else 3.0), "FLOP", "matmul",
-        list(subjects()), formula, lambda found: exact.comparable(found, chosen.batched, rows),
+        list(subjects()), formula, lambda results: exact.comparable(results, chosen.batched, rows),
         shared=len(inputs) - chosen.batched,
     )  # fmt: skip

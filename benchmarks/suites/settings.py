@@ -18,7 +18,7 @@ class Settings:
     quick: bool = False
 
     def chosen(self, usual: tuple[int, ...], quick: tuple[int, ...]) -> tuple[int, ...]:
-        """Sizes to measure."""
+        """Return the sizes to measure."""
         return self.sizes or (quick if self.quick else usual)
 
 
@@ -29,9 +29,9 @@ class Inputs:
         self.device, self.generator = device, torch.Generator().manual_seed(seed)
 
     def normal(self, *shape: int, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Standard normal numbers times a scale."""
+        """Draw standard normal numbers times a scale."""
         return (torch.randn(*shape, generator=self.generator) * scale).to(self.device, dtype)
 
     def rows(self, n: int) -> Tensor:
-        """Sorted indices of up to ``ROWS`` random rows."""
+        """Draw up to ``ROWS`` row indices, sorted."""
         return torch.randperm(n, generator=self.generator)[:ROWS].sort().values.to(self.device)

@@ -53,5 +53,5 @@ def case(settings: Settings, m: int, width: int) -> Case:
             Subject("keras", ours, keras_layers.absent() or "its layers project keys anew in every call"),
             Subject(flexible.NAME, ours, flexible.NO_DOT_PRODUCT),
         ],
-        formula, lambda found: found,
+        formula, lambda results: results,
     )  # fmt: skip

@@ -26,7 +26,7 @@ def cases(settings: Settings) -> Iterator[Case]:
                 yield case("vision", name, mode, sizes, n, make(Inputs(settings.device), n))
 
 
-def _same(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+def _unchanged(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
     return gradients
 
 
@@ -35,7 +35,7 @@ def _leaves(*tensors: Tensor) -> list[Tensor]:
 
 
 def embedding(draw: Inputs, n: int) -> Function:
-    """Function: patch embedding with class token and positions, against a convolution and a linear layer."""
+    """Patch embedding with class token and positions, against a convolution and a linear layer."""
     image, patches = draw.normal(BATCH, n, n, CHANNELS), (n // PATCH) ** 2
     w = draw.normal(WIDTH, PATCH, PATCH, CHANNELS, scale=(PATCH**2 * CHANNELS) ** -0.5)
     weights = (w, draw.normal(WIDTH), draw.normal(1 + patches, WIDTH))
@@ -76,7 +76,7 @@ def _resized(x: Tensor, n: int) -> Tensor:
 
 
 def gate(draw: Inputs, n: int) -> Function:
-    """Function: attention gate, against linear layers and 1 × 1 convolutions with channels first in memory."""
+    """Attention gate, against linear layers and 1 × 1 convolutions with channels first in memory."""
     x, signal = draw.normal(BATCH, n, n, WIDTH), draw.normal(BATCH, n // 2, n // 2, 2 * WIDTH)
     shapes = ((WIDTH, WIDTH), (WIDTH, 2 * WIDTH), (WIDTH,), (WIDTH,))
     weights = [*(draw.normal(*shape, scale=WIDTH**-0.5) for shape in shapes), draw.normal(1)[0]]
@@ -97,20 +97,20 @@ def gate(draw: Inputs, n: int) -> Function:
         return (coefficients * features).permute(0, 2, 3, 1)
 
     return Function(
-        ours, linear, (x, signal), weights, {LINEAR: _with(linear, weights), FIRST: _with(convolved, weights)},
+        ours, linear, (x, signal), weights, {LINEAR: _rival(linear, weights), FIRST: _rival(convolved, weights)},
         2.0 * BATCH * n**2 * WIDTH * (WIDTH + WIDTH / 2),
     )  # fmt: skip
 
 
-def _with(compute: Callable[..., Tensor], weights: Sequence[Tensor]) -> Rival:
-    own = _leaves(*weights)
-    return Rival(lambda *data: compute(*data, *own), own, _same)
+def _rival(compute: Callable[..., Tensor], weights: Sequence[Tensor]) -> Rival:
+    leaves = _leaves(*weights)
+    return Rival(lambda *data: compute(*data, *leaves), leaves, _unchanged)
 
 
 def interpolation(draw: Inputs, n: int) -> Function:
-    """Function: bilinear interpolation to twice the size, with channels last in memory for all."""
+    """Bilinear interpolation to twice the size, with channels last in memory for all."""
     x = draw.normal(BATCH, n // 2, n // 2, WIDTH)
     return Function(
         lambda x: pytorch.interpolate(x.unsqueeze(1), 1, n, n).squeeze(1), lambda x: _resized(x, n), (x,), (),
-        {LAST: Rival(lambda x: _resized(x, n), (), _same)}, 8.0 * BATCH * n**2 * WIDTH,
+        {LAST: Rival(lambda x: _resized(x, n), (), _unchanged)}, 8.0 * BATCH * n**2 * WIDTH,
     )  # fmt: skip

@@ -1,1 +1,1 @@
-"""Adapters to five other implementations, written without declarations, and two runs of each."""
+"""Five first adapters without declarations, and two runs of each."""

@@ -10,7 +10,7 @@ from attnspec.backends.bases.jax import JaxBackend
 
 
 class JaxAttention(JaxBackend):
-    """Backend that calls JAX with one head and zero-padded features: JAX takes (batch, n, heads, d) with equal d."""
+    """Backend that calls JAX with one head, and with features padded to one width."""
 
     name = "jax-attention"
 
@@ -37,5 +37,5 @@ class JaxAttention(JaxBackend):
         )
         if mask is not None:
             mask = jnp.broadcast_to(mask, (*batch, n, m)).reshape(prod(batch), 1, n, m)
-        found: jax.Array = jax.nn.dot_product_attention(query, key, value, mask=mask, is_causal=causal, scale=d**-0.5)
-        return found[..., :d_v].reshape(*batch, n, d_v)
+        output: jax.Array = jax.nn.dot_product_attention(query, key, value, mask=mask, is_causal=causal, scale=d**-0.5)
+        return output[..., :d_v].reshape(*batch, n, d_v)

@@ -17,14 +17,14 @@ KINDS |= {np.dtype(bool): TensorProto.BOOL}
 
 def model(inputs: Mapping[str, NDArray], dtype: np.dtype[Any], causal: bool) -> Any:
     """Make a model with one Attention node of opset 24."""
-    given = [helper.make_tensor_value_info(name, KINDS[x.dtype], x.shape) for name, x in inputs.items()]
+    infos = [helper.make_tensor_value_info(name, KINDS[x.dtype], x.shape) for name, x in inputs.items()]
     node = helper.make_node("Attention", list(inputs), ["Y"], is_causal=int(causal))
-    graph = helper.make_graph([node], "attention", given, [helper.make_tensor_value_info("Y", KINDS[dtype], None)])
+    graph = helper.make_graph([node], "attention", infos, [helper.make_tensor_value_info("Y", KINDS[dtype], None)])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11)
 
 
 class Attention(NumPyBackend):
-    """Base of both adapters; it calls ONNX, which takes (batch, heads, n, d), with one head."""
+    """Base of both adapters, which calls ONNX with one head: (batch, 1, n, d)."""
 
     def evaluate(self, model: Any, inputs: Mapping[str, NDArray]) -> NDArray:
         """Run a model and return its result."""
@@ -34,14 +34,14 @@ class Attention(NumPyBackend):
         self, query: NDArray, key: NDArray, value: NDArray, *, mask: NDArray | None = None, causal: bool = False
     ) -> NDArray:
         """Attention with all batch dimensions flattened to one."""
-        given = {"Q": query, "K": key, "V": value}
+        arrays = {"Q": query, "K": key, "V": value}
         n, m = query.shape[-2], key.shape[-2]
-        batch = np.broadcast_shapes(*(x.shape[:-2] for x in (*given.values(), *([] if mask is None else [mask]))))
+        batch = np.broadcast_shapes(*(x.shape[:-2] for x in (*arrays.values(), *([] if mask is None else [mask]))))
         if mask is not None:
-            given["attn_mask"] = np.broadcast_to(mask, (*mask.shape[:-2], n, m))
+            arrays["attn_mask"] = np.broadcast_to(mask, (*mask.shape[:-2], n, m))
         inputs = {
             name: np.broadcast_to(x, (*batch, *x.shape[-2:])).reshape(prod(batch), 1, *x.shape[-2:])
-            for name, x in given.items()
+            for name, x in arrays.items()
         }
         return self.evaluate(model(inputs, query.dtype, causal), inputs).reshape(*batch, n, value.shape[-1])
 
@@ -53,8 +53,8 @@ class OnnxReference(Attention):
 
     def evaluate(self, model: Any, inputs: Mapping[str, NDArray]) -> NDArray:
         """Run a model and return its result."""
-        (found,) = ReferenceEvaluator(model).run(None, dict(inputs))
-        return np.asarray(found)
+        (output,) = ReferenceEvaluator(model).run(None, dict(inputs))
+        return np.asarray(output)
 
 
 class OnnxRuntime(Attention):
@@ -65,5 +65,5 @@ class OnnxRuntime(Attention):
     def evaluate(self, model: Any, inputs: Mapping[str, NDArray]) -> NDArray:
         """Run a model and return its result."""
         session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-        (found,) = session.run(None, dict(inputs))
-        return np.asarray(found)
+        (output,) = session.run(None, dict(inputs))
+        return np.asarray(output)

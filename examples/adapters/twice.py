@@ -1,4 +1,4 @@
-"""Two runs of an adapter: the first proposes a declaration, the second judges the adapter with it."""
+"""Two runs of an adapter: the first proposes a declaration, the second has it."""
 
 import json
 import subprocess
@@ -22,37 +22,37 @@ ADAPTERS = {
 
 @dataclass(frozen=True)
 class Runs:
-    """Declaration that was pasted, and violated laws by dtype before and after pasting it."""
+    """The declaration that was pasted, and the violated laws by dtype before and after."""
 
-    pasted: Mapping[str, Any]
+    declaration: Mapping[str, Any]
     before: Mapping[str, tuple[str, ...]]
     after: Mapping[str, tuple[str, ...]]
 
 
 def twice(name: str, folder: Path, *options: str) -> Runs:
-    """Check an adapter, paste the proposed declaration into a copy in ``folder``, and check the copy.
+    """Check an adapter, paste the proposed declaration into a copy, and check the copy.
 
-    ``options`` are passed to ``attnspec check``.
+    The copy goes to ``folder``, ``options`` to ``attnspec check``.
     """
     file, adapter = ADAPTERS[name]
     source, copy = (HERE / file).read_text(encoding="utf-8"), folder / file
     copy.write_text(source, encoding="utf-8")
-    first = checked(copy, adapter, options)
+    first = run_check(copy, adapter, options)
     declaration = first["declaration"] or {}
-    copy.write_text(pasted(source, adapter, declaration), encoding="utf-8")
-    return Runs(declaration, violated(first), violated(checked(copy, adapter, options)))
+    copy.write_text(paste_declaration(source, adapter, declaration), encoding="utf-8")
+    return Runs(declaration, violated_laws(first), violated_laws(run_check(copy, adapter, options)))
 
 
-def pasted(source: str, adapter: str, declaration: Mapping[str, Any]) -> str:
-    """Insert the declaration into the source, below the name of the adapter."""
-    before, head, body = source.partition(f"class {adapter}(")
+def paste_declaration(source: str, adapter: str, declaration: Mapping[str, Any]) -> str:
+    """Return the source with the declaration inserted below the adapter's ``name``."""
+    preamble, head, body = source.partition(f"class {adapter}(")
     above, name, below = body.partition("    name = ")
-    first, end, rest = below.partition("\n")
+    name_value, end, tail = below.partition("\n")
     lines = "".join(f"    {attribute} = {value!r}\n" for attribute, value in declaration.items())
-    return f"{before}{head}{above}{name}{first}{end}{lines}{rest}"
+    return f"{preamble}{head}{above}{name}{name_value}{end}{lines}{tail}"
 
 
-def checked(file: Path, adapter: str, options: tuple[str, ...]) -> Any:
+def run_check(file: Path, adapter: str, options: tuple[str, ...]) -> Any:
     """Check an adapter and return the JSON report."""
     report = file.with_suffix(".json")
     command = [sys.executable, "-m", "attnspec.conformance", "check", f"{file}:{adapter}", "--json", str(report)]
@@ -60,18 +60,18 @@ def checked(file: Path, adapter: str, options: tuple[str, ...]) -> Any:
     return json.loads(report.read_text(encoding="utf-8"))
 
 
-def violated(report: Any) -> dict[str, tuple[str, ...]]:
-    """Violated and lost laws of a report, by dtype."""
-    found: dict[str, list[str]] = {}
+def violated_laws(report: Any) -> dict[str, tuple[str, ...]]:
+    """Return the violated and lost laws of a report, by dtype."""
+    laws_by_dtype: dict[str, list[str]] = {}
     for r in report["results"]:
         if r["status"] in ("failed", "lost"):
-            found.setdefault(r["dtype"], []).append(r["law"])
-    return {dtype: tuple(laws) for dtype, laws in found.items()}
+            laws_by_dtype.setdefault(r["dtype"], []).append(r["law"])
+    return {dtype: tuple(laws) for dtype, laws in laws_by_dtype.items()}
 
 
-def line(name: str, runs: Runs) -> str:
-    """Row of the table."""
+def table_row(name: str, runs: Runs) -> str:
+    """Return the adapter's row of the table in README.md."""
     counts = [sum(map(len, x.values())) for x in (runs.before, runs.after)]
     left = ", ".join(dict.fromkeys(law for laws in runs.after.values() for law in laws))
-    declared = ", ".join(f"`{attribute} = {value!r}`" for attribute, value in runs.pasted.items()) or "nothing"
+    declared = ", ".join(f"`{attribute} = {value!r}`" for attribute, value in runs.declaration.items()) or "nothing"
     return f"| `{name}` | {counts[0]} | {declared} | {counts[1]} | {left or 'none'} |"

@@ -1,1 +1,1 @@
-"""Rules by which public harnesses accept attention, compared with ``judge`` on wrong and right outputs."""
+"""Rules by which public harnesses accept attention, and ``judge`` on the same outputs."""

@@ -9,15 +9,15 @@ from attnspec.conformance import judge
 from attnspec.conformance.harness.verdict import Verdict
 from examples.harnesses.harness import Call, Harness, Source, attention
 
-TIMES = 2
-MORE = 1e-5
-"""Absolute tolerance added for causal calls."""
+ERROR_FACTOR = 2
+CAUSAL_TOLERANCE = 1e-5
+"""Absolute tolerance that the rule adds for causal calls."""
 
 
 def inputs(
     dtype: torch.dtype, rows: int, keys: int, batch: int = 4, heads: int = 6, features: int = 64, causal: bool = False
 ) -> Call:
-    """Call with normal numbers; the last query attends to all keys."""
+    """Return a call with normal numbers; if causal, the last query attends to all keys."""
     torch.manual_seed(0)
     query = torch.randn(batch, heads, rows, features, dtype=dtype)
     key, value = (torch.randn(batch, heads, keys, features, dtype=dtype) for _ in range(2))
@@ -25,13 +25,13 @@ def inputs(
 
 
 def reference(call: Call) -> tuple[Tensor, float]:
-    """Formula in float32, and the largest allowed error: twice the formula's in the dtype of the inputs, plus 1e-5."""
+    """Return the formula in float32, and the largest error that the rule allows (`HARNESS.rule`)."""
     exact = attention(call.query, call.key, call.value, call.allowed).to(call.query.dtype)
     scores = call.query @ (call.key / sqrt(call.key.shape[-1])).mT
     if call.allowed is not None:
         scores = scores.masked_fill(~call.allowed, -torch.inf)
     error = float((scores.softmax(-1) @ call.value - exact).abs().max())
-    return exact, TIMES * error + (MORE if call.causal else 0)
+    return exact, ERROR_FACTOR * error + (CAUSAL_TOLERANCE if call.causal else 0)
 
 
 def accepts(output: Tensor, reference: tuple[Tensor, float]) -> bool:
@@ -41,7 +41,7 @@ def accepts(output: Tensor, reference: tuple[Tensor, float]) -> bool:
 
 
 def judged(output: Tensor, call: Call, precision: str | None = None) -> Verdict:
-    """Verdict of ``judge`` in place of the rule."""
+    """Return the verdict of ``judge`` on the output."""
     return judge(
         "scaled_dot_product_attention",
         output,

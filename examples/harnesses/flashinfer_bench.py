@@ -1,4 +1,4 @@
-"""Rule of FlashInfer-Bench for a decoding step of Llama 3.1 8B: 32 query heads, 8 key heads."""
+"""Rule of FlashInfer-Bench for a decoding step of Llama 3.1 8B."""
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ def reference(call: Call) -> Tensor:
 
 
 def accepts(output: Tensor, reference: Tensor) -> bool:
-    """Return whether all numbers are finite and none exceeds both the absolute and the relative tolerance."""
+    """Return whether all numbers are finite, and none exceeds both tolerances, absolute and relative."""
     if not output.isfinite().all():
         return False
     error = (output.float() - reference.float()).abs()
@@ -33,7 +33,7 @@ def accepts(output: Tensor, reference: Tensor) -> bool:
 
 
 def judged(output: Tensor, call: Call, precision: str | None = None) -> Verdict:
-    """Verdict of ``judge`` in place of the rule. With one query per head, the heads of a group become rows."""
+    """Return the verdict of ``judge``, for which the heads of a group become rows."""
     groups = (call.key.shape[1], -1)
     query, rows = (torch.unflatten(x.squeeze(2), 1, groups) for x in (call.query, output))
     return judge("scaled_dot_product_attention", rows, query, call.key, call.value, precision=precision)

@@ -1,4 +1,4 @@
-"""Rule of GPU MODE's reference kernels for a decoding step of latent attention: one key head."""
+"""Rule of GPU MODE's reference kernels for a decoding step of latent attention."""
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ def accepts(output: Tensor, reference: Tensor) -> bool:
 
 
 def judged(output: Tensor, call: Call, precision: str | None = None) -> Verdict:
-    """Verdict of ``judge`` in place of the rule. All heads attend to the same keys, so that heads become rows."""
+    """Return the verdict of ``judge``, for which the heads, with one key, become rows."""
     query, rows = call.query.squeeze(2), output.squeeze(2)
     key, value = call.key.squeeze(1), call.value.squeeze(1)
     return judge("scaled_dot_product_attention", rows, query, key, value, precision=precision)

@@ -1,4 +1,4 @@
-"""A call of attention, and a public harness: its inputs, reference and rule."""
+"""A call of attention, and a public harness with its inputs, reference and rule."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,9 +13,10 @@ from attnspec.conformance.harness.verdict import Verdict
 
 @dataclass(frozen=True)
 class Call:
-    """Inputs of a kernel: query (batch, heads, n, d), key (batch, heads_k, m, d), value (batch, heads_k, m, d_v).
+    """Inputs of a kernel.
 
-    ``heads`` is a multiple of ``heads_k``. Where ``causal``, the last query attends to all keys.
+    Query (batch, heads, n, d), key (batch, heads_k, m, d) and value (batch, heads_k, m, d_v), where ``heads`` is a
+    multiple of ``heads_k``. If ``causal``, the last query attends to all keys.
     """
 
     query: Tensor
@@ -25,13 +26,13 @@ class Call:
 
     @property
     def allowed(self) -> Tensor | None:
-        """Mask (n, m), True where a query attends to a key; None if all are attended to."""
+        """Mask (n, m), True where a query attends to a key; None if everywhere."""
         n, m = self.query.shape[-2], self.key.shape[-2]
         return torch.ones(n, m, dtype=torch.bool).tril(m - n) if self.causal else None
 
     @property
     def pairs(self) -> int:
-        """Number of pairs of a query and a key that it attends to, in one head."""
+        """Number of pairs of a query and an attended key, in one head."""
         allowed = self.allowed
         return self.query.shape[-2] * self.key.shape[-2] if allowed is None else int(allowed.sum())
 
@@ -69,9 +70,9 @@ class Source:
 class Harness:
     """A public harness.
 
-    ``settings`` map descriptions to makers of its published inputs. ``accepts`` compares an output with the result of
-    ``reference``. ``judged`` replaces both by ``judge``; it also takes the precision class of a kernel, None for the
-    default of its dtype.
+    ``settings`` map a description to a function that makes these published inputs. The harness computes ``reference``,
+    and ``accepts`` compares an output with it. ``judged`` asks ``judge`` instead; its last argument is the precision
+    class of a kernel, None for the default of its dtype.
     """
 
     name: str

@@ -15,12 +15,12 @@ from examples.harnesses.harness import Call
 TILE = 64
 
 NOT_OFFERED = ("No viable backend", "No available kernel")
-"""Beginnings of PyTorch's messages, by version, for a missing kernel."""
+"""Beginnings of PyTorch's messages for a missing kernel, in different versions."""
 
 
 @dataclass(frozen=True)
 class Honest:
-    """A correct kernel; its precision class is ``precision`` followed by the dtype, or the dtype's default."""
+    """A correct kernel; its precision class is ``precision`` + dtype, or the default."""
 
     name: str
     output: Callable[[Call], Tensor]
@@ -50,7 +50,7 @@ def pytorch(backend: SDPBackend) -> Callable[[Call], Tensor]:
 
 
 def by_element(kernel: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]) -> Callable[[Call], Tensor]:
-    """Make a kernel for whole calls from one for a single batch element. Keys and values are repeated per head."""
+    """Make a kernel of whole calls from one of batch elements; repeat keys per head."""
 
     def output(call: Call) -> Tensor:
         group = call.query.shape[1] // call.key.shape[1]
@@ -83,11 +83,11 @@ def online(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None) ->
     largest = scores.new_full((*scores.shape[:-1], 1), -torch.inf)
     total, output = torch.zeros_like(largest), torch.zeros(*query.shape[:-1], value.shape[-1])
     for s, v in zip(torch.split(scores, TILE, -1), torch.split(value.float(), TILE, -2), strict=True):
-        found = torch.maximum(largest, s.amax(-1, keepdim=True))
+        peak = torch.maximum(largest, s.amax(-1, keepdim=True))
         # Equal maxima may both be −∞, whose difference is NaN.
-        kept = torch.where(found == largest, 1.0, (largest - found).exp())
-        weights = torch.where(s == -torch.inf, 0.0, (s - found).exp())
-        total, output, largest = total * kept + weights.sum(-1, keepdim=True), output * kept + weights @ v, found
+        rescale = torch.where(peak == largest, 1.0, (largest - peak).exp())
+        weights = torch.where(s == -torch.inf, 0.0, (s - peak).exp())
+        total, output, largest = total * rescale + weights.sum(-1, keepdim=True), output * rescale + weights @ v, peak
     return (output / total).to(query.dtype)
 
 

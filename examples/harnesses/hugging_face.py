@@ -29,7 +29,7 @@ def accepts(output: Tensor, reference: Tensor) -> bool:
 
 
 def judged(output: Tensor, call: Call, precision: str | None = None) -> Verdict:
-    """Verdict of ``judge`` in place of the rule."""
+    """Return the verdict of ``judge`` on the output."""
     arguments = (call.query, call.key, call.value)
     return judge("scaled_dot_product_attention", output, *arguments, causal=call.causal, precision=precision)
 

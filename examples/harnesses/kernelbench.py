@@ -13,7 +13,7 @@ TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 
 
 def inputs(dtype: torch.dtype, batch: int = 32, heads: int = 32, rows: int = 512, features: int = 1024) -> Call:
-    """Call with uniform numbers between 0 and 1, drawn in float32; a published trial uses another seed."""
+    """Return a call with uniform numbers in [0, 1); published trials use another seed."""
     torch.manual_seed(42)
     query, key, value = (torch.rand(batch, heads, rows, features).to(dtype) for _ in range(3))
     return Call(query, key, value)
@@ -31,7 +31,7 @@ def accepts(output: Tensor, reference: Tensor) -> bool:
 
 
 def judged(output: Tensor, call: Call, precision: str | None = None) -> Verdict:
-    """Verdict of ``judge`` in place of the rule."""
+    """Return the verdict of ``judge`` on the output."""
     return judge("scaled_dot_product_attention", output, call.query, call.key, call.value, precision=precision)
 
 

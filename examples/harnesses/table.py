@@ -15,7 +15,7 @@ from examples.harnesses.honest import HONEST, NotOffered
 from examples.harnesses.wrong import WRONG
 
 
-class Name(StrEnum):
+class HarnessName(StrEnum):
     """Names of the harnesses."""
 
     KERNELBENCH = "kernelbench"
@@ -26,11 +26,11 @@ class Name(StrEnum):
 
 
 HARNESSES = {
-    Name.KERNELBENCH: kernelbench.HARNESS,
-    Name.FLASHINFER_BENCH: flashinfer_bench.HARNESS,
-    Name.GPU_MODE: gpu_mode.HARNESS,
-    Name.HUGGING_FACE: hugging_face.HARNESS,
-    Name.FLASH_ATTENTION: flash_attention.HARNESS,
+    HarnessName.KERNELBENCH: kernelbench.HARNESS,
+    HarnessName.FLASHINFER_BENCH: flashinfer_bench.HARNESS,
+    HarnessName.GPU_MODE: gpu_mode.HARNESS,
+    HarnessName.HUGGING_FACE: hugging_face.HARNESS,
+    HarnessName.FLASH_ATTENTION: flash_attention.HARNESS,
 }
 
 HEAD = """# What the rules accept
@@ -40,40 +40,41 @@ CPU. [README.md](README.md) says where the rules come from and what is tried.
 """
 CHEAPEST = """## The cheapest wrong attention that a rule accepts
 
-Operations are a share of those of attention; the last column is the largest error over its budget.
+Operations are a share of those of attention. The last column has the verdict of `judge` and the largest error over its
+budget.
 """
-TAKEN = """## Wrong attentions that `judge` takes
+ACCEPTED = """## Wrong attentions that `judge` accepts
 
-What is smaller than all roundings together does not show in one result. Where `verdict.cannot_see` names something, the
-last column does, too: `suggest_inputs` gives inputs that show it.
+An error smaller than all roundings together does not show in one result. The last column is `verdict.cannot_see`, the
+mistakes that these inputs cannot show: `suggest_inputs` gives inputs that do.
 """
-LEGEND = """Each cell is what the rule says, and the largest error over its budget: above 1, `judge` convicts; × where
-it convicts what is within it."""
+LEGEND = """Each cell has the verdict of the rule, and the largest error over its budget. Above 1, `judge` convicts;
+× means that it convicts although no error exceeds its budget."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """Verdicts of a rule and of ``judge`` on an output; ``work`` is its share of the operations of attention.
+class Verdicts:
+    """Verdicts of a rule and of ``judge`` on an output.
 
-    ``taken``: ``judge`` accepts it. ``factor``: largest error over its budget. ``hidden``: mistakes that the inputs
-    cannot show.
+    ``work``: operations of the output, as a share of those of attention. ``ratio_text``: largest error over its
+    budget, as text. ``hidden``: mistakes that the inputs cannot show.
     """
 
     name: str
     work: float
-    accepted: bool
-    taken: bool
-    factor: str
+    rule_accepts: bool
+    judge_accepts: bool
+    ratio_text: str
     hidden: tuple[str, ...] = ()
 
     @property
     def cell(self) -> str:
-        """Cell with the rule's verdict and the factor."""
-        return f"{'accepted' if self.accepted else 'rejected'}, {self.factor}"
+        """Cell with the rule's verdict and the error ratio."""
+        return f"{'accepted' if self.rule_accepts else 'rejected'}, {self.ratio_text}"
 
 
-def factor(verdict: Verdict) -> str:
-    """Largest error over its budget; × where ``judge`` convicts although no error exceeds its budget."""
+def ratio_text(verdict: Verdict) -> str:
+    """Return the largest error over its budget; × if ``judge`` convicts within the budgets."""
     if verdict.worst is None and not verdict:
         return "×"
     ratio = verdict.ratio if verdict.worst is None else verdict.worst.ratio
@@ -82,76 +83,78 @@ def factor(verdict: Verdict) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """Verdicts on one of a harness's inputs, by name: wrong attentions, cheapest first, and honest kernels."""
+    """Verdicts on one input of a harness: wrong attentions, cheapest first, and honest kernels."""
 
     title: str
-    wrong: Mapping[str, Found]
-    honest: Mapping[str, Found]
+    wrong: Mapping[str, Verdicts]
+    honest: Mapping[str, Verdicts]
 
     @property
-    def cheapest(self) -> Found | None:
+    def cheapest(self) -> Verdicts | None:
         """Cheapest wrong attention that the rule accepts; None if it accepts none."""
-        return next((found for found in self.wrong.values() if found.accepted), None)
+        return next((verdicts for verdicts in self.wrong.values() if verdicts.rule_accepts), None)
 
 
-def tried(harness: Harness, title: str, call: Call) -> Setting:
+def judge_setting(harness: Harness, title: str, call: Call) -> Setting:
     """Try every wrong attention that applies to these inputs, and every available honest kernel."""
     reference = harness.reference(call)
 
-    def found(name: str, work: int, output: Tensor, precision: str | None = None, *, right: bool = False) -> Found:
+    def both(name: str, work: int, output: Tensor, precision: str | None = None, *, right: bool = False) -> Verdicts:
         verdict = harness.judged(output, call, precision)
         hidden = () if right else verdict.cannot_see
-        return Found(name, work / call.work, harness.accepts(output, reference), bool(verdict), factor(verdict), hidden)
+        accepts = harness.accepts(output, reference)
+        return Verdicts(name, work / call.work, accepts, bool(verdict), ratio_text(verdict), hidden)
 
     dtype = str(call.query.dtype).removeprefix("torch.")
     wrong, honest = {}, {}
     for w in sorted(WRONG, key=lambda w: w.work(call)):
         if w.fits(call):
-            wrong[w.name] = found(w.name, w.work(call), w.output(call).to(call.query.dtype))
+            wrong[w.name] = both(w.name, w.work(call), w.output(call).to(call.query.dtype))
     for h in HONEST:
         try:
             output = h.output(call)
         except NotOffered:
             continue
         precision = f"{h.precision}{dtype}" if h.precision and dtype != "float32" else None
-        honest[h.name] = found(h.name, call.work, output, precision, right=True)
+        honest[h.name] = both(h.name, call.work, output, precision, right=True)
     return Setting(title, wrong, honest)
 
 
 def page(harnesses: Iterable[Harness], say: Callable[[str], None]) -> str:
-    """Return the whole page; ``say`` is called with the name of each setting as it starts."""
+    """Return the whole page; ``say`` gets the name of each setting as it starts."""
     settings: dict[str, list[Setting]] = {}
     for harness in harnesses:
         for title, make in harness.settings.items():
             say(f"{harness.name}: {title}")
-            settings.setdefault(harness.name, []).append(tried(harness, title, make()))
+            settings.setdefault(harness.name, []).append(judge_setting(harness, title, make()))
     lines = [HEAD.format(torch=torch.__version__.partition("+")[0], numpy=version("numpy")), CHEAPEST]
     lines += head("harness", "inputs", "wrong attention", "operations", "`judge`")
-    lines += [row(name, s.title, *cheapest(s.cheapest)) for name, of in settings.items() for s in of]
-    taken = [(n, s.title, f) for n, of in settings.items() for s in of for f in s.wrong.values() if f.taken]
-    if taken:
-        lines += ["", TAKEN, *head("harness", "inputs", "wrong attention", "error over budget", "`cannot_see`")]
-        lines += [row(name, title, f.name, f.factor, "; ".join(f.hidden)) for name, title, f in taken]
+    lines += [row(name, s.title, *cheapest(s.cheapest)) for name, group in settings.items() for s in group]
+    accepted = [(n, s.title, f) for n, g in settings.items() for s in g for f in s.wrong.values() if f.judge_accepts]
+    if accepted:
+        lines += ["", ACCEPTED, *head("harness", "inputs", "wrong attention", "error over budget", "`cannot_see`")]
+        lines += [row(name, title, f.name, f.ratio_text, "; ".join(f.hidden)) for name, title, f in accepted]
     lines += ["", "## All of them\n", LEGEND]
-    for name, of in settings.items():
+    for name, group in settings.items():
         lines += ["", f"### {name}\n"]
-        lines += matrix("wrong", [w.name for w in WRONG], of, [s.wrong for s in of], "—")
-        lines += ["", *matrix("honest", [h.name for h in HONEST], of, [s.honest for s in of], "not offered")]
+        lines += matrix("wrong", [w.name for w in WRONG], group, [s.wrong for s in group], "—")
+        lines += ["", *matrix("honest", [h.name for h in HONEST], group, [s.honest for s in group], "not offered")]
     return "\n".join(lines) + "\n"
 
 
-def cheapest(found: Found | None) -> tuple[str, str, str]:
-    """Cells for the cheapest accepted attention."""
-    if found is None:
+def cheapest(verdicts: Verdicts | None) -> tuple[str, str, str]:
+    """Return the cells for the cheapest attention that the rule accepts."""
+    if verdicts is None:
         return "none of them", "", ""
-    return found.name, share(found.work), f"{'takes it' if found.taken else 'convicts'}, {found.factor}"
+    judged = "accepts it" if verdicts.judge_accepts else "convicts"
+    return verdicts.name, share(verdicts.work), f"{judged}, {verdicts.ratio_text}"
 
 
 def matrix(
-    title: str, names: Sequence[str], settings: Sequence[Setting], found: Sequence[Mapping[str, Found]], other: str
+    title: str, names: Sequence[str], settings: Sequence[Setting], verdicts: Sequence[Mapping[str, Verdicts]], no: str
 ) -> list[str]:
-    """Lines of a table of verdicts by name and setting."""
-    cells = ([f[name].cell if name in f else other for f in found] for name in names)
+    """Return the lines of a table of verdicts by name and setting."""
+    cells = ([f[name].cell if name in f else no for f in verdicts] for name in names)
     return [
         *head(title, *(s.title for s in settings)),
         *(row(name, *c) for name, c in zip(names, cells, strict=True) if set(c) != {"—"}),
@@ -159,17 +162,17 @@ def matrix(
 
 
 def share(work: float) -> str:
-    """Text of a share of the operations: "none", "all" from 99 % on, else per cent."""
+    """Return a share as text: "none", "all" from 99 % on, or per cent."""
     if not work:
         return "none"
     return "all" if work >= 0.99 else f"{100 * work:.2g} %"
 
 
 def row(*cells: str) -> str:
-    """Row of a Markdown table."""
+    """Return a row of a Markdown table."""
     return f"| {' | '.join(cells)} |"
 
 
 def head(*cells: str) -> list[str]:
-    """Header lines of a Markdown table."""
+    """Return the header lines of a Markdown table."""
     return [row(*cells), f"|{'---|' * len(cells)}"]

@@ -18,7 +18,7 @@ def everything(call: Call) -> bool:
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong attention: its output, its operations counted as in `Call.work`, and the calls it applies to."""
+    """A wrong attention: output, operations as counted in `Call.work`, and calls that it fits."""
 
     name: str
     output: Callable[[Call], Tensor]
@@ -27,7 +27,7 @@ class Wrong:
 
 
 def right(call: Call, scale: float | None = None) -> Tensor:
-    """Right attention, or with another scale."""
+    """Return right attention, or attention with another scale."""
     return attention(call.query, call.key, call.value, call.allowed, scale)
 
 
@@ -47,14 +47,14 @@ def work_of_mean(call: Call) -> int:
 
 
 def first_half(call: Call) -> Call:
-    """Call with the first half of the queries; a causal one keeps only the keys that they attend to."""
-    rest = call.query.shape[-2] - call.query.shape[-2] // 2
-    keys = call.key.shape[-2] - rest * call.causal
-    return replace(call, query=call.query[..., :-rest, :], key=call.key[..., :keys, :], value=call.value[..., :keys, :])
+    """Return the call with the first half of the queries, and their keys."""
+    half = call.query.shape[-2] - call.query.shape[-2] // 2
+    keys = call.key.shape[-2] - half * call.causal
+    return replace(call, query=call.query[..., :-half, :], key=call.key[..., :keys, :], value=call.value[..., :keys, :])
 
 
 def half_mean(call: Call) -> Tensor:
-    """Right attention in the first half of the rows, mean of the values in the second."""
+    """Right attention in the first half of the rows, then the mean of the values."""
     half = first_half(call)
     return torch.cat([right(half), mean(call)[..., half.query.shape[-2] :, :]], -2)
 

@@ -1,4 +1,4 @@
-"""Compiles every additive Triton kernel to machine code for a GPU that need not be present, and reads the result.
+"""Machine code of every additive Triton kernel, compiled without a GPU, and counts from it.
 
 Run as a program: `python compile_additive_triton.py CAPABILITY-DTYPE-SIZE[-masked] …`, such as
 `90-fp32-usual-masked` (which is also causal), prints, as JSON by configuration, registers, spills and the hot loops of
@@ -36,7 +36,7 @@ Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
 def record(dtype: torch.dtype, size: str, masked: bool) -> list[Launch]:
-    """All launches of a forward and backward pass, of the scores' and of a decoding step."""
+    """All launches of attention and scores, forward and backward, and of a decoding step."""
     launches: list[Launch] = []
 
     def take(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
@@ -98,8 +98,8 @@ def tool(name: str, *arguments: str) -> str:
 
 
 def instructions(lines: list[str]) -> list[str]:
-    found = (re.search(r"\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]+)", line) for line in lines)
-    return [match.group(1) for match in found if match]
+    matches = (re.search(r"\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]+)", line) for line in lines)
+    return [match.group(1) for match in matches if match]
 
 
 def innermost_loops(lines: list[str]) -> list[list[str]]:
@@ -129,19 +129,19 @@ def count(operations: list[str]) -> dict[str, int]:
 
 def classified(loops: list[dict[str, int]]) -> dict[str, dict[str, int]]:
     """The loops over the hidden units: three terms to a reciprocal without stores, two with."""
-    found: dict[str, dict[str, int]] = {}
+    loops_by_kind: dict[str, dict[str, int]] = {}
     for loop in loops:
         reciprocals = loop["reciprocals"]
         if reciprocals < 8 or loop["exponentials"]:
             continue
         ratio = loop["arithmetic"] / reciprocals
         if 7.5 < ratio < 8.6 and not loop["stores"]:
-            found["shared"] = loop | {"terms": 3 * reciprocals}
+            loops_by_kind["shared"] = loop | {"terms": 3 * reciprocals}
         elif ratio >= 8.6 and loop["stores"]:
-            found["pair"] = loop | {"terms": 2 * reciprocals}
+            loops_by_kind["pair"] = loop | {"terms": 2 * reciprocals}
         elif 1.5 < ratio < 2.5:
-            found["single"] = loop | {"terms": reciprocals}
-    return found
+            loops_by_kind["single"] = loop | {"terms": reciprocals}
+    return loops_by_kind
 
 
 def report(binary: bytes) -> dict[str, Any]:

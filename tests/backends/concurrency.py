@@ -1,11 +1,11 @@
-"""The same work on several threads of Python."""
+"""Work that several threads of Python do at the same time."""
 
 from collections.abc import Callable
 from threading import Thread
 
 
-def at_once(work: Callable[[], None], threads: int = 4) -> None:
-    """Returns when every thread has done the work."""
+def run_on_threads(work: Callable[[], None], threads: int = 4) -> None:
+    """Do the work on every thread, and return when all are done."""
     started = [Thread(target=work) for _ in range(threads)]
     for thread in started:
         thread.start()

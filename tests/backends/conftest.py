@@ -3,7 +3,7 @@
 import os
 
 WITHHELD = {"avx2": ("avx512", "avx10", "amx"), "avx512": ("amx",)}
-"""Beginnings of the names of features that LLVM is not told of, by the value of ATTNSPEC_TEST_INSTRUCTIONS."""
+"""Prefixes of CPU features hidden from LLVM, by the value of ATTNSPEC_TEST_INSTRUCTIONS."""
 
 if forced := os.environ.get("ATTNSPEC_TEST_INSTRUCTIONS"):
     import llvmlite.binding as llvm

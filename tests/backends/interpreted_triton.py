@@ -6,9 +6,9 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 from attnspec.backends import pytorch
 from attnspec.backends.pytorch import *  # noqa: F403
-from attnspec.backends.pytorch.kernels.additive import routes
+from attnspec.backends.pytorch.kernels.additive import path_choice
 
-routes.available_paths = lambda device_type: ("triton", "plain")
+path_choice.available_paths = lambda device_type: ("triton", "plain")
 
 name = "pytorch in Triton's interpreter"
 notes = {**pytorch.notes, "additive attention": "cpu: triton, interpreted"}

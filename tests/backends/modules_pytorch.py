@@ -17,16 +17,16 @@ from attnspec.backends.bases.torch import gradients
 from attnspec.backends.bases.torch import to_numpy as to_numpy
 from attnspec.backends.pytorch import nn
 from attnspec.spec import MultiHeadParameters
-from attnspec.spec.contract.tree import flatten, mapped
+from attnspec.spec.contract.tree import flatten, map_tree
 
 name = "pytorch by modules"
 limits, precision, notes = pytorch.limits, pytorch.precision, pytorch.notes
 
 
 def through(module: torch.nn.Module, weights: Mapping[str, Any], *inputs: Any, **options: Any) -> Any:
-    """A module's result with weights in place of its own, each named by its path in a tree of weights."""
-    given = {path.replace("[", ".").replace("]", ""): x for path, x in flatten(dict(weights)).items()}
-    return functional_call(module, given, inputs, options, strict=True)
+    """A module's result with other weights, named by their paths in a tree."""
+    named_weights = {path.replace("[", ".").replace("]", ""): x for path, x in flatten(dict(weights)).items()}
+    return functional_call(module, named_weights, inputs, options, strict=True)
 
 
 def through_record(make: Callable[[Any], torch.nn.Module], record: Any, *inputs: Any, **options: Any) -> Any:
@@ -36,57 +36,57 @@ def through_record(make: Callable[[Any], torch.nn.Module], record: Any, *inputs:
     return through(make(record), weights, *inputs, **options)
 
 
-def dot_product_attention(query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Any:
-    return nn.DotProductAttention(scaled=False)(query, key, value, **how)
+def dot_product_attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+    return nn.DotProductAttention(scaled=False)(query, key, value, **options)
 
 
-def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Any:
-    return nn.DotProductAttention()(query, key, value, **how)
+def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+    return nn.DotProductAttention()(query, key, value, **options)
 
 
-def general_attention(query: Tensor, key: Tensor, value: Tensor, w: Tensor, **how: Any) -> Any:
+def general_attention(query: Tensor, key: Tensor, value: Tensor, w: Tensor, **options: Any) -> Any:
     module = nn.GeneralAttention(w.shape[0], kdim=w.shape[1])
-    return through(module, {"w": w}, query, key, value, **how)
+    return through(module, {"w": w}, query, key, value, **options)
 
 
 def additive_attention(
-    query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, **how: Any
+    query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, **options: Any
 ) -> Any:
     module = nn.AdditiveAttention(w_q.shape[1], len(w_q), kdim=w_k.shape[1])
-    return through(module, {"w_q": w_q, "w_k": w_k, "w_v": w_v}, query, key, value, **how)
+    return through(module, {"w_q": w_q, "w_k": w_k, "w_v": w_v}, query, key, value, **options)
 
 
 def multi_head_attention(
-    query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, **how: Any
+    query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, **options: Any
 ) -> Any:
     record = MultiHeadParameters(w_q, w_k, w_v, w_o)
-    return through_record(nn.MultiHeadAttention.from_record, record, query, key, value, **how)
+    return through_record(nn.MultiHeadAttention.from_record, record, query, key, value, **options)
 
 
 def multi_head_additive_attention(
     query: Tensor, key: Tensor, value: Tensor,
-    w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, a_q: Tensor, a_k: Tensor, a_v: Tensor, **how: Any,
+    w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, a_q: Tensor, a_k: Tensor, a_v: Tensor, **options: Any,
 ) -> Any:  # fmt: skip
     weights = {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o, "a_q": a_q, "a_k": a_k, "a_v": a_v}
-    return through(nn.MultiHeadAdditiveAttention(1, 1, 1), weights, query, key, value, **how)
+    return through(nn.MultiHeadAdditiveAttention(1, 1, 1), weights, query, key, value, **options)
 
 
-def bahdanau_context(state: Tensor, annotations: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, **how: Any) -> Any:
+def bahdanau_context(state: Tensor, annotations: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, **options: Any) -> Any:
     module = nn.BahdanauAttention(w_q.shape[1], w_k.shape[1], len(w_q))
-    return through(module, {"w_q": w_q, "w_k": w_k, "w_v": w_v}, state, annotations, **how)
+    return through(module, {"w_q": w_q, "w_k": w_k, "w_v": w_v}, state, annotations, **options)
 
 
-def luong_context_dot(state: Tensor, annotations: Tensor, **how: Any) -> Any:
-    return nn.LuongAttention(state.shape[-1], score="dot")(state, annotations, **how)
+def luong_context_dot(state: Tensor, annotations: Tensor, **options: Any) -> Any:
+    return nn.LuongAttention(state.shape[-1], score="dot")(state, annotations, **options)
 
 
-def luong_context_general(state: Tensor, annotations: Tensor, w: Tensor, **how: Any) -> Any:
-    return through(nn.LuongAttention(*w.shape), {"w": w}, state, annotations, **how)
+def luong_context_general(state: Tensor, annotations: Tensor, w: Tensor, **options: Any) -> Any:
+    return through(nn.LuongAttention(*w.shape), {"w": w}, state, annotations, **options)
 
 
-def luong_context_location(state: Tensor, annotations: Tensor, w: Tensor, **how: Any) -> Any:
+def luong_context_location(state: Tensor, annotations: Tensor, w: Tensor, **options: Any) -> Any:
     module = nn.LuongAttention(w.shape[1], score="location", num_positions=max(1, len(w)))
-    return through(module, {"w": w}, state, annotations, **how)
+    return through(module, {"w": w}, state, annotations, **options)
 
 
 def rnn_cell(x: Tensor, state: Tensor, parameters: Any) -> Any:
@@ -101,35 +101,35 @@ def lstm_cell(x: Tensor, state: tuple[Tensor, Tensor], parameters: Any) -> Any:
     return through_record(nn.LSTMCell.from_record, parameters, x, state)
 
 
-def of_one_layer(kind: Any, x: Tensor, state: Any, parameters: Any, **how: Any) -> Any:
+def of_one_layer(kind: Any, x: Tensor, state: Any, parameters: Any, **options: Any) -> Any:
     """A network of one layer, whose states have an axis for it."""
-    state = mapped(state, lambda _, part: part.unsqueeze(-2))
-    states, final = through_record(kind.from_record, (parameters,), x, state, **how)
-    return states, mapped(final, lambda _, part: part.squeeze(-2))
+    state = map_tree(state, lambda _, part: part.unsqueeze(-2))
+    states, final = through_record(kind.from_record, (parameters,), x, state, **options)
+    return states, map_tree(final, lambda _, part: part.squeeze(-2))
 
 
-def rnn(x: Tensor, state: Any, parameters: Any, **how: Any) -> Any:
-    return of_one_layer(nn.RNN, x, state, parameters, **how)
+def rnn(x: Tensor, state: Any, parameters: Any, **options: Any) -> Any:
+    return of_one_layer(nn.RNN, x, state, parameters, **options)
 
 
-def gru(x: Tensor, state: Any, parameters: Any, **how: Any) -> Any:
-    return of_one_layer(nn.GRU, x, state, parameters, **how)
+def gru(x: Tensor, state: Any, parameters: Any, **options: Any) -> Any:
+    return of_one_layer(nn.GRU, x, state, parameters, **options)
 
 
-def lstm(x: Tensor, state: Any, parameters: Any, **how: Any) -> Any:
-    return of_one_layer(nn.LSTM, x, state, parameters, **how)
+def lstm(x: Tensor, state: Any, parameters: Any, **options: Any) -> Any:
+    return of_one_layer(nn.LSTM, x, state, parameters, **options)
 
 
-def stacked_rnn(x: Tensor, state: Any, layers: Any, **how: Any) -> Any:
-    return through_record(nn.RNN.from_record, layers, x, state, **how)
+def stacked_rnn(x: Tensor, state: Any, layers: Any, **options: Any) -> Any:
+    return through_record(nn.RNN.from_record, layers, x, state, **options)
 
 
-def stacked_gru(x: Tensor, state: Any, layers: Any, **how: Any) -> Any:
-    return through_record(nn.GRU.from_record, layers, x, state, **how)
+def stacked_gru(x: Tensor, state: Any, layers: Any, **options: Any) -> Any:
+    return through_record(nn.GRU.from_record, layers, x, state, **options)
 
 
-def stacked_lstm(x: Tensor, state: Any, layers: Any, **how: Any) -> Any:
-    return through_record(nn.LSTM.from_record, layers, x, state, **how)
+def stacked_lstm(x: Tensor, state: Any, layers: Any, **options: Any) -> Any:
+    return through_record(nn.LSTM.from_record, layers, x, state, **options)
 
 
 def layer_norm(x: Tensor, parameters: Any) -> Any:
@@ -140,18 +140,18 @@ def feed_forward(x: Tensor, parameters: Any) -> Any:
     return through_record(nn.FeedForward.from_record, parameters, x)
 
 
-def encoder_layer(x: Tensor, parameters: Any, *, norm: str = "post", **how: Any) -> Any:
+def encoder_layer(x: Tensor, parameters: Any, *, norm: str = "post", **options: Any) -> Any:
     make = partial(nn.TransformerEncoderLayer.from_record, norm_first=norm == "pre")
-    return through_record(make, parameters, x, **how)
+    return through_record(make, parameters, x, **options)
 
 
-def encoder_stack(x: Tensor, layers: Any, *, norm: str = "post", **how: Any) -> Any:
+def encoder_stack(x: Tensor, layers: Any, *, norm: str = "post", **options: Any) -> Any:
     make = partial(nn.TransformerEncoder.from_record, norm_first=norm == "pre")
-    return through_record(make, layers, x, **how)
+    return through_record(make, layers, x, **options)
 
 
-def teacher_forced_decode(tokens: Tensor, state: Tensor, annotations: Tensor, parameters: Any, **how: Any) -> Any:
-    return through_record(nn.BahdanauDecoder.from_record, parameters, tokens, state, annotations, **how)
+def teacher_forced_decode(tokens: Tensor, state: Tensor, annotations: Tensor, parameters: Any, **options: Any) -> Any:
+    return through_record(nn.BahdanauDecoder.from_record, parameters, tokens, state, annotations, **options)
 
 
 class Method(torch.nn.Module):
@@ -170,23 +170,23 @@ def through_method(decoder: torch.nn.Module, name: str, parameters: Any, *inputs
     return through(Method(decoder, name), {"decoder": parameters}, *inputs, **options)
 
 
-def decoder_step(token: Tensor, state: Tensor, annotations: Tensor, parameters: Any, **how: Any) -> Any:
+def decoder_step(token: Tensor, state: Tensor, annotations: Tensor, parameters: Any, **options: Any) -> Any:
     decoder = nn.BahdanauDecoder.from_record(parameters)
-    return through_method(decoder, "step", parameters, token, state, annotations, **how)
+    return through_method(decoder, "step", parameters, token, state, annotations, **options)
 
 
 def greedy_decode(
-    token: Tensor, state: Tensor, annotations: Tensor, parameters: Any, steps: int, eos: int, **how: Any
+    token: Tensor, state: Tensor, annotations: Tensor, parameters: Any, steps: int, eos: int, **options: Any
 ) -> Any:
     decoder = nn.BahdanauDecoder.from_record(parameters)
-    return through_method(decoder, "greedy_decode", parameters, token, state, annotations, steps, eos, **how)
+    return through_method(decoder, "greedy_decode", parameters, token, state, annotations, steps, eos, **options)
 
 
 def beam_decode(
-    token: Tensor, state: Tensor, annotations: Tensor, parameters: Any, steps: int, eos: int, beams: int, **how: Any
+    token: Tensor, state: Tensor, annotations: Tensor, parameters: Any, steps: int, eos: int, beams: int, **options: Any
 ) -> Any:
     decoder = nn.BahdanauDecoder.from_record(parameters)
-    return through_method(decoder, "beam_decode", parameters, token, state, annotations, steps, eos, beams, **how)
+    return through_method(decoder, "beam_decode", parameters, token, state, annotations, steps, eos, beams, **options)
 
 
 def patch_embedding(image: Tensor, parameters: Any) -> Any:
@@ -211,33 +211,33 @@ def spatial_attention(state: Tensor, features: Tensor, w_q: Tensor, w_k: Tensor,
     return through(module, {"w_q": w_q, "w_k": w_k, "w_v": w_v}, state, features)
 
 
-def decoder_layer(x: Tensor, memory: Tensor, parameters: Any, *, norm: str = "post", **how: Any) -> Any:
+def decoder_layer(x: Tensor, memory: Tensor, parameters: Any, *, norm: str = "post", **options: Any) -> Any:
     make = partial(nn.TransformerDecoderLayer.from_record, norm_first=norm == "pre")
-    return through_record(make, parameters, x, memory, **how)
+    return through_record(make, parameters, x, memory, **options)
 
 
-def decoder_stack(x: Tensor, memory: Tensor, layers: Any, *, norm: str = "post", **how: Any) -> Any:
+def decoder_stack(x: Tensor, memory: Tensor, layers: Any, *, norm: str = "post", **options: Any) -> Any:
     make = partial(nn.TransformerDecoder.from_record, norm_first=norm == "pre")
-    return through_record(make, layers, x, memory, **how)
+    return through_record(make, layers, x, memory, **options)
 
 
-def encoder_decoder(source: Tensor, target: Tensor, parameters: Any, **how: Any) -> Any:
-    return through_record(nn.Transformer.from_record, parameters, source, target, **how)
+def encoder_decoder(source: Tensor, target: Tensor, parameters: Any, **options: Any) -> Any:
+    return through_record(nn.Transformer.from_record, parameters, source, target, **options)
 
 
-def decoder_only(tokens: Tensor, parameters: Any, **how: Any) -> Any:
-    return through_record(nn.DecoderOnly.from_record, parameters, tokens, **how)
+def decoder_only(tokens: Tensor, parameters: Any, **options: Any) -> Any:
+    return through_record(nn.DecoderOnly.from_record, parameters, tokens, **options)
 
 
-def encoder_only(tokens: Tensor, parameters: Any, **how: Any) -> Any:
-    return through_record(nn.EncoderOnly.from_record, parameters, tokens, **how)
+def encoder_only(tokens: Tensor, parameters: Any, **options: Any) -> Any:
+    return through_record(nn.EncoderOnly.from_record, parameters, tokens, **options)
 
 
 def cached_decoder_step(
-    x: Tensor, cache: Any, memory: Tensor, parameters: Any, *, norm: str = "post", **how: Any
+    x: Tensor, cache: Any, memory: Tensor, parameters: Any, *, norm: str = "post", **options: Any
 ) -> Any:
     layer = nn.TransformerDecoderLayer.from_record(parameters, norm_first=norm == "pre")
-    return through_method(layer, "step", parameters, x, cache, memory, **how)
+    return through_method(layer, "step", parameters, x, cache, memory, **options)
 
 
 def vjp(operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Tensor]:

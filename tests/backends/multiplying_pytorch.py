@@ -1,21 +1,27 @@
-"""The PyTorch backend whose products of matrices are all taken by compiled kernels, and whose batches go in pieces.
+"""The PyTorch backend with compiled kernels for all matrix products, and batches in pieces.
 
-Only large calls do either, which the suite seldom makes.
+Without this only large calls do either, and the suite seldom makes them.
 """
 
 from typing import Any
 
-from attnspec.backends.pytorch.kernels.additive.llvm import direct_plan, few
-from attnspec.backends.pytorch.kernels.llvm import matmul, pairs, projection
+from attnspec.backends.pytorch.kernels.additive.llvm import pointwise_plan, small
+from attnspec.backends.pytorch.kernels.llvm import bfloat16_pairs, matmul, projection
 from attnspec.backends.pytorch.runtime import paths
 
-matmul.LEAST, projection.ROWS, direct_plan.PIECE, direct_plan.PIECE_OF_WEIGHTS, few.FEW = 1, 1, 1, 1, 0
-pairs.LEAST_OF_TILES, direct_plan.PARTS_REALS = 1, True
+matmul.LEAST_WORK, projection.ROWS, pointwise_plan.PIECE, pointwise_plan.PIECE_OF_WEIGHTS, small.MOST_WORK = (
+    1,
+    1,
+    1,
+    1,
+    0,
+)
+bfloat16_pairs.LEAST_WORK_OF_TILES, pointwise_plan.PARTS_REALS = 1, True
 
 name = "pytorch by products of its own"
-notes = {**paths.direct.notes, "products": "by compiled kernels, in pieces of a batch"}
-vjp, pullback = paths.direct.vjp, paths.direct.pullback
+notes = {**paths.pointwise.notes, "products": "by compiled kernels, in pieces of a batch"}
+vjp, pullback = paths.pointwise.vjp, paths.pointwise.pullback
 
 
 def __getattr__(attribute: str) -> Any:
-    return getattr(paths.direct, attribute)
+    return getattr(paths.pointwise, attribute)

@@ -1,7 +1,7 @@
 """The PyTorch backend with a Bahdanau context that is a decoding step: keys prepared once, then two states.
 
-The operation itself prepares nothing, so that without this nobody would judge caches of keys. The first state differs
-from the one asked for, as in a decoder: it must leave nothing of itself in the cache.
+The operation itself prepares nothing: only this adapter lets the suite judge caches of keys. The first state differs
+from the second, as in a decoder, and must leave no trace in the cache.
 """
 
 from torch import Tensor

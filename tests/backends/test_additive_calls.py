@@ -1,4 +1,4 @@
-"""Additive attention: what a call refuses and how, copies of a cache, weights and gradients at the edge of numbers."""
+"""Additive attention: refused calls, copies of a cache, weights and gradients at extreme numbers."""
 
 import copy
 import pickle
@@ -32,13 +32,13 @@ def operands(n: int = 5, m: int = 7, h: int = 4, d: int = 3) -> tuple[Tensor, Te
 
 @pytest.mark.parametrize("place", range(5))
 def test_another_device_is_refused_before_its_memory_is_read(place: int) -> None:
-    given: list[Any] = [*operands(), torch.ones(5, 7, dtype=torch.bool)]
-    given[place] = given[place].to("meta")
+    inputs: list[Any] = [*operands(), torch.ones(5, 7, dtype=torch.bool)]
+    inputs[place] = inputs[place].to("meta")
     with pytest.raises(ValueError, match=r"^additive attention: expected all tensors on one device; got .*meta"):
-        additive.attention(*given[:4], mask=given[4])
+        additive.attention(*inputs[:4], mask=inputs[4])
     if place < 3:
         with pytest.raises(ValueError, match="one device"):
-            additive.scores(*given[:3])
+            additive.scores(*inputs[:3])
 
 
 @pytest.mark.parametrize("mask", [False, True])
@@ -119,8 +119,8 @@ def test_the_largest_weights(dtype: torch.dtype) -> None:
     assert torch.equal(additive.step(additive.prepare_keys(b, huge, value), a), chosen)
     leaf = a.clone().requires_grad_()
     cotangent = torch.full_like(scores, 0.25)  # of sums over keys, which would overflow
-    (found,) = torch.autograd.grad(additive.scores(leaf, b, huge), leaf, cotangent)
-    gradients = found / half / half, None, None
+    (gradient,) = torch.autograd.grad(additive.scores(leaf, b, huge), leaf, cotangent)
+    gradients = gradient / half / half, None, None
     assert_gradients_within_budgets(gradients, cotangent, projected_additive_scores, a, b, w_v)
 
 
@@ -134,7 +134,7 @@ def masked_row(query: Tensor, key: Tensor, value: Tensor) -> tuple[list[Tensor],
 @pytest.mark.parametrize("what", ["query", "gradient"])
 @pytest.mark.parametrize("route", ["llvm", "few queries", "exact", "additive llvm", "additive plain"])
 def test_a_query_that_attends_nothing_reaches_no_gradient(route: str, what: str) -> None:
-    """NaN in its features, or in what is asked of its result."""
+    """Its features, or the gradient of its result, are NaN."""
     n, m = (3, 5000) if route == "few queries" else (30, 40)
     query, key, value = (torch.randn(size, 16, generator=torch.Generator().manual_seed(size)) for size in (n, m, m))
     if what == "query":
@@ -153,9 +153,9 @@ def test_a_query_that_attends_nothing_reaches_no_gradient(route: str, what: str)
     gradient = torch.ones_like(output)
     if what == "gradient":
         gradient[1] = torch.nan
-    found = torch.autograd.grad(output, leaves, gradient)
-    assert all(x.isfinite().all() for x in found)
-    assert torch.equal(found[0][1], torch.zeros(16))
+    gradients = torch.autograd.grad(output, leaves, gradient)
+    assert all(x.isfinite().all() for x in gradients)
+    assert torch.equal(gradients[0][1], torch.zeros(16))
 
 
 def nested() -> list[Tensor]:
@@ -200,47 +200,47 @@ MASKED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 """Calls of as many queries as keys and values, the same tensor."""
 
 
-def ones(name: str, n: int) -> Tensor:
+def operands_of_ones(name: str, n: int) -> Tensor:
     return torch.ones(1, 2, n, 64) if name == "grouped_query_attention" else torch.ones(2, n, 64)
 
 
-@pytest.mark.parametrize("path", [None, "llvm", "direct", "few", "plain"])
+@pytest.mark.parametrize("path", [None, "llvm", "pointwise", "small", "plain"])
 @pytest.mark.parametrize("n", [3, 64])
 @pytest.mark.parametrize("name", MASKED)
 def test_a_mask_without_memory_of_its_own_excludes_all(name: str, n: int, path: str | None) -> None:
-    """It is read where a plan of an ordinary mask is known, too."""
+    """It is read as zeros also where a plan of an ordinary mask is cached."""
     with forcing(path):
         for _ in range(2):
-            assert MASKED[name](ones(name, n), torch.ones(n, n, dtype=torch.bool)).eq(1).all()
-        assert MASKED[name](ones(name, n), torch._efficientzerotensor((n, n), dtype=torch.bool)).eq(0).all()
+            assert MASKED[name](operands_of_ones(name, n), torch.ones(n, n, dtype=torch.bool)).eq(1).all()
+        assert MASKED[name](operands_of_ones(name, n), torch._efficientzerotensor((n, n), dtype=torch.bool)).eq(0).all()
 
 
 @pytest.mark.parametrize("n", [3, 64])
 @pytest.mark.parametrize("name", MASKED)
 def test_a_nested_mask_is_refused_by_name(name: str, n: int) -> None:
     for _ in range(2):
-        MASKED[name](ones(name, n), torch.ones(len(ones(name, n)), n, n, dtype=torch.bool))
+        MASKED[name](operands_of_ones(name, n), torch.ones(len(operands_of_ones(name, n)), n, n, dtype=torch.bool))
     for mask in nested():
         with pytest.raises(TypeError, match=rf"^{name}: mask: expected a dense tensor; got a nested one$"):
-            MASKED[name](ones(name, n), mask.bool())
+            MASKED[name](operands_of_ones(name, n), mask.bool())
 
 
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
 def test_gradients_do_not_depend_on_the_default_dtype(default: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     shapes = (64, 1, 64), (64, 32, 64), (64, 32, 64), (256, 64), (256, 64), (256,)
-    given = [torch.randn(s, generator=generator, dtype=torch.float32).bfloat16().requires_grad_() for s in shapes]
+    inputs = [torch.randn(s, generator=generator, dtype=torch.float32).bfloat16().requires_grad_() for s in shapes]
 
     def gradients() -> tuple[Tensor, ...]:
-        return torch.autograd.grad(pytorch.additive_attention(*given).sum(), given)
+        return torch.autograd.grad(pytorch.additive_attention(*inputs).sum(), inputs)
 
     expected = gradients()
     torch.set_default_dtype(default)
     try:
-        found = gradients()
+        own_gradients = gradients()
     finally:
         torch.set_default_dtype(torch.float32)
-    for x, y in zip(found, expected, strict=True):
+    for x, y in zip(own_gradients, expected, strict=True):
         assert torch.equal(x, y)
 
 
@@ -249,37 +249,39 @@ def test_operands_may_lie_anywhere(sizes: tuple[int, int, int, int]) -> None:
     batch, n, m, h = sizes
     generator = torch.Generator().manual_seed(0)
     shapes = (batch, n, h), (batch, m, h), (batch, m, h), (h, h), (h, h), (h,)
-    given = [torch.randn(s, generator=generator).bfloat16() / 4 for s in shapes]
+    inputs = [torch.randn(s, generator=generator).bfloat16() / 4 for s in shapes]
     cotangent = torch.randn((batch, n, h), generator=generator).bfloat16()
     recorded, unrecorded, gradients = [], [], []
     for place in (None, *range(6)):
-        moved = list(given)
+        moved = list(inputs)
         if place is not None:
-            moved[place] = torch.cat([torch.zeros(1), given[place].flatten()]).bfloat16()[1:].view(shapes[place])
+            moved[place] = torch.cat([torch.zeros(1), inputs[place].flatten()]).bfloat16()[1:].view(shapes[place])
             assert moved[place].storage_offset() == 1
         leaves = [x.requires_grad_() for x in moved]
         recorded.append(pytorch.additive_attention(*leaves))
         gradients.append(torch.autograd.grad(recorded[-1], leaves, cotangent))
         with torch.no_grad():
             unrecorded.append(pytorch.additive_attention(*leaves))
-    assert all(torch.equal(found, results[0]) for results in (recorded, unrecorded) for found in results)
-    assert_gradients_within_budgets(gradients, cotangent, "additive_attention", *given)
+    assert all(torch.equal(result, results[0]) for results in (recorded, unrecorded) for result in results)
+    assert_gradients_within_budgets(gradients, cotangent, "additive_attention", *inputs)
 
 
-def test_what_no_plan_serves_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    direct = pytest.importorskip("attnspec.backends.pytorch.kernels.additive.llvm.direct", reason="llvmlite is missing")
-    made: list[object] = []
-    plan = direct.plan
+def test_a_call_that_no_plan_serves_is_examined_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pointwise = pytest.importorskip(
+        "attnspec.backends.pytorch.kernels.additive.llvm.pointwise", reason="llvmlite is missing"
+    )
+    calls: list[object] = []
+    plan = pointwise.plan
 
-    def counted(*given: Any) -> Any:
-        made.append(given)
-        return plan(*given)
+    def counted(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return plan(*arguments)
 
-    monkeypatch.setattr(direct, "plan", counted)
+    monkeypatch.setattr(pointwise, "plan", counted)
     a, b, value, w_v = torch.randn(2, 1, 5, 9), torch.randn(1, 3, 7, 9), torch.randn(2, 3, 7, 11), torch.randn(9)
     for count in (2, 2, 2):
-        additive.attention(a, b, w_v, value, path="direct")
-        assert len(made) == count
+        additive.attention(a, b, w_v, value, path="pointwise")
+        assert len(calls) == count
 
 
 @pytest.mark.parametrize("batch", [(2, 2), (3,), (), (1, 4)])
@@ -287,8 +289,8 @@ def test_what_no_plan_serves_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) 
 def test_rounded_gradients_of_any_batch(batch: tuple[int, ...], mask: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     shapes = (*batch, 3, 64), (*batch, 129, 64), (*batch, 129, 48), (256, 64), (256, 64), (256,)
-    given = [(torch.randn(s, generator=generator) / 4).bfloat16().requires_grad_() for s in shapes]
+    inputs = [(torch.randn(s, generator=generator) / 4).bfloat16().requires_grad_() for s in shapes]
     attendable = torch.rand(*batch, 3, 129, generator=generator) > 0.3 if mask else None
     cotangent = torch.randn(*batch, 3, 48, generator=generator).bfloat16()
-    found = torch.autograd.grad(pytorch.additive_attention(*given, mask=attendable), given, cotangent)
-    assert_gradients_within_budgets(found, cotangent, "additive_attention", *given, mask=attendable)
+    gradients = torch.autograd.grad(pytorch.additive_attention(*inputs, mask=attendable), inputs, cotangent)
+    assert_gradients_within_budgets(gradients, cotangent, "additive_attention", *inputs, mask=attendable)

@@ -23,7 +23,7 @@ from tests.budgets import (
 )
 
 pytest.importorskip("llvmlite", reason="the llvm path needs llvmlite")
-from attnspec.backends.pytorch.kernels.additive import routes
+from attnspec.backends.pytorch.kernels.additive import path_choice
 from attnspec.backends.pytorch.kernels.additive.llvm import decoding, operators
 from attnspec.backends.pytorch.kernels.llvm.machine_code import IS_X86
 from attnspec.backends.pytorch.runtime.forcing import forcing
@@ -60,12 +60,12 @@ def test_attention_meets_the_formula(shape, causal, dtype) -> None:  # type: ign
     batch, n, m, h, d = shape
     a, b, w_v, value = operands(batch, n, m, h, d, dtype)
     for mask in (None, draw(n, m, seed=9) > 0, draw(1, m, seed=9) > 0, draw(n, 1, seed=9) > 0):
-        found = [additive.attention(a, b, w_v, value, mask=mask, causal=causal, path=path) for path in PATHS]
-        for got in found:
+        results = [additive.attention(a, b, w_v, value, mask=mask, causal=causal, path=path) for path in PATHS]
+        for got in results:
             assert got.shape == (*batch, n, d)
             assert got.dtype == dtype
             assert got.is_contiguous()
-        assert_within_budgets(found, projected_additive_attention, a, b, w_v, value, mask=mask, causal=causal)
+        assert_within_budgets(results, projected_additive_attention, a, b, w_v, value, mask=mask, causal=causal)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -84,7 +84,7 @@ def test_half_dtypes_accumulate_in_float32(path, dtype) -> None:  # type: ignore
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("exponent", range(-3, 7))
 def test_any_magnitude_of_projections(exponent, dtype, path) -> None:  # type: ignore[no-untyped-def]
-    """Mixed signs, and keys near the negative of queries, where factors overflow though tanh is not saturated."""
+    """Keys near the negative of queries: factors overflow though tanh is not saturated."""
     h, n, m = 19, 29, 43
     a, b, w_v, value = operands((2,), n, m, h, 8, dtype, 10.0**exponent)
     b[:, :n] = -a + draw(2, n, h, dtype=dtype, seed=5)
@@ -134,7 +134,7 @@ def test_scores_stay_near_whatever_the_signs_of_weights(path: str, kind: str, h:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_gradients(path) -> None:  # type: ignore[no-untyped-def]
+def test_gradients_are_those_of_the_formula(path) -> None:  # type: ignore[no-untyped-def]
     for (batch, n, m, h, d), causal in itertools.product(SHAPES[:5], (False, True)):
         leaves = [x.requires_grad_() for x in operands(batch, n, m, h, d, torch.float64)]
         mask = draw(n, m, seed=9) > 0
@@ -166,7 +166,7 @@ def test_second_derivatives_raise() -> None:
 def test_torch_func_and_tangents_take_the_plain_path(causal: bool) -> None:
     """The kernels would know nothing of the transform, and give a tangent of 0."""
     leaves = [x.requires_grad_() for x in operands((2,), 5, 6, 3, 4, torch.float64)]
-    given = tuple(x.detach() for x in leaves)
+    inputs = tuple(x.detach() for x in leaves)
     paths: list[str] = []
 
     def total(*x: Tensor) -> Tensor:
@@ -181,44 +181,44 @@ def test_torch_func_and_tangents_take_the_plain_path(causal: bool) -> None:
 
     mask = draw(5, 6, seed=9) > 0
     want = torch.autograd.grad(total(*leaves), leaves)
-    assert paths.pop() in {"direct", "llvm"}
-    along = [draw(*x.shape, dtype=torch.float64, seed=11) for x in given]
-    every = range(len(given))
-    each = torch.func.vmap(torch.func.grad(total, argnums=tuple(every)), in_dims=(0, 0, None, 0))(*given)
-    got = [g.sum(0) if x.dim() == 1 else g for g, x in zip(each, given, strict=True)]
-    gradients = [want, torch.func.grad(total, argnums=tuple(every))(*given), tuple(got)]
-    assert_gradients_within_budgets(gradients, torch.ones(()), formula, *given)
+    assert paths.pop() in {"pointwise", "llvm"}
+    along = [draw(*x.shape, dtype=torch.float64, seed=11) for x in inputs]
+    every = range(len(inputs))
+    each = torch.func.vmap(torch.func.grad(total, argnums=tuple(every)), in_dims=(0, 0, None, 0))(*inputs)
+    got = [g.sum(0) if x.dim() == 1 else g for g, x in zip(each, inputs, strict=True)]
+    gradients = [want, torch.func.grad(total, argnums=tuple(every))(*inputs), tuple(got)]
+    assert_gradients_within_budgets(gradients, torch.ones(()), formula, *inputs)
     with dual_level():
-        duals = [make_dual(x, t) for x, t in zip(given, along, strict=True)]  # type: ignore[no-untyped-call]
+        duals = [make_dual(x, t) for x, t in zip(inputs, along, strict=True)]  # type: ignore[no-untyped-call]
         tangent = unpack_dual(total(*duals)).tangent  # type: ignore[no-untyped-call]
     assert tangent is not None
     directions = dict(zip(("a", "b", "w_v", "value"), along, strict=True))
-    assert_slopes_within_budgets(tangent, directions, torch.ones(()), formula, *given)
+    assert_slopes_within_budgets(tangent, directions, torch.ones(()), formula, *inputs)
     assert paths == ["plain"] * 3
-    cache = additive.prepare_keys(*given[1:])
+    cache = additive.prepare_keys(*inputs[1:])
     assert cache.path == "llvm"
-    stepped = torch.func.grad(lambda a: additive.step(cache, a).sum())(given[0][:, 0])
-    query = given[0][:, 0].clone().requires_grad_()
+    stepped = torch.func.grad(lambda a: additive.step(cache, a).sum())(inputs[0][:, 0])
+    query = inputs[0][:, 0].clone().requires_grad_()
     (recorded,) = torch.autograd.grad(additive.step(cache, query).sum(), query)
-    found = [(x[:, None], None, None, None) for x in (stepped, recorded)]
+    own_gradients = [(x[:, None], None, None, None) for x in (stepped, recorded)]
     assert_gradients_within_budgets(
-        found, torch.ones(2, 1, 4), projected_additive_attention, given[0][:, :1], *given[1:]
+        own_gradients, torch.ones(2, 1, 4), projected_additive_attention, inputs[0][:, :1], *inputs[1:]
     )
 
 
 @pytest.mark.skipif(not IS_X86, reason="kernels flush subnormal numbers where they are slow, which is on x86")
-@pytest.mark.parametrize("path", ["direct", "llvm"])
+@pytest.mark.parametrize("path", ["pointwise", "llvm"])
 @pytest.mark.parametrize("n", [1, 3])
 def test_saturated_scores_have_no_subnormal_gradients(path: str, n: int) -> None:
     """Products of matrices would read them. Exact gradients of b and of values are subnormal in this test."""
     a, b, w_v, value = operands((2,), n, 64, 64, 64, scale=8.0)
     a[:, 1:], w_v = a[:, :1], w_v * 32
-    given = [x.requires_grad_() for x in (a, b, w_v, value)]
+    inputs = [x.requires_grad_() for x in (a, b, w_v, value)]
     with forcing(path):
-        output = additive.attention(*given)
-    found = torch.autograd.grad(output.sum(), given)
+        output = additive.attention(*inputs)
+    gradients = torch.autograd.grad(output.sum(), inputs)
     smallest = torch.finfo(torch.float32).smallest_normal
-    exact = [x.detach().double().requires_grad_() for x in given]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
     scores = torch.tanh(exact[0][..., :, None, :] + exact[1][..., None, :, :]) @ exact[2]
     wanted = torch.autograd.grad((torch.softmax(scores, -1) @ exact[3]).sum(), exact)
 
@@ -227,12 +227,12 @@ def test_saturated_scores_have_no_subnormal_gradients(path: str, n: int) -> None
 
     assert subnormal(wanted[1])
     assert subnormal(wanted[3])
-    assert [subnormal(x) for x in (output, *found)] == [0] * 5
-    assert_gradients_within_budgets(found, torch.ones(2, n, 64), projected_additive_attention, *given)
+    assert [subnormal(x) for x in (output, *gradients)] == [0] * 5
+    assert_gradients_within_budgets(gradients, torch.ones(2, n, 64), projected_additive_attention, *inputs)
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_nothing_to_attend_to(path) -> None:  # type: ignore[no-untyped-def]
+def test_rows_without_keys_are_zero(path) -> None:  # type: ignore[no-untyped-def]
     a, b, w_v, value = operands((2,), 6, 40, 5, 3)
     mask = torch.ones(6, 40, dtype=torch.bool)
     mask[2] = False
@@ -254,13 +254,13 @@ def test_nothing_to_attend_to(path) -> None:  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("scale", [1.0, 60.0])
 @pytest.mark.parametrize("garbage", [float("nan"), float("inf"), float("-inf"), 1e30, -1e30])
 def test_an_excluded_key_has_no_effect(garbage, scale, path) -> None:  # type: ignore[no-untyped-def]
-    """Neither on the output nor on the gradients of the rest, and its own gradient is exactly 0."""
+    """Output and other gradients are unchanged, and its own gradient is exactly 0."""
     n, m, key = 30, 70, 37
     a, b, w_v, value = operands((2,), n, m, 20, 10, scale=scale)
     mask = draw(n, m, seed=9) > 0
     mask[:, key] = False
     upstream = draw(2, n, 10, seed=10)
-    given, results = [x.clone() for x in (a, b, w_v, value)], []
+    inputs, results = [x.clone() for x in (a, b, w_v, value)], []
     for spoiled in (False, True):
         b, value = b.clone(), value.clone()
         if spoiled:
@@ -270,9 +270,9 @@ def test_an_excluded_key_has_no_effect(garbage, scale, path) -> None:  # type: i
         out = additive.attention(*leaves, mask=mask, path=path)
         results.append((out.detach(), *torch.autograd.grad(out, leaves, upstream)))
     assert path != "llvm" or all(map(torch.equal, *results))
-    assert_within_budgets([x[0] for x in results], projected_additive_attention, *given, mask=mask)
+    assert_within_budgets([x[0] for x in results], projected_additive_attention, *inputs, mask=mask)
     gradients = [x[1:] for x in results]
-    assert_gradients_within_budgets(gradients, upstream, projected_additive_attention, *given, mask=mask)
+    assert_gradients_within_budgets(gradients, upstream, projected_additive_attention, *inputs, mask=mask)
     for gradient in (results[1][2], results[1][4]):
         assert (gradient[:, key] == 0).all()
 
@@ -349,8 +349,8 @@ def test_broadcasting_and_strides(path) -> None:  # type: ignore[no-untyped-def]
     assert out.shape == (*batch, 10, 5)
     assert_within_budgets([out, want], projected_additive_attention, *leaves, mask=mask)
     upstream = draw(*out.shape, seed=1)
-    found = torch.autograd.grad(out, leaves, upstream)
-    assert_gradients_within_budgets(found, upstream, projected_additive_attention, *leaves, mask=mask)
+    gradients = torch.autograd.grad(out, leaves, upstream)
+    assert_gradients_within_budgets(gradients, upstream, projected_additive_attention, *leaves, mask=mask)
     # strided operands and masks
     strided = [x.mT.contiguous().mT for x in (a, b, value)]
     columns = torch.zeros(20, 10, dtype=torch.bool).bernoulli_(0.5, generator=torch.Generator().manual_seed(0)).T
@@ -365,7 +365,7 @@ def test_broadcasting_and_strides(path) -> None:  # type: ignore[no-untyped-def]
     ("left", "right"), [((2,), (1,)), ((1,), (2,)), ((2, 1, 3), (4, 1)), ((4, 1), (2, 1, 3)), ((3,), ()), ((0,), (1,))]
 )
 def test_batches_broadcast_entry_by_entry(left: tuple[int, ...], right: tuple[int, ...], path: str) -> None:
-    """Batches of size 1 in the middle, whose entries a flattened index must repeat in place."""
+    """A flattened index must repeat entries of batch dimensions of size 1 in place."""
     batch = torch.broadcast_shapes(left, right)  # type: ignore[no-untyped-call]
     a, b, w_v, value = draw(*left, 5, 3, seed=1), draw(*right, 7, 3, seed=2), draw(3), draw(*right, 7, 4, seed=3)
     for mask in (None, draw(*left, 5, 7, seed=4) > 0, draw(*right, 1, 7, seed=5) > 0):
@@ -451,10 +451,10 @@ def test_operators_pass_opcheck() -> None:
     torch.library.opcheck(operators.scores_backward_op.overload, (draw(2, 10, 40), *plain[:3]))
     a, b, w_v, value = plain
     for keys in (b, b.to(torch.bfloat16), b.mT.contiguous().mT):
-        given = tuple(x.to(keys.dtype) for x in (w_v, value))
-        torch.library.opcheck(decoding.keys_op.overload, (keys, *given))
-        prepared = decoding.prepare(keys, *given).tensors()
-        torch.library.opcheck(decoding.step_op.overload, (a[:, 0].to(keys.dtype), prepared, keys, given[1], None))
+        inputs = tuple(x.to(keys.dtype) for x in (w_v, value))
+        torch.library.opcheck(decoding.keys_op.overload, (keys, *inputs))
+        prepared = decoding.prepare(keys, *inputs).tensors()
+        torch.library.opcheck(decoding.step_op.overload, (a[:, 0].to(keys.dtype), prepared, keys, inputs[1], None))
 
 
 def test_torch_compile_takes_the_operators_as_they_are() -> None:
@@ -488,9 +488,9 @@ def test_keys_are_prepared_inside_of_torch_compile(dtype: torch.dtype, spoiled: 
         value[:, 4] = float("inf")
     mask = draw(2, 9, seed=3) > 0
     for size in (9, 7):
-        given = a[:, 0], b[:, :size], w_v, value[:, :size], mask[:, :size]
+        inputs = a[:, 0], b[:, :size], w_v, value[:, :size], mask[:, :size]
         compiled = torch.compile(decode, fullgraph=True, backend="aot_eager", dynamic=True)
-        assert torch.equal(compiled(*given), decode(*given))
+        assert torch.equal(compiled(*inputs), decode(*inputs))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -501,22 +501,22 @@ def test_a_step_gives_infinite_values_to_who_attends_to_them(dtype: torch.dtype)
         got = decode(a[:, 0], b, w_v, value, mask)
         wanted = additive.attention(a, b, w_v, value, mask=None if mask is None else mask[None], path="llvm")[:, 0]
         allowed = None if mask is None else mask[None]
-        found = [got[:, None], wanted[:, None]]
-        assert_within_budgets(found, projected_additive_attention, a, b, w_v, value, mask=allowed)
+        results = [got[:, None], wanted[:, None]]
+        assert_within_budgets(results, projected_additive_attention, a, b, w_v, value, mask=allowed)
         assert bool(got[0, 1].isinf()) == (mask is None)
         assert got[1, 0].isnan()
         assert got[:, 2:].isfinite().all()
 
 
-def test_keys_that_are_no_numbers_in_memory() -> None:
+def test_keys_without_dense_memory_are_prepared() -> None:
     a, b, w_v, value = operands((2,), 1, 9, 3, 4)
     real = a[:, 0], b, w_v, value
     with FakeTensorMode() as mode:
         fake = [mode.from_tensor(x) for x in real]
         assert decode(*fake).shape == (2, 4)
     zero = torch._efficientzerotensor((2, 9, 3))
-    found = [decode(a[:, 0], x, w_v, value)[:, None] for x in (zero, torch.zeros(2, 9, 3))]
-    assert_within_budgets(found, projected_additive_attention, a, torch.zeros(2, 9, 3), w_v, value)
+    results = [decode(a[:, 0], x, w_v, value)[:, None] for x in (zero, torch.zeros(2, 9, 3))]
+    assert_within_budgets(results, projected_additive_attention, a, torch.zeros(2, 9, 3), w_v, value)
     zero = torch._efficientzerotensor((2, 9, 4))
     assert torch.equal(decode(a[:, 0], b, w_v, zero), torch.zeros(2, 4))
     both: Any = decode(*(TwoTensor(x, x.clone()) for x in real))  # type: ignore[no-untyped-call]
@@ -538,7 +538,7 @@ def test_scores_can_be_masked_in_place(path: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("spoiled", [False, True])
 @pytest.mark.parametrize("path", PATHS)
 def test_a_masked_call_compiles_as_one_graph(path: str, spoiled: bool) -> None:
-    """On the plain path too, which looks at the numbers otherwise."""
+    """The plain path too, which outside of torch.compile branches on the numbers."""
     torch._dynamo.reset()
     leaves = [x.requires_grad_() for x in operands((2,), 6, 9, 3, 4, torch.float64)]
     mask = draw(6, 9, seed=9) > 0
@@ -554,13 +554,13 @@ def test_a_masked_call_compiles_as_one_graph(path: str, spoiled: bool) -> None:
 
         wanted = torch.autograd.grad(total(*leaves), leaves)
         compiled = torch.compile(total, fullgraph=True, backend="aot_eager")
-        found = [wanted, torch.autograd.grad(compiled(*leaves), leaves)]
+        gradients = [wanted, torch.autograd.grad(compiled(*leaves), leaves)]
         assert_gradients_within_budgets(
-            found, torch.ones(2, 6, 4), projected_additive_attention, *clean, mask=allowed, causal=causal
+            gradients, torch.ones(2, 6, 4), projected_additive_attention, *clean, mask=allowed, causal=causal
         )
 
 
-def test_autocast() -> None:
+def test_autocast_computes_in_its_dtype() -> None:
     a, b, w_v, value = operands((2,), 20, 30, 5, 6)
     for path in PATHS:
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -572,10 +572,10 @@ def test_autocast() -> None:
 
 
 def test_inputs_are_not_written_to() -> None:
-    given = operands((2,), 20, 30, 5, 6)
-    copies = [x.clone().requires_grad_() for x in given]
+    inputs = operands((2,), 20, 30, 5, 6)
+    copies = [x.clone().requires_grad_() for x in inputs]
     torch.autograd.backward(additive.attention(*copies, causal=True, path="llvm").sum())
-    assert all(torch.equal(x, y) for x, y in zip(given, copies, strict=True))
+    assert all(torch.equal(x, y) for x, y in zip(inputs, copies, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -588,7 +588,7 @@ def test_inputs_are_not_written_to() -> None:
         ({"a": draw(2, 5, 3).double()}, TypeError), ({"path": "triton"}, ValueError),
     ],
 )  # fmt: skip
-def test_what_is_refused(change, error, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_wrong_arguments_are_refused(change, error, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     a, b, w_v, value = operands((2,), 5, 6, 3, 4)
     with pytest.raises(error):
@@ -597,7 +597,7 @@ def test_what_is_refused(change, error, monkeypatch) -> None:  # type: ignore[no
 
 def test_the_path_is_named(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert routes.available_paths("cpu") == ("llvm", "direct", "plain")
+    assert path_choice.available_paths("cpu") == ("llvm", "pointwise", "plain")
     assert additive.path_for(draw(2)) == "llvm"
     assert additive.path_for(draw(2), path="plain") == "plain"
 
@@ -607,9 +607,9 @@ def test_without_llvmlite_the_plain_path_is_taken() -> None:
     program = (
         "import sys; sys.modules['llvmlite'] = None\n"
         "import torch; from attnspec.backends.pytorch import additive\n"
-        "from attnspec.backends.pytorch.kernels.additive import routes\n"
+        "from attnspec.backends.pytorch.kernels.additive import path_choice\n"
         "x = torch.randn(2, 4, 3)\n"
-        "assert routes.available_paths('cpu') == ('plain',), routes.available_paths('cpu')\n"
+        "assert path_choice.available_paths('cpu') == ('plain',), path_choice.available_paths('cpu')\n"
         "assert additive.path_for(x) == 'plain'\n"
         "assert additive.attention(x, x, x[0, 0], x).isfinite().all()\n"
     )

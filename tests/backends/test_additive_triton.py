@@ -1,8 +1,8 @@
-"""Additive attention in Triton against the formula in float64; on CUDA where there is one, else in Triton's
-interpreter.
+"""Additive attention in Triton against the formula in float64.
 
-Every comparison uses one bound, `Bound`, derived from unit roundoffs and sizes. The kernels are also compiled for
-GPUs that need not be present, in a process of its own, because the interpreter must not be on for that.
+It runs on CUDA where there is a GPU, else in Triton's interpreter. Every comparison uses one bound, `Bound`, derived
+from unit roundoffs and sizes. The kernels are also compiled for GPUs that need not be present, in another process,
+because the interpreter must be off for that.
 """
 
 import importlib
@@ -35,8 +35,7 @@ Arguments = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def load(name: str) -> ModuleType:
-    """A module, under the interpreter where there is no GPU; the variable is read when Triton's functions are
-    built."""
+    """Import a module; without a GPU, Triton must see its variable while the module's functions are built."""
     with pytest.MonkeyPatch.context() as patch:
         if DEVICE == "cpu":
             patch.setenv("TRITON_INTERPRET", "1")
@@ -116,7 +115,7 @@ def draw(batch: tuple[int, ...], n: int, m: int, h: int, d_v: int, dtype: torch.
 def check(
     arguments: Arguments, mask: Tensor | None = None, causal: bool = False, gradients: bool = True, runs: int = 1
 ) -> None:
-    """Output, and gradients for a random upstream gradient, within the bound, and bit for bit the same in all runs."""
+    """Output and gradients are within the bound, and all runs give the same bits."""
     dtype = arguments[0].dtype
     results = []
     for _ in range(runs):
@@ -152,18 +151,18 @@ SIZES = [(1, 1), (2, 17), (15, 16), (16, 15), (17, 33), (33, 2), (3, 65), (65, 4
 
 
 @pytest.mark.parametrize(("n", "m"), SIZES)
-def test_sizes(n: int, m: int) -> None:
+def test_any_sizes_are_within_the_bound(n: int, m: int) -> None:
     check(draw((), n, m, 1 + n % 7, 1 + m % 5, torch.float32))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("causal", [False, True])
-def test_dtypes(dtype: torch.dtype, causal: bool) -> None:
+def test_every_dtype_is_within_the_bound(dtype: torch.dtype, causal: bool) -> None:
     check(draw((2,), 7, 21, 8, 16, dtype), causal=causal)
 
 
 @pytest.mark.parametrize(("n", "m"), [(0, 3), (3, 0), (0, 0)])
-def test_empty(n: int, m: int) -> None:
+def test_empty_sizes_give_zeros(n: int, m: int) -> None:
     arguments = [x.requires_grad_() for x in draw((2,), n, m, 3, 4, torch.float32)]
     output = operators.attention(*arguments)
     output.sum().backward()
@@ -206,7 +205,7 @@ def masks(batch: tuple[int, ...], n: int, m: int) -> Iterator[tuple[str, Tensor]
 
 
 @pytest.mark.parametrize("index", range(11))
-def test_masks(index: int) -> None:
+def test_every_kind_of_mask_is_within_the_bound(index: int) -> None:
     """The first of more queries than a tile has; the others of one tile, and of a batch where their shape has one."""
     n, m = (18 if index == 0 else 7), 35
     _, mask = list(masks((2, 2), n, m))[index]
@@ -262,7 +261,7 @@ def test_wholly_masked_key_tiles_are_skipped_without_effect() -> None:
         *(("positive", magnitude) for magnitude in (20.0, 60.0, 1e6)),
     ],
 )
-def test_magnitudes(kind: str, magnitude: float) -> None:
+def test_any_magnitude_is_within_the_bound(kind: str, magnitude: float) -> None:
     """All three paths: shared reciprocals, one reciprocal a term, and the direct form where the factors overflow."""
     a, b, w_v, value = draw((), 15, 40, 5, 4, torch.float32)
     a, b = a * magnitude, b * magnitude
@@ -275,7 +274,7 @@ def test_magnitudes(kind: str, magnitude: float) -> None:
 
 @pytest.mark.parametrize("h", [64, 257])
 @pytest.mark.parametrize("equal", [False, True])
-def test_score_error(h: int, equal: bool) -> None:
+def test_the_error_of_scores_is_near_its_deviation(h: int, equal: bool) -> None:
     """Equal weights are the hard case: all terms have one sign, unless the kernel flips every second."""
     a, b, w_v, _ = draw((), 16, 64, h, 1, torch.float32)
     w_v = torch.ones_like(w_v) if equal else w_v
@@ -358,7 +357,7 @@ def test_second_derivatives_raise() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("masked", [False, True])
-def test_step(dtype: torch.dtype, masked: bool) -> None:
+def test_a_decoding_step_is_within_the_bound(dtype: torch.dtype, masked: bool) -> None:
     a, b, w_v, value = draw((3,), 1, 150, 37, 20, dtype)
     mask = torch.arange(150, device=DEVICE) < torch.tensor([[150], [40], [0]], device=DEVICE) if masked else None
     got = decoding.step(decoding.cache(b, w_v, value), a[:, 0], mask)
@@ -423,7 +422,7 @@ def test_inputs_are_not_written_to_and_may_be_strided() -> None:
     assert all(torch.equal(x, y) for x, y in zip(strided, copies, strict=True))
 
 
-def test_rejects() -> None:
+def test_wrong_arguments_are_refused() -> None:
     a, b, w_v, value = draw((), 3, 4, 2, 5, torch.float32)
     for wrong in ((a[:, :1], b, w_v, value), (a, b, w_v, value[:3]), (a, b, w_v[:1], value), (a[0], b, w_v, value)):
         with pytest.raises(ValueError, match="expected"):
@@ -460,7 +459,7 @@ COMPILED = ("80-fp32-usual", "80-fp16-small-masked", "90-bf16-usual-masked", "90
 
 
 def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
-    """Every kernel becomes machine code, and the loops over the hidden units hold the predicted instructions."""
+    """Kernels become machine code whose loops over hidden units hold the predicted instructions."""
     script = Path(__file__).with_name("compile_additive_triton.py")
     settings = environment() | {"TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, str(script), *COMPILED], env=settings, text=True, capture_output=True)
@@ -476,9 +475,9 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
             continue
         for name in ("forward", "gradient queries", "gradient keys", "scores"):
             # three terms to a reciprocal: 8 operations and one reciprocal for three, and few instructions besides
-            shared = reports[name]["loops"]["shared"]
-            assert shared["arithmetic"] <= 8 * shared["reciprocals"] + 2
-            assert shared["instructions"] <= 3.6 * shared["terms"]
+            triple = reports[name]["loops"]["shared"]
+            assert triple["arithmetic"] <= 8 * triple["reciprocals"] + 2
+            assert triple["instructions"] <= 3.6 * triple["terms"]
         for name in ("gradient queries", "gradient keys"):
             pair = reports[name]["loops"]["pair"]
             assert pair["instructions"] <= 8.5 * pair["terms"]

@@ -10,16 +10,16 @@ from torch import Tensor
 from attnspec.backends import pytorch
 from attnspec.backends.pytorch import additive
 from attnspec.spec import OPERATIONS, Kind, Leaf, Option
-from attnspec.spec.contract.tree import built, flatten, mapped, number_of, short
+from attnspec.spec.contract.tree import build_tree, dimension_value, flatten, map_tree, unscoped
 from tests.budgets import assert_within_budgets
 
 SIZES = {"n": 3, "m": 5, "h": 3, "heads": 2, "depth": 2}
 """Every other size is 4."""
-KEPT = {"softmax", "mean_normalization", "average_pooling", "gaussian_scores", "nadaraya_watson", "layer_norm"}
-KEPT |= {"add_positions", "concat_positions", "concat_output", "embed", "encoder_context"}
-KEPT |= {"split_heads", "merge_heads", "learned_positions"}
-KEPT |= {"patchify", "interpolate"}
-KEPT |= {"merge_attention", "rotary_embedding", "dropout"}
+KEEPS_DTYPE = {"softmax", "mean_normalization", "average_pooling", "gaussian_scores", "nadaraya_watson", "layer_norm"}
+KEEPS_DTYPE |= {"add_positions", "concat_positions", "concat_output", "embed", "encoder_context"}
+KEEPS_DTYPE |= {"split_heads", "merge_heads", "learned_positions"}
+KEEPS_DTYPE |= {"patchify", "interpolate"}
+KEEPS_DTYPE |= {"merge_attention", "rotary_embedding", "dropout"}
 FLOATING = sorted(name for name, operation in OPERATIONS.items() if operation.differentiable and hasattr(pytorch, name))
 
 
@@ -32,7 +32,7 @@ def arguments(operation: str, dtype: torch.dtype) -> dict[str, Any]:
             return SIZES.get(node.path, 4)
         if not isinstance(node, Leaf) or node.kind is Kind.BOOL:
             return None
-        core = [number_of(d.factors, {s: SIZES.get(short(s), 4) for s in d.sizes}) or 0 for d in node.core]
+        core = [dimension_value(d.factors, {s: SIZES.get(unscoped(s), 4) for s in d.sizes}) or 0 for d in node.core]
         counted = OPERATIONS[operation].cumulative.get(node.path)
         if counted is not None:  # from 0 to the number of positions
             return torch.arange(core[-1]) * SIZES[counted] // (core[-1] - 1)
@@ -40,22 +40,22 @@ def arguments(operation: str, dtype: torch.dtype) -> dict[str, Any]:
             return torch.randint(4, (2, *core), generator=generator)
         return torch.randn(2, *core, generator=generator)[... if node.batched else 0].to(dtype)
 
-    made = built(OPERATIONS[operation].call, draw, lambda layers: 2)
-    return {name: value for name, value in made.items() if value is not None}
+    tree = build_tree(OPERATIONS[operation].call, draw, lambda layers: 2)
+    return {name: value for name, value in tree.items() if value is not None}
 
 
 @pytest.mark.parametrize("operation", FLOATING)
 def test_results_are_those_of_operands_in_its_dtype(operation: str) -> None:
     compute = getattr(pytorch, operation)
-    given = arguments(operation, torch.float32)
-    taken = torch.float32 if operation in KEPT else torch.bfloat16
+    inputs = arguments(operation, torch.float32)
+    taken = torch.float32 if operation in KEEPS_DTYPE else torch.bfloat16
     with torch.autocast("cpu", torch.bfloat16):
-        got = flatten(compute(**given))
+        got = flatten(compute(**inputs))
 
     def cast(_: str, x: Any) -> Any:
         return x.to(taken) if isinstance(x, Tensor) and x.is_floating_point() else x
 
-    expected = flatten(compute(**mapped(given, cast)))
+    expected = flatten(compute(**map_tree(inputs, cast)))
     assert got.keys() == expected.keys()
     assert all(x.dtype is taken for x in got.values())
     assert all(torch.equal(x, expected[path]) for path, x in got.items())
@@ -63,11 +63,11 @@ def test_results_are_those_of_operands_in_its_dtype(operation: str) -> None:
 
 @pytest.mark.parametrize("operation", FLOATING)
 def test_float64_stays(operation: str) -> None:
-    compute, given = getattr(pytorch, operation), arguments(operation, torch.float64)
+    compute, inputs = getattr(pytorch, operation), arguments(operation, torch.float64)
     with torch.autocast("cpu", torch.bfloat16):
-        one, other = flatten(compute(**given)), flatten(compute(**given))
-    assert all(x.dtype is torch.float64 for x in one.values())
-    assert all(torch.equal(x, other[path]) for path, x in one.items())
+        first, second = flatten(compute(**inputs)), flatten(compute(**inputs))
+    assert all(x.dtype is torch.float64 for x in first.values())
+    assert all(torch.equal(x, second[path]) for path, x in first.items())
 
 
 def test_operands_may_differ_under_autocast_alone() -> None:

@@ -1,4 +1,4 @@
-"""Conversion and gradients of the bases, and what their users are told."""
+"""Conversion and gradients of the bases, and their messages to users."""
 
 import subprocess
 import sys
@@ -124,8 +124,8 @@ def test_vjp_gives_every_float_argument_its_gradient() -> None:
     query, key, cotangent = (torch.randn(2, 3, dtype=torch.float64) for _ in range(3))
     key = key.requires_grad_()
     cotangent = torch.randn(2, 2, dtype=torch.float64)
-    found = Tensors().vjp("dot_scores", {"query": query, "key": key}, cotangent)
-    gradients = found["query"], found["key"]
+    by_argument = Tensors().vjp("dot_scores", {"query": query, "key": key}, cotangent)
+    gradients = by_argument["query"], by_argument["key"]
     assert_gradients_within_budgets(gradients, cotangent, "dot_scores", query, key)
     assert not query.requires_grad
     assert key.grad is None
@@ -134,22 +134,22 @@ def test_vjp_gives_every_float_argument_its_gradient() -> None:
 def test_vjp_counts_arguments_by_name() -> None:
     x = torch.randn(2, 3, dtype=torch.float64)
     cotangent = torch.randn(2, 2, dtype=torch.float64)
-    found = Tensors().vjp("dot_scores", {"query": x, "key": x}, cotangent)
-    assert_gradients_within_budgets((found["query"], found["key"]), cotangent, "dot_scores", x, x)
+    by_argument = Tensors().vjp("dot_scores", {"query": x, "key": x}, cotangent)
+    assert_gradients_within_budgets((by_argument["query"], by_argument["key"]), cotangent, "dot_scores", x, x)
 
 
-def test_vjp_is_zero_for_what_has_no_influence() -> None:
-    found = Tensors().vjp("location_scores", {"query": torch.randn(2, 3), "w": torch.randn(4, 3)}, torch.ones(2, 4))
-    assert {name: tuple(g.shape) for name, g in found.items()} == {"query": (2, 3), "w": (4, 3)}
-    assert not any(bool(g.any()) for g in found.values())
+def test_vjp_is_zero_for_an_argument_without_influence() -> None:
+    gradients = Tensors().vjp("location_scores", {"query": torch.randn(2, 3), "w": torch.randn(4, 3)}, torch.ones(2, 4))
+    assert {name: tuple(g.shape) for name, g in gradients.items()} == {"query": (2, 3), "w": (4, 3)}
+    assert not any(bool(g.any()) for g in gradients.values())
 
 
 def test_vjp_leaves_masks_out() -> None:
     arguments = {"scores": torch.zeros(1, 2), "mask": torch.tensor([[True, False]])}
     with torch.no_grad():
-        found = Tensors().vjp("softmax", arguments, torch.ones(1, 2))
-    assert list(found) == ["scores"]
-    assert found["scores"].tolist() == [[1.0, 0.0]]
+        gradients = Tensors().vjp("softmax", arguments, torch.ones(1, 2))
+    assert list(gradients) == ["scores"]
+    assert gradients["scores"].tolist() == [[1.0, 0.0]]
 
 
 def test_check_names_the_argument_each_time() -> None:
@@ -186,8 +186,8 @@ def test_jax_conversion_and_gradients(jax_base: Any) -> None:
         assert back.dtype == array.dtype
         np.testing.assert_array_equal(back, array)
     query, cotangent = (jax_base.from_numpy(np.ones((2, size), np.float32), device="cpu") for size in (3, 2))
-    found = jax_base.vjp("dot_scores", {"query": query, "key": 2 * query}, cotangent)
-    assert {name: float(g[0, 0]) for name, g in found.items()} == {"query": 4.0, "key": 2.0}
+    gradients = jax_base.vjp("dot_scores", {"query": query, "key": 2 * query}, cotangent)
+    assert {name: float(g[0, 0]) for name, g in gradients.items()} == {"query": 4.0, "key": 2.0}
 
 
 def test_jax_names_what_it_cannot_keep(jax_base: Any) -> None:
@@ -232,7 +232,7 @@ class Gated(Protocol[Array]):
 
 @pytest.fixture
 def gated() -> Iterator[Check]:
-    """The check of an operation over trees, which is in the contract as long as the test runs."""
+    """The check of an operation over trees, registered for the time of the test."""
     operation("gated", chapter="recurrent", formula="", sources=[], results="h c")(Gated)
     yield Check("gated")
     _OPERATIONS.pop("gated")
@@ -253,15 +253,15 @@ def test_check_reads_trees(gated: Check) -> None:
             assert gated(torch.ones(3), state(), gates, gate(2, 3)) == (5, 2)
 
 
-def test_check_names_a_word_that_is_no_choice(gated: Check) -> None:
-    given = torch.ones(5, 3), state(), (gate(2, 3),), None
+def test_check_names_an_option_that_is_no_choice(gated: Check) -> None:
+    arguments = torch.ones(5, 3), state(), (gate(2, 3),), None
     for norm in ("pre", "post"):
-        assert gated(*given, norm=norm) == (5, 2)
+        assert gated(*arguments, norm=norm) == (5, 2)
     for _ in range(2):
         with pytest.raises(TypeError, match=r"^gated: norm: expected 'pre' or 'post'; got None$"):
-            gated(*given, norm=None)
+            gated(*arguments, norm=None)
     with pytest.raises(TypeError, match=r"^gated: expected among norm; got 'causal'$"):
-        gated(*given, causal=True)
+        gated(*arguments, causal=True)
 
 
 @pytest.mark.parametrize(
@@ -287,10 +287,10 @@ def test_check_names_a_word_that_is_no_choice(gated: Check) -> None:
     ],
 )
 def test_check_names_the_path(gated: Check, changed: dict[str, Any], error: type[Exception], message: str) -> None:
-    given = {"x": torch.ones(5, 3), "state": state(), "gates": (gate(2, 3), gate(2, 2)), "offset": None, **changed}
+    inputs = {"x": torch.ones(5, 3), "state": state(), "gates": (gate(2, 3), gate(2, 2)), "offset": None, **changed}
     for _ in range(2):
         with pytest.raises(error) as raised:
-            gated(*given.values())
+            gated(*inputs.values())
         assert str(raised.value).startswith(f"gated: {message}")
 
 
@@ -333,10 +333,10 @@ def test_gradients_come_by_path() -> None:
     def total(state: State[Tensor], gates: tuple[Gate[Tensor], ...], times: int) -> State[Tensor]:
         return State(state.h * gates[0].w * times, gates[1].w + state.c.detach())
 
-    one, two = (torch.full((2,), x, dtype=torch.float64) for x in (3.0, 5.0))
-    arguments = {"state": State(one, one), "gates": (Gate(two), Gate(two, two)), "times": 7}
-    found = gradients(total, arguments, State(torch.ones(2), 2 * torch.ones(2)))
-    assert {path: g.tolist() for path, g in found.items()} == {
+    threes, fives = (torch.full((2,), x, dtype=torch.float64) for x in (3.0, 5.0))
+    arguments = {"state": State(threes, threes), "gates": (Gate(fives), Gate(fives, fives)), "times": 7}
+    by_path = gradients(total, arguments, State(torch.ones(2), 2 * torch.ones(2)))
+    assert {path: g.tolist() for path, g in by_path.items()} == {
         "state.h": [35.0, 35.0],
         "state.c": [0.0, 0.0],
         "gates[0].w": [21.0, 21.0],
@@ -357,7 +357,7 @@ def test_check_names_a_size_that_is_no_integer(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize(("wrong", "got"), [(torch.zeros(3), "Tensor"), (np.ones(2), "ndarray"), ([2], "list")])
-def test_check_names_what_is_no_number_by_its_type(wrong: Any, got: str) -> None:
+def test_check_names_the_type_of_what_is_no_number(wrong: Any, got: str) -> None:
     with pytest.raises(TypeError, match=rf"^split_heads: heads: expected an integer; got {got}$"):
         Check("split_heads")(torch.zeros(3, 4), wrong)
 

@@ -1,6 +1,6 @@
-"""The paths that attention in groups of heads takes on CUDA, without a GPU: which one, and what it is asked for.
+"""Paths of attention in groups of heads on CUDA, tested without a GPU.
 
-``flex`` runs on the CPU as it is written. Of the flash kernels what they are given is computed by their definition.
+``flex`` runs on the CPU as it is written. Flash kernels are replaced by functions that compute their definition.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ from attnspec.backends.pytorch.kernels.visible import Visible, visible
 from attnspec.backends.pytorch.runtime.forcing import forcing
 from tests.budgets import assert_within_budgets
 
-from .concurrency import at_once
+from .concurrency import run_on_threads
 from .test_grouped_kernels import OPTIONS, assert_results_and_gradients, normal, on_one_thread, with_gradients
 
 __all__ = ["on_one_thread"]
@@ -30,24 +30,24 @@ DTYPES = torch.float32, torch.bfloat16, torch.float16
 SMALL = 21, 37
 """Queries and keys."""
 
-ITSELF = pytest.mark.filterwarnings(
+IGNORED_WARNINGS = pytest.mark.filterwarnings(
     "ignore:.*should not be instantiated:DeprecationWarning", "ignore:The .grad attribute:UserWarning"
 )
-"""What PyTorch warns of when it compiles flex_attention, and hides from those for whom warnings are no errors."""
+"""Warnings of PyTorch while it compiles flex_attention, which are errors in these tests."""
 
-MASK, LENGTHS, EVERY = torch.ones(1, 1, dtype=torch.bool), torch.tensor([3]), torch.ones(1, 1, 1)
+MASK, LENGTHS, BIAS = torch.ones(1, 1, dtype=torch.bool), torch.tensor([3]), torch.ones(1, 1, 1)
 FLASH = Call("cuda", torch.bfloat16, 8, 128, 64, 2, 128, 64)
 
 
 def cut(options: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """The same options for fewer queries and keys."""
+    """The options cut to fewer queries and keys."""
     n, m = SMALL
-    found = dict(options)
-    for name in {"mask", "bias"} & set(found):
-        found[name] = found[name][..., :n, :m]
-    if "key_lengths" in found:
-        found["key_lengths"] = found["key_lengths"] * m // 130
-    return {k: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for k, x in found.items()}
+    shortened = dict(options)
+    for name in {"mask", "bias"} & set(shortened):
+        shortened[name] = shortened[name][..., :n, :m]
+    if "key_lengths" in shortened:
+        shortened["key_lengths"] = shortened["key_lengths"] * m // 130
+    return {k: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for k, x in shortened.items()}
 
 
 def operands(dtype: torch.dtype, d: int = 24, d_v: int = 40) -> list[Tensor]:
@@ -59,8 +59,8 @@ def operands(dtype: torch.dtype, d: int = 24, d_v: int = 40) -> list[Tensor]:
 def learning(monkeypatch: pytest.MonkeyPatch) -> None:
     """flex_attention refuses gradients on the CPU; what it would compute there is right all the same."""
     monkeypatch.setattr(flexible, "_validate_device", lambda *_: None)
-    served = cuda_groups.route
-    monkeypatch.setattr(cuda_groups, "route", lambda call, *others: served(call._replace(tracked=False), *others))
+    path_of = cuda_groups.path_of
+    monkeypatch.setattr(cuda_groups, "path_of", lambda call, *others: path_of(call._replace(tracked=False), *others))
 
 
 # Which path -----------------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def learning(monkeypatch: pytest.MonkeyPatch) -> None:
         (FLASH, Visible(mask=MASK), Scoring(), "flex"),
         (FLASH, Visible(lengths=LENGTHS), Scoring(), "flex"),
         (FLASH, Visible(), Scoring(softcap=2.0), "flex"),
-        (FLASH, Visible(), Scoring(bias=EVERY), "flex"),
+        (FLASH, Visible(), Scoring(bias=BIAS), "flex"),
         (FLASH, Visible(), Scoring(slopes=torch.ones(8)), "flex"),
         (FLASH, Visible(), Scoring(scale=-1.0), "flex"),
         (FLASH._replace(tracked=True), Visible(), Scoring(), "flex"),
@@ -93,7 +93,7 @@ def learning(monkeypatch: pytest.MonkeyPatch) -> None:
         (FLASH._replace(m=0), Visible(), Scoring(), "plain"),
         (FLASH._replace(n=0), Visible(), Scoring(), "plain"),
         (FLASH._replace(entries=0), Visible(), Scoring(), "plain"),
-        (FLASH._replace(learned=True), Visible(), Scoring(bias=EVERY), "plain"),
+        (FLASH._replace(learned=True), Visible(), Scoring(bias=BIAS), "plain"),
         (FLASH, Visible(), Scoring(scale=0.0), "plain"),
         (FLASH, Visible(), Scoring(softcap=1e-20), "plain"),
         (FLASH._replace(device="cpu"), Visible(), Scoring(), "plain"),
@@ -101,54 +101,54 @@ def learning(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_call_on_cuda_has_one_path(call: Call, seen: Visible, scoring: Scoring, path: str) -> None:
-    assert cuda_groups.route(call, seen, scoring) == path
+    assert cuda_groups.path_of(call, seen, scoring) == path
     without_flash = {"enable_gqa": "flex"}.get(path, path)
-    assert cuda_groups.route(call, seen, scoring, flash=False) == without_flash
-    assert cuda_groups.route(call, seen, scoring, wish="plain") == "plain"
+    assert cuda_groups.path_of(call, seen, scoring, flash=False) == without_flash
+    assert cuda_groups.path_of(call, seen, scoring, forced_path="plain") == "plain"
     if call.device == "cuda":
-        assert cuda_groups.route(call, seen, scoring, wish="flex") == without_flash
-        assert cuda_groups.route(call, seen, scoring, wish="llvm") == path
+        assert cuda_groups.path_of(call, seen, scoring, forced_path="flex") == without_flash
+        assert cuda_groups.path_of(call, seen, scoring, forced_path="llvm") == path
 
 
-SAME = [0, 5, 5, 128], [0, 5, 5, 128]
-OTHER = [0, 5, 128], [0, 7, 128]
+SAME_ENDS = [0, 5, 5, 128], [0, 5, 5, 128]
+OTHER_ENDS = [0, 5, 128], [0, 7, 128]
 
 
 @pytest.mark.parametrize(
     ("call", "ends", "seen", "scoring", "path"),
     [
-        (FLASH, SAME, Visible(), Scoring(), "varlen"),
-        (FLASH, OTHER, Visible(), Scoring(), "varlen"),
-        (FLASH, SAME, visible(None, True, (4, None)), Scoring(0.5), "varlen"),
-        (FLASH, OTHER, visible(None, True, None), Scoring(), "flex"),
-        (FLASH, OTHER, visible(None, False, (3, 3)), Scoring(), "flex"),
+        (FLASH, SAME_ENDS, Visible(), Scoring(), "varlen"),
+        (FLASH, OTHER_ENDS, Visible(), Scoring(), "varlen"),
+        (FLASH, SAME_ENDS, visible(None, True, (4, None)), Scoring(0.5), "varlen"),
+        (FLASH, OTHER_ENDS, visible(None, True, None), Scoring(), "flex"),
+        (FLASH, OTHER_ENDS, visible(None, False, (3, 3)), Scoring(), "flex"),
         (FLASH, ([0, 5, 128], [0, 0, 128]), Visible(), Scoring(), "flex"),
         (FLASH, ([0, 0, 128], [0, 5, 128]), Visible(), Scoring(), "varlen"),
-        (FLASH, SAME, Visible(), Scoring(softcap=2.0), "flex"),
-        (FLASH, SAME, Visible(), Scoring(scale=-1.0), "flex"),
-        (FLASH._replace(tracked=True), SAME, Visible(), Scoring(), "flex"),
-        (FLASH._replace(dtype=torch.float32), SAME, Visible(), Scoring(), "flex"),
-        (FLASH._replace(dtype=torch.float64), SAME, Visible(), Scoring(), "plain"),
+        (FLASH, SAME_ENDS, Visible(), Scoring(softcap=2.0), "flex"),
+        (FLASH, SAME_ENDS, Visible(), Scoring(scale=-1.0), "flex"),
+        (FLASH._replace(tracked=True), SAME_ENDS, Visible(), Scoring(), "flex"),
+        (FLASH._replace(dtype=torch.float32), SAME_ENDS, Visible(), Scoring(), "flex"),
+        (FLASH._replace(dtype=torch.float64), SAME_ENDS, Visible(), Scoring(), "plain"),
         (FLASH._replace(m=0), ([0, 128], [0, 0]), Visible(), Scoring(), "plain"),
     ],
 )
 def test_packed_sequences_on_cuda_have_one_path(
     call: Call, ends: packed.Ends, seen: Visible, scoring: Scoring, path: str
 ) -> None:
-    assert packed.route(call, ends, seen, scoring) == path
+    assert packed.path_of(call, ends, seen, scoring) == path
     other = {"varlen": "flex"}.get(path, path)
-    assert packed.route(call, ends, seen, scoring, varlen=False) == other
-    assert packed.route(call, ends, seen, scoring, wish="flex") == other
-    assert packed.route(call, ends, seen, scoring, wish="plain") == "plain"
+    assert packed.path_of(call, ends, seen, scoring, varlen=False) == other
+    assert packed.path_of(call, ends, seen, scoring, forced_path="flex") == other
+    assert packed.path_of(call, ends, seen, scoring, forced_path="plain") == "plain"
 
 
-def test_what_decides_is_read_from_the_tensors() -> None:
+def test_a_call_is_read_from_its_tensors() -> None:
     query, key, value = operands(torch.bfloat16)
     call = cuda_groups.call_of(query, key, value, Visible(), Scoring())
     assert call == Call("cpu", torch.bfloat16, 4, SMALL[0], 24, 2, SMALL[1], 40, 2)
     assert cuda_groups.call_of(query, key, value, Visible(lengths=LENGTHS[:0]), Scoring()).entries == 0
     assert cuda_groups.call_of(query, key, value.requires_grad_(), Visible(), Scoring()).tracked
-    bias = EVERY.clone().requires_grad_()
+    bias = BIAS.clone().requires_grad_()
     assert cuda_groups.call_of(query, key, value.detach(), Visible(), Scoring(bias=bias)).learned
     assert cuda_groups.call_of(query, key, value.double(), Visible(), Scoring()).device == "none"
     assert packed.has_varlen()
@@ -175,10 +175,10 @@ def test_flex_on_the_cpu_is_named_where_it_is_asked_for() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_flex_gives_the_formula_and_its_gradients(name: str, dtype: torch.dtype, learning: None) -> None:
-    given, options = operands(dtype), cut(OPTIONS[name], dtype)
-    found = with_gradients("flex", [x.clone() for x in given], options)
-    assert all(x.dtype == dtype for x in found)
-    assert_results_and_gradients([found], given, options)
+    inputs, options = operands(dtype), cut(OPTIONS[name], dtype)
+    result = with_gradients("flex", [x.clone() for x in inputs], options)
+    assert all(x.dtype == dtype for x in result)
+    assert_results_and_gradients([result], inputs, options)
 
 
 @pytest.mark.parametrize("shapes", [((3, 1), (2,)), ((), ()), ((2,), (1,))], ids=str)
@@ -190,10 +190,10 @@ def test_flex_takes_batches_that_broadcast_and_any_features(
     query, key, value = normal(*ours, 4, 5, d), normal(*theirs, 2, 7, d), normal(*theirs, 2, 7, d_v)
     options: dict[str, Any] = {"mask": normal(*ours, 5, 7) > 0, "bias": normal(*theirs, 1, 5, 1), "softcap": 3.0}
     with forcing("flex"):
-        found = backend.grouped_query_attention(query, key, value, **options)
+        result = backend.grouped_query_attention(query, key, value, **options)
     with forcing("plain"):
         expected = backend.grouped_query_attention(query, key, value, **options)
-    assert_within_budgets([found, expected], "grouped_query_attention", query, key, value, **options)
+    assert_within_budgets([result, expected], "grouped_query_attention", query, key, value, **options)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -207,21 +207,21 @@ def test_flex_computes_packed_sequences_pages_and_latent_keys(causal: bool) -> N
     calls: list[tuple[str, Any, dict[str, Any]]] = [("latent_attention", latent, {})]
     calls += [("variable_length_attention", packed, options) for options in ({}, further)]
     calls += [("paged_attention", paged, options) for options in ({}, further)]
-    for name, given, options in calls:
+    for name, inputs, options in calls:
         results = []
         for path in ("flex", "plain"):
             with forcing(path):
-                results.append(getattr(backend, name)(*given, causal=causal, **options))
-        assert_within_budgets(results, name, *given, causal=causal, **options)
+                results.append(getattr(backend, name)(*inputs, causal=causal, **options))
+        assert_within_budgets(results, name, *inputs, causal=causal, **options)
 
 
 def test_flex_does_not_read_what_lies_beyond_the_lengths(learning: None) -> None:
-    given, lengths = operands(torch.float32), torch.tensor([5, 0])
-    clean = [x.clone() for x in given]
+    inputs, lengths = operands(torch.float32), torch.tensor([5, 0])
+    clean = [x.clone() for x in inputs]
     for b, length in enumerate(lengths.tolist()):
-        given[1][b, :, length:], given[2][b, :, length:] = torch.nan, torch.inf
-    found = with_gradients("flex", given, {"key_lengths": lengths})
-    assert_results_and_gradients([found], clean, {"key_lengths": lengths})
+        inputs[1][b, :, length:], inputs[2][b, :, length:] = torch.nan, torch.inf
+    result = with_gradients("flex", inputs, {"key_lengths": lengths})
+    assert_results_and_gradients([result], clean, {"key_lengths": lengths})
 
 
 def test_without_keys_flex_has_gradients_of_zero(learning: None) -> None:
@@ -239,8 +239,8 @@ def test_without_keys_flex_has_gradients_of_zero(learning: None) -> None:
 def test_on_the_cpu_flex_does_not_round_products_before_they_are_scaled(dtype: torch.dtype) -> None:
     query, key, value = (20 * x for x in operands(dtype, d=64))
     with forcing("flex"):
-        found, _ = backend.grouped_query_attention(query, key, value, scale=2**-7)
-    assert_within_budgets((found, None), "grouped_query_attention", query, key, value, scale=2**-7)
+        result, _ = backend.grouped_query_attention(query, key, value, scale=2**-7)
+    assert_within_budgets((result, None), "grouped_query_attention", query, key, value, scale=2**-7)
 
 
 def test_on_the_cpu_flex_leaves_its_switch_as_it_was() -> None:
@@ -251,16 +251,16 @@ def test_on_the_cpu_flex_leaves_its_switch_as_it_was() -> None:
             backend.grouped_query_attention(query, key, value, causal=True)
 
     with forcing("flex"):
-        at_once(repeat)
+        run_on_threads(repeat)
     assert flexible._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG is False
 
 
 def test_on_the_cpu_flex_takes_parameters_where_none_learns() -> None:
     query, key, value = operands(torch.float32)
     with forcing("flex"), torch.no_grad():
-        found, _ = backend.grouped_query_attention(query.requires_grad_(), key, value)
+        result, _ = backend.grouped_query_attention(query.requires_grad_(), key, value)
         expected, _ = backend.grouped_query_attention(query.detach(), key, value)
-    assert torch.equal(found, expected)
+    assert torch.equal(result, expected)
 
 
 def test_on_the_cpu_flex_takes_lazy_signs_and_zeros() -> None:
@@ -277,8 +277,8 @@ def test_on_the_cpu_flex_takes_lazy_signs_and_zeros() -> None:
 def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """flex_attention as it is compiled on CUDA, up to the compiler of kernels."""
     torch._dynamo.reset()
-    words: Any = {"dynamic": True, "fullgraph": True, "backend": "aot_eager"}
-    both = tuple(torch.compile(x, **words) for x in (flexible.flex_attention, flexible.create_block_mask))
+    options: Any = {"dynamic": True, "fullgraph": True, "backend": "aot_eager"}
+    both = tuple(torch.compile(x, **options) for x in (flexible.flex_attention, flexible.create_block_mask))
     monkeypatch.setattr(flex, "_is_for_a_compiler", lambda x: True)
     monkeypatch.setattr(flex, "_compiled", lambda: both)
     yield
@@ -286,24 +286,24 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.slow
-@ITSELF
+@IGNORED_WARNINGS
 @pytest.mark.parametrize("name", ["nothing", "lengths in a window", "everything"])
-def test_what_is_compiled_is_one_graph_forward_and_backward(name: str, traced: None, learning: None) -> None:
-    given, options = operands(torch.float32), cut(OPTIONS[name], torch.float32)
-    found = [with_gradients(path, [x.clone() for x in given], options) for path in ("flex", "plain")]
-    assert_results_and_gradients(found, given, options)
+def test_flex_compiles_as_one_graph_forward_and_backward(name: str, traced: None, learning: None) -> None:
+    inputs, options = operands(torch.float32), cut(OPTIONS[name], torch.float32)
+    results = [with_gradients(path, [x.clone() for x in inputs], options) for path in ("flex", "plain")]
+    assert_results_and_gradients(results, inputs, options)
 
 
-@ITSELF
+@IGNORED_WARNINGS
 def test_other_numbers_need_no_new_kernel(traced: None) -> None:
-    given = operands(torch.float32)
+    inputs = operands(torch.float32)
     with forcing("flex"):
-        backend.grouped_query_attention(*given, window=(3, 2), softcap=2.0, key_lengths=torch.tensor([5, 9]))
+        backend.grouped_query_attention(*inputs, window=(3, 2), softcap=2.0, key_lengths=torch.tensor([5, 9]))
         before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         for left, cap in ((4, 3.0), (5, 0.5)):
-            backend.grouped_query_attention(*given, window=(left, 1), softcap=cap, key_lengths=torch.tensor([7, 0]))
+            backend.grouped_query_attention(*inputs, window=(left, 1), softcap=cap, key_lengths=torch.tensor([7, 0]))
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
-        backend.grouped_query_attention(*given, window=(3, 2), slopes=torch.ones(4), key_lengths=torch.tensor([5, 9]))
+        backend.grouped_query_attention(*inputs, window=(3, 2), slopes=torch.ones(4), key_lengths=torch.tensor([5, 9]))
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > before
 
 
@@ -322,8 +322,8 @@ def test_the_flash_kernel_gets_what_it_wants(d: int, d_v: int, causal: bool, mon
 
     monkeypatch.setattr(cuda_groups, "flash", flash)
     query, key, value = (x[None] for x in operands(torch.bfloat16, d, d_v))
-    found = cuda_groups.attend("enable_gqa", query, key, value, visible(None, causal, None), Scoring())
-    assert_within_budgets(found, "grouped_query_attention", query, key, value, causal=causal)
+    result = cuda_groups.attend("enable_gqa", query, key, value, visible(None, causal, None), Scoring())
+    assert_within_budgets(result, "grouped_query_attention", query, key, value, causal=causal)
 
 
 def test_the_operators_of_pytorch_are_those_that_are_called() -> None:
@@ -333,18 +333,18 @@ def test_the_operators_of_pytorch_are_those_that_are_called() -> None:
     assert (output.shape, logarithms.shape, logarithms.dtype) == (query.shape, query.shape[:-1], torch.float32)
     ends = torch.empty(2, device="meta", dtype=torch.int32)
     queries, keys = (x.transpose(1, 2).flatten(0, 1) for x in (query, key))
-    found = varlen.varlen_attn(
+    result = varlen.varlen_attn(
         queries, keys, keys, ends, ends, 5, 7, return_aux=varlen.AuxRequest(lse=True), scale=0.3,
         window_size=(-1, 0), enable_gqa=True,
     )  # fmt: skip
-    assert [x.shape for x in found] == [queries.shape, (4, 10)]
+    assert [x.shape for x in result] == [queries.shape, (4, 10)]
 
 
 def packed_by_definition(
     query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor, most: int, most_keys: int, *,
     return_aux: varlen.AuxRequest, scale: float, window_size: tuple[int, int], enable_gqa: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """What varlen_attn says of itself: positions, heads, features; windows count from the last key."""
+    """varlen_attn by its documentation: (positions, heads, features); windows count from the last key."""
     assert return_aux.lse
     assert enable_gqa
     assert query_ends.dtype == key_ends.dtype == torch.int32
@@ -381,7 +381,7 @@ def test_the_kernel_of_packed_sequences_gets_what_it_wants(
     key, value = key[..., : of_keys[-1], :], value[..., : of_keys[-1], :]
     seen, scoring = visible(None, options.get("causal", False), options.get("window")), Scoring(options.get("scale"))
     call = cuda_groups.call_of(query, key, value, seen, scoring)._replace(device="cuda")
-    assert packed.route(call, (ends, of_keys), seen, scoring) == "varlen"
+    assert packed.path_of(call, (ends, of_keys), seen, scoring) == "varlen"
     numbers = torch.tensor(ends), torch.tensor(of_keys)
-    found = packed.attend("varlen", query, key, value, *numbers, seen, scoring)
-    assert_within_budgets(found, "variable_length_attention", query, key, value, *numbers, **options)
+    result = packed.attend("varlen", query, key, value, *numbers, seen, scoring)
+    assert_within_budgets(result, "variable_length_attention", query, key, value, *numbers, **options)

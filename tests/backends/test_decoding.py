@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnspec.backends import pytorch
 from attnspec.backends.pytorch.runtime.decoder import LARGE
-from attnspec.backends.pytorch.runtime.greatest import first_greatest
+from attnspec.backends.pytorch.runtime.top_k import stable_top_k
 from attnspec.spec import AttentionDecoderParameters, RNNParameters
 from tests.budgets import assert_within_budgets
 
@@ -42,14 +42,14 @@ def drawn(dtype: torch.dtype = torch.float64, batch: tuple[int, ...] = (3,), see
     }
 
 
-def every_sentence(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """All sentences, and the score of each for every element of the batch, by decoding what is given."""
+def every_sentence(inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """All sentences, and their scores for every element of the batch, by teacher forcing."""
     sentences = torch.cartesian_prod(*[torch.arange(VOCABULARY)] * STEPS)
-    sources = {name: given[name].unsqueeze(0) for name in ("state", "annotations", "mask")}
-    first = given["token"].expand(len(sentences), -1)
+    sources = {name: inputs[name].unsqueeze(0) for name in ("state", "annotations", "mask")}
+    first = inputs["token"].expand(len(sentences), -1)
     tokens = sentences.unsqueeze(1).expand(-1, first.shape[1], -1)
     logarithms, _ = pytorch.teacher_forced_decode(
-        torch.cat((first.unsqueeze(-1), tokens[..., :-1]), -1), parameters=given["parameters"], **sources
+        torch.cat((first.unsqueeze(-1), tokens[..., :-1]), -1), parameters=inputs["parameters"], **sources
     )
     gains = logarithms.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     ends = tokens == EOS
@@ -62,80 +62,80 @@ def ended(sentence: Tensor, end: int = EOS) -> Tensor:
 
 
 def test_a_beam_as_wide_as_the_tree_finds_the_best_sentence() -> None:
-    given = drawn()
-    tokens, scores = every_sentence(given)
-    found, score = pytorch.beam_decode(**given, steps=STEPS, eos=EOS, beams=VOCABULARY**STEPS)
+    inputs = drawn()
+    tokens, scores = every_sentence(inputs)
+    sentence, score = pytorch.beam_decode(**inputs, steps=STEPS, eos=EOS, beams=VOCABULARY**STEPS)
     best, place = scores.max(0)
-    how = {"steps": STEPS, "eos": EOS, "beams": VOCABULARY**STEPS}
-    assert_within_budgets([(found, score), (found, best)], "beam_decode", **given, **how)
-    assert torch.equal(found, ended(tokens[place, torch.arange(3)]))
+    options = {"steps": STEPS, "eos": EOS, "beams": VOCABULARY**STEPS}
+    assert_within_budgets([(sentence, score), (sentence, best)], "beam_decode", **inputs, **options)
+    assert torch.equal(sentence, ended(tokens[place, torch.arange(3)]))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_greedy_takes_the_best_token_after_those_before(seed: int) -> None:
-    given = drawn(seed=seed)
-    found, score = pytorch.greedy_decode(**given, steps=STEPS, eos=EOS)
-    state, last, total = given["state"], given["token"], torch.zeros(3, dtype=torch.float64)
+    inputs = drawn(seed=seed)
+    sentence, score = pytorch.greedy_decode(**inputs, steps=STEPS, eos=EOS)
+    state, last, total = inputs["state"], inputs["token"], torch.zeros(3, dtype=torch.float64)
     for i in range(STEPS):
-        p, state = pytorch.decoder_step(last, state, given["annotations"], given["parameters"], mask=given["mask"])
-        open_ = ~(found[:, :i] == EOS).any(-1)
-        last = torch.where(open_, p.argmax(-1), EOS)
-        assert torch.equal(found[:, i], last)
-        total += torch.where(open_, p.amax(-1).log(), 0.0)
-    one = pytorch.beam_decode(**given, steps=STEPS, eos=EOS, beams=1)
-    results = [(found, score), (found, total), one]
-    assert_within_budgets(results, "greedy_decode", **given, steps=STEPS, eos=EOS)
+        p, state = pytorch.decoder_step(last, state, inputs["annotations"], inputs["parameters"], mask=inputs["mask"])
+        unfinished = ~(sentence[:, :i] == EOS).any(-1)
+        last = torch.where(unfinished, p.argmax(-1), EOS)
+        assert torch.equal(sentence[:, i], last)
+        total += torch.where(unfinished, p.amax(-1).log(), 0.0)
+    beam_of_one = pytorch.beam_decode(**inputs, steps=STEPS, eos=EOS, beams=1)
+    results = [(sentence, score), (sentence, total), beam_of_one]
+    assert_within_budgets(results, "greedy_decode", **inputs, steps=STEPS, eos=EOS)
 
 
 @pytest.mark.parametrize("beams", [None, 1, 3])
 def test_sentences_that_have_ended_wait_for_the_others(beams: int | None) -> None:
-    given = drawn(batch=(8,))
-    often = int(pytorch.greedy_decode(**given, steps=9, eos=EOS)[0][:, 1:].mode().values.mode().values)
-    how: dict[str, Any] = {"steps": 9, "eos": often} | ({} if beams is None else {"beams": beams})
+    inputs = drawn(batch=(8,))
+    often = int(pytorch.greedy_decode(**inputs, steps=9, eos=EOS)[0][:, 1:].mode().values.mode().values)
+    options: dict[str, Any] = {"steps": 9, "eos": often} | ({} if beams is None else {"beams": beams})
     name = "greedy_decode" if beams is None else "beam_decode"
     decode: Any = getattr(pytorch, name)
-    found, score = decode(**given, **how)
-    assert torch.equal(found, ended(found, often))
-    p = given["parameters"]
+    sentences, score = decode(**inputs, **options)
+    assert torch.equal(sentences, ended(sentences, often))
+    p = inputs["parameters"]
     for i in range(8):
-        alone: dict[str, Any] = {name: x[i] for name, x in given.items() if isinstance(x, Tensor)}
-        one, its = decode(**alone, parameters=p, **how)
-        assert_within_budgets([(one, its), (found[i], score[i])], name, **alone, parameters=p, **how)
-    longer, same = decode(**given, **{**how, "steps": 12})
-    done = (found == often).any(-1)
+        alone: dict[str, Any] = {name: x[i] for name, x in inputs.items() if isinstance(x, Tensor)}
+        sentence, its_score = decode(**alone, parameters=p, **options)
+        assert_within_budgets([(sentence, its_score), (sentences[i], score[i])], name, **alone, parameters=p, **options)
+    longer, same = decode(**inputs, **{**options, "steps": 12})
+    done = (sentences == often).any(-1)
     assert done.any()
     assert (longer[done, 9:] == often).all() or beams is not None
-    assert_within_budgets((longer, same), name, **given, **{**how, "steps": 12})
+    assert_within_budgets((longer, same), name, **inputs, **{**options, "steps": 12})
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("beams", [None, 4])
 def test_scores_have_the_dtype_of_the_inputs_and_no_gradient(dtype: torch.dtype, beams: int | None) -> None:
-    given = drawn(dtype)
-    given["parameters"].b_o.requires_grad_()
-    how: dict[str, Any] = {} if beams is None else {"beams": beams}
+    inputs = drawn(dtype)
+    inputs["parameters"].b_o.requires_grad_()
+    options: dict[str, Any] = {} if beams is None else {"beams": beams}
     decode: Any = pytorch.greedy_decode if beams is None else pytorch.beam_decode
-    tokens, score = decode(**given, steps=STEPS, eos=EOS, **how)
+    tokens, score = decode(**inputs, steps=STEPS, eos=EOS, **options)
     assert (tokens.dtype, score.dtype, score.requires_grad) == (torch.int64, dtype, False)
     assert tokens.shape == (3, STEPS)
-    assert decode(**given, steps=0, eos=EOS, **how)[1].tolist() == [0, 0, 0]
+    assert decode(**inputs, steps=0, eos=EOS, **options)[1].tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("beams", [None, 2])
 @pytest.mark.parametrize("steps", [0, STEPS])
 def test_sentences_are_decoded_under_vmap(beams: int | None, steps: int) -> None:
-    given = drawn()
-    p = given.pop("parameters")
-    how: dict[str, Any] = {"steps": steps, "eos": EOS} | ({} if beams is None else {"beams": beams})
+    inputs = drawn()
+    p = inputs.pop("parameters")
+    options: dict[str, Any] = {"steps": steps, "eos": EOS} | ({} if beams is None else {"beams": beams})
     name = "greedy_decode" if beams is None else "beam_decode"
     decode: Any = getattr(pytorch, name)
 
-    def one(token: Tensor, state: Tensor, annotations: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = decode(token, state, annotations, p, mask=mask, **how)
-        return found
+    def decode_one(token: Tensor, state: Tensor, annotations: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        decoded: tuple[Tensor, Tensor] = decode(token, state, annotations, p, mask=mask, **options)
+        return decoded
 
-    results = [torch.vmap(one)(*given.values()), decode(**given, parameters=p, **how)]
-    assert_within_budgets(results, name, **given, parameters=p, **how)
+    results = [torch.vmap(decode_one)(*inputs.values()), decode(**inputs, parameters=p, **options)]
+    assert_within_budgets(results, name, **inputs, parameters=p, **options)
 
 
 @pytest.mark.parametrize("size", [7, 5000])
@@ -145,7 +145,7 @@ def test_the_first_of_equals_are_the_greatest(size: int) -> None:
     x[1, 0, 1:5] = math.nan
     for count in (1, 5):
         expected = x.nan_to_num(nan=-1).sort(dim=-1, descending=True, stable=True).indices[..., :count]
-        assert torch.equal(first_greatest(x, count), expected)
+        assert torch.equal(stable_top_k(x, count), expected)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_the_first_of_equals_are_the_greatest(size: int) -> None:
         ({"steps": -1}, "steps: expected steps of at least 0; got -1"),
     ],
 )
-def test_what_is_refused(wrong: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError)) as raised:
         pytorch.beam_decode(**{**drawn(), "steps": STEPS, "eos": EOS, "beams": 2, **wrong})
     assert str(raised.value) == f"beam_decode: {message}"
@@ -176,17 +176,17 @@ def test_what_is_refused(wrong: dict[str, Any], message: str) -> None:
         ({"steps": -1}, "steps: expected steps of at least 0; got -1"),
     ],
 )
-def test_what_is_refused_in_compiled_code(wrong: dict[str, Any], message: str) -> None:
-    given = {**drawn(), "steps": STEPS, "eos": EOS, "beams": 2, **wrong}
+def test_wrong_arguments_are_refused_in_compiled_code(wrong: dict[str, Any], message: str) -> None:
+    inputs = {**drawn(), "steps": STEPS, "eos": EOS, "beams": 2, **wrong}
     torch.compiler.reset()
     with pytest.raises((ValueError, TypeError)) as raised:
-        torch.compile(pytorch.beam_decode, backend="eager")(**given)
+        torch.compile(pytorch.beam_decode, backend="eager")(**inputs)
     assert str(raised.value) == f"beam_decode: {message}"
 
 
 @pytest.mark.parametrize("batch", [(4,), (2, 2)])
 def test_kernels_and_operations_decode_alike(batch: tuple[int, ...]) -> None:
-    given = drawn(batch=batch)
+    inputs = drawn(batch=batch)
     normal = torch.Generator().manual_seed(1)
     m, h = 64, 256
     annotations = torch.randn((*batch, m, 2), generator=normal, dtype=torch.float64)
@@ -194,12 +194,12 @@ def test_kernels_and_operations_decode_alike(batch: tuple[int, ...]) -> None:
     mask[(0,) * len(batch)] = False
     annotations = annotations.masked_fill(~mask.unsqueeze(-1), math.nan)
     scorer = {name: torch.randn(shape, generator=normal, dtype=torch.float64) for name, shape in SCORER.items()}
-    p = replace(given["parameters"], **scorer)
+    p = replace(inputs["parameters"], **scorer)
     tokens = torch.randint(VOCABULARY, (*batch, STEPS), generator=normal)
     assert math.prod(batch) * m * h >= LARGE
-    by_kernel = pytorch.teacher_forced_decode(tokens, given["state"], annotations, p, mask=mask)
+    by_kernel = pytorch.teacher_forced_decode(tokens, inputs["state"], annotations, p, mask=mask)
     p.b_o.requires_grad_()
-    by_operations = pytorch.teacher_forced_decode(tokens, given["state"], annotations, p, mask=mask)
-    arguments = (tokens, given["state"], annotations, p)
+    by_operations = pytorch.teacher_forced_decode(tokens, inputs["state"], annotations, p, mask=mask)
+    arguments = (tokens, inputs["state"], annotations, p)
     assert_within_budgets([by_kernel, by_operations], "teacher_forced_decode", *arguments, mask=mask)
     assert all(x.isfinite().all() for x in by_kernel)

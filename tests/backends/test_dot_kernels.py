@@ -1,4 +1,4 @@
-"""The compiled kernels of scaled dot-product attention, and what they are built from."""
+"""The compiled kernels of scaled dot-product attention, and their building blocks."""
 
 import multiprocessing
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from attnspec.backends.pytorch.kernels.dot import choice, tiled
+from attnspec.backends.pytorch.kernels.dot import path_choice, tiled
 from attnspec.backends.pytorch.kernels.dot.sdpa import attend
 from attnspec.backends.pytorch.kernels.llvm import threads
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Reals, Size
@@ -77,8 +77,10 @@ def test_output_and_gradients_are_the_formula(bits: int, sizes: tuple[int, ...],
     assert_within_budgets(got, "scaled_dot_product_attention", *leaves, mask=mask, causal=causal)
     assert not got[~allowed.any(-1)].any()
     cotangent = torch.randn(got.shape, generator=generator, dtype=dtype)
-    found = torch.autograd.grad(got, leaves, cotangent)
-    assert_gradients_within_budgets(found, cotangent, "scaled_dot_product_attention", *leaves, mask=mask, causal=causal)
+    gradients = torch.autograd.grad(got, leaves, cotangent)
+    assert_gradients_within_budgets(
+        gradients, cotangent, "scaled_dot_product_attention", *leaves, mask=mask, causal=causal
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -89,13 +91,13 @@ def test_half_dtypes_are_rounded_once(dtype: torch.dtype) -> None:
     plain = attend(*wide, causal=True)
     assert torch.equal(got, plain.to(dtype))
     cotangent = torch.randn(got.shape).to(dtype)
-    for one, other in zip(
+    for gradient, exact in zip(
         torch.autograd.grad(got, leaves, cotangent), torch.autograd.grad(plain, wide, cotangent.float()), strict=True
     ):
-        assert torch.equal(one, other.to(dtype))
+        assert torch.equal(gradient, exact.to(dtype))
 
 
-@pytest.mark.parametrize("path", ["llvm", "few"])
+@pytest.mark.parametrize("path", ["llvm", "small"])
 def test_gradients_of_half_dtypes_in_a_batch_and_with_changed_saved_tensors(path: str) -> None:
     leaves = [torch.randn(2, 2, rows, 8).bfloat16().requires_grad_() for rows in (5, 16, 16)]
     cotangents = torch.randn(3, 2, 2, 5, 8).bfloat16()
@@ -107,15 +109,15 @@ def test_gradients_of_half_dtypes_in_a_batch_and_with_changed_saved_tensors(path
         ):
             output = attend(*leaves)
         alone = torch.autograd.grad(output, leaves, cotangents[0])
-    for cotangent, found in (
+    for cotangent, gradients in (
         (cotangents[0], alone),
         *((x, tuple(y[i] for y in together)) for i, x in enumerate(cotangents)),
     ):
-        assert_gradients_within_budgets(found, cotangent, "scaled_dot_product_attention", *leaves)
+        assert_gradients_within_budgets(gradients, cotangent, "scaled_dot_product_attention", *leaves)
 
 
-def test_layouts() -> None:
-    """Steps of any size, also 0, in operands, masks and gradients; and heads that join without a copy."""
+def test_operands_masks_and_gradients_may_have_any_strides() -> None:
+    """Strides of any size, also 0; and heads that join without a copy."""
     base = torch.randn(2, 40, 3, 16, requires_grad=True)
     query, key = base.transpose(1, 2), base.transpose(1, 2).flip(-1)
     value = torch.randn(1, 1, 8, 40).mT.expand(2, 3, 40, 8)
@@ -126,9 +128,9 @@ def test_layouts() -> None:
         expected = attend(plain[0], plain[1], value.contiguous(), mask=chosen.contiguous())
         assert torch.equal(got, expected)
         assert got.transpose(1, 2).is_contiguous()
-        (found,) = torch.autograd.grad(got.sum(), base)
+        (gradient,) = torch.autograd.grad(got.sum(), base)
         by_query, by_key = torch.autograd.grad(expected.sum(), plain)
-        gradients = [(x, None) for x in (found, (by_query + by_key.flip(-1)).transpose(1, 2))]
+        gradients = [(x, None) for x in (gradient, (by_query + by_key.flip(-1)).transpose(1, 2))]
         allowed = chosen.numpy()
 
         def of_base(base: Any, value: Any, allowed: Any = allowed) -> Any:
@@ -143,8 +145,8 @@ def test_gradients_that_nobody_wants_are_not_computed() -> None:
     every = torch.autograd.grad(attend(*[x.requires_grad_() for x in operands]).sum(), operands)
     for i in range(3):
         own = [x.detach().requires_grad_(i == j) for j, x in enumerate(operands)]
-        (found,) = torch.autograd.grad(attend(*own).sum(), own[i])
-        assert torch.equal(found, every[i])
+        (gradient,) = torch.autograd.grad(attend(*own).sum(), own[i])
+        assert torch.equal(gradient, every[i])
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -153,15 +155,15 @@ def test_few_heads_are_divided_among_threads(entries: int, causal: bool) -> None
     """Then the gradient of the queries is a sum over ranges of keys."""
     leaves = [torch.randn(entries, 300, 64, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     cotangent = torch.randn(entries, 300, 64, dtype=torch.float64)
-    found = []
+    gradients = []
     for count in (1, 4):
         torch.set_num_threads(count)
-        found.append(torch.autograd.grad(attend(*leaves, causal=causal), leaves, cotangent))
+        gradients.append(torch.autograd.grad(attend(*leaves, causal=causal), leaves, cotangent))
     assert tiled.key_range(entries, 300, 4) < 300 <= tiled.key_range(entries, 300, 1)
-    assert_gradients_within_budgets(found, cotangent, "scaled_dot_product_attention", *leaves, causal=causal)
+    assert_gradients_within_budgets(gradients, cotangent, "scaled_dot_product_attention", *leaves, causal=causal)
 
 
-def test_numbers_that_are_not_finite_are_the_formula_s() -> None:
+def test_nonfinite_numbers_give_what_the_formula_gives() -> None:
     """NaN where it is attended, zeros where nothing is, whatever is stored at excluded keys."""
     query, key, value = torch.randn(40, 4), torch.randn(70, 4), torch.randn(70, 4)
     for bad in (nan, inf, -inf):
@@ -205,22 +207,22 @@ def test_scores_up_to_the_largest_number_and_scales_down_to_the_smallest() -> No
 @pytest.mark.parametrize("scale", [-0.5, 0.0, 1.0])
 def test_scores_of_no_features_are_0(scale: float) -> None:
     value = torch.randn(3, 4, 7)
-    found = attend(torch.zeros(3, 4, 0), torch.zeros(3, 4, 0), value, causal=True, scale=scale)
+    result = attend(torch.zeros(3, 4, 0), torch.zeros(3, 4, 0), value, causal=True, scale=scale)
     for i in range(4):
-        assert_within_budgets(found[:, i], "average_pooling", value[:, : i + 1])
+        assert_within_budgets(result[:, i], "average_pooling", value[:, : i + 1])
 
 
-def test_no_heads() -> None:
-    none = torch.ones(2, 0, 0, 3)
-    assert attend(none, none, none).shape == (2, 0, 0, 3)
+def test_no_heads_give_an_empty_result() -> None:
+    empty = torch.ones(2, 0, 0, 3)
+    assert attend(empty, empty, empty).shape == (2, 0, 0, 3)
 
 
 def test_tensors_that_are_not_just_numbers_in_memory() -> None:
     """A wrong address would end the process; a sign kept aside would be lost."""
     query, key, value = (torch.randn(2, 20, 4) for _ in range(3))
     with torch.device("meta"):
-        found = attend(query, key, value, causal=True)
-    assert_within_budgets(found, "scaled_dot_product_attention", query, key, value, causal=True)
+        result = attend(query, key, value, causal=True)
+    assert_within_budgets(result, "scaled_dot_product_attention", query, key, value, causal=True)
     for operands in ((query, key.to("meta"), value), (query, key, value.to("meta"))):
         with pytest.raises(ValueError, match="query, key, value, mask: expected one device; got cpu"):
             attend(*operands)
@@ -244,28 +246,28 @@ def test_gradients_that_are_not_just_numbers_in_memory() -> None:
     negative = torch.complex(weight, -weight).conj().imag
     assert negative.is_neg()
     for gradient in (negative, weight.mT.contiguous().mT):
-        found = torch.autograd.grad(attend(query, key, value, mask=mask), leaves, gradient)
-        assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+        gradients = torch.autograd.grad(attend(query, key, value, mask=mask), leaves, gradient)
+        assert all(torch.equal(x, y) for x, y in zip(gradients, expected, strict=True))
     zero = torch._efficientzerotensor((2, 20, 4))
     assert not any(x.any() for x in torch.autograd.grad(attend(query, key, value), leaves, zero))
     batch = torch.stack([weight, 2 * weight])
     output = attend(query, key, value, mask=mask)
     together = torch.autograd.grad(output, leaves, batch, is_grads_batched=True)
     for i, cotangent in enumerate(batch):
-        found = tuple(x[i] for x in together)
-        assert_gradients_within_budgets(found, cotangent, "scaled_dot_product_attention", *leaves, mask=mask)
+        gradients = tuple(x[i] for x in together)
+        assert_gradients_within_budgets(gradients, cotangent, "scaled_dot_product_attention", *leaves, mask=mask)
 
 
 @pytest.mark.parametrize(
     "store", [lambda x: x.mT.contiguous().mT if x.dim() > 1 else x, lambda x: torch.stack([x, x], -1)[..., 0]]
 )
-def test_what_hooks_store_elsewhere_is_read_as_it_lies(store: Callable[[Tensor], Tensor]) -> None:
+def test_saved_tensors_that_hooks_move_are_read_with_their_strides(store: Callable[[Tensor], Tensor]) -> None:
     leaves = [torch.randn(2, 3, 20, 4, requires_grad=True) for _ in range(3)]
     with torch.autograd.graph.saved_tensors_hooks(store, lambda x: x):
         output = attend(*leaves, causal=True)
     cotangent = torch.randn(output.shape)
-    found = torch.autograd.grad(output, leaves, cotangent)
-    assert_gradients_within_budgets(found, cotangent, "scaled_dot_product_attention", *leaves, causal=True)
+    gradients = torch.autograd.grad(output, leaves, cotangent)
+    assert_gradients_within_budgets(gradients, cotangent, "scaled_dot_product_attention", *leaves, causal=True)
 
 
 def test_a_query_that_attends_nothing_gives_keys_no_gradient() -> None:
@@ -280,7 +282,7 @@ def test_a_query_that_attends_nothing_gives_keys_no_gradient() -> None:
 
 @pytest.mark.parametrize("llvm", [True, False])
 def test_autocast_decides_the_dtype_on_either_kernel(llvm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "HAS_LLVMLITE", llvm)
+    monkeypatch.setattr(path_choice, "HAS_LLVMLITE", llvm)
     x, y = torch.randn(2, 20, 4), torch.randn(2, 20, 4, dtype=torch.float64)
     with torch.autocast("cpu", torch.bfloat16):
         assert attend(x, x, x).dtype is torch.bfloat16
@@ -306,7 +308,7 @@ class Mapping(Arguments):
 
 
 @pytest.mark.parametrize("bits", [32, 64])
-def test_exp2(bits: int) -> None:
+def test_exp2_is_within_three_roundings(bits: int) -> None:
     k = Kernel("exponentials", Mapping, bits)
     with k.loop(0, k.argument.count, k.lanes) as i:
         k.store(exp2(k, k.load(k.argument.x, i)), k.argument.out, i)
@@ -324,7 +326,7 @@ def test_exp2(bits: int) -> None:
 
 
 class Transposition(Arguments):
-    """So many rows and columns of a source, so many of a target."""
+    """A source and a target, with the rows and columns that exist of each."""
 
     source: Reals
     rows: Size

@@ -37,7 +37,6 @@ def on_one_thread() -> Iterator[None]:
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    """Normal numbers."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
 
 
@@ -67,14 +66,14 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_kernels_give_the_formula_and_its_gradients(name: str, dtype: torch.dtype) -> None:
-    given = normal(2, 4, 70, 24, dtype=dtype), normal(2, 2, 130, 24, dtype=dtype), normal(2, 2, 130, 40, dtype=dtype)
+    inputs = normal(2, 4, 70, 24, dtype=dtype), normal(2, 2, 130, 24, dtype=dtype), normal(2, 2, 130, 40, dtype=dtype)
     options = {k: x.to(dtype) if _is_real(x) else x for k, x in OPTIONS[name].items()}
     scoring = Scoring(options.get("scale"), options.get("softcap"), options.get("bias"), options.get("slopes"))
     with forcing("llvm"):
-        assert groups.path_for(*given, Visible(), scoring) == "llvm"
-    found = with_gradients("llvm", [x.clone() for x in given], options)
-    assert all(x.dtype == dtype for x in found)
-    assert_results_and_gradients([found], given, options)
+        assert groups.path_for(*inputs, Visible(), scoring) == "llvm"
+    result = with_gradients("llvm", [x.clone() for x in inputs], options)
+    assert all(x.dtype == dtype for x in result)
+    assert_results_and_gradients([result], inputs, options)
 
 
 def _is_real(x: object) -> bool:
@@ -101,14 +100,14 @@ def cotangent(result: Tensor) -> Tensor:
 
 
 def assert_results_and_gradients(
-    found: list[list[Tensor]], operands: Sequence[Tensor], options: Mapping[str, Any]
+    results: list[list[Tensor]], operands: Sequence[Tensor], options: Mapping[str, Any]
 ) -> None:
     """Results of :func:`with_gradients` are within their budgets."""
     attention = "grouped_query_attention"
-    assert_within_budgets([tuple(x[:2]) for x in found], attention, *operands, **options)
-    along = cotangent(found[0][0]), cotangent(found[0][1])
+    assert_within_budgets([tuple(x[:2]) for x in results], attention, *operands, **options)
+    along = cotangent(results[0][0]), cotangent(results[0][1])
     # no gradients of options are compared
-    gradients = [(*x[2:], *(None for option in options.values() if _is_real(option))) for x in found]
+    gradients = [(*x[2:], *(None for option in options.values() if _is_real(option))) for x in results]
     assert_gradients_within_budgets(gradients, along, attention, *operands, **options)
 
 
@@ -118,12 +117,12 @@ def test_a_step_reads_only_what_it_attends_to(group: int, dtype: torch.dtype) ->
     query = normal(3, 2 * group, 1, 64, dtype=dtype)
     key, value = normal(3, 2, 100, 64, dtype=dtype), normal(3, 2, 100, 80, dtype=dtype, seed=1)
     lengths = torch.tensor([100, 17, 0])
-    assert groups.path_for(query, key, value, Visible(lengths=lengths)) == "step"
+    assert groups.path_for(query, key, value, Visible(lengths=lengths)) == "decode"
     clean = query, key.clone(), value.clone()
     for b, length in enumerate(lengths.tolist()):
         key[b, :, length:], value[b, :, length:] = nan, nan
-    found = backend.grouped_query_attention(query, key, value, key_lengths=lengths)
-    assert_within_budgets(found, "grouped_query_attention", *clean, key_lengths=lengths)
+    result = backend.grouped_query_attention(query, key, value, key_lengths=lengths)
+    assert_within_budgets(result, "grouped_query_attention", *clean, key_lengths=lengths)
 
 
 @pytest.mark.parametrize("window", [None, (5, None), (40, 3)])
@@ -134,10 +133,10 @@ def test_pages_are_read_where_they_lie(n: int, page: int, window: tuple[int | No
     query, key = normal(2, 4, n, 32), normal(pages, 2, page, 32)
     value, table = normal(pages, 2, page, 32, seed=1), torch.tensor([[3, 0, 7], [8, 8, 1]])
     lengths = torch.tensor([2 * page + 1, page])
-    given = query, key, value, table, lengths
+    inputs = query, key, value, table, lengths
     for causal in (False, True):
-        found = backend.paged_attention(*given, causal=causal, window=window)
-        assert_within_budgets(found, "paged_attention", *given, causal=causal, window=window)
+        result = backend.paged_attention(*inputs, causal=causal, window=window)
+        assert_within_budgets(result, "paged_attention", *inputs, causal=causal, window=window)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -147,16 +146,16 @@ def test_gradients_of_pages_of_many_sequences_are_sums_in_float32(n: int, dtype:
     query, table = torch.zeros(entries, 1, n, 8, dtype=dtype), torch.zeros(entries, 1, dtype=torch.int64)
     pages = [normal(1, 1, 2, 8, dtype=dtype, seed=seed).requires_grad_() for seed in range(2)]
     output, _ = backend.paged_attention(query, pages[0], pages[1], table, torch.full((entries,), 2))
-    found = torch.autograd.grad(output, pages[1], torch.ones_like(output))[0]
-    assert found.eq(entries * n / 2).all()
+    gradient = torch.autograd.grad(output, pages[1], torch.ones_like(output))[0]
+    assert gradient.eq(entries * n / 2).all()
 
 
 def test_packed_sequences_are_calls_of_their_own() -> None:
-    given = normal(2, 4, 40, 16), normal(2, 2, 50, 16), normal(2, 2, 50, 8)
+    inputs = normal(2, 4, 40, 16), normal(2, 2, 50, 16), normal(2, 2, 50, 8)
     ends, of_keys = torch.tensor([0, 0, 13, 13, 40]), torch.tensor([0, 5, 5, 30, 50])
     options: dict[str, Any] = {"causal": True, "window": (6, None)}
-    found = backend.variable_length_attention(*given, ends, of_keys, **options)
-    assert_within_budgets(found, "variable_length_attention", *given, ends, of_keys, **options)
+    result = backend.variable_length_attention(*inputs, ends, of_keys, **options)
+    assert_within_budgets(result, "variable_length_attention", *inputs, ends, of_keys, **options)
 
 
 def test_second_derivatives_are_those_of_the_formula() -> None:
@@ -174,7 +173,7 @@ def test_second_derivatives_are_those_of_the_formula() -> None:
 
 
 @pytest.mark.parametrize("options", [{"window": (2, 2)}, {"mask": torch.eye(10, 20) == 1}], ids=["window", "mask"])
-def test_what_is_excluded_reaches_no_result_whatever_it_is(options: Mapping[str, Any]) -> None:
+def test_excluded_keys_and_values_reach_no_result(options: Mapping[str, Any]) -> None:
     query, key, value = normal(1, 4, 10, 16), normal(1, 2, 20, 16), normal(1, 2, 20, 16)
     key[..., 15:, :], value[..., 15:, :] = nan, torch.inf
     with forcing("llvm"):
@@ -196,7 +195,7 @@ NO_KEYS: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("path", [None, "llvm", "step", "plain"])
+@pytest.mark.parametrize("path", [None, "llvm", "decode", "plain"])
 @pytest.mark.parametrize("options", NO_KEYS.values(), ids=NO_KEYS)
 @pytest.mark.parametrize("m", [0, 6])
 @pytest.mark.parametrize("n", [0, 1, 3])
@@ -207,9 +206,9 @@ def test_without_keys_all_gradients_are_zeros(n: int, m: int, options: Mapping[s
         output, logarithms = backend.grouped_query_attention(*operands, mask=nobody, **options)
     assert logarithms is not None
     for results in ([output], [logarithms], [output, logarithms]):
-        ones = [torch.ones_like(x) for x in results]
-        found = torch.autograd.grad(results, operands[:2], ones, retain_graph=True, materialize_grads=True)
-        assert all(x.eq(0).all() for x in found)
+        cotangents = [torch.ones_like(x) for x in results]
+        gradients = torch.autograd.grad(results, operands[:2], cotangents, retain_graph=True, materialize_grads=True)
+        assert all(x.eq(0).all() for x in gradients)
 
 
 @pytest.mark.parametrize("path", [None, "plain"])
@@ -226,14 +225,17 @@ def test_logarithms_of_packed_sequences_and_parts_without_keys_have_gradients(pa
 
 def test_a_call_names_its_path() -> None:
     query, key, value = normal(1, 8, 64, 64), normal(1, 2, 64, 64), normal(1, 2, 64, 64)
-    one = query[..., :1, :]
+    single_query = query[..., :1, :]
     assert groups.path_for(query, key, value) == "llvm"
-    assert groups.path_for(one, key, value) in ("step", "few", "pytorch")
-    assert groups.path_for(one, key, value, Visible(lengths=torch.tensor([60]))) == "step"
-    assert groups.path_for(one, key, value, Visible(mask=torch.ones(1, 64, dtype=torch.bool))) in ("few", "llvm")
-    assert groups.path_for(one, key, value, scoring=Scoring(softcap=2.0)) in ("llvm", "plain")
-    assert groups.path_for(one.clone().requires_grad_(), key, value) in ("few", "llvm", "pytorch", "plain")
-    assert groups.path_for(one, key[..., :63], value) != "step"
+    assert groups.path_for(single_query, key, value) in ("decode", "small", "pytorch")
+    assert groups.path_for(single_query, key, value, Visible(lengths=torch.tensor([60]))) == "decode"
+    assert groups.path_for(single_query, key, value, Visible(mask=torch.ones(1, 64, dtype=torch.bool))) in (
+        "small",
+        "llvm",
+    )
+    assert groups.path_for(single_query, key, value, scoring=Scoring(softcap=2.0)) in ("llvm", "plain")
+    assert groups.path_for(single_query.clone().requires_grad_(), key, value) in ("small", "llvm", "pytorch", "plain")
+    assert groups.path_for(single_query, key[..., :63], value) != "decode"
     bias = torch.zeros(1, 1, 1, requires_grad=True)
     assert groups.path_for(query, key, value, scoring=Scoring(bias=bias)) == "plain"
     assert groups.path_for(query, key, value, scoring=Scoring(bias=bias.detach())) == "llvm"
@@ -249,20 +251,20 @@ def test_a_call_names_its_path() -> None:
         assert groups.path_for(query, key, value, scoring=Scoring(softcap=2.0)) == "plain"
 
 
-def test_an_option_that_changes_nothing_visible_convicts_nobody() -> None:
+def test_an_option_whose_effect_is_below_roundings_is_no_violation() -> None:
     """Scores far below a cap, in bfloat16: the formula does not change by more than roundings either."""
     numbers = np.zeros((1, 1, 1, 1), ml_dtypes.bfloat16)
-    given = {
+    inputs = {
         "query": numbers[0], "key_pages": numbers, "value_pages": numbers, "block_table": np.array([0]),
         "key_lengths": np.array(0),
     }  # fmt: skip
-    law, seed = "operation.option-effect", 3210697351
-    assert replay("pytorch", law, "paged_attention", "bfloat16", given, seed=seed, device="cpu") == 0
+    law, seed = "operation.options-have-effect", 3210697351
+    assert replay("pytorch", law, "paged_attention", "bfloat16", inputs, seed=seed, device="cpu") == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_sink_is_added_before_anything_is_rounded(dtype: torch.dtype) -> None:
-    """Logarithms rounded before and after a sink is added were off by up to a unit in the last place."""
+    """Rounding logarithms before and after adding a sink costs a unit in the last place."""
     query, key, value = (
         normal(2, 4, 4, 4, dtype=dtype),
         normal(2, 2, 6, 4, dtype=dtype),

@@ -1,4 +1,4 @@
-"""JAX's own attention as a backend: what the adapter presents and what it does not hide."""
+"""JAX's own attention as a backend: what it provides, declares and refuses."""
 
 from typing import Any
 
@@ -22,11 +22,11 @@ def draw(*shape: int, dtype: Any = jnp.float32) -> jax.Array:
     return jnp.array(np.random.default_rng(sum(shape)).normal(size=shape), dtype)
 
 
-def arrays(*given: jax.Array) -> list[Any]:
-    return [np.asarray(x) for x in given]
+def arrays(*jax_arrays: jax.Array) -> list[Any]:
+    return [np.asarray(x) for x in jax_arrays]
 
 
-def test_what_it_provides() -> None:
+def test_the_backend_provides_these_operations() -> None:
     expected = {"scaled_dot_product_attention", "grouped_query_attention"}
     assert {name for name in OPERATIONS if hasattr(backend, name)} == expected
     assert backend.limits.features == ("scale", "window", "bias", "key_lengths")
@@ -44,16 +44,16 @@ def test_the_numbers_are_those_of_jax(causal: bool, dtype: Any) -> None:
     query, key, value = draw(2, 4, 8, dtype=dtype), draw(2, 6, 8, dtype=dtype), draw(2, 6, 8, dtype=dtype)
     heads = (x[:, :, None] for x in (query, key, value))
     expected = jax.nn.dot_product_attention(*heads, is_causal=causal)[:, :, 0]
-    found = attention(query, key, value, causal=causal)
-    assert found.dtype == dtype
-    assert jnp.array_equal(found, expected)
+    result = attention(query, key, value, causal=causal)
+    assert result.dtype == dtype
+    assert jnp.array_equal(result, expected)
 
 
 @pytest.mark.parametrize("d_v", [3, 11])
 def test_values_may_be_narrower_or_wider_than_keys(d_v: int) -> None:
     query, key, value = draw(4, 8), draw(6, 8), draw(6, d_v)
-    found = attention(query, key, value)
-    assert_within_budgets(*arrays(found), "scaled_dot_product_attention", *arrays(query, key, value))
+    result = attention(query, key, value)
+    assert_within_budgets(*arrays(result), "scaled_dot_product_attention", *arrays(query, key, value))
 
 
 def test_mask_and_causal_both_hold() -> None:
@@ -66,17 +66,17 @@ def test_mask_and_causal_both_hold() -> None:
 def test_the_batch_of_the_mask_joins_the_broadcast() -> None:
     query, key, value, mask = draw(4, 8), draw(6, 8), draw(6, 5), draw(3, 2, 4, 6) > 0
     expected = jnp.stack([jnp.stack([attention(query, key, value, mask=m) for m in rows]) for rows in mask])
-    found = attention(query, key, value, mask=mask)
-    *given, seen = arrays(query, key, value, mask)
-    assert_within_budgets(arrays(found, expected), "scaled_dot_product_attention", *given, mask=seen)
+    result = attention(query, key, value, mask=mask)
+    *inputs, seen = arrays(query, key, value, mask)
+    assert_within_budgets(arrays(result, expected), "scaled_dot_product_attention", *inputs, mask=seen)
 
 
 def test_a_fully_masked_row_is_the_mean_of_all_values() -> None:
     query, key, value = draw(3, 4), draw(5, 4), draw(5, 4)
     mask = jnp.ones((3, 5), bool).at[1].set(False)
-    found = attention(query, key, value, mask=mask)
+    result = attention(query, key, value, mask=mask)
     # all scores of a query of zeros are equal
-    assert_within_budgets(*arrays(found), "scaled_dot_product_attention", *arrays(query.at[1].set(0), key, value))
+    assert_within_budgets(*arrays(result), "scaled_dot_product_attention", *arrays(query.at[1].set(0), key, value))
 
 
 def test_nan_at_a_masked_value_reaches_the_result() -> None:
@@ -99,10 +99,12 @@ CHOICES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", CHOICES.values(), ids=CHOICES)
 def test_heads_share_keys_and_values(options: dict[str, Any]) -> None:
     query, key, value = draw(2, 4, 4, 8), draw(2, 6, 8), draw(3, 1, 2, 6, 5)
-    given: dict[str, Any] = {k: np.asarray(x) if isinstance(x, jax.Array) else x for k, x in options.items()}
-    found, logarithms = backend.grouped_query_attention(query, key, value, **options)
+    numpy_options: dict[str, Any] = {k: np.asarray(x) if isinstance(x, jax.Array) else x for k, x in options.items()}
+    result, logarithms = backend.grouped_query_attention(query, key, value, **options)
     assert logarithms is None
-    assert_within_budgets((*arrays(found), None), "grouped_query_attention", *arrays(query, key, value), **given)
+    assert_within_budgets(
+        (*arrays(result), None), "grouped_query_attention", *arrays(query, key, value), **numpy_options
+    )
 
 
 def test_lengths_of_keys_out_of_range_raise() -> None:
@@ -126,14 +128,14 @@ def test_gradients_are_those_of_jax() -> None:
     arguments = {"query": query, "key": key, "value": value}
 
     def theirs(*arrays: jax.Array) -> jax.Array:
-        found: jax.Array = jax.nn.dot_product_attention(*(x[:, :, None] for x in arrays))
-        return found[:, :, 0]
+        result: jax.Array = jax.nn.dot_product_attention(*(x[:, :, None] for x in arrays))
+        return result[:, :, 0]
 
     expected = jax.vjp(theirs, query, key, value)[1](cotangent)
-    found = backend.vjp("scaled_dot_product_attention", arguments, cotangent)
-    gradients = [tuple(arrays(*(found[name] for name in arguments))), tuple(arrays(*expected))]
-    *given, along = arrays(query, key, value, cotangent)
-    assert_gradients_within_budgets(gradients, along, "scaled_dot_product_attention", *given)
+    own_gradients = backend.vjp("scaled_dot_product_attention", arguments, cotangent)
+    gradients = [tuple(arrays(*(own_gradients[name] for name in arguments))), tuple(arrays(*expected))]
+    *inputs, along = arrays(query, key, value, cotangent)
+    assert_gradients_within_budgets(gradients, along, "scaled_dot_product_attention", *inputs)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +150,6 @@ def test_gradients_are_those_of_jax() -> None:
 def test_shapes_that_violate_the_protocol_raise(
     key: tuple[int, ...], value: tuple[int, ...], mask: tuple[int, ...] | None
 ) -> None:
-    given = None if mask is None else jnp.ones(mask, bool)
+    mask_array = None if mask is None else jnp.ones(mask, bool)
     with pytest.raises(ValueError, match=r"^scaled_dot_product_attention: (key|value|mask): expected .*; got "):
-        attention(draw(2, 3, 4), draw(*key), draw(*value), mask=given)
+        attention(draw(2, 3, 4), draw(*key), draw(*value), mask=mask_array)

@@ -1,4 +1,4 @@
-"""The suite judges every forced path and every adapter, which it does not meet in the backend as it is."""
+"""The suite judges every forced path and adapter; ordinary calls reach few of them."""
 
 import subprocess
 import sys
@@ -15,9 +15,9 @@ from attnspec.conformance.laws import CHECKS
 SDPA, ADDITIVE, GROUPS = "scaled_dot_product_attention", "additive_attention", "grouped_query_attention"
 SERVED = {
     "llvm": (SDPA, ADDITIVE),
-    "direct": (ADDITIVE,),
-    "step": (SDPA,),
-    "few": (SDPA,),
+    "pointwise": (ADDITIVE,),
+    "decode": (SDPA,),
+    "small": (SDPA,),
     "plain": (SDPA, ADDITIVE),
     "pytorch": (SDPA, GROUPS),
     "flex": (GROUPS, "variable_length_attention", "paged_attention"),
@@ -29,7 +29,7 @@ NUMBERS = ("operation.oracle", "operation.gradient")
 
 
 def laws_of(*chapters: str) -> tuple[str, ...]:
-    """Those for which ``quick`` has time: a law that is named runs whether it has or not."""
+    """The laws of chapters that ``quick`` runs; a law that is named runs in any profile."""
     chosen = (check.law for checks in CHECKS.values() for check in checks if not check.slow)
     return tuple(dict.fromkeys(law.id for law in chosen if law.chapter in chapters))
 
@@ -69,11 +69,11 @@ for _adapter, _operations in {"stepping": ("bahdanau_context",), "modules": MODU
 def test_the_suite_acquits_the_adapter(
     adapter: str, verdict: str, operations: tuple[str, ...], dtypes: tuple[str, ...]
 ) -> None:
-    """In a process of its own, for these adapters change what the kernels of a process are.
+    """Judge in another process, for these adapters change the kernels of their process.
 
     Threads divide work alike in every dtype; products of matrices are others in each.
     """
-    laws = (*laws_of("operation", "sizes"), "training.no-memory")
+    laws = (*laws_of("operation", "sizes"), "training.independent-of-other-passes")
     chosen = {"--operation": operations, "--law": laws, "--dtype": dtypes}
     selection = [word for option, values in chosen.items() for value in values for word in (option, value)]
     backend = str(Path(__file__).with_name(f"{adapter}_pytorch.py"))

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 pytest.importorskip("llvmlite", reason="kernels need llvmlite")
-from attnspec.backends.pytorch.kernels.dot.arguments import Operands, backward_scratch, forward_scratch
-from attnspec.backends.pytorch.kernels.dot.backward import Backward, Scratch
-from attnspec.backends.pytorch.kernels.dot.forward import Forward
+from attnspec.backends.pytorch.kernels.dot.tiled_arguments import Operands, backward_scratch, forward_scratch
+from attnspec.backends.pytorch.kernels.dot.tiled_backward import Backward, Scratch
+from attnspec.backends.pytorch.kernels.dot.tiled_forward import Forward
 from attnspec.backends.pytorch.kernels.llvm import arguments, threads
 from attnspec.backends.pytorch.kernels.llvm.arguments import (
     Arguments,
@@ -48,7 +48,7 @@ class Outer(Arguments):
 
 @compiled
 def picking(bits: int) -> Kernel[Outer]:
-    """x[i] = factor * i, twice that if `doubled`, for the marked i of the index; through scratch memory."""
+    """x[i] = factor, twice that if `doubled`, for every marked i of the index."""
     k = Kernel("picking", Outer, bits)
     g = k.argument
     own = g.scratch.of(k.thread)
@@ -88,29 +88,29 @@ def test_a_kernel_reads_what_the_caller_gives(dtype: torch.dtype) -> None:
     assert done[0] == 0
 
 
-def test_words_lie_in_the_order_of_the_fields() -> None:
+def test_slots_lie_in_the_order_of_the_fields() -> None:
     x = torch.zeros(2, 3)
     inner = Inner(factor=1.0, index=x)
-    words = Outer(count=9, doubled=True, inner=inner, mask=None, scratch=x, x=x, done=array("q", [0])).to_words()
-    assert len(words) == Outer.words == 9
-    assert words[Outer.count] == 9
-    assert words[Outer.doubled] == 1
-    assert words[Outer.inner + Inner.factor] == 0x3FF0 << 48
-    assert words[Outer.inner + Inner.index] == words[Outer.x] == x.data_ptr()
-    assert words[Outer.mask] == 0
-    assert words[Outer.scratch : Outer.scratch + 2] == [x.data_ptr(), 3]
+    slots = Outer(count=9, doubled=True, inner=inner, mask=None, scratch=x, x=x, done=array("q", [0])).to_slots()
+    assert len(slots) == Outer.slots == 9
+    assert slots[Outer.count] == 9
+    assert slots[Outer.doubled] == 1
+    assert slots[Outer.inner + Inner.factor] == 0x3FF0 << 48
+    assert slots[Outer.inner + Inner.index] == slots[Outer.x] == x.data_ptr()
+    assert slots[Outer.mask] == 0
+    assert slots[Outer.scratch : Outer.scratch + 2] == [x.data_ptr(), 3]
 
 
-def test_what_is_derived_has_more_words() -> None:
+def test_a_derived_class_appends_its_slots() -> None:
     class More(Inner):
-        """With one argument more."""
+        """One more argument."""
 
         count: Size
 
     x = torch.zeros(1)
-    assert Inner(factor=1.0, index=x).to_words() == More(factor=1.0, index=x, count=5).to_words()[: Inner.words]
-    assert More(factor=1.0, index=x, count=5).to_words()[More.count] == 5
-    assert More.words == Inner.words + 1
+    assert Inner(factor=1.0, index=x).to_slots() == More(factor=1.0, index=x, count=5).to_slots()[: Inner.slots]
+    assert More(factor=1.0, index=x, count=5).to_slots()[More.count] == 5
+    assert More.slots == Inner.slots + 1
 
 
 def test_an_argument_that_is_missing_or_misspelt_is_refused() -> None:
@@ -119,12 +119,12 @@ def test_an_argument_that_is_missing_or_misspelt_is_refused() -> None:
     with pytest.raises(TypeError, match="indices"):
         Inner(factor=1.0, index=torch.zeros(1), indices=None)  # type: ignore[call-arg]
     with pytest.raises(AttributeError):
-        Inner(factor=1.0, index=None).to_words()  # type: ignore[arg-type]
+        Inner(factor=1.0, index=None).to_slots()  # type: ignore[arg-type]
 
 
 def test_both_kernels_of_attention_share_their_operands() -> None:
     assert Forward.operands == Backward.operands
-    assert Forward.words == Forward.operands + Operands.words + 3
+    assert Forward.slots == Forward.operands + Operands.slots + 3
 
 
 def test_scratch_memory_has_a_size_for_every_part() -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed")
 
-from attnspec.backends.pytorch.kernels.llvm import matmul, pairs, projection, transposition
+from attnspec.backends.pytorch.kernels.llvm import bfloat16_pairs, matmul, projection, transposition
 from attnspec.backends.pytorch.kernels.llvm.machine_code import is_zen, multiplies_bfloat16, register_bytes
 from tests.budgets import assert_within_budgets
 
@@ -20,10 +20,10 @@ def draw(*shape: int, dtype: torch.dtype) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def _every_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul, "LEAST", 1)
+    monkeypatch.setattr(matmul, "LEAST_WORK", 1)
     monkeypatch.setattr(matmul, "HAS_512_BITS", True)
     monkeypatch.setattr(matmul, "is_zen", lambda: True)
-    monkeypatch.setattr(pairs, "LEAST_OF_TILES", 1)
+    monkeypatch.setattr(bfloat16_pairs, "LEAST_WORK_OF_TILES", 1)
 
 
 @pytest.mark.parametrize(("rows", "columns", "depth"), SIZES)
@@ -31,9 +31,9 @@ def _every_size(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_products_are_those_of_pytorch(rows: int, columns: int, depth: int, dtype: torch.dtype) -> None:
     left, right = draw(rows, depth, dtype=dtype), draw(depth, columns, dtype=dtype)
     for x in (left, left.mT.contiguous().mT, torch.stack([left, left], 1)[:, 1]):
-        found = matmul.product(x, right)
-        assert found.dtype is dtype
-        assert_within_budgets(found, lambda x, y: x @ y, x, right)
+        result = matmul.product(x, right)
+        assert result.dtype is dtype
+        assert_within_budgets(result, lambda x, y: x @ y, x, right)
 
 
 @pytest.mark.parametrize(("rows", "columns", "depth"), SIZES)
@@ -43,11 +43,11 @@ def test_projections_of_half_dtypes_are_not_rounded(rows: int, columns: int, dep
     project = projection.Projection(w, 2 * rows)
     in_pairs = dtype is torch.bfloat16 and depth % 2 == 0 and multiplies_bfloat16()
     assert (project.pairs is not None) == in_pairs
-    found = project(x)
+    result = project(x)
     sums = torch.float64 if dtype is torch.float64 else torch.float32
-    assert found.dtype is sums
+    assert result.dtype is sums
     exact = "ieee64" if dtype is torch.float64 else "ieee32"
-    assert_within_budgets(found, lambda x, w: x @ w.T, x, w, precision=exact)
+    assert_within_budgets(result, lambda x, w: x @ w.T, x, w, precision=exact)
 
 
 def test_nan_and_infinities_stay_in_their_rows_and_columns() -> None:
@@ -58,21 +58,23 @@ def test_nan_and_infinities_stay_in_their_rows_and_columns() -> None:
 
 def test_columns_that_do_not_fill_a_register_are_left_to_pytorch() -> None:
     columns = register_bytes() // 4 - 1
-    assert not matmul.worthwhile(100, columns, 100, draw(1, dtype=torch.float32))
+    assert not matmul.faster_than_pytorch(100, columns, 100, draw(1, dtype=torch.float32))
     left, right = draw(5, 7, dtype=torch.float32), draw(7, columns, dtype=torch.float32)
     assert torch.equal(matmul.product(left, right), left @ right)
 
 
 def test_small_products_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert not matmul.worthwhile(64, 64, 64, draw(1, dtype=torch.float32))
-    assert matmul.worthwhile(4096, 64, 64, draw(1, dtype=torch.float32)) is (register_bytes() == 64 and is_zen())
+    assert not matmul.faster_than_pytorch(64, 64, 64, draw(1, dtype=torch.float32))
+    assert matmul.faster_than_pytorch(4096, 64, 64, draw(1, dtype=torch.float32)) is (
+        register_bytes() == 64 and is_zen()
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 40), (16, 16), (33, 17), (100, 25)])
 def test_columns_are_the_transpose(rows: int, columns: int, dtype: torch.dtype) -> None:
     x = draw(3, rows, columns, dtype=dtype)
-    found = transposition.columns(x)
-    assert found.is_contiguous()
-    assert torch.equal(found, x.mT)
+    result = transposition.columns(x)
+    assert result.is_contiguous()
+    assert torch.equal(result, x.mT)

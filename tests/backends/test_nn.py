@@ -39,55 +39,53 @@ class Case:
     shapes: tuple[tuple[int, ...], ...]
     call: Callable[..., Any]
     shown: str
-    """What ``repr`` says of sizes."""
+    """The sizes that ``repr`` shows."""
     masked: tuple[int, ...] = ()
     causal: bool = False
     keeps: bool = False
-    """Whether the result keeps its dtype under autocast."""
+    """True if the result keeps its dtype under autocast."""
     tokens: tuple[int, ...] = ()
-    """The shape of the first input where that one is of tokens, of which there are 9."""
+    """The shape of the first input, if it is tokens; there are 9 tokens."""
     targets: tuple[int, ...] = ()
-    """Likewise of the second one."""
+    """The shape of the second input, if it is tokens."""
 
     def inputs(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
-        """Normal random tensors."""
         generator = torch.Generator().manual_seed(1)
         numbers = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in self.shapes]
         tokens = [torch.randint(9, shape, generator=generator) for shape in (self.tokens, self.targets) if shape]
         return (*tokens, *numbers)
 
     def options(self) -> dict[str, Any]:
-        """A mask that excludes half of the pairs, and the causal flag, where there are such."""
-        given: dict[str, Any] = {}
+        """A mask that excludes half of the pairs, and the causal flag, if applicable."""
+        options: dict[str, Any] = {}
         if self.masked:
-            given["mask"] = torch.rand(self.masked, generator=torch.Generator().manual_seed(2)) < 0.5
-        return given | ({"causal": True} if self.causal else {})
+            options["mask"] = torch.rand(self.masked, generator=torch.Generator().manual_seed(2)) < 0.5
+        return options | ({"causal": True} if self.causal else {})
 
 
-def called(operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """The operation's result: tests pass another function, which judges one by the same arguments."""
+def apply(operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """The operation's result; tests may pass a judge in place of this function."""
     return operation(*arguments, **options)
 
 
-def each_weight(operation: Callable[..., Any], *names: str) -> Callable[..., Any]:
+def by_weights(operation: Callable[..., Any], *names: str) -> Callable[..., Any]:
     """The operation with weights of a module by name."""
-    return lambda module, *inputs, by=called, **how: by(
+    return lambda module, *inputs, by=apply, **how: by(
         operation, *inputs, **{x: getattr(module, x) for x in names}, **how
     )
 
 
-def as_record(operation: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
+def by_record(operation: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
     """The operation with the record of a module."""
-    return lambda module, *inputs, by=called, **how: by(operation, *inputs, module.record(), **fixed, **how)
+    return lambda module, *inputs, by=apply, **how: by(operation, *inputs, module.record(), **fixed, **how)
 
 
 def sums(x: Any, table: Any) -> Any:
-    """Inputs with positions added."""
     return x + table
 
 
 def both_ways(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """Layers in both directions, and their last states: by the operation, or for arrays by the reference's."""
+    """Stacked layers in both directions: the operation for tensors, the reference for arrays."""
 
     def network(x: Any, state: Any, record: Any) -> Any:
         run, stack = (operation, torch.stack) if isinstance(x, Tensor) else (REFERENCE[operation.__name__], np.stack)
@@ -105,163 +103,163 @@ ATTENDED = ((B, N, 6), (B, M, 4), (B, M, 3))
 CASES = {
     "DotProductAttention": Case(
         lambda **how: nn.DotProductAttention(), ((B, N, 6), (B, M, 6), (B, M, 3)),
-        each_weight(pytorch.scaled_dot_product_attention), "scaled=True", (N, M), True,
+        by_weights(pytorch.scaled_dot_product_attention), "scaled=True", (N, M), True,
     ),
     "DotProductAttention, not scaled": Case(
         lambda **how: nn.DotProductAttention(scaled=False), ((B, N, 6), (B, M, 6), (B, M, 3)),
-        each_weight(pytorch.dot_product_attention), "scaled=False", (N, M), True,
+        by_weights(pytorch.dot_product_attention), "scaled=False", (N, M), True,
     ),
     "AdditiveAttention": Case(
         lambda **how: nn.AdditiveAttention(6, 8, kdim=4, **how), ATTENDED,
-        each_weight(pytorch.additive_attention, "w_q", "w_k", "w_v"), "embed_dim=6, hidden_dim=8, kdim=4", (N, M), True,
+        by_weights(pytorch.additive_attention, "w_q", "w_k", "w_v"), "embed_dim=6, hidden_dim=8, kdim=4", (N, M), True,
     ),
     "GeneralAttention": Case(
         lambda **how: nn.GeneralAttention(6, kdim=4, **how), ATTENDED,
-        each_weight(pytorch.general_attention, "w"), "embed_dim=6, kdim=4", (N, M), True,
+        by_weights(pytorch.general_attention, "w"), "embed_dim=6, kdim=4", (N, M), True,
     ),
     "MultiHeadAttention": Case(
         lambda **how: nn.MultiHeadAttention(6, 2, kdim=4, vdim=3, **how), ATTENDED,
-        each_weight(pytorch.multi_head_attention, "w_q", "w_k", "w_v", "w_o"),
+        by_weights(pytorch.multi_head_attention, "w_q", "w_k", "w_v", "w_o"),
         "embed_dim=6, num_heads=2, kdim=4, vdim=3", (N, M), True,
     ),
     "MultiHeadAdditiveAttention": Case(
         lambda **how: nn.MultiHeadAdditiveAttention(6, 2, 8, kdim=4, vdim=3, **how), ATTENDED,
-        each_weight(pytorch.multi_head_additive_attention, "w_q", "w_k", "w_v", "w_o", "a_q", "a_k", "a_v"),
+        by_weights(pytorch.multi_head_additive_attention, "w_q", "w_k", "w_v", "w_o", "a_q", "a_k", "a_v"),
         "embed_dim=6, num_heads=2, hidden_dim=8, kdim=4, vdim=3", (N, M), True,
     ),
     "SinusoidalPositionalEncoding": Case(
         lambda **how: nn.SinusoidalPositionalEncoding(6, 9, **how), ((B, N, 6),),
-        lambda module, x, by=called: by(sums, x, module.table[:N]), "d_model=6, max_len=9, concat=False", keeps=True,
+        lambda module, x, by=apply: by(sums, x, module.table[:N]), "d_model=6, max_len=9, concat=False", keeps=True,
     ),
     "SinusoidalPositionalEncoding, concatenated": Case(
         lambda **how: nn.SinusoidalPositionalEncoding(4, 9, concat=True, **how), ((B, N, 6),),
-        lambda module, x, by=called: by(pytorch.concat_positions, x, module.table[:N]),
+        lambda module, x, by=apply: by(pytorch.concat_positions, x, module.table[:N]),
         "d_model=4, max_len=9, concat=True", keeps=True,
     ),
     "LearnedPositions": Case(
         lambda **how: nn.LearnedPositions(6, 9, **how), ((B, N, 6),),
-        lambda module, x, by=called: by(pytorch.add_positions, x, pytorch.learned_positions(module.table, N)),
+        lambda module, x, by=apply: by(pytorch.add_positions, x, pytorch.learned_positions(module.table, N)),
         "d_model=6, max_len=9", keeps=True,
     ),
-    "RNNCell": Case(lambda **how: nn.RNNCell(6, 4, **how), ((B, 6), (B, 4)), as_record(pytorch.rnn_cell), "6, 4"),
-    "GRUCell": Case(lambda **how: nn.GRUCell(6, 4, **how), ((B, 6), (B, 4)), as_record(pytorch.gru_cell), "6, 4"),
+    "RNNCell": Case(lambda **how: nn.RNNCell(6, 4, **how), ((B, 6), (B, 4)), by_record(pytorch.rnn_cell), "6, 4"),
+    "GRUCell": Case(lambda **how: nn.GRUCell(6, 4, **how), ((B, 6), (B, 4)), by_record(pytorch.gru_cell), "6, 4"),
     "LSTMCell": Case(
         lambda **how: nn.LSTMCell(6, 4, **how), ((B, 6),),
-        lambda module, x, by=called: by(pytorch.lstm_cell, x, (x.new_zeros(B, 4),) * 2, module.record()), "6, 4",
+        lambda module, x, by=apply: by(pytorch.lstm_cell, x, (x.new_zeros(B, 4),) * 2, module.record()), "6, 4",
     ),
     "RNN": Case(
-        lambda **how: nn.RNN(6, 4, **how), ((B, N, 6), (B, 1, 4)), as_record(pytorch.stacked_rnn),
+        lambda **how: nn.RNN(6, 4, **how), ((B, N, 6), (B, 1, 4)), by_record(pytorch.stacked_rnn),
         "6, 4, num_layers=1, bidirectional=False",
     ),
     "RNN, stacked both ways": Case(
         lambda **how: nn.RNN(6, 4, 2, bidirectional=True, **how), ((B, N, 6), (B, 4, 4)),
-        as_record(both_ways(pytorch.bidirectional_rnn)), "6, 4, num_layers=2, bidirectional=True",
+        by_record(both_ways(pytorch.bidirectional_rnn)), "6, 4, num_layers=2, bidirectional=True",
     ),
     "GRU": Case(
-        lambda **how: nn.GRU(6, 4, 2, **how), ((B, N, 6), (B, 2, 4)), as_record(pytorch.stacked_gru),
+        lambda **how: nn.GRU(6, 4, 2, **how), ((B, N, 6), (B, 2, 4)), by_record(pytorch.stacked_gru),
         "6, 4, num_layers=2, bidirectional=False",
     ),
     "GRU, both ways": Case(
         lambda **how: nn.GRU(6, 4, 2, bidirectional=True, **how), ((B, N, 6), (B, 4, 4)),
-        as_record(both_ways(pytorch.bidirectional_gru)), "6, 4, num_layers=2, bidirectional=True",
+        by_record(both_ways(pytorch.bidirectional_gru)), "6, 4, num_layers=2, bidirectional=True",
     ),
     "LSTM": Case(
         lambda **how: nn.LSTM(6, 4, 2, **how), ((B, N, 6),),
-        lambda module, x, by=called: by(pytorch.stacked_lstm, x, (x.new_zeros(B, 2, 4),) * 2, module.record()),
+        lambda module, x, by=apply: by(pytorch.stacked_lstm, x, (x.new_zeros(B, 2, 4),) * 2, module.record()),
         "6, 4, num_layers=2, bidirectional=False",
     ),
     "LSTM, both ways": Case(
         lambda **how: nn.LSTM(6, 4, bidirectional=True, **how), ((B, N, 6),),
-        lambda module, x, by=called: by(
+        lambda module, x, by=apply: by(
             both_ways(pytorch.bidirectional_lstm), x, (x.new_zeros(B, 2, 4),) * 2, module.record()
         ), "6, 4, num_layers=1, bidirectional=True",
     ),
     "BahdanauAttention": Case(
         lambda **how: nn.BahdanauAttention(6, 4, 8, **how), ((B, 6), (B, M, 4)),
-        each_weight(pytorch.bahdanau_context, "w_q", "w_k", "w_v"), "state_dim=6, annotation_dim=4, hidden_dim=8", (M,),
+        by_weights(pytorch.bahdanau_context, "w_q", "w_k", "w_v"), "state_dim=6, annotation_dim=4, hidden_dim=8", (M,),
     ),
     "LuongAttention, dot": Case(
         lambda **how: nn.LuongAttention(6, score="dot", **how), ((B, 6), (B, M, 6)),
-        each_weight(pytorch.luong_context_dot), "score='dot'", (M,),
+        by_weights(pytorch.luong_context_dot), "score='dot'", (M,),
     ),
     "LuongAttention, general": Case(
         lambda **how: nn.LuongAttention(6, 4, **how), ((B, 6), (B, M, 4)),
-        each_weight(pytorch.luong_context_general, "w"), "score='general', w=(6, 4)", (M,),
+        by_weights(pytorch.luong_context_general, "w"), "score='general', w=(6, 4)", (M,),
     ),
     "LuongAttention, location": Case(
         lambda **how: nn.LuongAttention(6, score="location", num_positions=M, **how), ((B, 6), (B, M, 4)),
-        each_weight(pytorch.luong_context_location, "w"), "score='location', w=(7, 6)", (M,),
+        by_weights(pytorch.luong_context_location, "w"), "score='location', w=(7, 6)", (M,),
     ),
     "BahdanauDecoder": Case(
         lambda **how: nn.BahdanauDecoder(9, 3, 6, 4, 8, **how), ((B, 6), (B, M, 4)),
-        as_record(pytorch.teacher_forced_decode),
+        by_record(pytorch.teacher_forced_decode),
         "num_embeddings=9, embedding_dim=3, hidden_size=6, annotation_dim=4, attention_dim=8", (M,), tokens=(B, N),
     ),
     "LayerNorm": Case(
-        lambda **how: nn.LayerNorm(6, **how), ((B, N, 6),), as_record(pytorch.layer_norm), "6", keeps=True
+        lambda **how: nn.LayerNorm(6, **how), ((B, N, 6),), by_record(pytorch.layer_norm), "6", keeps=True
     ),
     "FeedForward": Case(
-        lambda **how: nn.FeedForward(6, 8, **how), ((B, N, 6),), as_record(pytorch.feed_forward),
+        lambda **how: nn.FeedForward(6, 8, **how), ((B, N, 6),), by_record(pytorch.feed_forward),
         "d_model=6, dim_feedforward=8",
     ),
     "TransformerEncoderLayer": Case(
         lambda **how: nn.TransformerEncoderLayer(6, 2, 8, **how), ((B, N, 6),),
-        as_record(pytorch.encoder_layer), "norm_first=False", (N, N),
+        by_record(pytorch.encoder_layer), "norm_first=False", (N, N),
     ),
     "TransformerEncoderLayer, norm first": Case(
         lambda **how: nn.TransformerEncoderLayer(6, 2, 8, norm_first=True, **how), ((B, N, 6),),
-        as_record(pytorch.encoder_layer, norm="pre"), "norm_first=True", (N, N),
+        by_record(pytorch.encoder_layer, norm="pre"), "norm_first=True", (N, N),
     ),
     "TransformerEncoder": Case(
         lambda **how: nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 8, norm_first=True, **how), 2),
-        ((B, N, 6),), as_record(pytorch.encoder_stack, norm="pre"), "norm_first=True", (N, N),
+        ((B, N, 6),), by_record(pytorch.encoder_stack, norm="pre"), "norm_first=True", (N, N),
     ),
     "TransformerDecoderLayer": Case(
         lambda **how: nn.TransformerDecoderLayer(6, 2, 8, memory_dim=4, **how), ((B, N, 6), (B, M, 4)),
-        as_record(pytorch.decoder_layer), "norm_first=False", (N, N),
+        by_record(pytorch.decoder_layer), "norm_first=False", (N, N),
     ),
     "TransformerDecoderLayer, norm first": Case(
         lambda **how: nn.TransformerDecoderLayer(6, 2, 8, norm_first=True, **how), ((B, N, 6), (B, M, 6)),
-        as_record(pytorch.decoder_layer, norm="pre"), "norm_first=True", (N, N),
+        by_record(pytorch.decoder_layer, norm="pre"), "norm_first=True", (N, N),
     ),
     "TransformerDecoder": Case(
         lambda **how: nn.TransformerDecoder(nn.TransformerDecoderLayer(6, 2, 8, **how), 2),
-        ((B, N, 6), (B, M, 6)), as_record(pytorch.decoder_stack), "norm_first=False", (N, N),
+        ((B, N, 6), (B, M, 6)), by_record(pytorch.decoder_stack), "norm_first=False", (N, N),
     ),
     "Transformer": Case(
-        lambda **how: nn.Transformer(12, 9, 6, 2, 2, 2, 8, **how), (), as_record(pytorch.encoder_decoder),
+        lambda **how: nn.Transformer(12, 9, 6, 2, 2, 2, 8, **how), (), by_record(pytorch.encoder_decoder),
         "num_source_embeddings=12, num_embeddings=9, d_model=6", (N, N), tokens=(B, M), targets=(B, N),
     ),
     "DecoderOnly": Case(
-        lambda **how: nn.DecoderOnly(9, 11, 6, 2, 2, 8, **how), (), as_record(pytorch.decoder_only),
+        lambda **how: nn.DecoderOnly(9, 11, 6, 2, 2, 8, **how), (), by_record(pytorch.decoder_only),
         "num_embeddings=9, max_len=11, d_model=6", (N, N), tokens=(B, N),
     ),
     "EncoderOnly": Case(
-        lambda **how: nn.EncoderOnly(9, 11, 6, 2, 2, 8, **how), (), as_record(pytorch.encoder_only),
+        lambda **how: nn.EncoderOnly(9, 11, 6, 2, 2, 8, **how), (), by_record(pytorch.encoder_only),
         "num_embeddings=9, max_len=11, d_model=6", (N, N), tokens=(B, N),
     ),
     "PatchEmbedding": Case(
-        lambda **how: nn.PatchEmbedding((4, 6), 2, 8, 3, **how), ((B, 4, 6, 3),), as_record(pytorch.patch_embedding),
+        lambda **how: nn.PatchEmbedding((4, 6), 2, 8, 3, **how), ((B, 4, 6, 3),), by_record(pytorch.patch_embedding),
         "patches=6, patch_size=2, embed_dim=8, in_channels=3",
     ),
     "VisionTransformer": Case(
         lambda **how: nn.VisionTransformer(4, 2, 8, 2, 2, 16, 3, **how), ((B, 4, 4, 3),),
-        lambda module, image, by=called: by(
+        lambda module, image, by=apply: by(
             pytorch.vit_encoder, image, module.embedding.record(),
             tuple(x.record() for x in module.layers), module.final_norm.record()
         ), "",
     ),
     "AttentionGate": Case(
         lambda **how: nn.AttentionGate(6, 4, 8, **how), ((B, 1, 4, 6, 6), (B, 1, 2, 3, 4)),
-        as_record(pytorch.attention_gate), "in_channels=6, gating_channels=4, hidden_dim=8",
+        by_record(pytorch.attention_gate), "in_channels=6, gating_channels=4, hidden_dim=8",
     ),
     "AttentionSkip": Case(
         lambda **how: nn.AttentionSkip(6, 4, 8, **how), ((B, 1, 4, 6, 6), (B, 1, 2, 3, 4)),
-        as_record(pytorch.attention_skip), "in_channels=6, gating_channels=4, hidden_dim=8",
+        by_record(pytorch.attention_skip), "in_channels=6, gating_channels=4, hidden_dim=8",
     ),
     "SpatialAttention": Case(
         lambda **how: nn.SpatialAttention(6, 4, 8, **how), ((B, 6), (B, 2, 3, 4)),
-        each_weight(pytorch.spatial_attention, "w_q", "w_k", "w_v"), "state_dim=6, in_channels=4, hidden_dim=8",
+        by_weights(pytorch.spatial_attention, "w_q", "w_k", "w_v"), "state_dim=6, in_channels=4, hidden_dim=8",
     ),
 }  # fmt: skip
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -273,8 +271,8 @@ def tensors(result: Any) -> tuple[Tensor, ...]:
     return tuple(flatten(result).values())
 
 
-def equal(one: Any, other: Any) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(tensors(one), tensors(other), strict=True))
+def equal(first: Any, second: Any) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(tensors(first), tensors(second), strict=True))
 
 
 def test_every_module_is_tried() -> None:
@@ -301,15 +299,15 @@ def sources(kind: type) -> set[str]:
     return set(re.findall(r"``(\w+)``", cited))
 
 
-FILES = [import_module(found.name) for found in pkgutil.walk_packages(nn.__path__, f"{nn.__name__}.")]
+FILES = [import_module(info.name) for info in pkgutil.walk_packages(nn.__path__, f"{nn.__name__}.")]
 
 
 @pytest.mark.parametrize("module", FILES, ids=lambda m: m.__name__)
 def test_examples_in_docstrings_run(module: ModuleType) -> None:
-    found = doctest.testmod(module, extraglobs={"torch": torch})
-    assert found.failed == 0
+    result = doctest.testmod(module, extraglobs={"torch": torch})
+    assert result.failed == 0
     public = [c for c in PUBLIC if c.__module__ == module.__name__]
-    assert found.attempted >= len(public)
+    assert result.attempted >= len(public)
 
 
 @pytest.mark.parametrize("kind", PUBLIC, ids=lambda c: c.__name__)
@@ -343,13 +341,13 @@ def test_gradients_reach_every_parameter(case: Case) -> None:
 
 
 @each_case
-def test_a_state_dict_goes_around(case: Case) -> None:
-    one, other = case.make(), case.make()
+def test_a_module_with_a_loaded_state_dict_is_equal(case: Case) -> None:
+    original, loaded = case.make(), case.make()
     file = io.BytesIO()
-    torch.save(one.state_dict(), file)
+    torch.save(original.state_dict(), file)
     file.seek(0)
-    other.load_state_dict(torch.load(file))
-    assert equal(one(*case.inputs()), other(*case.inputs()))
+    loaded.load_state_dict(torch.load(file))
+    assert equal(original(*case.inputs()), loaded(*case.inputs()))
 
 
 @each_case
@@ -363,16 +361,16 @@ def test_modules_are_copied_and_pickled(case: Case) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @each_case
-def test_dtypes(case: Case, dtype: torch.dtype) -> None:
-    made, moved = case.make(dtype=dtype), case.make().to(dtype)
-    moved.load_state_dict(made.state_dict())
+def test_a_module_has_the_dtype_it_is_made_or_moved_to(case: Case, dtype: torch.dtype) -> None:
+    created, moved = case.make(dtype=dtype), case.make().to(dtype)
+    moved.load_state_dict(created.state_dict())
     inputs, options = case.inputs(dtype), case.options()
-    assert equal(made(*inputs, **options), moved(*inputs, **options))
+    assert equal(created(*inputs, **options), moved(*inputs, **options))
     assert {x.dtype for x in tensors(moved(*inputs, **options))} == {dtype}
 
 
 @each_case
-def test_devices(case: Case) -> None:
+def test_a_module_made_on_meta_gets_weights_on_the_cpu(case: Case) -> None:
     module = case.make(device="meta")
     inputs = [x.to("meta") for x in case.inputs()]
     assert {x.device.type for x in tensors(module(*inputs))} == {"meta"}
@@ -390,10 +388,10 @@ def test_a_module_compiles_as_one_graph(case: Case) -> None:
     torch.compiler.reset()
     # the operations go through aot_eager in test_pytorch; a module adds only what is traced
     compiled: Any = torch.compile(module, fullgraph=True, backend="eager")
-    found = [run(*inputs, **options) for run in (compiled, module)]
+    results = [run(*inputs, **options) for run in (compiled, module)]
 
     def judge(operation: Callable[..., Any], *arguments: Any, **named: Any) -> None:
-        assert_within_budgets(found, REFERENCE.get(operation.__name__, operation), *arguments, **named)
+        assert_within_budgets(results, REFERENCE.get(operation.__name__, operation), *arguments, **named)
 
     case.call(module, *inputs, by=judge, **options)
 
@@ -408,8 +406,8 @@ def test_a_compiled_model_has_gradients(dynamic: bool) -> None:
         x = torch.randn(B, n, 6)
         cotangent = torch.randn(B, n, 6)
         leaves = tensors(module.record())
-        found = [(None, *torch.autograd.grad(run(x), leaves, cotangent)) for run in (compiled, module)]
-        assert_gradients_within_budgets(found, cotangent, "encoder_stack", x, module.record())
+        gradients = [(None, *torch.autograd.grad(run(x), leaves, cotangent)) for run in (compiled, module)]
+        assert_gradients_within_budgets(gradients, cotangent, "encoder_stack", x, module.record())
 
 
 def test_weights_may_be_parametrized() -> None:
@@ -423,12 +421,12 @@ def test_weights_may_be_parametrized() -> None:
 
 
 @each_case
-def test_autocast(case: Case) -> None:
+def test_autocast_decides_the_dtype_of_a_module(case: Case) -> None:
     module, inputs = case.make(), case.inputs()
     with torch.autocast("cpu", torch.bfloat16):
-        found = module(*inputs)
+        result = module(*inputs)
     low = torch.float32 if case.keeps else torch.bfloat16
-    assert equal(found, module.to(low)(*[x.to(low) if x.is_floating_point() else x for x in inputs]))
+    assert equal(result, module.to(low)(*[x.to(low) if x.is_floating_point() else x for x in inputs]))
 
 
 @each_case
@@ -569,9 +567,9 @@ def test_steps_of_a_decoder_layer_are_its_rows(norm_first: bool) -> None:
     for row in x.unbind(1):
         y, cache = layer.step(row, cache, memory, memory_mask=seen)
         rows.append(y)
-    given: dict[str, Any] = {"memory_mask": seen.expand(N, M), "norm": "pre" if norm_first else "post"}
+    options: dict[str, Any] = {"memory_mask": seen.expand(N, M), "norm": "pre" if norm_first else "post"}
     every = layer(x, memory, memory_mask=seen.expand(N, M))
-    assert_within_budgets([torch.stack(rows, 1), every], "decoder_layer", x, memory, layer.record(), **given)
+    assert_within_budgets([torch.stack(rows, 1), every], "decoder_layer", x, memory, layer.record(), **options)
 
 
 def test_positions_of_patches_begin_small() -> None:
@@ -591,9 +589,9 @@ def test_lengths_cut_sequences_short(name: str, bidirectional: bool) -> None:
     assert not any(part[2].any() for part in tensors((states, final)))
     cut = states[1, :2], tuple(h[1] for h in final) if name == "lstm" else final[1]
     before = torch.zeros(4 if bidirectional else 2, 4)
-    given = x[1, :2], (before, before) if name == "lstm" else before, network.record()
+    inputs = x[1, :2], (before, before) if name == "lstm" else before, network.record()
     formula = both_ways(getattr(pytorch, f"bidirectional_{name}")) if bidirectional else f"stacked_{name}"
-    assert_within_budgets([cut, (alone, last)], formula, *given)
+    assert_within_budgets([cut, (alone, last)], formula, *inputs)
 
 
 def test_a_decoder_takes_one_step() -> None:
@@ -609,11 +607,11 @@ def test_a_decoder_decodes() -> None:
     case = CASES["BahdanauDecoder"]
     decoder: Any = case.make()
     tokens, state, annotations = case.inputs()
-    given, mask = (tokens[:, 0], state, annotations), case.options()["mask"]
-    greedy = decoder.greedy_decode(*given, 4, 1, mask=mask)
-    assert equal(greedy, pytorch.greedy_decode(*given, decoder.record(), 4, 1, mask=mask))
-    assert equal(decoder.beam_decode(*given, 4, 1, 3), pytorch.beam_decode(*given, decoder.record(), 4, 1, 3))
-    assert torch.equal(decoder.beam_decode(*given, 4, 1, 1, mask=mask)[0], greedy[0])
+    inputs, mask = (tokens[:, 0], state, annotations), case.options()["mask"]
+    greedy = decoder.greedy_decode(*inputs, 4, 1, mask=mask)
+    assert equal(greedy, pytorch.greedy_decode(*inputs, decoder.record(), 4, 1, mask=mask))
+    assert equal(decoder.beam_decode(*inputs, 4, 1, 3), pytorch.beam_decode(*inputs, decoder.record(), 4, 1, 3))
+    assert torch.equal(decoder.beam_decode(*inputs, 4, 1, 1, mask=mask)[0], greedy[0])
 
 
 def test_norms_begin_as_the_identity_map() -> None:
@@ -631,7 +629,7 @@ def test_a_table_of_sines_is_exact_in_every_dtype() -> None:
 
 
 @each_case
-def test_a_record_goes_around(case: Case) -> None:
+def test_a_module_made_of_its_record_is_equal(case: Case) -> None:
     module: Any = case.make()
     stack = isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder | nn.RNN | nn.GRU | nn.LSTM)
     if not stack and not isinstance(module, nn.records.Recorded):
@@ -641,9 +639,9 @@ def test_a_record_goes_around(case: Case) -> None:
     assert equal(module(*case.inputs()), twin(*case.inputs()))
     root = "layers" if stack else ""
     paths = [f"{root}{path}".replace("[", ".").replace("]", "") for path in flatten(module.record())]
-    given = dict(zip(paths, tensors(module.record()), strict=True))
-    assert sorted(given) == sorted(module.state_dict())
-    assert all(given[name] is p for name, p in module.named_parameters())
+    weight_by_name = dict(zip(paths, tensors(module.record()), strict=True))
+    assert sorted(weight_by_name) == sorted(module.state_dict())
+    assert all(weight_by_name[name] is p for name, p in module.named_parameters())
 
 
 WRONG: list[tuple[Callable[[], Any], str]] = [
@@ -727,7 +725,7 @@ def test_wrong_sizes_are_named(wrong: Callable[[], Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(("wrong", "message"), UNFIT, ids=[message for _, message in UNFIT])
-def test_what_is_of_another_kind_is_named_before_it_is_read(wrong: Callable[[], Any], message: str) -> None:
+def test_an_argument_of_the_wrong_kind_is_named(wrong: Callable[[], Any], message: str) -> None:
     with pytest.raises(TypeError) as caught:
         wrong()
     assert str(caught.value) == message
@@ -756,8 +754,8 @@ def test_a_decoder_looks_only_at_the_memory_that_it_may() -> None:
     x, memory = torch.randn(N, 6), torch.randn(M, 6)
     seen = torch.arange(M) < 3
     stack, mask = nn.TransformerDecoder(layer, 1), seen.expand(N, M)
-    found = [layer(x, memory[:3]), *(run(x, memory, memory_mask=mask) for run in (layer, stack))]
-    assert_within_budgets(found, "decoder_layer", x, memory, layer.record(), memory_mask=mask)
+    results = [layer(x, memory[:3]), *(run(x, memory, memory_mask=mask) for run in (layer, stack))]
+    assert_within_budgets(results, "decoder_layer", x, memory, layer.record(), memory_mask=mask)
 
 
 def test_an_encoder_without_layers_is_the_identity_map() -> None:

@@ -13,7 +13,7 @@ from attnspec.backends.pytorch import nn
 from attnspec.reference import REFERENCE
 from attnspec.reference.budget import judged
 from attnspec.spec import MultiHeadParameters, precision
-from attnspec.spec.contract.tree import flatten, mapped
+from attnspec.spec.contract.tree import flatten, map_tree
 from tests.budgets import assert_within_budgets
 
 torch.set_num_threads(1)
@@ -36,17 +36,17 @@ def drawn(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1), **DOUBLE)
 
 
-def within(budget: Any, *found: Any) -> None:
+def within(budget: Any, *results: Any) -> None:
     """Each result is within the budget of the oracle."""
     expected = budget if isinstance(budget, tuple) else (budget,)
-    for result in found:
+    for result in results:
         for got, verdict in zip(flatten(result).values(), expected, strict=True):
             error = np.abs(got.detach().numpy().astype(verdict.value.dtype) - verdict.value)
             assert (error <= verdict.budget).all(), float(np.nanmax(error / verdict.budget))
 
 
 def oracle(operation: str, **arguments: Any) -> Any:
-    plain = mapped(arguments, lambda _, x: x.detach().numpy() if isinstance(x, Tensor) else x)
+    plain = map_tree(arguments, lambda _, x: x.detach().numpy() if isinstance(x, Tensor) else x)
     return judged(REFERENCE[operation], plain, precision(pytorch.precision["float64"]))
 
 
@@ -57,7 +57,7 @@ MASK[:, 0] = True
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("kdim", "vdim"), [(None, None), (4, 3)])
-def test_multi_head_attention(kdim: int | None, vdim: int | None, bias: bool) -> None:
+def test_multi_head_attention_is_that_of_pytorch(kdim: int | None, vdim: int | None, bias: bool) -> None:
     theirs = torch.nn.MultiheadAttention(6, 2, bias=bias, kdim=kdim, vdim=vdim, batch_first=True, **DOUBLE)
     filled(theirs, *ATTENTION_BIASES)
     ours = nn.MultiHeadAttention.from_torch(theirs)
@@ -68,38 +68,38 @@ def test_multi_head_attention(kdim: int | None, vdim: int | None, bias: bool) ->
     budget = oracle("multi_head_attention", query=query, key=key, value=value, mask=mask, **weights)
     within(budget, ours(query, key, value, mask=mask), theirs(query, key, value, attn_mask=~mask)[0])
     back = ours.to_torch(bias=bias)
-    same_state(back, theirs)
+    assert_same_state(back, theirs)
 
 
-def same_state(one: torch.nn.Module, other: torch.nn.Module) -> None:
-    found, expected = one.state_dict(), other.state_dict()
-    assert list(found) == list(expected)
-    assert all(torch.equal(x, expected[name]) for name, x in found.items())
-    assert one.training == other.training
+def assert_same_state(module: torch.nn.Module, reference: torch.nn.Module) -> None:
+    state, expected = module.state_dict(), reference.state_dict()
+    assert list(state) == list(expected)
+    assert all(torch.equal(x, expected[name]) for name, x in state.items())
+    assert module.training == reference.training
 
 
 @pytest.mark.parametrize("evaluated", [False, True])
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("layers", [None, 3])
-def test_encoder(layers: int | None, norm_first: bool, evaluated: bool) -> None:
-    one = torch.nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True, norm_first=norm_first, **DOUBLE)
-    theirs = one if layers is None else torch.nn.TransformerEncoder(one, layers, enable_nested_tensor=False)
+def test_encoders_are_those_of_pytorch(layers: int | None, norm_first: bool, evaluated: bool) -> None:
+    layer = torch.nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True, norm_first=norm_first, **DOUBLE)
+    theirs = layer if layers is None else torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
     filled(theirs, *ATTENTION_BIASES).train(not evaluated)
     kind: Any = nn.TransformerEncoderLayer if layers is None else nn.TransformerEncoder
     ours, x = kind.from_torch(theirs), drawn(B, N, 6)
     name, weights = ("encoder_layer", "parameters") if layers is None else ("encoder_stack", "layers")
-    given = {weights: ours.record()}
-    budget = oracle(name, x=x, mask=MASK, norm="pre" if norm_first else "post", **given)
+    record = {weights: ours.record()}
+    budget = oracle(name, x=x, mask=MASK, norm="pre" if norm_first else "post", **record)
     with torch.set_grad_enabled(not evaluated):
         within(budget, ours(x, mask=MASK), theirs(x, ~MASK))
-    same_state(ours.to_torch(), theirs)
+    assert_same_state(ours.to_torch(), theirs)
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("layers", [None, 2])
-def test_decoder(layers: int | None, norm_first: bool) -> None:
-    one = torch.nn.TransformerDecoderLayer(6, 2, 8, 0.0, batch_first=True, norm_first=norm_first, **DOUBLE)
-    theirs = filled(one if layers is None else torch.nn.TransformerDecoder(one, layers), *ATTENTION_BIASES)
+def test_decoders_are_those_of_pytorch(layers: int | None, norm_first: bool) -> None:
+    layer = torch.nn.TransformerDecoderLayer(6, 2, 8, 0.0, batch_first=True, norm_first=norm_first, **DOUBLE)
+    theirs = filled(layer if layers is None else torch.nn.TransformerDecoder(layer, layers), *ATTENTION_BIASES)
     kind: Any = nn.TransformerDecoderLayer if layers is None else nn.TransformerDecoder
     ours, x, memory = kind.from_torch(theirs), drawn(B, N, 6), drawn(B, M, 6)
     memory_mask = torch.rand(N, M, generator=torch.Generator().manual_seed(3)) < 0.6
@@ -109,11 +109,11 @@ def test_decoder(layers: int | None, norm_first: bool) -> None:
     budget = oracle(name, x=x, memory=memory, norm="pre" if norm_first else "post", **{weights: ours.record()}, **masks)
     causal = MASK & torch.ones(N, N, dtype=torch.bool).tril()
     within(budget, ours(x, memory, **masks), theirs(x, memory, ~causal, ~memory_mask))
-    same_state(ours.to_torch(), theirs)
+    assert_same_state(ours.to_torch(), theirs)
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_recurrent_cells(bias: bool) -> None:
+def test_recurrent_cells_are_those_of_pytorch(bias: bool) -> None:
     x, h, c = drawn(B, 6), drawn(B, 4) / 2, drawn(B, 4)
     rnn = filled(torch.nn.RNNCell(6, 4, bias=bias, **DOUBLE))
     ours = nn.RNNCell.from_torch(rnn)
@@ -127,12 +127,12 @@ def test_recurrent_cells(bias: bool) -> None:
 @pytest.mark.parametrize("evaluated", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("name", ["rnn", "lstm"])
-def test_recurrent_networks(name: str, bias: bool, evaluated: bool) -> None:
+def test_recurrent_networks_are_those_of_pytorch(name: str, bias: bool, evaluated: bool) -> None:
     kinds: dict[str, Any] = {"rnn": (nn.RNN, torch.nn.RNN), "lstm": (nn.LSTM, torch.nn.LSTM)}
     kind, original = kinds[name]
     x, h, c = drawn(B, N, 6), drawn(B, 2, 4) / 2, drawn(B, 2, 4)
     state: Any = h if name == "rnn" else (h, c)
-    transposed = mapped(state, lambda _, s: s.transpose(0, 1).contiguous())
+    transposed = map_tree(state, lambda _, s: s.transpose(0, 1).contiguous())
     theirs = filled(original(6, 4, 2, bias=bias, batch_first=True, **DOUBLE)).train(not evaluated)
     ours = kind.from_torch(theirs)
     assert ours.training == theirs.training
@@ -140,9 +140,9 @@ def test_recurrent_networks(name: str, bias: bool, evaluated: bool) -> None:
     within(states, ours(x, state)[0])
     within(final, ours(x, state)[1])
     for other in (theirs, ours.to_torch()):
-        found, last = other(x, transposed)
-        within(states, found)
-        within(final, mapped(last, lambda _, s: s.transpose(0, 1)))
+        their_states, last = other(x, transposed)
+        within(states, their_states)
+        within(final, map_tree(last, lambda _, s: s.transpose(0, 1)))
 
 
 @pytest.mark.parametrize("name", ["rnn", "lstm"])
@@ -176,7 +176,7 @@ def test_stacked_networks_in_both_directions_are_those_of_pytorch() -> None:
 
     theirs_last = parts(*(x.transpose(0, 1) for x in finals))
     assert_within_budgets([(states, *parts(h, c)), (expected, *theirs_last)], stacked, x, layers, zeros)
-    same_state(nn.LSTM.from_torch(ours.to_torch()).to_torch(), ours.to_torch())
+    assert_same_state(nn.LSTM.from_torch(ours.to_torch()).to_torch(), ours.to_torch())
 
 
 def test_two_biases_become_their_sum() -> None:
@@ -185,11 +185,11 @@ def test_two_biases_become_their_sum() -> None:
     assert torch.equal(back.bias_ih, theirs.bias_ih + theirs.bias_hh)
     assert not back.bias_hh.any()
     assert torch.equal(back.weight_ih, theirs.weight_ih)
-    same_state(nn.LSTMCell.from_torch(back).to_torch(), back)
+    assert_same_state(nn.LSTMCell.from_torch(back).to_torch(), back)
 
 
 @pytest.mark.parametrize("how", [{}, {"bias": False}])
-def test_layer_norm(how: dict[str, bool]) -> None:
+def test_layer_norms_are_those_of_pytorch(how: dict[str, bool]) -> None:
     theirs = filled(torch.nn.LayerNorm(6, **how, **DOUBLE))
     ours, x = nn.LayerNorm.from_torch(theirs), drawn(B, 6)
     within(oracle("layer_norm", x=x, parameters=ours.record()), ours(x), theirs(x), ours.to_torch()(x))
@@ -309,7 +309,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("convert", "message"), REFUSED, ids=[message for _, message in REFUSED])
-def test_what_the_formula_does_not_have_is_refused(convert: Callable[[], Any], message: str) -> None:
+def test_a_module_that_differs_from_the_formula_is_refused(convert: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the beginning of the message is compared
         convert()
     assert str(caught.value).startswith(message)

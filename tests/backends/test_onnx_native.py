@@ -1,4 +1,4 @@
-"""ONNX's operators as backends: what the adapter presents, what the evaluators refuse, and where they are wrong."""
+"""ONNX's operators as backends: what they provide, what they refuse, where they are wrong."""
 
 import re
 from dataclasses import fields
@@ -43,7 +43,7 @@ def weights(record: type, d: int, h: int, dtype: Any = np.float32) -> Any:
 
 
 @everywhere
-def test_what_it_provides(backend: Any) -> None:
+def test_the_backend_provides_these_operations(backend: Any) -> None:
     expected = {"scaled_dot_product_attention", "grouped_query_attention", "gru", "lstm"}
     assert {n for n in OPERATIONS if hasattr(backend, n)} == expected
     assert set(backend.limits.features) == {"scale", "softcap", "bias", "key_lengths"}
@@ -63,9 +63,9 @@ def test_it_declares_its_deviations(backend: Any) -> None:
 def test_attention_is_the_formula(backend: Any, batch: tuple[int, ...], causal: bool, masked: bool) -> None:
     query, key, value = draw(*batch, 4, 8), draw(6, 8), draw(*batch, 6, 5)
     mask = draw(4, 6) > 0 if masked else None
-    found = backend.scaled_dot_product_attention(query, key, value, mask=mask, causal=causal)
-    assert found.dtype == np.float32
-    assert_within_budgets(found, "scaled_dot_product_attention", query, key, value, mask=mask, causal=causal)
+    result = backend.scaled_dot_product_attention(query, key, value, mask=mask, causal=causal)
+    assert result.dtype == np.float32
+    assert_within_budgets(result, "scaled_dot_product_attention", query, key, value, mask=mask, causal=causal)
 
 
 LENGTHS = np.array([[2], [4], [6]])
@@ -87,18 +87,18 @@ CHOICES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", CHOICES.values(), ids=CHOICES)
 def test_heads_share_keys_and_values(backend: Any, options: dict[str, Any]) -> None:
     query, key, value = draw(2, 4, 4, 8), draw(2, 6, 8), draw(3, 1, 2, 6, 5)
-    found, logarithms = backend.grouped_query_attention(query, key, value, **options)
+    result, logarithms = backend.grouped_query_attention(query, key, value, **options)
     assert logarithms is None
-    assert found.dtype == np.float32
-    assert_within_budgets((found, None), "grouped_query_attention", query, key, value, **options)
+    assert result.dtype == np.float32
+    assert_within_budgets((result, None), "grouped_query_attention", query, key, value, **options)
 
 
 @everywhere
-def test_what_nothing_is_attended_to_is_zero(backend: Any) -> None:
+def test_rows_without_keys_are_zero(backend: Any) -> None:
     query, key, value = draw(2, 4, 3, 8), draw(2, 2, 5, 8), draw(2, 2, 5, 6)
-    found, _ = backend.grouped_query_attention(query, key, value, key_lengths=np.array([0, 5]))
-    assert not found[0].any()
-    assert found[1].all()
+    result, _ = backend.grouped_query_attention(query, key, value, key_lengths=np.array([0, 5]))
+    assert not result[0].any()
+    assert result[1].all()
 
 
 @everywhere
@@ -113,10 +113,10 @@ def test_lengths_of_keys_out_of_range_raise(backend: Any, length: int) -> None:
 
 @everywhere
 @pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4)])
-def test_what_is_empty_has_an_empty_result(backend: Any, shape: tuple[int, int, int]) -> None:
+def test_empty_batches_and_queries_give_empty_results(backend: Any, shape: tuple[int, int, int]) -> None:
     batch, n, m = shape
-    found = backend.scaled_dot_product_attention(draw(batch, n, 6), draw(batch, m, 6), draw(batch, m, 5))
-    assert found.shape == (batch, n, 5)
+    result = backend.scaled_dot_product_attention(draw(batch, n, 6), draw(batch, m, 6), draw(batch, m, 5))
+    assert result.shape == (batch, n, 5)
 
 
 @everywhere
@@ -137,8 +137,8 @@ def test_recurrent_networks_are_the_formula(backend: Any, batch: tuple[int, ...]
 
 def test_the_runtime_takes_lengths() -> None:
     x, state, parameters, lengths = draw(3, 4, 5), draw(3, 3), weights(GRUParameters, 5, 3), np.array([4, 1, 2])
-    found = runtime.gru(x, state, parameters, lengths=lengths)
-    assert_within_budgets(found, "gru", x, state, parameters, lengths=lengths)
+    result = runtime.gru(x, state, parameters, lengths=lengths)
+    assert_within_budgets(result, "gru", x, state, parameters, lengths=lengths)
 
 
 @everywhere
@@ -165,22 +165,22 @@ def test_the_runtime_refuses_recurrent_networks_of_doubles() -> None:
 # Where the libraries violate the contract: as docs/backends.md says, for the versions that it names. -----------------
 
 
-def stated(library: Any) -> bool:
-    """Whether the documentation is about the version that is installed."""
-    found = re.search(rf"with {library.__name__} ([\d.]+\d)", DOCUMENTED.read_text(encoding="utf-8"))
-    return found is not None and found[1] == library.__version__
+def is_documented_version(library: Any) -> bool:
+    """True if the documentation names the installed version of a library."""
+    match = re.search(rf"with {library.__name__} ([\d.]+\d)", DOCUMENTED.read_text(encoding="utf-8"))
+    return match is not None and match[1] == library.__version__
 
 
-needs_runtime = pytest.mark.skipif(not stated(onnxruntime), reason="another version of ONNX Runtime")
-needs_evaluator = pytest.mark.skipif(not stated(onnx), reason="another version of onnx")
+needs_runtime = pytest.mark.skipif(not is_documented_version(onnxruntime), reason="another version of ONNX Runtime")
+needs_evaluator = pytest.mark.skipif(not is_documented_version(onnx), reason="another version of onnx")
 
 
 @needs_runtime
 def test_the_scale_of_doubles_is_that_of_float32() -> None:
     query, key, value = (np.array(x) for x in ([[1.0, 0.0]], [[1.0, 0.0], [0.0, 0.0]], [[1.0], [0.0]]))
-    found = runtime.scaled_dot_product_attention(query, key, value).item()
+    result = runtime.scaled_dot_product_attention(query, key, value).item()
     exact = reference.scaled_dot_product_attention(query, key, value).item()
-    assert 1e-10 < abs(found - exact) < 1e-7
+    assert 1e-10 < abs(result - exact) < 1e-7
 
 
 @needs_runtime

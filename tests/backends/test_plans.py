@@ -16,10 +16,10 @@ pytest.importorskip("llvmlite", reason="there is one path without llvmlite")
 from attnspec.backends import pytorch
 from attnspec.backends.pytorch import additive, groups, sdpa
 from attnspec.backends.pytorch.kernels import costs
-from attnspec.backends.pytorch.kernels.additive import planned as additive_plans
-from attnspec.backends.pytorch.kernels.additive import routes as additive_routes
+from attnspec.backends.pytorch.kernels.additive import cached_plans as additive_plans
+from attnspec.backends.pytorch.kernels.additive import path_choice as additive_paths
 from attnspec.backends.pytorch.kernels.costs import SIZES, Cost
-from attnspec.backends.pytorch.kernels.dot import routes as dot_routes
+from attnspec.backends.pytorch.kernels.dot import path_costs as dot_costs
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime import paths, plans
@@ -46,30 +46,30 @@ WRONG: list[tuple[int, Callable[[Tensor], Any]]] = [
 @pytest.mark.parametrize("operation", ["scaled_dot_product_attention", "dot_product_attention", "additive_attention"])
 def test_a_call_that_was_planned_changes_no_message(operation: str, place: int, change: Callable[..., Any]) -> None:
     call = getattr(pytorch, operation)
-    given: list[Any] = operands() + (weights() if operation == "additive_attention" else [])
-    wrong = [*given[:place], change(given[place]), *given[place + 1 :]]
+    inputs: list[Any] = operands() + (weights() if operation == "additive_attention" else [])
+    wrong = [*inputs[:place], change(inputs[place]), *inputs[place + 1 :]]
     messages = []
     for _ in range(2):
         with pytest.raises((ValueError, TypeError), match=f"^{operation}: ") as raised:
             call(*wrong)
         messages.append(str(raised.value))
-        call(*given)
+        call(*inputs)
     assert messages[0] == messages[1]
 
 
 @pytest.mark.parametrize("operation", ["scaled_dot_product_attention", "additive_attention"])
 def test_flags_and_masks_are_checked_in_every_call(operation: str) -> None:
-    given = operands() + (weights() if operation == "additive_attention" else [])
+    inputs = operands() + (weights() if operation == "additive_attention" else [])
     call = getattr(pytorch, operation)
-    call(*given, causal=True)
+    call(*inputs, causal=True)
     for wrong in (1, None, "yes"):
         with pytest.raises(TypeError, match=rf"^{operation}: causal: "):
-            call(*given, causal=wrong)
-    call(*given, mask=torch.ones(3, 5, dtype=torch.bool))
+            call(*inputs, causal=wrong)
+    call(*inputs, mask=torch.ones(3, 5, dtype=torch.bool))
     with pytest.raises(TypeError, match=rf"^{operation}: mask: "):
-        call(*given, mask=torch.ones(3, 5))
+        call(*inputs, mask=torch.ones(3, 5))
     with pytest.raises(ValueError, match=rf"^{operation}: mask: "):
-        call(*given, mask=torch.ones(3, 4, dtype=torch.bool))
+        call(*inputs, mask=torch.ones(3, 4, dtype=torch.bool))
 
 
 def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,8 +84,8 @@ def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_second_call_is_not_checked_again() -> None:
     seen = []
 
-    def check(*given: Any, **_: Any) -> torch.Size:
-        seen.append(given)
+    def check(*arguments: Any, **_: Any) -> torch.Size:
+        seen.append(arguments)
         return torch.Size((7, 3, 4))
 
     query, key, value = operands(batch=(7, 3))
@@ -101,8 +101,8 @@ def test_a_second_call_is_not_checked_again() -> None:
         seen.clear()
 
 
-def test_what_changes_the_path_changes_the_plan() -> None:
-    """Gradients, strides, threads and PyTorch's own switches are part of what a plan is remembered by."""
+def test_everything_that_changes_the_path_changes_the_plan() -> None:
+    """Gradients, strides, threads and PyTorch's own switches are part of a plan's key."""
     query, key, value = operands(40, 40, 16)
     expected = pytorch.scaled_dot_product_attention(query, key, value)
     for x in (query, key, value):
@@ -120,20 +120,21 @@ def test_what_changes_the_path_changes_the_plan() -> None:
         )
         assert torch.autograd.grad(gradient.square().sum(), query)[0].isfinite().all()
     negated = torch._neg_view(query.detach())
-    found = pytorch.scaled_dot_product_attention(negated, key, value)
-    assert_within_budgets(found, "scaled_dot_product_attention", -query, key, value)
+    result = pytorch.scaled_dot_product_attention(negated, key, value)
+    assert_within_budgets(result, "scaled_dot_product_attention", -query, key, value)
 
 
 def test_paths_are_forced_and_named() -> None:
     x = torch.randn(2, 6, 8)
     with (
         pytest.raises(
-            ValueError, match=r"^path: expected one of llvm, direct, step, few, plain, pytorch, flex; got 'fast'$"
+            ValueError,
+            match=r"^path: expected one of llvm, pointwise, decode, small, plain, pytorch, flex; got 'fast'$",
         ),
         forcing("fast"),
     ):
         pass
-    for path in ("llvm", "direct", "plain"):
+    for path in ("llvm", "pointwise", "plain"):
         with forcing(path):
             assert forced() == path
             assert additive.path_for(x, x, x[0, 0], x) == path
@@ -148,7 +149,7 @@ def test_paths_are_forced_and_named() -> None:
 @pytest.mark.parametrize("instructions", ["amx", "zen5", "avx512", "avx2", "neon"])
 def test_costs_are_known_of_every_path_that_serves_all_calls(instructions: str) -> None:
     kinds = [str(x).removeprefix("torch.") for x in FLOAT_DTYPES]
-    paths = ("additive", "direct"), ("additive", "llvm"), ("dot", "llvm"), ("dot", "pytorch")
+    paths = ("additive", "pointwise"), ("additive", "llvm"), ("dot", "llvm"), ("dot", "pytorch")
     asked = {(*path, kind, mode) for path in paths for kind in kinds for mode in ("forward", "gradients")}
     known = costs.table(instructions)
     assert asked <= set(known)
@@ -169,16 +170,16 @@ def test_costs_are_those_of_the_table_of_the_instruction_set(
     assert tuple(head) == costs.COLUMNS
     assert len(costs.table(instructions)) == len(lines)
     for operation, path, kind, mode, call, pair, score, row, measured in lines:
-        found = costs.cost_of(operation, path, getattr(torch, kind), mode == "gradients")
+        result = costs.cost_of(operation, path, getattr(torch, kind), mode == "gradients")
         factors = tuple(float(x) for x in measured.split())
-        assert found == (float(call), times * float(pair), times * float(score), float(row), factors)
+        assert result == (float(call), times * float(pair), times * float(score), float(row), factors)
 
 
 def test_sizes_with_the_same_leading_digits_share_the_choice_of_a_path() -> None:
     assert [costs.leading_digits(size) for size in (0, 1, 31, 32, 63, 64, 67, 68, 4095)] == [
         0, 1, 31, 32, 62, 64, 64, 68, 3968
     ]  # fmt: skip
-    for routes, sizes in ((additive_routes, (64, 64)), (dot_routes, (64, 64))):
+    for routes, sizes in ((additive_paths, (64, 64)), (dot_costs, (64, 64))):
         routes._microseconds.cache_clear()
         for m in range(1024, 1088):  # as keys grow by steps
             routes.microseconds("llvm", 4, 1, m, *sizes, torch.float32, False, 1)
@@ -192,20 +193,20 @@ def test_many_terms_go_to_the_kernels_that_share_exponentials(
     monkeypatch: pytest.MonkeyPatch, instructions: str, dtype: torch.dtype, tracked: bool
 ) -> None:
     monkeypatch.setattr(costs, "instruction_set", lambda: instructions)
-    for routes in (additive_routes, dot_routes):
+    for routes in (additive_paths, dot_costs):
         routes._microseconds.cache_clear()
     try:
-        assert additive_routes.by_cost(1, 2048, 2048, 64, 64, dtype, tracked=tracked) == "llvm"
-        chosen = dot_routes.by_cost(1, 1, 2048, 2048, 64, 64, dtype, tracked=tracked, excludes=False)
+        assert additive_paths.by_cost(1, 2048, 2048, 64, 64, dtype, tracked=tracked) == "llvm"
+        chosen = dot_costs.by_cost(1, 1, 2048, 2048, 64, 64, dtype, tracked=tracked, excludes=False)
         # whose products of bfloat16 PyTorch takes by tiles
         tiles = instructions == "amx" and dtype is torch.bfloat16 and not tracked
         assert chosen == ("pytorch" if tiles else "llvm")
     finally:
-        for routes in (additive_routes, dot_routes):
+        for routes in (additive_paths, dot_costs):
             routes._microseconds.cache_clear()
 
 
-def test_what_was_measured_is_the_time_of_a_call_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measured_time_is_that_of_calls_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Far from all measured calls the model is the sum over units of work."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     works = (costs.Work(100, 10, 20), costs.Work(10**6, 10**4, 10**4))
@@ -235,39 +236,39 @@ class Recorded(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @pytest.mark.parametrize("operation", ["scaled_dot_product_attention", "additive_attention"])
 def test_a_plan_serves_only_calls_like_the_one_it_was_made_for(operation: str) -> None:
     """Calls with the same tensors, or some like them, after a plan was made."""
-    given = operands(6, 9, 8) + (weights(8) if operation == "additive_attention" else [])
+    inputs = operands(6, 9, 8) + (weights(8) if operation == "additive_attention" else [])
     call = getattr(pytorch, operation)
-    expected = call(*given)
-    assert torch.equal(call(*given), expected)
+    expected = call(*inputs)
+    assert torch.equal(call(*inputs), expected)
     with torch.autocast("cpu", torch.bfloat16):
-        assert call(*given).dtype is torch.bfloat16
-    assert torch.equal(call(*given), expected)
+        assert call(*inputs).dtype is torch.bfloat16
+    assert torch.equal(call(*inputs), expected)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        assert type(call(*given)).__name__ == "FakeTensor"
+        assert type(call(*inputs)).__name__ == "FakeTensor"
     with Recorded() as recorded:
-        call(*given)
+        call(*inputs)
     assert recorded.operations
-    batched = torch.func.vmap(lambda x: call(x, *given[1:]))(given[0].expand(3, *given[0].shape))
-    assert_within_budgets([expected, *batched], operation, *given)
-    tangent = torch.func.jvp(lambda x: call(x, *given[1:]), (given[0],), (torch.ones_like(given[0]),))[1]
+    batched = torch.func.vmap(lambda x: call(x, *inputs[1:]))(inputs[0].expand(3, *inputs[0].shape))
+    assert_within_budgets([expected, *batched], operation, *inputs)
+    tangent = torch.func.jvp(lambda x: call(x, *inputs[1:]), (inputs[0],), (torch.ones_like(inputs[0]),))[1]
     assert tangent.abs().max() > 0
-    traced = torch.jit.trace(lambda x: call(x, *given[1:]), given[0])  # type: ignore[no-untyped-call]
-    assert_within_budgets(traced(2 * given[0]), operation, 2 * given[0], *given[1:])
+    traced = torch.jit.trace(lambda x: call(x, *inputs[1:]), inputs[0])  # type: ignore[no-untyped-call]
+    assert_within_budgets(traced(2 * inputs[0]), operation, 2 * inputs[0], *inputs[1:])
     with torch.inference_mode():
-        assert torch.equal(call(*given), expected)
-    turned = [x.mT.contiguous().mT for x in given[:3]]
-    assert_within_budgets(call(*turned, *given[3:]), operation, *given)
-    assert_within_budgets(call(torch._neg_view(given[0]), *given[1:]), operation, -given[0], *given[1:])
-    doubled = [x.double() for x in given]
+        assert torch.equal(call(*inputs), expected)
+    turned = [x.mT.contiguous().mT for x in inputs[:3]]
+    assert_within_budgets(call(*turned, *inputs[3:]), operation, *inputs)
+    assert_within_budgets(call(torch._neg_view(inputs[0]), *inputs[1:]), operation, -inputs[0], *inputs[1:])
+    doubled = [x.double() for x in inputs]
     assert call(*doubled).dtype is torch.float64
-    assert torch.equal(call(*given), expected)
+    assert torch.equal(call(*inputs), expected)
 
 
 def test_one_tensor_may_be_several_operands() -> None:
     x = torch.randn(2, 5, 8)
-    found = [pytorch.scaled_dot_product_attention(x, x.clone(), x.clone())]
-    found += [pytorch.scaled_dot_product_attention(x, x, x) for _ in range(2)]
-    assert_within_budgets(found, "scaled_dot_product_attention", x, x, x)
+    results = [pytorch.scaled_dot_product_attention(x, x.clone(), x.clone())]
+    results += [pytorch.scaled_dot_product_attention(x, x, x) for _ in range(2)]
+    assert_within_budgets(results, "scaled_dot_product_attention", x, x, x)
 
 
 def test_every_path_gives_the_same_where_routes_change() -> None:
@@ -286,8 +287,8 @@ def test_every_path_gives_the_same_where_routes_change() -> None:
                 continue
             last = chosen
             for operation, names, more in (
-                ("additive_attention", ("llvm", "direct", "plain"), w),
-                ("scaled_dot_product_attention", ("llvm", "pytorch", "step", "few"), []),
+                ("additive_attention", ("llvm", "pointwise", "plain"), w),
+                ("scaled_dot_product_attention", ("llvm", "pytorch", "decode", "small"), []),
             ):
                 cotangent = torch.randn(query.shape, generator=generator)
                 results, gradients = [], []

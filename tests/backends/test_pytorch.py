@@ -46,7 +46,7 @@ from attnspec.spec import (
 )
 from attnspec.spec.contract.axes import Part
 from attnspec.spec.contract.shapes import results
-from attnspec.spec.contract.tree import built, flatten, mapped, number_of, short, without_indices
+from attnspec.spec.contract.tree import build_tree, dimension_value, flatten, map_tree, unscoped, without_indices
 from tests.budgets import assert_within_budgets
 
 torch.set_num_threads(1)
@@ -67,7 +67,7 @@ SIZES |= {"heads_k": 2, "group": 3, "pages": 5, "blocks": 2, "page": 3, "sequenc
 SIZES |= {"d_c": 5, "d_r": 3}
 
 
-def named(operation: Operation) -> str:
+def name_of(operation: Operation) -> str:
     return operation.name
 
 
@@ -89,17 +89,17 @@ def arguments(
             return chosen[node.path]
         if isinstance(node, Option) or (node.path in operation.lengths and not operation.differentiable):
             return None
-        core = (number_of(d.factors, {s: chosen[short(s)] for s in d.sizes}) or 0 for d in node.core)
+        core = (dimension_value(d.factors, {s: chosen[unscoped(s)] for s in d.sizes}) or 0 for d in node.core)
         shape = (*(batch if node.batched else ()), *core)
         if node.kind is Kind.INT:
             if node.path in operation.cumulative:
                 total = chosen[operation.cumulative[node.path]]
                 return torch.linspace(0, total, shape[0]).long()
-            if node.path in operation.drawn:
-                return torch.randint(operation.drawn[node.path], tuple(shape), generator=drawn)
+            if node.path in operation.generated_below:
+                return torch.randint(operation.generated_below[node.path], tuple(shape), generator=drawn)
             counts = node.path in operation.lengths
             size = (operation.lengths if counts else operation.indices)[node.path]
-            bound = math.prod(chosen[short(factor)] for factor in size.split("*")) + counts
+            bound = math.prod(chosen[unscoped(factor)] for factor in size.split("*")) + counts
             return torch.randint(bound, tuple(shape), generator=drawn)
         if node.kind is Kind.FLOAT:
             return torch.randn(shape, generator=drawn, dtype=torch.float64).to(dtype)
@@ -108,8 +108,8 @@ def arguments(
             mask[(0,) * (len(shape) - 1)] = False
         return mask
 
-    made = built(operation.call, draw, lambda layers: 2)
-    return {name: value for name, value in made.items() if value is not None}
+    tree = build_tree(operation.call, draw, lambda layers: 2)
+    return {name: value for name, value in tree.items() if value is not None}
 
 
 def allowed(mask: Tensor | None, causal: bool, scores: Tensor) -> Tensor:
@@ -139,8 +139,8 @@ def scaled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: 
     return weights(q @ k.mT / math.sqrt(q.shape[-1]), mask, causal) @ v
 
 
-def projected(x: Tensor, memory: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, **how: Any) -> Tensor:
-    return scaled(x @ w_q.mT, memory @ w_k.mT, memory @ w_v.mT, **how)
+def projected(x: Tensor, memory: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, **options: Any) -> Tensor:
+    return scaled(x @ w_q.mT, memory @ w_k.mT, memory @ w_v.mT, **options)
 
 
 def heads(
@@ -151,22 +151,22 @@ def heads(
     w_k: Tensor,
     w_v: Tensor,
     w_o: Tensor,
-    **how: Any,
+    **options: Any,
 ) -> Tensor:
-    return joined(query, key, value, w_q, w_k, w_v, **how) @ w_o.mT
+    return joined(query, key, value, w_q, w_k, w_v, **options) @ w_o.mT
 
 
-def joined(query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, **how: Any) -> Tensor:
-    each = [scaled(query @ q.mT, key @ k.mT, value @ v.mT, **how) for q, k, v in zip(w_q, w_k, w_v, strict=True)]
+def joined(query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, **options: Any) -> Tensor:
+    each = [scaled(query @ q.mT, key @ k.mT, value @ v.mT, **options) for q, k, v in zip(w_q, w_k, w_v, strict=True)]
     return torch.cat(each, -1)
 
 
 def additive_heads(
     query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor,
-    a_q: Tensor, a_k: Tensor, a_v: Tensor, **how: Any,
+    a_q: Tensor, a_k: Tensor, a_v: Tensor, **options: Any,
 ) -> Tensor:  # fmt: skip
     each = [
-        weights(additive(query @ q.mT, key @ k.mT, *scorer), **how) @ (value @ v.mT)
+        weights(additive(query @ q.mT, key @ k.mT, *scorer), **options) @ (value @ v.mT)
         for q, k, v, *scorer in zip(w_q, w_k, w_v, a_q, a_k, a_v, strict=True)
     ]
     return torch.cat(each, -1) @ w_o.mT
@@ -211,12 +211,12 @@ def last_state(states: Tensor, lengths: Tensor | None = None) -> Tensor:
     return behind.take_along_dim(lengths.expand(batch)[..., None, None], -2).squeeze(-2)
 
 
-def teacher_forced(tokens: Tensor, state: Tensor, *given: Any, **how: Any) -> tuple[Tensor, Tensor]:
-    found = []
+def teacher_forced(tokens: Tensor, state: Tensor, *operands: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    logarithms = []
     for i in range(tokens.shape[-1]):
-        probabilities, state = step(tokens[..., i], state, *given, **how)
-        found.append(probabilities.log())
-    return torch.stack(found, -2), state
+        probabilities, state = step(tokens[..., i], state, *operands, **options)
+        logarithms.append(probabilities.log())
+    return torch.stack(logarithms, -2), state
 
 
 def mean(scores: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -259,13 +259,13 @@ def by_steps(
     batch = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
     state = tuple(s.expand(*batch, -1) for s in state)
     hidden = x.new_zeros(*batch, steps, state[0].shape[-1]).unbind(-2)
-    found = dict(enumerate(hidden))
+    states = dict(enumerate(hidden))
     for t in reversed(range(steps)) if backward else range(steps):
         inside = torch.tensor(True) if lengths is None else (t < lengths)[..., None]
         new = step(x[..., t, :], state, parameters)
         state = tuple(torch.where(inside, n, s) for n, s in zip(new, state, strict=True))
-        found[t] = torch.where(inside, state[0], 0.0)
-    return torch.stack([found[t] for t in range(steps)], -2), state
+        states[t] = torch.where(inside, state[0], 0.0)
+    return torch.stack([states[t] for t in range(steps)], -2), state
 
 
 STEPS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
@@ -334,8 +334,8 @@ def perceptron(x: Tensor, parameters: FeedForwardParameters[Tensor]) -> Tensor:
     return (x @ p.w_1.mT + p.b_1).relu() @ p.w_2.mT + p.b_2
 
 
-def attended(x: Tensor, memory: Tensor, w: MultiHeadParameters[Tensor], **how: Any) -> Tensor:
-    return heads(x, memory, memory, w.w_q, w.w_k, w.w_v, w.w_o, **how)
+def attended(x: Tensor, memory: Tensor, w: MultiHeadParameters[Tensor], **options: Any) -> Tensor:
+    return heads(x, memory, memory, w.w_q, w.w_k, w.w_v, w.w_o, **options)
 
 
 def decoder(
@@ -351,9 +351,9 @@ def decoder(
     return normalized(y + perceptron(y, p.feed_forward), p.feed_forward_norm)
 
 
-def decoders(x: Tensor, memory: Tensor, layers: tuple[DecoderLayerParameters[Tensor], ...], **how: Any) -> Tensor:
+def decoders(x: Tensor, memory: Tensor, layers: tuple[DecoderLayerParameters[Tensor], ...], **options: Any) -> Tensor:
     for parameters in layers:
-        x = decoder(x, memory, parameters, **how)
+        x = decoder(x, memory, parameters, **options)
     return x
 
 
@@ -475,7 +475,7 @@ def spatial(state: Tensor, features: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tens
 
 
 def tap(x: Tensor, w: Tensor, i: int) -> Tensor:
-    """What all taps see of the i-th token's range."""
+    """The i-th token of a convolution: a sum over all taps."""
     before = (len(w) - 1) // 2
     inside = [(r, i + r - before) for r in range(len(w)) if 0 <= i + r - before < x.shape[-2]]
     return torch.stack([x[..., j, :] @ w[r].mT for r, j in inside]).sum(0)
@@ -641,24 +641,24 @@ def arrays(operation: Operation, result: Any) -> list[Any]:
     return [x for _, x in results(operation, result)]
 
 
-def assert_correct(operation: Operation, given: dict[str, Any]) -> None:
-    """The call is within its budgets, and the formula written a second time agrees with the oracle.
+def assert_correct(operation: Operation, inputs: dict[str, Any]) -> None:
+    """The call and the second formula are within budgets of the oracle.
 
-    The order of operations of the second formula is another: it is computed in doubles, and judged by the budgets of
-    single precision.
+    The second formula has another order of operations: it is computed in doubles, and judged by the budgets of single
+    precision.
     """
-    assert_within_budgets(call(operation, given), operation.name, **given)
-    assert_within_budgets(FORMULAS[operation.name](**given), operation.name, precision="ieee32", **given)
+    assert_within_budgets(call(operation, inputs), operation.name, **inputs)
+    assert_within_budgets(FORMULAS[operation.name](**inputs), operation.name, precision="ieee32", **inputs)
 
 
-def call(operation: Operation, given: dict[str, Any]) -> Any:
-    return getattr(backend, operation.name)(**given)
+def call(operation: Operation, inputs: dict[str, Any]) -> Any:
+    return getattr(backend, operation.name)(**inputs)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS_HERE, ids=named)
+@pytest.mark.parametrize("operation", OPERATIONS_HERE, ids=name_of)
 def test_signatures_are_those_of_the_protocols(operation: Operation) -> None:
-    found, expected = inspect.signature(getattr(backend, operation.name)), operation.signature
-    assert [(p.name, p.kind, p.default) for p in found.parameters.values()] == [
+    own_signature, expected = inspect.signature(getattr(backend, operation.name)), operation.signature
+    assert [(p.name, p.kind, p.default) for p in own_signature.parameters.values()] == [
         (p.name, p.kind, p.default) for p in expected.parameters.values()
     ]
 
@@ -675,18 +675,18 @@ def test_signatures_are_those_of_the_protocols(operation: Operation) -> None:
         return Union if origin is UnionType else origin, [shape(member) for member in get_args(annotation)]
 
     for name, p in expected.parameters.items():
-        assert shape(found.parameters[name].annotation) == shape(p.annotation)
-    assert shape(found.return_annotation) == shape(expected.return_annotation)
+        assert shape(own_signature.parameters[name].annotation) == shape(p.annotation)
+    assert shape(own_signature.return_annotation) == shape(expected.return_annotation)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS_HERE, ids=named)
+@pytest.mark.parametrize("operation", OPERATIONS_HERE, ids=name_of)
 def test_every_operation_is_exported(operation: Operation) -> None:
     chapter = import_module(f"attnspec.backends.pytorch.{operation.chapter}")
     assert operation.name in chapter.__all__
     assert getattr(backend, operation.name) is getattr(chapter, operation.name)
 
 
-def test_what_a_chapter_exports_exists() -> None:
+def test_every_export_of_a_chapter_exists() -> None:
     for chapter in {o.chapter for o in OPERATIONS_HERE}:
         module = import_module(f"attnspec.backends.pytorch.{chapter}")
         assert not [name for name in module.__all__ if not hasattr(module, name)]
@@ -705,17 +705,17 @@ each_case = pytest.mark.parametrize(
 )
 
 
-def of_case(operation: Operation, masked: bool, causal: bool, **how: Any) -> dict[str, Any]:
-    given: dict[str, Any] = arguments(operation, **how)
+def of_case(operation: Operation, masked: bool, causal: bool, **options: Any) -> dict[str, Any]:
+    inputs: dict[str, Any] = arguments(operation, **options)
     if not masked:
-        given = {name: x for name, x in given.items() if name not in {leaf.path for leaf in operation.masks.values()}}
-    return {**given, "causal": True} if causal else given
+        inputs = {name: x for name, x in inputs.items() if name not in {leaf.path for leaf in operation.masks.values()}}
+    return {**inputs, "causal": True} if causal else inputs
 
 
 @each_case
 def test_results_are_those_of_the_formula(operation: Operation, masked: bool, causal: bool) -> None:
-    given = of_case(operation, masked, causal)
-    assert_correct(operation, given)
+    inputs = of_case(operation, masked, causal)
+    assert_correct(operation, inputs)
 
 
 ODD, LARGE = {"n": 33, "m": 65}, {"n": 130, "m": 20, "d": 40}
@@ -730,11 +730,11 @@ ODD, LARGE = {"n": 33, "m": 65}, {"n": 130, "m": 20, "d": 40}
 def test_errors_stay_within_the_budget(
     operation: Operation, masked: bool, causal: bool, dtype: torch.dtype, sizes: dict[str, int]
 ) -> None:
-    given = of_case(operation, masked, causal, dtype=dtype, sizes=sizes)
-    found = call(operation, given)
-    plain = mapped(given, lambda _, a: backend.to_numpy(a) if isinstance(a, Tensor) else a)
+    inputs = of_case(operation, masked, causal, dtype=dtype, sizes=sizes)
+    output = call(operation, inputs)
+    plain = map_tree(inputs, lambda _, a: backend.to_numpy(a) if isinstance(a, Tensor) else a)
     oracle = judged(REFERENCE[operation.name], plain, precision(backend.precision[str(dtype).removeprefix("torch.")]))
-    for result, verdict in zip(arrays(operation, found), arrays(operation, oracle), strict=True):
+    for result, verdict in zip(arrays(operation, output), arrays(operation, oracle), strict=True):
         assert result.dtype is dtype
         got = backend.to_numpy(result).astype(verdict.value.dtype)
         with np.errstate(invalid="ignore"):
@@ -742,15 +742,15 @@ def test_errors_stay_within_the_budget(
         assert (error <= verdict.budget).all(), np.nanmax(error / verdict.budget)
 
 
-@pytest.mark.parametrize("operation", DIFFERENTIABLE, ids=named)
+@pytest.mark.parametrize("operation", DIFFERENTIABLE, ids=name_of)
 def test_gradients_are_those_of_finite_differences(operation: Operation) -> None:
-    given = arguments(operation, sizes={"m": 3, "n": 2})
-    floats = {path: a for path, a in flatten(given).items() if isinstance(a, Tensor) and a.is_floating_point()}
+    inputs = arguments(operation, sizes={"m": 3, "n": 2})
+    floats = {path: a for path, a in flatten(inputs).items() if isinstance(a, Tensor) and a.is_floating_point()}
     leaves = {path: a.requires_grad_() for path, a in floats.items()}
 
     def compute(*values: Tensor) -> tuple[Tensor, ...]:
         replaced = dict(zip(leaves, values, strict=True))
-        return tuple(flatten(call(operation, mapped(given, lambda path, a: replaced.get(path, a)))).values())
+        return tuple(flatten(call(operation, map_tree(inputs, lambda path, a: replaced.get(path, a)))).values())
 
     # of whole layers and models along random directions, of others in every number
     assert torch.autograd.gradcheck(compute, tuple(leaves.values()), fast_mode=len(leaves) > 12)
@@ -773,28 +773,28 @@ def test_values_whose_sum_overflows_are_not_taken_for_infinite(number: float) ->
     assert backend.graph_layer(x, torch.ones(1, 1), mask=mask).tolist() == [[largest]] * 3
 
 
-@pytest.mark.parametrize("operation", WEIGHING, ids=named)
+@pytest.mark.parametrize("operation", WEIGHING, ids=name_of)
 def test_fully_masked_rows_are_zero_and_so_are_their_gradients(operation: Operation) -> None:
     mask = operation.mask.path if operation.mask else ""
-    given = {path: x for path, x in arguments(operation).items() if path != operation.part(Part.SINK)}
-    given[mask] = torch.zeros_like(given[mask])
-    result = call(operation, given)
+    inputs = {path: x for path, x in arguments(operation).items() if path != operation.part(Part.SINK)}
+    inputs[mask] = torch.zeros_like(inputs[mask])
+    result = call(operation, inputs)
     leading = result[0] if isinstance(result, tuple) else result
     assert not leading.any()
-    found = backend.vjp(operation.name, given, mapped(result, lambda _, x: torch.ones_like(x)))
-    if "w_o" in found:
-        found = {name: g for name, g in found.items() if name != "w_o"}
-    assert not any(bool(g.any()) for g in found.values())
+    gradients = backend.vjp(operation.name, inputs, map_tree(result, lambda _, x: torch.ones_like(x)))
+    if "w_o" in gradients:
+        gradients = {name: g for name, g in gradients.items() if name != "w_o"}
+    assert not any(bool(g.any()) for g in gradients.values())
 
 
-@pytest.mark.parametrize("operation", MASKED, ids=named)
-def test_what_is_stored_at_a_masked_key_is_left_out(operation: Operation) -> None:
-    scores = [(x.path, -1) for x in operation.floats if -1 in x.axes(str(operation.asked))]
+@pytest.mark.parametrize("operation", MASKED, ids=name_of)
+def test_numbers_at_a_masked_key_do_not_count(operation: Operation) -> None:
+    scores = [(x.path, -1) for x in operation.floats if -1 in x.axes(str(operation.key_size))]
     spoilt = scores or [(x.path, -2) for x in operation.attended]
-    given, mask = arguments(operation), operation.mask.path if operation.mask else ""
-    given[mask] = torch.rand(given[mask].shape, generator=generator(1)) < 0.7
-    given[mask][..., 2] = False
-    expected = call(operation, given)
+    inputs, mask = arguments(operation), operation.mask.path if operation.mask else ""
+    inputs[mask] = torch.rand(inputs[mask].shape, generator=generator(1)) < 0.7
+    inputs[mask][..., 2] = False
+    expected = call(operation, inputs)
     # The tokens of models are integers: there is nothing to spoil.
     assert spoilt or operation.indices
 
@@ -807,26 +807,26 @@ def test_what_is_stored_at_a_masked_key_is_left_out(operation: Operation) -> Non
 
     results = [expected]
     for number in (math.nan, math.inf, -math.inf):
-        found = call(operation, mapped(given, partial(spoil, number=number)))
+        result = call(operation, map_tree(inputs, partial(spoil, number=number)))
         if operation.attends_to_itself:
-            found[..., 2, :] = expected[..., 2, :]
-        if isinstance(found, tuple):  # what is cached stays cached
-            found = (found[0], *expected[1:])
-        results.append(found)
-    assert_within_budgets(results, operation.name, **given)
+            result[..., 2, :] = expected[..., 2, :]
+        if isinstance(result, tuple):  # what is cached stays cached
+            result = (result[0], *expected[1:])
+        results.append(result)
+    assert_within_budgets(results, operation.name, **inputs)
 
 
 @pytest.mark.parametrize("name", ["scaled_dot_product_attention", "additive_attention", "nadaraya_watson"])
 def test_a_value_is_left_out_row_by_row(name: str) -> None:
-    given = arguments(OPERATIONS[name], sizes={"n": 3, "m": 3})
-    given["mask"] = torch.ones(3, 3, dtype=torch.bool).tril()
-    expected = call(OPERATIONS[name], given)
-    spoilt = given["value"].clone()
+    inputs = arguments(OPERATIONS[name], sizes={"n": 3, "m": 3})
+    inputs["mask"] = torch.ones(3, 3, dtype=torch.bool).tril()
+    expected = call(OPERATIONS[name], inputs)
+    spoilt = inputs["value"].clone()
     spoilt[..., 2, :] = math.nan
-    found = call(OPERATIONS[name], {**given, "value": spoilt})
-    assert found[..., 2, :].isnan().all()
-    found[..., 2, :] = expected[..., 2, :]
-    assert_within_budgets([found, expected], name, **given)
+    result = call(OPERATIONS[name], {**inputs, "value": spoilt})
+    assert result[..., 2, :].isnan().all()
+    result[..., 2, :] = expected[..., 2, :]
+    assert_within_budgets([result, expected], name, **inputs)
 
 
 EMPTY = [
@@ -839,25 +839,25 @@ EMPTY = [
 
 @pytest.mark.parametrize(("operation", "masked", "causal", "sizes"), EMPTY)
 def test_no_queries_and_no_keys(operation: Operation, masked: bool, causal: bool, sizes: dict[str, int]) -> None:
-    given = of_case(operation, masked, causal, sizes=sizes)
-    result = call(operation, given)
+    inputs = of_case(operation, masked, causal, sizes=sizes)
+    result = call(operation, inputs)
     for x in flatten(result).values():
         assert (x.isfinite() | (x == -torch.inf)).all()
         assert not operation.only_weighs_keys or not x.any()
-    found = backend.vjp(operation.name, given, mapped(result, lambda _, x: torch.ones_like(x)))
-    assert all(bool(g.isfinite().all()) for g in found.values())
+    gradients = backend.vjp(operation.name, inputs, map_tree(result, lambda _, x: torch.ones_like(x)))
+    assert all(bool(g.isfinite().all()) for g in gradients.values())
 
 
 @pytest.mark.parametrize("batch", [(), (0,), (2, 1, 3)])
-@pytest.mark.parametrize("operation", DIFFERENTIABLE, ids=named)
-def test_batches(operation: Operation, batch: tuple[int, ...]) -> None:
-    given = arguments(operation, batch=batch)
-    assert_correct(operation, given)
+@pytest.mark.parametrize("operation", DIFFERENTIABLE, ids=name_of)
+def test_any_batch_gives_the_formula(operation: Operation, batch: tuple[int, ...]) -> None:
+    inputs = arguments(operation, batch=batch)
+    assert_correct(operation, inputs)
 
 
-@pytest.mark.parametrize("operation", [o for o in DIFFERENTIABLE if o.leaves[0].batched], ids=named)
+@pytest.mark.parametrize("operation", [o for o in DIFFERENTIABLE if o.leaves[0].batched], ids=name_of)
 def test_batches_broadcast_and_the_mask_joins(operation: Operation) -> None:
-    given = arguments(operation, batch=(2, 3))
+    inputs = arguments(operation, batch=(2, 3))
     batched = [leaf.path for leaf in operation.leaves if leaf.batched]
 
     def smaller(path: str, x: Any) -> Any:
@@ -865,12 +865,12 @@ def test_batches_broadcast_and_the_mask_joins(operation: Operation) -> None:
             return x
         return (x[:, :1], x[0], x)[batched.index(path) % 3]
 
-    given = mapped(given, smaller)
-    assert_correct(operation, given)
-    if "mask" in given:
+    inputs = map_tree(inputs, smaller)
+    assert_correct(operation, inputs)
+    if "mask" in inputs:
         mask = arguments(operation, batch=(4, 1, 1))["mask"]
-        given["mask"] = mask
-        assert_correct(operation, given)
+        inputs["mask"] = mask
+        assert_correct(operation, inputs)
 
 
 def shared_sizes(operation: Operation) -> list[tuple[str, int]]:
@@ -885,72 +885,74 @@ def shared_sizes(operation: Operation) -> list[tuple[str, int]]:
     ]
 
 
-@pytest.mark.parametrize("operation", [o for o in DIFFERENTIABLE if shared_sizes(o)], ids=named)
+@pytest.mark.parametrize("operation", [o for o in DIFFERENTIABLE if shared_sizes(o)], ids=name_of)
 def test_a_wrong_size_is_named(operation: Operation) -> None:
     def doubled(path: str, x: Tensor, name: str, dim: int) -> Tensor:
         return torch.cat((x, x), dim) if name in (path, without_indices(path)) else x
 
     for name, dim in shared_sizes(operation):
-        wrong = mapped(arguments(operation), partial(doubled, name=name, dim=dim))
+        wrong = map_tree(arguments(operation), partial(doubled, name=name, dim=dim))
         with pytest.raises(ShapeError, match=rf"^{operation.name}: [\w.\[\]]+: expected .*; got "):
             call(operation, wrong)
 
 
-@pytest.mark.parametrize("operation", MASKED, ids=named)
+@pytest.mark.parametrize("operation", MASKED, ids=name_of)
 def test_a_wrong_mask_is_named(operation: Operation) -> None:
-    given = arguments(operation)
+    inputs = arguments(operation)
     for mask in (leaf.path for leaf in operation.masks.values()):
         for wrong in (torch.ones(()), torch.ones(2, 3, 11)):
             with pytest.raises(ShapeError, match=rf"^{operation.name}: {mask}: expected .*; got "):
-                call(operation, {**given, mask: wrong.bool()})
+                call(operation, {**inputs, mask: wrong.bool()})
         with pytest.raises(TypeError, match=rf"^{operation.name}: {mask}: expected torch.bool"):
-            call(operation, {**given, mask: given[mask].float()})
+            call(operation, {**inputs, mask: inputs[mask].float()})
 
 
-WORDS = [(o, option) for o in OPERATIONS_HERE for option in o.options if option.choices]
-each_word = pytest.mark.parametrize(("operation", "option"), WORDS, ids=[f"{o.name}-{w.path}" for o, w in WORDS])
+OPTIONS_WITH_CHOICES = [(o, option) for o in OPERATIONS_HERE for option in o.options if option.choices]
+each_option = pytest.mark.parametrize(
+    ("operation", "option"), OPTIONS_WITH_CHOICES, ids=[f"{o.name}-{w.path}" for o, w in OPTIONS_WITH_CHOICES]
+)
 
 
-@each_word
+@each_option
 @pytest.mark.parametrize(
     ("wrong", "got"),
     [(1, "1"), (None, "None"), ("maybe", "'maybe'"), (np.True_, "np.True_"), (torch.ones(2), "Tensor")],
 )
-def test_a_flag_or_word_that_is_no_choice_is_named(operation: Operation, option: Option, wrong: Any, got: str) -> None:
-    given = arguments(operation)
+def test_an_option_that_is_no_choice_is_named(operation: Operation, option: Option, wrong: Any, got: str) -> None:
+    inputs = arguments(operation)
     for _ in range(2):
         with pytest.raises(TypeError) as raised:
-            call(operation, {**given, option.path: wrong})
+            call(operation, {**inputs, option.path: wrong})
         assert str(raised.value) == f"{operation.name}: {option.path}: expected {option.expected}; got {got}"
 
 
-@each_word
-def test_equal_words_are_taken(operation: Operation, option: Option) -> None:
-    given = arguments(operation)
+@each_option
+def test_equal_strings_are_the_same_choice(operation: Operation, option: Option) -> None:
+    inputs = arguments(operation)
     for word in option.choices:
         equal = "".join(list(word)) if isinstance(word, str) else word
-        found, expected = (arrays(operation, call(operation, {**given, option.path: x})) for x in (equal, word))
-        for x, y in zip(found, expected, strict=True):
+        result, expected = (arrays(operation, call(operation, {**inputs, option.path: x})) for x in (equal, word))
+        for x, y in zip(result, expected, strict=True):
             assert torch.equal(x, y)
 
 
-def without(given: dict[str, Any], path: str) -> dict[str, Any]:
+def without(inputs: dict[str, Any], path: str) -> dict[str, Any]:
     """The arguments with None in the place of an array."""
 
     def change(p: str, x: Any) -> Any:
         return None if p == path else x
 
-    return {name: mapped(value, change, name) for name, value in given.items()}
+    return {name: map_tree(value, change, name) for name, value in inputs.items()}
 
 
-@pytest.mark.parametrize("operation", OPERATIONS_HERE, ids=named)
-def test_no_array_is_named(operation: Operation) -> None:
+@pytest.mark.parametrize("operation", OPERATIONS_HERE, ids=name_of)
+def test_none_in_place_of_a_tensor_is_named(operation: Operation) -> None:
     numbers = {path: 1 for path in operation.indices if path not in {leaf.path for leaf in operation.leaves}}
-    given = {**arguments(operation, sizes={"steps": 2, "beams": 2}), **numbers}
+    inputs = {**arguments(operation, sizes={"steps": 2, "beams": 2}), **numbers}
     optional = {leaf.path for leaf in operation.leaves if leaf.optional}
-    for path in [p for p, x in flatten(given).items() if isinstance(x, Tensor) and without_indices(p) not in optional]:
+    for path in [p for p, x in flatten(inputs).items() if isinstance(x, Tensor) and without_indices(p) not in optional]:
         with pytest.raises(TypeError) as raised:
-            call(operation, without(given, path))
+            call(operation, without(inputs, path))
         assert str(raised.value) == f"{operation.name}: {path}: expected a torch.Tensor; got NoneType"
 
 
@@ -963,8 +965,8 @@ def test_a_flag_may_depend_on_a_size_that_is_not_known() -> None:
     compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="eager")
     for n in (3, 6, 7):
         x = torch.randn(n, 5, generator=generator())
-        found = [compiled(x), attend(x)]
-        assert_within_budgets(found, "additive_attention", x, x, x, w, w, w[0], causal=n > 4)
+        results = [compiled(x), attend(x)]
+        assert_within_budgets(results, "additive_attention", x, x, x, w, w, w[0], causal=n > 4)
 
 
 COMPILED = [(o, False) for o in DIFFERENTIABLE]
@@ -976,12 +978,12 @@ COMPILED += [(OPERATIONS[name], True) for name in ("softmax", "average_pooling",
     ("operation", "dynamic"), COMPILED, ids=[f"{o.name}{'-dynamic' * dynamic}" for o, dynamic in COMPILED]
 )
 def test_operations_compile_as_one_graph(operation: Operation, dynamic: bool) -> None:
-    given = of_case(operation, bool(operation.mask), bool(operation.flag), dtype=torch.float32)
+    inputs = of_case(operation, bool(operation.mask), bool(operation.flag), dtype=torch.float32)
     torch.compiler.reset()
     compiled: Callable[..., Any] = torch.compile(
         getattr(backend, operation.name), fullgraph=True, backend="aot_eager", dynamic=dynamic
     )
-    assert_within_budgets([compiled(**given), call(operation, given)], operation.name, **given)
+    assert_within_budgets([compiled(**inputs), call(operation, inputs)], operation.name, **inputs)
 
 
 # Particular operations
@@ -989,9 +991,9 @@ def test_operations_compile_as_one_graph(operation: Operation, dynamic: bool) ->
 
 def test_gaussian_scores_of_close_points_far_from_the_origin() -> None:
     query = torch.tensor([[1e4, 1e4], [1e4, 1e4 + 1e-2]])
-    found = backend.gaussian_scores(query, query)
-    assert found.diagonal().eq(0).all()
-    assert_within_budgets([found, gaussian(query.double(), query.double())], "gaussian_scores", query, query)
+    result = backend.gaussian_scores(query, query)
+    assert result.diagonal().eq(0).all()
+    assert_within_budgets([result, gaussian(query.double(), query.double())], "gaussian_scores", query, query)
 
 
 def test_regression_far_from_the_keys() -> None:
@@ -999,37 +1001,37 @@ def test_regression_far_from_the_keys() -> None:
     assert backend.nadaraya_watson(torch.tensor([[100.0]]), keys, values).item() == 7.0
 
 
-def regression(how: str, *given: Tensor, mask: Tensor) -> Tensor:
+def regression(variant: str, *inputs: Tensor, mask: Tensor) -> Tensor:
     """By the operation, or by its parts."""
-    if how == "whole":
-        return backend.nadaraya_watson(*given, mask=mask)
-    query, key, value = given
+    if variant == "whole":
+        return backend.nadaraya_watson(*inputs, mask=mask)
+    query, key, value = inputs
     return backend.softmax(backend.gaussian_scores(query, key), mask=mask) @ value
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("how", ["whole", "parts"])
-def test_a_masked_key_has_no_part_in_the_gradients_of_a_regression(how: str, compiled: bool) -> None:
-    """In none where every query excludes it; not in a query's own where that one does, and another attends it."""
+@pytest.mark.parametrize("variant", ["whole", "parts"])
+def test_a_masked_key_has_no_part_in_the_gradients_of_a_regression(variant: str, compiled: bool) -> None:
+    """It reaches no gradient of a query that excludes it; another query may attend it."""
     mask = torch.tensor([[True, True, False], [True, False, True]])
     query, value = torch.tensor([[0.0], [0.5]]), torch.tensor([[1.0], [2.0], [3.0]])
     torch.compiler.reset()
     run = torch.compile(regression, fullgraph=True, backend="aot_eager") if compiled else regression
-    found, numbers = {}, (math.nan, math.inf, -math.inf, 1e30)
+    results, numbers = {}, (math.nan, math.inf, -math.inf, 1e30)
     for stored in (7.0, *numbers):
         for rows in (1, 2):
             leaves = [x.clone().requires_grad_() for x in (query[:rows], torch.tensor([[0.0], [1.0], [stored]]), value)]
-            result = run(how, *leaves, mask=mask[:rows])
-            found[stored, rows] = result[0], *torch.autograd.grad(result[0].sum(), leaves)
+            result = run(variant, *leaves, mask=mask[:rows])
+            results[stored, rows] = result[0], *torch.autograd.grad(result[0].sum(), leaves)
     for number in numbers:
-        for one, other in zip(found[number, 1], found[7.0, 1], strict=True):
-            assert torch.equal(one, other)
-        by_query, by_key = found[number, 1][1:3]
+        for spoilt, clean in zip(results[number, 1], results[7.0, 1], strict=True):
+            assert torch.equal(spoilt, clean)
+        by_query, by_key = results[number, 1][1:3]
         assert by_query[0] != 0
         assert by_key[2] == 0
-        for one, other in zip(found[number, 2][:2], found[7.0, 2][:2], strict=True):
-            assert torch.equal(one[0], other[0])
+        for spoilt, clean in zip(results[number, 2][:2], results[7.0, 2][:2], strict=True):
+            assert torch.equal(spoilt[0], clean[0])
 
 
 def test_a_distance_that_overflows_has_a_slope() -> None:
@@ -1043,9 +1045,9 @@ def test_a_distance_that_overflows_has_a_slope() -> None:
 def test_a_mask_that_allows_everything_changes_no_regression(number: float) -> None:
     query, key = torch.tensor([[0.0], [1e3]]), torch.tensor([[0.0], [1.0]])
     value = torch.tensor([[1.0, 2.0], [3.0, number]])
-    found = backend.nadaraya_watson(query, key, value, mask=torch.ones(2, 2, dtype=torch.bool))
-    assert_within_budgets([found, backend.nadaraya_watson(query, key, value)], "nadaraya_watson", query, key, value)
-    np.testing.assert_array_equal(found[0, 1], number)
+    result = backend.nadaraya_watson(query, key, value, mask=torch.ones(2, 2, dtype=torch.bool))
+    assert_within_budgets([result, backend.nadaraya_watson(query, key, value)], "nadaraya_watson", query, key, value)
+    np.testing.assert_array_equal(result[0, 1], number)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -1081,11 +1083,11 @@ def test_infinite_values_show_in_their_features_of_the_rows_that_attend_to_them(
         ("additive_attention", (query, key), (w_q, w_k, w_v)),
         ("nadaraya_watson", (query / 4, key / 4), ()),
     ):
-        found, clean = (getattr(backend, name)(*first, v, *last, mask=mask) for v in (infinite, value))
-        assert (found[:, 1:, 0] == math.inf).all()
-        assert (found[..., 1] == -math.inf).all()
-        found[:, 1:, 0], found[..., 1] = clean[:, 1:, 0], clean[..., 1]
-        assert_within_budgets([found, clean], name, *first, value, *last, mask=mask)
+        result, clean = (getattr(backend, name)(*first, v, *last, mask=mask) for v in (infinite, value))
+        assert (result[:, 1:, 0] == math.inf).all()
+        assert (result[..., 1] == -math.inf).all()
+        result[:, 1:, 0], result[..., 1] = clean[:, 1:, 0], clean[..., 1]
+        assert_within_budgets([result, clean], name, *first, value, *last, mask=mask)
 
 
 def test_a_great_masked_score_takes_no_part() -> None:
@@ -1097,15 +1099,15 @@ def test_a_great_masked_score_takes_no_part() -> None:
 def test_a_broadcast_mask_counts_every_key() -> None:
     scores = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     mask = torch.tensor([[True], [False]])
-    found = [backend.mean_normalization(scores, mask=mask), torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]) / 3]
-    assert_within_budgets(found, "mean_normalization", scores, mask=mask)
-    found = [backend.average_pooling(scores, mask=torch.tensor([True])), scores.mean(0)]
-    assert_within_budgets(found, "average_pooling", scores)
+    results = [backend.mean_normalization(scores, mask=mask), torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]) / 3]
+    assert_within_budgets(results, "mean_normalization", scores, mask=mask)
+    results = [backend.average_pooling(scores, mask=torch.tensor([True])), scores.mean(0)]
+    assert_within_budgets(results, "average_pooling", scores)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_scores_are_rounded_once(dtype: torch.dtype) -> None:
-    """Sums of these integers are exact in float32, whatever their order, and most of them are not in 16 bits."""
+    """Sums of these integers are exact in float32; most of them are not in 16 bits."""
     for d in (256, 257):
         query, key = (torch.randint(-31, 32, (8, d), generator=generator(seed)).to(dtype) for seed in (0, 1))
         exact = query.double() @ key.double().mT
@@ -1123,8 +1125,8 @@ def test_float16_attention_does_not_overflow_within() -> None:
 
 
 def test_no_keys_give_zero_however_large_the_queries() -> None:
-    query, none = torch.full((65, 8), 300.0, dtype=torch.float16), torch.zeros(0, 8, dtype=torch.float16)
-    assert backend.scaled_dot_product_attention(query, none, none).eq(0).all()
+    query, empty = torch.full((65, 8), 300.0, dtype=torch.float16), torch.zeros(0, 8, dtype=torch.float16)
+    assert backend.scaled_dot_product_attention(query, empty, empty).eq(0).all()
 
 
 def test_causal_masks() -> None:
@@ -1146,28 +1148,28 @@ def test_padding_masks() -> None:
             backend.padding_mask(torch.tensor([1, wrong]), 3)
 
 
-def test_sinusoids() -> None:
-    found = backend.sinusoidal_positional_encoding(3, 5)
+def test_sinusoids_are_the_formula() -> None:
+    result = backend.sinusoidal_positional_encoding(3, 5)
     angles = [[t / 10000 ** (2 * (i // 2) / 5) for i in range(5)] for t in range(3)]
     expected = [[(math.cos if i % 2 else math.sin)(angle) for i, angle in enumerate(row)] for row in angles]
-    assert_within_budgets([found, torch.tensor(expected)], "sinusoidal_positional_encoding", 3, 5)
+    assert_within_budgets([result, torch.tensor(expected)], "sinusoidal_positional_encoding", 3, 5)
 
 
 def test_sinusoids_of_a_large_position() -> None:
     n, d = 100_000, 4
-    found = backend.sinusoidal_positional_encoding(n, d)
-    assert abs(found[-1, 0].item() - math.sin(n - 1)) < 2**-24
-    assert found.dtype is torch.float32
+    result = backend.sinusoidal_positional_encoding(n, d)
+    assert abs(result[-1, 0].item() - math.sin(n - 1)) < 2**-24
+    assert result.dtype is torch.float32
 
 
 def test_sinusoids_follow_the_default_dtype() -> None:
     torch.set_default_dtype(torch.float64)
     try:
-        found = backend.sinusoidal_positional_encoding(9, 3)
+        result = backend.sinusoidal_positional_encoding(9, 3)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert found.dtype is torch.float64
-    assert_within_budgets(found, "sinusoidal_positional_encoding", 9, 3)
+    assert result.dtype is torch.float64
+    assert_within_budgets(result, "sinusoidal_positional_encoding", 9, 3)
 
 
 def test_declarations() -> None:

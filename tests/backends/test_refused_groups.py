@@ -1,4 +1,4 @@
-"""What the attention of the chapter `kernels` refuses: one error that names the argument, what was expected and got."""
+"""Calls that attention of the chapter `kernels` refuses, with their messages."""
 
 import re
 from math import inf, nan
@@ -69,7 +69,7 @@ def paged(n: int = 3, block_table: Tensor = TABLE, key_lengths: Tensor = LENGTHS
 
 
 def message(operation: str, wrong: dict[str, Any], expected: str) -> str:
-    """A pattern of the error; what is expected may go on after some words."""
+    """A pattern of the error; its expectation may begin with other words."""
     return rf"^{operation}: {next(iter(wrong))}: expected .*{re.escape(expected)}$"
 
 
@@ -133,6 +133,6 @@ def test_lengths_in_bytes_are_numbers_below_the_queries_too() -> None:
     lengths = torch.tensor([1, 2])
     query, pages = torch.randn(2, 4, 3, 8), torch.randn(6, 2, 4, 8)
     expected = backend.paged_attention(query, pages, pages, TABLE, lengths, causal=True)
-    found = backend.paged_attention(query, pages, pages, TABLE, lengths.to(torch.uint8), causal=True)
-    given = query, pages, pages, TABLE, lengths
-    assert_within_budgets([found, expected], "paged_attention", *given, causal=True)
+    result = backend.paged_attention(query, pages, pages, TABLE, lengths.to(torch.uint8), causal=True)
+    inputs = query, pages, pages, TABLE, lengths
+    assert_within_budgets([result, expected], "paged_attention", *inputs, causal=True)

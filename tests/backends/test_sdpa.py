@@ -11,8 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attnspec.backends.pytorch.kernels.dot import choice, cuda_routes, sdpa
-from attnspec.backends.pytorch.kernels.dot.mask_structure import read
+from attnspec.backends.pytorch.kernels.dot import cuda_fused, path_choice, sdpa
+from attnspec.backends.pytorch.kernels.dot.mask_structure import structure_of
 from attnspec.backends.pytorch.kernels.dot.sdpa import attend, masked_nonfinite, path_for
 from attnspec.backends.pytorch.runtime.forcing import forcing
 from attnspec.backends.pytorch.runtime.masks import causal_triangle
@@ -24,7 +24,6 @@ SHAPES = [((3, 1), (3, 1)), ((), ()), ((2,), (2,)), ((2,), (1,)), ((2, 3), (3,))
 
 
 def masks(kind: str, batch: tuple[int, ...], n: int, m: int) -> Tensor | None:
-    """One mask of every kind."""
     generator = torch.Generator().manual_seed(n * 1000 + m)
     lead = batch[:1] + (1,) * max(len(batch) - 1, 0)
     match kind:
@@ -71,12 +70,12 @@ def test_every_route_is_the_formula(dtype: torch.dtype, kind: str, causal: bool)
         value = torch.randn(*right, m, d_v, generator=generator).to(dtype)
         batch = tuple(np.broadcast_shapes(left, right))
         mask = masks(kind, batch, n, m)
-        found = []
+        results = []
         for path in ("llvm", "pytorch"):
             with forcing(path):
-                found.append(attend(query, key, value, mask=mask, causal=causal))
-        assert all(got.dtype is dtype for got in found)
-        assert_within_budgets(found, "scaled_dot_product_attention", query, key, value, mask=mask, causal=causal)
+                results.append(attend(query, key, value, mask=mask, causal=causal))
+        assert all(got.dtype is dtype for got in results)
+        assert_within_budgets(results, "scaled_dot_product_attention", query, key, value, mask=mask, causal=causal)
 
 
 @pytest.mark.usefixtures("kernel")
@@ -107,31 +106,31 @@ def test_results_and_gradients_agree_on_every_cpu_kernel(threads: int, heads: tu
                 again = attend(query, key, value, mask=chosen, causal=causal)
             options: dict[str, Any] = {"mask": chosen, "causal": causal}
             assert_within_budgets([got, again], "scaled_dot_product_attention", *leaves, **options)
-            found = torch.autograd.grad(got, leaves, cotangent)
-            assert_gradients_within_budgets(found, cotangent, "scaled_dot_product_attention", *leaves, **options)
+            gradients = torch.autograd.grad(got, leaves, cotangent)
+            assert_gradients_within_budgets(gradients, cotangent, "scaled_dot_product_attention", *leaves, **options)
     finally:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("same_operand", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
-def test_second_derivatives_are_the_formula_s_or_raise(kernel: str, causal: bool, shared: bool) -> None:
+def test_second_derivatives_are_the_formula_s_or_raise(kernel: str, causal: bool, same_operand: bool) -> None:
     """Also where the gradients join others that can be differentiated again; PyTorch's kernel has none."""
-    leaves = [torch.randn(3, 20, 8, dtype=torch.float64, requires_grad=True) for _ in range(1 if shared else 3)]
-    operands = leaves * 3 if shared else leaves
+    leaves = [torch.randn(3, 20, 8, dtype=torch.float64, requires_grad=True) for _ in range(1 if same_operand else 3)]
+    operands = leaves * 3 if same_operand else leaves
     assert path_for(*operands, causal=causal).split(": ")[1] == kernel
     total = attend(*operands, causal=causal).square().sum() + sum(x.pow(3).sum() for x in leaves)
     if kernel == "llvm":
         small = [x.detach()[:1, :4, :2].clone().requires_grad_() for x in leaves]
 
-        def call(*given: Tensor) -> Tensor:
-            return attend(*(given * 3 if shared else given), causal=causal)
+        def call(*inputs: Tensor) -> Tensor:
+            return attend(*(inputs * 3 if same_operand else inputs), causal=causal)
 
         assert torch.autograd.gradgradcheck(call, small)
         return
     plain = torch.autograd.grad(total, leaves, retain_graph=True)
     gradients = torch.autograd.grad(total, leaves, create_graph=True)
-    assert all(torch.equal(one, other) for one, other in zip(plain, gradients, strict=True))
+    assert all(torch.equal(first, second) for first, second in zip(plain, gradients, strict=True))
     for gradient in gradients:
         for leaf in leaves:
             with pytest.raises(RuntimeError, match="not implemented"):
@@ -146,7 +145,7 @@ def test_gradients_by_finite_differences(kind: str) -> None:
         torch.autograd.gradcheck(lambda q, k, v, c=causal: attend(q, k, v, mask=mask, causal=c), leaves)
 
 
-@pytest.mark.parametrize("path", ["few", "llvm"])
+@pytest.mark.parametrize("path", ["small", "llvm"])
 @pytest.mark.parametrize("n", [8, 70])  # tiles hold 64 keys
 def test_garbage_under_a_mask_stays_there_on_the_cpu(n: int, path: str) -> None:
     with forcing(path):
@@ -197,25 +196,25 @@ def garbage_stays_under_a_mask(n: int, path: str) -> None:
 def test_the_mask_is_read_for_its_structure() -> None:
     n, m = 300, 520
     causal = causal_triangle(n, m, torch.device("cpu"))
-    assert read(causal[None, None]) == (None, True, None)
-    assert read(causal.mT.contiguous()[None, None])[1:] == (False, None)
-    assert read(causal_triangle(m, n, causal.device)[None, None]).causal
-    assert read(causal_triangle(m, n, causal.device).expand(2, 3, m, n)).causal
+    assert structure_of(causal[None, None]) == (None, True, None)
+    assert structure_of(causal.mT.contiguous()[None, None])[1:] == (False, None)
+    assert structure_of(causal_triangle(m, n, causal.device)[None, None]).causal
+    assert structure_of(causal_triangle(m, n, causal.device).expand(2, 3, m, n)).causal
     for row, column in ((0, 0), (0, 1), (n - 1, n), (n - 1, n - 1), (257, 100), (100, 400), (256, 257)):
         broken = causal.clone()
         broken[row, column] ^= True
-        assert read(broken[None, None])[1:] == (False, None)
+        assert structure_of(broken[None, None])[1:] == (False, None)
     lengths = torch.tensor([3, 0, m])
     padding = (torch.arange(m) < lengths[:, None])[:, None, None]
-    assert read(padding).lengths == (3, 0, m)
-    assert read(padding.expand(3, 1, n, m).contiguous()).lengths == (3, 0, m)
-    assert read(torch.ones(2, 1, n, m, dtype=torch.bool)) == (None, False, (m, m))
+    assert structure_of(padding).lengths == (3, 0, m)
+    assert structure_of(padding.expand(3, 1, n, m).contiguous()).lengths == (3, 0, m)
+    assert structure_of(torch.ones(2, 1, n, m, dtype=torch.bool)) == (None, False, (m, m))
     gap = padding.clone()
     gap[0, 0, 0, 5] = True
-    assert read(gap).lengths is None
+    assert structure_of(gap).lengths is None
     uneven = padding.expand(3, 1, n, m).contiguous()
     uneven[1, 0, 270, 0] = True
-    assert read(uneven).lengths is None
+    assert structure_of(uneven).lengths is None
 
 
 def test_routes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,9 +225,9 @@ def test_routes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert path_for(x, x, x, mask=mask, causal=True) == "masked: llvm"
     assert path_for(x.half(), x.half(), x.half()) == "all keys: llvm"
     # which of two costs less for so few queries depends on the processor
-    assert path_for(x[:, :, :1], many, many) in ("all keys: step", "all keys: few")
-    with forcing("step"):
-        assert path_for(x[:, :, :1], many, many) == "all keys: step"
+    assert path_for(x[:, :, :1], many, many) in ("all keys: decode", "all keys: small")
+    with forcing("decode"):
+        assert path_for(x[:, :, :1], many, many) == "all keys: decode"
     with forcing("llvm"):
         assert path_for(x[:, :, :4], x, x, mask=mask[:4]) == "masked: llvm"
     assert path_for(x, x[:, :, :0], x[:, :, :0]) == "all keys: pytorch"
@@ -240,7 +239,7 @@ def test_routes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         assert attend(fake, fake, fake, causal=True).shape == x.shape
     with forward_ad.dual_level():
         assert path_for(x, x, x) == "all keys: plain"
-    monkeypatch.setattr(choice, "HAS_LLVMLITE", False)
+    monkeypatch.setattr(path_choice, "HAS_LLVMLITE", False)
     assert path_for(x, x, x) == "all keys: pytorch"
 
 
@@ -286,8 +285,8 @@ def test_functional_transforms(causal: bool) -> None:
     x = torch.randn(3, 9, 4, dtype=torch.float64)
     mask = torch.rand(9, 9) > 0.5
     mapped = torch.vmap(lambda q: attend(q, q, q, mask=mask, causal=causal))(x)
-    found = [mapped, attend(x, x, x, mask=mask, causal=causal)]
-    assert_within_budgets(found, "scaled_dot_product_attention", x, x, x, mask=mask, causal=causal)
+    results = [mapped, attend(x, x, x, mask=mask, causal=causal)]
+    assert_within_budgets(results, "scaled_dot_product_attention", x, x, x, mask=mask, causal=causal)
     gradient = torch.func.grad(lambda q: attend(q, q, q, mask=mask, causal=causal).sum())(x)
     assert gradient.isfinite().all()
 
@@ -295,12 +294,12 @@ def test_functional_transforms(causal: bool) -> None:
 @pytest.mark.parametrize(("n", "m"), [(5, 5), (3, 7), (7, 3), (4, 1), (1, 4)])
 @pytest.mark.parametrize("kind", ["none", "random", "padding"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_what_is_done_for_an_accelerator_is_the_formula(n: int, m: int, kind: str, causal: bool) -> None:
-    """Padding of head sizes, opened rows and squared causal calls do not depend on the device."""
+def test_the_preparation_for_an_accelerator_gives_the_formula(n: int, m: int, kind: str, causal: bool) -> None:
+    """Padded head sizes, opened rows and squared causal calls also work on the CPU."""
     leaves = [torch.randn(2, 3, *s, dtype=torch.float32, requires_grad=True) for s in ((n, 5), (m, 5), (m, 3))]
     mask = masks(kind, (2, 3), n, m)
     query, key, value = leaves
-    got = cuda_routes.dense(query, key, value, mask, causal, 0.5)
+    got = cuda_fused.dense(query, key, value, mask, causal, 0.5)
     # A scale of ½ on 5 features.
     assert_within_budgets(got, "dot_product_attention", query / 2, key, value, mask=mask, causal=causal)
     assert all(g.isfinite().all() for g in torch.autograd.grad(got.sum(), leaves))
@@ -337,8 +336,8 @@ def test_scores_that_are_not_finite_give_nan(
         allowed = allowed.tril()
     if kind == "masked":
         allowed[:, ::2, 1] = False
-    given = (x.double().numpy() for x in (query, key, value))
-    expected = np.isnan(REFERENCE["scaled_dot_product_attention"](*given, mask=allowed.numpy()))
+    inputs = (x.double().numpy() for x in (query, key, value))
+    expected = np.isnan(REFERENCE["scaled_dot_product_attention"](*inputs, mask=allowed.numpy()))
     assert expected.any()
     with forcing("pytorch"):
         mask = allowed if kind == "masked" else None
@@ -360,5 +359,5 @@ def test_rows_of_nan_over_few_keys_keep_the_dtype(dtype: torch.dtype, causal: bo
 def test_no_kernel_of_an_accelerator_is_asked_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's add 0·Σq, which is NaN where the sum overflows."""
     monkeypatch.setattr(sdpa, "_on_accelerator", None)
-    query, none = torch.empty(2, 5, 4, device="meta"), torch.empty(2, 0, 4, device="meta")
-    assert attend(query, none, none).shape == (2, 5, 4)
+    query, empty = torch.empty(2, 5, 4, device="meta"), torch.empty(2, 0, 4, device="meta")
+    assert attend(query, empty, empty).shape == (2, 5, 4)

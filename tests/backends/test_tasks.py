@@ -1,4 +1,4 @@
-"""Tasks of a kernel: each is done once, by whichever of the threads, and a thread's own come first."""
+"""Tasks of a kernel: each is done once by some thread; a thread's own come first."""
 
 from array import array
 
@@ -13,7 +13,7 @@ from attnspec.backends.pytorch.kernels.llvm.codegen import COUNTERS, LEADING, LI
 
 
 class Counting(Arguments):
-    """How often each task was done, and by the place of a task in the order of both ends where it came."""
+    """Counts of every task, and its place in the order from both ends."""
 
     tasks: Size
     done: Integers
@@ -54,12 +54,12 @@ def test_the_order_of_both_ends_is_fair_to_every_part() -> None:
     assert {int(part.sum()) for part in order.view(4, 16)} == {63 * 8}
 
 
-def test_who_comes_alone_does_the_tasks_of_all() -> None:
+def test_one_thread_alone_does_all_tasks() -> None:
     done, _, arguments = counted(10)
     counters = array("q", bytes(8 * LINE * 3))
-    words = array("q", bytes(8 * LEADING))
-    words.extend(arguments.to_words())
-    words[THREADS], words[COUNTERS] = 3, counters.buffer_info()[0]
-    kernel().call(words.buffer_info()[0])
+    slots = array("q", bytes(8 * LEADING))
+    slots.extend(arguments.to_slots())
+    slots[THREADS], slots[COUNTERS] = 3, counters.buffer_info()[0]
+    kernel().call(slots.buffer_info()[0])
     assert torch.equal(done, torch.ones_like(done))
     assert [counters[i * LINE] for i in range(3)] == [4, 4, 5]  # each is asked once more than it has tasks

@@ -1,4 +1,4 @@
-"""Kernels on threads of Python, where PyTorch's cannot be had: an interruption leaves none that still writes."""
+"""Kernels on threads of Python, used where PyTorch's are missing: no thread writes after an interruption."""
 
 import _thread
 import threading

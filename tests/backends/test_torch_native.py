@@ -1,4 +1,4 @@
-"""PyTorch's own operations as a backend: what the adapter presents and what it does not hide."""
+"""PyTorch's own operations as a backend: what it provides, declares and refuses."""
 
 import subprocess
 import sys
@@ -43,7 +43,7 @@ ATTENTION = {"scaled_dot_product_attention", "multi_head_attention"}
 TRANSFORMER = {"layer_norm", "feed_forward", "encoder_layer", "decoder_layer"}
 
 
-def test_what_it_provides() -> None:
+def test_the_backend_provides_these_operations() -> None:
     assert {name for name in OPERATIONS if hasattr(backend, name)} == {*ATTENTION, *TRANSFORMER, *RECURRENT}
 
 
@@ -94,16 +94,16 @@ def test_a_gru_is_that_of_torch_nn(layers: int, lengths: list[int] | None) -> No
         letters = enumerate("rzh")
         fields = {f"{n}{g}": w[k] for k, g in letters for n, w in (("w_x", of_input), ("w_h", of_state), ("b_", bias))}
         each.append(GRUParameters(**{n: w.detach().transpose(-1, 0) for n, w in fields.items()}))
-    given = None if lengths is None else torch.tensor(lengths)
-    states, final = backend.stacked_gru(x, state, tuple(each), lengths=given)
+    length_tensor = None if lengths is None else torch.tensor(lengths)
+    states, final = backend.stacked_gru(x, state, tuple(each), lengths=length_tensor)
     for k in range(3):
         length = t if lengths is None else lengths[k]
         if length:
-            one, last = theirs(x[k : k + 1, :length], state[k : k + 1].transpose(0, 1).contiguous())
+            their_states, their_final = theirs(x[k : k + 1, :length], state[k : k + 1].transpose(0, 1).contiguous())
             ours, cut = (states[k, :length], final[k]), (x[k, :length], state[k])
             # this backend resets the state after its product, which is another formula than the reference's default
             with choosing(gru_reset="after"):
-                assert_within_budgets([ours, (one[0], last[:, 0])], "stacked_gru", *cut, tuple(each))
+                assert_within_budgets([ours, (their_states[0], their_final[:, 0])], "stacked_gru", *cut, tuple(each))
         else:
             assert torch.equal(final[k], state[k])
         assert not states[k, length:].any()
@@ -137,22 +137,22 @@ def test_mask_and_causal_both_hold() -> None:
 def test_the_batch_of_the_mask_joins_the_broadcast() -> None:
     query, key, value, mask = draw(4, 8), draw(6, 8), draw(6, 5), draw(3, 2, 4, 6) > 0
     alone = torch.stack([torch.stack([attention(query, key, value, mask=m) for m in rows]) for rows in mask])
-    found = [attention(query, key, value, mask=mask), alone]
-    assert_within_budgets(found, "scaled_dot_product_attention", query, key, value, mask=mask)
+    results = [attention(query, key, value, mask=mask), alone]
+    assert_within_budgets(results, "scaled_dot_product_attention", query, key, value, mask=mask)
 
 
 @pytest.mark.parametrize("batch", [(), (2, 3)])
 def test_fully_masked_rows_and_no_keys_give_zero(batch: tuple[int, ...]) -> None:
     query, key, value = (draw(*batch, 3, 4) for _ in range(3))
     mask = torch.tensor([[True] * 3, [False] * 3, [True] * 3])
-    found = backend.vjp(
+    gradients = backend.vjp(
         "scaled_dot_product_attention",
         {"query": query, "key": key, "value": value, "mask": mask},
         torch.ones(*batch, 3, 4),
     )
     assert not attention(query, key, value, mask=mask)[..., 1, :].any()
-    assert not found["query"][..., 1, :].any()
-    assert all(bool(g.isfinite().all()) for g in found.values())
+    assert not gradients["query"][..., 1, :].any()
+    assert all(bool(g.isfinite().all()) for g in gradients.values())
     assert attention(query, key[..., :0, :], value[..., :0, :]).eq(0).all()
 
 
@@ -176,9 +176,9 @@ def test_nan_at_a_masked_value_reaches_the_result(batch: tuple[int, ...]) -> Non
 def test_shapes_that_violate_the_protocol_raise(
     key: tuple[int, ...], value: tuple[int, ...], mask: tuple[int, ...] | None
 ) -> None:
-    given = None if mask is None else torch.ones(mask, dtype=torch.bool)
+    mask_tensor = None if mask is None else torch.ones(mask, dtype=torch.bool)
     with pytest.raises(ShapeError, match=r"^scaled_dot_product_attention: (key|value|mask): expected .*; got "):
-        attention(draw(2, 2, 3, 4), draw(*key), draw(*value), mask=given)
+        attention(draw(2, 2, 3, 4), draw(*key), draw(*value), mask=mask_tensor)
 
 
 def of_heads(heads: int, p: int) -> list[Tensor]:
@@ -201,10 +201,10 @@ def test_heads_are_those_of_torch_nn(masked: bool, causal: bool) -> None:
     if masked:
         hidden = (~allowed).repeat_interleave(heads, 0)
     expected, _ = theirs(query, key, value, attn_mask=hidden, need_weights=False)
-    given = mask if masked else None
+    used_mask = mask if masked else None
     inputs = query, key, value, w_q, w_k, w_v, w_o
-    found = backend.multi_head_attention(*inputs, mask=given, causal=causal)
-    assert_within_budgets([found, expected], "multi_head_attention", *inputs, mask=given, causal=causal)
+    result = backend.multi_head_attention(*inputs, mask=used_mask, causal=causal)
+    assert_within_budgets([result, expected], "multi_head_attention", *inputs, mask=used_mask, causal=causal)
 
 
 def test_heads_that_do_not_divide_the_width_raise() -> None:
@@ -221,8 +221,8 @@ def test_heads_of_what_is_empty(shape: tuple[int, int, int], causal: bool) -> No
     weights = of_heads(2, 3)
     mask = torch.ones(batch, n, m, dtype=torch.bool)
     memory = draw(batch, m, 6)
-    found = backend.multi_head_attention(draw(batch, n, 6), memory, memory, *weights, mask=mask, causal=causal)
-    assert torch.equal(found, torch.zeros(batch, n, 6))
+    result = backend.multi_head_attention(draw(batch, n, 6), memory, memory, *weights, mask=mask, causal=causal)
+    assert torch.equal(result, torch.zeros(batch, n, 6))
 
 
 def attention_of(module: torch.nn.MultiheadAttention) -> MultiHeadParameters[Tensor]:
@@ -242,8 +242,10 @@ def norm_of(module: torch.nn.LayerNorm) -> LayerNormParameters[Tensor]:
 def network_of(
     layer: torch.nn.TransformerEncoderLayer | torch.nn.TransformerDecoderLayer,
 ) -> FeedForwardParameters[Tensor]:
-    one, two = layer.linear1, layer.linear2
-    return FeedForwardParameters(one.weight.detach(), one.bias.detach(), two.weight.detach(), two.bias.detach())
+    first, second = layer.linear1, layer.linear2
+    return FeedForwardParameters(
+        first.weight.detach(), first.bias.detach(), second.weight.detach(), second.bias.detach()
+    )
 
 
 @pytest.mark.parametrize("evaluated", [False, True])
@@ -258,8 +260,8 @@ def test_an_encoder_layer_is_that_of_torch_nn(norm: str, evaluated: bool) -> Non
     x, mask = draw(3, n, d), draw(3, n, n) > -1
     with torch.no_grad():
         expected = theirs(x, src_mask=(~mask).repeat_interleave(heads, 0))
-    found = backend.encoder_layer(x, parameters, mask=mask, norm=norm)  # type: ignore[arg-type]  # one of the two
-    assert_within_budgets([found, expected], "encoder_layer", x, parameters, mask=mask, norm=norm)
+    result = backend.encoder_layer(x, parameters, mask=mask, norm=norm)  # type: ignore[arg-type]  # one of the two
+    assert_within_budgets([result, expected], "encoder_layer", x, parameters, mask=mask, norm=norm)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
@@ -278,9 +280,9 @@ def test_a_decoder_layer_is_that_of_torch_nn(norm: str) -> None:
     later = torch.nn.Transformer.generate_square_subsequent_mask(n)
     with torch.no_grad():
         expected = theirs(x, memory, later, (~memory_mask).repeat_interleave(heads, 0))
-    found = backend.decoder_layer(x, memory, parameters, memory_mask=memory_mask, norm=norm)  # type: ignore[arg-type]
-    given = x, memory, parameters
-    assert_within_budgets([found, expected], "decoder_layer", *given, memory_mask=memory_mask, norm=norm)
+    result = backend.decoder_layer(x, memory, parameters, memory_mask=memory_mask, norm=norm)  # type: ignore[arg-type]
+    inputs = x, memory, parameters
+    assert_within_budgets([result, expected], "decoder_layer", *inputs, memory_mask=memory_mask, norm=norm)
 
 
 def test_both_attentions_of_a_decoder_have_the_same_number_of_heads() -> None:
@@ -312,8 +314,8 @@ def test_the_fast_path_of_an_encoder_layer_gives_nan_where_nothing_is_attendable
 EVALUATED = """
 from attnspec.backends.torch_native import TorchNative, transformer
 
-made = transformer._layer
-transformer._layer = lambda *sizes: made(*sizes).eval()
+layer = transformer._layer
+transformer._layer = lambda *sizes: layer(*sizes).eval()
 
 
 class Evaluated(TorchNative):
@@ -323,10 +325,10 @@ class Evaluated(TorchNative):
 
 
 JUDGED = ("operation.", "masking.", "semantics.")
-"""Beginnings of the names of laws that see what the fast path does in other ways."""
+"""Prefixes of laws that see a difference of the fast path."""
 
-ODD_HEADS = "masking.rows-as-declared"
-"""A law that sees that PyTorch leaves the fast path, and its NaN, where the number of heads is odd."""
+ODD_HEADS = "masking.rows-without-keys-as-declared"
+"""A law not judged: with an odd number of heads PyTorch leaves the fast path and its NaN."""
 
 
 def test_an_encoder_layer_on_the_fast_path_conforms_as_it_declares(tmp_path: Path) -> None:
@@ -342,9 +344,9 @@ def test_an_encoder_layer_on_the_fast_path_conforms_as_it_declares(tmp_path: Pat
 def test_gradients_of_biases_of_norms_are_summed_in_half_precision(dtype: torch.dtype) -> None:
     x, cotangent = draw(64, 8, dtype=dtype), draw(64, 8, dtype=dtype) + 1
     parameters = LayerNormParameters(torch.ones(8, dtype=dtype), torch.zeros(8, dtype=dtype))
-    found = backend.vjp("layer_norm", {"x": x, "parameters": parameters}, cotangent)["parameters.bias"]
+    gradient = backend.vjp("layer_norm", {"x": x, "parameters": parameters}, cotangent)["parameters.bias"]
     running = torch.zeros(8, dtype=dtype)
     for row in cotangent:
         running = running + row
-    assert torch.equal(found, running)
-    assert not torch.equal(found, cotangent.double().sum(0).to(dtype))
+    assert torch.equal(gradient, running)
+    assert not torch.equal(gradient, cotangent.double().sum(0).to(dtype))

@@ -53,27 +53,29 @@ FORMULAS: dict[Operation, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("operation", [attention, regression])
-def test_forward_mode(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forward_mode_gives_the_slopes_of_the_formula(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> None:
     # switches of the whole process, which another thread would see
     monkeypatch.setattr(torch._C, "_set_sdp_use_flash", None)
     x, direction = draw(3, 4), draw(4, 3).mT
     tangent = torch.func.jvp(operation, (x,), (direction,))[1]
     with dual_level():
         dual = make_dual(x, direction)  # type: ignore[no-untyped-call]
-        found = unpack_dual(operation(dual)).tangent  # type: ignore[no-untyped-call]
-    for i, one in enumerate(torch.eye(12, dtype=torch.float64).reshape(12, 3, 4)):
-        slopes = [tangent.flatten()[i], found.flatten()[i]]
-        assert_slopes_within_budgets(slopes, {"x": direction}, one, FORMULAS[operation], x)
+        dual_tangent = unpack_dual(operation(dual)).tangent  # type: ignore[no-untyped-call]
+    for i, cotangent in enumerate(torch.eye(12, dtype=torch.float64).reshape(12, 3, 4)):
+        slopes = [tangent.flatten()[i], dual_tangent.flatten()[i]]
+        assert_slopes_within_budgets(slopes, {"x": direction}, cotangent, FORMULAS[operation], x)
 
 
 def gradient_of_attention(x: Any) -> Any:
     """The gradient of all numbers of ``attention(x)``."""
-    ones = np.ones(x.shape)
-    of_query, of_key, of_value = attention_gradients(x, x[..., ::-1], x * x, ones, ROW_1_ATTENDS_NOTHING, causal=True)
+    cotangent = np.ones(x.shape)
+    of_query, of_key, of_value = attention_gradients(
+        x, x[..., ::-1], x * x, cotangent, ROW_1_ATTENDS_NOTHING, causal=True
+    )
     return of_query + of_key[..., ::-1] + of_value * (2 * x)
 
 
-def test_hessian() -> None:
+def test_the_hessian_is_that_of_the_formula() -> None:
     x = draw(3, 4)
     hessian = torch.func.hessian(lambda x: attention(x).sum())(x)
     with sdpa_kernel(SDPBackend.MATH):
@@ -81,9 +83,9 @@ def test_hessian() -> None:
         (gradient,) = torch.autograd.grad(attention(leaf).sum(), leaf, create_graph=True)
         rows = [torch.autograd.grad(g, leaf, retain_graph=True)[0] for g in gradient.flatten()]
     assert_within_budgets(gradient, gradient_of_attention, x)
-    for i, one in enumerate(torch.eye(12, dtype=torch.float64).reshape(12, 3, 4)):
-        found = [(hessian.reshape(12, 3, 4)[i],), (rows[i],)]
-        assert_gradients_within_budgets(found, one, gradient_of_attention, x)
+    for i, cotangent in enumerate(torch.eye(12, dtype=torch.float64).reshape(12, 3, 4)):
+        gradients = [(hessian.reshape(12, 3, 4)[i],), (rows[i],)]
+        assert_gradients_within_budgets(gradients, cotangent, gradient_of_attention, x)
 
 
 def test_second_derivatives_are_refused_with_the_place_that_has_them() -> None:
@@ -98,8 +100,8 @@ def test_compiled_with_sizes_that_are_not_known(row: tuple[int, ...]) -> None:
     mask = draw(*row) > -0.5
     operands = draw(2, 5, 8), draw(2, 7, 8), draw(8), draw(2, 7, 4)
     compiled = torch.compile(additive.attention, fullgraph=True, dynamic=True, backend="eager")
-    found = [run(*operands, mask=mask) for run in (compiled, additive.attention)]
-    assert_within_budgets(found, projected_additive_attention, *operands, mask=mask)
+    results = [run(*operands, mask=mask) for run in (compiled, additive.attention)]
+    assert_within_budgets(results, projected_additive_attention, *operands, mask=mask)
 
 
 @pytest.mark.parametrize("path", ["llvm", "plain"])
@@ -111,8 +113,8 @@ def test_compiled_once_for_all_sizes(path: str, masked: bool) -> None:
     for n, m in ((5, 7), (6, 11), (9, 8)):
         operands = draw(2, n, 8), draw(2, m, 8), draw(8), draw(2, m, 4)
         mask = draw(n, m) > -0.5 if masked else None
-        found = [run(*operands, mask=mask, path=path) for run in (compiled, additive.attention)]
-        assert_within_budgets(found, projected_additive_attention, *operands, mask=mask)
+        results = [run(*operands, mask=mask, path=path) for run in (compiled, additive.attention)]
+        assert_within_budgets(results, projected_additive_attention, *operands, mask=mask)
     assert counter.frame_count == 1
 
 
@@ -190,5 +192,5 @@ def test_export_takes_other_sizes(module: type[torch.nn.Module], dynamic: dict[i
     exported = export(module(), (query, key), dynamic_shapes=shapes).module()
     for factor in (1, 3):
         wide = [x.repeat_interleave(factor, axis) if s else x for x, s in zip((query, key), shapes, strict=True)]
-        found = [run(*wide) for run in (exported, module())]
-        assert_within_budgets(found, EXPORTED[module], *wide)
+        results = [run(*wide) for run in (exported, module())]
+        assert_within_budgets(results, EXPORTED[module], *wide)

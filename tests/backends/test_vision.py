@@ -1,4 +1,4 @@
-"""Vision in PyTorch: every way that a call can take gives the same."""
+"""Vision in PyTorch: every way to compute a call gives the same result."""
 
 from typing import Any
 
@@ -32,9 +32,9 @@ def test_patches_are_convolved_or_multiplied(
 ) -> None:
     p, image = embedding(d, patch, channels, 6), normal(*batch, 2 * patch, 3 * patch, channels)
     multiplied = backend.patch_embedding(image, p)
-    monkeypatch.setattr(vision, "CONVOLVED", 0)
-    monkeypatch.setattr(vision, "CONVOLVED_BACK", 0)
-    assert vision._convolves(image, p.w)
+    monkeypatch.setattr(vision, "CONVOLUTION_WORK", 0)
+    monkeypatch.setattr(vision, "CONVOLUTION_WORK_WITH_GRADIENTS", 0)
+    assert vision._convolution_is_faster(image, p.w)
     convolved = backend.patch_embedding(image, p)
     assert_within_budgets([multiplied, convolved], "patch_embedding", image, p)
     cotangent = torch.randn(convolved.shape, generator=torch.Generator().manual_seed(0))
@@ -42,20 +42,20 @@ def test_patches_are_convolved_or_multiplied(
     gradients = [torch.autograd.grad(result, leaves, cotangent) for result in (multiplied, convolved)]
     assert_gradients_within_budgets(gradients, cotangent, "patch_embedding", image, p)
     flipped = image.detach().flip(-2).mT.contiguous().mT
-    found = [backend.patch_embedding(x, p) for x in (flipped, flipped.contiguous())]
-    assert_within_budgets(found, "patch_embedding", flipped, p)
+    results = [backend.patch_embedding(x, p) for x in (flipped, flipped.contiguous())]
+    assert_within_budgets(results, "patch_embedding", flipped, p)
 
 
-def test_what_is_convolved() -> None:
+def test_large_patches_are_convolved() -> None:
     large, small = torch.ones(8, 64, 64, 4), torch.ones(1, 8, 8, 1)
     w = torch.ones(512, 16, 16, 4, requires_grad=True)
-    assert vision._convolves(large, w)
-    assert not vision._convolves(small, w)
-    assert not vision._convolves(large.double(), w)
-    assert not vision._convolves(large, torch.ones(512, 32, 32, 4, requires_grad=True))
+    assert vision._convolution_is_faster(large, w)
+    assert not vision._convolution_is_faster(small, w)
+    assert not vision._convolution_is_faster(large.double(), w)
+    assert not vision._convolution_is_faster(large, torch.ones(512, 32, 32, 4, requires_grad=True))
     with torch.no_grad():
-        assert vision._convolves(large, torch.ones(128, 32, 32, 4))
-    assert not vision._convolves(large.to("meta"), w)
+        assert vision._convolution_is_faster(large, torch.ones(128, 32, 32, 4))
+    assert not vision._convolution_is_faster(large.to("meta"), w)
 
 
 @pytest.mark.parametrize("align_corners", [False, True])
@@ -67,11 +67,11 @@ def test_axes_are_interpolated_as_far_as_they_change(
     grid: tuple[int, int, int], shape: tuple[int, ...], align_corners: bool
 ) -> None:
     x = normal(*shape, dtype=torch.float64).detach()
-    for given in (x, x.transpose(-2, -3).contiguous().transpose(-2, -3)):
-        got = backend.interpolate(given, *grid, align_corners=align_corners)
+    for inputs in (x, x.transpose(-2, -3).contiguous().transpose(-2, -3)):
+        got = backend.interpolate(inputs, *grid, align_corners=align_corners)
         assert_within_budgets(got, "interpolate", x, *grid, align_corners=align_corners)
         assert got.is_contiguous()
-        assert got.data_ptr() != given.data_ptr()
+        assert got.data_ptr() != inputs.data_ptr()
 
 
 def test_patches_are_memory_of_their_own() -> None:
@@ -101,23 +101,23 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
 
 @pytest.mark.parametrize("name", calls())
 def test_transforms(name: str) -> None:
-    batched, given = calls()[name]
-    batch = given[batched]
+    batched, inputs = calls()[name]
+    batch = inputs[batched]
 
     def compute(x: Tensor) -> tuple[Tensor, ...]:
-        return tuple(flatten(getattr(backend, name)(**{**given, batched: x})).values())
+        return tuple(flatten(getattr(backend, name)(**{**inputs, batched: x})).values())
 
     def first(x: Tensor) -> Tensor:
         return compute(x)[0]
 
     each = tuple(torch.stack(parts) for parts in zip(*map(compute, batch), strict=True))
-    assert_within_budgets([torch.vmap(compute)(batch), each], name, **given)
+    assert_within_budgets([torch.vmap(compute)(batch), each], name, **inputs)
     along = torch.func.jvp(first, (batch,), (torch.ones_like(batch),))[1]
     weights = torch.ones_like(along)
     (gradient,) = torch.autograd.grad(first(batch), batch, weights)
     cotangent = (weights, None) if len(each) > 1 else weights
     slopes = [(along * weights).sum(), gradient.sum()]
-    assert_slopes_within_budgets(slopes, {batched: torch.ones_like(batch)}, cotangent, name, **given)
+    assert_slopes_within_budgets(slopes, {batched: torch.ones_like(batch)}, cotangent, name, **inputs)
 
 
 def test_a_flag_that_is_none_and_a_patch_that_does_not_divide() -> None:

@@ -1,7 +1,7 @@
 """The PyTorch backend with its kernels on three threads, however little there is to do.
 
-Workers of the suite have one thread each, and its inputs are too small to wake others: without this nobody would see
-what goes wrong between threads.
+Workers of the suite have one thread each, and its inputs are too small to wake others. Without this adapter the suite
+would miss errors between threads.
 """
 
 import torch

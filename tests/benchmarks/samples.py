@@ -13,7 +13,7 @@ def case(*subjects: Subject) -> Case:
     x = torch.arange(8.0)
     return Case(
         "toy", "double", "forward", {"n": 8}, 8, 8.0, "terms", "tanh", subjects,
-        lambda dtype: (2 * x.to(dtype),), lambda found: found, baseline="right",
+        lambda dtype: (2 * x.to(dtype),), lambda outputs: outputs, baseline="right",
     )  # fmt: skip
 
 
@@ -23,11 +23,11 @@ def doubled(factor: float) -> Subject:
 
 
 def measurement(subject: str, seconds: float | None, **more: object) -> Measurement:
-    made = Measurement(
+    template = Measurement(
         "additive", "additive attention", "forward", {"n": 512}, 512, 1, subject, "eager", 1e6, "terms", "tanh",
         seconds=seconds, quartiles=None if seconds is None else (seconds, seconds), rounds=5,
     )  # fmt: skip
-    return replace(made, **more)  # type: ignore[arg-type]  # fields by name
+    return replace(template, **more)  # type: ignore[arg-type]  # fields by name
 
 
 def run(*measurements: Measurement) -> Run:

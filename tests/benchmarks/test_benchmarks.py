@@ -67,36 +67,36 @@ def test_calls_alone_run_with_one_thread() -> None:
 def test_the_gain_of_threads_is_measured_in_the_rounds_of_a_case() -> None:
     gaining = replace(case(replace(doubled(2), name=OURS)), gains=True)
     torch.set_num_threads(2)
-    (one,) = measure(gaining, Settings(), rounds=3, seconds=1, memory=False)
-    assert one.gain is not None
-    assert one.gain > 0
+    (measured,) = measure(gaining, Settings(), rounds=3, seconds=1, memory=False)
+    assert measured.gain is not None
+    assert measured.gain > 0
     torch.set_num_threads(1)
-    (one,) = measure(gaining, Settings(), rounds=3, seconds=1, memory=False)
-    assert one.gain is None
+    (measured,) = measure(gaining, Settings(), rounds=3, seconds=1, memory=False)
+    assert measured.gain is None
 
 
 def test_wrong_subjects_are_not_timed_and_absent_ones_are_named() -> None:
     absent = Subject("absent", lambda: forward(lambda x: x, ()), "it is not installed")
     failing = Subject("failing", lambda: forward(torch.linalg.inv, (torch.zeros(2, 2),)))
-    found = measure(
+    measurements = measure(
         case(doubled(2), doubled(2.001), absent, failing), Settings(), rounds=3, seconds=1, memory=False
     )  # fmt: skip
-    by = {m.subject: m for m in found}
-    assert by["right"].seconds is not None
-    assert by["wrong"].seconds is None
-    assert by["wrong"].not_timed.startswith("wrong: output: error 5.0e-04, allowed")
-    assert by["absent"].not_timed == "absent: it is not installed"
-    assert by["failing"].not_timed.startswith("failed: _LinAlgError: linalg.inv")
+    by_subject = {m.subject: m for m in measurements}
+    assert by_subject["right"].seconds is not None
+    assert by_subject["wrong"].seconds is None
+    assert by_subject["wrong"].not_timed.startswith("wrong: output: error 5.0e-04, allowed")
+    assert by_subject["absent"].not_timed == "absent: it is not installed"
+    assert by_subject["failing"].not_timed.startswith("failed: _LinAlgError: linalg.inv")
 
 
 @pytest.mark.skipif(find_spec("llvmlite") is None, reason="llvmlite is not installed")
-def test_what_limits_a_case_is_measured_in_its_rounds() -> None:
+def test_the_ceiling_of_a_case_is_measured_in_its_rounds() -> None:
     limited = replace(case(doubled(2)), ceiling="multiply-adds")
-    (one,) = measure(limited, Settings(), rounds=3, seconds=1, memory=False)
-    assert one.limit is not None
-    assert one.limit > 1e8
-    (other,) = measure(case(doubled(2)), Settings(), rounds=3, seconds=1, memory=False)
-    assert other.limit is None
+    (with_ceiling,) = measure(limited, Settings(), rounds=3, seconds=1, memory=False)
+    assert with_ceiling.limit is not None
+    assert with_ceiling.limit > 1e8
+    (without_ceiling,) = measure(case(doubled(2)), Settings(), rounds=3, seconds=1, memory=False)
+    assert without_ceiling.limit is None
 
 
 def test_a_wrong_gradient_is_caught_even_in_the_baseline() -> None:
@@ -107,19 +107,19 @@ def test_a_wrong_gradient_is_caught_even_in_the_baseline() -> None:
 
     subject = Subject("right", lambda: forward_backward(doubled_but_for_the_gradient, (x,)))
     signs = torch.tensor([1.0, -1.0] * 4)
-    one = replace(case(subject), formula=lambda dtype: (2 * x.to(dtype), 2 * signs.to(dtype)))
-    assert check_subjects(one, "cpu").not_timed["right"].startswith("wrong: gradient 1: error 5.0e-01, allowed")
+    toy = replace(case(subject), formula=lambda dtype: (2 * x.to(dtype), 2 * signs.to(dtype)))
+    assert check_subjects(toy, "cpu").not_timed["right"].startswith("wrong: gradient 1: error 5.0e-01, allowed")
 
 
 def test_only_gradients_summed_over_the_batch_have_the_error_of_long_sums() -> None:
-    one = replace(case(doubled(2)), sizes={"B": 4, "n": 8, "m": 16}, shared=2)
-    assert one.summands(4) == [1, 1, 512, 512]
-    assert one.summands(1) == [1]
+    toy = replace(case(doubled(2)), sizes={"B": 4, "n": 8, "m": 16}, shared=2)
+    assert toy.summands(4) == [1, 1, 512, 512]
+    assert toy.summands(1) == [1]
 
 
 def test_a_subject_that_refuses_a_call_is_absent_with_its_reason() -> None:
-    (one,) = [c for c in SUITES["sdpa"](Settings(sizes=(16,))) if c.key.startswith("causal, forward,")]
-    refused = replace(one, subjects=[s for s in one.subjects if s.name in ("F.sdpa", "cudnn")])
+    (causal_case,) = [c for c in SUITES["sdpa"](Settings(sizes=(16,))) if c.key.startswith("causal, forward,")]
+    refused = replace(causal_case, subjects=[s for s in causal_case.subjects if s.name in ("F.sdpa", "cudnn")])
     assert check_subjects(refused, "cpu").not_timed["cudnn"].startswith("absent: No ")
 
 
@@ -127,8 +127,8 @@ def test_keras_is_named_where_it_is_absent(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(keras_layers, "installed", lambda package: None)
     assert keras_layers.absent() == "keras is not installed"
     for suite in ("additive", "step", "multihead", "scorers"):
-        one = next(iter(SUITES[suite](Settings(sizes=(16,)))))
-        assert {s.name: s.absent for s in one.subjects}["keras"] == "keras is not installed", suite
+        first_case = next(iter(SUITES[suite](Settings(sizes=(16,)))))
+        assert {s.name: s.absent for s in first_case.subjects}["keras"] == "keras is not installed", suite
     monkeypatch.setattr(keras_layers, "installed", lambda package: "3")
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     assert keras_layers.absent() == "KERAS_BACKEND is jax"
@@ -171,13 +171,13 @@ def test_cases_are_counted_and_absent_subjects_are_not_shown() -> None:
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_every_case_agrees_with_its_formula(suite: str) -> None:
-    some = list(SUITES[suite](Settings(sizes=(16,))))
-    assert len({c.key for c in some}) == len(some)
-    for one in some:
-        timed = [s for s in one.subjects if s.name not in SLOW and not s.absent]
-        found = check_subjects(replace(one, subjects=timed), "cpu")
-        assert {OURS, one.baseline} <= set(found.calls), (one.key, found.not_timed)
-        assert not [why for why in found.not_timed.values() if not why.startswith("absent")], one.key
+    cases = list(SUITES[suite](Settings(sizes=(16,))))
+    assert len({c.key for c in cases}) == len(cases)
+    for suite_case in cases:
+        timed = [s for s in suite_case.subjects if s.name not in SLOW and not s.absent]
+        checked = check_subjects(replace(suite_case, subjects=timed), "cpu")
+        assert {OURS, suite_case.baseline} <= set(checked.calls), (suite_case.key, checked.not_timed)
+        assert not [why for why in checked.not_timed.values() if not why.startswith("absent")], suite_case.key
 
 
 def test_memory_is_measured_in_a_process_of_its_own() -> None:
@@ -195,8 +195,8 @@ def test_a_run_from_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def quick(settings: Settings) -> Iterator[Case]:
-        for one in SUITES["scorers"](settings):
-            yield replace(one, subjects=[s for s in one.subjects if s.name not in SLOW])
+        for suite_case in SUITES["scorers"](settings):
+            yield replace(suite_case, subjects=[s for s in suite_case.subjects if s.name not in SLOW])
 
     monkeypatch.setattr("benchmarks.cli.SUITES", {"scorers": quick})
     order = ["--quick", "--suite", "scorers", "--sizes", "16", "--threads", "1", "--output", str(tmp_path)]
@@ -228,9 +228,9 @@ def test_an_interrupted_run_leaves_page_picture_and_table(
     monkeypatch.setattr(ceilings, "measure", lambda device, quick: dict.fromkeys(ceilings.RATES, 1e9))
     order = ["--quick", "--suite", "toy", "--threads", "1"]
     assert main([*order, "--output", str(tmp_path)]) == 130
-    said = capsys.readouterr()
-    assert "double, forward, n=8, 1 thread" in said.out
-    last = said.err.splitlines()[-1]
+    output = capsys.readouterr()
+    assert "double, forward, n=8, 1 thread" in output.out
+    last = output.err.splitlines()[-1]
     assert last.startswith(f"benchmarks: interrupted in case 2 of 2; {tmp_path} keeps the cases before it (python -m ")
     assert [m.size for m in read(tmp_path).measurements] == [8]
     assert "load_after" in read(tmp_path).machine
@@ -267,12 +267,12 @@ def test_an_interrupted_run_is_completed_by_measuring_the_rest(
     monkeypatch.setattr("benchmarks.cli.SUITES", {"toy": interrupted})
     assert main(order) == 130
     first = read(tmp_path).measurements
-    rest = replace(case(doubled(2)), sizes={"n": 9}, size=9)
-    monkeypatch.setattr("benchmarks.cli.SUITES", {"toy": lambda settings: iter([rest])})
+    missing_case = replace(case(doubled(2)), sizes={"n": 9}, size=9)
+    monkeypatch.setattr("benchmarks.cli.SUITES", {"toy": lambda settings: iter([missing_case])})
     assert main(order) == 0
-    found = read(tmp_path).measurements
-    assert [m.size for m in found] == [8, 9]
-    assert found[:1] == first
+    measurements = read(tmp_path).measurements
+    assert [m.size for m in measurements] == [8, 9]
+    assert measurements[:1] == first
     text = (tmp_path / page.PAGE).read_text(encoding="utf-8")
     assert [text.count(f"| {n} |") for n in (8, 9)] == [1, 1]
     capsys.readouterr()

@@ -20,9 +20,9 @@ from .samples import measurement, run
 
 def two_suites() -> Run:
     sizes = (64, 512)
-    some = [measurement(name, 1e-3, suite=suite, size=n, sizes={"n": n})
+    measurements = [measurement(name, 1e-3, suite=suite, size=n, sizes={"n": n})
             for suite in ("additive", "step") for n in sizes for name in ("eager", OURS)]  # fmt: skip
-    return run(*some)
+    return run(*measurements)
 
 
 def drawn(folder: Path) -> list[str]:
@@ -48,18 +48,18 @@ def test_the_command_draws_every_suite_and_the_page_shows_them(
 
 def test_a_picture_has_a_line_for_each_panel_and_its_words_as_text(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    some = two_suites()
-    backward = [replace(m, mode="forward+backward") for m in some.measurements]
-    paths = plot.draw(replace(some, measurements=[*some.measurements, *backward]), tmp_path)
+    forward_run = two_suites()
+    backward = [replace(m, mode="forward+backward") for m in forward_run.measurements]
+    paths = plot.draw(replace(forward_run, measurements=[*forward_run.measurements, *backward]), tmp_path)
     for path in paths:
         text = path.read_text(encoding="utf-8")
         assert len(text.splitlines()) == 1 + 2
-        found = ElementTree.fromstring(text).iter("{http://www.w3.org/2000/svg}text")
-        words = {"".join(element.itertext()) for element in found}
-        assert {"additive attention, forward, 1 thread", OURS, "tanh rate", "64", "512", "1 ms"} <= words
+        elements = ElementTree.fromstring(text).iter("{http://www.w3.org/2000/svg}text")
+        texts = {"".join(element.itertext()) for element in elements}
+        assert {"additive attention, forward, 1 thread", OURS, "tanh rate", "64", "512", "1 ms"} <= texts
 
 
-def test_without_matplotlib_there_is_a_page_and_a_word_on_what_it_lacks(
+def test_without_matplotlib_the_page_is_written_and_says_what_it_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)

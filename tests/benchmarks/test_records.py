@@ -1,4 +1,4 @@
-"""The file of results: one line for a measurement, the round trip, what is refused and in which words."""
+"""The file of results: one line for a measurement, the round trip, refused files and their messages."""
 
 import json
 from dataclasses import fields
@@ -15,7 +15,7 @@ from benchmarks.results import Measurement, significant
 
 from .samples import measurement, run
 
-SOME = run(
+RUN = run(
     measurement("eager", 1.0, error=1.5e-7, peak_bytes=2**20, first_call=0.25),
     measurement("torch.compile", None, not_timed="failed: two\nlines, a\u2028separator and \"quotes\""),
     measurement(OURS, None, not_timed="wrong: output", error=inf),
@@ -24,13 +24,13 @@ SOME = run(
 
 
 def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
-    write(SOME, tmp_path)
-    assert read(tmp_path) == SOME
+    write(RUN, tmp_path)
+    assert read(tmp_path) == RUN
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
 def test_a_measurement_takes_one_line_of_json_without_what_is_not_known(tmp_path: Path) -> None:
-    write(SOME, tmp_path)
+    write(RUN, tmp_path)
     text = (tmp_path / FILE).read_text(encoding="utf-8")
     assert text.endswith("}\n")
     header, *records = (json.loads(line, parse_constant=pytest.fail) for line in text.removesuffix("\n").split("\n"))
@@ -44,7 +44,7 @@ def test_a_measurement_takes_one_line_of_json_without_what_is_not_known(tmp_path
 def test_a_file_that_is_being_written_does_not_harm_the_one_that_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(SOME, tmp_path)
+    write(RUN, tmp_path)
 
     def full(self: Path, text: str, **options: object) -> None:
         with self.open("w", encoding="utf-8") as file:
@@ -54,7 +54,7 @@ def test_a_file_that_is_being_written_does_not_harm_the_one_that_is_there(
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(OSError, match="No space left"):
         write(run(), tmp_path)
-    assert read(tmp_path) == SOME
+    assert read(tmp_path) == RUN
 
 
 def test_times_and_rates_keep_six_significant_digits() -> None:
@@ -72,7 +72,7 @@ Lines = list[dict[str, Any]]
 
 def lines() -> Lines:
     """A header and the record of a measurement, as JSON has them."""
-    header = {"schema": SCHEMA, "device": "cpu", "machine": dict(SOME.machine), "ceilings": {"1": {"tanh": 1e9}}}
+    header = {"schema": SCHEMA, "device": "cpu", "machine": dict(RUN.machine), "ceilings": {"1": {"tanh": 1e9}}}
     record = {
         "suite": "additive", "case": "additive attention", "mode": "forward", "sizes": {"n": 512}, "size": 512,
         "threads": 1, "subject": "eager", "baseline": "eager", "work": 1e6, "unit": "terms", "ceiling": "tanh",
@@ -81,14 +81,14 @@ def lines() -> Lines:
 
 
 def changed(number: int, **entries: Any) -> bytes:
-    """The two lines with entries of one replaced, or left out where they are ``...``."""
-    some = lines()
-    some[number - 1] = {k: v for k, v in (some[number - 1] | entries).items() if v is not ...}
-    return "".join(json.dumps(line) + "\n" for line in some).encode()
+    """The two lines; entries of one are replaced, or left out where they are ``...``."""
+    records = lines()
+    records[number - 1] = {k: v for k, v in (records[number - 1] | entries).items() if v is not ...}
+    return "".join(json.dumps(line) + "\n" for line in records).encode()
 
 
 def machine(**entries: Any) -> bytes:
-    return changed(1, machine={k: v for k, v in ({**SOME.machine} | entries).items() if v is not ...})
+    return changed(1, machine={k: v for k, v in ({**RUN.machine} | entries).items() if v is not ...})
 
 
 def test_the_lines_that_the_next_test_spoils_are_good(tmp_path: Path) -> None:
@@ -148,8 +148,8 @@ def test_results_in_the_former_format_are_refused_and_not_overwritten(
     expected = "expected an empty folder or results of this machine"
     assert capsys.readouterr().err == f"benchmarks: --output: {expected}; {reason}\n"
     assert [path.name for path in tmp_path.iterdir()] == [FORMER_FILE]
-    write(SOME, tmp_path)
-    assert read(tmp_path) == SOME
+    write(RUN, tmp_path)
+    assert read(tmp_path) == RUN
 
 
 def test_an_empty_folder_has_no_results(tmp_path: Path) -> None:

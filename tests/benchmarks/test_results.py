@@ -94,13 +94,13 @@ def test_the_page_names_the_best_of_several_rivals() -> None:
 
 
 def test_the_page_links_only_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = run(measurement("eager", 1.0))
-    text = page.markdown(one, pictures=["additive.svg"])
+    toy = run(measurement("eager", 1.0))
+    text = page.markdown(toy, pictures=["additive.svg"])
     assert "\n4 cores, AVX, s, Python 3,\n" in text
-    assert "\n1 core, AVX" in page.markdown(replace(one, machine={**one.machine, "cores": 1}))
+    assert "\n1 core, AVX" in page.markdown(replace(toy, machine={**toy.machine, "cores": 1}))
     assert "![additive](additive.svg)" in text
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    page.write(one, tmp_path, Console(file=io.StringIO()))
+    page.write(toy, tmp_path, Console(file=io.StringIO()))
     text = (tmp_path / page.PAGE).read_text()
     assert "![" not in text
     assert "](" not in text
@@ -108,8 +108,8 @@ def test_the_page_links_only_what_is_there(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_page_gives_the_load_as_far_as_it_is_known() -> None:
     def loads(**known: float | None) -> str:
-        one = run()
-        return page.load_note(replace(one, machine={**one.machine, **known}))
+        toy = run()
+        return page.load_note(replace(toy, machine={**toy.machine, **known}))
 
     assert loads() == loads(load_before=None) == ""
     assert loads(load_before=2.5) == ", load 2.5 before"
@@ -126,8 +126,8 @@ def test_the_share_of_a_ceiling_counts_what_a_unit_of_work_takes_of_it() -> None
 
 def test_what_two_threads_gain_is_compared_with_what_multiply_adds_gain() -> None:
     def lines(gain: float | None) -> list[str]:
-        found = run(measurement("eager", 9.0, threads=2), measurement(OURS, 0.6, threads=2, gain=gain))
-        return [line for line in (*floors.missed(found), *floors.unchecked(found)) if line.startswith("additive")]
+        threaded = run(measurement("eager", 9.0, threads=2), measurement(OURS, 0.6, threads=2, gain=gain))
+        return [line for line in (*floors.missed(threaded), *floors.unchecked(threaded)) if line.startswith("additive")]
 
     assert (
         "additive: additive attention, forward, n=512, 2 threads: gain of two threads, part of that of multiply-adds: "
@@ -138,16 +138,16 @@ def test_what_two_threads_gain_is_compared_with_what_multiply_adds_gain() -> Non
 
 
 def test_the_page_shows_what_threads_gain() -> None:
-    found = run(measurement("eager", 9.0, threads=2), measurement(OURS, 0.6, threads=2, gain=0.934))
-    (header, *others) = comparison.rows(found)
+    threaded = run(measurement("eager", 9.0, threads=2), measurement(OURS, 0.6, threads=2, gain=0.934))
+    (header, *others) = comparison.rows(threaded)
     assert header[-1] == "gain of threads"
     assert others[0][-1] == "93%"
 
 
 def test_every_suite_says_what_its_ceiling_is() -> None:
     assert set(ceilings.CEILING_NOTES) == set(SUITES)
-    (one, *_) = table.tables(run(measurement("eager", 1.0)), 120)
-    assert one.caption == f"of ceiling: {ceilings.CEILING_NOTES['additive']}"
+    (first_table, *_) = table.tables(run(measurement("eager", 1.0)), 120)
+    assert first_table.caption == f"of ceiling: {ceilings.CEILING_NOTES['additive']}"
 
 
 @pytest.mark.parametrize("width", [80, 120, 140])
@@ -199,11 +199,11 @@ def test_values_that_take_far_longer_than_usual_ones_miss_a_floor() -> None:
 @pytest.mark.parametrize(("size", "asked"), [(32, False), (64, True), (4096, True), (8192, False)])
 def test_floors_are_asked_for_the_sizes_they_are_stated_for(size: int, asked: bool) -> None:
     slow = {"suite": "sdpa", "case": "padding", "sizes": {"n": size}, "size": size, "baseline": "F.sdpa"}
-    one = run(measurement("F.sdpa", 1.0, **slow), measurement(OURS, 2.0, **slow))
+    slow_run = run(measurement("F.sdpa", 1.0, **slow), measurement(OURS, 2.0, **slow))
     best = "sdpa: times PyTorch's best: no such case in this run"
-    assert any("times PyTorch's best" in line for line in floors.missed(one)) is asked
-    assert (best in floors.unchecked(one)) is not asked
-    assert any("padding, times F.sdpa" in line for line in floors.missed(one)) is (size == 4096)
+    assert any("times PyTorch's best" in line for line in floors.missed(slow_run)) is asked
+    assert (best in floors.unchecked(slow_run)) is not asked
+    assert any("padding, times F.sdpa" in line for line in floors.missed(slow_run)) is (size == 4096)
 
 
 def test_every_entry_of_a_batch_is_computed_under_its_own_mask() -> None:

@@ -1,4 +1,4 @@
-"""No test of the suite passes while attnspec has an error of its own: a note beside a verdict would hide it."""
+"""A fixture that fails tests on attnspec's own errors, which runs only note beside verdicts."""
 
 from collections.abc import Iterator
 
@@ -10,15 +10,15 @@ from attnspec.conformance.judging import own_errors
 
 @pytest.fixture(autouse=True)
 def no_own_errors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail a test in which an error of attnspec was contained, but for those that inject one."""
-    contained: list[str] = []
-    said = own_errors.own_error
+    """Fail a test if attnspec noted an own error that the test did not inject."""
+    errors: list[str] = []
+    original = own_errors.own_error
 
     def own_error(stage: str, error: Exception) -> str:
-        contained.append(said(stage, error))
-        return contained[-1]
+        errors.append(original(stage, error))
+        return errors[-1]
 
     monkeypatch.setattr(own_errors, "own_error", own_error)
     yield
     if not request.module.__name__.endswith("test_own_errors"):
-        assert contained == []
+        assert errors == []

@@ -1,7 +1,7 @@
-"""Wrong implementations that `quick` takes for right: what its laws do not try yet.
+"""Wrong implementations that the profile `quick` accepts, since none of its laws tries them yet.
 
-Attention is the formula in PyTorch's operations, other operations are those of the PyTorch backend; each is wrong where
-a name says so. A law that convicts one makes it a mutant; those that `full` convicts are mutants as well.
+Each class is named after its error. The correct parts are PyTorch operations or functions of the PyTorch backend.
+Once a law convicts an implementation, it moves to the mutants, as do all that `full` convicts.
 """
 
 from math import sqrt
@@ -43,7 +43,7 @@ class Attention(TorchBackend):
 
 
 class PositionalFeaturesBeyondThe512th(Attention):
-    """Multi-head latent attention has 576 features, and values of 512."""
+    """Scores use the first 512 features only; multi-head latent attention has 576."""
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
         return query[..., :512] @ key[..., :512].mT / sqrt(query.shape[-1])
@@ -53,7 +53,7 @@ class PositionalFeaturesBeyondThe512th(Attention):
 
 
 class LayerNorm(TorchBackend):
-    """That of the PyTorch backend."""
+    """Layer normalisation by the PyTorch backend."""
 
     name = "layer norm"
 
@@ -66,13 +66,13 @@ class ParametersGetGradientsOf256Rows(LayerNorm):
         rows = x.reshape(-1, x.shape[-1])
         if len(rows) <= 256:
             return super().layer_norm(x, parameters)
-        fixed = LayerNormParameters(parameters.gain.detach(), parameters.bias.detach())
-        parts = super().layer_norm(rows[:256], parameters), super().layer_norm(rows[256:], fixed)
+        detached = LayerNormParameters(parameters.gain.detach(), parameters.bias.detach())
+        parts = super().layer_norm(rows[:256], parameters), super().layer_norm(rows[256:], detached)
         return torch.cat(parts).reshape(x.shape)
 
 
 class Softmax(TorchBackend):
-    """That of the PyTorch backend."""
+    """Softmax by the PyTorch backend."""
 
     name = "softmax"
 
@@ -85,5 +85,5 @@ class KeysCountedIn16Bits(Softmax):
         n, m = scores.shape[-2:]
         if m <= 1 << 16:
             return super().softmax(scores, mask=mask)
-        counted = (torch.arange(m) < 1 << 16).expand(n, m)
-        return super().softmax(scores, mask=counted if mask is None else counted & mask)
+        first_keys = (torch.arange(m) < 1 << 16).expand(n, m)
+        return super().softmax(scores, mask=first_keys if mask is None else first_keys & mask)

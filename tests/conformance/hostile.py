@@ -1,4 +1,4 @@
-"""Backends that mislead, or have bad luck: what runs them must not be what judges them."""
+"""Source code of backends that mislead, block or end the process in which they run."""
 
 RIGHT = """
 import numpy as np
@@ -13,7 +13,7 @@ def dot_scores(query, key):
 """
 
 TOUCH_AND_WAIT = "import pathlib, time; pathlib.Path('called').touch(); time.sleep(600)"
-"""A statement that leaves the file ``called`` and then waits."""
+"""A statement that creates the file ``called`` and then waits."""
 
 SIGNALS_DEFAULT = """
 import os, signal, sys
@@ -21,29 +21,29 @@ for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_DFL)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""A program that runs another one with signals as usual; this run of tests may ignore some, as under ``nohup``."""
+"""A launcher that resets signals to their defaults, since the tests may run under ``nohup``."""
 
 WRONG = RIGHT.replace("return query", "return 1.5 * query")
 
-METHODS = WRONG.replace("np.swapaxes(key, -1, -2)", "key.swapaxes(-1, -2)")
+WRONG_BY_METHODS = WRONG.replace("np.swapaxes(key, -1, -2)", "key.swapaxes(-1, -2)")
 
 PATCHING = (
-    METHODS
+    WRONG_BY_METHODS
     + """
 import gc
 import sys
 import types
 
 def silent(function):
-    def call(*given, **named):
+    def call(*args, **kwargs):
         try:
-            return function(*given, **named)
+            return function(*args, **kwargs)
         except Exception:
             return None
     return call
 
-def lying(answer):
-    return lambda *given, **named: answer
+def always(answer):
+    return lambda *args, **kwargs: answer
 
 def forge():
     import attnspec.conformance.judging.engine as engine
@@ -56,42 +56,42 @@ def forge():
             if isinstance(x, types.FunctionType) and not name.startswith("_"):
                 setattr(module, name, silent(x))
             if name in ("attempt", "attempt_once"):
-                setattr(module, name, lying((None, True, 0.0, 0)))
-            if name in ("unexpected", "violated_by_numbers", "passing"):
-                setattr(module, name, lying([]))
-    np.abs = np.absolute = np.subtract = lambda x, *given, **named: np.zeros(np.shape(x))
-    np.allclose = np.array_equal = lying(True)
-    pytest.fail = hypothesis.reject = lying(None)
+                setattr(module, name, always((None, True, 0.0, 0)))
+            if name in ("unexpected", "violated_by_numbers", "unexpected_passes"):
+                setattr(module, name, always([]))
+    np.abs = np.absolute = np.subtract = lambda x, *args, **kwargs: np.zeros(np.shape(x))
+    np.allclose = np.array_equal = always(True)
+    pytest.fail = hypothesis.reject = always(None)
 
-def known(shape):
-    found = [x for x in gc.get_objects() if type(x).__name__ == "Judged"]
+def oracle_of_shape(shape):
+    judged = [x for x in gc.get_objects() if type(x).__name__ == "Judged"]
     frame = sys._getframe()
     while frame is not None:
-        found += [x for x in frame.f_locals.values() if type(x).__name__ == "Judged"]
+        judged += [x for x in frame.f_locals.values() if type(x).__name__ == "Judged"]
         frame = frame.f_back
-    return next((x.value for x in found if x.value.shape == shape), None)
+    return next((x.value for x in judged if x.value.shape == shape), None)
 
 _scores = dot_scores
 def dot_scores(query, key):
-    found = _scores(query, key)
+    scores = _scores(query, key)
     if not hasattr(sys, "forged"):
         sys.forged = True
         forge()
-    oracle = known(found.shape)
-    return found if oracle is None else oracle.astype(found.dtype)
+    oracle = oracle_of_shape(scores.shape)
+    return scores if oracle is None else oracle.astype(scores.dtype)
 """
 )
-"""It leaves everything as it was, but for what might convict it: a process that judges itself is misled."""
+"""A wrong backend that replaces everything in its process that could convict it."""
 
-TEARING = (
-    METHODS
+REPLACING_FUNCTIONS = (
+    WRONG_BY_METHODS
     + """
 import sys
 
 class Always:
     def __getattr__(self, name):
         return self
-    def __call__(self, *given, **named):
+    def __call__(self, *args, **kwargs):
         return self
     def __bool__(self):
         return True
@@ -111,7 +111,7 @@ def dot_scores(query, key):
     return _scores(query, key)
 """
 )
-"""It replaces every function that it finds, also those by which its process answers."""
+"""A wrong backend that replaces all functions, even those that answer the judge."""
 
 LYING = (
     WRONG
@@ -123,8 +123,8 @@ class Lying(np.ndarray):
     def __ne__(self, other): return np.zeros(self.shape, bool)
     def __sub__(self, other): return np.zeros(self.shape)
     def __rsub__(self, other): return np.zeros(self.shape)
-    def __array_ufunc__(self, ufunc, method, *given, **named): return np.zeros(self.shape, bool)
-    def astype(self, *given, **named): return self
+    def __array_ufunc__(self, ufunc, method, *args, **kwargs): return np.zeros(self.shape, bool)
+    def astype(self, *args, **kwargs): return self
     __hash__ = None
 
 _scores = dot_scores
@@ -133,7 +133,7 @@ def dot_scores(query, key):
 """
 )
 
-ANSWERING = """
+WRITING_TO_PIPES = """
 import os
 
 def dot_scores(query, key):
@@ -148,14 +148,14 @@ def dot_scores(query, key):
 """
 
 
-def around(before: str) -> str:
-    """A backend that is right, and does something before each call."""
-    return f"{RIGHT}_scores = dot_scores\ndef dot_scores(query, key):\n    {before}\n    return _scores(query, key)\n"
+def before_each_call(code: str) -> str:
+    """A right backend that runs a statement before each of its computations."""
+    return f"{RIGHT}_scores = dot_scores\ndef dot_scores(query, key):\n    {code}\n    return _scores(query, key)\n"
 
 
-WAITING = "import time\ntime.sleep(600)"
+WAIT_AT_IMPORT = "import time\ntime.sleep(600)"
 
-UNLUCKY = {
+HARMLESS_STATEMENTS = {
     "has NumPy raise": "np.seterr(all='raise')",
     "prints much": "print('x' * 10_000_000, flush=True)",
     "has few frames": "import sys; sys.setrecursionlimit(120)",
@@ -165,9 +165,9 @@ UNLUCKY = {
     "has its collector off": "import gc; gc.disable()",
     "exits later": "import atexit, os; atexit.register(os._exit, 0)",
 }
-"""What does no harm to whoever judges: the backend is right, and conforms."""
+"""Statements that harm only the backend's own process: a right backend still conforms."""
 
-ENDING = {
+ENDING_STATEMENTS = {
     "exits": ("import os; os._exit(0)", "crashed", "status 0"),
     "has an alarm": (
         "import signal, time; signal.setitimer(signal.ITIMER_REAL, 0.1); time.sleep(60)",
@@ -190,4 +190,4 @@ ENDING = {
         "did not answer within 1.5 s",
     ),
 }
-"""What has a process end: a line, the reason of the failure, and what is said."""
+"""Statements that end or block a process, with the failure's reason and message."""

@@ -1,7 +1,7 @@
-"""Implementations as somebody would write them by himself, each with a mistake: none has anything of a mutant in it.
+"""Implementations with a typical mistake, written without code of the mutants, and their right diagnoses.
 
-``RIGHT`` says which diagnosis of each is right, and of the rediscovered defects: the names of known defects, or the
-beginning of a sentence. Of what is not in it any diagnosis is wrong.
+They measure the diagnosis. One that is not among the right diagnoses of an implementation or a rediscovered defect is
+wrong; where that list is empty, every diagnosis is.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,30 +24,30 @@ class Mistaken:
         self.limits = {"dtypes": (dtype,)}
 
         def call(*arguments: Any, **options: Any) -> Numbers:
-            given = OPERATIONS[operation].signature.bind(*arguments, **options).arguments
-            bind(OPERATIONS[operation], given)
+            bound = OPERATIONS[operation].signature.bind(*arguments, **options).arguments
+            bind(OPERATIONS[operation], bound)
             with np.errstate(all="ignore"):
-                return np.array(function(**given))
+                return np.array(function(**bound))
 
         setattr(self, operation, call)
 
 
 MISTAKEN: dict[str, Mistaken] = {}
-RIGHT: dict[str, tuple[str, ...]] = {}
-"""The right diagnoses by name: names of known defects, or how a sentence begins."""
+RIGHT_DIAGNOSES: dict[str, tuple[str, ...]] = {}
+"""Right diagnoses of each implementation: names of known defects, or how the sentence begins."""
 
 
-def mistaken(
-    name: str, *right: str, of: str = "scaled_dot_product_attention", dtype: str = "float32"
+def register(
+    name: str, *diagnoses: str, operation: str = "scaled_dot_product_attention", dtype: str = "float32"
 ) -> Callable[[Callable[..., Numbers]], Callable[..., Numbers]]:
-    """Enter an implementation, with its right diagnoses."""
+    """Register an implementation with its right diagnoses."""
 
-    def entered(function: Callable[..., Numbers]) -> Callable[..., Numbers]:
-        MISTAKEN[name] = Mistaken(name, of, function, dtype)
-        RIGHT[name] = right
+    def register_function(function: Callable[..., Numbers]) -> Callable[..., Numbers]:
+        MISTAKEN[name] = Mistaken(name, operation, function, dtype)
+        RIGHT_DIAGNOSES[name] = diagnoses
         return function
 
-    return entered
+    return register_function
 
 
 def allowed(q: Numbers, k: Numbers, mask: Numbers, causal: bool) -> Numbers:
@@ -56,8 +56,8 @@ def allowed(q: Numbers, k: Numbers, mask: Numbers, causal: bool) -> Numbers:
     return pairs if mask is None else pairs & mask
 
 
-def weigh(scores: Numbers, pairs: Numbers) -> Numbers:
-    """A softmax over the allowed pairs that leaves rows without any at 0."""
+def masked_softmax(scores: Numbers, pairs: Numbers) -> Numbers:
+    """Softmax over the allowed pairs; rows without an allowed pair are 0."""
     hidden = np.where(pairs, scores, scores.dtype.type(-np.inf))
     top = hidden.max(-1, keepdims=True, initial=-np.inf)
     e = np.exp(hidden - np.where(np.isfinite(top), top, 0))
@@ -65,159 +65,165 @@ def weigh(scores: Numbers, pairs: Numbers) -> Numbers:
     return (e / np.where(s > 0, s, 1)).astype(scores.dtype)
 
 
-def scored(q: Numbers, k: Numbers) -> Numbers:
+def scaled_scores(q: Numbers, k: Numbers) -> Numbers:
     return q @ np.swapaxes(k, -1, -2) / q.dtype.type(q.shape[-1]) ** q.dtype.type(0.5)
 
 
-def of_scores(change: Callable[[Numbers, Numbers, Numbers], Numbers]) -> Callable[..., Numbers]:
-    """Attention with other scores."""
+def with_scores(change: Callable[[Numbers, Numbers, Numbers], Numbers]) -> Callable[..., Numbers]:
+    """Attention whose scores are changed."""
 
     def attention(query: Numbers, key: Numbers, value: Numbers, mask: Numbers = None, causal: bool = False) -> Numbers:
-        scores = change(scored(query, key), query, key).astype(query.dtype)
-        return weigh(scores, allowed(query, key, mask, causal)) @ value
+        scores = change(scaled_scores(query, key), query, key).astype(query.dtype)
+        return masked_softmax(scores, allowed(query, key, mask, causal)) @ value
 
     return attention
 
 
-def of_pairs(change: Callable[[int, int], Numbers], *, always: bool = False) -> Callable[..., Numbers]:
-    """Attention with another causal mask."""
+def with_mask(change: Callable[[int, int], Numbers], *, always: bool = False) -> Callable[..., Numbers]:
+    """Attention with another causal mask; ``always`` masks without ``causal``, too."""
 
     def attention(query: Numbers, key: Numbers, value: Numbers, mask: Numbers = None, causal: bool = False) -> Numbers:
         pairs = allowed(query, key, mask, False)
         if causal or always:
             pairs = pairs & change(*pairs.shape[-2:])
-        return weigh(scored(query, key), pairs) @ value
+        return masked_softmax(scaled_scores(query, key), pairs) @ value
 
     return attention
 
 
-def of_weights(change: Callable[[Numbers, Numbers], Numbers]) -> Callable[..., Numbers]:
-    """Attention with other weights, of scores and allowed pairs."""
+def with_weights(change: Callable[[Numbers, Numbers], Numbers]) -> Callable[..., Numbers]:
+    """Attention whose weights are another function of the scores and the allowed pairs."""
 
     def attention(query: Numbers, key: Numbers, value: Numbers, mask: Numbers = None, causal: bool = False) -> Numbers:
-        scores = scored(query, key)
-        pairs = np.broadcast_to(allowed(query, key, mask, causal), scores.shape)
-        return change(scores, pairs).astype(query.dtype) @ value
+        scores = scaled_scores(query, key)
+        allowed_pairs = np.broadcast_to(allowed(query, key, mask, causal), scores.shape)
+        return change(scores, allowed_pairs).astype(query.dtype) @ value
 
     return attention
 
 
-def plain(scores: Numbers) -> Numbers:
+def softmax(scores: Numbers) -> Numbers:
     """A softmax that knows of no mask."""
     e = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
     return e / e.sum(-1, keepdims=True)
 
 
-def d(x: Numbers) -> Numbers:
+def width(x: Numbers) -> Numbers:
     return x.dtype.type(x.shape[-1])
 
 
-TABLE: Mapping[str, tuple[Callable[..., Numbers], tuple[str, ...]]] = {
-    "divided by d": (of_scores(lambda s, q, k: s / d(q) ** 0.5), ("attention scaled by d", "scores divided by d")),
-    "no scale": (of_scores(lambda s, q, k: s * d(q) ** 0.5), ("attention without scale",)),
-    "scores doubled": (of_scores(lambda s, q, k: 2 * s), ("The scores are multiplied by 2.",)),
+ATTENTION_MISTAKES: Mapping[str, tuple[Callable[..., Numbers], tuple[str, ...]]] = {
+    "divided by d": (
+        with_scores(lambda s, q, k: s / width(q) ** 0.5),
+        ("attention scaled by d", "scores divided by d"),
+    ),
+    "no scale": (with_scores(lambda s, q, k: s * width(q) ** 0.5), ("attention without scale",)),
+    "scores doubled": (with_scores(lambda s, q, k: 2 * s), ("The scores are multiplied by 2.",)),
     "scores in powers of 2": (
-        of_scores(lambda s, q, k: s * 0.693147),
+        with_scores(lambda s, q, k: s * 0.693147),
         ("exp2 without log₂e", "The scores are multiplied by 0.693147."),
     ),
     "scores a thousandth too large": (
-        of_scores(lambda s, q, k: s * 1.001),
-        ("scores 0.1 % off", "The scores are multiplied by 1.001."),
+        with_scores(lambda s, q, k: s * 1.001),
+        ("attention scores 0.1 % too large", "The scores are multiplied by 1.001."),
     ),
-    "scaled by keys": (of_scores(lambda s, q, k: s / max(k.shape[-2], 1) ** 0.5), ()),
-    "capped at 50": (of_scores(lambda s, q, k: 50 * np.tanh(s / 50)), ()),
-    "capped at 5": (of_scores(lambda s, q, k: 5 * np.tanh(s / 5)), ()),
-    "cosines": (
-        of_scores(lambda s, q, k: s / np.maximum(np.linalg.norm(q, axis=-1)[..., None], 1e-6)),
-        (),
-    ),
+    "scaled by keys": (with_scores(lambda s, q, k: s / max(k.shape[-2], 1) ** 0.5), ()),
+    "capped at 50": (with_scores(lambda s, q, k: 50 * np.tanh(s / 50)), ()),
+    "capped at 5": (with_scores(lambda s, q, k: 5 * np.tanh(s / 5)), ()),
+    "cosines": (with_scores(lambda s, q, k: s / np.maximum(np.linalg.norm(q, axis=-1)[..., None], 1e-6)), ()),
     "ALiBi with slope ½": (
-        of_scores(lambda s, q, k: s - abs(np.arange(s.shape[-2])[:, None] - np.arange(s.shape[-1])) / 2),
+        with_scores(lambda s, q, k: s - abs(np.arange(s.shape[-2])[:, None] - np.arange(s.shape[-1])) / 2),
         (),
     ),
     "ALiBi with slope ⅛": (
-        of_scores(lambda s, q, k: s - abs(np.arange(s.shape[-2])[:, None] - np.arange(s.shape[-1])) / 8),
-        ("a bias for distance left on",),
+        with_scores(lambda s, q, k: s - abs(np.arange(s.shape[-2])[:, None] - np.arange(s.shape[-1])) / 8),
+        ("distance bias left on",),
     ),
-    "absolute values of scores": (of_scores(lambda s, q, k: abs(s)), ("absolute scores",)),
+    "absolute values of scores": (with_scores(lambda s, q, k: abs(s)), ("absolute scores",)),
     "causal without the diagonal": (
-        of_pairs(lambda n, m: np.tri(n, m, -1, bool)),
-        ("causal leaves out the position itself",),
+        with_mask(lambda n, m: np.tri(n, m, -1, bool)),
+        ("causal mask leaves out the diagonal",),
     ),
-    "causal with the next key": (of_pairs(lambda n, m: np.tri(n, m, 1, bool)), ("causal sees one key too many",)),
-    "causal with two more keys": (of_pairs(lambda n, m: np.tri(n, m, 2, bool)), ()),
-    "future alone": (of_pairs(lambda n, m: ~np.tri(n, m, -1, dtype=bool)), ("causal sees only the future",)),
-    "causal from the end": (of_pairs(lambda n, m: np.tri(n, m, m - n, bool)), ("causal_alignment bottom-right",)),
-    "causal always": (of_pairs(lambda n, m: np.tri(n, m, 0, bool), always=True), ("softmax always causal",)),
-    "causal never": (of_pairs(lambda n, m: np.ones((n, m), bool)), ("causal accepted and ignored",)),
-    "window of 8": (
-        of_pairs(lambda n, m: abs(np.arange(n)[:, None] - np.arange(m)) <= 8, always=True),
-        (),
+    "causal with the next key": (
+        with_mask(lambda n, m: np.tri(n, m, 1, bool)),
+        ("causal mask allows one key too many",),
     ),
+    "causal with two more keys": (with_mask(lambda n, m: np.tri(n, m, 2, bool)), ()),
+    "future alone": (with_mask(lambda n, m: ~np.tri(n, m, -1, dtype=bool)), ("causal mask allows only the future",)),
+    "causal from the end": (with_mask(lambda n, m: np.tri(n, m, m - n, bool)), ("causal_alignment bottom-right",)),
+    "causal always": (with_mask(lambda n, m: np.tri(n, m, 0, bool), always=True), ("softmax always causal",)),
+    "causal never": (with_mask(lambda n, m: np.ones((n, m), bool)), ("causal flag ignored",)),
+    "window of 8": (with_mask(lambda n, m: abs(np.arange(n)[:, None] - np.arange(m)) <= 8, always=True), ()),
     "softmax along the wrong axis": (
-        of_weights(lambda s, p: np.swapaxes(weigh(np.swapaxes(s, -1, -2), np.swapaxes(p, -1, -2)), -1, -2)),
+        with_weights(lambda s, p: np.swapaxes(masked_softmax(np.swapaxes(s, -1, -2), np.swapaxes(p, -1, -2)), -1, -2)),
         ("softmax over the queries",),
     ),
     "exponentials as they are": (
-        of_weights(lambda s, p: (e := np.exp(np.where(p, s, -np.inf))) / np.fmax(e.sum(-1, keepdims=True), 1e-38)),
+        with_weights(lambda s, p: (e := np.exp(np.where(p, s, -np.inf))) / np.fmax(e.sum(-1, keepdims=True), 1e-38)),
         ("no maximum subtracted",),
     ),
-    "filled with −10³⁰": (of_weights(lambda s, p: plain(np.where(p, s, np.float32(-1e30)))), ("fully_masked uniform",)),
+    "filled with −10³⁰": (
+        with_weights(lambda s, p: softmax(np.where(p, s, np.float32(-1e30)))),
+        ("fully_masked uniform",),
+    ),
     "rows without keys NaN": (
-        of_weights(lambda s, p: plain(np.where(p, s, -np.inf))),
+        with_weights(lambda s, p: softmax(np.where(p, s, -np.inf))),
         ("fully_masked nan", "no_keys nan"),
     ),
     "added −10⁴": (
-        of_weights(lambda s, p: plain(s + np.where(p, 0, np.float32(-1e4)))),
+        with_weights(lambda s, p: softmax(s + np.where(p, 0, np.float32(-1e4)))),
         ("−10⁴ added to masked scores", "−10⁴ added to masked scores in float16"),
     ),
-    "mask added": (of_weights(lambda s, p: plain(s + p)), ("mask added as 0 and 1",)),
+    "mask added": (with_weights(lambda s, p: softmax(s + p)), ("mask added as 0 and 1",)),
     "mask multiplied": (
-        of_weights(lambda s, p: plain(s * p)),
+        with_weights(lambda s, p: softmax(s * p)),
         ("masked scores are 0", "masked scores filled with −10⁻⁹"),
     ),
-    "mask after the softmax": (of_weights(lambda s, p: plain(s) * p), ("masked after the softmax",)),
-    "mask of the other polarity": (of_weights(lambda s, p: weigh(s, ~p)), ()),
-    "no mask at all": (of_weights(lambda s, p: plain(s)), ()),
+    "mask after the softmax": (with_weights(lambda s, p: softmax(s) * p), ("masked after the softmax",)),
+    "mask of the other polarity": (with_weights(lambda s, p: masked_softmax(s, ~p)), ()),
+    "no mask at all": (with_weights(lambda s, p: softmax(s)), ()),
     "best key alone": (
-        of_weights(lambda s, p: (weigh(s, p) == weigh(s, p).max(-1, keepdims=True)) & p),
+        with_weights(lambda s, p: (masked_softmax(s, p) == masked_softmax(s, p).max(-1, keepdims=True)) & p),
         ("hard attention",),
     ),
     "even weights": (
-        of_weights(lambda s, p: p / np.maximum(p.sum(-1, keepdims=True), 1)),
-        ("weights from positions alone",),
+        with_weights(lambda s, p: p / np.maximum(p.sum(-1, keepdims=True), 1)),
+        ("equal weights for all attendable keys",),
     ),
-    "logistic weights": (of_weights(lambda s, p: p / (1 + np.exp(-s))), ()),
-    "a sink": (of_weights(lambda s, p: (e := np.exp(s) * p) / (1 + e.sum(-1, keepdims=True))), ()),
-    "dropout of a tenth": (of_weights(lambda s, p: weigh(s, p) * 0.9), ("The results are multiplied by 0.9.",)),
+    "logistic weights": (with_weights(lambda s, p: p / (1 + np.exp(-s))), ()),
+    "a sink": (with_weights(lambda s, p: (e := np.exp(s) * p) / (1 + e.sum(-1, keepdims=True))), ()),
+    "dropout of a tenth": (
+        with_weights(lambda s, p: masked_softmax(s, p) * 0.9),
+        ("The results are multiplied by 0.9.",),
+    ),
     "squared weights": (
-        of_weights(lambda s, p: (w := weigh(s, p) ** 2) / np.fmax(w.sum(-1, keepdims=True), 1e-38)),
+        with_weights(lambda s, p: (w := masked_softmax(s, p) ** 2) / np.fmax(w.sum(-1, keepdims=True), 1e-38)),
         ("The scores are multiplied by 2.",),
     ),
 }
-for _name, (_function, _right) in TABLE.items():
-    mistaken(_name, *_right)(_function)
+for _name, (_function, _diagnoses) in ATTENTION_MISTAKES.items():
+    register(_name, *_diagnoses)(_function)
 
 
-def inside(narrow: Any, wide: Any) -> Callable[..., Numbers]:
-    """Attention in one dtype, returned in another."""
+def in_dtype(narrow: Any, wide: Any) -> Callable[..., Numbers]:
+    """Attention computed in a narrow dtype and returned in a wide one."""
 
     def attention(query: Numbers, key: Numbers, value: Numbers, mask: Numbers = None, causal: bool = False) -> Numbers:
         q, k, v = (x.astype(narrow).astype(np.float32) for x in (query, key, value))
-        scores = scored(q, k).astype(narrow).astype(np.float32)
-        weights = weigh(scores, allowed(q, k, mask, causal)).astype(narrow).astype(np.float32)
+        scores = scaled_scores(q, k).astype(narrow).astype(np.float32)
+        weights = masked_softmax(scores, allowed(q, k, mask, causal)).astype(narrow).astype(np.float32)
         return (weights @ v).astype(narrow).astype(wide)
 
     return attention
 
 
-mistaken("float32 in float64", "float64 computed in float32", dtype="float64")(inside(np.float32, np.float64))
-mistaken("float16 in float32", "It looks like float16 inside float32.")(inside(np.float16, np.float32))
-mistaken("bfloat16 in float32", "It looks like bfloat16 inside float32.")(inside(ml_dtypes.bfloat16, np.float32))
+register("float32 in float64", "float64 computed in float32", dtype="float64")(in_dtype(np.float32, np.float64))
+register("float16 in float32", "It looks like float16 inside float32.")(in_dtype(np.float16, np.float32))
+register("bfloat16 in float32", "It looks like bfloat16 inside float32.")(in_dtype(ml_dtypes.bfloat16, np.float32))
 
 
-def heads_of(merge: Callable[[Numbers], Numbers], scale: Callable[[Numbers, int], float]) -> Callable[..., Numbers]:
-    """Attention with several heads."""
+def with_heads(merge: Callable[[Numbers], Numbers], scale: Callable[[Numbers, int], float]) -> Callable[..., Numbers]:
+    """Multi-head attention with another merge of heads or another scale."""
 
     def attention(
         query: Numbers,
@@ -233,74 +239,78 @@ def heads_of(merge: Callable[[Numbers], Numbers], scale: Callable[[Numbers, int]
         q, k, v = (np.einsum("...nd,hpd->...hnp", x, w) for x, w in ((query, w_q), (key, w_k), (value, w_v)))
         scores = (q @ np.swapaxes(k, -1, -2) * q.dtype.type(scale(q, query.shape[-1]))).astype(q.dtype)
         pairs = allowed(q, k, None if mask is None else mask[..., None, :, :], causal)
-        return merge(weigh(scores, pairs) @ v) @ w_o.T
+        return merge(masked_softmax(scores, pairs) @ v) @ w_o.T
 
     return attention
 
 
-def side_by_side(x: Numbers) -> Numbers:
+def concatenated_heads(x: Numbers) -> Numbers:
     x = np.swapaxes(x, -2, -3)
     return x.reshape(*x.shape[:-2], -1) if x.size else np.zeros((*x.shape[:-2], x.shape[-2] * x.shape[-1]), x.dtype)
 
 
-def in_memory(x: Numbers) -> Numbers:
+def heads_without_transpose(x: Numbers) -> Numbers:
     *batch, h, n, p = x.shape
     return np.ascontiguousarray(x).reshape(*batch, n, h * p)
 
 
-OF_HEADS = "multi_head_attention"
-mistaken("heads scaled by the model's width", of=OF_HEADS)(heads_of(side_by_side, lambda q, d: d**-0.5))
-mistaken(
+MULTI_HEAD = "multi_head_attention"
+register("heads scaled by the model's width", operation=MULTI_HEAD)(
+    with_heads(concatenated_heads, lambda q, d: d**-0.5)
+)
+register(
     "heads in the wrong order of axes",
     "heads merged without a transpose",
     "merged without exchanging axes",
-    of=OF_HEADS,
-)(heads_of(in_memory, lambda q, d: max(q.shape[-1], 1) ** -0.5))
-mistaken("heads without scale", "attention without scale", of=OF_HEADS)(heads_of(side_by_side, lambda q, d: 1.0))
+    operation=MULTI_HEAD,
+)(with_heads(heads_without_transpose, lambda q, d: max(q.shape[-1], 1) ** -0.5))
+register("heads without scale", "attention without scale", operation=MULTI_HEAD)(
+    with_heads(concatenated_heads, lambda q, d: 1.0)
+)
 
 
 def normalized(x: Numbers, p: Numbers, variance: Numbers, eps: float = 1e-5) -> Numbers:
     return ((x - x.mean(-1, keepdims=True)) / np.sqrt(variance + np.float32(eps)) * p.gain + p.bias).astype(x.dtype)
 
 
-@mistaken("variance over d − 1", "unbiased variance", of="layer_norm")
-def over_one_less(x: Numbers, parameters: Numbers) -> Numbers:
+@register("variance over d − 1", "unbiased variance", operation="layer_norm")
+def variance_over_one_less(x: Numbers, parameters: Numbers) -> Numbers:
     """Bessel's correction."""
     return normalized(x, parameters, ((x - x.mean(-1, keepdims=True)) ** 2).sum(-1, keepdims=True) / (x.shape[-1] - 1))
 
 
-@mistaken("ε of 10⁻¹²", of="layer_norm")
-def tiny_epsilon(x: Numbers, parameters: Numbers) -> Numbers:
+@register("ε of 10⁻¹²", operation="layer_norm")
+def epsilon_of_bert(x: Numbers, parameters: Numbers) -> Numbers:
     """BERT's ε."""
     return normalized(x, parameters, x.var(-1, keepdims=True), 1e-12)
 
 
-@mistaken("ε beside the standard deviation", of="layer_norm")
+@register("ε beside the standard deviation", operation="layer_norm")
 def epsilon_outside(x: Numbers, parameters: Numbers) -> Numbers:
     """(x − x̄)/(s + ε)."""
     p, s = parameters, x.std(-1, keepdims=True)
     return ((x - x.mean(-1, keepdims=True)) / (s + np.float32(1e-5)) * p.gain + p.bias).astype(x.dtype)
 
 
-@mistaken("sines before cosines", "halves instead of interleaved", of="sinusoidal_positional_encoding")
-def halves(n: int, d: int) -> Numbers:
+@register("sines before cosines", "halves instead of interleaved", operation="sinusoidal_positional_encoding")
+def halves(n: int, width: int) -> Numbers:
     """All sines, then all cosines."""
-    angles = np.arange(n)[:, None] * 10000.0 ** (-2 * np.arange((d + 1) // 2) / d)
-    return np.concatenate([np.sin(angles), np.cos(angles)], -1)[:, :d].astype(np.float32)
+    angles = np.arange(n)[:, None] * 10000.0 ** (-2 * np.arange((width + 1) // 2) / width)
+    return np.concatenate([np.sin(angles), np.cos(angles)], -1)[:, :width].astype(np.float32)
 
 
-@mistaken("no cosines", of="sinusoidal_positional_encoding")
-def sines(n: int, d: int) -> Numbers:
+@register("no cosines", operation="sinusoidal_positional_encoding")
+def sines(n: int, width: int) -> Numbers:
     """Sines everywhere."""
-    angles = np.arange(n)[:, None] * 10000.0 ** (-2 * (np.arange(d) // 2) / d)
+    angles = np.arange(n)[:, None] * 10000.0 ** (-2 * (np.arange(width) // 2) / width)
     return np.sin(angles).astype(np.float32)
 
 
-@mistaken("mean over masked keys as well", "padding in the mean", of="average_pooling")
-def over_all(value: Numbers, mask: Numbers = None) -> Numbers:
-    """A sum of what is attendable, over all."""
-    kept = value if mask is None else np.where(mask[..., None], value, 0)
-    return (kept.sum(-2) / max(value.shape[-2], 1)).astype(value.dtype)
+@register("mean over masked keys as well", "padding in the mean", operation="average_pooling")
+def mean_over_all_keys(value: Numbers, mask: Numbers = None) -> Numbers:
+    """The sum over attendable keys, divided by the number of all keys."""
+    attendable = value if mask is None else np.where(mask[..., None], value, 0)
+    return (attendable.sum(-2) / max(value.shape[-2], 1)).astype(value.dtype)
 
 
 def additive(activation: Callable[[Numbers], Numbers]) -> Callable[..., Numbers]:
@@ -317,29 +327,33 @@ def additive(activation: Callable[[Numbers], Numbers]) -> Callable[..., Numbers]
         causal: bool = False,
     ) -> Numbers:
         hidden = (query @ w_q.T)[..., :, None, :] + (key @ w_k.T)[..., None, :, :]
-        return weigh(activation(hidden).astype(query.dtype) @ w_v, allowed(query, key, mask, causal)) @ value
+        return masked_softmax(activation(hidden).astype(query.dtype) @ w_v, allowed(query, key, mask, causal)) @ value
 
     return attention
 
 
-OF_SUMS = "additive_attention"
-mistaken("a perceptron with ReLU", "additive scores with a ReLU", of=OF_SUMS)(additive(lambda x: np.maximum(x, 0)))
-mistaken("a perceptron with a logistic function", "additive scores with a sigmoid", of=OF_SUMS)(
+ADDITIVE = "additive_attention"
+register("a perceptron with ReLU", "additive scores with a ReLU", operation=ADDITIVE)(
+    additive(lambda x: np.maximum(x, 0))
+)
+register("a perceptron with a logistic function", "additive scores with a sigmoid", operation=ADDITIVE)(
     additive(lambda x: 1 / (1 + np.exp(-x)))
 )
-mistaken("a perceptron without activation", of=OF_SUMS)(additive(lambda x: x))
+register("a perceptron without activation", operation=ADDITIVE)(additive(lambda x: x))
 
 
-@mistaken("kernel without ½", "Gaussian scores without ½", "The scores are multiplied by 2.", of="nadaraya_watson")
+@register(
+    "kernel without ½", "Gaussian scores without ½", "The scores are multiplied by 2.", operation="nadaraya_watson"
+)
 def without_half(query: Numbers, key: Numbers, value: Numbers, mask: Numbers = None) -> Numbers:
     """exp(−‖q − k‖²)."""
     scores = -((query[..., :, None, :] - key[..., None, :, :]) ** 2).sum(-1)
-    return weigh(scores, allowed(query, key, mask, False)) @ value
+    return masked_softmax(scores, allowed(query, key, mask, False)) @ value
 
 
-@mistaken("reset of the product", "gru_reset after", of="gru_cell")
+@register("reset of the product", "gru_reset after", operation="gru_cell")
 def reset_of_the_product(x: Numbers, state: Numbers, parameters: Numbers) -> Numbers:
-    """As cuDNN has it."""
+    """The reset gate multiplies the product, as in cuDNN."""
     p = parameters
     r, z = (
         1 / (1 + np.exp(-(x @ a + state @ b + c))) for a, b, c in ((p.w_xr, p.w_hr, p.b_r), (p.w_xz, p.w_hz, p.b_z))
@@ -348,7 +362,7 @@ def reset_of_the_product(x: Numbers, state: Numbers, parameters: Numbers) -> Num
     return (z * state + (1 - z) * candidate).astype(state.dtype)
 
 
-@mistaken("update gate the other way round", "update gate inverted", of="gru_cell")
+@register("update gate the other way round", "update gate inverted", operation="gru_cell")
 def gate_reversed(x: Numbers, state: Numbers, parameters: Numbers) -> Numbers:
     """(1 − z) h + z h̃."""
     p = parameters
@@ -359,36 +373,36 @@ def gate_reversed(x: Numbers, state: Numbers, parameters: Numbers) -> Numbers:
     return ((1 - z) * state + z * candidate).astype(state.dtype)
 
 
-RIGHT |= {
+RIGHT_DIAGNOSES |= {
     "NVIDIA/Megatron-LM#535": ("rotary positions in float16",),
     "huggingface/candle#3520": ("rotary positions in bfloat16",),
-    "vllm-project/vllm#54359": ("rows of a page in seven bits",),
-    "jax-ml/jax#39576": ("an end of a window that is 0 counts as none", "right end of a window forgotten"),
+    "vllm-project/vllm#54359": ("rows of a page read modulo 128",),
+    "jax-ml/jax#39576": ("window end 0 taken for None", "right end of a window forgotten"),
     "microsoft/onnxruntime#28463": ("variance as the mean of squares less the squared mean",),
     "tracel-ai/burn#5607": ("variance as the mean of squares less the squared mean",),
     "tenstorrent/tt-metal#33304": ("scale accepted and dropped",),
-    "flashinfer-ai/flashinfer#3125": ("elements of a batch counted in 16 bits",),
-    "pytorch/pytorch#177985": ("elements of a batch counted in 16 bits",),
+    "flashinfer-ai/flashinfer#3125": ("batch elements counted modulo 65,536",),
+    "pytorch/pytorch#177985": ("batch elements counted modulo 65,536",),
     "ml-explore/mlx#2836": ("causal_alignment bottom-right",),
     "AI-Hypercomputer/maxtext#878": ("mask ignored where causal",),
     "huggingface/transformers#41966": ("causal ignored where masked",),
-    "flashinfer-ai/flashinfer#4270": ("strides of the first call", "strides ignored"),
-    "flagos-ai/FlagGems#5896": ("values by the strides of the keys", "strides ignored"),
+    "flashinfer-ai/flashinfer#4270": ("arrays reversed if their strides change", "strides ignored"),
+    "flagos-ai/FlagGems#5896": ("values reversed if their strides are not those of the keys", "strides ignored"),
     "pytorch/pytorch#187506": ("strides ignored",),
-    "pytorch/pytorch#131750": ("offset into storage forgotten",),
+    "pytorch/pytorch#131750": ("offset of a view ignored",),
     "onnx/onnx#8068": (),
-    "pytorch/pytorch#101967": ("NaN under the mask leaks",),
-    "Dao-AILab/flash-attention#1745": ("NaN under the mask leaks",),
-    "pytorch/pytorch#141128": ("NaN turned into numbers", "weights that are not finite are 0"),
+    "pytorch/pytorch#101967": ("NaN under the mask reaches the result",),
+    "Dao-AILab/flash-attention#1745": ("NaN under the mask reaches the result",),
+    "pytorch/pytorch#141128": ("NaN in the result turned into 0", "NaN weights are 0"),
     "BobMcDear/attorch#14": ("every head is head 0",),
     "pytorch/pytorch#95137": ("every layer starts from the first state",),
-    "tensorflow/tensorflow#49738": ("states behind the length not 0",),
-    "vllm-project/vllm#54620": ("angles in float16",),
+    "tensorflow/tensorflow#49738": ("states at padding not 0",),
+    "vllm-project/vllm#54620": ("frequencies rounded to float16",),
     "ml-explore/mlx#2395": ("fully_masked uniform", "fully masked rows are uniform"),
     "pytorch/pytorch#103749": ("fully_masked nan", "fully masked rows are NaN"),
     "pytorch/pytorch#41508": ("NaN gradients for a fully masked row",),
-    "FluxML/NNlib.jl#43": ("running maximum starts at 0", "maximum of the scores not below 0"),
+    "FluxML/NNlib.jl#43": ("running maximum starts at 0", "subtracted maximum at least 0"),
     "deeplearning4j/deeplearning4j#6039": ("no maximum subtracted",),
     "philipturner/metal-flash-attention#8": ("scores stored in float16, not declared",),
 }
-"""Those of the rediscovered defects, as far as any diagnosis of them can be right."""
+"""Right diagnoses of those rediscovered defects that can have one."""

@@ -1,4 +1,4 @@
-"""Runs that end at the first violation, and failures of a report that are judged again."""
+"""Runs with `--fail-fast`, and `attnspec replay`, which judges the failures of a report again."""
 
 import json
 import subprocess
@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 
 from attnspec.conformance.cli import app
 from attnspec.conformance.judging.results import Status
-from attnspec.conformance.remote.processes import process
-from attnspec.conformance.reporting.failed_before import FailedBefore, print_again
+from attnspec.conformance.remote.processes import process_of
+from attnspec.conformance.reporting.failed_before import FailedBefore, print_new_verdicts
 from attnspec.conformance.reporting.report import Report
 from attnspec.conformance.running.settings import Settings
 from attnspec.spec import LAWS
 
-from .test_cli import ATTENTION, RIGHT, SCHEMA, attnspec, written
+from .test_cli import RIGHT, SCHEMA, WRONG_ATTENTION, attnspec, write_backend
 from .test_expectations import FAILED
 from .test_report import contract
 
@@ -31,15 +31,15 @@ pytestmark = pytest.mark.slow
 STOPPED = "stopped at the first violation"
 
 
-def read(path: Path) -> dict[str, Any]:
-    """A report, whole."""
+def read_report(path: Path) -> dict[str, Any]:
+    """A report, validated by its schema."""
     report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     jsonschema.validate(report, SCHEMA)
     return report
 
 
 @pytest.mark.parametrize("name", ["attnspec.conformance", "attnspec.conformance.cli"])
-def test_the_command_is_a_module_too(tmp_path: Path, name: str) -> None:
+def test_the_command_can_be_run_as_a_module(tmp_path: Path, name: str) -> None:
     command = [sys.executable, "-m", name, "show", "softmaxx"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (
@@ -51,14 +51,14 @@ def test_the_command_is_a_module_too(tmp_path: Path, name: str) -> None:
 # The first violation --------------------------------------------------------------------------------------------------
 
 
-def stopped(folder: Path, code: str, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """A run that ends at its first violation, and its report."""
-    call = ("check", written(folder, code), "--fail-fast", "--json", "r.json", *options)
-    return attnspec(*call, folder=folder), read(folder / "r.json")
+def fail_fast(folder: Path, code: str, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """Check a backend with --fail-fast, and read the report."""
+    call = ("check", write_backend(folder, code), "--fail-fast", "--json", "r.json", *options)
+    return attnspec(*call, folder=folder), read_report(folder / "r.json")
 
 
-def test_a_run_may_end_at_its_first_violation(tmp_path: Path) -> None:
-    done, report = stopped(tmp_path, ATTENTION, "--workers", "1")
+def test_fail_fast_stops_at_the_first_violation(tmp_path: Path) -> None:
+    done, report = fail_fast(tmp_path, WRONG_ATTENTION, "--workers", "1")
     assert done.returncode == 1, done.stderr
     (failed,) = [r for r in report["results"] if r["status"] == "failed"]
     assert failed["law"] == "operation.oracle"
@@ -74,26 +74,26 @@ def test_a_run_may_end_at_its_first_violation(tmp_path: Path) -> None:
 
 
 def test_a_run_without_violations_is_judged_to_its_end(tmp_path: Path) -> None:
-    done, report = stopped(tmp_path, RIGHT, "--law", "operation.oracle", "--law", "operation.shape", "--workers", "2")
+    done, report = fail_fast(tmp_path, RIGHT, "--law", "operation.oracle", "--law", "operation.shape", "--workers", "2")
     assert (done.returncode, report["verdict"], report["summary"]["lost"]) == (0, "conforms", 0)
 
 
-def test_a_known_failure_does_not_end_a_run(tmp_path: Path) -> None:
+def test_an_expected_failure_does_not_end_a_run(tmp_path: Path) -> None:
     (tmp_path / "known.txt").write_text("* operation.oracle *\n")
     laws = ("--law", "operation.oracle", "--law", "operation.shape")
-    done, report = stopped(tmp_path, ATTENTION, "--expect", "known.txt", *laws, "--workers", "1")
+    done, report = fail_fast(tmp_path, WRONG_ATTENTION, "--expect", "known.txt", *laws, "--workers", "1")
     assert (done.returncode, report["summary"]["expected"], report["summary"]["lost"]) == (0, 2, 0), done.stdout
 
 
 def test_a_crash_is_a_violation_that_ends_a_run(tmp_path: Path) -> None:
     code = "import os\nname = 'bad'\ndef dot_scores(query, key):\n    os._exit(1)\n"
-    done, report = stopped(tmp_path, code, "--law", "operation.oracle", "--law", "operation.dtype", "--workers", "1")
+    done, report = fail_fast(tmp_path, code, "--law", "operation.oracle", "--law", "operation.dtype", "--workers", "1")
     assert done.returncode == 1
     assert [r["reason"] for r in report["results"] if r["status"] == "failed"] == ["crashed"]
     assert [r["message"] for r in report["results"] if r["status"] == "lost"] == [STOPPED] * 3
 
 
-def test_other_workers_are_not_waited_for(tmp_path: Path) -> None:
+def test_fail_fast_does_not_wait_for_other_workers(tmp_path: Path) -> None:
     code = RIGHT + (
         "import pathlib, os, time\n"
         "def softmax(scores, *, axis=-1):\n"
@@ -119,34 +119,34 @@ def test_other_workers_are_not_waited_for(tmp_path: Path) -> None:
         "--sandbox",
         "off",
     )
-    done, report = stopped(tmp_path, code, *options)
+    done, report = fail_fast(tmp_path, code, *options)
     assert done.returncode == 1
     assert time.monotonic() - started < 55
     statuses = {r["operation"]: r["status"] for r in report["results"] if r["status"] != "not-provided"}
     assert statuses == {"dot_scores": "failed", "softmax": "lost"}
-    (slow,) = (int(path.stem) for path in tmp_path.glob("*.slow"))
-    left = process(slow)
-    assert left is None or left.state in "ZX"  # who has adopted it may not have asked for its status yet
+    (slow_pid,) = (int(path.stem) for path in tmp_path.glob("*.slow"))
+    slow_process = process_of(slow_pid)
+    assert slow_process is None or slow_process.state in "ZX"  # its new parent may not have read its status yet
 
 
 # Judged again --------------------------------------------------------------------------------------------------------
 
-TWO = ("--law", "operation.oracle", "--law", "operation.rejection", "--workers", "2")
-REPAIRED = ATTENTION.replace("query.shape[-1], query.dtype)", "query.shape[-1] ** 0.5, query.dtype)")
+TWO_LAWS = ("--law", "operation.oracle", "--law", "operation.rejection", "--workers", "2")
+REPAIRED = WRONG_ATTENTION.replace("query.shape[-1], query.dtype)", "query.shape[-1] ** 0.5, query.dtype)")
 
 
 @pytest.fixture(scope="module")
-def failed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a backend and the report of its failures."""
+def failed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a wrong backend and a report of three failures."""
     folder = tmp_path_factory.mktemp("failed")
-    attnspec("check", written(folder, ATTENTION), "--json", "r.json", *TWO, folder=folder)
-    assert read(folder / "r.json")["summary"]["failed"] == 3
+    attnspec("check", write_backend(folder, WRONG_ATTENTION), "--json", "r.json", *TWO_LAWS, folder=folder)
+    assert read_report(folder / "r.json")["summary"]["failed"] == 3
     return folder
 
 
-def test_the_failures_of_a_report_are_judged_again(failed: Path) -> None:
-    written(failed, ATTENTION)
-    done = attnspec("replay", "r.json", folder=failed)
+def test_the_failures_of_a_report_are_judged_again(failed_run: Path) -> None:
+    write_backend(failed_run, WRONG_ATTENTION)
+    done = attnspec("replay", "r.json", folder=failed_run)
     assert done.returncode == 1, done.stderr
     assert "backend.py: 3 of 3 failures still violate\n" in done.stdout
     assert "operation.oracle is violated by scaled_dot_product_attention (float32)" in done.stdout
@@ -154,9 +154,9 @@ def test_the_failures_of_a_report_are_judged_again(failed: Path) -> None:
     assert "holds now" not in done.stdout
 
 
-def test_a_failure_that_was_repaired_holds_now(failed: Path) -> None:
-    written(failed, REPAIRED)
-    done = attnspec("replay", "r.json", folder=failed)
+def test_a_failure_that_was_repaired_holds_now(failed_run: Path) -> None:
+    write_backend(failed_run, REPAIRED)
+    done = attnspec("replay", "r.json", folder=failed_run)
     assert done.returncode == 1, done.stderr
     for dtype in ("float32", "float64"):
         assert f"holds now: operation.oracle by scaled_dot_product_attention ({dtype})\n" in done.stdout
@@ -164,18 +164,18 @@ def test_a_failure_that_was_repaired_holds_now(failed: Path) -> None:
     assert "backend.py: 1 of 3 failures still violate, 2 hold now\n" in done.stdout
 
 
-def test_only_what_is_selected_is_judged_again(failed: Path) -> None:
-    written(failed, REPAIRED)
-    done = attnspec("replay", "r.json", "--law", "operation.oracle", "--dtype", "float64", folder=failed)
+def test_replay_judges_only_the_selected_laws_and_dtypes(failed_run: Path) -> None:
+    write_backend(failed_run, REPAIRED)
+    done = attnspec("replay", "r.json", "--law", "operation.oracle", "--dtype", "float64", folder=failed_run)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (
         0,
         "backend.py: 0 of 1 failures still violate, 1 hold now",
     )
 
 
-def test_of_a_backend_that_provides_it_no_more_nothing_is_judged(failed: Path) -> None:
-    written(failed, RIGHT)
-    done = attnspec("replay", "r.json", folder=failed)
+def test_replay_refuses_a_backend_without_the_failed_operations(failed_run: Path) -> None:
+    write_backend(failed_run, RIGHT)
+    done = attnspec("replay", "r.json", folder=failed_run)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "nothing to judge" in done.stderr
 
@@ -187,30 +187,30 @@ def test_of_a_backend_that_provides_it_no_more_nothing_is_judged(failed: Path) -
 def test_failures_are_judged_again_with_the_settings_of_their_run(
     tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnspec.conformance.reporting.report.trouble", lambda: None)
+    monkeypatch.setattr("attnspec.conformance.reporting.report.sandbox_error", lambda: None)
     path = tmp_path / "r.json"
     path.write_text(json.dumps(Report(contract(), settings, (FAILED,), 1.0).as_json()), encoding="utf-8")
     assert FailedBefore.read(path).settings == settings
 
 
-def test_options_go_before_the_settings_of_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_override_the_settings_of_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "r.json"
     path.write_text(json.dumps(Report(contract(), Settings(), (FAILED,), 1.0).as_json()), encoding="utf-8")
     chosen: list[Settings] = []
 
-    def reported(backend: str, settings: Settings, *given: Any, **named: Any) -> Report:
+    def record_settings(backend: str, settings: Settings, *arguments: Any, **options: Any) -> Report:
         chosen.append(settings)
         return Report.without_verdicts(backend, settings, 0.0, "tried")
 
-    monkeypatch.setattr("attnspec.conformance.reporting.reported.reported", reported)
-    # Nothing is judged: signals stay with the tests.
+    monkeypatch.setattr("attnspec.conformance.reporting.command_run.report_of_run", record_settings)
+    # Nothing is judged, so the tests keep their own signal handlers.
     monkeypatch.setattr("attnspec.conformance.cli.INTERRUPTION", SimpleNamespace(hold=lambda: None))
     command = ["replay", str(path), "--sandbox", "off", "--time-limit", "7", "--in-process"]
     assert CliRunner().invoke(app, command).exit_code == 2
     assert [(x.sandbox, x.time_limit, x.in_process) for x in chosen] == [("off", 7.0, True)]
 
 
-def test_what_became_of_every_failure_is_said(tmp_path: Path) -> None:
+def test_replay_reports_the_new_state_of_every_failure(tmp_path: Path) -> None:
     laws = ("operation.oracle", "operation.shape", "operation.dtype", "operation.batch-invariance")
     before = FailedBefore("mine.py", Settings(), tuple(replace(FAILED, law=law) for law in laws))
     oracle, shape, dtype, _ = before.failures
@@ -221,7 +221,7 @@ def test_what_became_of_every_failure_is_said(tmp_path: Path) -> None:
     )
     with (tmp_path / "out").open("w") as file:
         console = Console(file=file, width=200)
-        assert print_again(before, Report(contract(), Settings(), now, 1.0), console) == 1
+        assert print_new_verdicts(before, Report(contract(), Settings(), now, 1.0), console) == 1
     assert (tmp_path / "out").read_text().splitlines() == [
         "holds now: operation.shape by softmax (float64)",
         "not judged: operation.dtype by softmax (float64): no vjp",
@@ -249,8 +249,8 @@ NOT_REPLAYED = {
 
 
 @pytest.mark.parametrize(("name", "message"), NOT_REPLAYED.items())
-def test_what_cannot_be_replayed_is_said_in_one_line(failed: Path, name: str, message: str) -> None:
-    report = (failed / "r.json").read_text()
+def test_a_report_that_cannot_be_replayed_is_refused_in_one_line(failed_run: Path, name: str, message: str) -> None:
+    report = (failed_run / "r.json").read_text()
     texts = {
         "text.json": "not a report",
         "list.json": "[]",
@@ -262,8 +262,8 @@ def test_what_cannot_be_replayed_is_said_in_one_line(failed: Path, name: str, me
         "gone.json": report.replace('"backend.py"', '"gone.py"'),
     }
     for file, text in texts.items():
-        (failed / file).write_text(text)
-    done = attnspec("replay", name, folder=failed)
+        (failed_run / file).write_text(text)
+    done = attnspec("replay", name, folder=failed_run)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
     assert message in done.stderr
 
@@ -282,14 +282,14 @@ def test_what_cannot_be_replayed_is_said_in_one_line(failed: Path, name: str, me
         (("--workers", "0"), "--workers: expected at least 1; got 0"),
     ],
 )
-def test_a_selection_that_has_not_failed_is_refused(failed: Path, options: tuple[str, ...], message: str) -> None:
-    done = attnspec("replay", "r.json", *options, folder=failed)
+def test_a_selection_that_has_not_failed_is_refused(failed_run: Path, options: tuple[str, ...], message: str) -> None:
+    done = attnspec("replay", "r.json", *options, folder=failed_run)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert message in done.stderr
 
 
 def test_a_report_without_failures_has_nothing_to_replay(tmp_path: Path) -> None:
     call = ("--law", "operation.shape", "--dtype", "float64", "--workers", "1", "--json", "r.json")
-    attnspec("check", written(tmp_path, RIGHT), *call, folder=tmp_path)
+    attnspec("check", write_backend(tmp_path, RIGHT), *call, folder=tmp_path)
     done = attnspec("replay", "r.json", folder=tmp_path)
     assert (done.returncode, done.stdout) == (0, "r.json: no failures\n")

@@ -1,4 +1,4 @@
-"""A number out of its budget is judged once more, by a budget from samples; what does not repeat is not acquitted."""
+"""A number beyond its budget is judged again, by a budget from samples."""
 
 from collections.abc import Iterator
 from itertools import chain, repeat
@@ -39,7 +39,7 @@ class Softmax:
         pytest.param(chain([2.0, 2.0], repeat(3.0)), "the result is 2, expected 0 ± 1", id="other numbers"),
     ],
 )
-def test_a_number_out_of_its_budget_is_judged_by_samples(results: Iterator[float], verdict: str | None) -> None:
+def test_a_number_beyond_its_budget_is_judged_by_samples(results: Iterator[float], verdict: str | None) -> None:
     backend = Softmax()
     subject = Subject(backend, Contract.of(backend), OPERATIONS["softmax"], "float64", "cpu")
 
@@ -57,24 +57,24 @@ def test_a_number_out_of_its_budget_is_judged_by_samples(results: Iterator[float
     assert not subject.sampled
 
 
-class LargerState(Library):
+class LargerFinalState(Library):
     """The final state of the backward network is a quarter too large."""
 
-    def finished(self, operation: Operation, result: Any, arguments: Any) -> Any:
-        states, (forward, backward) = super().finished(operation, result, arguments)
+    def finish(self, operation: Operation, result: Any, arguments: Any) -> Any:
+        states, (forward, backward) = super().finish(operation, result, arguments)
         return states, (forward, backward * backward.dtype.type(1.25))
 
 
 @pytest.mark.parametrize("operation", ["bidirectional_gru", "bidirectional_rnn"])
 def test_samples_convict_recurrent_networks_without_a_batch(operation: str) -> None:
-    backend = LargerState("larger state")
+    backend = LargerFinalState("larger state")
     contract = Contract.of(backend)
     (case,) = cases(contract, operations=(operation,), dtypes=("float16",), laws=("operation.oracle",))
     assert [r.status for r in judge(backend, contract, case, PROFILES["quick"])] == [Status.FAILED]
 
 
 class GradientsInAnotherDtype(Library):
-    """Gradients that are no real numbers."""
+    """Gradients converted to a dtype that holds no real numbers."""
 
     def __init__(self, dtype: str) -> None:
         super().__init__(dtype)
@@ -85,7 +85,7 @@ class GradientsInAnotherDtype(Library):
 
 
 @pytest.mark.parametrize("dtype", ["object", "complex128", "str"])
-def test_gradients_that_are_no_numbers_violate_every_law_that_reads_them(dtype: str) -> None:
+def test_gradients_that_are_not_real_numbers_lose_no_law_and_violate_the_gradient(dtype: str) -> None:
     backend = GradientsInAnotherDtype(dtype)
     contract = Contract.of(backend)
     (case,) = cases(contract, operations=("softmax",), dtypes=("float32",))

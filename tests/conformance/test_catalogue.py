@@ -1,4 +1,4 @@
-"""What `attnspec show` and `attnspec spec` print."""
+"""The texts that `attnspec show` prints for questions, chapters, operations and laws."""
 
 import inspect
 import os
@@ -17,24 +17,24 @@ from attnspec.spec.contract.sources import SOURCES
 
 
 def declarations(text: str) -> list[str]:
-    """The declarations of semantics that a text prints, as Python."""
+    """Python literals of all declarations of semantics in a text."""
     parts = text.split("`semantics = ")[1:]
     return [part.split("`")[0] for part in parts]
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_a_question_shows_its_choices_and_declarations_that_are_understood(name: str) -> None:
+def test_a_question_shows_its_choices_and_valid_declarations(name: str) -> None:
     question = QUESTIONS[name]
     text = described(name).markup
     assert text == described(question.law).markup
     assert f"`{question.normative}` (normative)" in text
     assert [c for c in question.choices if f"`{c}`" not in text] == []
-    everywhere, one = (eval(d) for d in declarations(text))
-    (operation,) = one
+    for_all_operations, for_one_operation = (eval(d) for d in declarations(text))
+    (operation,) = for_one_operation
     assert question.concerns(OPERATIONS[operation])
-    declared = DeclaredSemantics.of(everywhere, OPERATIONS)
+    declared = DeclaredSemantics.of(for_all_operations, OPERATIONS)
     assert getattr(declared[operation], name) == question.choices[1]
-    declared = DeclaredSemantics.of(one, OPERATIONS)
+    declared = DeclaredSemantics.of(for_one_operation, OPERATIONS)
     assert getattr(declared[operation], name) == question.choices[1]
     assert getattr(declared["no such operation"], name) == question.normative
 
@@ -46,7 +46,7 @@ def test_a_chapter_shows_its_operations_and_laws() -> None:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_shows_its_edges_and_what_it_cites(name: str) -> None:
+def test_an_operation_shows_its_edge_cases_and_sources(name: str) -> None:
     text = described(name).markup
     (edges,) = (p for p in text.split("\n\n") if p.startswith("Edges: "))
     assert edges == f"Edges: {sections(OPERATIONS[name])['Edges']}"
@@ -67,13 +67,13 @@ def test_an_operation_shows_its_documentation_under_its_headings(name: str) -> N
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_shows_how_it_is_called(name: str) -> None:
+def test_an_operation_shows_its_signature(name: str) -> None:
     parameters = list(inspect.signature(OPERATIONS[name].protocol.__call__).parameters.values())[1:]
     bare = inspect.Signature([p.replace(annotation=inspect.Parameter.empty) for p in parameters])
     assert f"Call: `{name}{bare}`" in described(name).markup
 
 
-def test_shapes_keep_their_stars_in_print() -> None:
+def test_stars_in_shapes_are_printed() -> None:
     with Path(os.devnull).open("w") as sink:
         console = Console(record=True, width=PAGE, file=sink)
         console.print(described("multi_head_attention"))
@@ -83,12 +83,12 @@ def test_shapes_keep_their_stars_in_print() -> None:
     assert "*batch: batch dimensions" in printed
 
 
-def test_names_are_unlike_and_all_are_described() -> None:
+def test_every_name_is_unique_and_has_a_page() -> None:
     assert len(set(names())) == len(names())
     assert all(described(name).markup for name in names())
 
 
-def test_pages_lose_nothing_at_their_width() -> None:
+def test_no_page_is_cut_at_its_width() -> None:
     with Path(os.devnull).open("w") as sink:
         for name in names():
             page = described(name)

@@ -1,4 +1,4 @@
-"""The law that a report names first where several fail, and the ratio beside the input shown."""
+"""The law that is named as the cause where several fail, and its error ratio."""
 
 from functools import partial
 from typing import Any
@@ -24,23 +24,23 @@ KEYS = ("got", "expected", "budget")
 
 
 class ZeroLogarithm(Formulas):
-    """The logarithm of no part with keys is 0."""
+    """The log-sum-exp of rows without keys is 0, not −∞."""
 
     def log_sum_exp(self, scores: Any) -> Any:
-        found = super().log_sum_exp(scores)
-        return np.where(np.isneginf(found), found.dtype.type(0), found)
+        logarithms = super().log_sum_exp(scores)
+        return np.where(np.isneginf(logarithms), logarithms.dtype.type(0), logarithms)
 
 
 class LongRows(Library):
-    """Rows of more than 150 features are 1 % too large."""
+    """Rows with more than 150 features are 1 % too large."""
 
-    def finished(self, operation: Operation, result: Any, arguments: Any) -> Any:
-        found = super().finished(operation, result, arguments)
-        return found * found.dtype.type(1.01) if found.shape[-1] > 150 else found
+    def finish(self, operation: Operation, result: Any, arguments: Any) -> Any:
+        rows = super().finish(operation, result, arguments)
+        return rows * rows.dtype.type(1.01) if rows.shape[-1] > 150 else rows
 
 
-class LeastBiases(Formulas):
-    """NaN where the bias of a whole tile is the least number."""
+class SmallestBiases(Formulas):
+    """NaN where the bias of a query's first 64 keys is the smallest finite number."""
 
     def grouped_query_attention(self, query: Any, key: Any, value: Any, *, bias: Any = None, **options: Any) -> Any:
         output, logarithms = super().grouped_query_attention(query, key, value, bias=bias, **options)
@@ -48,101 +48,109 @@ class LeastBiases(Formulas):
         return (output * output.dtype.type(np.nan) if tile else output), logarithms
 
 
-class GradientOfSharedQueries(Library):
+class GradientOfUnbatchedQueries(Library):
     """Gradients are 1 % too large where queries have no batch and keys have one."""
 
-    def differentiated(self, operation: Operation, arguments: Any, cotangent: Any) -> Any:
-        found = super().differentiated(operation, arguments, cotangent)
-        shared = arguments["query"].ndim < arguments["key"].ndim
-        return {path: g * g.dtype.type(1.01) if shared else g for path, g in found.items()}
+    def differentiate(self, operation: Operation, arguments: Any, cotangent: Any) -> Any:
+        gradients = super().differentiate(operation, arguments, cotangent)
+        queries_have_no_batch = arguments["query"].ndim < arguments["key"].ndim
+        return {path: g * g.dtype.type(1.01) if queries_have_no_batch else g for path, g in gradients.items()}
 
 
-def failures(backend: Library, operation: str, *laws: str) -> dict[str, Result]:
-    """The laws that a backend violates."""
+def failures_by_law(backend: Library, operation: str, *laws: str) -> dict[str, Result]:
+    """The results of the violated laws, by law."""
     contract = Contract.of(backend)
     (case,) = cases(contract, operations=(operation,), dtypes=("float32",), laws=laws)
-    found = judge(backend, contract, case, PROFILES["quick"])
-    return {r.law: r for r in found if r.status is Status.FAILED}
+    results = judge(backend, contract, case, PROFILES["quick"])
+    return {r.law: r for r in results if r.status is Status.FAILED}
 
 
 @pytest.mark.parametrize(
     ("backend", "operation", "root", "other"),
     [
-        (LongRows("long rows"), "layer_norm", FORMULA, "sizes.features"),
-        (Library("least biases", LeastBiases()), "grouped_query_attention", FORMULA, "sizes.features"),
+        (LongRows("long rows"), "layer_norm", FORMULA, "sizes.model-sizes"),
+        (Library("least biases", SmallestBiases()), "grouped_query_attention", FORMULA, "sizes.model-sizes"),
         (
-            MUTANTS["gradient of the values twice, beyond 64 queries"].backend(),
+            MUTANTS["gradient of the values doubled beyond 64 queries"].backend(),
             "scaled_dot_product_attention",
             GRADIENT,
-            "training.strides",
+            "training.strides-do-not-matter",
         ),
         (
-            GradientOfSharedQueries("shared queries"),
+            GradientOfUnbatchedQueries("shared queries"),
             "scaled_dot_product_attention",
             GRADIENT,
-            "training.broadcast-sum",
+            "training.broadcast-gradients-sum",
         ),
     ],
 )
-def test_a_formula_that_fails_in_the_call_of_another_law_is_named(
+def test_the_formula_is_named_as_the_cause_if_another_laws_input_breaks_it(
     backend: Library, operation: str, root: str, other: str
 ) -> None:
-    assert failures(backend, operation, root) == {}
-    found = failures(backend, operation, root, other)
-    assert found.keys() == {root, other}
-    causes, following = by_cause(found.values())
+    assert failures_by_law(backend, operation, root) == {}
+    failed = failures_by_law(backend, operation, root, other)
+    assert failed.keys() == {root, other}
+    causes, following = by_cause(failed.values())
     assert [r.law for r in causes] == [root]
     assert [r.law for r in following] == [other]
-    assert found[root].error_ratio > 1
-    shown = found[root].counterexample
-    assert shown is not None
-    assert np.shape(shown["got"]) or shown["got"]["shape"]
-    assert f"vanish once {root} holds" in failure_message(found.values())
+    assert failed[root].error_ratio > 1
+    counterexample = failed[root].counterexample
+    assert counterexample is not None
+    assert np.shape(counterexample["got"]) or counterexample["got"]["shape"]
+    assert f"vanish once {root} holds" in failure_message(failed.values())
 
 
-def test_a_law_is_named_by_itself_where_the_plain_call_is_right() -> None:
+def test_the_formula_is_not_named_where_the_plain_call_is_right() -> None:
     backend = MUTANTS["strides ignored"].backend()
     (operation,) = MUTANTS["strides ignored"].operations[:1]
-    found = failures(backend, operation, FORMULA, "storage.layouts")
-    assert found
-    assert FORMULA not in found
+    failed = failures_by_law(backend, operation, FORMULA, "storage.views-equal-copies")
+    assert failed
+    assert FORMULA not in failed
 
 
-def test_what_an_earlier_call_leaves_behind_is_not_laid_to_the_formula() -> None:
+def test_results_cached_from_an_earlier_call_violate_no_memory_alone() -> None:
     backend = MUTANTS["results cached by shape"].backend()
     (operation,) = MUTANTS["results cached by shape"].operations[:1]
-    assert failures(backend, operation, "operation.no-memory").keys() == {"operation.no-memory"}
+    assert failures_by_law(backend, operation, "operation.independent-of-other-calls").keys() == {
+        "operation.independent-of-other-calls"
+    }
 
 
 def test_a_run_that_stops_at_its_first_violation_names_the_formula() -> None:
     backend = LongRows("long rows")
     contract = Contract.of(backend)
-    (case,) = cases(contract, operations=("layer_norm",), dtypes=("float32",), laws=(FORMULA, "sizes.features"))
+    (case,) = cases(contract, operations=("layer_norm",), dtypes=("float32",), laws=(FORMULA, "sizes.model-sizes"))
     judging = partial(judge, backend, contract, profile=PROFILES["quick"])
-    found = {r.law: r for r in judged_until_violation(judging, case, Settings())}
-    assert found["sizes.features"].status is Status.LOST
-    assert found[FORMULA].status is Status.FAILED
-    assert found[FORMULA].counterexample is not None
+    results = {r.law: r for r in judged_until_violation(judging, case, Settings())}
+    assert results["sizes.model-sizes"].status is Status.LOST
+    assert results[FORMULA].status is Status.FAILED
+    assert results[FORMULA].counterexample is not None
 
 
 @pytest.mark.parametrize(
-    "name", ["ε in the denominator", "masked scores are 0", "parts with equal weights", "variance too small by 1 %"]
+    "name",
+    [
+        "10⁻⁵ added to the sum of exponentials",
+        "masked scores are 0",
+        "parts with equal weights",
+        "variance 1 % too small",
+    ],
 )
-def test_the_largest_ratio_is_no_less_than_that_of_the_input_shown(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # However busy the processor is, the input becomes so small that all of its numbers are shown.
-    monkeypatch.setattr(reduction, "SECONDS", 600.0)
+def test_the_error_ratio_is_at_least_that_of_the_counterexample(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # On a busy processor the reduction would stop early, at an input too large to be shown in full.
+    monkeypatch.setattr(reduction, "MAX_SECONDS", 600.0)
     m = MUTANTS[name]
-    r = failures(m.backend(), m.operations[0], FORMULA)[FORMULA]
-    shown = r.counterexample
-    assert shown is not None
-    got, expected, budget = (np.array(shown[key], np.float64)[tuple(shown["index"])] for key in KEYS)
+    r = failures_by_law(m.backend(), m.operations[0], FORMULA)[FORMULA]
+    counterexample = r.counterexample
+    assert counterexample is not None
+    got, expected, budget = (np.array(counterexample[key], np.float64)[tuple(counterexample["index"])] for key in KEYS)
     assert r.error_ratio >= abs(got - expected) / budget * (1 - 1e-6) > 1
     assert r.as_json()["error_ratio"] == r.error_ratio
 
 
-def test_an_infinity_that_is_missed_is_hot_in_the_picture_and_infinite_in_the_report() -> None:
+def test_a_missing_infinity_has_an_infinite_error_ratio() -> None:
     backend = Library("zero for minus infinity", ZeroLogarithm(), dtypes=("float32",))
-    r = failures(backend, "merge_attention", FORMULA)[FORMULA]
+    r = failures_by_law(backend, "merge_attention", FORMULA)[FORMULA]
     assert r.error_ratio == np.inf
     assert "expected -inf ± 0" in r.message
     assert np.isinf(over_budget(np.zeros(1), np.array([-np.inf]), np.zeros(1))).all()

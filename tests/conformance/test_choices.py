@@ -1,4 +1,4 @@
-"""Results that are chosen: by themselves where no error decides, and by their scores everywhere."""
+"""Decoded tokens: judged by the tokens where scores differ clearly, and always by their scores."""
 
 from typing import Any
 
@@ -14,13 +14,13 @@ from attnspec.conformance.mutants import MUTANTS
 from attnspec.conformance.mutants.correct import Library
 from attnspec.spec import OPERATIONS
 
-CHOOSING = [o.name for o in OPERATIONS.values() if o.chosen]
+DECODERS = [o.name for o in OPERATIONS.values() if o.chosen]
 SIZES = {"d_s": 4, "m": 3, "d_h": 2, "steps": 4, "beams": 2}
 SIZES |= {"parameters.vocabulary": 5, "parameters.d_y": 3, "parameters.h": 2}
 
 
-def verdict(backend: Any, law: str, name: str, kind: str) -> str:
-    """What the law says of an input: nothing, or its message."""
+def violation_message(backend: Any, law: str, name: str, kind: str) -> str:
+    """The message of the law's violation on one input, or an empty text."""
     operation = OPERATIONS[name]
     subject = Subject(backend, Contract.of(backend), operation, "float32", "cpu")
     example = Example(
@@ -30,37 +30,39 @@ def verdict(backend: Any, law: str, name: str, kind: str) -> str:
     if kind == "zeros":
         floats = {leaf.path: np.zeros_like(x) for leaf, x in arguments.floats}
         arguments = arguments.replaced(floats)
-    found = first_violated(subject, CHECKS[law], arguments, 0)
-    return "" if found is None else found[1].message
+    violated_law = first_violated(subject, CHECKS[law], arguments, 0)
+    return "" if violated_law is None else violated_law[1].message
 
 
-def test_what_chooses_says_how_good_the_choice_is() -> None:
-    assert CHOOSING
-    for name in CHOOSING:
+def test_operations_that_choose_tokens_return_their_scores() -> None:
+    assert DECODERS
+    for name in DECODERS:
         operation = OPERATIONS[name]
         assert operation.float_result
         assert not operation.differentiable
         assert operation.leading.path not in operation.chosen
 
 
-@pytest.mark.parametrize("name", CHOOSING)
-@pytest.mark.parametrize("law", ["operation.oracle", "seq2seq.score-of-tokens", "seq2seq.greedy-choice"])
-def test_correct_choices_are_accepted(name: str, law: str) -> None:
-    assert not verdict(Library("correct"), law, name, "normal")
-    assert not verdict(Library("correct"), law, name, "zeros")
+@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize(
+    "law", ["operation.oracle", "seq2seq.score-sums-log-probabilities", "seq2seq.greedy-takes-most-probable"]
+)
+def test_correct_tokens_are_accepted(name: str, law: str) -> None:
+    assert not violation_message(Library("correct"), law, name, "normal")
+    assert not violation_message(Library("correct"), law, name, "zeros")
 
 
 @pytest.mark.parametrize(
     ("name", "mutant"), [("greedy_decode", "last of equal tokens"), ("beam_decode", "last of equal candidates")]
 )
-def test_another_choice_of_equals_is_no_error_of_the_formula(name: str, mutant: str) -> None:
+def test_another_of_equally_good_tokens_violates_the_tie_rule_alone(name: str, mutant: str) -> None:
     backend = MUTANTS[mutant].backend()
-    assert not verdict(backend, "operation.oracle", name, "zeros")
-    assert not verdict(backend, "seq2seq.score-of-tokens", name, "zeros")
-    assert verdict(backend, "seq2seq.greedy-choice", name, "zeros")
+    assert not violation_message(backend, "operation.oracle", name, "zeros")
+    assert not violation_message(backend, "seq2seq.score-sums-log-probabilities", name, "zeros")
+    assert violation_message(backend, "seq2seq.greedy-takes-most-probable", name, "zeros")
 
 
-def test_another_choice_is_an_error_where_none_decides() -> None:
+def test_a_worse_token_violates_the_formula() -> None:
     backend = MUTANTS["second best token"].backend()
-    assert "the result tokens" in verdict(backend, "operation.oracle", "greedy_decode", "normal")
-    assert not verdict(backend, "seq2seq.score-of-tokens", "greedy_decode", "normal")
+    assert "the result tokens" in violation_message(backend, "operation.oracle", "greedy_decode", "normal")
+    assert not violation_message(backend, "seq2seq.score-sums-log-probabilities", "greedy_decode", "normal")

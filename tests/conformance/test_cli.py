@@ -46,7 +46,7 @@ def dot_scores(query, key):
     return query @ np.swapaxes(key, -1, -2)
 """
 
-ATTENTION = """
+WRONG_ATTENTION = """
 import numpy as np
 
 name = "wrong"
@@ -74,15 +74,17 @@ def attnspec(*arguments: str, folder: Path, **variables: str) -> subprocess.Comp
     )
 
 
-def written(folder: Path, code: str) -> str:
-    """A backend in a file."""
+def write_backend(folder: Path, code: str) -> str:
+    """Write the code of a backend to a file, and return its name."""
     (folder / "backend.py").write_text(code)
     return "backend.py"
 
 
-def checked(folder: Path, code: str, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """Status and report of a check."""
-    done = attnspec("check", written(folder, code), "--json", "r.json", "--workers", "1", *arguments, folder=folder)
+def run_check(folder: Path, code: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Exit status and report of `attnspec check`."""
+    done = attnspec(
+        "check", write_backend(folder, code), "--json", "r.json", "--workers", "1", *arguments, folder=folder
+    )
     assert "Traceback" not in done.stderr, done.stderr
     report: dict[str, Any] = json.loads((folder / "r.json").read_text())
     assert report["exit_status"] == done.returncode
@@ -91,7 +93,7 @@ def checked(folder: Path, code: str, *arguments: str) -> tuple[int, dict[str, An
 
 
 def test_a_right_backend_conforms(tmp_path: Path) -> None:
-    status, report = checked(tmp_path, RIGHT)
+    status, report = run_check(tmp_path, RIGHT)
     assert (status, report["verdict"]) == (0, "conforms")
     assert report["summary"]["failed"] == report["summary"]["lost"] == 0
     assert report["summary"]["error_ratio"] <= 1
@@ -104,41 +106,42 @@ def test_a_right_backend_conforms(tmp_path: Path) -> None:
     assert "dot_scores" not in absent
 
 
-CONVICTING = (
-    "operation.oracle", "operation.rejection", "operation.broadcasting", "operation.batch-invariance",
-    "attention.scale", "attention.single-key", "pooling.uniform", "masking.garbage", "semantics.causal_alignment",
+VIOLATED_LAWS = (
+    "operation.oracle", "operation.rejection", "operation.broadcast-equals-repeat", "operation.batch-invariance",
+    "attention.unbiased-scale", "attention.single-key-returns-its-value", "pooling.equal-keys-give-mean",
+    "masking.masked-keys-ignored", "semantics.causal_alignment",
 )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def wrong(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, dict[str, Any]]:
-    """A check of ATTENTION by some laws at float64: its folder, what it printed, and its report."""
+def wrong_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, dict[str, Any]]:
+    """The folder, output and report of a check of WRONG_ATTENTION at float64."""
     folder = tmp_path_factory.mktemp("wrong")
-    laws = [argument for law in CONVICTING for argument in ("--law", law)]
+    laws = [argument for law in VIOLATED_LAWS for argument in ("--law", law)]
     files = ("--json", "r.json", "--dtype", "float64", "--workers", "1")
-    done = attnspec("check", written(folder, ATTENTION), *files, *laws, folder=folder)
+    done = attnspec("check", write_backend(folder, WRONG_ATTENTION), *files, *laws, folder=folder)
     report: dict[str, Any] = json.loads((folder / "r.json").read_text())
     jsonschema.validate(report, SCHEMA)
     assert (done.returncode, report["verdict"]) == (1, "violates"), done.stderr
     return folder, done.stdout, report
 
 
-def replayed(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
-    """Run a snippet beside the backend."""
+def run_snippet(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Run the code of a snippet in the backend's folder."""
     (folder / "snippet.py").write_text(code)
     return subprocess.run([sys.executable, "snippet.py"], cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_dividing_by_d_is_shown_at_its_smallest(wrong: tuple[Path, str, dict[str, Any]]) -> None:
-    folder, _, report = wrong
+def test_the_counterexample_of_a_wrong_scale_is_the_smallest(wrong_run: tuple[Path, str, dict[str, Any]]) -> None:
+    folder, _, report = wrong_run
     (result,) = [r for r in report["results"] if (r["law"], r["status"]) == ("operation.oracle", "failed")]
-    shown = result["counterexample"]
-    query, key, value = (shown["arguments"][name] for name in ("query", "key", "value"))
+    counterexample = result["counterexample"]
+    query, key, value = (counterexample["arguments"][name] for name in ("query", "key", "value"))
     assert [len(query), len(query[0]), len(key), len(value[0])] == [1, 2, 2, 1]
     numbers = {x for rows in (query, key, value) for row in rows for x in row}
     assert numbers == {0.0, 1.0}
-    assert shown["arguments"]["mask"] is None
-    done = replayed(folder, shown["snippet"])
+    assert counterexample["arguments"]["mask"] is None
+    done = run_snippet(folder, counterexample["snippet"])
     assert done.returncode == 1, done.stderr
     assert "expected" in done.stdout
 
@@ -146,33 +149,33 @@ def test_dividing_by_d_is_shown_at_its_smallest(wrong: tuple[Path, str, dict[str
 def test_the_number_of_workers_changes_nothing(tmp_path: Path) -> None:
     reports = []
     for workers in ("1", "3"):
-        _, report = checked(tmp_path, ATTENTION, "--workers", workers, "--law", "operation.oracle", "--law",
-                            "operation.rejection", "--law", "attention.scale")  # fmt: skip
+        _, report = run_check(tmp_path, WRONG_ATTENTION, "--workers", workers, "--law", "operation.oracle", "--law",
+                            "operation.rejection", "--law", "attention.unbiased-scale")  # fmt: skip
         reports.append(report["results"])
     assert reports[0] == reports[1]
 
 
-def test_what_may_follow_from_the_formula_comes_last(wrong: tuple[Path, str, dict[str, Any]]) -> None:
-    folder, printed, _ = wrong
+def test_consequences_of_the_formula_are_printed_last(wrong_run: tuple[Path, str, dict[str, Any]]) -> None:
+    folder, printed, _ = wrong_run
     heads = (
         "\nwrong violates\n",
         "operation.oracle is violated",
         "explained by semantics rejection = unchecked: 1 law",
     )
-    places = [f"\n{printed}".index(head) for head in (*heads, "What follows may be a consequence")]
+    places = [f"\n{printed}".index(head) for head in (*heads, "Possible consequences")]
     assert places == sorted(places)
     after = printed[places[-1] :]
     assert "laws of scaled_dot_product_attention: " in after
-    assert all(law in after for law in ("attention.scale", "semantics.causal_alignment"))
+    assert all(law in after for law in ("attention.unbiased-scale", "semantics.causal_alignment"))
     assert " is violated by" not in after
-    law = ("--law", "attention.scale", "--dtype", "float64")
+    law = ("--law", "attention.unbiased-scale", "--dtype", "float64")
     alone = attnspec("check", "backend.py", *law, "--workers", "1", folder=folder)
-    assert "attention.scale is violated" in alone.stdout
+    assert "attention.unbiased-scale is violated" in alone.stdout
     assert "consequence" not in alone.stdout
 
 
-def test_what_is_no_terminal_cuts_nothing(tmp_path: Path) -> None:
-    written(tmp_path, ATTENTION)
+def test_output_to_a_file_is_not_cut(tmp_path: Path) -> None:
+    write_backend(tmp_path, WRONG_ATTENTION)
     call = ("check", "backend.py", "--law", "operation.oracle", "--law", "operation.rejection", "--workers", "1")
     uncut, narrow = (attnspec(*call, "--dtype", "float64", folder=tmp_path, COLUMNS=columns) for columns in ("", "60"))
     (row,) = [line for line in uncut.stdout.splitlines() if line.startswith(" attention ")]
@@ -204,7 +207,7 @@ def test_a_kill_matrix_that_cannot_be_written_is_shown_all_the_same(tmp_path: Pa
 
 def test_every_kind_of_report(tmp_path: Path) -> None:
     done = attnspec(
-        "check", written(tmp_path, RIGHT), "--law", "operation.oracle", "--html", "r.html", "--junit", "r.xml",
+        "check", write_backend(tmp_path, RIGHT), "--law", "operation.oracle", "--html", "r.html", "--junit", "r.xml",
         folder=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0
@@ -228,9 +231,9 @@ MISBEHAVING = {
     "self_attention": ("raise ValueError('\\udc80')", "raised"),
     "dot_scores": ("return (arguments[0] @ np.swapaxes(arguments[1], -1, -2))[None]", "shape"),
 }
-"""Bodies of operations that misbehave in one backend, each with the reason that a report gives."""
+"""Bodies of misbehaving operations of one backend, with the reasons in the report."""
 
-MUTE = """
+MUTE_EXCEPTION = """
 import numpy as np
 
 name = "bad"
@@ -239,9 +242,9 @@ class Mute(Exception):
     def __str__(self):
         raise ValueError
 """
-"""The head of that backend, with an exception that cannot be read."""
+"""The head of that backend, with an exception whose message cannot be read."""
 
-WITHOUT_ARRAYS = {
+FAILING_CONVERSIONS = {
     "gives what cannot be handed back": (
         "def to_numpy(x):\n    raise ValueError('cannot')\ndef dot_scores(query, key):\n    return 1\n"
     ),
@@ -250,24 +253,24 @@ WITHOUT_ARRAYS = {
         "def dot_scores(query, key):\n    return 1\n"
     ),
 }
-BRIEFLY = ("--law", "operation.oracle", "--dtype", "float64", "--hang-after", "2")
+ONE_LAW = ("--law", "operation.oracle", "--dtype", "float64", "--hang-after", "2")
 
 
-def test_what_misbehaves_violates_by_name(tmp_path: Path) -> None:
-    """Each operation is judged in spite of what the others do to the process of the backend."""
+def test_every_misbehaving_operation_violates_with_its_reason(tmp_path: Path) -> None:
+    """Crashes and hangs of one operation do not keep the others from being judged."""
     operations = (f"def {name}(*arguments, **options):\n    {body}\n" for name, (body, _) in MISBEHAVING.items())
-    status, report = checked(tmp_path, MUTE + "".join(operations), *BRIEFLY)
+    status, report = run_check(tmp_path, MUTE_EXCEPTION + "".join(operations), *ONE_LAW)
     assert (status, report["verdict"], report["summary"]["lost"]) == (1, "violates", 0)
     failed = {r["operation"]: r for r in report["results"] if r["status"] == "failed"}
     assert {name: r["reason"] for name, r in failed.items()} == {name: why for name, (_, why) in MISBEHAVING.items()}
     assert all(r["message"] for r in failed.values())
 
 
-@pytest.mark.parametrize("code", WITHOUT_ARRAYS.values(), ids=WITHOUT_ARRAYS)
+@pytest.mark.parametrize("code", FAILING_CONVERSIONS.values(), ids=FAILING_CONVERSIONS)
 def test_arrays_that_cannot_be_converted_violate_by_name(tmp_path: Path, code: str) -> None:
-    status, report = checked(tmp_path, "name = 'bad'\n" + code, *BRIEFLY)
+    status, report = run_check(tmp_path, "name = 'bad'\n" + code, *ONE_LAW)
     assert (status, report["verdict"], report["summary"]["lost"]) == (1, "violates", 0)
-    (failed,) = failures(report).values()
+    (failed,) = failures_by_law(report).values()
     assert failed["reason"] == "raised"
     assert failed["message"]
 
@@ -284,17 +287,19 @@ def dot_scores(query, key):
     return _scores(query, key)
 """
     )
-    status, report = checked(tmp_path, code, "--law", "scoring.isometry", "--law", "moments.mean-and-variance")
+    status, report = run_check(
+        tmp_path, code, "--law", "scoring.isometry-invariance", "--law", "moments.mean-and-variance"
+    )
     assert report["summary"]["lost"] == 0
-    means = [
+    statuses = [
         r["status"]
         for r in report["results"]
         if r["law"] == "moments.mean-and-variance" and r["status"] != "not-provided"
     ]
-    assert means == ["passed", "passed"] or status == 1
+    assert statuses == ["passed", "passed"] or status == 1
 
 
-HARMLESS = """
+HARMLESS_CODE = """
 import atexit, os, threading, time
 
 os.write(1, b"\\xff raw\\n")
@@ -304,20 +309,20 @@ threading.Thread(target=lambda: time.sleep(5)).start()
 limits = {"dtypes": ["float32", "float32"], "head_sizes": (np.int64(4), 8), "max_length": np.int64(16)}
 name = "a[/b]c"
 """
-"""It prints, also when it ends, leaves a thread, declares a dtype twice, NumPy's integers, and markup in its name."""
+"""Output, a running thread, a dtype declared twice, integers of NumPy, markup in the name."""
 
 
-def test_what_does_no_harm_conforms(tmp_path: Path) -> None:
-    status, report = checked(tmp_path, RIGHT + HARMLESS, "--law", "operation.oracle")
+def test_harmless_side_effects_do_not_matter(tmp_path: Path) -> None:
+    status, report = run_check(tmp_path, RIGHT + HARMLESS_CODE, "--law", "operation.oracle")
     assert (status, report["verdict"]) == (0, "conforms")
 
 
-def test_what_stands_in_the_folder_is_not_part_of_the_judgement(tmp_path: Path) -> None:
+def test_files_of_the_current_folder_do_not_influence_the_judge(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("def pytest_collection_modifyitems(items):\n    items[:] = []\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --nonsense\n")
     for module in ("queue", "token", "select", "numpy"):
         (tmp_path / f"{module}.py").write_text("1 / 0\n")
-    assert checked(tmp_path, RIGHT, "--law", "operation.oracle")[0] == 0
+    assert run_check(tmp_path, RIGHT, "--law", "operation.oracle")[0] == 0
 
 
 def test_backends_in_modules_of_the_folder(tmp_path: Path) -> None:
@@ -327,21 +332,21 @@ def test_backends_in_modules_of_the_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_terminals_without_some_characters(tmp_path: Path, encoding: str) -> None:
-    arguments = ("check", written(tmp_path, RIGHT), "--law", "operation.oracle")
+def test_the_command_works_with_any_terminal_encoding(tmp_path: Path, encoding: str) -> None:
+    arguments = ("check", write_backend(tmp_path, RIGHT), "--law", "operation.oracle")
     done = attnspec(*arguments, folder=tmp_path, PYTHONIOENCODING=encoding)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False)
 
 
 def test_reports_are_in_utf_8_whatever_the_locale(tmp_path: Path) -> None:
-    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    written(tmp_path, RIGHT.replace('"right"', '"right ± √d"'))
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    write_backend(tmp_path, RIGHT.replace('"right"', '"right ± √d"'))
     files = ("--json", "r.json", "--html", "r.html", "--junit", "r.xml")
-    done = attnspec("check", "backend.py", "--law", "operation.shape", *files, folder=tmp_path, **plain)
+    done = attnspec("check", "backend.py", "--law", "operation.shape", *files, folder=tmp_path, **locale)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     assert "right ± √d conforms" in (tmp_path / "r.html").read_text(encoding="utf-8")
     assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["backend"]["name"] == "right ± √d"
-    spec = attnspec("spec", "--html", "s.html", "--markdown", "s.md", folder=tmp_path, **plain)
+    spec = attnspec("spec", "--html", "s.html", "--markdown", "s.md", folder=tmp_path, **locale)
     assert (spec.returncode, "√" in (tmp_path / "s.md").read_text(encoding="utf-8")) == (0, True), spec.stderr
 
 
@@ -352,16 +357,18 @@ def test_no_control_character_of_a_backend_reaches_the_terminal(tmp_path: Path) 
         + r"notes = {'a\x07': 'b\x1b]0;title\x07'}"
         + "\n"
     )
-    done = attnspec("check", written(tmp_path, code), "--law", "operation.oracle", "--html", "r.html", folder=tmp_path)
+    done = attnspec(
+        "check", write_backend(tmp_path, code), "--law", "operation.oracle", "--html", "r.html", folder=tmp_path
+    )
     assert done.returncode == 1
     assert r"ValueError: sizes\x1b[2J differ" in done.stdout
     for text in (done.stdout, done.stderr, (tmp_path / "r.html").read_text(encoding="utf-8")):
         assert not {c for c in text if not c.isprintable()} - {"\n"}
-    unusable = attnspec("check", written(tmp_path, r"raise ValueError('\x1b[2J')"), folder=tmp_path)
+    unusable = attnspec("check", write_backend(tmp_path, r"raise ValueError('\x1b[2J')"), folder=tmp_path)
     assert (unusable.returncode, "\x1b" in unusable.stderr, r"\x1b[2J" in unusable.stderr) == (2, False, True)
 
 
-def test_an_error_of_the_suite_is_no_verdict(tmp_path: Path) -> None:
+def test_an_error_of_attnspec_itself_is_no_verdict(tmp_path: Path) -> None:
     code = "from attnspec.conformance import cli\ncli.app = lambda: 1 / 0\ncli.main()\n"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -374,7 +381,7 @@ def test_an_error_of_the_suite_is_no_verdict(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
 @pytest.mark.parametrize("option", ["--json", "--html", "--junit"])
 def test_a_report_that_cannot_be_written_is_shown_all_the_same(tmp_path: Path, option: str) -> None:
-    call = ("check", written(tmp_path, RIGHT), "--law", "operation.shape", "--dtype", "float64", "--workers", "1")
+    call = ("check", write_backend(tmp_path, RIGHT), "--law", "operation.shape", "--dtype", "float64", "--workers", "1")
     done = attnspec(*call, option, "/dev/full", folder=tmp_path)
     assert done.returncode == 2
     assert f"{option}: '/dev/full' could not be written: No space left on device" in done.stderr
@@ -382,9 +389,9 @@ def test_a_report_that_cannot_be_written_is_shown_all_the_same(tmp_path: Path, o
     assert "right conforms" in done.stdout
 
 
-def test_sigterm_is_like_ctrl_c(tmp_path: Path) -> None:
-    slow = "    import time, pathlib\n    pathlib.Path('called').touch()\n    time.sleep(0.2)\n    if min"
-    backend = written(tmp_path, RIGHT.replace("    if min", slow))
+def test_sigterm_interrupts_as_ctrl_c_does(tmp_path: Path) -> None:
+    slow_call = "    import time, pathlib\n    pathlib.Path('called').touch()\n    time.sleep(0.2)\n    if min"
+    backend = write_backend(tmp_path, RIGHT.replace("    if min", slow_call))
     command = [sys.executable, "-P", "-m", "attnspec.conformance.cli", "check", backend, "--json", "r.json"]
     command += ["--sandbox", "off"]  # the backend leaves a file
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
@@ -392,82 +399,84 @@ def test_sigterm_is_like_ctrl_c(tmp_path: Path) -> None:
         while not (tmp_path / "called").exists() and time.monotonic() < deadline:
             time.sleep(0.1)
         run.terminate()
-        shown, printed = run.communicate(timeout=60)
+        output, messages = run.communicate(timeout=60)
     assert run.returncode == 2
-    assert "interrupted; the report has what was judged" in printed
+    assert "interrupted; the report has what was judged" in messages
     report = json.loads((tmp_path / "r.json").read_text())
     lost = [r for r in report["results"] if r["status"] == "lost"]
     assert report["verdict"] == "unusable"
     assert {(r["reason"], r["message"]) for r in lost} == {("interrupted", "interrupted")}
-    assert f"interrupted, {len(lost):,} laws have no verdict" in shown
-    assert "lost:" not in shown
+    assert f"interrupted, {len(lost):,} laws have no verdict" in output
+    assert "lost:" not in output
 
 
-def test_a_lost_case_says_why(tmp_path: Path) -> None:
+def test_a_lost_case_has_its_reason(tmp_path: Path) -> None:
     code = RIGHT + "class Odd(np.ndarray):\n    shape = property(lambda self: 1 / 0)\n"
     code += "_scores = dot_scores\ndef dot_scores(query, key):\n    return _scores(query, key).view(Odd)\n"
-    status, report = checked(tmp_path, code, "--law", "operation.oracle", "--in-process")
+    status, report = run_check(tmp_path, code, "--law", "operation.oracle", "--in-process")
     assert (status, report["verdict"]) == (2, "unusable")
     lost = [r["message"] for r in report["results"] if r["status"] == "lost"]
     assert len(lost) == 2
     assert all("checking operation.oracle: ZeroDivisionError: division by zero in judging/" in why for why in lost)
 
 
-SHIFTED = ATTENTION.replace("scores.shape[-2:], dtype", "scores.shape[-2:], 1, dtype").replace(
+SHIFTED_ATTENTION = WRONG_ATTENTION.replace("scores.shape[-2:], dtype", "scores.shape[-2:], 1, dtype").replace(
     "query.shape[-1], query.dtype)", "query.shape[-1] ** 0.5, query.dtype)"
 )
-"""Right but for its causal mask, which lets every query see one key too many."""
+"""Right but for the causal mask, where every query sees one key too many."""
 
 
-def failures(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Failures of a report by law."""
+def failures_by_law(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Failed results of a report, by law."""
     return {r["law"]: r for r in report["results"] if r["status"] == "failed"}
 
 
-@pytest.mark.parametrize("law", ["operation.broadcasting", "operation.rejection", "semantics.causal_alignment"])
+@pytest.mark.parametrize(
+    "law", ["operation.broadcast-equals-repeat", "operation.rejection", "semantics.causal_alignment"]
+)
 def test_a_snippet_prints_the_inputs_of_the_report(
-    wrong: tuple[Path, str, dict[str, Any]], tmp_path: Path, law: str
+    wrong_run: tuple[Path, str, dict[str, Any]], tmp_path: Path, law: str
 ) -> None:
-    folder, _, report = wrong
+    folder, _, report = wrong_run
     if law == "semantics.causal_alignment":
-        folder, (_, report) = tmp_path, checked(tmp_path, SHIFTED, "--law", law, "--dtype", "float64")
-    found = failures(report)[law]["counterexample"]
-    assert f"\n{DERIVED}\n" in found["snippet"]
-    done = replayed(folder, found["snippet"])
+        folder, (_, report) = tmp_path, run_check(tmp_path, SHIFTED_ATTENTION, "--law", law, "--dtype", "float64")
+    counterexample = failures_by_law(report)[law]["counterexample"]
+    assert f"\n{DERIVED}\n" in counterexample["snippet"]
+    done = run_snippet(folder, counterexample["snippet"])
     assert done.returncode == 1, done.stderr
     for name in ("query", "mask", "causal"):
-        value = found["arguments"][name]
-        shown = np.array(value) if isinstance(value, list) else value
-        assert f"\n{name} = {shown}\n" in done.stdout
+        value = counterexample["arguments"][name]
+        expected = np.array(value) if isinstance(value, list) else value
+        assert f"\n{name} = {expected}\n" in done.stdout
     if law == "semantics.causal_alignment":
-        assert found["arguments"]["causal"] is True
-        assert len(found["arguments"]["query"]) != len(found["arguments"]["key"])
+        assert counterexample["arguments"]["causal"] is True
+        assert len(counterexample["arguments"]["query"]) != len(counterexample["arguments"]["key"])
 
 
 @pytest.mark.parametrize(
-    ("operation", "budget", "plain"),
+    ("operation", "budget", "compares"),
     [("dot_scores", [[1e-6, 1e-6]], True), ("dot_scores", [[1.0, 1e-6]], False), ("causal_mask", [[0, 0]], False)],
 )
-def test_a_snippet_compares_only_where_that_shows_it(operation: str, budget: list[list[float]], plain: bool) -> None:
+def test_a_snippet_compares_results_if_it_suffices(operation: str, budget: list[list[float]], compares: bool) -> None:
     chosen = OPERATIONS[operation]
     values: dict[str, Any] = {"query": np.ones((1, 1)), "key": np.ones((2, 1)), "n": 1, "m": 2}
     values = {name: values[name] for name in chosen.call.names if name in values}
-    given = Arguments(chosen, values)
+    arguments = Arguments(chosen, values)
     subject = Subject(reference, Contract.of(reference, "reference"), chosen, "float64", "cpu")
     kind = float if chosen.float_result else bool
     expected, got = np.zeros((1, 2), kind), np.array([[0, 0.1]]).astype(kind)
-    violation = Violation("", expected=expected, got=got, budget=np.array(budget), index=(0, 1), arguments=given)
-    text = snippet(subject, CHECKS["operation.oracle"][0], given, violation, 0)
-    assert ("replay(" not in text) == plain
+    violation = Violation("", expected=expected, got=got, budget=np.array(budget), index=(0, 1), arguments=arguments)
+    text = snippet(subject, CHECKS["operation.oracle"][0], arguments, violation, 0)
+    assert ("replay(" not in text) == compares
     assert "# The law" not in text
 
 
-def test_snippets_blame_whoever_is_wrong(wrong: tuple[Path, str, dict[str, Any]]) -> None:
-    folder, _, report = wrong
-    found = failures(report)
-    assert set(found) >= {"operation.oracle", "operation.rejection", "attention.scale"}
-    for law, r in found.items():
-        done = replayed(folder, r["counterexample"]["snippet"].replace("'backend.py'", "'reference'"))
+def test_snippets_acquit_the_reference(wrong_run: tuple[Path, str, dict[str, Any]]) -> None:
+    folder, _, report = wrong_run
+    failed = failures_by_law(report)
+    assert set(failed) >= {"operation.oracle", "operation.rejection", "attention.unbiased-scale"}
+    for law, r in failed.items():
+        done = run_snippet(folder, r["counterexample"]["snippet"].replace("'backend.py'", "'reference'"))
         assert done.returncode == 0, (law, done.stdout, done.stderr)
 
 
@@ -487,9 +496,9 @@ REFUSED = {
 }
 
 
-def with_unusable_backends(folder: Path) -> None:
-    """Backends in files, all but the first of which nobody can judge."""
-    written(folder, RIGHT)
+def write_unusable_backends(folder: Path) -> None:
+    """Write ``backend.py``, which can be judged, and files that cannot."""
+    write_backend(folder, RIGHT)
     for name, code in {
         "empty": "x = 1\n",
         "broken": "1 / 0\n",
@@ -504,19 +513,19 @@ def with_unusable_backends(folder: Path) -> None:
         (folder / f"{name}.py").write_text(code)
 
 
-@pytest.mark.parametrize(("given", "message"), REFUSED.items(), ids=[" ".join(a) for a in REFUSED])
+@pytest.mark.parametrize(("selection", "message"), REFUSED.items(), ids=[" ".join(a) for a in REFUSED])
 def test_a_backend_that_cannot_be_judged_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, selection: tuple[str, ...], message: str
 ) -> None:
-    """The plan of a run, made as the command makes it, without the workers."""
-    with_unusable_backends(tmp_path)
+    """The run is planned as by the command, without worker processes."""
+    write_unusable_backends(tmp_path)
     monkeypatch.chdir(tmp_path)
     settings = Settings()
-    if given[1:]:
-        field, value = given[1:]
+    if selection[1:]:
+        field, value = selection[1:]
         changed: dict[str, Any] = {field: value if field == "device" else (value,)}
         settings = replace(settings, **changed)
-    probe = Probe(given[0], settings.device)
+    probe = Probe(selection[0], settings.device)
     try:
         with pytest.raises(BackendError) as raised:
             Plan.of(contract_from(probe.description(), probe.backend), settings)
@@ -525,9 +534,9 @@ def test_a_backend_that_cannot_be_judged_is_refused(
     assert message in str(raised.value)
 
 
-UNUSABLE = {
+REFUSED_RUNS = {
     ("check", "broken.py"): "backend 'broken.py': cannot be imported: ZeroDivisionError: division by zero",
-    ("check", "backend.py", "--law", "scoring.isometri"): "scoring.isometry",
+    ("check", "backend.py", "--law", "scoring.isometri"): "scoring.isometry-invariance",
     ("spec", "--html", "no/such/folder.html"): "--html: expected a file that can be written; got 'no/such/folder.html'",
     ("check", "workers.py", "--in-process"): "nothing was judged: 3 worker processes ended while they imported",
     ("check", "fails.py", "--in-process"): "nothing was judged: ",
@@ -535,9 +544,9 @@ UNUSABLE = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "message"), UNUSABLE.items(), ids=[" ".join(a) for a in UNUSABLE])
-def test_what_cannot_be_used_is_said_in_one_line(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
-    with_unusable_backends(tmp_path)
+@pytest.mark.parametrize(("arguments", "message"), REFUSED_RUNS.items(), ids=[" ".join(a) for a in REFUSED_RUNS])
+def test_what_cannot_be_judged_is_refused_in_one_line(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    write_unusable_backends(tmp_path)
     workers = ("--workers", "1") if arguments[1] in ("broken.py", "waits.py") else ()
     seconds = "6" if "waits.py" in arguments else "120"
     done = attnspec(*arguments, *workers, folder=tmp_path, ATTNSPEC_IMPORT_SECONDS=seconds)
@@ -546,17 +555,17 @@ def test_what_cannot_be_used_is_said_in_one_line(tmp_path: Path, arguments: tupl
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-MISNAMED = {
+UNKNOWN_NAMES = {
     ("operations", "softmaxx"): "--operation: expected one of",
     ("operations", "SDPA"): "--operation: expected one of scaled_dot_product_attention, ",
-    ("laws", "scoring.isometri"): "scoring.isometry",
+    ("laws", "scoring.isometri"): "scoring.isometry-invariance",
     ("profile", "slow"): "--profile: expected one of quick, full, release; got 'slow'",
 }
 
 
-@pytest.mark.parametrize(("given", "message"), MISNAMED.items())
-def test_a_setting_that_does_not_exist_is_refused(given: tuple[str, str], message: str) -> None:
-    field, value = given
+@pytest.mark.parametrize(("setting", "message"), UNKNOWN_NAMES.items())
+def test_a_setting_that_does_not_exist_is_refused(setting: tuple[str, str], message: str) -> None:
+    field, value = setting
     changed: dict[str, Any] = {field: value if field == "profile" else (value,)}
     settings = replace(Settings(), **changed)
     with pytest.raises(BackendError) as raised:
@@ -564,7 +573,7 @@ def test_a_setting_that_does_not_exist_is_refused(given: tuple[str, str], messag
     assert message in str(raised.value)
 
 
-REFUSED_AT_ONCE = {
+WRONG_ARGUMENTS = {
     ("check", "backend.py", "--workers", "0"): "--workers: expected at least 1; got 0",
     ("check", "backend.py", "--hang-after", "nan"): "--hang-after: expected more than 0 and at most 86,400 seconds",
     ("check", "backend.py", "--hang-after", "1e12"): "--hang-after: expected more than 0 and at most 86,400 seconds",
@@ -583,18 +592,18 @@ REFUSED_AT_ONCE = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "message"), REFUSED_AT_ONCE.items(), ids=[" ".join(a) for a in REFUSED_AT_ONCE])
-def test_what_starts_no_process_is_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+@pytest.mark.parametrize(("arguments", "expected"), WRONG_ARGUMENTS.items(), ids=[" ".join(a) for a in WRONG_ARGUMENTS])
+def test_wrong_arguments_are_refused_in_one_line_before_a_process_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], expected: str
 ) -> None:
-    with_unusable_backends(tmp_path)
+    write_unusable_backends(tmp_path)
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, arguments)
-    # What `main` says of both exceptions, and its status, are the same for every message.
-    said = str(done.exception) if isinstance(done.exception, BackendError | UnwritableError) else done.stderr
+    # `main` prints both exceptions in one line and exits with 2, whatever their message.
+    message = str(done.exception) if isinstance(done.exception, BackendError | UnwritableError) else done.stderr
     assert done.exit_code == 2 or not isinstance(done.exception, SystemExit)
-    assert message in said
-    assert len(said.strip().splitlines()) == 1
+    assert expected in message
+    assert len(message.strip().splitlines()) == 1
 
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGINT is ignored by a shell of POSIX")
@@ -609,7 +618,7 @@ def test_the_wait_for_workers_ends_where_sigint_is_ignored(tmp_path: Path) -> No
     assert "worker processes did not import the backend within 6 s" in done.stderr
 
 
-def test_lists_and_shows(tmp_path: Path) -> None:
+def test_list_and_show_print_operations_laws_and_backends(tmp_path: Path) -> None:
     def printed(*arguments: str) -> str:
         done = CliRunner(env={"COLUMNS": ""}).invoke(app, arguments)
         assert done.exit_code == 0, done.output
@@ -619,16 +628,16 @@ def test_lists_and_shows(tmp_path: Path) -> None:
     assert "pytorch" in printed("list", "backends")
     operations = printed("list", "operations")
     assert all(o.name in operations and o.statement in operations for o in OPERATIONS.values())
-    shown = printed("show", "scaled_dot_product_attention")
-    assert "S0(6)" in shown
-    assert "attention.scale-trade" in shown
+    operation_page = printed("show", "scaled_dot_product_attention")
+    assert "S0(6)" in operation_page
+    assert "attention.query-key-scale-exchange" in operation_page
     assert "Var" in printed("show", "moments.mean-and-variance")
-    # Once as users call it: what is no terminal cuts nothing.
+    # Once as users call it: output that is no terminal is not cut.
     assert attnspec("list", "operations", folder=tmp_path, COLUMNS="").stdout == operations
 
 
-def test_the_suite_in_a_test_file_of_somebody_else(tmp_path: Path) -> None:
-    written(tmp_path, ATTENTION)
+def test_a_subclass_of_the_suite_runs_under_pytest(tmp_path: Path) -> None:
+    write_backend(tmp_path, WRONG_ATTENTION)
     (tmp_path / "test_mine.py").write_text(
         "import backend\nfrom attnspec.conformance import ConformanceSuite\n"
         "class TestMine(ConformanceSuite):\n    backend = backend\n    laws = ('operation.oracle', 'operation.shape')\n"
@@ -640,10 +649,10 @@ def test_the_suite_in_a_test_file_of_somebody_else(tmp_path: Path) -> None:
     assert "2 failed" in done.stdout
 
 
-def test_pytest_with_the_name_of_a_backend(tmp_path: Path) -> None:
+def test_pytest_judges_a_backend_by_its_name(tmp_path: Path) -> None:
     command = [
         *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "attnspec.conformance"),
-        *("-o", "consider_namespace_packages=true", f"--attn-backend={written(tmp_path, RIGHT)}"),
+        *("-o", "consider_namespace_packages=true", f"--attn-backend={write_backend(tmp_path, RIGHT)}"),
         *("--attn-law=operation.oracle", "--attn-json=r.json"),
     ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
@@ -652,7 +661,7 @@ def test_pytest_with_the_name_of_a_backend(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "r.json").read_text())["verdict"] == "conforms"
 
 
-MISSPELT = {
+UNKNOWN_PYTEST_OPTIONS = {
     "--attn-operation=foo": "operation: expected one of",
     "--attn-law=nonsense": "law: expected one of",
     "--attn-dtype=bfloat16": "--dtype: expected one of float64, float32, its limits; got 'bfloat16'",
@@ -661,11 +670,11 @@ MISSPELT = {
 }
 
 
-@pytest.mark.parametrize(("option", "message"), MISSPELT.items())
-def test_pytest_refuses_what_it_cannot_select(tmp_path: Path, option: str, message: str) -> None:
+@pytest.mark.parametrize(("option", "message"), UNKNOWN_PYTEST_OPTIONS.items())
+def test_pytest_refuses_unknown_selections(tmp_path: Path, option: str, message: str) -> None:
     command = [
         *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "attnspec.conformance"),
-        *("-o", "consider_namespace_packages=true", f"--attn-backend={written(tmp_path, RIGHT)}", option),
+        *("-o", "consider_namespace_packages=true", f"--attn-backend={write_backend(tmp_path, RIGHT)}", option),
         "--attn-json=r.json",
     ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
@@ -685,10 +694,8 @@ def test_pytest_refuses_what_it_cannot_select(tmp_path: Path, option: str, messa
         ("laws = ('operation.oracle',)", ("--attn-backend=nope",), "TestMine names its own backend; got 'nope'"),
     ],
 )
-def test_a_suite_refuses_what_it_cannot_select(
-    tmp_path: Path, body: str, options: tuple[str, ...], message: str
-) -> None:
-    written(tmp_path, RIGHT)
+def test_a_suite_refuses_unknown_selections(tmp_path: Path, body: str, options: tuple[str, ...], message: str) -> None:
+    write_backend(tmp_path, RIGHT)
     (tmp_path / "test_mine.py").write_text(
         "import backend\nfrom attnspec.conformance import ConformanceSuite\n"
         f"class TestMine(ConformanceSuite):\n    backend = backend\n    {body}\n"

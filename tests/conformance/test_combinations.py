@@ -1,4 +1,4 @@
-"""Combinations of what models have: which there are, and the masks and layouts of each."""
+"""Combinations of the masks, layouts and sizes that models use."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attnspec.conformance.inputs.arguments import Arguments
-from attnspec.conformance.inputs.combinations import LEVELS, combinations, masked, placed
+from attnspec.conformance.inputs.combinations import LEVELS, combinations, in_layout, with_mask_level
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import OPERATIONS
 
@@ -19,19 +19,19 @@ def call(n: int = 5, m: int = 9) -> Arguments:
     return Arguments(ATTENTION, {path: rng.standard_normal(shape) for path, shape in shapes.items()})
 
 
-def test_every_combination_of_three_is_tried() -> None:
+def test_every_triple_of_levels_is_in_some_row() -> None:
     rows = combinations(ATTENTION, Limits(), 3)
     for names in itertools.combinations(LEVELS, 3):
-        there = {tuple(row[name] for name in names) for row in rows}
-        assert there == set(itertools.product(*(LEVELS[name] for name in names)))
+        combinations_of_names = {tuple(row[name] for name in names) for row in rows}
+        assert combinations_of_names == set(itertools.product(*(LEVELS[name] for name in names)))
 
 
-def test_every_pair_is_tried_by_fewer() -> None:
+def test_every_pair_of_levels_needs_fewer_rows() -> None:
     rows = combinations(ATTENTION, Limits(), 2)
     assert len(rows) < len(combinations(ATTENTION, Limits(), 3)) / 2
     for names in itertools.combinations(LEVELS, 2):
-        there = {tuple(row[name] for name in names) for row in rows}
-        assert there == set(itertools.product(*(LEVELS[name] for name in names)))
+        pairs_of_names = {tuple(row[name] for name in names) for row in rows}
+        assert pairs_of_names == set(itertools.product(*(LEVELS[name] for name in names)))
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,12 @@ def test_combinations_stay_within_the_limits(limits: Limits, masks: set[str]) ->
     assert {row["masks"] for row in combinations(ATTENTION, limits, 3)} == masks
 
 
-def test_masks_leave_every_query_a_key() -> None:
+def test_masks_leave_every_query_an_attendable_key() -> None:
     rng = np.random.default_rng(0)
-    assert masked(call(), "none", rng).mask is None
-    assert masked(call(), "triangle", rng).causal
+    assert with_mask_level(call(), "none", rng).mask is None
+    assert with_mask_level(call(), "triangle", rng).causal
     for kind, heads in (("shared", 1), ("own", 2)):
-        mask = masked(call(), kind, rng).mask
+        mask = with_mask_level(call(), kind, rng).mask
         assert mask is not None
         assert mask.shape == (2, heads, 5, 9)
         assert mask.any(-1).all()
@@ -63,10 +63,10 @@ def test_masks_leave_every_query_a_key() -> None:
 
 @pytest.mark.parametrize("layout", LEVELS["layout"])
 def test_layouts_hold_the_numbers_of_the_arguments(layout: str) -> None:
-    given, inputs = placed(call(), layout, np.ascontiguousarray)
-    for path, x in given.arrays.items():
+    arguments, inputs = in_layout(call(), layout, np.ascontiguousarray)
+    for path, x in arguments.arrays.items():
         np.testing.assert_array_equal(inputs[path], x)
-    contiguous = {path: inputs[path].flags.c_contiguous for path in given.arrays}
+    contiguous = {path: inputs[path].flags.c_contiguous for path in arguments.arrays}
     assert all(contiguous.values()) == (layout == "contiguous")
-    repeated = {path for path in given.arrays if 0 in inputs[path].strides}
+    repeated = {path for path in arguments.arrays if 0 in inputs[path].strides}
     assert repeated == ({"key", "value"} if layout == "one for all heads" else set())

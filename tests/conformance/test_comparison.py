@@ -1,4 +1,4 @@
-"""Comparisons in words: two numbers that differ never look alike."""
+"""Messages of comparisons: two different numbers are never printed alike."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from attnspec.conformance.judging.comparison import Comparisons, distinct_texts
 from attnspec.conformance.judging.violation import Violation
 from attnspec.spec import OPERATIONS
 
-GIVEN = Arguments(OPERATIONS["softmax"], {"scores": np.zeros((1, 1))})
+ARGUMENTS = Arguments(OPERATIONS["softmax"], {"scores": np.zeros((1, 1))})
 
 
 @pytest.mark.parametrize(
-    ("got", "expected", "shown"),
+    ("got", "expected", "texts"),
     [
         (0.5, 0.25, ("0.5", "0.25", "")),
         (np.nan, 1.0, ("nan", "1", "")),
@@ -25,23 +25,23 @@ GIVEN = Arguments(OPERATIONS["softmax"], {"scores": np.zeros((1, 1))})
         (1e300, 1e300 * (1 + 2.0**-50), ("1.0000000000000001e+300", "1.0000000000000009e+300", "8.92e+284 too little")),
     ],
 )  # fmt: skip
-def test_numbers_have_as_many_digits_as_it_takes(got: Any, expected: Any, shown: tuple[str, str, str]) -> None:
-    assert distinct_texts(np.asarray(got), np.asarray(expected)) == shown
+def test_numbers_are_printed_with_enough_digits_to_differ(got: Any, expected: Any, texts: tuple[str, str, str]) -> None:
+    assert distinct_texts(np.asarray(got), np.asarray(expected)) == texts
 
 
 @pytest.mark.skipif(bool(np.finfo(np.longdouble).eps > 2.0**-60), reason="a long double is a double here")
-def test_long_doubles_are_told_from_doubles() -> None:
+def test_long_doubles_are_printed_unlike_doubles() -> None:
     expected = np.longdouble(1) + np.longdouble(2) ** -60
-    found, wanted, difference = distinct_texts(np.float64(1), expected)
-    assert found != wanted
+    double_text, long_double_text, difference = distinct_texts(np.float64(1), expected)
+    assert double_text != long_double_text
     assert difference == "8.67e-19 too little"
 
 
-def test_a_violation_says_how_far_off_what_looks_alike() -> None:
-    one = np.ones((1, 1))
+def test_a_violation_of_close_numbers_says_their_difference() -> None:
+    ones = np.ones((1, 1))
     with pytest.raises(
         Violation, match=r"^the result\[0, 0\] is 1\.0000000000000009, expected 1 ± 3\.33e-16: 8\.88e-16 too much$"
     ):
-        Comparisons().matches(one + 2.0**-50, one, one * 3.33e-16, GIVEN)
+        Comparisons().matches(ones + 2.0**-50, ones, ones * 3.33e-16, ARGUMENTS)
     with pytest.raises(Violation, match=r"expected 1, bit for bit: 8\.88e-16 too much$"):
-        Comparisons().same(one + 2.0**-50, one, lambda: one, GIVEN, "the result")
+        Comparisons().same(ones + 2.0**-50, ones, lambda: ones, ARGUMENTS, "the result")

@@ -1,4 +1,4 @@
-"""What was observed and is not declared: found by judging again, put together for all operations, and pasted."""
+"""Missing declarations: found by judging again, combined for all operations, and ready to paste."""
 
 import ast
 import json
@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from attnspec import reference
-from attnspec.conformance.explaining.classes import wider_classes
 from attnspec.conformance.explaining.declaration import Declaration, declaration, lines
+from attnspec.conformance.explaining.missing_declarations import MissingDeclarations, missing_declarations
+from attnspec.conformance.explaining.precision_classes import wider_classes
 from attnspec.conformance.explaining.refusals import REFUSED, Refusals, refusals, says_unsupported
 from attnspec.conformance.explaining.refusals import _Probes as Probes
-from attnspec.conformance.explaining.undeclared import Undeclared, undeclared
 from attnspec.conformance.inputs.corners import FEATURES, LENGTHS, multiply_adds
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, judge
@@ -34,7 +34,7 @@ from attnspec.conformance.running.messages import PASTE
 from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.operation import OPERATIONS
 
-from .test_cli import SCHEMA, attnspec, written
+from .test_cli import SCHEMA, attnspec, write_backend
 
 Numbers = np.ndarray[Any, Any]
 ATTENTION = "scaled_dot_product_attention"
@@ -44,7 +44,7 @@ def attention(
     query: Numbers, key: Numbers, value: Numbers, *, mask: Any = None, causal: bool = False,
     rounded: Callable[[Numbers], Numbers] = lambda x: x, scale: float = 1.0, masked: float = -np.inf,
 ) -> Numbers:  # fmt: skip
-    """Attention with operands that are rounded, scores that are scaled, and another score of what is masked."""
+    """Attention with rounded operands, scaled scores, and a chosen score of masked pairs."""
     allowed = np.ones((query.shape[-2], key.shape[-2]), bool) if mask is None else mask
     if causal:
         allowed = allowed & np.tri(query.shape[-2], key.shape[-2], dtype=bool)
@@ -54,9 +54,11 @@ def attention(
         scores = np.where(allowed, scores, query.dtype.type(masked))
         weights = np.exp(scores - np.max(scores, axis=-1, keepdims=True, initial=-1e30))
         weights /= np.where((total := weights.sum(-1, keepdims=True)) > 0, total, 1)
-        # What is masked is left out of the product.
-        seen = np.where(np.swapaxes(np.broadcast_to(allowed, weights.shape), -1, -2).any(-1, keepdims=True), value, 0)
-        return np.asarray(rounded(weights) @ rounded(value if masked > -np.inf else seen))
+        # Values that no query attends to are left out of the product, as they may be NaN.
+        attended = np.where(
+            np.swapaxes(np.broadcast_to(allowed, weights.shape), -1, -2).any(-1, keepdims=True), value, 0
+        )
+        return np.asarray(rounded(weights) @ rounded(value if masked > -np.inf else attended))
 
 
 def tf32(x: Numbers) -> Numbers:
@@ -65,112 +67,114 @@ def tf32(x: Numbers) -> Numbers:
     return ((bits + np.uint32(0x0FFF) + ((bits >> 13) & 1)) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
-def explanation(laws: tuple[str, ...], function: Callable[..., Any] = attention, **changed: Any) -> Undeclared:
-    """What explains the violations of an attention."""
+def explanation(laws: tuple[str, ...], function: Callable[..., Any] = attention, **changed: Any) -> MissingDeclarations:
+    """The missing declarations that explain the violations of an attention function."""
     backend = SimpleNamespace(name="mine", scaled_dot_product_attention=partial(function, **changed))
     contract, case = Contract.of(backend), Case(ATTENTION, "float32", laws)
     judging = partial(judge, backend, profile=PROFILES["quick"])
     failed = [r for r in judging(contract, case) if r.status is Status.FAILED]
     assert failed
     subject = Subject(backend, contract, OPERATIONS[ATTENTION], "float32", "cpu")
-    under = partial(judging, stop_at_first=True)
-    return undeclared(under, contract, case, failed, lambda: refusals(subject, lambda law, example: None))
+    judge_under = partial(judging, stop_at_first=True)
+    return missing_declarations(
+        judge_under, contract, case, failed, lambda: refusals(subject, lambda law, example: None)
+    )
 
 
-LAWS = (FORMULA, "semantics.fully_masked", "pooling.gain")
+LAWS = (FORMULA, "semantics.fully_masked", "pooling.unbiased-gain")
 
 
 def test_a_choice_explains_the_formula() -> None:
-    found = explanation(LAWS, masked=-1e30)
-    assert (found.semantics, found.precision, found.limits) == ({"fully_masked": "uniform"}, "", {})
-    assert set(found.laws) >= {FORMULA, "semantics.fully_masked"}
-    assert set(found.laws.values()) == {"semantics"}
+    explained = explanation(LAWS, masked=-1e30)
+    assert (explained.semantics, explained.precision, explained.limits) == ({"fully_masked": "uniform"}, "", {})
+    assert set(explained.laws) >= {FORMULA, "semantics.fully_masked"}
+    assert set(explained.laws.values()) == {"semantics"}
 
 
 @pytest.mark.slow
-def test_roundings_are_of_the_least_class_that_allows_them() -> None:
-    found = explanation(LAWS, rounded=tf32)
-    assert (found.semantics, found.precision) == ({}, "tf32")
-    assert found.laws[FORMULA] == "precision"
+def test_the_narrowest_class_that_allows_the_roundings_is_proposed() -> None:
+    explained = explanation(LAWS, rounded=tf32)
+    assert (explained.semantics, explained.precision) == ({}, "tf32")
+    assert explained.laws[FORMULA] == "precision"
 
 
-def test_a_choice_that_roundings_hide_is_seen_under_their_class() -> None:
-    found = explanation(LAWS, rounded=tf32, masked=-1e30)
-    assert (found.semantics, found.precision) == ({"fully_masked": "uniform"}, "tf32")
-    assert set(found.laws) >= {FORMULA, "semantics.fully_masked"}
+def test_a_choice_is_found_beside_roundings_of_another_class() -> None:
+    explained = explanation(LAWS, rounded=tf32, masked=-1e30)
+    assert (explained.semantics, explained.precision) == ({"fully_masked": "uniform"}, "tf32")
+    assert set(explained.laws) >= {FORMULA, "semantics.fully_masked"}
 
 
-def test_no_class_explains_what_is_wrong_on_the_arrays_of_another_law() -> None:
-    """The formula holds on its own examples, under any class; it is wrong where a mask has the most dimensions."""
+def test_no_class_explains_errors_on_the_inputs_of_another_law() -> None:
+    """The formula is wrong only where the mask has more dimensions than the arrays."""
 
     def wrong(query: Any, key: Any, value: Any, *, mask: Any = None, causal: bool = False) -> Any:
         output = attention(query, key, value, mask=mask, causal=causal)
         most = max(x.ndim for x in (query, key, value))
         return output if mask is None or mask.ndim <= most else output * output.dtype.type(1.5)
 
-    assert explanation((FORMULA, "operation.broadcasting"), wrong).precision == ""
+    assert explanation((FORMULA, "operation.broadcast-equals-repeat"), wrong).precision == ""
 
 
-WRONG: Mapping[str, dict[str, Any]] = {
+WRONG_SCALES: Mapping[str, dict[str, Any]] = {
     "the scores are twice as large": {"scale": 2.0},
     "the scores are a little larger, less than a class allows for": {"scale": 1 + 2.0**-9},
     "errors are far below those of the next class": {"scale": 1 + 2.0**-19},
 }
 
 
-@pytest.mark.parametrize("changed", WRONG.values(), ids=WRONG)
-def test_wrong_numbers_are_explained_by_nothing(changed: dict[str, Any]) -> None:
-    assert explanation((FORMULA, "attention.scale"), **changed) == Undeclared()
+@pytest.mark.parametrize("changed", WRONG_SCALES.values(), ids=WRONG_SCALES)
+def test_no_declaration_explains_wrong_numbers(changed: dict[str, Any]) -> None:
+    assert explanation((FORMULA, "attention.unbiased-scale"), **changed) == MissingDeclarations()
 
 
-def test_what_a_second_call_does_not_show_is_explained_by_nothing() -> None:
+def test_no_declaration_explains_an_error_that_does_not_repeat() -> None:
     calls: list[bool] = []
 
-    def wrong_at_first(query: Numbers, *given: Numbers, **options: Any) -> Numbers:
-        result = attention(query, *given, **options)
+    def wrong_at_first(query: Numbers, *arrays: Numbers, **options: Any) -> Numbers:
+        result = attention(query, *arrays, **options)
         calls.append(bool(result.size and not calls))
         return result + 1 if calls[-1] else result
 
-    assert explanation((FORMULA,), wrong_at_first) == Undeclared()
+    assert explanation((FORMULA,), wrong_at_first) == MissingDeclarations()
     assert sum(calls) == 1
 
 
-def long_ones_refused(query: Numbers, key: Numbers, value: Numbers, **more: Any) -> Numbers:
+def refuses_long_sequences(query: Numbers, key: Numbers, value: Numbers, **options: Any) -> Numbers:
     """Attention to at most 40 keys."""
     if max(query.shape[-2], key.shape[-2]) > 40:
         raise ValueError(f"sequences of {key.shape[-2]} are not supported")
-    return attention(query, key, value, **more)
+    return attention(query, key, value, **options)
 
 
-def test_limits_explain_what_is_refused() -> None:
-    found = explanation((FORMULA, "operation.shape"), long_ones_refused)
-    assert (found.limits, set(found.laws.values())) == ({"max_length": 40}, {"limits"})
+def test_limits_explain_refused_sizes() -> None:
+    explained = explanation((FORMULA, "operation.shape"), refuses_long_sequences)
+    assert (explained.limits, set(explained.laws.values())) == ({"max_length": 40}, {"limits"})
 
 
-def test_that_keys_alone_must_be_there_is_a_choice_and_no_limit() -> None:
-    def wants_keys(query: Numbers, key: Numbers, value: Numbers, **more: Any) -> Numbers:
+def test_refusing_calls_without_keys_is_a_choice_and_no_limit() -> None:
+    def needs_keys(query: Numbers, key: Numbers, value: Numbers, **more: Any) -> Numbers:
         if not key.shape[-2]:
             raise ValueError("the keys must be non-empty")
         return attention(query, key, value, **more)
 
-    found = explanation((FORMULA, "semantics.no_keys"), wants_keys)
-    assert (found.semantics, found.limits) == ({"no_keys": "error"}, {})
+    explained = explanation((FORMULA, "semantics.no_keys"), needs_keys)
+    assert (explained.semantics, explained.limits) == ({"no_keys": "error"}, {})
 
 
-def test_other_exceptions_are_no_limits() -> None:
+def test_exceptions_that_refuse_nothing_are_no_limits() -> None:
     def breaks(query: Numbers, key: Numbers, value: Numbers, **more: Any) -> Numbers:
         if key.shape[-2] > 40:
             raise IndexError("index 40 is out of bounds")
         return attention(query, key, value, **more)
 
-    assert explanation((FORMULA,), breaks) == Undeclared()
+    assert explanation((FORMULA,), breaks) == MissingDeclarations()
 
 
-def test_after_a_crash_nothing_is_asked() -> None:
+def test_after_a_crash_the_backend_is_not_called_again() -> None:
     crashed = Result(ATTENTION, FORMULA, "float32", Status.FAILED, Reason.CRASHED, "ended the process")
-    value = replace(crashed, law="attention.scale", reason=Reason.VALUE)
+    value = replace(crashed, law="attention.unbiased-scale", reason=Reason.VALUE)
     never: Any = None
-    assert undeclared(never, never, never, [crashed, value], never) == Undeclared()
+    assert missing_declarations(never, never, never, [crashed, value], never) == MissingDeclarations()
 
 
 REFUSING: Mapping[str, tuple[str, Callable[..., bool], dict[str, Any]]] = {
@@ -188,9 +192,7 @@ REFUSING: Mapping[str, tuple[str, Callable[..., bool], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("operation", "refuses", "limits"), REFUSING.values(), ids=REFUSING)
-def test_what_is_refused_is_described_by_limits(
-    operation: str, refuses: Callable[..., bool], limits: dict[str, Any]
-) -> None:
+def test_limits_describe_refused_inputs(operation: str, refuses: Callable[..., bool], limits: dict[str, Any]) -> None:
     def call(*arguments: Numbers) -> Any:
         if refuses(*arguments):
             raise NotImplementedError
@@ -198,7 +200,7 @@ def test_what_is_refused_is_described_by_limits(
 
     backend = SimpleNamespace(name="mine", **{operation: call})
     subject = Subject(backend, Contract.of(backend), OPERATIONS[operation], "float64", "cpu")
-    expected = Refusals(everything=True) if REFUSED in limits else Refusals(limits=limits, taken=True)
+    expected = Refusals(everything=True) if REFUSED in limits else Refusals(limits=limits, accepts_any=True)
     assert refusals(subject, lambda law, example: None) == expected
 
 
@@ -207,17 +209,17 @@ MOST_WORK = 2.0**30
 
 
 @pytest.mark.parametrize("name", [o.name for o in OPERATIONS.values() if not o.reference_only])
-def test_no_probe_is_large_whatever_the_operation_has(name: str) -> None:
+def test_no_probe_of_any_operation_is_large(name: str) -> None:
     backend = SimpleNamespace(name="mine", **{name: getattr(reference, name)})
     operation = OPERATIONS[name]
     probes = Probes(Subject(backend, Contract.of(backend), operation, "float32", "cpu"), lambda law, example: None)
     length, features = max(probes.length, 1), max(probes.width, 1)
-    for given in (probes.plain(max(LENGTHS), features), probes.plain(length, max(FEATURES))):
-        assert multiply_adds(given.sizes, given.batch, operation) <= MOST_WORK
-        assert sum(x.size for x in given.arrays.values()) <= 2**24
+    for arguments in (probes.plain(max(LENGTHS), features), probes.plain(length, max(FEATURES))):
+        assert multiply_adds(arguments.sizes, arguments.batch, operation) <= MOST_WORK
+        assert sum(x.size for x in arguments.arrays.values()) <= 2**24
 
 
-def test_a_grid_that_is_refused_is_looked_into_at_once() -> None:
+def test_refused_grids_are_probed_with_small_inputs() -> None:
     def gate(x: Numbers, gating: Numbers, parameters: Any) -> Any:
         if x.shape[-4:-1] != gating.shape[-4:-1]:
             raise NotImplementedError("gating of another grid is not supported")
@@ -227,52 +229,54 @@ def test_a_grid_that_is_refused_is_looked_into_at_once() -> None:
     sizes: list[int] = []
     backend = SimpleNamespace(name="mine", attention_gate=gate)
     subject = Subject(backend, Contract.of(backend), OPERATIONS["attention_gate"], "float32", "cpu")
-    # Batches broadcast: every input in which they do has grids that differ, too.
-    assert refusals(subject, lambda law, example: None) == Refusals(taken=True)
+    # Inputs whose batches broadcast also have grids that differ, so broadcasting is not to blame.
+    assert refusals(subject, lambda law, example: None) == Refusals(accepts_any=True)
     assert max(sizes) <= 2**15
-    # No limit says that grids must be equal. The violation has the backend's own message, and nothing is proposed.
+    # No limit says that grids must be equal: nothing is proposed, and the backend's message stays.
     contract, case = Contract.of(backend), Case("attention_gate", "float32", (FORMULA,))
     judging = partial(judge, backend, profile=PROFILES["quick"])
     (failed,) = judging(contract, case)
     assert failed.message.startswith("raised NotImplementedError: gating of another grid is not supported")
-    under = partial(judging, stop_at_first=True)
-    seen = refusals(subject, lambda law, example: None)
-    assert undeclared(under, contract, case, [failed], lambda: seen) == Undeclared()
+    judge_under = partial(judging, stop_at_first=True)
+    observed_refusals = refusals(subject, lambda law, example: None)
+    assert (
+        missing_declarations(judge_under, contract, case, [failed], lambda: observed_refusals) == MissingDeclarations()
+    )
 
 
-def test_batches_whose_shapes_do_not_fit_are_not_broadcast() -> None:
+def test_shape_errors_where_batches_broadcast_are_a_limit() -> None:
     def call(query: Numbers, key: Numbers) -> Any:
         flat = [x.reshape(int(np.prod(query.shape[:-2])), *x.shape[-2:]) for x in (query, key)]
         return reference.dot_scores(*flat).reshape(*query.shape[:-1], key.shape[-2])
 
     backend = SimpleNamespace(name="mine", dot_scores=call)
     subject = Subject(backend, Contract.of(backend), OPERATIONS["dot_scores"], "float64", "cpu")
-    assert refusals(subject, lambda law, example: None) == Refusals(taken=True, limits={"broadcasting": False})
+    assert refusals(subject, lambda law, example: None) == Refusals(accepts_any=True, limits={"broadcasting": False})
 
 
-def test_shapes_that_do_not_fit_without_broadcasting_are_no_limit() -> None:
+def test_shape_errors_without_broadcasting_are_no_limit() -> None:
     def breaks(query: Numbers, key: Numbers, value: Numbers, **more: Any) -> Numbers:
         if key.ndim > 2:
             raise ValueError("cannot reshape array of size 6 into shape (2,2)")
         return attention(query, key, value, **more)
 
-    assert explanation((FORMULA,), breaks) == Undeclared()
+    assert explanation((FORMULA,), breaks) == MissingDeclarations()
 
 
-def test_heads_that_divide_the_width_are_observed() -> None:
+def test_a_backend_whose_heads_divide_the_width_is_recognised() -> None:
     def call(query: Numbers, key: Numbers, value: Numbers, w_q: Numbers, *weights: Numbers) -> Any:
         heads, part, width = w_q.shape
         if not (heads * part == width == key.shape[-1] == value.shape[-1] and part == weights[1].shape[1]):
             raise ValueError("the width must be divisible by the heads")
         return reference.multi_head_attention(query, key, value, w_q, *weights)
 
-    backend = SimpleNamespace(name="mine", multi_head_attention=lambda *given, **more: call(*given))
+    backend = SimpleNamespace(name="mine", multi_head_attention=lambda *arrays, **options: call(*arrays))
     subject = Subject(backend, Contract.of(backend), OPERATIONS["multi_head_attention"], "float64", "cpu")
-    found = refusals(subject, lambda law, example: None)
-    assert (found.everything, found.limits) == (False, {"divided_heads": True})
+    observed = refusals(subject, lambda law, example: None)
+    assert (observed.everything, observed.limits) == (False, {"divided_heads": True})
 
 
-def test_a_feature_that_is_refused_is_left_out() -> None:
+def test_a_refused_feature_is_left_out_of_the_limits() -> None:
     (name, feature), *_ = ((o.name, f) for o in OPERATIONS.values() for f in o.features if "=" in f)
     path, _, choice = feature.partition("=")
 
@@ -283,9 +287,9 @@ def test_a_feature_that_is_refused_is_left_out() -> None:
 
     backend = SimpleNamespace(name="mine", **{name: call})
     subject = Subject(backend, Contract.of(backend), OPERATIONS[name], "float64", "cpu")
-    found = refusals(subject, lambda law, example: None)
-    assert list(found.limits) == ["features"]
-    assert set(OPERATIONS[name].features) - set(found.limits["features"]) == {feature}
+    observed = refusals(subject, lambda law, example: None)
+    assert list(observed.limits) == ["features"]
+    assert set(OPERATIONS[name].features) - set(observed.limits["features"]) == {feature}
 
 
 @pytest.mark.parametrize(
@@ -303,11 +307,11 @@ def test_a_feature_that_is_refused_is_left_out() -> None:
         ("TypeError: unexpected keyword argument 'mask'", False),
     ],
 )
-def test_what_says_that_it_is_not_supported(message: str, says: bool) -> None:
+def test_messages_of_unsupported_calls_are_recognised(message: str, says: bool) -> None:
     assert says_unsupported(message) == says
 
 
-def test_classes_are_tried_from_the_least() -> None:
+def test_precision_classes_are_tried_from_narrow_to_wide() -> None:
     assert wider_classes("ieee64", "float64")[:2] == ["ieee64+one-pass-variance", "ieee32-float64"]
     names = wider_classes("mixed-bfloat16", "bfloat16")
     assert names.index("prescaled-bfloat16") < names.index("eager-bfloat16") < names.index("eager-bfloat16+fast-tanh")
@@ -321,12 +325,12 @@ def bfloat16(x: Numbers) -> Numbers:
     return np.asarray(np.asarray(x, np.float32).astype(ml_dtypes.bfloat16).astype(np.float32))
 
 
-def half_tensors(query: Numbers, key: Numbers, value: Numbers, *, scaled_first: bool, **options: Any) -> Numbers:
-    """Attention in bfloat16 whose scores are stored, or only whose queries are scaled before the product."""
+def bf16_attention(query: Numbers, key: Numbers, value: Numbers, *, scales_queries: bool, **options: Any) -> Numbers:
+    """Attention in bfloat16 that rounds its scores, or only its scaled queries."""
     q, k, v = (np.asarray(x, np.float32) for x in (query, key, value))
     root = np.float32(q.shape[-1] ** -0.5)
     scores = (
-        bfloat16(q * root) @ k.swapaxes(-1, -2) if scaled_first else bfloat16(bfloat16(q @ k.swapaxes(-1, -2)) * root)
+        bfloat16(q * root) @ k.swapaxes(-1, -2) if scales_queries else bfloat16(bfloat16(q @ k.swapaxes(-1, -2)) * root)
     )
     mask, causal = options.get("mask"), options.get("causal")
     allowed = np.ones(scores.shape[-2:], bool) if mask is None else mask
@@ -337,20 +341,20 @@ def half_tensors(query: Numbers, key: Numbers, value: Numbers, *, scaled_first: 
     return np.asarray(bfloat16(weights / np.where(total > 0, total, 1)) @ v).astype(ml_dtypes.bfloat16)
 
 
-@pytest.mark.parametrize(("scaled_first", "name"), [(False, "eager-bfloat16"), (True, "prescaled-bfloat16")])
-def test_the_class_that_is_proposed_is_that_of_the_rounding(scaled_first: bool, name: str) -> None:
-    """Both explain stored scores; but a query over √16 is exact, and no rounding of it explains anything there."""
+@pytest.mark.parametrize(("scales_queries", "name"), [(False, "eager-bfloat16"), (True, "prescaled-bfloat16")])
+def test_the_proposed_class_is_that_of_the_rounding(scales_queries: bool, name: str) -> None:
+    """Only rounded scores explain errors at d = 16, where queries are scaled exactly."""
     backend = SimpleNamespace(
         name="mine",
         limits={"dtypes": ("bfloat16",)},
-        scaled_dot_product_attention=partial(half_tensors, scaled_first=scaled_first),
+        scaled_dot_product_attention=partial(bf16_attention, scales_queries=scales_queries),
     )
-    contract, case = Contract.of(backend), Case(ATTENTION, "bfloat16", (FORMULA, "attention.magnitudes"))
+    contract, case = Contract.of(backend), Case(ATTENTION, "bfloat16", (FORMULA, "attention.extreme-magnitudes"))
     judging = partial(judge, backend, profile=PROFILES["quick"])
     failed = [r for r in judging(contract, case) if r.status is Status.FAILED]
     assert failed
-    under = partial(judging, stop_at_first=True)
-    assert undeclared(under, contract, case, failed, lambda: Refusals()).precision == name
+    judge_under = partial(judging, stop_at_first=True)
+    assert missing_declarations(judge_under, contract, case, failed, lambda: Refusals()).precision == name
 
 
 # All together ---------------------------------------------------------------------------------------------------------
@@ -359,122 +363,122 @@ PROVIDED = ("scaled_dot_product_attention", "self_attention", "dot_scores", "sof
 
 
 def contract(**declared: Any) -> Contract:
-    """What a backend with these operations declares."""
+    """The contract of a backend that provides these operations."""
     functions = {name: getattr(reference, name) for name in PROVIDED}
     return Contract.of(SimpleNamespace(name="mine", **functions, **declared))
 
 
 def verdicts(*operations: str, status: Status = Status.FAILED) -> list[Result]:
-    """The formula of these operations at two dtypes."""
+    """Results of the formula's law for these operations at two dtypes."""
     return [Result(o, FORMULA, d, status, "value", "") for o in operations for d in ("float64", "float32")]
 
 
-def found(kind: str, change: Any) -> dict[str, Any]:
-    """An explanation of the formula."""
-    return Undeclared(**{kind: change}, laws={FORMULA: kind}).as_json()
+def explain(kind: str, change: Any) -> dict[str, Any]:
+    """An explanation of the formula's violation, as JSON."""
+    return MissingDeclarations(**{kind: change}, laws={FORMULA: kind}).as_json()
 
 
-def together(explanations: Mapping[str, Any], results: list[Result] | None = None, **declared: Any) -> Declaration:
-    """One declaration of these explanations."""
+def combine(explanations: Mapping[str, Any], results: list[Result] | None = None, **declared: Any) -> Declaration:
+    """The declaration combined from these explanations."""
     return declaration(contract(**declared), verdicts(*PROVIDED) if results is None else results, explanations)
 
 
-NAN, HIDDEN = found("semantics", {"no_keys": "nan"}), found("semantics", {"attendable_nan": "hidden"})
+NAN_ROWS, HIDDEN = (explain("semantics", {"no_keys": "nan"}), explain("semantics", {"attendable_nan": "hidden"}))
 
 
-def test_what_all_operations_choose_is_said_once() -> None:
-    given = {f"{o}-{d}": NAN for o in PROVIDED[:2] for d in ("float64", "float32")}
-    whole = together(given)
-    assert whole.attributes == {"semantics": {"no_keys": "nan"}}
-    assert whole.text == 'semantics = {"no_keys": "nan"}'
-    assert set(whole.explained) == {(o, FORMULA, d) for o in PROVIDED[:2] for d in ("float64", "float32")}
-    assert list(lines(whole.explained)) == [
+def test_a_choice_of_all_operations_is_declared_once() -> None:
+    explanations = {f"{o}-{d}": NAN_ROWS for o in PROVIDED[:2] for d in ("float64", "float32")}
+    combined = combine(explanations)
+    assert combined.attributes == {"semantics": {"no_keys": "nan"}}
+    assert combined.text == 'semantics = {"no_keys": "nan"}'
+    assert set(combined.explained) == {(o, FORMULA, d) for o in PROVIDED[:2] for d in ("float64", "float32")}
+    assert list(lines(combined.explained)) == [
         "explained by semantics no_keys = nan: 4 laws of scaled_dot_product_attention, self_attention"
     ]
 
 
-def test_what_operations_choose_differently_is_said_by_operation() -> None:
-    given = {"self_attention-float64": NAN, "softmax-float32": HIDDEN}
-    assert together(given).attributes == {
+def test_choices_that_differ_are_declared_by_operation() -> None:
+    explanations = {"self_attention-float64": NAN_ROWS, "softmax-float32": HIDDEN}
+    assert combine(explanations).attributes == {
         "semantics": {"self_attention": {"no_keys": "nan"}, "softmax": {"attendable_nan": "hidden"}}
     }
     present = {"repeatability": "within-budget"}
-    assert together(given, semantics=present).attributes["semantics"] == {
+    assert combine(explanations, semantics=present).attributes["semantics"] == {
         "self_attention": {"no_keys": "nan", **present},
         "softmax": {"attendable_nan": "hidden", **present},
         "*": present,
     }
 
 
-def test_what_a_backend_declares_already_is_kept() -> None:
-    given = {f"{o}-float64": NAN for o in PROVIDED[:2]}
-    assert together(given, semantics={"repeatability": "within-budget"}).attributes == {
+def test_existing_declarations_are_kept() -> None:
+    explanations = {f"{o}-float64": NAN_ROWS for o in PROVIDED[:2]}
+    assert combine(explanations, semantics={"repeatability": "within-budget"}).attributes == {
         "semantics": {"no_keys": "nan", "repeatability": "within-budget"}
     }
-    assert together({}, semantics={"no_keys": "nan"}) == Declaration()
+    assert combine({}, semantics={"no_keys": "nan"}) == Declaration()
 
 
 def test_dtypes_that_contradict_each_other_explain_nothing() -> None:
     other = Result("self_attention", "semantics.no_keys", "float32", Status.PASSED, observed="zero")
-    whole = together({"self_attention-float64": NAN}, [*verdicts("self_attention"), other])
-    assert (whole.attributes, whole.explained) == ({}, {})
-    assert not whole
+    combined = combine({"self_attention-float64": NAN_ROWS}, [*verdicts("self_attention"), other])
+    assert (combined.attributes, combined.explained) == ({}, {})
+    assert not combined
 
 
-def test_a_choice_that_allows_the_normative_one_is_not_contradicted_by_it() -> None:
-    given = {"self_attention-float64": found("semantics", {"repeatability": "within-budget"})}
+def test_a_normative_result_does_not_contradict_a_choice_that_allows_it() -> None:
+    explanations = {"self_attention-float64": explain("semantics", {"repeatability": "within-budget"})}
     other = Result("self_attention", "semantics.repeatability", "float32", Status.PASSED, observed="bitwise")
-    whole = together(given, [*verdicts("self_attention"), other])
-    assert whole.attributes == {"semantics": {"self_attention": {"repeatability": "within-budget"}}}
+    combined = combine(explanations, [*verdicts("self_attention"), other])
+    assert combined.attributes == {"semantics": {"self_attention": {"repeatability": "within-budget"}}}
 
 
-def test_classes_are_said_by_dtype_or_by_operation() -> None:
-    tf = found("precision", "tf32")
-    assert together({f"{o}-float32": tf for o in PROVIDED}).attributes == {"precision": {"float32": "tf32"}}
-    one = together({"dot_scores-float32": tf})
-    assert one.attributes == {"precision": {"dot_scores": {"float32": "tf32"}}}
-    assert list(lines(one.explained)) == ["explained by precision tf32: 1 law of dot_scores"]
+def test_classes_are_declared_by_dtype_or_by_operation() -> None:
+    tf32_class = explain("precision", "tf32")
+    assert combine({f"{o}-float32": tf32_class for o in PROVIDED}).attributes == {"precision": {"float32": "tf32"}}
+    for_one_operation = combine({"dot_scores-float32": tf32_class})
+    assert for_one_operation.attributes == {"precision": {"dot_scores": {"float32": "tf32"}}}
+    assert list(lines(for_one_operation.explained)) == ["explained by precision tf32: 1 law of dot_scores"]
 
 
-def test_limits_are_those_of_all_operations() -> None:
-    given = {
-        "dot_scores-float64": found("limits", {"max_length": 40, "head_sizes": [8, 16], "multiple_of": 4}),
-        "softmax-float64": found("limits", {"max_length": 64, "head_sizes": [16, 32], "multiple_of": 6}),
-        "softmax-float32": found("limits", {"broadcasting": False, "max_batch_dims": 1, "divided_heads": True}),
+def test_combined_limits_hold_for_all_operations() -> None:
+    explanations = {
+        "dot_scores-float64": explain("limits", {"max_length": 40, "head_sizes": [8, 16], "multiple_of": 4}),
+        "softmax-float64": explain("limits", {"max_length": 64, "head_sizes": [16, 32], "multiple_of": 6}),
+        "softmax-float32": explain("limits", {"broadcasting": False, "max_batch_dims": 1, "divided_heads": True}),
     }
-    whole = together(given, limits={"max_length": 50})
-    assert whole.attributes["limits"] == {
+    combined = combine(explanations, limits={"max_length": 50})
+    assert combined.attributes["limits"] == {
         "head_sizes": (16,), "multiple_of": 12, "max_length": 40, "max_batch_dims": 1, "broadcasting": False,
         "divided_heads": True,
     }  # fmt: skip
-    assert ast.literal_eval(whole.text.removeprefix("limits = ")) == whole.attributes["limits"]
+    assert ast.literal_eval(combined.text.removeprefix("limits = ")) == combined.attributes["limits"]
 
 
-def test_a_dtype_that_nothing_supports_is_left_out() -> None:
-    nothing = found("limits", {REFUSED: True})
-    held = verdicts(*PROVIDED, status=Status.PASSED)
-    results = [r for r in held if r.dtype == "float64"] + [r for r in verdicts(*PROVIDED) if r.dtype == "float32"]
-    whole = together({f"{o}-float32": nothing for o in PROVIDED}, results)
-    assert whole.attributes == {"limits": {"dtypes": ("float64",)}}
-    one = together({"softmax-float32": nothing}, results)
-    assert one.attributes == {"limits": {"dtypes_by_operation": {"softmax": ("float64",)}}}
-    assert list(lines(one.explained)) == ["explained by limits: the dtype: 1 law of softmax"]
+def test_a_dtype_that_no_operation_supports_is_left_out() -> None:
+    refused = explain("limits", {REFUSED: True})
+    passed = verdicts(*PROVIDED, status=Status.PASSED)
+    results = [r for r in passed if r.dtype == "float64"] + [r for r in verdicts(*PROVIDED) if r.dtype == "float32"]
+    combined = combine({f"{o}-float32": refused for o in PROVIDED}, results)
+    assert combined.attributes == {"limits": {"dtypes": ("float64",)}}
+    for_one_operation = combine({"softmax-float32": refused}, results)
+    assert for_one_operation.attributes == {"limits": {"dtypes_by_operation": {"softmax": ("float64",)}}}
+    assert list(lines(for_one_operation.explained)) == ["explained by limits: the dtype: 1 law of softmax"]
 
 
-def test_limits_that_leave_nothing_are_none_in_words() -> None:
-    whole = together({"softmax-float32": found("limits", {"gradients": (), "max_length": 40})})
-    assert list(lines(whole.explained)) == [
+def test_empty_limits_are_printed_as_none() -> None:
+    combined = combine({"softmax-float32": explain("limits", {"gradients": (), "max_length": 40})})
+    assert list(lines(combined.explained)) == [
         "explained by limits gradients = none and max_length = 40: 1 law of softmax"
     ]
 
 
-def test_an_operation_that_supports_no_dtype_is_not_declared_away() -> None:
-    nothing = found("limits", {REFUSED: True})
-    whole = together({f"softmax-{d}": nothing for d in ("float64", "float32")})
-    assert (whole.attributes, whole.explained) == ({}, {})
+def test_an_operation_that_refuses_every_dtype_is_not_excused() -> None:
+    refused = explain("limits", {REFUSED: True})
+    combined = combine({f"softmax-{d}": refused for d in ("float64", "float32")})
+    assert (combined.attributes, combined.explained) == ({}, {})
 
 
-def test_the_declaration_of_the_documentation_is_understood() -> None:
+def test_the_declaration_in_the_documentation_is_valid() -> None:
     page = (Path(__file__).parents[2] / "docs" / "backends.md").read_text(encoding="utf-8")
     lines_ = page.partition("### What a run has observed")[2].split("```\n")[1].splitlines()
     declared = {name: ast.literal_eval(value) for name, value in (line.split(" = ") for line in lines_)}
@@ -482,17 +486,17 @@ def test_the_declaration_of_the_documentation_is_understood() -> None:
     assert contract(**declared).limits.max_length == 100
 
 
-def test_a_report_folds_what_is_explained_and_ends_with_the_declaration() -> None:
+def test_a_report_folds_explained_violations_and_ends_with_the_declaration() -> None:
     results = verdicts("self_attention", "softmax")
-    whole = together({f"self_attention-{d}": NAN for d in ("float64", "float32")}, results)
-    report = Report(contract(), Settings(), tuple(results), 1.0, declaration=whole)
+    combined = combine({f"self_attention-{d}": NAN_ROWS for d in ("float64", "float32")}, results)
+    report = Report(contract(), Settings(), tuple(results), 1.0, declaration=combined)
     assert report.verdict == "violates"
     texts = [text.plain for text in violations(report)]
     assert texts[-1] == "explained by semantics no_keys = nan: 2 laws of self_attention"
     assert not [text for text in texts[:-1] if "self_attention" in text]
     document = json.loads(report.as_text())
     jsonschema.validate(document, SCHEMA)
-    assert document["declaration"] == {"semantics": whole.attributes["semantics"]}
+    assert document["declaration"] == {"semantics": combined.attributes["semantics"]}
     causes = [r["explained_by"] for r in document["results"]]
     assert causes == ["semantics no_keys = nan"] * 2 + [None] * 2
     assert PASTE in " ".join(as_html(report).split())
@@ -515,8 +519,8 @@ def dot_scores(query, key):
 
 
 @pytest.mark.slow
-def test_a_second_run_with_what_is_pasted_names_true_defects_only(tmp_path: Path) -> None:
-    call = ("check", written(tmp_path, CODE), "--operation", "dot_scores", "--json", "r.json", "--workers", "2")
+def test_a_second_run_with_the_pasted_declaration_conforms(tmp_path: Path) -> None:
+    call = ("check", write_backend(tmp_path, CODE), "--operation", "dot_scores", "--json", "r.json", "--workers", "2")
     first = attnspec(*call, folder=tmp_path)
     assert first.returncode == 1, first.stderr
     pasted = first.stdout.partition(PASTE)[2]
@@ -530,7 +534,7 @@ def test_a_second_run_with_what_is_pasted_names_true_defects_only(tmp_path: Path
     document = json.loads((tmp_path / "r.json").read_text())
     jsonschema.validate(document, SCHEMA)
     assert all(r["explained_by"] for r in document["results"] if r["status"] == "failed")
-    written(tmp_path, CODE + pasted)
+    write_backend(tmp_path, CODE + pasted)
     second = attnspec(*call, folder=tmp_path)
     assert second.returncode == 0, second.stdout
     assert PASTE not in second.stdout

@@ -1,4 +1,4 @@
-"""Rows that round alike count once where ``judge`` asks all rows together, and honest results on such are right."""
+"""``judge`` on all rows together counts rows that round alike once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 from attnspec.conformance import judge
 from attnspec.conformance.harness import dependence
 from attnspec.conformance.harness.dependence import independent
-from attnspec.conformance.harness.rounding import STORED, SUMMED, SumsRounded, ways
+from attnspec.conformance.harness.rounding import ROUNDINGS_OF_STORED, ROUNDINGS_OF_SUMS, SumsRounded, weight_roundings
 from attnspec.conformance.inputs.arguments import Numbers
 from attnspec.conformance.inputs.dtypes import exact_in
 from attnspec.reference import REFERENCE
@@ -23,12 +23,12 @@ def normal(*shape: int, seed: int = 0) -> Numbers:
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 1500])
-def test_different_rows_are_all_kept(count: int) -> None:
+def test_different_rows_are_all_independent(count: int) -> None:
     np.testing.assert_array_equal(independent(normal(count, 16), 2.0**-8), np.arange(count))
 
 
 @pytest.mark.parametrize("apart", [0.0, 1e-4])
-def test_of_rows_within_a_step_the_first_is_kept(apart: float) -> None:
+def test_only_the_first_of_rows_within_a_step_is_kept(apart: float) -> None:
     rows = normal(7, 16)[np.arange(3000) % 7] + apart * normal(3000, 16, seed=1)
     np.testing.assert_array_equal(independent(rows, 2.0**-8), np.arange(7))
     assert len(independent(rows, 1e-6 if apart else 0.0)) == (3000 if apart else 7)
@@ -41,10 +41,10 @@ def test_a_step_is_relative_to_the_size_of_rows() -> None:
     assert len(independent(np.zeros((9, 16)), 2.0**-8)) == len(independent(np.full((9, 16), np.nan), 2.0**-8)) == 1
 
 
-def test_of_very_many_rows_some_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dependence, "MOST", 50)
-    kept = independent(normal(200, 16), 2.0**-8)
-    assert len(kept) == len(set(kept)) == 50
+def test_at_most_a_maximum_of_rows_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dependence, "MAX_ROWS", 50)
+    rows = independent(normal(200, 16), 2.0**-8)
+    assert len(rows) == len(set(rows)) == 50
 
 
 class Inexact(SumsRounded):
@@ -54,34 +54,34 @@ class Inexact(SumsRounded):
 
 
 def test_weights_are_rounded_where_they_are_stored_and_sums_where_they_are_not() -> None:
-    assert ways(CLASSES["mixed-bfloat16"]) == STORED
-    assert ways(CLASSES["ieee32"]) == SUMMED
+    assert weight_roundings(CLASSES["mixed-bfloat16"]) == ROUNDINGS_OF_STORED
+    assert weight_roundings(CLASSES["ieee32"]) == ROUNDINGS_OF_SUMS
     weights = np.full((1, 5000), 1 / 5000)
     assert abs(SumsRounded.stored(weights, CLASSES["ieee32"]).sum() - 1) < 1e-12, "1 + 1 + … is exact"
     assert 1e-6 < abs(Inexact.stored(weights, CLASSES["ieee32"]).sum() - 1) < 1e-3
 
 
 def formula(*arguments: Numbers, **options: Any) -> Numbers:
-    found: Numbers = REFERENCE[SDPA](*(x.astype(np.float64) for x in arguments), **options)
-    return found
+    result: Numbers = REFERENCE[SDPA](*(x.astype(np.float64) for x in arguments), **options)
+    return result
 
 
-SAME: dict[str, tuple[Callable[[int, int], Numbers], int]] = {
+ROUNDING_ALIKE: dict[str, tuple[Callable[[int, int], Numbers], int]] = {
     "seven rows": (lambda count, seed: normal(7, 16, seed=seed)[np.arange(count) % 7], 7),
     "small": (lambda count, seed: 1e-2 * normal(count, 16, seed=seed), 1),
     "like one another": (lambda count, seed: normal(16, seed=seed) + 1e-3 * normal(count, 16, seed=9 + seed), 1),
 }
 
 
-@pytest.mark.parametrize("kind", SAME)
+@pytest.mark.parametrize("kind", ROUNDING_ALIKE)
 def test_rows_with_the_same_weights_count_once_whatever_their_masks(kind: str) -> None:
-    make, count = SAME[kind]
+    make, count = ROUNDING_ALIKE[kind]
     query, key = (exact_in(make(200, seed), "bfloat16") for seed in (0, 1))
     value = exact_in(normal(200, 16, seed=2), "bfloat16")
     mask = np.random.default_rng(3).random((200, 200)) < 0.5
     verdict = judge(SDPA, exact_in(formula(query, key, value, mask=mask), "bfloat16"), query, key, value, mask=mask)
     assert verdict, verdict
-    assert verdict.ensemble == f"not judged, for it takes 65 rows that round differently, and these are {count}"
+    assert verdict.ensemble == f"not tested, because this takes 65 rows that round differently, and there are {count}"
     assert "a scale that is 1 % off" in verdict.cannot_see
 
 
@@ -89,33 +89,33 @@ def test_nearly_equal_results_count_once() -> None:
     query, key, value = (exact_in(normal(200, 16, seed=seed), "bfloat16") for seed in range(3))
     value = exact_in(1 + 0.01 * value.astype(np.float64), "bfloat16")
     verdict = judge(SDPA, exact_in(formula(query, key, value), "bfloat16"), query, key, value)
-    assert "that round differently, and these are" in verdict.ensemble
+    assert "that round differently, and there are" in verdict.ensemble
 
 
-def test_values_of_one_feature_leave_rows_apart() -> None:
+def test_rows_count_separately_for_values_of_one_feature() -> None:
     query, key, value = (normal(200, width, seed=seed).astype(np.float32) for seed, width in enumerate((16, 16, 1)))
     verdict = judge(SDPA, formula(query, key, value).astype(np.float32), query, key, value)
-    assert verdict.ensemble == "200 rows"
+    assert verdict.ensemble == "tested on 200 rows"
 
 
-def test_sums_of_the_same_exponentials_are_off_in_all_rows() -> None:
-    """Scores take 17 values, so that all rows sum the same exponentials, one after another, and err alike."""
+def test_a_common_error_of_equal_exponentials_is_accepted() -> None:
+    """Scores take 17 values only, so all rows sum the same exponentials and err alike."""
     query, key, value = (
         np.sign(normal(n, 16, seed=seed)).astype(np.float32) for seed, n in enumerate((600, 4000, 4000))
     )
     scores = query @ key.T / 4
     weights = np.exp(scores - scores.max(-1, keepdims=True))
-    summed = np.cumsum(weights, -1, np.float32)[:, -1:]
-    got = (weights.astype(np.float64) @ value.astype(np.float64) / summed).astype(np.float32)
-    verdict = judge(SDPA, got, query, key, value)
+    normalizers = np.cumsum(weights, -1, np.float32)[:, -1:]
+    result = (weights.astype(np.float64) @ value.astype(np.float64) / normalizers).astype(np.float32)
+    verdict = judge(SDPA, result, query, key, value)
     assert verdict, verdict
-    assert verdict.ensemble == f"{len(np.unique(query, axis=0))} rows"
+    assert verdict.ensemble == f"tested on {len(np.unique(query, axis=0))} rows"
     wrong = judge(SDPA, (1.0003 * formula(query, key, value)).astype(np.float32), query, key, value)
     assert not wrong
 
 
-def test_scores_of_equal_terms_are_off_in_all_rows() -> None:
-    """Terms that are equal in all scores round their sums alike, the more of them the larger the sum."""
+def test_a_common_error_of_scores_with_equal_terms_is_accepted() -> None:
+    """Equal terms in all scores make their sums round alike."""
     torch = pytest.importorskip("torch")
     query, key, value = (normal(1000, 64, seed=seed).astype(np.float32) for seed in range(3))
     query[:, 4:] = key[:, 4:] = np.float32(1.01)

@@ -1,4 +1,4 @@
-"""What is said of numbers that are wrong: the known defect that gives the same ones, and nothing where none does."""
+"""Diagnoses name a known defect only if it gives the same wrong numbers."""
 
 import io
 import json
@@ -15,10 +15,10 @@ from rich.console import Console
 
 from attnspec.conformance import judge
 from attnspec.conformance.explaining import inquiry
-from attnspec.conformance.explaining.choices import SEEN
-from attnspec.conformance.explaining.finding import Diagnosis, Explanation
+from attnspec.conformance.explaining.choices import VISIBLE_EFFECTS
+from attnspec.conformance.explaining.explanations import Diagnosis, Explanation
 from attnspec.conformance.explaining.inquiry import diagnosis_of_result
-from attnspec.conformance.explaining.precisions import of_precisions
+from attnspec.conformance.explaining.undeclarable_precisions import undeclarable_precision
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import cases
@@ -47,116 +47,117 @@ from .test_declaring import attention, tf32
 ROOT = Path(__file__).parents[2]
 MAKING: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "diagnosis.py"))
 
-NAMED = (
+MUTANT_NAMES = (
     "attention without scale",
     "mask added as 0 and 1",
     "gradient of the queries not scaled",
     "heads merged without a transpose",
     "unbiased variance",
     "tokens from 1",
-    "weights of eight bits",
-    "causal sees only the future",
+    "interpolation weights of eight bits",
+    "causal mask allows only the future",
     "strides ignored",
-    "NaN under the mask leaks",
-    "queries of 128 features",
+    "NaN under the mask reaches the result",
+    "features of queries beyond the 128th ignored",
     "pairs of halves, undeclared",
 )
-"""Mutants of results, gradients, places in memory, numbers that are not finite, and sizes."""
+"""Mutants of results, gradients, memory layouts, non-finite numbers and sizes."""
 
 
 @pytest.fixture(autouse=True)
 def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is found may not depend on how busy the processor is."""
+    """Give each diagnosis enough time even on a busy processor."""
     monkeypatch.setattr(inquiry, "SECONDS", 120)
 
 
-def diagnosis_of_case(*given: Any) -> Diagnosis | None:
+def diagnosis_of_case(*arguments: Any) -> Diagnosis | None:
     """The diagnosis of a case that was judged."""
-    begun = inquiry.inquiry(*given)
-    return None if begun is None else begun.diagnosis()
+    inquiry_of_case = inquiry.inquiry(*arguments)
+    return None if inquiry_of_case is None else inquiry_of_case.diagnosis()
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", MUTANT_NAMES)
 def test_a_known_defect_is_named(name: str) -> None:
-    found = MAKING["asked"](name).diagnosis()
-    assert found is not None
-    assert name in found.same
-    assert MUTANTS[found.same[0]].statement in found.sentence
+    diagnosis = MAKING["start_inquiry"](name).diagnosis()
+    assert diagnosis is not None
+    assert name in diagnosis.same
+    assert MUTANTS[diagnosis.same[0]].statement in diagnosis.sentence
 
 
 @pytest.mark.parametrize(
-    "name", ["unbiased variance", "heads averaged", "first key skipped", "variance too small by 1 %"]
+    "name",
+    ["unbiased variance", "head outputs divided by the number of heads", "first key skipped", "variance 1 % too small"],
 )
-def test_an_unknown_defect_is_not(name: str) -> None:
-    assert MAKING["asked"](name).diagnosis(without={name}) is None
+def test_an_unknown_defect_is_not_named(name: str) -> None:
+    assert MAKING["start_inquiry"](name).diagnosis(without={name}) is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*REDISCOVERED, *MISTAKEN])
-def test_no_cause_is_named_that_is_not_the_cause(name: str) -> None:
-    found = MAKING["asked"](name).diagnosis()
-    assert found is None or MAKING["right"](name, found.as_json())
+def test_no_wrong_cause_is_named(name: str) -> None:
+    diagnosis = MAKING["start_inquiry"](name).diagnosis()
+    assert diagnosis is None or MAKING["is_right_diagnosis"](name, diagnosis.as_json())
 
 
 @pytest.mark.parametrize("name", ["divided by d", "scores doubled", "bfloat16 in float32"])
-def test_the_cause_of_a_mistake_written_without_looking_at_the_mutants_is_named(name: str) -> None:
-    found = MAKING["asked"](name).diagnosis()
-    assert MAKING["right"](name, found.as_json())
+def test_the_cause_of_an_independent_mistake_is_named(name: str) -> None:
+    diagnosis = MAKING["start_inquiry"](name).diagnosis()
+    assert MAKING["is_right_diagnosis"](name, diagnosis.as_json())
 
 
-def test_a_class_that_may_be_declared_is_no_diagnosis() -> None:
-    """Products of TF32 only have to be declared: no wider precision is named in their place."""
+def test_a_precision_class_that_can_be_declared_is_no_diagnosis() -> None:
+    """Products in TF32 can be declared, so no other precision is named as a defect."""
     backend = SimpleNamespace(name="mine", scaled_dot_product_attention=partial(attention, rounded=tf32))
     contract = Contract.of(backend)
     (case,) = cases(contract, dtypes=("float32",))
     wrong = [Result(case.operation, "operation.oracle", "float32", Status.FAILED, Reason.VALUE)]
-    begun = inquiry.inquiry(backend, contract, case, PROFILES["quick"], wrong)
-    assert begun is not None
-    assert any(probe.wrong for probe in begun.probes)
-    assert of_precisions(begun.subject, begun.probes, begun.call) is None
+    inquiry_of_case = inquiry.inquiry(backend, contract, case, PROFILES["quick"], wrong)
+    assert inquiry_of_case is not None
+    assert any(probe.wrong for probe in inquiry_of_case.probes)
+    assert undeclarable_precision(inquiry_of_case.subject, inquiry_of_case.probes, inquiry_of_case.call) is None
 
 
-def test_what_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = MAKING["asked"]("scores doubled")
+def test_a_diagnosis_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    inquiry_of_mutant = MAKING["start_inquiry"]("scores doubled")
     monkeypatch.setattr(inquiry, "SECONDS", 0)
-    assert begun.diagnosis() is None
+    assert inquiry_of_mutant.diagnosis() is None
 
 
 @pytest.mark.parametrize("factor", MAKING["FACTORS"])
-def test_a_factor_on_top_is_another_diagnosis(factor: str) -> None:
-    assert MAKING["asked"]("divided by d", factor).diagnosis() is None
-    found = MAKING["asked"]("dropout of a tenth", factor).diagnosis()
-    assert found.sentence == f"The results are multiplied by {0.9 * float(factor):g}."
+def test_an_additional_factor_changes_the_diagnosis(factor: str) -> None:
+    assert MAKING["start_inquiry"]("divided by d", factor).diagnosis() is None
+    diagnosis = MAKING["start_inquiry"]("dropout of a tenth", factor).diagnosis()
+    assert diagnosis.sentence == f"The results are multiplied by {0.9 * float(factor):g}."
 
 
 class InvertedUpdate(Formulas):
     """A GRU of torch's reset gate whose update gate is inverted."""
 
-    def updated(self, update: Any, h: Any, candidate: Any) -> Any:
-        return Formulas.updated(self, 1 - update, h, candidate)
+    def gru_update(self, update: Any, h: Any, candidate: Any) -> Any:
+        return Formulas.gru_update(self, 1 - update, h, candidate)
 
     def gru_candidate(self, x: Any, h: Any, reset: Any, p: Any) -> Any:
-        return self.squashed(self.reset_after(x, h, reset, p))
+        return self.state_activation(self.reset_after_product(x, h, reset, p))
 
 
 class ReflectedHalves(Formulas):
     """A rotary embedding of halves that reflects where it should rotate."""
 
-    def pairs(self, x: Any) -> Any:
+    def split_pairs(self, x: Any) -> Any:
         return x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
 
-    def paired(self, first: Any, second: Any) -> Any:
+    def join_pairs(self, first: Any, second: Any) -> Any:
         return np.concatenate([first, second], axis=-1)
 
-    def turned(self, first: Any, second: Any, cosine: Any, sine: Any) -> Any:
-        reflected: Any = MUTANTS["reflection for a rotation"].alteration
+    def rotate(self, first: Any, second: Any, cosine: Any, sine: Any) -> Any:
+        reflected: Any = MUTANTS["reflection in place of a rotation"].alteration
         return reflected(self, first, second, cosine, sine)
 
 
-class ScalelessFromTheEnd(Formulas):
+class UnscaledBottomRight(Formulas):
     """Attention without scale, whose causal mask is aligned at the bottom right."""
 
-    def scaled(self, scores: Any, d: int) -> Any:
+    def scale_scores(self, scores: Any, d: int) -> Any:
         return scores
 
     def causal_mask(self, n: int, m: int, **options: Any) -> Any:
@@ -164,14 +165,14 @@ class ScalelessFromTheEnd(Formulas):
 
 
 @pytest.mark.parametrize(
-    ("formulas", "operation", "declares", "named"),
+    ("formulas", "operation", "choices", "defect"),
     [
         (InvertedUpdate(), "gru_cell", {"gru_reset": "after"}, "update gate inverted"),
         (InvertedUpdate(), "gru", {"gru_reset": "after"}, "update gate inverted in sequences"),
         (InvertedUpdate(), "stacked_gru", {"gru_reset": "after"}, "update gate inverted in sequences"),
-        (ReflectedHalves(), "rotary_embedding", {"rotary_pairs": "halves"}, "reflection for a rotation"),
+        (ReflectedHalves(), "rotary_embedding", {"rotary_pairs": "halves"}, "reflection in place of a rotation"),
         (
-            ScalelessFromTheEnd(),
+            UnscaledBottomRight(),
             "scaled_dot_product_attention",
             {"causal_alignment": "bottom-right"},
             "attention without scale",
@@ -179,15 +180,15 @@ class ScalelessFromTheEnd(Formulas):
     ],
 )
 def test_a_known_defect_is_named_under_declared_choices(
-    formulas: Formulas, operation: str, declares: dict[str, str], named: str
+    formulas: Formulas, operation: str, choices: dict[str, str], defect: str
 ) -> None:
-    backend = Library("chosen", formulas, dtypes=("float32",), semantics={**declares, "rejection": "unchecked"})
+    backend = Library("chosen", formulas, dtypes=("float32",), semantics={**choices, "rejection": "unchecked"})
     contract = Contract.of(backend)
     (case,) = cases(contract, operations=(operation,))
     wrong = [Result(operation, "operation.oracle", "float32", Status.FAILED, Reason.VALUE)]
-    found = diagnosis_of_case(backend, contract, case, PROFILES["quick"], wrong)
-    assert found is not None
-    assert named in found.same
+    diagnosis = diagnosis_of_case(backend, contract, case, PROFILES["quick"], wrong)
+    assert diagnosis is not None
+    assert defect in diagnosis.same
 
 
 def test_without_a_violation_of_numbers_there_is_no_diagnosis() -> None:
@@ -206,8 +207,8 @@ def test_without_a_violation_of_numbers_there_is_no_diagnosis() -> None:
 # One result ---------------------------------------------------------------------------------------------------------
 
 
-def given(name: str, **sizes: Any) -> tuple[Subject, Arguments, dict[str, Any]]:
-    """A call of an implementation with a mistake, with a mask, and what it gives."""
+def mistaken_call(name: str, **sizes: Any) -> tuple[Subject, Arguments, dict[str, Any]]:
+    """A mistaken implementation, arguments for it, and its results."""
     backend = MISTAKEN[name]
     operation = OPERATIONS[backend.operation]
     rng = np.random.default_rng(0)
@@ -218,42 +219,42 @@ def given(name: str, **sizes: Any) -> tuple[Subject, Arguments, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["divided by d", "causal from the end", "scores doubled", "bfloat16 in float32"])
-def test_one_result_may_be_enough(name: str) -> None:
-    subject, arguments, found = given(name, causal=True)
-    diagnosis = diagnosis_of_result(subject, arguments, found)
+def test_one_result_may_be_enough_for_a_diagnosis(name: str) -> None:
+    subject, arguments, results = mistaken_call(name, causal=True)
+    diagnosis = diagnosis_of_result(subject, arguments, results)
     assert diagnosis is not None
-    assert MAKING["right"](name, diagnosis.as_json())
+    assert MAKING["is_right_diagnosis"](name, diagnosis.as_json())
 
 
-def test_one_result_is_not_enough_where_others_could_tell() -> None:
+def test_one_result_that_several_defects_explain_has_no_diagnosis() -> None:
     mask = np.random.default_rng(1).random((5, 7)) < 0.7
     for options in ({"mask": mask}, {}):
-        subject, arguments, found = given("causal never", causal=True, **options)
-        # A causal mask may be left out always, or beside another one, or without another one.
-        assert diagnosis_of_result(subject, arguments, found) is None
+        subject, arguments, results = mistaken_call("causal never", causal=True, **options)
+        # One call cannot tell whether the causal mask is left out always, or only with or without a mask.
+        assert diagnosis_of_result(subject, arguments, results) is None
 
 
 def test_a_right_result_has_no_diagnosis() -> None:
-    subject, arguments, found = given("causal from the end")
-    assert diagnosis_of_result(subject, arguments, found) is None
+    subject, arguments, results = mistaken_call("causal from the end")
+    assert diagnosis_of_result(subject, arguments, results) is None
 
 
 EMPTY_PARTS = np.full(2, -np.inf, np.float32)
 
 
 @pytest.mark.parametrize("merged", [(np.nan, np.nan), (np.nan, -np.inf), (0.0, np.nan), (0.0, -1e9), (0.0, 0.0)])
-def test_a_merge_of_empty_parts_is_wrong_without_a_guess(merged: tuple[float, float]) -> None:
-    """Both results are NaN for many defects, whose other numbers are finite: none of them is seen here."""
+def test_a_wrong_merge_of_empty_parts_has_no_diagnosis(merged: tuple[float, float]) -> None:
+    """Many defects give NaN here, so no defect may be named."""
     output, logarithm = np.full(3, merged[0], np.float32), np.array(merged[1], np.float32)
     verdict = judge("merge_attention", (output, logarithm), np.zeros((2, 3), np.float32), EMPTY_PARTS)
     assert not verdict
     assert verdict.left_open == 0
     assert "equal weights" not in verdict.diagnosis
-    nothing = np.zeros(3, np.float32), np.array(-np.inf, np.float32)
-    assert judge("merge_attention", nothing, np.zeros((2, 3), np.float32), EMPTY_PARTS)
+    right_merge = np.zeros(3, np.float32), np.array(-np.inf, np.float32)
+    assert judge("merge_attention", right_merge, np.zeros((2, 3), np.float32), EMPTY_PARTS)
 
 
-def test_a_defect_of_finite_numbers_is_named_by_these_beside_nan() -> None:
+def test_finite_numbers_beside_nan_suffice_to_name_a_defect() -> None:
     operation = OPERATIONS["merge_attention"]
     backend = MUTANTS["parts with equal weights"].backend()
     subject = Subject(backend, Contract.of(backend), operation, "float32", "cpu")
@@ -261,21 +262,21 @@ def test_a_defect_of_finite_numbers_is_named_by_these_beside_nan() -> None:
     outputs, logarithms = rng.standard_normal((3, 2, 4)), rng.standard_normal((3, 2))
     logarithms[0] = -np.inf
     arguments = Arguments(operation, {"outputs": outputs.astype("f4"), "log_sum_exps": logarithms.astype("f4")})
-    found = diagnosis_of_result(subject, arguments, subject.results(arguments))
-    assert found is not None
-    assert found.same[0] == "parts with equal weights"
-    one = arguments.replaced({path: x[:1] for path, x in arguments.arrays.items()})
-    assert diagnosis_of_result(subject, one, subject.results(one)) is None
+    diagnosis = diagnosis_of_result(subject, arguments, subject.results(arguments))
+    assert diagnosis is not None
+    assert diagnosis.same[0] == "parts with equal weights"
+    first_part = arguments.replaced({path: x[:1] for path, x in arguments.arrays.items()})
+    assert diagnosis_of_result(subject, first_part, subject.results(first_part)) is None
 
 
 @pytest.mark.parametrize("right", [0, 1])
-def test_a_window_without_its_right_end_is_named_if_only_that_explains_it(right: int) -> None:
+def test_a_window_without_its_right_end_is_named_if_no_other_defect_fits(right: int) -> None:
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, 6, 4)).astype(np.float32) for _ in range(3))
-    found = REFERENCE["grouped_query_attention"](q, k, v, window=(2, None))
-    verdict = judge("grouped_query_attention", found, q, k, v, window=(2, right))
+    result = REFERENCE["grouped_query_attention"](q, k, v, window=(2, None))
+    verdict = judge("grouped_query_attention", result, q, k, v, window=(2, right))
     assert not verdict
-    # An end of 0 that counts as none gives the same numbers: other inputs could tell, and none is at hand.
+    # With a right end of 0, the defect that takes 0 for no end gives the same numbers, so neither is named.
     assert ("right end of a window forgotten" in verdict.diagnosis) == (right == 1)
     assert bool(verdict.diagnosis) == (right == 1)
 
@@ -288,10 +289,10 @@ def test_a_diagnosis_comes_back_from_json() -> None:
     assert Diagnosis.from_json(json.loads(json.dumps(diagnosis.as_json()))) == diagnosis
 
 
-def test_what_is_said_of_several_operations_and_dtypes_stands_in_one_line() -> None:
+def test_equal_diagnoses_of_several_operations_and_dtypes_are_one_line() -> None:
     twice, half = "The scores are multiplied by 2.", "The scores are multiplied by 0.5."
-    found = [Diagnosis("a", "float64", twice), Diagnosis("b", "float32", twice), Diagnosis("a", "float32", twice)]
-    assert diagnosis_lines([*found, Diagnosis("c", "float32", half)]) == [
+    diagnoses = [Diagnosis("a", "float64", twice), Diagnosis("b", "float32", twice), Diagnosis("a", "float32", twice)]
+    assert diagnosis_lines([*diagnoses, Diagnosis("c", "float32", half)]) == [
         f"diagnosis of a (float64, float32), b (float32): {twice}",
         f"diagnosis of c (float32): {half}",
     ]
@@ -304,11 +305,11 @@ def test_a_case_has_its_diagnosis_beside_its_verdicts() -> None:
     backend = MISTAKEN["divided by d"]
     contract = Contract.of(backend)
     case = replace(cases(contract)[0], laws=("operation.oracle",))
-    found: dict[str, Any] = {}
+    properties: dict[str, Any] = {}
     with pytest.raises(pytest.fail.Exception, match="attention scaled by d"):
-        suite.run_case(backend, contract, case, Settings(), found.__setitem__)
-    assert found["attnspec-explanation"]["diagnosis"]["same"] == ["attention scaled by d"]
-    assert [r["status"] for r in found["attnspec"]] == ["failed"]
+        suite.run_case(backend, contract, case, Settings(), properties.__setitem__)
+    assert properties["attnspec-explanation"]["diagnosis"]["same"] == ["attention scaled by d"]
+    assert [r["status"] for r in properties["attnspec"]] == ["failed"]
 
 
 def test_a_defect_is_named_beside_a_choice_that_is_not_declared(tmp_path: Path) -> None:
@@ -322,13 +323,13 @@ def test_a_defect_is_named_beside_a_choice_that_is_not_declared(tmp_path: Path) 
     backend = SimpleNamespace(name="mine", scaled_dot_product_attention=attention, limits={"dtypes": ("float32",)})
     contract = Contract.of(backend)
     case = replace(cases(contract)[0], laws=("operation.oracle", "semantics.fully_masked"))
-    found: dict[str, Any] = {}
+    properties: dict[str, Any] = {}
     with pytest.raises(pytest.fail.Exception, match="attention scaled by d"):
-        suite.run_case(backend, contract, case, Settings(shared_folder=str(tmp_path)), found.__setitem__)
-    assert found["attnspec-explanation"]["diagnosis"]["same"] == ["attention scaled by d"]
+        suite.run_case(backend, contract, case, Settings(shared_folder=str(tmp_path)), properties.__setitem__)
+    assert properties["attnspec-explanation"]["diagnosis"]["same"] == ["attention scaled by d"]
 
 
-def test_a_diagnosis_comes_from_the_test_to_the_report() -> None:
+def test_a_diagnosis_is_passed_from_the_test_to_the_report() -> None:
     diagnosis = Diagnosis("softmax", "float32", "The scores are multiplied by 2.", ("scale",))
     properties: list[tuple[str, object]] = []
     failed = Result("softmax", "operation.oracle", "float32", Status.FAILED, "value", "what was seen")
@@ -355,10 +356,10 @@ def test_a_diagnosis_comes_from_the_test_to_the_report() -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda operation: operation.name)
-def test_every_choice_of_a_formula_can_be_read_in_a_sentence(operation: Operation) -> None:
-    asked = {(question, choice) for question in asked_by_formula(operation) for choice in QUESTIONS[question].choices}
-    assert asked <= SEEN.keys()
+def test_every_choice_of_a_formula_has_a_sentence(operation: Operation) -> None:
+    choices = {(question, choice) for question in asked_by_formula(operation) for choice in QUESTIONS[question].choices}
+    assert choices <= VISIBLE_EFFECTS.keys()
 
 
-def test_every_mutant_can_be_read_in_a_sentence() -> None:
+def test_every_mutant_has_a_statement_without_quotes() -> None:
     assert [m.name for m in MUTANTS.values() if "“" in m.name or not m.statement.endswith((".", "…"))] == []

@@ -1,4 +1,4 @@
-"""Wrong implementations that no law of `quick` convicts: known gaps of the suite, to be closed one by one.
+"""Known gaps of the suite: wrong implementations that no law of `quick` convicts.
 
 Each test fails as expected as long as its implementation escapes. Once a law of `quick` convicts it, the test says so:
 the implementation then becomes a mutant of that law, and leaves `escaping.py`.
@@ -19,32 +19,32 @@ from attnspec.conformance.judging.results import Status
 from .escaping import Attention, LayerNorm, Softmax
 from .showing import ESCAPES, Escape
 
-RIGHT = {"scaled_dot_product_attention": Attention, "layer_norm": LayerNorm, "softmax": Softmax}
-"""What they are made of, by operation."""
+CORRECT = {"scaled_dot_product_attention": Attention, "layer_norm": LayerNorm, "softmax": Softmax}
+"""The correct implementations from which the wrong ones are derived, by operation."""
 
-each = pytest.mark.parametrize(("made", "escape"), ESCAPES.items(), ids=[made.__name__ for made in ESCAPES])
+each_escape = pytest.mark.parametrize(("wrong", "escape"), ESCAPES.items(), ids=[wrong.__name__ for wrong in ESCAPES])
 
 
-def violated(backend: Any, operation: str) -> list[str]:
+def violated_laws(backend: Any, operation: str) -> list[str]:
     """The laws that a backend violates in `quick`, in float32."""
     contract = Contract.of(backend)
     (case,) = cases(contract, operations=(operation,), dtypes=("float32",))
-    found = judge(backend, contract, case, PROFILES["quick"], stop_at_first=True)
-    return [r.law for r in found if r.status is Status.FAILED]
+    results = judge(backend, contract, case, PROFILES["quick"], stop_at_first=True)
+    return [r.law for r in results if r.status is Status.FAILED]
 
 
-@pytest.mark.parametrize("operation", RIGHT)
-def test_what_they_are_made_of_is_right(operation: str) -> None:
-    assert violated(RIGHT[operation](), operation) == []
+@pytest.mark.parametrize("operation", CORRECT)
+def test_the_correct_implementations_conform(operation: str) -> None:
+    assert violated_laws(CORRECT[operation](), operation) == []
 
 
-@each
-def test_they_are_wrong(made: Any, escape: Escape) -> None:
-    got, right = escape.shown(made()), escape.shown(RIGHT[escape.operation]())
-    assert ((got.isnan() != right.isnan()) | ((got - right).abs() > 0.01)).any()
+@each_escape
+def test_every_escape_gives_a_wrong_result(wrong: Any, escape: Escape) -> None:
+    result, expected = escape.reveal(wrong()), escape.reveal(CORRECT[escape.operation]())
+    assert ((result.isnan() != expected.isnan()) | ((result - expected).abs() > 0.01)).any()
 
 
 @pytest.mark.xfail(reason="no law of quick tries it yet", strict=True, raises=AssertionError)
-@each
-def test_a_wrong_implementation_is_convicted(made: Any, escape: Escape) -> None:
-    assert violated(made(), escape.operation)
+@each_escape
+def test_every_escape_is_convicted(wrong: Any, escape: Escape) -> None:
+    assert violated_laws(wrong(), escape.operation)

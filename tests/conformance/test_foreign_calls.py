@@ -1,4 +1,4 @@
-"""What a backend's code raises, in words: printable, with the place, and without the frames of the suite."""
+"""Messages of a backend's exceptions: printable, with its own frames, without those of the suite."""
 
 import os
 from pathlib import Path
@@ -41,13 +41,13 @@ def causal_mask(n):
 
 
 def message(operation: str, folder: Path, *arguments: Any) -> str:
-    """What is said of an exception in a call of the backend."""
+    """The message of an exception that a call of the backend raises."""
     (folder / "bad.py").write_text(BACKEND, encoding="utf-8")
     backend = load(str(folder / "bad.py"))
     subject = Subject(backend, Contract.of(backend), OPERATIONS[operation], "float64", "cpu")
-    found = subject.outcome(dict(zip(subject.operation.call.names, arguments, strict=False)))
-    assert isinstance(found, Raised)
-    return found.message
+    outcome = subject.result_or_raised(dict(zip(subject.operation.call.names, arguments, strict=False)))
+    assert isinstance(outcome, Raised)
+    return outcome.message
 
 
 def test_an_exception_says_where_it_was_raised_and_who_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,21 +62,21 @@ def test_files_elsewhere_are_named_in_full(tmp_path: Path) -> None:
     assert f"in inner ({tmp_path / 'bad.py'}:8)" in message("dot_scores", tmp_path, 1, 2)
 
 
-def test_of_a_library_only_what_raised_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_raising_frame_of_a_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    said = message("softmax", tmp_path, 1)
-    assert said.endswith("called by softmax (bad.py:20)")
-    assert said.count(f"json{os.sep}") == 1
+    text = message("softmax", tmp_path, 1)
+    assert text.endswith("called by softmax (bad.py:20)")
+    assert text.count(f"json{os.sep}") == 1
 
 
-def test_a_call_that_never_reaches_the_backend_has_no_place(tmp_path: Path) -> None:
-    said = message("causal_mask", tmp_path, 1, 2)
-    assert said.startswith("TypeError: causal_mask() takes")
-    assert ", in " not in said
+def test_a_call_with_wrong_arguments_has_no_place(tmp_path: Path) -> None:
+    text = message("causal_mask", tmp_path, 1, 2)
+    assert text.startswith("TypeError: causal_mask() takes")
+    assert ", in " not in text
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "escaped"),
     [
         ("plain ± √d", "plain ± √d"),
         ("\x1b]0;title\x07", r"\x1b]0;title\x07"),
@@ -85,8 +85,8 @@ def test_a_call_that_never_reaches_the_backend_has_no_place(tmp_path: Path) -> N
         ("\udc80", r"\udc80"),
     ],
 )
-def test_what_a_terminal_would_obey_is_escaped(text: str, shown: str) -> None:
-    assert printable(text) == shown
+def test_control_characters_are_escaped(text: str, escaped: str) -> None:
+    assert printable(text) == escaped
 
 
 def test_names_and_notes_of_a_backend_are_printable() -> None:

@@ -1,4 +1,4 @@
-"""Backends that forge a verdict of the run that judges them: none conforms, with a sandbox and without."""
+"""No backend that forges the verdict of its run conforms, with or without a sandbox."""
 
 import importlib.util
 import json
@@ -18,22 +18,22 @@ from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.remote import sandbox
 from attnspec.conformance.remote.environment import own_folders
 from attnspec.conformance.remote.errors import BackendError
-from attnspec.conformance.remote.processes import KNOWN, processes
+from attnspec.conformance.remote.processes import HAS_PROC, processes
 from attnspec.conformance.running import integrity
 from attnspec.conformance.running.contract_file import read_contract, write_contract
-from attnspec.conformance.running.post_mortem import checked
+from attnspec.conformance.running.post_mortem import valid_answer
 
 from . import hostile
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not KNOWN, reason="the system does not say what processes there are"),
+    pytest.mark.skipif(not HAS_PROC, reason="the system does not say what processes there are"),
 ]
 
 COMMAND = ["-P", "-m", "attnspec.conformance.cli"]
 SMALL = ("--law", "operation.oracle", "--dtype", "float64", "--workers", "1")
 
-needs_sandbox = pytest.mark.skipif(sandbox.trouble() is not None, reason=str(sandbox.trouble()))
+needs_sandbox = pytest.mark.skipif(sandbox.sandbox_error() is not None, reason=str(sandbox.sandbox_error()))
 MODES = ["off", pytest.param("on", marks=needs_sandbox)]
 
 IN_HOST = "'attnspec.conformance.remote.host' in sys.orig_argv"
@@ -42,18 +42,18 @@ IN_HOST = "'attnspec.conformance.remote.host' in sys.orig_argv"
 def check(
     folder: Path, code: str, mode: str, *options: str, python: str | Path = sys.executable, **variables: str
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """Check a backend of this code in a folder, and read the report that is written beside it."""
+    """Check a backend of this code, and read the report."""
     (folder / "backend.py").write_text(code, encoding="utf-8")
     path = folder / "report.json"
     command = [str(python), *COMMAND, "check", "backend.py", *SMALL, "--sandbox", mode, *options, "--json", str(path)]
     done = subprocess.run(
         command, cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True, timeout=240, check=False
     )
-    none = {"verdict": "none", "backend": {"notes": {}}}
-    return done, json.loads(path.read_text(encoding="utf-8")) if path.exists() else none
+    no_report = {"verdict": "none", "backend": {"notes": {}}}
+    return done, json.loads(path.read_text(encoding="utf-8")) if path.exists() else no_report
 
 
-FILES = """
+FORGED_INCIDENTS = """
 import glob, json, os, sys, tempfile
 passed = [{"operation": "dot_scores", "law": "operation.oracle", "dtype": "float64", "status": "passed",
            "reason": None, "message": "", "examples": 9, "not_judged": 0, "error_ratio": 0.5, "observed": None,
@@ -70,8 +70,8 @@ for folder in folders:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_files_in_the_folder_of_the_run_are_not_believed(tmp_path: Path, mode: str) -> None:
-    done, report = check(tmp_path, f"{FILES}{hostile.WRONG}", mode)
+def test_forged_files_in_the_folder_of_the_run_are_ignored(tmp_path: Path, mode: str) -> None:
+    done, report = check(tmp_path, f"{FORGED_INCIDENTS}{hostile.WRONG}", mode)
     assert (done.returncode, report["verdict"]) == (1, "violates"), done.stdout + done.stderr
     assert report["sandbox"] == ("bubblewrap" if mode == "on" else "none")
 
@@ -89,7 +89,7 @@ def test_the_processes_of_a_backend_know_no_path_of_the_run(tmp_path: Path, mode
     assert (done.returncode, report["backend"]["notes"]) == (0, {"known": ""}), done.stdout + done.stderr
 
 
-LEAVING = """
+REWRITING_PROCESS = """
 import os, sys, time
 if 'attnspec.conformance.remote.description' in sys.orig_argv and not os.fork():
     os.setsid()
@@ -109,29 +109,29 @@ for _ in range(600):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_whom_the_first_import_leaves_behind_rewrites_no_report(tmp_path: Path, mode: str) -> None:
-    done, report = check(tmp_path, LEAVING + hostile.WRONG, mode)
+def test_a_process_left_by_the_first_import_rewrites_no_report(tmp_path: Path, mode: str) -> None:
+    done, report = check(tmp_path, REWRITING_PROCESS + hostile.WRONG, mode)
     assert (done.returncode, report["verdict"]) == (1, "violates"), done.stdout + done.stderr
     time.sleep(0.5)
     assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["verdict"] == "violates"
     if mode == "off":
         (title,) = report["left_behind"]
-        assert "left behind by the backend" in done.stdout
+        assert "processes that the backend left running" in done.stdout
         assert not [p for p in processes() if f"(process {p.number})" in title and not p.ended]
 
 
-def test_code_that_an_import_leaves_for_the_start_of_python_is_named(tmp_path: Path) -> None:
+def test_a_sitecustomize_that_an_import_writes_is_named(tmp_path: Path) -> None:
     (tmp_path / "start").mkdir()
     file = tmp_path / "start" / "sitecustomize.py"
     done, report = check(
         tmp_path, f"open({str(file)!r}, 'w').close()\n{hostile.RIGHT}", "off", PYTHONPATH=str(tmp_path / "start")
     )
     assert (done.returncode, report["verdict"]) == (2, "unusable"), done.stdout
-    assert f"the judge's own files were changed while it ran, and no verdict holds: {file}" in done.stderr
+    assert f"the judge's own files changed while it ran, so no verdict can be trusted: {file}" in done.stderr
 
 
 def appending(file: Path, line: str) -> str:
-    """Code that adds a line to a file, and remembers why it cannot."""
+    """Code that appends a line to a file, and notes the reason if it cannot."""
     return f"""
 try:
     with open({str(file)!r}, "a") as f: f.write({line!r} + chr(10))
@@ -144,12 +144,12 @@ except OSError as error:
 def expect_no_forgery(
     done: subprocess.CompletedProcess[str], report: dict[str, Any], mode: str, file: Path, before: str | None
 ) -> None:
-    """Without a sandbox the run names the file that was written to; with one nothing was written."""
+    """Without a sandbox the run names the changed file; with one the file is unchanged."""
     if mode == "off":
         assert (done.returncode, report["verdict"]) == (2, "unusable"), done.stdout + done.stderr
-        reason = "the judge's own files were changed while it ran, and no verdict holds: "
+        reason = "the judge's own files changed while it ran, so no verdict can be trusted: "
         assert report["reason"].startswith(reason)
-        # A process that is started later may compile what was changed.
+        # A process that starts later may also compile the changed file.
         compiled = importlib.util.cache_from_source(str(file))
         assert {*report["reason"].removeprefix(reason).split(", ")} - {compiled} == {str(file)}
         assert report["reason"] in done.stderr
@@ -160,7 +160,7 @@ def expect_no_forgery(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_source_files_of_the_judge_cannot_be_edited_unnoticed(tmp_path: Path, mode: str) -> None:
+def test_edited_source_files_of_the_judge_are_noticed(tmp_path: Path, mode: str) -> None:
     # The run uses a copy of attnspec, so that nothing else is harmed.
     copies = [tmp_path / "copy" / str(i) for i, _ in enumerate(own_folders())]
     for folder, copy in zip(own_folders(), copies, strict=True):
@@ -173,7 +173,7 @@ def test_source_files_of_the_judge_cannot_be_edited_unnoticed(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_path_files_that_an_import_leaves_are_named(tmp_path: Path, mode: str) -> None:
+def test_path_files_that_an_import_writes_are_named(tmp_path: Path, mode: str) -> None:
     venv.create(tmp_path / "venv", symlinks=True)
     python = tmp_path / "venv/bin/python"
     show = "import site; print(site.getsitepackages()[0])"
@@ -186,7 +186,7 @@ def test_path_files_that_an_import_leaves_are_named(tmp_path: Path, mode: str) -
     expect_no_forgery(done, report, mode, file, None)
 
 
-INI = """
+PYTEST_CONFIGURATION = """
 import glob, os, signal, sys, tempfile
 if 'attnspec.conformance.remote.host' in sys.orig_argv and not os.path.exists(MARK):
     open(MARK, "w").close()
@@ -207,35 +207,35 @@ def test_a_judge_that_starts_anew_reads_no_configuration_of_the_backend(tmp_path
     (tmp_path / "forged.py").write_text(forged, encoding="utf-8")
     mark, temporary = tmp_path / "mark", tmp_path / "temporary"
     temporary.mkdir()
-    code = f"MARK = {str(mark)!r}{INI}{hostile.WRONG}"
+    code = f"MARK = {str(mark)!r}{PYTEST_CONFIGURATION}{hostile.WRONG}"
     done, report = check(tmp_path, code, "off", TMPDIR=str(temporary))
     assert mark.exists()
     assert (done.returncode, report["verdict"]) == (1, "violates"), done.stdout + done.stderr
 
 
-def test_what_takes_the_place_of_the_judges_code_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_replace_the_judges_code_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, path = tmp_path / "own", tmp_path / "path"
     for folder in (own, path):
         folder.mkdir()
     (own / "judge.py").write_text("", encoding="utf-8")
     monkeypatch.setattr(integrity, "own_folders", lambda: [str(own)])
     monkeypatch.setattr(sys, "path", [*sys.path, str(path)])
-    files = integrity.Files()
+    files = integrity.JudgeFiles()
     assert files.changed() == []
     compiled = Path(importlib.util.cache_from_source(str(own / "judge.py")))
     assert compiled.exists(), "one that appears later would be the backend's"
-    harmless, left = path / "notes.txt", [path / "numpy", path / "sitecustomize.so", path / "left.pth", own / "judge"]
+    harmless, added = path / "notes.txt", [path / "numpy", path / "sitecustomize.so", path / "left.pth", own / "judge"]
     harmless.touch()
-    for place in left:
+    for place in added:
         place.mkdir()
         (place / "__init__.py").touch()
-    (left[-1] / "__init__.py").touch()
+    (added[-1] / "__init__.py").touch()
     compiled.touch()
-    expected = [*left[:-1], left[-1] / "__init__.py", compiled]
+    expected = [*added[:-1], added[-1] / "__init__.py", compiled]
     assert files.changed() == sorted(map(str, expected))
 
 
-def test_a_sandbox_that_is_demanded_and_missing_ends_the_run(tmp_path: Path) -> None:
+def test_a_run_ends_if_the_required_sandbox_is_missing(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     done, report = check(tmp_path, hostile.RIGHT, "on", PATH=str(tmp_path / "bin"))
     reason = "--sandbox: expected a sandbox; bubblewrap (bwrap) is not installed; 'off' judges without one"
@@ -243,27 +243,27 @@ def test_a_sandbox_that_is_demanded_and_missing_ends_the_run(tmp_path: Path) -> 
     assert done.stderr == f"attnspec: {reason}\n"
 
 
-def once(file: Path, statement: str) -> str:
-    """A backend that is wrong, and does something at its first call alone."""
+def at_first_call(file: Path, statement: str) -> str:
+    """A right backend that runs a statement before its first call only."""
     act = f"if not os.path.exists({str(file)!r}): open({str(file)!r}, 'w').close(); {statement}"
-    return f"import os, signal\n{hostile.around(act)}"
+    return f"import os, signal\n{hostile.before_each_call(act)}"
 
 
-def test_a_judge_that_is_stopped_goes_on(tmp_path: Path) -> None:
-    done, _ = check(tmp_path, once(tmp_path / "done", "os.kill(os.getppid(), signal.SIGSTOP)"), "off")
+def test_a_judge_that_is_stopped_continues(tmp_path: Path) -> None:
+    done, _ = check(tmp_path, at_first_call(tmp_path / "done", "os.kill(os.getppid(), signal.SIGSTOP)"), "off")
     assert (tmp_path / "done").exists()
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "of the judge was stopped; it goes on" in done.stderr
+    assert "of the judge was stopped; it is continued" in done.stderr
 
 
 def test_a_judge_that_is_killed_once_judges_again(tmp_path: Path) -> None:
-    done, report = check(tmp_path, once(tmp_path / "done", "os.kill(os.getppid(), signal.SIGKILL)"), "off")
+    done, report = check(tmp_path, at_first_call(tmp_path / "done", "os.kill(os.getppid(), signal.SIGKILL)"), "off")
     assert (tmp_path / "done").exists()
     assert (done.returncode, report["verdict"]) == (0, "conforms"), done.stdout + done.stderr
 
 
-def test_a_judge_that_is_always_killed_blames_nobody(tmp_path: Path) -> None:
-    kills = hostile.around("import os, signal; os.kill(os.getppid(), signal.SIGKILL)")
+def test_a_judge_that_is_always_killed_convicts_nobody(tmp_path: Path) -> None:
+    kills = hostile.before_each_call("import os, signal; os.kill(os.getppid(), signal.SIGKILL)")
     done, report = check(tmp_path, kills, "off")
     assert (done.returncode, report["verdict"]) == (2, "unusable"), done.stdout + done.stderr
     (lost,) = {r["message"] for r in report["results"] if r["status"] == "lost"}
@@ -275,19 +275,19 @@ def test_a_judge_that_is_always_killed_blames_nobody(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", ["SIGSTOP", "SIGKILL"])
 def test_a_sandbox_lets_no_signal_out(tmp_path: Path, number: str) -> None:
     act = f"import os, signal; [os.kill(p, signal.{number}) for p in (1, os.getppid()) if p != os.getpid()]"
-    done, report = check(tmp_path, hostile.around(act), "on")
+    done, report = check(tmp_path, hostile.before_each_call(act), "on")
     assert (done.returncode, report["verdict"]) == (0, "conforms"), done.stdout + done.stderr
     assert "of the judge" not in done.stderr
 
 
 @needs_sandbox
-def test_how_a_process_ends_is_said_in_a_sandbox_too(tmp_path: Path) -> None:
-    done, _ = check(tmp_path, hostile.around("import ctypes; ctypes.string_at(0)"), "on")
+def test_the_signal_that_ended_a_process_is_named_in_a_sandbox_too(tmp_path: Path) -> None:
+    done, _ = check(tmp_path, hostile.before_each_call("import ctypes; ctypes.string_at(0)"), "on")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "SIGSEGV" in done.stdout
 
 
-def test_green_is_impossible_where_an_error_exceeds_its_budget() -> None:
+def test_a_result_beyond_its_budget_cannot_pass() -> None:
     for ratio in (1.29e15, float("nan")):
         forged = Result("softmax", "operation.oracle", "float64", Status.PASSED, error_ratio=ratio)
         assert (forged.status, forged.reason, forged.violates) == (Status.FAILED, "value", True)
@@ -296,7 +296,7 @@ def test_green_is_impossible_where_an_error_exceeds_its_budget() -> None:
     assert Result("softmax", "operation.oracle", "float64", Status.PASSED, error_ratio=1.0).status is Status.PASSED
 
 
-def test_a_contract_that_another_process_has_written_is_none(tmp_path: Path) -> None:
+def test_a_contract_file_changed_by_another_process_is_refused(tmp_path: Path) -> None:
     write_contract(tmp_path, {"name": "mine"}, "key")
     assert read_contract(tmp_path, 1.0, "key") == {"name": "mine"}
     (tmp_path / "contract.json").write_text('0\n{"name": "another"}', encoding="utf-8")
@@ -304,18 +304,18 @@ def test_a_contract_that_another_process_has_written_is_none(tmp_path: Path) -> 
         read_contract(tmp_path, 1.0, "key")
 
 
-def test_an_answer_after_a_crash_says_nothing_of_the_verdict() -> None:
-    shown = dict.fromkeys(("arguments", "expected", "got", "budget", "index"), None) | {"snippet": "pass"}
-    whole = {"message": "m", "counterexample": shown}
-    assert checked(json.dumps(whole).encode()) == whole
-    assert checked(b'{"note": "n"}') == {"note": "n"}
+def test_an_answer_after_a_crash_cannot_set_the_verdict() -> None:
+    example = dict.fromkeys(("arguments", "expected", "got", "budget", "index"), None) | {"snippet": "pass"}
+    complete = {"message": "m", "counterexample": example}
+    assert valid_answer(json.dumps(complete).encode()) == complete
+    assert valid_answer(b'{"note": "n"}') == {"note": "n"}
     answers: tuple[Any, ...] = (
-        {"message": "m", "counterexample": shown, "status": "passed"}, {"message": 1, "counterexample": shown},
+        {"message": "m", "counterexample": example, "status": "passed"}, {"message": 1, "counterexample": example},
         {"message": "m", "counterexample": {"snippet": "pass"}}, {"note": "n", "status": "passed"}, {"note": 1}, [], {},
     )  # fmt: skip
     for answer in answers:
-        assert checked(json.dumps(answer).encode()) is None
-    assert checked(b"\x80\x04.") is None
+        assert valid_answer(json.dumps(answer).encode()) is None
+    assert valid_answer(b"\x80\x04.") is None
 
 
 MEMORY = """
@@ -335,7 +335,7 @@ os.wait()
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can become another user")
-def test_the_memory_of_a_judge_is_closed_to_its_user() -> None:
-    for how, said in (("open", ""), ("closed", "Permission denied\n")):
-        done = subprocess.run([sys.executable, "-c", MEMORY, how], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout) == (0, said), done.stderr
+def test_processes_of_the_same_user_cannot_read_the_judges_memory() -> None:
+    for memory, output in (("open", ""), ("closed", "Permission denied\n")):
+        done = subprocess.run([sys.executable, "-c", MEMORY, memory], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (0, output), done.stderr

@@ -1,4 +1,4 @@
-"""Isolation: what becomes of a case, and of its laws, where the backend ends a process or hangs."""
+"""Verdicts of a case whose backend ends its process or hangs."""
 
 import json
 import subprocess
@@ -21,14 +21,14 @@ from attnspec.conformance.running.verdicts import CrashHandler
 
 ORACLE, DTYPE = "operation.oracle", "operation.dtype"
 
-STOPPING = (
+INCIDENTS = (
     ("float64", ORACLE),
     ("float32", "operation.rejection"),
-    ("bfloat16", "operation.no-memory"),
+    ("bfloat16", "operation.independent-of-other-calls"),
     ("float64", "operation.shape"),
-    ("float64", "operation.broadcasting"),
+    ("float64", "operation.broadcast-equals-repeat"),
 )
-"""Incidents at three laws of one dtype, and at one each of two others."""
+"""Dtypes and laws of incidents; the last is the third at float64."""
 
 
 @pytest.fixture
@@ -36,58 +36,58 @@ def incidents() -> Incidents:
     return Incidents(10.0)
 
 
-def crashed(incidents: Incidents, law: str, given: object = "an input", dtype: str = "float64") -> Result | None:
+def record_crash(incidents: Incidents, law: str, example: object = "an input", dtype: str = "float64") -> Result | None:
     """Record that the process ended while a law was checked."""
-    incidents.begin("dot_scores", dtype, law, given)
+    incidents.begin("dot_scores", dtype, law, example)
     return incidents.record("dot_scores", dtype, hung=False)
 
 
 # Incidents ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_crash_is_named(incidents: Incidents) -> None:
+def test_a_crash_is_recorded_with_its_input(incidents: Incidents) -> None:
     incidents.begin("dot_scores", "float64", "operation.shape", "one")
-    found = crashed(incidents, ORACLE, "another")
+    result = record_crash(incidents, ORACLE, "another")
     message = "the backend ended the process at the input another"
-    assert found == Result("dot_scores", ORACLE, "float64", Status.FAILED, "crashed", message)
-    assert incidents.verdicts("dot_scores", "float64") == {ORACLE: found}
+    assert result == Result("dot_scores", ORACLE, "float64", Status.FAILED, "crashed", message)
+    assert incidents.verdicts("dot_scores", "float64") == {ORACLE: result}
     assert incidents.verdicts("dot_scores", "float32") == {}
 
 
-def test_a_hang_is_named_with_its_time(incidents: Incidents) -> None:
+def test_a_hang_is_recorded_with_its_time_limit(incidents: Incidents) -> None:
     incidents.begin("dot_scores", "float64", ORACLE, "an input")
-    found = incidents.record("dot_scores", "float64", hung=True)
-    assert found is not None
-    assert (found.reason, found.message) == ("hung", "the backend did not answer within 10 s at the input an input")
+    result = incidents.record("dot_scores", "float64", hung=True)
+    assert result is not None
+    assert (result.reason, result.message) == ("hung", "the backend did not answer within 10 s at the input an input")
 
 
-def test_an_example_is_said_in_words(incidents: Incidents) -> None:
+def test_a_message_describes_the_example(incidents: Incidents) -> None:
     sizes, batch = {"n": 0, "d": 16}, (4,)
     example = Example(
         sizes, batch, kinds={"query": "huge", "key": "normal"}, options={"causal": False}, masks={"mask": "nothing"},
         absent=frozenset({"bias"}), seed=7,
     )  # fmt: skip
-    found = crashed(incidents, ORACLE, example)
-    assert found is not None
-    assert found.message == (
+    result = record_crash(incidents, ORACLE, example)
+    assert result is not None
+    assert result.message == (
         "the backend ended the process at the input n = 0, d = 16, causal = False, mask = nothing, query = huge, "
         "batch (4,), without bias, seed 7"
     )
 
 
-def test_the_words_of_a_long_input_are_cut(incidents: Incidents) -> None:
-    found = crashed(incidents, ORACLE, "x" * 5 * INPUT_CHARACTERS)
-    assert found is not None
-    assert found.message.endswith(" x".ljust(INPUT_CHARACTERS + 1, "x"))
+def test_the_description_of_a_long_input_is_cut(incidents: Incidents) -> None:
+    result = record_crash(incidents, ORACLE, "x" * 5 * INPUT_CHARACTERS)
+    assert result is not None
+    assert result.message.endswith(" x".ljust(INPUT_CHARACTERS + 1, "x"))
 
 
-def test_the_first_hang_of_a_law_is_tried_again(incidents: Incidents) -> None:
-    assert not incidents.tried_again("dot_scores", "float64")
+def test_a_law_is_tried_again_after_its_first_hang(incidents: Incidents) -> None:
+    assert not incidents.retry_after_hang("dot_scores", "float64")
     incidents.begin("dot_scores", "float64", ORACLE, "an input")
-    assert incidents.tried_again("dot_scores", "float64")
+    assert incidents.retry_after_hang("dot_scores", "float64")
     assert incidents.record("dot_scores", "float64", hung=True) is None
     incidents.begin("dot_scores", "float64", ORACLE, "an input")
-    assert not incidents.tried_again("dot_scores", "float64")
+    assert not incidents.retry_after_hang("dot_scores", "float64")
     assert incidents.record("dot_scores", "float64", hung=True) is not None
 
 
@@ -99,27 +99,27 @@ def test_nothing_is_recorded_before_the_first_check(incidents: Incidents) -> Non
 
 
 def test_an_incident_is_recorded_once(incidents: Incidents) -> None:
-    assert crashed(incidents, ORACLE) is not None
+    assert record_crash(incidents, ORACLE) is not None
     assert incidents.record("dot_scores", "float64", hung=False) is None
-    assert crashed(incidents, ORACLE, "another input") is None
-    assert crashed(incidents, DTYPE, "another input") is not None
+    assert record_crash(incidents, ORACLE, "another input") is None
+    assert record_crash(incidents, DTYPE, "another input") is not None
     assert list(incidents.verdicts("dot_scores", "float64")) == [ORACLE, DTYPE]
 
 
-def test_incidents_at_three_laws_stop_an_operation_at_their_dtype_alone(incidents: Incidents) -> None:
-    for dtype, law in STOPPING:
-        assert incidents.given_up("dot_scores", "float64") is None
-        crashed(incidents, law, dtype=dtype)
-    assert incidents.given_up("dot_scores", "float64") == "crashed"
-    assert incidents.given_up("dot_scores", "float32") is None
-    assert incidents.given_up("softmax", "float64") is None
+def test_incidents_at_three_laws_stop_an_operation_at_that_dtype_only(incidents: Incidents) -> None:
+    for dtype, law in INCIDENTS:
+        assert incidents.stop_reason("dot_scores", "float64") is None
+        record_crash(incidents, law, dtype=dtype)
+    assert incidents.stop_reason("dot_scores", "float64") == "crashed"
+    assert incidents.stop_reason("dot_scores", "float32") is None
+    assert incidents.stop_reason("softmax", "float64") is None
 
 
 # The next run of the case ---------------------------------------------------------------------------------------------
 
 
-def run_again(incidents: Incidents, calls: list[Any], *laws: str) -> dict[str, Result]:
-    """The verdicts on a backend that is right, and lists its calls, with whatever happened before."""
+def judge_again(incidents: Incidents, calls: list[Any], *laws: str) -> dict[str, Result]:
+    """The results of a right backend that records its calls, after earlier incidents."""
 
     def dot_scores(query: Any, key: Any) -> Any:
         calls.append((query, key))
@@ -132,31 +132,31 @@ def run_again(incidents: Incidents, calls: list[Any], *laws: str) -> dict[str, R
 
 
 def test_a_law_that_crashed_is_not_checked_again_and_the_others_are(incidents: Incidents) -> None:
-    ended = crashed(incidents, ORACLE)
+    crash = record_crash(incidents, ORACLE)
     calls: list[Any] = []
-    found = run_again(incidents, calls, ORACLE, DTYPE)
-    assert found[ORACLE] == ended
-    assert (found[DTYPE].status, found[DTYPE].examples > 0) == (Status.PASSED, True)
+    results = judge_again(incidents, calls, ORACLE, DTYPE)
+    assert results[ORACLE] == crash
+    assert (results[DTYPE].status, results[DTYPE].examples > 0) == (Status.PASSED, True)
     assert calls
     calls.clear()
-    assert run_again(incidents, calls, ORACLE) == {ORACLE: ended}
+    assert judge_again(incidents, calls, ORACLE) == {ORACLE: crash}
     assert calls == []
 
 
-def test_nothing_of_an_operation_that_was_given_up_is_called(incidents: Incidents) -> None:
-    for dtype, law in STOPPING:
-        crashed(incidents, law, dtype=dtype)
+def test_an_operation_that_was_given_up_is_not_called(incidents: Incidents) -> None:
+    for dtype, law in INCIDENTS:
+        record_crash(incidents, law, dtype=dtype)
     calls: list[Any] = []
-    found = run_again(incidents, calls, ORACLE, DTYPE)
+    results = judge_again(incidents, calls, ORACLE, DTYPE)
     assert calls == []
-    assert found[ORACLE] == incidents.verdicts("dot_scores", "float64")[ORACLE]
-    assert (found[DTYPE].status, found[DTYPE].reason) == (Status.FAILED, "crashed")
-    assert found[DTYPE].message == "not judged: the operation was stopped after it had crashed at 3 laws"
+    assert results[ORACLE] == incidents.verdicts("dot_scores", "float64")[ORACLE]
+    assert (results[DTYPE].status, results[DTYPE].reason) == (Status.FAILED, "crashed")
+    assert results[DTYPE].message == "not judged: the operation was stopped after it had crashed at 3 laws"
 
 
 # In the process of the backend ----------------------------------------------------------------------------------------
 
-ENDING = """
+CRASHING_BACKEND = """
 import os, signal, time
 import numpy as np
 
@@ -173,8 +173,8 @@ def softmax(scores, *, mask=None):
 """
 
 
-def test_in_process_crashes_and_hangs_lose_the_case_and_point_to_isolated(tmp_path: Path) -> None:
-    (tmp_path / "ending.py").write_text(ENDING, encoding="utf-8")
+def test_in_process_crashes_and_hangs_lose_the_case_and_advise_isolated(tmp_path: Path) -> None:
+    (tmp_path / "ending.py").write_text(CRASHING_BACKEND, encoding="utf-8")
     options = ("--in-process", "--law", ORACLE, "--dtype", "float64", "--hang-after", "3", "--json", "r.json")
     done = subprocess.run(
         [sys.executable, "-P", "-m", "attnspec.conformance.cli", "check", "ending.py", "--workers", "1", *options],
@@ -182,19 +182,19 @@ def test_in_process_crashes_and_hangs_lose_the_case_and_point_to_isolated(tmp_pa
     )  # fmt: skip
     report = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     assert (done.returncode, report["verdict"]) == (1, "violates"), done.stdout + done.stderr
-    found = {r["operation"]: r for r in report["results"] if r["status"] != "not-provided"}
-    assert {name: r["status"] for name, r in found.items()} == {
+    results = {r["operation"]: r for r in report["results"] if r["status"] != "not-provided"}
+    assert {name: r["status"] for name, r in results.items()} == {
         "dot_scores": "lost",
         "scaled_dot_scores": "lost",
         "softmax": "failed",
     }
-    way = "(status 1 can mean that a check took more than 3 s): run with --isolated, which names the law and its input"
-    assert found["dot_scores"]["message"] == f"the process that runs the backend was ended by SIGSEGV {way}"
-    assert found["scaled_dot_scores"]["message"] == f"the process that runs the backend ended with status 1 {way}"
+    hint = "(status 1 can mean that a check took more than 3 s): run with --isolated, which names the law and its input"
+    assert results["dot_scores"]["message"] == f"the process that runs the backend was ended by SIGSEGV {hint}"
+    assert results["scaled_dot_scores"]["message"] == f"the process that runs the backend ended with status 1 {hint}"
     assert "in scaled_dot_scores" in done.stderr, "no line says where it hangs"
 
 
-def test_every_check_restarts_the_timer_and_its_end_stops_it() -> None:
+def test_every_check_restarts_the_hang_timer() -> None:
     code = (
         "import time\nfrom attnspec.conformance.running.in_process import HangTimer\ntimer = HangTimer(2.0)\n"
         "for _ in range(4):\n    timer('operation.oracle', '')\n    time.sleep(0.6)\ntimer.stop()\ntime.sleep(2.3)\n"
@@ -211,10 +211,10 @@ def test_a_case_whose_judge_was_killed_is_judged_again_and_named() -> None:
     repeated: list[str] = []
     handler = CrashHandler(20.0, in_process=False, repeated=repeated)
     scheduler = SimpleNamespace(mark_test_pending=lambda item: None)
-    ended = SimpleNamespace(gateway=SimpleNamespace(_io=SimpleNamespace(wait=lambda: -9)))
+    node = SimpleNamespace(gateway=SimpleNamespace(_io=SimpleNamespace(wait=lambda: -9)))
     for _ in range(3):
-        report: Any = SimpleNamespace(outcome="failed", node=ended)
+        report: Any = SimpleNamespace(outcome="failed", node=node)
         handler.pytest_handlecrashitem("test_conformance.py::test_conforms[dot_scores-float64]", report, scheduler)
-    words = "dot_scores-float64 was judged again: the judge's own process was ended by SIGKILL (out of memory?)"
-    assert repeated == [words] * 2
+    message = "dot_scores-float64 was judged again: the judge's own process was ended by SIGKILL (out of memory?)"
+    assert repeated == [message] * 2
     assert report.longrepr.startswith("the judge's own process was ended by SIGKILL")

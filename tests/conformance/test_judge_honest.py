@@ -1,6 +1,6 @@
-"""``judge`` acquits what is right and convicts what the tolerances of harnesses accept, at sizes of models.
+"""``judge`` on honest and wrong results at sizes of models; usual tolerances accept both.
 
-A fifth of the honest results are judged by default; ``ATTNSPEC_WHOLE=1`` judges all 504 and wrong ones at 8,192 keys.
+A fifth of the 504 honest results is judged by default. ``ATTNSPEC_WHOLE=1`` judges all, and wrong ones at 8,192 keys.
 """
 
 import os
@@ -14,7 +14,7 @@ import pytest
 from attnspec.conformance import judge, suggest_inputs
 
 torch = pytest.importorskip("torch", reason="the kernels that are judged are PyTorch's")
-pytest.importorskip("torch.nn.attention.flex_attention", reason="so is this one")
+pytest.importorskip("torch.nn.attention.flex_attention", reason="flex_attention is judged, too")
 functional, attention = torch.nn.functional, torch.nn.attention
 
 from attnspec.backends import pytorch  # noqa: E402 - needs torch
@@ -48,7 +48,7 @@ MASKS: dict[str, Callable[[Any, int, int], Any]] = {
 }
 
 
-def by_kernel(backend: Any) -> Callable[..., Any]:
+def attention_by_kernel(backend: Any) -> Callable[..., Any]:
     """PyTorch's attention by one of its kernels."""
 
     def call(query: Any, key: Any, value: Any, mask: Any, causal: bool) -> Any:
@@ -59,8 +59,8 @@ def by_kernel(backend: Any) -> Callable[..., Any]:
 
 
 KERNELS: dict[str, Callable[..., Any]] = {
-    "math": by_kernel(attention.SDPBackend.MATH),
-    "flash": by_kernel(attention.SDPBackend.FLASH_ATTENTION),
+    "math": attention_by_kernel(attention.SDPBackend.MATH),
+    "flash": attention_by_kernel(attention.SDPBackend.FLASH_ATTENTION),
     "ours": lambda query, key, value, mask, causal: pytorch.scaled_dot_product_attention(
         query, key, value, mask=mask, causal=causal
     ),
@@ -82,7 +82,7 @@ def test_honest_results_are_right(kernel: str, dtype: str, mask: str, numbers: s
     allowed = MASKS[mask](g, n, m)
     causal = isinstance(allowed, str)
     if kernel != "ours" and not causal and allowed is not None:
-        # The kernels of PyTorch give NaN for rows without any key; this library does not.
+        # PyTorch's kernels give NaN for rows without keys, which is not normative.
         allowed = allowed | (torch.arange(m) == 0)
     options = {"causal": causal} if causal or allowed is None else {"mask": allowed}
     output = KERNELS[kernel](query, key, value, None if causal else allowed, causal)
@@ -98,10 +98,10 @@ def test_honest_results_are_right(kernel: str, dtype: str, mask: str, numbers: s
 def test_compiled_flex_attention_is_right(dtype: str, causal: bool) -> None:
     g = torch.Generator().manual_seed(1)
     query, key, value = (torch.randn(2, 3, 130, 64, generator=g).to(getattr(torch, dtype)) for _ in range(3))
-    kept = attention.flex_attention.create_block_mask(lambda b, h, i, j: j <= i, None, None, 130, 130, device="cpu")
+    mask = attention.flex_attention.create_block_mask(lambda b, h, i, j: j <= i, None, None, 130, 130, device="cpu")
     compiled = torch.compile(attention.flex_attention.flex_attention)
     with torch.no_grad():
-        output = compiled(query, key, value, block_mask=kept if causal else None)
+        output = compiled(query, key, value, block_mask=mask if causal else None)
     verdict = judge(SDPA, output, query, key, value, causal=causal)
     assert verdict, verdict
 
@@ -118,11 +118,11 @@ HIDDEN = {
     "a padding key is attended to": "a key of zeros, behind the others, that is attended to",
     "the last key is dropped": "the last key left out",
 }
-"""What inputs may hide, and the words for it."""
+"""Defects that inputs may hide, as a verdict describes them."""
 
 
 def formula(query: Any, key: Any, value: Any) -> Any:
-    """Attention in float32, or float64."""
+    """Attention in the dtype of its arguments."""
     return functional.scaled_dot_product_attention(query, key, value)
 
 
@@ -131,19 +131,19 @@ def padded(x: Any) -> Any:
 
 
 def inputs(keys: int, dtype: str) -> Iterator[tuple[Any, ...]]:
-    """Normal query, key and value, and those that are suggested for the shapes of these."""
+    """Normal query, key and value, then suggested ones of the same shapes."""
     g = torch.Generator().manual_seed(0)
     normal = tuple(torch.randn(1, 2, keys, 64, generator=g).to(getattr(torch, dtype)) for _ in range(3))
     yield normal
-    found = suggest_inputs(SDPA, *normal)
-    yield tuple(torch.from_numpy(found[name]).to(getattr(torch, dtype)) for name in ("query", "key", "value"))
+    suggested = suggest_inputs(SDPA, *normal)
+    yield tuple(torch.from_numpy(suggested[name]).to(getattr(torch, dtype)) for name in ("query", "key", "value"))
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("keys", [1024, *([8192] if WHOLE else [])])
-def test_what_tolerances_accept_is_wrong(keys: int, dtype: str, wrong: str) -> None:
-    """On normal inputs, or they are said to hide it; on those that are suggested for the same shapes always."""
+def test_errors_that_tolerances_accept_are_wrong(keys: int, dtype: str, wrong: str) -> None:
+    """Normal inputs convict it or say that they hide it; suggested inputs always convict it."""
     for suggested, (query, key, value) in enumerate(inputs(keys, dtype)):
         output = WRONG[wrong](*(x.float() for x in (query, key, value))).to(query.dtype)
         verdict = judge(SDPA, output, query, key, value)

@@ -1,4 +1,4 @@
-"""``judge`` on all rows together, what inputs hide from it, inputs that hide nothing, and its pictures."""
+"""``judge`` on all rows together, defects that inputs hide, suggested inputs, diagnoses and plots."""
 
 import re
 from collections.abc import Callable
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from attnspec.conformance import judge, suggest_inputs
-from attnspec.conformance.harness import together
-from attnspec.conformance.harness.hidden import DEFECTS
+from attnspec.conformance.harness import ensemble
+from attnspec.conformance.harness.hidden_defects import DEFECTS
 from attnspec.conformance.harness.reading import subject_of
 from attnspec.conformance.harness.rounding import ExponentialsRounded, WeightsRounded, nearest, rounded
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
@@ -19,7 +19,7 @@ from attnspec.reference import REFERENCE
 from attnspec.spec.contract.operation import OPERATIONS
 
 SDPA = "scaled_dot_product_attention"
-NARROW = ("bfloat16", "float16")
+DTYPES_OF_16_BITS = ("bfloat16", "float16")
 
 
 def normal(dtype: str, *, queries: int = 200, keys: int = 300, scale: float = 1.0, seed: int = 0) -> list[Numbers]:
@@ -31,15 +31,15 @@ def normal(dtype: str, *, queries: int = 200, keys: int = 300, scale: float = 1.
 
 def formula(*arguments: Numbers, **options: Any) -> Numbers:
     """The reference in double precision."""
-    found: Numbers = REFERENCE[SDPA](*(x.astype(np.float64) for x in arguments), **options)
-    return found
+    result: Numbers = REFERENCE[SDPA](*(x.astype(np.float64) for x in arguments), **options)
+    return result
 
 
 def with_zeros(x: Numbers) -> Numbers:
     return np.concatenate([x, np.zeros_like(x[:, :1])], axis=1)
 
 
-SMALL: dict[str, tuple[Callable[[Numbers, Numbers, Numbers], Numbers], str]] = {
+SMALL_DEFECTS: dict[str, tuple[Callable[[Numbers, Numbers, Numbers], Numbers], str]] = {
     "a gain": (lambda q, k, v: 1.001 * formula(q, k, v), r"0\.000\d+ in the gain"),
     "a scale": (lambda q, k, v: formula(1.01 * q.astype(np.float64), k, v), r"0\.0\d+ in the scale of the scores"),
     "a key of zeros": (
@@ -49,34 +49,34 @@ SMALL: dict[str, tuple[Callable[[Numbers, Numbers, Numbers], Numbers], str]] = {
 }
 
 
-@pytest.mark.parametrize("defect", SMALL)
-def test_what_no_number_shows_is_seen_together(defect: str) -> None:
-    wrong, words = SMALL[defect]
+@pytest.mark.parametrize("defect", SMALL_DEFECTS)
+def test_errors_that_no_single_number_shows_are_seen_together(defect: str) -> None:
+    wrong, error = SMALL_DEFECTS[defect]
     query, key, value = normal("bfloat16", scale=0.5)
     assert judge(SDPA, exact_in(formula(query, key, value), "bfloat16"), query, key, value)
     verdict = judge(SDPA, exact_in(wrong(query, key, value), "bfloat16"), query, key, value)
     assert verdict.worst is None
     assert not verdict
     assert re.fullmatch(
-        rf"{SDPA} in bfloat16 is wrong: a relative error of {words} shows over 400 independent elements, roundings "
-        r"leave at most 0\.\d+\njudged: every number\ntogether: 400 rows",
+        rf"{SDPA} in bfloat16 is wrong: a relative error of {error} shows over 400 independent elements, roundings "
+        r"leave at most 0\.\d+\njudged: every number\nerrors shared by many rows: tested on 400 rows",
         str(verdict),
     )
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 4.0, 30.0])
 @pytest.mark.parametrize("way", [WeightsRounded, ExponentialsRounded])
-@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("dtype", DTYPES_OF_16_BITS)
 def test_rounded_weights_are_right(dtype: str, way: type[WeightsRounded], scale: float) -> None:
     query, key, value = normal(dtype, scale=scale)
     subject = subject_of(OPERATIONS[SDPA], dtype, None, None)
-    given = Arguments(OPERATIONS[SDPA], {"query": query, "key": key, "value": value})
-    verdict = judge(SDPA, rounded(subject, given, way), query, key, value)
+    arguments = Arguments(OPERATIONS[SDPA], {"query": query, "key": key, "value": value})
+    verdict = judge(SDPA, rounded(subject, arguments, way), query, key, value)
     assert verdict, verdict
 
 
-def test_a_filter_that_sees_honest_roundings_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every row has a weight of almost 1, which 16 bits round to 1, and no other value counts: a gain, yet right."""
+def test_a_filter_ignores_gains_that_honest_roundings_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of almost 1 round to 1 in 16 bits, which only looks like a gain."""
     rng = np.random.default_rng(3)
     value = exact_in(np.repeat([1.0, 0.0], 80)[:, None] * (1 + rng.random((160, 8))), "bfloat16")
     key = exact_in(12.0 * np.eye(160), "bfloat16")
@@ -86,13 +86,13 @@ def test_a_filter_that_sees_honest_roundings_tells_nothing(monkeypatch: pytest.M
     output = exact_in(weights.astype(ml_dtypes.bfloat16).astype(np.float64) @ value.astype(np.float64), "bfloat16")
     verdict = judge(SDPA, output, query, key, value)
     assert verdict, verdict
-    monkeypatch.setattr(together, "ways", lambda precision: ())
-    monkeypatch.setattr(together, "EXPONENTIALS", 0.0)
+    monkeypatch.setattr(ensemble, "weight_roundings", lambda precision: ())
+    monkeypatch.setattr(ensemble, "EXPONENTIALS", 0.0)
     assert judge(SDPA, output, query, key, value).together
 
 
-def test_what_lies_between_two_numbers_tells_nothing() -> None:
-    """The means of two values are ties, which the smallest common error of exponentials decides alike."""
+def test_common_roundings_of_ties_are_accepted() -> None:
+    """Means of two values are ties, which a tiny common error rounds all alike."""
     rng = np.random.default_rng(4)
     value = exact_in(1 + rng.random((200, 8)), "bfloat16")
     query, key = (exact_in(np.zeros((n, 4)), "bfloat16") for n in (199, 200))
@@ -114,14 +114,14 @@ def test_numbers_are_rounded_to_a_unit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operation", "arguments", "options", "words"),
+    ("operation", "arguments", "options", "reason"),
     [
-        (SDPA, [np.ones((2, 70, 4), np.float32)] * 3, {}, "it takes 65 rows that round differently, and these are 1"),
+        (SDPA, [np.ones((2, 70, 4), np.float32)] * 3, {}, "this takes 65 rows that round differently, and there are 1"),
         (
             "general_attention",
             [np.ones((3, 4), np.float32)] * 3 + [np.eye(4, dtype=np.float32)],
             {"precision": "tf32"},
-            "the class rounds given weights, which all rows share",
+            "the precision class rounds weight matrices, which all rows share",
         ),
         (
             "general_attention",
@@ -131,11 +131,11 @@ def test_numbers_are_rounded_to_a_unit() -> None:
         ),
     ],
 )
-def test_why_rows_are_not_judged_together(
-    operation: str, arguments: list[Numbers], options: dict[str, Any], words: str
+def test_the_reason_why_rows_are_not_judged_together_is_named(
+    operation: str, arguments: list[Numbers], options: dict[str, Any], reason: str
 ) -> None:
     verdict = judge(operation, REFERENCE[operation](*arguments), *arguments, **options)
-    assert verdict.ensemble == f"not judged, for {words}"
+    assert verdict.ensemble == f"not tested, because {reason}"
 
 
 # What inputs hide -----------------------------------------------------------------------------------------------------
@@ -173,24 +173,24 @@ def test_a_wrong_result_hides_nothing() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", *NARROW])
+@pytest.mark.parametrize("dtype", ["float32", *DTYPES_OF_16_BITS])
 def test_suggested_inputs_hide_nothing(dtype: str, causal: bool) -> None:
-    given = [np.zeros((2, 600, 16), numpy_dtype(dtype))] * 3
-    found = suggest_inputs(SDPA, *given, causal=causal, seed=1)
-    assert list(found) == ["query", "key", "value", *(["causal"] if causal else [])]
-    query, key, value = (found[name].astype(numpy_dtype(dtype)) for name in ("query", "key", "value"))
-    np.testing.assert_array_equal(query, found["query"])
-    assert found["query"].dtype == np.float32
+    zeros = [np.zeros((2, 600, 16), numpy_dtype(dtype))] * 3
+    suggested = suggest_inputs(SDPA, *zeros, causal=causal, seed=1)
+    assert list(suggested) == ["query", "key", "value", *(["causal"] if causal else [])]
+    query, key, value = (suggested[name].astype(numpy_dtype(dtype)) for name in ("query", "key", "value"))
+    np.testing.assert_array_equal(query, suggested["query"])
+    assert suggested["query"].dtype == np.float32
     verdict = judge(SDPA, exact_in(formula(query, key, value, causal=causal), dtype), query, key, value, causal=causal)
     assert verdict, verdict
     assert verdict.cannot_see == ()
 
 
-def test_queries_and_keys_are_moved_apart_where_normal_numbers_hide_a_key_of_zeros() -> None:
-    """Of 20,000 keys in bfloat16 one of zeros is not seen together either."""
-    given = [exact_in(np.zeros((n, 8)), "bfloat16") for n in (70, 20_000, 20_000)]
-    found = suggest_inputs(SDPA, *given)
-    query, key, value = (found[name] for name in ("query", "key", "value"))
+def test_suggested_scores_are_negative_where_a_key_of_zeros_would_hide() -> None:
+    """In bfloat16, one key of zeros among 20,000 does not show even over all rows."""
+    zeros = [exact_in(np.zeros((n, 8)), "bfloat16") for n in (70, 20_000, 20_000)]
+    suggested = suggest_inputs(SDPA, *zeros)
+    query, key, value = (suggested[name] for name in ("query", "key", "value"))
     assert (query @ key.T).mean() < -10
     right = exact_in(formula(query, key, value), "bfloat16")
     padded = formula(query, *(np.concatenate([x, 0 * x[:1]]) for x in (key, value)))
@@ -204,10 +204,10 @@ def test_inputs_are_suggested_for_every_attention(operation: str) -> None:
     subject = subject_of(OPERATIONS[operation], "float32", None, None)
     from attnspec.conformance.laws.common import sample
 
-    given = sample(subject, np.random.default_rng(0), (2,), queries=5, keys=6, features=4, heads=2)
-    found = suggest_inputs(operation, **given.passed)
-    Arguments(OPERATIONS[operation], found).binding  # noqa: B018 - raises for shapes that do not belong together
-    assert judge(operation, REFERENCE[operation](**found), **found)
+    arguments = sample(subject, np.random.default_rng(0), (2,), queries=5, keys=6, features=4, heads=2)
+    suggested = suggest_inputs(operation, **arguments.passed)
+    Arguments(OPERATIONS[operation], suggested).binding  # noqa: B018 - raises for shapes that do not belong together
+    assert judge(operation, REFERENCE[operation](**suggested), **suggested)
 
 
 def test_an_unknown_operation_has_no_inputs() -> None:
@@ -234,7 +234,7 @@ def test_another_choice_is_named() -> None:
     assert "bottom-right" in judge(SDPA, output, query, key, value, causal=True).diagnosis
 
 
-def test_what_fits_nothing_has_no_name() -> None:
+def test_a_result_that_fits_no_defect_has_no_diagnosis() -> None:
     query, key, value = normal("float32", queries=5, keys=9)
     verdict = judge(SDPA, np.random.default_rng(9).standard_normal((2, 5, 16)).astype(np.float32), query, key, value)
     assert verdict.diagnosis == ""
@@ -245,17 +245,17 @@ def test_what_fits_nothing_has_no_name() -> None:
 # Pictures -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_picture_shows_where_errors_are() -> None:
+def test_a_plot_shows_where_errors_are() -> None:
     pytest.importorskip("matplotlib", reason="pictures need Matplotlib")
     query, key, value = normal("float32", queries=7, keys=9)
     output = REFERENCE[SDPA](query, key, value)
     output[1, 4:] = output[1, 3:4]
-    drawn = judge(SDPA, output, query, key, value).plot()
-    rows, features = (np.asarray(axis.images[0].get_array()) for axis in drawn.axes[:2])
+    figure = judge(SDPA, output, query, key, value).plot()
+    rows, features = (np.asarray(axis.images[0].get_array()) for axis in figure.axes[:2])
     assert rows.shape == (2, 7)
     assert features.shape == (7, 16)
     np.testing.assert_array_equal(rows > 1, [[False] * 7, [False] * 4 + [True] * 3])
     np.testing.assert_array_equal(features[:4] > 1, False)
-    assert [axis.get_title() for axis in drawn.axes[:2]] == ["the result: error / budget"] * 2
-    assert drawn.axes[1].get_ylabel() == "judged rows of element 1"
-    assert drawn.get_suptitle().startswith(f"{SDPA} in float32 is wrong: the result[1, ")
+    assert [axis.get_title() for axis in figure.axes[:2]] == ["the result: error / budget"] * 2
+    assert figure.axes[1].get_ylabel() == "judged rows of element 1"
+    assert figure.get_suptitle().startswith(f"{SDPA} in float32 is wrong: the result[1, ")

@@ -1,4 +1,4 @@
-"""Budgets that are computed only where numbers differ: the verdicts are those of budgets computed in advance."""
+"""Lazy budgets are computed only where numbers differ, and change no verdict."""
 
 from typing import NoReturn
 
@@ -13,7 +13,7 @@ from attnspec.spec.contract.operation import OPERATIONS
 ARGUMENTS = Arguments(OPERATIONS["dot_scores"], {"query": np.ones((2, 3)), "key": np.ones((4, 3))})
 
 
-def unasked() -> NoReturn:
+def unexpected_budget() -> NoReturn:
     raise AssertionError("a budget was computed for numbers that are equal")
 
 
@@ -21,21 +21,21 @@ def unasked() -> NoReturn:
 def test_equal_numbers_need_no_budget(dtype: str) -> None:
     x = np.array([0, 1, 1]).astype(dtype)
     compared = Comparisons()
-    compared.matches(x, x.copy(), unasked, ARGUMENTS)
+    compared.matches(x, x.copy(), unexpected_budget, ARGUMENTS)
     assert (compared.ratio, compared.not_judged) == (0.0, 0)
 
 
-def test_what_is_expected_to_be_open_needs_none() -> None:
-    Comparisons().matches(np.array([1.0, 5.0]), np.array([1.0, np.nan]), unasked, ARGUMENTS)
+def test_an_expected_nan_needs_no_budget() -> None:
+    Comparisons().matches(np.array([1.0, 5.0]), np.array([1.0, np.nan]), unexpected_budget, ARGUMENTS)
 
 
-@pytest.mark.parametrize("got", [[1.0, 2.5], [1.0, np.nan], [np.inf, 2.0]])
-def test_different_numbers_are_judged_by_the_budget_that_is_asked_for(got: list[float]) -> None:
+@pytest.mark.parametrize("result", [[1.0, 2.5], [1.0, np.nan], [np.inf, 2.0]])
+def test_lazy_budgets_give_the_same_verdict(result: list[float]) -> None:
     expected, budget = np.array([1.0, 2.0]), np.array([0.01, 0.02])
     messages = []
-    for given in (budget, lambda: budget):
+    for budget_or_function in (budget, lambda: budget):
         with pytest.raises(Violation) as caught:
-            Comparisons().matches(np.array(got), expected, given, ARGUMENTS)
+            Comparisons().matches(np.array(result), expected, budget_or_function, ARGUMENTS)
         messages.append(caught.value.message)
     assert messages[0] == messages[1]
     near = Comparisons()

@@ -1,4 +1,4 @@
-"""What a declaration leaves out is never called, reports say so, and a run proposes it where it was refused."""
+"""Declared refusals are not tested; undeclared ones are convicted and proposed as declarations."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -10,8 +10,8 @@ import pytest
 
 from attnspec import reference
 from attnspec.conformance.explaining.declaration import declaration
+from attnspec.conformance.explaining.missing_declarations import MissingDeclarations, missing_declarations
 from attnspec.conformance.explaining.refusals import refusals
-from attnspec.conformance.explaining.undeclared import Undeclared, undeclared
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, cases, judge
 from attnspec.conformance.judging.profiles import FORMULA, PROFILES
@@ -29,7 +29,7 @@ QUICK = PROFILES["quick"]
 
 
 class Kernel(NamedTuple):
-    """What a kernel refuses of (query, key, value, mask, causal), by which message, and its declaration."""
+    """Calls that a kernel refuses, its message, its declaration, and the laws it leaves out."""
 
     refuses: Callable[..., bool]
     says: str
@@ -41,8 +41,8 @@ def _batches(*arrays: Numbers) -> list[int]:
     return [size for x in arrays for size in x.shape[:-2]]
 
 
-def _idle(query: Numbers, key: Numbers, mask: Any, causal: bool) -> bool:
-    """Whether a query has no key."""
+def _has_empty_row(query: Numbers, key: Numbers, mask: Any, causal: bool) -> bool:
+    """True if a query has no attendable key."""
     allowed = np.broadcast_to(True if mask is None else mask, np.broadcast_shapes(
         () if mask is None else mask.shape, (query.shape[-2], key.shape[-2])
     ))  # fmt: skip
@@ -87,19 +87,19 @@ KERNELS: Mapping[str, Kernel] = {
         ),
         "expected contiguous tensors",
         {"limits": {"contiguous_only": True}},
-        ("storage.layouts",),
+        ("storage.views-equal-copies",),
     ),
     "rows without keys": Kernel(
-        lambda query, key, value, mask, causal: bool(key.shape[-2]) and _idle(query, key, mask, causal),
+        lambda query, key, value, mask, causal: bool(key.shape[-2]) and _has_empty_row(query, key, mask, causal),
         "a row has nothing to attend to",
         {"semantics": {"fully_masked": "error"}},
-        ("masking.rows-as-declared",),
+        ("masking.rows-without-keys-as-declared",),
     ),
 }
 
 
-def backend(kernel: Kernel, **declared: Any) -> Any:
-    """The reference, which refuses what the kernel does."""
+def refusing_backend(kernel: Kernel, **declared: Any) -> Any:
+    """The reference, which refuses the same calls as the kernel."""
 
     def attention(query: Numbers, key: Numbers, value: Numbers, *, mask: Any = None, causal: bool = False) -> Numbers:
         if kernel.refuses(query, key, value, mask, causal):
@@ -110,16 +110,16 @@ def backend(kernel: Kernel, **declared: Any) -> Any:
     return SimpleNamespace(name="kernel", scaled_dot_product_attention=attention, limits=limits, **declared)
 
 
-def judged(made: Any) -> dict[str, Result]:
+def results_by_law(backend: Any) -> dict[str, Result]:
     """The verdict of every law."""
-    contract = Contract.of(made)
+    contract = Contract.of(backend)
     (case,) = cases(contract)
-    return {r.law: r for r in judge(made, contract, case, QUICK)}
+    return {r.law: r for r in judge(backend, contract, case, QUICK)}
 
 
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
-def test_a_backend_that_declares_what_it_refuses_conforms(kernel: Kernel) -> None:
-    results = judged(backend(kernel, **kernel.declared))
+def test_a_backend_that_declares_its_refusals_conforms(kernel: Kernel) -> None:
+    results = results_by_law(refusing_backend(kernel, **kernel.declared))
     assert {law: r.message for law, r in results.items() if r.status is Status.FAILED} == {}
     ((attribute, ((name, value),)),) = ((a, tuple(x.items())) for a, x in kernel.declared.items())
     left_out = {law: r.reason for law, r in results.items() if (r.reason or "").startswith("left out by")}
@@ -128,35 +128,37 @@ def test_a_backend_that_declares_what_it_refuses_conforms(kernel: Kernel) -> Non
         assert results[law].status is Status.NOT_APPLICABLE, law
 
 
-def observed(
-    made: Any, dtype: str = "float32", laws: tuple[str, ...] = ()
-) -> tuple[set[str], Undeclared, dict[str, Any]]:
+def observed_declaration(
+    backend: Any, dtype: str = "float32", laws: tuple[str, ...] = ()
+) -> tuple[set[str], MissingDeclarations, dict[str, Any]]:
     """The laws that fail, what explains them, and the attributes to paste."""
-    contract = Contract.of(made)
+    contract = Contract.of(backend)
     case = next(c for c in cases(contract, laws=laws) if (c.operation, c.dtype) == (ATTENTION, dtype))
-    results = judge(made, contract, case, QUICK)
+    results = judge(backend, contract, case, QUICK)
     failed = [r for r in results if r.status is Status.FAILED]
-    subject = Subject(made, contract, OPERATIONS[case.operation], dtype, "cpu")
-    under = partial(judge, made, profile=QUICK, stop_at_first=True)
-    found = undeclared(under, contract, case, failed, lambda: refusals(subject, lambda law, example: None))
-    pasted = declaration(contract, results, {case.id: found.as_json()})
-    return {r.law for r in failed}, found, dict(pasted.attributes)
+    subject = Subject(backend, contract, OPERATIONS[case.operation], dtype, "cpu")
+    judge_under = partial(judge, backend, profile=QUICK, stop_at_first=True)
+    explanation = missing_declarations(
+        judge_under, contract, case, failed, lambda: refusals(subject, lambda law, example: None)
+    )
+    pasted = declaration(contract, results, {case.id: explanation.as_json()})
+    return {r.law for r in failed}, explanation, dict(pasted.attributes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
-def test_without_a_declaration_it_is_convicted_and_the_declaration_proposed(kernel: Kernel) -> None:
-    failed, found, pasted = observed(backend(kernel))
+def test_an_undeclared_refusal_is_convicted_and_its_declaration_proposed(kernel: Kernel) -> None:
+    failed, explanation, pasted = observed_declaration(refusing_backend(kernel))
     assert failed
-    assert failed == set(found.laws)
+    assert failed == set(explanation.laws)
     expected = {name: dict(x) for name, x in kernel.declared.items()}
     if "limits" in expected:
         expected["limits"] = {"dtypes": ("float32",), **expected["limits"]}
     assert pasted == expected
 
 
-def careless(query: Numbers, key: Numbers, value: Numbers, *, mask: Any = None, causal: bool = False) -> Numbers:
-    """Attention that cuts what does not fit."""
+def cut_to_fit(query: Numbers, key: Numbers, value: Numbers, *, mask: Any = None, causal: bool = False) -> Numbers:
+    """Attention that cuts arrays to the shortest length instead of refusing them."""
     m = min(key.shape[-2], value.shape[-2])
     if mask is not None and mask.shape[-1] not in (1, m):
         mask = mask[..., :m]
@@ -165,13 +167,13 @@ def careless(query: Numbers, key: Numbers, value: Numbers, *, mask: Any = None, 
     )
 
 
-def test_shapes_that_nobody_checks_are_a_deviation_if_it_is_declared() -> None:
-    made = SimpleNamespace(name="careless", scaled_dot_product_attention=careless, limits={"dtypes": ("float32",)})
-    failed, found, pasted = observed(made)
-    assert failed == set(found.laws) == {"operation.rejection"}
+def test_unchecked_shapes_are_a_deviation_that_can_be_declared() -> None:
+    backend = SimpleNamespace(name="careless", scaled_dot_product_attention=cut_to_fit, limits={"dtypes": ("float32",)})
+    failed, explanation, pasted = observed_declaration(backend)
+    assert failed == set(explanation.laws) == {"operation.rejection"}
     assert pasted == {"semantics": {"rejection": "unchecked"}}
-    made.semantics = pasted["semantics"]
-    results = judged(made)
+    backend.semantics = pasted["semantics"]
+    results = results_by_law(backend)
     assert [r.law for r in results.values() if r.status is Status.FAILED] == []
     rejection = results["operation.rejection"]
     assert (rejection.status, rejection.reason) == (
@@ -180,70 +182,72 @@ def test_shapes_that_nobody_checks_are_a_deviation_if_it_is_declared() -> None:
     )
 
 
-def test_who_checks_shapes_may_declare_less() -> None:
-    kernel = Kernel(lambda *given: False, "", {}, ())
-    results = judged(backend(kernel, semantics={"rejection": "unchecked"}))
+def test_a_backend_that_checks_shapes_may_declare_them_unchecked() -> None:
+    kernel = Kernel(lambda *call: False, "", {}, ())
+    results = results_by_law(refusing_backend(kernel, semantics={"rejection": "unchecked"}))
     assert [r.law for r in results.values() if r.status is Status.FAILED] == []
 
 
 def without_gradients(operation: str, arguments: Mapping[str, Any], cotangent: Any) -> Mapping[str, Any]:
-    """Gradients of nothing."""
+    """Refuse every gradient."""
     raise NotImplementedError(f"the backward pass of {operation} is not implemented")
 
 
-def test_gradients_of_some_operations_only() -> None:
-    others = {"softmax": reference.softmax, "dot_scores": reference.dot_scores}
-    made = backend(Kernel(lambda *given: False, "", {}, ()), vjp=without_gradients, **others)
-    failed, found, pasted = observed(made, laws=("operation.gradient", "operation.oracle"))
-    assert failed == set(found.laws) == {"operation.gradient"}
+def test_missing_gradients_of_an_operation_are_proposed_as_limits() -> None:
+    other_operations = {"softmax": reference.softmax, "dot_scores": reference.dot_scores}
+    backend = refusing_backend(Kernel(lambda *call: False, "", {}, ()), vjp=without_gradients, **other_operations)
+    failed, explanation, pasted = observed_declaration(backend, laws=("operation.gradient", "operation.oracle"))
+    assert failed == set(explanation.laws) == {"operation.gradient"}
     assert pasted == {"limits": {"dtypes": ("float32",), "gradients": ("dot_scores", "softmax")}}
-    made.limits = pasted["limits"]
-    contract = Contract.of(made)
+    backend.limits = pasted["limits"]
+    contract = Contract.of(backend)
     case = next(c for c in cases(contract, laws=("operation.gradient",)) if c.operation == ATTENTION)
-    (result,) = judge(made, contract, case, QUICK)
+    (result,) = judge(backend, contract, case, QUICK)
     assert (result.status, result.reason) == (Status.NOT_APPLICABLE, "left out by limits gradients")
 
 
-def test_gradients_are_those_of_operations() -> None:
+def test_limits_on_gradients_name_operations() -> None:
     with pytest.raises(ValueError, match=r"^limits gradients: expected names of operations; got 'soft'$"):
         Contract.of(SimpleNamespace(name="mine", limits={"gradients": ("soft",)}))
 
 
-def in_single(scale: float, *arrays: Numbers, **options: Any) -> Numbers:
-    """Attention of doubles as of float32."""
-    found = reference.scaled_dot_product_attention(*(x.astype(np.float32) for x in arrays), **options)
-    return np.asarray(np.asarray(found).astype(np.float64) * scale)
+def attention_in_float32(scale: float, *arrays: Numbers, **options: Any) -> Numbers:
+    """Attention of float64 that is computed in float32, times ``scale``."""
+    output = reference.scaled_dot_product_attention(*(x.astype(np.float32) for x in arrays), **options)
+    return np.asarray(np.asarray(output).astype(np.float64) * scale)
 
 
 @pytest.mark.parametrize(("scale", "expected"), [(1.0, {"float64": "ieee32-float64"}), (1 + 2.0**-19, None)])
-def test_doubles_that_are_computed_with_as_float32_have_a_class(scale: float, expected: Any) -> None:
-    made = SimpleNamespace(name="mine", scaled_dot_product_attention=partial(in_single, scale))
-    _, _, pasted = observed(made, "float64", (FORMULA, "attention.scale", "pooling.gain"))
+def test_float64_computed_in_float32_has_a_precision_class(scale: float, expected: Any) -> None:
+    backend = SimpleNamespace(name="mine", scaled_dot_product_attention=partial(attention_in_float32, scale))
+    _, _, pasted = observed_declaration(
+        backend, "float64", (FORMULA, "attention.unbiased-scale", "pooling.unbiased-gain")
+    )
     assert pasted.get("precision") == expected
 
 
-def by_way(query: Numbers, key: Numbers, value: Numbers, *, mask: Any = None, causal: bool = False) -> Numbers:
-    """Attention in which a padding mask, the same for all queries, makes rows without keys NaN."""
-    found = np.asarray(reference.scaled_dot_product_attention(query, key, value, mask=mask, causal=causal))
+def padding_is_nan(query: Numbers, key: Numbers, value: Numbers, *, mask: Any = None, causal: bool = False) -> Numbers:
+    """Attention whose rows without keys are NaN under padding masks, and else 0."""
+    output = np.asarray(reference.scaled_dot_product_attention(query, key, value, mask=mask, causal=causal))
     if mask is not None and mask.shape[-2] == 1 < query.shape[-2]:
-        found = np.where(mask.any(-1)[..., None], found, np.float32(np.nan))
-    return found
+        output = np.where(mask.any(-1)[..., None], output, np.float32(np.nan))
+    return output
 
 
 def test_rows_without_keys_may_depend_on_how_the_mask_is_encoded() -> None:
-    made = SimpleNamespace(name="ways", scaled_dot_product_attention=by_way, limits={"dtypes": ("float32",)})
-    failed, found, pasted = observed(made)
-    assert failed == set(found.laws)
+    backend = SimpleNamespace(name="ways", scaled_dot_product_attention=padding_is_nan, limits={"dtypes": ("float32",)})
+    failed, explanation, pasted = observed_declaration(backend)
+    assert failed == set(explanation.laws)
     assert "semantics.fully_masked" in failed
     ways = {"full": "zero", "queries-alike": "nan", "keys-alike": "zero", "no-batch": "zero"}
     assert pasted == {"semantics": {"fully_masked": ways}}
-    made.semantics = pasted["semantics"]
-    results = judged(made)
+    backend.semantics = pasted["semantics"]
+    results = results_by_law(backend)
     assert {law: r.message for law, r in results.items() if r.status is Status.FAILED} == {}
     question = results["semantics.fully_masked"]
     assert question.observed == "full: zero, queries-alike: nan, keys-alike: zero, no-batch: zero"
-    made.semantics = {"fully_masked": {"full": "zero", "no-batch": "uniform"}}
-    wrong = judged(made)["semantics.fully_masked"]
+    backend.semantics = {"fully_masked": {"full": "zero", "no-batch": "uniform"}}
+    wrong = results_by_law(backend)["semantics.fully_masked"]
     assert wrong.status is Status.FAILED
     assert wrong.message.startswith(
         "fully_masked: declared full: zero, queries-alike: zero, keys-alike: zero, no-batch: uniform, "
@@ -256,28 +260,28 @@ def test_rows_without_keys_may_depend_on_how_the_mask_is_encoded() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_encodings_of_one_mask_are_not_compared_in_rows_without_keys_that_depend_on_them(seed: int) -> None:
-    made = SimpleNamespace(name="ways", scaled_dot_product_attention=by_way, limits={"dtypes": ("float32",)})
-    made.semantics = {"fully_masked": {"full": "zero", "queries-alike": "nan"}}
-    contract = Contract.of(made)
-    case = next(c for c in cases(contract, laws=("operation.broadcasting",)) if c.operation == ATTENTION)
-    (result,) = judge(made, contract, case, QUICK, seed=seed)
+def test_encodings_of_a_mask_may_differ_in_rows_without_keys_if_declared(seed: int) -> None:
+    backend = SimpleNamespace(name="ways", scaled_dot_product_attention=padding_is_nan, limits={"dtypes": ("float32",)})
+    backend.semantics = {"fully_masked": {"full": "zero", "queries-alike": "nan"}}
+    contract = Contract.of(backend)
+    case = next(c for c in cases(contract, laws=("operation.broadcast-equals-repeat",)) if c.operation == ATTENTION)
+    (result,) = judge(backend, contract, case, QUICK, seed=seed)
     assert (result.status, result.message) == (Status.PASSED, "")
 
 
-def test_who_raises_on_rows_without_keys_is_asked_what_no_keys_give() -> None:
+def test_raising_on_rows_without_keys_does_not_excuse_results_of_no_keys() -> None:
     def ones(query: Numbers, key: Numbers, value: Numbers, *, mask: Any = None, causal: bool = False) -> Numbers:
-        found = np.asarray(reference.scaled_dot_product_attention(query, key, value, mask=mask, causal=causal))
-        return found if key.shape[-2] else np.ones_like(found)
+        output = np.asarray(reference.scaled_dot_product_attention(query, key, value, mask=mask, causal=causal))
+        return output if key.shape[-2] else np.ones_like(output)
 
-    made = SimpleNamespace(name="mine", scaled_dot_product_attention=ones, limits={"dtypes": ("float32",)})
-    made.semantics = {"fully_masked": "error"}
-    result = judged(made)["semantics.no_keys"]
+    backend = SimpleNamespace(name="mine", scaled_dot_product_attention=ones, limits={"dtypes": ("float32",)})
+    backend.semantics = {"fully_masked": "error"}
+    result = results_by_law(backend)["semantics.no_keys"]
     assert result.status is Status.FAILED
     assert result.message.startswith("no_keys: declared zero")
 
 
-def test_who_raises_on_rows_without_keys_is_judged_in_batches_whose_rows_have_one() -> None:
+def test_raising_on_rows_without_keys_does_not_excuse_late_batch_elements() -> None:
     def last_from_the_first(
         query: Numbers, key: Numbers, value: Numbers, *, mask: Any = None, causal: bool = False
     ) -> Numbers:
@@ -285,35 +289,35 @@ def test_who_raises_on_rows_without_keys_is_judged_in_batches_whose_rows_have_on
             value = np.concatenate((value[:-1], value[:1]))
         return np.asarray(reference.scaled_dot_product_attention(query, key, value, mask=mask, causal=causal))
 
-    made = SimpleNamespace(name="mine", scaled_dot_product_attention=last_from_the_first)
-    made.limits, made.semantics = {"dtypes": ("float32",)}, {"fully_masked": "error"}
-    contract = Contract.of(made)
-    (case,) = (c for c in cases(contract, laws=("sizes.features",)) if c.operation == ATTENTION)
+    backend = SimpleNamespace(name="mine", scaled_dot_product_attention=last_from_the_first)
+    backend.limits, backend.semantics = {"dtypes": ("float32",)}, {"fully_masked": "error"}
+    contract = Contract.of(backend)
+    (case,) = (c for c in cases(contract, laws=("sizes.model-sizes",)) if c.operation == ATTENTION)
     for seed in range(4):
-        (result,) = judge(made, contract, case, QUICK, seed=seed)
+        (result,) = judge(backend, contract, case, QUICK, seed=seed)
         assert result.status is Status.FAILED
 
 
 @pytest.mark.parametrize("rejection", ["raises", "unchecked"])
-def test_numbers_are_the_callers_to_check_where_shapes_are(rejection: str) -> None:
-    """A kernel that looked at lengths would wait for its device."""
+def test_unchecked_shapes_leave_checking_numbers_to_the_caller_too(rejection: str) -> None:
+    """A kernel that checked lengths would have to wait for its device."""
 
     def padding_mask(lengths: Numbers, m: int) -> Numbers:
         return np.asarray(np.arange(m) < lengths[..., None])
 
     backend = SimpleNamespace(name="mine", padding_mask=padding_mask, semantics={"rejection": rejection})
     case = Case("padding_mask", "bool", ("operation.rejection",))
-    (found,) = judge(backend, Contract.of(backend), case, profile=QUICK)
+    (result,) = judge(backend, Contract.of(backend), case, profile=QUICK)
     if rejection == "raises":
-        assert found.status is Status.FAILED
+        assert result.status is Status.FAILED
     else:
-        assert (found.status, found.reason) == (
+        assert (result.status, result.reason) == (
             Status.NOT_APPLICABLE, "left out by semantics rejection = unchecked"
         )  # fmt: skip
 
 
-def guarded(limits: Limits, name: str) -> Callable[..., Any]:
-    """The reference's function, that refuses all sizes outside of the limits."""
+def within_limits(limits: Limits, name: str) -> Callable[..., Any]:
+    """The reference's function, which refuses all sizes outside of the limits."""
     operation = OPERATIONS[name]
 
     def call(*arguments: Any, **options: Any) -> Any:
@@ -332,19 +336,23 @@ def guarded(limits: Limits, name: str) -> Callable[..., Any]:
     ("name", "limits", "laws"),
     [
         ("dot_scores", {"multiple_of": 4}, ("moments.mean-and-variance",)),
-        ("nadaraya_watson", {"multiple_of": 16}, ("sizes.features",)),
-        ("sinusoidal_positional_encoding", {"multiple_of": 8}, ("positional.prefix",)),
-        ("lstm", {"multiple_of": 4}, ("recurrent.first-step", "recurrent.continuation")),
-        ("beam_decode", {"multiple_of": 4}, ("seq2seq.one-annotation", "seq2seq.exhaustive-beam")),
-        ("paged_attention", {"multiple_of": 16}, ("kernels.contiguous",)),
-        ("grouped_query_attention", {"max_length": 65}, ("kernels.bias",)),
-        ("merge_attention", {"max_batch_dims": 1}, ("kernels.merged",)),
+        ("nadaraya_watson", {"multiple_of": 16}, ("sizes.model-sizes",)),
+        ("sinusoidal_positional_encoding", {"multiple_of": 8}, ("positional.prefix-unchanged",)),
+        ("lstm", {"multiple_of": 4}, ("recurrent.first-step-is-cell", "recurrent.resumes-from-state")),
+        (
+            "beam_decode",
+            {"multiple_of": 4},
+            ("seq2seq.one-annotation-is-context", "seq2seq.exhaustive-beam-is-optimal"),
+        ),
+        ("paged_attention", {"multiple_of": 16}, ("kernels.paged-equals-contiguous",)),
+        ("grouped_query_attention", {"max_length": 65}, ("kernels.slopes-and-sinks-are-biases",)),
+        ("merge_attention", {"max_batch_dims": 1}, ("kernels.merged-parts-equal-whole",)),
         ("spatial_attention", {"min_batch": 2}, ("operation.no-mutation",)),
     ],
 )
 def test_no_law_calls_outside_of_the_limits(name: str, limits: dict[str, Any], laws: tuple[str, ...]) -> None:
     declared = Limits.of(limits)
-    backend = SimpleNamespace(name="guarded", limits=declared, **{name: guarded(declared, name)})
+    backend = SimpleNamespace(name="guarded", limits=declared, **{name: within_limits(declared, name)})
     contract = Contract.of(backend)
     for case in cases(contract, operations=(name,), laws=laws)[:1]:
         results = judge(backend, contract, case, QUICK)

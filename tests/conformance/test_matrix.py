@@ -1,4 +1,4 @@
-"""The matrix of a library: what becomes of its rows, how that is shown, and what the command refuses."""
+"""`attnspec matrix`: the verdicts on a library's rows, their forms, and refused arguments."""
 
 import json
 import os
@@ -22,16 +22,22 @@ from rich.console import Console
 from attnspec.conformance.judging.engine import cases, judge
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Result, Status
-from attnspec.conformance.matrix.again import Repeat, repeats, replaced
 from attnspec.conformance.matrix.cells import Confirmation, Matrix, State, Violation
-from attnspec.conformance.matrix.confirming import confirmed
+from attnspec.conformance.matrix.confirming import confirm
 from attnspec.conformance.matrix.making import Maker
-from attnspec.conformance.matrix.messages import without_places
+from attnspec.conformance.matrix.messages import without_paths
 from attnspec.conformance.matrix.page import as_page
 from attnspec.conformance.matrix.program import Call, program
-from attnspec.conformance.matrix.rows import Library, Probed, refusal
-from attnspec.conformance.matrix.showing import MAX_PROGRAM, as_markdown, print_matrix, said, seen
-from attnspec.conformance.matrix.tracing import answered
+from attnspec.conformance.matrix.rendering import (
+    MAX_PROGRAM,
+    as_markdown,
+    confirmation_sentence,
+    print_matrix,
+    shown_message,
+)
+from attnspec.conformance.matrix.repeats import Repeat, repeats, replaced
+from attnspec.conformance.matrix.rows import Library, ProbedRow, refusal
+from attnspec.conformance.matrix.tracing import answer_of
 from attnspec.conformance.remote.loading import contract_of, load
 from attnspec.conformance.reporting import processor
 from attnspec.conformance.running.settings import Settings
@@ -56,8 +62,8 @@ PLAIN = """
 import numpy as np
 
 
-def array(given, dtype):
-    return np.asarray(given, dtype)
+def array(values, dtype):
+    return np.asarray(values, dtype)
 
 
 def numbers(x):
@@ -114,7 +120,7 @@ class Dying(Right):
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """A place where a library is installed that registers a matrix."""
+    """Install a library that registers a matrix, and return the environment variables."""
     info = folder / "fake-1.5.dist-info"
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fake\nVersion: 1.5\n", encoding="utf-8")
@@ -128,8 +134,8 @@ def command(*arguments: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, "subprocess.CompletedProcess[str]"]:
-    """The matrix of a library with one row that is right, one wrong, one absent and one that dies."""
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, "subprocess.CompletedProcess[str]"]:
+    """Folder and process of a matrix with a right, wrong, absent and dying row."""
     folder = tmp_path_factory.mktemp("matrix")
     files = [f"--{name}={folder / f'fake.{name}'}" for name in ("json", "markdown", "html")]
     done = subprocess.run(
@@ -144,8 +150,8 @@ def matrix(folder: Path) -> Matrix:
 
 
 @pytest.mark.slow
-def test_a_matrix_is_made_whatever_it_shows(made: tuple[Path, "subprocess.CompletedProcess[str]"]) -> None:
-    folder, done = made
+def test_a_matrix_with_violations_is_written(run: tuple[Path, "subprocess.CompletedProcess[str]"]) -> None:
+    folder, done = run
     assert done.returncode == 0, done.stderr
     states = {row.name: [str(c.state) for c in row.cells] for row in matrix(folder).rows}
     assert states == {
@@ -156,33 +162,36 @@ def test_a_matrix_is_made_whatever_it_shows(made: tuple[Path, "subprocess.Comple
     }
 
 
-def test_the_reason_is_the_librarys_own(made: tuple[Path, "subprocess.CompletedProcess[str]"]) -> None:
-    absent = matrix(made[0]).rows[2]
+def test_the_reason_of_an_absent_row_is_the_librarys_own(run: tuple[Path, "subprocess.CompletedProcess[str]"]) -> None:
+    absent = matrix(run[0]).rows[2]
     assert absent.cells[0].reason == "NotImplementedError: no kernel for this machine"
-    assert matrix(made[0]).rows[0].cells[1].reason == "the row has no gradients"
-    assert matrix(made[0]).rows[0].limits == ("broadcasting: no",)
+    assert matrix(run[0]).rows[0].cells[1].reason == "the row has no gradients"
+    assert matrix(run[0]).rows[0].limits == ("broadcasting: no",)
 
 
-def test_a_violation_is_confirmed_without_attnspec(made: tuple[Path, "subprocess.CompletedProcess[str]"]) -> None:
-    folder, _ = made
+def test_a_violation_is_confirmed_without_attnspec(run: tuple[Path, "subprocess.CompletedProcess[str]"]) -> None:
+    folder, _ = run
     violation = matrix(folder).rows[1].cells[0].violations[0]
     assert violation.law == "operation.oracle"
     assert violation.confirmation is Confirmation.CONFIRMED
     assert set(violation.arguments) == {"query", "key"}
     assert "attnspec" not in violation.program
     (folder / "program.py").write_text(violation.program, encoding="utf-8")
-    again = subprocess.run([sys.executable, "-I", folder / "program.py"], capture_output=True, text=True, check=False)
-    assert again.returncode == 1, again.stderr
+    replay = subprocess.run([sys.executable, "-I", folder / "program.py"], capture_output=True, text=True, check=False)
+    assert replay.returncode == 1, replay.stderr
     right = violation.program.replace("np.float32(1.5)", "np.float32(1)")
     (folder / "program.py").write_text(right, encoding="utf-8")
     assert subprocess.run([sys.executable, "-I", folder / "program.py"], check=False).returncode == 0
 
 
-def test_a_row_that_dies_is_shown_with_its_input(made: tuple[Path, "subprocess.CompletedProcess[str]"]) -> None:
-    violations = matrix(made[0]).rows[3].cells[0].violations
+def test_a_row_that_dies_is_shown_with_its_input(run: tuple[Path, "subprocess.CompletedProcess[str]"]) -> None:
+    violations = matrix(run[0]).rows[3].cells[0].violations
     assert {v.reason for v in violations} == {"crashed"}
     assert violations[0].confirmation is Confirmation.NO_PROGRAM
-    assert said(violations[0]) == "No program without attnspec shows it: the row has no program of its own."
+    assert (
+        confirmation_sentence(violations[0])
+        == "No program without attnspec shows it: the row has no program of its own."
+    )
 
 
 def test_a_crash_is_shown_at_the_input_of_the_call_and_confirmed_by_a_signal() -> None:
@@ -190,37 +199,40 @@ def test_a_crash_is_shown_at_the_input_of_the_call_and_confirmed_by_a_signal() -
     crash = Violation(
         "dot_scores", "semantics.no_keys", "A statement.", "crashed", message, {"key": []}, Confirmation.CONFIRMED
     )
-    assert seen(crash) == "the backend ended the process at this input"
-    assert said(crash) == "Confirmed: a program without attnspec is ended by a signal."
-    assert seen(replace(crash, arguments={})) == message
+    assert shown_message(crash) == "the backend ended the process at this input"
+    assert confirmation_sentence(crash) == "Confirmed: a program without attnspec is ended by a signal."
+    assert shown_message(replace(crash, arguments={})) == message
     wrong = replace(crash, reason="numbers", message="the result is 1, at the input 2")
-    assert (seen(wrong), said(wrong)) == (wrong.message, "Confirmed: a program without attnspec exits with 1.")
+    assert (shown_message(wrong), confirmation_sentence(wrong)) == (
+        wrong.message,
+        "Confirmed: a program without attnspec exits with status 1.",
+    )
 
 
-def test_every_form_comes_from_the_same_data(made: tuple[Path, "subprocess.CompletedProcess[str]"]) -> None:
-    folder, done = made
+def test_every_form_is_made_from_the_json(run: tuple[Path, "subprocess.CompletedProcess[str]"]) -> None:
+    folder, done = run
     data = json.loads((folder / "fake.json").read_text(encoding="utf-8"))
     jsonschema.validate(data, SCHEMA)
-    found = Matrix.from_json(data)
-    assert found.as_text() == (folder / "fake.json").read_text(encoding="utf-8")
-    assert as_markdown(found) == (folder / "fake.markdown").read_text(encoding="utf-8")
-    assert as_page(found) == (folder / "fake.html").read_text(encoding="utf-8")
-    text = StringIO()
-    print_matrix(found, Console(file=text, width=300))
-    assert text.getvalue().split() == done.stdout.split()
-    for form in (done.stdout, as_markdown(found), unescape(as_page(found))):
-        processor_of = found.versions["processor"], found.versions["instructions"]
-        for said_of in ("1.5", found.date, "quick", "no kernel for this machine", "operation.oracle", *processor_of):
-            assert said_of.replace("_", r"\_") in form or said_of in form, said_of
+    parsed = Matrix.from_json(data)
+    assert parsed.as_text() == (folder / "fake.json").read_text(encoding="utf-8")
+    assert as_markdown(parsed) == (folder / "fake.markdown").read_text(encoding="utf-8")
+    assert as_page(parsed) == (folder / "fake.html").read_text(encoding="utf-8")
+    printed = StringIO()
+    print_matrix(parsed, Console(file=printed, width=300))
+    assert printed.getvalue().split() == done.stdout.split()
+    for form in (done.stdout, as_markdown(parsed), unescape(as_page(parsed))):
+        processor_names = parsed.versions["processor"], parsed.versions["instructions"]
+        for text in ("1.5", parsed.date, "quick", "no kernel for this machine", "operation.oracle", *processor_names):
+            assert text.replace("_", r"\_") in form or text in form, text
 
 
-def test_progress_is_shown(made: tuple[Path, "subprocess.CompletedProcess[str]"]) -> None:
-    stderr = made[1].stderr
+def test_the_progress_of_a_matrix_is_printed(run: tuple[Path, "subprocess.CompletedProcess[str]"]) -> None:
+    stderr = run[1].stderr
     assert "row 2 of 4: wrong" in stderr
     assert "confirming operation.oracle by dot_scores (float32)" in stderr
 
 
-def test_ctrl_c_reports_what_was_judged(tmp_path: Path) -> None:
+def test_an_interrupted_matrix_reports_the_judged_rows(tmp_path: Path) -> None:
     process = subprocess.Popen(
         command("fake", "--workers", "1", f"--json={tmp_path / 'fake.json'}"),
         env=environment(tmp_path), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -234,11 +246,11 @@ def test_ctrl_c_reports_what_was_judged(tmp_path: Path) -> None:
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 2
     assert stderr.endswith("attnspec: interrupted; the matrix has what was judged\n")
-    found = matrix(tmp_path)
-    assert found.interrupted
-    assert found.rows[0].cells[0].state is State.CONFORMS
-    assert found.rows[3].cells[0].state is State.NOT_JUDGED
-    assert found.rows[3].cells[0].reason == "interrupted"
+    interrupted = matrix(tmp_path)
+    assert interrupted.interrupted
+    assert interrupted.rows[0].cells[0].state is State.CONFORMS
+    assert interrupted.rows[3].cells[0].state is State.NOT_JUDGED
+    assert interrupted.rows[3].cells[0].reason == "interrupted"
 
 
 @pytest.mark.parametrize(
@@ -256,7 +268,7 @@ def test_ctrl_c_reports_what_was_judged(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_used_is_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_wrong_arguments_are_refused_in_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
     done = subprocess.run(
         command(*arguments), env=environment(tmp_path), cwd=tmp_path, capture_output=True, text=True, check=False
     )
@@ -265,16 +277,14 @@ def test_what_cannot_be_used_is_one_line(tmp_path: Path, arguments: list[str], m
     assert done.stdout == ""
 
 
-def test_messages_name_no_places() -> None:
+def test_messages_contain_no_paths_or_line_numbers() -> None:
     text = "raised E: why, in f (a/b.py:3), called by g (c.py:4)"
-    assert without_places(text) == "raised E: why"
-    assert without_places("g++ /a/b/c.cpp of 1/2 and key/value") == "g++ c.cpp of 1/2 and key/value"
+    assert without_paths(text) == "raised E: why"
+    assert without_paths("g++ /a/b/c.cpp of 1/2 and key/value") == "g++ c.cpp of 1/2 and key/value"
 
 
 def test_a_program_that_fails_by_itself_confirms_nothing(tmp_path: Path) -> None:
-    plain = (
-        "def array(given, dtype):\n    return given\n\n\ndef numbers(x):\n    return x\n\n\ndef call(x):\n    return x"
-    )
+    plain = "def array(x, dtype):\n    return x\n\n\ndef numbers(x):\n    return x\n\n\ndef call(x):\n    return x"
     call = Call({"x": np.ones(2)}, {"result": np.ones(2)})
     for expected, status in ((np.ones(2), 0), (np.zeros(2), 1), (np.full(2, np.nan), 1)):
         text = program("title", plain, call, path="result", expected=expected, budget=0.5)
@@ -291,8 +301,8 @@ PLAIN = '''
 import numpy as np
 
 
-def array(given, dtype):
-    return np.asarray(given, dtype)
+def array(values, dtype):
+    return np.asarray(values, dtype)
 
 
 def numbers(x):
@@ -326,7 +336,7 @@ class Spoiling:
 """
 
 
-def test_rows_that_nan_of_another_query_spoils_are_confirmed_by_a_program(
+def test_rows_made_nan_by_another_query_are_confirmed_by_a_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "spoiling_row.py").write_text(SPOILING, encoding="utf-8")
@@ -338,9 +348,9 @@ def test_rows_that_nan_of_another_query_spoils_are_confirmed_by_a_program(
     (result,) = judge(backend, contract, case, PROFILES["quick"])
     assert (result.reason, result.observed) == ("declared", "something else")
     assert result.counterexample is not None
-    asked = {"origin": origin, "law": law, "operation": case.operation, "dtype": "float32", "reason": "declared"}
-    asked |= {"device": "cpu", "title": "a title", "snippet": result.counterexample["snippet"]}
-    program = answered(asked)["program"]
+    question = {"origin": origin, "law": law, "operation": case.operation, "dtype": "float32", "reason": "declared"}
+    question |= {"device": "cpu", "title": "a title", "snippet": result.counterexample["snippet"]}
+    program = answer_of(question)["program"]
     assert "attnspec" not in program
     (tmp_path / "program.py").write_text(program, encoding="utf-8")
     done = subprocess.run([sys.executable, "-I", tmp_path / "program.py"], capture_output=True, text=True, check=False)
@@ -349,7 +359,7 @@ def test_rows_that_nan_of_another_query_spoils_are_confirmed_by_a_program(
 
 
 @pytest.mark.parametrize(
-    ("information", "named"),
+    ("information", "expected"),
     [
         (
             "processor : 0\nmodel name : A Processor 9\nflags : fpu avx2 avx512f amx_bf16 amx_tile\n",
@@ -359,17 +369,17 @@ def test_rows_that_nan_of_another_query_spoils_are_confirmed_by_a_program(
         (None, (platform.processor() or platform.machine(), "unknown")),
     ],
 )
-def test_the_processor_and_its_instructions_stand_in_the_head(
-    information: str | None, named: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_processor_and_its_instructions_are_named(
+    information: str | None, expected: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in processor.FORCING:
+    for name in processor.RESTRICTING_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    if "ATEN" in named[1]:
+    if "ATEN" in expected[1]:
         monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
     if information is not None:
         (tmp_path / "cpuinfo").write_text(information, encoding="utf-8")
-    monkeypatch.setattr(processor, "INFORMATION", tmp_path / "cpuinfo")
-    assert tuple(processor.processor().values()) == named
+    monkeypatch.setattr(processor, "CPU_INFORMATION", tmp_path / "cpuinfo")
+    assert tuple(processor.processor().values()) == expected
 
 
 # What is judged again, and what has no verdict ------------------------------------------------------------------------
@@ -378,19 +388,19 @@ BROKEN = "raised InductorError: CppCompileError: C++ compile error"
 TOOLS = ("CppCompileError",)
 
 
-def failed(law: str, message: str, dtype: str = "float32") -> Result:
+def failure(law: str, message: str, dtype: str = "float32") -> Result:
     return Result("dot_scores", law, dtype, Status.FAILED, "raised", message)
 
 
-def test_laws_at_which_a_tool_has_failed_are_judged_again() -> None:
-    results = [failed("operation.oracle", BROKEN), failed("operation.shape", "raised ValueError: no")]
+def test_laws_at_which_a_compiler_failed_are_judged_again() -> None:
+    results = [failure("operation.oracle", BROKEN), failure("operation.shape", "raised ValueError: no")]
     assert repeats(results, ()) == []
     assert repeats(results, TOOLS) == [Repeat("dot_scores", "float32", ("operation.oracle",))]
     right = Result("dot_scores", "operation.oracle", "float32", Status.PASSED)
     assert replaced(results, [right]) == [results[1], right]
 
 
-def test_a_failure_of_a_tool_is_no_verdict() -> None:
+def test_a_failure_of_a_compiler_is_no_verdict() -> None:
     class Scores:
         name = "scores"
         limits = {"dtypes": ("float32",)}  # noqa: RUF012 - a declaration
@@ -398,15 +408,15 @@ def test_a_failure_of_a_tool_is_no_verdict() -> None:
         def dot_scores(self, query: Any, key: Any) -> Any:
             return query @ np.swapaxes(key, -1, -2)
 
-    row = Probed("scores", contract_of(Scores(), "scores"), None, tools=TOOLS)
+    row = ProbedRow("scores", contract_of(Scores(), "scores"), None, tools=TOOLS)
     maker = Maker(Library("scores", "scores", (), ("cpu",)), Settings(), 1, Console(file=StringIO()))
-    cell, causes = maker._cell(row, "float32", "forward", [failed("operation.oracle", BROKEN)])
+    cell, causes = maker._cell(row, "float32", "forward", [failure("operation.oracle", BROKEN)])
     assert (cell.state, cell.violations, causes) == (State.NOT_JUDGED, (), [])
     assert cell.reason == f"operation.oracle: {BROKEN}"
 
 
 @pytest.mark.parametrize(("tools", "times"), [((), 1), (TOOLS, 2)])
-def test_a_plain_call_at_which_a_tool_fails_is_made_once_more(tools: tuple[str, ...], times: int) -> None:
+def test_a_plain_call_at_which_a_compiler_fails_is_repeated_once(tools: tuple[str, ...], times: int) -> None:
     calls = []
 
     def call() -> None:
@@ -425,8 +435,8 @@ PLAIN = """
 import os
 
 
-def array(given, dtype):
-    return given
+def array(values, dtype):
+    return values
 
 
 def call(query, key):
@@ -445,46 +455,47 @@ class Ending:
 '''
 
 
-def test_a_crash_that_left_no_input_is_confirmed_by_the_last_call(tmp_path: Path) -> None:
+def test_a_crash_without_an_input_is_confirmed_by_the_last_call(tmp_path: Path) -> None:
     (tmp_path / "ending.py").write_text(ENDING, encoding="utf-8")
-    row = Probed(f"{tmp_path / 'ending.py'}:Ending", None, None, plain=True)
+    row = ProbedRow(f"{tmp_path / 'ending.py'}:Ending", None, None, plain=True)
     result = Result("dot_scores", "operation.oracle", "float32", Status.FAILED, "crashed", "the backend ended")
-    told = confirmed(result, row, Settings(), "fake 1.5")
-    assert (told.confirmation, told.why) == (Confirmation.CONFIRMED, "")
-    assert set(told.arguments) == {"query", "key"}
-    assert "attnspec" not in told.program
+    violation = confirm(result, row, Settings(), "fake 1.5")
+    assert (violation.confirmation, violation.why) == (Confirmation.CONFIRMED, "")
+    assert set(violation.arguments) == {"query", "key"}
+    assert "attnspec" not in violation.program
     (tmp_path / "ending.py").write_text(ENDING.replace("        os.abort()", "        return query"), encoding="utf-8")
-    told = confirmed(result, row, Settings(), "fake 1.5")
-    assert told.confirmation is Confirmation.NO_PROGRAM
-    assert told.why == "the process does not end when the law is checked again"
+    violation = confirm(result, row, Settings(), "fake 1.5")
+    assert violation.confirmation is Confirmation.NO_PROGRAM
+    assert violation.why == "the process does not end when the law is checked again"
 
 
-def test_a_page_loads_nothing_from_elsewhere(made: tuple[Path, "subprocess.CompletedProcess[str]"]) -> None:
-    page = (made[0] / "fake.html").read_text(encoding="utf-8")
+def test_the_page_loads_no_other_files(run: tuple[Path, "subprocess.CompletedProcess[str]"]) -> None:
+    page = (run[0] / "fake.html").read_text(encoding="utf-8")
     assert not re.search(r"""(src|href)=["'](?!#)|@import|url\(|<script""", page)
 
 
-def test_a_long_program_is_left_out_and_texts_are_literal(
-    made: tuple[Path, "subprocess.CompletedProcess[str]"],
-) -> None:
-    found = matrix(made[0])
-    row = found.rows[1]
+def test_a_long_program_is_left_out_and_texts_are_escaped(run: tuple[Path, "subprocess.CompletedProcess[str]"]) -> None:
+    original = matrix(run[0])
+    row = original.rows[1]
     violation = replace(row.cells[0].violations[0], message="a <b> | `c`", program="x = 1\n" * MAX_PROGRAM)
     cell = replace(row.cells[0], violations=(violation,), following=("a.law",))
-    changed = replace(found, interrupted=True, rows=(replace(row, cells=(cell, row.cells[1]), notes={"<n>": "|"}),))
+    changed = replace(original, interrupted=True, rows=(replace(row, cells=(cell, row.cells[1]), notes={"<n>": "|"}),))
     markdown, page = as_markdown(changed), as_page(changed)
     assert r"a \<b> | \`c\`." in markdown
     assert "<p>a &lt;b&gt; | `c`</p>" in page
     for form in (markdown, page):
-        for text in ("The program has 72,000 characters: it is in the JSON.", "hold once that is right: a.law."):
+        for text in (
+            "The program has 72,000 characters: it is in the JSON file.",
+            "hold once that is corrected: a.law.",
+        ):
             assert text in form, text
         assert violation.program not in form
 
 
-def test_every_violation_is_tried_without_attnspec_or_says_why_not(
-    made: tuple[Path, "subprocess.CompletedProcess[str]"],
+def test_every_violation_has_a_program_without_attnspec_or_a_reason(
+    run: tuple[Path, "subprocess.CompletedProcess[str]"],
 ) -> None:
-    data = json.loads((made[0] / "fake.json").read_text(encoding="utf-8"))
+    data = json.loads((run[0] / "fake.json").read_text(encoding="utf-8"))
     violations: list[Violation] = [v for _, _, v in Matrix.from_json(data).violations()]
     assert any(v.program for v in violations)
     assert [v for v in violations if v.confirmation is not Confirmation.CONFIRMED and not v.why] == []
@@ -494,25 +505,25 @@ def test_every_violation_is_tried_without_attnspec_or_says_why_not(
 # PyTorch --------------------------------------------------------------------------------------------------------------
 
 
-OFFERED = {
+OFFERED_ROWS = {
     "kernels:math": True, "kernels:flash": True, "kernels:efficient": False, "kernels:cudnn": False,
     "kernels:overrideable": False, "flex:eager": True, "heads:slow_path": True, "heads:slow_path_with_weights": True,
     "heads:fast_path": True, "heads:fast_path_with_weights": True, "layers:slow_encoder": True,
     "layers:fast_encoder": True, "layers:decoder": True, "networks:rnn": True, "networks:gru": True,
     "networks:lstm": True, "grouped:grouped_row": True, "packed:packed_row": False,
 }  # fmt: skip
-"""Whether PyTorch's CPU build answers a call; what has to be compiled first is judged by the matrix alone."""
+"""True for rows that PyTorch's CPU build offers; compiled rows are left to the matrix."""
 
 
-def test_every_row_of_pytorch_is_called_once() -> None:
+def test_every_row_of_pytorch_is_tested_once() -> None:
     rows = pytest.importorskip("attnspec.backends.torch_native.matrix", reason="PyTorch is not installed").ROWS
-    called = {f"attnspec.backends.torch_native.{name}" for name in OFFERED}
-    assert set(rows) - called == {"attnspec.backends.torch_native.flex:compiled_row"}
-    assert called <= set(rows)
+    called_rows = {f"attnspec.backends.torch_native.{name}" for name in OFFERED_ROWS}
+    assert set(rows) - called_rows == {"attnspec.backends.torch_native.flex:compiled_row"}
+    assert called_rows <= set(rows)
 
 
-@pytest.mark.parametrize("name", OFFERED)
-def test_a_row_answers_one_call_as_its_program_does(name: str) -> None:
+@pytest.mark.parametrize("name", OFFERED_ROWS)
+def test_a_row_gives_the_results_of_its_program(name: str) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     from attnspec.conformance.judging.subject import Subject
     from attnspec.conformance.laws.common import sample
@@ -524,15 +535,15 @@ def test_a_row_answers_one_call_as_its_program_does(name: str) -> None:
     backend = load(f"attnspec.backends.torch_native.{name}")
     contract = contract_of(backend, name)
     float32 = replace(contract, limits=replace(contract.limits, dtypes=("float32",)))
-    found = offers(backend, float32, "cpu")["float32"]
-    assert {o["forward"] is None for o in found.values()} == {OFFERED[name]}
-    for operation in contract.operations if OFFERED[name] else ():
+    offered = offers(backend, float32, "cpu")["float32"]
+    assert {o["forward"] is None for o in offered.values()} == {OFFERED_ROWS[name]}
+    for operation in contract.operations if OFFERED_ROWS[name] else ():
         subject = Subject(backend, contract, OPERATIONS[operation], "float32", "cpu")
-        given = subject.converted(sample(subject, np.random.default_rng(0), (2, 3), whole=True))
+        arguments = subject.converted(sample(subject, np.random.default_rng(0), (2, 3), whole=True))
         names: dict[str, Any] = {}
         exec(backend.plain(operation, device="cpu"), names)
-        one, other = (flatten(call(**given)) for call in (getattr(backend, operation), names["call"]))
-        for x, y in zip(one.values(), other.values(), strict=True):
+        by_row, by_program = (flatten(call(**arguments)) for call in (getattr(backend, operation), names["call"]))
+        for x, y in zip(by_row.values(), by_program.values(), strict=True):
             assert x is y is None or bool((x.isnan() & y.isnan() | (x == y)).all())
 
 

@@ -1,4 +1,4 @@
-"""Modes in which a backend is called: other numbers of threads, another thread, and autocast of float32."""
+"""Modes of calling a backend: numbers of threads, another thread, autocast of float32."""
 
 import threading
 from pathlib import Path
@@ -25,62 +25,58 @@ class Backend(TorchBackend):
     limits = Limits(dtypes=("float32", "bfloat16"))
 
     def softmax(self, scores: torch.Tensor, *, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Rows without keys are 0."""
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf)
         return self.finished(scores.softmax(-1).nan_to_num(0.0))
 
     def finished(self, weights: torch.Tensor) -> torch.Tensor:
-        """The weights."""
         return weights
 
 
-class OfOneTeam(Backend):
-    """Weights are 0 unless the framework has as many threads as when this backend was made."""
+class FixedThreadCount(Backend):
+    """A backend whose weights are 0 if the number of threads has changed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.threads = torch.get_num_threads()
 
     def finished(self, weights: torch.Tensor) -> torch.Tensor:
-        """The weights, or 0."""
         return weights if torch.get_num_threads() == self.threads else weights * 0
 
 
-class Uncast(Backend):
-    """Weights of scores that autocast should cast are half of what they are."""
+class HalvedUnderAutocast(Backend):
+    """A backend that halves the weights of float32 scores under autocast."""
 
     def softmax(self, scores: torch.Tensor, *, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Halve."""
-        found = super().softmax(scores, mask=mask)
-        return found / 2 if torch.is_autocast_enabled("cpu") and scores.dtype is torch.float32 else found
+        weights = super().softmax(scores, mask=mask)
+        return weights / 2 if torch.is_autocast_enabled("cpu") and scores.dtype is torch.float32 else weights
 
 
-def verdict(backend: Backend, dtype: str) -> Result:
+def result_of_modes(backend: Backend, dtype: str) -> Result:
     contract = Contract.of(backend)
-    found = cases(contract, operations=("softmax",), laws=("training.modes",))
-    (case,) = (x for x in found if x.dtype == dtype)
+    candidates = cases(contract, operations=("softmax",), laws=("training.same-in-every-mode",))
+    (case,) = (x for x in candidates if x.dtype == dtype)
     (result,) = judge(backend, contract, case, PROFILES["quick"])
     return result
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_right_backend_holds(dtype: str) -> None:
+def test_a_right_backend_passes_and_keeps_its_threads(dtype: str) -> None:
     threads = torch.get_num_threads()
-    assert verdict(Backend(), dtype).status is Status.PASSED
+    assert result_of_modes(Backend(), dtype).status is Status.PASSED
     assert torch.get_num_threads() == threads
 
 
 def test_other_numbers_of_threads_are_tried() -> None:
-    found = verdict(OfOneTeam(), "float32")
-    assert found.status is Status.FAILED
-    assert "inference_mode with threads = " in found.message
+    result = result_of_modes(FixedThreadCount(), "float32")
+    assert result.status is Status.FAILED
+    assert "inference_mode with threads = " in result.message
 
 
 def test_autocast_of_float32_is_tried() -> None:
-    found = verdict(Uncast(), "bfloat16")
-    assert found.status is Status.FAILED
-    assert "in mode autocast with inputs in float32" in found.message
+    result = result_of_modes(HalvedUnderAutocast(), "bfloat16")
+    assert result.status is Status.FAILED
+    assert "in mode autocast with inputs in float32" in result.message
 
 
 IN_THREADS = """
@@ -113,8 +109,8 @@ def test_a_process_of_a_backend_calls_it_in_another_thread_too(tmp_path: Path, s
     (tmp_path / "backend.py").write_text(IN_THREADS.format(scale=scale), encoding="utf-8")
     backend = RemoteBackend(str(tmp_path / "backend.py"), "cpu", hang_after=60.0)
     try:
-        contract = contract_from(dict(backend.introduce(60.0)), backend.origin)
-        (case,) = cases(contract, laws=("training.modes",))
+        contract = contract_from(dict(backend.await_declarations(60.0)), backend.origin)
+        (case,) = cases(contract, laws=("training.same-in-every-mode",))
         (result,) = judge(backend, contract, case, PROFILES["quick"])
     finally:
         backend.close()
@@ -122,43 +118,41 @@ def test_a_process_of_a_backend_calls_it_in_another_thread_too(tmp_path: Path, s
     assert result.message.startswith(message)
 
 
-class OfOneThread(Backend):
-    """Its scale is a setting of the main thread."""
+class MainThreadScale(Backend):
+    """A backend whose scale is a setting of the main thread."""
 
     def __init__(self) -> None:
         self.settings = threading.local()
         self.settings.scale = 1
 
     def finished(self, weights: torch.Tensor) -> torch.Tensor:
-        """Scale."""
         return weights * getattr(self.settings, "scale", 2)
 
 
 def test_another_thread_is_tried_beside_modes_of_a_framework() -> None:
-    found = verdict(OfOneThread(), "float32")
-    assert found.status is Status.FAILED
-    assert found.message.startswith("in a thread that is not the main one, the result")
+    result = result_of_modes(MainThreadScale(), "float32")
+    assert result.status is Status.FAILED
+    assert result.message.startswith("in a thread that is not the main one, the result")
 
 
-class Nothing(Backend):
-    """Gives nothing outside of the main thread."""
+class NoResultInThreads(Backend):
+    """A backend that returns None outside of the main thread."""
 
     def softmax(self, scores: torch.Tensor, *, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """None is no array."""
-        found = super().softmax(scores, mask=mask)
-        return found if threading.current_thread() is threading.main_thread() else cast(torch.Tensor, None)
+        weights = super().softmax(scores, mask=mask)
+        return weights if threading.current_thread() is threading.main_thread() else cast(torch.Tensor, None)
 
 
 def test_no_array_in_another_thread_is_a_violation() -> None:
-    found = verdict(Nothing(), "float32")
-    assert (found.status, found.reason) == (Status.FAILED, Reason.TYPE)
-    assert "NoneType" in found.message
+    result = result_of_modes(NoResultInThreads(), "float32")
+    assert (result.status, result.reason) == (Status.FAILED, Reason.TYPE)
+    assert "NoneType" in result.message
 
 
-@pytest.mark.parametrize("named", [None, ["inference_mode"]])
-def test_modes_that_are_no_mapping_are_a_violation(named: object) -> None:
+@pytest.mark.parametrize("modes", [None, ["inference_mode"]])
+def test_modes_that_are_no_mapping_are_a_violation(modes: object) -> None:
     backend = Backend()
-    vars(backend)["modes"] = lambda dtype, device: named
-    found = verdict(backend, "float32")
-    assert (found.status, found.reason) == (Status.FAILED, Reason.TYPE), found.message
-    assert "modes: expected a mapping" in found.message
+    vars(backend)["modes"] = lambda dtype, device: modes
+    result = result_of_modes(backend, "float32")
+    assert (result.status, result.reason) == (Status.FAILED, Reason.TYPE), result.message
+    assert "modes: expected a mapping" in result.message

@@ -27,7 +27,7 @@ from attnspec.conformance.reporting.kills import judge_mutants
 from attnspec.conformance.reporting.writing import OutputFile
 from attnspec.conformance.running.selection import matching
 from attnspec.conformance.running.trial_pool import outcomes
-from attnspec.conformance.running.trials import Outcome, Task, perform
+from attnspec.conformance.running.trials import Trial, TrialOutcome, run_trial
 from attnspec.conformance.variants import VARIANTS, Variant, compiled, variant
 from attnspec.spec.contract.annotations import Array, sizes
 from attnspec.spec.contract.law import LAWS
@@ -49,7 +49,7 @@ def harmless(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Num
 
 
 @pytest.mark.parametrize("m", MUTANTS.values(), ids=MUTANTS)
-def test_mutant_is_described(m: Mutant) -> None:
+def test_every_mutant_is_described_and_can_be_judged(m: Mutant) -> None:
     assert m.source
     assert m.statement
     assert m.operations
@@ -69,37 +69,37 @@ def test_every_law_has_a_mutant() -> None:
     assert sorted(set(LAWS) - assigned) == []
 
 
-def test_there_are_enough() -> None:
+def test_there_are_at_least_300_mutants_and_60_variants() -> None:
     assert len(MUTANTS) >= 300
     assert len(VARIANTS) >= 60
 
 
-def test_statements_are_unlike() -> None:
+def test_every_statement_is_unique() -> None:
     statements = [(m.statement, m.operations) for m in MUTANTS.values()]
     assert len(set(statements)) == len(statements)
 
 
 HELD_IN_16_BITS = {2**11, 2**15, 2**16, int(np.finfo(np.float16).max)}
-"""Integers of float16, signed and unsigned integers, and the greatest number of float16: limits of dtypes."""
+"""Limits of 16-bit dtypes: the integers of float16, int16, uint16, and float16's largest number."""
 
 
 @pytest.mark.parametrize("m", MUTANTS.values(), ids=MUTANTS)
-def test_a_statement_names_sizes_of_the_defect_and_none_of_an_input(m: Mutant) -> None:
-    """A diagnosis repeats the statement for inputs of any size: what it counts stands in the code of the defect."""
+def test_numbers_in_a_statement_are_in_the_code_of_the_mutant(m: Mutant) -> None:
+    """A diagnosis repeats the statement for any input, so its numbers must be the code's."""
     code = inspect.getsource(inspect.getmodule(m.alteration) or m.alteration)
     written = {int(x) for x in re.findall(r"\b\d+\b", code.replace("_", ""))} | HELD_IN_16_BITS
     counted = [int(x.replace(",", "")) for x in re.findall(r"\d+(?:,\d{3})+", m.statement)]
     assert [x for x in counted if not {x - 1, x, x + 1} & written] == []
 
 
-def test_names_are_taken_once() -> None:
+def test_names_of_mutants_and_variants_are_unique() -> None:
     with pytest.raises(ValueError, match="two mutants are named"):
         mutant("exp(−e)", replaces="softmax", operations=(Softmax,), breaks=(), source="")(harmless.alteration)
     with pytest.raises(ValueError, match="two variants are named"):
         variant("powers of two", operations=(Softmax,))(type("Same", (Formulas,), {}))
 
 
-def test_what_does_not_exist_cannot_be_altered() -> None:
+def test_an_unknown_step_or_operation_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"expected a method of Formulas or Library, such as softmax, .*; got 'sofmax'"
     ):
@@ -110,22 +110,22 @@ def test_what_does_not_exist_cannot_be_altered() -> None:
         )
 
 
-def test_there_is_a_correct_formula_of_every_operation() -> None:
+def test_every_operation_has_a_correct_formula() -> None:
     missing = [o.name for o in OPERATIONS.values() if not o.reference_only and not hasattr(Formulas, o.name)]
     assert missing == [], "expected in the class of their chapter in mutants/correct/"
 
 
 @pytest.mark.parametrize("v", VARIANTS.values(), ids=VARIANTS)
-def test_variant_is_described(v: Variant) -> None:
-    """``nox -s mutants`` judges it, with every law of its operations."""
+def test_every_variant_is_described_and_can_be_judged(v: Variant) -> None:
+    """``nox -s mutants`` judges variants; this test only checks their entries."""
     assert v.statement
     if reason := v.lacking():
         pytest.skip(reason)
     assert cases(Contract.of(v.backend()), operations=v.operations, dtypes=v.dtypes)
 
 
-def test_a_variant_is_unharmed() -> None:
-    outcome = perform(Task(VARIANTS["sinusoids in double precision"], "quick", 0))
+def test_a_variant_passes_every_law() -> None:
+    outcome = run_trial(Trial(VARIANTS["sinusoids in double precision"], "quick", 0))
     assert outcome.failures == ()
     assert outcome.evaluations > 0
     assert 0 < outcome.largest <= 1
@@ -133,15 +133,15 @@ def test_a_variant_is_unharmed() -> None:
 
 @pytest.mark.parametrize("name", [o.name for o in OPERATIONS.values() if hasattr(Formulas, o.name)])
 def test_every_operation_of_the_correct_library_is_right(name: str) -> None:
-    """Mutants of an operation that raises would be killed by every law."""
+    """If a correct operation raised, every law would kill its mutants."""
     library = Library("correct")
     subject = Subject(library, Contract.of(library), OPERATIONS[name], "float32", "cpu")
-    given = sample(subject, np.random.default_rng(0), (2,), queries=5, keys=6, heads=2)
-    verdict = judge(name, getattr(library, name)(**given.passed), **given.passed)
+    arguments = sample(subject, np.random.default_rng(0), (2,), queries=5, keys=6, heads=2)
+    verdict = judge(name, getattr(library, name)(**arguments.passed), **arguments.passed)
     assert verdict, verdict
 
 
-def test_no_step_of_the_correct_formulas_hides_another() -> None:
+def test_every_step_of_the_correct_formulas_is_defined_once() -> None:
     steps = [name for kind in Formulas.__mro__ for name in vars(kind) if not name.startswith("__")]
     assert [name for name, count in Counter(steps).items() if count > 1] == []
 
@@ -151,21 +151,21 @@ def test_the_correct_library_is_correct() -> None:
     q = np.random.default_rng(1).standard_normal((3, 4)).astype(np.float32)
     assert_within_budgets(correct.call(OPERATIONS["self_attention"], q), "self_attention", q)
     ones = np.ones((3, 4), np.float32)
-    found = correct.vjp("self_attention", {"x": q}, ones)
-    assert_gradients_within_budgets((found["x"],), ones, "self_attention", q)
+    grads = correct.vjp("self_attention", {"x": q}, ones)
+    assert_gradients_within_budgets((grads["x"],), ones, "self_attention", q)
 
 
 def test_the_correct_library_leaves_nan_under_the_mask_out_of_gradients() -> None:
     correct, rng = Library("correct"), np.random.default_rng(2)
     q, k, v = (rng.standard_normal((5, 4)).astype(np.float32) for _ in range(3))
-    given = {"query": q, "key": k, "value": v, "mask": np.arange(5) < np.array([0, 3, 4, 4, 4])[:, None]}
+    arguments = {"query": q, "key": k, "value": v, "mask": np.arange(5) < np.array([0, 3, 4, 4, 4])[:, None]}
     q[0] = k[4] = v[4] = 0.0
-    clean: dict[str, Any] = {name: x.copy() for name, x in given.items()}
+    clean: dict[str, Any] = {name: x.copy() for name, x in arguments.items()}
     ones = np.ones((5, 4), np.float32)
-    found = [correct.vjp("scaled_dot_product_attention", given, ones)]
+    vjps = [correct.vjp("scaled_dot_product_attention", arguments, ones)]
     q[0] = k[4] = v[4] = np.nan
-    found.append(correct.vjp("scaled_dot_product_attention", given, ones))
-    gradients = [(x["query"], x["key"], x["value"]) for x in found]
+    vjps.append(correct.vjp("scaled_dot_product_attention", arguments, ones))
+    gradients = [(x["query"], x["key"], x["value"]) for x in vjps]
     assert_gradients_within_budgets(gradients, ones, "scaled_dot_product_attention", **clean)
 
 
@@ -180,7 +180,7 @@ class Gates(Generic[Array]):
 def gated_cell(
     correct: Formulas, state: Any, layers: Any, squared: Callable[[Any], Any] = lambda x: x**2
 ) -> tuple[Any, Any]:
-    """What an LSTM and a normalised layer compute with, in few lines: a tuple in, a tuple out, layers of weights."""
+    """A small cell that uses the functions of an LSTM and of layer normalisation."""
     hidden, cell = state
     for layer in layers:
         gates = np.stack([correct.project(hidden, layer.w), hidden + layer.bias], axis=0)
@@ -195,8 +195,8 @@ def gated_cell(
 
 @pytest.fixture
 def cell() -> Iterator[Library]:
-    """A correct library that has a gated cell as well."""
-    known = dict(OPERATIONS)
+    """A correct library that also has a gated cell."""
+    registered = dict(OPERATIONS)
 
     @operation("gated_cell", chapter="recurrent", formula="none", sources=(), results="hidden cell")
     class GatedCell(Protocol[Array]):
@@ -213,39 +213,39 @@ def cell() -> Iterator[Library]:
         yield Library("correct", formulas)
     finally:
         _OPERATIONS.clear()
-        _OPERATIONS.update(known)
+        _OPERATIONS.update(registered)
 
 
-@pytest.mark.parametrize("given", [(True, False), (False, True), (True, True)])
-def test_gradients_of_trees_go_by_path(cell: Library, given: tuple[bool, bool]) -> None:
+@pytest.mark.parametrize("has_cotangent", [(True, False), (False, True), (True, True)])
+def test_gradients_of_trees_are_named_by_path(cell: Library, has_cotangent: tuple[bool, bool]) -> None:
     rng = np.random.default_rng(3)
     state = (rng.standard_normal((2, 3, 4)), rng.standard_normal((3, 4)))
     layers = tuple(Gates(rng.standard_normal((4, 4)), rng.standard_normal(4)) for _ in range(2))
     arguments = {"state": state, "layers": layers}
-    cotangent = tuple(rng.standard_normal((2, 3, 4)) if g else None for g in given)
+    cotangent = tuple(rng.standard_normal((2, 3, 4)) if g else None for g in has_cotangent)
     call = getattr(cell, "gated_cell")  # noqa: B009 - an operation that no class declares
     assert [x.shape for x in call(*arguments.values())] == [(2, 3, 4), (2, 3, 4)]
-    found = cell.vjp("gated_cell", arguments, cotangent)
-    assert list(found) == list(flatten(arguments))
-    assert list(found)[2:4] == ["layers[0].w", "layers[0].bias"]
+    grads = cell.vjp("gated_cell", arguments, cotangent)
+    assert list(grads) == list(flatten(arguments))
+    assert list(grads)[2:4] == ["layers[0].w", "layers[0].bias"]
     # error arithmetic has a rule for squares, and none for powers
     formula = partial(gated_cell, Formulas(), squared=np.square)
-    assert_gradients_within_budgets(tuple(found.values()), cotangent, formula, state, layers)
+    assert_gradients_within_budgets(tuple(grads.values()), cotangent, formula, state, layers)
 
 
-def run(tmp_path: Path, *, matrix: bool = False, **subjects: Any) -> tuple[int, dict[str, Any], str]:
+def run_mutants(tmp_path: Path, *, matrix: bool = False, **selected: Any) -> tuple[int, dict[str, Any], str]:
     path = tmp_path / "m.json"
-    given: dict[str, Any] = {"mutants": {}, "variants": {}} | subjects
+    options: dict[str, Any] = {"mutants": {}, "variants": {}} | selected
     with (tmp_path / "out").open("w") as file:
         console = Console(record=True, width=160, file=file)
-        status = judge_mutants("quick", 1, matrix, 0, OutputFile(path, "--json"), console, **given)
+        status = judge_mutants("quick", 1, matrix, 0, OutputFile(path, "--json"), console, **options)
     return status, json.loads(path.read_text()), console.export_text()
 
 
-def test_exit_status(tmp_path: Path) -> None:
-    killed = {name: MUTANTS[name] for name in ("exp(−e)", "base 1000")}
-    spared = {name: VARIANTS[name] for name in ("sinusoids in double precision",)}
-    status, report, text = run(tmp_path, mutants=killed, variants=spared)
+def test_a_run_without_survivors_succeeds(tmp_path: Path) -> None:
+    mutants = {name: MUTANTS[name] for name in ("exp(−e)", "base 1000")}
+    variants = {name: VARIANTS[name] for name in ("sinusoids in double precision",)}
+    status, report, text = run_mutants(tmp_path, mutants=mutants, variants=variants)
     assert status == 0
     assert report["schema"] == "attnspec-mutants/1"
     assert report["exit_status"] == 0
@@ -254,7 +254,7 @@ def test_exit_status(tmp_path: Path) -> None:
 
 
 def test_a_mutant_that_survives_fails_the_run(tmp_path: Path) -> None:
-    status, report, text = run(tmp_path, mutants={"harmless": harmless, "exp(−e)": MUTANTS["exp(−e)"]})
+    status, report, text = run_mutants(tmp_path, mutants={"harmless": harmless, "exp(−e)": MUTANTS["exp(−e)"]})
     assert status == 1
     assert report["exit_status"] == 1
     assert "1 of 2 killed" in text
@@ -268,28 +268,30 @@ def test_a_law_that_is_wrongly_claimed_fails_the_run(tmp_path: Path) -> None:
     def doubled(correct: Formulas, scores: Numbers) -> Numbers:
         return 2 * Formulas.normalized(correct, scores)
 
-    laws = ("normalization.distribution", "normalization.order")
+    laws = ("normalization.sums-to-one", "normalization.order-preserved")
     claimed = mutant("claimed", replaces="normalized", operations=(Softmax,), breaks=laws, source="", register=False)
-    status, report, text = run(tmp_path, mutants={"claimed": claimed(doubled)})
+    status, report, text = run_mutants(tmp_path, mutants={"claimed": claimed(doubled)})
     assert status == 1
     assert "1 of 1 killed" in text
-    assert report["mutants"][0]["powerless"] == ["normalization.order"]
-    assert "powerless claimed: expected normalization.order alone to kill it; it does not" in text
+    assert report["mutants"][0]["powerless"] == ["normalization.order-preserved"]
+    assert "powerless claimed: expected its law normalization.order-preserved to kill it alone" in text
 
 
 def test_the_matrix_names_the_mutants_that_one_law_alone_kills(tmp_path: Path) -> None:
-    some = {name: MUTANTS[name] for name in ("exp(−e)", "base 1000")}
-    _, report, _ = run(tmp_path, matrix=True, mutants=some)
+    mutants = {name: MUTANTS[name] for name in ("exp(−e)", "base 1000")}
+    _, report, _ = run_mutants(tmp_path, matrix=True, mutants=mutants)
     laws = {m["name"]: list(m["laws"]) for m in report["mutants"]}
-    for name, m in some.items():
+    for name, m in mutants.items():
         assert set(m.breaks) <= set(laws[name])
-    alone = {law: [name for name in some if laws[name] == [law]] for law in {law for of in laws.values() for law in of}}
+    alone = {
+        law: [name for name in mutants if laws[name] == [law]] for law in {law for of in laws.values() for law in of}
+    }
     assert report["only_killer"] == {law: names for law, names in sorted(alone.items()) if names}
 
 
-def test_a_variant_that_is_harmed_fails_the_run(tmp_path: Path) -> None:
+def test_an_accused_variant_fails_the_run(tmp_path: Path) -> None:
     wrong = Variant("wrong", ("softmax",), type("Wrong", (Formulas,), {"exponential": lambda self, x: np.exp2(x)}))
-    status, report, _ = run(tmp_path, variants={"wrong": wrong})
+    status, report, _ = run_mutants(tmp_path, variants={"wrong": wrong})
     assert status == 1
     assert report["false_alarm_bound"] is None
 
@@ -299,7 +301,7 @@ def test_a_variant_that_cannot_be_tried_is_named_with_the_reason(
 ) -> None:
     monkeypatch.setattr(compiled, "COMPILERS", ("no-such-compiler",))
     compiled.library.cache_clear()
-    status, report, text = run(tmp_path, variants={COMPILED.name: COMPILED})
+    status, report, text = run_mutants(tmp_path, variants={COMPILED.name: COMPILED})
     compiled.library.cache_clear()
     reason = "expected a C compiler among no-such-compiler; got none on the path"
     assert status == 0
@@ -309,7 +311,7 @@ def test_a_variant_that_cannot_be_tried_is_named_with_the_reason(
     assert f"not tried {COMPILED.name}: {reason}" in text
 
 
-def test_what_does_not_compile_is_named_with_what_the_compiler_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variant_that_does_not_compile_has_the_compilers_message(monkeypatch: pytest.MonkeyPatch) -> None:
     if reason := COMPILED.lacking():
         pytest.skip(reason)
     monkeypatch.setattr(compiled, "SOURCE", "#error no luck")
@@ -325,10 +327,10 @@ def test_the_compiled_variant_rounds_as_fused_multiply_adds_do() -> None:
         pytest.skip(reason)
     rng = np.random.default_rng(4)
     query, key, value = (8 * rng.standard_normal((500, 1, 8)).astype(np.float32) for _ in range(3))
-    found = COMPILED.backend().call(OPERATIONS["scaled_dot_product_attention"], query, key, value)
+    result = COMPILED.backend().call(OPERATIONS["scaled_dot_product_attention"], query, key, value)
     # Weights of single keys are not all 1, hence their values do not all come back bit by bit.
-    assert 0.01 < (found != value).mean() < 0.5
-    assert_within_budgets(found, "scaled_dot_product_attention", query, key, value)
+    assert 0.01 < (result != value).mean() < 0.5
+    assert_within_budgets(result, "scaled_dot_product_attention", query, key, value)
 
 
 @pytest.mark.parametrize(
@@ -340,12 +342,12 @@ def test_the_compiled_variant_rounds_as_fused_multiply_adds_do() -> None:
         (["base"], []),
     ],
 )
-def test_names_are_chosen_as_they_are_or_by_patterns(patterns: list[str], chosen: list[str]) -> None:
+def test_names_are_selected_exactly_or_by_patterns(patterns: list[str], chosen: list[str]) -> None:
     assert matching(patterns, ["base 1000", "exp(−e)", "a[b]", "ab"]) == chosen
 
 
-@pytest.mark.parametrize("lost", ["dies", "hangs"])
-def test_a_process_that_is_lost_stops_nobody(lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("failure", ["dies", "hangs"])
+def test_a_lost_worker_does_not_stop_the_others(failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "losing.py").write_text(
         "import os\n"
         "from attnspec.conformance.mutants import mutant\n"
@@ -353,11 +355,11 @@ def test_a_process_that_is_lost_stops_nobody(lost: str, tmp_path: Path, monkeypa
         "@mutant('lost', replaces='softmax', operations=(Softmax,), breaks=(), source='', register=False)\n"
         "def lost(correct, scores, *, mask=None):\n"
         "    '''Does not return.'''\n"
-        f"    {'os._exit(3)' if lost == 'dies' else 'while True: pass'}\n"
+        f"    {'os._exit(3)' if failure == 'dies' else 'while True: pass'}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     losing = reload(import_module("losing"))
-    tasks = [Task(losing.lost, "quick", 0), *(Task(MUTANTS["exp(−e)"], "quick", seed) for seed in range(2))]
-    found: list[Outcome] = outcomes(tasks, 2, 4.0)
-    assert [o.lost for o in found] == [True, False, False]
-    assert all(o.failures for o in found[1:])
+    trials = [Trial(losing.lost, "quick", 0), *(Trial(MUTANTS["exp(−e)"], "quick", seed) for seed in range(2))]
+    results: list[TrialOutcome] = outcomes(trials, 2, 4.0)
+    assert [o.lost for o in results] == [True, False, False]
+    assert all(o.failures for o in results[1:])

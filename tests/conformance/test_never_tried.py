@@ -1,8 +1,8 @@
-"""Wrong backends that once conformed because nothing tried what is wrong with them, by class: each is convicted.
+"""Every class of wrong backends that once conformed, since no law tried it, is convicted.
 
-``nox -s mutants`` and ``test_rediscovery`` convict each of them in its first operation; here those that have it wrong
-in others too are convicted in these, at one seed. With ``ATTNSPEC_WHOLE=1`` in the environment all are judged, at three
-seeds of ``full``, and of ``quick`` what that convicts; and honest kernels that were once accused as well.
+``nox -s mutants`` and ``test_rediscovery`` convict them in their first operation; here they are convicted in their
+other operations, at one seed. ``ATTNSPEC_WHOLE=1`` judges all, at three seeds, by ``full`` and where possible by
+``quick``, and also honest kernels that were once accused.
 """
 
 import os
@@ -23,7 +23,7 @@ from attnspec.conformance.judging.results import Status
 from attnspec.conformance.mutants import MUTANTS, Mutant, ignored, mutant
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.rediscovered import REDISCOVERED
-from attnspec.conformance.running.trials import Task, perform
+from attnspec.conformance.running.trials import Trial, run_trial
 from attnspec.conformance.variants import VARIANTS
 from attnspec.spec import OPERATIONS
 from attnspec.spec.attention import ScaledDotProductAttention
@@ -35,12 +35,12 @@ SEEDS = range(3) if WHOLE else range(1)
 
 
 class Flaw(NamedTuple):
-    """A class of wrong backends: what is wrong with them, those that have it, by name, and what convicts all of them.
+    """A class of defects, with the names of its mutants and rediscovered defects.
 
-    ``everywhere`` asks for a conviction in every operation, and not only in the first one that the backend has wrong.
+    ``quick``: that profile convicts all of them. ``everywhere``: in every operation, not only in the first one.
     """
 
-    what: str
+    defect: str
     subjects: tuple[str, ...]
     quick: bool = True
     everywhere: bool = False
@@ -49,94 +49,111 @@ class Flaw(NamedTuple):
 SIZES = (
     Flaw(
         "positions beyond a tile, up to 300",
-        ("wrong beyond 128 keys", "queries beyond 64 repeat", "causal triangle of 64 positions"),
+        ("values read modulo 128", "result rows repeat after 64", "causal mask of 64 columns"),
     ),
     Flaw(
         "rows beyond the 512th are stale, or missing",
         (
-            "rows beyond the 512th of the call before",
-            "keys beyond the 512th of the call before",
-            "rows of a buffer for 512 keys",
+            "rows beyond the 512th kept from the first call",
+            "keys beyond the 512th kept from the first call",
+            "keys and values read modulo 512",
             "queries beyond the 512th not computed",
-            "the mask of the first 512 keys",
-            "gradient of the first 512 keys",
+            "columns of a mask read modulo 512",
+            "no gradient of keys beyond the 512th",
             "pytorch/pytorch#127055",
         ),
         quick=False,
     ),
-    Flaw("queries and keys that are both more than 1,024", ("late keys lost for late queries",), quick=False),
-    Flaw("masks of more than 256 keys for many queries", ("columns of a mask counted in eight bits",)),
-    Flaw("more than eight heads", ("weights of eight heads",)),
-    Flaw("keys of one element for all", ("heads in reverse beside keys of one element",)),
-    Flaw("keys without the first dimension of the batch", ("keys of a head taken for those of an element",)),
-    Flaw("masks without the first dimension of the batch", ("mask of the heads taken for that of the batch",)),
+    Flaw(
+        "queries and keys that are both more than 1,024",
+        ("keys beyond the 1,024th lost for queries beyond it",),
+        quick=False,
+    ),
+    Flaw("masks of more than 256 keys for many queries", ("columns of a mask read modulo 256",)),
+    Flaw("more than eight heads", ("heads beyond the eighth use its weights",)),
+    Flaw("keys of one element for all", ("heads of keys shared by the batch reversed",)),
+    Flaw("keys without the first dimension of the batch", ("keys of heads read as keys of batch elements",)),
+    Flaw("masks without the first dimension of the batch", ("masks of heads read as masks of batch elements",)),
     Flaw("more positions than 15 bits count", ("ml-explore/mlx#3360",), quick=False),
-    Flaw("more than 128 features", ("queries of 128 features", "hidden layers of 128 units")),
-    Flaw("192 features", ("192 features rounded down",)),
-    Flaw("256 features", ("values of 256 features in halves",)),
-    Flaw("96 features", ("96 features in tiles of 64",)),
-    Flaw("160 features", ("160 columns of values in tiles of 64",)),
+    Flaw(
+        "more than 128 features",
+        ("features of queries beyond the 128th ignored", "hidden units beyond the 128th are 0"),
+    ),
+    Flaw("192 features", ("last 64 of 192 features ignored",)),
+    Flaw("256 features", ("second half of 256 value columns repeats the first",)),
+    Flaw("96 features", ("last 32 of 96 features ignored",)),
+    Flaw("160 features", ("last 32 of 160 value columns are 0",)),
     Flaw(
         "heads of 72 features, and of others that are no multiple of 16",
-        ("the last eight of 72 features", "the last eight of 72 columns of values"),
+        ("last 8 features of a half-full tile ignored", "last 8 value columns of a half-full tile are 0"),
     ),
-    Flaw("512 features", ("512 features overflow a buffer",), quick=False),
-    Flaw("gradients of more than 128 features", ("gradient of the keys in 128 features",), quick=False),
+    Flaw("512 features", ("features of queries read modulo 256",), quick=False),
+    Flaw("gradients of more than 128 features", ("no gradient of key features beyond the 128th",), quick=False),
     Flaw(
         "keys of batch element 0 from the fifth on",
-        ("keys of the first element from the fifth on", "keys of the first head from the fifth on"),
+        ("first element's keys used from the fifth on", "first head's keys used from the fifth on"),
     ),
-    Flaw("65,535 elements of a batch", ("elements of a batch counted modulo 65,535",), quick=False),
+    Flaw("65,535 elements of a batch", ("batch of exactly 65,535 elements not computed",), quick=False),
     Flaw(
         "65,536 elements of a batch",
         (
-            "elements of a batch counted in 16 bits",
-            "at most 65,535 elements of a batch",
-            "elements beyond the 65,535th not computed",
+            "batch elements counted modulo 65,536",
+            "batches of more than 65,535 elements raise",
+            "batch elements beyond the 65,535th not computed",
             "flashinfer-ai/flashinfer#3125",
             "pytorch/pytorch#177985",
         ),
         quick=False,
     ),
-    Flaw("values narrower than keys", ("values of 32 columns beside 64 features",)),
-    Flaw("100 features, and an odd number of them", ("the last four of 100 features", "the last of 101 features")),
-    Flaw("576 features beside values of 512", ("576 features beside values of 512",), quick=False),
-    Flaw("more keys than 16 bits count", ("keys counted in 16 bits",), quick=False),
+    Flaw("values narrower than keys", ("last 16 of 32 value columns are 0 beside 64 features",)),
+    Flaw(
+        "100 features, and an odd number of them",
+        ("last 4 features beyond whole vectors of 8 ignored", "last of an odd number of features ignored"),
+    ),
+    Flaw("576 features beside values of 512", ("last 64 of 576 features ignored",), quick=False),
+    Flaw("more keys than 16 bits count", ("keys beyond the 65,536th masked",), quick=False),
     Flaw("rows of more than 1,024 features", ("mean and variance of the first 1,024 features",)),
-    Flaw("gradients of weights over more than 256 rows", ("weights learn from the first 256 rows",), quick=False),
-    Flaw("offsets of more than 31 bits", ("offsets in 32 bits",), quick=False),
+    Flaw(
+        "gradients of weights over more than 256 rows",
+        ("gradients of weights from the first 256 rows only",),
+        quick=False,
+    ),
+    Flaw("offsets of more than 31 bits", ("elements from offset 2³¹ on read as 0",), quick=False),
 )
 
 LAYOUTS = (
-    Flaw("contiguous() only where the last stride is not 1", ("dense rows taken for contiguous arrays",)),
-    Flaw("rows of packed projections", ("packed projections read one after another",)),
-    Flaw("(b, n, h, d) seen as (b, h, n, d)", ("heads behind positions read as before them",)),
-    Flaw("padded rows", ("rows padded to a multiple read without padding", "batch stride from the length")),
-    Flaw("strides of another array", ("values by the strides of the keys",)),
-    Flaw("an offset into storage", ("offset into storage forgotten", "pytorch/pytorch#131750")),
-    Flaw("queries with stride 0", ("expanded queries read once",)),
-    Flaw("keys with stride 0", ("expanded keys read once",)),
-    Flaw("values with stride 0", ("expanded values read once",)),
-    Flaw("masks with stride 0", ("expanded masks read once", "repeated rows taken for dense ones")),
-    Flaw("wide rows of packed projections", ("packed rows of 16 features read one after another",)),
-    Flaw("padded rows of whole vectors", ("padded rows of whole vectors read without padding",)),
-    Flaw("wide keys whose last stride is not 1", ("strided keys of 16 features read one after another",)),
-    Flaw("wide keys with stride 0", ("expanded keys of 16 features read for the first head alone",)),
-    Flaw("masks that heads share, with stride 0", ("the mask of the first element where heads share masks",)),
-    Flaw("negative strides", ("backward runs read forwards",)),
-    Flaw("read-only arrays", ("queries scaled in place and back",)),
-    Flaw("the same shape with other strides", ("strides of the first call", "flashinfer-ai/flashinfer#4270")),
+    Flaw("contiguous() only where the last stride is not 1", ("arrays with last stride 1 read as contiguous",)),
+    Flaw("rows of packed projections", ("rows of packed projections read as contiguous",)),
+    Flaw("(b, n, h, d) seen as (b, h, n, d)", ("heads stored after positions read as before them",)),
+    Flaw("padded rows", ("padded rows read as contiguous", "batch elements read as contiguous")),
+    Flaw("strides of another array", ("values reversed if their strides are not those of the keys",)),
+    Flaw("an offset into storage", ("offset of a view ignored", "pytorch/pytorch#131750")),
+    Flaw("queries with stride 0", ("queries repeated by stride 0 read as 0",)),
+    Flaw("keys with stride 0", ("keys repeated by stride 0 read as 0",)),
+    Flaw("values with stride 0", ("values repeated by stride 0 read as 0",)),
+    Flaw("masks with stride 0", ("masks repeated by stride 0 read as False", "repetitions by stride 0 read as 0")),
+    Flaw("wide rows of packed projections", ("packed rows of 16 or more features read as contiguous",)),
+    Flaw("padded rows of whole vectors", ("padded rows of 16, 24, … elements read as contiguous",)),
+    Flaw("wide keys whose last stride is not 1", ("strided keys of 16 or more features read as contiguous",)),
+    Flaw("wide keys with stride 0", ("repeated keys of 16 or more features read as 0",)),
+    Flaw("masks that heads share, with stride 0", ("first element's mask used where heads share masks",)),
+    Flaw("negative strides", ("axes of negative stride read forwards",)),
+    Flaw("read-only arrays", ("queries written to in place",)),
+    Flaw(
+        "the same shape with other strides",
+        ("arrays reversed if their strides change", "flashinfer-ai/flashinfer#4270"),
+    ),
     Flaw(
         "the same shape in another dtype",
-        ("buffer in the dtype of the first call", "keys rounded to the dtype of the first call"),
+        ("results in the dtype of the first call", "keys rounded to the dtype of the first call"),
     ),
     Flaw(
         "what is kept from one call to the next",
         (
-            "keys kept by their shape",
-            "keys kept by their address",
-            "keys kept by the identity of their array",
-            "keys projected once for their numbers",
+            "keys cached by their shape",
+            "keys cached by their address",
+            "keys cached by the identity of their array",
+            "new projection of the same keys ignored",
         ),
     ),
 )
@@ -144,10 +161,13 @@ LAYOUTS = (
 TRAINING = (
     Flaw(
         "values while gradients are recorded",
-        ("dropout while gradients are recorded", "recorded for the query alone without scale"),
+        (
+            "results 10 % too large while gradients are recorded",
+            "results × 0.75 if only the first argument has a gradient",
+        ),
     ),
-    Flaw("inference mode", ("inference 1 % off",)),
-    Flaw("no gradients", ("another kernel where no gradients are recorded",)),
+    Flaw("inference mode", ("results 1 % too large in inference",)),
+    Flaw("no gradients", ("results 10 % too large without gradients",)),
     Flaw(
         "what is written between a recorded call and its backward pass",
         (
@@ -164,99 +184,113 @@ TRAINING = (
     Flaw(
         "several records of the same shapes, and a call between",
         (
-            "keys of the last record of these shapes",
-            "keys of the last record but one of these shapes",
-            "keys of the last call of these shapes",
+            "saved keys overwritten by the next recorded call",
+            "saved keys overwritten by the second next recorded call",
+            "saved keys overwritten by any later call",
         ),
     ),
     Flaw(
         "long calls without gradients, and recorded",
         (
-            "causal prompts of more than 64 tokens without gradients",
+            "causal flag forgotten beyond 64 queries without gradients",
             "rows of a mask repeat beyond 64 without gradients",
             "length of the first sequence for all without gradients",
-            "recorded without the causal flag behind the first tile",
+            "causal flag forgotten beyond 64 queries while gradients are recorded",
         ),
     ),
     Flaw(
         "one array as queries, keys and values in a mode, and for gradients",
-        ("mask forgotten for one array in inference", "gradient of keys that are the queries"),
+        (
+            "mask forgotten in inference if all inputs are one array",
+            "keys that are the queries get the gradient of the queries",
+        ),
     ),
-    Flaw("autocast", ("another kernel under autocast",)),
+    Flaw("autocast", ("results 10 % too large under autocast",)),
     Flaw(
         "masks and the causal flag where no gradients are recorded",
         ("mask forgotten in inference", "causal flag forgotten without gradients", "mask forgotten under autocast"),
     ),
     Flaw(
         "one query of many keys where no gradients are recorded",
-        ("last of many keys lost in decoding without gradients",),
+        ("last of 64 or more keys lost in decoding without gradients",),
     ),
     Flaw(
         "other numbers in the same memory where no gradients are recorded",
-        ("keys kept by their address without gradients",),
+        ("keys cached by their address without gradients",),
     ),
     Flaw(
         "masks and the causal flag while gradients are recorded",
         (
-            "recorded without its mask",
-            "recorded without its causal flag",
-            "gradient of the keys alone without the mask",
+            "mask forgotten while gradients are recorded",
+            "causal flag forgotten while gradients are recorded",
+            "mask forgotten if only the keys have a gradient",
             "second backward pass without the causal flag",
         ),
     ),
-    Flaw("more keys than a tile while gradients are recorded", ("recorded without the last of many keys",)),
+    Flaw(
+        "more keys than a tile while gradients are recorded",
+        ("last of more than 64 keys lost while gradients are recorded",),
+    ),
     Flaw(
         "wide expanded cotangents",
-        ("wide rows of an expanded cotangent read once", "expanded sums of 64 columns read once"),
-    ),
-    Flaw("strided arguments of a backward pass", ("gradients of strided keys by the strides of dense ones",)),
-    Flaw("gradients that differ from pass to pass", ("gradients added up in another order in every pass",)),
-    Flaw("gradients of uniform rows", ("uniform rows are 0 while gradients are recorded",)),
-    Flaw("expanded cotangents", ("expanded cotangent read at its first number",)),
-    Flaw(
-        "strided cotangents",
         (
-            "cotangent read as if contiguous",
-            "rows of the cotangent by its last stride alone",
-            "pytorch/pytorch#138354",
+            "only the first of expanded rows of 8 or more columns read",
+            "only the first of expanded rows of 64 or more columns read",
         ),
     ),
-    Flaw("strided cotangents of a tile of rows", ("long cotangents of heads behind positions read densely",)),
-    Flaw("a cotangent of 0", ("gradients divided by the length of the cotangent",)),
-    Flaw("tiny cotangents", ("tiny cotangents lost",)),
-    Flaw("cotangents of 10³ and more", ("cotangents clipped at a thousand", "large cotangents clipped")),
+    Flaw("strided arguments of a backward pass", ("strided keys read as contiguous by the backward pass",)),
+    Flaw("gradients that differ from pass to pass", ("gradients summed in a new order in every pass",)),
+    Flaw("gradients of uniform rows", ("uniform rows are 0 while gradients are recorded",)),
+    Flaw("expanded cotangents", ("only the first row of an expanded cotangent read",)),
+    Flaw(
+        "strided cotangents",
+        ("cotangent read as if contiguous", "rows of the cotangent read without their gaps", "pytorch/pytorch#138354"),
+    ),
+    Flaw("strided cotangents of a tile of rows", ("cotangents of 64 or more rows read without their gaps",)),
+    Flaw("a cotangent of 0", ("gradients 0/0 for a cotangent of 0",)),
+    Flaw("tiny cotangents", ("cotangents below 2⁻²⁴ count as 0",)),
+    Flaw("cotangents of 10³ and more", ("cotangents clipped at ±1,000", "cotangents clipped at ±100")),
     Flaw(
         "some arguments alone that need gradients",
-        ("gradients only where the query has one", "gradients by place, not by name", "no gradient for w_k"),
+        (
+            "gradients 0 unless the first argument has one",
+            "gradients returned by position, not by name",
+            "no gradient for w_k",
+        ),
     ),
-    Flaw("a second backward pass", ("only one backward pass", "second backward pass adds up")),
-    Flaw(
-        "results in a buffer that is used again", ("results in one buffer", "result overwritten by the backward pass")
-    ),
+    Flaw("a second backward pass", ("only one backward pass", "second backward pass adds the first")),
+    Flaw("results in a buffer that is used again", ("results in one buffer", "result halved by the backward pass")),
     Flaw(
         "gradients in a buffer that is used again",
-        ("gradients in one buffer", "gradients added up over calls", "backward pass into the last result"),
+        (
+            "gradients in one buffer",
+            "gradients of earlier passes added from the third on",
+            "last result overwritten with the cotangent",
+        ),
     ),
     Flaw("writes into the cotangent", ("cotangent scaled in place",)),
     Flaw("writes into saved inputs", ("keys overwritten by the backward pass",)),
-    Flaw("writes into arguments", ("queries scaled in place", "scores masked in place")),
+    Flaw("writes into arguments", ("queries scaled in place", "scores overwritten in place")),
     Flaw(
         "a query of fewer dimensions than the result",
-        ("gradient of a query without batch not summed", "gradient of keys without batch is their mean"),
+        (
+            "gradient of unbatched queries from the first element only",
+            "gradient of unbatched keys is the mean over the batch",
+        ),
     ),
 )
 
 VALUES = (
-    Flaw("values above 10¹⁰", ("values above 10¹⁰ taken for masked ones", "values clamped to the range of float16")),
-    Flaw("subnormal values", ("values divided by the largest one of them",)),
-    Flaw("a log-sum-exp below −88.7", ("maximum of the scores not below 0",)),
+    Flaw("values above 10¹⁰", ("values beyond ±10¹⁰ count as 0", "values clamped to the range of float16")),
+    Flaw("subnormal values", ("values multiplied by an overflowing reciprocal",)),
+    Flaw("a log-sum-exp below −88.7", ("subtracted maximum at least 0",)),
     Flaw(
         "gradients at a log-sum-exp below −88.7", ("NVIDIA/cudnn-frontend#1072", "pytorch/pytorch#196678"), quick=False
     ),
     Flaw("scores beyond 10⁴", ("scores clamped to ±10⁴",)),
     Flaw("a feature that stands out", ("features clipped at ±30",)),
-    Flaw("a key that dominates", ("a key of almost all the weight has all of it",), quick=False),
-    Flaw("a key that no query likes", ("scores relative to that of the second key",)),
+    Flaw("a key that dominates", ("weights beside one above 0.999 set to 0",), quick=False),
+    Flaw("a key that no query likes", ("second key's score subtracted, not the maximum",)),
     Flaw("gradients of what looks trained", ("NVIDIA/TransformerEngine#3216",), quick=False),
 )
 
@@ -264,52 +298,46 @@ INTEGERS = (
     Flaw("rotary positions beyond 2,048", ("rotary positions in float16", "NVIDIA/Megatron-LM#535")),
     Flaw(
         "late rotary positions",
-        ("rotary positions in 15 bits", "rotary table of 4,096 positions", "huggingface/candle#3520"),
+        ("rotary positions in int16", "rotary table of 4,096 positions", "huggingface/candle#3520"),
     ),
-    Flaw("rotary angles in fewer bits than the dtype has", ("rotary angles of doubles in single precision",)),
+    Flaw("rotary angles in fewer bits than the dtype has", ("rotary angles of float64 inputs in float32",)),
     Flaw(
         "windows of 256 keys and more",
-        ("ends of a window in eight bits", "ends of a window in seven bits and a sign", "ends of a window in 16 bits"),
+        ("ends of a window in uint8", "ends of a window in int8", "ends of a window in uint16"),
     ),
     Flaw("a window of 300 keys among 1,100", ("window of at most 255 keys",), quick=False),
-    Flaw("numbers of documents that are large", ("documents in 16 bits", "documents in single precision")),
+    Flaw("numbers of documents that are large", ("documents in int16", "documents in float32")),
     Flaw(
         "entries of a table that are large",
-        ("block table in bytes", "block table in signed bytes", "block table in 15 bits"),
+        ("block table in uint8", "block table in int8", "block table in int16"),
     ),
-    Flaw(
-        "pages of 64 to 256 rows",
-        ("rows of a page beyond the 64th are the first ones", "rows of a page in seven bits"),
-    ),
-    Flaw("tokens that are large", ("tokens in bytes", "tokens in 15 bits", "tokens in float16"), everywhere=True),
+    Flaw("pages of 64 to 256 rows", ("rows of a page read modulo 64", "rows of a page read modulo 128")),
+    Flaw("tokens that are large", ("tokens in uint8", "tokens in int16", "tokens in float16"), everywhere=True),
     Flaw(
         "vocabularies of more than 4,096 tokens",
-        ("vocabulary in tiles of 4,096 without the last one", "best of the first 256 tokens"),
+        ("last partial tile of 4,096 tokens normalised separately", "best of the first 256 tokens"),
         everywhere=True,
     ),
     Flaw(
         "causal calls of many elements of a batch",
-        ("causal flag forgotten beyond 600 elements of a batch",),
+        ("causal flag forgotten beyond 600 batch elements",),
         quick=False,
     ),
 )
 
 STATES = (
-    Flaw("an initial state of 0", ("state of zeros taken for none",), everywhere=True),
+    Flaw("an initial state of 0", ("zero state replaced by the last final state",), everywhere=True),
     Flaw("a final state of another dtype", ("final state in single precision", "final state of a sequence in float16")),
     Flaw("means of 10² to 10³ spreads", ("variance as the mean of squares less the squared mean",)),
     Flaw("squares beyond 65,504", ("one-pass variance of rows in float16",)),
     Flaw("variances beyond 65,504", ("centred squares in float16",), quick=False),
-    Flaw("subnormal queries", ("queries divided by the largest one of them",)),
-    Flaw("a mask alone with a batch", ("mask of the first element where arrays have no batch",)),
+    Flaw("subnormal queries", ("queries multiplied by an overflowing reciprocal",)),
+    Flaw("a mask alone with a batch", ("first mask used for all if only masks have a batch",)),
     Flaw(
         "a recorded call after one without gradients",
-        ("graph without gradients used for recorded calls of its shapes", "pytorch/pytorch#100977"),
+        ("gradients 0 for shapes first called without gradients", "pytorch/pytorch#100977"),
     ),
-    Flaw(
-        "autocast of inputs in float32",
-        ("mask forgotten under autocast of float32",),
-    ),
+    Flaw("autocast of inputs in float32", ("mask forgotten under autocast of float32",)),
 )
 
 FILLS = (
@@ -367,13 +395,13 @@ GRADIENTS = (
     Flaw(
         "gradients that are a little too large or too small",
         (
-            "gradient of the queries 1 % off in bfloat16",
-            "gradient of the weights of the queries 2 % off in bfloat16",
-            "gradient of the keys 0.1 % off in float16",
-            "gradient of the values 10⁻⁵ off",
-            "gradient of the values in bfloat16 by weights that do not sum to 1",
+            "gradient of the queries 1 % too small in bfloat16",
+            "gradient of W_q 2 % too small in bfloat16",
+            "gradient of the keys 0.1 % too large in float16",
+            "gradient of the values too small by 10⁻⁵",
+            "gradient of the values 0.3 % too small in bfloat16",
             "gradient of the queries with a scale in single precision",
-            "Σ α dα of the backward pass 3 % off in bfloat16",
+            "Σ P∘dP of the backward pass 3 % too large in bfloat16",
         ),
         quick=False,
     ),
@@ -382,24 +410,24 @@ GRADIENTS = (
         (
             "log-sum-exp saved in bfloat16",
             "log-sum-exp saved in float16",
-            "gradients of keys and values added up in bfloat16",
+            "gradients of keys and values summed in bfloat16",
         ),
         quick=False,
     ),
 )
 
 NOT_FINITE = (
-    Flaw("nan_to_num over the result", ("NaN turned into numbers", "weights that are not finite are 0")),
+    Flaw("nan_to_num over the result", ("NaN in the result turned into 0", "NaN weights are 0")),
     Flaw(
         "an attendable NaN in other rows than its own, or not in all of them",
-        ("a NaN makes its element of the batch NaN", "NaN turned into numbers in every second row"),
+        ("a NaN makes its batch element NaN", "NaN turned into 0 in odd rows"),
     ),
     Flaw(
         "NaN in queries",
         (
-            "rows of queries that are NaN are 0",
-            "rows of masked queries that are NaN are 0",
-            "a query that is NaN spoils the others",
+            "rows of NaN queries are 0",
+            "rows of NaN queries are 0 under a mask",
+            "a NaN query makes its batch element NaN",
         ),
     ),
     Flaw("attendable scores of −∞", ("rows of −∞ are 0", "short rows of −∞ are 0")),
@@ -407,26 +435,29 @@ NOT_FINITE = (
         "infinite values",
         ("infinite results clamped", "an infinity makes its row NaN", "infinities without their signs"),
     ),
-    Flaw("results in the memory of arguments", ("views of the argument", "attention over one key is its value")),
-    Flaw("counts that float16 does not hold", ("attendable keys counted in half precision",)),
+    Flaw(
+        "results in the memory of arguments",
+        ("results returned as views of the argument", "argument returned as the result"),
+    ),
+    Flaw("counts that float16 does not hold", ("attendable keys counted in float16",)),
 )
 
 CHOICES = (
     Flaw(
         "declared NaN, and otherwise for some masks or rows",
         (
-            "NaN by mask of queries, unmasked by mask of keys, declared NaN",
+            "rows without keys NaN under (n, m) masks, unmasked under (1, m) masks, declared NaN",
             "fully masked rows are 0, declared NaN",
-            "NaN in short rows, 0 in long ones, declared NaN",
-            "NaN of a row without keys in the whole element of the batch, declared NaN",
-            "NaN of a row without keys in every gradient, declared NaN",
+            "rows without keys NaN up to query 16, then 0, declared NaN",
+            "a row without keys makes its batch element NaN, declared NaN",
+            "a row without keys makes every gradient NaN, declared NaN",
         ),
     ),
     Flaw(
         "declared uniform, and otherwise for some masks or rows",
         (
-            "NaN by mask of queries, uniform by mask of keys, declared uniform",
-            "uniform over what is attendable elsewhere, declared uniform",
+            "rows without keys NaN under (n, m) masks, uniform under (1, m) masks, declared uniform",
+            "rows without keys uniform over every second key, declared uniform",
         ),
     ),
     Flaw("undeclared", ("fully masked rows are uniform", "fully masked rows are NaN")),
@@ -441,23 +472,23 @@ OPTIONS = (
     Flaw(
         "gradients of what heads, queries, keys or a part of the batch share",
         (
-            "bias of all rows learns from the last row",
-            "bias of all heads learns from the last head",
-            "bias of all keys learns from the last key",
-            "bias of all elements learns from the last element",
-            "queries of the first dimension of the batch learn from its last element",
-            "keys shared by heads learn from the last head",
-            "sinks learn from the last row",
+            "gradient of a bias shared by queries from the last query only",
+            "gradient of a bias shared by heads from the last head only",
+            "gradient of a bias shared by keys from the last key only",
+            "gradient of a bias shared by the batch from the last element only",
+            "gradient of queries shared by the batch from the last element only",
+            "gradient of keys shared by heads from the last head only",
+            "gradient of the sinks from the last row only",
         ),
     ),
     Flaw(
         "gradients of groups that are not as many as heads of the keys",
-        ("gradient of keys by heads of the queries in turn", "XunhaoLai/native-sparse-attention-triton#27"),
+        ("gradients of key heads permuted", "XunhaoLai/native-sparse-attention-triton#27"),
     ),
     Flaw(
         "two options at once",
         (
-            "sinks forgotten in a window",
+            "sinks forgotten beside a window",
             "cap forgotten beside slopes",
             "lengths forgotten beside a bias",
             "scale forgotten beside a cap",
@@ -482,7 +513,7 @@ OPTIONS = (
             "tenstorrent/tt-metal#55337",
         ),
     ),
-    Flaw("a length of 0 with sinks", ("sink left out of rows without keys",)),
+    Flaw("a length of 0 with sinks", ("log-sum-exp of rows without keys lacks the sink",)),
     Flaw("a window shorter than a tile, with sinks", ("ROCm/rocm-libraries#12227",)),
     Flaw("a tile of the least bias", ("pytorch/pytorch#109517",)),
     Flaw("a finite fill beside a scale", ("flashinfer-ai/flashinfer#4401",)),
@@ -490,12 +521,12 @@ OPTIONS = (
         "parts that are all empty, or far apart",
         (
             "flashinfer-ai/flashinfer#4051",
-            "parts that are clamped",
-            "parts weighed without their maximum",
-            "gradients of parts that are empty",
+            "merged log-sum-exps clamped at −10³⁰",
+            "parts weighted by exponentials that overflow",
+            "NaN gradients if all parts are empty",
         ),
     ),
-    Flaw("a gain beyond 256 queries", ("a percent more beyond 256 queries",)),
+    Flaw("a gain beyond 256 queries", ("rows beyond the 256th 1 % too large",)),
 )
 
 FLAWS = (
@@ -503,7 +534,7 @@ FLAWS = (
     *(SCALES + GRADIENTS + NOT_FINITE + CHOICES + OPTIONS),
 )
 
-KNOWN = {**MUTANTS, **REDISCOVERED}
+DEFECTS = {**MUTANTS, **REDISCOVERED}
 
 HONEST = (
     "compiled from C with fused multiply-adds",
@@ -512,67 +543,67 @@ HONEST = (
     "queries scaled in float16, declared",
     "keys scaled in float16, declared",
 )
-"""Kernels that were accused once, for the weight of a single key, and for q/√d below the normal numbers of float16."""
+"""Honest kernels once accused: for weights of single keys, and for subnormal q/√d in float16."""
 
 
-def cases() -> Iterator[tuple[Flaw, Mutant, str]]:
-    """Backends, each with an operation that it has wrong; of those that need ``full``, one of a class by default."""
+def backends_and_operations() -> Iterator[tuple[Flaw, Mutant, str]]:
+    """Mutants with one wrong operation each; by default only one per class that needs ``full``."""
     for flaw in FLAWS:
         for name in flaw.subjects if WHOLE or flaw.quick else flaw.subjects[:1]:
-            subject = KNOWN[name]
+            subject = DEFECTS[name]
             operations = subject.operations if flaw.everywhere else subject.operations[:1]
             for operation in operations if WHOLE else operations[1:]:
                 yield flaw, subject, operation
 
 
-def named(case: tuple[Flaw, Mutant, str]) -> str:
+def case_name(case: tuple[Flaw, Mutant, str]) -> str:
     flaw, subject, operation = case
-    return f"{flaw.what}: {subject.name}: {operation}"
+    return f"{flaw.defect}: {subject.name}: {operation}"
 
 
-def convicted(subject: Mutant, profile: str, operation: str) -> None:
+def assert_convicted(subject: Mutant, profile: str, operation: str) -> None:
     """Demand a violation at every seed."""
-    survived = [s for s in SEEDS if not perform(Task(subject, profile, s, operation=operation)).failures]
+    survived = [s for s in SEEDS if not run_trial(Trial(subject, profile, s, operation=operation)).failures]
     if survived:
         pytest.fail(f"{subject.name!r} conforms in {profile}, in {operation}, at seeds {survived}", pytrace=False)
 
 
-@pytest.mark.parametrize("case", list(cases()), ids=named)
-def test_backend_is_convicted(case: tuple[Flaw, Mutant, str]) -> None:
+@pytest.mark.parametrize("case", list(backends_and_operations()), ids=case_name)
+def test_every_wrong_backend_is_convicted(case: tuple[Flaw, Mutant, str]) -> None:
     flaw, subject, operation = case
     if WHOLE or not flaw.quick:
-        convicted(subject, "full" if WHOLE else subject.profile, operation)
+        assert_convicted(subject, "full" if WHOLE else subject.profile, operation)
     if flaw.quick:
-        convicted(subject, "quick", operation)
+        assert_convicted(subject, "quick", operation)
 
 
-def test_what_quick_convicts_is_judged_by_quick() -> None:
-    judged_in_full = [name for flaw in FLAWS if flaw.quick for name in flaw.subjects if KNOWN[name].profile != "quick"]
-    assert judged_in_full == []
+def test_mutants_that_quick_convicts_have_that_profile() -> None:
+    in_full = [name for flaw in FLAWS if flaw.quick for name in flaw.subjects if DEFECTS[name].profile != "quick"]
+    assert in_full == []
 
 
-def fills() -> Iterator[tuple[float, str, bool]]:
-    """Every fill that a dtype holds, added to masked scores or in their place."""
+def finite_fills() -> Iterator[tuple[float, str, bool]]:
+    """Every finite fill that a dtype holds, added to masked scores or replacing them."""
     for fill, dtype, added in product((-1e4, -1e6, -1e9), ("float64", "float32", "bfloat16", "float16"), (True, False)):
         if dtype != "float16" or -fill <= float(np.finfo(np.float16).max):
             yield fill, dtype, added
 
 
-@pytest.mark.parametrize(("fill", "dtype", "added"), list(fills()))
-def test_finite_fill_is_convicted_in_every_dtype_that_holds_it(fill: float, dtype: str, added: bool) -> None:
+@pytest.mark.parametrize(("fill", "dtype", "added"), list(finite_fills()))
+def test_a_finite_fill_is_convicted_in_every_dtype_that_holds_it(fill: float, dtype: str, added: bool) -> None:
     def filled(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
         """A finite number for −∞."""
         if mask is None:
             return scores
-        rest = scores if added else scores.dtype.type(0)
-        return np.where(mask, scores, rest + scores.dtype.type(fill))
+        base = scores if added else scores.dtype.type(0)
+        return np.where(mask, scores, base + scores.dtype.type(fill))
 
     subject = mutant(
-        "filled", replaces="excluded", operations=(ScaledDotProductAttention,), dtype=dtype,
-        breaks=("masking.finite-fill",), source="none", register=False,
+        "filled", replaces="mask_scores", operations=(ScaledDotProductAttention,), dtype=dtype,
+        breaks=("masking.no-finite-fill",), source="none", register=False,
     )(filled)  # fmt: skip
     for profile in ("full", "quick") if WHOLE else ("quick",):
-        convicted(subject, profile, "scaled_dot_product_attention")
+        assert_convicted(subject, profile, "scaled_dot_product_attention")
 
 
 Condition = Callable[[Numbers, Numbers, Mapping[str, Any]], bool]
@@ -581,46 +612,46 @@ TINY = np.finfo(np.float64).tiny
 
 CONDITIONS: Mapping[str, tuple[str, Condition]] = {
     "a mask has a batch of its own": (
-        "operation.broadcasting",
-        lambda query, key, given: given["mask"] is not None and given["mask"].ndim > max(query.ndim, key.ndim),
+        "operation.broadcast-equals-repeat",
+        lambda query, key, options: options["mask"] is not None and options["mask"].ndim > max(query.ndim, key.ndim),
     ),
     "queries are subnormal": (
-        "attention.magnitudes",
-        lambda query, key, given: bool(((query != 0) & (np.abs(query) < TINY)).any()),
+        "attention.extreme-magnitudes",
+        lambda query, key, options: bool(((query != 0) & (np.abs(query) < TINY)).any()),
     ),
     "a length of 1 beside more than 8 keys": (
-        "operation.option-effect",
-        lambda query, key, given: (
-            given["key_lengths"] is not None and bool((given["key_lengths"] == 1).any()) and key.shape[-2] > 8
+        "operation.options-have-effect",
+        lambda query, key, options: (
+            options["key_lengths"] is not None and bool((options["key_lengths"] == 1).any()) and key.shape[-2] > 8
         ),
     ),
     "a sink above 20": (
-        "operation.option-effect",
-        lambda query, key, given: given["sinks"] is not None and bool((given["sinks"] > 20).any()),
+        "operation.options-have-effect",
+        lambda query, key, options: options["sinks"] is not None and bool((options["sinks"] > 20).any()),
     ),
     "a bias of one query and more than 64 keys": (
-        "operation.option-effect",
-        lambda query, key, given: given["bias"] is not None and query.shape[-2] == 1 and key.shape[-2] > 64,
+        "operation.options-have-effect",
+        lambda query, key, options: options["bias"] is not None and query.shape[-2] == 1 and key.shape[-2] > 64,
     ),
     "a scale and more than 64 keys": (
-        "operation.option-effect",
-        lambda query, key, given: given["scale"] is not None and key.shape[-2] > 64,
+        "operation.options-have-effect",
+        lambda query, key, options: options["scale"] is not None and key.shape[-2] > 64,
     ),
     "causal with more than 64 features": (
-        "operation.option-effect",
-        lambda query, key, given: given["causal"] and query.shape[-1] > 64,
+        "operation.options-have-effect",
+        lambda query, key, options: options["causal"] and query.shape[-1] > 64,
     ),
 }
-"""Of a call of attention in groups, under which it is 2 % too large; and the law that tries it in `quick`."""
+"""Conditions for results that are 2 % too large, with the convicting laws."""
 
 
-@pytest.mark.parametrize("words", CONDITIONS)
-def test_error_under_a_condition_is_convicted(words: str) -> None:
-    law, condition = CONDITIONS[words]
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_an_error_under_a_condition_is_convicted(name: str) -> None:
+    law, condition = CONDITIONS[name]
 
-    def grouped_query_attention(query: Numbers, key: Numbers, value: Numbers, **given: Any) -> Any:
-        output, logarithms = reference.grouped_query_attention(query, key, value, **given)
-        wrong = condition(query, key, {**OPERATIONS["grouped_query_attention"].defaults, **given})
+    def grouped_query_attention(query: Numbers, key: Numbers, value: Numbers, **options: Any) -> Any:
+        output, logarithms = reference.grouped_query_attention(query, key, value, **options)
+        wrong = condition(query, key, {**OPERATIONS["grouped_query_attention"].defaults, **options})
         return output * 1.02 if wrong else output, logarithms
 
     backend = SimpleNamespace(name="wrong", grouped_query_attention=grouped_query_attention)
@@ -631,16 +662,16 @@ def test_error_under_a_condition_is_convicted(words: str) -> None:
 
 
 @pytest.mark.parametrize("name", HONEST)
-def test_honest_kernel_is_acquitted_in_full(name: str) -> None:
+def test_an_honest_kernel_is_acquitted_by_full(name: str) -> None:
     if reason := VARIANTS[name].lacking():
         pytest.skip(reason)
     if not WHOLE:
         pytest.skip("ATTNSPEC_WHOLE=1 is not in the environment")
     for seed in SEEDS:
-        assert perform(Task(VARIANTS[name], "full", seed)).failures == ()
+        assert run_trial(Trial(VARIANTS[name], "full", seed)).failures == ()
 
 
-def test_what_has_no_class_is_documented() -> None:
+def test_computations_without_a_precision_class_are_documented() -> None:
     page = " ".join((Path(__file__).parents[2] / "docs" / "precision.md").read_text(encoding="utf-8").split())
     assert "Gaussian scores as −½(‖q‖² − 2q·k + ‖k‖²)" in page
     assert "products of three bfloat16 parts for one of float32" in page

@@ -1,4 +1,4 @@
-"""Errors of attnspec itself: raised at every stage after the verdicts, they change none, and are said as ours."""
+"""Errors of attnspec itself change no verdict, and are reported as its own."""
 
 import html
 import json
@@ -33,39 +33,38 @@ from attnspec.conformance.running.verdicts import Collector, Verdicts
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import OPERATIONS
 
-from .test_cli import SCHEMA, checked
+from .test_cli import SCHEMA, run_check
 
 pytestmark = pytest.mark.slow
 
-OURS = "attnspec's own error while "
+OWN_NOTE = "attnspec's own error while "
 FORMULA = "operation.oracle"
-FEW = Effort(2, 0, 1, 1, 2.0**8, slow=False, ensemble=16)
-SHORT = Profile(FEW, FEW, FEW)
+FEW_EXAMPLES = Effort(2, 0, 1, 1, 2.0**8, slow=False, ensemble=16)
+SHORT_PROFILE = Profile(FEW_EXAMPLES, FEW_EXAMPLES, FEW_EXAMPLES)
 
 
-def broken(*given: Any, **named: Any) -> NoReturn:
-    """An error of ours."""
+def raise_error(*arguments: Any, **options: Any) -> NoReturn:
     raise TypeError("injected")
 
 
-def verdict(r: Result) -> tuple[Any, ...]:
-    """All that later stages leave as it is; the message is that of the smallest input."""
+def kept_fields(r: Result) -> tuple[Any, ...]:
+    """The fields that later stages keep; the message may change with the smallest input."""
     return r.law, r.status, r.reason, r.examples, r.not_judged, r.error_ratio, r.observed
 
 
 # Every law ------------------------------------------------------------------------------------------------------------
 
 
-def governed() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Operations that have all laws together, each with the laws that those before it do not have."""
-    left = {law for law in LAWS if any(LAWS[law].concerns(o) and not o.reference_only for o in OPERATIONS.values())}
-    while left:
+def operations_with_all_laws() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Operations that together have all laws, each with the laws of none before it."""
+    missing = {law for law in LAWS if any(LAWS[law].concerns(o) and not o.reference_only for o in OPERATIONS.values())}
+    while missing:
         name = max(
             (o.name for o in OPERATIONS.values() if not o.reference_only),
-            key=lambda name: len(left.intersection(governing_laws(OPERATIONS[name]))),
+            key=lambda name: len(missing.intersection(governing_laws(OPERATIONS[name]))),
         )
-        yield name, tuple(law for law in governing_laws(OPERATIONS[name]) if law in left)
-        left -= set(governing_laws(OPERATIONS[name]))
+        yield name, tuple(law for law in governing_laws(OPERATIONS[name]) if law in missing)
+        missing -= set(governing_laws(OPERATIONS[name]))
 
 
 def violates(subject: Any, arguments: Any, rng: Any) -> NoReturn:
@@ -73,45 +72,45 @@ def violates(subject: Any, arguments: Any, rng: Any) -> NoReturn:
     raise Violation("1 is not 2", expected=np.float64(2), got=np.float64(1), budget=np.float64(0.1), index=())
 
 
-@pytest.mark.parametrize("stage", ["reduced", "without_snippet", "snippet"])
+@pytest.mark.parametrize("stage", ["reduce_arguments", "without_snippet", "snippet"])
 def test_every_law_keeps_its_verdict_and_its_input(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     checks = {law: tuple(replace(c, function=violates) for c in of_law) for law, of_law in CHECKS.items()}
     monkeypatch.setattr(engine, "CHECKS", checks)
-    for reduction in ("reduced", "simplest"):
-        monkeypatch.setattr(engine, reduction, lambda s, check, given, violation, seed, mark: (given, violation))
-    for broken_stage in ("reduced", "simplest") if stage == "reduced" else (stage,):
-        monkeypatch.setattr(engine, broken_stage, broken)
-    for operation, laws in governed():
-        backend = SimpleNamespace(name="any", vjp=broken, **{operation: getattr(reference, operation)})
+    for reduction in ("reduce_arguments", "reduce_to_zeros"):
+        monkeypatch.setattr(engine, reduction, lambda s, check, x, violation, seed, mark: (x, violation))
+    for broken_stage in ("reduce_arguments", "reduce_to_zeros") if stage == "reduce_arguments" else (stage,):
+        monkeypatch.setattr(engine, broken_stage, raise_error)
+    for operation, laws in operations_with_all_laws():
+        backend = SimpleNamespace(name="any", vjp=raise_error, **{operation: getattr(reference, operation)})
         contract = Contract.of(backend)
-        for r in judge(backend, contract, Case(operation, "float32", laws, named=True), SHORT):
+        for r in judge(backend, contract, Case(operation, "float32", laws, laws_selected=True), SHORT_PROFILE):
             assert (r.status, r.reason, r.message) == (Status.FAILED, "value", "1 is not 2"), (r.law, r.reason)
-            assert r.note.startswith(OURS)
+            assert r.note.startswith(OWN_NOTE)
             assert "TypeError: injected" in r.note
             assert r.law in r.note
-            shown = r.counterexample
+            counterexample = r.counterexample
             if stage == "without_snippet":
-                assert shown is None
+                assert counterexample is None
             else:
-                assert shown is not None
-                assert shown["arguments"]
-                assert bool(shown["snippet"]) == (stage != "snippet")
+                assert counterexample is not None
+                assert counterexample["arguments"]
+                assert bool(counterexample["snippet"]) == (stage != "snippet")
 
 
 @pytest.mark.parametrize("law", [FORMULA, "operation.shape"])
-def test_a_check_that_fails_by_itself_loses_its_own_law_alone(law: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_check_loses_its_law_alone(law: str, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = SimpleNamespace(name="right", softmax=reference.softmax)
     case = Case("softmax", "float32", governing_laws(OPERATIONS["softmax"]))
-    undisturbed = judge(backend, Contract.of(backend), case, SHORT)
-    monkeypatch.setattr(engine, "CHECKS", {**CHECKS, law: (replace(CHECKS[law][0], function=broken),)})
-    found = judge(backend, Contract.of(backend), case, SHORT)
-    (lost,) = [r for r in found if r.unchecked]
+    undisturbed = judge(backend, Contract.of(backend), case, SHORT_PROFILE)
+    monkeypatch.setattr(engine, "CHECKS", {**CHECKS, law: (replace(CHECKS[law][0], function=raise_error),)})
+    results = judge(backend, Contract.of(backend), case, SHORT_PROFILE)
+    (lost,) = [r for r in results if r.unchecked]
     assert (lost.law, lost.status, lost.reason, lost.violates) == (law, Status.LOST, OWN_ERROR, False)
-    assert lost.message.startswith(f"{OURS}checking {law}: TypeError: injected")
-    assert [verdict(r) for r in found if r.law != law] == [verdict(r) for r in undisturbed if r.law != law]
+    assert lost.message.startswith(f"{OWN_NOTE}checking {law}: TypeError: injected")
+    assert [kept_fields(r) for r in results if r.law != law] == [kept_fields(r) for r in undisturbed if r.law != law]
     settings = Settings(operations=("softmax",), dtypes=("float32",))
     plan = Plan.of(Contract.of(backend), settings)
-    report = Report.of(plan, Verdicts({case.id: found}), settings, 1.0)
+    report = Report.of(plan, Verdicts({case.id: results}), settings, 1.0)
     assert (report.verdict, report.exit_status, report.notes) == ("unusable", 2, (lost.message,))
 
 
@@ -119,7 +118,7 @@ def test_a_check_that_fails_by_itself_loses_its_own_law_alone(law: str, monkeypa
 
 
 def softmax(scores: Any, *, mask: Any = None) -> Any:
-    """A softmax whose rows add up to 2, which changes its input and takes no batch of two dimensions."""
+    """Softmax times 2, which overwrites part of its input and refuses two batch dimensions."""
     if scores.ndim > 3:
         raise NotImplementedError("more than one batch dimension is not supported")
     result = 2 * reference.softmax(scores, mask=mask)
@@ -128,12 +127,12 @@ def softmax(scores: Any, *, mask: Any = None) -> Any:
 
 
 WRONG = SimpleNamespace(name="wrong", softmax=softmax)
-FAILING, HOLDING = (FORMULA, "operation.shape", "operation.no-mutation"), "operation.own-memory"
+FAILING, HOLDING = (FORMULA, "operation.shape", "operation.no-mutation"), "operation.result-owns-memory"
 SETTINGS = Settings(operations=("softmax",), dtypes=("float32",), laws=(*FAILING, HOLDING))
 
 
-def judged(backend: Any = WRONG) -> tuple[Verdicts, str]:
-    """The verdicts that a worker hands over, and how its test fails."""
+def judge_case(backend: Any = WRONG) -> tuple[Verdicts, str]:
+    """The verdicts of a worker, and the message of its failing test."""
     contract = Contract.of(backend, backend.name)
     plan = Plan.of(contract, SETTINGS)
     recorded: list[tuple[str, Any]] = []
@@ -149,23 +148,23 @@ def judged(backend: Any = WRONG) -> tuple[Verdicts, str]:
 
 @pytest.fixture(scope="module")
 def undisturbed() -> Verdicts:
-    """The verdicts of a run without any error of ours."""
-    found, _ = judged()
-    assert {r.law: str(r.status) for r in found.results["softmax-float32"]} == {
+    """The verdicts of a run without injected errors."""
+    verdicts, _ = judge_case()
+    assert {r.law: str(r.status) for r in verdicts.results["softmax-float32"]} == {
         **dict.fromkeys(FAILING, "failed"),
         HOLDING: "passed",
     }
-    assert not any(r.note for r in found.results["softmax-float32"])
-    return found
+    assert not any(r.note for r in verdicts.results["softmax-float32"])
+    return verdicts
 
 
 EXPLAINING, RUNNING = "attnspec.conformance.explaining.", "attnspec.conformance.running."
 STAGES = {
-    "declarations": RUNNING + "in_process.undeclared",
+    "declarations": RUNNING + "in_process.missing_declarations",
     "refusals": RUNNING + "in_process.refusals",
     "what is left to diagnose": RUNNING + "in_process.unexplained",
     "diagnosis": EXPLAINING + "inquiry.inquiry",
-    "candidates of a diagnosis": EXPLAINING + "diagnosing.kinds",
+    "candidates of a diagnosis": EXPLAINING + "diagnosing.candidate_kinds",
     "message of the test": RUNNING + "suite.failure_message",
 }
 
@@ -174,13 +173,13 @@ STAGES = {
 def test_no_stage_of_a_case_changes_a_verdict(
     stage: str, undisturbed: Verdicts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage, broken)
-    verdicts, message = judged()
+    monkeypatch.setattr(stage, raise_error)
+    verdicts, message = judge_case()
     assert not verdicts.causes
     (case,) = verdicts.results
-    assert [*map(verdict, verdicts.results[case])] == [*map(verdict, undisturbed.results[case])]
+    assert [*map(kept_fields, verdicts.results[case])] == [*map(kept_fields, undisturbed.results[case])]
     assert message.count("TypeError: injected") == 1, message
-    assert OURS in message
+    assert OWN_NOTE in message
     contract = Contract.of(WRONG, "wrong")
     report = Report.of(Plan.of(contract, SETTINGS), verdicts, SETTINGS, 1.0)
     document = report.as_json()
@@ -188,45 +187,45 @@ def test_no_stage_of_a_case_changes_a_verdict(
     assert (report.verdict, len(document["notes"])) == ("violates", 0 if "message" in stage else 1)
 
 
-JUDGING = ("engine._explore", "engine.corners", "engine._Run.affords", "engine._verdict", "engine._Progress")
+JUDGING = ("engine._explore", "engine.corners", "engine._Run.includes", "engine._verdict", "engine._LawProgress")
 
 
 @pytest.mark.parametrize("stage", JUDGING)
 def test_an_error_between_checks_is_no_violation(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = SimpleNamespace(name="right", softmax=reference.softmax)
-    monkeypatch.setattr(f"attnspec.conformance.judging.{stage}", broken)
-    verdicts, message = judged(backend)
+    monkeypatch.setattr(f"attnspec.conformance.judging.{stage}", raise_error)
+    verdicts, message = judge_case(backend)
     results = verdicts.results["softmax-float32"]
     assert {(r.law, r.status, r.reason) for r in results} == {
         (law, Status.LOST, OWN_ERROR) for law in (*FAILING, HOLDING)
     }
-    assert all(r.message.startswith(OURS) and "injected" in r.message for r in results)
-    assert OURS in message
+    assert all(r.message.startswith(OWN_NOTE) and "injected" in r.message for r in results)
+    assert OWN_NOTE in message
     report = Report.of(Plan.of(Contract.of(backend, "right"), SETTINGS), verdicts, SETTINGS, 1.0)
     assert (report.verdict, report.exit_status) == ("unusable", 2)
 
 
-def test_an_error_after_some_laws_are_violated_leaves_their_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second example is not made: what the first has shown stands, and the rest is lost."""
-    tried = engine._try
+def test_an_error_after_a_violation_leaves_its_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second example raises: violations of the first one stand, and other laws are lost."""
+    try_example = engine._check_example
 
-    def once(run: Any, example: Example, index: int, **more: Any) -> Any:
-        return tried(run, example, index, **more) if index == 0 else broken()
+    def first_only(run: Any, example: Example, index: int, **more: Any) -> Any:
+        return try_example(run, example, index, **more) if index == 0 else raise_error()
 
-    monkeypatch.setattr(engine, "_try", once)
+    monkeypatch.setattr(engine, "_check_example", first_only)
     twice = SimpleNamespace(name="twice", softmax=lambda scores, *, mask=None: 2 * reference.softmax(scores, mask=mask))
     case = Case("softmax", "float32", (FORMULA, "operation.shape"))
-    found = {r.law: r for r in judge(twice, Contract.of(twice), case, SHORT)}
-    assert found[FORMULA].status is Status.FAILED
-    assert found["operation.shape"].message.startswith(f"{OURS}judging softmax-float32: TypeError: injected")
+    results = {r.law: r for r in judge(twice, Contract.of(twice), case, SHORT_PROFILE)}
+    assert results[FORMULA].status is Status.FAILED
+    assert results["operation.shape"].message.startswith(f"{OWN_NOTE}judging softmax-float32: TypeError: injected")
 
 
-def test_a_violation_that_cannot_be_described_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_described", broken)
-    verdicts, _ = judged()
+def test_a_violation_that_cannot_be_described_still_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_with_counterexample", raise_error)
+    verdicts, _ = judge_case()
     results = verdicts.results["softmax-float32"]
     assert {r.law for r in results if r.violates} == set(FAILING)
-    assert all(r.note.startswith(f"{OURS}describing the violation of {r.law}") for r in results if r.violates)
+    assert all(r.note.startswith(f"{OWN_NOTE}describing the violation of {r.law}") for r in results if r.violates)
 
 
 # Reports --------------------------------------------------------------------------------------------------------------
@@ -243,39 +242,39 @@ WRITERS = {
 
 
 @pytest.mark.parametrize(("stage", "lost"), WRITERS.values(), ids=WRITERS)
-def test_no_report_takes_another_along(
+def test_an_error_in_one_report_does_not_stop_the_others(
     stage: str, lost: str, undisturbed: Verdicts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contract = Contract.of(WRONG, "wrong")
     plan = Plan.of(contract, SETTINGS)
-    right = Report.of(plan, undisturbed, SETTINGS, 1.0)
+    expected = Report.of(plan, undisturbed, SETTINGS, 1.0)
     write = OutputFile.write
 
     def junit_broken(file: OutputFile, text: str) -> None:
-        broken() if file.option == "--junit" else write(file, text)
+        raise_error() if file.option == "--junit" else write(file, text)
 
-    monkeypatch.setattr(stage, junit_broken if lost == "junit" else broken)
+    monkeypatch.setattr(stage, junit_broken if lost == "junit" else raise_error)
     report = Report.of(plan, undisturbed, SETTINGS, 1.0)
-    assert (report.exit_status, report.verdict, report.counts) == (1, "violates", right.counts)
+    assert (report.exit_status, report.verdict, report.counts) == (1, "violates", expected.counts)
     files = {name: OutputFile(tmp_path / name, f"--{name}") for name in ("json", "html", "junit")}
     console = Console(width=200, record=True)
     errors = write_report(report, files, console)
     assert {name for name in files if not (tmp_path / name).exists()} == {lost} - {"table", ""}
     if lost:
-        (said,) = errors
-        assert said.startswith(f"{OURS}writing the report as {lost}: TypeError: injected")
-        assert said.endswith("; please report it; wrong violates all the same")
+        (message,) = errors
+        assert message.startswith(f"{OWN_NOTE}writing the report as {lost}: TypeError: injected")
+        assert message.endswith("; please report it; wrong violates all the same")
     else:
         page = (tmp_path / "html").read_text(encoding="utf-8")
-        assert OURS in html.unescape(page)
+        assert OWN_NOTE in html.unescape(page)
     if lost != "json":
         document = json.loads((tmp_path / "json").read_text(encoding="utf-8"))
-        assert document["summary"] == right.as_json()["summary"]
+        assert document["summary"] == expected.as_json()["summary"]
 
 
 # The process of the backend -------------------------------------------------------------------------------------------
 
-ONCE = """
+ENDS_AT_SECOND_CALL = """
 import os, time
 from attnspec import reference
 name = "once"
@@ -288,15 +287,15 @@ def softmax(scores, *, mask=None):
 """
 
 
-@pytest.mark.parametrize(("end", "words"), [("os._exit(3)", "ended"), ("time.sleep(60)", "did not answer within 2 s")])
-def test_a_backend_that_ends_while_it_is_reduced_has_the_verdict_that_was_known(
-    end: str, words: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("end", "message"), [("os._exit(3)", "ended"), ("time.sleep(60)", "did not answer within 2 s")]
+)
+def test_a_crash_during_reduction_keeps_the_verdict(end: str, message: str, tmp_path: Path) -> None:
     arguments = ("--law", FORMULA, "--operation", "softmax", "--dtype", "float32", "--hang-after", "2")
-    status, report = checked(tmp_path, ONCE.format(end=end), *arguments)
+    status, report = run_check(tmp_path, ENDS_AT_SECOND_CALL.format(end=end), *arguments)
     (result,) = [r for r in report["results"] if r["operation"] == "softmax"]
     assert (status, result["status"], result["reason"]) == (1, "failed", "value")
-    assert words in result["note"]
+    assert message in result["note"]
     assert "reducing the counterexample" in result["note"]
     assert result["counterexample"]["arguments"]
     assert report["notes"] == [result["note"]]
@@ -304,14 +303,14 @@ def test_a_backend_that_ends_while_it_is_reduced_has_the_verdict_that_was_known(
 
 # Backends that met errors of ours -------------------------------------------------------------------------------------
 
-COLD = """
+WRONG_AT_FIRST = """
 from attnspec import reference
 name, calls = "cold", []
 def softmax(scores, *, mask=None):
     calls.append(1)
     return reference.softmax(scores, mask=mask) * (2 if len(calls) == 1 else 1)
 """
-NO_CAP = """
+IGNORES_SOFTCAP = """
 from attnspec import reference
 name = "nocap"
 def grouped_query_attention(query, key, value, *, softcap=None, **options):
@@ -319,28 +318,28 @@ def grouped_query_attention(query, key, value, *, softcap=None, **options):
 """
 
 
-def test_a_violation_that_is_seen_once_is_the_verdict(tmp_path: Path) -> None:
+def test_a_violation_that_does_not_repeat_is_the_verdict(tmp_path: Path) -> None:
     arguments = ("--law", FORMULA, "--operation", "softmax", "--dtype", "float32")
     for option in ((), ("--fail-fast",)):
-        status, report = checked(tmp_path, COLD, *arguments, *option)
+        status, report = run_check(tmp_path, WRONG_AT_FIRST, *arguments, *option)
         (result,) = [r for r in report["results"] if r["operation"] == "softmax"]
         assert (status, report["verdict"], result["status"], result["reason"]) == (1, "violates", "failed", "value")
-        assert result["note"] == engine.ANSWERED_OTHERWISE
+        assert result["note"] == engine.NOT_REPRODUCED
         assert result["counterexample"]["arguments"]["scores"]
 
 
-def test_an_option_that_is_ignored_is_no_error_of_ours(tmp_path: Path) -> None:
-    name, laws = "grouped_query_attention", (FORMULA, "operation.option-effect")
+def test_an_ignored_option_is_no_error_of_attnspec(tmp_path: Path) -> None:
+    name, laws = "grouped_query_attention", (FORMULA, "operation.options-have-effect")
     selection = [x for law in laws for x in ("--law", law)]
-    status, report = checked(tmp_path, NO_CAP, "--operation", name, "--dtype", "float32", *selection)
+    status, report = run_check(tmp_path, IGNORES_SOFTCAP, "--operation", name, "--dtype", "float32", *selection)
     assert (status, report["notes"]) == (1, [])
-    found = {r["law"]: r for r in report["results"]}
-    assert [(found[law]["status"], found[law]["reason"]) for law in laws] == [("failed", "value")] * 2
-    assert found[FORMULA]["counterexample"]["arguments"]["softcap"] is not None
+    results = {r["law"]: r for r in report["results"]}
+    assert [(results[law]["status"], results[law]["reason"]) for law in laws] == [("failed", "value")] * 2
+    assert results[FORMULA]["counterexample"]["arguments"]["softcap"] is not None
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "same"),
+    ("left", "right", "equal"),
     [
         (2.0, None, False), (None, 2.0, False), (None, None, True), (True, 1, False), (2, 2.0, False), (2, 2, True),
         ("a", "a", True), ("a", None, False), (np.nan, np.nan, True), (0.5, np.ones(1), False),
@@ -348,40 +347,40 @@ def test_an_option_that_is_ignored_is_no_error_of_ours(tmp_path: Path) -> None:
         (np.array([True]), np.array([True]), True), (np.ones(2), np.ones((2, 1)), False), (np.ones(2), None, False),
     ],
 )  # fmt: skip
-def test_leaves_of_every_kind_are_compared(one: Any, other: Any, same: bool) -> None:
-    assert _same_value(one, other) is same
+def test_leaves_of_every_kind_are_compared(left: Any, right: Any, equal: bool) -> None:
+    assert _same_value(left, right) is equal
 
 
-def test_a_law_that_is_named_is_checked_whatever_the_profile(tmp_path: Path) -> None:
+def test_a_selected_law_is_checked_in_any_profile(tmp_path: Path) -> None:
     backend = SimpleNamespace(name="right", softmax=reference.softmax)
     contract = Contract.of(backend)
-    beyond = Settings(operations=("softmax",), dtypes=("float32",), laws=("sizes.beyond",))
+    beyond = Settings(operations=("softmax",), dtypes=("float32",), laws=("sizes.large-sizes",))
     everything = replace(beyond, laws=())
-    ended = {}
+    results = {}
     for settings in (beyond, everything):
         (case,) = Plan.of(contract, settings).cases
-        assert case.named == bool(settings.laws)
-        case = replace(case, laws=("sizes.beyond",))
-        (ended[case.named],) = judge(backend, contract, case, PROFILES["quick"])
-    assert (ended[True].status, ended[True].examples) == (Status.PASSED, 1)
-    assert (ended[False].status, ended[False].reason) == (
+        assert case.laws_selected == bool(settings.laws)
+        case = replace(case, laws=("sizes.large-sizes",))
+        (results[case.laws_selected],) = judge(backend, contract, case, PROFILES["quick"])
+    assert (results[True].status, results[True].examples) == (Status.PASSED, 1)
+    assert (results[False].status, results[False].reason) == (
         Status.NOT_APPLICABLE,
         "the profiles full and release try it",
     )
 
 
-def test_a_result_without_the_structure_of_the_protocol_violates_the_law_of_its_memory() -> None:
+def test_a_result_of_another_structure_violates_own_memory() -> None:
     backend = SimpleNamespace(
-        name="lists", limits={"dtypes": ("float32",)}, grouped_query_attention=lambda query, *given, **named: [[query]]
+        name="lists", limits={"dtypes": ("float32",)}, grouped_query_attention=lambda query, *args, **kwargs: [[query]]
     )
     contract = Contract.of(backend)
-    (case,) = engine.cases(contract, laws=("operation.own-memory",))
-    (found,) = judge(backend, contract, case, PROFILES["quick"])
-    assert (found.status, found.reason) == (Status.FAILED, "type"), found.message
+    (case,) = engine.cases(contract, laws=("operation.result-owns-memory",))
+    (result,) = judge(backend, contract, case, PROFILES["quick"])
+    assert (result.status, result.reason) == (Status.FAILED, "type"), result.message
 
 
-def test_an_input_that_cannot_be_made_is_no_violation(monkeypatch: pytest.MonkeyPatch) -> None:
-    def arguments(*given: Any) -> Any:
+def test_an_error_while_making_an_input_is_no_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def arguments(*call: Any) -> Any:
         raise MemoryError("74.5 GiB")
 
     monkeypatch.setattr("attnspec.conformance.inputs.examples.Example.arguments", arguments)
@@ -393,10 +392,10 @@ def test_an_input_that_cannot_be_made_is_no_violation(monkeypatch: pytest.Monkey
     assert "making an input: MemoryError: 74.5 GiB" in result.message
 
 
-def test_keys_of_one_head_in_groups_are_selected_beside_a_bias_that_broadcasts() -> None:
+def test_a_bias_that_all_heads_share_is_kept_when_a_head_is_selected() -> None:
     operation = OPERATIONS["grouped_query_attention"]
     sizes = {"heads_k": 1, "group": 3, "n": 2, "m": 4, "d": 2, "d_v": 2}
     example = Example({**dict.fromkeys(operation.sizes, 2), **sizes}, collapsed={"bias": ("heads_k",)})
-    given = example.arguments(operation, "float64")
-    assert given["bias"].shape == (1, 2, 4)
-    assert given.along("heads_k", take([0]))["bias"].shape == (1, 2, 4)
+    arguments = example.arguments(operation, "float64")
+    assert arguments["bias"].shape == (1, 2, 4)
+    assert arguments.along("heads_k", take([0]))["bias"].shape == (1, 2, 4)

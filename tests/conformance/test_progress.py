@@ -1,4 +1,4 @@
-"""Progress where there is no terminal: a line every ten seconds, and after these a last one."""
+"""Progress without a terminal: a line every ten seconds, and one at the end."""
 
 import io
 
@@ -12,12 +12,12 @@ from attnspec.conformance.running import progress
     ("seconds", "expected"),
     [((1, 2, 3), []), ((11, 12, 13), ["1 of 3", "3 of 3"]), ((11, 22, 33), ["1 of 3", "2 of 3", "3 of 3"])],
 )
-def test_lines(seconds: tuple[int, ...], expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_of_progress(seconds: tuple[int, ...], expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0]
     monkeypatch.setattr("time.monotonic", lambda: now[-1])
-    written = io.StringIO()
-    bar = progress.Bar(Console(file=written), "judging", total=3)
-    for done, second in enumerate(seconds, 1):
+    output = io.StringIO()
+    bar = progress.Bar(Console(file=output), "judging", total=3)
+    for count, second in enumerate(seconds, 1):
         now.append(second)
-        bar.count(f"{done} of 3")
-    assert written.getvalue().splitlines() == expected
+        bar.count(f"{count} of 3")
+    assert output.getvalue().splitlines() == expected

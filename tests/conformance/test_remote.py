@@ -1,4 +1,4 @@
-"""A backend in a process of its own: what may be said, arrays that stay where they are, and exceptions."""
+"""A backend in its own process: the values sent, arrays that stay there, and exceptions."""
 
 import builtins
 import json
@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attnspec.conformance.inputs.layouts import CANNOT, LAYOUTS, distant, repeated
+from attnspec.conformance.inputs.layouts import LAYOUTS, VIEW_ERRORS, spread_out, with_stride_0
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import cases, judge
 from attnspec.conformance.judging.foreign_calls import Raised
@@ -22,19 +22,19 @@ from attnspec.conformance.remote.client import PipelineFailed
 from attnspec.conformance.remote.description import contract_from, described
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.loading import contract_of, load
-from attnspec.conformance.remote.raised import MalformedReply, as_told, told
+from attnspec.conformance.remote.raised import MalformedReply, exception_as_json, exception_from_json
 from attnspec.conformance.remote.wire import LENGTHS, Reader, Writer, dtype_named, header, records
 
-# Words ----------------------------------------------------------------------------------------------------------------
+# Values ---------------------------------------------------------------------------------------------------------------
 
 
-def said(x: Any, read: Callable[[Any], Any] | None = None) -> Any:
-    """A value as it comes out at the other end; what stays where it is as its letter and name."""
-    kept: list[Any] = []
+def sent_and_received(x: Any, read: Callable[[Any], Any] | None = None) -> Any:
+    """A value after writing and reading; an object that stays there becomes a description."""
+    objects: list[Any] = []
 
     def keep(obj: Any) -> int:
-        kept.append(obj)
-        return len(kept)
+        objects.append(obj)
+        return len(objects)
 
     writer = Writer(keep, read)
     frame = writer.frame(writer.value(x))
@@ -42,7 +42,7 @@ def said(x: Any, read: Callable[[Any], Any] | None = None) -> Any:
     middle = LENGTHS.size + text
     assert len(frame) == middle + length
     payload = np.frombuffer(bytes(frame[middle:]), np.uint8).copy().data
-    return Reader(payload, lambda letter, number, more: (letter, kept[number - 1], more)).value(
+    return Reader(payload, lambda letter, number, more: (letter, objects[number - 1], more)).value(
         header(frame[LENGTHS.size : middle])
     )
 
@@ -50,9 +50,9 @@ def said(x: Any, read: Callable[[Any], Any] | None = None) -> Any:
 @pytest.mark.parametrize(
     "x", [None, True, False, 3, -1.5, float("inf"), "a text", "\udc80", (1, (2, "x")), [1], {"a": 1}]
 )
-def test_plain_values_come_as_they_are(x: Any) -> None:
-    found = said(x)
-    assert (found, type(found)) == (x, type(x))
+def test_plain_values_are_received_unchanged(x: Any) -> None:
+    received = sent_and_received(x)
+    assert (received, type(received)) == (x, type(x))
 
 
 def array(dtype: Any) -> Any:
@@ -88,20 +88,20 @@ CUTS: dict[str, Callable[[Any], Any]] = {
     ids=str,
 )
 @pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
-def test_arrays_come_with_every_bit_and_their_strides(dtype: Any, cut: Callable[[Any], Any]) -> None:
+def test_arrays_are_received_with_all_bits_and_strides(dtype: Any, cut: Callable[[Any], Any]) -> None:
     x = np.asarray(cut(array(dtype)))
-    letter, _, (shape, numpy, name, seen) = said(x, lambda y: y)
+    letter, _, (shape, numpy, name, numbers) = sent_and_received(x, lambda y: y)
     assert (letter, tuple(shape), numpy, name) == ("a", x.shape, True, "ndarray")
     writer = Writer(lambda _: 0)
-    found = _read(writer, writer.array(x))
-    assert (found.dtype, found.shape) == (x.dtype, x.shape)
-    assert found.tobytes() == x.tobytes()
-    assert not x.size or found.strides == x.strides
-    assert found.flags.writeable
-    assert seen[0] == "v"
+    received = _read_value(writer, writer.array(x))
+    assert (received.dtype, received.shape) == (x.dtype, x.shape)
+    assert received.tobytes() == x.tobytes()
+    assert not x.size or received.strides == x.strides
+    assert received.flags.writeable
+    assert numbers[0] == "v"
 
 
-def _read(writer: Writer, value: Any) -> Any:
+def _read_value(writer: Writer, value: Any) -> Any:
     frame = writer.frame(value)
     text, _ = LENGTHS.unpack_from(frame)
     middle = LENGTHS.size + text
@@ -109,21 +109,21 @@ def _read(writer: Writer, value: Any) -> Any:
     return Reader(payload, lambda *_: None).value(header(frame[LENGTHS.size : middle]))
 
 
-def test_numbers_far_apart_come_without_what_is_between() -> None:
+def test_distant_numbers_are_sent_without_the_memory_between() -> None:
     x = np.lib.stride_tricks.as_strided(np.zeros(1 << 20), (2, 2), (1 << 22, 8))
     writer = Writer(lambda _: 0)
     value = writer.array(x)
     assert writer.length == x.nbytes
-    assert np.array_equal(_read(writer, value), x)
+    assert np.array_equal(_read_value(writer, value), x)
 
 
-def test_scalars_of_numpy_stay_what_they_are() -> None:
+def test_scalars_of_numpy_keep_their_type() -> None:
     for x in (np.float32(1.5), np.int64(3), np.bool_(True), ml_dtypes.bfloat16(2)):
-        found = said(x)
-        assert (found, type(found)) == (x, type(x))
+        received = sent_and_received(x)
+        assert (received, type(received)) == (x, type(x))
 
 
-def test_a_subclass_comes_as_its_bytes() -> None:
+def test_a_subclass_of_arrays_is_sent_by_its_memory() -> None:
     class Lying(np.ndarray):
         shape = property(lambda self: (7,))
         dtype = property(lambda self: np.dtype("f8"))
@@ -131,24 +131,24 @@ def test_a_subclass_comes_as_its_bytes() -> None:
 
     x = np.arange(4.0, dtype="f4").reshape(2, 2)
     writer = Writer(lambda _: 0)
-    found = _read(writer, writer.array(x.view(Lying)))
-    assert (found.dtype, found.shape, found.tolist()) == (x.dtype, x.shape, x.tolist())
+    received = _read_value(writer, writer.array(x.view(Lying)))
+    assert (received.dtype, received.shape, received.tolist()) == (x.dtype, x.shape, x.tolist())
 
 
-def test_records_of_the_specification_are_the_only_classes() -> None:
+def test_only_records_of_the_specification_keep_their_class() -> None:
     for record in records().values():
         count = len(getattr(record, "__dataclass_fields__", ())) or len(getattr(record, "_fields", ()))
-        assert said(record(*range(count))) == record(*range(count))
+        assert sent_and_received(record(*range(count))) == record(*range(count))
 
     class Other(tuple[int, ...]):
         pass
 
-    found = said(Other((1, 2)))
-    assert (tuple(found), type(found).__name__) == ((1, 2), "Other")
-    assert type(found) is not Other
+    received = sent_and_received(Other((1, 2)))
+    assert (tuple(received), type(received).__name__) == ((1, 2), "Other")
+    assert type(received) is not Other
 
 
-WRONG: list[Any] = [
+MALFORMED: list[Any] = [
     {"a": 1},
     ["z", 1],
     ["n", "O", [1], [8], 0, 0, 8],
@@ -169,13 +169,13 @@ WRONG: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("value", WRONG, ids=str)
-def test_what_is_no_answer_is_a_breach(value: Any) -> None:
+@pytest.mark.parametrize("value", MALFORMED, ids=str)
+def test_a_malformed_value_is_refused(value: Any) -> None:
     with pytest.raises(MalformedReply):
         Reader(bytearray(8), lambda letter, number, more: None).value(value)
 
 
-def test_trees_without_end_are_a_breach() -> None:
+def test_deep_trees_and_long_headers_are_refused() -> None:
     value: Any = 1
     for _ in range(200):
         value = ["t", "tuple", [value]]
@@ -187,7 +187,7 @@ def test_trees_without_end_are_a_breach() -> None:
 
 
 @pytest.mark.parametrize("text", ["O", "V8", "<M8[s]", "f8", "<f8,<f8", "generic", "finfo", "", "<f", 3, None])
-def test_names_that_are_no_dtype_are_a_breach(text: Any) -> None:
+def test_names_that_are_no_dtype_are_refused(text: Any) -> None:
     with pytest.raises(MalformedReply):
         dtype_named(text)
 
@@ -198,7 +198,7 @@ BUILTIN = [c for c in vars(builtins).values() if isinstance(c, type) and issubcl
 
 
 @pytest.mark.parametrize("base", BUILTIN, ids=lambda c: c.__name__)
-def test_every_exception_can_be_told(base: type[BaseException]) -> None:
+def test_every_exception_can_be_sent(base: type[BaseException]) -> None:
     class Own(base):  # type: ignore[misc, valid-type]
         def __init__(self, *_: Any) -> None:
             pass
@@ -209,31 +209,31 @@ def test_every_exception_can_be_told(base: type[BaseException]) -> None:
     try:
         raise Own("g", [ValueError()]) if issubclass(base, BaseExceptionGroup) else Own()
     except BaseException as error:  # noqa: BLE001 - every one of them
-        found = Raised(error)
-    again = Raised(as_told(json.loads(json.dumps(told(found.error)))))
-    assert again.message == found.message
-    assert r"\x1b" in again.message
+        raised = Raised(error)
+    received = Raised(exception_from_json(json.loads(json.dumps(exception_as_json(raised.error)))))
+    assert received.message == raised.message
+    assert r"\x1b" in received.message
     ends = (KeyboardInterrupt, SystemExit, GeneratorExit)
     if not issubclass(base, (*ends, BaseExceptionGroup)):
-        assert isinstance(again.error, base)
-    assert not isinstance(again.error, ends)
+        assert isinstance(received.error, base)
+    assert not isinstance(received.error, ends)
 
 
-def test_an_exception_that_cannot_be_read_is_told() -> None:
+def test_an_exception_without_a_readable_message_is_sent() -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise SystemExit
 
-    assert Raised(as_told(told(Mute()))).message == "Mute: its message cannot be read"
+    assert Raised(exception_from_json(exception_as_json(Mute()))).message == "Mute: its message cannot be read"
 
 
 @pytest.mark.parametrize(
-    "given",
+    "reply",
     [["a", "b"], [1, "Exception", "x", []], ["E", "Exception", 3, []], ["E", "Exception", "x", [["f", "1", "n"]]]],
 )
-def test_what_is_no_exception_is_a_breach(given: Any) -> None:
+def test_a_malformed_exception_is_refused(reply: Any) -> None:
     with pytest.raises((MalformedReply, ValueError)):
-        as_told(given)
+        exception_from_json(reply)
 
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
@@ -260,23 +260,23 @@ def softmax(scores, mask=None):
 """
 
 
-def started(folder: Path, code: str, hang_after: float = 20.0) -> tuple[RemoteBackend, Contract]:
+def start_backend(folder: Path, code: str, hang_after: float = 20.0) -> tuple[RemoteBackend, Contract]:
     """A backend of this code, in a process of its own."""
     (folder / "backend.py").write_text(code, encoding="utf-8")
     backend = RemoteBackend(str(folder / "backend.py"), "cpu", hang_after=hang_after)
-    return backend, contract_from(dict(backend.introduce(60.0)), backend.origin)
+    return backend, contract_from(dict(backend.await_declarations(60.0)), backend.origin)
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteBackend]:
     """A backend of NumPy's arrays."""
-    backend, _ = started(tmp_path_factory.mktemp("plain"), PLAIN)
+    backend, _ = start_backend(tmp_path_factory.mktemp("plain"), PLAIN)
     yield backend
     backend.close()
 
 
-def test_its_contract_is_that_of_the_backend(tmp_path: Path) -> None:
-    backend, contract = started(tmp_path, PLAIN)
+def test_the_remote_contract_is_that_of_the_backend(tmp_path: Path) -> None:
+    backend, contract = start_backend(tmp_path, PLAIN)
     backend.close()
     assert contract == contract_of(load(backend.origin), backend.origin)
     assert contract_from(json.loads(json.dumps(described(contract))), backend.origin) == contract
@@ -299,15 +299,15 @@ def test_its_contract_is_that_of_the_backend(tmp_path: Path) -> None:
         {"notes": [1]},
     ],
 )
-def test_a_description_that_is_forged_is_no_error_of_ours(forged: dict[str, Any]) -> None:
-    right = described(Contract.of(SimpleNamespace(name="forged", softmax=np.exp)))
+def test_a_forged_description_is_an_error_of_the_backend(forged: dict[str, Any]) -> None:
+    honest = described(Contract.of(SimpleNamespace(name="forged", softmax=np.exp)))
     with pytest.raises(BackendError, match=r"backend 'forged\.py': expected its declaration"):
-        contract_from({**right, **forged} if forged else {}, "forged.py")
+        contract_from({**honest, **forged} if forged else {}, "forged.py")
 
 
-def test_nothing_that_knows_a_result_is_in_its_process(tmp_path: Path) -> None:
+def test_the_backends_process_loads_no_oracle_or_law(tmp_path: Path) -> None:
     code = "import sys\nnotes = {'loaded': ' '.join(m for m in sys.modules if m.startswith('attnspec'))}\n"
-    backend, contract = started(tmp_path, PLAIN + code)
+    backend, contract = start_backend(tmp_path, PLAIN + code)
     backend.close()
     loaded = set(contract.notes["loaded"].split())
     assert "attnspec.conformance.remote.host" in loaded | {"attnspec.conformance.remote.host"}
@@ -316,7 +316,7 @@ def test_nothing_that_knows_a_result_is_in_its_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", LAYOUTS, ids=lambda way: way.__name__)
-def test_every_layout_is_made_there(plain: RemoteBackend, way: Any) -> None:
+def test_every_layout_is_made_in_the_backends_process(plain: RemoteBackend, way: Any) -> None:
     x = np.random.default_rng(0).standard_normal((2, 3, 4, 5)).astype(np.float32)
     moved = way(x, lambda y: plain.from_numpy(np.array(y, order="C"), device="cpu"))
     assert np.array_equal(plain.to_numpy(moved), x)
@@ -327,16 +327,16 @@ def test_every_layout_is_made_there(plain: RemoteBackend, way: Any) -> None:
             moved[...] = 1
 
 
-def test_distant_and_repeated_arrays_are_made_there(plain: RemoteBackend) -> None:
+def test_distant_and_repeated_arrays_are_made_in_the_backends_process(plain: RemoteBackend) -> None:
     x = np.arange(6.0, dtype=np.float32).reshape(2, 3)
-    far = distant(x, 0, lambda y: plain.from_numpy(y, device="cpu"))
+    far = spread_out(x, 0, lambda y: plain.from_numpy(y, device="cpu"))
     assert far is not None
     assert np.array_equal(plain.to_numpy(far), x)
     same = np.repeat(x[:1], 2, 0)
-    assert np.array_equal(plain.to_numpy(repeated(same, 0, lambda y: plain.from_numpy(y, device="cpu"))), same)
+    assert np.array_equal(plain.to_numpy(with_stride_0(same, 0, lambda y: plain.from_numpy(y, device="cpu"))), same)
 
 
-def test_views_share_memory_and_writing_is_seen(plain: RemoteBackend) -> None:
+def test_writing_to_a_view_changes_its_array(plain: RemoteBackend) -> None:
     moved = plain.from_numpy(np.zeros((2, 3)), device="cpu")
     view = moved[:, 1]
     assert (view.shape, moved.ndim) == ((2,), 2)
@@ -346,21 +346,21 @@ def test_views_share_memory_and_writing_is_seen(plain: RemoteBackend) -> None:
     assert not before.any()
 
 
-def test_what_the_backend_raises_is_raised_here(plain: RemoteBackend) -> None:
-    one = plain.from_numpy(np.zeros((2, 3)), device="cpu")
+def test_exceptions_of_the_backend_are_raised_in_the_judge(plain: RemoteBackend) -> None:
+    array = plain.from_numpy(np.zeros((2, 3)), device="cpu")
     with pytest.raises(ValueError, match="sizes differ"):
-        plain.dot_scores(one, plain.from_numpy(np.zeros((2, 4)), device="cpu"))
-    wrong: tuple[Callable[[], Any], ...] = (lambda: one["x"], lambda: one.reshape(7), lambda: one.swapaxes(0, 5))
+        plain.dot_scores(array, plain.from_numpy(np.zeros((2, 4)), device="cpu"))
+    wrong: tuple[Callable[[], Any], ...] = (lambda: array["x"], lambda: array.reshape(7), lambda: array.swapaxes(0, 5))
     for call in wrong:
-        with pytest.raises(CANNOT):
+        with pytest.raises(VIEW_ERRORS):
             call()
     with pytest.raises(AttributeError):
-        _ = one[0].reshape(3)[0].nothing
+        _ = array[0].reshape(3)[0].nothing
     assert not hasattr(plain, "vjp")
     assert not hasattr(plain, "lstm")
 
 
-def test_results_are_read_once_and_anew_after_a_change(plain: RemoteBackend) -> None:
+def test_results_are_read_again_after_a_change(plain: RemoteBackend) -> None:
     q = plain.from_numpy(np.ones((1, 2)), device="cpu")
     result = plain.dot_scores(q, q)
     assert plain.to_numpy(result).tolist() == [[2]]
@@ -369,7 +369,7 @@ def test_results_are_read_once_and_anew_after_a_change(plain: RemoteBackend) -> 
     assert plain.to_numpy(result).tolist() == [[5]]
 
 
-TENSORS = """
+BOXES = """
 import numpy as np
 
 name = "boxes"
@@ -393,8 +393,8 @@ def dot_scores(query, key):
 """
 
 
-FICKLE = (
-    TENSORS
+FICKLE_BOXES = (
+    BOXES
     + """
 def part(box, key):
     if box.x.shape[-1] == 5:
@@ -406,13 +406,13 @@ Box.__getitem__ = part
 )
 
 
-def test_a_step_whose_success_was_taken_for_granted_is_taken_again(tmp_path: Path) -> None:
-    remote, _ = started(tmp_path, FICKLE)
-    asked = [remote.from_numpy(np.ones((2, n)), device="cpu")[..., :2] for n in (3, 4, 5)]
-    assert [x.shape for x in asked] == [(2, 2)] * 3
+def test_a_pipelined_call_that_failed_is_repeated(tmp_path: Path) -> None:
+    remote, _ = start_backend(tmp_path, FICKLE_BOXES)
+    parts = [remote.from_numpy(np.ones((2, n)), device="cpu")[..., :2] for n in (3, 4, 5)]
+    assert [x.shape for x in parts] == [(2, 2)] * 3
     with pytest.raises(PipelineFailed):
-        remote.to_numpy(asked[0])
-    assert remote.to_numpy(asked[1]).tolist() == [[1, 1]] * 2
+        remote.to_numpy(parts[0])
+    assert remote.to_numpy(parts[1]).tolist() == [[1, 1]] * 2
     with pytest.raises(ValueError, match="not of five"):
         remote.from_numpy(np.ones((2, 5)), device="cpu")[..., :2]
     remote.close()
@@ -420,44 +420,44 @@ def test_a_step_whose_success_was_taken_for_granted_is_taken_again(tmp_path: Pat
 
 @pytest.mark.parametrize("size", [1, 100, 300_000])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.bool_])
-def test_arrays_of_every_size_arrive(plain: RemoteBackend, size: int, dtype: Any) -> None:
+def test_arrays_of_every_size_are_received(plain: RemoteBackend, size: int, dtype: Any) -> None:
     x = np.random.default_rng(0).integers(0, 2, (3, size)).astype(dtype)
     sent = [plain.from_numpy(y, device="cpu") for y in (x, x[1:], np.asfortranarray(x), x[:, ::-1])]
     for moved, y in zip(sent, (x, x[1:], x, x[:, ::-1]), strict=True):
-        found = plain.to_numpy(moved)
-        assert (found.dtype, found.tobytes()) == (x.dtype, y.tobytes())
+        received = plain.to_numpy(moved)
+        assert (received.dtype, received.tobytes()) == (x.dtype, y.tobytes())
 
 
-def test_a_conversion_that_fails_is_blamed_as_one(tmp_path: Path) -> None:
-    (tmp_path / "backend.py").write_text(TENSORS, encoding="utf-8")
+def test_a_failing_conversion_is_named(tmp_path: Path) -> None:
+    (tmp_path / "backend.py").write_text(BOXES, encoding="utf-8")
     origin = str(tmp_path / "backend.py")
     own = load(origin)
     contract = contract_of(own, origin)
     remote = RemoteBackend(origin, "cpu", hang_after=20.0)
-    remote.introduce(60.0)
+    remote.await_declarations(60.0)
     (case,) = cases(contract, operations=["dot_scores"])
-    found = [judge(x, contract, case, PROFILES["quick"]) for x in (own, remote)]
+    results = [judge(x, contract, case, PROFILES["quick"]) for x in (own, remote)]
     remote.close()
-    assert differences(*found) == []
-    assert any("from_numpy raised NotImplementedError: at most 3 axes" in r.message for r in found[1])
+    assert differences(*results) == []
+    assert any("from_numpy raised NotImplementedError: at most 3 axes" in r.message for r in results[1])
 
 
-def differences(one: list[Result], other: list[Result]) -> list[str]:
-    """What two lists of verdicts do not agree on."""
+def differences(results: list[Result], other_results: list[Result]) -> list[str]:
+    """Differing fields of two lists of results."""
     return [
         f"{a.law} {name}: {x} and {b.as_json()[name]}"[:300]
-        for a, b in zip(one, other, strict=True)
+        for a, b in zip(results, other_results, strict=True)
         for name, x in a.as_json().items()
         if x != b.as_json()[name]
     ]
 
 
 @pytest.mark.parametrize("operation", ["dot_scores", "softmax"])
-def test_verdicts_are_those_of_one_process(tmp_path: Path, operation: str) -> None:
-    backend, contract = started(tmp_path, PLAIN.replace("e / np.where", "1.001 * e / np.where"))
+def test_remote_verdicts_are_those_of_one_process(tmp_path: Path, operation: str) -> None:
+    backend, contract = start_backend(tmp_path, PLAIN.replace("e / np.where", "1.001 * e / np.where"))
     for case in cases(contract, operations=[operation]):
-        found = [judge(x, contract, case, PROFILES["quick"]) for x in (load(backend.origin), backend)]
-        assert differences(*found) == []
+        results = [judge(x, contract, case, PROFILES["quick"]) for x in (load(backend.origin), backend)]
+        assert differences(*results) == []
     backend.close()
 
 
@@ -466,20 +466,22 @@ def test_verdicts_on_records_gradients_and_modes_are_those_of_one_process() -> N
     own = load("pytorch")
     contract = contract_of(own, "pytorch")
     remote = RemoteBackend("pytorch", "cpu", hang_after=60.0)
-    remote.introduce(120.0)
+    remote.await_declarations(120.0)
     (case,) = cases(contract, operations=["lstm_cell"], dtypes=["float32"])
-    found = [judge(x, contract, case, PROFILES["quick"]) for x in (own, remote)]
+    results = [judge(x, contract, case, PROFILES["quick"]) for x in (own, remote)]
     remote.close()
-    assert differences(*found) == []
-    assert {r.law for r in found[1] if r.law.startswith("training.") and r.examples}
+    assert differences(*results) == []
+    assert {r.law for r in results[1] if r.law.startswith("training.") and r.examples}
 
 
-def test_other_declarations_in_another_process_are_an_error(tmp_path: Path) -> None:
+def test_a_declaration_that_changes_in_another_process_is_an_error(tmp_path: Path) -> None:
     code = (
         PLAIN + "import os\nlimits = {'dtypes': ('float64',), **({'max_length': 1} if os.path.exists(MARK) else {})}\n"
     )
     code = code.replace("MARK", repr(str(tmp_path / "mark")))
-    backend, _ = started(tmp_path, code)
+    backend, _ = start_backend(tmp_path, code)
     (tmp_path / "mark").touch()
-    with pytest.raises(BackendError, match=r"declares other limits .* than when it was admitted"):
+    with pytest.raises(
+        BackendError, match=r"limits: expected what its first import declared, .* in the process that is judged"
+    ):
         backend.restart(60.0)

@@ -1,4 +1,4 @@
-"""Whole runs of backends with processes of their own: where SIGINT is ignored, in a hostile environment, broken off."""
+"""Whole runs with the backend in its own process: hostile surroundings, signals, and pytest."""
 
 import json
 import os
@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from attnspec.conformance.remote.loading import ships
-from attnspec.conformance.remote.processes import KNOWN, processes
+from attnspec.conformance.remote.loading import comes_with_attnspec
+from attnspec.conformance.remote.processes import HAS_PROC, processes
 
 from . import hostile
 
@@ -22,11 +22,11 @@ COMMAND = [sys.executable, "-P", "-m", "attnspec.conformance.cli"]
 SMALL = ("--law", "operation.oracle", "--dtype", "float64", "--workers", "1")
 
 IN_JUDGED = "'attnspec.conformance.remote.host' in sys.orig_argv"
-"""What a backend asks to know that it is no longer read, but judged."""
+"""An expression that is true in the process where the backend is judged."""
 
 
 def check(folder: Path, code: str, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Check a backend of this code in a folder, with a report beside it."""
+    """Check a backend of this code, with a report beside its folder."""
     backend = folder / "backend.py"
     backend.write_text(code, encoding="utf-8")
     report = folder.parent / f"{folder.name}.json"
@@ -38,37 +38,37 @@ def check(folder: Path, code: str, *options: str, **variables: str) -> subproces
 
 def report(folder: Path) -> dict[str, Any]:
     """The report of the last check in a folder."""
-    found: dict[str, Any] = json.loads((folder.parent / f"{folder.name}.json").read_text(encoding="utf-8"))
-    return found
+    document: dict[str, Any] = json.loads((folder.parent / f"{folder.name}.json").read_text(encoding="utf-8"))
+    return document
 
 
 def violations(folder: Path) -> set[tuple[str, str]]:
-    """The laws that the last check in a folder found violated, and of what sort the violations are."""
+    """Laws violated in the last check of a folder, with the reasons."""
     return {(r["law"], r["reason"]) for r in report(folder)["results"] if r["status"] == "failed"}
 
 
-def test_what_was_admitted_is_what_is_judged(tmp_path: Path) -> None:
+def test_a_declaration_that_changes_before_judging_is_refused(tmp_path: Path) -> None:
     code = f"{hostile.WRONG}import sys\nif {IN_JUDGED}:\n    limits = {{'dtypes': ('float64',), 'max_length': 1}}\n"
     done = check(tmp_path, code)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stdout + done.stderr
-    assert "declares other limits in the process that is judged than when it was admitted" in done.stderr
+    assert "limits: expected what its first import declared, " in done.stderr
 
 
-def test_who_judges_himself_says_so(tmp_path: Path) -> None:
+def test_a_run_in_process_says_so(tmp_path: Path) -> None:
     done = check(tmp_path, hostile.RIGHT, "--in-process")
     assert done.returncode == 0
-    assert "judged by the process that ran the backend, which may have misled it" in done.stdout
+    assert "judged in the same process as the backend, which could change verdicts" in done.stdout
     assert report(tmp_path)["in_process"] is True
     done = check(tmp_path, hostile.RIGHT)
-    assert (done.returncode, "judged by the process" in done.stdout, report(tmp_path)["in_process"]) == (
+    assert (done.returncode, "judged in the same process" in done.stdout, report(tmp_path)["in_process"]) == (
         0,
         False,
         False,
     )
 
 
-def test_what_it_prints_is_shown_where_it_is_debugged_and_nowhere_else(tmp_path: Path) -> None:
-    printing = hostile.around("print('printed by ' + name)")
+def test_output_of_the_backend_is_shown_in_process_only(tmp_path: Path) -> None:
+    printing = hostile.before_each_call("print('printed by ' + name)")
     here = check(tmp_path, printing, "--in-process")
     assert here.returncode == 0, here.stdout + here.stderr
     assert "printed by right\n" in here.stderr
@@ -77,32 +77,32 @@ def test_what_it_prints_is_shown_where_it_is_debugged_and_nowhere_else(tmp_path:
     assert "printed by right" not in elsewhere.stdout + elsewhere.stderr
 
 
-def test_the_backends_that_attnspec_registers_need_no_other_process() -> None:
-    assert ships("pytorch")
-    assert not ships("mine.py")
-    assert not ships("attnspec.backends.pytorch")
+def test_backends_shipped_with_attnspec_are_recognised() -> None:
+    assert comes_with_attnspec("pytorch")
+    assert not comes_with_attnspec("mine.py")
+    assert not comes_with_attnspec("attnspec.backends.pytorch")
 
 
-def test_who_forges_the_verdict_of_his_own_process_is_convicted_by_another(tmp_path: Path) -> None:
+def test_a_backend_that_forges_verdicts_in_its_process_is_convicted_by_another(tmp_path: Path) -> None:
     done = check(tmp_path, hostile.PATCHING)
     assert (done.returncode, report(tmp_path)["verdict"]) == (1, "violates"), done.stdout + done.stderr
     assert violations(tmp_path) == {("operation.oracle", "value")}
     done = check(tmp_path, hostile.PATCHING, "--in-process")
-    # Its patch lets every law hold; that no number was compared still shows.
+    # Its patches let every law pass, but the report shows that no number was compared.
     assert (done.returncode, report(tmp_path)["verdict"]) == (2, "unusable"), done.stdout + done.stderr
     assert "which may have misled it" in done.stdout
 
 
-@pytest.mark.skipif(not KNOWN, reason="the system does not say what processes there are")
-def test_who_is_left_behind_is_in_the_report(tmp_path: Path) -> None:
+@pytest.mark.skipif(not HAS_PROC, reason="the system does not say what processes there are")
+def test_a_process_left_behind_is_in_the_report(tmp_path: Path) -> None:
     leaving = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True, env={})"
-    # A process with so much memory takes its time to end, and whom it started has no new parent before that.
-    once = f"if not hasattr(np, 'left'): np.left = bytearray(300_000_000); {leaving}"
-    # In a sandbox it ends with its process namespace, and may have no name any more.
-    done = check(tmp_path, hostile.around(_block(once)), "--sandbox", "off")
+    # A process with much memory ends slowly, and only then does its child get a new parent.
+    at_first_call = f"if not hasattr(np, 'left'): np.left = bytearray(300_000_000); {leaving}"
+    # In a sandbox the child ends with the process namespace, perhaps before it can be named.
+    done = check(tmp_path, hostile.before_each_call(_block(at_first_call)), "--sandbox", "off")
     assert done.returncode == 0, done.stdout + done.stderr
     (title,) = report(tmp_path)["left_behind"]
-    assert f"left behind by the backend, and ended: {title}" in done.stdout
+    assert f"processes that the backend left running, ended now: {title}" in done.stdout
     number = int(title.removeprefix("sleep (process ").rstrip(")"))
     assert not [p for p in processes() if p.number == number and p.state != "Z"]
 
@@ -113,10 +113,10 @@ def _block(line: str) -> str:
     return f"{head}:\n        " + "\n        ".join(body.split("; "))
 
 
-def test_nothing_is_left_in_the_folder_and_nothing_there_or_in_the_environment_has_a_say(tmp_path: Path) -> None:
+def test_a_run_leaves_no_files_and_ignores_hostile_variables(tmp_path: Path) -> None:
     (tmp_path / "nothing.py").write_text("raise SystemExit(3)", encoding="utf-8")
-    hostile_ones = {"PYTEST_PLUGINS": "nothing", "PYTEST_ADDOPTS": "--nonsense", "PYTHONUTF8": "0", "LC_ALL": "C"}
-    done = check(tmp_path, hostile.RIGHT, **hostile_ones)
+    hostile_variables = {"PYTEST_PLUGINS": "nothing", "PYTEST_ADDOPTS": "--nonsense", "PYTHONUTF8": "0", "LC_ALL": "C"}
+    done = check(tmp_path, hostile.RIGHT, **hostile_variables)
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(p.name for p in tmp_path.iterdir() if p.name != "__pycache__") == ["backend.py", "nothing.py"]
 
@@ -136,7 +136,7 @@ def test_verdicts_and_pages_are_the_same_in_other_surroundings(tmp_path: Path, v
     assert "operation.oracle" in page.read_text(encoding="utf-8")
 
 
-def test_two_runs_at_once_know_nothing_of_each_other(tmp_path: Path) -> None:
+def test_two_simultaneous_runs_do_not_interfere(tmp_path: Path) -> None:
     (tmp_path / "right.py").write_text(hostile.RIGHT, encoding="utf-8")
     (tmp_path / "wrong.py").write_text(hostile.WRONG, encoding="utf-8")
     commands = [[*COMMAND, "check", name, *SMALL] for name in ("right.py", "wrong.py")]
@@ -145,8 +145,8 @@ def test_two_runs_at_once_know_nothing_of_each_other(tmp_path: Path) -> None:
     assert [run.returncode for run in runs] == [0, 1], printed
 
 
-def test_what_a_backend_says_cannot_steer_the_terminal(tmp_path: Path) -> None:
-    code = hostile.around("raise ValueError('\\x1b[2J\\x1b[32mright conforms\\x07\\r')")
+def test_control_characters_of_a_backend_are_not_printed(tmp_path: Path) -> None:
+    code = hostile.before_each_call("raise ValueError('\\x1b[2J\\x1b[32mright conforms\\x07\\r')")
     done = check(tmp_path, code.replace('name = "right"', 'name = "ri\\x1b[8mght"'))
     assert done.returncode in (1, 2), done.stdout + done.stderr
     assert not {"\x1b", "\x07"} & {*done.stdout, *done.stderr}
@@ -166,8 +166,8 @@ def test_a_run_in_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ignored", [False, True], ids=["as ever", "with SIGINT ignored"])
 @pytest.mark.parametrize("end", ["waits", "exits"])
-def test_a_run_comes_to_its_end(tmp_path: Path, end: str, ignored: bool) -> None:
-    (tmp_path / "backend.py").write_text(hostile.around(hostile.ENDING[end][0]), encoding="utf-8")
+def test_a_run_ends_if_the_backend_waits_or_exits(tmp_path: Path, end: str, ignored: bool) -> None:
+    (tmp_path / "backend.py").write_text(hostile.before_each_call(hostile.ENDING_STATEMENTS[end][0]), encoding="utf-8")
     program = f"""
 import signal, subprocess, sys
 if {ignored}:
@@ -177,7 +177,7 @@ sys.exit(subprocess.run(sys.argv[1:]).returncode)
     command = [sys.executable, "-c", program, *COMMAND, "check", "backend.py", *SMALL, "--hang-after", "1.5"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert hostile.ENDING[end][2] in done.stdout
+    assert hostile.ENDING_STATEMENTS[end][2] in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ sys.exit(subprocess.run(sys.argv[1:]).returncode)
         ("__import__('os')._exit(9)", "its import ended the process with status 9"),
     ],
 )
-def test_an_import_that_fails_once_judged_is_said_in_one_line(tmp_path: Path, statement: str, reason: str) -> None:
+def test_an_import_that_fails_when_judged_is_reported_in_one_line(tmp_path: Path, statement: str, reason: str) -> None:
     done = check(tmp_path, f"import sys\nif {IN_JUDGED}:\n    {statement}\n{hostile.RIGHT}")
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.rstrip().endswith(f": {reason}")
@@ -195,7 +195,7 @@ def test_an_import_that_fails_once_judged_is_said_in_one_line(tmp_path: Path, st
 
 
 def test_an_import_that_does_not_end_ends_where_sigint_is_ignored(tmp_path: Path) -> None:
-    waiting = hostile.WAITING.replace("\n", "; ")
+    waiting = hostile.WAIT_AT_IMPORT.replace("\n", "; ")
     (tmp_path / "backend.py").write_text(f"import sys\n{hostile.RIGHT}if {IN_JUDGED}:\n    {waiting}\n")
     program = (
         "import signal, os, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
@@ -209,9 +209,9 @@ def test_an_import_that_does_not_end_ends_where_sigint_is_ignored(tmp_path: Path
     assert "did not import the backend within 6 s" in done.stderr or "expected its import to end" in done.stderr
 
 
-@pytest.mark.skipif(not KNOWN, reason="the system does not say what processes there are")
+@pytest.mark.skipif(not HAS_PROC, reason="the system does not say what processes there are")
 def test_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
-    (tmp_path / "backend.py").write_text(hostile.around(hostile.TOUCH_AND_WAIT), encoding="utf-8")
+    (tmp_path / "backend.py").write_text(hostile.before_each_call(hostile.TOUCH_AND_WAIT), encoding="utf-8")
     command = [sys.executable, "-c", hostile.SIGNALS_DEFAULT, *COMMAND, "check", "backend.py"]
     command += [*SMALL, "--json", "r.json", "--hang-after", "600", "--sandbox", "off"]
     with subprocess.Popen(
@@ -256,7 +256,7 @@ class Mine:
         return query @ key.swapaxes(-1, -2)
 
 
-def made():
+def make_suite():
     class TestMade(ConformanceSuite):
         backend = Mine()
         laws = ("operation.oracle",)
@@ -273,11 +273,11 @@ class TestMine(ConformanceSuite):
 """
 
 JUDGED_HERE = (
-    "TestMade was judged in this process, which its backend may have misled: its class is inside of a function"
+    "TestMade was judged in this process, which its backend may have misled: its class is defined inside a function"
 )
 
 
-def suite_run(folder: Path, before: str, more: str = "") -> subprocess.CompletedProcess[str]:
+def run_suite(folder: Path, before: str, more: str = "") -> subprocess.CompletedProcess[str]:
     """A test file of somebody else, run by pytest."""
     (folder / "test_mine.py").write_text(SUITE.format(before=before, more=more), encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"]
@@ -285,26 +285,26 @@ def suite_run(folder: Path, before: str, more: str = "") -> subprocess.Completed
 
 
 def test_a_suite_judges_in_a_process_of_its_own(tmp_path: Path) -> None:
-    done = suite_run(tmp_path, "assert 'pytest' not in sys.argv[0]", "import sys\n")
+    done = run_suite(tmp_path, "assert 'pytest' not in sys.argv[0]", "import sys\n")
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout
     assert "judged in this process" not in done.stdout
 
 
 def test_a_suite_whose_backend_exits_is_not_green(tmp_path: Path) -> None:
-    done = suite_run(tmp_path, "import os; os._exit(0)", "def test_after():\n    assert True\n")
+    done = run_suite(tmp_path, "import os; os._exit(0)", "def test_after():\n    assert True\n")
     assert done.returncode == 1, done.stdout
     assert "the backend ended the process with status 0" in done.stdout
     assert "1 failed, 1 passed" in done.stdout
 
 
-def test_a_suite_that_cannot_be_made_anew_is_judged_here_and_says_so(tmp_path: Path) -> None:
-    done = suite_run(tmp_path, "pass", "TestMine = TestMade = made()\n")
+def test_a_suite_that_cannot_be_imported_is_judged_in_process_and_says_so(tmp_path: Path) -> None:
+    done = run_suite(tmp_path, "pass", "TestMine = TestMade = make_suite()\n")
     assert done.returncode == 0, done.stdout
     assert JUDGED_HERE in done.stdout
 
 
 def test_a_process_that_its_backend_ends_is_not_green(tmp_path: Path) -> None:
-    done = suite_run(tmp_path, "import os; os._exit(0)", "TestMine = TestMade = made()\n")
+    done = run_suite(tmp_path, "import os; os._exit(0)", "TestMine = TestMade = make_suite()\n")
     assert done.returncode == 1
     assert "attnspec: the backend has ended this process with status 0" in done.stdout

@@ -1,4 +1,4 @@
-"""Reports: what becomes of the verdicts of a run, as an object, as JSON and as people read it."""
+"""Reports of a run: collected verdicts, JSON, and texts for people."""
 
 import json
 from dataclasses import replace
@@ -26,9 +26,9 @@ from attnspec.conformance.judging.extent import ORDER, widen
 from attnspec.conformance.judging.profiles import PROFILES, Effort, Profile
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.reporting import table
-from attnspec.conformance.reporting.limits import left_out
+from attnspec.conformance.reporting.limits import excluded_inputs
 from attnspec.conformance.reporting.report import Report, in_common
-from attnspec.conformance.reporting.table import closing, print_report, remarks, violations
+from attnspec.conformance.reporting.table import closing_line, print_report, remarks, violations
 from attnspec.conformance.reporting.verdict_page import as_html
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import Settings
@@ -52,12 +52,12 @@ FAILED = Result(
 
 
 def contract(**declared: Any) -> Contract:
-    """What a backend with one operation declares."""
+    """The contract of a backend with one operation."""
     return Contract.of(SimpleNamespace(name="mine", softmax=reference.softmax, **declared), "mine.py")
 
 
 def report(*results: Result, causes: dict[str, str] | None = None, **declared: Any) -> Report:
-    """The report of a run in which these verdicts were reported."""
+    """The report of a run with these results."""
     plan = Plan.of(contract(**declared), SETTINGS)
     verdicts = Verdicts(causes=causes or {})
     for r in results:
@@ -65,17 +65,16 @@ def report(*results: Result, causes: dict[str, str] | None = None, **declared: A
     return Report.of(plan, verdicts, SETTINGS, 1.25)
 
 
-def passed(law: str, dtype: str = "float64", **more: Any) -> Result:
-    """A law that holds."""
+def passed_result(law: str, dtype: str = "float64", **more: Any) -> Result:
     return Result("softmax", law, dtype, Status.PASSED, examples=5, **more)
 
 
-def everything(**more: Any) -> list[Result]:
-    """All laws of the selection hold."""
-    return [passed(law, dtype, **more) for law in SETTINGS.laws for dtype in ("float64", "float32")]
+def all_passed(**more: Any) -> list[Result]:
+    """Passed results of all selected laws."""
+    return [passed_result(law, dtype, **more) for law in SETTINGS.laws for dtype in ("float64", "float32")]
 
 
-def test_formula_whose_budgets_tell_nothing_has_no_verdict() -> None:
+def test_a_formula_whose_budgets_are_too_wide_has_no_verdict() -> None:
     def dot_scores(query: Numbers, key: Numbers) -> Numbers:
         return np.zeros_like(query @ key.mT)
 
@@ -86,26 +85,26 @@ def test_formula_whose_budgets_tell_nothing_has_no_verdict() -> None:
     plan = Plan.of(Contract.of(zeros), settings)
     (case,) = plan.cases
     results = judge(zeros, plan.contract, case, PROFILES["quick"])
-    found = Report.of(plan, Verdicts({case.id: results}), settings, 1.0)
+    run_report = Report.of(plan, Verdicts({case.id: results}), settings, 1.0)
     assert [str(r.status) for r in results] == ["lost", "passed"]
-    assert (found.verdict, found.exit_status) == ("unusable", 2)
-    assert any(note.startswith("no number could be told right from wrong: ") for note in found.notes)
+    assert (run_report.verdict, run_report.exit_status) == ("unusable", 2)
+    assert any(note.startswith("no number was judged: ") for note in run_report.notes)
 
 
-def test_zeros_where_zeros_are_expected_are_no_evidence() -> None:
-    subject = Comparisons()
-    given: Any = None
+def test_equal_zeros_do_not_count_as_evidence() -> None:
+    comparisons = Comparisons()
+    no_arguments: Any = None
     zeros, ones, small = np.zeros(4), np.ones(4), np.full(4, 1e-6)
-    subject.matches(zeros, zeros, small, given)
-    assert (subject.informative, subject.vague) == (0, 0)
-    subject.matches(ones, ones, small, given)
-    subject.matches(ones, ones, ones, given)
-    assert (subject.informative, subject.vague, subject.not_judged) == (4, 4, 4)
+    comparisons.matches(zeros, zeros, small, no_arguments)
+    assert (comparisons.informative, comparisons.too_wide) == (0, 0)
+    comparisons.matches(ones, ones, small, no_arguments)
+    comparisons.matches(ones, ones, ones, no_arguments)
+    assert (comparisons.informative, comparisons.too_wide, comparisons.not_judged) == (4, 4, 4)
 
 
 @pytest.mark.parametrize(
     "result",
-    [FAILED, passed("operation.oracle"), replace(FAILED, error_ratio=0.25)],
+    [FAILED, passed_result("operation.oracle"), replace(FAILED, error_ratio=0.25)],
     ids=["failed", "passed", "finite"],
 )
 def test_a_verdict_comes_back_from_json(result: Result) -> None:
@@ -114,7 +113,7 @@ def test_a_verdict_comes_back_from_json(result: Result) -> None:
     assert type(result.as_json()["status"]) is str
 
 
-def test_what_is_not_finite_is_a_text_in_json() -> None:
+def test_numbers_that_are_not_finite_are_texts_in_json() -> None:
     assert [replace(FAILED, error_ratio=x).as_json()["error_ratio"] for x in (0.5, float("inf"), float("nan"))] == [
         0.5,
         "inf",
@@ -122,7 +121,7 @@ def test_what_is_not_finite_is_a_text_in_json() -> None:
     ]
 
 
-def test_verdicts_come_from_the_tests_to_the_collector() -> None:
+def test_the_collector_gets_the_verdicts_of_the_tests() -> None:
     properties: list[tuple[str, object]] = [("of somebody else", [1])]
     record([FAILED], lambda name, value: properties.append((name, value)), {"queries": 3})
     verdicts = Verdicts()
@@ -132,8 +131,8 @@ def test_verdicts_come_from_the_tests_to_the_collector() -> None:
         ("a.py::t[dot_scores-float32]", [], True, "worker 'gw0' crashed"),
         ("a.py::t[dot_scores-float64]", [], True, ""),
     )
-    for nodeid, given, bad, text in reports:
-        test: Any = SimpleNamespace(nodeid=nodeid, user_properties=given, failed=bad, longreprtext=text)
+    for nodeid, user_properties, failed, text in reports:
+        test: Any = SimpleNamespace(nodeid=nodeid, user_properties=user_properties, failed=failed, longreprtext=text)
         Collector(verdicts).pytest_runtest_logreport(test)
     assert verdicts.results == {"softmax-float64": [FAILED]}
     assert verdicts.extents == {"softmax-float64": {"queries": 3}}
@@ -142,95 +141,95 @@ def test_verdicts_come_from_the_tests_to_the_collector() -> None:
         "dot_scores-float32": "worker 'gw0' crashed",
         "dot_scores-float64": "its process ended",
     }
-    nothing: Any = SimpleNamespace(user_properties=[("of somebody else", [1])])
-    assert recorded(nothing) is None
+    other_test: Any = SimpleNamespace(user_properties=[("of somebody else", [1])])
+    assert recorded(other_test) is None
     assert case_of("a.py::TestMine::test_conforms[softmax-float64]") == Case("softmax", "float64", ()).id
 
 
 def test_a_law_without_a_verdict_is_lost_and_violates() -> None:
     unknown, cause = "the test ended without a verdict", "ZeroDivisionError: division by zero"
     for causes, message in (({"softmax-float64": cause}, cause), ({"softmax-float32": cause}, unknown)):
-        found = report(*everything()[1:], causes=causes)
-        (lost,) = [r for r in found.results if r.status is Status.LOST]
+        run_report = report(*all_passed()[1:], causes=causes)
+        (lost,) = [r for r in run_report.results if r.status is Status.LOST]
         assert lost == Result("softmax", "operation.oracle", "float64", Status.LOST, unknown, message)
-        assert (found.verdict, found.exit_status) == ("violates", 1)
+        assert (run_report.verdict, run_report.exit_status) == ("violates", 1)
 
 
 @pytest.mark.parametrize(
     ("results", "verdict", "status"),
     [
-        (everything(), "conforms", 0),
-        ([FAILED, *everything()[1:]], "violates", 1),
-        ([replace(r, status=Status.NOT_APPLICABLE) for r in everything()], "unusable", 2),
+        (all_passed(), "conforms", 0),
+        ([FAILED, *all_passed()[1:]], "violates", 1),
+        ([replace(r, status=Status.NOT_APPLICABLE) for r in all_passed()], "unusable", 2),
     ],
     ids=["conforms", "violates", "unusable"],
 )
 def test_the_verdict_is_that_of_all_laws(results: list[Result], verdict: str, status: int) -> None:
-    found = report(*results)
-    document = json.loads(found.as_text())
+    run_report = report(*results)
+    document = json.loads(run_report.as_text())
     jsonschema.validate(document, SCHEMA)
-    assert (found.verdict, found.exit_status) == (verdict, status)
+    assert (run_report.verdict, run_report.exit_status) == (verdict, status)
     assert (document["verdict"], document["exit_status"]) == (verdict, status)
-    assert document["results"] == [{**r.as_json(), "expected": None, "explained_by": None} for r in found.results]
-    assert sum(document["summary"][s] for s in Status) == len(found.results)
-    assert f"mine {verdict}" in closing(found)
+    assert document["results"] == [{**r.as_json(), "expected": None, "explained_by": None} for r in run_report.results]
+    assert sum(document["summary"][s] for s in Status) == len(run_report.results)
+    assert f"mine {verdict}" in closing_line(run_report)
 
 
-def test_an_operation_that_was_asked_for_and_is_not_provided_is_listed() -> None:
+def test_operations_that_are_not_provided_are_counted() -> None:
     settings = replace(SETTINGS, operations=())
-    found = Report.of(Plan.of(contract(), settings), Verdicts({"softmax-float64": everything()}), settings, 0.0)
-    absent = {r.operation for r in found.results if r.status is Status.NOT_PROVIDED}
+    run_report = Report.of(Plan.of(contract(), settings), Verdicts({"softmax-float64": all_passed()}), settings, 0.0)
+    absent = {r.operation for r in run_report.results if r.status is Status.NOT_PROVIDED}
     assert "scaled_dot_product_attention" in absent
     assert "softmax" not in absent
-    asked = {r.operation for r in found.results}
-    assert f"not provided: {len(absent)} of {len(asked)} operations" in remarks(found)
-    assert {r["operation"] for r in found.as_json()["results"] if r["status"] == "not-provided"} == absent
+    operations = {r.operation for r in run_report.results}
+    assert f"not provided: {len(absent)} of {len(operations)} operations" in remarks(run_report)
+    assert {r["operation"] for r in run_report.as_json()["results"] if r["status"] == "not-provided"} == absent
 
 
 def test_a_few_operations_that_are_not_provided_are_named() -> None:
     absent = (
         Result(name, "operation.oracle", "float64", Status.NOT_PROVIDED) for name in ("dot_scores", "additive_scores")
     )
-    found = Report(contract(), SETTINGS, (passed("operation.oracle"), *absent), 0.0)
-    assert "not provided: additive_scores, dot_scores" in remarks(found)
+    run_report = Report(contract(), SETTINGS, (passed_result("operation.oracle"), *absent), 0.0)
+    assert "not provided: additive_scores, dot_scores" in remarks(run_report)
 
 
-def test_semantics_are_summed_up_where_all_operations_agree() -> None:
-    question = passed("semantics.fully_masked", observed="uniform")
-    found = report(question, replace(question, dtype="float32"), semantics={"fully_masked": "uniform"})
-    assert found.as_json()["semantics"] == {"fully_masked": {"declared": "uniform", "observed": "uniform"}}
-    assert found.deviations == {"fully_masked": {"softmax": "uniform"}}
-    assert "[yellow]deviation[/] fully_masked: uniform" in remarks(found)
+def test_semantics_are_reported_once_where_all_operations_agree() -> None:
+    question = passed_result("semantics.fully_masked", observed="uniform")
+    run_report = report(question, replace(question, dtype="float32"), semantics={"fully_masked": "uniform"})
+    assert run_report.as_json()["semantics"] == {"fully_masked": {"declared": "uniform", "observed": "uniform"}}
+    assert run_report.deviations == {"fully_masked": {"softmax": "uniform"}}
+    assert "[yellow]deviation[/] fully_masked: uniform" in remarks(run_report)
     torn = report(question, replace(question, dtype="float32", observed="zero"))
     assert torn.as_json()["semantics"]["fully_masked"] == {"declared": "zero", "observed": "zero and uniform"}
     assert torn.deviations == {}
 
 
-def test_what_is_declared_is_said_whatever_laws_are_judged() -> None:
+def test_deviations_are_reported_whichever_laws_are_judged() -> None:
     declared = {"fully_masked": "uniform", "gru_reset": "after"}  # the latter concerns other operations
-    found = Report(contract(semantics=declared), SETTINGS, (passed("operation.oracle"),), 0.0)
-    assert found.as_json()["semantics"] == {"fully_masked": {"declared": "uniform", "observed": None}}
-    assert "[yellow]deviation[/] fully_masked: uniform" in remarks(found)
-    assert Report(contract(), SETTINGS, (passed("operation.oracle"),), 0.0).as_json()["semantics"] == {}
+    run_report = Report(contract(semantics=declared), SETTINGS, (passed_result("operation.oracle"),), 0.0)
+    assert run_report.as_json()["semantics"] == {"fully_masked": {"declared": "uniform", "observed": None}}
+    assert "[yellow]deviation[/] fully_masked: uniform" in remarks(run_report)
+    assert Report(contract(), SETTINGS, (passed_result("operation.oracle"),), 0.0).as_json()["semantics"] == {}
 
 
-def test_answers_that_differ_are_kept_by_operation() -> None:
+def test_choices_that_differ_are_reported_by_operation() -> None:
     assert in_common({}) is None
     assert in_common({"a": "x", "b": "x"}) == "x"
     assert in_common({"a": "x", "b": "y"}) == {"a": "x", "b": "y"}
 
 
-def test_limits_are_remarked_where_they_are_not_the_default() -> None:
-    assert next(remarks(report(*everything()))) == "limits: float64, float32 on cpu"
-    narrow = report(*everything(), limits={"head_sizes": (4,), "multiple_of": 8, "broadcasting": False})
+def test_limits_other_than_the_default_are_printed() -> None:
+    assert next(remarks(report(*all_passed()))) == "limits: float64, float32 on cpu"
+    narrow = report(*all_passed(), limits={"head_sizes": (4,), "multiple_of": 8, "broadcasting": False})
     expected = "limits: float64, float32 on cpu, head sizes (4,), multiple of 8, broadcasting False"
     assert next(remarks(narrow)) == expected
-    heads = report(*everything(), limits={"divided_heads": True, "dtypes_by_operation": {"softmax": ("float32",)}})
+    heads = report(*all_passed(), limits={"divided_heads": True, "dtypes_by_operation": {"softmax": ("float32",)}})
     assert next(remarks(heads)) == "limits: float64, float32 on cpu, divided heads True, softmax float32"
 
 
 @pytest.mark.parametrize(
-    ("limit", "remark", "left"),
+    ("limit", "remark", "untested"),
     [
         ({"min_length": 2}, "min length 2", "lengths below 2"),
         ({"min_batch": 1}, "min batch 1", "dimensions of a batch below 1"),
@@ -245,26 +244,26 @@ def test_limits_are_remarked_where_they_are_not_the_default() -> None:
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_what_a_limit_leaves_out_is_not_tried(limit: dict[str, Any], remark: str, left: str) -> None:
-    found = report(*everything(), limits=limit)
-    assert next(remarks(found)) == f"limits: float64, float32 on cpu, {remark}"
-    assert found.not_tried[2:] == [left, "any device but cpu", "calls compiled by a framework"]
+def test_inputs_beyond_limits_are_not_tried(limit: dict[str, Any], remark: str, untested: str) -> None:
+    run_report = report(*all_passed(), limits=limit)
+    assert next(remarks(run_report)) == f"limits: float64, float32 on cpu, {remark}"
+    assert run_report.not_tried[2:] == [untested, "any device but cpu", "calls compiled by a framework"]
 
 
-def test_what_a_limit_leaves_out_is_that_of_operations_that_have_it() -> None:
+def test_limits_leave_out_only_inputs_that_operations_have() -> None:
     limits = Limits(mask=False, causal=False, divided_heads=True)
     names = ("softmax", "dot_scores", "scaled_dot_product_attention", "multi_head_attention")
-    assert {name: list(left_out(limits, [OPERATIONS[name]])) for name in names} == {
+    assert {name: list(excluded_inputs(limits, [OPERATIONS[name]])) for name in names} == {
         "softmax": ["masks"],
         "dot_scores": [],
         "scaled_dot_product_attention": ["masks", "the causal flag"],
         "multi_head_attention": ["heads that do not divide the width", "masks", "the causal flag"],
     }
-    assert list(left_out(limits, [])) == []
+    assert list(excluded_inputs(limits, [])) == []
     everywhere = [OPERATIONS[name] for name in names]
-    assert list(left_out(Limits(), everywhere)) == []
-    some = left_out(Limits(gradients=("dot_scores", "softmax")), everywhere)
-    assert list(some) == ["gradients of scaled_dot_product_attention, multi_head_attention"]
+    assert list(excluded_inputs(Limits(), everywhere)) == []
+    gradients_left_out = excluded_inputs(Limits(gradients=("dot_scores", "softmax")), everywhere)
+    assert list(gradients_left_out) == ["gradients of scaled_dot_product_attention, multi_head_attention"]
 
 
 @pytest.mark.parametrize(
@@ -274,16 +273,16 @@ def test_what_a_limit_leaves_out_is_that_of_operations_that_have_it() -> None:
         (
             (),
             "limits: float64, float32 on cpu",
-            ["gradients: not judged, limits gradients names no operation"],
+            ["gradients: not judged, because the backend's limits declare gradients of no operation"],
         ),
     ],
 )
-def test_gradients_that_limits_leave_out_are_said(names: tuple[str, ...], limits: str, remark: list[str]) -> None:
-    found = report(*everything(), limits={"gradients": names}, vjp=lambda operation, arguments, cotangent: {})
-    said = list(remarks(found))
-    assert said[0] == limits
-    assert [line for line in said if line.startswith("gradients")] == remark
-    assert found.not_tried[1] == "gradients"
+def test_gradients_that_limits_leave_out_are_reported(names: tuple[str, ...], limits: str, remark: list[str]) -> None:
+    run_report = report(*all_passed(), limits={"gradients": names}, vjp=lambda operation, arguments, cotangent: {})
+    lines = list(remarks(run_report))
+    assert lines[0] == limits
+    assert [line for line in lines if line.startswith("gradients")] == remark
+    assert run_report.not_tried[1] == "gradients"
 
 
 @pytest.mark.parametrize(
@@ -295,21 +294,21 @@ def test_gradients_that_limits_leave_out_are_said(names: tuple[str, ...], limits
         ((), ["features: none; not covered: scale, window, softcap"]),
     ],
 )
-def test_features_that_were_not_covered_are_remarked(
+def test_features_that_are_not_covered_are_printed(
     monkeypatch: pytest.MonkeyPatch, features: tuple[str, ...] | None, remark: list[str]
 ) -> None:
     optional = replace(OPERATIONS["softmax"], features=("scale", "window", "softcap"))
     for module in (table, declaration):
         monkeypatch.setattr(module, "OPERATIONS", {**OPERATIONS, "softmax": optional})
-    lines = remarks(report(*everything(), limits={"features": features}))
+    lines = remarks(report(*all_passed(), limits={"features": features}))
     assert [line for line in lines if line.startswith("features")] == remark
 
 
-def test_people_read_arguments_by_their_paths(tmp_path: Path) -> None:
-    found = report(FAILED, *everything()[1:], notes={"path": "[b]plain[/]"})
+def test_printed_arguments_have_their_paths(tmp_path: Path) -> None:
+    run_report = report(FAILED, *all_passed()[1:], notes={"path": "[b]plain[/]"})
     with (tmp_path / "out").open("w") as file:
         console = Console(record=True, width=200, file=file)
-        print_report(found, console)
+        print_report(run_report, console)
         text = console.export_text()
     assert "  parameters.w_hz = [[1.0]]\n  layers[0].w_q = null\n" in text
     assert "path: [b]plain[/]" in text
@@ -317,10 +316,10 @@ def test_people_read_arguments_by_their_paths(tmp_path: Path) -> None:
     assert text.startswith("mine violates\n")
     assert text.index("operation.oracle is violated") < text.index("chapter") < text.rindex("mine violates")
     assert "3 of 4 laws hold on 18 examples, largest error ratio inf, 1.2 s" in text
-    assert "parameters.w_hz" in as_html(found)
+    assert "parameters.w_hz" in as_html(run_report)
 
 
-def test_what_is_said_of_several_laws_and_dtypes_stands_in_one_line() -> None:
+def test_equal_violations_of_several_laws_and_dtypes_are_one_line() -> None:
     def failed(law: str, dtype: str, message: str) -> Result:
         return Result("softmax", law, dtype, Status.FAILED, "raised", message)
 
@@ -328,44 +327,44 @@ def test_what_is_said_of_several_laws_and_dtypes_stands_in_one_line() -> None:
     oracle = [failed("operation.oracle", dtype, "raised X") for dtype in both]
     alike = [failed(law, dtype, "raised X") for law in ("operation.shape", "operation.dtype") for dtype in both]
     unlike = [failed("operation.empty-batch", dtype, f"raised {dtype}") for dtype in both]
-    found = Report(contract(), SETTINGS, (*oracle, *alike, *unlike), 1.0)
-    lines = [part.plain for part in violations(found)]
+    run_report = Report(contract(), SETTINGS, (*oracle, *alike, *unlike), 1.0)
+    lines = [part.plain for part in violations(run_report)]
     assert lines[1] == "failed: operation.oracle by softmax (float64): raised X"
     assert lines[3:] == ["3 laws of softmax: operation.empty-batch, operation.shape, operation.dtype"]
-    causes = [part.plain for part in violations(replace(found, results=(*alike, *unlike)))]
+    causes = [part.plain for part in violations(replace(run_report, results=(*alike, *unlike)))]
     assert causes[3:] == [
         "failed: operation.empty-batch by softmax (float64): raised float64",
         "failed: operation.shape, operation.dtype by softmax (float64): raised X",
     ]
 
 
-def test_a_report_ends_with_what_was_not_tried() -> None:
+def test_a_report_lists_what_was_not_tried() -> None:
     plan = Plan.of(contract(), SETTINGS)
     extents = {
         "softmax-float64": {"queries": 3, "keys": 1300, "elements of a batch": 6},
         "softmax-float32": {"queries": 5, "keys": 7},
         "of another run-float32": {"queries": 9999},
     }
-    results = {f"softmax-{d}": [passed(law, d) for law in SETTINGS.laws] for d in ("float64", "float32")}
+    results = {f"softmax-{d}": [passed_result(law, d) for law in SETTINGS.laws] for d in ("float64", "float32")}
     verdicts = Verdicts(results, extents=extents)
-    found = Report.of(plan, verdicts, SETTINGS, 1.0)
-    assert found.tried == {"softmax": {"queries": 5, "keys": 1300, "elements of a batch": 6}}
-    assert found.not_tried == [
+    run_report = Report.of(plan, verdicts, SETTINGS, 1.0)
+    assert run_report.tried == {"softmax": {"queries": 5, "keys": 1300, "elements of a batch": 6}}
+    assert run_report.not_tried == [
         "more than 5 queries, 1,300 keys or 6 elements of a batch",
         "bfloat16, float16",
         "gradients",
         "any device but cpu",
         "calls compiled by a framework",
     ]
-    document = found.as_json()
+    document = run_report.as_json()
     jsonschema.validate(document, SCHEMA)
-    assert (document["tried"], document["not_tried"]) == (found.tried, found.not_tried)
-    page = unescape(as_html(found))
+    assert (document["tried"], document["not_tried"]) == (run_report.tried, run_report.not_tried)
+    page = unescape(as_html(run_report))
     assert page[page.index("<h2>Not tried</h2>") :].split("<li>")[1:6] == [
-        *(f"{text}</li>" for text in found.not_tried[:-1]),
-        f"{found.not_tried[-1]}</li></ul>\n<h2>The run</h2>\n<ul>",
+        *(f"{text}</li>" for text in run_report.not_tried[:-1]),
+        f"{run_report.not_tried[-1]}</li></ul>\n<h2>The run</h2>\n<ul>",
     ]
-    assert report(*everything()).not_tried[0] == "bfloat16, float16"
+    assert report(*all_passed()).not_tried[0] == "bfloat16, float16"
 
 
 def test_values_of_integers_that_were_tried_are_named() -> None:
@@ -381,14 +380,14 @@ def test_values_of_integers_that_were_tried_are_named() -> None:
     widen(extent, Arguments(paged, {"query": rows[None], "key_pages": pages, "value_pages": pages, **table}))
     widen(extent, Arguments(embed, {"tokens": np.array([32_768, 5]), "table": np.zeros((40_000, 1))}))
     assert (extent["pages of a cache"], extent["rows of a page"]) == (300, 64)
-    values = {words: most for words, most in extent.items() if words not in ORDER}
+    values = {name: most for name, most in extent.items() if name not in ORDER}
     assert values == {"positions": 70_000, "windows": 256, "entries of a table": 299, "token indices": 32_768}
-    results = {"softmax-float64": [passed(law, "float64") for law in SETTINGS.laws]}
+    results = {"softmax-float64": [passed_result(law, "float64") for law in SETTINGS.laws]}
     verdicts = Verdicts(results, extents={"softmax-float64": values})
-    found = Report.of(Plan.of(contract(), SETTINGS), verdicts, SETTINGS, 1.0)
-    jsonschema.validate(found.as_json(), SCHEMA)
+    run_report = Report.of(Plan.of(contract(), SETTINGS), verdicts, SETTINGS, 1.0)
+    jsonschema.validate(run_report.as_json(), SCHEMA)
     assert (
-        found.not_tried[0]
+        run_report.not_tried[0]
         == "entries of a table beyond 299, positions beyond 70,000, token indices beyond 32,768, windows beyond 256"
     )
 
@@ -396,7 +395,7 @@ def test_values_of_integers_that_were_tried_are_named() -> None:
 def test_the_extent_of_a_run_is_that_of_its_calls() -> None:
     backend = SimpleNamespace(name="mine", self_attention=reference.self_attention)
     extent: dict[str, int] = {}
-    effort = Effort(corners=3, drawn=0, stride=1, costly=1, work=2.0**12)
+    effort = Effort(corners=3, drawn=0, stride=1, slow_stride=1, work=2.0**12)
     case = Case("self_attention", "float64", ("operation.oracle",))
     judge(backend, Contract.of(backend), case, Profile(effort, effort, effort), extent=extent)
     rows = corners(

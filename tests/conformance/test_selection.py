@@ -1,4 +1,4 @@
-"""Names that select: unknown ones, patterns, and selections that leave nothing to judge."""
+"""Selections by name: unknown names, patterns, and selections without anything to judge."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,24 +10,26 @@ from attnspec import reference
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.running.planning import Plan, check_names
-from attnspec.conformance.running.selection import FEW, matching, unknown_name
+from attnspec.conformance.running.selection import MAX_LISTED, matching, unknown_name
 from attnspec.conformance.running.settings import Settings
 from attnspec.spec import LAWS, OPERATIONS
 
-ALL = Settings()
+DEFAULTS = Settings()
 CONTRACT = Contract.of(SimpleNamespace(name="mine", dot_scores=reference.dot_scores, softmax=reference.softmax))
 MANY = [f"name-{letter}" for letter in "abcdefghij"]
 
 
-def test_of_few_names_all_are_listed() -> None:
-    assert unknown_name("x", "zzz", MANY[:FEW]) == f"x: expected one of {', '.join(MANY[:FEW])}; got 'zzz'"
+def test_a_message_lists_all_of_few_names() -> None:
+    assert (
+        unknown_name("x", "zzz", MANY[:MAX_LISTED]) == f"x: expected one of {', '.join(MANY[:MAX_LISTED])}; got 'zzz'"
+    )
     assert unknown_name("x", "zzz", ["a"]) == "x: expected one of a; got 'zzz'"
 
 
-def test_of_many_names_the_closest_are_listed() -> None:
-    known = [*MANY, "softmax"]
-    assert unknown_name("law", "sofmax", known) == "law: expected one of softmax, …; got 'sofmax'"
-    assert unknown_name("law", "%%%", known) == f"law: expected one of {', '.join(known[:FEW])}, …; got '%%%'"
+def test_a_message_lists_the_closest_of_many_names() -> None:
+    names = [*MANY, "softmax"]
+    assert unknown_name("law", "sofmax", names) == "law: expected one of softmax, …; got 'sofmax'"
+    assert unknown_name("law", "%%%", names) == f"law: expected one of {', '.join(names[:MAX_LISTED])}, …; got '%%%'"
 
 
 @pytest.mark.parametrize(
@@ -48,7 +50,7 @@ def test_names_in_another_case_and_initials_are_understood(written: str, meant: 
 
 
 @pytest.mark.parametrize(
-    ("patterns", "found"),
+    ("patterns", "selected"),
     [
         (["name-a"], ["name-a"]),
         (["name-[ab]", "name-c"], ["name-a", "name-b", "name-c"]),
@@ -57,11 +59,11 @@ def test_names_in_another_case_and_initials_are_understood(written: str, meant: 
         ([], []),
     ],
 )
-def test_patterns_select_in_the_order_of_what_is_known(patterns: list[str], found: list[str]) -> None:
-    assert matching(patterns, MANY) == found
+def test_patterns_select_in_the_order_of_the_names(patterns: list[str], selected: list[str]) -> None:
+    assert matching(patterns, MANY) == selected
 
 
-@pytest.mark.parametrize("settings", [ALL, replace(ALL, operations=("softmax",), dtypes=("float32",))])
+@pytest.mark.parametrize("settings", [DEFAULTS, replace(DEFAULTS, operations=("softmax",), dtypes=("float32",))])
 def test_a_plan_has_the_laws_that_govern_what_is_selected(settings: Settings) -> None:
     cases = Plan.of(CONTRACT, settings).cases
     assert {c.operation for c in cases} == set(settings.operations or CONTRACT.operations)
@@ -80,13 +82,13 @@ UNKNOWN: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("chosen", "message"), UNKNOWN, ids=[next(iter(c)) for c, _ in UNKNOWN])
 def test_an_unknown_name_is_refused(chosen: dict[str, Any], message: str) -> None:
-    settings = replace(ALL, **chosen)
-    with pytest.raises(BackendError) as found:
+    settings = replace(DEFAULTS, **chosen)
+    with pytest.raises(BackendError) as error:
         Plan.of(CONTRACT, settings)
-    assert str(found.value).startswith(message)
-    with pytest.raises(BackendError) as found:
+    assert str(error.value).startswith(message)
+    with pytest.raises(BackendError) as error:
         check_names(settings, "--")
-    assert str(found.value).startswith(f"--{message}")
+    assert str(error.value).startswith(f"--{message}")
 
 
 def test_an_operation_that_only_the_reference_has_cannot_be_selected() -> None:
@@ -94,7 +96,7 @@ def test_an_operation_that_only_the_reference_has_cannot_be_selected() -> None:
     assert names
     for name in names:
         with pytest.raises(BackendError, match="operation: expected one of"):
-            check_names(replace(ALL, operations=(name,)))
+            check_names(replace(DEFAULTS, operations=(name,)))
 
 
 MISSING: list[tuple[dict[str, Any], str]] = [
@@ -105,18 +107,18 @@ MISSING: list[tuple[dict[str, Any], str]] = [
         "--operation: expected one of dot_scores, softmax, which it provides; got 'mean_normalization'",
     ),
     (
-        {"operations": ("softmax",), "laws": ("scoring.isometry",)},
+        {"operations": ("softmax",), "laws": ("scoring.isometry-invariance",)},
         "nothing to judge: no law of the selection governs an operation of the selection",
     ),
 ]
 
 
 @pytest.mark.parametrize(("chosen", "message"), MISSING, ids=["device", "dtype", "operation", "law"])
-def test_a_selection_that_the_backend_cannot_meet_is_refused(chosen: dict[str, Any], message: str) -> None:
-    with pytest.raises(BackendError) as found:
-        Plan.of(CONTRACT, replace(ALL, **chosen))
-    assert str(found.value) == message
+def test_a_selection_that_the_backend_does_not_provide_is_refused(chosen: dict[str, Any], message: str) -> None:
+    with pytest.raises(BackendError) as error:
+        Plan.of(CONTRACT, replace(DEFAULTS, **chosen))
+    assert str(error.value) == message
 
 
 def test_a_device_may_have_a_number() -> None:
-    assert Plan.of(CONTRACT, replace(ALL, device="cpu:0")).cases
+    assert Plan.of(CONTRACT, replace(DEFAULTS, device="cpu:0")).cases

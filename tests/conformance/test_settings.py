@@ -1,4 +1,4 @@
-"""The settings of a run are declared once: nothing that follows from the declaration differs from it."""
+"""Settings are declared once; options, suites, schema and documentation agree with them."""
 
 import argparse
 import json
@@ -58,23 +58,23 @@ def parsed(*arguments: str) -> Settings:
     """The settings that pytest makes of arguments."""
     parser: Any = PytestOptions()
     plugin.pytest_addoption(parser)
-    given = vars(parser.parse_args(arguments))
-    return Settings.from_options(lambda flag: given[flag.removeprefix("--").replace("-", "_")])
+    options = vars(parser.parse_args(arguments))
+    return Settings.from_options(lambda flag: options[flag.removeprefix("--").replace("-", "_")])
 
 
 @pytest.mark.parametrize("settings", [Settings(), CHOSEN], ids=["defaults", "chosen"])
-def test_pytest_makes_of_the_arguments_the_settings_they_were_made_of(settings: Settings) -> None:
+def test_pytest_reads_the_settings_back_from_their_arguments(settings: Settings) -> None:
     assert parsed(*settings.arguments()) == settings
 
 
 def test_workers_get_every_setting(tmp_path: Path) -> None:
     arguments = pytest_arguments("mine.py", CHOSEN, tmp_path, 3)
-    given = [a for a in arguments if a.startswith("--attn-") and not a.startswith("--attn-backend")]
-    assert parsed(*given) == Settings(**{**vars(CHOSEN), "shared_folder": str(tmp_path)})
+    settings = [a for a in arguments if a.startswith("--attn-") and not a.startswith("--attn-backend")]
+    assert parsed(*settings) == Settings(**{**vars(CHOSEN), "shared_folder": str(tmp_path)})
     assert "--attn-backend=mine.py" in arguments
 
 
-def test_no_arguments_are_the_defaults(pytestconfig: pytest.Config) -> None:
+def test_without_arguments_settings_are_the_defaults(pytestconfig: pytest.Config) -> None:
     assert parsed() == Settings()
     assert plugin.settings_of_options(pytestconfig) == Settings()
 
@@ -82,15 +82,15 @@ def test_no_arguments_are_the_defaults(pytestconfig: pytest.Config) -> None:
 @pytest.mark.parametrize(
     "option", [o for o in OPTIONS if o.setting not in ("shared_folder", "only")], ids=lambda o: o.name
 )
-def test_the_command_has_the_option(option: Option) -> None:
-    found = COMMAND[option.name.replace("-", "_")]
-    assert found.opts == [f"--{option.name}"]
-    assert found.help.startswith(option.help)
-    assert found.multiple == option.repeatable
-    if option.setting == "in_process":  # the backend decides where nobody does
-        assert (found.default, found.secondary_opts) == (None, ["--isolated"])
+def test_the_command_has_every_option(option: Option) -> None:
+    parameter = COMMAND[option.name.replace("-", "_")]
+    assert parameter.opts == [f"--{option.name}"]
+    assert parameter.help.startswith(option.help)
+    assert parameter.multiple == option.repeatable
+    if option.setting == "in_process":  # without the option, the backend decides
+        assert (parameter.default, parameter.secondary_opts) == (None, ["--isolated"])
     else:
-        assert (found.default or ()) == option.default if option.repeatable else found.default == option.default
+        assert (parameter.default or ()) == option.default if option.repeatable else parameter.default == option.default
 
 
 def test_the_command_has_no_other_settings() -> None:
@@ -114,7 +114,7 @@ def test_a_suite_has_the_settings_as_attributes() -> None:
     }
 
 
-def test_a_suite_chooses_by_its_attributes() -> None:
+def test_attributes_of_a_suite_become_settings() -> None:
     chosen = {o.setting: getattr(CHOSEN, o.setting) for o in OPTIONS if not o.isolated}
     lists = {name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()}
     assert settings_of_suite(type("Mine", (ConformanceSuite,), lists)) == Settings(**chosen)
@@ -123,7 +123,7 @@ def test_a_suite_chooses_by_its_attributes() -> None:
         settings_of_suite(type("Mine", (ConformanceSuite,), {"laws": "operation.oracle"}))
 
 
-def test_profiles_are_named_everywhere_alike() -> None:
+def test_profiles_have_the_same_names_everywhere() -> None:
     assert COMMAND["profile"].help.endswith(": {}, {} or {}".format(*PROFILES))
     assert Settings.profile in PROFILES
     assert list(SCHEMA["properties"]["profile"]["enum"]) == list(PROFILES) == list(SECONDS)
@@ -145,7 +145,7 @@ def test_the_page_on_verdicts_names_every_attribute_of_a_suite() -> None:
     assert [o.setting for o in OPTIONS if not o.isolated and f"`{o.setting}`" not in table] == []
 
 
-def test_variables_are_set_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("PYTEST_ADDOPTS", "-x")
     monkeypatch.delenv("NUMBA_NUM_THREADS", raising=False)

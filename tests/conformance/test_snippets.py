@@ -1,4 +1,4 @@
-"""Counterexamples as people read them: trees as Python builds them, numbers that JSON can hold, scripts that exit 1."""
+"""Counterexamples for people: Python trees, numbers that JSON can hold, scripts that exit with 1."""
 
 import subprocess
 import sys
@@ -63,13 +63,13 @@ def test_a_literal_is_the_array(x: np.ndarray[Any, Any]) -> None:
     import base64
     import zlib
 
-    again = eval(literal(x), {"np": np, "ml_dtypes": ml_dtypes, "base64": base64, "zlib": zlib})
-    assert again.dtype == x.dtype
-    assert again.shape == x.shape
-    assert np.array_equal(again.astype(np.float64), x.astype(np.float64), equal_nan=True)
+    evaluated = eval(literal(x), {"np": np, "ml_dtypes": ml_dtypes, "base64": base64, "zlib": zlib})
+    assert evaluated.dtype == x.dtype
+    assert evaluated.shape == x.shape
+    assert np.array_equal(evaluated.astype(np.float64), x.astype(np.float64), equal_nan=True)
 
 
-def test_what_json_lacks_is_text() -> None:
+def test_values_that_json_lacks_are_texts() -> None:
     assert readable(np.array([1.0, np.nan, np.inf, -np.inf])) == [1.0, "nan", "inf", "-inf"]
     assert readable(np.zeros((40, 40), np.float32)) == {"shape": [40, 40], "dtype": "float32"}
     assert readable(None) is None
@@ -88,8 +88,8 @@ def test_a_tree_is_printed_as_python_builds_it(name: str) -> None:
         small = small.along(size, lambda x, axis: np.take(x, [0], axis=axis))
     for argument, value in small.values_by_name.items():
         text = as_source(value, literal)
-        again = eval(text, {**vars(spec), "np": np})
-        assert as_source(again, literal) == text, argument
+        rebuilt = eval(text, {**vars(spec), "np": np})
+        assert as_source(rebuilt, literal) == text, argument
     reference.REFERENCE[name](**small.values_by_name)
 
 
@@ -103,15 +103,17 @@ def test_a_snippet_builds_the_tree_and_exits_with_1(name: str, tmp_path: Path) -
     arguments = example.arguments(subject.operation, "float64")
     violation, *_ = attempt(subject, CHECKS["operation.oracle"][0], arguments, example.seed)
     assert violation is not None
-    shown = counterexample(subject, CHECKS["operation.oracle"][0], arguments, violation, example.seed)
-    assert set(shown["arguments"]) == set(arguments)
-    assert "Parameters(" in shown["snippet"]
+    reduced_example = counterexample(subject, CHECKS["operation.oracle"][0], arguments, violation, example.seed)
+    assert set(reduced_example["arguments"]) == set(arguments)
+    assert "Parameters(" in reduced_example["snippet"]
     done = subprocess.run(
-        [sys.executable, "-c", shown["snippet"]], capture_output=True, text=True, check=False, cwd=tmp_path
+        [sys.executable, "-c", reduced_example["snippet"]], capture_output=True, text=True, check=False, cwd=tmp_path
     )
     assert done.returncode == 1, done.stdout + done.stderr
-    assert ("reference.choosing(gru_reset='after')" in shown["snippet"]) == ("gru_reset" in shown["snippet"])
-    assert ("gru_reset" in shown["snippet"]) == bool(subject.choices)
+    assert ("reference.choosing(gru_reset='after')" in reduced_example["snippet"]) == (
+        "gru_reset" in reduced_example["snippet"]
+    )
+    assert ("gru_reset" in reduced_example["snippet"]) == bool(subject.choices)
     assert "violates it" in done.stdout or "expected" in done.stdout
 
 
@@ -160,16 +162,16 @@ def causal_mask(*args, **kwargs):
         ("causal_mask", "bool"),
     ],
 )
-def test_every_snippet_runs_and_blames_whoever_is_wrong(name: str, dtype: str, tmp_path: Path) -> None:
+def test_every_snippet_convicts_the_backend_and_acquits_the_reference(name: str, dtype: str, tmp_path: Path) -> None:
     (tmp_path / "plus.py").write_text(ADAPTER, encoding="utf-8")
     backend = load(str(tmp_path / "plus.py"))
-    effort = Effort(corners=2, drawn=0, stride=1, costly=1, work=2.0**8)
+    effort = Effort(corners=2, drawn=0, stride=1, slow_stride=1, work=2.0**8)
     case = Case(name, dtype, ("operation.oracle",))
     (result,) = judge(backend, Contract.of(backend, "plus.py"), case, Profile(effort, effort, effort))
     assert result.counterexample is not None
-    written = result.counterexample["snippet"]
-    for backend_named, status in (("plus.py", 1), ("reference", 0)):
-        (tmp_path / "snippet.py").write_text(written.replace("'plus.py'", repr(backend_named)), encoding="utf-8")
+    snippet = result.counterexample["snippet"]
+    for judged_backend, status in (("plus.py", 1), ("reference", 0)):
+        (tmp_path / "snippet.py").write_text(snippet.replace("'plus.py'", repr(judged_backend)), encoding="utf-8")
         done = subprocess.run([sys.executable, "snippet.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (status, "")
         assert done.stdout.startswith(("expected", "operation.oracle: "))

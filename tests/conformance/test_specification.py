@@ -1,4 +1,4 @@
-"""What `attnspec spec` prints and writes: all that is specified, formulas as MathML, a page that stands alone."""
+"""`attnspec spec`: the whole specification as Markdown, and as a page with MathML."""
 
 import re
 from html.parser import HTMLParser
@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from attnspec.conformance.cli import app
 from attnspec.conformance.reporting.catalogue import described
 from attnspec.conformance.reporting.page import LABELS, as_page, mathml
-from attnspec.conformance.reporting.specification import Section, as_markdown, specification, walked
+from attnspec.conformance.reporting.specification import Section, as_markdown, specification, with_levels
 from attnspec.spec import ERRATA, LAWS, OPERATIONS, QUESTIONS
 from attnspec.spec.contract.precision import CLASSES, MODIFIERS
 from attnspec.spec.contract.sources import SOURCES
@@ -28,11 +28,11 @@ FORMULAS = {
         for number, item in enumerate(i for i in lecture if i.kind is Kind.FORMULA)
     },
 }
-EMPTY = {"meta", "input", "br", "hr", "img", "link"}
+VOID_ELEMENTS = {"meta", "input", "br", "hr", "img", "link"}
 
 
-class Reader(HTMLParser):
-    """What a page contains; ``open`` are the elements that are not closed."""
+class PageReader(HTMLParser):
+    """The attributes of a page's elements; ``open`` lists elements not yet closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Reader(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.attributes += [(tag, name, value or "") for name, value in attrs]
-        self.open += [tag] if tag not in EMPTY else []
+        self.open += [tag] if tag not in VOID_ELEMENTS else []
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.attributes += [(tag, name, value or "") for name, value in attrs]
@@ -64,8 +64,8 @@ def page(sections: list[Section]) -> str:
 
 
 @pytest.fixture(scope="module")
-def read(page: str) -> Reader:
-    reader = Reader()
+def parsed_page(page: str) -> PageReader:
+    reader = PageReader()
     reader.feed(page)
     reader.close()
     return reader
@@ -77,14 +77,14 @@ def read(page: str) -> Reader:
 @pytest.mark.parametrize("name", FORMULAS)
 def test_every_formula_becomes_mathml_in_full(name: str) -> None:
     converted = mathml(FORMULAS[name])
-    shown = re.sub(r"<annotation.*?</annotation>", "", converted, flags=re.DOTALL)
-    assert re.fullmatch(r"<math[ >].*</math>", shown, re.DOTALL)
-    assert shown.count("<math") == 1
-    assert "merror" not in shown
-    assert "\\" not in shown
+    visible = re.sub(r"<annotation.*?</annotation>", "", converted, flags=re.DOTALL)
+    assert re.fullmatch(r"<math[ >].*</math>", visible, re.DOTALL)
+    assert visible.count("<math") == 1
+    assert "merror" not in visible
+    assert "\\" not in visible
 
 
-def test_what_is_no_formula_is_refused() -> None:
+def test_an_invalid_formula_is_refused() -> None:
     with pytest.raises(LatexError, match="Unknown command"):
         mathml(r"\nosuchcommand x")
 
@@ -92,8 +92,8 @@ def test_what_is_no_formula_is_refused() -> None:
 # Markdown -------------------------------------------------------------------------------------------------------------
 
 
-def test_everything_that_is_specified_has_a_section(sections: list[Section]) -> None:
-    titles = [section.title for _, section in walked(sections)]
+def test_everything_specified_has_a_section(sections: list[Section]) -> None:
+    titles = [section.title for _, section in with_levels(sections)]
     named = {*OPERATIONS, *LAWS, *QUESTIONS, *ERRATA, *MISPRINTS}
     assert named - set(titles) == set()
     pages = [part.title for section in sections if section.anchor.startswith("lecture-") for part in section.parts]
@@ -102,17 +102,17 @@ def test_everything_that_is_specified_has_a_section(sections: list[Section]) -> 
         assert headings == {t.partition(": ")[2] for t in pages if t.startswith(f"{key}, page")}
 
 
-def test_operations_are_printed_as_they_are_shown(sections: list[Section]) -> None:
+def test_operations_have_the_text_of_attnspec_show(sections: list[Section]) -> None:
     text = as_markdown(sections)
     for name in OPERATIONS:
         assert described(name).markup.partition("\n\n- ")[0] in text, name
 
 
 def test_the_specification_begins_with_notation_and_sources(sections: list[Section]) -> None:
-    head, _, rest = as_markdown(sections).partition("\n# Operations")
+    head, _, body = as_markdown(sections).partition("\n# Operations")
     assert [s for s in SOURCES.values() if f"- {s.key}: {s.title}\n" not in head] == []
-    assert [q for q in QUESTIONS.values() if f"`{q.normative}` (normative)" not in rest] == []
-    assert [name for name in (*CLASSES, *MODIFIERS) if f"`{name}`" not in rest] == []
+    assert [q for q in QUESTIONS.values() if f"`{q.normative}` (normative)" not in body] == []
+    assert [name for name in (*CLASSES, *MODIFIERS) if f"`{name}`" not in body] == []
 
 
 def test_every_formula_and_owner_of_the_lectures_is_printed(sections: list[Section]) -> None:
@@ -128,30 +128,30 @@ def test_every_formula_and_owner_of_the_lectures_is_printed(sections: list[Secti
 # The page -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_is_well_formed(read: Reader) -> None:
-    assert read.open == []
-    anchors = read.every("id")
+def test_the_page_is_well_formed(parsed_page: PageReader) -> None:
+    assert parsed_page.open == []
+    anchors = parsed_page.every("id")
     assert len(set(anchors)) == len(anchors)
 
 
-def test_the_page_stands_alone(page: str, read: Reader) -> None:
-    assert [name for _, name, _ in read.attributes if name in ("src", "srcset", "action", "xmlns")] == []
-    assert "link" not in {tag for tag, _, _ in read.attributes}
+def test_the_page_loads_no_other_files(page: str, parsed_page: PageReader) -> None:
+    assert [name for _, name, _ in parsed_page.attributes if name in ("src", "srcset", "action", "xmlns")] == []
+    assert "link" not in {tag for tag, _, _ in parsed_page.attributes}
     assert re.findall(r"https?:|url\(|@import|//[a-z]+\.", page) == []
 
 
-def test_every_link_leads_to_a_section(read: Reader) -> None:
-    assert {target[1:] for target in read.every("href")} <= set(read.every("id"))
-    assert all(target.startswith("#") for target in read.every("href"))
-    assert set(read.every("data-for")) <= set(read.every("id"))
+def test_every_link_leads_to_a_section(parsed_page: PageReader) -> None:
+    assert {target[1:] for target in parsed_page.every("href")} <= set(parsed_page.every("id"))
+    assert all(target.startswith("#") for target in parsed_page.every("href"))
+    assert set(parsed_page.every("data-for")) <= set(parsed_page.every("id"))
 
 
 def test_every_section_is_in_the_contents(sections: list[Section], page: str) -> None:
     contents = page[page.index("<nav") : page.index("</nav>")]
-    assert [s.title for _, s in walked(sections) if f'href="#{s.anchor}"' not in contents] == []
+    assert [s.title for _, s in with_levels(sections) if f'href="#{s.anchor}"' not in contents] == []
 
 
-def test_what_is_cited_of_the_lectures_is_linked(page: str) -> None:
+def test_citations_of_lectures_are_links(page: str) -> None:
     for operation in OPERATIONS.values():
         article = page[page.index(f'<article id="{operation.name}">') :].partition("</article>")[0]
         source = article[article.index(">Source:<") :].partition("</p>")[0]
@@ -159,14 +159,14 @@ def test_what_is_cited_of_the_lectures_is_linked(page: str) -> None:
         assert source.count("<a href=") == len(lectures), operation.name
 
 
-def test_formulas_are_no_text(page: str) -> None:
-    shown = re.sub(r"<annotation.*?</annotation>|<script>.*?</script>|<style>.*?</style>", "", page, flags=re.DOTALL)
-    assert re.findall(r"\$|\\[a-z]+|@\w+@|```", shown) == []
+def test_no_formula_is_left_as_text(page: str) -> None:
+    visible = re.sub(r"<annotation.*?</annotation>|<script>.*?</script>|<style>.*?</style>", "", page, flags=re.DOTALL)
+    assert re.findall(r"\$|\\[a-z]+|@\w+@|```", visible) == []
     assert page.count('<div class="formula"') == len(OPERATIONS) + len(LAWS)
 
 
 def test_labels_are_bold_and_nothing_else(sections: list[Section], page: str) -> None:
-    paragraphs = [p for _, s in walked(sections) for p in s.text.split("\n\n")]
+    paragraphs = [p for _, s in with_levels(sections) for p in s.text.split("\n\n")]
     for label in LABELS:
         labelled = [p for p in paragraphs if p.startswith(f"{label}:")]
         assert labelled, label
@@ -174,7 +174,7 @@ def test_labels_are_bold_and_nothing_else(sections: list[Section], page: str) ->
     assert page.count("<b>") == sum(p.startswith(tuple(f"{label}:" for label in LABELS)) for p in paragraphs)
 
 
-def test_the_page_adapts_to_its_reader(page: str) -> None:
+def test_the_page_adapts_to_its_screen(page: str) -> None:
     style = page[page.index("<style>") : page.index("</style>")]
     assert 'name="viewport" content="width=device-width' in page
     assert "prefers-color-scheme: dark" in style
@@ -194,7 +194,7 @@ def test_files_hold_the_markdown_and_the_page(tmp_path: Path, sections: list[Sec
     assert html.read_text(encoding="utf-8") == page
 
 
-def test_the_command_prints_what_the_markdown_says() -> None:
+def test_the_command_prints_the_markdown() -> None:
     printed = " ".join(CliRunner().invoke(app, ["spec"]).output.split())
     for operation in OPERATIONS.values():
         assert operation.name in printed

@@ -1,4 +1,4 @@
-"""Layouts of arrays in memory, and the backends that do not read them as they are."""
+"""Memory layouts of arrays, and backends that misread them."""
 
 from math import gcd
 from typing import Any
@@ -10,19 +10,27 @@ import torch
 
 from attnspec.backends.bases.numpy import NumPyBackend
 from attnspec.backends.bases.torch import TorchBackend, from_numpy, to_numpy
-from attnspec.conformance.inputs.layouts import CANNOT, FAR, LAYOUTS, Layout, distant, negated, repeated
+from attnspec.conformance.inputs.layouts import (
+    FAR_OFFSET,
+    LAYOUTS,
+    VIEW_ERRORS,
+    Layout,
+    negated,
+    spread_out,
+    with_stride_0,
+)
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import cases, judge
 from attnspec.conformance.judging.profiles import PROFILES
 from attnspec.conformance.judging.results import Status
 from attnspec.conformance.laws.storage import STEP
 from attnspec.conformance.mutants import MUTANTS, Mutant
-from attnspec.conformance.running.trials import Task, perform
+from attnspec.conformance.running.trials import Trial, run_trial
 from attnspec.spec import Limits
 from attnspec.spec.contract.law import LAWS
 
 WRONG = [m for m in MUTANTS.values() if m.chapter == "storage"][::4]
-"""One of each kind; `test_mutants` tries them all."""
+"""Every fourth mutant of the chapter; ``nox -s mutants`` judges all."""
 
 SHAPES = [(3,), (2, 3), (2, 3, 4), (2, 1, 3, 4), (0, 3), (2, 0)]
 
@@ -35,7 +43,7 @@ def array(x: Any) -> Any:
     return np.array(x, order="C")
 
 
-def test_every_array_of_a_call_gets_a_layout_of_its_own() -> None:
+def test_arrays_of_a_call_step_through_all_layouts() -> None:
     assert gcd(STEP, len(LAYOUTS)) == 1
 
 
@@ -46,14 +54,14 @@ def test_layouts_keep_the_numbers(layout: Layout, shape: tuple[int, ...], dtype:
     x = np.random.default_rng(0).integers(0, 9, shape).astype(dtype)
     np.testing.assert_array_equal(layout(x, array), x)
     try:
-        found = layout(x, tensor)
-    except CANNOT:
+        laid_out = layout(x, tensor)
+    except VIEW_ERRORS:
         assert "backwards" in layout.__name__
     else:
-        np.testing.assert_array_equal(to_numpy(found), x)
+        np.testing.assert_array_equal(to_numpy(laid_out), x)
 
 
-def test_layouts_are_unlike() -> None:
+def test_layouts_differ_in_strides_base_offset_or_writing() -> None:
     x = np.arange(2 * 3 * 5 * 4, dtype=np.float32).reshape(2, 3, 5, 4)
     views = [layout(x, array) for layout in LAYOUTS]
     kinds = {(v.strides, v.base is None or v.base.size == v.size, v.flags.writeable) for v in views}
@@ -69,17 +77,16 @@ def test_negated_arrays_keep_the_numbers() -> None:
         x = np.random.default_rng(0).standard_normal((2, 3)).astype(dtype)
         assert negated(x, tensor).is_neg()
         np.testing.assert_array_equal(to_numpy(negated(x, tensor)), x)
-    with pytest.raises(CANNOT):
+    with pytest.raises(VIEW_ERRORS):
         negated(x, array)
 
 
-class Signless(TorchBackend):
-    """Reads memory by its address, which does not say that signs are the other ones."""
+class IgnoresLazyNegation(TorchBackend):
+    """A backend that reads memory by its address and so ignores PyTorch's lazy negation."""
 
     name = "signless"
 
     def softmax(self, scores: torch.Tensor, *, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Softmax of what lies in memory."""
         memory = scores.untyped_storage()
         read = torch.empty(0, dtype=scores.dtype).set_(memory, scores.storage_offset(), scores.shape, scores.stride())
         return read.masked_fill(~mask if mask is not None else torch.zeros((), dtype=torch.bool), -torch.inf).softmax(
@@ -88,36 +95,36 @@ class Signless(TorchBackend):
 
 
 def test_lazily_negated_arrays_are_tried() -> None:
-    contract = Contract.of(Signless())
-    (case,) = cases(contract, operations=("softmax",), laws=("storage.layouts",), dtypes=("float32",))
-    (found,) = judge(Signless(), contract, case, PROFILES["quick"])
-    assert found.status is Status.FAILED
-    assert "laid out as negated" in found.message
+    contract = Contract.of(IgnoresLazyNegation())
+    (case,) = cases(contract, operations=("softmax",), laws=("storage.views-equal-copies",), dtypes=("float32",))
+    (result,) = judge(IgnoresLazyNegation(), contract, case, PROFILES["quick"])
+    assert result.status is Status.FAILED
+    assert "laid out as negated" in result.message
 
 
 @pytest.mark.parametrize("axis", [0, -2, -1])
 def test_repeated_arrays_have_stride_0(axis: int) -> None:
     x = np.repeat(np.take(np.arange(24.0).reshape(2, 3, 4), [0], axis), (2, 3, 4)[axis], axis)
-    assert repeated(x, axis, array).strides[axis] == 0
-    assert repeated(x, axis, tensor).stride(axis) == 0
-    np.testing.assert_array_equal(repeated(x, axis, tensor).numpy(), x)
+    assert with_stride_0(x, axis, array).strides[axis] == 0
+    assert with_stride_0(x, axis, tensor).stride(axis) == 0
+    np.testing.assert_array_equal(with_stride_0(x, axis, tensor).numpy(), x)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_distant_rows_need_more_than_31_bits(axis: int) -> None:
     x = np.arange(2 * 3 * 4, dtype=np.int8).reshape(2, 3, 4)
-    far, of_torch = distant(x, axis, array), distant(x, axis, tensor)
-    assert far.strides[axis] * (x.shape[axis] - 1) >= FAR
-    assert of_torch.stride(axis) * (x.shape[axis] - 1) >= FAR
+    far, of_torch = spread_out(x, axis, array), spread_out(x, axis, tensor)
+    assert far.strides[axis] * (x.shape[axis] - 1) >= FAR_OFFSET
+    assert of_torch.stride(axis) * (x.shape[axis] - 1) >= FAR_OFFSET
     np.testing.assert_array_equal(far, x)
     np.testing.assert_array_equal(of_torch.numpy(), x)
-    assert distant(x[:1], 0, array) is None
-    assert distant(x.astype(np.float64), 0, array) is None
+    assert spread_out(x[:1], 0, array) is None
+    assert spread_out(x.astype(np.float64), 0, array) is None
 
 
 @pytest.mark.parametrize("m", WRONG, ids=lambda m: m.name)
 def test_wrong_backends_are_convicted_in_full(m: Mutant) -> None:
-    outcome = perform(Task(m, "full", 0, operation=m.operations[0]))
+    outcome = run_trial(Trial(m, "full", 0, operation=m.operations[0]))
     assert {failure.law for failure in outcome.failures} & set(m.breaks)
 
 
@@ -136,8 +143,8 @@ class OneRow(NumPyBackend):
 def test_an_honest_backend_with_limits_conforms() -> None:
     backend = OneRow()
     contract = Contract.of(backend)
-    laws = ["operation.no-memory", *(law for law in LAWS if law.startswith("storage."))]
+    laws = ["operation.independent-of-other-calls", *(law for law in LAWS if law.startswith("storage."))]
     (case,) = cases(contract, laws=laws)
-    found = {r.law: r.status for r in judge(backend, contract, case, PROFILES["full"])}
-    assert Status.FAILED not in found.values()
-    assert found["storage.layouts"] is found["operation.no-memory"] is Status.PASSED
+    statuses = {r.law: r.status for r in judge(backend, contract, case, PROFILES["full"])}
+    assert Status.FAILED not in statuses.values()
+    assert statuses["storage.views-equal-copies"] is statuses["operation.independent-of-other-calls"] is Status.PASSED

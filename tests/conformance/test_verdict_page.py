@@ -1,4 +1,4 @@
-"""The page of a report: the verdict and its causes first, with pictures; what follows last and folded."""
+"""The HTML report: verdict, causes with heat maps, budgets, and folded consequences."""
 
 import re
 from dataclasses import replace
@@ -12,14 +12,14 @@ import pytest
 
 from attnspec import reference
 from attnspec.conformance.explaining.declaration import Declaration
-from attnspec.conformance.explaining.finding import Diagnosis
+from attnspec.conformance.explaining.explanations import Diagnosis
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import cases, judge
 from attnspec.conformance.judging.profiles import Effort, Profile
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.reporting.heat_maps import (
     LEVELS,
-    MOST,
+    MAX_RATIO,
     MOST_MATRICES,
     NOT_A_NUMBER,
     colour,
@@ -33,12 +33,12 @@ from attnspec.conformance.reporting.verdict_page import as_html
 from attnspec.conformance.running.messages import MAX_SNIPPET
 from attnspec.conformance.running.settings import Settings
 
-EMPTY = {"path", "rect", "meta"}
-"""Elements that have no end of their own."""
+VOID_ELEMENTS = {"path", "rect", "meta"}
+"""Elements without an end tag."""
 
 
 class Outline(HTMLParser):
-    """The tags of a page; every one that begins has its end."""
+    """The tags of a page, all of which must be closed."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -49,26 +49,26 @@ class Outline(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.attributes += [(tag, name, value) for name, value in attrs]
-        if tag not in EMPTY:
+        if tag not in VOID_ELEMENTS:
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        if tag not in EMPTY:
+        if tag not in VOID_ELEMENTS:
             assert self.open.pop() == tag
 
 
 def doubled(query: Any, key: Any, value: Any, *, mask: Any = None, causal: bool = False) -> Any:
-    """Attention whose scores are too large by a factor of 2."""
+    """Attention whose scores are doubled."""
     return reference.scaled_dot_product_attention(2 * query, key, value, mask=mask, causal=causal)
 
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    """The report of a backend with wrong numbers and wrong choices, of a few laws."""
+    """The report of four laws on a backend with doubled scores."""
     backend = SimpleNamespace(name="<mine>", scaled_dot_product_attention=doubled, dot_scores=reference.dot_scores)
     contract = Contract.of(backend)
-    laws = ("operation.oracle", "operation.broadcasting", "sizes.features", "operation.shape")
-    effort = Effort(corners=6, drawn=4, stride=1, costly=2, work=2.0**10)
+    laws = ("operation.oracle", "operation.broadcast-equals-repeat", "sizes.model-sizes", "operation.shape")
+    effort = Effort(corners=6, drawn=4, stride=1, slow_stride=2, work=2.0**10)
     results: list[Result] = []
     for case in cases(contract, laws=laws, dtypes=("float32", "float64")):
         results += judge(backend, contract, case, Profile(effort, effort, effort))
@@ -83,7 +83,7 @@ def page(report: Report) -> str:
 def test_the_page_is_well_formed_and_loads_nothing(page: str) -> None:
     outline = Outline(page.partition("<!DOCTYPE html>")[2])
     assert [x for x in outline.attributes if x[1] in {"src", "href", "srcset", "action"}] == []
-    assert [word for word in ("url(", "@import", "http:", "https:", "<script") if word in page] == []
+    assert [text for text in ("url(", "@import", "http:", "https:", "<script") if text in page] == []
     assert "&lt;mine&gt; violates" in page
 
 
@@ -95,21 +95,21 @@ def test_the_verdict_comes_first_and_consequences_last(page: str) -> None:
     causes = body[places[1] : places[2]]
     assert 'violation" open><summary><code>operation.oracle</code> by scaled_dot_product_attention' in causes
     folded = body[places[-1] :]
-    assert "<details><summary>What follows may be a consequence" in folded
-    assert "sizes.features" in folded
+    assert "<details><summary>Possible consequences" in folded
+    assert "sizes.model-sizes" in folded
     assert " open>" not in folded
 
 
 def test_every_counterexample_has_its_matrices_and_the_error_over_budget(report: Report, page: str) -> None:
-    shown = {(r.operation, r.law) for r in report.results if r.counterexample is not None}
-    large = {(operation, law) for operation, law in shown if law == "sizes.features"}
-    assert page.count("<p>Not drawn: query, an array of shape (") == len(large) == 1
-    shown -= large
-    assert len(shown) == 2
-    assert page.count("<figcaption>error over budget ") == len(shown)
+    drawn = {(r.operation, r.law) for r in report.results if r.counterexample is not None}
+    not_drawn = {(operation, law) for operation, law in drawn if law == "sizes.model-sizes"}
+    assert page.count("<p>Not drawn: query, an array of shape (") == len(not_drawn) == 1
+    drawn -= not_drawn
+    assert len(drawn) == 2
+    assert page.count("<figcaption>error over budget ") == len(drawn)
     for name in ("query", "key", "value", "expected", "got"):
-        assert page.count(f"<figcaption>{name} ") == len(shown), name
-    assert page.count('<rect class="here"') == 3 * len(shown)
+        assert page.count(f"<figcaption>{name} ") == len(drawn), name
+    assert page.count('<rect class="here"') == 3 * len(drawn)
 
 
 def test_the_budget_of_every_operation_is_drawn(page: str) -> None:
@@ -121,7 +121,7 @@ def test_the_budget_of_every_operation_is_drawn(page: str) -> None:
     assert budgets.index("dot_scores") < budgets.index("scaled_dot_product_attention")
 
 
-def test_the_page_of_what_conforms_has_no_causes() -> None:
+def test_the_page_of_a_conforming_backend_has_no_causes() -> None:
     passed = Result("softmax", "operation.oracle", "float64", Status.PASSED, examples=5, error_ratio=0.25)
     contract = Contract.of(SimpleNamespace(name="mine", softmax=reference.softmax))
     page = as_html(Report(contract, Settings(), (passed,), 1.0))
@@ -131,7 +131,7 @@ def test_the_page_of_what_conforms_has_no_causes() -> None:
     assert '<span class="used">25%</span>' in page
 
 
-def test_the_page_shows_all_that_a_report_can_hold(report: Report) -> None:
+def test_the_page_shows_notes_declarations_and_diagnoses_escaped(report: Report) -> None:
     cause = next(r for r in report.violations if r.law == "operation.oracle")
     results = [replace(r, note="a <note>") if r.violates else r for r in report.results]
     for i, r in enumerate(results):
@@ -154,14 +154,14 @@ def test_the_page_shows_all_that_a_report_can_hold(report: Report) -> None:
 # Heat maps ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_beyond_its_budget_is_above_the_middle() -> None:
-    ratios = np.array([0.0, 0.5, 1.0, 1.0001, 2.0, MOST, np.inf])
+def test_errors_beyond_the_budget_have_levels_above_0() -> None:
+    ratios = np.array([0.0, 0.5, 1.0, 1.0001, 2.0, MAX_RATIO, np.inf])
     assert list(levels_of_ratios(ratios)) == [-LEVELS, -1, 0, 1, 1, LEVELS, LEVELS]
 
 
-def test_errors_over_budgets() -> None:
-    got, expected = np.array([1.5, 0.0, np.nan, 7.0, 1.0]), np.array([1.0, 0.0, 1.0, np.nan, 1.0 + 2**-40])
-    assert list(over_budget(got, expected, np.array(0.25))) == [2.0, 0.0, np.inf, 0.0, 2**-38]
+def test_the_ratio_of_error_and_budget() -> None:
+    results, expected = np.array([1.5, 0.0, np.nan, 7.0, 1.0]), np.array([1.0, 0.0, 1.0, np.nan, 1.0 + 2**-40])
+    assert list(over_budget(results, expected, np.array(0.25))) == [2.0, 0.0, np.inf, 0.0, 2**-38]
     assert list(over_budget(np.array([True, False]), np.array([True, True]), np.zeros(2))) == [0.0, np.inf]
 
 
@@ -174,13 +174,13 @@ def test_numbers_are_coloured_by_their_size_and_sign() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 2, 3), (5, 2, 2, 3)], ids=str)
-def test_a_number_of_an_array_of_any_rank_is_pointed_at(shape: tuple[int, ...]) -> None:
+def test_the_worst_number_is_marked_in_arrays_of_any_rank(shape: tuple[int, ...]) -> None:
     x = np.arange(np.prod(shape), dtype=np.float64).reshape(shape)
     last = tuple(n - 1 for n in shape)
-    drawn = heat_maps(x, levels_of_numbers(x, 100.0), "it", last)
-    assert drawn.count("<svg") == min(int(np.prod(shape[:-2])), MOST_MATRICES)
-    assert drawn.count('class="here"') == 1
-    assert ("and 4 more" in drawn) == (shape == (5, 2, 2, 3))
+    pictures = heat_maps(x, levels_of_numbers(x, 100.0), "it", last)
+    assert pictures.count("<svg") == min(int(np.prod(shape[:-2])), MOST_MATRICES)
+    assert pictures.count('class="here"') == 1
+    assert ("and 4 more" in pictures) == (shape == (5, 2, 2, 3))
 
 
 def test_large_matrices_are_drawn_without_numbers() -> None:

@@ -12,22 +12,22 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from examples.bahdanau import Bahdanau
-from examples.cli import MODELS, app, decoded, pointing
+from examples.cli import MODELS, app, decode_every_way, pointing
 from examples.model import Model
 from examples.tasks import EOS, TASKS, Pairs, Task
-from examples.training import Plan, exact, learn, surprise
+from examples.training import Plan, exact, learn, mean_negative_log_probability
 from examples.transformer import Transformer
 
 REVERSING, DATES = TASKS["reversing"], TASKS["dates"]
 KINDS = pytest.mark.parametrize("kind", list(MODELS))
 
 
-def made(kind: type[Bahdanau | Transformer], task: Task = REVERSING) -> Model:
+def new_model(kind: type[Bahdanau | Transformer], task: Task = REVERSING) -> Model:
     torch.manual_seed(0)
     return kind(task, size=16)
 
 
-def some(task: Task = REVERSING, count: int = 40) -> Pairs:
+def drawn_pairs(task: Task = REVERSING, count: int = 40) -> Pairs:
     return task.split(count, 5, seed=0)[0]
 
 
@@ -48,13 +48,13 @@ def test_the_same_seed_draws_the_same_pairs() -> None:
 
 
 def test_words_are_reversed() -> None:
-    for source, target in (REVERSING.drawn(random.Random(i)) for i in range(50)):
+    for source, target in (REVERSING.draw(random.Random(i)) for i in range(50)):
         assert target == "".join(reversed(source))
 
 
 def test_dates_are_written_in_one_way() -> None:
     seen = set()
-    for source, target in (DATES.drawn(random.Random(i)) for i in range(300)):
+    for source, target in (DATES.draw(random.Random(i)) for i in range(300)):
         date = datetime.date.fromisoformat(target)
         assert str(date.year) in source
         assert len(source) <= DATES.longest_source
@@ -66,9 +66,9 @@ def test_tokens_of_a_pair() -> None:
     pairs = REVERSING.encoded([("abcd", "dcba")])
     assert pairs.sources.tolist() == [[1, 2, 3, 4, *[EOS] * 8]]
     assert pairs.targets.tolist() == [[4, 3, 2, 1, *[EOS] * 9]]
-    assert pairs.given.tolist() == [[EOS, 4, 3, 2, 1, *[EOS] * 8]]
-    assert pairs.spelled.tolist() == [[True] * 5 + [False] * 8]
-    assert pairs.read.tolist() == [[True] * 4 + [False] * 8]
+    assert pairs.previous_tokens.tolist() == [[EOS, 4, 3, 2, 1, *[EOS] * 8]]
+    assert pairs.target_mask.tolist() == [[True] * 5 + [False] * 8]
+    assert pairs.source_mask.tolist() == [[True] * 4 + [False] * 8]
     assert REVERSING.text(pairs.targets[0].tolist()) == "dcba"
 
 
@@ -84,10 +84,10 @@ def test_a_source_that_cannot_be_read(source: str) -> None:
 
 @KINDS
 def test_all_ways_of_decoding_agree(kind: type[Bahdanau | Transformer]) -> None:
-    model = made(kind)
-    learn(model, some(), Plan(steps=5, batch=16, rate=1e-2), title="")
+    model = new_model(kind)
+    learn(model, drawn_pairs(), Plan(steps=5, batch=16, rate=1e-2), title="")
     with torch.no_grad():
-        greedy, *others = list(decoded(model, some(), REVERSING).values())[:3]
+        greedy, *others = list(decode_every_way(model, drawn_pairs(), REVERSING).values())[:3]
     assert greedy.shape == (40, REVERSING.longest_target + 1)
     for tokens in others:
         assert torch.equal(tokens, greedy)
@@ -95,53 +95,53 @@ def test_all_ways_of_decoding_agree(kind: type[Bahdanau | Transformer]) -> None:
 
 @KINDS
 def test_greedy_tokens_are_the_most_probable_ones(kind: type[Bahdanau | Transformer]) -> None:
-    model, pairs = made(kind), some()
+    model, pairs = new_model(kind), drawn_pairs()
     with torch.no_grad():
         tokens = model.greedy(pairs, REVERSING.longest_target + 1)
         spelled = Pairs(pairs.sources, pairs.lengths, tokens)
         best = model.log_probabilities(spelled).argmax(-1)
-    assert torch.equal(best[spelled.spelled], tokens[spelled.spelled])
+    assert torch.equal(best[spelled.target_mask], tokens[spelled.target_mask])
 
 
 @KINDS
 def test_a_wider_beam_is_scored_higher_in_the_mean(kind: type[Bahdanau | Transformer]) -> None:
-    model, pairs, scores = made(kind), some(), []
+    model, pairs, scores = new_model(kind), drawn_pairs(), []
     learn(model, pairs, Plan(steps=5, batch=16, rate=1e-2), title="")
     with torch.no_grad():
         for beams in (1, 2, 8):
             spelled = Pairs(pairs.sources, pairs.lengths, model.beam(pairs, REVERSING.longest_target + 1, beams))
-            found = model.log_probabilities(spelled).gather(-1, spelled.targets[..., None])[..., 0]
-            scores.append(found.where(spelled.spelled, 0.0).sum(-1).mean().item())
+            logarithms = model.log_probabilities(spelled).gather(-1, spelled.targets[..., None])[..., 0]
+            scores.append(logarithms.where(spelled.target_mask, 0.0).sum(-1).mean().item())
     assert all(a < b for a, b in pairwise(scores))
 
 
 @KINDS
 def test_padding_does_not_count(kind: type[Bahdanau | Transformer]) -> None:
-    model, pairs = made(kind), some()
-    changed = Pairs(pairs.sources.where(pairs.read, 7), pairs.lengths, pairs.targets)
+    model, pairs = new_model(kind), drawn_pairs()
+    changed = Pairs(pairs.sources.where(pairs.source_mask, 7), pairs.lengths, pairs.targets)
     with torch.no_grad():
         assert torch.equal(model.log_probabilities(changed), model.log_probabilities(pairs))
 
 
 @KINDS
 def test_attention_is_a_distribution_over_what_was_read(kind: type[Bahdanau | Transformer]) -> None:
-    pairs = some()
+    pairs = drawn_pairs()
     with torch.no_grad():
-        weights = made(kind).attention(pairs)
+        weights = new_model(kind).attention(pairs)
     assert weights.shape == (40, 13, 12)
     # Exponentials are divided by their own sum: 11 sums and a division, and as many for a mean over heads.
     assert (weights.double().sum(-1) - 1).abs().max() <= 24 * 2.0**-24
-    assert not weights[~pairs.read[:, None].expand_as(weights)].any()
+    assert not weights[~pairs.source_mask[:, None].expand_as(weights)].any()
 
 
 @KINDS
 def test_a_model_learns(kind: type[Bahdanau | Transformer]) -> None:
-    model, pairs = made(kind), some()
+    model, pairs = new_model(kind), drawn_pairs()
     with torch.no_grad():
-        before = surprise(model, pairs).item()
+        before = mean_negative_log_probability(model, pairs).item()
     learn(model, pairs, Plan(steps=40, batch=32, rate=1e-2), title="")
     with torch.no_grad():
-        assert surprise(model, pairs).item() < 0.9 * before
+        assert mean_negative_log_probability(model, pairs).item() < 0.9 * before
 
 
 # What is measured -----------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_only_whole_targets_count() -> None:
 
 
 class Pointing(Bahdanau):
-    """Attends to the mirrored place, or so many beside it."""
+    """Attends to the mirrored place, or ``beside`` places after it."""
 
     beside = 0
 
@@ -166,7 +166,7 @@ class Pointing(Bahdanau):
 
 
 def test_weights_point_where_the_character_stands() -> None:
-    model, pairs, shares = Pointing(REVERSING, size=4), some(), []
+    model, pairs, shares = Pointing(REVERSING, size=4), drawn_pairs(), []
     for model.beside in (0, 1, 2):
         shares.append(pointing(model, pairs, REVERSING))
     assert shares[:2] == [1, 1]

@@ -15,22 +15,22 @@ from examples.cli import app
 from examples.harnesses import flash_attention, flashinfer_bench, gpu_mode, hugging_face, kernelbench, table
 from examples.harnesses.harness import Call, Harness, attention
 from examples.harnesses.honest import HONEST, Honest, NotOffered
-from examples.harnesses.table import HARNESSES, Name, tried
+from examples.harnesses.table import HARNESSES, HarnessName, judge_setting
 from examples.harnesses.wrong import WRONG, Wrong
 
 ROOT = Path(__file__).parents[2]
 SDPA = "scaled_dot_product_attention"
 
-SMALL: dict[Name, Callable[[], Call]] = {
-    Name.KERNELBENCH: lambda: kernelbench.inputs(torch.float16, 1, 2, 64, 128),
-    Name.FLASHINFER_BENCH: lambda: flashinfer_bench.inputs(1, 40, heads=4, heads_k=2, features=16),
-    Name.GPU_MODE: lambda: gpu_mode.inputs(2, 64, heads=4, features=24, values=16),
-    Name.HUGGING_FACE: lambda: hugging_face.inputs(1, 32, 2, 16, causal=True),
-    Name.FLASH_ATTENTION: lambda: flash_attention.inputs(torch.bfloat16, 31, 32, 1, 2, 16, causal=True),
+SMALL: dict[HarnessName, Callable[[], Call]] = {
+    HarnessName.KERNELBENCH: lambda: kernelbench.inputs(torch.float16, 1, 2, 64, 128),
+    HarnessName.FLASHINFER_BENCH: lambda: flashinfer_bench.inputs(1, 40, heads=4, heads_k=2, features=16),
+    HarnessName.GPU_MODE: lambda: gpu_mode.inputs(2, 64, heads=4, features=24, values=16),
+    HarnessName.HUGGING_FACE: lambda: hugging_face.inputs(1, 32, 2, 16, causal=True),
+    HarnessName.FLASH_ATTENTION: lambda: flash_attention.inputs(torch.bfloat16, 31, 32, 1, 2, 16, causal=True),
 }
 
 
-def small(name: Name) -> Harness:
+def small(name: HarnessName) -> Harness:
     """A harness with inputs of a small size alone."""
     return replace(HARNESSES[name], settings={"small": SMALL[name]})
 
@@ -38,8 +38,8 @@ def small(name: Name) -> Harness:
 # Rules ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", Name)
-def test_a_rule_accepts_what_is_right_and_nothing_that_is_not_a_number(name: Name) -> None:
+@pytest.mark.parametrize("name", HarnessName)
+def test_a_rule_accepts_what_is_right_and_nothing_that_is_not_a_number(name: HarnessName) -> None:
     harness, call = HARNESSES[name], SMALL[name]()
     reference = harness.reference(call)
     output = attention(call.query, call.key, call.value, call.allowed).to(call.query.dtype)
@@ -64,10 +64,10 @@ def test_a_rule_accepts_what_is_right_and_nothing_that_is_not_a_number(name: Nam
 )
 def test_how_far_off_one_number_may_be(accepts: Callable[..., bool], reference: Tensor, largest: float) -> None:
     exact = reference[0] if isinstance(reference, tuple) else reference
-    for factor, accepted in ((0.6, True), (1.4, False)):
+    for factor, rule_accepts in ((0.6, True), (1.4, False)):
         output = exact.clone()
         output[3] += factor * largest
-        assert accepts(output, reference) is accepted
+        assert accepts(output, reference) is rule_accepts
 
 
 def test_gpu_mode_lets_one_in_twenty_miss() -> None:
@@ -79,11 +79,11 @@ def test_gpu_mode_lets_one_in_twenty_miss() -> None:
 
 def test_numbers_in_8_bits_are_near() -> None:
     x = torch.randn(1000, dtype=torch.bfloat16)
-    found = gpu_mode.quantized(x)
-    assert len(set(found.tolist())) < 256
+    rounded = gpu_mode.quantized(x)
+    assert len(set(rounded.tolist())) < 256
     scale = x.float().abs().max() / torch.finfo(torch.float8_e4m3fn).max
     # at most a step of the format, of which the smallest is 2⁻⁹; half a step is its rounding, the scale's is far less
-    assert ((found - x.float()).abs() <= torch.maximum(2**-3 * x.float().abs(), 2**-9 * scale)).all()
+    assert ((rounded - x.float()).abs() <= torch.maximum(2**-3 * x.float().abs(), 2**-9 * scale)).all()
 
 
 # Attentions -----------------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def judged(output: Tensor, of: Call, precision: str | None = None) -> bool:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda w: w.name)
-def test_what_is_wrong_is_wrong(wrong: Wrong, causal: bool) -> None:
+def test_the_judge_rejects_every_wrong_attention(wrong: Wrong, causal: bool) -> None:
     if wrong.fits(of := call(causal)):
         assert not judged(wrong.output(of), of)
 
@@ -117,7 +117,7 @@ def test_a_mask_is_wrong_where_there_is_one(wrong: Wrong) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("honest", HONEST, ids=lambda h: h.name)
-def test_what_is_honest_is_right(honest: Honest, causal: bool, dtype: torch.dtype) -> None:
+def test_the_judge_accepts_every_honest_attention(honest: Honest, causal: bool, dtype: torch.dtype) -> None:
     of = call(causal, dtype)
     try:
         output = honest.output(of)
@@ -157,26 +157,26 @@ def test_operations_are_counted(causal: bool) -> None:
 def test_gpu_mode_takes_an_output_that_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "WRONG", WRONG[:2])
     monkeypatch.setattr(table, "HONEST", HONEST[:1])
-    found = tried(HARNESSES[Name.GPU_MODE], "one sequence", gpu_mode.inputs(1, 4096, heads=4))
-    assert found.cheapest is not None
-    assert found.cheapest.name == "zeros"
-    assert not found.cheapest.taken
-    assert all(h.accepted and h.taken for h in found.honest.values())
+    finding = judge_setting(HARNESSES[HarnessName.GPU_MODE], "one sequence", gpu_mode.inputs(1, 4096, heads=4))
+    assert finding.cheapest is not None
+    assert finding.cheapest.name == "zeros"
+    assert not finding.cheapest.judge_accepts
+    assert all(h.rule_accepts and h.judge_accepts for h in finding.honest.values())
 
 
 def test_hugging_face_takes_a_padding_key() -> None:
-    found = tried(HARNESSES[Name.HUGGING_FACE], "small", hugging_face.inputs(1, 128, 8, 64))
-    assert found.cheapest is not None
-    assert found.cheapest.name == "a padding key is attended to"
-    assert not found.cheapest.taken
-    assert all(h.accepted and h.taken for h in found.honest.values())
+    finding = judge_setting(HARNESSES[HarnessName.HUGGING_FACE], "small", hugging_face.inputs(1, 128, 8, 64))
+    assert finding.cheapest is not None
+    assert finding.cheapest.name == "a padding key is attended to"
+    assert not finding.cheapest.judge_accepts
+    assert all(h.rule_accepts and h.judge_accepts for h in finding.honest.values())
 
 
 # The page -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", Name)
-def test_the_page_of_a_harness(name: Name, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", HarnessName)
+def test_the_page_of_a_harness(name: HarnessName, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(HARNESSES, name, harness := small(name))
     done = CliRunner().invoke(app, ["harnesses", "--harness", name])
     assert done.exit_code == 0, done.output

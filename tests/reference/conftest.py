@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attnspec.spec import OPERATIONS, Kind, Leaf, Operation, Option
-from attnspec.spec.contract.tree import Branch, built
+from attnspec.spec.contract.tree import Branch, build_tree
 
 _SIZES = (
     "n=3 m=4 d=2 d_q=5 d_k=6 d_v=7 h=2 heads=2 p_q=3 p_k=7 p_v=4 p_o=5 d_x=5 d_m=3 d_s=5 d_h=6 f=4 q=3 d_p=4"
@@ -17,9 +17,9 @@ _SIZES = (
     " taps=3 s=3 heads_k=2 group=3 pages=5 blocks=2 page=3 sequences=2 parts=3 pairs=2 d_c=5 d_r=3"
 )
 SIZES: Mapping[str, int] = {name: int(size) for name, size in (pair.split("=") for pair in _SIZES.split())}
-"""No two sizes that meet in one argument are equal, so that no axis can be taken for another."""
+"""Sizes of random arguments; all sizes of one argument differ, so that axes cannot be confused."""
 ITEMS = 3
-"""Of like trees, such as layers."""
+"""Number of layers and of other repeated trees."""
 
 Draw = Callable[..., dict[str, Any]]
 
@@ -57,8 +57,8 @@ def draw_arguments(
             # No sequence is empty, if there are enough positions.
             total = number(operation.cumulative[leaf.path])
             return np.linspace(0, total, shape[0]).astype(int)
-        if leaf.path in operation.drawn:
-            return rng.integers(0, operation.drawn[leaf.path], shape)
+        if leaf.path in operation.generated_below:
+            return rng.integers(0, operation.generated_below[leaf.path], shape)
         return rng.integers(0, largest_integer(operation, leaf.path, number) + 1, shape)
 
     def choose(option: Option) -> Any:
@@ -70,7 +70,7 @@ def draw_arguments(
             return number(option.path)
         if option.path in operation.indices:
             return int(rng.integers(number(operation.indices[option.path])))
-        return (*option.choices, *operation.tried.get(option.path, ()))[0]
+        return (*option.choices, *operation.trial_values.get(option.path, ()))[0]
 
     def at(node: Leaf | Option) -> Any:
         return draw_array(node) if isinstance(node, Leaf) else choose(node)
@@ -78,7 +78,7 @@ def draw_arguments(
     def count(branch: Branch) -> int:
         return ITEMS
 
-    drawn = {name: value for name, value in built(operation.call, at, count).items() if value is not None}
+    drawn = {name: value for name, value in build_tree(operation.call, at, count).items() if value is not None}
     if "sigma" in drawn:
         np.abs(drawn["sigma"], out=drawn["sigma"])
     return drawn
@@ -93,7 +93,7 @@ def largest_integer(operation: Operation, path: str, number: Callable[[str], int
 def draw() -> Draw:
     """`draw_arguments` with a generator of its own."""
 
-    def drawn(operation: str, dtype: Any = np.float64, seed: int = 0, **how: Any) -> dict[str, Any]:
-        return draw_arguments(operation, np.random.default_rng(seed), dtype, **how)
+    def drawn(operation: str, dtype: Any = np.float64, seed: int = 0, **options: Any) -> dict[str, Any]:
+        return draw_arguments(operation, np.random.default_rng(seed), dtype, **options)
 
     return drawn

@@ -1,8 +1,8 @@
 """Dependency graphs of layers: which states each state is computed from, as the layers define it.
 
-A state is named by a letter and a position, ``("h", 3)``. Those that are computed from none are the tokens. An edge is
-one in the without_indices drawings of the layers: of an RNN, token to state and state to state; of a convolution and of
-attention, token to result.
+A state is named by a letter and a position, ``("h", 3)``. Tokens are computed from no other state. The edges are those
+of the unrolled drawings: in an RNN, token to state and state to state; in a convolution and in attention, token to
+result.
 """
 
 from collections import deque
@@ -43,7 +43,7 @@ def cross_attention(n: int, m: int) -> Graph:
 
 
 def seq2seq(m: int, n: int, *, attention: bool = False) -> Graph:
-    """Recurrent encoder h of the tokens x, and decoder s of the tokens y, with contexts c where there is attention."""
+    """Recurrent encoder h of tokens x and decoder s of tokens y; attention adds contexts c."""
     graph: dict[State, Sequence[State]] = dict(recurrent(m))
     for i in range(n):
         before = ("s", i - 1) if i else ("h", m - 1)
@@ -56,8 +56,8 @@ def seq2seq(m: int, n: int, *, attention: bool = False) -> Graph:
 
 def decoder(n: int, rows: Sequence[State], *, generating: bool = False) -> Graph:
     """Causal self-attention a of the tokens y, then attention b to rows; generating, b is the next token."""
-    given: list[State] = [("b", i - 1) if generating and i else ("y", i) for i in range(n)]
-    attended: Graph = {("a", i): given[: i + 1] for i in range(n)}
+    inputs: list[State] = [("b", i - 1) if generating and i else ("y", i) for i in range(n)]
+    attended: Graph = {("a", i): inputs[: i + 1] for i in range(n)}
     return {**attended, **{("b", i): [("a", i), *rows] for i in range(n)}}
 
 
@@ -71,7 +71,7 @@ def encoder_decoder(m: int, n: int, *, generating: bool = False) -> Graph:
 
 
 def tokens(graph: Graph, letter: str) -> list[State]:
-    """The states of this letter that are computed from none."""
+    """The states of this letter that are computed from no other state."""
     used = {source for sources in graph.values() for source in sources}
     return sorted(state for state in used - graph.keys() if state[0] == letter)
 
@@ -82,18 +82,18 @@ def distances(graph: Graph, token: State) -> dict[State, int]:
     for state, sources in graph.items():
         for source in sources:
             dependents.setdefault(source, []).append(state)
-    found, queue = {token: 0}, deque([token])
+    lengths, queue = {token: 0}, deque([token])
     while queue:
         state = queue.popleft()
         for dependent in dependents.get(state, ()):
-            if dependent not in found:
-                found[dependent] = found[state] + 1
+            if dependent not in lengths:
+                lengths[dependent] = lengths[state] + 1
                 queue.append(dependent)
-    return found
+    return lengths
 
 
 def maximum_path_length(graph: Graph, pairs: Iterable[tuple[State, State]]) -> int | None:
-    """The most, over pairs of tokens, of the fewest edges by which both reach one state; None if a pair never meets."""
+    """Largest distance of a pair of tokens to their nearest common state; None without one."""
     pairs = list(pairs)
     reached = {token: distances(graph, token) for pair in pairs for token in pair}
     longest = 0
@@ -106,12 +106,11 @@ def maximum_path_length(graph: Graph, pairs: Iterable[tuple[State, State]]) -> i
 
 
 def pairs_among(states: Sequence[State]) -> list[tuple[State, State]]:
-    """All pairs of different states."""
     return list(combinations(states, 2))
 
 
 def longest_chain(graph: Graph) -> int:
-    """How many states have to be computed one after another."""
+    """The number of states that have to be computed one after another."""
     depth: dict[State, int] = {}
     for state in TopologicalSorter(graph).static_order():
         depth[state] = 1 + max(depth[s] for s in graph[state]) if state in graph else 0

@@ -14,12 +14,13 @@ from attnspec.reference.transformer import EPSILON
 from attnspec.spec import OPERATIONS, QUESTIONS, Leaf
 from attnspec.spec.contract.semantics import asked_by_formula
 from attnspec.spec.contract.shapes import bind, results
-from attnspec.spec.contract.tree import described, mapped
+from attnspec.spec.contract.tree import map_tree, pair_leaves
 from tests.budgets import mp
 
 ROUNDINGS = 64
-"""Units in the last place of the largest number: more than any of these small formulas rounds, and a thirtieth of what
-a single rounding to float64 would cost a result in longdouble."""
+"""Allowed error, in last places of the largest number: more than these formulas round.
+
+One rounding to float64 would cost a result in longdouble 30 times as much."""
 
 Row = Sequence[Any]
 Rows = Sequence[Row]
@@ -53,7 +54,7 @@ def table(score: Score, n: int, m: int) -> list[list[Any]]:
 
 
 def beyond(i: int, j: int, n: int, m: int) -> int:
-    """How far key j is beyond the key on the diagonal of query i."""
+    """Distance of key j behind the key on the diagonal of query i."""
     return j - i - (m - n if choice("causal_alignment") == "bottom-right" else 0)
 
 
@@ -136,25 +137,25 @@ def decoder(a: dict[str, Any]) -> list[list[Any]]:
 
 
 def teacher_forced(a: dict[str, Any]) -> list[Any]:
-    s, found = a["state"], []
+    s, logarithms = a["state"], []
     for y in a["tokens"]:
         s = step(y, s, a)
-        found.append([mp.log(x) for x in distribution(s, a["parameters"].w_o, a["parameters"].b_o)])
-    return [found, s]
+        logarithms.append([mp.log(x) for x in distribution(s, a["parameters"].w_o, a["parameters"].b_o)])
+    return [logarithms, s]
 
 
 def beam(a: dict[str, Any]) -> list[Any]:
     """Hypotheses are (score, tokens); those that have ended stay as they are."""
     kept: list[tuple[Any, list[int]]] = [(mp.mpf(0), [])]
     for _ in range(a["steps"]):
-        found = []
+        extended = []
         for score, tokens in kept:
             if a["eos"] in tokens:
-                found.append((score, [*tokens, a["eos"]]))
+                extended.append((score, [*tokens, a["eos"]]))
                 continue
             every, _ = teacher_forced({**a, "tokens": [a["token"], *tokens]})
-            found += [(score + x, [*tokens, w]) for w, x in enumerate(every[-1])]
-        kept = sorted(found, key=lambda hypothesis: -hypothesis[0])[: a["beams"]]
+            extended += [(score + x, [*tokens, w]) for w, x in enumerate(every[-1])]
+        kept = sorted(extended, key=lambda hypothesis: -hypothesis[0])[: a["beams"]]
     score, tokens = kept[0]
     return [tokens, score]
 
@@ -409,7 +410,7 @@ def vit(a: dict[str, Any]) -> Any:
 
 
 def hats(a: int, b: int) -> list[list[Any]]:
-    """What each of b places takes of a, between the centres of cells of equal size."""
+    """Weights (b, a) of linear interpolation between the centres of cells."""
 
     def position(i: int) -> Any:
         return min(max(mp.mpf((2 * i + 1) * a - b) / (2 * b), mp.mpf(0)), mp.mpf(a - 1))
@@ -482,7 +483,7 @@ def received(a: dict[str, Any]) -> list[list[Any]]:
 
 
 def normalized_heads(scores: Any, values: Any, among: Callable[[int, int], bool], extra: Any = None) -> list[Any]:
-    """Outputs and logarithms of every head, of scores (heads, n, m) and values (heads, m, d_v), with a score more."""
+    """Outputs and logarithms of every head; `extra` is one more score per head, a sink."""
     outputs, logarithms = [], []
     for r, (rows, v) in enumerate(zip(scores, values, strict=True)):
         sums, pooled = [], []
@@ -529,12 +530,12 @@ def in_sequences(a: dict[str, Any]) -> list[Any]:
     outputs: list[Any] = [[] for _ in range(heads)]
     logarithms: list[Any] = [[] for _ in range(heads)]
     for (i, j), (k, m) in pairwise(ends):
-        found = plain_heads(*([x[s:e] for x in rows] for rows, s, e in (
+        heads_of_sequence = plain_heads(*([x[s:e] for x in rows] for rows, s, e in (
             (a["query"], i, k), (a["key"], j, m), (a["value"], j, m)
         )))  # fmt: skip
         for r in range(heads):
-            outputs[r] += found[0][r]
-            logarithms[r] += found[1][r]
+            outputs[r] += heads_of_sequence[0][r]
+            logarithms[r] += heads_of_sequence[1][r]
     return [outputs, logarithms]
 
 
@@ -551,12 +552,12 @@ def in_pages(a: dict[str, Any]) -> list[Any]:
 
 
 def latent(a: dict[str, Any]) -> list[Any]:
-    found = []
+    outputs = []
     for r, rows in enumerate(a["query"]):
         keys = [[*k, *t] for k, t in zip(linear(a["latent"], a["w_k"][r]), a["key_rope"], strict=True)]
         queries = [[*q, *t] for q, t in zip(rows, a["query_rope"][r], strict=True)]
-        found.append(attend(scaled, queries, keys, linear(a["latent"], a["w_v"][r]), a))
-    return found
+        outputs.append(attend(scaled, queries, keys, linear(a["latent"], a["w_v"][r]), a))
+    return outputs
 
 
 def merged(a: dict[str, Any]) -> list[Any]:
@@ -567,7 +568,7 @@ def merged(a: dict[str, Any]) -> list[Any]:
 
 
 def turned(a: dict[str, Any]) -> list[list[Any]]:
-    found = []
+    turned_rows = []
     for t, row in zip(a["positions"], a["x"], strict=True):
         half, new = len(row) // 2, list(row)
         for i in range(half):
@@ -575,8 +576,8 @@ def turned(a: dict[str, Any]) -> list[list[Any]]:
             angle = t * mp.power(10_000, -mp.mpf(2 * i) / len(row))
             new[first] = row[first] * mp.cos(angle) - row[second] * mp.sin(angle)
             new[second] = row[first] * mp.sin(angle) + row[second] * mp.cos(angle)
-        found.append(new)
-    return found
+        turned_rows.append(new)
+    return turned_rows
 
 
 def slopes(heads: int) -> list[Any]:
@@ -586,7 +587,7 @@ def slopes(heads: int) -> list[Any]:
 
 
 def terms(*sizes: int) -> int:
-    """How many terms a sum over all of these indices has, one by one."""
+    """The number of terms of a sum over these indices, counted one by one."""
     return sum(1 for _ in product(*map(range, sizes)))
 
 
@@ -674,7 +675,7 @@ COUNTS: dict[str, Callable[[dict[str, Any]], Any]] = {
         2,
     ],
 }
-"""What layers cost, for sizes of at least 2."""
+"""Costs of layers: multiply-adds, parameters, sequential operations, path length; sizes of at least 2."""
 
 FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "dot_scores": every_pair(lambda q, k, a: dot(q, k)),
@@ -774,11 +775,11 @@ FORMULAS: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-CHOICES: list[tuple[dict[str, str], str]] = [({}, name) for name in OPERATIONS]
-CHOICES += [
+CHOICES_AND_NAMES: list[tuple[dict[str, str], str]] = [({}, name) for name in OPERATIONS]
+CHOICES_AND_NAMES += [
     ({q: c}, o.name) for o in OPERATIONS.values() for q in asked_by_formula(o) for c in QUESTIONS[q].choices[1:]
 ]
-"""Every operation, also under the choices that its formula asks for and that are not normative."""
+"""Every operation, also under the non-normative choices that its formula asks for."""
 
 FLAGS = {o.name: (False, True) if o.flag else (False,) for o in OPERATIONS.values()}
 """The values of ``causal`` that each operation is tried with."""
@@ -797,21 +798,21 @@ def exactly(x: Any) -> Any:
 
 
 def by_definition(name: str, arguments: dict[str, Any], result: Any) -> Iterator[tuple[np.ndarray, Any]]:
-    """What the formula gives for every element of the batch, beside each array that was computed for it."""
+    """Pairs of a computed array and the formula's, for every element of the batch."""
     operation = OPERATIONS[name]
     batch = bind(operation, arguments).batch
-    leaves = [leaf for leaf, _ in described(operation.call, arguments) if isinstance(leaf, Leaf)]
+    leaves = [leaf for leaf, _ in pair_leaves(operation.call, arguments) if isinstance(leaf, Leaf)]
     ranks = {leaf.path: len(leaf.core) for leaf in leaves if leaf.batched}
 
     def element(path: str, x: Any, index: tuple[int, ...]) -> Any:
         return np.broadcast_to(x, batch + x.shape[x.ndim - ranks[path] :])[index] if path in ranks else x
 
-    def one(index: tuple[int, ...]) -> Any:
-        return FORMULAS[name](mapped(arguments, lambda path, x: exactly(element(path, x, index))))
+    def by_formula(index: tuple[int, ...]) -> Any:
+        return FORMULAS[name](map_tree(arguments, lambda path, x: exactly(element(path, x, index))))
 
     for index in np.ndindex(batch):
-        found = [x[index] if leaf.batched else x for leaf, x in results(operation, result)]
-        yield from zip(found, [one(index)] if len(found) == 1 else one(index), strict=True)
+        arrays = [x[index] if leaf.batched else x for leaf, x in results(operation, result)]
+        yield from zip(arrays, [by_formula(index)] if len(arrays) == 1 else by_formula(index), strict=True)
 
 
 def flat(x: Any) -> list[Any]:
@@ -825,10 +826,14 @@ def error(got: np.ndarray, expected: Any) -> tuple[Any, Any]:
     return max(abs(a - b) for a, b in zip(flat(exactly(got)), numbers, strict=True)), max(map(abs, numbers))
 
 
-@pytest.mark.parametrize(("choices", "name", "causal"), [(*c, causal) for c in CHOICES for causal in FLAGS[c[1]]])
+@pytest.mark.parametrize(
+    ("choices", "name", "causal"), [(*c, causal) for c in CHOICES_AND_NAMES for causal in FLAGS[c[1]]]
+)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.longdouble])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_formula(name: str, choices: dict[str, str], dtype: Any, seed: int, causal: bool, draw: Any) -> None:
+def test_the_reference_is_the_formula(
+    name: str, choices: dict[str, str], dtype: Any, seed: int, causal: bool, draw: Any
+) -> None:
     arguments = draw(name, dtype, seed, causal=causal, batch=(2,) if seed else ())
     with arithmetic(lambda numbers: numbers.astype(dtype)), choosing(**choices):
         got = REFERENCE[name](**arguments)
@@ -844,7 +849,7 @@ def test_formula(name: str, choices: dict[str, str], dtype: Any, seed: int, caus
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.longdouble])
-def test_angles_of_late_positions(dtype: Any) -> None:
+def test_angles_of_late_positions_are_exact(dtype: Any) -> None:
     n, d = 600, 6
     with arithmetic(lambda numbers: numbers.astype(dtype)):
         encoding = sinusoidal_positional_encoding(n, d)
@@ -860,8 +865,8 @@ def test_sigmoids_keep_all_digits(dtype: Any) -> None:
     """(1 + tanh(x/2))/2 has none left at −40."""
     x = np.array([-80, -40, -20.5, -3, -1e-9, 0, 1e-9, 3, 20.5, 40, 80], dtype)
     unit = mp.mpf(float(np.finfo(dtype).eps)) / 2
-    for given, got in zip(exactly(x), exactly(plain_sigmoid(x)), strict=True):
-        expected = 1 / (1 + mp.exp(-given))
+    for point, got in zip(exactly(x), exactly(plain_sigmoid(x)), strict=True):
+        expected = 1 / (1 + mp.exp(-point))
         assert abs(got - expected) <= 4 * unit * expected
 
 

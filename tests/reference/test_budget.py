@@ -62,7 +62,7 @@ def softmax(x: Array) -> Array:
 
 
 @pytest.mark.parametrize("operation", HONEST)
-def test_plain_float32_stays_within_and_comes_near(operation: str) -> None:
+def test_plain_float32_stays_within_its_budget_and_comes_near(operation: str) -> None:
     make, compute = HONEST[operation]
     ratios = []
     for _ in range(60):
@@ -72,7 +72,7 @@ def test_plain_float32_stays_within_and_comes_near(operation: str) -> None:
     assert 0.05 < max(ratios) <= 1.0
 
 
-def test_a_relative_error_of_a_few_units_is_outside() -> None:
+def test_a_relative_error_of_64_roundings_exceeds_the_budget() -> None:
     arguments = HONEST["dot_scores"][0]()
     oracle = judged(REFERENCE["dot_scores"], arguments, precision("dot_scores", "float32"))
     assert largest_ratio(oracle.value * (1 + 64 * 2.0**-24), oracle) > 1
@@ -100,7 +100,7 @@ def test_equal_hidden_units_err_together() -> None:
 
 
 def test_units_that_share_the_weights_of_keys_err_together() -> None:
-    """The same projected key in 400 units, with other queries: its error is in every tanh, in one direction."""
+    """400 units share a projected key: its error moves every tanh in one direction."""
     ratios = []
     for _ in range(100):
         arguments: dict[str, Any] = {
@@ -141,8 +141,10 @@ def test_a_row_that_is_taken_often_gets_the_sum_of_its_gradients() -> None:
     tokens, table = np.array([1, 0, 1, 1]), normal(3, 2)
     cotangent = normal(4, 2)
     arguments = {"tokens": tokens, "table": table}
-    found = gradients(REFERENCE["embed"], arguments, cotangent, precision("embed", "float32"), np.dtype(np.float64))
-    gradient, budget = found["table"]
+    gradients_by_path = gradients(
+        REFERENCE["embed"], arguments, cotangent, precision("embed", "float32"), np.dtype(np.float64)
+    )
+    gradient, budget = gradients_by_path["table"]
     expected = np.stack([cotangent[1], cotangent[[0, 2, 3]].astype(np.float64).sum(0), np.zeros(2)])
     np.testing.assert_array_equal(gradient, expected)  # doubles hold sums of three floats
     sums = (cotangent[0] + cotangent[2]) + cotangent[3]
@@ -151,18 +153,18 @@ def test_a_row_that_is_taken_often_gets_the_sum_of_its_gradients() -> None:
 
 
 def test_tanh_errs_by_the_steepest_slope_within_the_budget() -> None:
-    """At 3 a tanh is flat, but an argument that may as well be −1 has another tanh."""
+    """tanh is flat at 3, but with σ = 0.5 the argument may be −1."""
     x, sigma = 3.0, 0.5
-    found = np.tanh(Statistical(np.array([x]), sigma, precision("rnn_cell", "float32")))
-    assert 8 * found.error[0] >= np.tanh(x) - np.tanh(x - 8 * sigma)
+    result = np.tanh(Statistical(np.array([x]), sigma, precision("rnn_cell", "float32")))
+    assert 8 * result.error[0] >= np.tanh(x) - np.tanh(x - 8 * sigma)
 
 
 def test_the_slope_of_tanh_errs_as_a_square_does() -> None:
     """Both factors of r² are the same number, whose error counts twice."""
     p = precision("rnn_cell", "float32")
-    x, one = np.array([[1.5]]), np.ones((1, 1))
-    budget = gradients(lambda x: np.tanh(x @ one), {"x": x}, one, p, np.dtype(np.float64))["x"][1]
-    r = np.tanh(Statistical(x, 0.0, p, given=True) @ one)
+    x, identity = np.array([[1.5]]), np.ones((1, 1))
+    budget = gradients(lambda x: np.tanh(x @ identity), {"x": x}, identity, p, np.dtype(np.float64))["x"][1]
+    r = np.tanh(Statistical(x, 0.0, p, is_input=True) @ identity)
     assert budget[0, 0] / 8 >= 2 * r.value[0, 0] * r.error[0, 0]
 
 
@@ -191,7 +193,7 @@ def test_the_bound_holds_where_every_rounding_goes_one_way() -> None:
         term = arguments["query"][:, None, k] * arguments["key"][None, :, k]
         total = np.nextafter(total + np.nextafter(term, np.float32(np.inf)), np.float32(np.inf))
     bounded = REFERENCE["dot_scores"](
-        *(Rigorous(x.astype(np.float64), 0.0, p, given=True) for x in (arguments["query"], arguments["key"]))
+        *(Rigorous(x.astype(np.float64), 0.0, p, is_input=True) for x in (arguments["query"], arguments["key"]))
     )
     error = np.abs(total - bound.value)
     assert (error <= bounded.error).all()
@@ -211,28 +213,28 @@ def test_values_that_no_row_of_an_empty_batch_reaches_reach_no_peak() -> None:
     assert judged(REFERENCE[attention], arguments, p).peak < p.largest
 
 
-def test_gradients_of_plain_float32_stay_within_and_come_near() -> None:
+def test_gradients_of_plain_float32_stay_within_their_budget_and_come_near() -> None:
     query, key = normal(6, 8), normal(9, 8)
     p = precision("dot_scores", "float32")
     ratios = []
     for _ in range(40):
         cotangent = normal(6, 9)
-        found = gradients(REFERENCE["dot_scores"], {"query": query, "key": key}, cotangent, p, np.float64)
-        value, budget = found["query"]
+        gradients_by_path = gradients(REFERENCE["dot_scores"], {"query": query, "key": key}, cotangent, p, np.float64)
+        value, budget = gradients_by_path["query"]
         ratios.append(float(np.max(np.abs(cotangent @ key - value) / budget)))
     assert 0.05 < max(ratios) <= 1.0
 
 
 def test_the_gradient_of_shared_weights_may_be_summed_in_one_go() -> None:
-    """One after the other over all pairs of queries and keys, not first over the keys of each query."""
+    """A backend may sum over all pairs in sequence, not first over keys per query."""
     p = precision("additive_scores", "float32")
     arguments = {"query": normal(60, 3), "key": normal(70, 3), "w_q": normal(2, 3), "w_k": normal(2, 3)}
     hidden = np.tanh((arguments["query"] @ arguments["w_q"].T)[:, None] + arguments["key"] @ arguments["w_k"].T)
     ratios = []
     for _ in range(30):
         cotangent = normal(60, 70)
-        given = {**arguments, "w_v": normal(2)}
-        value, budget = gradients(REFERENCE["additive_scores"], given, cotangent, p, np.float64)["w_v"]
+        inputs = {**arguments, "w_v": normal(2)}
+        value, budget = gradients(REFERENCE["additive_scores"], inputs, cotangent, p, np.float64)["w_v"]
         total = np.cumsum((cotangent[..., None] * hidden).reshape(-1, 2), axis=0, dtype=np.float32)[-1]
         ratios.append(float(np.max(np.abs(total - value) / budget)))
     assert 0.02 < max(ratios) <= 1.0
@@ -241,25 +243,27 @@ def test_the_gradient_of_shared_weights_may_be_summed_in_one_go() -> None:
 def test_a_product_without_columns_has_gradients_of_zero() -> None:
     query, w = normal(2, 3, 4), normal(0, 4)
     p = precision("location_scores", "float32")
-    found = gradients(REFERENCE["location_scores"], {"query": query, "w": w}, np.zeros((2, 3, 0)), p, np.float64)
-    assert found["w"][0].shape == (0, 4)
-    assert not found["query"][0].any()
+    gradients_by_path = gradients(
+        REFERENCE["location_scores"], {"query": query, "w": w}, np.zeros((2, 3, 0)), p, np.float64
+    )
+    assert gradients_by_path["w"][0].shape == (0, 4)
+    assert not gradients_by_path["query"][0].any()
 
 
 def test_statistical_arrays_refuse_what_they_have_no_rule_for() -> None:
-    x = Statistical(np.ones(3), 0.0, precision("softmax", "float32"), given=True)
+    x = Statistical(np.ones(3), 0.0, precision("softmax", "float32"), is_input=True)
     with pytest.raises(TypeError):
         np.arctan(x)
 
 
 def test_budgets_of_doubles_need_no_long_doubles() -> None:
     rng = np.random.default_rng(0)
-    given = {name: rng.standard_normal((2, 5, 3)) for name in ("query", "key", "value")}
+    arguments = {name: rng.standard_normal((2, 5, 3)) for name in ("query", "key", "value")}
     formula, doubles = REFERENCE["scaled_dot_product_attention"], precision("scaled_dot_product_attention", "float64")
-    narrow = judged(formula, given, doubles, np.dtype(np.float64))
+    narrow = judged(formula, arguments, doubles, np.dtype(np.float64))
     assert narrow.value.dtype == np.float64
     # A budget is an estimate: a hundredth of it is nothing.
-    assert (np.abs(narrow.budget / judged(formula, given, doubles).budget - 1) < 0.01).all()
+    assert (np.abs(narrow.budget / judged(formula, arguments, doubles).budget - 1) < 0.01).all()
 
 
 def test_weights_through_the_logarithm_of_the_sum_are_honest() -> None:
@@ -282,7 +286,7 @@ class Affine:
 
 
 def affine(x: Array, layers: tuple[Affine, ...], count: int = 1) -> tuple[Array, tuple[Array, Array]]:
-    """The rows after layers, what went into the last of them, and the signs of the result."""
+    """The last layer's rows, its input, and the signs of the result."""
     for layer in layers:
         before = x
         x = x @ layer.w.T if layer.b is None else x @ layer.w.T + layer.b
@@ -295,8 +299,8 @@ def affine_arguments(draw: Callable[..., Array] = normal) -> dict[str, Any]:
 
 def integers(*shape: int) -> Array:
     """Integers from −3 to 3, other than 0: sums of their products are exact."""
-    found: Array = RNG.choice([-3, -2, -1, 1, 2, 3], shape).astype(np.float32)
-    return found
+    values: Array = RNG.choice([-3, -2, -1, 1, 2, 3], shape).astype(np.float32)
+    return values
 
 
 def test_a_tree_of_results_has_a_tree_of_budgets() -> None:
@@ -314,35 +318,35 @@ def test_a_tree_of_results_has_a_tree_of_budgets() -> None:
 def test_an_array_of_a_tree_has_the_budget_that_it_would_have_alone() -> None:
     arguments, p = affine_arguments(), precision("dot_scores", "float32")
     whole, (before, _) = judged(affine, arguments, p)
-    alone = judged(lambda **given: affine(**given)[0], arguments, p)
+    alone = judged(lambda **inputs: affine(**inputs)[0], arguments, p)
     np.testing.assert_array_equal(whole.budget, alone.budget)
     first = {**arguments, "layers": arguments["layers"][:1], "count": 1}
-    np.testing.assert_array_equal(before.value, judged(lambda **given: affine(**given)[0], first, p).value)
+    np.testing.assert_array_equal(before.value, judged(lambda **inputs: affine(**inputs)[0], first, p).value)
 
 
 def test_gradients_of_a_tree_come_by_path() -> None:
     arguments, p = affine_arguments(integers), precision("dot_scores", "float32")
     cotangent = integers(5, 6)
-    found = gradients(affine, arguments, (cotangent, (None, None)), p, np.float64)
-    assert list(found) == ["x", "layers[0].w", "layers[0].b", "layers[1].w"]
+    gradients_by_path = gradients(affine, arguments, (cotangent, (None, None)), p, np.float64)
+    assert list(gradients_by_path) == ["x", "layers[0].w", "layers[0].b", "layers[1].w"]
     layers = arguments["layers"]
     before = arguments["x"].astype(np.float64) @ layers[0].w.T + layers[0].b
-    np.testing.assert_array_equal(found["layers[1].w"][0], 2 * cotangent.T.astype(np.float64) @ before)
+    np.testing.assert_array_equal(gradients_by_path["layers[1].w"][0], 2 * cotangent.T.astype(np.float64) @ before)
     back = 2 * cotangent.astype(np.float64) @ layers[1].w
-    np.testing.assert_array_equal(found["layers[0].b"][0], back.sum(0))
-    for path, (value, budget) in found.items():
+    np.testing.assert_array_equal(gradients_by_path["layers[0].b"][0], back.sum(0))
+    for path, (value, budget) in gradients_by_path.items():
         assert value.shape == budget.shape == flatten(arguments)[path].shape
         assert (budget > 0).all()
 
 
 def test_a_cotangent_of_every_array_counts() -> None:
     arguments, p = affine_arguments(integers), precision("dot_scores", "float32")
-    one, other = integers(5, 6), integers(5, 3)
-    parts = [(one, (None, None)), (None, (other, None)), (one, (other, None))]
-    found = [gradients(affine, arguments, cotangent, p, np.float64) for cotangent in parts]
-    for path in found[2]:
-        np.testing.assert_array_equal(found[0][path][0] + found[1][path][0], found[2][path][0])
-    assert not found[1]["layers[1].w"][0].any()
+    of_rows, of_before = integers(5, 6), integers(5, 3)
+    parts = [(of_rows, (None, None)), (None, (of_before, None)), (of_rows, (of_before, None))]
+    results = [gradients(affine, arguments, cotangent, p, np.float64) for cotangent in parts]
+    for path in results[2]:
+        np.testing.assert_array_equal(results[0][path][0] + results[1][path][0], results[2][path][0])
+    assert not results[1]["layers[1].w"][0].any()
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 40.0])
@@ -402,14 +406,14 @@ def test_operands_of_eight_bits_are_rounded_in_steps() -> None:
     # from numbers whose steps are relative down to those that are less than a step
     query, key = (rng.standard_normal((64, 4)) * 2.0 ** rng.integers(-20, 4, (64, 1)) for _ in range(2))
     stored = [x.astype(dtype).astype(np.float64) for x in (query, key)]
-    found = judged(REFERENCE["dot_scores"], {"query": query, "key": key}, p)
+    oracle = judged(REFERENCE["dot_scores"], {"query": query, "key": key}, p)
     error = np.abs(stored[0] @ stored[1].T - query @ key.T)
-    assert (error <= found.budget).all()
-    assert (error > 0.2 * found.budget).any()
+    assert (error <= oracle.budget).all()
+    assert (error > 0.2 * oracle.budget).any()
 
 
 def in_blocks(x: np.ndarray, dtype: Any) -> Any:
-    """Rows of 32 numbers in 8 bits, with a power of 2 as scale by the rule of the MX formats."""
+    """Rows of 32 numbers in 8 bits, scaled by powers of 2 (MX formats)."""
     finfo: Any = ml_dtypes.finfo
     largest = float(finfo(dtype).max)
     scale = 2.0 ** (np.floor(np.log2(np.abs(x).max(-1, keepdims=True))) - np.floor(np.log2(largest)))
@@ -422,10 +426,10 @@ def test_scaled_operands_of_eight_bits_are_rounded_in_steps_of_the_largest(dtype
     rng = np.random.default_rng(0)
     # of any magnitude, and within a row down to what is less than a step
     query, key = (rng.standard_normal((64, 32)) * 2.0 ** rng.integers(-20, 20, (64, 32)) for _ in range(2))
-    found = judged(REFERENCE["dot_scores"], {"query": query, "key": key}, p)
+    oracle = judged(REFERENCE["dot_scores"], {"query": query, "key": key}, p)
     error = np.abs(in_blocks(query, dtype) @ in_blocks(key, dtype).T - query @ key.T)
-    assert (error <= found.budget).all()
-    assert (error > 0.05 * found.budget).any()
+    assert (error <= oracle.budget).all()
+    assert (error > 0.05 * oracle.budget).any()
 
 
 def test_values_are_rounded_that_wrong_weights_have_come_to() -> None:
@@ -439,9 +443,9 @@ def test_values_are_rounded_that_wrong_weights_have_come_to() -> None:
 
 
 def test_the_logarithm_of_a_sum_errs_as_much_as_its_greatest_score() -> None:
-    """An error of 10¹⁸ in an exponent is no error of 700, above which exp would overflow."""
+    """An error of 10¹⁸ in a score is not cut to 700, where exp overflows."""
     query = np.array([[[1.0, -1.0 + 2.0**-20]]], np.float32)
-    given = {"query": query, "key": np.full((1, 3, 2), 1e25, np.float32), "value": np.ones((1, 3, 1), np.float32)}
-    logarithms = judged(REFERENCE["grouped_query_attention"], given, CLASSES["ieee32"])[1]
-    scores = judged(REFERENCE["scaled_dot_scores"], {x: given[x] for x in ("query", "key")}, CLASSES["ieee32"])
+    arguments = {"query": query, "key": np.full((1, 3, 2), 1e25, np.float32), "value": np.ones((1, 3, 1), np.float32)}
+    logarithms = judged(REFERENCE["grouped_query_attention"], arguments, CLASSES["ieee32"])[1]
+    scores = judged(REFERENCE["scaled_dot_scores"], {x: arguments[x] for x in ("query", "key")}, CLASSES["ieee32"])
     assert (logarithms.budget >= scores.budget.min() / 2).all()

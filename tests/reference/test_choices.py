@@ -21,8 +21,8 @@ def test_a_formula_asks_what_its_records_depend_on(name: str, draw: Callable[...
     for question, described in QUESTIONS.items():
         for other in described.choices[1:]:
             with choosing(**{question: other}):
-                found = flatten(REFERENCE[name](**arguments))
-            same = all(np.array_equal(found[path], x) for path, x in normative.items())
+                chosen = flatten(REFERENCE[name](**arguments))
+            same = all(np.array_equal(chosen[path], x) for path, x in normative.items())
             assert same == (question not in asked)
 
 
@@ -42,7 +42,7 @@ def test_a_choice_holds_within_its_context() -> None:
         ({"gru_reset": "later"}, "semantics gru_reset: expected one of before, after; got 'later'"),
     ],
 )
-def test_what_cannot_be_chosen(choices: dict[str, str], message: str) -> None:
+def test_an_unknown_question_or_choice_is_refused(choices: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=r"^\w+.*: expected") as raised, choosing(**choices):
         pass
     assert str(raised.value) == message

@@ -37,13 +37,13 @@ from attnspec.spec import OPERATIONS, Complexity, RNNParameters, ShapeError
 from . import dependencies as depend
 
 size = st.integers(1, 9)
-many = settings(max_examples=60, deadline=None)
+sixty_examples = settings(max_examples=60, deadline=None)
 
 
-def numbers(found: Complexity[np.ndarray]) -> tuple[int | None, ...]:
+def numbers(complexity: Complexity[np.ndarray]) -> tuple[int | None, ...]:
     """The four numbers as Python's."""
-    length = found.maximum_path_length
-    counts = (int(found.multiply_adds), int(found.parameters), int(found.sequential_operations))
+    length = complexity.maximum_path_length
+    counts = (int(complexity.multiply_adds), int(complexity.parameters), int(complexity.sequential_operations))
     return (*counts, None if length is None else int(length))
 
 
@@ -85,7 +85,7 @@ def stacked(rows: list[Any]) -> Any:
 # Counts ---------------------------------------------------------------------------------------------------------------
 
 
-@many
+@sixty_examples
 @given(size, size, size, size)
 def test_convolution_takes_as_many_multiply_adds(t: int, d_x: int, p_o: int, taps: int) -> None:
     run = Run()
@@ -93,7 +93,7 @@ def test_convolution_takes_as_many_multiply_adds(t: int, d_x: int, p_o: int, tap
     assert numbers(convolution_complexity(t, d_x, p_o, taps))[:3] == run.counted
 
 
-@many
+@sixty_examples
 @given(size, size, size)
 def test_recurrent_network_takes_as_many_multiply_adds(t: int, d: int, h: int) -> None:
     run = Run()
@@ -101,7 +101,7 @@ def test_recurrent_network_takes_as_many_multiply_adds(t: int, d: int, h: int) -
     assert numbers(rnn_complexity(t, d, h))[:3] == run.counted
 
 
-@many
+@sixty_examples
 @given(size, size)
 def test_self_attention_takes_as_many_multiply_adds(n: int, d: int) -> None:
     run = Run()
@@ -109,7 +109,7 @@ def test_self_attention_takes_as_many_multiply_adds(n: int, d: int) -> None:
     assert numbers(self_attention_complexity(n, d))[:3] == run.counted
 
 
-@many
+@sixty_examples
 @given(size, size)
 def test_causal_attention_of_every_prefix_takes_as_many(n: int, d: int) -> None:
     run = Run()
@@ -119,7 +119,7 @@ def test_causal_attention_of_every_prefix_takes_as_many(n: int, d: int) -> None:
     assert numbers(self_attention_complexity(n, d, autoregressive=True))[:3] == run.counted
 
 
-@many
+@sixty_examples
 @given(size, size)
 def test_a_causal_mask_on_whole_matrices_saves_nothing(n: int, d: int) -> None:
     run = Run()
@@ -130,7 +130,7 @@ def test_a_causal_mask_on_whole_matrices_saves_nothing(n: int, d: int) -> None:
     )
 
 
-@many
+@sixty_examples
 @given(size, size, size, size)
 def test_projected_self_attention_takes_as_many_multiply_adds(n: int, d_x: int, d_k: int, d_v: int) -> None:
     run = Run()
@@ -143,7 +143,7 @@ def test_projected_self_attention_takes_as_many_multiply_adds(n: int, d_x: int, 
     assert saved == n * (n - 1) // 2 * (d_k + d_v)
 
 
-@many
+@sixty_examples
 @given(size, size, size, size, size, size)
 def test_cross_attention_takes_as_many_multiply_adds(n: int, m: int, d_x: int, d_m: int, d_k: int, d_v: int) -> None:
     run = Run()
@@ -152,7 +152,7 @@ def test_cross_attention_takes_as_many_multiply_adds(n: int, m: int, d_x: int, d
     assert numbers(cross_attention_complexity(n, m, d_x, d_m, d_k, d_v))[:3] == run.counted
 
 
-@many
+@sixty_examples
 @given(size, size, st.integers(1, 4), st.tuples(*[size] * 6))
 def test_multi_head_attention_takes_as_many_multiply_adds(n: int, m: int, heads: int, widths: tuple[int, ...]) -> None:
     run, sizes = Run(), dict(zip(("d_q", "d_k", "d_v", "p_q", "p_v", "p_o"), widths, strict=True))
@@ -161,7 +161,7 @@ def test_multi_head_attention_takes_as_many_multiply_adds(n: int, m: int, heads:
     assert numbers(multi_head_attention_complexity(n, m, heads, **sizes))[:3] == run.counted
 
 
-@many
+@sixty_examples
 @given(size, size, size, size)
 def test_recurrent_encoder_and_decoder_take_as_many(m: int, n: int, d: int, h: int) -> None:
     run = Run()
@@ -174,7 +174,7 @@ def test_recurrent_encoder_and_decoder_take_as_many(m: int, n: int, d: int, h: i
     assert numbers(seq2seq_complexity(m, n, d, h))[:3] == run.counted
 
 
-@many
+@sixty_examples
 @given(size, size, size, size, size)
 def test_recurrent_decoder_with_attention_takes_as_many(m: int, n: int, d: int, h: int, s: int) -> None:
     run = Run()
@@ -221,7 +221,7 @@ transformers = pytest.mark.parametrize(
 
 
 @transformers
-@many
+@sixty_examples
 @given(m=size, n=size, half=size)
 def test_attention_of_a_transformer_takes_as_many(
     complexity: Callable[..., Complexity[np.ndarray]], encoder: bool, m: int, n: int, half: int
@@ -243,7 +243,7 @@ def test_generating_takes_one_token_after_the_other(
     assert complexity(3, n, 4).sequential_operations == 8
 
 
-def test_by_hand() -> None:
+def test_counts_worked_by_hand() -> None:
     """n = 3, d = 2: nine scores of two terms, six results of three. k = 3: four matrices … for each of five tokens."""
     assert numbers(self_attention_complexity(3, 2)) == (9 * 2 + 6 * 3, 0, 2, 1)
     assert numbers(self_attention_complexity(3, 2, autoregressive=True)) == (6 * 2 + 2 * (1 + 2 + 3), 0, 2, 1)
@@ -255,15 +255,17 @@ def test_by_hand() -> None:
 def test_base_model_of_the_paper() -> None:
     """512 features, 8 heads of 64: four square matrices."""
     sizes = {"d_q": 512, "d_k": 512, "d_v": 512, "p_q": 64, "p_v": 64, "p_o": 512}
-    found = multi_head_attention_complexity(10, 10, 8, **sizes)
-    assert found.parameters == 4 * 512**2
-    assert found.multiply_adds == 4 * 10 * 512**2 + 2 * 10 * 10 * 512
+    complexity = multi_head_attention_complexity(10, 10, 8, **sizes)
+    assert complexity.parameters == 4 * 512**2
+    assert complexity.multiply_adds == 4 * 10 * 512**2 + 2 * 10 * 10 * 512
 
 
 def test_number_of_heads_changes_nothing() -> None:
-    of = {"d_q": 24, "d_k": 24, "d_v": 24, "p_o": 24}
-    found = {numbers(multi_head_attention_complexity(5, 7, h, p_q=24 // h, p_v=24 // h, **of)) for h in (1, 2, 3, 8)}
-    assert len(found) == 1
+    widths = {"d_q": 24, "d_k": 24, "d_v": 24, "p_o": 24}
+    distinct = {
+        numbers(multi_head_attention_complexity(5, 7, h, p_q=24 // h, p_v=24 // h, **widths)) for h in (1, 2, 3, 8)
+    }
+    assert len(distinct) == 1
 
 
 def test_the_encoder_is_what_the_decoder_does_not_add() -> None:
@@ -289,8 +291,8 @@ def test_nothing_is_counted_without_tokens(name: str) -> None:
 
 
 def test_counts_that_no_integer_holds() -> None:
-    found = self_attention_complexity(2**30, 2)
-    assert found.multiply_adds == 2**62
+    complexity = self_attention_complexity(2**30, 2)
+    assert complexity.multiply_adds == 2**62
     with pytest.raises(ShapeError, match=r"^self_attention_complexity: sizes: expected counts below 2⁶³; got 92"):
         self_attention_complexity(2**30, 4)
 
@@ -317,7 +319,7 @@ def test_counted_arrays_compute_what_others_do() -> None:
     ("left", "right", "count"),
     [((3,), (3,), 3), ((2, 3), (3,), 6), ((3,), (3, 4), 12), ((5, 2, 3), (3, 4), 120), ((5, 1, 2, 3), (6, 3, 1), 180)],
 )
-def test_terms_of_products(left: tuple[int, ...], right: tuple[int, ...], count: int) -> None:
+def test_products_count_their_terms(left: tuple[int, ...], right: tuple[int, ...], count: int) -> None:
     for counted in (True, False):
         tally = Tally()
         a, b = np.ones(left), np.ones(right)
@@ -352,9 +354,9 @@ def test_path_length_of_convolutions(t: int, taps: int) -> None:
 @pytest.mark.parametrize("t", LENGTHS)
 def test_path_length_of_recurrent_networks(t: int) -> None:
     graph = depend.recurrent(t)
-    found = rnn_complexity(t, 1, 1)
-    assert depend.maximum_path_length(graph, among(graph, "x")) == found.maximum_path_length
-    assert depend.longest_chain(graph) == found.sequential_operations
+    expected = rnn_complexity(t, 1, 1)
+    assert depend.maximum_path_length(graph, among(graph, "x")) == expected.maximum_path_length
+    assert depend.longest_chain(graph) == expected.sequential_operations
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -375,8 +377,8 @@ def test_path_lengths_between_two_sequences(n: int, m: int) -> None:
 
     cross = searched(depend.cross_attention(n, m), "x", "z")
     assert cross == cross_attention_complexity(n, m, 1, 1, 1, 1).maximum_path_length
-    of = dict.fromkeys(("d_q", "d_k", "d_v", "p_q", "p_v", "p_o"), 1)
-    assert cross == multi_head_attention_complexity(n, m, 1, **of).maximum_path_length
+    widths = dict.fromkeys(("d_q", "d_k", "d_v", "p_q", "p_v", "p_o"), 1)
+    assert cross == multi_head_attention_complexity(n, m, 1, **widths).maximum_path_length
     recurrent = depend.seq2seq(m, n)
     assert searched(recurrent, "x", "y") == seq2seq_complexity(m, n, 1, 1).maximum_path_length
     assert depend.longest_chain(recurrent) == seq2seq_complexity(m, n, 1, 1).sequential_operations
@@ -385,8 +387,8 @@ def test_path_lengths_between_two_sequences(n: int, m: int) -> None:
     transformer = depend.encoder_decoder(m, n)
     assert searched(transformer, "x", "y") == encoder_decoder_attention_complexity(m, n, 1).maximum_path_length
     decoder = depend.decoder(n, [("z", j) for j in range(m)])
-    found = decoder_attention_complexity(m, n, 1)
-    assert depend.maximum_path_length(decoder, among(decoder, "y")) == found.maximum_path_length
+    expected = decoder_attention_complexity(m, n, 1)
+    assert depend.maximum_path_length(decoder, among(decoder, "y")) == expected.maximum_path_length
 
 
 @pytest.mark.parametrize("n", [1, 2, 7])
@@ -399,14 +401,14 @@ def test_generating_is_a_chain_of_tokens(n: int) -> None:
 
 
 def edges(graph: depend.Graph, source: str) -> np.ndarray:
-    """Which computed states, in order, depend on which tokens of a letter at all."""
+    """True where a computed state (rows, sorted) depends on a token (columns)."""
     tokens, states = depend.tokens(graph, source), sorted(graph)
     reached = [depend.distances(graph, token) for token in tokens]
-    return np.array([[state in found for found in reached] for state in states])
+    return np.array([[state in distances for distances in reached] for state in states])
 
 
 def influence(layer: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
-    """Which rows of a result change with which rows of the input."""
+    """True where a row of the result (rows) changes with one of the input (columns)."""
     columns = []
     for j in range(len(x)):
         changed = x.copy()

@@ -1,4 +1,4 @@
-"""What the lectures say of complexity and of inductive biases, cell by cell, as the page of complexity derives it."""
+"""The lectures' tables of complexity and inductive biases, against the page that derives them."""
 
 import runpy
 from dataclasses import replace
@@ -22,7 +22,7 @@ FAILING = [
     ("S2 “Machine Translation, solution 3”", "(2) O(MNk)", ""),
     ("S2 “Machine Translation, solution 4”", "O(MN + N²)", ""),
 ]
-"""With projections, with filters longer than the sequence, generating, and with the width as a variable."""
+"""Printed orders that do not hold, for the reasons that the page gives."""
 
 
 def test_orders_that_do_not_hold() -> None:
@@ -63,8 +63,10 @@ BIASES = {
     "graph layer": (False, False, False, True),
     "self-attention": (True, False, True, True),
 }
-"""Moved among zeros, a later start, permuted, permuted with edges: S4's table, where a translation among zeros of what
-is equivariant to every permutation is one of them."""
+"""Equivariance to translation among zeros, a later start, permutation, permutation with edges: S4's table.
+
+A translation among zeros is a permutation, so that layers equivariant to permutations have both.
+"""
 
 
 @pytest.mark.parametrize("layer", BIASES)
@@ -74,7 +76,7 @@ def test_a_layer_has_the_equivariance_of_the_table_and_no_other(layer: str) -> N
 
 
 def test_relations() -> None:
-    """Who depends on whom: all on all, neighbours, all that came before, and what has an edge."""
+    """Rows depend on all rows, neighbours, earlier rows, or rows with an edge."""
     n, d, edges = PAGE["N"], PAGE["D"], PAGE["_EDGES"]
     reached = {}
     for name, layer in PAGE["LAYERS"].items():

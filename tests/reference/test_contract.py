@@ -69,7 +69,7 @@ def test_shapes_hold_at_run_time(operation: Operation, batch: tuple[int, ...], d
 
 
 def test_run_time_check_sees_a_wrong_shape(draw: Any) -> None:
-    """The check of the test above is not a formality."""
+    """The check of the test above does refuse a wrong shape."""
     checked = jaxtyped(typechecker=beartype)(REFERENCE["dot_scores"])
     with pytest.raises((TypeCheckError, BeartypeCallHintViolation)):
         checked(np.ones((2, 3)), np.ones((2, 4)))

@@ -1,4 +1,4 @@
-"""What `defines` adds to a formula: checks, conversions, a name; and what it leaves alone."""
+"""The decorator `defines`: checks, conversions and a name; other arrays pass untouched."""
 
 import inspect
 import re
@@ -17,17 +17,17 @@ from attnspec.reference.defining.definition import _REFERENCE
 from attnspec.spec import OPERATIONS, Array, DotScores, ShapeError, operation
 from attnspec.spec.contract.annotations import sizes
 from attnspec.spec.contract.operation import _OPERATIONS
-from attnspec.spec.contract.tree import Option, flatten, mapped, without_indices
+from attnspec.spec.contract.tree import Option, flatten, map_tree, without_indices
 
 ONES: Any = np.ones((2, 3))
 WITH_FLOATS = [o.name for o in OPERATIONS.values() if o.floats]
 
 
 def assert_equal(left: Any, right: Any) -> None:
-    """The same numbers at the same paths."""
-    one, other = flatten(left), flatten(right)
-    assert one.keys() == other.keys()
-    assert all(np.array_equal(x, other[path]) for path, x in one.items())
+    """Two trees have equal numbers at equal paths."""
+    left_arrays, right_arrays = flatten(left), flatten(right)
+    assert left_arrays.keys() == right_arrays.keys()
+    assert all(np.array_equal(x, right_arrays[path]) for path, x in left_arrays.items())
 
 
 class Duck(np.lib.mixins.NDArrayOperatorsMixin):
@@ -70,21 +70,21 @@ def test_registry_is_read_only() -> None:
 
 
 def test_another_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="the reference of dot_scores must have its name"):
+    with pytest.raises(ValueError, match="expected a function with the name dot_scores"):
 
         @defines(DotScores[np.ndarray])
         def scores(query: np.ndarray, key: np.ndarray) -> np.ndarray:
             return query
 
 
-def test_what_is_no_protocol_is_refused() -> None:
+def test_a_class_that_is_no_protocol_is_refused() -> None:
     with pytest.raises(
         ValueError, match="expected the Protocol of an operation with its array type; got <class 'int'>"
     ):
         defines(int)
 
 
-def test_formula_stays_reachable() -> None:
+def test_the_undecorated_formula_stays_reachable() -> None:
     formula = inspect.unwrap(dot_scores)
     assert formula is not dot_scores
     assert formula(ONES, ONES).tolist() == [[3, 3], [3, 3]]
@@ -109,7 +109,7 @@ def test_keyword_and_positional_calls_agree(name: str, draw: Any) -> None:
         ((ONES, ONES), {"scale": 1}, "got an unexpected keyword argument 'scale'"),
     ],
 )
-def test_wrong_calls(args: Any, kwargs: Any, message: str) -> None:
+def test_a_wrong_call_is_named(args: Any, kwargs: Any, message: str) -> None:
     with pytest.raises(TypeError, match=rf"^dot_scores\(\) {message}"):
         dot_scores(*args, **kwargs)
 
@@ -140,7 +140,7 @@ def test_mask_is_keyword_only() -> None:
         ("dot_product_mean", (1.0,), {"d": 2.5}, "d: expected an integer; got 2.5"),
     ],
 )
-def test_wrong_kinds(name: str, args: Any, kwargs: Any, about: str) -> None:
+def test_an_argument_of_the_wrong_kind_is_named(name: str, args: Any, kwargs: Any, about: str) -> None:
     with pytest.raises(TypeError) as raised:
         REFERENCE[name](*args, **kwargs)
     assert str(raised.value) == f"{name}: {about}"
@@ -152,23 +152,25 @@ def replacing(path: str) -> Callable[[str, Any], Any]:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_no_array_is_named(name: str, draw: Any) -> None:
-    given, operation = draw(name), OPERATIONS[name]
+def test_none_in_place_of_an_array_is_named(name: str, draw: Any) -> None:
+    arguments, operation = draw(name), OPERATIONS[name]
     optional = {leaf.path for leaf in operation.leaves if leaf.optional}
     for path in [
-        p for p, x in flatten(given).items() if isinstance(x, np.ndarray) and without_indices(p) not in optional
+        p for p, x in flatten(arguments).items() if isinstance(x, np.ndarray) and without_indices(p) not in optional
     ]:
-        missing = {argument: mapped(x, replacing(path), argument) for argument, x in given.items()}
+        missing = {argument: map_tree(x, replacing(path), argument) for argument, x in arguments.items()}
         with pytest.raises(TypeError, match=rf"^{name}: {re.escape(path)}: expected [\w ]+; got NoneType$"):
             REFERENCE[name](**missing)
 
 
-WORDS = [(o.name, option) for o in OPERATIONS.values() for option in o.options if option.choices]
+OPTIONS_WITH_CHOICES = [(o.name, option) for o in OPERATIONS.values() for option in o.options if option.choices]
 
 
-@pytest.mark.parametrize(("name", "option"), WORDS, ids=[f"{name}-{option.path}" for name, option in WORDS])
+@pytest.mark.parametrize(
+    ("name", "option"), OPTIONS_WITH_CHOICES, ids=[f"{name}-{option.path}" for name, option in OPTIONS_WITH_CHOICES]
+)
 @pytest.mark.parametrize(("wrong", "got"), [(1, "1"), (None, "None"), ("maybe", "'maybe'"), (ONES, "ndarray")])
-def test_a_flag_or_word_that_is_no_choice_is_named(name: str, option: Option, wrong: Any, got: str, draw: Any) -> None:
+def test_an_option_that_is_no_choice_is_named(name: str, option: Option, wrong: Any, got: str, draw: Any) -> None:
     with pytest.raises(TypeError) as raised:
         REFERENCE[name](**{**draw(name), option.path: wrong})
     assert str(raised.value) == f"{name}: {option.path}: expected {option.expected}; got {got}"
@@ -186,8 +188,8 @@ def test_dtype_is_kept(name: str, dtype: Any, draw: Any) -> None:
 def test_16_bits_are_computed_in_float32_and_rounded_once(name: str, dtype: Any, draw: Any) -> None:
     arguments = draw(name, dtype)
     narrow = np.dtype(dtype)
-    wide = mapped(arguments, lambda _, x: x.astype(np.float32) if getattr(x, "dtype", None) == narrow else x)
-    rounded = mapped(REFERENCE[name](**wide), lambda _, x: x.astype(narrow) if x.dtype.kind == "f" else x)
+    wide = map_tree(arguments, lambda _, x: x.astype(np.float32) if getattr(x, "dtype", None) == narrow else x)
+    rounded = map_tree(REFERENCE[name](**wide), lambda _, x: x.astype(narrow) if x.dtype.kind == "f" else x)
     assert_equal(REFERENCE[name](**arguments), rounded)
 
 
@@ -239,7 +241,7 @@ def test_arguments_are_not_written_to(name: str, draw: Any) -> None:
     for value in flatten(arguments).values():
         if isinstance(value, np.ndarray):
             value.setflags(write=False)
-    before = mapped(arguments, lambda _, value: np.copy(value))
+    before = map_tree(arguments, lambda _, value: np.copy(value))
     REFERENCE[name](**arguments)
     assert_equal(arguments, before)
 
@@ -291,7 +293,7 @@ def test_overriding_is_asked_of_subclasses_first() -> None:
         overridable(formula)(base, ONES, base, other=derived)
     expected = (["Derived", "Base"], True, (base, ONES, base), {"other": derived})
     assert [name for name, *_ in asked] == ["Derived", "Base"]
-    assert all(tuple(rest) == expected for _, *rest in asked)
+    assert all(tuple(details) == expected for _, *details in asked)
 
 
 def test_nothing_warns_where_results_are_not_finite() -> None:
@@ -313,7 +315,7 @@ class State(NamedTuple, Generic[Array]):
     c: Float[Array, "*#batch h"]
 
 
-HERE = State(ONES, ONES)
+STATE = State(ONES, ONES)
 
 
 class Gated(Protocol[Array]):
@@ -334,7 +336,9 @@ class Gated(Protocol[Array]):
 @pytest.fixture
 def gated() -> Iterator[Any]:
     """A reference over trees, which is in the contract as long as the test runs."""
-    operation("gated", chapter="recurrent", formula="", sources=[], results="h c", tried={"factor": (2.0,)})(Gated)
+    operation("gated", chapter="recurrent", formula="", sources=[], results="h c", trial_values={"factor": (2.0,)})(
+        Gated
+    )
 
     def formula(
         state: State[np.ndarray],
@@ -383,14 +387,14 @@ def test_other_arrays_in_trees_reach_the_formula_untouched(gated: Any) -> None:
         (State(ONES, "c"), (), "state.c: expected real numbers; got <U1"),
         (State(ONES, ONES > 0), (), "state.c: expected real numbers; got bool"),
         (State(ONES, None), (), "state.c: expected real numbers; got NoneType"),
-        (HERE, Gate(ONES), "gates: expected a tuple; got Gate"),
-        (HERE, (Gate(np.eye(3)), 3), "gates[1]: expected a Gate; got int"),
-        (HERE, (Gate(None),), "gates[0].w: expected real numbers; got NoneType"),
-        (HERE, (Gate([[1], [1, 2]]),), "gates[0].w: expected real numbers; got list of uneven lengths"),
-        (HERE, (Gate(np.eye(2)),), "gates[0].w: expected (h, d) with h = 3 (from state.h); got (2, 2)"),
+        (STATE, Gate(ONES), "gates: expected a tuple; got Gate"),
+        (STATE, (Gate(np.eye(3)), 3), "gates[1]: expected a Gate; got int"),
+        (STATE, (Gate(None),), "gates[0].w: expected real numbers; got NoneType"),
+        (STATE, (Gate([[1], [1, 2]]),), "gates[0].w: expected real numbers; got list of uneven lengths"),
+        (STATE, (Gate(np.eye(2)),), "gates[0].w: expected (h, d) with h = 3 (from state.h); got (2, 2)"),
     ],
 )
-def test_what_is_wrong_in_a_tree_is_named_by_its_path(gated: Any, state: Any, gates: Any, message: str) -> None:
+def test_an_error_in_a_tree_is_named_by_its_path(gated: Any, state: Any, gates: Any, message: str) -> None:
     with pytest.raises((TypeError, ShapeError)) as raised:
         gated(state, gates)
     assert str(raised.value) == f"gated: {message}"
@@ -398,7 +402,7 @@ def test_what_is_wrong_in_a_tree_is_named_by_its_path(gated: Any, state: Any, ga
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("options", "message"),
     [
         ({"norm": "none"}, "norm: expected 'pre' or 'post'; got 'none'"),
         ({"norm": True}, "norm: expected 'pre' or 'post'; got True"),
@@ -406,12 +410,12 @@ def test_what_is_wrong_in_a_tree_is_named_by_its_path(gated: Any, state: Any, ga
         ({"factor": True}, "factor: expected a number; got True"),
     ],
 )
-def test_what_is_no_option(gated: Any, how: dict[str, Any], message: str) -> None:
+def test_an_invalid_option_is_refused(gated: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError) as raised:
-        gated(HERE, (), **how)
+        gated(STATE, (), **options)
     assert str(raised.value) == f"gated: {message}"
 
 
 def test_options_reach_the_formula(gated: Any) -> None:
-    assert gated(HERE, (), factor=3)[0].tolist() == (3 * ONES).tolist()
-    assert gated(HERE, (), factor=3, norm="pre")[0].tolist() == ONES.tolist()
+    assert gated(STATE, (), factor=3)[0].tolist() == (3 * ONES).tolist()
+    assert gated(STATE, (), factor=3, norm="pre")[0].tolist() == ONES.tolist()

@@ -27,7 +27,7 @@ from attnspec.reference.normalization import log_softmax
 from attnspec.spec import OPERATIONS, AttentionDecoderParameters, Operation, RNNParameters
 from attnspec.spec.contract.precision import CLASSES
 from attnspec.spec.contract.shapes import bind, results
-from attnspec.spec.contract.tree import flatten, mapped, without_indices
+from attnspec.spec.contract.tree import flatten, map_tree, without_indices
 from tests.budgets import assert_within_budgets
 
 MASKED = [o.name for o in OPERATIONS.values() if "mask" in o.call.names and o.chapter != "kernels"]
@@ -36,10 +36,10 @@ CAUSAL = [o.name for o in OPERATIONS.values() if o.flag]
 PAIRWISE = [
     (o.name, x.path)
     for o in OPERATIONS.values()
-    if o.name in POOLING and o.weighs_keys and o.asking and not o.attends_to_itself
+    if o.name in POOLING and o.weighs_keys and o.query_size and not o.attends_to_itself
     for x in o.attended
 ]
-"""Operations that attend to another sequence, with each argument that has a row for every key."""
+"""Operations that attend to another sequence, each with its arguments of keys."""
 
 
 def assert_shapes(operation: Operation, arguments: dict[str, Any], result: Any) -> None:
@@ -50,17 +50,17 @@ def assert_shapes(operation: Operation, arguments: dict[str, Any], result: Any) 
 
 
 def copied(arguments: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = mapped(arguments, lambda _, x: x.copy() if isinstance(x, np.ndarray) else x)
-    return found
+    copy: dict[str, Any] = map_tree(arguments, lambda _, x: x.copy() if isinstance(x, np.ndarray) else x)
+    return copy
 
 
 def equal(left: Any, right: Any) -> bool:
-    """Whether all arrays of two results have the same numbers."""
+    """True if all arrays of two results have equal numbers."""
     return all(np.array_equal(x, flatten(right)[path]) for path, x in flatten(left).items())
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_empty_sizes(name: str, draw: Any, subtests: pytest.Subtests) -> None:
+def test_empty_sizes_give_results_of_the_right_shape(name: str, draw: Any, subtests: pytest.Subtests) -> None:
     operation = OPERATIONS[name]
     may_be_empty = [size for size in "nmt" if size in operation.sizes and not operation.least(size)]
     for batch in ((), (2,), (0,), (2, 1, 3)):
@@ -77,7 +77,7 @@ def test_empty_sizes(name: str, draw: Any, subtests: pytest.Subtests) -> None:
 
 ADDING = [o.name for o in OPERATIONS.values() if o.chapter == "transformer"]
 ADDING += ["decoder_step", "teacher_forced_decode", "greedy_decode", "beam_decode"]
-"""What adds something to attention."""
+"""Operations whose result is more than attention, such as a residual."""
 
 
 @pytest.mark.parametrize("name", sorted(name for name in MASKED if name not in ADDING))
@@ -96,16 +96,16 @@ def test_fully_masked_row_is_zero(name: str, draw: Any) -> None:
 
 @pytest.mark.parametrize("stored", [np.nan, np.inf, -np.inf, 1e300])
 @pytest.mark.parametrize("name", POOLING)
-def test_what_is_stored_at_a_masked_key_does_not_count(name: str, stored: float, draw: Any) -> None:
+def test_numbers_at_a_masked_key_do_not_count(name: str, stored: float, draw: Any) -> None:
     arguments = draw(name)
     arguments["mask"][..., -1] = False
-    clean, given = REFERENCE[name](**arguments), copied(arguments)
+    clean, unchanged = REFERENCE[name](**arguments), copied(arguments)
     for attended in OPERATIONS[name].attended:
         arguments[attended.path][-1] = stored
     result = REFERENCE[name](**arguments)
     queries = slice(None, -1) if OPERATIONS[name].attends_to_itself else slice(None)
-    found = [result[queries], clean[queries]]
-    assert_within_budgets(found, lambda given: REFERENCE[name](**given)[queries], given)
+    outputs = [result[queries], clean[queries]]
+    assert_within_budgets(outputs, lambda unchanged: REFERENCE[name](**unchanged)[queries], unchanged)
     if np.isfinite(stored):
         assert np.array_equal(result[queries], clean[queries])
 
@@ -117,10 +117,10 @@ def test_a_key_masked_for_some_queries_counts_for_the_others(name: str, where: s
     mask = arguments["mask"]
     mask[...] = True
     mask[0, -1] = False
-    clean, given = REFERENCE[name](**arguments), copied(arguments)
+    clean, unchanged = REFERENCE[name](**arguments), copied(arguments)
     arguments[where][-1] = stored
     result = REFERENCE[name](**arguments)
-    assert_within_budgets([result[0], clean[0]], lambda given: REFERENCE[name](**given)[0], given)
+    assert_within_budgets([result[0], clean[0]], lambda unchanged: REFERENCE[name](**unchanged)[0], unchanged)
     infinitely_far = name == "nadaraya_watson" and where == "key" and stored == np.inf  # its weight is 0
     assert np.isfinite(result[1:]).all() == infinitely_far
 
@@ -130,13 +130,13 @@ def test_infinite_values_show_in_their_features_of_the_rows_that_attend_to_them(
     arguments, value = draw(name), OPERATIONS[name].pooled
     mask = arguments["mask"]
     mask[...] = True
-    clean, given = REFERENCE[name](**arguments), copied(arguments)
+    clean, unchanged = REFERENCE[name](**arguments), copied(arguments)
     arguments[value][0, 0], arguments[value][1, 1] = np.inf, -np.inf
     result = REFERENCE[name](**arguments)
     assert (result[..., 0] == np.inf).all()
     assert (result[..., 1] == -np.inf).all()
-    found = [result[..., 2:], clean[..., 2:]]
-    assert_within_budgets(found, lambda given: REFERENCE[name](**given)[..., 2:], given)
+    outputs = [result[..., 2:], clean[..., 2:]]
+    assert_within_budgets(outputs, lambda unchanged: REFERENCE[name](**unchanged)[..., 2:], unchanged)
     arguments[value][2, 0] = -np.inf
     assert np.isnan(REFERENCE[name](**arguments)[..., 0]).all()
 
@@ -150,7 +150,7 @@ def test_causal_and_mask_join_by_and(name: str, draw: Any) -> None:
 
 
 @pytest.mark.parametrize("name", CAUSAL)
-def test_causal_alone(name: str, draw: Any) -> None:
+def test_causal_is_the_causal_mask(name: str, draw: Any) -> None:
     arguments = draw(name, causal=True)
     n, m = arguments.pop("mask").shape
     assert equal(
@@ -181,15 +181,15 @@ def test_a_narrow_beam_may_score_below_greedy() -> None:
     )
     w_o, b_o = rng.normal(size=(4, 3)), rng.normal(size=4)
     p = AttentionDecoderParameters(embedding, w_q, w_k, w_v, RNNParameters(*cell), w_o, b_o)
-    given = (np.zeros(40, int), rng.normal(size=(40, 3)), np.ones((1, 1)), p, 4, 3)
-    one, two, every = (REFERENCE["beam_decode"](*given, beams) for beams in (1, 2, 4**4))
-    assert_within_budgets([REFERENCE["greedy_decode"](*given), one], "greedy_decode", *given)
+    inputs = (np.zeros(40, int), rng.normal(size=(40, 3)), np.ones((1, 1)), p, 4, 3)
+    single, double, exhaustive = (REFERENCE["beam_decode"](*inputs, beams) for beams in (1, 2, 4**4))
+    assert_within_budgets([REFERENCE["greedy_decode"](*inputs), single], "greedy_decode", *inputs)
     # where an error decides which sequence is found there is no budget
-    arguments = dict(zip(OPERATIONS["beam_decode"].call.names, (*given, 2), strict=False))
+    arguments = dict(zip(OPERATIONS["beam_decode"].call.names, (*inputs, 2), strict=False))
     budget = judged(REFERENCE["beam_decode"], arguments, CLASSES["ieee64"])[1].budget
-    assert (every[1] >= np.maximum(one[1], two[1]) - 2 * budget).all()
-    assert (two[1] < one[1] - 2 * budget).any()
-    assert (two[1] > one[1] + 2 * budget).any()
+    assert (exhaustive[1] >= np.maximum(single[1], double[1]) - 2 * budget).all()
+    assert (double[1] < single[1] - 2 * budget).any()
+    assert (double[1] > single[1] + 2 * budget).any()
 
 
 @pytest.mark.parametrize("name", ["greedy_decode", "beam_decode"])
@@ -197,19 +197,19 @@ def test_equal_tokens_are_chosen_in_order(name: str, draw: Any) -> None:
     a = draw(name)
     a["parameters"].w_o[...] = 0
     a["parameters"].b_o[...] = 0
-    one = log_softmax(np.zeros(6))[0]
+    step_score = log_softmax(np.zeros(6))[0]
     tokens, score = REFERENCE[name](**{**a, "eos": 5})
     assert tokens.tolist() == [0, 0, 0]
-    assert score == one + one + one
+    assert score == step_score + step_score + step_score
     tokens, score = REFERENCE[name](**{**a, "eos": 0})
     assert tokens.tolist() == [0, 0, 0]
-    assert score == one
+    assert score == step_score
 
 
 def test_no_tokens_leave_the_state_as_it_is(draw: Any) -> None:
     a = draw("teacher_forced_decode", t=0, batch=(2,))
-    found, final = REFERENCE["teacher_forced_decode"](**{**a, "state": a["state"][0]})
-    assert found.shape == (2, 0, 6)
+    distributions, final = REFERENCE["teacher_forced_decode"](**{**a, "state": a["state"][0]})
+    assert distributions.shape == (2, 0, 6)
     assert np.array_equal(final, np.stack([a["state"][0]] * 2))
 
 
@@ -237,11 +237,11 @@ def test_batches_broadcast(name: str, draw: Any) -> None:
         rank = ranks.get(without_indices(path))
         return x if rank is None else np.broadcast_to(x, (2, 3, *x.shape[x.ndim - rank :]))
 
-    reduced = mapped(arguments, reduce)
-    got, expected = (REFERENCE[name](**given) for given in (reduced, mapped(reduced, repeat)))
+    reduced = map_tree(arguments, reduce)
+    got, expected = (REFERENCE[name](**inputs) for inputs in (reduced, map_tree(reduced, repeat)))
     assert_shapes(operation, reduced, got)
     assert_shapes(operation, reduced, expected)
-    assert_within_budgets([got, expected], lambda given: REFERENCE[name](**given), reduced, precision="ieee64")
+    assert_within_budgets([got, expected], lambda inputs: REFERENCE[name](**inputs), reduced, precision="ieee64")
 
 
 @pytest.mark.parametrize("name", MASKED)
@@ -269,7 +269,7 @@ def test_a_masked_score_does_not_make_the_others_underflow() -> None:
 
 
 @pytest.mark.parametrize("stored", [np.nan, np.inf])
-def test_softmax_propagates_what_is_not_masked(stored: float) -> None:
+def test_softmax_propagates_nan_and_infinity_of_an_attendable_key(stored: float) -> None:
     assert np.isnan(softmax(np.array([[stored, 1.0]]))).all()
 
 
@@ -295,12 +295,12 @@ def test_mean_normalization_counts_attendable_keys() -> None:
 
 @pytest.mark.parametrize("m", [3_000, 70_000])
 def test_counts_beyond_what_the_dtype_adds_up(m: int) -> None:
-    """Ones, added one by one in float16, stop at 2,048, and 65,504 is its largest number."""
+    """In float16, adding ones stops at 2,048, and the largest number is 65,504."""
     value = np.ones((m, 1), np.float16)
     mask = np.ones((1, m), bool)
-    for given in (None, mask):
-        assert average_pooling(value, mask=None if given is None else given[0]).tolist() == [1]
-        assert mean_normalization(value.T * np.float16(3_000), mask=given)[0, 0] == np.float16(3_000 / m)
+    for used_mask in (None, mask):
+        assert average_pooling(value, mask=None if used_mask is None else used_mask[0]).tolist() == [1]
+        assert mean_normalization(value.T * np.float16(3_000), mask=used_mask)[0, 0] == np.float16(3_000 / m)
 
 
 def test_additive_scores_saturate() -> None:

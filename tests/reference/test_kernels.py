@@ -35,22 +35,22 @@ def test_a_head_for_each_head_is_attention_in_heads() -> None:
 def test_the_first_heads_of_the_queries_share_the_first_head_of_the_keys() -> None:
     query = np.concatenate([ROWS, ROWS])
     values = np.stack([np.zeros((4, 3)), np.ones((4, 3))])
-    found, expected = grouped_query_attention(query, ROWS, values), np.repeat([0.0, 1.0], 2)[:, None, None]
+    result, expected = grouped_query_attention(query, ROWS, values), np.repeat([0.0, 1.0], 2)[:, None, None]
     assert_within_budgets(
         [(np.broadcast_to(expected, query.shape), None)], "grouped_query_attention", query, ROWS, values
     )
-    assert_within_budgets(found, "grouped_query_attention", query, ROWS, values)
+    assert_within_budgets(result, "grouped_query_attention", query, ROWS, values)
 
 
 def test_a_sink_takes_its_share_and_no_value() -> None:
     output, logarithms = grouped_query_attention(ROWS[:, :1], 0 * ROWS, np.ones((2, 4, 1)), sinks=np.log([4.0, 12.0]))
     expected = np.array([4 / 8, 4 / 16]).reshape(2, 1, 1), np.log([[8.0], [16.0]])
-    given = ROWS[:, :1], 0 * ROWS, np.ones((2, 4, 1))
+    arguments = ROWS[:, :1], 0 * ROWS, np.ones((2, 4, 1))
     sinks = np.log([4.0, 12.0])
-    assert_within_budgets([(output, logarithms), expected], "grouped_query_attention", *given, sinks=sinks)
+    assert_within_budgets([(output, logarithms), expected], "grouped_query_attention", *arguments, sinks=sinks)
 
 
-def test_rows_without_keys() -> None:
+def test_rows_without_keys_give_0() -> None:
     nothing = np.zeros((4, 4), bool)
     output, logarithms = grouped_query_attention(ROWS, ROWS, np.full_like(ROWS, np.nan), mask=nothing)
     assert logarithms is not None
@@ -78,14 +78,14 @@ def test_a_masked_score_is_not_capped() -> None:
         (None, [[1] * 5] * 3),
     ],
 )
-def test_windows(window: Any, allowed: list[list[int]]) -> None:
+def test_windows_allow_the_keys_between_their_ends(window: Any, allowed: list[list[int]]) -> None:
     assert (sliding_window_mask(3, 5, window=window) == np.array(allowed, bool)).all()
 
 
 @pytest.mark.parametrize("window", [3, (1,), (1, -1), (1.0, 0), [1, 0], (True, 0)])
-def test_what_is_no_window_is_named(window: Any) -> None:
-    words = r"^sliding_window_mask: window: expected a tuple \(left, right\), each an integer"
-    with pytest.raises(TypeError, match=words):
+def test_an_invalid_window_is_named(window: Any) -> None:
+    pattern = r"^sliding_window_mask: window: expected a tuple \(left, right\), each an integer"
+    with pytest.raises(TypeError, match=pattern):
         sliding_window_mask(3, 5, window=window)
 
 
@@ -115,27 +115,29 @@ def test_pages_beyond_the_cache_and_lengths_beyond_the_table_are_named() -> None
 def test_queries_are_the_last_positions_of_a_cache() -> None:
     pages = np.arange(8.0).reshape(2, 1, 4, 1)
     query = np.zeros((1, 2, 1))
-    given = query, pages, pages, np.array([1, 0]), np.array(6)
+    arguments = query, pages, pages, np.array([1, 0]), np.array(6)
     order = np.array([4, 5, 6, 7, 0, 1])
     means = np.array([order[:5].mean(), order.mean()]).reshape(1, 2, 1), np.log([[5.0, 6.0]])
-    assert_within_budgets([paged_attention(*given, causal=True), means], "paged_attention", *given, causal=True)
+    assert_within_budgets([paged_attention(*arguments, causal=True), means], "paged_attention", *arguments, causal=True)
 
 
 def test_parts_without_keys_are_left_out() -> None:
     outputs = np.array([[1.0, 2.0], [np.nan, np.nan], [3.0, 6.0]])
     logarithms = np.array([0.0, -np.inf, np.log(3)])
     expected = np.array([2.5, 5.0]), np.array(np.log(4))
-    found = [merge_attention(outputs, logarithms), expected]
-    assert_within_budgets(found, "merge_attention", outputs, logarithms)
+    results = [merge_attention(outputs, logarithms), expected]
+    assert_within_budgets(results, "merge_attention", outputs, logarithms)
     output, logarithm = merge_attention(outputs, np.full(3, -np.inf))
     assert (output == 0).all()
     assert logarithm == -np.inf
 
 
-def test_rotations_by_a_quarter() -> None:
-    given, theta = (np.array([[1.0, 0.0, 1.0, 0.0]]), np.array([1])), (2 / np.pi) ** 2
+def test_rotations_worked_by_hand() -> None:
+    arguments, theta = (np.array([[1.0, 0.0, 1.0, 0.0]]), np.array([1])), (2 / np.pi) ** 2
     expected = np.array([[np.cos(1), np.sin(1), 0, 1]])
-    assert_within_budgets([rotary_embedding(*given, theta=theta), expected], "rotary_embedding", *given, theta=theta)
+    assert_within_budgets(
+        [rotary_embedding(*arguments, theta=theta), expected], "rotary_embedding", *arguments, theta=theta
+    )
 
 
 def test_an_odd_number_of_features_cannot_be_turned() -> None:
@@ -144,16 +146,16 @@ def test_an_odd_number_of_features_cannot_be_turned() -> None:
 
 
 @pytest.mark.parametrize(("heads", "exponents"), [(1, [8]), (4, [2, 4, 6, 8]), (3, [4, 8, 2]), (6, [2, 4, 6, 8, 1, 3])])
-def test_slopes(heads: int, exponents: list[int]) -> None:
+def test_slopes_are_powers_of_two(heads: int, exponents: list[int]) -> None:
     assert_within_budgets([alibi_slopes(heads), 2.0 ** -np.array(exponents)], "alibi_slopes", heads)
 
 
-def test_documents() -> None:
+def test_documents_attend_to_themselves_alone() -> None:
     mask = document_mask(np.array([0, 7, 7]), np.array([7, 0]))
     assert mask.tolist() == [[False, True], [True, False], [True, False]]
 
 
-def test_dropout() -> None:
+def test_dropout_scales_the_kept_weights() -> None:
     weights = np.array([[0.25, np.nan, 0.75]])
     kept = dropout(weights, keep=np.array([[True, False, True]]), rate=0.5)
     assert kept.tolist() == [[0.5, 0.0, 1.5]]

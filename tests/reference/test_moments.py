@@ -21,7 +21,7 @@ def design(degree: int) -> np.ndarray:
 
 
 def dot_products(mean: np.ndarray, sigma: float) -> np.ndarray:
-    """The dot product of q and k with these moments on every sample of the design; shape (samples)."""
+    """Dot products of q and k on every sample of the design; shape (samples)."""
     d = len(mean)
     signs = design((2 * d).bit_length())
     query, key = (mean + sigma * signs[:, part] for part in (slice(0, d), slice(d, 2 * d)))
@@ -81,7 +81,7 @@ def test_symbolic_identity_at_two_coordinates() -> None:
 
 
 def patterns(signs: np.ndarray) -> Iterator[np.ndarray]:
-    """How often each of the 16 patterns of any four variables occurs."""
+    """Counts of the 16 patterns of every four variables."""
     for columns in combinations(range(signs.shape[1]), 4):
         yield np.bincount((signs[:, columns] > 0) @ np.array([1, 2, 4, 8]), minlength=16)
 

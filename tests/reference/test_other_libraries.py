@@ -63,9 +63,9 @@ def test_scaled_dot_product_attention(causal: bool, masked: bool) -> None:
     expected = torch.nn.functional.scaled_dot_product_attention(
         *map(torch.from_numpy, (query, key, value)), attn_mask=allowed
     )
-    given: dict[str, Any] = {"mask": mask if masked else None, "causal": causal}
-    got = scaled_dot_product_attention(query, key, value, **given)
-    assert_within_budgets([got, expected], "scaled_dot_product_attention", query, key, value, **given)
+    options: dict[str, Any] = {"mask": mask if masked else None, "causal": causal}
+    got = scaled_dot_product_attention(query, key, value, **options)
+    assert_within_budgets([got, expected], "scaled_dot_product_attention", query, key, value, **options)
 
 
 def test_multi_head_attention() -> None:
@@ -83,14 +83,14 @@ def test_additive_scores_are_a_perceptron_on_query_and_key() -> None:
     w_q, w_k, w_v = RNG.normal(size=(6, 2)), RNG.normal(size=(6, 5)), RNG.normal(size=6)
     pairs = np.concatenate([np.repeat(query, 4, axis=0), np.tile(key, (3, 1))], axis=1)
     expected = np.tanh(pairs @ np.concatenate([w_q, w_k], axis=1).T) @ w_v
-    given = query, key, w_q, w_k, w_v
-    assert_within_budgets([additive_scores(*given), expected.reshape(3, 4)], "additive_scores", *given)
+    arguments = query, key, w_q, w_k, w_v
+    assert_within_budgets([additive_scores(*arguments), expected.reshape(3, 4)], "additive_scores", *arguments)
 
 
 def test_scores_of_a_batch_are_an_einsum() -> None:
     query, key = RNG.normal(size=(2, 1, 3, 4)), RNG.normal(size=(5, 6, 4))
-    found = [dot_scores(query, key), np.einsum("aind,bmd->abnm", query, key)]
-    assert_within_budgets(found, "dot_scores", query, key)
+    results = [dot_scores(query, key), np.einsum("aind,bmd->abnm", query, key)]
+    assert_within_budgets(results, "dot_scores", query, key)
 
 
 def test_gru_cell_with_the_reset_gate_after_the_product() -> None:
@@ -134,7 +134,7 @@ def test_lstm_cell() -> None:
 
 
 def their_decoder(vocabulary: int, d_y: int, d_h: int, d_s: int, h: int) -> Any:
-    """Bahdanau's decoder of PyTorch's modules, which have a bias for the input and one for the state."""
+    """Bahdanau's decoder of PyTorch's modules; the cell has two biases."""
     modules = {
         "embedding": torch.nn.Embedding(vocabulary, d_y),
         "query": torch.nn.Linear(d_s, h, bias=False),
@@ -172,9 +172,9 @@ def test_decoder_step() -> None:
     token, state, annotations = np.array([6, 0]), RNG.normal(size=(2, 4)), RNG.normal(size=(2, 8, 5))
     real = np.arange(8) < np.array([[8], [3]])
     scores, expected = their_step(m, *map(torch.from_numpy, (token, state, annotations, real)))
-    given = token, state, annotations, parameters_of(m)
-    results = [decoder_step(*given, mask=real), (scores.softmax(-1), expected)]
-    assert_within_budgets(results, "decoder_step", *given, mask=real)
+    arguments = token, state, annotations, parameters_of(m)
+    results = [decoder_step(*arguments, mask=real), (scores.softmax(-1), expected)]
+    assert_within_budgets(results, "decoder_step", *arguments, mask=real)
 
 
 def test_teacher_forced_decode() -> None:
@@ -186,19 +186,18 @@ def test_teacher_forced_decode() -> None:
     for token in torch.from_numpy(tokens).unbind(-1):
         scores, s = their_step(m, token, s, annotations, real)
         expected.append(torch.log_softmax(scores, -1).detach().numpy())
-    given = tokens, state.numpy(), annotations.numpy(), parameters_of(m)
-    results = [teacher_forced_decode(*given, mask=real.numpy()), (np.stack(expected, axis=-2), s)]
-    assert_within_budgets(results, "teacher_forced_decode", *given, mask=real)
+    arguments = tokens, state.numpy(), annotations.numpy(), parameters_of(m)
+    results = [teacher_forced_decode(*arguments, mask=real.numpy()), (np.stack(expected, axis=-2), s)]
+    assert_within_budgets(results, "teacher_forced_decode", *arguments, mask=real)
 
 
 def numbers(x: Any) -> np.ndarray[Any, Any]:
-    """The numbers of a parameter."""
-    found: np.ndarray[Any, Any] = x.detach().numpy()
-    return found
+    values: np.ndarray[Any, Any] = x.detach().numpy()
+    return values
 
 
 def with_random_weights(module: Any) -> Any:
-    """The module with normal weights, attention without biases, which ours has none of."""
+    """The module with normal weights; biases of attention are 0, for ours has none."""
     for name, parameter in module.named_parameters():
         bias = name.endswith(("in_proj_bias", "out_proj.bias"))
         parameter.data = torch.from_numpy(RNG.normal(size=parameter.shape) * (0 if bias else 0.5))
@@ -237,17 +236,16 @@ def decoder_of(theirs: Any) -> DecoderLayerParameters[Any]:
     )
 
 
-WAYS = pytest.mark.parametrize(("norm", "masked"), [(n, m) for n in ("post", "pre") for m in (False, True)])
+NORMS_AND_MASKS = pytest.mark.parametrize(("norm", "masked"), [(n, m) for n in ("post", "pre") for m in (False, True)])
 """Norms, with and without masks."""
 D, N, M, HEADS = 8, 6, 5, 2
 
 
 def within_budget(got: Any, expected: Any, reference: Any, **arguments: Any) -> None:
-    """Theirs and ours are what the budget of doubles allows."""
     assert_within_budgets([got, expected], reference, **arguments)
 
 
-@WAYS
+@NORMS_AND_MASKS
 def test_encoder_layers_and_stacks(norm: Literal["post", "pre"], masked: bool) -> None:
     layer = torch.nn.TransformerEncoderLayer(
         D, HEADS, 5, dropout=0.0, batch_first=True, norm_first=norm == "pre", dtype=torch.float64
@@ -256,16 +254,15 @@ def test_encoder_layers_and_stacks(norm: Literal["post", "pre"], masked: bool) -
     layers = tuple(map(encoder_of, theirs.layers))
     x, mask = RNG.normal(size=(3, N, D)), np.tri(N, dtype=bool) if masked else None
     hidden = None if mask is None else torch.from_numpy(~mask)
-    one = theirs.layers[0](torch.from_numpy(x), src_mask=hidden)
-    how = {"mask": mask, "norm": norm}
-    within_budget(
-        encoder_layer(x, layers[0], mask=mask, norm=norm), one, encoder_layer, x=x, parameters=layers[0], **how
-    )
-    every = theirs(torch.from_numpy(x), mask=hidden)
-    within_budget(encoder_stack(x, layers, mask=mask, norm=norm), every, encoder_stack, x=x, layers=layers, **how)
+    flags: Any = {"mask": mask, "norm": norm}
+    expected = theirs.layers[0](torch.from_numpy(x), src_mask=hidden)
+    got = encoder_layer(x, layers[0], **flags)
+    within_budget(got, expected, encoder_layer, x=x, parameters=layers[0], **flags)
+    expected, got = theirs(torch.from_numpy(x), mask=hidden), encoder_stack(x, layers, **flags)
+    within_budget(got, expected, encoder_stack, x=x, layers=layers, **flags)
 
 
-@WAYS
+@NORMS_AND_MASKS
 def test_decoder_layers_and_stacks(norm: Literal["post", "pre"], masked: bool) -> None:
     layer = torch.nn.TransformerDecoderLayer(
         D, HEADS, 5, dropout=0.0, batch_first=True, norm_first=norm == "pre", dtype=torch.float64
@@ -279,13 +276,11 @@ def test_decoder_layers_and_stacks(norm: Literal["post", "pre"], masked: bool) -
             allowed[:, 0] = True
     hidden = torch.from_numpy(~(np.tri(N, dtype=bool) & (True if mask is None else mask)))
     memory_hidden = None if memory_mask is None else torch.from_numpy(~memory_mask)
-    given = torch.from_numpy(x), torch.from_numpy(memory)
-    how: Any = {"mask": mask, "memory_mask": memory_mask, "norm": norm}
-    one = theirs.layers[0](*given, tgt_mask=hidden, memory_mask=memory_hidden)
-    within_budget(
-        decoder_layer(x, memory, layers[0], **how), one, decoder_layer, x=x, memory=memory, parameters=layers[0], **how
-    )
-    every = theirs(*given, tgt_mask=hidden, memory_mask=memory_hidden)
-    within_budget(
-        decoder_stack(x, memory, layers, **how), every, decoder_stack, x=x, memory=memory, layers=layers, **how
-    )
+    tensors = torch.from_numpy(x), torch.from_numpy(memory)
+    flags: Any = {"mask": mask, "memory_mask": memory_mask, "norm": norm}
+    expected = theirs.layers[0](*tensors, tgt_mask=hidden, memory_mask=memory_hidden)
+    got = decoder_layer(x, memory, layers[0], **flags)
+    within_budget(got, expected, decoder_layer, x=x, memory=memory, parameters=layers[0], **flags)
+    expected = theirs(*tensors, tgt_mask=hidden, memory_mask=memory_hidden)
+    got = decoder_stack(x, memory, layers, **flags)
+    within_budget(got, expected, decoder_stack, x=x, memory=memory, layers=layers, **flags)

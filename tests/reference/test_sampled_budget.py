@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 UNITS, STEPS = 64, 14
 RNG = np.random.default_rng(3)
 POSITIVE = RNG.uniform(0, 3 / UNITS, (UNITS, UNITS)).astype(np.float32)
-"""A matrix that multiplies what is common to all units by 1.5, and diminishes everything else."""
+"""A matrix that multiplies the mean of units by 1.5 and shrinks their deviations."""
 
 
 def around_a_fixed_point(h: Any, w: Any, b: Any) -> Any:
@@ -36,29 +36,29 @@ def test_honest_errors_that_align_exceed_budgets_of_independent_ones_and_not_tho
     p = precision("rnn", "float32")
     independent, sampled = [], []
     for _ in range(5):
-        given = network()
-        got = around_a_fixed_point(**given)
-        independent.append(largest_ratio(got, judged(around_a_fixed_point, given, p)))
-        sampled.append(largest_ratio(got, judged(around_a_fixed_point, given, p, sampled=True)))
+        arguments = network()
+        got = around_a_fixed_point(**arguments)
+        independent.append(largest_ratio(got, judged(around_a_fixed_point, arguments, p)))
+        sampled.append(largest_ratio(got, judged(around_a_fixed_point, arguments, p, sampled=True)))
     assert max(independent) > 2
     assert max(sampled) < 1
 
 
 def test_honest_gradients_whose_errors_align_likewise() -> None:
-    p, given = precision("rnn", "float32"), network()
+    p, arguments = precision("rnn", "float32"), network()
     values, vectors = np.linalg.eig(POSITIVE.T.astype(np.float64))
     common = np.real(vectors[:, np.argmax(np.abs(values))])
     drawn = normal(UNITS)
     # A gradient without what the weights amplify, so that only its errors are amplified.
     cotangent = np.tile(drawn - common * (drawn @ common) / (common @ common), (5, 1)).astype(np.float32)
-    found = [
-        gradients(around_a_fixed_point, given, cotangent, p, np.float64, sampled=how)["h"] for how in (False, True)
+    results = [
+        gradients(around_a_fixed_point, arguments, cotangent, p, np.float64, sampled=how)["h"] for how in (False, True)
     ]
     got = cotangent
     for _ in range(STEPS):
         got = got @ POSITIVE.T
-    independent, sampled = (np.abs(got - value).max() / budget.max() for value, budget in found)
-    np.testing.assert_array_equal(found[0][0], found[1][0])
+    independent, sampled = (np.abs(got - value).max() / budget.max() for value, budget in results)
+    np.testing.assert_array_equal(results[0][0], results[1][0])
     assert independent > 1 > sampled
 
 
@@ -69,16 +69,16 @@ def test_honest_gradients_whose_errors_align_likewise() -> None:
 )
 def test_independent_errors_have_the_same_deviation_either_way(operation: str, names: list[str], dtype: str) -> None:
     p = precision(operation, dtype)
-    given: dict[str, Array] = {name: normal(6, 8) for name in names}
-    rule, sample = (judged(REFERENCE[operation], given, p, sampled=how) for how in (False, True))
+    arguments: dict[str, Array] = {name: normal(6, 8) for name in names}
+    rule, sample = (judged(REFERENCE[operation], arguments, p, sampled=how) for how in (False, True))
     np.testing.assert_array_equal(rule.value, sample.value)
     assert 1 <= np.median(sample.sigma / rule.sigma) < 1.2
     assert (sample.sigma / rule.sigma).max() < 2.2
 
 
 def test_samples_are_the_same_each_time_and_their_number_is_enough() -> None:
-    p, given = precision("rnn", "float32"), network()
-    first, again = (judged(around_a_fixed_point, given, p, sampled=True) for _ in range(2))
+    p, arguments = precision("rnn", "float32"), network()
+    first, again = (judged(around_a_fixed_point, arguments, p, sampled=True) for _ in range(2))
     np.testing.assert_array_equal(first.budget, again.budget)
     assert 2 * t.sf(8, SAMPLES) < 1e-6
 
@@ -86,14 +86,14 @@ def test_samples_are_the_same_each_time_and_their_number_is_enough() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("shapes", [((3,), (3, 4)), ((2, 3), (3, 4)), ((2, 3), (3,)), ((3,), (2, 3, 4))])
 def test_samples_of_products_have_the_shape_of_the_product(shapes: Any, dtype: str) -> None:
-    given = {name: normal(*shape).astype(np.dtype(dtype)) for name, shape in zip("ab", shapes, strict=True)}
-    found = []
+    arguments = {name: normal(*shape).astype(np.dtype(dtype)) for name, shape in zip("ab", shapes, strict=True)}
+    product_shapes = []
 
     def product(a: Any, b: Any) -> Any:
         result = np.tanh(a) @ b
-        found.append(result.shape)
+        product_shapes.append(result.shape)
         return result
 
-    judged(product, given, precision("rnn", dtype), sampled=True)
-    assert len(found) > SAMPLES
-    assert set(found) == {(given["a"] @ given["b"]).shape}
+    judged(product, arguments, precision("rnn", dtype), sampled=True)
+    assert len(product_shapes) > SAMPLES
+    assert set(product_shapes) == {(arguments["a"] @ arguments["b"]).shape}

@@ -1,4 +1,4 @@
-"""Every shape that violates a Protocol raises, and says which operation, which argument, what and what instead."""
+"""Shapes that violate a Protocol raise errors with operation, argument and both shapes."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -19,7 +19,7 @@ from attnspec.spec import (
     RNNParameters,
     ShapeError,
 )
-from attnspec.spec.contract.tree import described, mapped
+from attnspec.spec.contract.tree import map_tree, pair_leaves
 
 from .conftest import draw_arguments
 
@@ -32,19 +32,19 @@ def drawn(operation: Operation) -> dict[str, Any]:
 
 
 @cache
-def given(operation: Operation) -> dict[str, Leaf | Option]:
-    """What arguments have to be given, by path, with the arrays of every layer."""
-    return {node.path: node for node, value in described(operation.call, drawn(operation)) if value is not None}
+def argument_nodes(operation: Operation) -> dict[str, Leaf | Option]:
+    """The arguments that a call has, by path, with the arrays of every layer."""
+    return {node.path: node for node, value in pair_leaves(operation.call, drawn(operation)) if value is not None}
 
 
 def arrays(operation: Operation) -> list[Leaf]:
-    return [node for node in given(operation).values() if isinstance(node, Leaf) and not node.free]
+    return [node for node in argument_nodes(operation).values() if isinstance(node, Leaf) and not node.free]
 
 
-def shared(operation: Operation, leaf: Leaf) -> Iterator[int]:
-    """Places of the dimensions whose sizes another argument fixes too."""
+def dimensions_fixed_elsewhere(operation: Operation, leaf: Leaf) -> Iterator[int]:
+    """Positions of the dimensions whose sizes another argument fixes too."""
     fixed = {size for other in arrays(operation) if other is not leaf for size in other.sizes}
-    fixed |= {path for path, node in given(operation).items() if node.kind is Kind.SIZE}
+    fixed |= {path for path, node in argument_nodes(operation).items() if node.kind is Kind.SIZE}
     for place, d in enumerate(leaf.core):
         repeated = any(d.written == e.written for e in leaf.core[:place])
         spare = any(operation.axis(size) & Axis.SPARE for size in d.sizes)
@@ -54,7 +54,7 @@ def shared(operation: Operation, leaf: Leaf) -> Iterator[int]:
 
 def violations(operation: Operation) -> Iterator[Violation]:
     batched = [leaf for leaf in arrays(operation) if leaf.batched]
-    for path, node in given(operation).items():
+    for path, node in argument_nodes(operation).items():
         if node.kind is Kind.SIZE:
             yield path, "negative"
     for leaf in arrays(operation):
@@ -62,7 +62,7 @@ def violations(operation: Operation) -> Iterator[Violation]:
             yield leaf.path, "rank too low"
         if not leaf.batched:
             yield leaf.path, "rank too high"
-        for place in shared(operation, leaf):
+        for place in dimensions_fixed_elsewhere(operation, leaf):
             yield leaf.path, f"size {place}"
         for place, d in enumerate(leaf.core):
             positions = all(operation.axis(size) & Axis.POSITION for size in d.sizes)
@@ -92,8 +92,8 @@ def violate(node: Leaf | Option, value: Any, what: str) -> Any:
 
 
 def with_violation(operation: Operation, arguments: dict[str, Any], argument: str, what: str) -> dict[str, Any]:
-    node = given(operation)[argument]
-    changed: dict[str, Any] = mapped(arguments, lambda path, x: violate(node, x, what) if path == argument else x)
+    node = argument_nodes(operation)[argument]
+    changed: dict[str, Any] = map_tree(arguments, lambda path, x: violate(node, x, what) if path == argument else x)
     return changed
 
 
@@ -109,7 +109,7 @@ def test_every_violation_is_named(name: str, subtests: pytest.Subtests) -> None:
                 REFERENCE[name](**wrong)
             error = raised.value
             assert error.operation == name
-            assert error.argument in given(operation)
+            assert error.argument in argument_nodes(operation)
             assert str(error) == f"{name}: {error.argument}: expected {error.expected}; got {error.got}"
 
 
@@ -192,7 +192,7 @@ def trues(*shape: int) -> np.ndarray:
         ("dot_product_variance", (zeros(2), zeros(2)), "sigma: expected a number; got shape (2,)"),
     ],
 )
-def test_message(name: str, arguments: tuple[Any, ...], message: str) -> None:
+def test_the_message_of_a_wrong_shape(name: str, arguments: tuple[Any, ...], message: str) -> None:
     keyword_only = sorted(OPERATIONS[name].keyword_only)
     positional = len(OPERATIONS[name].call.names) - len(keyword_only)
     with pytest.raises(ShapeError) as raised:
@@ -209,7 +209,7 @@ def test_message(name: str, arguments: tuple[Any, ...], message: str) -> None:
         ("average_pooling", (zeros(2, 3),), trues(3), "expected (*batch, m) with m = 2 or 1; got (3,)"),
     ],
 )
-def test_message_about_a_mask(name: str, arguments: tuple[Any, ...], mask: np.ndarray, message: str) -> None:
+def test_the_message_of_a_wrong_mask(name: str, arguments: tuple[Any, ...], mask: np.ndarray, message: str) -> None:
     with pytest.raises(ShapeError) as raised:
         REFERENCE[name](*arguments, mask=mask)
     assert str(raised.value) == f"{name}: mask: {message}"

@@ -17,15 +17,15 @@ GATES = {"rnn": "h", "gru": "rzh", "lstm": "ifco"}
 RECORDS: dict[str, Any] = {"rnn": RNNParameters, "gru": GRUParameters, "lstm": LSTMParameters}
 
 
-def network(kind: str, **how: Any) -> Any:
-    """A network of torch.nn. The second bias of a GRU's candidate is 0: it is reset, and ours has none there."""
+def network(kind: str, **options: Any) -> Any:
+    """A network of torch.nn; the reset bias of a GRU's candidate is 0, since ours has none."""
     torch.manual_seed(0)
-    made = getattr(torch.nn, kind.upper())(D, H, batch_first=True, dtype=torch.float64, **how)
+    module = getattr(torch.nn, kind.upper())(D, H, batch_first=True, dtype=torch.float64, **options)
     if kind == "gru":
-        for name, bias in made.named_parameters():
+        for name, bias in module.named_parameters():
             if name.startswith("bias_hh"):
                 bias.data[2 * H :] = 0
-    return made
+    return module
 
 
 def parameters(kind: str, theirs: Any, suffix: str) -> Any:
@@ -41,14 +41,14 @@ def parameters(kind: str, theirs: Any, suffix: str) -> Any:
 
 
 def run(theirs: Any, x: Any, state: list[Any], lengths: Any) -> tuple[Any, list[Any]]:
-    """States and the parts of the final one (layers·directions, n, h), of sequences of these lengths."""
-    given = [torch.from_numpy(part) for part in state]
+    """States, and the parts of the final state (layers·directions, n, h)."""
+    initial = [torch.from_numpy(part) for part in state]
     inputs = torch.from_numpy(x)
     if lengths is not None:
         inputs = torch.nn.utils.rnn.pack_padded_sequence(
             inputs, torch.from_numpy(lengths), batch_first=True, enforce_sorted=False
         )
-    states, final = theirs(inputs, tuple(given) if len(given) > 1 else given[0])
+    states, final = theirs(inputs, tuple(initial) if len(initial) > 1 else initial[0])
     if lengths is not None:
         states, _ = torch.nn.utils.rnn.pad_packed_sequence(states, batch_first=True, total_length=T)
     parts = final if isinstance(final, tuple) else (final,)
@@ -81,8 +81,8 @@ def drawn(runs: int, kind: str) -> tuple[Any, list[Any]]:
 def test_one_direction(kind: str, lengths: Any) -> None:
     theirs, (x, state) = network(kind), drawn(1, kind)
     states, final = run(theirs, x, state, lengths)
-    given, last = (state_of(kind, [part[0] for part in parts]) for parts in (state, final))
-    assert_theirs_is_ours(kind, (states, last), x, given, parameters(kind, theirs, "l0"), lengths=lengths)
+    initial, last = (state_of(kind, [part[0] for part in parts]) for parts in (state, final))
+    assert_theirs_is_ours(kind, (states, last), x, initial, parameters(kind, theirs, "l0"), lengths=lengths)
 
 
 @with_lengths
@@ -90,9 +90,9 @@ def test_one_direction(kind: str, lengths: Any) -> None:
 def test_both_directions(kind: str, lengths: Any) -> None:
     theirs, (x, state) = network(kind, bidirectional=True), drawn(2, kind)
     states, final = run(theirs, x, state, lengths)
-    given, last = (tuple(state_of(kind, [part[i] for part in parts]) for i in range(2)) for parts in (state, final))
+    initial, last = (tuple(state_of(kind, [part[i] for part in parts]) for i in range(2)) for parts in (state, final))
     both = tuple(parameters(kind, theirs, suffix) for suffix in ("l0", "l0_reverse"))
-    assert_theirs_is_ours(f"bidirectional_{kind}", (states, last), x, given, both, lengths=lengths)
+    assert_theirs_is_ours(f"bidirectional_{kind}", (states, last), x, initial, both, lengths=lengths)
 
 
 @with_lengths
@@ -100,6 +100,6 @@ def test_both_directions(kind: str, lengths: Any) -> None:
 def test_stacks(kind: str, lengths: Any) -> None:
     theirs, (x, state) = network(kind, num_layers=3), drawn(3, kind)
     states, final = run(theirs, x, state, lengths)
-    given, last = (state_of(kind, [np.moveaxis(part, 0, -2) for part in parts]) for parts in (state, final))
+    initial, last = (state_of(kind, [np.moveaxis(part, 0, -2) for part in parts]) for parts in (state, final))
     layers = tuple(parameters(kind, theirs, f"l{i}") for i in range(3))
-    assert_theirs_is_ours(f"stacked_{kind}", (states, last), x, given, layers, lengths=lengths)
+    assert_theirs_is_ours(f"stacked_{kind}", (states, last), x, initial, layers, lengths=lengths)

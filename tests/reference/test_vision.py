@@ -93,8 +93,8 @@ def test_interpolation_of_zero_and_two(size: int, align_corners: bool, expected:
 
 
 def test_a_gate_of_one_place() -> None:
-    one = np.ones((1, 1))
-    parameters = AttentionGateParameters(2 * one, one, np.array([-1.0]), np.array([1.0]), np.array(0.0))
+    unit = np.ones((1, 1))
+    parameters = AttentionGateParameters(2 * unit, unit, np.array([-1.0]), np.array([1.0]), np.array(0.0))
     x, gating = np.full((1, 1, 1, 1), 3.0), np.full((1, 1, 1, 1), -5.0)
     gated, coefficients = attention_gate(x, gating, parameters)
     assert (gated.item(), coefficients.item()) == (1.5, 0.5)  # relu(6 − 5 − 1) = 0
@@ -104,9 +104,9 @@ def test_a_gate_of_one_place() -> None:
 
 def test_equal_places_are_attended_to_alike() -> None:
     features = np.arange(6.0).reshape(2, 3, 1)
-    given = np.ones(2), features, normal(4, 2), normal(4, 1), np.zeros(4)
+    arguments = np.ones(2), features, normal(4, 2), normal(4, 1), np.zeros(4)
     by_hand = np.array([2.5]), np.full((2, 3), 1 / 6)
-    assert_within_budgets([spatial_attention(*given), by_hand], "spatial_attention", *given)
+    assert_within_budgets([spatial_attention(*arguments), by_hand], "spatial_attention", *arguments)
 
 
 # At the edges ---------------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_a_saturated_gate_is_open_or_shut(bias: float) -> None:
     assert np.array_equal(gated, x * (bias > 0))
 
 
-def test_what_is_not_a_number_reaches_its_neighbours_only() -> None:
+def test_nan_reaches_its_neighbours_only() -> None:
     x = np.zeros((1, 1, 5, 1))
     x[0, 0, 2] = np.nan
     got = interpolate(x, 1, 1, 10)[0, 0, :, 0]
@@ -154,13 +154,13 @@ def test_what_is_not_a_number_reaches_its_neighbours_only() -> None:
         ((4, 6), 2, f"image: expected {IMAGE}, rank 3 or more; got (4, 6)"),
     ],
 )
-def test_images_that_do_not_consist_of_patches(shape: tuple[int, ...], patch: int, message: str) -> None:
+def test_an_image_that_does_not_consist_of_patches_is_refused(shape: tuple[int, ...], patch: int, message: str) -> None:
     with pytest.raises(ShapeError) as raised:
         patchify(np.zeros(shape), patch)
     assert str(raised.value) == f"patchify: {message}"
 
 
-def test_an_image_with_more_patches_than_positions() -> None:
+def test_an_image_with_more_patches_than_positions_is_refused() -> None:
     parameters = PatchEmbeddingParameters(normal(5, 2, 2, 3), normal(5), normal(7, 5))
     with pytest.raises(ShapeError) as raised:
         patch_embedding(normal(4, 8, 3), parameters)
@@ -172,11 +172,11 @@ def test_an_image_with_more_patches_than_positions() -> None:
 
 
 def test_a_position_that_is_an_integer_may_be_rounded_down() -> None:
-    """A place at which a backend computes 2 − ε for the position 2 takes ε of the place before."""
+    """Position 2 computed as 2 − ε takes ε of the place before."""
     x = np.zeros((1, 1, 5, 1), np.float32)
     x[0, 0, 1] = 1e30
-    given = {"x": x, "slices": 1, "rows": 1, "columns": 15}
-    oracle = judged(interpolate, given, precision("ieee32"))
+    arguments = {"x": x, "slices": 1, "rows": 1, "columns": 15}
+    oracle = judged(interpolate, arguments, precision("ieee32"))
     share = 2.0**-23  # of positions near 2
     assert oracle.value[0, 0, 7, 0] == 0
     assert oracle.budget[0, 0, 7, 0] > share * 1e30
@@ -186,8 +186,8 @@ def test_a_position_that_is_an_integer_may_be_rounded_down() -> None:
 def test_positions_are_not_rounded_to_half_precision() -> None:
     x = np.zeros((1, 1, 16, 1), np.float32)
     x[0, 0, 8:] = 1
-    given = {"x": x, "slices": 1, "rows": 1, "columns": 32}
-    oracle = judged(interpolate, given, precision("mixed-bfloat16"))
+    arguments = {"x": x, "slices": 1, "rows": 1, "columns": 32}
+    oracle = judged(interpolate, arguments, precision("mixed-bfloat16"))
     assert oracle.budget[0, 0, 15, 0] < 2.0**-5
 
 
@@ -195,9 +195,9 @@ def test_gradients_of_long_doubles_take_positions_in_long_doubles() -> None:
     """Of ⟨1, y⟩, whose gradient is how often each place is taken; in doubles a third would be off by 10⁻¹⁷."""
     if np.finfo(np.longdouble).nmant < 63:
         pytest.skip("np.longdouble has no more bits than float64 here")
-    given = {"x": normal(1, 1, 4, 1), "slices": 1, "rows": 1, "columns": 7, "align_corners": True}
-    found = gradients(interpolate, given, np.ones((1, 1, 7, 1)), precision("ieee64"), np.longdouble)
-    value, budget = found["x"]
+    arguments = {"x": normal(1, 1, 4, 1), "slices": 1, "rows": 1, "columns": 7, "align_corners": True}
+    gradients_by_path = gradients(interpolate, arguments, np.ones((1, 1, 7, 1)), precision("ieee64"), np.longdouble)
+    value, budget = gradients_by_path["x"]
     assert value.dtype == np.longdouble
     assert abs(value[0, 0, :, 0] - np.array([1.5, 2, 2, 1.5])).max() < 8 * np.finfo(np.longdouble).eps
     assert (budget > 0).all()
@@ -211,7 +211,9 @@ torch = pytest.importorskip("torch", reason="the optional dependency torch is no
 @pytest.mark.parametrize("align_corners", [False, True])
 @pytest.mark.parametrize(("mode", "dimensions"), [("linear", 1), ("bilinear", 2), ("trilinear", 3)])
 @pytest.mark.parametrize("sizes", [(7, 9, 4), (2, 3, 5), (3, 1, 2), (1, 1, 1), (6, 8, 10)])
-def test_interpolation(sizes: tuple[int, ...], mode: str, dimensions: int, align_corners: bool) -> None:
+def test_interpolation_is_that_of_pytorch(
+    sizes: tuple[int, ...], mode: str, dimensions: int, align_corners: bool
+) -> None:
     grid, wanted = ((1,) * (3 - dimensions) + s[3 - dimensions :] for s in ((3, 4, 5), sizes))
     x = normal(2, *grid, 3)
     got = interpolate(x, *wanted, align_corners=align_corners)
@@ -219,8 +221,8 @@ def test_interpolation(sizes: tuple[int, ...], mode: str, dimensions: int, align
     theirs = torch.nn.functional.interpolate(
         channels_first, wanted[3 - dimensions :], mode=mode, align_corners=align_corners
     )
-    found = [got, theirs.reshape(2, 3, *wanted).movedim(1, -1)]
-    assert_within_budgets(found, "interpolate", x, *wanted, align_corners=align_corners)
+    results = [got, theirs.reshape(2, 3, *wanted).movedim(1, -1)]
+    assert_within_budgets(results, "interpolate", x, *wanted, align_corners=align_corners)
 
 
 def as_module(module: Any, *weights: np.ndarray) -> Any:
@@ -241,7 +243,7 @@ def test_patch_embedding_is_a_convolution() -> None:
     assert_within_budgets([patch_embedding(image, parameters), expected], "patch_embedding", image, parameters)
 
 
-def test_vision_transformer() -> None:
+def test_the_vision_transformer_is_that_of_pytorch() -> None:
     d, heads, f = 8, 2, 5
     layers, theirs = [], []
     for _ in range(2):
@@ -258,17 +260,17 @@ def test_vision_transformer() -> None:
     embedding = PatchEmbeddingParameters(normal(d, 2, 2, 3), normal(d), normal(7, d))
     final = LayerNormParameters(normal(d), normal(d))
     image = normal(3, 4, 6, 3)
-    given = image, embedding, tuple(layers), final
+    arguments = image, embedding, tuple(layers), final
     with torch.no_grad():
         x = torch.from_numpy(patch_embedding(image, embedding))
         for layer in theirs:
             x = layer(x)
         weights = torch.from_numpy(final.gain), torch.from_numpy(final.bias)
         expected = torch.nn.functional.layer_norm(x[:, 0], (d,), *weights).numpy()
-    assert_within_budgets([vit_encoder(*given), expected], "vit_encoder", *given)
+    assert_within_budgets([vit_encoder(*arguments), expected], "vit_encoder", *arguments)
 
 
-def test_attention_gate() -> None:
+def test_the_attention_gate_is_that_of_pytorch() -> None:
     """As Attention U-Nets are written: convolutions of one voxel, the signal projected before it is interpolated."""
     p = gate_parameters(5, 6)
     x, gating = normal(2, 4, 6, 3, 5), normal(2, 2, 3, 2, 6)

@@ -51,19 +51,21 @@ def test_s3_attention_weights() -> None:
 
 
 def test_s3_dot_product_attention() -> None:
-    given = STATE, ANNOTATIONS, ANNOTATIONS
-    assert_within_budgets([dot_product_attention(*given), context([12, 1, 1])], "dot_product_attention", *given)
+    arguments = STATE, ANNOTATIONS, ANNOTATIONS
+    assert_within_budgets([dot_product_attention(*arguments), context([12, 1, 1])], "dot_product_attention", *arguments)
 
 
 def test_s3_scaled_dot_product_attention() -> None:
-    given, by_hand = (STATE, ANNOTATIONS, ANNOTATIONS), context([12 / sqrt(3), 1 / sqrt(3), 1 / sqrt(3)])
-    assert_within_budgets([scaled_dot_product_attention(*given), by_hand], "scaled_dot_product_attention", *given)
+    arguments, by_hand = (STATE, ANNOTATIONS, ANNOTATIONS), context([12 / sqrt(3), 1 / sqrt(3), 1 / sqrt(3)])
+    assert_within_budgets(
+        [scaled_dot_product_attention(*arguments), by_hand], "scaled_dot_product_attention", *arguments
+    )
 
 
 def test_s3_bahdanau_context_is_a_weighted_average_of_annotations() -> None:
-    given = STATE[0], ANNOTATIONS, np.eye(3), np.zeros((3, 3)), np.ones(3)
+    arguments = STATE[0], ANNOTATIONS, np.eye(3), np.zeros((3, 3)), np.ones(3)
     average = np.array([2, 2 / 3, 4])  # keys do not count
-    assert_within_budgets([bahdanau_context(*given), average], "bahdanau_context", *given)
+    assert_within_budgets([bahdanau_context(*arguments), average], "bahdanau_context", *arguments)
 
 
 def test_s2_padding() -> None:

@@ -1,6 +1,6 @@
-"""How long binding takes, in microseconds: ``python tests/spec/binding_time.py``.
+"""Times of binding, in microseconds: ``python tests/spec/binding_time.py``.
 
-For shapes that were seen before, of flat operations and of an encoder stack of 73 arrays; and for new shapes.
+Measured for shapes seen before (flat operations, and an encoder stack of 73 arrays), and for new shapes.
 """
 
 import timeit
@@ -15,7 +15,7 @@ from jaxtyping import Float
 from attnspec.spec import OPERATIONS, Array, Axis, Leaf, Operation, Option, bind, operation
 from attnspec.spec.contract.annotations import sizes
 from attnspec.spec.contract.operation import _OPERATIONS
-from attnspec.spec.contract.tree import built, flatten
+from attnspec.spec.contract.tree import build_tree, flatten
 
 FLAT = ("attention_pooling", "scaled_dot_product_attention", "bahdanau_context", "multi_head_attention")
 LAYERS = 6
@@ -93,22 +93,22 @@ class ElevenArrays(Protocol[Array]):
         ...
 
 
-def declared(protocol: Any, name: str, **words: Any) -> Operation:
+def declared(protocol: Any, name: str, **declaration: Any) -> Operation:
     """The operation that a Protocol describes, which leaves the registry at once."""
-    operation(name, chapter="transformer", formula="", sources=[], **words)(protocol)
+    operation(name, chapter="transformer", formula="", sources=[], **declaration)(protocol)
     return _OPERATIONS.pop(name)
 
 
-def arguments(of: Operation, rows: int = 5) -> dict[str, Any]:
+def arguments(op: Operation, rows: int = 5) -> dict[str, Any]:
     """Arrays for all arguments: ``rows`` queries and keys, every other size is 4."""
 
     def at(node: Leaf | Option) -> Any:
         if isinstance(node, Option):
             return None
-        factors = ((rows if of.axis(f) & Axis.POSITION else 4 for f in d.factors) for d in node.core)
+        factors = ((rows if op.axis(f) & Axis.POSITION else 4 for f in d.factors) for d in node.core)
         return np.zeros((*((2,) if node.batched else ()), *map(prod, factors)))
 
-    return {name: value for name, value in built(of.call, at, lambda layers: LAYERS).items() if value is not None}
+    return {name: value for name, value in build_tree(op.call, at, lambda layers: LAYERS).items() if value is not None}
 
 
 def microseconds(run: Callable[[], Any], number: int) -> float:
@@ -116,32 +116,31 @@ def microseconds(run: Callable[[], Any], number: int) -> float:
     return min(timeit.repeat(run, number=number, repeat=REPEATS)) / number * 1e6
 
 
-def seen_before(of: Operation) -> tuple[int, float]:
+def seen_before(op: Operation) -> tuple[int, float]:
     """The number of arrays, and the time to bind them."""
-    given = arguments(of)
-    bind(of, given)
-    arrays = [x for x in flatten(given).values() if isinstance(x, np.ndarray)]
-    return len(arrays), microseconds(lambda: bind(of, given), SEEN)
+    inputs = arguments(op)
+    bind(op, inputs)
+    arrays = [x for x in flatten(inputs).values() if isinstance(x, np.ndarray)]
+    return len(arrays), microseconds(lambda: bind(op, inputs), SEEN)
 
 
-def new(of: Operation) -> float:
+def new(op: Operation) -> float:
     """The time to bind shapes that were not seen before."""
-    calls = [arguments(of, rows) for rows in range(1, NEW + 1)]
+    calls = [arguments(op, rows) for rows in range(1, NEW + 1)]
 
     def run() -> None:
-        of.bindings.clear()
-        for given in calls:
-            bind(of, given)
+        op.bindings.clear()
+        for inputs in calls:
+            bind(op, inputs)
 
     return microseconds(run, 1) / NEW
 
 
 def main() -> None:
-    """Print a line for every measurement."""
     tree = declared(EncoderStack, "encoderstack", axes={"n": Axis.SELF})
-    for of in (*(OPERATIONS[name] for name in FLAT), declared(ElevenArrays, "elevenarrays"), tree):
-        count, time = seen_before(of)
-        print(f"{of.name:32} {count:3} arrays, seen before {time:8.2f} µs")
+    for op in (*(OPERATIONS[name] for name in FLAT), declared(ElevenArrays, "elevenarrays"), tree):
+        count, time = seen_before(op)
+        print(f"{op.name:32} {count:3} arrays, seen before {time:8.2f} µs")
     for name in FLAT:
         print(f"{name:32} new shapes {new(OPERATIONS[name]):20.1f} µs")
 

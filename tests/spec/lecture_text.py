@@ -1,7 +1,7 @@
-"""The rule that finds what a lecture shows in the text of its PDF: headings, formulas, figures, tables.
+"""Headings, formulas, figures and tables of a lecture, from the text of its PDF.
 
 The texts keep no page breaks: a page is what stands under one heading, and a page that a lecture shows again with one
-line more is a page again. Of what else there is, the texts keep this:
+line more is a page again. The texts keep this of everything else:
 
 - A displayed formula stands between ``$$`` and ``$$``. Line breaks do not count, nor what says only how it is drawn:
   the sizes of brackets, which are not always balanced, and which of two names aligned lines have.
@@ -36,7 +36,7 @@ HEADINGS = {
     "S4": r"#+ .+",
 }
 
-Found = tuple[Kind, str]
+KindAndText = tuple[Kind, str]
 
 
 def formula_of(latex: str) -> str:
@@ -44,13 +44,13 @@ def formula_of(latex: str) -> str:
     return re.sub(r"\\(?:left|right)(?![a-z])", "", " ".join(latex.split())).replace("{split}", "{aligned}")
 
 
-def found_in(key: str, text: str) -> Iterator[tuple[Found, int]]:
-    """What a lecture shows, in order, each with its place in the text."""
+def items_in(key: str, text: str) -> Iterator[tuple[KindAndText, int]]:
+    """The items of a lecture, in order, each with its position in the text."""
     headings = list(_headings(key, text))
     for number, (heading, start) in enumerate(headings):
         end = headings[number + 1][1] if number + 1 < len(headings) else len(text)
         yield (Kind.HEADING, heading), start
-        yield from sorted(_shown(text[:end], start), key=lambda found: found[1])
+        yield from sorted(_formulas_figures_tables(text[:end], start), key=lambda item: item[1])
 
 
 def _headings(key: str, text: str) -> Iterator[tuple[str, int]]:
@@ -64,8 +64,8 @@ def _headings(key: str, text: str) -> Iterator[tuple[str, int]]:
             yield run_in[0].strip(), start
 
 
-def _shown(text: str, start: int) -> Iterator[tuple[Found, int]]:
-    """The formulas, figures and tables of a page, which begins at ``start`` and ends with the text."""
+def _formulas_figures_tables(text: str, start: int) -> Iterator[tuple[KindAndText, int]]:
+    """Formulas, tables and figures of a page that reaches from ``start`` to the end."""
     for kind, pattern in ((Kind.FORMULA, FORMULA), (Kind.TABLE, TABLE)):
         for match in pattern.finditer(text, start):
             content = match[1] if kind is Kind.FORMULA else match[0].splitlines()[0]

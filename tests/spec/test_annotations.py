@@ -11,7 +11,7 @@ from jaxtyping import Bool, Complex, Float, Int, Shaped, UInt
 
 from attnspec.spec import Array, Branch, Dim, Kind, Leaf, Option
 from attnspec.spec.contract.annotations import InvalidDeclaration, _renamed, dims, names, read, sizes
-from attnspec.spec.contract.tree import Node, walked
+from attnspec.spec.contract.tree import Node, walk
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def scope(*known: str) -> dict[str, str]:
 
 def shapes(node: Node) -> dict[str, list[str]]:
     """The dimensions of every array by path, with the sizes in full."""
-    return {x.path: ["*".join(d.factors) for d in x.core] for x in walked(node) if isinstance(x, Leaf)}
+    return {x.path: ["*".join(d.factors) for d in x.core] for x in walk(node) if isinstance(x, Leaf)}
 
 
 # Kinds ----------------------------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def shapes(node: Node) -> dict[str, list[str]]:
         (Annotated[Float[Array, " d"], "learned"], Kind.FLOAT, False),
     ],
 )
-def test_arrays(annotation: Any, kind: Kind, optional: bool) -> None:
+def test_array_annotations_have_a_kind(annotation: Any, kind: Kind, optional: bool) -> None:
     node = read(annotation, "x", {})
     assert isinstance(node, Leaf)
     assert (node.path, node.kind, node.optional) == ("x", kind, optional)
@@ -78,7 +78,7 @@ def test_arrays(annotation: Any, kind: Kind, optional: bool) -> None:
         (float | None, Kind.NUMBER, (), True),
     ],
 )
-def test_options(annotation: Any, kind: Kind, choices: tuple[Any, ...], optional: bool) -> None:
+def test_option_annotations_have_a_kind(annotation: Any, kind: Kind, choices: tuple[Any, ...], optional: bool) -> None:
     assert read(annotation, "x", {}) == Option("x", kind, choices, optional)
 
 
@@ -97,7 +97,7 @@ def test_options(annotation: Any, kind: Kind, choices: tuple[Any, ...], optional
         ("1+h*d p+2*h", (Dim("1+h*d", ("1+h*d",)), Dim("p+2*h", ("p+2*h",)))),
     ],
 )
-def test_dimensions(text: str, expected: tuple[Dim, ...]) -> None:
+def test_shape_texts_become_dimensions(text: str, expected: tuple[Dim, ...]) -> None:
     assert dims(text, "x", {}) == expected
 
 
@@ -120,7 +120,7 @@ def test_sizes_of_a_sum_may_stand_for_products_and_one_for_a_sum() -> None:
 @pytest.mark.parametrize(
     "text", ["n *batch", "+1 d", "d+", "h*+p", "h+d*", "n -1", "... d", "_ d", "N", "heads* p", "n=3"]
 )
-def test_what_is_no_dimension(text: str) -> None:
+def test_a_malformed_dimension_is_refused(text: str) -> None:
     with pytest.raises(
         InvalidDeclaration,
         match=r"^x: expected \*batch first, then names, products or sums of these; got '.*' in '.*'$",
@@ -160,9 +160,9 @@ def test_the_outermost_record_that_names_a_size_owns_it() -> None:
 
 
 def test_a_record_of_one_argument_does_not_share_sizes_with_another() -> None:
-    one, other = (read(Cell[Array], name, scope("d")) for name in ("forward", "backward"))
-    assert shapes(one)["forward.w_h"] == ["forward.h"] * 2
-    assert shapes(other)["backward.w_h"] == ["backward.h"] * 2
+    forward, backward = (read(Cell[Array], name, scope("d")) for name in ("forward", "backward"))
+    assert shapes(forward)["forward.w_h"] == ["forward.h"] * 2
+    assert shapes(backward)["backward.w_h"] == ["backward.h"] * 2
 
 
 def test_a_named_tuple_is_a_record() -> None:
@@ -180,7 +180,7 @@ def test_sizes_rename_those_of_a_record() -> None:
 def test_a_size_may_stand_for_a_product() -> None:
     node = read(Annotated[Cell[Array], sizes(d="2*h")], "cell", scope("h"))
     assert shapes(node)["cell.w_x"] == ["h", "2*h"]
-    (written,) = [x.dims[1].written for x in walked(node) if isinstance(x, Leaf) and x.path == "cell.w_x"]
+    (written,) = [x.dims[1].written for x in walk(node) if isinstance(x, Leaf) and x.path == "cell.w_x"]
     assert written == "d"
 
 
@@ -220,7 +220,7 @@ def test_layers_have_sizes_of_their_own() -> None:
         "layers[:].cell.w_x": ["layers[:].cell.h", "layers[:].f"],
         "layers[:].cell.w_h": ["layers[:].cell.h", "layers[:].cell.h"],
     }
-    (w,) = [x for x in walked(node.node(3)) if isinstance(x, Leaf) and x.path == "layers[:].w"]
+    (w,) = [x for x in walk(node.node(3)) if isinstance(x, Leaf) and x.path == "layers[:].w"]
     assert w.at((3,)).sizes == ("layers[3].f", "d")
 
 
@@ -258,13 +258,13 @@ def test_names_are_those_of_arrays_that_stand_there() -> None:
     assert names(tuple[Float[Array, " h"], Cell[Array]], "result", deep=True) == ["h", "h", "d", "h", "h"]
 
 
-# What is wrong with a declaration -------------------------------------------------------------------------------------
+# Declarations that are refused ----------------------------------------------------------------------------------------
 
 WANTED = "[Array] with its shape, a frozen dataclass or NamedTuple of [Array], a tuple of these, or an option"
 
 
 @dataclass
-class Thawed(Generic[Array]):
+class NotFrozen(Generic[Array]):
     w: Float[Array, " d"]
 
 
@@ -279,7 +279,7 @@ class Quoted(Generic[Array]):
 
 
 @dataclass(frozen=True)
-class Shapely(Generic[Array]):
+class WithShapeField(Generic[Array]):
     shape: Float[Array, " d"]
 
 
@@ -325,7 +325,7 @@ class Plain(Generic[Array]):
         (tuple[int, ...], "x[:]", "int"),
     ],
 )
-def test_what_is_no_tree(annotation: Any, path: str, got: str) -> None:
+def test_an_annotation_that_is_no_tree_is_refused(annotation: Any, path: str, got: str) -> None:
     with pytest.raises(InvalidDeclaration) as raised:
         read(annotation, "x", {})
     assert str(raised.value) == f"{path}: expected {WANTED}; got {got}"
@@ -335,21 +335,21 @@ def test_what_is_no_tree(annotation: Any, path: str, got: str) -> None:
     ("annotation", "message"),
     [
         (Cell[float], "x: expected Cell[Array], generic in its arrays; got Cell"),
-        (Thawed[Array], "x: expected a frozen dataclass; got Thawed"),
+        (NotFrozen[Array], "x: expected a frozen dataclass; got NotFrozen"),
         (Empty[Array], "x: expected a record with fields; got Empty"),
-        (Quoted[Array], "x: expected annotations that are no strings; got Quoted"),
-        (Shapely[Array], "x: expected no field named shape, which arrays have; got Shapely"),
+        (Quoted[Array], "x: expected annotations that are not strings; got Quoted"),
+        (WithShapeField[Array], "x: expected no field named shape, which arrays have; got WithShapeField"),
         (Derived[Array], "x: expected fields that its constructor takes, without a leading underscore; got Derived"),
         (Hidden[Array], "x: expected fields that its constructor takes, without a leading underscore; got Hidden"),
     ],
 )
-def test_what_is_wrong_with_a_record(annotation: Any, message: str) -> None:
+def test_an_invalid_record_is_refused(annotation: Any, message: str) -> None:
     with pytest.raises(InvalidDeclaration) as raised:
         read(annotation, "x", {})
     assert str(raised.value) == message
 
 
-def test_a_union_of_two_arrays_is_no_tree() -> None:
+def test_a_union_of_two_arrays_is_refused() -> None:
     with pytest.raises(InvalidDeclaration, match=r"^x: expected \[Array\] with its shape, .*; got .*Float.*Int"):
         read(Float[Array, " d"] | Int[Array, " d"], "x", {})
 
@@ -379,7 +379,9 @@ def test_a_union_of_two_arrays_is_no_tree() -> None:
         ),
     ],
 )
-def test_sizes_that_are_not_around_the_record(annotation: Any, known: tuple[str, ...], message: str) -> None:
+def test_sizes_that_are_not_around_the_record_are_refused(
+    annotation: Any, known: tuple[str, ...], message: str
+) -> None:
     with pytest.raises(InvalidDeclaration) as raised:
         read(annotation, "cell", scope(*known))
     assert str(raised.value) == message
@@ -396,7 +398,7 @@ def test_an_array_of_another_dtype_is_refused(dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("new", [3, ("d", "d", "d"), ("d", 3)])
-def test_a_name_of_sizes_that_is_none_is_refused(new: Any) -> None:
+def test_a_renaming_to_no_size_is_refused(new: Any) -> None:
     with pytest.raises(
         InvalidDeclaration, match=r"^x: d_q: expected a size around the record, or a pair of them; got "
     ):

@@ -73,15 +73,15 @@ def test_every_size_of_a_where_list_has_a_meaning(operation: Operation) -> None:
 
 
 @every_operation
-def test_what_a_chapter_says_reaches_its_operations(operation: Operation) -> None:
-    shared = chapter_doc(operation).partition("Edges: ")[2].partition("\n\n")[0]
-    first = " ".join(shared.split()).partition(". ")[0]
+def test_edges_of_a_chapter_reach_its_operations(operation: Operation) -> None:
+    chapter_edges = chapter_doc(operation).partition("Edges: ")[2].partition("\n\n")[0]
+    first = " ".join(chapter_edges.split()).partition(". ")[0]
     if first.startswith("As in") and not operation.only_weighs_keys:
         assert "Key j is attendable" not in sections(operation)["Edges"]
         return
-    attendable = "Key j is attendable where" if operation.asking is None else "Key j is attendable for query i"
+    attendable = "Key j is attendable where" if operation.query_size is None else "Key j is attendable for query i"
     assert re.sub(r"^As in `\w+`\.?", attendable, first) in sections(operation)["Edges"]
-    assert operation.asking is not None or not re.search(r"\bquery\b", sections(operation)["Edges"])
+    assert operation.query_size is not None or not re.search(r"\bquery\b", sections(operation)["Edges"])
 
 
 def test_sentences_about_what_an_operation_lacks_are_left_out() -> None:
@@ -108,15 +108,15 @@ def docstrings(source: str) -> list[str]:
 
 
 def pasted(sources: list[str], least: int = 8) -> set[str]:
-    """The sentences of at least so many words that stand more than once in docstrings."""
-    found: set[str] = set()
+    """Sentences of at least ``least`` words that stand more than once in docstrings."""
+    seen: set[str] = set()
     twice: set[str] = set()
     for doc in (doc for source in sources for doc in docstrings(source)):
         text = re.sub(rf"(?:^|\n)\s*(?:{'|'.join(WRITTEN)}): ", ". ", doc)
         for sentence in re.split(r"[.:;](?:\s+|$)|\n\s*\n", text):
-            words = " ".join(re.findall(r"\w+", sentence)).lower()
-            if len(words.split()) >= least:
-                (twice if words in found else found).add(words)
+            normalised = " ".join(re.findall(r"\w+", sentence)).lower()
+            if len(normalised.split()) >= least:
+                (twice if normalised in seen else seen).add(normalised)
     return twice
 
 

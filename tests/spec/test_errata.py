@@ -21,12 +21,12 @@ def observe(erratum: Erratum) -> Any:
 
 def agrees(erratum: Erratum, form: Any) -> bool:
     """True if the numbers of a form are within the budgets of the operation; counts and flags must be equal."""
-    found, expected = (np.asarray(x) for x in (form(**erratum.example), observe(erratum)))
-    if found.shape != expected.shape or expected.dtype.kind != "f":
-        return np.array_equal(found, expected)
-    given = {name: np.asarray(x) if isinstance(x, float) else x for name, x in erratum.example.items()}
-    oracle = judged(REFERENCE[erratum.operation], given, CLASSES["ieee64"])
-    return all(bool((np.abs(x - oracle.value) <= oracle.budget).all()) for x in (found, expected))
+    computed, expected = (np.asarray(x) for x in (form(**erratum.example), observe(erratum)))
+    if computed.shape != expected.shape or expected.dtype.kind != "f":
+        return np.array_equal(computed, expected)
+    inputs = {name: np.asarray(x) if isinstance(x, float) else x for name, x in erratum.example.items()}
+    oracle = judged(REFERENCE[erratum.operation], inputs, CLASSES["ieee64"])
+    return all(bool((np.abs(x - oracle.value) <= oracle.budget).all()) for x in (computed, expected))
 
 
 @every_erratum
@@ -35,7 +35,7 @@ def test_right_form_is_the_reference(erratum: Erratum) -> None:
 
 
 @every_erratum
-def test_printed_form_is_not(erratum: Erratum) -> None:
+def test_printed_form_is_not_the_reference(erratum: Erratum) -> None:
     assert not agrees(erratum, erratum.printed_form)
 
 
@@ -105,5 +105,5 @@ def test_position_from_a_causal_mask() -> None:
 def test_order_of_the_inputs_is_the_order_of_the_outputs() -> None:
     erratum = ERRATA["S3-order"]
     x = erratum.example["x"]
-    found = [REFERENCE["self_attention"](x[::-1]), REFERENCE["self_attention"](x)[::-1]]
-    assert_within_budgets(found, "self_attention", x[::-1])
+    results = [REFERENCE["self_attention"](x[::-1]), REFERENCE["self_attention"](x)[::-1]]
+    assert_within_budgets(results, "self_attention", x[::-1])

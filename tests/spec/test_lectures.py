@@ -1,4 +1,4 @@
-"""Everything that the lectures show is listed, and has an owner that exists or a reason why it has none."""
+"""Everything that the lectures show is listed, with an owner or a reason."""
 
 import os
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from attnspec.spec.errata import MISPRINTS
 from attnspec.spec.lectures import LECTURES
 from attnspec.spec.lectures.registry import Item, Kind, Lecture, formula, line, page
 
-from .lecture_text import RUN_IN, Found, formula_of, found_in
+from .lecture_text import RUN_IN, KindAndText, formula_of, items_in
 
 FILES = {
     "S0": "000_6f85027c85dba559.txt",
@@ -107,52 +107,52 @@ def test_passages_are_cited_as_they_are_printed() -> None:
 
 
 def listed(lecture: Lecture) -> list[Item]:
-    """The items that have a form by which they are found."""
+    """All items but passages, which the rule cannot recognise."""
     return [item for item in lecture if item.kind is not Kind.PASSAGE]
 
 
-def same(found: Found, item: Item) -> bool:
-    """Whether an item is what was found; where paragraphs begin with a heading, it is the first of these words."""
-    kind, text = found
+def matches(shown: KindAndText, item: Item) -> bool:
+    """True if a listed item is the shown one; a run-in heading is the first of its words."""
+    kind, text = shown
     if item.kind is kind is Kind.FORMULA:
         return formula_of(text) == formula_of(item.text)
     begins = RUN_IN.fullmatch(f"{text} ") and text.startswith(f"{item.text} ")
     return kind is item.kind and (text == item.text or bool(begins))
 
 
-def differences(found: list[Found], items: list[Item]) -> list[tuple[Found | None, Item | None]]:
-    """Where what was found and what is listed differ for the first time."""
-    pairs = zip_longest(found, items)
-    return [(f, i) for f, i in pairs if f is None or i is None or not same(f, i)][:1]
+def differences(shown: list[KindAndText], items: list[Item]) -> list[tuple[KindAndText | None, Item | None]]:
+    """The first pair of a shown and a listed item that differ."""
+    pairs = zip_longest(shown, items)
+    return [(f, i) for f, i in pairs if f is None or i is None or not matches(f, i)][:1]
 
 
 @pytest.mark.parametrize("lecture", EVERY)
 def test_everything_that_a_lecture_shows_is_listed_in_order(lecture: Lecture) -> None:
-    found = [what for what, _ in found_in(lecture.source.key, text_of(lecture))]
-    assert differences(found, listed(lecture)) == []
+    shown = [what for what, _ in items_in(lecture.source.key, text_of(lecture))]
+    assert differences(shown, listed(lecture)) == []
 
 
 @pytest.mark.parametrize("lecture", EVERY)
 def test_an_entry_that_is_missing_is_missed(lecture: Lecture) -> None:
-    found = [what for what, _ in found_in(lecture.source.key, text_of(lecture))]
+    shown = [what for what, _ in items_in(lecture.source.key, text_of(lecture))]
     items = listed(lecture)
     for number, item in enumerate(items):
-        assert differences(found, items[:number] + items[number + 1 :]), item
+        assert differences(shown, items[:number] + items[number + 1 :]), item
 
 
 @pytest.mark.parametrize("lecture", EVERY)
-def test_what_a_lecture_adds_is_found(lecture: Lecture) -> None:
+def test_an_added_heading_and_formula_are_found(lecture: Lecture) -> None:
     text, key = text_of(lecture), lecture.source.key
-    before = [what for what, _ in found_in(key, text)]
+    before = [what for what, _ in items_in(key, text)]
     heading = {"S0": "ONE PAGE MORE", "S2": "9.1 One Page More", "S4": "## One Page More"}.get(key, "One page more")
-    after = [what for what, _ in found_in(key, f"{text.rstrip()}\n\n{heading}\n\n$$x = y$$\n")]
+    after = [what for what, _ in items_in(key, f"{text.rstrip()}\n\n{heading}\n\n$$x = y$$\n")]
     assert after == [*before, (Kind.HEADING, heading.lstrip("# ")), (Kind.FORMULA, "x = y")]
 
 
 @pytest.mark.parametrize("lecture", EVERY)
 def test_no_formula_and_no_figure_escapes_the_rule(lecture: Lecture) -> None:
     text = text_of(lecture)
-    kinds = [kind for (kind, _), _ in found_in(lecture.source.key, text)]
+    kinds = [kind for (kind, _), _ in items_in(lecture.source.key, text)]
     assert text.count("$$") == 2 * kinds.count(Kind.FORMULA)
     captions = [line for line in text.splitlines() if line.startswith("Figure ")]
     assert sum(item.text.startswith("Figure ") for item in lecture) == len(captions)
@@ -161,7 +161,7 @@ def test_no_formula_and_no_figure_escapes_the_rule(lecture: Lecture) -> None:
 @pytest.mark.parametrize("lecture", EVERY)
 def test_passages_stand_on_their_pages_in_order(lecture: Lecture) -> None:
     text = text_of(lecture)
-    starts = [start for _, start in found_in(lecture.source.key, text)]
+    starts = [start for _, start in items_in(lecture.source.key, text)]
     first = list(accumulate((sum(i.kind is not Kind.PASSAGE for i in p) for p in lecture.pages), initial=0))
     for shown, start, end in zip(lecture.pages, first, first[1:], strict=False):
         body = text[starts[start] : starts[end] if end < len(starts) else len(text)]

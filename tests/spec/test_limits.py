@@ -1,4 +1,4 @@
-"""Limits: what a backend may declare, in which forms, and what is said of the rest."""
+"""Limits: what a backend may declare, in which forms, and the errors for others."""
 
 from dataclasses import fields
 from typing import Any
@@ -10,7 +10,7 @@ from attnspec.spec import Limits
 from attnspec.spec.contract.precision import DEFAULTS
 
 
-def test_nothing_declared_is_two_dtypes_on_the_cpu() -> None:
+def test_the_default_limits_are_two_dtypes_on_the_cpu() -> None:
     assert Limits.of(None) == Limits.of({}) == Limits()
     assert Limits() == Limits(dtypes=("float64", "float32"), devices=("cpu",), multiple_of=1, max_batch_dims=3)
     assert (Limits().head_sizes, Limits().max_length, Limits().features) == (None, None, None)
@@ -27,12 +27,12 @@ def test_every_dtype_has_a_precision() -> None:
     assert Limits(dtypes=tuple(DEFAULTS)).dtypes == tuple(DEFAULTS)
 
 
-def test_what_is_named_twice_counts_once() -> None:
+def test_a_dtype_or_device_named_twice_counts_once() -> None:
     declared = Limits(dtypes=("float32", "float64", "float32"), devices=("cpu", "cpu"))
     assert (declared.dtypes, declared.devices) == (("float32", "float64"), ("cpu",))
 
 
-def test_integers_of_any_kind_are_pythons() -> None:
+def test_numpy_integers_become_python_integers() -> None:
     numbers: dict[str, Any] = {"multiple_of": np.int64(8), "max_length": np.uint8(64), "max_batch_dims": np.int8(0)}
     declared = Limits(**numbers, head_sizes=(np.int32(64),))  # type: ignore[arg-type]  # at run time it may
     assert (declared.multiple_of, declared.max_length, declared.max_batch_dims) == (8, 64, 0)
@@ -125,7 +125,7 @@ FIELDS = ", ".join(f.name for f in fields(Limits))
         ([("dtypes", ())], "limits: expected Limits or a mapping; got list"),
     ],
 )
-def test_what_is_no_limit(declared: Any, message: str) -> None:
+def test_an_invalid_limit_is_refused(declared: Any, message: str) -> None:
     with pytest.raises(ValueError, match=r"^limits") as raised:
         Limits.of(declared)
     assert str(raised.value) == message

@@ -36,12 +36,12 @@ def test_a_question_concerns_some_operations_and_not_all() -> None:
         assert concerned(name) != {o.name for o in JUDGED}, name
 
 
-def test_masks_concern_what_has_one() -> None:
+def test_questions_of_masks_concern_operations_with_a_mask() -> None:
     masked = {o.name for o in JUDGED if any(leaf.kind is Kind.BOOL for leaf in o.leaves)}
     assert concerned("fully_masked") == concerned("masked_nonfinite") == masked
 
 
-def test_no_keys_concern_what_weighs_them() -> None:
+def test_no_keys_concerns_operations_that_weigh_keys() -> None:
     others = {"softmax", "mean_normalization"}  # which give weights
     others |= {o.name for o in JUDGED if o.chapter == "transformer"}  # which add to what they attend to
     others |= {"grouped_query_attention", "dropout"}  # which give logarithms, and weights
@@ -49,7 +49,7 @@ def test_no_keys_concern_what_weighs_them() -> None:
     assert concerned("no_keys") == concerned("fully_masked") - others
 
 
-def test_attendable_nan_concerns_what_weighs_keys_and_what_makes_weights_of_scores() -> None:
+def test_attendable_nan_concerns_operations_that_weigh_keys_or_normalise_scores() -> None:
     assert concerned("minus_infinity") == {"softmax"}
     assert concerned("attendable_nan") == concerned("no_keys") | concerned("minus_infinity")
 
@@ -75,7 +75,7 @@ def test_records_depend_on_questions_that_formulas_ask(name: str) -> None:
         depends_on(name)
 
 
-def test_bits_concern_what_gives_floats() -> None:
+def test_repeatability_concerns_operations_with_float_results() -> None:
     assert {o.name for o in JUDGED} - concerned("repeatability") == {
         "causal_mask",
         "padding_mask",
@@ -87,7 +87,7 @@ def test_bits_concern_what_gives_floats() -> None:
 # Declarations ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_declared() -> None:
+def test_forms_of_a_declaration() -> None:
     declared = Semantics(no_keys="error")
     assert Semantics.of(None) == Semantics.of({}) == Semantics()
     assert Semantics.of(declared) is declared
@@ -124,7 +124,7 @@ def test_what_is_declared() -> None:
         (["no_keys"], "semantics: expected Semantics or a mapping; got list"),
     ],
 )
-def test_what_is_no_declaration(declared: Any, message: str) -> None:
+def test_an_invalid_declaration_is_refused(declared: Any, message: str) -> None:
     with pytest.raises(ValueError, match=r"^semantics") as raised:
         Semantics.of(declared)
     assert str(raised.value) == message
@@ -155,7 +155,7 @@ def test_a_declaration_for_each_operation() -> None:
         (1, "semantics: expected Semantics or a mapping; got int"),
     ],
 )
-def test_what_is_no_declaration_of_operations(declared: Any, message: str) -> None:
+def test_an_invalid_declaration_by_operation_is_refused(declared: Any, message: str) -> None:
     with pytest.raises(ValueError, match=r"^semantics") as raised:
         DeclaredSemantics.of(declared, OPERATIONS)
     assert str(raised.value) == message

@@ -1,4 +1,4 @@
-"""Shapes bound to sizes: what fits, what is said of what does not, and what is remembered."""
+"""Shapes bound to sizes: what fits, errors for what does not, remembered bindings."""
 
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from attnspec.spec.contract import shapes
 from attnspec.spec.contract.annotations import sizes
 from attnspec.spec.contract.operation import _OPERATIONS
 from attnspec.spec.contract.shapes import broadcast, results
-from attnspec.spec.contract.tree import Leaf, StructureError, described
+from attnspec.spec.contract.tree import Leaf, StructureError, pair_leaves
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,7 @@ class Stack(Protocol[Array]):
         *,
         allowed: Bool[Array, "*#batch #n #n"] | None = None,
         norm: Literal["pre", "post"] = "post",
-    ) -> Float[Array, "*batch n d"]:
-        """Results."""
-        ...
+    ) -> Float[Array, "*batch n d"]: ...
 
 
 class Recur(Protocol[Array]):
@@ -66,13 +64,11 @@ class Recur(Protocol[Array]):
         gates: Annotated[tuple[Gates[Array], ...], sizes(d_x=("d_x", "h"), count="depth")],
         lengths: Int[Array, "*#batch"],
         depth: int | None = None,
-    ) -> tuple[Float[Array, "*batch t h"], tuple[Float[Array, "*batch h"], Float[Array, "*batch h"]]]:
-        """Results."""
-        ...
+    ) -> tuple[Float[Array, "*batch t h"], tuple[Float[Array, "*batch h"], Float[Array, "*batch h"]]]: ...
 
 
 class Cut(Protocol[Array]):
-    """A sum of sizes of which arguments tell one, and a product that no annotation can say."""
+    """A sum with one size from an argument, and a product by `sizes`."""
 
     def __call__(
         self,
@@ -80,22 +76,18 @@ class Cut(Protocol[Array]):
         x: Annotated[Float[Array, "*batch d_x"], sizes(d_x="heads*p")],
         n: int,
         heads: int,
-    ) -> tuple[Float[Array, "{n} d"], Float[Array, "*batch heads p"]]:
-        """Results."""
-        ...
+    ) -> tuple[Float[Array, "{n} d"], Float[Array, "*batch heads p"]]: ...
 
 
 class Fold(Protocol[Array]):
-    """A product of sizes of which arguments tell all but one, or none."""
+    """A product h*d in which another argument gives d."""
 
-    def __call__(self, x: Float[Array, "*#batch d"], w: Float[Array, "h*d d"]) -> Float[Array, "*batch h"]:
-        """Results."""
-        ...
+    def __call__(self, x: Float[Array, "*#batch d"], w: Float[Array, "h*d d"]) -> Float[Array, "*batch h"]: ...
 
 
-def declared(protocol: Any, **words: Any) -> Operation:
+def declared(protocol: Any, **declaration: Any) -> Operation:
     name = protocol.__name__.lower()
-    operation(name, **{"chapter": "transformer", "formula": "", "sources": [], **words})(protocol)
+    operation(name, **{"chapter": "transformer", "formula": "", "sources": [], **declaration})(protocol)
     return _OPERATIONS.pop(name)
 
 
@@ -123,13 +115,12 @@ def stack(**changed: Any) -> dict[str, Any]:
 
 
 def recur(**changed: Any) -> dict[str, Any]:
-    given = {"x": array(7, 6, 3), "state": State(array(2), array(7, 2)), "lengths": np.zeros(7, int)}
-    return {**given, "gates": (gates(), gates(2)), **changed}
+    arguments = {"x": array(7, 6, 3), "state": State(array(2), array(7, 2)), "lengths": np.zeros(7, int)}
+    return {**arguments, "gates": (gates(), gates(2)), **changed}
 
 
 @pytest.fixture(autouse=True)
-def _forgotten() -> None:
-    """Every test binds anew."""
+def _without_bindings() -> None:
     for o in (STACK, RECUR, FOLD, OPERATIONS["dot_scores"]):
         o.bindings.clear()
 
@@ -151,7 +142,7 @@ def test_sizes_of_a_flat_call() -> None:
     assert binding.leaves == OPERATIONS["multi_head_attention"].leaves
 
 
-def test_sizes_of_layers_are_told_apart() -> None:
+def test_sizes_of_layers_are_distinguished() -> None:
     binding = bind(STACK, stack())
     assert binding.sizes == {
         "n": 6, "d": 4, "depth": 2,
@@ -163,10 +154,10 @@ def test_sizes_of_layers_are_told_apart() -> None:
     assert binding.result == (7, 6, 4)
 
 
-def test_the_arrays_that_are_given_have_their_shapes() -> None:
-    given = stack(allowed=array(1, 6) > 0)
-    binding = bind(STACK, given)
-    values = {node.path: x for node, x in described(STACK.call, given) if x is not None}
+def test_present_arrays_have_their_shapes() -> None:
+    arguments = stack(allowed=array(1, 6) > 0)
+    binding = bind(STACK, arguments)
+    values = {node.path: x for node, x in pair_leaves(STACK.call, arguments) if x is not None}
     assert [leaf.path for leaf in binding.leaves] == list(values)
     assert "layers[0].b" not in values
     for leaf in binding.leaves:
@@ -185,7 +176,7 @@ def test_no_layers_and_no_steps() -> None:
     assert bind(RECUR, recur(x=array(0, 3), gates=())).sizes == {"t": 0, "d_x": 3, "h": 2, "depth": 0}
 
 
-def test_what_is_not_given_binds_nothing() -> None:
+def test_an_absent_argument_binds_no_size() -> None:
     assert bind(OPERATIONS["softmax"], {"scores": array(3, 4), "mask": None}).sizes == {"n": 3, "m": 4}
     assert bind(OPERATIONS["softmax"], {"scores": array(3, 4)}).sizes == {"n": 3, "m": 4}
 
@@ -200,7 +191,7 @@ def test_a_size_is_bound_by_its_number() -> None:
     assert (binding.sizes, binding.origin, binding.result) == ({"m": 4}, {"m": "m"}, (2, 3, 4))
 
 
-def test_a_product_tells_its_only_unknown_factor() -> None:
+def test_a_product_binds_its_only_unknown_factor() -> None:
     binding = bind(FOLD, {"x": array(7, 3), "w": array(15, 3)})
     assert binding.sizes == {"d": 3, "h": 5}
     assert binding.origin["h"] == "w"
@@ -319,10 +310,10 @@ def test_a_product_without_a_whole_factor(rows: int, message: str) -> None:
 
 
 @pytest.mark.parametrize(("n", "rows", "spare"), [(3, 5, 2), (3, 3, 0), (0, 4, 4), (0, 0, 0)])
-def test_a_sum_tells_its_only_unknown_part(n: int, rows: int, spare: int) -> None:
-    found = bind(CUT, {"table": array(rows, 2), "x": array(7, 6), "n": n, "heads": 3})
-    assert found.sizes == {"n": n, "spare": spare, "d": 2, "heads": 3, "p": 2}
-    assert [found.shape(leaf) for leaf in CUT.outputs] == [(n, 2), (7, 3, 2)]
+def test_a_sum_binds_its_only_unknown_part(n: int, rows: int, spare: int) -> None:
+    binding = bind(CUT, {"table": array(rows, 2), "x": array(7, 6), "n": n, "heads": 3})
+    assert binding.sizes == {"n": n, "spare": spare, "d": 2, "heads": 3, "p": 2}
+    assert [binding.shape(leaf) for leaf in CUT.outputs] == [(n, 2), (7, 3, 2)]
 
 
 @pytest.mark.parametrize(
@@ -370,11 +361,11 @@ def test_sizes_that_are_given_as_numbers_are_remembered_too() -> None:
     assert len(mask.bindings) == 2
 
 
-def test_options_that_no_shape_depends_on_are_not() -> None:
+def test_options_that_no_shape_depends_on_share_a_binding() -> None:
     assert bind(STACK, stack(norm="pre")) is bind(STACK, stack(norm="post"))
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_bindings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shapes, "REMEMBERED", 3)
     scores = OPERATIONS["dot_scores"]
     for n in range(8):
@@ -386,9 +377,9 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_results_stand_beside_their_descriptions() -> None:
-    found = results(RECUR, (array(6, 2), (array(2), array(2))))
-    assert [(leaf.path, x.shape) for leaf, x in found] == [("outputs", (6, 2)), ("h", (2,)), ("c", (2,))]
-    assert all(isinstance(leaf, Leaf) for leaf, _ in found)
+    pairs = results(RECUR, (array(6, 2), (array(2), array(2))))
+    assert [(leaf.path, x.shape) for leaf, x in pairs] == [("outputs", (6, 2)), ("h", (2,)), ("c", (2,))]
+    assert all(isinstance(leaf, Leaf) for leaf, _ in pairs)
 
 
 @pytest.mark.parametrize(
@@ -408,7 +399,7 @@ def test_a_result_of_another_structure(value: Any, message: str) -> None:
 def test_a_refusal_is_remembered_like_a_binding() -> None:
     scores = OPERATIONS["dot_scores"]
     wrong = {"query": np.ones((2, 3)), "key": np.ones((4, 5))}
-    for given in (wrong, {name: x.copy() for name, x in wrong.items()}):
+    for arguments in (wrong, {name: x.copy() for name, x in wrong.items()}):
         with pytest.raises(ShapeError, match=r"dot_scores: key: expected .*; got \(4, 5\)"):
-            bind(scores, given)
+            bind(scores, arguments)
     assert bind(scores, {**wrong, "key": np.ones((4, 3))}).result == (2, 4)

@@ -1,4 +1,4 @@
-"""Trees of arrays: taken apart, changed, printed, held against descriptions, and made from them."""
+"""Trees of arrays: flattened, mapped, printed, compared with descriptions, and built from them."""
 
 # Annotations are values here, outside of any class that binds Array.
 # mypy: disable-error-code="valid-type"
@@ -18,14 +18,14 @@ from attnspec.spec.contract.tree import (
     StructureError,
     as_source,
     as_tuple,
-    built,
-    described,
+    build_tree,
+    dimension_value,
     flatten,
-    mapped,
-    number_of,
+    map_tree,
+    pair_leaves,
     reader,
-    walked,
-    with_items,
+    walk,
+    with_indices,
     without_indices,
 )
 
@@ -55,7 +55,7 @@ def layer(h: int = 2, d: int = 3) -> Layer[Any]:
     return Layer(Gate(array(h, d)), (array(h), array(h, d)))
 
 
-ALONE: Any = (array(2),)
+TUPLE_OF_ONE: Any = (array(2),)
 
 
 def call(**annotations: Any) -> Branch:
@@ -87,7 +87,7 @@ def test_an_array_is_a_tree_of_itself() -> None:
     x = array(2)
     assert flatten(x) == {"": x}
     assert flatten(x, "x") == {"x": x}
-    assert mapped(x, lambda path, value: (path, value), "x") == ("x", x)
+    assert map_tree(x, lambda path, value: (path, value), "x") == ("x", x)
 
 
 def test_paths_are_written_as_python_writes_them() -> None:
@@ -111,7 +111,7 @@ def test_a_window_is_one_option() -> None:
     assert not any(map(window.takes, [2, (1,), (-1, 0), (1, 2, 3), (True, 0), (0.5, 1), [1, 2]]))
 
 
-def test_what_has_a_shape_is_an_array_though_it_is_a_dataclass() -> None:
+def test_a_dataclass_with_a_shape_is_an_array() -> None:
     @dataclass(frozen=True)
     class Boxed:
         shape: tuple[int, ...]
@@ -132,7 +132,7 @@ def test_a_mapped_tree_has_the_same_form() -> None:
         seen.append(path)
         return None if value is None else value + 1
 
-    changed = mapped(tree, double)
+    changed = map_tree(tree, double)
     assert seen == PATHS
     assert list(changed) == ["layers", "state", "x"]
     assert type(changed["layers"]) is tuple
@@ -165,27 +165,27 @@ def test_the_source_of_a_tree_makes_it_again(tree: Any, source: str) -> None:
 
 
 def test_every_array_stands_beside_its_description() -> None:
-    tree, found = stack(), {}
-    for node, value in described(STACK, tree):
-        found[node.path] = value
-    assert list(found) == PATHS
-    assert all(value is flatten(tree)[path] for path, value in found.items())
+    tree, value_by_path = stack(), {}
+    for node, value in pair_leaves(STACK, tree):
+        value_by_path[node.path] = value
+    assert list(value_by_path) == PATHS
+    assert all(value is flatten(tree)[path] for path, value in value_by_path.items())
 
 
-def test_what_counts_is_told_how_many_there_are() -> None:
-    told: list[tuple[str, str, int]] = []
+def test_counted_is_called_with_the_number_of_items() -> None:
+    counts: list[tuple[str, str, int]] = []
 
     def counted(branch: Branch, path: str, number: int) -> None:
-        told.append((branch.count, path, number))
+        counts.append((branch.count, path, number))
 
-    list(described(STACK, stack(3), counted=counted))
-    assert told == [("layers", "layers", 3)]
+    list(pair_leaves(STACK, stack(3), counted=counted))
+    assert counts == [("layers", "layers", 3)]
 
 
-def test_an_optional_branch_that_is_not_given_has_arrays_that_are_not() -> None:
+def test_an_absent_optional_branch_has_absent_arrays() -> None:
     node = call(gate=Gate[Array] | None)
-    assert [(leaf.path, x) for leaf, x in described(node, {})] == [("gate.w", None), ("gate.b", None)]
-    assert [leaf.path for leaf, x in described(node, {"gate": Gate(array(2, 3))}) if x is not None] == ["gate.w"]
+    assert [(leaf.path, x) for leaf, x in pair_leaves(node, {})] == [("gate.w", None), ("gate.b", None)]
+    assert [leaf.path for leaf, x in pair_leaves(node, {"gate": Gate(array(2, 3))}) if x is not None] == ["gate.w"]
 
 
 @pytest.mark.parametrize(
@@ -196,76 +196,76 @@ def test_an_optional_branch_that_is_not_given_has_arrays_that_are_not() -> None:
         ({"layers": None}, "layers: expected a tuple; got NoneType"),
         ({"layers": (layer(), array(2))}, "layers[1]: expected a Layer; got ndarray"),
         ({"layers": (layer(), replace(layer(), gate=array(2, 3)))}, "layers[1].gate: expected a Gate; got ndarray"),
-        ({"layers": (replace(layer(), pair=ALONE),)}, "layers[0].pair: expected a tuple of 2; got one of 1"),
+        ({"layers": (replace(layer(), pair=TUPLE_OF_ONE),)}, "layers[0].pair: expected a tuple of 2; got one of 1"),
         ({"state": (array(2), array(2))}, "state: expected a State; got tuple"),
         ({"state": array(2)}, "state: expected a State; got ndarray"),
     ],
 )
 def test_another_structure_is_named(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(StructureError) as raised:
-        list(described(STACK, {**stack(), **wrong}))
+        list(pair_leaves(STACK, {**stack(), **wrong}))
     error = raised.value
     assert str(error) == message == f"{error.path}: expected {error.expected}; got {error.got}"
 
 
-def test_of_layers_the_first_and_any_other_may_differ() -> None:
+def test_the_first_layer_may_differ_from_the_others() -> None:
     first, other = (Leaf("w[:]", Kind.FLOAT, (Dim(size, (size,)),)) for size in ("d", "h"))
     node = Branch("w", tuple, (), (first, other), many=True, count="depth")
-    found = [leaf for leaf, _ in described(node, (array(1), array(2), array(2)), "w")]
-    assert [cast(Leaf, leaf).dims[0].written for leaf in found] == ["d", "h", "h"]
-    assert [leaf.path for leaf in found] == ["w[0]", "w[1]", "w[2]"]
+    leaves = [leaf for leaf, _ in pair_leaves(node, (array(1), array(2), array(2)), "w")]
+    assert [cast(Leaf, leaf).dims[0].written for leaf in leaves] == ["d", "h", "h"]
+    assert [leaf.path for leaf in leaves] == ["w[0]", "w[1]", "w[2]"]
 
 
 def test_walking_meets_like_trees_once() -> None:
-    paths = [node.path for node in walked(STACK) if isinstance(node, Leaf)]
+    paths = [node.path for node in walk(STACK) if isinstance(node, Leaf)]
     per_layer = ["layers[:].gate.w", "layers[:].gate.b", "layers[:].pair[0]", "layers[:].pair[1]"]
     assert paths == [*per_layer, "state.h", "state.c", "x"]
 
 
 def test_a_tree_is_built_from_its_description() -> None:
-    made = built(STACK, lambda node: node.path, lambda branch: {"layers": 2}[branch.count])
-    assert isinstance(made["layers"][1], Layer)
-    assert isinstance(made["state"], State)
-    assert flatten(made) == {path: path for path in PATHS}
+    tree = build_tree(STACK, lambda node: node.path, lambda branch: {"layers": 2}[branch.count])
+    assert isinstance(tree["layers"][1], Layer)
+    assert isinstance(tree["state"], State)
+    assert flatten(tree) == {path: path for path in PATHS}
 
 
-def test_what_is_built_from_a_description_fits_it() -> None:
-    made = built(STACK, lambda node: None if node.path == "x" else array(2, 2), lambda branch: 3)
-    assert len(list(described(STACK, made))) == 3 * 4 + 3
+def test_a_built_tree_fits_its_description() -> None:
+    tree = build_tree(STACK, lambda node: None if node.path == "x" else array(2, 2), lambda branch: 3)
+    assert len(list(pair_leaves(STACK, tree))) == 3 * 4 + 3
 
 
 @pytest.mark.parametrize("count", [0, 1, 4])
-def test_the_fast_way_finds_the_same_arrays(count: int) -> None:
+def test_the_reader_finds_the_same_arrays(count: int) -> None:
     read_arguments: Callable[[Any, list[Any], list[Any]], None] = reader(STACK.nodes[0])
-    found: list[Any] = []
+    arrays: list[Any] = []
     counts: list[Any] = []
     layers = stack(count)["layers"]
-    read_arguments(layers, found, counts)
+    read_arguments(layers, arrays, counts)
     assert counts == [count]
-    assert len(found) == 4 * count
-    assert all(x is y for x, y in zip(found, flatten(layers).values(), strict=True))
+    assert len(arrays) == 4 * count
+    assert all(x is y for x, y in zip(arrays, flatten(layers).values(), strict=True))
 
 
 @pytest.mark.parametrize("node", STACK.nodes[:2], ids=lambda node: node.path)
 @pytest.mark.parametrize("wrong", [None, np.zeros(2), [layer()], (layer(), 1), (1,), State(1, 2)._asdict()])
-def test_the_fast_way_refuses_another_structure(node: Node, wrong: Any) -> None:
+def test_the_reader_refuses_another_structure(node: Node, wrong: Any) -> None:
     with pytest.raises(TypeError):
         reader(node)(wrong, [], [])
 
 
-def test_the_fast_way_past_what_is_not_given() -> None:
-    found: list[Any] = []
-    reader(call(gate=Gate[Array] | None).nodes[0])(None, found, [])
-    assert found == [None, None]
+def test_the_reader_skips_an_absent_branch() -> None:
+    arrays: list[Any] = []
+    reader(call(gate=Gate[Array] | None).nodes[0])(None, arrays, [])
+    assert arrays == [None, None]
 
 
 # Leaves and options ---------------------------------------------------------------------------------------------------
 
 
 def leaf(annotation: Any) -> Leaf:
-    found = read(annotation, "x", {}, Sizes())
-    assert isinstance(found, Leaf)
-    return found
+    node = read(annotation, "x", {}, Sizes())
+    assert isinstance(node, Leaf)
+    return node
 
 
 def test_a_leaf_knows_its_batch_and_its_sizes() -> None:
@@ -316,22 +316,22 @@ def test_an_option_takes_what_it_is_for(option: Option, right: list[Any], wrong:
 
 
 def test_items_are_filled_in_from_the_left() -> None:
-    assert with_items("a[:].b[:].c", (1, 2)) == "a[1].b[2].c"
-    assert with_items("a[:].b[:].c", (1,)) == "a[1].b[:].c"
-    assert with_items("a", (1,)) == "a"
-    assert with_items("1+a[:].h*a[:].d", (2,)) == "1+a[2].h*a[2].d"
+    assert with_indices("a[:].b[:].c", (1, 2)) == "a[1].b[2].c"
+    assert with_indices("a[:].b[:].c", (1,)) == "a[1].b[:].c"
+    assert with_indices("a", (1,)) == "a"
+    assert with_indices("1+a[:].h*a[:].d", (2,)) == "1+a[2].h*a[2].d"
     assert without_indices("a[12].b[0].c") == "a[:].b[:].c"
 
 
 def test_the_number_of_a_dimension() -> None:
-    assert number_of(("h",), {"h": 3}) == 3
-    assert number_of(("4",), {}) == 4
-    assert number_of(("2", "h", "d"), {"h": 3, "d": 5}) == 30
-    assert number_of(("h",), {}) is number_of(("2", "h"), {}) is number_of(("h+d",), {"h": 3}) is None
-    assert number_of(("h+d",), {"h": 3, "d": 5}) == 8
-    assert number_of(("1+h*d",), {"h": 3, "d": 5}) == 16
-    assert number_of(("1+h*d",), {"h": 3}) is None
-    assert number_of(("2", "h+d"), {"h": 3, "d": 5}) == 16
+    assert dimension_value(("h",), {"h": 3}) == 3
+    assert dimension_value(("4",), {}) == 4
+    assert dimension_value(("2", "h", "d"), {"h": 3, "d": 5}) == 30
+    assert dimension_value(("h",), {}) is dimension_value(("2", "h"), {}) is dimension_value(("h+d",), {"h": 3}) is None
+    assert dimension_value(("h+d",), {"h": 3, "d": 5}) == 8
+    assert dimension_value(("1+h*d",), {"h": 3, "d": 5}) == 16
+    assert dimension_value(("1+h*d",), {"h": 3}) is None
+    assert dimension_value(("2", "h+d"), {"h": 3, "d": 5}) == 16
 
 
 def test_shapes_are_written_as_tuples() -> None:

@@ -1,4 +1,4 @@
-"""What mypy says of third-party code: the samples' ``# E: code text`` comments, no more and no less."""
+"""Mypy reports exactly the errors that the samples announce as ``# E: code text``."""
 
 import re
 import subprocess
@@ -13,8 +13,8 @@ Errors = Mapping[tuple[str, int], tuple[str, str]]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Errors:
-    """Code and text of every error, by file and line, of one run outside of the repository and its settings."""
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Errors:
+    """Code and text of every error of one run outside the repository."""
     folder = tmp_path_factory.mktemp("samples")
     for sample in SAMPLES.glob("*.py"):
         (folder / sample.name).write_text(sample.read_text(encoding="utf-8"), encoding="utf-8")
@@ -26,20 +26,20 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Errors:
 
 
 def expected(file: str) -> Errors:
-    """What the comments of a sample announce."""
+    """The errors that the comments of a sample announce."""
     lines = (SAMPLES / file).read_text(encoding="utf-8").splitlines()
     announced = {number: re.search(r"  # E: ([\w-]+) (.*)$", line) for number, line in enumerate(lines, 1)}
     return {(file, number): (m[1], m[2]) for number, m in announced.items() if m}
 
 
-def test_right_code_is_accepted(found: Errors) -> None:
-    assert {where: error for where, error in found.items() if where[0] == "right.py"} == {}
+def test_right_code_is_accepted(reported: Errors) -> None:
+    assert {where: error for where, error in reported.items() if where[0] == "right.py"} == {}
 
 
-def test_wrong_code_is_rejected_where_it_is_wrong(found: Errors) -> None:
+def test_wrong_code_is_rejected_where_it_is_wrong(reported: Errors) -> None:
     announced = expected("wrong.py")
     assert len(announced) >= 18
-    assert found.keys() == announced.keys()
+    assert reported.keys() == announced.keys()
     for where, (code, text) in announced.items():
-        assert found[where][0] == code, where
-        assert text in found[where][1], where
+        assert reported[where][0] == code, where
+        assert text in reported[where][1], where

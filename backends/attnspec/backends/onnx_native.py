@@ -19,14 +19,14 @@ import onnxruntime
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from attnspec.backends.bases.numpy import NDArray, NumPyBackend, refuse_outside
+from attnspec.backends.bases.numpy import NDArray, NumPyBackend, refuse_out_of_range
 from attnspec.spec import OPERATIONS, Limits, Semantics, bind
 
 
 @cache
 def _session(model: bytes) -> Any:
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 4  # errors are raised
+    options.intra_op_num_threads, options.log_severity_level = 1, 4  # 4 logs fatal errors only; others are raised
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
@@ -36,26 +36,26 @@ def _flat(x: NDArray, batch: tuple[int, ...], *core: int) -> NDArray:
 
 
 class Onnx(NumPyBackend):
-    """One evaluator, unmodified: masked NaN and infinity propagate, and calls without keys are errors."""
+    """One of the two evaluators: masked NaN and infinity propagate; calls without keys are errors."""
 
     semantics = Semantics(masked_nonfinite="propagates", no_keys="error")
 
-    def __init__(self, name: str, made: Callable[[bytes], Any], limits: Limits, **precision: str) -> None:
-        self.name, self.made, self.limits = name, made, limits
+    def __init__(self, name: str, load: Callable[[bytes], Any], limits: Limits, **precision: str) -> None:
+        self.name, self.load, self.limits = name, load, limits
         self.precision = dict.fromkeys(("scaled_dot_product_attention", "grouped_query_attention"), precision)
         self.gru, self.lstm = (partial(self._recurrent, *x) for x in (("gru", "zrh"), ("lstm", "iofc")))
 
     def _run(self, operator: str, inputs: list[NDArray | None], outputs: int, **attributes: Any) -> Any:
         """Evaluate one operator; None omits an input; results have the first input's dtype."""
-        given = {f"x{i}": np.ascontiguousarray(x) for i, x in enumerate(inputs) if x is not None}
-        kinds = {name: helper.np_dtype_to_tensor_dtype(x.dtype) for name, x in given.items()}
-        taken = [helper.make_tensor_value_info(name, kind, None) for name, kind in kinds.items()]
-        found = [helper.make_tensor_value_info(f"y{i}", kinds["x0"], None) for i in range(outputs)]
-        names = [f"x{i}" if f"x{i}" in given else "" for i in range(len(inputs))]
-        node = helper.make_node(operator, names, [x.name for x in found], **attributes)
-        graph = helper.make_graph([node], operator, taken, found)
+        arrays = {f"x{i}": np.ascontiguousarray(x) for i, x in enumerate(inputs) if x is not None}
+        kinds = {name: helper.np_dtype_to_tensor_dtype(x.dtype) for name, x in arrays.items()}
+        input_infos = [helper.make_tensor_value_info(name, kind, None) for name, kind in kinds.items()]
+        output_infos = [helper.make_tensor_value_info(f"y{i}", kinds["x0"], None) for i in range(outputs)]
+        names = [f"x{i}" if f"x{i}" in arrays else "" for i in range(len(inputs))]
+        node = helper.make_node(operator, names, [x.name for x in output_infos], **attributes)
+        graph = helper.make_graph([node], operator, input_infos, output_infos)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=12)
-        return self.made(model.SerializeToString()).run(None, given)
+        return self.load(model.SerializeToString()).run(None, arrays)
 
     def scaled_dot_product_attention(
         self, query: NDArray, key: NDArray, value: NDArray, *, mask: NDArray | None = None, causal: bool = False
@@ -72,42 +72,42 @@ class Onnx(NumPyBackend):
         key_lengths: NDArray | None = None,
     ) -> tuple[NDArray, NDArray | None]:  # fmt: skip
         """ONNX's Attention: mask or bias as attn_mask, lengths as nonpad_kv_seqlen."""
-        given = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias, "key_lengths": key_lengths}
-        bound = bind(OPERATIONS["grouped_query_attention"], given)
+        arguments = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias, "key_lengths": key_lengths}
+        bound = bind(OPERATIONS["grouped_query_attention"], arguments)
         batch, shape, (n, m) = bound.batch, bound.result, (query.shape[-2], key.shape[-2])
         if not prod(shape):
             return np.empty(shape, query.dtype), None
         if key_lengths is not None:
-            refuse_outside("grouped_query_attention", "key_lengths", key_lengths, m)
+            refuse_out_of_range("grouped_query_attention", "key_lengths", key_lengths, m)
             key_lengths = _flat(key_lengths, batch).astype(np.int64)
             if causal:
                 mask, causal = np.tri(n, m, dtype=bool) & (True if mask is None else mask), False
-        seen = None if mask is None else mask[..., None, :, :]
+        mask_or_bias = None if mask is None else mask[..., None, :, :]
         if bias is not None:
-            seen = bias if seen is None else np.where(seen, bias, -np.inf)
+            mask_or_bias = bias if mask_or_bias is None else np.where(mask_or_bias, bias, -np.inf)
         q, k, v = (_flat(x, batch, *x.shape[-3:]) for x in (query, key, value))
-        shown = None if seen is None else _flat(seen, batch, seen.shape[-3], n, m)
+        added = None if mask_or_bias is None else _flat(mask_or_bias, batch, mask_or_bias.shape[-3], n, m)
         options = {name: x for name, x in (("scale", scale), ("softcap", softcap)) if x is not None}
-        found = self._run("Attention", [q, k, v, shown, None, None, key_lengths], 1, is_causal=int(causal), **options)
-        return found[0].reshape(shape), None
+        results = self._run("Attention", [q, k, v, added, None, None, key_lengths], 1, is_causal=int(causal), **options)
+        return results[0].reshape(shape), None
 
     def _recurrent(
         self, name: str, gates: str, x: NDArray, state: Any, parameters: Any, *, lengths: NDArray | None = None
     ) -> tuple[NDArray, Any]:
-        """Run a network forward; a GRU resets before the recurrent product (linear_before_reset = 0)."""
+        """Run a network; a GRU resets before the recurrent product (linear_before_reset = 0)."""
         bound = bind(OPERATIONS[name], {"x": x, "state": state, "parameters": parameters, "lengths": lengths})
         batch, (steps, h) = bound.batch, bound.result[-2:]
         initial = [np.broadcast_to(s, (*batch, h)) for s in (state if isinstance(state, tuple) else (state,))]
         if lengths is not None:
-            refuse_outside(name, "lengths", lengths, steps)
+            refuse_out_of_range(name, "lengths", lengths, steps)
             lengths = _flat(lengths, batch).astype(np.int32)
         states, final = np.zeros(bound.result, x.dtype), [s.copy() for s in initial]
         if states.size:
             w_x, w_h, b = (np.concatenate([getattr(parameters, p + g) for g in gates], -1).T for p in _WEIGHTS)
             inputs = [_flat(x, batch, *x.shape[-2:]).swapaxes(0, 1), w_x[None], w_h[None], np.pad(b, (0, len(b)))[None]]
             starts = [_flat(s, batch, h)[None] for s in initial]
-            found, *final = self._run(name.upper(), [*inputs, lengths, *starts], 1 + len(starts), hidden_size=h)
-            states = found[:, 0].swapaxes(0, 1).reshape(bound.result)
+            hidden, *final = self._run(name.upper(), [*inputs, lengths, *starts], 1 + len(starts), hidden_size=h)
+            states = hidden[:, 0].swapaxes(0, 1).reshape(bound.result)
         final = [s.reshape(*batch, h) for s in final]
         return states, tuple(final) if isinstance(state, tuple) else final[0]
 

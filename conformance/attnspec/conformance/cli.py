@@ -153,10 +153,10 @@ def check(
     junit: Annotated[Path | None, typer.Option(help="write the report as JUnit XML")] = None,
 ) -> None:
     """Judge a backend by every law that governs its operations."""
-    from attnspec.conformance.remote.loading import ships
+    from attnspec.conformance.remote.loading import comes_with_attnspec
 
     operations, laws, dtypes = (tuple(dict.fromkeys(names or ())) for names in (operation, law, dtype))
-    here = ships(backend) if in_process is None else in_process
+    here = comes_with_attnspec(backend) if in_process is None else in_process
     settings = Settings(
         profile, seed, device, operations, laws, dtypes, expect, here, sandbox, hang_after, fail_fast, time_limit
     )
@@ -166,9 +166,9 @@ def check(
     _check_time_limit(time_limit)
     files = _files(json=json, html=html, junit=junit)
     INTERRUPTION.hold()
-    from attnspec.conformance.reporting.reported import reported
+    from attnspec.conformance.reporting.command_run import report_of_run
 
-    report = reported(backend, settings, _processes(workers), _console(stderr=True), shown=in_process is True)
+    report = report_of_run(backend, settings, _processes(workers), _console(stderr=True), shown=in_process is True)
     errors = write_report(report, files, _console())
     INTERRUPTION.disarm()
     if report.reason is not None:
@@ -193,8 +193,8 @@ def replay(
 ) -> None:
     """Judge again the laws that failed in a report."""
     from attnspec.conformance.remote.folder import TemporaryFolder
-    from attnspec.conformance.reporting.failed_before import FailedBefore, print_again
-    from attnspec.conformance.reporting.reported import reported
+    from attnspec.conformance.reporting.command_run import report_of_run
+    from attnspec.conformance.reporting.failed_before import FailedBefore, print_new_verdicts
 
     _check_workers(workers)
     _check_time_limit(time_limit or 0.0)
@@ -219,12 +219,12 @@ def replay(
         options = {"time_limit": time_limit, "in_process": in_process, "sandbox": sandbox}
         changed: dict[str, Any] = {name: x for name, x in options.items() if x is not None}
         settings = dataclasses.replace(before.settings, only=str(only), **changed)
-        again = reported(before.backend, settings, _processes(workers), _console(stderr=True))
+        again = report_of_run(before.backend, settings, _processes(workers), _console(stderr=True))
     if not again.results:
         _unusable(str(again.reason))
     if again.reason is not None:
         sys.stderr.write(f"attnspec: {again.reason}; the report has what was judged\n")
-    raise typer.Exit(print_again(before, again, _console()))
+    raise typer.Exit(print_new_verdicts(before, again, _console()))
 
 
 @app.command(
@@ -260,7 +260,7 @@ def matrix(
         _unusable(str(error))
     from attnspec.conformance.matrix.cells import Matrix
     from attnspec.conformance.matrix.page import as_page
-    from attnspec.conformance.matrix.showing import as_markdown, print_matrix
+    from attnspec.conformance.matrix.rendering import as_markdown, print_matrix
 
     known = f"the matrix of {library} was made"
     errors = write_files(made, {"json": Matrix.as_text, "markdown": as_markdown, "html": as_page}, files, known)

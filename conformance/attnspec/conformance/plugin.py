@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from attnspec.conformance.running.keys import HERE, HOSTS, LEFT, SUITES_HERE
+from attnspec.conformance.running.keys import IN_PROCESS_SUITES, JUDGED_BACKENDS, LEFT_PROPERTY, SUITES_PROPERTY
 from attnspec.conformance.running.settings import OPTIONS, Settings
 
-LIMITED = "attnspec-time-limit"
+TIME_LIMIT_PLUGIN = "attnspec-time-limit"
 """Name of the plugin that ends a pytest run at its time limit."""
 
 
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Start collecting verdicts in the controlling process; workers of pytest-xdist only report theirs."""
     limit = config.getoption("--attn-time-limit")
     if limit and config.getoption("--attn-shared-folder") is None and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(TimeLimit(limit), LIMITED)
+        config.pluginmanager.register(TimeLimit(limit), TIME_LIMIT_PLUGIN)
     if config.getoption("--attn-backend") is None:
         for flag in ("--attn-json", *(o.flag for o in OPTIONS if o.repeatable)):
             if config.getoption(flag):
@@ -52,13 +52,13 @@ def pytest_configure(config: pytest.Config) -> None:
         die_with_parent()
     if _is_isolated_worker(config) and not settings.in_process:
         from attnspec.conformance.remote.processes import close_memory
-        from attnspec.conformance.running.judged import hosts
+        from attnspec.conformance.running.judged_backends import judged_backends
         from attnspec.conformance.running.waking import wake_parent
 
         close_memory()
         wake_parent()
         # Started here, the backend is imported while this process makes its own imports.
-        hosts(config).start(config.getoption("--attn-backend"), settings)
+        judged_backends(config).start(config.getoption("--attn-backend"), settings)
     elif _is_isolated_worker(config) and config.getoption("capture") == "no":
         # pytest-xdist discards what its workers print.
         os.dup2(2, 1)
@@ -115,8 +115,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
     A worker of ``attnspec check`` skips the last garbage collection, which takes half a second.
     """
-    if HOSTS in config.stash:
-        config.stash[HOSTS].close()
+    if JUDGED_BACKENDS in config.stash:
+        config.stash[JUDGED_BACKENDS].close()
     if _is_isolated_worker(config):
         gc.freeze()
 
@@ -156,19 +156,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Store which suites a worker judged in the backend's own process, and why."""
-    found = getattr(node, "workeroutput", {}).get(SUITES_HERE, {})
-    node.config.stash.setdefault(HERE, {}).update(found)
+    suites = getattr(node, "workeroutput", {}).get(SUITES_PROPERTY, {})
+    node.config.stash.setdefault(IN_PROCESS_SUITES, {}).update(suites)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Report suites judged in their backend's process, and processes that backends left running."""
-    for suite, reason in config.stash.get(HERE, {}).items():
+    for suite, reason in config.stash.get(IN_PROCESS_SUITES, {}).items():
         terminalreporter.write_line(
             f"attnspec: {suite} was judged in this process, which its backend may have misled: {reason}"
         )
-    if HOSTS not in config.stash:
+    if JUDGED_BACKENDS not in config.stash:
         return
-    left = config.stash[HOSTS].close()
+    left = config.stash[JUDGED_BACKENDS].close()
     if left:
         terminalreporter.write_line(f"attnspec: left behind by backends, and ended: {', '.join(left)}")
 
@@ -179,11 +179,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     ``attnspec check`` writes its own report.
     """
     config = session.config
-    if HOSTS in config.stash:
-        left = config.stash[HOSTS].close()
+    if JUDGED_BACKENDS in config.stash:
+        left = config.stash[JUDGED_BACKENDS].close()
         if hasattr(config, "workeroutput"):
-            config.workeroutput[LEFT] = left
-            config.workeroutput[SUITES_HERE] = config.stash.get(HERE, {})
+            config.workeroutput[LEFT_PROPERTY] = left
+            config.workeroutput[SUITES_PROPERTY] = config.stash.get(IN_PROCESS_SUITES, {})
     path, settings = config.getoption("--attn-json"), settings_of_options(config)
     if not path or settings.shared_folder is not None or hasattr(config, "workerinput"):
         return
@@ -201,12 +201,12 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     except BackendError:
         # Nothing can be reported; the collection of tests has already raised the error.
         return
-    limit = config.pluginmanager.get_plugin(LIMITED)
+    limit = config.pluginmanager.get_plugin(TIME_LIMIT_PLUGIN)
     over = limit is not None and time.monotonic() > limit.end
-    broken_off = None if exitstatus != pytest.ExitCode.INTERRUPTED else TIME_LIMIT if over else INTERRUPTED
+    early_end = None if exitstatus != pytest.ExitCode.INTERRUPTED else TIME_LIMIT if over else INTERRUPTED
     text, note = contained(
         "writing the report as JSON",
-        lambda: Report.of(plan, config.stash[VERDICTS], settings, 0.0, broken_off=broken_off).as_text(),
+        lambda: Report.of(plan, config.stash[VERDICTS], settings, 0.0, early_end=early_end).as_text(),
         "",
     )
     if note:

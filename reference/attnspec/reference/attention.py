@@ -1,4 +1,7 @@
-"""Attention in three steps: scores, softmax over the attendable keys, weighted sum of values."""
+"""Attention in three steps: score the keys, normalize by softmax, sum the values by weight.
+
+Every formula below differs only in its first step, the score of a query and a key; :func:`attend` holds the others.
+"""
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -38,7 +41,7 @@ def dot_product_attention(
     mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
     causal: bool = False,
 ) -> Float[np.ndarray, "*batch n d_v"]:
-    """O = softmax(QKᵀ)V."""
+    """O = softmax(QKᵀ)V: each query averages the values, weighted by its match with the keys."""
     return attend(dot_scores(query, key), value, mask, causal)
 
 
@@ -51,7 +54,7 @@ def scaled_dot_product_attention(
     mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
     causal: bool = False,
 ) -> Float[np.ndarray, "*batch n d_v"]:
-    """O = softmax(QKᵀ/√d)V."""
+    """O = softmax(QKᵀ/√d)V: division by √d gives scores of random vectors variance 1."""
     return attend(scaled_dot_scores(query, key), value, mask, causal)
 
 
@@ -65,7 +68,7 @@ def general_attention(
     mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
     causal: bool = False,
 ) -> Float[np.ndarray, "*batch n d_v"]:
-    """O = softmax(QWKᵀ)V."""
+    """O = softmax(QWKᵀ)V: the matrix W compares queries and keys of different sizes."""
     return attend(general_scores(query, key, w), value, mask, causal)
 
 
@@ -81,7 +84,7 @@ def additive_attention(
     mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
     causal: bool = False,
 ) -> Float[np.ndarray, "*batch n d_v"]:
-    """oᵢ = Σⱼ softmaxⱼ(w_vᵀ tanh(W_q qᵢ + W_k kⱼ)) vⱼ."""
+    """oᵢ = Σⱼ softmaxⱼ(w_vᵀ tanh(W_q qᵢ + W_k kⱼ)) vⱼ: a small network scores each pair."""
     return attend(additive_scores(query, key, w_q, w_k, w_v), value, mask, causal)
 
 
@@ -92,7 +95,7 @@ def self_attention(
     mask: Bool[np.ndarray, "*#batch #n #n"] | None = None,
     causal: bool = False,
 ) -> Float[np.ndarray, "*batch n d"]:
-    """yᵢ = Σⱼ softmaxⱼ(xᵢᵀxⱼ/√d) xⱼ."""
+    """yᵢ = Σⱼ softmaxⱼ(xᵢᵀxⱼ/√d) xⱼ, with X as queries, keys and values at once."""
     return scaled_dot_product_attention(x, x, x, mask=mask, causal=causal)
 
 
@@ -125,13 +128,13 @@ def cross_attention(
 
 
 def attend(scores: np.ndarray, value: np.ndarray, mask: np.ndarray | None, causal: bool) -> np.ndarray:
-    """Pool values (*batch, m, d_v) by the softmax of scores (*batch, n, m) over the attendable keys."""
+    """Average values (*batch, m, d_v) by the softmax of scores (*batch, n, m) over attendable keys."""
     n, m = scores.shape[-2:]
     attendable = joint_mask(mask, causal, n, m)
     return pooled(softmax(scores, mask=attendable), value, attendable)
 
 
 def project(x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Map every row of x (*batch, n, d) linearly by w (p, d), which is (out, in): (*batch, n, p)."""
+    """Multiply every row of x (*batch, n, d) by w, which is (out, in) = (p, d): (*batch, n, p)."""
     projected: np.ndarray = x @ np.swapaxes(w, -1, -2)
     return projected

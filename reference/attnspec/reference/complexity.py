@@ -1,4 +1,4 @@
-"""Complexity: operation counts, and the layers that attention is compared with."""
+"""Complexity: the cost of attention, and of the layers with which it is compared."""
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -43,13 +43,13 @@ __all__ = [
 def convolution(
     x: Float[np.ndarray, "*batch t d_x"], w: Float[np.ndarray, "taps p_o d_x"]
 ) -> Float[np.ndarray, "*batch t p_o"]:
-    """yᵢ = Σ_r W_r x_{i+r−⌊(k−1)/2⌋}, as one product of the k concatenated tokens and the k concatenated matrices."""
+    """yᵢ = Σ_r W_r x_{i+r−⌊(k−1)/2⌋}, as one product of k concatenated tokens and k concatenated matrices."""
     (taps, p_o, d_x), t = w.shape, x.shape[-2]
     before = (taps - 1) // 2
     zeros = np.zeros((*x.shape[:-2], taps - 1, d_x), x.dtype)
     padded = np.concatenate([zeros[..., :before, :], x, zeros[..., before:, :]], axis=-2)
-    ranges = np.concatenate([padded[..., r : r + t, :] for r in range(taps)], axis=-1)
-    return project(ranges, np.reshape(np.moveaxis(w, 0, 1), (p_o, taps * d_x)))
+    windows = np.concatenate([padded[..., r : r + t, :] for r in range(taps)], axis=-1)
+    return project(windows, np.reshape(np.moveaxis(w, 0, 1), (p_o, taps * d_x)))
 
 
 @defines(GraphLayer[np.ndarray])
@@ -60,15 +60,15 @@ def graph_layer(
     mask: Bool[np.ndarray, "*#batch #n #n"] | None = None,
 ) -> Float[np.ndarray, "*batch n p_o"]:
     """Y = A(XWᵀ), where A is 1 for neighbours and 0 otherwise."""
-    sent, n = project(x, w), x.shape[-2]
+    messages, n = project(x, w), x.shape[-2]
     shape = (n, n) if mask is None else (*mask.shape[:-2], n, n)
     edges = np.broadcast_to(True if mask is None else mask, shape)
-    return pooled(edges.astype(sent.dtype), sent, None if mask is None else edges)
+    return pooled(edges.astype(messages.dtype), messages, None if mask is None else edges)
 
 
 @defines(ConvolutionComplexity[np.ndarray])
 def convolution_complexity(t: int, d_x: int, p_o: int, taps: int) -> Complexity[np.ndarray]:
-    """One product per token: the concatenated tokens of its range times the weights of all taps."""
+    """Per token one product: the concatenated tokens of its window times the weights of all taps."""
     weights = taps * d_x * p_o
     length = -(-(t - 1) // (taps - 1)) if taps > 1 else 0 if t == 1 else None
     return _complexity("convolution_complexity", t * weights, weights, 1, length)
@@ -76,14 +76,14 @@ def convolution_complexity(t: int, d_x: int, p_o: int, taps: int) -> Complexity[
 
 @defines(RNNComplexity[np.ndarray])
 def rnn_complexity(t: int, d: int, h: int) -> Complexity[np.ndarray]:
-    """At each step, an input times W_xh and a state times W_hh."""
+    """Per step two products: an input times W_xh and a state times W_hh."""
     weights = d * h + h * h
     return _complexity("rnn_complexity", t * weights, weights + h, t, t if t > 1 else 0)
 
 
 @defines(SelfAttentionComplexity[np.ndarray])
 def self_attention_complexity(n: int, d: int, *, autoregressive: bool = False) -> Complexity[np.ndarray]:
-    """For each pair of tokens, a score and one term of the sum of values."""
+    """Per pair of tokens: a score, and one term of the weighted sum."""
     return _complexity("self_attention_complexity", _pairs(n, autoregressive) * 2 * d, 0, 2, min(n - 1, 1))
 
 
@@ -99,20 +99,20 @@ def projected_self_attention_complexity(
 
 @defines(CrossAttentionComplexity[np.ndarray])
 def cross_attention_complexity(n: int, m: int, d_x: int, d_m: int, d_k: int, d_v: int) -> Complexity[np.ndarray]:
-    """One projection of every token and two of every row of the memory, then attention."""
-    asking, asked = d_x * d_k, d_m * (d_k + d_v)
-    multiply_adds = n * asking + m * asked + n * m * (d_k + d_v)
-    return _complexity("cross_attention_complexity", multiply_adds, asking + asked, 3, 1)
+    """One projection of every token, two of every row of the memory, then attention."""
+    query_weights, kv_weights = d_x * d_k, d_m * (d_k + d_v)
+    multiply_adds = n * query_weights + m * kv_weights + n * m * (d_k + d_v)
+    return _complexity("cross_attention_complexity", multiply_adds, query_weights + kv_weights, 3, 1)
 
 
 @defines(MultiHeadAttentionComplexity[np.ndarray])
 def multi_head_attention_complexity(
     n: int, m: int, heads: int, d_q: int, d_k: int, d_v: int, p_q: int, p_v: int, p_o: int
 ) -> Complexity[np.ndarray]:
-    """In every head three projections and attention, and one projection of all heads together."""
-    asking, asked = p_q * d_q + p_o * p_v, p_q * d_k + p_v * d_v
-    multiply_adds = heads * (n * asking + m * asked + n * m * (p_q + p_v))
-    return _complexity("multi_head_attention_complexity", multiply_adds, heads * (asking + asked), 4, 1)
+    """Three projections and attention in every head, then one projection of all heads together."""
+    query_weights, kv_weights = p_q * d_q + p_o * p_v, p_q * d_k + p_v * d_v
+    multiply_adds = heads * (n * query_weights + m * kv_weights + n * m * (p_q + p_v))
+    return _complexity("multi_head_attention_complexity", multiply_adds, heads * (query_weights + kv_weights), 4, 1)
 
 
 @defines(Seq2SeqComplexity[np.ndarray])
@@ -124,7 +124,7 @@ def seq2seq_complexity(m: int, n: int, d: int, h: int) -> Complexity[np.ndarray]
 
 @defines(Seq2SeqAttentionComplexity[np.ndarray])
 def seq2seq_attention_complexity(m: int, n: int, d: int, h: int, s: int) -> Complexity[np.ndarray]:
-    """As without attention; each of n steps adds m additive scores, a weighted sum, and h inputs of the cell."""
+    """As without attention; each of n steps adds m additive scores, a weighted sum, and h cell inputs."""
     encoder = d * h + h * h
     decoder = (d + h) * h + h * h
     context = s * h + m * (s * h + s + h)
@@ -144,7 +144,7 @@ def decoder_attention_complexity(m: int, n: int, d: int, *, generating: bool = F
 
 @defines(EncoderDecoderAttentionComplexity[np.ndarray])
 def encoder_decoder_attention_complexity(m: int, n: int, d: int, *, generating: bool = False) -> Complexity[np.ndarray]:
-    """Self-attention of the source, then the decoder's two attentions; the first does not wait for the encoder."""
+    """Self-attention of the source, then the decoder's two attentions, of which only the second needs the source."""
     multiply_adds = 6 * (m + n) * d**2 + 2 * d * (m * m + _pairs(n, True) + n * m)
     steps = 8 * n if generating else 8
     return _complexity("encoder_decoder_attention_complexity", multiply_adds, 12 * d**2, steps, 2)
@@ -158,9 +158,9 @@ def _pairs(n: int, autoregressive: bool) -> int:
 def _complexity(
     name: str, multiply_adds: int, parameters: int, sequential: int, length: int | None
 ) -> Complexity[np.ndarray]:
-    for counted in (multiply_adds, parameters):
-        if counted > np.iinfo(np.int64).max:
-            raise ShapeError(name, "sizes", "counts below 2⁶³", counted)
+    for count in (multiply_adds, parameters):
+        if count > np.iinfo(np.int64).max:
+            raise ShapeError(name, "sizes", "counts below 2⁶³", count)
     return Complexity(
         multiply_adds=np.asarray(multiply_adds, np.int64),
         parameters=np.asarray(parameters, np.int64),

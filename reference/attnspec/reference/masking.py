@@ -12,14 +12,14 @@ __all__ = ["causal_mask", "padding_mask"]
 
 @defines(CausalMask[np.ndarray])
 def causal_mask(n: int, m: int, *, include_self: bool = True) -> Bool[np.ndarray, "{n} {m}"]:
-    """Mᵢⱼ = [j ≤ i], or [j < i] without `include_self`."""
+    """Mᵢⱼ = [j ≤ i]: query i may attend to keys up to i; without `include_self`, [j < i]."""
     query, key = np.arange(n)[:, None], np.arange(m)[None, :]
     return key <= query if include_self else key < query
 
 
 @defines(PaddingMask[np.ndarray])
 def padding_mask(lengths: Int[np.ndarray, "*batch"], m: int) -> Bool[np.ndarray, "*batch {m}"]:
-    """M_bj = [j < ℓ_b]."""
+    """M_bj = [j < ℓ_b]: the keys within the length ℓ_b of sequence b."""
     return np.arange(m) < lengths[..., None]
 
 
@@ -32,7 +32,7 @@ def joint_mask(mask: np.ndarray | None, causal: bool, n: int, m: int) -> np.ndar
 
 
 def beyond_diagonal(n: int, m: int) -> np.ndarray:
-    """Distance (n, m) of key j beyond the causal diagonal of query i: j − i, or bottom-right j − i − (m − n)."""
+    """j − i for query i and key j, (n, m), or j − i − (m − n) if causal masks are aligned bottom right."""
     offset = m - n if choice("causal_alignment") == "bottom-right" else 0
     beyond: np.ndarray = np.arange(m) - np.arange(n)[:, None] - offset
     return beyond

@@ -22,10 +22,7 @@ def dot_product_mean(mean: Float[np.ndarray, "*coordinates"], *, d: int | None =
 def dot_product_variance(
     mean: Float[np.ndarray, "*coordinates"], sigma: Float[np.ndarray, ""], *, d: int | None = None
 ) -> Float[np.ndarray, ""]:
-    """Var[qᵀk] = 2σ²μᵀμ + dσ⁴.
-
-    ValueError for a sigma that is not positive.
-    """
+    """Var[qᵀk] = 2σ²μᵀμ + dσ⁴; ``ValueError`` for a sigma that is not positive."""
     d = _coordinates("dot_product_variance", mean, d)
     if not sigma > 0:
         raise ValueError(f"dot_product_variance: sigma: expected a number > 0; got {sigma}")

@@ -24,14 +24,14 @@ __all__ = [
 
 @defines(SplitHeads[np.ndarray])
 def split_heads(x: Float[np.ndarray, "*batch n d"], heads: int) -> Float[np.ndarray, "*batch {heads} n p"]:
-    """Y_{r,i} = (x_{i,rp}, …, x_{i,rp+p−1})."""
+    """Y_{r,i} = (x_{i,rp}, …, x_{i,rp+p−1}): head r holds p neighbouring features of position i."""
     *batch, n, d = x.shape
     return np.swapaxes(x.reshape(*batch, n, heads, d // heads), -3, -2)
 
 
 @defines(MergeHeads[np.ndarray])
 def merge_heads(x: Float[np.ndarray, "*batch heads n p"]) -> Float[np.ndarray, "*batch n heads*p"]:
-    """Yᵢ = [x_{1,i}; …; x_{h,i}]."""
+    """Yᵢ = [x_{0,i}; …; x_{H−1,i}]: the features of all H heads at position i."""
     *batch, heads, n, p = x.shape
     return np.swapaxes(x, -3, -2).reshape(*batch, n, heads * p)
 
@@ -49,7 +49,7 @@ def multi_head_attention(
     mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
     causal: bool = False,
 ) -> Float[np.ndarray, "*batch n p_o"]:
-    """oᵢ = W_o [h₁; …; h_h], with the heads of `concat_heads_attention`."""
+    """oᵢ = W_o [h₁; …; h_h]: the heads of `concat_heads_attention`, mixed by W_o."""
     return project(concat_heads_attention(query, key, value, w_q, w_k, w_v, mask=mask, causal=causal), w_o)
 
 
@@ -69,10 +69,7 @@ def multi_head_additive_attention(
     mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
     causal: bool = False,
 ) -> Float[np.ndarray, "*batch n p_o"]:
-    """oᵢ = W_o [h₁; …; h_h], h_r = Σⱼ softmaxⱼ(a_vᵀ tanh(A_q qᵢ + A_k kⱼ)) vⱼ, with q, k, v projected for head r.
-
-    The heads are computed one by one.
-    """
+    """oᵢ = W_o [h₁; …; h_h], h_r = Σⱼ softmaxⱼ(a_vᵀ tanh(A_q qᵢ + A_k kⱼ)) vⱼ, with q, k, v projected for head r."""
     heads = [
         additive_attention(
             project(query, w_q[r]),
@@ -101,10 +98,7 @@ def concat_heads_attention(
     mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
     causal: bool = False,
 ) -> Float[np.ndarray, "*batch n heads*p_v"]:
-    """oᵢ = [h₁; …; h_h], h_r = softmax(Q_r K_rᵀ/√p_q) V_r with Q_r = QW_{q,r}ᵀ, K_r = KW_{k,r}ᵀ, V_r = VW_{v,r}ᵀ.
-
-    The heads are computed one by one.
-    """
+    """oᵢ = [h₁; …; h_h], h_r = softmax(Q_r K_rᵀ/√p_q) V_r with Q_r = QW_{q,r}ᵀ, K_r = KW_{k,r}ᵀ, V_r = VW_{v,r}ᵀ."""
     heads = [
         scaled_dot_product_attention(
             project(query, w_q[r]), project(key, w_k[r]), project(value, w_v[r]), mask=mask, causal=causal

@@ -15,7 +15,7 @@ __all__ = ["attention_pooling", "average_pooling", "nadaraya_watson"]
 def attention_pooling(
     weights: Float[np.ndarray, "*#batch n m"], value: Float[np.ndarray, "*#batch m d_v"]
 ) -> Float[np.ndarray, "*batch n d_v"]:
-    """O = AV."""
+    """O = AV: row i of the weights A mixes the rows of V into the result of query i."""
     result: np.ndarray = weights @ value
     return result
 
@@ -24,10 +24,10 @@ def attention_pooling(
 def average_pooling(
     value: Float[np.ndarray, "*#batch m d_v"], *, mask: Bool[np.ndarray, "*#batch #m"] | None = None
 ) -> Float[np.ndarray, "*batch d_v"]:
-    """o = (1/|A|) Σ_{j∈A} vⱼ."""
+    """o = (1/|A|) Σ_{j∈A} vⱼ, the mean of the attendable values."""
     attendable = value if mask is None else np.where(mask[..., None], value, 0)
-    everywhere = np.broadcast_to(True if mask is None else mask, attendable.shape[:-1])
-    count = np.sum(everywhere, axis=-1, keepdims=True)
+    full_mask = np.broadcast_to(True if mask is None else mask, attendable.shape[:-1])
+    count = np.sum(full_mask, axis=-1, keepdims=True)
     mean: np.ndarray = np.sum(attendable, axis=-2) / np.maximum(count, 1).astype(value.dtype)
     return mean
 
@@ -45,15 +45,15 @@ def nadaraya_watson(
 
 
 def pooled(weights: np.ndarray, value: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-    """Sum the values with their weights, leaving masked terms out, so that NaN and ∞ there have no effect.
+    """Sum the values by weight without the masked ones, whose NaN and ∞ then have no effect.
 
     Where: weights (*batch, n, m), 0 where masked; value (*batch, m, d_v); mask (*batch, n, m) or None; result
     (*batch, n, d_v).
     """
     if mask is None or np.all(np.isfinite(value)):
         return attention_pooling(weights, value)
-    # A matrix product drops a term of weight 0 only if the value is finite: 0·NaN and 0·∞ are NaN. A value that is not
-    # finite may be masked for some queries and attendable for others, so the terms are chosen pair by pair.
+    # A matrix product does not leave out a term of weight 0: 0·NaN and 0·∞ are NaN. A value that is not finite may be
+    # masked for some queries and attendable for others, so terms are left out pair by pair.
     terms = np.where(mask[..., None], weights[..., :, :, None] * value[..., None, :, :], 0)
     result: np.ndarray = np.sum(terms, axis=-2)
     return result

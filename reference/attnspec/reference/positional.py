@@ -26,7 +26,7 @@ def sinusoidal_positional_encoding(n: int, d: int) -> Float[np.ndarray, "{n} {d}
 
 @defines(LearnedPositions[np.ndarray])
 def learned_positions(table: Float[np.ndarray, "rows d"], n: int) -> Float[np.ndarray, "{n} d"]:
-    """P_t = T_t for t = 0 … n−1."""
+    """P_t = T_t for t = 0 … n−1: the first n rows of the table."""
     return table[:n]
 
 
@@ -42,6 +42,6 @@ def concat_positions(
     x: Float[np.ndarray, "*batch n d"], p: Float[np.ndarray, "n d_p"]
 ) -> Float[np.ndarray, "*batch n d+d_p"]:
     """Y = [X; P]."""
-    everywhere = np.broadcast_to(p, (*x.shape[:-1], p.shape[-1]))
-    joined: np.ndarray = np.concatenate([x, everywhere], axis=-1)
+    repeated = np.broadcast_to(p, (*x.shape[:-1], p.shape[-1]))
+    joined: np.ndarray = np.concatenate([x, repeated], axis=-1)
     return joined

@@ -1,4 +1,7 @@
-"""Recurrent networks: cells, runs over sequences, both directions, stacks, self-attention."""
+"""Recurrent networks: cells, sequences, both directions, stacks, and attention to earlier states.
+
+A cell maps an input and the previous state to the next state. :func:`run_sequence` repeats it over the time steps.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -52,7 +55,7 @@ State: TypeAlias = tuple[np.ndarray, ...]
 """The state of a network as a tuple: (h,) for RNN and GRU, (h, c) for an LSTM."""
 
 Step: TypeAlias = Callable[[np.ndarray, Any, Any], State]
-"""A cell: maps input, state and parameters to the next state."""
+"""A cell, as a function from input, state and parameters to the next state."""
 
 
 @defines(RNNCell[np.ndarray])
@@ -61,10 +64,10 @@ def rnn_cell(
     state: Float[np.ndarray, "*#batch h"],
     parameters: RNNParameters[np.ndarray],
 ) -> Float[np.ndarray, "*batch h"]:
-    """H_t = tanh(X_t W_xh + H_{t−1} W_hh + b_h)."""
+    """H_t = tanh(X_t W_xh + H_{t−1} W_hh + b_h): the new state mixes the input with the old state."""
     p = parameters
-    following: np.ndarray = np.tanh(x @ p.w_xh + state @ p.w_hh + p.b_h)
-    return following
+    new_state: np.ndarray = np.tanh(x @ p.w_xh + state @ p.w_hh + p.b_h)
+    return new_state
 
 
 @defines(RNNOutput[np.ndarray])
@@ -73,7 +76,7 @@ def rnn_output(
     w_hq: Float[np.ndarray, "h q"],
     b_q: Float[np.ndarray, " q"],
 ) -> Float[np.ndarray, "*batch q"]:
-    """O_t = H_t W_hq + b_q."""
+    """O_t = H_t W_hq + b_q: the output is an affine map of the state."""
     output: np.ndarray = state @ w_hq + b_q
     return output
 
@@ -84,18 +87,18 @@ def gru_cell(
     state: Float[np.ndarray, "*#batch h"],
     parameters: GRUParameters[np.ndarray],
 ) -> Float[np.ndarray, "*batch h"]:
-    """H_t = Z_t ⊙ H_{t−1} + (1 − Z_t) ⊙ H̃_t.
+    """H_t = Z_t ⊙ H_{t−1} + (1 − Z_t) ⊙ H̃_t: the update gate Z_t keeps the old state, or takes the candidate H̃_t.
 
-    R_t = σ(X_t W_xr + H_{t−1} W_hr + b_r), Z_t likewise, H̃_t = tanh(X_t W_xh + (R_t ⊙ H_{t−1}) W_hh + b_h). If
-    `gru_reset` is "after", R_t ⊙ (H_{t−1} W_hh) replaces the product.
+    H̃_t = tanh(X_t W_xh + (R_t ⊙ H_{t−1}) W_hh + b_h), reset gate R_t = σ(X_t W_xr + H_{t−1} W_hr + b_r), Z_t likewise.
+    If `gru_reset` is "after", R_t ⊙ (H_{t−1} W_hh) replaces (R_t ⊙ H_{t−1}) W_hh.
     """
     p = parameters
     reset = sigmoid(x @ p.w_xr + state @ p.w_hr + p.b_r)
     update = sigmoid(x @ p.w_xz + state @ p.w_hz + p.b_z)
-    seen = (reset * state) @ p.w_hh if choice("gru_reset") == "before" else reset * (state @ p.w_hh)
-    candidate = np.tanh(x @ p.w_xh + seen + p.b_h)
-    following: np.ndarray = update * state + (1 - update) * candidate
-    return following
+    recurrent_input = (reset * state) @ p.w_hh if choice("gru_reset") == "before" else reset * (state @ p.w_hh)
+    candidate = np.tanh(x @ p.w_xh + recurrent_input + p.b_h)
+    new_state: np.ndarray = update * state + (1 - update) * candidate
+    return new_state
 
 
 @defines(LSTMCell[np.ndarray])
@@ -104,7 +107,7 @@ def lstm_cell(
     state: tuple[Float[np.ndarray, "*#batch h"], Float[np.ndarray, "*#batch h"]],
     parameters: LSTMParameters[np.ndarray],
 ) -> tuple[Float[np.ndarray, "*batch h"], Float[np.ndarray, "*batch h"]]:
-    """C_t = F_t ⊙ C_{t−1} + I_t ⊙ C̃_t and H_t = O_t ⊙ tanh C_t.
+    """C_t = F_t ⊙ C_{t−1} + I_t ⊙ C̃_t and H_t = O_t ⊙ tanh C_t: gates decide what to forget, to write and to show.
 
     I_t = σ(X_t W_xi + H_{t−1} W_hi + b_i), F_t and O_t likewise, C̃_t = tanh(X_t W_xc + H_{t−1} W_hc + b_c).
     """
@@ -125,8 +128,8 @@ def rnn(
     *,
     lengths: Int[np.ndarray, "*#batch"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch t h"], Float[np.ndarray, "*batch h"]]:
-    """H_t = cell(X_t, H_{t−1}) for every step t, starting from H₀."""
-    states, (final,) = sequence(rnn_step, x, (state,), parameters, lengths)
+    """H_t = RNN(X_t, H_{t−1}) for every step t, starting from H₀."""
+    states, (final,) = run_sequence(rnn_step, x, (state,), parameters, lengths)
     return states, final
 
 
@@ -138,8 +141,8 @@ def gru(
     *,
     lengths: Int[np.ndarray, "*#batch"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch t h"], Float[np.ndarray, "*batch h"]]:
-    """H_t = GRU(X_t, H_{t−1}) for every step t."""
-    states, (final,) = sequence(gru_step, x, (state,), parameters, lengths)
+    """H_t = GRU(X_t, H_{t−1}) for every step t, starting from H₀."""
+    states, (final,) = run_sequence(gru_step, x, (state,), parameters, lengths)
     return states, final
 
 
@@ -152,7 +155,7 @@ def lstm(
     lengths: Int[np.ndarray, "*#batch"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch t h"], tuple[Float[np.ndarray, "*batch h"], Float[np.ndarray, "*batch h"]]]:
     """(H_t, C_t) = LSTM(X_t, (H_{t−1}, C_{t−1})) for every step t; C_t is returned for the last step only."""
-    states, (h, c) = sequence(lstm_cell, x, state, parameters, lengths)
+    states, (h, c) = run_sequence(lstm_cell, x, state, parameters, lengths)
     return states, (h, c)
 
 
@@ -164,9 +167,9 @@ def bidirectional_rnn(
     *,
     lengths: Int[np.ndarray, "*#batch"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch t 2*h"], tuple[Float[np.ndarray, "*batch h"], Float[np.ndarray, "*batch h"]]]:
-    """A_t = [→H_t; ←H_t]; the backward network runs from the last unpadded step to the first."""
-    there, ((forward,), (backward,)) = both_ways(rnn_step, x, [(h,) for h in state], parameters, lengths)
-    return there, (forward, backward)
+    """A_t = [→H_t; ←H_t]: the backward network reads from the last unpadded step to the first."""
+    states, ((forward,), (backward,)) = run_both_directions(rnn_step, x, [(h,) for h in state], parameters, lengths)
+    return states, (forward, backward)
 
 
 @defines(BidirectionalGRU[np.ndarray])
@@ -177,9 +180,9 @@ def bidirectional_gru(
     *,
     lengths: Int[np.ndarray, "*#batch"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch t 2*h"], tuple[Float[np.ndarray, "*batch h"], Float[np.ndarray, "*batch h"]]]:
-    """A_t = [→H_t; ←H_t], each direction with parameters of its own."""
-    there, ((forward,), (backward,)) = both_ways(gru_step, x, [(h,) for h in state], parameters, lengths)
-    return there, (forward, backward)
+    """A_t = [→H_t; ←H_t] of two GRUs, each direction with its own parameters."""
+    states, ((forward,), (backward,)) = run_both_directions(gru_step, x, [(h,) for h in state], parameters, lengths)
+    return states, (forward, backward)
 
 
 @defines(BidirectionalLSTM[np.ndarray])
@@ -199,8 +202,8 @@ def bidirectional_lstm(
         tuple[Float[np.ndarray, "*batch h"], Float[np.ndarray, "*batch h"]],
     ],
 ]:
-    """A_t = [→H_t; ←H_t] of two LSTMs."""
-    states, ((h, c), (back_h, back_c)) = both_ways(lstm_cell, x, state, parameters, lengths)
+    """A_t = [→H_t; ←H_t] of two LSTMs, each direction with its own parameters."""
+    states, ((h, c), (back_h, back_c)) = run_both_directions(lstm_cell, x, state, parameters, lengths)
     return states, ((h, c), (back_h, back_c))
 
 
@@ -213,7 +216,7 @@ def stacked_rnn(
     lengths: Int[np.ndarray, "*#batch"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch t h"], Float[np.ndarray, "*batch depth h"]]:
     """H^(l) = RNN^(l)(H^(l−1)) with H^(0) = X."""
-    states, (final,) = one_on_another(rnn_step, x, (state,), layers, lengths)
+    states, (final,) = run_stack(rnn_step, x, (state,), layers, lengths)
     return states, final
 
 
@@ -226,7 +229,7 @@ def stacked_gru(
     lengths: Int[np.ndarray, "*#batch"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch t h"], Float[np.ndarray, "*batch depth h"]]:
     """H^(l) = GRU^(l)(H^(l−1)) with H^(0) = X."""
-    states, (final,) = one_on_another(gru_step, x, (state,), layers, lengths)
+    states, (final,) = run_stack(gru_step, x, (state,), layers, lengths)
     return states, final
 
 
@@ -241,7 +244,7 @@ def stacked_lstm(
     Float[np.ndarray, "*batch t h"], tuple[Float[np.ndarray, "*batch depth h"], Float[np.ndarray, "*batch depth h"]]
 ]:
     """H^(l) = LSTM^(l)(H^(l−1)) with H^(0) = X, where H^(l) are the hidden states."""
-    states, (h, c) = one_on_another(lstm_cell, x, state, layers, lengths)
+    states, (h, c) = run_stack(lstm_cell, x, state, layers, lengths)
     return states, (h, c)
 
 
@@ -253,8 +256,8 @@ def rnn_self_attention(
     *,
     lengths: Int[np.ndarray, "*#batch"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch t h"], Float[np.ndarray, "*batch t h"], Float[np.ndarray, "*batch h"]]:
-    """a_t = Σ_{j<t} softmax_j(h_tᵀ h_j) h_j."""
-    states, (final,) = sequence(rnn_step, x, (state,), parameters, lengths)
+    """a_t = Σ_{j<t} softmax_j(h_tᵀ h_j) h_j: each state attends to the states before it."""
+    states, (final,) = run_sequence(rnn_step, x, (state,), parameters, lengths)
     steps = x.shape[-2]
     earlier = causal_mask(steps, steps, include_self=False)
     if lengths is not None:
@@ -263,16 +266,16 @@ def rnn_self_attention(
 
 
 def rnn_step(x: np.ndarray, state: State, parameters: RNNParameters[np.ndarray]) -> State:
-    """Apply `rnn_cell` to a state in a tuple, as :func:`sequence` keeps it."""
+    """Apply `rnn_cell` to a state in a tuple, as :func:`run_sequence` keeps it."""
     return (rnn_cell(x, state[0], parameters),)
 
 
 def gru_step(x: np.ndarray, state: State, parameters: GRUParameters[np.ndarray]) -> State:
-    """Apply `gru_cell` to a state in a tuple, as :func:`sequence` keeps it."""
+    """Apply `gru_cell` to a state in a tuple, as :func:`run_sequence` keeps it."""
     return (gru_cell(x, state[0], parameters),)
 
 
-def sequence(
+def run_sequence(
     step: Step,
     x: np.ndarray,
     initial: State,
@@ -283,51 +286,51 @@ def sequence(
 ) -> tuple[np.ndarray, State]:
     """Run a cell over a sequence: return the hidden states (*batch, t, h) and the final state.
 
-    From the length on, the inputs are padding: the state stays unchanged and the hidden states are 0. With ``backward``
-    the run starts at the last step.
+    Steps beyond the length are padding: they leave the state unchanged, and their hidden states are 0. With
+    ``backward`` the run starts at the last step.
     """
     steps = x.shape[-2]
     shapes = [x.shape[:-2], *(part.shape[:-1] for part in initial)]
     if lengths is not None:
-        # The cell also runs on padding, whose results are discarded; NaN there would still spread to gradients.
+        # The cell also runs on padding. Its results are discarded, but NaN in them would still reach the gradients.
         x = np.where((np.arange(steps) < lengths[..., None])[..., None], x, 0)
         shapes.append(lengths.shape)
     batch = np.broadcast_shapes(*shapes)
     state = tuple(np.broadcast_to(part, (*batch, part.shape[-1])) for part in initial)
-    none = state[0][..., None, :][..., :0, :]
+    no_states = state[0][..., None, :][..., :0, :]
     states = []
     for t in reversed(range(steps)) if backward else range(steps):
-        following = step(x[..., t, :], state, parameters)
+        new_state = step(x[..., t, :], state, parameters)
         if lengths is None:
-            state, hidden = following, following[0]
+            state, hidden = new_state, new_state[0]
         else:
-            counts = (t < lengths)[..., None]
-            state = tuple(np.where(counts, new, old) for new, old in zip(following, state, strict=True))
-            hidden = np.where(counts, state[0], 0)
+            within_length = (t < lengths)[..., None]
+            state = tuple(np.where(within_length, new, old) for new, old in zip(new_state, state, strict=True))
+            hidden = np.where(within_length, state[0], 0)
         states.append(hidden[..., None, :])
-    return np.concatenate([none, *(states[::-1] if backward else states)], axis=-2), state
+    return np.concatenate([no_states, *(states[::-1] if backward else states)], axis=-2), state
 
 
-def both_ways(
+def run_both_directions(
     step: Step, x: np.ndarray, initial: Sequence[State], parameters: Sequence[Any], lengths: Any
 ) -> tuple[np.ndarray, list[State]]:
-    """Run one network forwards and one backwards: return concatenated states and both final states."""
-    batch = np.broadcast_shapes(x.shape[:-2], *(part.shape[:-1] for first in initial for part in first))
-    initial = [tuple(np.broadcast_to(part, (*batch, part.shape[-1])) for part in first) for first in initial]
+    """Run one network forwards and one backwards; return their concatenated states and final states."""
+    batch = np.broadcast_shapes(x.shape[:-2], *(part.shape[:-1] for start in initial for part in start))
+    initial = [tuple(np.broadcast_to(part, (*batch, part.shape[-1])) for part in start) for start in initial]
     runs = [
-        sequence(step, x, first, p, lengths, backward=backward)
-        for first, p, backward in zip(initial, parameters, (False, True), strict=True)
+        run_sequence(step, x, start, p, lengths, backward=backward)
+        for start, p, backward in zip(initial, parameters, (False, True), strict=True)
     ]
     return np.concatenate([states for states, _ in runs], axis=-1), [final for _, final in runs]
 
 
-def one_on_another(
+def run_stack(
     step: Step, x: np.ndarray, initial: State, layers: Sequence[Any], lengths: Any
 ) -> tuple[np.ndarray, State]:
-    """Run stacked layers: return the states of the last one and the final states (*batch, depth, h) of all."""
+    """Run stacked layers; return the last layer's states and all final states (*batch, depth, h)."""
     finals = []
     for i, p in enumerate(layers):
-        first = tuple(part[..., i, :] for part in initial)
-        x, final = sequence(step, x, first, p, lengths)
+        initial_state = tuple(part[..., i, :] for part in initial)
+        x, final = run_sequence(step, x, initial_state, p, lengths)
         finals.append([part[..., None, :] for part in final])
     return x, tuple(np.concatenate(parts, axis=-2) for parts in zip(*finals, strict=True))

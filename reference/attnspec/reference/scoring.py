@@ -1,4 +1,4 @@
-"""Scoring: one number for every pair of a query and a key."""
+"""Scoring: one number for every pair of a query and a key, which says how well they match."""
 
 import numpy as np
 from jaxtyping import Float
@@ -38,8 +38,7 @@ def scaled_dot_scores(
 ) -> Float[np.ndarray, "*batch n m"]:
     """E = QKᵀ/√d."""
     d = query.shape[-1]
-    # √d is computed in the dtype of the scores: np.sqrt(d) would be a float64, which turns float32 scores into float64
-    # and rounds too early for longdouble.
+    # np.sqrt(d) would be a float64: it would turn float32 scores into float64 and round too early for longdouble.
     scores = dot_scores(query, key)
     scaled: np.ndarray = scores / np.sqrt(scores.dtype.type(d))
     return scaled
@@ -53,10 +52,7 @@ def additive_scores(
     w_k: Float[np.ndarray, "h d_k"],
     w_v: Float[np.ndarray, " h"],
 ) -> Float[np.ndarray, "*batch n m"]:
-    """eᵢⱼ = w_vᵀ tanh(W_q qᵢ + W_k kⱼ).
-
-    The hidden layer of all pairs has (*batch, n, m, h) numbers in memory.
-    """
+    """eᵢⱼ = w_vᵀ tanh(W_q qᵢ + W_k kⱼ), with the (*batch, n, m, h) hidden units of all pairs in memory."""
     from_query = query @ np.swapaxes(w_q, -1, -2)
     from_key = key @ np.swapaxes(w_k, -1, -2)
     hidden = np.tanh(from_query[..., :, None, :] + from_key[..., None, :, :])
@@ -79,7 +75,7 @@ def general_scores(
 def location_scores(
     query: Float[np.ndarray, "*batch n d_q"], w: Float[np.ndarray, "m d_q"]
 ) -> Float[np.ndarray, "*batch n m"]:
-    """E = QWᵀ."""
+    """E = QWᵀ: each position has its own row of W, so the scores do not depend on keys."""
     scores: np.ndarray = query @ np.swapaxes(w, -1, -2)
     return scores
 
@@ -88,10 +84,7 @@ def location_scores(
 def gaussian_scores(
     query: Float[np.ndarray, "*#batch n d"], key: Float[np.ndarray, "*#batch m d"]
 ) -> Float[np.ndarray, "*batch n m"]:
-    """eᵢⱼ = −½‖qᵢ − kⱼ‖².
-
-    The differences of all pairs are (*batch, n, m, d) numbers in memory.
-    """
+    """eᵢⱼ = −½‖qᵢ − kⱼ‖², with the (*batch, n, m, d) differences of all pairs in memory."""
     difference = query[..., :, None, :] - key[..., None, :, :]
     scores: np.ndarray = -0.5 * np.sum(difference * difference, axis=-1)
     return scores

@@ -1,4 +1,8 @@
-"""Sequence to sequence: embeddings, decoder contexts, outputs, and greedy and beam decoding."""
+"""Sequence to sequence: attention of a decoder to a source, its output, and decoding.
+
+At each step the decoder's state queries the annotations, which are the encoder's states, one per source token. Their
+weighted average is the context. From it and the last token follow the next state and the next token's distribution.
+"""
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -53,7 +57,7 @@ def bahdanau_context(
     *,
     mask: Bool[np.ndarray, "*#batch #m"] | None = None,
 ) -> Float[np.ndarray, "*batch d_h"]:
-    """c = Σ_t softmax_t(w_vᵀ tanh(W_q s + W_k h_t)) h_t."""
+    """c = Σ_t softmax_t(w_vᵀ tanh(W_q s + W_k h_t)) h_t, with the state s as the query."""
     query = state[..., None, :]
     return additive_attention(query, annotations, annotations, w_q, w_k, w_v, mask=for_every_query(mask))[..., 0, :]
 
@@ -65,7 +69,7 @@ def luong_context_dot(
     *,
     mask: Bool[np.ndarray, "*#batch #m"] | None = None,
 ) -> Float[np.ndarray, "*batch d_h"]:
-    """c = Σ_t softmax_t(sᵀ h_t) h_t."""
+    """c = Σ_t softmax_t(sᵀ h_t) h_t: the score is the dot product."""
     return dot_product_attention(state[..., None, :], annotations, annotations, mask=for_every_query(mask))[..., 0, :]
 
 
@@ -77,7 +81,7 @@ def luong_context_general(
     *,
     mask: Bool[np.ndarray, "*#batch #m"] | None = None,
 ) -> Float[np.ndarray, "*batch d_h"]:
-    """c = Σ_t softmax_t(sᵀ W h_t) h_t."""
+    """c = Σ_t softmax_t(sᵀ W h_t) h_t: the score is a bilinear form."""
     return general_attention(state[..., None, :], annotations, annotations, w, mask=for_every_query(mask))[..., 0, :]
 
 
@@ -89,7 +93,7 @@ def luong_context_location(
     *,
     mask: Bool[np.ndarray, "*#batch #m"] | None = None,
 ) -> Float[np.ndarray, "*batch d_h"]:
-    """c = Σ_t softmax_t(W s)_t h_t."""
+    """c = Σ_t softmax_t(W s)_t h_t: the state scores positions without looking at the annotations."""
     scores = location_scores(state[..., None, :], w)
     return attend(scores, annotations, for_every_query(mask), causal=False)[..., 0, :]
 
@@ -100,8 +104,8 @@ def attentional_state(
     context: Float[np.ndarray, "*#batch d_h"],
     w: Float[np.ndarray, "p_o d_s+d_h"],
 ) -> Float[np.ndarray, "*batch p_o"]:
-    """s̃ = tanh(W [s; c])."""
-    result: np.ndarray = np.tanh(beside(state, context) @ np.swapaxes(w, -1, -2))
+    """s̃ = tanh(W [s; c]): the state, informed by the context."""
+    result: np.ndarray = np.tanh(concatenated(state, context) @ np.swapaxes(w, -1, -2))
     return result
 
 
@@ -109,15 +113,15 @@ def attentional_state(
 def concat_output(
     context: Float[np.ndarray, "*#batch d_h"], state: Float[np.ndarray, "*#batch d_s"]
 ) -> Float[np.ndarray, "*batch d_h+d_s"]:
-    """[a; s]."""
-    return beside(context, state)
+    """[a; s]: the context a, then the state s."""
+    return concatenated(context, state)
 
 
 @defines(Embed[np.ndarray])
 def embed(
     tokens: Int[np.ndarray, "*batch n"], table: Float[np.ndarray, "vocabulary d"]
 ) -> Float[np.ndarray, "*batch n d"]:
-    """x_t = E_{w_t}."""
+    """x_t = E_{w_t}: the row of the table E that belongs to token w_t."""
     rows: np.ndarray = table[tokens]
     return rows
 
@@ -142,9 +146,9 @@ def encoder_context(
     last = np.array(t) if lengths is None else lengths
     batch = np.broadcast_shapes(states.shape[:-2], last.shape)
     # With h₀ = 0 in front, index T holds h_T, also for T = 0.
-    before = np.zeros((*batch, 1, h), states.dtype)
-    from_the_start = np.concatenate([before, np.broadcast_to(states, (*batch, t, h))], axis=-2)
-    context: np.ndarray = from_the_start[(*np.indices(batch), np.broadcast_to(last, batch))]
+    initial = np.zeros((*batch, 1, h), states.dtype)
+    with_initial = np.concatenate([initial, np.broadcast_to(states, (*batch, t, h))], axis=-2)
+    context: np.ndarray = with_initial[(*np.indices(batch), np.broadcast_to(last, batch))]
     return context
 
 
@@ -157,9 +161,9 @@ def decoder_step(
     *,
     mask: Bool[np.ndarray, "*#batch #m"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch vocabulary"], Float[np.ndarray, "*batch d_s"]]:
-    """s_{t'} = g([y_{t'}; c_{t'}], s_{t'−1}) and P(y_{t'+1}), with c_{t'} from s_{t'−1}."""
-    following = next_state(token, state, annotations, parameters, mask)
-    return output_distribution(following, parameters.w_o, parameters.b_o), following
+    """P(y_{t'+1}) and s_{t'} = g([y_{t'}; c_{t'}], s_{t'−1}), with c_{t'} from s_{t'−1}."""
+    new_state = next_state(token, state, annotations, parameters, mask)
+    return output_distribution(new_state, parameters.w_o, parameters.b_o), new_state
 
 
 @defines(TeacherForcedDecode[np.ndarray])
@@ -177,8 +181,8 @@ def teacher_forced_decode(
     states = [state]
     for i in range(tokens.shape[-1]):
         states.append(next_state(tokens[..., i], states[-1], annotations, parameters, mask))
-    every = np.concatenate([s[..., None, :] for s in states], axis=-2)
-    return log_probabilities(every[..., 1:, :], parameters), states[-1]
+    all_states = np.concatenate([s[..., None, :] for s in states], axis=-2)
+    return log_probabilities(all_states[..., 1:, :], parameters), states[-1]
 
 
 @defines(GreedyDecode[np.ndarray])
@@ -192,7 +196,7 @@ def greedy_decode(
     *,
     mask: Bool[np.ndarray, "*#batch #m"] | None = None,
 ) -> tuple[Int[np.ndarray, "*batch {steps}"], Float[np.ndarray, "*batch"]]:
-    """y_{t'+1} = argmax_w P(w | y₁, …, y_{t'}), until it is ⟨eos⟩; the score is Σ log P."""
+    """y_{t'+1} = argmax_w P(w | y₁, …, y_{t'}) until ⟨eos⟩, and the score Σ log P."""
     vocabulary = parameters.b_o.shape[0]
     batches = [token.shape, state.shape[:-1], annotations.shape[:-2], () if mask is None else mask.shape[:-1]]
     batch = np.broadcast_shapes(*batches)
@@ -200,13 +204,13 @@ def greedy_decode(
     tokens = [np.zeros((*batch, 0), int)]
     for _ in range(steps):
         state = next_state(last, state, annotations, parameters, mask)
-        # An ended sentence can only be continued by ⟨eos⟩, which adds nothing to its score.
+        # Only ⟨eos⟩ can continue an ended sentence, and it adds nothing to the score.
         may_follow = ~ended[..., None] | (np.arange(vocabulary) == eos)
-        places, best = greatest(log_probabilities(state, parameters), 1, may_follow)
-        last = places[..., 0]
-        score = score + np.where(ended, 0, best[..., 0])
+        best_tokens, log_probability = greatest(log_probabilities(state, parameters), 1, may_follow)
+        last = best_tokens[..., 0]
+        score = score + np.where(ended, 0, log_probability[..., 0])
         ended = last == eos
-        tokens.append(places)
+        tokens.append(best_tokens)
     return np.concatenate(tokens, axis=-1), score
 
 
@@ -222,46 +226,45 @@ def beam_decode(
     *,
     mask: Bool[np.ndarray, "*#batch #m"] | None = None,
 ) -> tuple[Int[np.ndarray, "*batch {steps}"], Float[np.ndarray, "*batch"]]:
-    """Extend all hypotheses by all tokens and keep the `beams` best by Σ log P, `steps` times; return the best."""
+    """Extend all hypotheses by all tokens, `steps` times, and always keep the `beams` of greatest Σ log P."""
     vocabulary = parameters.b_o.shape[0]
     batches = [token.shape, state.shape[:-1], annotations.shape[:-2], () if mask is None else mask.shape[:-1]]
     batch = np.broadcast_shapes(*batches)
-    sources, real = annotations[..., None, :, :], None if mask is None else mask[..., None, :]
-    # The search starts from one empty hypothesis. If there are fewer hypotheses than beams, `exists` marks real ones.
-    state, last = (
-        np.broadcast_to(state, (*batch, state.shape[-1]))[..., None, :],
-        np.broadcast_to(token, batch)[..., None],
-    )
+    sources, source_mask = annotations[..., None, :, :], None if mask is None else mask[..., None, :]
+    # The search starts from one empty hypothesis. Where fewer hypotheses than beams are possible, `exists` is False for
+    # those that only fill the beam: they continue an ended sentence by another token than ⟨eos⟩.
+    state = np.broadcast_to(state, (*batch, state.shape[-1]))[..., None, :]
+    last = np.broadcast_to(token, batch)[..., None]
     tokens, scores = np.zeros((*batch, 1, 0), int), np.zeros((*batch, 1), state.dtype)
     exists, ended = np.ones((*batch, 1), bool), np.zeros((*batch, 1), bool)
     for _ in range(steps):
-        state = next_state(last, state, sources, parameters, real)
+        state = next_state(last, state, sources, parameters, source_mask)
         extended = scores[..., None] + np.where(ended[..., None], 0, log_probabilities(state, parameters))
         may_follow = exists[..., None] & (~ended[..., None] | (np.arange(vocabulary) == eos))
-        # Candidates of all hypotheses compete in one row, numbered hypothesis · vocabulary + token.
+        # The extensions of all hypotheses compete in one row; number hypothesis · vocabulary + token is one extension.
         count = extended.shape[-2] * vocabulary
         may_follow = may_follow.reshape(*batch, count)
-        places, scores = greatest(extended.reshape(*batch, count), min(beams, count), may_follow)
-        before, last = np.divmod(places, vocabulary)
-        state = np.take_along_axis(state, before[..., None], axis=-2)
-        tokens = np.concatenate([np.take_along_axis(tokens, before[..., None], axis=-2), last[..., None]], axis=-1)
-        exists, ended = np.take_along_axis(may_follow, places, axis=-1), last == eos
-    place, score = greatest(scores, 1, exists)
-    return np.take_along_axis(tokens, place[..., None], axis=-2)[..., 0, :], score[..., 0]
+        chosen, scores = greatest(extended.reshape(*batch, count), min(beams, count), may_follow)
+        parent, last = np.divmod(chosen, vocabulary)
+        state = np.take_along_axis(state, parent[..., None], axis=-2)
+        tokens = np.concatenate([np.take_along_axis(tokens, parent[..., None], axis=-2), last[..., None]], axis=-1)
+        exists, ended = np.take_along_axis(may_follow, chosen, axis=-1), last == eos
+    winner, score = greatest(scores, 1, exists)
+    return np.take_along_axis(tokens, winner[..., None], axis=-2)[..., 0, :], score[..., 0]
 
 
 @overridable
 def greatest(scores: np.ndarray, count: int, among: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return indices and values of the `count` greatest scores (*batch, m), the greatest first.
 
-    Equal scores keep their order. Scores outside of `among`, a mask (*batch, m), come after all others.
+    Equal scores keep their order. Scores at which the mask `among` (*batch, m) is False come last.
     """
-    places = np.argsort(-np.where(among, scores, -np.inf), axis=-1, kind="stable")[..., :count]
-    return places, np.take_along_axis(scores, places, axis=-1)
+    indices = np.argsort(-np.where(among, scores, -np.inf), axis=-1, kind="stable")[..., :count]
+    return indices, np.take_along_axis(scores, indices, axis=-1)
 
 
 def log_probabilities(states: np.ndarray, parameters: AttentionDecoderParameters[np.ndarray]) -> np.ndarray:
-    """log P(y = w) = log softmax(W_o s + b_o): (*batch, vocabulary) from states (*batch, d_s)."""
+    """log P(y = w) = log softmax(W_o s + b_o), (*batch, vocabulary), from states (*batch, d_s)."""
     return log_softmax(states @ np.swapaxes(parameters.w_o, -1, -2) + parameters.b_o)
 
 
@@ -275,17 +278,17 @@ def next_state(
     """s_{t'} = g([y_{t'}; c_{t'}], s_{t'−1}), (*batch, d_s), from y_{t'} (*batch) and annotations (*batch, m, d_h)."""
     p = parameters
     context = bahdanau_context(state, annotations, p.w_q, p.w_k, p.w_v, mask=mask)
-    return rnn_cell(beside(p.embedding[token], context), state, p.cell)
+    return rnn_cell(concatenated(p.embedding[token], context), state, p.cell)
 
 
-def beside(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+def concatenated(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Concatenate vectors (*batch, d) and (*batch, e) whose batches broadcast: (*batch, d + e)."""
     batch = np.broadcast_shapes(first.shape[:-1], second.shape[:-1])
-    both = [np.broadcast_to(x, (*batch, x.shape[-1])) for x in (first, second)]
-    joined: np.ndarray = np.concatenate(both, axis=-1)
+    parts = [np.broadcast_to(x, (*batch, x.shape[-1])) for x in (first, second)]
+    joined: np.ndarray = np.concatenate(parts, axis=-1)
     return joined
 
 
 def for_every_query(mask: np.ndarray | None) -> np.ndarray | None:
-    """Turn a mask of keys (*batch, m) into one for all queries, (*batch, 1, m)."""
+    """Give a mask of keys (*batch, m) an axis for the queries: (*batch, 1, m)."""
     return None if mask is None else mask[..., None, :]

@@ -1,4 +1,4 @@
-"""Transformers: sublayers, encoder and decoder layers, stacks, and whole models."""
+"""Transformers: encoder and decoder layers, stacks, whole models, and the sublayers that they share."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 EPSILON = 1e-5
-"""ε, which layer normalization adds to the variance."""
+"""The ε that layer normalization adds to the variance."""
 
 
 @defines(EncoderLayer[np.ndarray])
@@ -73,10 +73,10 @@ def encoder_stack(
     mask: Bool[np.ndarray, "*#batch #n #n"] | None = None,
     norm: Literal["post", "pre"] = "post",
 ) -> Float[np.ndarray, "*batch n d"]:
-    """Y = f_N(… f₂(f₁(X)) …)."""
+    """Y = f_N(… f₂(f₁(X)) …), with the encoder layer f_i of layer i."""
     for layer in layers:
         x = encoder_layer(x, layer, mask=mask, norm=norm)
-    return in_batch_of(x, mask)
+    return broadcast_batch(x, mask)
 
 
 @defines(DecoderLayer[np.ndarray])
@@ -106,10 +106,10 @@ def decoder_stack(
     memory_mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
     norm: Literal["post", "pre"] = "post",
 ) -> Float[np.ndarray, "*batch n d"]:
-    """Y = f_N(… f₂(f₁(X, Z), Z) …, Z)."""
+    """Y = f_N(… f₂(f₁(X, Z), Z) …, Z): all decoder layers attend to the same memory Z."""
     for layer in layers:
         x = decoder_layer(x, memory, layer, mask=mask, memory_mask=memory_mask, norm=norm)
-    return in_batch_of(x, memory, mask, memory_mask)
+    return broadcast_batch(x, memory, mask, memory_mask)
 
 
 @defines(CachedDecoderStep[np.ndarray])
@@ -123,17 +123,17 @@ def cached_decoder_step(
     memory_mask: Bool[np.ndarray, "*#batch #m"] | None = None,
     norm: Literal["post", "pre"] = "post",
 ) -> tuple[Float[np.ndarray, "*batch d"], KeyValueCache[np.ndarray]]:
-    """y = Decoder(x₀, …, x_t; Z)_t, with the keys and values of x₀, …, x_{t−1} from the cache."""
+    """y = Decoder(x₀, …, x_t; Z)_t, with keys and values of x₀, …, x_{t−1} from the cache."""
     p, w = parameters, parameters.attention
     caches = cache.key[..., 0, :, :], cache.value[..., 0, :, :]
-    row = in_batch_of(x[..., None, :], *caches, memory, for_every_query(mask), for_every_query(memory_mask))
-    own = row if norm == "post" else layer_norm(row, p.attention_norm)
-    grown = KeyValueCache(behind(cache.key, own, w.w_k), behind(cache.value, own, w.w_v))
-    allowed = None if mask is None else with_itself(mask, cache.key.shape[-2])
+    row = broadcast_batch(x[..., None, :], *caches, memory, for_every_query(mask), for_every_query(memory_mask))
+    new_row = row if norm == "post" else layer_norm(row, p.attention_norm)
+    cached = KeyValueCache(appended(cache.key, new_row, w.w_k), appended(cache.value, new_row, w.w_v))
+    allowed = None if mask is None else with_new_position(mask, cache.key.shape[-2])
 
     def attend(y: np.ndarray) -> np.ndarray:
         query = np.stack([project(y, w_q) for w_q in w.w_q], axis=-3)
-        return project(merge_heads(scaled_dot_product_attention(query, grown.key, grown.value, mask=allowed)), w.w_o)
+        return project(merge_heads(scaled_dot_product_attention(query, cached.key, cached.value, mask=allowed)), w.w_o)
 
     row = residual(row, attend, p.attention_norm, norm)
     row = residual(
@@ -142,21 +142,21 @@ def cached_decoder_step(
         p.cross_attention_norm,
         norm,
     )
-    return residual(row, lambda y: feed_forward(y, p.feed_forward), p.feed_forward_norm, norm)[..., 0, :], grown
+    return residual(row, lambda y: feed_forward(y, p.feed_forward), p.feed_forward_norm, norm)[..., 0, :], cached
 
 
-def behind(cached: np.ndarray, row: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Append a row (*batch, 1, d), projected for every head, to cached keys or values (*batch, heads, t, p)."""
-    own = np.stack([project(row, of_head) for of_head in w], axis=-3)
-    before = np.broadcast_to(cached, (*own.shape[:-2], *cached.shape[-2:]))
-    joined: np.ndarray = np.concatenate([before, own], axis=-2)
+def appended(cached: np.ndarray, row: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """Project a row (*batch, 1, d) for every head; append it to cached keys or values (*batch, heads, t, p)."""
+    projected = np.stack([project(row, head_weights) for head_weights in w], axis=-3)
+    earlier = np.broadcast_to(cached, (*projected.shape[:-2], *cached.shape[-2:]))
+    joined: np.ndarray = np.concatenate([earlier, projected], axis=-2)
     return joined
 
 
-def with_itself(mask: np.ndarray, cached: int) -> np.ndarray:
-    """Extend a mask of cached positions (*batch, t) by the new one, attendable: (*batch, 1, 1, t + 1)."""
-    every = np.broadcast_to(mask, (*mask.shape[:-1], cached))
-    return np.concatenate([every, np.ones((*every.shape[:-1], 1), bool)], axis=-1)[..., None, None, :]
+def with_new_position(mask: np.ndarray, cached: int) -> np.ndarray:
+    """Extend a mask of cached positions (*batch, t) by the new position, True: (*batch, 1, 1, t + 1)."""
+    full_mask = np.broadcast_to(mask, (*mask.shape[:-1], cached))
+    return np.concatenate([full_mask, np.ones((*full_mask.shape[:-1], 1), bool)], axis=-1)[..., None, None, :]
 
 
 @defines(EncoderDecoder[np.ndarray])
@@ -169,19 +169,19 @@ def encoder_decoder(
     mask: Bool[np.ndarray, "*#batch #n #n"] | None = None,
 ) -> Float[np.ndarray, "*batch n vocabulary"]:
     """P = softmax(S Wᵀ + b) with S = Decoder(√d E'_y + PE, Z) and Z = Encoder(√d E_x + PE)."""
-    p, seen = parameters, for_every_query(source_mask)
-    memory = encoder_stack(placed(p.source_embedding[source]), p.encoder, mask=seen)
-    states = decoder_stack(placed(p.target_embedding[target]), memory, p.decoder, mask=mask, memory_mask=seen)
+    p, present = parameters, for_every_query(source_mask)
+    memory = encoder_stack(add_sinusoids(p.source_embedding[source]), p.encoder, mask=present)
+    states = decoder_stack(add_sinusoids(p.target_embedding[target]), memory, p.decoder, mask=mask, memory_mask=present)
     return output_distribution(states, p.w, p.b)
 
 
-def placed(embeddings: np.ndarray) -> np.ndarray:
-    """√d x + PE for embeddings x (*batch, n, d), with the sinusoids PE of their positions."""
+def add_sinusoids(embeddings: np.ndarray) -> np.ndarray:
+    """√d x + PE for embeddings x (*batch, n, d), with the sinusoidal encoding PE of their positions."""
     n, d = embeddings.shape[-2:]
     with in_arithmetic_of(embeddings):
         positions = sinusoidal_positional_encoding(n, d)
-    added: np.ndarray = embeddings * np.sqrt(embeddings.dtype.type(d)) + positions
-    return added
+    encoded: np.ndarray = embeddings * np.sqrt(embeddings.dtype.type(d)) + positions
+    return encoded
 
 
 @defines(DecoderOnly[np.ndarray])
@@ -210,7 +210,7 @@ def encoder_only(
 def language_model(
     tokens: np.ndarray, parameters: LanguageModelParameters[np.ndarray], mask: np.ndarray | None
 ) -> np.ndarray:
-    """P = softmax(S Wᵀ + b) with S = Encoder(E + T): embeddings plus learned positions, encoded under a mask."""
+    """P = softmax(S Wᵀ + b) with S = Encoder(E + T), the embeddings E plus learned positions T."""
     p = parameters
     x = p.embedding[tokens] + learned_positions(p.positions, tokens.shape[-1])
     return output_distribution(encoder_stack(x, p.layers, mask=mask), p.w, p.b)
@@ -224,13 +224,13 @@ def attend_in_heads(
     *,
     causal: bool = False,
 ) -> np.ndarray:
-    """MHA(X, Z, Z) of x (*batch, n, d) to the rows of a memory (*batch, m, d_m), which may be x."""
+    """MHA(X, Z, Z): attention of x (*batch, n, d) to a memory (*batch, m, d_m), which may be x."""
     w = parameters
     return multi_head_attention(x, memory, memory, w.w_q, w.w_k, w.w_v, w.w_o, mask=mask, causal=causal)
 
 
-def in_batch_of(x: np.ndarray, *others: np.ndarray | None) -> np.ndarray:
-    """Broadcast x (*batch, n, d) to the common batch of other arrays with two core dimensions each."""
+def broadcast_batch(x: np.ndarray, *others: np.ndarray | None) -> np.ndarray:
+    """Broadcast x (*batch, n, d) to the batch that it has in common with other arrays (*batch, r, c)."""
     batch = np.broadcast_shapes(x.shape[:-2], *(other.shape[:-2] for other in others if other is not None))
     return np.broadcast_to(x, (*batch, *x.shape[-2:]))
 
@@ -241,7 +241,7 @@ def residual(
     parameters: LayerNormParameters[np.ndarray],
     norm: Literal["post", "pre"],
 ) -> np.ndarray:
-    """LN(x + sublayer(x)) for norm "post", x + sublayer(LN(x)) for "pre"; x is (*batch, n, d)."""
+    """LN(x + sublayer(x)) for norm "post", x + sublayer(LN(x)) for "pre", with x (*batch, n, d)."""
     if norm == "post":
         return layer_norm(x + sublayer(x), parameters)
     added: np.ndarray = x + sublayer(layer_norm(x, parameters))
@@ -264,7 +264,7 @@ def layer_norm(
 def feed_forward(
     x: Float[np.ndarray, "*batch d"], parameters: FeedForwardParameters[np.ndarray]
 ) -> Float[np.ndarray, "*batch d"]:
-    """y = W₂ max(0, W₁x + b₁) + b₂."""
+    """y = W₂ max(0, W₁x + b₁) + b₂ at every position."""
     hidden = np.maximum(project(x, parameters.w_1) + parameters.b_1, 0)
     result: np.ndarray = project(hidden, parameters.w_2) + parameters.b_2
     return result

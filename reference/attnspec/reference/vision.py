@@ -7,7 +7,7 @@ from attnspec.reference.attention import project
 from attnspec.reference.defining.definition import defines
 from attnspec.reference.normalization import sigmoid, softmax
 from attnspec.reference.scoring import additive_scores
-from attnspec.reference.seq2seq import beside
+from attnspec.reference.seq2seq import concatenated
 from attnspec.reference.transformer import encoder_stack, layer_norm
 from attnspec.spec.transformer import EncoderLayerParameters, LayerNormParameters
 from attnspec.spec.vision import (
@@ -37,7 +37,7 @@ __all__ = [
 def patchify(
     image: Float[np.ndarray, "*batch height width channels"], patch: int
 ) -> Float[np.ndarray, "*batch patches features"]:
-    """Pixel axes (row, i, column, j, channel) become patches (row, column) with features (i, j, channel)."""
+    """Cut the pixels (row, i, column, j, channel) into patches (row, column) of features (i, j, channel)."""
     *batch, height, width, channels = image.shape
     rows, columns = height // patch, width // patch
     pixels = np.reshape(image, (*batch, rows, patch, columns, patch, channels))
@@ -49,7 +49,7 @@ def patch_embedding(
     image: Float[np.ndarray, "*batch height width channels"],
     parameters: PatchEmbeddingParameters[np.ndarray],
 ) -> Float[np.ndarray, "*batch tokens d"]:
-    """Z₀ = [x_class; W x₁; …; W x_N] + P."""
+    """Z₀ = [x_class; W x₁; …; W x_N] + P: class token and projected patches, plus positions."""
     d, patch, *_ = parameters.w.shape
     projected = project(patchify(image, patch), np.reshape(parameters.w, (d, -1))) + parameters.positions[1:]
     token = np.broadcast_to(parameters.class_token + parameters.positions[:1], (*projected.shape[:-2], 1, d))
@@ -64,7 +64,7 @@ def vit_encoder(
     layers: tuple[EncoderLayerParameters[np.ndarray], ...],
     final_norm: LayerNormParameters[np.ndarray],
 ) -> Float[np.ndarray, "*batch d"]:
-    """y = LN(f_L(… f₁(Z₀) …))₀."""
+    """y = LN(f_L(… f₁(Z₀) …))₀: the class token's row, after all layers f_l."""
     encoded = encoder_stack(patch_embedding(image, embedding), layers, norm="pre")
     return layer_norm(encoded[..., 0, :], final_norm)
 
@@ -91,19 +91,19 @@ def along_rows(x: np.ndarray, size: int, align_corners: bool) -> np.ndarray:
         return np.broadcast_to(x, x.shape)
     i, half = np.asarray(np.arange(size), dtype=x.dtype, like=x), x.dtype.type(0.5)
     position = i * (a - 1) / max(size - 1, 1) if align_corners else (i + half) * a / size - half
-    lower, exact, within = _floor(a, size, align_corners)
-    share = np.where(within, position - lower.astype(x.dtype), 0)[:, None]
-    # The last term is 0 in exact arithmetic. It matters if rounding moves an integral position below its integer.
-    mixed: np.ndarray = (
-        x[..., lower, :] * (1 - share)
-        + x[..., np.minimum(lower + 1, a - 1), :] * share
-        + x[..., np.maximum(lower - exact, 0), :] * np.maximum(-share, 0)
+    lower, is_integer, in_range = _floor(a, size, align_corners)
+    fraction = np.where(in_range, position - lower.astype(x.dtype), 0)[:, None]
+    # The last term is 0 in exact arithmetic. It is needed where rounding moves a position below its exact integer.
+    interpolated: np.ndarray = (
+        x[..., lower, :] * (1 - fraction)
+        + x[..., np.minimum(lower + 1, a - 1), :] * fraction
+        + x[..., np.maximum(lower - is_integer, 0), :] * np.maximum(-fraction, 0)
     )
-    return mixed
+    return interpolated
 
 
 def _floor(a: int, size: int, align_corners: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return ⌊t⌋ of clipped t, whether clipped t is an integer, and whether t is within 0..a−1; all (size,), exact."""
+    """Exact facts about positions t clipped to 0..a−1: ⌊t⌋, t is an integer, t was not clipped; each (size,)."""
     i = np.arange(size)
     numerator, denominator = (i * (a - 1), max(size - 1, 1)) if align_corners else ((2 * i + 1) * a - size, 2 * size)
     clipped = np.clip(numerator, 0, (a - 1) * denominator)
@@ -132,7 +132,7 @@ def attention_skip(
 ) -> Float[np.ndarray, "*batch slices rows columns d_x+d_g"]:
     """[x̂; g↑] with the gated x̂, where ↑ interpolates to the grid of x."""
     gated, _ = attention_gate(x, gating, parameters)
-    return beside(gated, interpolate(gating, *x.shape[-4:-1]))
+    return concatenated(gated, interpolate(gating, *x.shape[-4:-1]))
 
 
 @defines(SpatialAttention[np.ndarray])

@@ -45,7 +45,7 @@ __all__ = [
     ],
     pooled="value",
     linear="value",
-    sharpened={"query": 1.0},
+    scores_scale_with={"query": 1.0},
 )
 class DotProductAttention(Protocol[Array]):
     """Attention with the dot product as score.
@@ -72,7 +72,7 @@ class DotProductAttention(Protocol[Array]):
     sources=[S0.equation(6), S3.passage("Attention Mapping"), S4.passage("Scoring Function")],
     pooled="value",
     linear="value",
-    sharpened={"query": 1.0},
+    scores_scale_with={"query": 1.0},
 )
 class ScaledDotProductAttention(Protocol[Array]):
     """Attention with the scaled dot product as score.
@@ -99,7 +99,7 @@ class ScaledDotProductAttention(Protocol[Array]):
     sources=[S2.passage("Luong Attention, footnote 1"), LUONG.passage("general")],
     pooled="value",
     linear="value",
-    sharpened={"query": 1.0},
+    scores_scale_with={"query": 1.0},
 )
 class GeneralAttention(Protocol[Array]):
     """Attention with Luong's general score.
@@ -127,7 +127,7 @@ class GeneralAttention(Protocol[Array]):
     sources=[S0.equation(1), S0.equation(2), S0.equation(4), BAHDANAU.passage("3.1")],
     pooled="value",
     linear="value",
-    sharpened={"w_v": 1.0},
+    scores_scale_with={"w_v": 1.0},
 )
 class AdditiveAttention(Protocol[Array]):
     """Attention with the additive score: Bahdanau's attention for any queries, keys and values.
@@ -184,7 +184,7 @@ class SelfAttention(Protocol[Array]):
     sources=[S1.passage("Self-Attention: independent linear transformations"), S2.passage("Encoder Attention")],
     axes={"n": Axis.SELF},
     linear="w_v",
-    sharpened={"w_q": 1.0},
+    scores_scale_with={"w_q": 1.0},
 )
 class ProjectedSelfAttention(Protocol[Array]):
     """Self-attention whose queries, keys and values are linear maps of x.
@@ -217,7 +217,7 @@ class ProjectedSelfAttention(Protocol[Array]):
         VASWANI.passage("encoder-decoder attention"),
     ],
     linear="w_v",
-    sharpened={"w_q": 1.0},
+    scores_scale_with={"w_q": 1.0},
 )
 class CrossAttention(Protocol[Array]):
     """Attention of one sequence to another: queries from x, keys and values from a memory.

@@ -1,8 +1,8 @@
-"""Errata of the sources: printed form, right form, and an example where they differ.
+"""Errata of the sources: the printed form, the right form, and an example where they differ.
 
 Each entry belongs to an operation. ``observed`` applied to the operation's result on ``example`` equals ``right_form``
-and differs from ``printed_form``. This must hold for every correct implementation, so that entries compute their forms
-themselves and call no implementation.
+and differs from ``printed_form``. This must hold for every correct implementation. Therefore the entries compute both
+forms themselves and call no implementation.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,18 +44,18 @@ class Erratum:
 
 def _softmax(scores: Numbers, mask: Any = True) -> Numbers:
     """Softmax over the attendable keys; 0 in a row without attendable keys."""
-    kept = np.where(mask, scores, -np.inf)
-    highest = kept.max(axis=-1, keepdims=True)
-    powers = np.exp(kept - np.where(np.isfinite(highest), highest, 0))
-    total = powers.sum(axis=-1, keepdims=True)
-    weights: Numbers = np.divide(powers, total, out=np.zeros_like(powers), where=total > 0)
+    attendable = np.where(mask, scores, -np.inf)
+    highest = attendable.max(axis=-1, keepdims=True)
+    exponentials = np.exp(attendable - np.where(np.isfinite(highest), highest, 0))
+    total = exponentials.sum(axis=-1, keepdims=True)
+    weights: Numbers = np.divide(exponentials, total, out=np.zeros_like(exponentials), where=total > 0)
     return weights
 
 
-def _quotient(powers: Numbers) -> Numbers:
+def _quotient(exponentials: Numbers) -> Numbers:
     """Softmax as printed: powers over their sum, even if that is 0 or NaN."""
     with np.errstate(invalid="ignore"):
-        result: Numbers = powers / powers.sum(axis=-1, keepdims=True)
+        result: Numbers = exponentials / exponentials.sum(axis=-1, keepdims=True)
     return result
 
 
@@ -171,9 +171,9 @@ _ENTRIES = (
         "S2-independence",
         _SOLUTION_2,
         "dot_product_variance",
-        printed="q, k ∼ N(μ, σ²I), and nothing of how they depend on each other",
+        printed="q, k ∼ N(μ, σ²I), without saying how they depend on each other",
         right="q and k are independent",
-        note="Its fourth line takes E[qqᵀkkᵀ] for E[qqᵀ]E[kkᵀ]. With k = q the variance is 4σ²μᵀμ + 2dσ⁴.",
+        note="Its fourth line replaces E[qqᵀkkᵀ] by E[qqᵀ]E[kkᵀ]. With k = q the variance is 4σ²μᵀμ + 2dσ⁴.",
         printed_form=lambda mean, sigma: 4 * sigma**2 * (mean @ mean) + 2 * mean.size * sigma**4,
         right_form=lambda mean, sigma: 2 * sigma**2 * (mean @ mean) + mean.size * sigma**4,
         example={"mean": np.array([1.0, 2.0, -1.0]), "sigma": 0.5},
@@ -219,7 +219,7 @@ _ENTRIES = (
         right="f over all m pairs (Wᵢ⁽k⁾k_j, Wᵢ⁽v⁾v_j)",
         note="With one pair the weight is 1, and a head is W_v v whatever the query. (7) also lets p_q and p_k differ, "
         "which the dot product does not: only the additive score does.",
-        printed_form=lambda key, value, **given: _MULTI_HEAD(key=key[:1], value=value[:1], **given),
+        printed_form=lambda key, value, **inputs: _MULTI_HEAD(key=key[:1], value=value[:1], **inputs),
         right_form=_MULTI_HEAD,
         example=_TWO_HEADS,
     ),
@@ -228,9 +228,9 @@ _ENTRIES = (
         S0.equation(6),
         "scaled_dot_product_attention",
         printed="n different queries yield n different weighted sums",
-        right="They may agree: of a query, only what the differences of the keys span counts",
-        note="A number that is added to all scores changes no weight. The difference of the keys (1, 0) and (2, 0) "
-        "does not see the second coordinate of (1, 0) and (1, 5).",
+        right="They may agree: only the part of a query in the span of the differences of the keys affects the weights",
+        note="Adding a number to all scores of a query changes no weight. With the keys (1, 0) and (2, 0), whose "
+        "difference is (1, 0), the queries (1, 0) and (1, 5) give the same sum.",
         printed_form=lambda query, key, value: len(np.unique(query, axis=0)),
         right_form=lambda query, key, value: len(np.unique(_scaled(query, key, value), axis=0)),
         observed=lambda result: len(np.unique(result, axis=0)),
@@ -257,8 +257,8 @@ _ENTRIES = (
         "multi_head_attention",
         printed="scores divided by √D, heads of size D/H, where Q, K and V are reshaped to heads",
         right="√(D/H), the size multiplied in each head",
-        note="'Any such update matrices' are reshaped: this entry takes them for Q, K and V, the next one for C. With "
-        "√D the scores of a head of standard normal vectors have variance 1/H.",
+        note="S2 reshapes 'any such update matrices': this entry reads them as Q, K and V, the next one as C. Divided "
+        "by √D, the scores of standard normal vectors have variance 1/H in a head.",
         printed_form=_Heads(scale=lambda h, p_q: (h * p_q) ** -0.5),
         right_form=_MULTI_HEAD,
         example=_TWO_HEADS,
@@ -269,7 +269,7 @@ _ENTRIES = (
         "multi_head_attention",
         printed="any such update matrix is reshaped from B×L×D to B×H×L×D/H, where C is called the update",
         right="Q, K and V are reshaped, before the scores",
-        note="Once the softmax is taken, splitting and merging the update is the identity: one head.",
+        note="After the softmax, splitting the update into heads and merging it again changes nothing: one head.",
         printed_form=_update_split_later,
         right_form=_MULTI_HEAD,
         example=_TWO_HEADS,
@@ -291,7 +291,7 @@ _ENTRIES = (
         "dot_product_attention",
         printed="the query is analogous to h_l, key and query are analogous to h_t",
         right="key and value are analogous to h_t",
-        note="As printed nothing is left of the decoder's state.",
+        note="As printed, the decoder's state does not occur.",
         printed_form=lambda query, key, value: _attention(key, key, value),
         right_form=_attention,
         example={"query": _SEQUENCE[[1, 2, 0]], "key": _SEQUENCE, "value": _SEQUENCE},
@@ -324,7 +324,7 @@ _ENTRIES = (
         "attentional_state",
         printed="h̃_t = tanh(W_f[h_t; c_t]), where h_t are the states of the encoder",
         right="tanh(W_f[h_l; c]), with the state h_l of the decoder",
-        note="With a single annotation the context is that annotation, and nothing would be left of the decoder.",
+        note="With a single annotation the context is that annotation, and the decoder's state would not occur.",
         printed_form=lambda state, context, w: _attentional(context, context, w),
         right_form=_attentional,
         example={
@@ -351,7 +351,7 @@ _ENTRIES = (
         "softmax",
         printed="−∞ is added to the scores of positions that should be ignored",
         right="they are left out of the sum",
-        note="A sequence that is all padding gives 0/0, and −∞ does not remove what is NaN already.",
+        note="A sequence that is all padding gives 0/0, and adding −∞ to NaN leaves NaN.",
         printed_form=_padded,
         right_form=_softmax,
         example={"scores": np.array([[0.0, 1.0], [0.0, 1.0]]), "mask": np.array([[True, False], [False, False]])},
@@ -468,12 +468,12 @@ _ENTRIES = (
         S0.passage("Computational Complexity: CNN's"),
         "convolution_complexity",
         printed="Maximum path length: O(n/k)",
-        right="⌈(n − 1)/(k − 1)⌉ layers, so that O(1 + n/k) for k ≥ 2; with k = 1 tokens never meet",
+        right="⌈(n − 1)/(k − 1)⌉ layers, hence O(1 + n/k) for k ≥ 2; with k = 1 tokens never meet",
         note="n = 2 and k = 8: no path is shorter than one layer. As drawn, n = 5 and k = 3, it is two layers.",
         printed_form=lambda t, d_x, p_o, taps: t / taps,
         right_form=lambda t, d_x, p_o, taps: np.ceil((t - 1) / (taps - 1)),
         example={"t": 2, "d_x": 3, "p_o": 3, "taps": 8},
-        observed=lambda found: found.maximum_path_length,
+        observed=lambda cost: cost.maximum_path_length,
     ),
     Erratum(
         "S0-projections",
@@ -481,11 +481,11 @@ _ENTRIES = (
         "projected_self_attention_complexity",
         printed="Computational complexity: O(n²d), with queries, keys and values given",
         right="O(n²d + nd²): 2n²d for (17) alone, and 3nd² for the projections of S1 and S2",
-        note="The CNN and the RNN of the comparison are counted with their weights. Where n < d, projections are more.",
+        note="The CNN and the RNN of the comparison are counted with their weights. If n < d, projections cost more.",
         printed_form=lambda n, d_x, d_k, d_v: 2 * n**2 * d_k,
         right_form=lambda n, d_x, d_k, d_v: n**2 * (d_k + d_v) + n * d_x * (2 * d_k + d_v),
         example={"n": 4, "d_x": 32, "d_k": 32, "d_v": 32},
-        observed=lambda found: found.multiply_adds,
+        observed=lambda cost: cost.multiply_adds,
     ),
     Erratum(
         "S0-sequential-operations",
@@ -493,11 +493,11 @@ _ENTRIES = (
         "decoder_attention_complexity",
         printed="Sequential operations: O(1)",
         right="O(1) where all tokens are given, as in training; O(n) where each is generated from those before it",
-        note="A decoder layer takes 8 matrix products in a row, and generating 8 for every token.",
+        note="A decoder layer is a chain of 8 matrix products, which generation repeats for every token.",
         printed_form=lambda m, n, d, generating: 8,
         right_form=lambda m, n, d, generating: 8 * n,
         example={"m": 3, "n": 5, "d": 4, "generating": True},
-        observed=lambda found: found.sequential_operations,
+        observed=lambda cost: cost.sequential_operations,
     ),
     Erratum(
         "S2-projections",
@@ -509,7 +509,7 @@ _ENTRIES = (
         printed_form=lambda n, m, heads, d_q, d_k, d_v, p_q, p_v, p_o: 2 * n * m * d_q,
         right_form=lambda n, m, heads, d_q, d_k, d_v, p_q, p_v, p_o: 2 * n * m * d_q + 2 * (n + m) * d_q**2,
         example={"n": 3, "m": 4, "heads": 2, "d_q": 8, "d_k": 8, "d_v": 8, "p_q": 4, "p_v": 4, "p_o": 8},
-        observed=lambda found: found.multiply_adds,
+        observed=lambda cost: cost.multiply_adds,
     ),
     Erratum(
         "S2-another-language",
@@ -521,7 +521,7 @@ _ENTRIES = (
         printed_form=lambda m, n, d: m * n + n**2,
         right_form=lambda m, n, d: (2 * m * n + n * (n + 1)) * d + (6 * n + 2 * m) * d**2,
         example={"m": 3, "n": 5, "d": 4},
-        observed=lambda found: found.multiply_adds,
+        observed=lambda cost: cost.multiply_adds,
     ),
 )
 
@@ -552,7 +552,7 @@ _MISPRINTS = (
         "S4-function",
         S4.passage("Attention Prompt"),
         printed="f ∈ {(x₁, y₁), …, (xₙ, yₙ)}",
-        right="f is fitted to these pairs, f(xᵢ) ≈ yᵢ; it is none of them",
+        right="f is fitted to these pairs, f(xᵢ) ≈ yᵢ; it is not one of them",
     ),
 )
 

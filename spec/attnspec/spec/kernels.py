@@ -61,7 +61,7 @@ __all__ = [
     features="scale window softcap bias slopes sinks key_lengths log_sum_exp",
     results="output log_sum_exp",
     lengths={"key_lengths": "m"},
-    tried={"scale": (0.25, -0.5), "window": ((2, 0), (None, 1), (256, 256)), "softcap": (2.0, 50.0)},
+    trial_values={"scale": (0.25, -0.5), "window": ((2, 0), (None, 1), (256, 256)), "softcap": (2.0, 50.0)},
     parts={
         "scale": Part.SCALE,
         "softcap": Part.CAP,
@@ -122,7 +122,7 @@ class GroupedQueryAttention(Protocol[Array]):
     features="causal scale window softcap log_sum_exp",
     results="output log_sum_exp",
     cumulative={"query_ends": "n", "key_ends": "m"},
-    tried={"scale": (0.25, -0.5), "window": ((1, 0), (256, 0)), "softcap": (2.0, 50.0)},
+    trial_values={"scale": (0.25, -0.5), "window": ((1, 0), (256, 0)), "softcap": (2.0, 50.0)},
     parts={"scale": Part.SCALE, "softcap": Part.CAP},
 )
 class VariableLengthAttention(Protocol[Array]):
@@ -164,7 +164,7 @@ class VariableLengthAttention(Protocol[Array]):
     results="output log_sum_exp",
     indices={"block_table": "pages"},
     lengths={"key_lengths": "blocks*page"},
-    tried={"scale": (0.25, -0.5), "window": ((2, 0), (256, 0)), "softcap": (2.0, 50.0)},
+    trial_values={"scale": (0.25, -0.5), "window": ((2, 0), (256, 0)), "softcap": (2.0, 50.0)},
     parts={"scale": Part.SCALE, "softcap": Part.CAP},
 )
 class PagedAttention(Protocol[Array]):
@@ -208,7 +208,7 @@ class PagedAttention(Protocol[Array]):
     axes={"d_c": Axis.WIDTH, "d_r": Axis.FEATURE},
     linear="w_v",
     features="scale",
-    tried={"scale": (0.25, -0.5)},
+    trial_values={"scale": (0.25, -0.5)},
     parts={"scale": Part.SCALE},
 )
 class LatentAttention(Protocol[Array]):
@@ -274,8 +274,8 @@ class MergeAttention(Protocol[Array]):
     axes={"n": Axis.TIME, "pairs": Axis.FEATURE},
     linear="x",
     features="positions theta",
-    drawn={"positions": 140_000},
-    tried={"theta": (500.0,)},
+    generated_below={"positions": 140_000},
+    trial_values={"theta": (500.0,)},
 )
 class RotaryEmbedding(Protocol[Array]):
     """Rotary position embedding: pairs of features rotated by an angle proportional to the position.
@@ -319,7 +319,7 @@ class AlibiSlopes(Protocol[Array_co]):
         BELTAGY.passage("3.1 Attention pattern: sliding window"),
         JIANG.passage("2 Architectural details: sliding window attention"),
     ],
-    tried={"window": ((0, 0), (2, 0), (1, 3), (None, 1), (3, None), (256, 256), (65_536, 300))},
+    trial_values={"window": ((0, 0), (2, 0), (1, 3), (None, 1), (3, None), (256, 256), (65_536, 300))},
 )
 class SlidingWindowMask(Protocol[Array_co]):
     """Sliding-window mask: queries may attend to keys at most l before and r after.
@@ -339,7 +339,7 @@ class SlidingWindowMask(Protocol[Array_co]):
     chapter="kernels",
     formula=r"M_{ij} = [\,D_i = E_j\,]",
     sources=[KRELL.passage("Abstract")],
-    drawn={"query_documents": 3, "key_documents": 3},
+    generated_below={"query_documents": 3, "key_documents": 3},
 )
 class DocumentMask(Protocol[Array]):
     """Document mask: a query may attend to the keys of its own document.
@@ -359,7 +359,7 @@ class DocumentMask(Protocol[Array]):
     formula=r"y_{ij} = [\,K_{ij}\,]\, \alpha_{ij} / (1 - p)",
     sources=[SRIVASTAVA.passage("4 Model description"), VASWANI.passage("5.4 Regularization: residual dropout")],
     linear="weights",
-    tried={"rate": (0.25, 0.9)},
+    trial_values={"rate": (0.25, 0.9)},
 )
 class Dropout(Protocol[Array]):
     """Weights after dropout: some become 0, the others are scaled up to keep the mean.

@@ -79,7 +79,7 @@ class MergeHeads(Protocol[Array]):
         S4.passage("Multi-Head Attention"),
     ],
     linear="value",
-    sharpened={"w_q": 1.0},
+    scores_scale_with={"w_q": 1.0},
 )
 class MultiHeadAttention(Protocol[Array]):
     """Scaled dot-product attention in heads, concatenated in the order of the heads and projected.
@@ -111,7 +111,7 @@ class MultiHeadAttention(Protocol[Array]):
     r" \tanh(A_{q,r} q_{r,i} + A_{k,r} k_{r,j}))\, v_{r,j},\quad q_{r,i} = W_{q,r} q_i,\ \dots",
     sources=[S0.equation(4), S0.equation(7), S0.equation(10)],
     linear="value",
-    sharpened={"a_v": 1.0},
+    scores_scale_with={"a_v": 1.0},
 )
 class MultiHeadAdditiveAttention(Protocol[Array]):
     """Multi-head attention with the additive score: the function f in S0's heads is additive attention.
@@ -146,7 +146,7 @@ class MultiHeadAdditiveAttention(Protocol[Array]):
     r" h_r = \operatorname{softmax}(Q_r K_r^\top / \sqrt{p_q}) V_r,\quad Q_r = Q W_{q,r}^\top,\ \dots",
     sources=[S1.passage("Multi-Head Self-Attention")],
     linear="value",
-    sharpened={"w_q": 1.0},
+    scores_scale_with={"w_q": 1.0},
 )
 class ConcatHeadsAttention(Protocol[Array]):
     """Scaled dot-product attention in heads, concatenated in the order of the heads and not projected.

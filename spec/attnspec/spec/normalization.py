@@ -29,7 +29,7 @@ __all__ = [
         S1.passage("Attention: in equations"),
         S3.passage("The math behind “attending to the input”"),
     ],
-    sharpened={"scores": 1.0},
+    scores_scale_with={"scores": 1.0},
 )
 class Softmax(Protocol[Array]):
     """Softmax of every row over its attendable keys A_i.

@@ -66,7 +66,7 @@ class AveragePooling(Protocol[Array]):
     sources=[S4.passage("Attention Prompt")],
     pooled="value",
     linear="value",
-    sharpened={"query": 0.5, "key": 0.5},
+    scores_scale_with={"query": 0.5, "key": 0.5},
 )
 class NadarayaWatson(Protocol[Array]):
     """Kernel regression: values weighted by a Gaussian of the distance between query and key.

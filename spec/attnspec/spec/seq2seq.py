@@ -40,7 +40,7 @@ __all__ = [
     formula=r"c = \sum_t \operatorname{softmax}_t(w_v^\top \tanh(W_q s + W_k h_t))\, h_t",
     sources=[S0.equation(16), S3.passage("The math behind “attending to the input”"), BAHDANAU.passage("3.1")],
     pooled="annotations",
-    sharpened={"w_v": 1.0},
+    scores_scale_with={"w_v": 1.0},
 )
 class BahdanauContext(Protocol[Array]):
     """Bahdanau's context: the decoder's state attends additively to the encoder's annotations.
@@ -67,7 +67,7 @@ class BahdanauContext(Protocol[Array]):
     formula=r"c = \sum_t \operatorname{softmax}_t(s^\top h_t)\, h_t",
     sources=[S2.passage("Luong Attention"), LUONG.passage("3.1")],
     pooled="annotations",
-    sharpened={"state": 1.0},
+    scores_scale_with={"state": 1.0},
 )
 class LuongContextDot(Protocol[Array]):
     """Luong's context with the dot product as score.
@@ -92,7 +92,7 @@ class LuongContextDot(Protocol[Array]):
     formula=r"c = \sum_t \operatorname{softmax}_t(s^\top W h_t)\, h_t",
     sources=[S2.passage("Luong Attention, footnote 1"), LUONG.passage("general")],
     pooled="annotations",
-    sharpened={"state": 1.0},
+    scores_scale_with={"state": 1.0},
 )
 class LuongContextGeneral(Protocol[Array]):
     """Luong's context with a bilinear form of state and annotation as score.
@@ -119,7 +119,7 @@ class LuongContextGeneral(Protocol[Array]):
     sources=[S2.passage("Luong Attention, footnote 1"), LUONG.passage("location")],
     pooled="annotations",
     linear="annotations",
-    sharpened={"state": 1.0},
+    scores_scale_with={"state": 1.0},
 )
 class LuongContextLocation(Protocol[Array]):
     """Luong's context with scores from the state alone, one row of weights per position.
@@ -270,7 +270,7 @@ class AttentionDecoderParameters(Generic[Array]):
         S4.passage("Encoder-Decoder"),
         BAHDANAU.passage("3.1"),
     ],
-    sharpened={"parameters.w_v": 1.0},
+    scores_scale_with={"parameters.w_v": 1.0},
     indices={"token": "vocabulary"},
     results="distribution following",
 )
@@ -305,7 +305,7 @@ class DecoderStep(Protocol[Array]):
     formula=r"\log P(y_{t'+1} = w \mid y_1, \dots, y_{t'}) = \log \operatorname{softmax}_w(W_o s_{t'} + b_o),\quad"
     r" s_{t'} = g(y_{t'}, c_{t'}, s_{t'-1}),\quad t' = 1, \dots, T'",
     sources=[S0.passage("Training: Teacher Forcing")],
-    sharpened={"parameters.w_v": 1.0},
+    scores_scale_with={"parameters.w_v": 1.0},
     causal="t",
     indices={"tokens": "vocabulary"},
     results="log_probabilities final",
@@ -337,7 +337,7 @@ class TeacherForcedDecode(Protocol[Array]):
     formula=r"y_{t'+1} = \operatorname{argmax}_w P(w \mid y_1, \dots, y_{t'}),\quad"
     r" y_{t'+1} = \langle\text{eos}\rangle \text{ after } \langle\text{eos}\rangle",
     sources=[S0.passage("Encoder-Decoder RNN II"), S0.passage("Prediction: Token by Token")],
-    sharpened={"parameters.w_v": 1.0},
+    scores_scale_with={"parameters.w_v": 1.0},
     indices={"token": "parameters.vocabulary", "eos": "parameters.vocabulary"},
     chosen="tokens",
     results="tokens score",
@@ -374,7 +374,7 @@ class GreedyDecode(Protocol[Array]):
     r" \cup \{(y, \langle\text{eos}\rangle) : y \in B_{t'} \text{ ended}\}\big),\quad"
     r" \operatorname{score}(y) = \sum_{t'} \log P(y_{t'+1} \mid y_1, \dots, y_{t'})",
     sources=[S0.passage("Prediction: Token by Token")],
-    sharpened={"parameters.w_v": 1.0},
+    scores_scale_with={"parameters.w_v": 1.0},
     indices={"token": "parameters.vocabulary", "eos": "parameters.vocabulary"},
     chosen="tokens",
     results="tokens score",

@@ -119,7 +119,7 @@ class EncoderLayerParameters(Generic[Array]):
         VASWANI.passage("3.1"),
     ],
     axes={"n": Axis.SELF, "d": Axis.WIDTH},
-    sharpened={"parameters.attention.w_q": 1.0},
+    scores_scale_with={"parameters.attention.w_q": 1.0},
     features="norm=pre",
 )
 class EncoderLayer(Protocol[Array]):
@@ -202,7 +202,7 @@ class DecoderLayerParameters(Generic[Array]):
         VASWANI.passage("3.1"),
     ],
     axes={"n": Axis.SELF, "d": Axis.WIDTH},
-    sharpened={"parameters.attention.w_q": 1.0, "parameters.cross_attention.w_q": 1.0},
+    scores_scale_with={"parameters.attention.w_q": 1.0, "parameters.cross_attention.w_q": 1.0},
     causal="n",
     features="norm=pre",
 )

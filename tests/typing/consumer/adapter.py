@@ -1,4 +1,4 @@
-"""What a third party writes: an adapter, here of PyTorch's own attention, checked by mypy against the wheel."""
+"""A third party's adapter of PyTorch's own attention, checked by mypy against the wheel."""
 
 import torch
 import torch.nn.functional as F

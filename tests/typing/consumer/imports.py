@@ -1,4 +1,4 @@
-"""Imports every module of the wheel that needs no GPU, and says which it left out."""
+"""Import every module of the wheel that needs no GPU, and print those left out."""
 
 import importlib
 import pkgutil

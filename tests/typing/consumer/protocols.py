@@ -1,4 +1,4 @@
-"""What a third party's type checker sees of the wheel: Protocols, tables and bases, for arrays of any kind."""
+"""Protocols, tables and bases of the wheel, as a third party's type checker sees them."""
 
 import numpy as np
 from torch import Tensor
@@ -27,7 +27,7 @@ class Plain(NumPyBackend):
 
 
 class Lists(Operations[list[float]]):
-    """A backend with an array type of its own, of which only the type is looked at."""
+    """A backend whose arrays are lists; only its types are checked."""
 
     name = "lists"
 
@@ -37,5 +37,5 @@ class Lists(Operations[list[float]]):
 
 
 table: Table[Tensor] = {"dot_scores": scores}
-one: DotScores[NDArray] = Plain().dot_scores
-another: Softmax[list[float]] = Lists().softmax
+numpy_scores: DotScores[NDArray] = Plain().dot_scores
+list_softmax: Softmax[list[float]] = Lists().softmax

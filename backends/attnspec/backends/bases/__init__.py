@@ -1,4 +1,4 @@
-"""Base classes of backends for NumPy, PyTorch and JAX: conversion from and to NumPy, and gradients.
+"""Base classes of NumPy, PyTorch and JAX backends: conversion from and to NumPy, and gradients.
 
-Each framework has a module of its own, so that none needs the others.
+Each framework has its own module, so that a backend imports only the framework that it uses.
 """

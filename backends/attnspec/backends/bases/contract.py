@@ -53,7 +53,7 @@ class Operations(
     ComplexityOperations[Array],
     Generic[Array],
 ):
-    """Base of a backend class: a method with the name of an operation is checked against its Protocol."""
+    """Base of backend classes: type checkers compare methods named like operations with their Protocols."""
 
 
 class Table(

@@ -10,7 +10,7 @@ import numpy as np
 from attnspec.backends.bases.contract import Operations
 from attnspec.backends.bases.numpy import NDArray
 from attnspec.spec import Limits
-from attnspec.spec.contract.tree import flatten, mapped
+from attnspec.spec.contract.tree import flatten, map_tree
 
 
 class JaxBackend(Operations[jax.Array]):
@@ -23,12 +23,12 @@ class JaxBackend(Operations[jax.Array]):
 
     @property
     def limits(self) -> Limits:
-        """Dtypes that JAX is configured for, and its default device."""
+        """Dtypes that JAX is configured for, and its default device; float64 only with ``jax_enable_x64``."""
         wide = ("float64",) if jax.config.jax_enable_x64 else ()
         return Limits(dtypes=(*wide, "float32", "bfloat16", "float16"), devices=(jax.default_backend(),))
 
     def from_numpy(self, array: NDArray, *, device: str) -> jax.Array:
-        """Return a copy with the same dtype on the device; integers as wide as JAX is configured for.
+        """Return a copy on the device with the same dtype; int64 needs ``jax_enable_x64``.
 
         ``ValueError`` for a device that does not exist, or for floats that JAX would narrow.
         """
@@ -36,8 +36,8 @@ class JaxBackend(Operations[jax.Array]):
         try:
             target = jax.devices(kind)[int(index or 0)]
         except (RuntimeError, IndexError, ValueError):
-            known = ", ".join(sorted({d.platform for d in jax.devices()} | {"cpu"}))
-            raise ValueError(f"device: expected one of {known}; got {device!r}") from None
+            platforms = ", ".join(sorted({d.platform for d in jax.devices()} | {"cpu"}))
+            raise ValueError(f"device: expected one of {platforms}; got {device!r}") from None
         if array.dtype.kind not in "iu" and jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
             raise ValueError(f"dtype: expected one that JAX keeps (jax_enable_x64 is off); got {array.dtype}")
         return jax.device_put(jnp.array(array), target)
@@ -49,17 +49,17 @@ class JaxBackend(Operations[jax.Array]):
         return np.array(array)
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, jax.Array]:
-        """Return the gradients of ⟨cotangent, operation(**arguments)⟩ by path, for every float array."""
-        leaves = {
+        """Return the gradients of ⟨cotangent, operation(**arguments)⟩, keyed by path, for every float array."""
+        float_arrays = {
             path: a
             for path, a in flatten(dict(arguments)).items()
             if isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jnp.floating)
         }
         weights = {path: c for path, c in flatten(cotangent).items() if c is not None}
 
-        def apply(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
-            result = getattr(self, operation)(**mapped(dict(arguments), lambda path, a: leaves.get(path, a)))
+        def apply(float_arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+            result = getattr(self, operation)(**map_tree(dict(arguments), lambda path, a: float_arrays.get(path, a)))
             return {path: x for path, x in flatten(result).items() if path in weights}
 
-        (found,) = jax.vjp(apply, leaves)[1](weights)
-        return dict(found)
+        (gradients,) = jax.vjp(apply, float_arrays)[1](weights)
+        return dict(gradients)

@@ -10,13 +10,12 @@ from attnspec.spec import ShapeError
 
 NDArray = np.ndarray[Any, Any]
 
-
 ALIGNMENT = 64
 """Alignment of every copy, in bytes: the order of sums in BLAS libraries depends on it."""
 
 
 def strided_copy(array: NDArray) -> NDArray:
-    """Return a writable copy with the same strides, gaps and broadcast axes included, but none negative."""
+    """Return a writable copy with the same gaps and broadcast axes; strides become positive."""
     itemsize = array.dtype.itemsize
     if array.flags.c_contiguous:
         copy = _aligned(array.nbytes, array.dtype).reshape(array.shape)
@@ -39,7 +38,7 @@ def _aligned(size: int, dtype: np.dtype[Any]) -> NDArray:
     return room[start : start + size].view(dtype)
 
 
-def refuse_outside(operation: str, argument: str, integers: NDArray, most: int) -> None:
+def refuse_out_of_range(operation: str, argument: str, integers: NDArray, most: int) -> None:
     """Raise ``ShapeError`` for a length outside 0..most."""
     wrong = integers[(integers < 0) | (integers > most)]
     if wrong.size:

@@ -6,12 +6,12 @@ from torch import Tensor
 from attnspec.spec import ShapeError
 
 
-def refuse_outside(operation: str, argument: str, integers: Tensor | None, most: int) -> None:
-    """Raise ``ShapeError`` for a length or index outside 0..most; waits for the tensor's device."""
+def refuse_out_of_range(operation: str, argument: str, integers: Tensor | None, most: int) -> None:
+    """Raise ``ShapeError`` for an integer outside 0..most; reading them waits for the device."""
     if integers is None:
         return
     if integers.dtype is torch.int64 and integers.is_cpu and integers.numel():
-        low, high = integers.aminmax()  # the fastest test for the usual case
+        low, high = integers.aminmax()  # one pass over the numbers; the general test below takes several
         if int(low) >= 0 and int(high) <= most:
             return
     wrong = integers[(integers < 0) | (integers > most)]
@@ -19,7 +19,7 @@ def refuse_outside(operation: str, argument: str, integers: Tensor | None, most:
         raise ShapeError(operation, argument, f"{argument} in 0..{most}", int(wrong[0]))
 
 
-def refuse_falling(operation: str, argument: str, ends: Tensor, most: int) -> None:
-    """Raise ``ShapeError`` unless the ends of sequences never decrease, from 0 to ``most``."""
+def refuse_decreasing_ends(operation: str, argument: str, ends: Tensor, most: int) -> None:
+    """Raise ``ShapeError`` unless the sequences' ends rise, or stay equal, from 0 to ``most``."""
     if int(ends[0]) or int(ends[-1]) != most or bool((ends[1:] < ends[:-1]).any()):
         raise ShapeError(operation, argument, f"integers from 0 to {most}, none below another", ends.tolist())

@@ -7,7 +7,7 @@ from typing import Any, NoReturn, TypeAlias
 import torch
 from torch import Tensor
 
-from attnspec.backends.bases.autocast import is_on
+from attnspec.backends.bases.autocast import autocast_enabled
 from attnspec.spec import OPERATIONS, Branch, Dim, Kind, Leaf, Option, bind
 from attnspec.spec.contract.shapes import REMEMBERED, in_words, unknown_of
 from attnspec.spec.contract.tree import (
@@ -16,26 +16,26 @@ from attnspec.spec.contract.tree import (
     Shape,
     StructureError,
     as_tuple,
-    number_of,
-    placed,
+    dimension_value,
+    place_leaves,
     reader,
-    short,
-    walked,
-    with_items,
+    unscoped,
+    walk,
+    with_indices,
     without_indices,
 )
 
-_Place: TypeAlias = tuple[Leaf, Items]
-"""The description of an array, and its item numbers in tuples of trees, such as layers."""
+_ArrayPlace: TypeAlias = tuple[Leaf, Items]
+"""An array's description in the Protocol, and its indices in tuples such as layers."""
 
 _INDEXING = (torch.int64, torch.int32, torch.uint8, torch.int16, torch.int8)
 """Integer dtypes that PyTorch can compare and index with; it only stores wider unsigned ones."""
 
-_SEEN = attrgetter("shape", "dtype", "device", "layout")
+_PROPERTIES = attrgetter("shape", "dtype", "device", "layout")
 
 
 def _is_integer(value: Any) -> bool:
-    """Return whether a value is an integer, NumPy's and symbolic sizes included, tensors and bool excluded."""
+    """Return whether a value is an integer, such as NumPy's or a symbolic size."""
     if isinstance(value, bool | Tensor | torch.SymInt):
         return isinstance(value, torch.SymInt)
     try:
@@ -46,79 +46,79 @@ def _is_integer(value: Any) -> bool:
 
 
 class Check:
-    """Check of one operation's arguments: raises if they violate its Protocol, returns the shape of the result.
+    """Check of an operation's arguments against its Protocol; a call returns the result's shape.
 
     For backends whose library accepts invalid shapes, or rejects them with an unclear message.
     """
 
     def __init__(self, operation: str) -> None:
         self.operation = OPERATIONS[operation]
-        taken = list(zip(self.operation.call.names, self.operation.call.nodes, strict=True))
-        nodes = [(name, n) for name, n in taken if not (isinstance(n, Option) and n.kind is Kind.CHOICE)]
+        parameters = list(zip(self.operation.call.names, self.operation.call.nodes, strict=True))
+        nodes = [(name, n) for name, n in parameters if not (isinstance(n, Option) and n.kind is Kind.CHOICE)]
         self.names = tuple(name for name, _ in nodes)
         self._nodes = tuple(n for _, n in nodes)
         self._readers = tuple(None if isinstance(n, Option) else reader(n) for n in self._nodes)
         self._options = tuple((i, n) for i, n in enumerate(self._nodes) if isinstance(n, Option))
-        self._words = {n.path: n for _, n in taken if isinstance(n, Option) and n.kind is Kind.CHOICE}
-        self._choices = {name: option.choices for name, option in self._words.items()}
-        varies = any(isinstance(n, Branch) and (n.many or n.optional) for n in walked(self.operation.call))
-        self._leaves: list[_Place] = [] if varies else [(leaf, ()) for leaf in self.operation.leaves]
+        self._choice_options = {n.path: n for _, n in parameters if isinstance(n, Option) and n.kind is Kind.CHOICE}
+        self._choices = {name: option.choices for name, option in self._choice_options.items()}
+        varies = any(isinstance(n, Branch) and (n.many or n.optional) for n in walk(self.operation.call))
+        self._leaves: list[_ArrayPlace] = [] if varies else [(leaf, ()) for leaf in self.operation.leaves]
         # Read now: torch.compile cannot trace the locks of cached properties and cached functions.
         self._result = self.operation.leading.core
         self._least = {size: self.operation.least(size) for size in self.operation.sizes}
-        self._known: dict[Any, Shape] = {}
+        self._shapes: dict[Any, Shape] = {}
 
-    def __call__(self, *arguments: Any, **words: Any) -> Shape:
-        """Check arguments in the Protocol's order: tensors, trees, sizes; and by name flags and options with choices.
+    def __call__(self, *arguments: Any, **choices: Any) -> Shape:
+        """Check tensors, trees and sizes, in the Protocol's order, and flags and options by name.
 
         ``ShapeError`` names the first shape that does not fit. ``TypeError`` names a wrong type or tree, floats of
         several dtypes (except under autocast), a tensor that is not dense, a mask that is not boolean, a size that is
         no integer, or a flag or option outside its choices; ``ValueError`` a tensor on another device.
         """
-        for name, word in words.items():
+        for name, value in choices.items():
             for choice in self._choices.get(name, ()):
-                if word is choice:  # the fastest test for the usual case
+                if value is choice:  # identity is the fastest test; equal values are accepted below
                     break
             else:
-                self._check_word(name, word)
+                self._check_choice(name, value)
         for place, option in self._options:
             if type(arguments[place]) is not int or option.kind is Kind.WINDOW:
                 self._check_number(option, arguments[place])
         if torch.compiler.is_compiling():
             return self._traced(arguments)
-        found: list[Any] = []
+        arrays: list[Any] = []
         numbers: list[Any] = []
         try:
             for read, argument in zip(self._readers, arguments, strict=True):
                 if read is None:
                     numbers.append(argument)
                 else:
-                    read(argument, found, numbers)
+                    read(argument, arrays, numbers)
         except TypeError:
             self._refuse_structure(arguments)
         key: tuple[Any, ...] | None = None
         shape = None
         try:
-            key = (*numbers, *[None if x is None else _SEEN(x) for x in found])
-            shape = self._known.get(key)
-        except (AttributeError, TypeError, RuntimeError):  # other arguments are rejected by name below
+            key = (*numbers, *[None if x is None else _PROPERTIES(x) for x in arrays])
+            shape = self._shapes.get(key)
+        except (AttributeError, TypeError, RuntimeError):  # `_check_tensors` rejects the argument by name
             pass
         if shape is not None:
             return shape
         leaves = self._leaves or [place for place, _ in self._arrays(arguments)]
-        mixed = self._check_tensors(leaves, found)
+        mixed = self._check_tensors(leaves, arrays)
         shape = bind(self.operation, dict(zip(self.names, arguments, strict=True))).result
         if not mixed:  # several dtypes are valid only under autocast, which may be off at the next call
-            if len(self._known) >= REMEMBERED:
-                self._known.clear()
-            self._known[key] = shape
+            if len(self._shapes) >= REMEMBERED:
+                self._shapes.clear()
+            self._shapes[key] = shape
         return shape
 
-    def _arrays(self, arguments: Sequence[Any], counted: Counter | None = None) -> list[tuple[_Place, Any]]:
-        """Return all arrays, those of every layer included, each with its place; None for omitted ones."""
-        taken = list(zip(self._nodes, self.names, arguments, strict=True))
-        found = [place for n, name, x in taken for place in placed(n, x, name, counted)]
-        return [((leaf, items), x) for leaf, items, x in found if isinstance(leaf, Leaf)]
+    def _arrays(self, arguments: Sequence[Any], counted: Counter | None = None) -> list[tuple[_ArrayPlace, Any]]:
+        """Return every array with its place, those of layers included; None stands for omitted arrays."""
+        parameters = list(zip(self._nodes, self.names, arguments, strict=True))
+        leaves = [place for n, name, x in parameters for place in place_leaves(n, x, name, counted)]
+        return [((leaf, items), x) for leaf, items, x in leaves if isinstance(leaf, Leaf)]
 
     def _check_number(self, option: Option, value: Any) -> None:
         """Raise ``TypeError`` for a value that the numeric option does not accept."""
@@ -126,12 +126,12 @@ class Check:
             got = repr(value) if type(value) is tuple else in_words(value)
             raise TypeError(f"{self.operation.name}: {option.path}: expected {option.expected}; got {got}")
 
-    def _check_word(self, name: str, value: Any) -> None:
+    def _check_choice(self, name: str, value: Any) -> None:
         """Raise ``TypeError`` for a value outside an option's choices; flags may be symbolic."""
-        option = self._words.get(name)
+        option = self._choice_options.get(name)
         if option is None:
             raise TypeError(
-                f"{self.operation.name}: expected among {', '.join(self._words) or 'no words'}; got {name!r}"
+                f"{self.operation.name}: expected among {', '.join(self._choice_options) or 'no options'}; got {name!r}"
             )
         flag = isinstance(value, (bool, torch.SymBool)) and option.takes(True)
         if not flag and not option.takes(value):
@@ -142,12 +142,12 @@ class Check:
             self._arrays(arguments)
         except StructureError as error:
             raise TypeError(f"{self.operation.name}: {error}") from None
-        raise AssertionError("a tree that fits was refused")
+        raise AssertionError("a tree was refused, and no reason was found")
 
-    def _check_tensors(self, leaves: Sequence[_Place], given: Sequence[Any]) -> bool:
-        """Raise for tensors of a wrong kind, dtype or device; return True if autocast allowed several float dtypes."""
+    def _check_tensors(self, leaves: Sequence[_ArrayPlace], arrays: Sequence[Any]) -> bool:
+        """Raise for a wrong tensor, dtype or device; return True if autocast allows mixed dtypes."""
         device, dtype, mixed = None, None, False
-        for (leaf, items), x in zip(leaves, given, strict=True):
+        for (leaf, items), x in zip(leaves, arrays, strict=True):
             if isinstance(x, Tensor):
                 kind = x.dtype
                 if x.is_nested or x.layout is not torch.strided:
@@ -162,7 +162,7 @@ class Check:
                     if kind.itemsize < 2:
                         self._refuse(TypeError, leaf, items, "a floating dtype of at least 16 bits", kind)
                     if dtype is not None:
-                        if not is_on(x):
+                        if not autocast_enabled(x):
                             self._refuse(TypeError, leaf, items, f"{dtype} as the others", kind)
                         mixed = True
                     dtype = kind
@@ -175,17 +175,17 @@ class Check:
         return mixed
 
     def _refuse(self, error: type[Exception], leaf: Leaf, items: Items, expected: str, got: object) -> NoReturn:
-        raise error(f"{self.operation.name}: {with_items(leaf.path, items)}: expected {expected}; got {got}")
+        raise error(f"{self.operation.name}: {with_indices(leaf.path, items)}: expected {expected}; got {got}")
 
-    def _check_least(self, size: str, number: int, path: str, got: Any, written: str = "") -> None:
+    def _check_least(self, size: str, number: int, path: str, got: Any, size_name: str = "") -> None:
         """Raise ``ValueError`` for a number below a size's minimum; unknown symbolic sizes pass."""
         least = self._least[size]
         if torch.fx.experimental.symbolic_shapes.guard_or_false(number < least):
-            name, shown = written or short(size), as_tuple(got) if isinstance(got, tuple) else got
-            raise ValueError(f"{self.operation.name}: {path}: expected {name} of at least {least}; got {shown}")
+            name, size_text = size_name or unscoped(size), as_tuple(got) if isinstance(got, tuple) else got
+            raise ValueError(f"{self.operation.name}: {path}: expected {name} of at least {least}; got {size_text}")
 
     def _traced(self, arguments: Sequence[Any]) -> Shape:
-        """Check under ``torch.compile``, where sizes may be symbols; ValueError, wrapped in ``torch.compile``'s."""
+        """Check under ``torch.compile``, where sizes may be symbols and errors get wrapped."""
         sizes: dict[str, int] = {}
         counts: list[tuple[Branch, str, int]] = []
         arrays = self._arrays(arguments, lambda *count: counts.append(count))
@@ -197,7 +197,7 @@ class Check:
         for branch, path, number in counts:
             self._check_least(branch.count, number, path, f"{number} of them")
         batches = []
-        late: list[tuple[Leaf, Items, Dim, tuple[str, ...], int, Shape]] = []
+        deferred: list[tuple[Leaf, Items, Dim, tuple[str, ...], int, Shape]] = []
         for (leaf, items), x in arrays:
             if x is None:
                 continue
@@ -207,20 +207,20 @@ class Check:
                 self._refuse(ValueError, leaf, items, f"rank {len(leaf.core)}", f"rank {len(shape)}")
             batches.append(shape[:rank])
             for d, size in zip(leaf.core, shape[rank:], strict=True):
-                factors = tuple(with_items(f, items) for f in d.factors)
+                factors = tuple(with_indices(f, items) for f in d.factors)
                 if not d.plain:
-                    late.append((leaf, items, d, factors, size, shape))
+                    deferred.append((leaf, items, d, factors, size, shape))
                     continue
-                self._check_least(d.factors[0], size, with_items(leaf.path, items), shape, d.written)
+                self._check_least(d.factors[0], size, with_indices(leaf.path, items), shape, d.written)
                 if sizes.setdefault(factors[0], size) != size:
                     self._refuse(ValueError, leaf, items, f"{d.written} = {sizes[factors[0]]}", size)
-        for leaf, items, d, factors, size, shape in late:
-            unknown, rest = unknown_of(factors, sizes)
+        for leaf, items, d, factors, size, shape in deferred:
+            unknown, known_product = unknown_of(factors, sizes)
             if unknown:
-                sizes[unknown] = size // (rest or 1) if len(factors) > 1 else max(size - rest, 0)
-                self._check_least(without_indices(unknown), sizes[unknown], with_items(leaf.path, items), shape)
-            expected = number_of(factors, sizes)
+                sizes[unknown] = size // (known_product or 1) if len(factors) > 1 else max(size - known_product, 0)
+                self._check_least(without_indices(unknown), sizes[unknown], with_indices(leaf.path, items), shape)
+            expected = dimension_value(factors, sizes)
             if size != expected and not (d.broadcast and size == 1):
                 self._refuse(ValueError, leaf, items, f"{d.written} = {expected}", size)
         batch: Shape = torch.broadcast_shapes(*batches) if batches else ()  # type: ignore[no-untyped-call]
-        return (*batch, *[number_of(d.factors, sizes) or 0 for d in self._result])
+        return (*batch, *[dimension_value(d.factors, sizes) or 0 for d in self._result])

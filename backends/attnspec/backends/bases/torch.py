@@ -12,19 +12,19 @@ from torch import Tensor
 
 from attnspec.backends.bases.contract import Operations
 from attnspec.backends.bases.numpy import NDArray, strided_copy
-from attnspec.spec.contract.tree import flatten, mapped
+from attnspec.spec.contract.tree import flatten, map_tree
 
 
 def devices() -> tuple[str, ...]:
     """Return the device types that PyTorch finds on this machine, the CPU first."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return ("cpu",) if found is None else ("cpu", found.type)
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
 
 
 def from_numpy(array: NDArray, *, device: str) -> Tensor:
-    """Return a copy with the same dtype on the device, on the CPU with the same strides.
+    """Return a copy with the same dtype, and on the CPU the same strides.
 
-    Takes bfloat16 of ``ml_dtypes``. ``ValueError`` for a device that does not exist, naming those that do.
+    bfloat16 is that of ``ml_dtypes``. ``ValueError`` for a device that does not exist; it lists those that do.
     """
     if device != "cpu":
         try:
@@ -33,18 +33,18 @@ def from_numpy(array: NDArray, *, device: str) -> Tensor:
             raise ValueError(f"device: expected one of {', '.join(devices())}; got {device!r}") from None
     copy = strided_copy(array)
     narrow = copy.dtype == ml_dtypes.bfloat16
-    found = torch.from_numpy(copy.view(np.int16)).view(torch.bfloat16) if narrow else torch.from_numpy(copy)
-    return found if device == "cpu" else found.to(device)
+    tensor = torch.from_numpy(copy.view(np.int16)).view(torch.bfloat16) if narrow else torch.from_numpy(copy)
+    return tensor if device == "cpu" else tensor.to(device)
 
 
 def to_numpy(array: Tensor) -> NDArray:
-    """Return a copy with the same dtype; bfloat16 as ``ml_dtypes.bfloat16``; ``TypeError`` unless a tensor."""
+    """Return a copy, bfloat16 as ``ml_dtypes.bfloat16``; ``TypeError`` unless ``array`` is a tensor."""
     if not isinstance(array, Tensor):
         raise TypeError(f"result: expected a torch.Tensor; got {type(array).__name__}")
-    found = array.detach().cpu().resolve_neg()
-    if found.dtype is torch.bfloat16:
-        return np.array(found.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)
-    return np.array(found.numpy())
+    tensor = array.detach().cpu().resolve_neg()
+    if tensor.dtype is torch.bfloat16:
+        return np.array(tensor.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)
+    return np.array(tensor.numpy())
 
 
 class _Seed(torch.autograd.Function):
@@ -55,28 +55,26 @@ class _Seed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cotangent: Tensor) -> Tensor:
-        """Return 0."""
         ctx.cotangent = cotangent
         return torch.zeros((), dtype=x.dtype, device=x.device)
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
-        """Return the cotangent."""
         return ctx.cotangent, None
 
 
 def pullback(
     function: Callable[..., Any], arguments: Mapping[str, Any], wanted: Collection[str]
 ) -> tuple[Any, Callable[[Any], dict[str, Tensor]]]:
-    """Return function(**arguments), and a function that computes its backward pass for the ``wanted`` paths.
+    """Return function(**arguments), and the function of its backward pass for the ``wanted`` paths.
 
-    The backward function takes a cotangent shaped like the result, None for parts to ignore. It returns gradients by
-    path, 0 if the result does not depend on an argument; no two share memory.
+    The backward function takes a cotangent shaped like the result, with None for parts to ignore. It returns gradients
+    by path: 0 if the result does not depend on an argument. No two gradients share memory.
     """
-    given = flatten(dict(arguments))
-    leaves = {path: given[path].detach().requires_grad_() for path in wanted}
+    values = flatten(dict(arguments))
+    leaves = {path: values[path].detach().requires_grad_() for path in wanted}
     with torch.enable_grad():
-        result = function(**mapped(dict(arguments), lambda path, a: leaves.get(path, a)))
+        result = function(**map_tree(dict(arguments), lambda path, a: leaves.get(path, a)))
 
     def backward(cotangent: Any) -> dict[str, Tensor]:
         pairs = zip(flatten(result).values(), flatten(cotangent).values(), strict=True)
@@ -85,17 +83,17 @@ def pullback(
         if not totals:
             return {path: torch.zeros_like(a) for path, a in leaves.items()}
         total = sum(totals[1:], totals[0])
-        found = torch.autograd.grad(
+        computed = torch.autograd.grad(
             total, tuple(leaves.values()), retain_graph=True, allow_unused=True, materialize_grads=True
         )
         # For sums, autograd returns the cotangent itself, possibly for several arguments: clone it.
-        shared = {c.untyped_storage().data_ptr() for c in flatten(cotangent).values() if c is not None}
-        own = {}
-        for path, g in zip(leaves, found, strict=True):
-            place = g.untyped_storage().data_ptr()
-            own[path] = g.clone() if place in shared else g
-            shared.add(place)
-        return own
+        used_storages = {c.untyped_storage().data_ptr() for c in flatten(cotangent).values() if c is not None}
+        results = {}
+        for path, g in zip(leaves, computed, strict=True):
+            storage = g.untyped_storage().data_ptr()
+            results[path] = g.clone() if storage in used_storages else g
+            used_storages.add(storage)
+        return results
 
     return result, backward
 
@@ -105,38 +103,38 @@ def _seeded(x: Tensor, cotangent: Tensor) -> Tensor:
 
 
 def gradients(function: Callable[..., Any], arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Tensor]:
-    """Return gradients of ⟨cotangent, function(**arguments)⟩ by path, for every float tensor; 0 if independent.
+    """Return gradients of ⟨cotangent, function(**arguments)⟩, keyed by path, for every float tensor.
 
-    Arguments and cotangent may be trees of tensors; None in the cotangent ignores that part of the result. A tensor
-    passed under two names gets two gradients.
+    They are 0 if the result does not depend on the tensor. Arguments and cotangent may be trees of tensors; None in the
+    cotangent ignores that part of the result. A tensor passed under two names gets two gradients.
     """
-    given = flatten(dict(arguments))
-    wanted = [path for path, a in given.items() if isinstance(a, Tensor) and a.is_floating_point()]
+    values = flatten(dict(arguments))
+    wanted = [path for path, a in values.items() if isinstance(a, Tensor) and a.is_floating_point()]
     return pullback(function, arguments, wanted)[1](cotangent)
 
 
 @contextmanager
 def _inference(threads: int) -> Iterator[None]:
     """Inference mode with this number of PyTorch threads."""
-    before = torch.get_num_threads()
+    former_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         with torch.inference_mode():
             yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(former_threads)
 
 
 def modes(dtype: str, *, device: str) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
-    """Return modes to run in: no_grad, inference with another thread count, and for 16-bit dtypes autocast."""
+    """Return modes: no_grad, inference with another thread count, and for 16-bit dtypes autocast."""
     threads = 2 if torch.get_num_threads() == 1 else 1
-    found: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    by_name: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "no_grad": torch.no_grad,
         f"inference_mode with threads = {threads}": partial(_inference, threads),
     }
     if dtype in ("bfloat16", "float16"):
-        found["autocast"] = partial(torch.autocast, torch.device(device).type, dtype=getattr(torch, dtype))
-    return found
+        by_name["autocast"] = partial(torch.autocast, torch.device(device).type, dtype=getattr(torch, dtype))
+    return by_name
 
 
 class TorchBackend(Operations[Tensor]):
@@ -148,7 +146,7 @@ class TorchBackend(Operations[Tensor]):
     name: str
 
     def from_numpy(self, array: NDArray, *, device: str) -> Tensor:
-        """Return a copy with the same dtype on the device; ``ValueError`` for a device that does not exist."""
+        """Return a copy with the same dtype; ``ValueError`` for a device that does not exist."""
         return from_numpy(array, device=device)
 
     def to_numpy(self, array: Tensor) -> NDArray:
@@ -156,7 +154,7 @@ class TorchBackend(Operations[Tensor]):
         return to_numpy(array)
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Tensor]:
-        """Return the gradients of ⟨cotangent, operation(**arguments)⟩ by path, for every float tensor."""
+        """Return the gradients of ⟨cotangent, operation(**arguments)⟩, keyed by path, for every float tensor."""
         return gradients(getattr(self, operation), arguments, cotangent)
 
     def pullback(
@@ -166,5 +164,5 @@ class TorchBackend(Operations[Tensor]):
         return pullback(getattr(self, operation), arguments, wanted)
 
     def modes(self, dtype: str, *, device: str) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
-        """Return modes to run in: no_grad, inference with another thread count, and for 16-bit dtypes autocast."""
+        """Return modes: no_grad, inference with another thread count, and for 16-bit dtypes autocast."""
         return modes(dtype, device=device)

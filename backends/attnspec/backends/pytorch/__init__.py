@@ -1,4 +1,4 @@
-"""The PyTorch backend, as a module whose operations are ordinary functions."""
+"""The PyTorch backend: a module with every operation as a function, and with declarations."""
 
 from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -11,14 +11,14 @@ from attnspec.backends.bases.torch import devices as devices
 from attnspec.backends.bases.torch import from_numpy as from_numpy
 from attnspec.backends.bases.torch import gradients as gradients
 from attnspec.backends.bases.torch import modes as modes
-from attnspec.backends.bases.torch import pullback as recorded
+from attnspec.backends.bases.torch import pullback as pullback_of
 from attnspec.backends.bases.torch import to_numpy as to_numpy
 from attnspec.backends.pytorch import nn as nn
 from attnspec.backends.pytorch.attention import *
 from attnspec.backends.pytorch.complexity import *
 from attnspec.backends.pytorch.kernels import *
 from attnspec.backends.pytorch.kernels import additive as additive
-from attnspec.backends.pytorch.kernels.additive import routes
+from attnspec.backends.pytorch.kernels.additive import path_choice
 from attnspec.backends.pytorch.kernels.dot import groups as groups
 from attnspec.backends.pytorch.kernels.dot import packed as packed
 from attnspec.backends.pytorch.kernels.dot import sdpa as sdpa
@@ -54,14 +54,14 @@ precision = {
 }
 notes = {
     "additive attention": ", ".join(
-        f"{device}: {' or '.join(routes.available_paths(device)[:-1]) or 'plain'}" for device in devices()
+        f"{device}: {' or '.join(path_choice.available_paths(device)[:-1]) or 'plain'}" for device in devices()
     )
     + "; additive.path_for names the path that a call takes",
     "scaled dot-product attention": "cpu: "
     + ("llvm, step, few or pytorch" if HAS_LLVMLITE else "pytorch")
     + "; sdpa.path_for names the kernel that a call takes",
     "attention in groups of heads": "cpu: "
-    + ("step, few, llvm, pytorch or plain" if HAS_LLVMLITE else "plain")
+    + ("decode, small, llvm, pytorch or plain" if HAS_LLVMLITE else "plain")
     + ("; cuda: enable_gqa, flex or plain" if "cuda" in devices() else "")
     + "; groups.path_for names the path that a call takes",
     "torch": torch.__version__,
@@ -70,12 +70,12 @@ notes = {
 
 
 def vjp(operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Tensor]:
-    """Return the gradients of ⟨cotangent, operation(**arguments)⟩ by path, for every float tensor, by autograd."""
+    """Return the gradients of ⟨cotangent, operation(**arguments)⟩, keyed by path, for every float tensor."""
     return gradients(globals()[operation], arguments, cotangent)
 
 
 def pullback(
     operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
 ) -> tuple[Any, Callable[[Any], dict[str, Tensor]]]:
-    """Return the result and its backward pass, which gives gradients of the float tensors at the ``wanted`` paths."""
-    return recorded(globals()[operation], arguments, wanted)
+    """Return the result and its backward pass for the float tensors at the ``wanted`` paths."""
+    return pullback_of(globals()[operation], arguments, wanted)

@@ -5,10 +5,10 @@ from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.kernels import additive
-from attnspec.backends.pytorch.kernels.additive import planned
+from attnspec.backends.pytorch.kernels.additive import cached_plans
 from attnspec.backends.pytorch.kernels.dot.sdpa import attend as dot_attention
-from attnspec.backends.pytorch.runtime.accumulation import product, widened
-from attnspec.backends.pytorch.runtime.autocast import lowers
+from attnspec.backends.pytorch.runtime.accumulation import product, upcast
+from attnspec.backends.pytorch.runtime.autocast import follows_autocast
 from attnspec.backends.pytorch.scoring import projections, query_first
 from attnspec.spec import (
     AdditiveAttention,
@@ -41,7 +41,7 @@ _cross = Check("cross_attention")
 
 
 @implements(DotProductAttention[Tensor])
-@lowers
+@follows_autocast
 def dot_product_attention(
     query: Float[Tensor, "*#batch n d"],
     key: Float[Tensor, "*#batch m d"],
@@ -59,7 +59,7 @@ def dot_product_attention(
 
 
 @implements(ScaledDotProductAttention[Tensor])
-@lowers
+@follows_autocast
 def scaled_dot_product_attention(
     query: Float[Tensor, "*#batch n d"],
     key: Float[Tensor, "*#batch m d"],
@@ -77,7 +77,7 @@ def scaled_dot_product_attention(
 
 
 @implements(GeneralAttention[Tensor])
-@lowers
+@follows_autocast
 def general_attention(
     query: Float[Tensor, "*#batch n d_q"],
     key: Float[Tensor, "*#batch m d_k"],
@@ -95,7 +95,7 @@ def general_attention(
 
 
 @implements(AdditiveAttention[Tensor])
-@lowers
+@follows_autocast
 def additive_attention(
     query: Float[Tensor, "*#batch n d_q"],
     key: Float[Tensor, "*#batch m d_k"],
@@ -108,15 +108,15 @@ def additive_attention(
     causal: bool = False,
 ) -> Float[Tensor, "*batch n d_v"]:
     """softmax(w_v·tanh(W_q q + W_k k))V."""
-    output = planned.attend(_additive, query, key, value, w_q, w_k, w_v, mask, causal)
+    output = cached_plans.attend(_additive, query, key, value, w_q, w_k, w_v, mask, causal)
     if output is not None:
         return output
     a, b = projections(query, key, w_q, w_k)
-    return additive.attention(a, b, widened(w_v), widened(value), mask=mask, causal=causal).to(value.dtype)
+    return additive.attention(a, b, upcast(w_v), upcast(value), mask=mask, causal=causal).to(value.dtype)
 
 
 @implements(SelfAttention[Tensor])
-@lowers
+@follows_autocast
 def self_attention(
     x: Float[Tensor, "*#batch n d"], *, mask: Bool[Tensor, "*#batch #n #n"] | None = None, causal: bool = False
 ) -> Float[Tensor, "*batch n d"]:
@@ -126,7 +126,7 @@ def self_attention(
 
 
 @implements(ProjectedSelfAttention[Tensor])
-@lowers
+@follows_autocast
 def projected_self_attention(
     x: Float[Tensor, "*#batch n d_x"],
     w_q: Float[Tensor, "d_k d_x"],
@@ -142,7 +142,7 @@ def projected_self_attention(
 
 
 @implements(CrossAttention[Tensor])
-@lowers
+@follows_autocast
 def cross_attention(
     x: Float[Tensor, "*#batch n d_x"],
     memory: Float[Tensor, "*#batch m d_m"],

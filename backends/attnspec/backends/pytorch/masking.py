@@ -1,4 +1,4 @@
-"""Masks: boolean, True = may attend. Protocols: ``attnspec.spec.masking``."""
+"""Boolean masks, True = may attend. Protocols: ``attnspec.spec.masking``."""
 
 import torch
 from jaxtyping import Bool, Int
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.runtime.masks import causal_triangle
-from attnspec.backends.pytorch.runtime.ranges import refuse_outside
+from attnspec.backends.pytorch.runtime.ranges import refuse_out_of_range
 from attnspec.spec import CausalMask, PaddingMask, implements
 
 __all__ = ["causal_mask", "padding_mask"]
@@ -17,7 +17,7 @@ _padding = Check("padding_mask")
 
 @implements(CausalMask[Tensor])
 def causal_mask(n: int, m: int, *, include_self: bool = True) -> Bool[Tensor, "{n} {m}"]:
-    """Key j is attendable for query i where j ≤ i, or j < i; on PyTorch's default device."""
+    """True where j ≤ i (or j < i), on PyTorch's default device."""
     _causal(n, m, include_self=include_self)
     return causal_triangle(n, m, None, include_self=include_self)
 
@@ -29,5 +29,5 @@ def padding_mask(lengths: Int[Tensor, "*batch"], m: int) -> Bool[Tensor, "*batch
     Checking the lengths' range waits for the device; under transforms such as ``torch.compile`` it is skipped.
     """
     _padding(lengths, m)
-    refuse_outside("padding_mask", "lengths", lengths, m)
+    refuse_out_of_range("padding_mask", "lengths", lengths, m)
     return torch.arange(m, device=lengths.device) < lengths[..., None]

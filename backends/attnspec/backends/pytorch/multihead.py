@@ -10,8 +10,8 @@ from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.attention import additive_attention
 from attnspec.backends.pytorch.kernels.additive import plain
 from attnspec.backends.pytorch.kernels.dot.sdpa import attend as dot_attention
-from attnspec.backends.pytorch.runtime.accumulation import projected, widened
-from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
+from attnspec.backends.pytorch.runtime.accumulation import project, upcast
+from attnspec.backends.pytorch.runtime.autocast import follows_autocast, ignores_autocast
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.spec import (
     ConcatHeadsAttention,
@@ -37,32 +37,30 @@ _multi_head = Check("multi_head_attention")
 _split = Check("split_heads")
 _merge = Check("merge_heads")
 
+MOST_JOINED_ELEMENTS = 2**14
+"""Most elements of w_q for which one product with w_q, w_k and w_v joined is faster than three products."""
 
-JOINED = 2**14
-"""Most elements of w_q for which one product with w_q, w_k and w_v joined costs less than three."""
-
-
-FEW_TERMS = 2**15
-"""Most additive terms per head for which plain operations on all heads are faster than one kernel per head."""
+MOST_PLAIN_TERMS = 2**15
+"""Most terms of a head, batch·n·m·h, for which plain operations on all heads beat a kernel per head."""
 
 
 def per_head(x: Tensor, w: Tensor) -> Tensor:
-    """Project (*batch, n, d) with (heads, p, d) to (*batch, heads, n, p), by one product for all heads."""
+    """Project (*batch, n, d) to (*batch, heads, n, p), by one product for all heads."""
     heads, p, d = w.shape
-    joined = projected(x, w.reshape(heads * p, d))
+    joined = project(x, w.reshape(heads * p, d))
     return joined.view(*joined.shape[:-1], heads, p).transpose(-3, -2)
 
 
-def _of_itself(x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    """Project x with several weights of one shape, by one product."""
+def _project_together(x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    """Project x with several weights of one shape by one product with the weights joined."""
     heads, p, d = weights[0].shape
-    joined = projected(x, torch.cat([w.reshape(heads * p, d) for w in weights]))
+    joined = project(x, torch.cat([w.reshape(heads * p, d) for w in weights]))
     parts = joined.view(*joined.shape[:-1], len(weights), heads, p).unbind(-3)
     return [part.transpose(-3, -2) for part in parts]
 
 
 @implements(SplitHeads[Tensor])
-@keeps
+@ignores_autocast
 def split_heads(x: Float[Tensor, "*batch n d"], heads: int) -> Float[Tensor, "*batch {heads} n p"]:
     """Split the features into heads, as a contiguous copy."""
     _split(x, heads)
@@ -71,7 +69,7 @@ def split_heads(x: Float[Tensor, "*batch n d"], heads: int) -> Float[Tensor, "*b
 
 
 @implements(MergeHeads[Tensor])
-@keeps
+@ignores_autocast
 def merge_heads(x: Float[Tensor, "*batch heads n p"]) -> Float[Tensor, "*batch n heads*p"]:
     """Merge the heads' features, as a contiguous copy."""
     _merge(x)
@@ -79,7 +77,7 @@ def merge_heads(x: Float[Tensor, "*batch heads n p"]) -> Float[Tensor, "*batch n
 
 
 @implements(MultiHeadAttention[Tensor])
-@lowers
+@follows_autocast
 def multi_head_attention(
     query: Float[Tensor, "*#batch n d_q"],
     key: Float[Tensor, "*#batch m d_k"],
@@ -94,18 +92,18 @@ def multi_head_attention(
 ) -> Float[Tensor, "*batch n p_o"]:
     """Scaled dot-product attention in every head, concatenated and projected."""
     _multi_head(query, key, value, w_q, w_k, w_v, w_o, mask, causal=causal)
-    return projected(_in_heads(query, key, value, (w_q, w_k, w_v), mask, causal), w_o)
+    return project(_attention_of_heads(query, key, value, (w_q, w_k, w_v), mask, causal), w_o)
 
 
 def attend_in_heads(
     x: Tensor, memory: Tensor, parameters: MultiHeadParameters[Tensor], mask: Tensor | None, *, causal: bool = False
 ) -> Tensor:
-    """Multi-head attention of x (*batch, n, d) to a memory (or x itself), without checking arguments."""
+    """Return multi-head attention of x (*batch, n, d) to a memory, without checks."""
     p = parameters
-    return projected(_in_heads(x, memory, memory, (p.w_q, p.w_k, p.w_v), mask, causal), p.w_o)
+    return project(_attention_of_heads(x, memory, memory, (p.w_q, p.w_k, p.w_v), mask, causal), p.w_o)
 
 
-def _in_heads(
+def _attention_of_heads(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -114,18 +112,18 @@ def _in_heads(
     causal: bool,
 ) -> Tensor:
     """Concatenated attention of all heads, with weights (w_q, w_k, w_v)."""
-    in_every_head = None if mask is None else mask.unsqueeze(-3)
+    mask_of_heads = None if mask is None else mask.unsqueeze(-3)
     w_q, w_k, w_v = weights
-    if query is key is value and w_q.numel() <= JOINED and w_q.shape == w_k.shape == w_v.shape:
-        of_query, of_key, of_value = _of_itself(query, weights)
+    if query is key is value and w_q.numel() <= MOST_JOINED_ELEMENTS and w_q.shape == w_k.shape == w_v.shape:
+        q, k, v = _project_together(query, weights)
     else:
-        of_query, of_key, of_value = per_head(query, w_q), per_head(key, w_k), per_head(value, w_v)
-    heads = dot_attention(of_query, of_key, of_value, mask=in_every_head, causal=causal, in_layer=True)
+        q, k, v = per_head(query, w_q), per_head(key, w_k), per_head(value, w_v)
+    heads = dot_attention(q, k, v, mask=mask_of_heads, causal=causal, in_layer=True)
     return heads.transpose(-3, -2).flatten(-2)
 
 
 @implements(MultiHeadAdditiveAttention[Tensor])
-@lowers
+@follows_autocast
 def multi_head_additive_attention(
     query: Float[Tensor, "*#batch n d_q"],
     key: Float[Tensor, "*#batch m d_k"],
@@ -141,34 +139,33 @@ def multi_head_additive_attention(
     mask: Bool[Tensor, "*#batch #n #m"] | None = None,
     causal: bool = False,
 ) -> Float[Tensor, "*batch n p_o"]:
-    """Additive attention in every head: one head after another, or all together if they have few terms."""
+    """Additive attention in every head: one by one, or small heads all together."""
     _additive_heads(query, key, value, w_q, w_k, w_v, w_o, a_q, a_k, a_v, mask, causal=causal)
     if (
         query.is_cpu
         and w_q.shape[0]
-        and query.shape[-2] * key.shape[-2] * a_q.shape[1] * _entries(query, key, value, mask) <= FEW_TERMS
+        and query.shape[-2] * key.shape[-2] * a_q.shape[1] * _batch_size(query, key, value, mask) <= MOST_PLAIN_TERMS
     ):
-        a, b = (widened(per_head(x, w)) @ widened(own).mT for x, w, own in ((query, w_q, a_q), (key, w_k, a_k)))
-        in_every_head, w = None if mask is None else mask.unsqueeze(-3), widened(a_v)[:, None, None]
-        pooled = plain.attention_in_memory(a, b, w, widened(per_head(value, w_v)), mask=in_every_head, causal=causal)
-        return projected(pooled.to(query.dtype).transpose(-3, -2).flatten(-2), w_o)
+        a, b = (upcast(per_head(x, w)) @ upcast(scorer).mT for x, w, scorer in ((query, w_q, a_q), (key, w_k, a_k)))
+        mask_of_heads, w = None if mask is None else mask.unsqueeze(-3), upcast(a_v)[:, None, None]
+        pooled = plain.attention_in_memory(a, b, w, upcast(per_head(value, w_v)), mask=mask_of_heads, causal=causal)
+        return project(pooled.to(query.dtype).transpose(-3, -2).flatten(-2), w_o)
     heads = [
         additive_attention(
-            projected(query, w_q[r]), projected(key, w_k[r]), projected(value, w_v[r]), a_q[r], a_k[r], a_v[r],
+            project(query, w_q[r]), project(key, w_k[r]), project(value, w_v[r]), a_q[r], a_k[r], a_v[r],
             mask=mask, causal=causal,
         )
         for r in range(w_q.shape[0])
     ]  # fmt: skip
-    return projected(torch.cat(heads, -1), w_o)
+    return project(torch.cat(heads, -1), w_o)
 
 
-def _entries(*operands: Tensor | None) -> int:
-    """Return the number of entries of the broadcast batch."""
+def _batch_size(*operands: Tensor | None) -> int:
     return broadcast(*[x.shape[:-2] for x in operands if x is not None]).numel()
 
 
 @implements(ConcatHeadsAttention[Tensor])
-@lowers
+@follows_autocast
 def concat_heads_attention(
     query: Float[Tensor, "*#batch n d_q"],
     key: Float[Tensor, "*#batch m d_k"],
@@ -182,4 +179,4 @@ def concat_heads_attention(
 ) -> Float[Tensor, "*batch n heads*p_v"]:
     """Scaled dot-product attention in every head, concatenated."""
     _concat(query, key, value, w_q, w_k, w_v, mask, causal=causal)
-    return _in_heads(query, key, value, (w_q, w_k, w_v), mask, causal)
+    return _attention_of_heads(query, key, value, (w_q, w_k, w_v), mask, causal)

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
-from attnspec.backends.pytorch.runtime.accumulation import widened
+from attnspec.backends.pytorch.runtime.accumulation import upcast
 from attnspec.spec import MeanNormalization, Softmax, implements
 
 __all__ = ["mean_normalization", "softmax"]
@@ -29,7 +29,7 @@ def softmax(
 ) -> Float[Tensor, "*batch n m"]:
     """exp e / Σ exp e over the attendable keys of each row."""
     _softmax(scores, mask)
-    return masked_softmax(widened(scores), mask).to(scores.dtype)
+    return masked_softmax(upcast(scores), mask).to(scores.dtype)
 
 
 @implements(MeanNormalization[Tensor])
@@ -38,7 +38,7 @@ def mean_normalization(
 ) -> Float[Tensor, "*batch n m"]:
     """Scores divided by the number of attendable keys of each row; 0 for excluded keys."""
     _mean(scores, mask)
-    wide, m = widened(scores), scores.shape[-1]
+    wide, m = upcast(scores), scores.shape[-1]
     if mask is None:
         return (wide / m).to(scores.dtype) if m else scores.clone()
     count = mask.sum(-1, keepdim=True) * (m if mask.shape[-1] == 1 else 1)

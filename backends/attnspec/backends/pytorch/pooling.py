@@ -7,9 +7,9 @@ from torch import Tensor
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.kernels.formula import nonfinite_terms
 from attnspec.backends.pytorch.normalization import masked_softmax
-from attnspec.backends.pytorch.runtime.accumulation import product, widened
-from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
-from attnspec.backends.pytorch.runtime.transforms import intercepted
+from attnspec.backends.pytorch.runtime.accumulation import product, upcast
+from attnspec.backends.pytorch.runtime.autocast import follows_autocast, ignores_autocast
+from attnspec.backends.pytorch.runtime.transforms import operations_intercepted
 from attnspec.backends.pytorch.scoring import half_squared_distances
 from attnspec.spec import AttentionPooling, AveragePooling, NadarayaWatson, implements
 
@@ -21,20 +21,20 @@ _regression = Check("nadaraya_watson")
 
 
 def pool(weights: Tensor, mask: Tensor | None, value: Tensor) -> Tensor:
-    """Σ αv over the attendable keys: NaN propagates from attendable values, not from masked ones."""
+    """Return Σ αv over the attendable keys; masked values, even NaN, have no effect."""
     if mask is None:
         return weights @ value
     # A finite sum proves that all terms are finite, in a tenth of the time of testing each.
-    if not intercepted() and value.device.type == "cpu" and bool(value.detach().sum().isfinite()):
+    if not operations_intercepted() and value.device.type == "cpu" and bool(value.detach().sum().isfinite()):
         return weights @ value
     finite = torch.isfinite(value)
-    # No branch on values from here on, so that nothing waits for a GPU.
+    # From here on no branch depends on values, so that the CPU does not wait for a GPU.
     allowed = mask.expand(*mask.shape[:-1], value.shape[-2])
     return weights @ torch.where(finite, value, 0.0) + nonfinite_terms(weights.detach(), value.detach(), allowed)
 
 
 @implements(AttentionPooling[Tensor])
-@lowers
+@follows_autocast
 def attention_pooling(
     weights: Float[Tensor, "*#batch n m"], value: Float[Tensor, "*#batch m d_v"]
 ) -> Float[Tensor, "*batch n d_v"]:
@@ -49,7 +49,7 @@ def average_pooling(
 ) -> Float[Tensor, "*batch d_v"]:
     """Mean of the attendable values."""
     _average(value, mask)
-    wide, m = widened(value), value.shape[-2]
+    wide, m = upcast(value), value.shape[-2]
     if mask is None:
         return (wide.sum(-2) / max(m, 1)).to(value.dtype)
     count = mask.sum(-1, keepdim=True) * (m if mask.shape[-1] == 1 else 1)
@@ -57,7 +57,7 @@ def average_pooling(
 
 
 @implements(NadarayaWatson[Tensor])
-@keeps
+@ignores_autocast
 def nadaraya_watson(
     query: Float[Tensor, "*#batch n d"],
     key: Float[Tensor, "*#batch m d"],
@@ -65,7 +65,7 @@ def nadaraya_watson(
     *,
     mask: Bool[Tensor, "*#batch #n #m"] | None = None,
 ) -> Float[Tensor, "*batch n d_v"]:
-    """Σ Kv / Σ K with the Gaussian kernel K, as a softmax over the logarithms of the kernels."""
+    """Σ Kv / Σ K with Gaussian kernels K, as a softmax over log K."""
     _regression(query, key, value, mask)
-    weights = masked_softmax(half_squared_distances(widened(query), widened(key)), mask)
-    return pool(weights, mask, widened(value)).to(value.dtype)
+    weights = masked_softmax(half_squared_distances(upcast(query), upcast(key)), mask)
+    return pool(weights, mask, upcast(value)).to(value.dtype)

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
-from attnspec.backends.pytorch.runtime.autocast import keeps
+from attnspec.backends.pytorch.runtime.autocast import ignores_autocast
 from attnspec.spec import AddPositions, ConcatPositions, LearnedPositions, SinusoidalPositionalEncoding, implements
 
 __all__ = ["add_positions", "concat_positions", "learned_positions", "sinusoidal_positional_encoding"]
@@ -35,7 +35,7 @@ def sinusoidal_positional_encoding(n: int, d: int) -> Float[Tensor, "{n} {d}"]:
 
 
 @implements(LearnedPositions[Tensor])
-@keeps
+@ignores_autocast
 def learned_positions(table: Float[Tensor, "rows d"], n: int) -> Float[Tensor, "{n} d"]:
     """Return a copy of the first n rows."""
     _learned(table, n)
@@ -43,7 +43,7 @@ def learned_positions(table: Float[Tensor, "rows d"], n: int) -> Float[Tensor, "
 
 
 @implements(AddPositions[Tensor])
-@keeps
+@ignores_autocast
 def add_positions(x: Float[Tensor, "*batch n d"], p: Float[Tensor, "n d"]) -> Float[Tensor, "*batch n d"]:
     """Return x + p."""
     _add(x, p)
@@ -51,7 +51,7 @@ def add_positions(x: Float[Tensor, "*batch n d"], p: Float[Tensor, "n d"]) -> Fl
 
 
 @implements(ConcatPositions[Tensor])
-@keeps
+@ignores_autocast
 def concat_positions(x: Float[Tensor, "*batch n d"], p: Float[Tensor, "n d_p"]) -> Float[Tensor, "*batch n d+d_p"]:
     """Concatenate the features of x and p, in this order."""
     _concat(x, p)

@@ -10,10 +10,10 @@ from torch.nn.functional import linear
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.bases.torch_recurrent import State
 from attnspec.backends.pytorch.attention import dot_product_attention
-from attnspec.backends.pytorch.runtime.accumulation import widened
-from attnspec.backends.pytorch.runtime.autocast import lowers
+from attnspec.backends.pytorch.runtime.accumulation import upcast
+from attnspec.backends.pytorch.runtime.autocast import follows_autocast
 from attnspec.backends.pytorch.runtime.masks import causal_triangle
-from attnspec.backends.pytorch.runtime.ranges import refuse_outside
+from attnspec.backends.pytorch.runtime.ranges import refuse_out_of_range
 from attnspec.backends.pytorch.runtime.recurrence import Network, recurrence
 from attnspec.spec import (
     GRU,
@@ -35,7 +35,7 @@ from attnspec.spec import (
     StackedRNN,
     implements,
 )
-from attnspec.spec.contract.tree import mapped
+from attnspec.spec.contract.tree import map_tree
 
 __all__ = [
     "bidirectional_gru",
@@ -71,7 +71,7 @@ _self_attention = Check("rnn_self_attention")
 
 
 @implements(RNNCell[Tensor])
-@lowers
+@follows_autocast
 def rnn_cell(
     x: Float[Tensor, "*#batch d"], state: Float[Tensor, "*#batch h"], parameters: RNNParameters[Tensor]
 ) -> Float[Tensor, "*batch h"]:
@@ -82,66 +82,66 @@ def rnn_cell(
 
 
 def _affine(x: Tensor, state: Tensor, w_x: Tensor, w_h: Tensor, b: Tensor) -> Tensor:
-    """x W_x + state W_h + b, in float32 for half dtypes; batches broadcast."""
-    given, before = widened(x), widened(state)
-    if given.dim() == before.dim() == 2 and len(given) == len(before):
-        return torch.addmm(linear(given, widened(w_x).mT, widened(b)), before, widened(w_h))
-    return linear(given, widened(w_x).mT, widened(b)) + before @ widened(w_h)
+    """Return x W_x + state W_h + b, in float32 for half dtypes; batches broadcast."""
+    x_wide, state_wide = upcast(x), upcast(state)
+    if x_wide.dim() == state_wide.dim() == 2 and len(x_wide) == len(state_wide):
+        return torch.addmm(linear(x_wide, upcast(w_x).mT, upcast(b)), state_wide, upcast(w_h))
+    return linear(x_wide, upcast(w_x).mT, upcast(b)) + state_wide @ upcast(w_h)
 
 
-JOINED = 2**12
-"""Largest average weight matrix, in elements, for which one product for all gates beats one product per gate."""
+MOST_JOINED_ELEMENTS = 2**12
+"""Average elements of w_x and w_h up to which one product for all gates beats one product per gate."""
 
 Weights: TypeAlias = tuple[Tensor, ...]
 
 
-def _sums(x: Tensor, state: Tensor, w_x: Weights, w_h: Weights, b: Weights) -> Weights:
+def _gate_sums(x: Tensor, state: Tensor, w_x: Weights, w_h: Weights, b: Weights) -> Weights:
     """Return x W_x + state W_h + b for every gate."""
-    if w_x[0].numel() + w_h[0].numel() > 2 * JOINED:
+    if w_x[0].numel() + w_h[0].numel() > 2 * MOST_JOINED_ELEMENTS:
         return tuple([_affine(x, state, *of_gate) for of_gate in zip(w_x, w_h, b, strict=True)])
     return _affine(x, state, torch.cat(w_x, -1), torch.cat(w_h, -1), torch.cat(b)).chunk(len(b), -1)
 
 
 @implements(RNNOutput[Tensor])
-@lowers
+@follows_autocast
 def rnn_output(
     state: Float[Tensor, "*batch h"], w_hq: Float[Tensor, "h q"], b_q: Float[Tensor, " q"]
 ) -> Float[Tensor, "*batch q"]:
     """An affine map of the state."""
     _output(state, w_hq, b_q)
-    return linear(widened(state), widened(w_hq).mT, widened(b_q)).to(state.dtype)
+    return linear(upcast(state), upcast(w_hq).mT, upcast(b_q)).to(state.dtype)
 
 
 @implements(GRUCell[Tensor])
-@lowers
+@follows_autocast
 def gru_cell(
     x: Float[Tensor, "*#batch d"], state: Float[Tensor, "*#batch h"], parameters: GRUParameters[Tensor]
 ) -> Float[Tensor, "*batch h"]:
-    """One GRU step; for small weights, all gates share one product of the input and one of the state.
+    """One GRU step; if weights are small, both gates share their products.
 
     torch.gru_cell is not used: it multiplies by the reset gate after the recurrent product.
     """
     _gru_cell(x, state, parameters)
-    p, h = parameters, widened(state)
-    of_gates = _sums(x, h, (p.w_xr, p.w_xz), (p.w_hr, p.w_hz), (p.b_r, p.b_z))
+    p, h = parameters, upcast(state)
+    of_gates = _gate_sums(x, h, (p.w_xr, p.w_xz), (p.w_hr, p.w_hz), (p.b_r, p.b_z))
     reset, update = (gate.sigmoid() for gate in of_gates)
     candidate = _affine(x, reset * h, p.w_xh, p.w_hh, p.b_h).tanh()
     return torch.lerp(candidate, h, update).to(x.dtype)
 
 
 @implements(LSTMCell[Tensor])
-@lowers
+@follows_autocast
 def lstm_cell(
     x: Float[Tensor, "*#batch d"],
     state: tuple[Float[Tensor, "*#batch h"], Float[Tensor, "*#batch h"]],
     parameters: LSTMParameters[Tensor],
 ) -> tuple[Float[Tensor, "*batch h"], Float[Tensor, "*batch h"]]:
-    """One LSTM step; for small weights, all gates share one product of the input and one of the state."""
+    """One LSTM step; if weights are small, all gates share their products."""
     _lstm_cell(x, state, parameters)
     p, (h, c) = parameters, state
     w_x, w_h, b = (p.w_xi, p.w_xf, p.w_xo, p.w_xc), (p.w_hi, p.w_hf, p.w_ho, p.w_hc), (p.b_i, p.b_f, p.b_o, p.b_c)
-    input_gate, forget_gate, output_gate, candidate = _sums(x, h, w_x, w_h, b)
-    cell = forget_gate.sigmoid() * widened(c) + input_gate.sigmoid() * candidate.tanh()
+    input_gate, forget_gate, output_gate, candidate = _gate_sums(x, h, w_x, w_h, b)
+    cell = forget_gate.sigmoid() * upcast(c) + input_gate.sigmoid() * candidate.tanh()
     return (output_gate.sigmoid() * cell.tanh()).to(x.dtype), cell.to(x.dtype)
 
 
@@ -169,7 +169,7 @@ _LSTM = Network("ifco", (4,), _lstm_step, torch.lstm)
 
 
 @implements(RNN[Tensor])
-@lowers
+@follows_autocast
 def rnn(
     x: Float[Tensor, "*#batch t d"],
     state: Float[Tensor, "*#batch h"],
@@ -177,15 +177,15 @@ def rnn(
     *,
     lengths: Int[Tensor, "*#batch"] | None = None,
 ) -> tuple[Float[Tensor, "*batch t h"], Float[Tensor, "*batch h"]]:
-    """torch.rnn_tanh, on packed sequences if lengths are given."""
+    """RNN by torch.rnn_tanh, on packed sequences if lengths are passed."""
     *batch, steps, _ = _rnn(x, state, parameters, lengths)
-    refuse_outside("rnn", "lengths", lengths, steps)
+    refuse_out_of_range("rnn", "lengths", lengths, steps)
     states, ((final,),) = recurrence(_RNN, x, [(state,)], [parameters], lengths, batch)
     return states, final
 
 
 @implements(GRU[Tensor])
-@lowers
+@follows_autocast
 def gru(
     x: Float[Tensor, "*#batch t d"],
     state: Float[Tensor, "*#batch h"],
@@ -195,13 +195,13 @@ def gru(
 ) -> tuple[Float[Tensor, "*batch t h"], Float[Tensor, "*batch h"]]:
     """A GRU step by step; the inputs of all steps are projected in one product."""
     *batch, steps, _ = _gru(x, state, parameters, lengths)
-    refuse_outside("gru", "lengths", lengths, steps)
+    refuse_out_of_range("gru", "lengths", lengths, steps)
     states, ((final,),) = recurrence(_GRU, x, [(state,)], [parameters], lengths, batch)
     return states, final
 
 
 @implements(LSTM[Tensor])
-@lowers
+@follows_autocast
 def lstm(
     x: Float[Tensor, "*#batch t d"],
     state: tuple[Float[Tensor, "*#batch h"], Float[Tensor, "*#batch h"]],
@@ -209,15 +209,15 @@ def lstm(
     *,
     lengths: Int[Tensor, "*#batch"] | None = None,
 ) -> tuple[Float[Tensor, "*batch t h"], tuple[Float[Tensor, "*batch h"], Float[Tensor, "*batch h"]]]:
-    """torch.lstm, on packed sequences if lengths are given."""
+    """LSTM by torch.lstm, on packed sequences if lengths are passed."""
     *batch, steps, _ = _lstm(x, state, parameters, lengths)
-    refuse_outside("lstm", "lengths", lengths, steps)
+    refuse_out_of_range("lstm", "lengths", lengths, steps)
     states, ((h, c),) = recurrence(_LSTM, x, [state], [parameters], lengths, batch)
     return states, (h, c)
 
 
 @implements(BidirectionalRNN[Tensor])
-@lowers
+@follows_autocast
 def bidirectional_rnn(
     x: Float[Tensor, "*#batch t d"],
     state: tuple[Float[Tensor, "*#batch h"], Float[Tensor, "*#batch h"]],
@@ -227,14 +227,14 @@ def bidirectional_rnn(
 ) -> tuple[Float[Tensor, "*batch t 2*h"], tuple[Float[Tensor, "*batch h"], Float[Tensor, "*batch h"]]]:
     """Both directions in one call of torch.rnn_tanh."""
     *batch, steps, _ = _bidirectional_rnn(x, state, parameters, lengths)
-    refuse_outside("bidirectional_rnn", "lengths", lengths, steps)
+    refuse_out_of_range("bidirectional_rnn", "lengths", lengths, steps)
     initial = [(h,) for h in state]
     states, ((forward,), (backward,)) = recurrence(_RNN, x, initial, parameters, lengths, batch, directions=2)
     return states, (forward, backward)
 
 
 @implements(BidirectionalGRU[Tensor])
-@lowers
+@follows_autocast
 def bidirectional_gru(
     x: Float[Tensor, "*#batch t d"],
     state: tuple[Float[Tensor, "*#batch h"], Float[Tensor, "*#batch h"]],
@@ -244,14 +244,14 @@ def bidirectional_gru(
 ) -> tuple[Float[Tensor, "*batch t 2*h"], tuple[Float[Tensor, "*batch h"], Float[Tensor, "*batch h"]]]:
     """A GRU step by step, in each direction."""
     *batch, steps, _ = _bidirectional_gru(x, state, parameters, lengths)
-    refuse_outside("bidirectional_gru", "lengths", lengths, steps)
+    refuse_out_of_range("bidirectional_gru", "lengths", lengths, steps)
     initial = [(h,) for h in state]
     states, ((forward,), (backward,)) = recurrence(_GRU, x, initial, parameters, lengths, batch, directions=2)
     return states, (forward, backward)
 
 
 @implements(BidirectionalLSTM[Tensor])
-@lowers
+@follows_autocast
 def bidirectional_lstm(
     x: Float[Tensor, "*#batch t d"],
     state: tuple[
@@ -270,13 +270,13 @@ def bidirectional_lstm(
 ]:
     """Both directions in one call of torch.lstm."""
     *batch, steps, _ = _bidirectional_lstm(x, state, parameters, lengths)
-    refuse_outside("bidirectional_lstm", "lengths", lengths, steps)
+    refuse_out_of_range("bidirectional_lstm", "lengths", lengths, steps)
     states, ((h, c), (back_h, back_c)) = recurrence(_LSTM, x, state, parameters, lengths, batch, directions=2)
     return states, ((h, c), (back_h, back_c))
 
 
 @implements(StackedRNN[Tensor])
-@lowers
+@follows_autocast
 def stacked_rnn(
     x: Float[Tensor, "*#batch t d"],
     state: Float[Tensor, "*#batch depth h"],
@@ -286,13 +286,13 @@ def stacked_rnn(
 ) -> tuple[Float[Tensor, "*batch t h"], Float[Tensor, "*batch depth h"]]:
     """All layers in one call of torch.rnn_tanh."""
     *batch, steps, _ = _stacked_rnn(x, state, layers, lengths)
-    refuse_outside("stacked_rnn", "lengths", lengths, steps)
+    refuse_out_of_range("stacked_rnn", "lengths", lengths, steps)
     states, finals = recurrence(_RNN, x, [(h,) for h in state.unbind(-2)], layers, lengths, batch)
     return states, torch.stack([h for (h,) in finals], -2)
 
 
 @implements(StackedGRU[Tensor])
-@lowers
+@follows_autocast
 def stacked_gru(
     x: Float[Tensor, "*#batch t d"],
     state: Float[Tensor, "*#batch depth h"],
@@ -302,13 +302,13 @@ def stacked_gru(
 ) -> tuple[Float[Tensor, "*batch t h"], Float[Tensor, "*batch depth h"]]:
     """GRU layers one after another, each step by step."""
     *batch, steps, _ = _stacked_gru(x, state, layers, lengths)
-    refuse_outside("stacked_gru", "lengths", lengths, steps)
+    refuse_out_of_range("stacked_gru", "lengths", lengths, steps)
     states, finals = recurrence(_GRU, x, [(h,) for h in state.unbind(-2)], layers, lengths, batch)
     return states, torch.stack([h for (h,) in finals], -2)
 
 
 @implements(StackedLSTM[Tensor])
-@lowers
+@follows_autocast
 def stacked_lstm(
     x: Float[Tensor, "*#batch t d"],
     state: tuple[Float[Tensor, "*#batch depth h"], Float[Tensor, "*#batch depth h"]],
@@ -318,7 +318,7 @@ def stacked_lstm(
 ) -> tuple[Float[Tensor, "*batch t h"], tuple[Float[Tensor, "*batch depth h"], Float[Tensor, "*batch depth h"]]]:
     """All layers in one call of torch.lstm."""
     *batch, steps, _ = _stacked_lstm(x, state, layers, lengths)
-    refuse_outside("stacked_lstm", "lengths", lengths, steps)
+    refuse_out_of_range("stacked_lstm", "lengths", lengths, steps)
     initial = list(zip(*(part.unbind(-2) for part in state), strict=True))
     states, finals = recurrence(_LSTM, x, initial, layers, lengths, batch)
     h, c = (torch.stack(part, -2) for part in zip(*finals, strict=True))
@@ -326,7 +326,7 @@ def stacked_lstm(
 
 
 @implements(RNNSelfAttention[Tensor])
-@lowers
+@follows_autocast
 def rnn_self_attention(
     x: Float[Tensor, "*#batch t d"],
     state: Float[Tensor, "*#batch h"],
@@ -334,11 +334,11 @@ def rnn_self_attention(
     *,
     lengths: Int[Tensor, "*#batch"] | None = None,
 ) -> tuple[Float[Tensor, "*batch t h"], Float[Tensor, "*batch t h"], Float[Tensor, "*batch h"]]:
-    """torch.rnn_tanh, then dot-product attention among its states under a strict causal mask."""
+    """RNN, then dot-product attention among its states under a strict causal mask."""
     *batch, steps, _ = _self_attention(x, state, parameters, lengths)
-    refuse_outside("rnn_self_attention", "lengths", lengths, steps)
-    parts = (widened(state),), mapped(parameters, lambda _, w: widened(w))
-    states, ((final,),) = recurrence(_RNN, widened(x), [parts[0]], [parts[1]], lengths, batch)
+    refuse_out_of_range("rnn_self_attention", "lengths", lengths, steps)
+    parts = (upcast(state),), map_tree(parameters, lambda _, w: upcast(w))
+    states, ((final,),) = recurrence(_RNN, upcast(x), [parts[0]], [parts[1]], lengths, batch)
     earlier = causal_triangle(steps, steps, x.device, include_self=False)
     if lengths is not None:
         earlier = earlier & (torch.arange(steps, device=x.device) < lengths[..., None])[..., None]

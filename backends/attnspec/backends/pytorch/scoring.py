@@ -9,11 +9,11 @@ from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.kernels import additive
-from attnspec.backends.pytorch.runtime.accumulation import widened
-from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
+from attnspec.backends.pytorch.runtime.accumulation import upcast
+from attnspec.backends.pytorch.runtime.autocast import follows_autocast, ignores_autocast
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
-from attnspec.backends.pytorch.runtime.recording import recorded
-from attnspec.backends.pytorch.runtime.transforms import functional, has_tangents, intercepted
+from attnspec.backends.pytorch.runtime.recording import needs_gradients
+from attnspec.backends.pytorch.runtime.transforms import has_tangents, operations_intercepted, under_torch_func
 from attnspec.spec import (
     AdditiveScores,
     DotScores,
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 DIFFERENCES = 2**24
-"""Most elements of pairwise differences that a derivative holds in memory."""
+"""Most elements of the differences q − k that a derivative holds in memory."""
 
 _dot = Check("dot_scores")
 _scaled = Check("scaled_dot_scores")
@@ -45,25 +45,25 @@ _gaussian = Check("gaussian_scores")
 
 
 @implements(DotScores[Tensor])
-@lowers
+@follows_autocast
 def dot_scores(query: Float[Tensor, "*#batch n d"], key: Float[Tensor, "*#batch m d"]) -> Float[Tensor, "*batch n m"]:
     """q·k for every query and key."""
     _dot(query, key)
-    return (widened(query) @ widened(key).mT).to(query.dtype)
+    return (upcast(query) @ upcast(key).mT).to(query.dtype)
 
 
 @implements(ScaledDotScores[Tensor])
-@lowers
+@follows_autocast
 def scaled_dot_scores(
     query: Float[Tensor, "*#batch n d"], key: Float[Tensor, "*#batch m d"]
 ) -> Float[Tensor, "*batch n m"]:
     """q·k/√d for every query and key, divided before rounding to a half dtype."""
     _scaled(query, key)
-    return (widened(query) @ widened(key).mT / sqrt(query.shape[-1])).to(query.dtype)
+    return (upcast(query) @ upcast(key).mT / sqrt(query.shape[-1])).to(query.dtype)
 
 
 @implements(AdditiveScores[Tensor])
-@lowers
+@follows_autocast
 def additive_scores(
     query: Float[Tensor, "*#batch n d_q"],
     key: Float[Tensor, "*#batch m d_k"],
@@ -73,12 +73,12 @@ def additive_scores(
 ) -> Float[Tensor, "*batch n m"]:
     """w_v·tanh(W_q q + W_k k) for every query and key."""
     _additive(query, key, w_q, w_k, w_v)
-    return additive.scores(*projections(query, key, w_q, w_k), widened(w_v)).to(query.dtype)
+    return additive.scores(*projections(query, key, w_q, w_k), upcast(w_v)).to(query.dtype)
 
 
 def projections(query: Tensor, key: Tensor, w_q: Tensor, w_k: Tensor) -> tuple[Tensor, Tensor]:
-    """Return W_q q and W_k k, not rounded to a half dtype, since their sum may cancel."""
-    return widened(query) @ widened(w_q).mT, widened(key) @ widened(w_k).mT
+    """Return W_q q and W_k k, unrounded, since their sum may cancel."""
+    return upcast(query) @ upcast(w_q).mT, upcast(key) @ upcast(w_k).mT
 
 
 def query_first(query: Tensor, key: Tensor) -> bool:
@@ -88,23 +88,23 @@ def query_first(query: Tensor, key: Tensor) -> bool:
 
 
 @implements(GeneralScores[Tensor])
-@lowers
+@follows_autocast
 def general_scores(
     query: Float[Tensor, "*#batch n d_q"], key: Float[Tensor, "*#batch m d_k"], w: Float[Tensor, "d_q d_k"]
 ) -> Float[Tensor, "*batch n m"]:
     """qᵀWk for every query and key."""
     _general(query, key, w)
-    q, k, matrix = widened(query), widened(key), widened(w)
+    q, k, matrix = upcast(query), upcast(key), upcast(w)
     scores = q @ matrix @ k.mT if query_first(query, key) else q @ (k @ matrix.mT).mT
     return scores.to(query.dtype)
 
 
 @implements(LocationScores[Tensor])
-@lowers
+@follows_autocast
 def location_scores(query: Float[Tensor, "*batch n d_q"], w: Float[Tensor, "m d_q"]) -> Float[Tensor, "*batch n m"]:
     """Wq for every query."""
     _location(query, w)
-    return (widened(query) @ widened(w).mT).to(query.dtype)
+    return (upcast(query) @ upcast(w).mT).to(query.dtype)
 
 
 def _half_squared_distances(query: Tensor, key: Tensor) -> Tensor:
@@ -113,23 +113,22 @@ def _half_squared_distances(query: Tensor, key: Tensor) -> Tensor:
 
 
 class _HalfSquaredDistances(torch.autograd.Function):
-    """−½‖q−k‖² of (*batch, n, d) and (*batch, m, d); pairs with gradient 0 add nothing, even if the key is NaN."""
+    """−½‖q−k‖², whose gradient ignores pairs with cotangent 0, even if the key is NaN."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(query: Tensor, key: Tensor) -> Tensor:
-        """Scores (*batch, n, m)."""
+        """Return scores (*batch, n, m) of queries (*batch, n, d) and keys (*batch, m, d)."""
         return _half_squared_distances(query, key)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        """Save query and key."""
         ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Gradients of query and key: Σ (k−q) and Σ (q−k), weighted by the gradient of each pair."""
+        """Return Σ (k−q) and Σ (q−k), weighted by the gradient of each pair."""
         query, key = (x.contiguous() for x in ctx.saved_tensors)
         by_query = by_key = None
         if ctx.needs_input_grad[0]:
@@ -140,11 +139,11 @@ class _HalfSquaredDistances(torch.autograd.Function):
 
 
 def _summed_differences(weights: Tensor, points: Tensor, others: Tensor) -> Tensor:
-    """Σ weight·(point − other) for every point; terms with weight 0 are skipped, even if NaN."""
-    # A few features at a time, to never hold all pairs times all features; a compiler fuses that by itself.
-    some = points.shape[-1] if torch.compiler.is_compiling() else max(DIFFERENCES // max(weights.numel(), 1), 1)
+    """Return Σ weight·(point − other) for every point; terms with weight 0 are skipped."""
+    # All pairs times all features may not fit into memory. torch.compile fuses the sum by itself.
+    width = points.shape[-1] if torch.compiler.is_compiling() else max(DIFFERENCES // max(weights.numel(), 1), 1)
     shares = weights.unsqueeze(-1)
-    parts = zip(torch.split(points, some, -1), torch.split(others, some, -1), strict=True)
+    parts = zip(torch.split(points, width, -1), torch.split(others, width, -1), strict=True)
     summed = [torch.where(shares != 0, shares * (p.unsqueeze(-2) - o.unsqueeze(-3)), 0.0).sum(-2) for p, o in parts]
     return torch.cat(summed, -1)
 
@@ -157,26 +156,26 @@ def half_squared_distances(query: Tensor, key: Tensor) -> Tensor:
     if has_tangents():
         difference = query.unsqueeze(-2) - key.unsqueeze(-3)
         return -0.5 * (difference * difference).sum(-1)
-    differentiates = recorded(query, key)
-    if not functional() and not differentiates:
+    differentiates = needs_gradients(query, key)
+    if not under_torch_func() and not differentiates:
         return _half_squared_distances(query, key)
-    if not intercepted() and query.is_cpu:
-        # PyTorch's own derivative is correct if no score overflows, and has less call overhead
+    if not operations_intercepted() and query.is_cpu:
+        # If no score overflows, PyTorch's own derivative is correct, and its call overhead is lower.
         scores = _half_squared_distances(query, key)
         if isfinite(scores.detach().sum()):
             return scores
     if query.shape[:-2] != key.shape[:-2]:
         batch = broadcast(query.shape[:-2], key.shape[:-2])
         query, key = (x.expand(*batch, *x.shape[-2:]) for x in (query, key))
-    found: Tensor = _HalfSquaredDistances.apply(query, key)  # type: ignore[no-untyped-call]
-    return found
+    differentiable: Tensor = _HalfSquaredDistances.apply(query, key)  # type: ignore[no-untyped-call]
+    return differentiable
 
 
 @implements(GaussianScores[Tensor])
-@keeps
+@ignores_autocast
 def gaussian_scores(
     query: Float[Tensor, "*#batch n d"], key: Float[Tensor, "*#batch m d"]
 ) -> Float[Tensor, "*batch n m"]:
     """−½‖q−k‖² for every query and key; exactly 0 where they are equal, never positive."""
     _gaussian(query, key)
-    return half_squared_distances(widened(query), widened(key)).to(query.dtype)
+    return half_squared_distances(upcast(query), upcast(key)).to(query.dtype)

@@ -1,9 +1,9 @@
 """Adapters of ``F.scaled_dot_product_attention`` and ``F.multi_head_attention_forward``.
 
-Both take ``mask`` or ``causal``, but not both. The first does not broadcast the query's batch to that of a mask, nor to
+Both take a mask or the causal flag, not both. The first does not broadcast the query's batch to that of a mask, nor to
 any batch if a size is 0. Shapes are checked because its CPU kernel accepts invalid ones: in four dimensions keys and
-values of different m, in two and three a mask of one dimension. The second wants one batch dimension after the
-positions, inverted masks (True = excluded) for every head and never empty, and joined weights.
+values of different m, in two and three a mask of one dimension. The second expects one batch dimension after the
+positions, joined weights, and masks that are inverted (True = excluded), for every head, and not empty.
 """
 
 from math import prod
@@ -20,21 +20,21 @@ _check = Check("scaled_dot_product_attention")
 _check_heads = Check("multi_head_attention")
 
 
-def flat(x: Tensor, batch: tuple[int, ...]) -> Tensor:
+def flat_batch(x: Tensor, batch: tuple[int, ...]) -> Tensor:
     """Return rows (*batch, n, d) with one flattened batch dimension."""
     return x.expand(*batch, *x.shape[-2:]).reshape(prod(batch), *x.shape[-2:])
 
 
-def unattended(mask: Tensor | None, batch: tuple[int, ...], n: int, m: int, heads: int) -> Tensor | None:
-    """Return the inverted mask (batch × heads, n, m), True = excluded; None without a mask or elements."""
+def excluded_mask(mask: Tensor | None, batch: tuple[int, ...], n: int, m: int, heads: int) -> Tensor | None:
+    """Return the inverted mask (batch × heads, n, m), True = excluded, or None."""
     if mask is None or not prod(batch) * n * m:
         return None
-    every = flat(~mask.expand(*mask.shape[:-2], n, m), batch)
-    return every.repeat_interleave(heads, 0)
+    excluded = flat_batch(~mask.expand(*mask.shape[:-2], n, m), batch)
+    return excluded.repeat_interleave(heads, 0)
 
 
-def joined_heads(w: Tensor) -> Tensor:
-    """Return the projections of all heads as one weight, (heads × features of a head, features)."""
+def join_heads(w: Tensor) -> Tensor:
+    """Join the projections of all heads to one weight (heads·p, d)."""
     return w.flatten(0, 1)
 
 
@@ -86,19 +86,19 @@ class Attention(TorchBackend):
         """torch.nn.MultiheadAttention, without biases and without returned weights."""
         *batch, n, width = _check_heads(query, key, value, w_q, w_k, w_v, w_o, mask, causal=causal)
         refuse_undivided("multi_head_attention", "", (w_q, w_k, w_v), w_o)
-        m, heads, every = key.shape[-2], w_q.shape[0], tuple(batch)
-        hidden = unattended(mask, every, n, m, heads)
+        m, heads, batch_sizes = key.shape[-2], w_q.shape[0], tuple(batch)
+        excluded = excluded_mask(mask, batch_sizes, n, m, heads)
         if causal and n * m:
             later = torch.ones(n, m, dtype=torch.bool, device=query.device).triu(1)
-            hidden = later if hidden is None else hidden | later
-        q, k, v = (flat(x, every).transpose(0, 1) for x in (query, key, value))
-        found, _ = F.multi_head_attention_forward(
+            excluded = later if excluded is None else excluded | later
+        q, k, v = (flat_batch(x, batch_sizes).transpose(0, 1) for x in (query, key, value))
+        output, _ = F.multi_head_attention_forward(
             q,
             k,
             v,
             embed_dim_to_check=width,
             num_heads=heads,
-            in_proj_weight=torch.cat([joined_heads(w) for w in (w_q, w_k, w_v)]),
+            in_proj_weight=torch.cat([join_heads(w) for w in (w_q, w_k, w_v)]),
             in_proj_bias=None,
             bias_k=None,
             bias_v=None,
@@ -108,7 +108,7 @@ class Attention(TorchBackend):
             out_proj_bias=None,
             training=False,
             need_weights=False,
-            attn_mask=hidden,
-            is_causal=hidden is not None and mask is None,
+            attn_mask=excluded,
+            is_causal=excluded is not None and mask is None,
         )
-        return found.transpose(0, 1).reshape(*batch, n, width)
+        return output.transpose(0, 1).reshape(*batch, n, width)

@@ -20,15 +20,15 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from attnspec.backends.bases.torch import devices
-from attnspec.backends.torch_native.kernels import Attention, as_heads, both
+from attnspec.backends.torch_native.kernels import Attention, as_heads, with_causal
 from attnspec.backends.torch_native.rows import DTYPES, batch_of
 from attnspec.spec import Limits, Semantics
 
 
-def flexible(
+def call_flex(
     attend: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
-    """flex_attention with its default scale, a block mask for masks, and two batch dimensions."""
+    """Call flex_attention with its default scale, block masks and two batch dimensions."""
     n, m = query.shape[-2], key.shape[-2]
     batch = batch_of(query, key, value, mask)
     if not query.new_empty(*batch, n).numel():
@@ -36,56 +36,56 @@ def flexible(
     q, k, v = (as_heads(x, batch) for x in (query, key, value))
     blocks = None
     if mask is not None:
-        allowed = as_heads(both(mask, causal, n, m, query).expand(*mask.shape[:-2], n, m), batch).contiguous()
+        allowed = as_heads(with_causal(mask, causal, n, m, query).expand(*mask.shape[:-2], n, m), batch).contiguous()
         sizes = q.shape[0], q.shape[1], n, m
         blocks = create_block_mask(lambda b, h, i, j: allowed[b, h, i, j], *sizes, device=q.device)
     elif causal:
         blocks = create_block_mask(lambda b, h, i, j: j <= i, None, None, n, m, device=q.device)
-    found: Tensor = attend(q, k, v, block_mask=blocks)
-    return found.reshape(*batch, n, value.shape[-1])
+    output: Tensor = attend(q, k, v, block_mask=blocks)
+    return output.reshape(*batch, n, value.shape[-1])
 
 
-def attended_eagerly(
+def attend_eagerly(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
-    """flexible() without tracing; only a private switch of PyTorch turns tracing off."""
+    """Call flex_attention without tracing, which only a private switch of PyTorch turns off."""
     with patch("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True):
-        return flexible(flex_attention, query, key, value, mask, causal)
+        return call_flex(flex_attention, query, key, value, mask, causal)
 
 
 @lru_cache(maxsize=1)
 def compiled() -> Any:
-    """flex_attention compiled for every shape; the limit is raised because PyTorch stops compiling after 8."""
+    """Return flex_attention compiled for every shape; by default PyTorch stops after 8."""
     torch.compiler.config.recompile_limit = 1_000
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
 def in_few_layouts(x: Tensor, batch: tuple[int, ...]) -> Tensor:
-    """Rows of the whole batch: with their strides if bfloat16 and not broadcast, contiguous otherwise."""
-    shared = x.shape[:-2] != batch
-    return x.expand(*batch, *x.shape[-2:]).contiguous() if shared or x.dtype != torch.bfloat16 else x
+    """Return x for the whole batch; contiguous, unless it is bfloat16 and does not broadcast."""
+    broadcasts = x.shape[:-2] != batch
+    return x.expand(*batch, *x.shape[-2:]).contiguous() if broadcasts or x.dtype != torch.bfloat16 else x
 
 
-def attended_compiled(
+def attend_compiled(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
-    """flexible() with compiled flex_attention."""
+    """Call compiled flex_attention."""
     batch = batch_of(query, key, value, mask)
     q, k, v = (in_few_layouts(x, batch) for x in (query, key, value))
-    return flexible(compiled(), q, k, v, mask, causal)
+    return call_flex(compiled(), q, k, v, mask, causal)
 
 
-LEARNED = None if "cuda" in devices() else ()
-"""Operations with gradients: none on the CPU, all (None) with CUDA."""
+WITH_GRADIENTS = None if "cuda" in devices() else ()
+"""Declaration of operations with gradients: () is none, on the CPU; None is all, with CUDA."""
 
 
 class Flex(Attention):
     """flex_attention, eager or compiled."""
 
-    limits = Limits(dtypes=DTYPES, devices=devices(), gradients=LEARNED)
+    limits = Limits(dtypes=DTYPES, devices=devices(), gradients=WITH_GRADIENTS)
     semantics = Semantics(masked_nonfinite="propagates", no_keys="error")
-    notes = {"empty": "flex_attention raises where there are no queries or no batch: the row does not call it there"}  # noqa: RUF012 - a declaration
-    parts: tuple[Callable[..., Any], ...] = (batch_of, as_heads, both)
+    notes = {"empty": "flex_attention raises without queries or without a batch: the adapter does not call it then"}  # noqa: RUF012 - a declaration
+    parts: tuple[Callable[..., Any], ...] = (batch_of, as_heads, with_causal)
     imports = "from torch.nn.attention.flex_attention import create_block_mask, flex_attention\n"
 
 
@@ -93,22 +93,22 @@ class Eager(Flex):
     """flex_attention without a compiler."""
 
     name = "flex_attention, eager"
-    parts = (batch_of, as_heads, both, flexible)
-    calls = {"scaled_dot_product_attention": attended_eagerly}  # noqa: RUF012 - a declaration
+    parts = (batch_of, as_heads, with_causal, call_flex)
+    calls = {"scaled_dot_product_attention": attend_eagerly}  # noqa: RUF012 - a declaration
     imports = f"from unittest.mock import patch\n\n{Flex.imports}"
 
 
 class Compiled(Flex):
-    """flex_attention, compiled; narrow limits save time. NaN scores are ignored, whether from queries or keys."""
+    """flex_attention, compiled, within limits that save time; it ignores NaN scores."""
 
     name = "flex_attention, compiled"
     semantics = replace(Flex.semantics, nan_queries="hidden", attendable_nan="hidden")
     tools = ("CppCompileError", "InvalidCxxCompiler")
     limits = replace(Flex.limits, head_sizes=(16,), multiple_of=16, max_length=32, max_batch_dims=1)
-    notes = Flex.notes | {"layouts": "judged in bfloat16 alone: in other dtypes it is called with copies without gaps"}
+    notes = Flex.notes | {"layouts": "judged in bfloat16 only: other dtypes are copied without gaps before the call"}
     hang_after = 300.0
-    parts = (batch_of, as_heads, both, flexible, compiled, in_few_layouts)
-    calls = {"scaled_dot_product_attention": attended_compiled}  # noqa: RUF012 - a declaration
+    parts = (batch_of, as_heads, with_causal, call_flex, compiled, in_few_layouts)
+    calls = {"scaled_dot_product_attention": attend_compiled}  # noqa: RUF012 - a declaration
     imports = f"from functools import lru_cache\n{Flex.imports}"
 
 

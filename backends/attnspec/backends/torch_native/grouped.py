@@ -1,4 +1,4 @@
-"""Matrix row of ``enable_gqa``: query heads that share keys and values; its only option is the scale."""
+"""Matrix row of ``enable_gqa``: query heads share keys; the only option is the scale."""
 
 from math import prod
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.bases.torch import devices
-from attnspec.backends.torch_native.kernels import both
+from attnspec.backends.torch_native.kernels import with_causal
 from attnspec.backends.torch_native.rows import DTYPES, Row, batch_of
 from attnspec.spec import Limits, Semantics
 
@@ -19,26 +19,26 @@ def grouped(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False,
     scale: float | None = None,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """F.scaled_dot_product_attention with enable_gqa, on one batch dimension; no logarithms of sums."""
+    """Call F.scaled_dot_product_attention with enable_gqa on one batch dimension; no logarithms of sums."""
     n, m = query.shape[-2], key.shape[-2]
     batch = batch_of(*(x[..., 0] for x in (query, key, value)), mask)
     q, k, v = (x.expand(*batch, *x.shape[-3:]).reshape(prod(batch), *x.shape[-3:]) for x in (query, key, value))
     if mask is not None:
-        mask = both(mask, causal, n, m, query).expand(*batch, n, m).reshape(prod(batch), 1, n, m)
-    found = F.scaled_dot_product_attention(
+        mask = with_causal(mask, causal, n, m, query).expand(*batch, n, m).reshape(prod(batch), 1, n, m)
+    output = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal and mask is None, scale=scale, enable_gqa=True
     )
-    return found.reshape(*batch, *found.shape[1:]), None
+    return output.reshape(*batch, *output.shape[1:]), None
 
 
 class Grouped(Row):
-    """PyTorch's choice of kernel: masked NaN and infinity reach the result; NaN in queries may be hidden."""
+    """PyTorch's choice of kernel: masked NaN and infinity propagate; NaN in queries may be hidden."""
 
     name = "enable_gqa"
     limits = Limits(dtypes=DTYPES, devices=devices(), features=("scale",))
     semantics = Semantics(masked_nonfinite="propagates", nan_queries="hidden")
     calls = {"grouped_query_attention": grouped}  # noqa: RUF012 - a declaration
-    parts = (batch_of, both)
+    parts = (batch_of, with_causal)
 
     def grouped_query_attention(
         self,

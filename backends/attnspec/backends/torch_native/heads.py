@@ -1,7 +1,7 @@
 """Matrix rows of ``torch.nn.MultiheadAttention``: slow and fast path, with and without weights.
 
 The module takes the fast path in evaluation mode, without gradients, if query, key and value are one tensor and the
-number of heads is even. The operator of that path has fewer restrictions, and is called directly, to be sure of it.
+number of heads is even. The row of the fast path calls its operator, which has fewer restrictions.
 """
 
 from dataclasses import replace
@@ -15,73 +15,73 @@ from torch import Tensor
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.bases.torch import devices
-from attnspec.backends.torch_native.attention import flat, refuse_undivided
-from attnspec.backends.torch_native.rows import DTYPES, Row, batch_of, unattended
+from attnspec.backends.torch_native.attention import flat_batch, refuse_undivided
+from attnspec.backends.torch_native.rows import DTYPES, Row, batch_of, excluded_mask
 from attnspec.spec import Limits, Semantics
 
 _check = Check("multi_head_attention")
 
 
-def hidden_from(
+def excluded_pairs(
     mask: Tensor | None, causal: bool, query: Tensor, batch: tuple[int, ...], m: int, heads: int
 ) -> Tensor | None:
-    """Return the inverted mask (batch × heads, n, m), True = excluded; (n, m) if only causal."""
+    """Return excluded pairs: (batch × heads, n, m), or (n, m) if only causal."""
     n = query.shape[-2]
     later = torch.ones(n, m, dtype=torch.bool, device=query.device).triu(1) if causal else None
-    hidden = unattended(mask, batch, n, m, heads)
-    return later if hidden is None else hidden if later is None else hidden | later
+    excluded = excluded_mask(mask, batch, n, m, heads)
+    return later if excluded is None else excluded if later is None else excluded | later
 
 
 def slow(
     weights: bool, query: Tensor, key: Tensor, value: Tensor,
     w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, mask: Tensor | None = None, causal: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The slow path of torch.nn.MultiheadAttention, without biases."""
+    """Call the slow path of torch.nn.MultiheadAttention, without biases."""
     n, m, heads, width = query.shape[-2], key.shape[-2], w_q.shape[0], w_o.shape[0]
     batch = batch_of(query, key, value, mask)
-    hidden = hidden_from(mask, causal, query, batch, m, heads)
-    if not query.new_empty(*batch, n, m).numel():  # the function rejects empty masks
-        hidden = None
-    q, k, v = (flat(x, batch).transpose(0, 1) for x in (query, key, value))
+    excluded = excluded_pairs(mask, causal, query, batch, m, heads)
+    if not query.new_empty(*batch, n, m).numel():  # F.multi_head_attention_forward rejects empty masks
+        excluded = None
+    q, k, v = (flat_batch(x, batch).transpose(0, 1) for x in (query, key, value))
     joined = torch.cat([w.flatten(0, 1) for w in (w_q, w_k, w_v)])
-    found, _ = F.multi_head_attention_forward(
+    output, _ = F.multi_head_attention_forward(
         q, k, v, width, heads, joined, None, None, None, False, 0.0, w_o, None,
-        training=False, need_weights=weights, attn_mask=hidden, average_attn_weights=False,
+        training=False, need_weights=weights, attn_mask=excluded, average_attn_weights=False,
     )  # fmt: skip
-    return found.transpose(0, 1).reshape(*batch, n, width)
+    return output.transpose(0, 1).reshape(*batch, n, width)
 
 
 def fast(
     weights: bool, query: Tensor, key: Tensor, value: Tensor,
     w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, mask: Tensor | None = None, causal: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The operator of the fast path, without biases; it needs n = m, so the smaller side is padded."""
+    """Call the fast path's operator without biases, padded to n = m, which it needs."""
     n, m, heads, width = query.shape[-2], key.shape[-2], w_q.shape[0], w_o.shape[0]
     batch = batch_of(query, key, value, mask)
     size = max(n, m)
-    q, k, v = (F.pad(flat(x, batch), (0, 0, 0, size - x.shape[-2])) for x in (query, key, value))
-    hidden = hidden_from(mask, causal, query, batch, m, heads)
-    if size > m and hidden is None:
-        hidden = torch.zeros(n, m, dtype=torch.bool, device=query.device)
-    kind = None
-    if hidden is not None:
-        hidden, kind = F.pad(F.pad(hidden, (0, size - m), value=True), (0, 0, 0, size - n)), 0
-        if hidden.ndim == 3:
-            hidden, kind = hidden.reshape(prod(batch), heads, size, size), 2
+    q, k, v = (F.pad(flat_batch(x, batch), (0, 0, 0, size - x.shape[-2])) for x in (query, key, value))
+    excluded = excluded_pairs(mask, causal, query, batch, m, heads)
+    if size > m and excluded is None:
+        excluded = torch.zeros(n, m, dtype=torch.bool, device=query.device)
+    mask_type = None
+    if excluded is not None:
+        excluded, mask_type = F.pad(F.pad(excluded, (0, size - m), value=True), (0, 0, 0, size - n)), 0
+        if excluded.ndim == 3:
+            excluded, mask_type = excluded.reshape(prod(batch), heads, size, size), 2
     joined = torch.cat([w.flatten(0, 1) for w in (w_q, w_k, w_v)])
-    none = [w.new_zeros(w.shape[0]) for w in (joined, w_o)]
-    # private, but judged: nn.MultiheadAttention calls it in inference, where tests could not reach it otherwise
-    found, _ = torch._native_multi_head_attention(
-        q, k, v, width, heads, joined, none[0], w_o, none[1], hidden, weights, False, kind
+    zero_biases = [w.new_zeros(w.shape[0]) for w in (joined, w_o)]
+    # Private, but judged, since nn.MultiheadAttention calls it in inference.
+    output, _ = torch._native_multi_head_attention(
+        q, k, v, width, heads, joined, zero_biases[0], w_o, zero_biases[1], excluded, weights, False, mask_type
     )
-    return found[:, :n].reshape(*batch, n, width)
+    return output[:, :n].reshape(*batch, n, width)
 
 
 class Heads(Row):
     """One path of nn.MultiheadAttention and its `semantics`; the fast path has no gradients."""
 
     limits = Limits(dtypes=DTYPES, devices=devices(), divided_heads=True)
-    parts = (batch_of, flat, unattended, hidden_from)
+    parts = (batch_of, flat_batch, excluded_mask, excluded_pairs)
 
     def __init__(self, path: str, *, weights: bool, semantics: Semantics) -> None:
         self.name = f"nn.MultiheadAttention, {path} path, {'with' if weights else 'without'} weights"

@@ -1,7 +1,7 @@
 """Matrix rows of ``nn.TransformerEncoderLayer`` (slow and fast path) and ``nn.TransformerDecoderLayer``.
 
-A layer takes its fast path in evaluation mode, without gradients, with an even number of heads. The operator of that
-path takes any number, and is called directly, to be sure of the path.
+A layer takes its fast path in evaluation mode, without gradients, with an even number of heads. The row of the
+fast path calls its operator directly: it takes any number of heads, and cannot fall back to the slow path.
 """
 
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.bases.torch import devices
-from attnspec.backends.torch_native.attention import flat, refuse_undivided
-from attnspec.backends.torch_native.rows import DTYPES, Row, batch_of, unattended
+from attnspec.backends.torch_native.attention import flat_batch, refuse_undivided
+from attnspec.backends.torch_native.rows import DTYPES, Row, batch_of, excluded_mask
 from attnspec.spec import DecoderLayerParameters, EncoderLayerParameters, Limits, Semantics
 
 _check_encoder, _check_decoder = Check("encoder_layer"), Check("decoder_layer")
@@ -54,35 +54,35 @@ def encode(x: Tensor, parameters: Any, mask: Tensor | None = None, norm: str = "
     """torch.nn.TransformerEncoderLayer on its slow path."""
     p, n, heads = parameters, x.shape[-2], parameters.attention.w_q.shape[0]
     batch = batch_of(x, mask)
-    hidden = unattended(mask, batch, n, n, heads)
+    excluded = excluded_mask(mask, batch, n, n, heads)
     if not x.new_empty(*batch, n).numel():  # the layer rejects empty masks
-        hidden = None
+        excluded = None
     layer = layer_of(nn.TransformerEncoderLayer, p, norm)
-    given = {
+    weights = {
         **attention_of("self_attn", p.attention),
         **network_of(p.feed_forward),
         **norms_of(p.attention_norm, p.feed_forward_norm),
     }
-    found = torch.func.functional_call(layer, given, (flat(x, batch),), {"src_mask": hidden})
-    return torch.as_tensor(found).reshape(*batch, *x.shape[-2:])
+    output = torch.func.functional_call(layer, weights, (flat_batch(x, batch),), {"src_mask": excluded})
+    return torch.as_tensor(output).reshape(*batch, *x.shape[-2:])
 
 
 def encode_fast(x: Tensor, parameters: Any, mask: Tensor | None = None, norm: str = "post") -> Tensor:
     """The operator of the fast path of torch.nn.TransformerEncoderLayer."""
     p, a, n = parameters, parameters.attention, x.shape[-2]
     batch = batch_of(x, mask)
-    hidden = unattended(mask, batch, n, n, a.w_q.shape[0])
-    if hidden is not None:
-        hidden = hidden.reshape(prod(batch), a.w_q.shape[0], n, n)
+    excluded = excluded_mask(mask, batch, n, n, a.w_q.shape[0])
+    if excluded is not None:
+        excluded = excluded.reshape(prod(batch), a.w_q.shape[0], n, n)
     w, b, w_o, b_o = attention_of("", a).values()
     f = p.feed_forward
-    # private, but judged because nn.TransformerEncoderLayer calls it in inference
-    found = torch._transformer_encoder_layer_fwd(
-        flat(x, batch), a.w_o.shape[0], a.w_q.shape[0], w, b, w_o, b_o, False, norm == "pre", 1e-5,
+    # Private, but judged, since nn.TransformerEncoderLayer calls it in inference.
+    output = torch._transformer_encoder_layer_fwd(
+        flat_batch(x, batch), a.w_o.shape[0], a.w_q.shape[0], w, b, w_o, b_o, False, norm == "pre", 1e-5,
         p.attention_norm.gain, p.attention_norm.bias, p.feed_forward_norm.gain, p.feed_forward_norm.bias,
-        f.w_1, f.b_1, f.w_2, f.b_2, hidden, None if hidden is None else 2,
+        f.w_1, f.b_1, f.w_2, f.b_2, excluded, None if excluded is None else 2,
     )  # fmt: skip
-    return torch.as_tensor(found).reshape(*batch, *x.shape[-2:])
+    return torch.as_tensor(output).reshape(*batch, *x.shape[-2:])
 
 
 def decode(
@@ -93,12 +93,12 @@ def decode(
     p, n, m, heads = parameters, x.shape[-2], memory.shape[-2], parameters.attention.w_q.shape[0]
     batch = batch_of(x, memory, mask, memory_mask)
     earlier = torch.ones(n, n, dtype=torch.bool, device=x.device).tril()
-    hidden = unattended(earlier if mask is None else mask & earlier, batch, n, n, heads)
-    hidden_memory = unattended(memory_mask, batch, n, m, heads)
+    excluded = excluded_mask(earlier if mask is None else mask & earlier, batch, n, n, heads)
+    excluded_memory = excluded_mask(memory_mask, batch, n, m, heads)
     if not x.new_empty(*batch, n).numel():  # the layer rejects empty masks
-        hidden = None
+        excluded = None
     if not x.new_empty(*batch, n, m).numel():
-        hidden_memory = None
+        excluded_memory = None
     layer = layer_of(nn.TransformerDecoderLayer, p, norm)
     weights = {
         **attention_of("self_attn", p.attention),
@@ -106,9 +106,9 @@ def decode(
         **network_of(p.feed_forward),
         **norms_of(p.attention_norm, p.cross_attention_norm, p.feed_forward_norm),
     }
-    masks = {"tgt_mask": hidden, "memory_mask": hidden_memory}
-    found = torch.func.functional_call(layer, weights, (flat(x, batch), flat(memory, batch)), masks)
-    return torch.as_tensor(found).reshape(*batch, *x.shape[-2:])
+    masks = {"tgt_mask": excluded, "memory_mask": excluded_memory}
+    output = torch.func.functional_call(layer, weights, (flat_batch(x, batch), flat_batch(memory, batch)), masks)
+    return torch.as_tensor(output).reshape(*batch, *x.shape[-2:])
 
 
 class Layer(Row):
@@ -116,7 +116,7 @@ class Layer(Row):
 
     limits = Limits(dtypes=DTYPES, devices=devices(), divided_heads=True)
     semantics = Semantics(masked_nonfinite="propagates")
-    parts = (batch_of, flat, unattended, attention_of, network_of, norms_of, layer_of)
+    parts = (batch_of, flat_batch, excluded_mask, attention_of, network_of, norms_of, layer_of)
 
 
 class EncoderLayer(Layer):
@@ -138,8 +138,8 @@ class EncoderLayer(Layer):
         _check_encoder(x, parameters, mask, norm=norm)
         a = parameters.attention
         refuse_undivided("encoder_layer", "parameters.attention.", (a.w_q, a.w_k, a.w_v), a.w_o)
-        found: Tensor = self.calls["encoder_layer"](x, parameters, mask, norm)
-        return found
+        output: Tensor = self.calls["encoder_layer"](x, parameters, mask, norm)
+        return output
 
 
 class DecoderLayer(Layer):

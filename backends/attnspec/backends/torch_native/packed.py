@@ -19,15 +19,15 @@ def packed(
     query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor, causal: bool = False,
     scale: float | None = None,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """varlen_attn, which wants heads after positions, and the longest sequence of queries and of keys."""
+    """Call varlen_attn, with heads after positions and the longest sequences' lengths."""
     q, k, v = (x.transpose(0, 1) for x in (query, key, value))
-    most_q, most_k = (max(b - a for a, b in pairwise(ends.tolist())) for ends in (query_ends, key_ends))
-    found = varlen_attn(
-        q, k, v, query_ends.to(torch.int32), key_ends.to(torch.int32), most_q, most_k,
+    longest_q, longest_k = (max(b - a for a, b in pairwise(ends.tolist())) for ends in (query_ends, key_ends))
+    output = varlen_attn(
+        q, k, v, query_ends.to(torch.int32), key_ends.to(torch.int32), longest_q, longest_k,
         scale=scale, window_size=(-1, 0) if causal else (-1, -1), enable_gqa=True,
     )  # fmt: skip
-    assert isinstance(found, Tensor)
-    return found.transpose(0, 1), None
+    assert isinstance(output, Tensor)
+    return output.transpose(0, 1), None
 
 
 class Packed(Row):

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attnspec.backends.bases.ranges import refuse_outside
+from attnspec.backends.bases.ranges import refuse_out_of_range
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.bases.torch import TorchBackend
-from attnspec.backends.bases.torch_recurrent import State, fused, joined, packed
+from attnspec.backends.bases.torch_recurrent import State, join_gates, run_fused, run_packed
 from attnspec.spec import GRUParameters, LSTMParameters, RNNParameters
 
 CHECKS = {
@@ -28,45 +28,45 @@ GATES: dict[type, str] = {RNNParameters: "h", GRUParameters: "rzh", LSTMParamete
 
 
 def _cell(operator: Callable[..., Any], name: str, x: Tensor, state: State, parameters: Any) -> State:
-    """Run one step of a cell that takes one batch dimension."""
-    given = state if len(state) > 1 else state[0]
-    *batch, _ = CHECKS[name](x, given, parameters)
+    """Run one step of a cell, whose operator takes one batch dimension."""
+    whole_state = state if len(state) > 1 else state[0]
+    *batch, _ = CHECKS[name](x, whole_state, parameters)
     flat, *parts = (a.expand((*batch, -1)).reshape(prod(batch), a.shape[-1]) for a in (x, *state))
-    w_x, w_h, b = joined(parameters, GATES[type(parameters)])
-    found = operator(flat, tuple(parts) if len(parts) > 1 else parts[0], w_x, w_h, b, torch.zeros_like(b))
-    return tuple(a.reshape(*batch, a.shape[-1]) for a in (found if isinstance(found, tuple) else (found,)))
+    w_x, w_h, b = join_gates(parameters, GATES[type(parameters)])
+    result = operator(flat, tuple(parts) if len(parts) > 1 else parts[0], w_x, w_h, b, torch.zeros_like(b))
+    return tuple(a.reshape(*batch, a.shape[-1]) for a in (result if isinstance(result, tuple) else (result,)))
 
 
 def _sequence(
     operator: Callable[..., Any],
     name: str,
     x: Tensor,
-    given: Any,
+    state: Any,
     initial: Sequence[State],
     parameters: Any,
     lengths: Tensor | None,
     directions: int = 1,
 ) -> tuple[Tensor, list[State]]:
-    """Return the states of the last layer, and the final state of each layer and direction."""
-    *batch, steps, _ = CHECKS[name](x, given, parameters, lengths)
-    refuse_outside(name, "lengths", lengths, steps)
+    """Return the last layer's states, and the final state of each layer and direction."""
+    *batch, steps, _ = CHECKS[name](x, state, parameters, lengths)
+    refuse_out_of_range(name, "lengths", lengths, steps)
     count = prod(batch)
     flat = x.expand((*batch, -1, -1)).reshape(count, steps, x.shape[-1])
     states = [tuple(p.expand((*batch, -1)).reshape(count, p.shape[-1]) for p in s) for s in initial]
-    each = parameters if isinstance(parameters, tuple) else (parameters,)
+    parameters_of_cells = parameters if isinstance(parameters, tuple) else (parameters,)
     if not steps or not count:
         hidden = x.new_zeros(count, steps, directions * states[0][0].shape[-1])
         final = [tuple(p.clone() for p in s) for s in states]
     else:
-        weights = [joined(p, GATES[type(p)]) for p in each]
+        weights = [join_gates(p, GATES[type(p)]) for p in parameters_of_cells]
         if lengths is None:
-            hidden, final = fused(operator, (flat,), states, weights, directions)
+            hidden, final = run_fused(operator, (flat,), states, weights, directions)
         else:
-            hidden, final = packed(
+            hidden, final = run_packed(
                 operator, flat, states, weights, lengths.expand(tuple(batch)).reshape(count), directions
             )
-    shown = hidden.reshape(*batch, steps, hidden.shape[-1])
-    return shown, [tuple(p.reshape(*batch, p.shape[-1]) for p in s) for s in final]
+    states_of_batch = hidden.reshape(*batch, steps, hidden.shape[-1])
+    return states_of_batch, [tuple(p.reshape(*batch, p.shape[-1]) for p in s) for s in final]
 
 
 class Recurrent(TorchBackend):

@@ -1,7 +1,7 @@
-"""Base class of the rows of PyTorch's matrix; a row is one way to call PyTorch.
+"""Base class of rows of PyTorch's matrix; a row is one way to call it.
 
-A row is a backend and also a plain program: the functions that call PyTorch need nothing else, so their source shows a
-violation without attnspec.
+A row is a backend. It can also print itself as a program without attnspec that shows a violation: the functions that
+call PyTorch import nothing else, and the program consists of their source.
 """
 
 import inspect
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from attnspec.backends.bases.torch import TorchBackend, devices
-from attnspec.backends.torch_native.attention import flat
+from attnspec.backends.torch_native.attention import flat_batch
 from attnspec.spec import Limits
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -30,9 +30,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def array(given: Any, dtype: str) -> Tensor:
+def array(numbers: Any, dtype: str) -> Tensor:
     """A tensor with the numbers of a NumPy array."""
-    return torch.tensor(given).to({device!r}, getattr(torch, dtype))
+    return torch.tensor(numbers).to({device!r}, getattr(torch, dtype))
 
 
 def numbers(x: Tensor) -> Any:
@@ -41,31 +41,32 @@ def numbers(x: Tensor) -> Any:
 
 
 def gradients(results: Callable[[], Any], arguments: Any, cotangents: Any) -> Any:
-    """The gradients of the weighted sum of the results; a result without a weight has none."""
+    """The gradients of the results, weighted by cotangents; results without a cotangent are left out."""
     for x in arguments:
         x.requires_grad_()
-    found = [(x, c) for x, c in zip(results(), cotangents) if c is not None]
-    outputs, weights = zip(*found)
+    pairs = [(x, c) for x, c in zip(results(), cotangents) if c is not None]
+    outputs, weights = zip(*pairs)
     return torch.autograd.grad(outputs, arguments, weights, materialize_grads=True)
 '''
 """First lines of every row's program."""
 
 
 def batch_of(*arrays: Tensor | None) -> tuple[int, ...]:
-    """Return the common batch of rows (*batch, n, d) and masks, None ignored."""
-    given = [x.shape[:-2] for x in arrays if x is not None]
-    return tuple(torch.broadcast_shapes(*given))  # type: ignore[no-untyped-call]
+    """Return the common batch of arrays (*batch, n, d) and masks; None is ignored."""
+    shapes = [x.shape[:-2] for x in arrays if x is not None]
+    return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
 
-def unattended(mask: Tensor | None, batch: tuple[int, ...], n: int, m: int, heads: int) -> Tensor | None:
-    """Return the inverted mask (batch × heads, n, m), True = excluded; None without a mask."""
-    return None if mask is None else flat(~mask.expand(*mask.shape[:-2], n, m), batch).repeat_interleave(heads, 0)
+def excluded_mask(mask: Tensor | None, batch: tuple[int, ...], n: int, m: int, heads: int) -> Tensor | None:
+    """Return the inverted mask (batch × heads, n, m), True = excluded, or None."""
+    return None if mask is None else flat_batch(~mask.expand(*mask.shape[:-2], n, m), batch).repeat_interleave(heads, 0)
 
 
 class Row(TorchBackend):
-    """One way to call PyTorch. ``calls`` are functions by operation, ``parts`` the functions that they use.
+    """One way to call PyTorch.
 
-    A call is a function, or a `partial` with positional arguments. ``imports`` are lines of its program.
+    ``calls`` are functions by operation, ``parts`` the functions that they use. A call is a function, or a `partial`
+    with positional arguments. ``imports`` are lines of its program.
     """
 
     limits = Limits(dtypes=DTYPES, devices=devices())
@@ -74,17 +75,17 @@ class Row(TorchBackend):
     imports = ""
 
     def plain(self, operation: str, *, device: str) -> str:
-        """Return a program without attnspec that defines ``call``, the row's call, and array conversion."""
+        """Return the source of a program without attnspec that defines ``call`` and array conversion."""
         call = self.calls[operation]
-        function, fixed = (call.func, call.args) if isinstance(call, partial) else (call, ())
+        function, fixed_arguments = (call.func, call.args) if isinstance(call, partial) else (call, ())
         sources = [HEADER.strip().format(device=device), *map(inspect.getsource, (*self.parts, function))]
-        given = ", ".join([function.__name__, *map(_written, fixed)])
+        partial_arguments = ", ".join([function.__name__, *map(_source_of, fixed_arguments)])
         body = "\n\n\n".join(source.strip() for source in sources)
-        return f"{self.imports}{body}\n\n\ncall = partial({given})\n"
+        return f"{self.imports}{body}\n\n\ncall = partial({partial_arguments})\n"
 
 
-def _written(x: Any) -> str:
-    """Return Python source of a fixed argument: functions by qualified name, kernels by enum member."""
+def _source_of(x: Any) -> str:
+    """Return Python source of a fixed argument, such as ``torch.gru`` or ``SDPBackend.MATH``."""
     name = getattr(x, "__name__", None)
     if name is None:
         return str(x) if isinstance(x, SDPBackend) else repr(x)

@@ -1,11 +1,11 @@
-"""Adapters of ``nn.TransformerEncoderLayer``, ``nn.TransformerDecoderLayer``, ``F.layer_norm`` and linear layers.
+"""Adapters of PyTorch's transformer encoder and decoder layers, ``F.layer_norm`` and linear layers.
 
 The layers take one batch dimension, inverted masks (True = excluded), and PyTorch's parameters: weights of queries,
 keys and values are joined, and biases that a formula does not have are 0. Both attentions of a decoder have the same
 number of heads.
 
-They are in training mode, without dropout. In evaluation mode without gradients, self-attention takes a fast path, in
-which a fully masked row is NaN, while with gradients it is 0: no single declaration would fit both.
+The layers are in training mode, without dropout. In evaluation mode a fully masked row would be NaN without gradients,
+by the fast path of self-attention, and 0 with gradients: no single declaration would fit both.
 """
 
 from functools import lru_cache
@@ -19,7 +19,7 @@ from torch.func import functional_call
 
 from attnspec.backends.bases.shapes import Check
 from attnspec.backends.bases.torch import TorchBackend
-from attnspec.backends.torch_native.attention import flat, joined_heads, refuse_undivided, unattended
+from attnspec.backends.torch_native.attention import excluded_mask, flat_batch, join_heads, refuse_undivided
 from attnspec.spec import (
     DecoderLayerParameters,
     EncoderLayerParameters,
@@ -36,12 +36,12 @@ _check_decoder = Check("decoder_layer")
 
 @lru_cache(maxsize=256)
 def _layer(kind: type[nn.Module], d: int, heads: int, f: int, pre: bool) -> nn.Module:
-    """Return a layer with meta weights (to be replaced), in training mode, which has no fast path."""
+    """Return a layer in training mode, which has no fast path; its weights are placeholders."""
     return kind(d, heads, f, dropout=0.0, batch_first=True, norm_first=pre, device="meta")
 
 
 def _attention(name: str, p: MultiHeadParameters[Tensor]) -> dict[str, Tensor]:
-    w = torch.cat([joined_heads(x) for x in (p.w_q, p.w_k, p.w_v)])
+    w = torch.cat([join_heads(x) for x in (p.w_q, p.w_k, p.w_v)])
     return {
         f"{name}.in_proj_weight": w,
         f"{name}.in_proj_bias": w.new_zeros(w.shape[0]),
@@ -86,18 +86,19 @@ class Transformer(TorchBackend):
     ) -> Float[Tensor, "*batch n d"]:
         """torch.nn.TransformerEncoderLayer."""
         *batch, n, d = _check_encoder(x, parameters, mask, norm=norm)
-        p, a, every = parameters, parameters.attention, tuple(batch)
+        p, a, batch_sizes = parameters, parameters.attention, tuple(batch)
         refuse_undivided("encoder_layer", "parameters.attention.", (a.w_q, a.w_k, a.w_v), a.w_o)
         heads = a.w_q.shape[0]
-        given = {
+        weights = {
             **_attention("self_attn", a),
             **_norm("norm1", p.attention_norm),
             **_network(p.feed_forward),
             **_norm("norm2", p.feed_forward_norm),
         }
         layer = _layer(nn.TransformerEncoderLayer, d, heads, p.feed_forward.w_1.shape[0], norm == "pre")
-        found = functional_call(layer, given, (flat(x, every),), {"src_mask": unattended(mask, every, n, n, heads)})
-        return torch.as_tensor(found).reshape(*batch, n, d)
+        masks = {"src_mask": excluded_mask(mask, batch_sizes, n, n, heads)}
+        output = functional_call(layer, weights, (flat_batch(x, batch_sizes),), masks)
+        return torch.as_tensor(output).reshape(*batch, n, d)
 
     def decoder_layer(
         self,
@@ -111,7 +112,7 @@ class Transformer(TorchBackend):
     ) -> Float[Tensor, "*batch n d"]:
         """torch.nn.TransformerDecoderLayer with the causal mask."""
         *batch, n, d = _check_decoder(x, memory, parameters, mask, memory_mask, norm=norm)
-        p, m, every = parameters, memory.shape[-2], tuple(batch)
+        p, m, batch_sizes = parameters, memory.shape[-2], tuple(batch)
         for name, a in (("attention", p.attention), ("cross_attention", p.cross_attention)):
             refuse_undivided("decoder_layer", f"parameters.{name}.", (a.w_q, a.w_k, a.w_v), a.w_o)
         heads = p.attention.w_q.shape[0]
@@ -120,7 +121,7 @@ class Transformer(TorchBackend):
                 f"decoder_layer: parameters.cross_attention.w_q: expected heads = {heads} as in the self-attention; "
                 f"got {p.cross_attention.w_q.shape[0]}"
             )
-        given = {
+        weights = {
             **_attention("self_attn", p.attention),
             **_norm("norm1", p.attention_norm),
             **_attention("multihead_attn", p.cross_attention),
@@ -131,8 +132,8 @@ class Transformer(TorchBackend):
         layer = _layer(nn.TransformerDecoderLayer, d, heads, p.feed_forward.w_1.shape[0], norm == "pre")
         earlier = torch.ones(n, n, dtype=torch.bool, device=x.device).tril()
         masks = {
-            "tgt_mask": unattended(earlier if mask is None else mask & earlier, every, n, n, heads),
-            "memory_mask": unattended(memory_mask, every, n, m, heads),
+            "tgt_mask": excluded_mask(earlier if mask is None else mask & earlier, batch_sizes, n, n, heads),
+            "memory_mask": excluded_mask(memory_mask, batch_sizes, n, m, heads),
         }
-        found = functional_call(layer, given, (flat(x, every), flat(memory, every)), masks)
-        return torch.as_tensor(found).reshape(*batch, n, d)
+        output = functional_call(layer, weights, (flat_batch(x, batch_sizes), flat_batch(memory, batch_sizes)), masks)
+        return torch.as_tensor(output).reshape(*batch, n, d)

@@ -1,1 +1,1 @@
-"""Explanations of violations: missing declarations, and the known defect behind the remaining ones."""
+"""Explanations of violations: missing declarations, and diagnoses of known defects."""

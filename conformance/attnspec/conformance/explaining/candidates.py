@@ -1,4 +1,4 @@
-"""Candidates: known defects that predict the results of a probe."""
+"""Candidates of a diagnosis: known defects that predict a backend's results."""
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from attnspec.conformance.explaining.probes import FAR, Probe, cotangent_of, distance
+from attnspec.conformance.explaining.probes import CLEARLY_WRONG, Probe, cotangent_of, distance
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely
@@ -17,21 +17,21 @@ from attnspec.reference import choosing
 from attnspec.reference.budget import WIDTH
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.shapes import results
-from attnspec.spec.contract.tree import mapped
+from attnspec.spec.contract.tree import map_tree
 
 DRAWS = 3
-"""Number of random perturbations of a candidate's arguments, to estimate its own roundings."""
+"""Number of random perturbations of the arguments by which a candidate's own roundings are estimated."""
 
 NEAR = 2.0**-6
-"""Distance, relative to the largest number, up to which a candidate's own roundings are estimated."""
+"""Distance from the backend's results, relative to the largest number, up to which that estimate is worth its time."""
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A known defect: its name, a sentence about it, and the numbers that it computes.
+    """A known defect: its name, a sentence for the reader, and the numbers that it predicts.
 
-    ``compute`` returns its results for a probe (gradients for a probe of gradients), computed from the given arguments
-    instead of the probe's; None where it predicts nothing.
+    ``compute`` takes a probe, and arguments that replace the probe's. It returns results, or gradients for a probe of
+    gradients; None if the defect predicts nothing.
     """
 
     name: str
@@ -39,75 +39,81 @@ class Candidate:
     compute: Callable[[Probe, Arguments], Results | None]
 
     def numbers(self, probe: Probe, arguments: Arguments | None = None) -> Results | None:
-        """Return its numbers for a probe; None also if it raises."""
+        """Return the predicted numbers for a probe; None also if computing them raises an exception."""
         with np.errstate(all="ignore"):
-            found = call_safely(lambda: self.compute(probe, probe.arguments if arguments is None else arguments))
-        return None if isinstance(found, Raised) else cast("Results | None", found)
+            results = call_safely(lambda: self.compute(probe, probe.arguments if arguments is None else arguments))
+        return None if isinstance(results, Raised) else cast("Results | None", results)
 
 
 def explains(candidate: Candidate, probe: Probe, subject: Subject) -> bool:
-    """Return whether a backend's numbers are the candidate's, within the errors of both.
+    """Return True if a backend's numbers are the candidate's, within the errors of both.
 
-    A candidate may err as much as the formula or, if that is more, as far as it moves by its own roundings.
+    The candidate's errors are those that the formula may have or, if larger, those of its own roundings.
     """
-    found = candidate.numbers(probe)
-    if found is None or set(found) != set(probe.got):
+    predicted = candidate.numbers(probe)
+    if predicted is None or set(predicted) != set(probe.got):
         return False
-    if apart(found, probe.got, probe.allowed) <= 1:
+    if largest_distance(predicted, probe.got, probe.allowed) <= 1:
         return True
-    if not near(found, probe.got, probe.allowed):
+    if not nearly_equal(predicted, probe.got, probe.allowed):
         return False
-    own = roundings(candidate, probe, subject)
-    return own is not None and apart(found, probe.got, {p: x + own[p] / 2 for p, x in probe.allowed.items()}) <= 1
+    own_roundings = roundings(candidate, probe, subject)
+    return (
+        own_roundings is not None
+        and largest_distance(predicted, probe.got, {p: x + own_roundings[p] / 2 for p, x in probe.allowed.items()}) <= 1
+    )
 
 
-def apart(one: Results, other: Results, allowed: Results) -> float:
-    """Return the largest difference of two results over the sum of their budgets."""
-    return max((distance(one[path], other[path], 2 * allowed[path]) for path in other), default=0.0)
+def largest_distance(results: Results, others: Results, allowed: Results) -> float:
+    """Return the largest difference of two results, divided by the sum of their budgets."""
+    return max((distance(results[path], others[path], 2 * allowed[path]) for path in others), default=0.0)
 
 
-def near(one: Results, other: Results, allowed: Results, part: float = NEAR) -> bool:
-    """Return whether two results differ by at most their budgets plus ``part`` of each array's largest number."""
+def nearly_equal(results: Results, others: Results, allowed: Results, tolerance: float = NEAR) -> bool:
+    """Return True if results differ by at most their budgets plus ``tolerance`` times each array's largest number."""
     with np.errstate(all="ignore"):
-        tops = {p: float(np.max(np.abs(x), where=np.isfinite(x), initial=0.0)) for p, x in other.items()}
-    return apart(one, other, {p: x + part * tops[p] for p, x in allowed.items()}) <= 1
+        largest = {p: float(np.max(np.abs(x), where=np.isfinite(x), initial=0.0)) for p, x in others.items()}
+    return largest_distance(results, others, {p: x + tolerance * largest[p] for p, x in allowed.items()}) <= 1
 
 
-def tells(candidate: Candidate, probe: Probe, *, finite: bool = False) -> bool:
-    """Return true if a candidate differs clearly from the formula; with ``finite``, in finite numbers."""
-    found = candidate.numbers(probe)
-    if found is not None and finite:
-        found = with_finite_numbers(found, probe.expected)
-    return found is not None and apart(found, probe.expected, probe.allowed) > FAR
+def differs_from_formula(candidate: Candidate, probe: Probe, *, finite: bool = False) -> bool:
+    """Return True if a candidate clearly differs from the formula; with ``finite``, in finite numbers."""
+    predicted = candidate.numbers(probe)
+    if predicted is not None and finite:
+        predicted = with_finite_numbers(predicted, probe.expected)
+    return predicted is not None and largest_distance(predicted, probe.expected, probe.allowed) > CLEARLY_WRONG
 
 
-def with_finite_numbers(found: Results, instead: Results) -> Results:
-    """Replace NaN and infinities by the numbers of another result; arrays of other shapes are kept."""
-    alike = {path for path, x in found.items() if x.shape == instead[path].shape}
-    return {p: np.where(np.isfinite(x), x, instead[p]) if p in alike else x for p, x in found.items()}
+def with_finite_numbers(results: Results, instead: Results) -> Results:
+    """Replace NaN and infinities by the numbers of ``instead``; arrays of other shapes stay unchanged."""
+    same_shape = {path for path, x in results.items() if x.shape == instead[path].shape}
+    return {p: np.where(np.isfinite(x), x, instead[p]) if p in same_shape else x for p, x in results.items()}
 
 
 def roundings(candidate: Candidate, probe: Probe, subject: Subject) -> Results | None:
-    """Return the budget of a candidate's own roundings: its change under perturbed arguments, plus result rounding."""
+    """Return the budget of a candidate's own roundings.
+
+    It is the change of its results under perturbed arguments, plus the rounding of the results.
+    """
     p = subject.precision
     dtype = np.dtype(np.float32) if subject.dtype in NARROW else None
     rng = np.random.default_rng(0)
-    given = {leaf.path: x if dtype is None else x.astype(dtype) for leaf, x in probe.arguments.floats}
-    # Factors of weights are perturbed by the rounding of weights too.
-    weighed = max(p.weights, p.operand, p.inputs)
-    units = {path: 4 * max(p.accumulation, weighed if path in subject.operation.linear else p.inputs) for path in given}
-    plain = candidate.numbers(probe, probe.arguments.replaced(given))
+    floats = {leaf.path: x if dtype is None else x.astype(dtype) for leaf, x in probe.arguments.floats}
+    # Arrays that the weights multiply, such as values, are also perturbed by as much as weights are rounded.
+    weight = max(p.weights, p.operand, p.inputs)
+    units = {path: 4 * max(p.accumulation, weight if path in subject.operation.linear else p.inputs) for path in floats}
+    plain = candidate.numbers(probe, probe.arguments.replaced(floats))
     if plain is None:
         return None
     with np.errstate(all="ignore"):
         moved = {path: np.zeros(x.shape) for path, x in plain.items()}
         for _ in range(DRAWS):
-            noise = {path: 1 + units[path] * rng.uniform(-1, 1, x.shape) for path, x in given.items()}
-            changed = {path: (x * noise[path]).astype(x.dtype) for path, x in given.items()}
-            found = candidate.numbers(probe, probe.arguments.replaced(changed))
-            if found is None:
+            noise = {path: 1 + units[path] * rng.uniform(-1, 1, x.shape) for path, x in floats.items()}
+            changed = {path: (x * noise[path]).astype(x.dtype) for path, x in floats.items()}
+            shifted = candidate.numbers(probe, probe.arguments.replaced(changed))
+            if shifted is None:
                 return None
-            shifts = {path: np.abs(found[path].astype(np.float64) - plain[path].astype(np.float64)) for path in moved}
+            shifts = {path: np.abs(shifted[path].astype(np.float64) - plain[path].astype(np.float64)) for path in moved}
             moved = {path: np.fmax(x, shifts[path]) for path, x in moved.items()}
         rounding = p.output + 2 * p.accumulation
         return {path: WIDTH * x + rounding * np.abs(plain[path].astype(np.float64)) for path, x in moved.items()}
@@ -116,78 +122,79 @@ def roundings(candidate: Candidate, probe: Probe, subject: Subject) -> Results |
 # Mutants --------------------------------------------------------------------------------------------------------------
 
 
-def of_mutants(
-    subject: Subject, wrong: Probe, through: Collection[str], *, own: bool, without: Collection[str] = ()
+def mutant_candidates(
+    subject: Subject, wrong: Probe, used_steps: Collection[str], *, of_operation: bool, without: Collection[str] = ()
 ) -> Iterator[Candidate]:
-    """Yield mutants that alter one of these steps: the operation's if ``own``, else all others.
+    """Yield mutants that alter one of the used steps: those of the operation, or all others.
 
-    Mutants known to show in the wrong kind, gradients or results, come first, then those of the dtype.
+    Mutants whose wrong numbers are of the same kind, gradients or results, come first; among these, those of the dtype.
     """
 
     def otherwise_seen(mutant: Mutant) -> tuple[bool, bool]:
         return LAWS[mutant.breaks[0]].gradients is (wrong.cotangents is None), mutant.dtype != subject.dtype
 
     for mutant in sorted(MUTANTS.values(), key=otherwise_seen):
-        if mutant.name in without or (subject.operation.name in mutant.operations) is not own:
+        if mutant.name in without or (subject.operation.name in mutant.operations) is not of_operation:
             continue
-        # A defect in a declaration does not apply to a backend with another declaration.
+        # A mutant that declares a choice is wrong only under this declaration.
         if any(getattr(subject.semantics, q, None) != choice for q, choice in mutant.declares.items()):
             continue
-        if altered_by(mutant).intersection(through):
+        if altered_steps(mutant).intersection(used_steps):
             sentence = f"The numbers are those of a known defect, “{mutant.name}”: {mutant.statement}"
-            yield Candidate(mutant.name, sentence, computed_by(subject, mutant.backend))
+            yield Candidate(mutant.name, sentence, computation_by(subject, mutant.backend))
 
 
-def altered_by(mutant: Mutant) -> set[str]:
-    """Return the steps that a mutant alters."""
-    made = mutant.alteration
-    if not isinstance(made, type):
+def altered_steps(mutant: Mutant) -> set[str]:
+    """Return the names of the formulas' steps that a mutant replaces."""
+    alteration = mutant.alteration
+    if not isinstance(alteration, type):
         return {mutant.replaces}
-    return {name for c in made.__mro__ if c not in (*Formulas.__mro__, *Library.__mro__) for name in vars(c)}
+    return {name for c in alteration.__mro__ if c not in (*Formulas.__mro__, *Library.__mro__) for name in vars(c)}
 
 
-def steps(subject: Subject, probe: Probe) -> set[str]:
-    """Return the steps of the correct formulas that a call uses, and the library's own."""
-    seen = {name for name in dir(Library) if not name.startswith("_")}
+def used_steps(subject: Subject, probe: Probe) -> set[str]:
+    """Return the names of the formulas' steps and library's methods that a call may use."""
+    used = {name for name in dir(Library) if not name.startswith("_")}
 
     class Watched(Formulas):
         def __getattribute__(self, name: str) -> Any:
-            seen.add(name)
+            used.add(name)
             return super().__getattribute__(name)
 
-    Candidate("", "", computed_by(subject, lambda: Library("watched", Watched()))).numbers(probe)
-    return seen
+    Candidate("", "", computation_by(subject, lambda: Library("watched", Watched()))).numbers(probe)
+    return used
 
 
-def computed_by(subject: Subject, make: Callable[[], Library]) -> Callable[[Probe, Arguments], Results]:
-    """Return a function that computes probes with a NumPy backend, under the judged backend's declared choices.
+def computation_by(subject: Subject, make: Callable[[], Library]) -> Callable[[Probe, Arguments], Results]:
+    """Return a function that computes probes with a NumPy backend, under the judged backend's choices.
 
-    Each probe gets a new backend without memory of earlier calls.
+    Each probe gets a new backend, since some mutants remember earlier calls.
     """
     operation = subject.operation
 
     def compute(probe: Probe, arguments: Arguments) -> Results:
         with choosing(**subject.choices):
-            return chosen(probe, arguments)
+            return computed(probe, arguments)
 
-    def chosen(probe: Probe, arguments: Arguments) -> Results:
+    def computed(probe: Probe, arguments: Arguments) -> Results:
         backend = make()
         if probe.views is not None and arguments is probe.arguments:
-            given = {name: mapped(tree, lambda _, x: read_only(x)) for name, tree in probe.views.items()}
+            arguments_by_name = {name: map_tree(tree, lambda _, x: read_only(x)) for name, tree in probe.views.items()}
         else:
-            # Some backends write to their arguments.
-            given = arguments.passed_as(lambda path: copied(arguments[path]))
+            # Some mutants write to their arguments.
+            arguments_by_name = arguments.passed_as(lambda path: copy_of(arguments[path]))
         if probe.cotangents is None:
             return {
-                leaf.path: np.asarray(x) for leaf, x in results(operation, getattr(backend, operation.name)(**given))
+                leaf.path: np.asarray(x)
+                for leaf, x in results(operation, getattr(backend, operation.name)(**arguments_by_name))
             }
-        found = backend.vjp(operation.name, given, cotangent_of(subject, probe))
-        return {path: np.asarray(found[path]) for path in probe.got}
+        gradients = backend.vjp(operation.name, arguments_by_name, cotangent_of(subject, probe))
+        return {path: np.asarray(gradients[path]) for path in probe.got}
 
     return compute
 
 
-def copied(x: Any) -> Any:
+def copy_of(x: Any) -> Any:
     """Return a copy of an array; other values unchanged."""
     return x.copy() if isinstance(x, np.ndarray) else x
 

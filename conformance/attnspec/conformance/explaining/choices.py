@@ -1,4 +1,4 @@
-"""Candidates that make another choice where the specification leaves one."""
+"""Candidates of a diagnosis that make another choice than the declared one."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -8,12 +8,12 @@ import numpy as np
 from attnspec.conformance.explaining.candidates import Candidate
 from attnspec.conformance.explaining.probes import Probe
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
-from attnspec.conformance.inputs.attendance import before_features, live_rows
+from attnspec.conformance.inputs.attendance import live_rows, with_feature_axes
 from attnspec.conformance.judging.subject import Results, Subject
-from attnspec.conformance.laws.rows_without_keys import evenly
+from attnspec.conformance.laws.rows_without_keys import result_of_equal_weights
 from attnspec.spec.contract.semantics import QUESTIONS, asked_by_formula
 
-SEEN = {
+VISIBLE_EFFECTS = {
     ("causal_alignment", "top-left"): "The causal mask is aligned at the top left",
     ("causal_alignment", "bottom-right"): "The causal mask is aligned at the bottom right",
     ("fully_masked", "uniform"): "Rows without attendable keys are the mean over all keys",
@@ -24,61 +24,62 @@ SEEN = {
     ("rotary_pairs", "interleaved"): "Features 2i and 2i + 1 are turned together",
     ("rotary_pairs", "halves"): "Features i and i + d/2 are turned together",
 }
-"""Visible effects of choices; the other choices change no finite numbers, or are errors."""
+"""Sentences on the choices that a diagnosis may name; others change no finite numbers, or raise errors."""
 
 Formula = Callable[[Arguments], Results]
 
 
-def of_choices(subject: Subject) -> Iterator[Candidate]:
-    """Yield the undeclared choices, for questions that concern the operation."""
+def choice_candidates(subject: Subject) -> Iterator[Candidate]:
+    """Yield a candidate for every undeclared choice of the questions that concern the operation."""
     for question, choice, formula in _formulas(subject):
         declared = getattr(subject.semantics, question)
         if choice != declared:
-            sentence = f"{SEEN[question, choice]}: {question} is {choice}, where {declared} is declared."
+            sentence = f"{VISIBLE_EFFECTS[question, choice]}: {question} is {choice}, where {declared} is declared."
             yield Candidate(f"{question} {choice}", sentence, _of_results(formula))
 
 
-def of_formula(subject: Subject) -> Candidate:
-    """The formula itself, under the declared choices."""
-    return Candidate("", "", _of_results(lambda given: subject.unrounded(given)))
+def formula_candidate(subject: Subject) -> Candidate:
+    """Return a candidate without a defect: the formula under the declared choices."""
+    return Candidate("", "", _of_results(lambda arguments: subject.oracle_values(arguments)))
 
 
 def _of_results(formula: Formula) -> Callable[[Probe, Arguments], Results | None]:
-    """Return a computation of results by a formula; it returns None for gradients."""
+    """Return a candidate's computation by a formula, which predicts no gradients."""
     return lambda probe, arguments: None if probe.cotangents is not None else formula(arguments)
 
 
 def _formulas(subject: Subject) -> Iterator[tuple[str, str, Formula]]:
-    """Yield questions and choices, with the operation's formula under each."""
     operation = subject.operation
     for question in asked_by_formula(operation):
         for choice in QUESTIONS[question].choices:
-            yield question, choice, partial(_chosen, subject, question, choice)
+            yield question, choice, partial(_with_choice, subject, question, choice)
     if QUESTIONS["attendable_nan"].concerns(operation) and operation.masks and len(operation.outputs) == 1:
         yield (
             "fully_masked",
             "uniform",
-            partial(_without_keys, subject, lambda given, x: evenly(given, x.shape, subject)),
+            partial(
+                _with_empty_rows, subject, lambda arguments, x: result_of_equal_weights(arguments, x.shape, subject)
+            ),
         )
-        yield "fully_masked", "nan", partial(_without_keys, subject, lambda given, x: np.full(x.shape, np.nan))
+        yield "fully_masked", "nan", partial(_with_empty_rows, subject, lambda arguments, x: np.full(x.shape, np.nan))
     if QUESTIONS["no_keys"].concerns(operation):
-        yield "no_keys", "nan", partial(_no_keys, subject)
+        yield "no_keys", "nan", partial(_nan_without_keys, subject)
 
 
-def _chosen(subject: Subject, question: str, choice: str, given: Arguments) -> Results:
-    return subject.unrounded(given, **{question: choice})
+def _with_choice(subject: Subject, question: str, choice: str, arguments: Arguments) -> Results:
+    return subject.oracle_values(arguments, **{question: choice})
 
 
-def _without_keys(subject: Subject, instead: Callable[[Arguments, Numbers], Numbers], given: Arguments) -> Results:
-    """Return the formula with other numbers in rows without attendable keys; unchanged without any key."""
-    leaf, asking = subject.operation.leading, subject.operation.asking
-    found = subject.unrounded(given)
-    result, live = found[leaf.path], live_rows(given, bottom_right=subject.semantics.bottom_right)
-    if not given.keys_count or live.all():
-        return found
-    return {leaf.path: np.where(before_features(live, leaf, asking), result, instead(given.plain(), result))}
+def _with_empty_rows(subject: Subject, fill: Callable[[Arguments, Numbers], Numbers], arguments: Arguments) -> Results:
+    """Return the formula's results with replaced rows without attendable keys; unchanged if there are no keys."""
+    leaf, asking = subject.operation.leading, subject.operation.query_size
+    results = subject.oracle_values(arguments)
+    result, live = results[leaf.path], live_rows(arguments, bottom_right=subject.semantics.bottom_right)
+    if not arguments.keys_count or live.all():
+        return results
+    return {leaf.path: np.where(with_feature_axes(live, leaf, asking), result, fill(arguments.unordered(), result))}
 
 
-def _no_keys(subject: Subject, given: Arguments) -> Results:
-    found = subject.unrounded(given)
-    return found if given.keys_count else {path: np.full(x.shape, np.nan) for path, x in found.items()}
+def _nan_without_keys(subject: Subject, arguments: Arguments) -> Results:
+    results = subject.oracle_values(arguments)
+    return results if arguments.keys_count else {path: np.full(x.shape, np.nan) for path, x in results.items()}

@@ -1,4 +1,7 @@
-"""Diagnosis: at most one known defect that reproduces a backend's numbers on all inputs, right ones too."""
+"""Diagnosis: search for the known defect that reproduces a backend's numbers on all inputs.
+
+These include inputs on which the backend's numbers are right. At most one defect is named.
+"""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -7,64 +10,64 @@ import numpy as np
 
 from attnspec.conformance.explaining.candidates import (
     Candidate,
+    differs_from_formula,
     explains,
-    near,
-    of_mutants,
-    steps,
-    tells,
+    mutant_candidates,
+    nearly_equal,
+    used_steps,
     with_finite_numbers,
 )
-from attnspec.conformance.explaining.choices import of_choices, of_formula
-from attnspec.conformance.explaining.factors import of_factors
-from attnspec.conformance.explaining.finding import Diagnosis
-from attnspec.conformance.explaining.precisions import of_precisions
-from attnspec.conformance.explaining.probes import Probe, judged_by
+from attnspec.conformance.explaining.choices import choice_candidates, formula_candidate
+from attnspec.conformance.explaining.explanations import Diagnosis
+from attnspec.conformance.explaining.factors import factor_candidates
+from attnspec.conformance.explaining.probes import Probe, probe_in_domain
+from attnspec.conformance.explaining.undeclarable_precisions import undeclarable_precision
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.judging.subject import Results, Subject
 
-Call = Callable[[Arguments], Results | None]
-"""Results of a backend on further arguments; None if they lack the right shape."""
+CallBackend = Callable[[Arguments], Results | None]
+"""Calls the backend on further arguments; returns None for results of a wrong shape."""
 
-JUDGED = 6
-"""Number of further arguments judged by budgets, where candidates differ from the formula."""
+MAX_JUDGED = 6
+"""Largest number of further arguments judged by budgets because candidates differ from the formula there."""
 
 
-def diagnosed(
+def diagnosis_of_probes(
     subject: Subject,
     probes: Sequence[Probe],
     *,
     further: Sequence[Arguments] = (),
-    call: Call | None = None,
-    until: float = np.inf,
+    call: CallBackend | None = None,
+    deadline: float = np.inf,
     without: Collection[str] = (),
 ) -> Diagnosis | None:
-    """Return the diagnosis that explains all probes; None without one, or if different candidates remain.
+    """Return the diagnosis that explains all probes; None if no candidate does, or different ones do.
 
     Candidates that explain all probes are compared on ``further`` arguments, on which ``call`` calls the backend.
-    Without ``call``, candidates that differ there give no diagnosis. ``until`` is the deadline by
-    ``time.process_time``. Candidates named in ``without`` are left out.
+    Without ``call`` there is no diagnosis if candidates differ there. ``deadline`` is a ``time.process_time``.
+    Candidates named in ``without`` are left out.
     """
-    wrong, ordered = in_order(probes)
+    wrong, ordered = ordered_probes(probes)
     if not wrong:
         return None
-    for kind in kinds(subject, wrong[0], without):
-        left = [*kind]
+    for kind in candidate_kinds(subject, wrong[0], without):
+        fitting = [*kind]
         for probe in ordered:
-            left = _explaining(left, probe, subject, until)
-        if time.process_time() > until:
+            fitting = _explaining(fitting, probe, subject, deadline)
+        if time.process_time() > deadline:
             return None
-        left = [c for c in left if any(tells(c, probe) for probe in wrong)]
-        left = [c for c in left if not _by_accident(c, wrong, further, subject, until)]
-        if left := _told_apart(left, further, call, subject, until):
-            return Diagnosis(subject.operation.name, subject.dtype, left[0].sentence, tuple(c.name for c in left))
-    sentence = of_precisions(subject, ordered, call)
+        fitting = [c for c in fitting if any(differs_from_formula(c, probe) for probe in wrong)]
+        fitting = [c for c in fitting if not _agrees_only_in_nan(c, wrong, further, subject, deadline)]
+        if fitting := _fitting_further_inputs(fitting, further, call, subject, deadline):
+            return Diagnosis(subject.operation.name, subject.dtype, fitting[0].sentence, tuple(c.name for c in fitting))
+    sentence = undeclarable_precision(subject, ordered, call)
     return None if sentence is None else Diagnosis(subject.operation.name, subject.dtype, sentence)
 
 
-def in_order(probes: Sequence[Probe]) -> tuple[list[Probe], list[Probe]]:
-    """Return the wrong probes, and all probes: wrong ones first, small ones first.
+def ordered_probes(probes: Sequence[Probe]) -> tuple[list[Probe], list[Probe]]:
+    """Return the wrong probes, and all probes with wrong ones first; both by increasing size.
 
-    If results are wrong, gradients are left out: gradients of a wrong result are a separate question.
+    If any result is wrong, gradients are left out, since the gradients of a wrong result may be wrong for its reason.
     """
     by_size = sorted(probes, key=lambda probe: probe.size)
     if any(probe.wrong and probe.cotangents is None for probe in by_size):
@@ -73,76 +76,82 @@ def in_order(probes: Sequence[Probe]) -> tuple[list[Probe], list[Probe]]:
     return wrong, [*wrong, *(probe for probe in by_size if not probe.wrong)]
 
 
-def kinds(subject: Subject, first: Probe, without: Collection[str] = ()) -> Iterator[Iterator[Candidate]]:
-    """Yield the kinds of candidates, plainest first; if two fit, the earlier kind is named.
+def candidate_kinds(subject: Subject, first: Probe, without: Collection[str] = ()) -> Iterator[Iterator[Candidate]]:
+    """Yield the kinds of candidates in the order in which they are tried.
 
-    Candidates without parameters come before factors, which are fitted.
+    Choices and the operation's own mutants come before factors, which are fitted and so may fit by chance.
     """
-    yield of_choices(subject)
-    through = steps(subject, first)
-    yield of_mutants(subject, first, through, own=True, without=without)
-    yield of_factors(subject, first)
-    yield of_mutants(subject, first, through, own=False, without=without)
+    yield choice_candidates(subject)
+    steps_in_use = used_steps(subject, first)
+    yield mutant_candidates(subject, first, steps_in_use, of_operation=True, without=without)
+    yield factor_candidates(subject, first)
+    yield mutant_candidates(subject, first, steps_in_use, of_operation=False, without=without)
 
 
-def _explaining(candidates: Iterable[Candidate], probe: Probe, subject: Subject, until: float) -> list[Candidate]:
-    """Return the candidates that explain a probe, until the deadline."""
-    return [c for c in candidates if time.process_time() <= until and explains(c, probe, subject)]
+def _explaining(candidates: Iterable[Candidate], probe: Probe, subject: Subject, deadline: float) -> list[Candidate]:
+    """Return the candidates that explain a probe; none that would be tried after the deadline."""
+    return [c for c in candidates if time.process_time() <= deadline and explains(c, probe, subject)]
 
 
-def _by_accident(
-    candidate: Candidate, wrong: Sequence[Probe], further: Sequence[Arguments], subject: Subject, until: float
+def _agrees_only_in_nan(
+    candidate: Candidate, wrong: Sequence[Probe], further: Sequence[Arguments], subject: Subject, deadline: float
 ) -> bool:
-    """Return true if a candidate agrees only in NaN and infinities, but shows in finite numbers elsewhere.
+    """Return True if a candidate agrees with the probes only in NaN and infinities.
 
-    Such a defect divides 0 by 0 where many others do: that both results are NaN there is no evidence.
+    Many defects divide 0 by 0 on the same inputs, so that a NaN is no evidence for one of them. The candidate is
+    nevertheless accepted if it differs from the formula in no finite number of the further arguments.
     """
-    if any(tells(candidate, probe, finite=True) for probe in wrong):
+    if any(differs_from_formula(candidate, probe, finite=True) for probe in wrong):
         return False
     for arguments in further:
-        if time.process_time() > until:
+        if time.process_time() > deadline:
             break
-        right = of_formula(subject).numbers(Probe(arguments, {}, {}, {}))
-        found = candidate.numbers(Probe(arguments, {}, right or {}, {}))
-        if right is None or found is None:
+        right = formula_candidate(subject).numbers(Probe(arguments, {}, {}, {}))
+        predicted = candidate.numbers(Probe(arguments, {}, right or {}, {}))
+        if right is None or predicted is None:
             continue
-        if _differ([right, with_finite_numbers(found, right)]):
+        if _differ([right, with_finite_numbers(predicted, right)]):
             return True
     return False
 
 
-def _told_apart(
-    left: list[Candidate], further: Sequence[Arguments], call: Call | None, subject: Subject, until: float
+def _fitting_further_inputs(
+    remaining: list[Candidate],
+    further: Sequence[Arguments],
+    call: CallBackend | None,
+    subject: Subject,
+    deadline: float,
 ) -> list[Candidate]:
-    """Return the candidates that fit further arguments; without ``call``, none if candidates differ there.
+    """Return the candidates that also fit further arguments; without ``call``, none if they differ there.
 
-    Large differences are judged by the budget, as are a few inputs where candidates differ from the formula.
+    A candidate is judged by budgets on arguments where its results are not near the backend's, and on up to
+    ``MAX_JUDGED`` others where candidates differ from the formula.
     """
     judged = 0
-    for arguments in further if left else ():
-        if time.process_time() > until or (call is None and len(left) < 2):
+    for arguments in further if remaining else ():
+        if time.process_time() > deadline or (call is None and len(remaining) < 2):
             break
-        right = of_formula(subject).numbers(Probe(arguments, {}, {}, {}))
-        found = None if call is None else call(arguments)
-        if right is None or (found is None and call is not None):
+        right = formula_candidate(subject).numbers(Probe(arguments, {}, {}, {}))
+        result = None if call is None else call(arguments)
+        if right is None or (result is None and call is not None):
             continue
-        results = [c.numbers(Probe(arguments, {}, right, {})) for c in left]
-        if found is None:
+        results = [c.numbers(Probe(arguments, {}, right, {})) for c in remaining]
+        if result is None:
             if _differ(results):
                 return []
             continue
-        shown = judged < JUDGED and _differ([right, *results])
-        if shown or _differ([found, *results]):
-            judged += shown
-            probe = judged_by(subject, arguments, found)
-            left = left if probe is None else _explaining(left, probe, subject, np.inf)
-    return left
+        visible = judged < MAX_JUDGED and _differ([right, *results])
+        if visible or _differ([result, *results]):
+            judged += visible
+            probe = probe_in_domain(subject, arguments, result)
+            remaining = remaining if probe is None else _explaining(remaining, probe, subject, np.inf)
+    return remaining
 
 
-def _differ(found: Sequence[Results | None]) -> bool:
-    """Return whether results differ from the first by more than roundings can explain."""
-    first, *others = found
+def _differ(results: Sequence[Results | None]) -> bool:
+    """Return True if any results differ from the first by more than roundings can explain."""
+    first, *others = results
     if first is None:
         return any(other is not None for other in others)
-    nothing = {path: np.zeros(x.shape) for path, x in first.items()}
-    return any(other is None or not near(other, first, nothing) for other in others)
+    no_budget = {path: np.zeros(x.shape) for path, x in first.items()}
+    return any(other is None or not nearly_equal(other, first, no_budget) for other in others)

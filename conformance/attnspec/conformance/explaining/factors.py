@@ -1,4 +1,4 @@
-"""A factor that explains all numbers: of the results, one gradient, or the scores."""
+"""Candidates of a diagnosis that multiply results, one gradient, or scores by a wrong factor."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -12,56 +12,58 @@ from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.ensembles import rescaled
 from attnspec.reference.budget.error_array import UNKNOWN
 
-DIGITS = 6
-"""Largest number of significant digits of a factor; the fewest that explain all numbers are used."""
+MAX_DIGITS = 6
+"""Largest number of significant digits of a factor; it gets as few as explain all numbers."""
 
-OCTAVES = np.arange(-8.0, 8.5, 0.5)
-"""First grid of score factors, as powers of 2."""
+TRIED_OCTAVES = np.arange(-8.0, 8.5, 0.5)
+"""Exponents of 2 of the score factors that are tried first."""
 
-STEPS = 24
-"""Number of cuts of the interval of a factor."""
+SEARCH_STEPS = 24
+"""Number of times that the interval around the best score factor is narrowed."""
 
 
-def of_factors(subject: Subject, first: Probe) -> Iterator[Candidate]:
+def factor_candidates(subject: Subject, first: Probe) -> Iterator[Candidate]:
     """Yield the factors that explain a wrong probe."""
     if not subject.operation.float_result:
         return
 
     def fits(factor: float, path: str) -> bool:
-        return explains(of_gain(factor, path), first, subject)
+        return explains(gain_candidate(factor, path), first, subject)
 
     for path in [""] if first.cotangents is None else list(first.got):
-        factor = rounded(gain(first, path), partial(fits, path=path))
+        factor = with_fewest_digits(fitted_gain(first, path), partial(fits, path=path))
         if factor is not None:
-            yield of_gain(factor, path)
-    if first.cotangents is None and subject.operation.sharpened:
-        estimate = scale(subject, first)
-        found = estimate and rounded(estimate, lambda x: explains(of_scale(subject, x), first, subject))
-        if found is not None:
-            yield of_scale(subject, found)
+            yield gain_candidate(factor, path)
+    if first.cotangents is None and subject.operation.scores_scale_with:
+        estimate = fitted_scale(subject, first)
+        score_factor = estimate and with_fewest_digits(
+            estimate, lambda x: explains(scale_candidate(subject, x), first, subject)
+        )
+        if score_factor is not None:
+            yield scale_candidate(subject, score_factor)
 
 
-def rounded(factor: float, fits: Callable[[float], bool]) -> float | None:
-    """Return a factor with as few digits as fit; None if none fits."""
-    for digits in range(1, DIGITS + 1):
+def with_fewest_digits(factor: float, fits: Callable[[float], bool]) -> float | None:
+    """Return the factor with as few digits as fit; None if no number of digits fits."""
+    for digits in range(1, MAX_DIGITS + 1):
         number = float(f"{factor:.{digits - 1}e}")
         if number not in (0.0, 1.0) and np.isfinite(number) and fits(number):
             return number
     return None
 
 
-def of_gain(factor: float, path: str = "") -> Candidate:
-    """All results multiplied by a factor; with a path, only the gradient of that argument."""
+def gain_candidate(factor: float, path: str = "") -> Candidate:
+    """Return the candidate that multiplies all results by a factor, or only the gradient at ``path``."""
 
     def numbers(probe: Probe, arguments: Arguments) -> Results:
         of_path = probe.cotangents is not None
         return {p: x * (factor if p == path or not (of_path or path) else 1.0) for p, x in probe.expected.items()}
 
-    what = f"The gradient of {path} is" if path else "The results are"
-    return Candidate(f"gain {path}", f"{what} multiplied by {factor:g}.", numbers)
+    subject = f"The gradient of {path} is" if path else "The results are"
+    return Candidate(f"gain {path}", f"{subject} multiplied by {factor:g}.", numbers)
 
 
-def gain(probe: Probe, path: str) -> float:
+def fitted_gain(probe: Probe, path: str) -> float:
     """Return the factor of a result or gradient that minimises the squares of error over budget."""
     products, squares = 0.0, 0.0
     for p, expected in probe.expected.items():
@@ -74,34 +76,34 @@ def gain(probe: Probe, path: str) -> float:
     return products / squares if squares else 1.0
 
 
-def of_scale(subject: Subject, factor: float) -> Candidate:
-    """All scores multiplied by a factor."""
+def scale_candidate(subject: Subject, factor: float) -> Candidate:
+    """Return the candidate that multiplies all scores by a factor."""
 
     def numbers(probe: Probe, arguments: Arguments) -> Results | None:
-        return subject.unrounded(rescaled(arguments, factor)) if probe.cotangents is None else None
+        return subject.oracle_values(rescaled(arguments, factor)) if probe.cotangents is None else None
 
     return Candidate("scale", f"The scores are multiplied by {factor:g}.", numbers)
 
 
-def scale(subject: Subject, probe: Probe) -> float | None:
-    """Return the score factor that minimises the squares of error over budget; None at an end of the search."""
+def fitted_scale(subject: Subject, probe: Probe) -> float | None:
+    """Return the score factor with the least squares of error over budget; None out of range."""
 
     def loss(octave: float) -> float:
-        found = of_scale(subject, float(2.0**octave)).numbers(probe)
-        return sum(_squares(found[p], probe.got[p], probe.allowed[p]) for p in probe.got) if found else np.inf
+        results = scale_candidate(subject, float(2.0**octave)).numbers(probe)
+        return sum(_squares(results[p], probe.got[p], probe.allowed[p]) for p in probe.got) if results else np.inf
 
-    losses = [loss(x) for x in OCTAVES]
+    losses = [loss(x) for x in TRIED_OCTAVES]
     best = int(np.argmin(losses))
-    if best in (0, len(OCTAVES) - 1):
+    if best in (0, len(TRIED_OCTAVES) - 1):
         return None
-    low, high = OCTAVES[best - 1], OCTAVES[best + 1]
-    for _ in range(STEPS):
-        one, other = low + 0.382 * (high - low), low + 0.618 * (high - low)
-        low, high = (low, other) if loss(one) < loss(other) else (one, high)
+    low, high = TRIED_OCTAVES[best - 1], TRIED_OCTAVES[best + 1]
+    for _ in range(SEARCH_STEPS):
+        lower, upper = low + 0.382 * (high - low), low + 0.618 * (high - low)
+        low, high = (low, upper) if loss(lower) < loss(upper) else (lower, high)
     return float(2.0 ** ((low + high) / 2))
 
 
-def _squares(found: Numbers, got: Numbers, allowed: Numbers) -> float:
+def _squares(results: Numbers, got: Numbers, allowed: Numbers) -> float:
     with np.errstate(all="ignore"):
-        squares = ((found.astype(np.float64) - got.astype(np.float64)) / allowed) ** 2
+        squares = ((results.astype(np.float64) - got.astype(np.float64)) / allowed) ** 2
         return float(np.where(np.isfinite(squares) & (allowed < UNKNOWN / 2), squares, 0.0).sum())

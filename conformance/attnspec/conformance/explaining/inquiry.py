@@ -1,14 +1,14 @@
-"""The start of a diagnosis: from a judged case, or from one result with known inputs."""
+"""Start of a diagnosis, from a judged case, or from one result with its inputs."""
 
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from attnspec.conformance.explaining.diagnosing import Call, diagnosed
-from attnspec.conformance.explaining.finding import Diagnosis, violated_by_numbers
-from attnspec.conformance.explaining.probes import Probe, called, gathered, judged_by
-from attnspec.conformance.explaining.recording import Watch, recorded
+from attnspec.conformance.explaining.diagnosing import CallBackend, diagnosis_of_probes
+from attnspec.conformance.explaining.explanations import Diagnosis, violated_by_numbers
+from attnspec.conformance.explaining.law_calls import Watch, calls_of_violated_laws
+from attnspec.conformance.explaining.probes import Probe, probe_in_domain, probes_of_call, results_or_none
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.corners import corners
 from attnspec.conformance.inputs.examples import Example
@@ -20,30 +20,35 @@ from attnspec.conformance.judging.results import Result
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.spec.contract.operation import OPERATIONS
 
-FIRST = 16
-"""Examples that are always tried; more follow until a number is wrong."""
+ALWAYS_TRIED = 16
+"""Number of examples that are always tried; more are tried only until a number is wrong."""
 
-FURTHER = 32
-"""Further examples, which distinguish between candidates."""
+FURTHER_EXAMPLES = 32
+"""Number of further examples, which distinguish between candidates."""
 
 SECONDS = 2.5
-"""Processor seconds after which a diagnosis is given up; half are for calls of backend and oracle."""
+"""Processor seconds after which a diagnosis is given up; half of them are for the first calls of the backend."""
 
 
 @dataclass(frozen=True)
 class Inquiry:
-    """Probes of a case with possibly wrong numbers, and means to get more; ``start`` is a time."""
+    """A diagnosis to be made: probes of a case, and arguments and a function to make more.
+
+    ``start`` is the ``time.process_time`` from which the diagnosis' time counts.
+    """
 
     subject: Subject
     probes: Sequence[Probe]
     further: Sequence[Arguments]
-    call: Call
+    call: CallBackend
     start: float
 
     def diagnosis(self, without: Collection[str] = ()) -> Diagnosis | None:
         """Return the diagnosis, without the known defects of these names."""
-        until = self.start + SECONDS
-        return diagnosed(self.subject, self.probes, further=self.further, call=self.call, until=until, without=without)
+        deadline = self.start + SECONDS
+        return diagnosis_of_probes(
+            self.subject, self.probes, further=self.further, call=self.call, deadline=deadline, without=without
+        )
 
 
 def inquiry(
@@ -55,12 +60,12 @@ def inquiry(
     *,
     seed: int = 0,
     device: str = "cpu",
-    watch: Watch = lambda law, given: nullcontext(),
+    watch: Watch = lambda law, law_input: nullcontext(),
 ) -> Inquiry | None:
-    """Call a backend on its judged examples; if all are right, repeat the violated laws' calls.
+    """Call a backend again on its examples or, if these are right, as violated laws do.
 
-    None if no law of numbers failed, or if the backend crashed or hung. ``watch`` is entered with a law and an input
-    around every call of the backend.
+    Return None if no law failed by wrong numbers, or if the backend crashed or hung. ``watch`` is a context around
+    every call of the backend, entered with the law and the input.
     """
     laws = violated_by_numbers(results)
     if not laws:
@@ -71,46 +76,46 @@ def inquiry(
         subject.operation,
         subject.limits,
         seed=stable_seed(seed, case.operation, case.dtype),
-        most=subject.effort.corners + FURTHER,
+        most=subject.effort.corners + FURTHER_EXAMPLES,
         work=subject.effort.work,
     )
-    tried, further = examples[: subject.effort.corners], examples[subject.effort.corners :]
-    probes = _asked(subject, tried, watch, start + SECONDS / 2)
+    judged_examples, further_examples = examples[: subject.effort.corners], examples[subject.effort.corners :]
+    probes = _probes_of_examples(subject, judged_examples, watch, start + SECONDS / 2)
     if not any(probe.wrong for probe in probes):
-        probes += recorded(subject, laws, tried, watch, start + SECONDS / 2)
+        probes += calls_of_violated_laws(subject, laws, judged_examples, watch, start + SECONDS / 2)
 
     def call(arguments: Arguments) -> Results | None:
         with watch(FORMULA, f"of sizes {arguments.sizes}"):
-            return called(subject, arguments)
+            return results_or_none(subject, arguments)
 
-    others = [subject.arguments(example) for example in further]
-    return Inquiry(subject, probes, others, call, start)
+    further_arguments = [subject.arguments(example) for example in further_examples]
+    return Inquiry(subject, probes, further_arguments, call, start)
 
 
-def _asked(subject: Subject, examples: Sequence[Example], watch: Watch, until: float) -> list[Probe]:
-    """Return probes of the first examples, and of further ones until one is wrong."""
+def _probes_of_examples(subject: Subject, examples: Sequence[Example], watch: Watch, deadline: float) -> list[Probe]:
+    """Return probes of the first ``ALWAYS_TRIED`` examples, and of later ones until a probe is wrong."""
     probes: list[Probe] = []
     for i, example in enumerate(examples):
-        if time.process_time() > until or (i >= FIRST and any(probe.wrong for probe in probes)):
+        if time.process_time() > deadline or (i >= ALWAYS_TRIED and any(probe.wrong for probe in probes)):
             break
         with watch(FORMULA, example):
-            probes += gathered(subject, subject.arguments(example))
+            probes += probes_of_call(subject, subject.arguments(example))
     return probes
 
 
 def diagnosis_of_result(
-    subject: Subject, arguments: Arguments, found: Results, *, without: Collection[str] = ()
+    subject: Subject, arguments: Arguments, results: Results, *, without: Collection[str] = ()
 ) -> Diagnosis | None:
-    """Return the diagnosis of one result; None also if other inputs could distinguish the matching defects."""
-    probe = judged_by(subject, arguments, found)
+    """Return the diagnosis of one result; None also if several defects fit that differ on other inputs."""
+    probe = probe_in_domain(subject, arguments, results)
     if probe is None:
         return None
     operation, effort = subject.operation, subject.effort
-    further = corners(operation, subject.limits, seed=0, most=FURTHER, work=effort.work)
-    return diagnosed(
+    further = corners(operation, subject.limits, seed=0, most=FURTHER_EXAMPLES, work=effort.work)
+    return diagnosis_of_probes(
         subject,
         [probe],
         further=[subject.arguments(example) for example in further],
-        until=time.process_time() + SECONDS,
+        deadline=time.process_time() + SECONDS,
         without=without,
     )

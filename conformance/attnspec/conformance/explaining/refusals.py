@@ -1,4 +1,4 @@
-"""Inputs that a backend reports as unsupported: lengths, batches, features, a dtype."""
+"""Search for the inputs that a backend reports as unsupported, to propose them as limits."""
 
 import math
 import re
@@ -12,7 +12,7 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.corners import FEATURES, LENGTHS, corners
 from attnspec.conformance.inputs.heads import divided_sizes
-from attnspec.conformance.inputs.layouts import CANNOT, last_exchanged
+from attnspec.conformance.inputs.layouts import VIEW_ERRORS, last_exchanged
 from attnspec.conformance.judging.attempt import stable_seed
 from attnspec.conformance.judging.engine import Mark
 from attnspec.conformance.judging.foreign_calls import Raised
@@ -25,22 +25,22 @@ from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.semantics import QUESTIONS
 
 REFUSED = "dtype"
-"""The limit that means that a dtype is not supported at all."""
+"""Key of the proposal that the dtype is not supported at all."""
 
-ROWS = 64
-"""Number of inputs to try; they cover every pair of batches and options."""
+TRIED_INPUTS = 64
+"""Number of tried inputs; they cover every pair of batches and options."""
 
 WORK = 2.0**14
 """Largest number of multiply-adds of one input."""
 
 GRID = 2
-"""Places along each axis of a grid in a plain call; their product is the total."""
+"""Size of each axis of a grid in a plain call."""
 
-FEWEST = 3
-"""Smallest number of refused inputs that establishes a limit which no single call shows."""
+MIN_REFUSED = 3
+"""Smallest number of refused inputs that establishes a limit of an option, which no single call can."""
 
-FIRST = (16, 128, 1)
-"""Lengths of which most kernels accept at least one."""
+TRIED_LENGTHS = (16, 128, 1)
+"""Lengths tried in plain calls; most kernels accept at least one."""
 
 _UNSUPPORTED = re.compile(
     r"not ?implemented|unimplemented|unsupported|(not|n't|only|no)\b.{0,40}\bsupport|support\w*\b.{0,20}\bonly"
@@ -54,104 +54,103 @@ _EMPTY = re.compile(
     re.IGNORECASE,
 )
 _MISMATCHED = re.compile(r"\b(shapes?|sizes?|dimensions?|broadcast\w*|reshape|expand\w*)\b", re.IGNORECASE)
-_SCATTERED = re.compile(r"contiguous|\bstrides?\b|\bview size\b", re.IGNORECASE)
+_LAYOUT = re.compile(r"contiguous|\bstrides?\b|\bview size\b", re.IGNORECASE)
 
-SMALL = (1, 2, 3, 5, 8, 16)
-"""Lengths and batches of which a backend with a minimum accepts at least one."""
+SMALL_SIZES = (1, 2, 3, 5, 8, 16)
+"""Lengths and batch sizes tried for a minimum."""
 
-WHETHER = ("broadcasting", "mask", "causal")
-"""Limits set to False if such calls are refused."""
+BOOLEAN_LIMITS = ("broadcasting", "mask", "causal")
+"""Limits that are set to False if calls of this kind are refused; others are features."""
 
 
 def says_unsupported(message: str) -> bool:
-    """Return whether an error message says that the input is not supported."""
+    """Return True if an error message says that the input is not supported."""
     return bool(_UNSUPPORTED.search(message))
 
 
 def says_lacking(message: str) -> bool:
-    """Return whether it says so, or that the argument does not exist."""
+    """Return True if a message says that an input or argument is not supported."""
     return says_unsupported(message) or "unexpected keyword argument" in message
 
 
 def says_mismatched(message: str) -> bool:
-    """Return whether it says that the input is not supported, or that shapes do not fit."""
+    """Return True if :func:`says_lacking`, or if a message says that shapes do not fit."""
     return says_lacking(message) or bool(_MISMATCHED.search(message))
 
 
 def says_small(message: str) -> bool:
-    """Return whether it says that the input is not supported, or empty, or too small."""
+    """Return True if :func:`says_lacking`, or if a message says that the input is too small."""
     return says_lacking(message) or bool(_EMPTY.search(message))
 
 
 def says_refused(message: str) -> bool:
-    """Return whether it says any of these, or complains about memory layout."""
-    return says_mismatched(message) or says_small(message) or bool(_SCATTERED.search(message))
+    """Return True if a message says any of the above, or complains about the memory layout."""
+    return says_mismatched(message) or says_small(message) or bool(_LAYOUT.search(message))
 
 
 @dataclass(frozen=True)
 class Refusals:
-    """True for ``everything`` if a backend refuses all calls; else the ``limits`` that exclude its refusals.
+    """Inputs that a backend refuses.
 
-    ``taken`` is true if a plain call was accepted.
+    ``everything`` is True if it refuses all plain calls, ``accepts_any`` if it accepts one. ``limits`` are those that
+    exclude the refused inputs.
     """
 
     everything: bool = False
-    taken: bool = False
+    accepts_any: bool = False
     limits: Mapping[str, Any] = field(default_factory=dict)
 
 
 def refusals(subject: Subject, mark: Mark) -> Refusals:
-    """Return a backend's observed refusals within its limits."""
+    """Call a backend within its limits, and return what it refuses."""
     probes = _Probes(subject, mark)
-    if not probes.taken and divided_sizes(subject.operation).heads and not subject.limits.divided_heads:
-        found = refusals(_narrowed(subject, divided_heads=True), mark)
-        if found.taken:
-            return replace(found, limits={"divided_heads": True, **found.limits})
-    if not probes.taken:
+    if not probes.accepts_any and divided_sizes(subject.operation).heads and not subject.limits.divided_heads:
+        narrower = refusals(_with_limits(subject, divided_heads=True), mark)
+        if narrower.accepts_any:
+            return replace(narrower, limits={"divided_heads": True, **narrower.limits})
+    if not probes.accepts_any:
         return Refusals(everything=probes.refused_all)
-    limits = probes.lengths() | probes.features() | probes.batches() | _others(subject, mark)
-    limits |= probes.least() | probes.layouts() | probes.gradients()
+    limits = probes.lengths() | probes.features() | probes.batches() | _option_limits(subject, mark)
+    limits |= probes.minima() | probes.layouts() | probes.gradients()
     dtypes = tuple(
-        d for d in subject.limits.dtypes if d == subject.dtype or not _Probes(_at(subject, d), mark).refused_all
+        d for d in subject.limits.dtypes if d == subject.dtype or not _Probes(_with_dtype(subject, d), mark).refused_all
     )
-    return Refusals(taken=True, limits=limits | ({"dtypes": dtypes} if dtypes != subject.limits.dtypes else {}))
+    return Refusals(accepts_any=True, limits=limits | ({"dtypes": dtypes} if dtypes != subject.limits.dtypes else {}))
 
 
-def _narrowed(subject: Subject, **limits: Any) -> Subject:
-    """Return the subject within narrower limits."""
+def _with_limits(subject: Subject, **limits: Any) -> Subject:
     contract = replace(subject.contract, limits=replace(subject.limits, **limits))
     return Subject(subject.backend, contract, subject.operation, subject.dtype, subject.device)
 
 
-def _at(subject: Subject, dtype: str) -> Subject:
-    """Return the subject at another dtype."""
+def _with_dtype(subject: Subject, dtype: str) -> Subject:
     return Subject(subject.backend, subject.contract, subject.operation, dtype, subject.device)
 
 
-def _refused(subject: Subject, arguments: Arguments, says: Callable[[str], bool] = says_unsupported) -> bool | None:
-    """Return whether a backend refuses a call as unsupported; None for other failures, or without a call."""
+def _refused(subject: Subject, arguments: Arguments, matches: Callable[[str], bool] = says_unsupported) -> bool | None:
+    """Return True if a backend refuses a call, False if it answers, None if it fails otherwise."""
     try:
-        found = subject.outcome(subject.converted(arguments))
+        outcome = subject.result_or_raised(subject.converted(arguments))
     except (Violation, LeftOut):
         return None
-    return (True if says(found.message) else None) if isinstance(found, Raised) else False
+    return (True if matches(outcome.message) else None) if isinstance(outcome, Raised) else False
 
 
 class _Probes:
-    """Plain calls that differ in one size.
+    """Plain calls that differ from an accepted one in a single size.
 
-    If any is accepted, ``taken`` is true, and ``length`` and ``width`` are its length and features.
+    ``accepts_any`` is True if there is an accepted one; ``length`` and ``width`` are its length and features.
     """
 
     def __init__(self, subject: Subject, mark: Mark) -> None:
         self.subject, self.mark = subject, mark
         self.refused_all = True
-        self.taken, self.length, self.width = False, 0, 0
-        for length, features in ((length, features) for features in FEATURES for length in FIRST):
-            found = self.refused(length, features)
-            self.refused_all = self.refused_all and found is True
-            if found is False:
-                self.taken, self.length, self.width = True, length, features
+        self.accepts_any, self.length, self.width = False, 0, 0
+        for length, features in ((length, features) for features in FEATURES for length in TRIED_LENGTHS):
+            refused = self.refused(length, features)
+            self.refused_all = self.refused_all and refused is True
+            if refused is False:
+                self.accepts_any, self.length, self.width = True, length, features
                 break
 
     def refused(
@@ -161,31 +160,34 @@ class _Probes:
         batch: tuple[int, ...] = (),
         says: Callable[[str], bool] = says_unsupported,
     ) -> bool | None:
-        """Return whether a call with as many queries as keys is refused."""
+        """Return the outcome of :func:`_refused` for a call with as many queries as keys."""
         return _refused(self.subject, self.plain(length, features, batch), says)
 
     def plain(self, length: int, features: int, batch: tuple[int, ...] = ()) -> Arguments:
-        """Return inputs with as many queries as keys."""
+        """Return inputs without options, with as many queries as keys."""
         self.mark(FORMULA, f"a call with {length} queries and keys, {features} features and the batch {batch}")
         rng = np.random.default_rng(0)
-        # The number of places is the product of all axes of a grid: few along each, and all grids alike.
+        # All grids have the same small axes, since the number of their places is the product of the axes.
         grids = dict.fromkeys(self.subject.operation.sizes_of(Axis.GRID), GRID)
         return sample(self.subject, rng, batch, queries=length, keys=length, features=features, sizes=grids)
 
-    def least(self) -> dict[str, Any]:
-        """Return the smallest length and batch, where all smaller ones are refused and no greater one is."""
+    def minima(self) -> dict[str, Any]:
+        """Return the smallest accepted length and batch size, if exactly the smaller ones are refused."""
         limits, result = self.subject.limits, {}
         if limits.multiple_of == 1:
-            sizes = [n for n in (0, *SMALL) if limits.min_length <= n <= (limits.max_length or n)]
-            least = _least({n: self.refused(n, self.width, says=says_small) for n in sizes})
-            result["min_length"] = 0 if least == 1 and self._only_without_keys() else least
+            sizes = [n for n in (0, *SMALL_SIZES) if limits.min_length <= n <= (limits.max_length or n)]
+            smallest = _minimum({n: self.refused(n, self.width, says=says_small) for n in sizes})
+            result["min_length"] = 0 if smallest == 1 and self._only_without_keys() else smallest
         if limits.max_batch_dims:
-            sizes = [b for b in (0, *SMALL) if limits.min_batch <= b]
-            result["min_batch"] = _least({b: self.refused(self.length, self.width, (b,), says_small) for b in sizes})
+            sizes = [b for b in (0, *SMALL_SIZES) if limits.min_batch <= b]
+            result["min_batch"] = _minimum({b: self.refused(self.length, self.width, (b,), says_small) for b in sizes})
         return {name: size for name, size in result.items() if size}
 
     def _only_without_keys(self) -> bool:
-        """Return whether the refusal concerns semantics: no keys refused, no queries accepted."""
+        """Return True if inputs without queries are accepted, but inputs without keys refused.
+
+        That is a choice of semantics (``no_keys``), not a minimum length.
+        """
         subject = self.subject
         if not QUESTIONS["no_keys"].concerns(subject.operation) or subject.operation.attends_to_itself:
             return False
@@ -193,35 +195,35 @@ class _Probes:
             sample(subject, np.random.default_rng(0), (), queries=n, keys=m, features=self.width)
             for n, m in ((0, self.length), (self.length, 0))
         ]
-        return [_refused(subject, given, says_small) for given in calls] == [False, True]
+        return [_refused(subject, arguments, says_small) for arguments in calls] == [False, True]
 
     def layouts(self) -> dict[str, Any]:
-        """Return ``contiguous_only`` if arrays with exchanged axes in memory are refused."""
-        given, subject = self.plain(max(self.length, 2), max(self.width, 2)), self.subject
+        """Return ``contiguous_only`` if arrays with exchanged axes in memory are refused because of their layout."""
+        arguments, subject = self.plain(max(self.length, 2), max(self.width, 2)), self.subject
         if subject.limits.contiguous_only:
             return {}
 
         def scattered(path: str) -> Any:
-            x = given[path]
+            x = arguments[path]
             return last_exchanged(x, subject.convert) if getattr(x, "ndim", 0) > 1 else subject.convert(x)
 
         try:
-            found = subject.outcome(given.passed_as(scattered))
-        except (Violation, *CANNOT):
+            outcome = subject.result_or_raised(arguments.passed_as(scattered))
+        except (Violation, *VIEW_ERRORS):
             return {}
-        refused = isinstance(found, Raised) and _SCATTERED.search(found.message)
-        return {"contiguous_only": True} if refused and _refused(subject, given) is False else {}
+        refused = isinstance(outcome, Raised) and _LAYOUT.search(outcome.message)
+        return {"contiguous_only": True} if refused and _refused(subject, arguments) is False else {}
 
     def gradients(self) -> dict[str, Any]:
-        """Return the operations with gradients, if this one reports that it has none."""
+        """Return the other operations with gradients, if this one reports that it has none."""
         subject = self.subject
         name, contract = subject.operation.name, subject.contract
-        asked = contract.differentiable and subject.operation.differentiable and subject.limits.gives_gradients(name)
-        if not asked:
+        judged = contract.differentiable and subject.operation.differentiable and subject.limits.gives_gradients(name)
+        if not judged:
             return {}
-        given = self.plain(max(self.length, 2), self.width)
+        arguments = self.plain(max(self.length, 2), self.width)
         try:
-            subject.vjp(given, subject.cotangents(given, np.random.default_rng(0)))
+            subject.vjp(arguments, subject.cotangents(arguments, np.random.default_rng(0)))
         except Violation as violation:
             if violation.reason is Reason.RAISED and says_unsupported(violation.message):
                 others = (o for o in contract.operations if o != name and OPERATIONS[o].differentiable)
@@ -229,102 +231,104 @@ class _Probes:
         return {}
 
     def lengths(self) -> dict[str, Any]:
-        """Return the greatest length, and the divisor of all accepted lengths."""
+        """Return the largest accepted length, and the divisor of all accepted lengths, if others are refused."""
         limits = self.subject.limits
-        found = {
+        refused_by_length = {
             length: self.refused(length, self.width)
             for length in sorted(LENGTHS)
             if length and not length % limits.multiple_of and length <= (limits.max_length or length)
         }
-        taken, refused = _divided(found)
+        accepted, refused = _partition(refused_by_length)
         if not refused:
             return {}
-        multiple, longest = math.gcd(*taken), max(taken)
+        multiple, longest = math.gcd(*accepted), max(accepted)
         beyond = [length for length in refused if length > longest]
         between = [length for length in refused if length < longest]
         if any(length % multiple == 0 for length in between):
-            return {}  # no limit describes it
+            return {}  # no limit describes these refusals
         result = {"multiple_of": multiple} if between else {}
         beyond = [length for length in beyond if not between or length % multiple == 0]
         return result | (
             {"max_length": self._longest(longest, min(beyond), multiple if between else 1)} if beyond else {}
         )
 
-    def _longest(self, taken: int, refused: int, multiple: int) -> int:
-        """Return the greatest accepted length between an accepted and a refused one."""
-        while refused - taken > multiple:
-            middle = (taken + refused) // 2 // multiple * multiple
-            middle = middle if middle > taken else taken + multiple
+    def _longest(self, accepted: int, refused: int, multiple: int) -> int:
+        """Return the largest accepted length between an accepted and a refused one, by bisection."""
+        while refused - accepted > multiple:
+            middle = (accepted + refused) // 2 // multiple * multiple
+            middle = middle if middle > accepted else accepted + multiple
             if self.refused(middle, self.width) is False:
-                taken = middle
+                accepted = middle
             else:
                 refused = middle
-        return taken
+        return accepted
 
     def features(self) -> dict[str, Any]:
         """Return the accepted feature sizes, if others are refused."""
         sizes = self.subject.limits.head_sizes or FEATURES
-        taken, refused = _divided({size: self.refused(self.length, size) for size in sizes})
-        return {"head_sizes": tuple(taken)} if refused else {}
+        accepted, refused = _partition({size: self.refused(self.length, size) for size in sizes})
+        return {"head_sizes": tuple(accepted)} if refused else {}
 
     def batches(self) -> dict[str, Any]:
         """Return the largest number of batch dimensions, if more are refused."""
         depths = range(self.subject.limits.max_batch_dims + 1)
-        taken, refused = _divided({depth: self.refused(self.length, self.width, (2,) * depth) for depth in depths})
-        return {"max_batch_dims": max(taken)} if refused and max(taken) < min(refused) else {}
+        accepted, refused = _partition({depth: self.refused(self.length, self.width, (2,) * depth) for depth in depths})
+        return {"max_batch_dims": max(accepted)} if refused and max(accepted) < min(refused) else {}
 
 
-def _least(found: Mapping[int, bool | None]) -> int:
-    """Return the smallest accepted size, if all smaller ones are refused and all greater accepted; else 0."""
-    taken = [size for size, refused in found.items() if refused is False]
-    least = min(taken, default=0)
-    return least if all(refused is (size < least) for size, refused in found.items()) else 0
+def _minimum(refused_by_size: Mapping[int, bool | None]) -> int:
+    """Return the smallest accepted size if exactly all smaller ones are refused; else 0."""
+    accepted = [size for size, refused in refused_by_size.items() if refused is False]
+    smallest = min(accepted, default=0)
+    return smallest if all(refused is (size < smallest) for size, refused in refused_by_size.items()) else 0
 
 
-def _divided(found: Mapping[int, bool | None]) -> tuple[list[int], list[int]]:
-    """Return the accepted sizes, and the refused ones."""
-    return [x for x, refused in found.items() if refused is False], [x for x, refused in found.items() if refused]
+def _partition(outcomes: Mapping[int, bool | None]) -> tuple[list[int], list[int]]:
+    return [x for x, refused in outcomes.items() if refused is False], [x for x, refused in outcomes.items() if refused]
 
 
-def _others(subject: Subject, mark: Mark) -> dict[str, Any]:
-    """Return limits of broadcasting, masks, the causal flag and features, from calls of many kinds.
+def _option_limits(subject: Subject, mark: Mark) -> dict[str, Any]:
+    """Return limits of broadcasting, masks, the causal flag and features, from varied calls.
 
-    A limit must exclude none of the accepted inputs, and some refused ones. Broadcasting is blamed only if one of these
-    inputs is accepted once its batches are repeated in full.
+    A limit must exclude no accepted input, and at least ``MIN_REFUSED`` refused ones; the one that excludes most comes
+    first. Broadcasting is blamed only if one of its inputs is accepted after its batches are repeated in full.
     """
-    tried = list(_tried(subject, mark))
-    lacking: list[str] = []
+    outcomes = list(_outcomes_of_inputs(subject, mark))
+    missing: list[str] = []
     limits: dict[str, Any] = {}
-    left = [x for x, refused in tried if refused]
+    unexplained = [x for x, refused in outcomes if refused]
     candidates = dict(_candidates(subject))
-    while len(left) >= FEWEST:
+    while len(unexplained) >= MIN_REFUSED:
         fitting = {
-            name: sum(map(excludes, left))
+            name: sum(map(excludes, unexplained))
             for name, excludes in candidates.items()
-            if all(refused for x, refused in tried if excludes(x))
+            if all(refused for x, refused in outcomes if excludes(x))
         }
         name = max(fitting, key=lambda name: fitting[name], default="")
-        if not name or fitting[name] < FEWEST:
+        if not name or fitting[name] < MIN_REFUSED:
             break
-        excluded = [x for x in left if candidates[name](x)]
+        excluded = [x for x in unexplained if candidates[name](x)]
         if name == "broadcasting" and not any(_refused(subject, in_full_batches(x)) is False for x in excluded):
             del candidates[name]
             continue
-        if name in WHETHER:
+        if name in BOOLEAN_LIMITS:
             limits[name] = False
         else:
-            lacking.append(name)
-        left = [x for x in left if not candidates[name](x)]
-    if lacking:
-        known = sorted({f for o in OPERATIONS.values() for f in o.features if subject.limits.has(f)})
-        limits["features"] = tuple(f for f in known if f not in lacking)
+            missing.append(name)
+        unexplained = [x for x in unexplained if not candidates[name](x)]
+    if missing:
+        features = sorted({f for o in OPERATIONS.values() for f in o.features if subject.limits.has(f)})
+        limits["features"] = tuple(f for f in features if f not in missing)
     return limits
 
 
-def _tried(subject: Subject, mark: Mark) -> Iterator[tuple[Arguments, bool]]:
-    """Yield varied inputs, and whether they are refused; empty inputs, which may be accepted anyway, are skipped."""
+def _outcomes_of_inputs(subject: Subject, mark: Mark) -> Iterator[tuple[Arguments, bool]]:
+    """Yield varied inputs, each with True if it is refused.
+
+    Empty inputs are skipped, since libraries may accept them without looking at anything else.
+    """
     seed = stable_seed("refusals", subject.operation.name, subject.dtype)
-    for example in corners(subject.operation, subject.limits, seed=seed, most=ROWS, work=WORK):
+    for example in corners(subject.operation, subject.limits, seed=seed, most=TRIED_INPUTS, work=WORK):
         arguments = subject.arguments(example)
         if all(x.size for x in arguments.arrays.values()) and subject.in_domain(arguments):
             mark(FORMULA, example)
@@ -334,28 +338,27 @@ def _tried(subject: Subject, mark: Mark) -> Iterator[tuple[Arguments, bool]]:
 
 
 def _candidates(subject: Subject) -> Iterable[tuple[str, Callable[[Arguments], bool]]]:
-    """Yield the candidate limits, each with a test of what it excludes."""
+    """Yield the candidate limits, each with a predicate of the inputs that it excludes."""
     operation, limits = subject.operation, subject.limits
     if limits.broadcasting:
         yield "broadcasting", _broadcasts
     masks = [leaf.path for leaf in operation.masks.values() if leaf.optional]
     if limits.mask and masks:
-        yield "mask", lambda given: any(given[path] is not None for path in masks)
+        yield "mask", lambda arguments: any(arguments[path] is not None for path in masks)
     flag = operation.flag
     if limits.causal and flag is not None:
-        yield "causal", lambda given: bool(given[flag])
+        yield "causal", lambda arguments: bool(arguments[flag])
     for feature in subject.operation.features:
         if subject.limits.has(feature):
             yield feature, partial(_uses, feature)
 
 
 def _broadcasts(arguments: Arguments) -> bool:
-    """Return whether batch dimensions of different inputs differ."""
     return len({x.shape[: x.ndim - len(leaf.core)] for leaf, x in arguments.batched}) > 1
 
 
 def _uses(feature: str, arguments: Arguments) -> bool:
-    """Return whether a call uses an optional part of the operation."""
+    """Return True if a call uses a feature, an optional part of the operation."""
     path, _, choice = feature.partition("=")
     value = arguments.get(path)
     if choice:

@@ -1,1 +1,1 @@
-"""Judging one result in any test harness."""
+"""Judging of one attention result inside somebody else's test harness."""

@@ -11,21 +11,21 @@ from attnspec.conformance.judging.foreign_calls import Raised, call_safely, prin
 
 PROTOCOLS = ("__dlpack__", "__array_interface__", "__array__")
 
-HOST = {1, 3, 11}
+HOST_DEVICES = {1, 3, 11}
 """DLPack's device numbers for memory that the CPU reads: its own, and pinned by CUDA or ROCm."""
 
-CPU = (1, 0)
+CPU_DEVICE = (1, 0)
 
-COPIES = ("cpu", "get")
+COPY_METHODS = ("cpu", "get")
 """Methods that copy an array to the host, in frameworks whose DLPack export does not."""
 
-LAZY = ("resolve_neg", "resolve_conj")
-"""Methods that compute numbers which a framework has only marked as negated or conjugated."""
+RESOLVE_METHODS = ("resolve_neg", "resolve_conj")
+"""Methods that carry out PyTorch's lazy negation or conjugation, which DLPack does not export."""
 
-KINDS = {0: "i", 1: "u", 2: "f", 6: "b"}
-"""DLPack's codes of NumPy's kinds."""
+NUMPY_KINDS = {0: "i", 1: "u", 2: "f", 6: "b"}
+"""NumPy's kind letter for each type code of DLPack."""
 
-OTHERS = {
+EXTENDED_DTYPES = {
     (4, 16): ml_dtypes.bfloat16,
     (8, 8): ml_dtypes.float8_e4m3,
     (10, 8): ml_dtypes.float8_e4m3fn,
@@ -33,9 +33,9 @@ OTHERS = {
     (12, 8): ml_dtypes.float8_e5m2,
     (13, 8): ml_dtypes.float8_e5m2fnuz,
 }
-"""DLPack's codes and bits of dtypes that NumPy lacks."""
+"""Dtypes that NumPy lacks, by DLPack's type code and number of bits."""
 
-EIGHT_BITS = {np.dtype(dtype).name for (_, bits), dtype in OTHERS.items() if bits == 8}
+EIGHT_BITS = {np.dtype(dtype).name for (_, bits), dtype in EXTENDED_DTYPES.items() if bits == 8}
 """Names of the 8-bit dtypes."""
 
 
@@ -48,7 +48,7 @@ class _Dtype(ctypes.Structure):
 
 
 class _Tensor(ctypes.Structure):
-    """DLPack's ``DLTensor``, the beginning of its managed tensors."""
+    """DLPack's ``DLTensor`` struct, with which every managed tensor begins."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -61,8 +61,8 @@ class _Tensor(ctypes.Structure):
     )
 
 
-class _Lent:
-    """Memory of another framework, kept alive as long as an array reads it."""
+class _BorrowedMemory:
+    """Another framework's memory, kept alive while a NumPy array reads it."""
 
     def __init__(self, capsule: Any, interface: dict[str, Any]) -> None:
         self.capsule, self.__array_interface__ = capsule, interface
@@ -71,38 +71,38 @@ class _Lent:
 def read(x: Any, name: str) -> Numbers:
     """Return any framework's array as a NumPy array, without a copy if it lies in host memory.
 
-    bfloat16 and the formats of 8 bits have the dtypes of ``ml_dtypes``. Errors: ``TypeError`` for an array that cannot
-    be read, such as a tensor that requires gradients, with its framework's message; and for a masked array.
+    bfloat16 and 8-bit floats get the dtypes of ``ml_dtypes``. Errors: ``TypeError`` for a masked array, and for one
+    that its framework refuses to export, such as a tensor that requires gradients; the message quotes the framework.
     """
     if isinstance(x, np.ma.MaskedArray):
-        raise TypeError(f"{name}: expected an array of which all numbers count; got {type(x).__name__}")
+        raise TypeError(f"{name}: expected an array without masked entries; got {type(x).__name__}")
     if isinstance(x, np.ndarray):
         return np.asarray(x)
     if not any(hasattr(x, protocol) for protocol in PROTOCOLS):
         raise TypeError(f"{name}: expected an array, by DLPack or the array interface; got {type(x).__name__}")
-    found = call_safely(lambda: _of_capsule(_capsule(x)) if hasattr(x, PROTOCOLS[0]) else np.asarray(x))
-    if isinstance(found, Raised):
-        said = " ".join(str(found.error).split()) or type(found.error).__name__
-        raise TypeError(f"{name}: expected an array that can be read; got {type(x).__name__}: {printable(said)}")
-    return cast(Numbers, found)
+    array = call_safely(lambda: _array_of_capsule(_capsule(x)) if hasattr(x, PROTOCOLS[0]) else np.asarray(x))
+    if isinstance(array, Raised):
+        message = " ".join(str(array.error).split()) or type(array.error).__name__
+        raise TypeError(f"{name}: expected an array that can be read; got {type(x).__name__}: {printable(message)}")
+    return cast(Numbers, array)
 
 
 def _capsule(x: Any) -> Any:
-    """Return the capsule of an array in host memory, copied there from other devices."""
-    for resolve in LAZY:
+    """Return the DLPack capsule of an array, copied to host memory from other devices."""
+    for resolve in RESOLVE_METHODS:
         x = getattr(x, resolve)() if hasattr(x, resolve) else x
-    if x.__dlpack_device__()[0] in HOST:
+    if x.__dlpack_device__()[0] in HOST_DEVICES:
         return x.__dlpack__()
     try:
-        return x.__dlpack__(dl_device=CPU)
+        return x.__dlpack__(dl_device=CPU_DEVICE)
     except (TypeError, ValueError, BufferError):
-        copied = next((getattr(x, copy)() for copy in COPIES if hasattr(x, copy)), None)
-        if copied is None:
+        host_copy = next((getattr(x, copy)() for copy in COPY_METHODS if hasattr(x, copy)), None)
+        if host_copy is None:
             raise
-        return copied.__dlpack__()
+        return host_copy.__dlpack__()
 
 
-def _of_capsule(capsule: Any) -> Numbers:
+def _array_of_capsule(capsule: Any) -> Numbers:
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     tensor = _Tensor.from_address(pointer(capsule, b"dltensor"))
@@ -118,13 +118,15 @@ def _of_capsule(capsule: Any) -> Numbers:
         "strides": strides,
         "typestr": f"|V{dtype.itemsize}",
     }
-    return np.asarray(_Lent(capsule, interface)).view(dtype)
+    return np.asarray(_BorrowedMemory(capsule, interface)).view(dtype)
 
 
-def _dtype(found: _Dtype) -> np.dtype[Any]:
-    if found.lanes == 1 and (found.code, found.bits) in OTHERS:
-        other: np.dtype[Any] = np.dtype(OTHERS[found.code, found.bits])
-        return other
-    if found.lanes != 1 or found.code not in KINDS or found.bits % 8:
-        raise TypeError(f"its numbers are of code {found.code} with {found.bits} bits in {found.lanes} lanes")
-    return np.dtype(f"{KINDS[found.code]}{found.bits // 8}")
+def _dtype(dtype: _Dtype) -> np.dtype[Any]:
+    if dtype.lanes == 1 and (dtype.code, dtype.bits) in EXTENDED_DTYPES:
+        extended: np.dtype[Any] = np.dtype(EXTENDED_DTYPES[dtype.code, dtype.bits])
+        return extended
+    if dtype.lanes != 1 or dtype.code not in NUMPY_KINDS or dtype.bits % 8:
+        raise TypeError(
+            f"DLPack type code {dtype.code} with {dtype.bits} bits and {dtype.lanes} lanes has no NumPy dtype"
+        )
+    return np.dtype(f"{NUMPY_KINDS[dtype.code]}{dtype.bits // 8}")

@@ -1,115 +1,117 @@
-"""Gradients against the formula's: all of them, or some rows of calls with too many pairs."""
+"""Comparison of gradients with the formula's: all, or samples if a call is too large."""
 
 from dataclasses import replace
 from math import prod
 
 import numpy as np
 
-from attnspec.conformance.harness.choices import Expected
-from attnspec.conformance.harness.dots import Dots
-from attnspec.conformance.harness.parts import PAIRS, Part, of_elements, pairs, separable, with_rows
+from attnspec.conformance.harness.expected import Expected
+from attnspec.conformance.harness.parts import JUDGED_PAIRS, Part, elements_with_gradients, pairs, separable, with_rows
 from attnspec.conformance.harness.record import Record
+from attnspec.conformance.harness.sampled_gradients import SampledGradients
 from attnspec.conformance.inputs.arguments import Numbers, along, take
-from attnspec.conformance.judging.rows import rows_to_judge
+from attnspec.conformance.judging.sampled_rows import rows_to_judge
 from attnspec.conformance.judging.subject import Results
 from attnspec.spec.contract.tree import Kind
 
-MOST_PAIRS = 2**22
-"""Most query–key pairs with every gradient judged: per batch element, or in all if elements share an argument."""
+MAX_PAIRS = 2**22
+"""Query–key pairs up to which every gradient is judged: per batch element, or in total if elements share arrays."""
 
-MOST_ROWS = 64
-"""Largest number of rows with a nonzero cotangent for which gradients are computed from these rows."""
+MAX_ROWS = 64
+"""Rows with a nonzero cotangent up to which all gradients are computed from just these rows."""
 
 
 def judge_gradients(
-    record: Record, given: Part, outputs: Results, found: Results, rng: np.random.Generator, seed: int
+    record: Record, call: Part, outputs: Results, gradients: Results, rng: np.random.Generator, seed: int
 ) -> None:
-    """Judge gradients by path; ``given`` holds the cotangents as its results, ``outputs`` the actual results.
+    """Judge gradients by path.
 
-    If not all elements of the batch are affordable, ``seed`` chooses the first one.
-
-    Errors: ``ValueError`` for more pairs than can be judged.
+    ``call`` holds the cotangents in place of results, ``outputs`` the actual results. If key gradients of only some
+    batch elements are affordable, ``seed`` chooses the first of them. Errors: ``ValueError`` for too large a call.
     """
-    arguments = given.arguments
-    apart = separable(arguments)
-    most = pairs(arguments) // max(prod(arguments.batch), 1) if apart else pairs(arguments)
-    if most > MOST_PAIRS:
-        _judge_some(record, given, outputs, found, rng, seed, most)
+    arguments = call.arguments
+    separate = separable(arguments)
+    pair_count = pairs(arguments) // max(prod(arguments.batch), 1) if separate else pairs(arguments)
+    if pair_count > MAX_PAIRS:
+        _judge_samples(record, call, outputs, gradients, rng, seed, pair_count)
         return
-    for part, own in of_elements(given, found) if apart else [(replace(given, places=()), found)]:
+    parts = elements_with_gradients(call, gradients) if separate else [(replace(call, places=()), gradients)]
+    for part, part_gradients in parts:
         expected = record.subject.gradients(part.arguments, _cotangents(record, part))
-        for path, g in own.items():
+        for path, g in part_gradients.items():
             record.compare(g, Expected(*expected[path]), part, f"the gradient of {path}")
     record.judged.append("every number of the gradients")
 
 
 def _cotangents(record: Record, part: Part) -> Results:
-    floats = (leaf for leaf in record.subject.operation.outputs if leaf.kind is Kind.FLOAT)
-    return {leaf.path: part.results[leaf.path] for leaf in floats}
+    float_outputs = (leaf for leaf in record.subject.operation.outputs if leaf.kind is Kind.FLOAT)
+    return {leaf.path: part.results[leaf.path] for leaf in float_outputs}
 
 
-def _judge_some(
+def _judge_samples(
     record: Record,
-    given: Part,
+    call: Part,
     outputs: Results,
-    found: Results,
+    gradients: Results,
     rng: np.random.Generator,
     seed: int,
-    most: int,
+    pair_count: int,
 ) -> None:
-    """Judge query gradients in some independent rows, and other gradients at some keys.
+    """Judge samples of gradients: query gradients in some rows, other gradients at some keys.
 
-    A query row has its own gradient. Gradients of other arguments are sums over rows: they are judged if the cotangent
-    is 0 in all but a few rows, or if scores are dot products.
+    Each query row has its own gradient. Gradients of other arguments are sums over all rows. They can be judged if the
+    cotangent is 0 in all but ``MAX_ROWS`` rows, or if scores are dot products.
     """
-    subject, arguments = record.subject, given.arguments
-    operation, asking = subject.operation, subject.operation.asking or ""
-    count = int(np.clip(PAIRS // max(pairs(arguments, 1), 1), 4, MOST_ROWS))
+    subject, arguments = record.subject, call.arguments
+    operation, query_size = subject.operation, subject.operation.query_size or ""
+    count = int(np.clip(JUDGED_PAIRS // max(pairs(arguments, 1), 1), 4, MAX_ROWS))
     rows = rows_to_judge(subject, arguments, count, rng) if separable(arguments) else None
     if rows is None:
         raise ValueError(
-            f"{operation.name}: gradients: expected at most {MOST_PAIRS:,} pairs of a query and a key where rows "
-            f"cannot be judged by themselves; got {most:,}"
+            f"{operation.name}: gradients: expected at most {MAX_PAIRS:,} query–key pairs, because rows "
+            f"cannot be judged separately; got {pair_count:,}"
         )
-    asked = _nonzero_rows(record, given)
-    summed = [path for path in found if asking not in arguments.leaves[path].sizes]
-    dots = Dots.of(record, seed)
-    if len(asked) <= MOST_ROWS:
-        _judge_rows(record, given, found, asked, ", which are all that the cotangent asks for" if summed else "")
+    cotangent_rows = _nonzero_rows(record, call)
+    summed = [path for path in gradients if query_size not in arguments.leaves[path].sizes]
+    dots = SampledGradients.of(record, seed)
+    if len(cotangent_rows) <= MAX_ROWS:
+        _judge_rows(
+            record, call, gradients, cotangent_rows, ", the only ones with a nonzero cotangent" if summed else ""
+        )
     elif dots is not None:
-        dots.judge(given, outputs, found, rows, rng)
+        dots.judge(call, outputs, gradients, rows, rng)
     elif summed:
         raise ValueError(
-            f"{operation.name}: the gradient of {summed[0]}: expected a cotangent of 0 in all but {MOST_ROWS} rows, or "
-            f"at most {MOST_PAIRS:,} pairs of a query and a key; got {len(asked):,} rows and {most:,} pairs"
+            f"{operation.name}: the gradient of {summed[0]}: expected a cotangent of 0 in all but {MAX_ROWS} rows, or "
+            f"at most {MAX_PAIRS:,} query–key pairs; got {len(cotangent_rows):,} rows and {pair_count:,} pairs"
         )
     else:
-        _judge_rows(record, given, found, rows, "")
+        _judge_rows(record, call, gradients, rows, "")
 
 
-def _judge_rows(record: Record, given: Part, found: Results, rows: Numbers, every: str) -> None:
-    subject, arguments = record.subject, given.arguments
-    asking = subject.operation.asking or ""
-    for whole, own in of_elements(given, found, len(rows)):
-        part = with_rows(subject, whole, rows)
+def _judge_rows(record: Record, call: Part, gradients: Results, rows: Numbers, remark: str) -> None:
+    subject, arguments = record.subject, call.arguments
+    query_size = subject.operation.query_size or ""
+    for element, element_gradients in elements_with_gradients(call, gradients, len(rows)):
+        part = with_rows(subject, element, rows)
         expected = subject.gradients(part.arguments, _cotangents(record, part))
-        for path, g in own.items():
+        for path, g in element_gradients.items():
             leaf = arguments.leaves[path]
-            of_rows = asking in leaf.sizes
-            got = along(g, leaf, asking, whole.arguments.binding, take(rows)) if of_rows else g
-            row = len(leaf.core) + leaf.axes(asking)[0] if of_rows else None
-            record.compare(got, Expected(*expected[path]), part, f"the gradient of {path}", row)
-    record.judged.append(f"the gradients of {len(rows):,} rows{every}")
+            has_rows = query_size in leaf.sizes
+            judged_rows = along(g, leaf, query_size, element.arguments.binding, take(rows)) if has_rows else g
+            row = len(leaf.core) + leaf.axes(query_size)[0] if has_rows else None
+            record.compare(judged_rows, Expected(*expected[path]), part, f"the gradient of {path}", row)
+    record.judged.append(f"the gradients of {len(rows):,} rows{remark}")
 
 
-def _nonzero_rows(record: Record, given: Part) -> Numbers:
-    """Return the rows in which any element of the batch has a nonzero cotangent."""
-    asking = record.subject.operation.asking or ""
-    found: set[int] = set()
+def _nonzero_rows(record: Record, call: Part) -> Numbers:
+    """Return the indices of rows with a nonzero cotangent in any batch element."""
+    query_size = record.subject.operation.query_size or ""
+    nonzero: set[int] = set()
     for leaf in record.subject.operation.outputs:
         if leaf.kind is Kind.FLOAT:
-            x = given.results[leaf.path]
-            (axis,) = leaf.axes(asking)
+            x = call.results[leaf.path]
+            (axis,) = leaf.axes(query_size)
             rows = np.moveaxis(x != 0, x.ndim + axis, 0).reshape(x.shape[axis], -1).any(-1)
-            found.update(map(int, np.flatnonzero(rows)))
-    return np.array(sorted(found), dtype=np.intp)
+            nonzero.update(map(int, np.flatnonzero(rows)))
+    return np.array(sorted(nonzero), dtype=np.intp)

@@ -1,151 +1,161 @@
-"""Filters over all rows, taken from the laws on ensembles, and how honest results pass them."""
+"""Tests for errors that many rows share, each calibrated on honest results of the same inputs.
+
+Such an error may be far below the budget of every single number. The checks are those of the laws on ensembles.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from attnspec.conformance.harness.scores import has_parts
-from attnspec.conformance.harness.together import Ensemble
+from attnspec.conformance.harness.ensemble import Ensemble
+from attnspec.conformance.harness.score_changes import has_score_options
 from attnspec.conformance.inputs.arguments import Numbers
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Violation
-from attnspec.conformance.laws.ensembles import along
-from attnspec.conformance.laws.single_keys import along_key
-from attnspec.conformance.laws.spreads import no_wider
+from attnspec.conformance.laws.ensembles import demand_unbiased
+from attnspec.conformance.laws.single_keys import filter_key
+from attnspec.conformance.laws.spreads import demand_spread
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.laws import attention, pooling
 
-SLOPE = 8.0
-"""Factor by which the exponentials' error may be steeper than large: its sign alternates between powers of two."""
+MAX_SLOPE = 8.0
+"""Largest slope of an approximated exponential's error, as a multiple of the error: its sign alternates per octave."""
 
-SHARED = 2.0
-"""Factor by which shared roundings may exceed those of the tried honest results."""
+HONEST_FACTOR = 2.0
+"""Factor by which an honest implementation's estimate may exceed those of the simulated honest results."""
 
-PART_OF_KEY = 0.25
-"""Smallest relative error of a key's mean weight that counts; omitting the key is an error of 1."""
+MIN_KEY_ERROR = 0.25
+"""Smallest relative error of a key's mean weight that is reported; omitting the key is an error of 1."""
 
 
 @dataclass(frozen=True)
-class Filter:
-    """One filter over all rows: ``check`` raises on an error; errors within ``least`` of its limit are ignored."""
+class EnsembleFilter:
+    """A test for one error shared by all rows, such as a wrong scale.
 
-    what: str
+    ``check`` estimates the error of ``quantity`` and raises ``Violation`` above its limit, to which ``tolerance`` is
+    added here. ``signed`` is False if the estimate is a size without a sign.
+    """
+
+    quantity: str
     check: Callable[[Numbers], None]
-    least: float = 0.0
+    tolerance: float = 0.0
     signed: bool = True
 
-    def asked(self, subject: Subject, got: Numbers) -> tuple[float, float, str]:
-        """Return the filter's estimate, its limit, and a message if the limit is exceeded."""
-        ratio, words = subject.ratio, ""
-        subject.estimates.pop(self.what, None)
+    def test_on(self, subject: Subject, got: Numbers) -> tuple[float, float, str]:
+        """Return the estimated error of some results, its limit, and a message if it exceeds the limit."""
+        ratio_before, message = subject.ratio, ""
+        subject.estimates.pop(self.quantity, None)
         try:
             self.check(got)
         except Violation as violation:
-            words = violation.message
+            message = violation.message
         finally:
-            subject.ratio = ratio
-        found, limit = subject.estimates.get(self.what, (0.0, 0.0))
-        limit += self.least
-        return found, limit, words if abs(found) > limit else ""
+            subject.ratio = ratio_before
+        estimate, limit = subject.estimates.get(self.quantity, (0.0, 0.0))
+        limit += self.tolerance
+        return estimate, limit, message if abs(estimate) > limit else ""
 
-    def tells(self, ensemble: Ensemble, estimate: float, limit: float) -> bool:
-        """Return whether an estimate beyond the limit is impossible for honest results on these inputs.
+    def is_evidence(self, ensemble: Ensemble, estimate: float, limit: float) -> bool:
+        """Return True if no honest result on these inputs can have an estimate this large.
 
-        Honest results share roundings between rows, such as that of a common exponential. These may look like a defect,
-        and be twice as large in an implementation that rounds elsewhere.
+        Rows of honest results share some roundings, such as that of a common exponential, which the filter may mistake
+        for a defect. Implementations that round at other places may have up to ``HONEST_FACTOR`` times the estimate.
         """
-        honest = [self.asked(ensemble.subject, x) for x in ensemble.honest]
+        honest = [self.test_on(ensemble.subject, x) for x in ensemble.honest_results]
         rounded = honest[: len(ensemble.rounded)] if self.signed else []
-        common = SHARED * max((abs(found) for found, _, _ in rounded), default=0.0)
-        return abs(estimate) > limit + common and not any(words for _, _, words in honest)
+        honest_estimate = HONEST_FACTOR * max((abs(other) for other, _, _ in rounded), default=0.0)
+        return abs(estimate) > limit + honest_estimate and not any(message for _, _, message in honest)
 
 
-def gain(ensemble: Ensemble) -> Iterator[Filter]:
-    """A filter in the direction of the result itself."""
-    e, what = ensemble, "the gain"
-    yield Filter(what, lambda got: along(e.subject, e.arguments, got - e.expected, e.expected, what), e.exponentials)
+def gain_filters(ensemble: Ensemble) -> Iterator[EnsembleFilter]:
+    """Yield a filter for results multiplied by a wrong factor."""
+    e, name = ensemble, "the gain"
+    yield EnsembleFilter(
+        name, lambda got: demand_unbiased(e.subject, e.arguments, got - e.expected, e.expected, name), e.exponentials
+    )
 
 
-def scale(ensemble: Ensemble) -> Iterator[Filter]:
-    """A filter in the direction of the derivative with respect to the logarithm of the scale."""
-    e, what = ensemble, "the scale of the scores"
-    steepness, size = float(np.linalg.norm(e.steepness)), float(np.linalg.norm(e.expected))
-    if not steepness:
+def scale_filters(ensemble: Ensemble) -> Iterator[EnsembleFilter]:
+    """Yield a filter for scores multiplied by a wrong factor, unless results do not depend on it."""
+    e, name = ensemble, "the scale of the scores"
+    slope, size = float(np.linalg.norm(e.scale_derivative)), float(np.linalg.norm(e.expected))
+    if not slope:
         return
-    # The less results depend on the scale, the larger the scale error that an error of exponentials can imitate.
-    least = SLOPE * e.exponentials * max(1.0, size / steepness)
-    # Equal terms round the sum of a score in the same direction repeatedly, more often the larger it is.
-    least = max(least, e.terms * e.subject.precision.accumulation)
-    yield Filter(what, lambda got: along(e.subject, e.arguments, got - e.expected, e.steepness, what), least)
+    # An error of exponentials looks like an error of the scale: the larger one, the less results depend on the scale.
+    tolerance = MAX_SLOPE * e.exponentials * max(1.0, size / slope)
+    # In sums of equal terms every addition may round in the same direction, which looks like a wrong scale.
+    tolerance = max(tolerance, e.terms * e.subject.precision.accumulation)
+    yield EnsembleFilter(
+        name, lambda got: demand_unbiased(e.subject, e.arguments, got - e.expected, e.scale_derivative, name), tolerance
+    )
 
 
-def keys(ensemble: Ensemble) -> Iterator[Filter]:
-    """Filters along some keys and a key of zeros, to detect omitted and additional keys."""
+def key_filters(ensemble: Ensemble) -> Iterator[EnsembleFilter]:
+    """Yield filters for wrong mean weights of sampled keys, which reveal omitted and additional keys."""
     e = ensemble
-    for words, alone in e.single_keys():
-        what = f"the weight of {words}"
+    for key, key_result in e.results_of_single_keys():
+        quantity = f"the weight of {key}"
 
-        def check(got: Numbers, what: str = what, away: Numbers = alone - e.expected) -> None:
-            along_key(e.subject, e.arguments, (got - e.expected, away, e.expected), what)
+        def check(got: Numbers, quantity: str = quantity, direction: Numbers = key_result - e.expected) -> None:
+            filter_key(e.subject, e.arguments, (got - e.expected, direction, e.expected), quantity)
 
-        yield Filter(what, check, PART_OF_KEY)
-
-
-def spread(ensemble: Ensemble) -> Iterator[Filter]:
-    """A filter on the root mean square of error/σ."""
-    e, what = ensemble, "the root mean square of error/σ"
-    yield Filter(what, lambda got: no_wider(e.subject, e.arguments, (got - e.expected) / e.sigma, what), signed=False)
+        yield EnsembleFilter(quantity, check, MIN_KEY_ERROR)
 
 
-FILTERS: Mapping[Callable[[Operation], bool], Callable[[Ensemble], Iterator[Filter]]] = {
-    pooling.weighs_once: gain,
-    attention.scales_once: scale,
-    pooling.ENSEMBLE_KEYS.concerns: keys,
-    pooling.ENSEMBLE_SPREAD.concerns: spread,
+def spread_filters(ensemble: Ensemble) -> Iterator[EnsembleFilter]:
+    """Yield a filter for errors that are larger as a whole than roundings are."""
+    e, name = ensemble, "the root mean square of error/σ"
+    yield EnsembleFilter(
+        name, lambda got: demand_spread(e.subject, e.arguments, (got - e.expected) / e.sigma, name), signed=False
+    )
+
+
+FILTERS: Mapping[Callable[[Operation], bool], Callable[[Ensemble], Iterator[EnsembleFilter]]] = {
+    pooling.weighs_once: gain_filters,
+    attention.scales_scores_once: scale_filters,
+    pooling.NO_LOST_OR_EXTRA_KEYS.concerns: key_filters,
+    pooling.ROUNDING_SPREAD.concerns: spread_filters,
 }
-"""Filters by a predicate that selects their operations, taken from the check for the same error."""
+"""Filters by the predicate of the operations for which they are made: that of the law against the same error."""
 
 
-def concerning(operation: Operation) -> bool:
-    """Return true if any filter concerns an operation."""
-    return any(_concerns(governs, operation) for governs in FILTERS)
+def has_filters(operation: Operation) -> bool:
+    """Return True if any filter concerns an operation."""
+    return any(_concerns(is_governed, operation) for is_governed in FILTERS)
 
 
-def _concerns(governs: Callable[[Operation], bool], operation: Operation) -> bool:
-    """Return true if a filter's check concerns the operation, or if it has options that change scores."""
-    return governs(operation) or has_parts(operation)
+def _concerns(is_governed: Callable[[Operation], bool], operation: Operation) -> bool:
+    """Return True if a filter's law governs the operation, or if options change the operation's scores."""
+    return is_governed(operation) or has_score_options(operation)
 
 
-def untold(ensemble: Ensemble) -> str:
-    """Return why no filter over all rows applies; empty if one does."""
+def reason_not_tested(ensemble: Ensemble) -> str:
+    """Return the reason why no filter can be applied; empty if one can."""
     operation = ensemble.subject.operation
-    return ensemble.untold if concerning(operation) else f"for no filter concerns {operation.name}"
+    return ensemble.reason_not_tested if has_filters(operation) else f"because no test exists for {operation.name}"
 
 
 def extent(ensemble: Ensemble) -> str:
-    """Return the number of groups that are judged together, or why they are not, as text."""
-    reason = untold(ensemble)
-    return f"not judged, {reason}" if reason else f"{len(ensemble.kept):,} {ensemble.groups}"
+    """Return the number of groups that are tested together, or why they are not, as text."""
+    reason = reason_not_tested(ensemble)
+    return f"not tested, {reason}" if reason else f"tested on {len(ensemble.independent_groups):,} {ensemble.groups}"
 
 
-def filters(ensemble: Ensemble) -> Iterator[Filter]:
+def filters(ensemble: Ensemble) -> Iterator[EnsembleFilter]:
     """Yield the filters that concern the operation."""
-    for governs, makes in FILTERS.items():
-        if _concerns(governs, ensemble.subject.operation):
-            yield from makes(ensemble)
+    for is_governed, make_filters in FILTERS.items():
+        if _concerns(is_governed, ensemble.subject.operation):
+            yield from make_filters(ensemble)
 
 
-def accusation(ensemble: Ensemble, got: Numbers | None = None) -> str:
-    """Return what is wrong with results over all rows; empty if nothing is, or no filter applies.
-
-    Of several filters, the one that most exceeds its limit gives the message.
-    """
-    if untold(ensemble):
+def shared_error(ensemble: Ensemble, got: Numbers | None = None) -> str:
+    """Return the message of the filter that most exceeds its limit; empty without any."""
+    if reason_not_tested(ensemble):
         return ""
-    subject, got = ensemble.subject, ensemble.given if got is None else got
-    seen = [(asked, *asked.asked(subject, got)) for asked in filters(ensemble)]
-    for asked, found, limit, words in sorted(seen, key=lambda x: -abs(x[1]) / (x[2] or np.inf)):
-        if words and asked.tells(ensemble, found, limit):
-            return words
+    subject, got = ensemble.subject, ensemble.judged_results if got is None else got
+    outcomes = [(x, *x.test_on(subject, got)) for x in filters(ensemble)]
+    for ensemble_filter, estimate, limit, message in sorted(outcomes, key=lambda x: -abs(x[1]) / (x[2] or np.inf)):
+        if message and ensemble_filter.is_evidence(ensemble, estimate, limit):
+            return message
     return ""

@@ -1,4 +1,4 @@
-"""Softmax normalisers of every row, computed in blocks; never materialises n×m."""
+"""Softmax normalisers of every row, computed in blocks without materialising all n×m scores."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Numbers
 
-ROWS, KEYS = 128, 4096
-"""Queries and keys of a block, whose scores fit into a core's cache."""
+BLOCK_ROWS, BLOCK_KEYS = 128, 4096
+"""Queries and keys per block; the scores of a block fit into a core's cache."""
 
 Scores = Callable[[Any, Any], Any]
 """Scores (n, m) of queries (n, d) and keys (m, d), for arrays with or without errors."""
@@ -17,7 +17,10 @@ Scores = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class Attendance:
-    """Attending pairs of (n, m): where ``mask`` (n or 1, m or 1) allows them, and j ≤ i + ``offset``."""
+    """Query–key pairs (i, j) that ``mask`` allows and for which j ≤ i + ``offset``.
+
+    ``mask`` broadcasts to the shape (n, m). Without a mask or an offset, that condition does not apply.
+    """
 
     shape: tuple[int, int]
     mask: Numbers | None = None
@@ -25,24 +28,24 @@ class Attendance:
 
     def block(self, rows: slice, keys: slice) -> Numbers | None:
         """Return the attending pairs of a block; None if all attend."""
-        found = None if self.mask is None else np.broadcast_to(self.mask, self.shape)[rows, keys]
+        pairs = None if self.mask is None else np.broadcast_to(self.mask, self.shape)[rows, keys]
         if self.offset is None or keys.stop - 1 <= rows.start + self.offset:
-            return found
-        before = np.arange(keys.start, keys.stop) <= np.arange(rows.start, rows.stop)[:, None] + self.offset
-        return before if found is None else found & before
+            return pairs
+        by_position = np.arange(keys.start, keys.stop) <= np.arange(rows.start, rows.stop)[:, None] + self.offset
+        return by_position if pairs is None else pairs & by_position
 
-    def behind(self, row: int) -> "Attendance":
+    def from_row(self, row: int) -> "Attendance":
         """Return the attendance without the rows before ``row``."""
         n, m = self.shape
         mask = self.mask if self.mask is None or len(self.mask) == 1 else self.mask[row:]
         return Attendance((n - row, m), mask, None if self.offset is None else self.offset + row)
 
     def of_keys(self, keys: Numbers) -> Numbers:
-        """Return which rows attend to these keys: (n, number of keys)."""
+        """Return True for the rows that attend to these keys, (n, number of keys)."""
         return self._at(np.arange(self.shape[0]), keys)
 
     def of_rows(self, rows: Numbers) -> Numbers:
-        """Return which keys these rows attend to: (number of rows, m)."""
+        """Return True for the keys to which these rows attend, (number of rows, m)."""
         return self._at(rows, np.arange(self.shape[1]))
 
     def _at(self, rows: Numbers, keys: Numbers) -> Numbers:
@@ -54,29 +57,29 @@ class Attendance:
         return allowed
 
     def end(self, rows: slice) -> int:
-        """Return the end of the keys that the block's rows may attend to by position."""
+        """Return the number of leading keys to which the block's last row may attend by its position."""
         return self.shape[1] if self.offset is None else int(np.clip(rows.stop + self.offset, 0, self.shape[1]))
 
 
 def normalizers(scores: Scores, query: Numbers, key: Numbers, attendance: Attendance) -> tuple[Numbers, Numbers]:
-    """Return log Σ exp and the greatest score of every row, in double; both −∞ for a row without keys.
+    """Return log Σ exp and the largest score of every row; −∞ without keys.
 
-    Scores are computed in the dtype of ``query`` and ``key``.
+    Scores are computed in the dtype of ``query`` and ``key``, sums in double precision.
     """
     logarithms, maxima = (np.full(len(query), -np.inf) for _ in range(2))
     with np.errstate(all="ignore"):
-        for rows in _blocks(len(query), ROWS):
-            greatest, total = maxima[rows], np.zeros(rows.stop - rows.start)
-            for keys in _blocks(attendance.end(rows), KEYS):
+        for rows in _blocks(len(query), BLOCK_ROWS):
+            running_max, running_sum = maxima[rows], np.zeros(rows.stop - rows.start)
+            for keys in _blocks(attendance.end(rows), BLOCK_KEYS):
                 block, allowed = scores(query[rows], key[keys]), attendance.block(rows, keys)
                 if allowed is not None:
                     block[~allowed] = -np.inf
-                greater = np.maximum(greatest, block.max(-1))
-                shift = np.where(np.isneginf(greater), 0.0, greater)
+                new_max = np.maximum(running_max, block.max(-1))
+                shift = np.where(np.isneginf(new_max), 0.0, new_max)
                 block -= shift[:, None].astype(block.dtype)
-                total = total * np.exp(greatest - shift) + np.exp(block, out=block).sum(-1)
-                greatest = greater
-            maxima[rows], logarithms[rows] = greatest, greatest + np.log(total)
+                running_sum = running_sum * np.exp(running_max - shift) + np.exp(block, out=block).sum(-1)
+                running_max = new_max
+            maxima[rows], logarithms[rows] = running_max, running_max + np.log(running_sum)
     return logarithms, maxima
 
 

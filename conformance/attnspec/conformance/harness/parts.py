@@ -1,4 +1,4 @@
-"""Parts of a call that the budgeted oracle affords: batch elements, and some of their rows."""
+"""Division of a call into parts that are affordable for the oracle: batch elements, heads, sampled rows."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -7,8 +7,8 @@ from math import prod
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, along, take
-from attnspec.conformance.inputs.attendance import behind, bounds, spelled_out
-from attnspec.conformance.judging.rows import rows_to_judge
+from attnspec.conformance.inputs.attendance import key_offsets, mask_options, with_explicit_mask
+from attnspec.conformance.judging.sampled_rows import rows_to_judge
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.reference.budget import oracle_dtype
 from attnspec.spec.contract.axes import Axis
@@ -16,26 +16,26 @@ from attnspec.spec.contract.axes import Part as Option
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import without_indices
 
-AT_ONCE = 2**20
+PAIRS_PER_ORACLE = 2**20
 """Query–key pairs per call of the oracle."""
 
-PAIRS = 2**22
-"""Pairs judged in total, as far as that leaves some rows for every batch element."""
+JUDGED_PAIRS = 2**22
+"""Query–key pairs judged in total; more if every batch element would get fewer than ``MIN_ROWS`` rows."""
 
-FEW = 16
-"""Smallest row count that affects cost; with fewer rows, the keys dominate time and memory."""
+MIN_COSTED_ROWS = 16
+"""Number of rows below which the cost no longer falls, since reading the keys dominates."""
 
-LEAST, MOST = 4, 256
-"""Smallest and largest number of rows judged per element, if all are too many."""
+MIN_ROWS, MAX_ROWS = 4, 256
+"""Smallest and largest number of rows judged per batch element, if all are too many."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a call, with the parts of its results.
+    """A part of a call: its arguments and results, and their place in the whole call.
 
-    ``places`` holds the part's indices along every axis of the whole batch: a single one for leading axes that the part
-    lacks. Empty ``places`` mean that places are those of the whole. ``rows`` and ``heads`` are those judged, None for
-    all. ``uncut`` has the arguments of all rows, if only some are judged.
+    ``places`` holds, per batch axis of the whole call, the indices of this part. An axis that the part lacks has one
+    index. Empty ``places`` mean that indices are those of the whole call. ``rows`` and ``heads`` are the judged ones,
+    None for all. ``all_rows`` holds the arguments before they were restricted to ``rows``, if they were.
     """
 
     arguments: Arguments
@@ -43,24 +43,24 @@ class Part:
     places: tuple[Numbers, ...]
     rows: Numbers | None = None
     heads: Numbers | None = None
-    uncut: Arguments | None = None
+    all_rows: Arguments | None = None
 
     def place(self, index: tuple[int, ...], row: int | None) -> tuple[int, ...]:
-        """Return a number's place in the whole result; ``row`` is the axis of rows after the batch."""
-        own = len(self.arguments.batch) if self.places else 0
-        gone = len(self.places) - own
-        core = list(index[own:])
+        """Return a number's index in the whole result; ``row`` is the row axis after the batch."""
+        batch_axes = len(self.arguments.batch) if self.places else 0
+        removed_axes = len(self.places) - batch_axes
+        core = list(index[batch_axes:])
         if self.heads is not None:
             core[0] = int(self.heads[core[0]])
         if self.rows is not None and row is not None:
             core[row] = int(self.rows[core[row]])
-        batch = [int(x[0]) for x in self.places[:gone]]
-        batch += [int(x[i]) for x, i in zip(self.places[gone:], index, strict=False)]
+        batch = [int(x[0]) for x in self.places[:removed_axes]]
+        batch += [int(x[i]) for x, i in zip(self.places[removed_axes:], index, strict=False)]
         return (*batch, *core)
 
 
 def pairs(arguments: Arguments, rows: int | None = None) -> int:
-    """Return the query–key pairs of all batch elements, with ``rows`` queries each if set."""
+    """Return the number of query–key pairs of all batch elements, with ``rows`` queries each if set."""
     queries = max(arguments.queries or 1, 1) if rows is None else rows
     return prod(arguments.batch) * queries * max(arguments.keys_count or 1, 1)
 
@@ -70,81 +70,85 @@ def whole(arguments: Arguments, results: Results) -> Part:
     return Part(arguments, results, tuple(np.arange(count) for count in arguments.batch))
 
 
-def parts(subject: Subject, given: Part, rng: np.random.Generator) -> Iterator[Part]:
-    """Yield every batch element with all rows, or with some if there are too many and they are independent."""
-    arguments = given.arguments
+def parts(subject: Subject, call: Part, rng: np.random.Generator) -> Iterator[Part]:
+    """Yield parts that cover every batch element, with sampled rows if all are too many.
+
+    Rows are sampled only if they are independent.
+    """
+    arguments = call.arguments
     heads = count_of_heads(arguments)
-    most = int(np.clip(PAIRS // max(pairs(arguments, 1) * heads, 1), LEAST, MOST))
-    some = pairs(arguments) * heads > PAIRS and independent_rows(subject, arguments, most, rng) is not None
-    for element in elements(given, most if some else None):
-        together = AT_ONCE * heads / max(_cost(element.arguments, most if some else None), 1)
-        for part in of_heads(subject.operation, element, together):
-            rows = independent_rows(subject, part.arguments, most, rng) if some else None
+    row_limit = int(np.clip(JUDGED_PAIRS // max(pairs(arguments, 1) * heads, 1), MIN_ROWS, MAX_ROWS))
+    sampled = (
+        pairs(arguments) * heads > JUDGED_PAIRS and independent_rows(subject, arguments, row_limit, rng) is not None
+    )
+    for element in split_elements(call, row_limit if sampled else None):
+        max_heads = PAIRS_PER_ORACLE * heads / max(_cost(element.arguments, row_limit if sampled else None), 1)
+        for part in split_heads(subject.operation, element, max_heads):
+            rows = independent_rows(subject, part.arguments, row_limit, rng) if sampled else None
             yield part if rows is None else with_rows(subject, part, rows)
 
 
-def elements(part: Part, rows: int | None = None) -> Iterator[Part]:
-    """Yield batch elements, as many together as are affordable with so many rows of each."""
+def split_elements(part: Part, rows: int | None = None) -> Iterator[Part]:
+    """Split a part into groups of batch elements that are affordable with ``rows`` rows each."""
     batch = part.arguments.batch
     cost = _cost(part.arguments, rows)
-    if not batch or cost <= AT_ONCE:
+    if not batch or cost <= PAIRS_PER_ORACLE:
         yield part
         return
-    together = AT_ONCE * batch[0] // cost
-    if not together:
+    count = PAIRS_PER_ORACLE * batch[0] // cost
+    if not count:
         for i in range(batch[0]):
-            yield from elements(_cut(part, i), rows)
+            yield from split_elements(_batch_slice(part, i), rows)
         return
-    for start in range(0, batch[0], together):
-        yield _cut(part, slice(start, start + together))
+    for start in range(0, batch[0], count):
+        yield _batch_slice(part, slice(start, start + count))
 
 
-def of_heads(operation: Operation, part: Part, most: float) -> Iterator[Part]:
-    """Split a part into parts of at most ``most`` heads, and at least one."""
+def split_heads(operation: Operation, part: Part, max_heads: float) -> Iterator[Part]:
+    """Split a part into parts of at most ``max_heads`` heads, but at least one."""
     heads = count_of_heads(part.arguments)
-    size = next((size for size in own_heads(operation) if part.arguments.size(size) > 1), None)
-    if heads <= most or size is None:
+    size = next((size for size in leading_head_sizes(operation) if part.arguments.size(size) > 1), None)
+    if heads <= max_heads or size is None:
         yield part
         return
     count = part.arguments.size(size)
-    together = max(int(most * count // heads), 1)
-    for start in range(0, count, together):
-        yield from of_heads(operation, _with_heads(operation, part, size, slice(start, start + together)), most)
+    step = max(int(max_heads * count // heads), 1)
+    for start in range(0, count, step):
+        yield from split_heads(operation, _with_heads(operation, part, size, slice(start, start + step)), max_heads)
 
 
 def _with_heads(operation: Operation, part: Part, size: str, chosen: slice) -> Part:
-    """Return the part of these heads, or of these heads in every group."""
+    """Return the part with these indices along ``size``, which counts heads, or heads per group."""
 
     def change(x: Numbers, axis: int) -> Numbers:
         return x[(slice(None),) * axis + (chosen,)]
 
-    sizes, binding = own_heads(operation), part.arguments.binding
-    found = {leaf.path: along(part.results[leaf.path], leaf, size, binding, change) for leaf in operation.outputs}
+    sizes, binding = leading_head_sizes(operation), part.arguments.binding
+    results = {leaf.path: along(part.results[leaf.path], leaf, size, binding, change) for leaf in operation.outputs}
     heads = np.arange(count_of_heads(part.arguments)) if part.heads is None else part.heads
     grid = heads.reshape([part.arguments.size(name) for name in sizes])
     heads = change(grid, sizes.index(size)).ravel()
-    return replace(part, arguments=part.arguments.along(size, change), results=found, heads=heads)
+    return replace(part, arguments=part.arguments.along(size, change), results=results, heads=heads)
 
 
 def _cost(arguments: Arguments, rows: int | None) -> int:
-    """Return the pairs in all heads of all elements, with so many rows of each."""
-    own = arguments.queries or 1 if rows is None else rows
-    lent = 1 if arguments.keys_count else max(map(arguments.size, arguments.operation.lengths.values()), default=1)
-    return pairs(arguments, max(own, FEW)) * count_of_heads(arguments) * max(lent, 1)
+    """Return the query–key pairs in all heads of all batch elements, with ``rows`` rows each if set."""
+    row_count = arguments.queries or 1 if rows is None else rows
+    cached = 1 if arguments.keys_count else max(map(arguments.size, arguments.operation.lengths.values()), default=1)
+    return pairs(arguments, max(row_count, MIN_COSTED_ROWS)) * count_of_heads(arguments) * max(cached, 1)
 
 
-def _cut(part: Part, of_first: int | slice) -> Part:
-    """Return the part at these indices of its first batch axis; a single index removes that axis."""
-    given, batch = part.arguments, part.arguments.batch
-    changed = {leaf.path: _at(x, of_first) if x.ndim - len(leaf.core) == len(batch) else x for leaf, x in given.batched}
-    gone = len(part.places) - len(batch)
-    chosen = np.atleast_1d(part.places[gone][of_first])
-    places = (*part.places[:gone], chosen, *part.places[gone + 1 :])
-    return Part(given.replaced(changed), {path: x[of_first] for path, x in part.results.items()}, places)
+def _batch_slice(part: Part, index: int | slice) -> Part:
+    """Return the part at ``index`` of its first batch axis, which a single index removes."""
+    arguments, batch = part.arguments, part.arguments.batch
+    arrays = {leaf.path: _at(x, index) if x.ndim - len(leaf.core) == len(batch) else x for leaf, x in arguments.batched}
+    removed = len(part.places) - len(batch)
+    remaining = np.atleast_1d(part.places[removed][index])
+    places = (*part.places[:removed], remaining, *part.places[removed + 1 :])
+    return Part(arguments.replaced(arrays), {path: x[index] for path, x in part.results.items()}, places)
 
 
 def _at(x: Numbers, index: int | slice) -> Numbers:
-    """Return an array at these indices of its first axis; an axis of size 1 broadcasts."""
     if x.shape[0] == 1:
         return x if isinstance(index, slice) else np.asarray(x[0])
     return np.asarray(x[index])
@@ -152,70 +156,74 @@ def _at(x: Numbers, index: int | slice) -> Numbers:
 
 def with_rows(subject: Subject, part: Part, rows: Numbers) -> Part:
     """Return a part restricted to these rows, which keep their positions."""
-    given, operation = part.arguments, subject.operation
-    asking = operation.asking or ""
-    found = {
-        leaf.path: along(part.results[leaf.path], leaf, asking, given.binding, take(rows)) for leaf in operation.outputs
+    arguments, operation = part.arguments, subject.operation
+    query_size = operation.query_size or ""
+    results = {
+        leaf.path: along(part.results[leaf.path], leaf, query_size, arguments.binding, take(rows))
+        for leaf in operation.outputs
     }
-    return replace(part, arguments=at_rows(subject, given, rows), results=found, rows=rows, uncut=given)
+    return replace(part, arguments=at_rows(subject, arguments, rows), results=results, rows=rows, all_rows=arguments)
 
 
 def separable(arguments: Arguments) -> bool:
-    """Return whether each batch element's gradients depend only on that element."""
+    """Return True if each batch element's gradients depend only on that element."""
     return all(leaf.batched and x.shape[: x.ndim - len(leaf.core)] == arguments.batch for leaf, x in arguments.floats)
 
 
-def of_elements(
+def elements_with_gradients(
     part: Part, gradients: Mapping[str, Numbers], rows: int | None = None
 ) -> Iterator[tuple[Part, Results]]:
-    """Yield batch elements with their gradients, as many together as are affordable with so many rows."""
+    """Yield the parts of :func:`split_elements`, each with its gradients."""
     joined = Part(part.arguments, part.results | {f"d {path}": g for path, g in gradients.items()}, part.places)
-    for one in elements(joined, rows):
-        yield one, {path: one.results[f"d {path}"] for path in gradients}
+    for element in split_elements(joined, rows):
+        yield element, {path: element.results[f"d {path}"] for path in gradients}
 
 
 def count_of_heads(arguments: Arguments) -> int:
-    """Return the number of heads, 1 without any; the largest if an operation has several attentions."""
-    kinds = [(arguments.operation.axis(without_indices(size)), count) for size, count in arguments.sizes.items()]
-    most = max((count for kind, count in kinds if Axis.HEAD in kind), default=1)
-    return most * prod(count for kind, count in kinds if Axis.GROUP in kind)
+    """Return the number of heads, 1 without any; the largest number if an operation has several attentions."""
+    axes = [(arguments.operation.axis(without_indices(size)), count) for size, count in arguments.sizes.items()]
+    heads = max((count for kind, count in axes if Axis.HEAD in kind), default=1)
+    return heads * prod(count for kind, count in axes if Axis.GROUP in kind)
 
 
-def own_heads(operation: Operation) -> tuple[str, ...]:
-    """Return the sizes of heads that lead every result; empty if heads are joined."""
-    counted = {*operation.sizes_of(Axis.HEAD), *operation.sizes_of(Axis.GROUP)}
-    first = {leaf.core[0].factors if leaf.core else () for leaf in operation.outputs}
-    return next(iter(first)) if len(first) == 1 and {*next(iter(first))} <= counted else ()
+def leading_head_sizes(operation: Operation) -> tuple[str, ...]:
+    """Return the names of the head axes with which every result begins; empty if heads are concatenated."""
+    head_sizes = {*operation.sizes_of(Axis.HEAD), *operation.sizes_of(Axis.GROUP)}
+    leading = {leaf.core[0].factors if leaf.core else () for leaf in operation.outputs}
+    return next(iter(leading)) if len(leading) == 1 and {*next(iter(leading))} <= head_sizes else ()
 
 
-# Rows by themselves ---------------------------------------------------------------------------------------------------
+# Some rows of a part --------------------------------------------------------------------------------------------------
 
 
-def independent_rows(subject: Subject, given: Arguments, most: int, rng: np.random.Generator) -> Numbers | None:
-    """Return the rows to judge; None for all, if they are few or depend on other queries."""
+def independent_rows(subject: Subject, arguments: Arguments, count: int, rng: np.random.Generator) -> Numbers | None:
+    """Return the rows to judge; None for all, if rows are few or depend on other queries."""
     slopes = subject.operation.part(Option.SLOPES)
-    return rows_to_judge(subject, given.replaced({slopes: None}) if slopes else given, most, rng)
+    return rows_to_judge(subject, arguments.replaced({slopes: None}) if slopes else arguments, count, rng)
 
 
-def at_rows(subject: Subject, given: Arguments, rows: Numbers) -> Arguments:
-    """Return the arguments of these rows, with positions in the mask and slopes in the bias."""
+def at_rows(subject: Subject, arguments: Arguments, rows: Numbers) -> Arguments:
+    """Return the arguments of these rows, with their positions written into the mask and the bias.
+
+    The mask replaces options such as a causal flag, the bias replaces slopes, which both depend on positions.
+    """
     operation, bottom_right = subject.operation, subject.semantics.bottom_right
-    chosen = spelled_out(given, rows, bottom_right=bottom_right)
+    chosen = with_explicit_mask(arguments, rows, bottom_right=bottom_right)
     slopes, bias = (operation.part(part) for part in (Option.SLOPES, Option.BIAS))
-    if not slopes or given[slopes] is None:
+    if not slopes or arguments[slopes] is None:
         return chosen
-    wide = oracle_dtype(subject.precision.dtype)
-    distance = behind(given, operation.asked or "", rows, bottom_right=bottom_right)
-    falling = -given.array(slopes).astype(wide)[:, None, None] * np.abs(distance)
-    more = falling if chosen[bias] is None else chosen.array(bias).astype(wide) + falling
-    # Slopes of 0 remain, for the rounding that subtracting the others may cause.
-    return chosen.replaced({bias: more, slopes: np.zeros_like(given.array(slopes))})
+    wide_dtype = oracle_dtype(subject.precision.dtype)
+    distance = key_offsets(arguments, operation.key_size or "", rows, bottom_right=bottom_right)
+    slope_bias = -arguments.array(slopes).astype(wide_dtype)[:, None, None] * np.abs(distance)
+    total_bias = slope_bias if chosen[bias] is None else chosen.array(bias).astype(wide_dtype) + slope_bias
+    # Slopes of 0 remain, so that the budget still covers the rounding of their subtraction.
+    return chosen.replaced({bias: total_bias, slopes: np.zeros_like(arguments.array(slopes))})
 
 
-def spelled(subject: Subject, given: Arguments) -> Arguments:
-    """Spell out the positions of all rows, so that keys can be removed or added."""
-    operation = given.operation
-    positional = [*bounds(operation), *filter(None, [operation.part(Option.SLOPES)])]
-    if operation.attends_to_itself or all(given[path] is operation.defaults[path] for path in positional):
-        return given
-    return at_rows(subject, given, np.arange(given.queries or 0))
+def with_explicit_positions(subject: Subject, arguments: Arguments) -> Arguments:
+    """Write all positions into the mask and the bias, so that keys can be removed or added."""
+    operation = arguments.operation
+    positional = [*mask_options(operation), *filter(None, [operation.part(Option.SLOPES)])]
+    if operation.attends_to_itself or all(arguments[path] is operation.defaults[path] for path in positional):
+        return arguments
+    return at_rows(subject, arguments, np.arange(arguments.queries or 0))

@@ -1,4 +1,4 @@
-"""Conversion of a harness's arguments, results and gradients to NumPy arrays of the Protocol's shapes."""
+"""Conversion of a caller's arguments, results and gradients to NumPy arrays, checked against the Protocol."""
 
 import sys
 from collections.abc import Mapping
@@ -24,9 +24,9 @@ from attnspec.spec.contract.tree import (
     Option,
     StructureError,
     as_tuple,
-    described,
     flatten,
-    mapped,
+    map_tree,
+    pair_leaves,
 )
 
 
@@ -51,16 +51,16 @@ def arguments_of(operation: Operation, positional: tuple[Any, ...], options: Map
         if name in values:
             raise TypeError(f"{operation.name}: {name}: expected one value; got two")
         values[name] = value
-    lacking = [name for name in names if name not in values and name not in operation.defaults]
-    if lacking:
-        raise TypeError(f"{operation.name}: {lacking[0]}: expected an argument; got none")
+    missing = [name for name in names if name not in values and name not in operation.defaults]
+    if missing:
+        raise TypeError(f"{operation.name}: {missing[0]}: expected an argument; got none")
     try:
-        places = {node.path: (node, x) for node, x in described(operation.call, values)}
+        node_and_value = {node.path: (node, x) for node, x in pair_leaves(operation.call, values)}
     except StructureError as error:
         raise TypeError(f"{operation.name}: {error}") from None
 
     def convert(path: str, x: Any) -> Any:
-        node = places[path][0] if path in places else None
+        node = node_and_value[path][0] if path in node_and_value else None
         if isinstance(node, Option):
             return option(operation, node, x)
         if isinstance(node, Leaf) and not (x is None and node.optional):
@@ -68,73 +68,72 @@ def arguments_of(operation: Operation, positional: tuple[Any, ...], options: Map
         return x
 
     choices = {option.path for option in operation.options}
-    found = {name: convert(name, x) if name in choices else mapped(x, convert, name) for name, x in values.items()}
-    bind(operation, found)
-    return Arguments(operation, found)
+    arrays = {name: convert(name, x) if name in choices else map_tree(x, convert, name) for name, x in values.items()}
+    bind(operation, arrays)
+    return Arguments(operation, arrays)
 
 
 def without_results(operation: Operation, output: Any) -> Operation:
-    """Return the operation without those optional results that are None."""
+    """Return the operation without the optional results that are None in ``output``."""
     nodes = operation.result.nodes if isinstance(operation.result, Branch) else ()
-    given = output if isinstance(output, tuple) and len(output) == len(nodes) else nodes
-    lacking = [x.path for x, y in zip(nodes, given, strict=True) if isinstance(x, Leaf) and x.optional and y is None]
-    return operation.without(frozenset(lacking))
+    values = output if isinstance(output, tuple) and len(output) == len(nodes) else nodes
+    missing = [x.path for x, y in zip(nodes, values, strict=True) if isinstance(x, Leaf) and x.optional and y is None]
+    return operation.without(frozenset(missing))
 
 
-def cotangent_of(operation: Operation, value: Any, given: Arguments, dtype: str) -> Results:
-    """Return the arrays of a cotangent: finite, and zeros for an absent optional result.
+def cotangent_of(operation: Operation, value: Any, arguments: Arguments, dtype: str) -> Results:
+    """Return the arrays of a cotangent, with zeros for an absent optional result.
 
-    Errors: ``ValueError`` for NaN and infinities, which make gradients meaningless.
+    Errors: ``ValueError`` for NaN and infinities, with which gradients have no meaning.
     """
-    found = results_of(operation, value, given, "cotangent", dtype)
-    demand_dtype(operation, found, dtype, "cotangent")
+    cotangent = results_of(operation, value, arguments, "cotangent", dtype)
+    demand_dtype(operation, cotangent, dtype, "cotangent")
     for leaf in operation.outputs:
-        if leaf.kind is Kind.FLOAT and not np.isfinite(found[leaf.path]).all():
-            got = "NaN" if np.isnan(found[leaf.path]).any() else "infinities"
+        if leaf.kind is Kind.FLOAT and not np.isfinite(cotangent[leaf.path]).all():
+            got = "NaN" if np.isnan(cotangent[leaf.path]).any() else "infinities"
             raise ValueError(f"{operation.name}: {_title(leaf, 'cotangent')}: expected finite numbers; got {got}")
-    return found
+    return cotangent
 
 
-def results_of(operation: Operation, value: Any, given: Arguments, what: str, dtype: str = "float32") -> Results:
-    """Return the arrays of a result or cotangent, with the shapes that follow from the arguments.
+def results_of(operation: Operation, value: Any, arguments: Arguments, role: str, dtype: str = "float32") -> Results:
+    """Return the arrays of a result or cotangent by path, after a check of their shapes.
 
-    An optional array that is None becomes zeros of this dtype.
+    ``role`` is the word for it in messages. An optional array that is None becomes zeros of ``dtype``.
     """
     try:
         leaves = results(operation, value)
     except StructureError as error:
-        raise TypeError(f"{operation.name}: {what}: expected {_structure(operation.result)}: {error}") from None
-    found: Results = {}
+        raise TypeError(f"{operation.name}: {role}: expected {_structure(operation.result)}: {error}") from None
+    arrays: Results = {}
     for leaf, x in leaves:
-        title = _title(leaf, what)
+        title = _title(leaf, role)
         if x is None and leaf.optional:
-            found[leaf.path] = np.zeros(given.binding.shape(leaf), dtype)
+            arrays[leaf.path] = np.zeros(arguments.binding.shape(leaf), dtype)
             continue
-        array, expected = _array(leaf, x, f"{operation.name}: {title}"), given.binding.shape(leaf)
+        array, expected = _array(leaf, x, f"{operation.name}: {title}"), arguments.binding.shape(leaf)
         if array.shape != expected:
             raise ShapeError(operation.name, title, f"shape {as_tuple(expected)}", as_tuple(array.shape))
-        found[leaf.path] = array
-    return found
+        arrays[leaf.path] = array
+    return arrays
 
 
-def demand_dtype(operation: Operation, found: Results, dtype: str, what: str) -> None:
-    """Raise ``TypeError`` for floats of a result or cotangent in another dtype than the arguments.
+def demand_dtype(operation: Operation, arrays: Results, dtype: str, role: str) -> None:
+    """Raise ``TypeError`` if floats of a result or cotangent have another dtype than the arguments.
 
-    With 16-bit results, an optional one such as a logarithm may be float32.
+    Beside 16-bit arguments, an optional result such as a logarithm may be float32.
     """
     for leaf in operation.outputs:
-        x = found[leaf.path]
+        x = arrays[leaf.path]
         wider = leaf.optional and dtype in NARROW and x.dtype.name == "float32"
         if leaf.kind is Kind.FLOAT and not wider and (x.dtype.name != dtype or dtype not in DEFAULTS):
             expected = f"{_floats(dtype)}{', or float32' if leaf.optional and dtype in NARROW else ''}"
-            raise TypeError(f"{operation.name}: {_title(leaf, what)}: expected {expected}; got {x.dtype.name}")
+            raise TypeError(f"{operation.name}: {_title(leaf, role)}: expected {expected}; got {x.dtype.name}")
 
 
 def option(operation: Operation, node: Option, x: Any) -> Any:
     """Return an option as a Python number, flag or string.
 
-    Errors: ``TypeError`` for another kind; ``ValueError`` for a number that is not finite, or a cap that is not above
-    0.
+    Errors: ``TypeError`` for another kind of value; ``ValueError`` for NaN, an infinity, or a cap of at most 0.
     """
     value = x.item() if isinstance(x, np.generic) else x
     title = f"{operation.name}: {node.path}"
@@ -148,8 +147,8 @@ def option(operation: Operation, node: Option, x: Any) -> Any:
     return value
 
 
-def _title(leaf: Leaf, what: str) -> str:
-    return what if leaf.path == "result" else f"{what} {leaf.path}"
+def _title(leaf: Leaf, role: str) -> str:
+    return role if leaf.path == "result" else f"{role} {leaf.path}"
 
 
 def _floats(dtype: str) -> str:
@@ -160,12 +159,12 @@ KINDS = {Kind.BOOL: ("booleans", "b"), Kind.INT: ("integers", "iu")}
 
 
 def _array(leaf: Leaf, x: Any, title: str) -> Numbers:
-    """Return an array of the Protocol's kind of numbers; ``TypeError`` for another kind."""
-    found = read(x, title)
-    words, kinds = KINDS.get(leaf.kind, ("floats", ""))
-    if found.dtype.kind not in kinds if kinds else not is_float(found):
-        raise TypeError(f"{title}: expected {words}; got {found.dtype}")
-    return found
+    """Return ``x`` as an array of the leaf's kind: floats, integers or booleans; ``TypeError`` for another kind."""
+    array = read(x, title)
+    expected, kinds = KINDS.get(leaf.kind, ("floats", ""))
+    if array.dtype.kind not in kinds if kinds else not is_float(array):
+        raise TypeError(f"{title}: expected {expected}; got {array.dtype}")
+    return array
 
 
 def _kind_of(x: Any) -> str:
@@ -173,7 +172,7 @@ def _kind_of(x: Any) -> str:
 
 
 def _structure(node: Node) -> str:
-    """Describe a tree as it is passed: array paths in brackets of tuples and records; None if empty."""
+    """Return a tree's structure as text, such as ``(output, log_sum_exp or None)``; ``None`` if it is empty."""
     if not isinstance(node, Branch):
         return node.path.rpartition(".")[2] + (" or None" if isinstance(node, Leaf) and node.optional else "")
     if not node.nodes:
@@ -183,61 +182,62 @@ def _structure(node: Node) -> str:
 
 
 def generator(seed: Any, who: str) -> np.random.Generator:
-    """Return a random generator; ``TypeError`` for an invalid seed."""
+    """Return a random generator; ``TypeError`` for a seed that is not a non-negative integer."""
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise TypeError(f"{who}: seed: expected an integer of at least 0; got {seed!r}")
     return np.random.default_rng(seed)
 
 
-def gradients_of(operation: Operation, gradients: Any, given: Arguments, dtype: str) -> Results:
+def gradients_of(operation: Operation, gradients: Any, arguments: Arguments, dtype: str) -> Results:
     """Return the gradients by path, checked against shapes and dtypes of the arguments."""
-    known = {leaf.path: x for leaf, x in given.floats}
+    known = {leaf.path: x for leaf, x in arguments.floats}
     if not isinstance(gradients, Mapping) or not gradients:
         got = "an empty one" if isinstance(gradients, Mapping) else type(gradients).__name__
         raise TypeError(f"{operation.name}: gradients: expected a mapping from {', '.join(known)} to arrays; got {got}")
-    found: Results = {}
+    arrays: Results = {}
     for path, g in flatten(dict(gradients)).items():
         if path not in known:
             raise ValueError(unknown_name(f"{operation.name}: gradients", path, known))
-        found[path] = read(g, f"{operation.name}: the gradient of {path}")
-        if found[path].shape != known[path].shape:
-            expected, got = as_tuple(known[path].shape), as_tuple(found[path].shape)
+        arrays[path] = read(g, f"{operation.name}: the gradient of {path}")
+        if arrays[path].shape != known[path].shape:
+            expected, got = as_tuple(known[path].shape), as_tuple(arrays[path].shape)
             raise ShapeError(operation.name, f"the gradient of {path}", f"shape {expected}", got)
-        if found[path].dtype.name not in (dtype, known[path].dtype.name):
+        if arrays[path].dtype.name not in (dtype, known[path].dtype.name):
             title = f"{operation.name}: the gradient of {path}"
-            raise TypeError(f"{title}: expected {_floats(dtype)}; got {found[path].dtype.name}")
-    return found
+            raise TypeError(f"{title}: expected {_floats(dtype)}; got {arrays[path].dtype.name}")
+    return arrays
 
 
-def in_one_dtype(operation: Operation, given: Arguments, found: Results | None = None) -> tuple[str, Arguments]:
-    """Return the dtype of all float arrays, and the arguments in it; for 8-bit inputs, the results' dtype.
+def in_one_dtype(operation: Operation, arguments: Arguments, outputs: Results | None = None) -> tuple[str, Arguments]:
+    """Return the dtype in which to judge, and the arguments with 8-bit floats converted to it.
 
-    With 16-bit arrays, arrays added to scores may be float32.
+    It is the common dtype of all float arrays, or that of the results if inputs have 8 bits. Beside 16-bit arrays,
+    arrays added to scores may be float32. Errors: ``TypeError`` for any other mixture.
     """
-    dtypes = {leaf.path: str(x.dtype.name) for leaf, x in given.floats}
-    of_result = str(found[operation.leading.path].dtype.name) if found else "float32"
+    dtypes = {leaf.path: str(x.dtype.name) for leaf, x in arguments.floats}
+    of_result = str(outputs[operation.leading.path].dtype.name) if outputs else "float32"
     narrow = {path for path, dtype in dtypes.items() if dtype in EIGHT_BITS}
     if narrow and narrow >= dtypes.keys() - operation.parts.keys():
         if of_result not in DEFAULTS:
             title = _title(operation.leading, "output")
             raise TypeError(f"{operation.name}: {title}: expected one of {', '.join(DEFAULTS)}; got {of_result}")
         # 8-bit numbers are exact in the dtype of the result.
-        given = given.replaced({path: given.array(path).astype(numpy_dtype(of_result)) for path in narrow})
+        arguments = arguments.replaced({path: arguments.array(path).astype(numpy_dtype(of_result)) for path in narrow})
         dtypes |= dict.fromkeys(narrow, of_result)
     if not dtypes:
-        return of_result, given
-    main = {dtype for path, dtype in dtypes.items() if path not in operation.parts}
-    wider = {"float32"} if main <= NARROW else set()
-    if len(main) > 1 or not main <= set(DEFAULTS) or not set(dtypes.values()) <= main | wider:
+        return of_result, arguments
+    main_dtypes = {dtype for path, dtype in dtypes.items() if path not in operation.parts}
+    wider = {"float32"} if main_dtypes <= NARROW else set()
+    if len(main_dtypes) > 1 or not main_dtypes <= set(DEFAULTS) or not set(dtypes.values()) <= main_dtypes | wider:
         got = ", ".join(f"{path} in {dtype}" for path, dtype in dtypes.items())
         raise TypeError(f"{operation.name}: expected floats in one of {', '.join(DEFAULTS)}; got {got}")
-    return next(iter(main)), given
+    return next(iter(main_dtypes)), arguments
 
 
-class _Given:
-    """A backend that is never called."""
+class _UncalledBackend:
+    """A backend that only carries declarations; its operation is never called."""
 
-    name = "the given result"
+    name = "the judged result"
 
     def __init__(self, operation: str, precision: Any, semantics: Any) -> None:
         self.precision, self.semantics = precision, semantics
@@ -247,7 +247,7 @@ class _Given:
 def subject_of(
     operation: Operation, dtype: str, precision: str | Mapping[str, Any] | None, semantics: Mapping[str, Any] | None
 ) -> Subject:
-    """Return a subject of this operation and dtype, with the declared class and choices.
+    """Return a subject of an operation and dtype, with the declared precision class and choices.
 
     Errors: ``ValueError`` for an unknown class or choice, ``TypeError`` for a class that is not a string.
     """
@@ -255,5 +255,5 @@ def subject_of(
         if not isinstance(name, str):
             raise TypeError(f"precision: expected names of classes; got {name!r}")
     declared = {dtype: precision} if isinstance(precision, str) else precision
-    backend = _Given(operation.name, declared, semantics)
+    backend = _UncalledBackend(operation.name, declared, semantics)
     return Subject(backend, Contract.of(backend), operation, dtype, "cpu")

@@ -1,4 +1,7 @@
-"""Honest results: the formula with weights rounded as a class allows, returned in its dtype."""
+"""Honest results: those of the formula with weights rounded as a precision class allows.
+
+They show which errors a correct implementation may have on the judged inputs.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -14,16 +17,16 @@ from attnspec.reference.budget import Statistical, is_real, oracle_dtype
 from attnspec.reference.budget.error_array import Extremes
 from attnspec.spec.contract.precision import Precision
 from attnspec.spec.contract.shapes import results
-from attnspec.spec.contract.tree import mapped
+from attnspec.spec.contract.tree import map_tree
 
 PHASES = 8
-"""Number of tried factors between 1 and 2, which decide how numbers common to all rows round."""
+"""Number of factors from 1 to 2 that scale the weights before rounding; each rounds equal weights to another side."""
 
 UNIT_OF_DOUBLE = 2.0**-53
 
 
 def nearest(x: Numbers, unit: float) -> Numbers:
-    """Round to a format of this unit roundoff; numbers are unchanged if it is 0."""
+    """Round to a format with this unit roundoff; with 0, return the numbers unchanged."""
     if not unit:
         return x
     bits = round(-log2(unit))
@@ -32,9 +35,10 @@ def nearest(x: Numbers, unit: float) -> Numbers:
 
 
 class WeightsRounded(Statistical):
-    """Exact numbers, except that weights are rounded before they multiply the values.
+    """Numbers computed exactly, except that weights are rounded before they multiply the values.
 
-    They are multiplied by ``phase`` first, since exponentials are weights times an arbitrary factor.
+    They are rounded after multiplication by ``phase``, since kernels round exponentials, which are weights times a
+    factor that depends on the kernel.
     """
 
     phase = 1.0
@@ -51,12 +55,12 @@ class WeightsRounded(Statistical):
 
     @classmethod
     def stored(cls, weights: Numbers, precision: Precision) -> Numbers:
-        """Return the weights as they multiply the values."""
+        """Return the rounded weights, which multiply the values."""
         return nearest(weights * cls.phase, precision.weights) / cls.phase
 
 
 class ExponentialsRounded(WeightsRounded):
-    """Exponentials are rounded, multiply the values, and are divided by their sum afterwards."""
+    """Rounding of exponentials: rounded ones multiply the values, exact ones are summed."""
 
     @classmethod
     def stored(cls, weights: Numbers, precision: Precision) -> Numbers:
@@ -71,39 +75,41 @@ def _largest(weights: Numbers) -> Numbers:
 
 
 class SumsRounded(WeightsRounded):
-    """Exponentials are summed one by one: equal ones keep rounding the sum in the same direction."""
+    """Rounding of sums: adding equal exponentials one by one rounds in one direction."""
 
     @classmethod
     def stored(cls, weights: Numbers, precision: Precision) -> Numbers:
-        """Return weights over their rounded sum."""
+        """Return the weights divided by their rounded sum."""
         single = np.float32 if precision.accumulation > UNIT_OF_DOUBLE else np.float64
         x = (weights / _largest(weights) * cls.phase).astype(single)
         summed = np.cumsum(x, -1, single)[..., -1:].astype(weights.dtype)
         return np.asarray(weights * x.sum(-1, weights.dtype, keepdims=True) / np.where(summed > 0, summed, 1.0))
 
 
-def _at_phases(way: type[WeightsRounded]) -> list[type[WeightsRounded]]:
-    return [type(f"{way.__name__}{i}", (way,), {"phase": 2.0 ** (i / PHASES)}) for i in range(PHASES)]
+def _phases_of(rounding: type[WeightsRounded]) -> list[type[WeightsRounded]]:
+    return [type(f"{rounding.__name__}{i}", (rounding,), {"phase": 2.0 ** (i / PHASES)}) for i in range(PHASES)]
 
 
-STORED: Sequence[type[WeightsRounded]] = (ExponentialsRounded, *_at_phases(WeightsRounded))
+ROUNDINGS_OF_STORED: Sequence[type[WeightsRounded]] = (ExponentialsRounded, *_phases_of(WeightsRounded))
 """Kinds of rounding in implementations that store weights in fewer bits."""
 
-SUMMED: Sequence[type[WeightsRounded]] = (WeightsRounded, *_at_phases(SumsRounded))
+ROUNDINGS_OF_SUMS: Sequence[type[WeightsRounded]] = (WeightsRounded, *_phases_of(SumsRounded))
 """Kinds of rounding in implementations that do not store weights in fewer bits."""
 
 
-def ways(precision: Precision) -> Sequence[type[WeightsRounded]]:
+def weight_roundings(precision: Precision) -> Sequence[type[WeightsRounded]]:
     """Return the kinds of weight rounding in implementations of a class."""
-    return STORED if precision.weights else SUMMED
+    return ROUNDINGS_OF_STORED if precision.weights else ROUNDINGS_OF_SUMS
 
 
-def rounded(subject: Subject, arguments: Arguments, way: type[WeightsRounded]) -> Numbers:
-    """Return the leading result with rounded weights, in the judged dtype."""
-    wide = oracle_dtype(subject.precision.dtype)
-    make = partial(way, error=0.0, precision=subject.precision, given=True, extremes=Extremes())
-    given = arguments.values_by_name
+def rounded(subject: Subject, arguments: Arguments, rounding: type[WeightsRounded]) -> Numbers:
+    """Return the leading result in the judged dtype, computed with one kind of rounded weights."""
+    wide_dtype = oracle_dtype(subject.precision.dtype)
+    with_rounding = partial(rounding, error=0.0, precision=subject.precision, is_input=True, extremes=Extremes())
+    arguments_by_name = arguments.values_by_name
     with np.errstate(all="ignore"):
-        found = subject.formula()(**mapped(given, lambda _, x: make(x.astype(wide)) if is_real(x) else x))
-        named = {leaf.path: x for leaf, x in results(subject.operation, found)}
-        return np.asarray(named[subject.operation.leading.path].value.astype(numpy_dtype(subject.dtype)))
+        result = subject.formula()(
+            **map_tree(arguments_by_name, lambda _, x: with_rounding(x.astype(wide_dtype)) if is_real(x) else x)
+        )
+        arrays = {leaf.path: x for leaf, x in results(subject.operation, result)}
+        return np.asarray(arrays[subject.operation.leading.path].value.astype(numpy_dtype(subject.dtype)))

@@ -1,31 +1,31 @@
-"""Suggested inputs of given shapes that reveal defects which other inputs hide."""
+"""``suggest_inputs``: inputs of given shapes that reveal defects which other inputs hide."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from attnspec.conformance.harness.hidden import hidden, padded, tried
-from attnspec.conformance.harness.parts import parts, spelled, whole
+from attnspec.conformance.harness.ensemble import Ensemble
+from attnspec.conformance.harness.hidden_defects import has_tried_defects, hidden_defects, with_zero_key
+from attnspec.conformance.harness.parts import parts, whole, with_explicit_positions
 from attnspec.conformance.harness.reading import arguments_of, generator, in_one_dtype, operation_named, subject_of
-from attnspec.conformance.harness.together import Ensemble
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import exact_in
 from attnspec.conformance.inputs.examples import numbers
-from attnspec.conformance.judging.rows import sampled
+from attnspec.conformance.judging.sampled_rows import sample_indices
 from attnspec.conformance.judging.subject import Results, Subject
-from attnspec.conformance.laws.ensembles import exact
+from attnspec.conformance.laws.ensembles import unrounded
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.contract.tree import Leaf
 
-BORDERS = 32
-"""Number of heavier keys: the first, the last, those at borders of tiles, some more."""
+HEAVIER_KEYS = 32
+"""Number of keys with larger weights: the first, the last, those at borders of tiles, and a random sample."""
 
 CLOSER = 0.4
-"""Relative amount by which the scores of these ``BORDERS`` keys are nearer to 0 than others."""
+"""Relative amount by which the negative scores of the heavier keys are nearer to 0."""
 
 STEPS = 24
-"""Times that the query–key distance grows by √2, from ¼, until zero keys dominate."""
+"""Tried distances between queries and keys: from ¼, each √2 times the one before."""
 
 
 def suggest_inputs(
@@ -38,48 +38,48 @@ def suggest_inputs(
 ) -> dict[str, Any]:
     """Return arguments of the given shapes, masks and options that reveal known defects.
 
-    Float arrays are replaced by NumPy arrays of float32 or float64, with numbers that the given dtype represents
-    exactly. The first candidate that hides no known defect (``Verdict.cannot_see``) is chosen, or else the one that
-    hides the fewest.
-
-    Errors: as of ``judge``.
+    Float arrays are replaced by float32 or float64 arrays of NumPy, whose numbers are exact in the original dtype. Of
+    several candidates, the first that hides no known defect (``Verdict.cannot_see``) is returned, else the one that
+    hides the fewest. Errors: those of ``judge``.
     """
     described = operation_named(operation, "suggest_inputs")
-    dtype, given = in_one_dtype(described, arguments_of(described, arguments, options))
+    dtype, inputs = in_one_dtype(described, arguments_of(described, arguments, options))
     subject = subject_of(described, dtype, precision, semantics)
     best: tuple[int, Arguments] | None = None
-    for candidate in _candidates(subject, given, generator(seed, "suggest_inputs")):
-        hides = len(_hidden(subject, candidate, seed))
-        if best is None or hides < best[0]:
-            best = hides, candidate
-        if not hides:
+    for candidate in _candidates(subject, inputs, generator(seed, "suggest_inputs")):
+        hidden_count = len(_hidden_defects(subject, candidate, seed))
+        if best is None or hidden_count < best[0]:
+            best = hidden_count, candidate
+        if not hidden_count:
             break
-    chosen = given if best is None else best[1]
-    wide = np.dtype(np.float64 if dtype == "float64" else np.float32)
-    return chosen.replaced({leaf.path: x.astype(wide) for leaf, x in chosen.floats}).passed
+    chosen = inputs if best is None else best[1]
+    wide_dtype = np.dtype(np.float64 if dtype == "float64" else np.float32)
+    return chosen.replaced({leaf.path: x.astype(wide_dtype) for leaf, x in chosen.floats}).passed
 
 
-def _hidden(subject: Subject, given: Arguments, seed: int) -> tuple[str, ...]:
-    """Return the defects that arguments hide, in the rows that would be judged."""
-    chosen = list(parts(subject, whole(given, _nothing(subject, given)), np.random.default_rng(seed)))
-    return hidden(Ensemble(subject, given, chosen))
+def _hidden_defects(subject: Subject, arguments: Arguments, seed: int) -> tuple[str, ...]:
+    """Return the defects that arguments would hide if a result of them were judged with this seed."""
+    judged_parts = list(
+        parts(subject, whole(arguments, _placeholders(subject, arguments)), np.random.default_rng(seed))
+    )
+    return hidden_defects(Ensemble(subject, arguments, judged_parts))
 
 
-def _candidates(subject: Subject, given: Arguments, rng: np.random.Generator) -> Iterator[Arguments]:
-    """Yield normal inputs, then queries and keys so far apart that a key of zeros weighs most."""
-    normal = given.replaced({leaf.path: _normal(subject, leaf, x.shape, rng) for leaf, x in given.floats})
+def _candidates(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Iterator[Arguments]:
+    """Yield normal inputs, then inputs on which a key of zeros would dominate."""
+    normal = arguments.replaced({leaf.path: _normal(subject, leaf, x.shape, rng) for leaf, x in arguments.floats})
     yield normal
-    if not tried(subject.operation) or not all(given.batch):
+    if not has_tried_defects(subject.operation) or not all(arguments.batch):
         return
-    query, key = _opposites(subject, normal)
+    query, key = _query_and_key(subject, normal)
     if query is None or key is None:
         return
-    direction = rng.choice([-1.0, 1.0], given.array(query.path).shape[-1])
+    direction = rng.choice([-1.0, 1.0], arguments.array(query.path).shape[-1])
     direction /= np.linalg.norm(direction)
     for step in range(STEPS):
         distance = 0.25 * 2 ** (step / 2)
-        candidate = _apart(subject, normal, query.path, key.path, distance * direction)
-        if _padding_shows(subject, candidate):
+        candidate = _moved_apart(subject, normal, query.path, key.path, distance * direction)
+        if _reveals_zero_key(subject, candidate):
             yield candidate
             return
 
@@ -89,35 +89,34 @@ def _normal(subject: Subject, leaf: Leaf, shape: tuple[int, ...], rng: np.random
     return exact_in(numbers("normal", shape, rng, subject.dtype, weight), subject.dtype)
 
 
-def _opposites(subject: Subject, given: Arguments) -> tuple[Leaf | None, Leaf | None]:
-    """Return the queries and the keys, if they are vectors of the same space."""
+def _query_and_key(subject: Subject, arguments: Arguments) -> tuple[Leaf | None, Leaf | None]:
+    """Return queries and keys with the same feature axis; None for both if there are none."""
     operation = subject.operation
     keys = [leaf for leaf in operation.attended if leaf.path not in operation.linear and leaf not in operation.queries]
-    pairs = ((q, k) for q in operation.queries for k in keys if q.core[-1].factors == k.core[-1].factors)
-    return next(pairs, (None, None))
+    candidates = ((q, k) for q in operation.queries for k in keys if q.core[-1].factors == k.core[-1].factors)
+    return next(candidates, (None, None))
 
 
-def _apart(subject: Subject, given: Arguments, query: str, key: str, shift: Numbers) -> Arguments:
-    """Move queries by a vector and keys by its opposite; keys at borders of tiles move less."""
-    moved = np.full((given.keys_count or 0, 1), -1.0)
-    moved[sampled(len(moved), BORDERS, np.random.default_rng(0))] += CLOSER
-    return given.replaced(
+def _moved_apart(subject: Subject, arguments: Arguments, query: str, key: str, shift: Numbers) -> Arguments:
+    """Move queries by ``shift`` and keys by its opposite; the heavier keys move less."""
+    directions = np.full((arguments.keys_count or 0, 1), -1.0)
+    directions[sample_indices(len(directions), HEAVIER_KEYS, np.random.default_rng(0))] += CLOSER
+    return arguments.replaced(
         {
-            query: exact_in(given.array(query) + shift, subject.dtype),
-            key: exact_in(given.array(key) + moved * shift, subject.dtype),
+            query: exact_in(arguments.array(query) + shift, subject.dtype),
+            key: exact_in(arguments.array(key) + directions * shift, subject.dtype),
         }
     )
 
 
-def _padding_shows(subject: Subject, given: Arguments) -> bool:
-    """Return whether a key of zeros would dominate some rows of one batch element."""
-    one = given.element((0,) * len(given.batch))
-    part = next(parts(subject, whole(one, _nothing(subject, one)), np.random.default_rng(0)))
-    expected = exact(subject, part.arguments)
-    longer = padded(spelled(subject, part.arguments))
-    return bool(2 * np.linalg.norm(exact(subject, longer) - expected) > np.linalg.norm(expected))
+def _reveals_zero_key(subject: Subject, arguments: Arguments) -> bool:
+    """Return True if a key of zeros would change a result by half its norm."""
+    element = arguments.element((0,) * len(arguments.batch))
+    part = next(parts(subject, whole(element, _placeholders(subject, element)), np.random.default_rng(0)))
+    expected = unrounded(subject, part.arguments)
+    with_padding = with_zero_key(with_explicit_positions(subject, part.arguments))
+    return bool(2 * np.linalg.norm(unrounded(subject, with_padding) - expected) > np.linalg.norm(expected))
 
 
-def _nothing(subject: Subject, given: Arguments) -> Results:
-    """Return placeholder results of the shapes that follow from the arguments."""
-    return {leaf.path: np.zeros(given.binding.shape(leaf), np.bool_) for leaf in subject.operation.outputs}
+def _placeholders(subject: Subject, arguments: Arguments) -> Results:
+    return {leaf.path: np.zeros(arguments.binding.shape(leaf), np.bool_) for leaf in subject.operation.outputs}

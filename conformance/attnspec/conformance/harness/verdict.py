@@ -17,7 +17,7 @@ OPEN = "NaN, an infinity or a query without keys"
 
 @dataclass(frozen=True)
 class Worst:
-    """The number furthest beyond its budget; ``of`` names its array."""
+    """The number whose error is the largest multiple of its budget; ``of`` names its array."""
 
     of: str
     index: tuple[int, ...]
@@ -29,26 +29,31 @@ class Worst:
     def __str__(self) -> str:
         got, expected, difference = distinct_texts(self.got, self.expected)
         place = f"[{', '.join(map(str, self.index))}]" if self.index else ""
-        told = f", {difference}" if difference else ""
-        return f"{self.of}{place} is {got}, expected {expected} ± {self.budget:.3g}{told}: {self.times}"
+        steps = f", {difference}" if difference else ""
+        return f"{self.of}{place} is {got}, expected {expected} ± {self.budget:.3g}{steps}: the error is {self.times}"
 
     @property
     def times(self) -> str:
-        """Its error as a multiple of the budget, as text."""
+        """Error as a multiple of the budget, as text."""
         return f"{self.ratio:.3g} times its budget" if self.ratio < 1e6 else "far beyond its budget"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on one result: true if it agrees with the formula, else printed with what is wrong.
+    """Verdict on one result: true if it agrees with the formula; printed, it says what is wrong.
 
-    It is also false, and printed as "cannot be judged", if the numbers are no evidence; ``outside`` then says why.
+    It is also false if the numbers are no evidence. It is then printed as "cannot be judged", with the reason.
 
-    ``ratio`` is the largest error over its budget, ``worst`` the number furthest beyond its budget, or None. ``judged``
-    says how much was compared. ``untold`` is the share of numbers whose budget is too wide to judge, ``left_open`` that
-    of numbers whose value is left open, such as those of infinities. ``outside`` names the reason for no verdict: the
-    class overflows at these inputs, most budgets are too wide, or every number is left open. ``together`` is an error
-    over all rows that no single number shows; ``ensemble`` says how many groups were judged together, or why none.
+    Attributes:
+        ratio: largest error divided by its budget.
+        worst: the number whose error is the largest multiple of its budget; None if all are within their budgets.
+        judged: how many numbers were compared, as text.
+        untold: share of the numbers whose budgets are too wide to judge.
+        left_open: share of the numbers that the declared choices leave open, such as results of infinities.
+        outside: reason why there is no verdict: the precision class may overflow at these inputs, most budgets are too
+            wide, or every number is left open; else empty.
+        together: an error that many rows share and no single number shows; else empty.
+        ensemble: number of rows that were tested for such errors, or the reason why none were, as text.
     """
 
     operation: str
@@ -76,9 +81,9 @@ class Verdict:
 
     @cached_property
     def diagnosis(self) -> str:
-        """A sentence on a known defect with the same wrong numbers; empty if there is none.
+        """A sentence on the known defect that has the same wrong numbers; empty if there is none.
 
-        Computed on access, in some seconds at most.
+        Computed on access, which takes a few seconds.
         """
         return self.diagnose()
 
@@ -86,12 +91,12 @@ class Verdict:
     def explained_by(self) -> str:
         """The narrowest precision class under which a wrong result is right; empty if there is none.
 
-        Computed on access, in the time of a judgement for each class.
+        Computed on access, by one more judgement per class.
         """
         return self.propose()
 
     def plot(self) -> "Figure":
-        """Draw heat maps of error over budget: of all judged rows, and of the worst batch element.
+        """Draw heat maps of error divided by budget, for all judged rows and the worst batch element.
 
         Errors: ``ImportError`` without matplotlib, which the extra ``plot`` installs.
         """
@@ -105,22 +110,22 @@ class Verdict:
         if self.outside and self.worst is None:
             return f"{head} cannot be judged: {self.outside}"
         if self:
-            said = f"right: the largest error is {self.ratio:.3g} of its budget"
+            outcome = f"right: the largest error is {self.ratio:.3g} of its budget"
         else:
-            said = f"wrong: {self.together if self.worst is None else self.worst}"
-        guess = [f"diagnosis: {self.diagnosis}"] if self.diagnosis else []
-        guess += [f"explained by precision {self.explained_by}"] if self.explained_by else []
-        hides = [f"these inputs cannot show: {', '.join(self.cannot_see)}"] if self.cannot_see else []
-        return "\n".join([f"{head} is {said}", *guess, f"judged: {self._extent}", *self._together, *hides])
+            outcome = f"wrong: {self.together if self.worst is None else self.worst}"
+        explanations = [f"diagnosis: {self.diagnosis}"] if self.diagnosis else []
+        explanations += [f"explained by precision {self.explained_by}"] if self.explained_by else []
+        hides = [f"these inputs would hide: {', '.join(self.cannot_see)}"] if self.cannot_see else []
+        return "\n".join([f"{head} is {outcome}", *explanations, f"judged: {self._extent}", *self._together, *hides])
 
     @property
     def _extent(self) -> str:
-        few = f"{self.untold:.0%} of the numbers have budgets too large to tell" if self.untold >= 0.005 else ""
-        some = f"{self.left_open:.0%} are left open: they come from {OPEN}" if self.left_open else ""
-        return "; ".join(filter(None, (self.judged, few, some)))
+        too_wide = f"{self.untold:.0%} of the numbers have budgets too wide to judge" if self.untold >= 0.005 else ""
+        left_open = f"{self.left_open:.0%} are left open, because they come from {OPEN}" if self.left_open else ""
+        return "; ".join(filter(None, (self.judged, too_wide, left_open)))
 
     @property
     def _together(self) -> list[str]:
-        return [f"together: {self.ensemble}"] if self.ensemble else []
+        return [f"errors shared by many rows: {self.ensemble}"] if self.ensemble else []
 
     __repr__ = __str__

@@ -1,1 +1,1 @@
-"""Examples on which laws are checked, drawn at random or from a covering array."""
+"""Inputs on which laws are checked: drawn at random or from a covering array."""

@@ -1,4 +1,4 @@
-"""Immutable arguments of one call as NumPy arrays by path, changed along named dimensions."""
+"""Immutable arguments of one call: NumPy arrays by path, changed along named sizes."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
@@ -10,11 +10,21 @@ import numpy as np
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.shapes import Binding, bind
-from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, branches, described, field_names, flatten, number_of
+from attnspec.spec.contract.tree import (
+    Branch,
+    Kind,
+    Leaf,
+    Node,
+    branches,
+    dimension_value,
+    field_names,
+    flatten,
+    pair_leaves,
+)
 
 Numbers = np.ndarray[Any, Any]
 Change = Callable[[Numbers, int], Numbers]
-EVERY = ~Role(0)
+ALL_ROLES = ~Role(0)
 X = TypeVar("X")
 
 
@@ -31,25 +41,24 @@ class Arguments(Mapping[str, Any]):
         if unknown := set(values) - set(template):
             raise KeyError(f"{operation.name} takes no {', '.join(sorted(unknown))}")
         self.leaves: dict[str, Leaf] = {
-            leaf.path: leaf for leaf, _ in described(operation.call, template) if isinstance(leaf, Leaf)
+            leaf.path: leaf for leaf, _ in pair_leaves(operation.call, template) if isinstance(leaf, Leaf)
         }
         self._flat = flatten(template)
-        self._rebuilt = {name: _rebuilder(x, name) for name, x in template.items()}
+        self._rebuilders = {name: _rebuilder(x, name) for name, x in template.items()}
         self.memo: dict[str, Any] = {}
 
     def _copy(self, changes: Mapping[str, Any]) -> "Arguments":
-        """A copy with the values at these paths replaced."""
         copy = object.__new__(Arguments)
-        copy.operation, copy.leaves, copy._rebuilt = self.operation, self.leaves, self._rebuilt
+        copy.operation, copy.leaves, copy._rebuilders = self.operation, self.leaves, self._rebuilders
         copy._flat = {**self._flat, **changes}
         copy.memo = {}
         return copy
 
-    def once(self, what: str, make: Callable[[], X]) -> X:
-        """The result of ``make``, computed once under the name ``what``."""
-        if what not in self.memo:
-            self.memo[what] = make()
-        return cast(X, self.memo[what])
+    def once(self, name: str, compute: Callable[[], X]) -> X:
+        """The result of ``compute``, cached under ``name``."""
+        if name not in self.memo:
+            self.memo[name] = compute()
+        return cast(X, self.memo[name])
 
     def __getitem__(self, path: str) -> Any:
         return self._flat[path]
@@ -60,54 +69,53 @@ class Arguments(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._flat)
 
-    # What there is ---------------------------------------------------------------------------------------------------
+    # Contents --------------------------------------------------------------------------------------------------------
 
     @cached_property
     def values_by_name(self) -> dict[str, Any]:
         """The arguments by name, as trees."""
-        return {name: make(self._flat.__getitem__) for name, make in self._rebuilt.items()}
+        return {name: rebuild(self._flat.__getitem__) for name, rebuild in self._rebuilders.items()}
 
     @property
     def passed(self) -> dict[str, Any]:
-        """The arguments by name, without keyword-only ones that have their default value."""
-        return {name: x for name, x in self.values_by_name.items() if name not in self._hidden}
+        """The arguments by name, except keyword-only ones at their default."""
+        return {name: x for name, x in self.values_by_name.items() if name not in self._defaults}
 
     def passed_as(self, at: Callable[[str], Any]) -> dict[str, Any]:
-        """The arguments of :attr:`passed`, with ``at(path)`` in place of each array and option."""
-        return {name: make(at) for name, make in self._rebuilt.items() if name not in self._hidden}
+        """The arguments of :attr:`passed`, with ``at(path)`` for each array and option."""
+        return {name: rebuild(at) for name, rebuild in self._rebuilders.items() if name not in self._defaults}
 
     @cached_property
-    def _hidden(self) -> frozenset[str]:
-        """The keyword-only arguments that have their default value."""
+    def _defaults(self) -> frozenset[str]:
         return frozenset(n for n in self.operation.keyword_only if self._is_default(n))
 
     def _is_default(self, name: str) -> bool:
-        value, default = self._flat.get(name, ...), self.operation.defaults.get(name, ...)
-        return value is default or (value is not ... and not isinstance(value, np.ndarray) and value == default)
+        x, default = self._flat.get(name, ...), self.operation.defaults.get(name, ...)
+        return x is default or (x is not ... and not isinstance(x, np.ndarray) and x == default)
 
     def array(self, path: str) -> Numbers:
         """The array at a path."""
         return cast(Numbers, self._flat[path])
 
     @cached_property
-    def given(self) -> list[tuple[Leaf, Numbers]]:
-        """The arrays that are not None, with their descriptions."""
+    def leaf_arrays(self) -> list[tuple[Leaf, Numbers]]:
+        """Pairs of a leaf and its array, for the arrays that are not None."""
         return [(leaf, self._flat[path]) for path, leaf in self.leaves.items() if self._flat.get(path) is not None]
 
     @property
     def arrays(self) -> dict[str, Numbers]:
         """The arrays that are not None, by path."""
-        return {leaf.path: x for leaf, x in self.given}
+        return {leaf.path: x for leaf, x in self.leaf_arrays}
 
     @property
     def floats(self) -> list[tuple[Leaf, Numbers]]:
-        """The float arrays that are not None."""
-        return [(leaf, x) for leaf, x in self.given if leaf.kind is Kind.FLOAT]
+        """Pairs of a leaf and its array, for floats only."""
+        return [(leaf, x) for leaf, x in self.leaf_arrays if leaf.kind is Kind.FLOAT]
 
     @property
     def batched(self) -> list[tuple[Leaf, Numbers]]:
-        """The arrays that are not None and may have batch dimensions."""
-        return [(leaf, x) for leaf, x in self.given if leaf.batched]
+        """Pairs of a leaf and its array, for arrays that may have batch dimensions."""
+        return [(leaf, x) for leaf, x in self.leaf_arrays if leaf.batched]
 
     @property
     def mask(self) -> Numbers | None:
@@ -143,12 +151,12 @@ class Arguments(Mapping[str, Any]):
     @property
     def queries(self) -> int | None:
         """The number of queries; None for an operation without a query axis."""
-        return None if self.operation.asking is None else self.size(self.operation.asking)
+        return None if self.operation.query_size is None else self.size(self.operation.query_size)
 
     @property
     def keys_count(self) -> int | None:
         """The number of keys; None for an operation without a key axis."""
-        return None if self.operation.asked is None else self.size(self.operation.asked)
+        return None if self.operation.key_size is None else self.size(self.operation.key_size)
 
     # Changes ---------------------------------------------------------------------------------------------------------
 
@@ -160,14 +168,14 @@ class Arguments(Mapping[str, Any]):
 
     def with_mask(self, mask: Numbers | None, keys: str | None = None) -> "Arguments":
         """A copy with this mask, or without one; ``keys`` defaults to the attended keys."""
-        return self._copy({self.operation.masks[keys or self.operation.asked or ""].path: mask})
+        return self._copy({self.operation.masks[keys or self.operation.key_size or ""].path: mask})
 
     def without_masks(self) -> "Arguments":
         """A copy without any mask."""
         return self._copy({leaf.path: None for leaf in self.operation.masks.values()})
 
-    def plain(self) -> "Arguments":
-        """A copy with defaults for all options that depend on the order of positions."""
+    def unordered(self) -> "Arguments":
+        """A copy with defaults for options that depend on the order of positions."""
         defaults = {path: self.operation.defaults[path] for path in self.operation.ordered}
         return self._copy(defaults) if any(self._flat[p] is not x for p, x in defaults.items()) else self
 
@@ -176,7 +184,7 @@ class Arguments(Mapping[str, Any]):
         flag = self.operation.flag
         return self if flag is None or self._flat[flag] else self._copy({flag: True})
 
-    def along(self, size: str, change: Change, only: Role = EVERY) -> "Arguments":
+    def along(self, size: str, change: Change, only: Role = ALL_ROLES) -> "Arguments":
         """A copy with ``change`` applied along every axis of this size.
 
         ``only`` selects roles of arrays. ``change`` is called with an array and an axis. An axis of size 1 that
@@ -187,7 +195,7 @@ class Arguments(Mapping[str, Any]):
         changed: dict[str, Any] = {}
         if size in self._flat:
             changed[size] = change(np.arange(cast(int, self._flat[size])), 0).shape[0]
-        for leaf, x in self.given:
+        for leaf, x in self.leaf_arrays:
             if size in leaf.sizes and only & self.operation.role(leaf):
                 changed[leaf.path] = along(x, leaf, size, self.binding, change)
             elif self.operation.lengths.get(leaf.path) == size:
@@ -196,11 +204,11 @@ class Arguments(Mapping[str, Any]):
                 count = change(np.arange(self.size(size)), 0).shape[0]
                 changed[leaf.path] = np.append(np.minimum(x[:-1], count), x.dtype.type(count))
         copy = self._copy(changed)
-        return copy._items(size, change) if size in self.operation.counts else copy
+        return copy._with_items(size, change) if size in self.operation.counts else copy
 
-    def _items(self, size: str, change: Change) -> "Arguments":
-        """A copy whose tuples of this length keep the items that ``change`` selects."""
-        return Arguments(self.operation, _selected(self.operation.call, self.values_by_name, size, change))
+    def _with_items(self, size: str, change: Change) -> "Arguments":
+        """A copy with ``change`` applied to the tuples that have this length."""
+        return Arguments(self.operation, _pick_items(self.operation.call, self.values_by_name, size, change))
 
     def element(self, index: tuple[int, ...]) -> "Arguments":
         """One element of the batch."""
@@ -208,76 +216,78 @@ class Arguments(Mapping[str, Any]):
 
 
 def _rebuilder(value: Any, path: str) -> Callable[[Callable[[str], Any]], Any]:
-    """A function that rebuilds a tree like ``value`` from a function of paths."""
-    inner = branches(value, path)
-    if inner is None:
-        return lambda at: at(path)
-    makers = [_rebuilder(part, below) for below, part in inner]
+    """A function that rebuilds the tree ``value`` from the values at its paths."""
+    parts = branches(value, path)
+    if parts is None:
+        return lambda value_at: value_at(path)
+    rebuilders = [_rebuilder(part, part_path) for part_path, part in parts]
     names = tuple(value) if isinstance(value, dict) else field_names(value)
     if not names:
-        return lambda at: tuple([make(at) for make in makers])
+        return lambda value_at: tuple([rebuild(value_at) for rebuild in rebuilders])
     build = dict if isinstance(value, dict) else type(value)
-    return lambda at: build(**dict(zip(names, [make(at) for make in makers], strict=True)))
+    return lambda value_at: build(**dict(zip(names, [rebuild(value_at) for rebuild in rebuilders], strict=True)))
 
 
-def _selected(node: Node, value: Any, size: str, change: Change) -> Any:
-    """A tree whose tuples of this length keep the items that ``change`` selects."""
+def _pick_items(node: Node, value: Any, size: str, change: Change) -> Any:
+    """The tree with ``change`` applied to the tuples that have this length."""
     if not isinstance(node, Branch) or value is None:
         return value
     if node.many and node.count == size:
         return tuple(value[i] for i in change(np.arange(len(value)), 0))
     if node.build is dict:
-        return {n: _selected(x, value[n], size, change) for n, x in zip(node.names, node.nodes, strict=True)}
+        return {
+            key: _pick_items(part, value[key], size, change) for key, part in zip(node.names, node.nodes, strict=True)
+        }
     if not node.names:
-        return tuple(_selected(node.node(i), x, size, change) for i, x in enumerate(value))
-    inner = zip(node.names, node.nodes, strict=True)
-    return node.rebuilt([_selected(x, getattr(value, name), size, change) for name, x in inner])
+        return tuple(_pick_items(node.node(i), part, size, change) for i, part in enumerate(value))
+    fields = zip(node.names, node.nodes, strict=True)
+    return node.rebuilt([_pick_items(part, getattr(value, name), size, change) for name, part in fields])
 
 
 def along(x: Numbers, leaf: Leaf, size: str, binding: Binding, change: Change) -> Numbers:
-    """An array with ``change`` applied along each axis of this size that does not broadcast."""
+    """The array with ``change`` applied along each non-broadcast axis of this size."""
     for axis in leaf.axes(size):
         d = leaf.core[axis]
-        if d.broadcast and x.shape[axis] == 1 and number_of(d.factors, binding.sizes) != 1:
+        if d.broadcast and x.shape[axis] == 1 and dimension_value(d.factors, binding.sizes) != 1:
             continue
-        place = x.ndim + axis
+        position = x.ndim + axis
         if len(d.factors) == 1 and "+" in d.factors[0]:
-            x = _along_sum(x, place, d.factors[0], size, binding, change)
+            x = _along_sum(x, position, d.factors[0], size, binding, change)
         else:
-            x = _along_product(x, place, d.factors, size, binding, change)
+            x = _along_product(x, position, d.factors, size, binding, change)
     return x
 
 
 def _along_product(
-    x: Numbers, place: int, factors: tuple[str, ...], size: str, binding: Binding, change: Change
+    x: Numbers, axis: int, factors: tuple[str, ...], size: str, binding: Binding, change: Change
 ) -> Numbers:
     """Apply ``change`` to the blocks of an axis that is a product such as heads*p_v."""
     if factors == (size,):
-        return change(x, place)
-    before, after = x.shape[:place], x.shape[place + 1 :]
-    x = x.reshape(*before, *(number_of((f,), binding.sizes) or 0 for f in factors), *after)
+        return change(x, axis)
+    leading, trailing = x.shape[:axis], x.shape[axis + 1 :]
+    x = x.reshape(*leading, *(dimension_value((f,), binding.sizes) or 0 for f in factors), *trailing)
     for i in [i for i, f in enumerate(factors) if f == size]:
-        x = change(x, place + i)
-    return x.reshape(*before, prod(x.shape[place : place + len(factors)]), *after)
+        x = change(x, axis + i)
+    return x.reshape(*leading, prod(x.shape[axis : axis + len(factors)]), *trailing)
 
 
-def _along_sum(x: Numbers, place: int, total: str, size: str, binding: Binding, change: Change) -> Numbers:
+def _along_sum(x: Numbers, axis: int, total: str, size: str, binding: Binding, change: Change) -> Numbers:
     """Apply ``change`` to the parts of an axis that is a sum such as d_s+d_h."""
     terms = [tuple(term.split("*")) for term in total.split("+")]
-    ends = np.cumsum([number_of(term, binding.sizes) or 0 for term in terms])
-    parts = np.split(x, ends[:-1], axis=place)
+    ends = np.cumsum([dimension_value(term, binding.sizes) or 0 for term in terms])
+    parts = np.split(x, ends[:-1], axis=axis)
     changed = [
-        _along_product(part, place, term, size, binding, change) if size in term else part
+        _along_product(part, axis, term, size, binding, change) if size in term else part
         for term, part in zip(terms, parts, strict=True)
     ]
-    return np.concatenate(changed, axis=place)
+    return np.concatenate(changed, axis=axis)
 
 
 def element(x: Numbers, core: int, index: tuple[int, ...]) -> Numbers:
-    """One element of a batch that may broadcast; ``core`` counts the dimensions behind the batch."""
+    """One batch element; ``core`` counts the dimensions behind the batch, which may broadcast."""
     depth = x.ndim - core
-    own = index[len(index) - depth :]
-    return np.asarray(x[tuple(0 if x.shape[i] == 1 else j for i, j in enumerate(own))])
+    own_index = index[len(index) - depth :]
+    return np.asarray(x[tuple(0 if x.shape[i] == 1 else j for i, j in enumerate(own_index))])
 
 
 def take(indices: Any) -> Change:

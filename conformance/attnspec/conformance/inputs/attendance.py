@@ -10,8 +10,8 @@ from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import Kind, Leaf
 
-SQUARE = 16
-"""Most queries and keys of a square mask: examples of one query may have many keys."""
+LARGEST_SQUARE = 16
+"""Most queries and keys of a square mask. Examples of one query may have many keys."""
 
 
 def mask_shape(arguments: Arguments, keys: str | None = None) -> tuple[int, ...]:
@@ -20,7 +20,7 @@ def mask_shape(arguments: Arguments, keys: str | None = None) -> tuple[int, ...]
     It is (*batch, n, m), or (*batch, m) for a mask that is the same for every query.
     """
     operation = arguments.operation
-    return arguments.binding.shape(operation.masks[keys or operation.asked or ""])
+    return arguments.binding.shape(operation.masks[keys or operation.key_size or ""])
 
 
 def attendable(
@@ -31,59 +31,59 @@ def attendable(
     ``keys`` is by default the attended axis; ``rows`` selects queries.
     """
     operation, shape = arguments.operation, mask_shape(arguments, keys)
-    keys = keys or operation.asked or ""
+    keys = keys or operation.key_size or ""
     mask = arguments[operation.masks[keys].path]
     allowed: Numbers = np.broadcast_to(True if mask is None else mask, shape)
-    if operation.asking is not None and operation.asking not in operation.masks[keys].sizes:
+    if operation.query_size is not None and operation.query_size not in operation.masks[keys].sizes:
         allowed = allowed[..., None, :]
     elif rows is not None:
         allowed = allowed[..., rows, :]
-    causal, asked = arguments.causal and keys == operation.causal[-1], keys == operation.asked
-    window = None if operation.window is None or not asked else arguments[operation.window]
+    causal, attended = arguments.causal and keys == operation.causal[-1], keys == operation.key_size
+    window = None if operation.window is None or not attended else arguments[operation.window]
     left, right = (None, None) if window is None else window
     if causal or left is not None or right is not None:
-        distance = behind(arguments, keys, rows, bottom_right=bottom_right)
-        for most in (0 if causal else None, right):
-            allowed = allowed if most is None else allowed & (distance <= most)
+        distance = key_offsets(arguments, keys, rows, bottom_right=bottom_right)
+        for bound in (0 if causal else None, right):
+            allowed = allowed if bound is None else allowed & (distance <= bound)
         allowed = allowed if left is None else allowed & (distance >= -left)
-    of = operation.hides(operation.asked) if asked else None
-    lengths = None if of is None or of.kind is not Kind.INT else arguments[of.path]
+    hiding_leaf = operation.hiding_argument(operation.key_size) if attended else None
+    lengths = None if hiding_leaf is None or hiding_leaf.kind is not Kind.INT else arguments[hiding_leaf.path]
     return np.array(allowed if lengths is None else allowed & (np.arange(shape[-1]) < lengths[..., None, None]))
 
 
-def behind(arguments: Arguments, keys: str, rows: Numbers | None = None, *, bottom_right: bool = False) -> Numbers:
-    """Position of each key minus the query's place on the diagonal: (n, m)."""
+def key_offsets(arguments: Arguments, keys: str, rows: Numbers | None = None, *, bottom_right: bool = False) -> Numbers:
+    """Position of each key minus that of the query's diagonal: (n, m)."""
     n, m = arguments.queries or 0, arguments.size(keys)
-    places = (np.arange(n) if rows is None else rows) + (m - n if bottom_right else 0)
-    return np.asarray(np.arange(m) - places[:, None])
+    diagonal = (np.arange(n) if rows is None else rows) + (m - n if bottom_right else 0)
+    return np.asarray(np.arange(m) - diagonal[:, None])
 
 
-def before_features(rows: Numbers, leaf: Leaf, asking: str | None) -> Numbers:
-    """Add axes to per-query (or per-batch) numbers, to broadcast against the array ``leaf``."""
+def with_feature_axes(rows: Numbers, leaf: Leaf, asking: str | None) -> Numbers:
+    """Numbers per query (or per batch element), with axes to broadcast against ``leaf``."""
     core = len(leaf.core)
     of_queries = {core + axis for axis in leaf.axes(asking)} if asking is not None else set()
     return np.expand_dims(rows, tuple(i - core for i in range(core) if i not in of_queries))
 
 
-def bounds(operation: Operation) -> list[str]:
-    """Paths of the causal flag, window and key lengths that are options of an operation."""
-    hides = operation.hides(operation.asked)
-    found = (operation.flag, operation.window, hides.path if hides and hides.kind is Kind.INT else None)
-    return [path for path in found if path is not None and path in operation.defaults]
+def mask_options(operation: Operation) -> list[str]:
+    """Paths of those options of an operation: causal flag, window, key lengths."""
+    hides = operation.hiding_argument(operation.key_size)
+    paths = (operation.flag, operation.window, hides.path if hides and hides.kind is Kind.INT else None)
+    return [path for path in paths if path is not None and path in operation.defaults]
 
 
-def spelled_out(arguments: Arguments, rows: Numbers | None = None, *, bottom_right: bool = False) -> Arguments:
-    """The causal flag, window and lengths moved into the mask, for ``rows`` or all."""
+def with_explicit_mask(arguments: Arguments, rows: Numbers | None = None, *, bottom_right: bool = False) -> Arguments:
+    """A copy whose mask expresses causal flag, window and lengths, for ``rows`` or all."""
     operation = arguments.operation
-    defaults = {path: operation.defaults[path] for path in bounds(operation)}
-    chosen = arguments if rows is None else arguments.along(operation.asking or "", take(rows))
+    defaults = {path: operation.defaults[path] for path in mask_options(operation)}
+    selected = arguments if rows is None else arguments.along(operation.query_size or "", take(rows))
     if all(arguments[path] is x for path, x in defaults.items()) or operation.mask is None:
-        return chosen
-    return chosen.replaced(defaults).with_mask(attendable(arguments, rows=rows, bottom_right=bottom_right))
+        return selected
+    return selected.replaced(defaults).with_mask(attendable(arguments, rows=rows, bottom_right=bottom_right))
 
 
 def with_first_keys(arguments: Arguments) -> Arguments:
-    """A copy in which mask rows without keys (under causal, all rows) allow the first key."""
+    """A copy whose mask rows without keys (if causal, all rows) allow the first key."""
     for keys, leaf in arguments.operation.masks.items():
         mask = arguments[leaf.path]
         if mask is not None and mask.shape[-1]:
@@ -112,24 +112,24 @@ def rows_with_keys(arguments: Arguments, *, bottom_right: bool = False) -> Numbe
 def collapsed_masks(
     arguments: Arguments, keys: str, limits: Limits, rng: np.random.Generator
 ) -> Iterator[tuple[Arguments, tuple[int, ...]]]:
-    """Mask shapes with axes of size 1, and arguments for which wrong broadcasting works too."""
+    """Arguments and mask shapes with axes of size 1, for which wrong broadcasting raises nothing."""
     operation = arguments.operation
     core = len(operation.masks[keys].core)
     shape = mask_shape(arguments, keys)
     batch = len(shape) - core
     broadcasts = limits.broadcasting
-    some = [size if rng.random() < 0.5 or (i < batch and not broadcasts) else 1 for i, size in enumerate(shape)]
-    yield arguments, tuple(some[int(rng.integers(batch + 1)) if broadcasts else 0 :])
-    asking, n, m = operation.asking, arguments.queries, arguments.size(keys)
+    small = [size if rng.random() < 0.5 or (i < batch and not broadcasts) else 1 for i, size in enumerate(shape)]
+    yield arguments, tuple(small[int(rng.integers(batch + 1)) if broadcasts else 0 :])
+    asking, n, m = operation.query_size, arguments.queries, arguments.size(keys)
     if core < 2 or asking is None or asking == keys or limits.multiple_of > 1 or not n or not m:
         return
-    count = min(m, SQUARE)
+    count = min(m, LARGEST_SQUARE)
     square = arguments.along(keys, keep(count)).along(asking, take(np.arange(count) % n))
     yield square, (*shape[:batch], 1, count)
     yield square, (*shape[:batch], count, 1)
     if not batch and broadcasts and limits.max_batch_dims:
-        few = arguments.along(asking, keep(4))
-        yield few, (few.queries or 0, 1, m)
+        few_queries = arguments.along(asking, keep(4))
+        yield few_queries, (few_queries.queries or 0, 1, m)
     if batch and shape[batch - 1]:
-        as_many = arguments.along(asking, take(np.arange(shape[batch - 1]) % n))
-        yield as_many, (*shape[:batch], 1, m)
+        query_per_element = arguments.along(asking, take(np.arange(shape[batch - 1]) % n))
+        yield query_per_element, (*shape[:batch], 1, m)

@@ -13,7 +13,7 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.attendance import mask_shape
 from attnspec.conformance.inputs.corners import Row, covering_rows
-from attnspec.conformance.inputs.layouts import Convert, heads_behind, repeated, same
+from attnspec.conformance.inputs.layouts import Convert, heads_behind, same_slices, with_stride_0
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
 
@@ -21,7 +21,7 @@ BATCH = (2, 2)
 """Batch elements and heads."""
 
 AS_MANY = "as many"
-"""Level: as many keys as queries, or as many value features as key features."""
+"""Level: keys equal queries in number, or value features equal key features."""
 
 LEVELS: Mapping[str, Sequence[Any]] = {
     "queries": (1, 8, 65),
@@ -34,7 +34,7 @@ LEVELS: Mapping[str, Sequence[Any]] = {
 }
 """Levels by factor: ``triangle`` is causal, other masks are per batch element or head."""
 
-HEADS = -3
+HEAD_AXIS = -3
 """The axis of heads in operations without projection weights."""
 
 TRIES = 40
@@ -44,51 +44,53 @@ TRIES = 40
 def combinations(operation: Operation, limits: Limits, strength: int) -> tuple[Row, ...]:
     """Rows in which every combination of ``strength`` levels occurs."""
     levels = dict(LEVELS)
-    lacking = [leaf.path for leaf in operation.masks.values() if not limits.mask or not limits.has(leaf.path)]
-    shared = limits.broadcasting and limits.max_batch_dims > 1
+    rejected = [leaf.path for leaf in operation.masks.values() if not limits.mask or not limits.has(leaf.path)]
+    broadcasts = limits.broadcasting and limits.max_batch_dims > 1
     levels["masks"] = [
         level
-        for level, there in (
+        for level, available in (
             ("none", True),
             ("triangle", operation.flag is not None and limits.causal and limits.has(operation.flag)),
-            ("shared", not lacking and shared),
-            ("own", not lacking),
+            ("shared", not rejected and broadcasts),
+            ("own", not rejected),
         )
-        if there
+        if available
     ]
     if limits.contiguous_only:
         levels["layout"] = LEVELS["layout"][:1]
     return tuple(covering_rows(levels, random.Random(0), 1000, TRIES, strength))
 
 
-def masked(given: Arguments, kind: str, rng: np.random.Generator) -> Arguments:
-    """The arguments under a mask that leaves every query keys, some only late ones."""
+def with_mask_level(arguments: Arguments, kind: str, rng: np.random.Generator) -> Arguments:
+    """A copy under a mask of this level; every query keeps the last key."""
     if kind == "none":
-        return given
+        return arguments
     if kind == "triangle":
-        return given.under_causal()
-    shape = mask_shape(given)
+        return arguments.under_causal()
+    shape = mask_shape(arguments)
     mask = rng.random(shape if kind == "own" else (*shape[:-3], 1, *shape[-2:])) < 0.7
     mask[..., 1::2, : shape[-1] // 2] = False
     mask[..., -1:] = True
-    return given.with_mask(mask)
+    return arguments.with_mask(mask)
 
 
-def placed(given: Arguments, layout: str, convert: Convert) -> tuple[Arguments, dict[str, Any]]:
-    """The arguments in a memory layout: with the numbers it requires, and as backend arrays."""
+def in_layout(arguments: Arguments, layout: str, convert: Convert) -> tuple[Arguments, dict[str, Any]]:
+    """Arguments with numbers that fit a memory layout, and their backend arrays in it."""
     if layout == "one for all heads":
-        given = given.replaced({path: same(given.array(path), HEADS) for path in _attended(given)})
+        arguments = arguments.replaced(
+            {path: same_slices(arguments.array(path), HEAD_AXIS) for path in _attended(arguments)}
+        )
 
-    def at(path: str) -> Any:
-        x = given[path]
+    def backend_array(path: str) -> Any:
+        x = arguments[path]
         if not isinstance(x, np.ndarray) or layout == "contiguous":
             return convert(x)
         if layout == "heads behind positions":
             return heads_behind(x, convert)
-        return repeated(x, HEADS, convert) if path in _attended(given) else convert(x)
+        return with_stride_0(x, HEAD_AXIS, convert) if path in _attended(arguments) else convert(x)
 
-    return given, given.passed_as(at)
+    return arguments, arguments.passed_as(backend_array)
 
 
-def _attended(given: Arguments) -> list[str]:
-    return [leaf.path for leaf in given.operation.attended if given.array(leaf.path).ndim >= -HEADS]
+def _attended(arguments: Arguments) -> list[str]:
+    return [leaf.path for leaf in arguments.operation.attended if arguments.array(leaf.path).ndim >= -HEAD_AXIS]

@@ -1,4 +1,4 @@
-"""Corner cases from a covering array of levels that are known to break kernels.
+"""Corner cases: a covering array of levels that are known to break kernels.
 
 Independent random draws rarely combine two conditions, such as more than 128 keys and a mask that broadcasts.
 """
@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs.examples import ABSENT, KINDS, MASKS, Example
-from attnspec.conformance.inputs.heads import divided
+from attnspec.conformance.inputs.heads import with_divided_heads
 from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.tree import Branch, Dim, Kind, Leaf, Option, number_of, without_indices
+from attnspec.spec.contract.tree import Branch, Dim, Kind, Leaf, Option, dimension_value, without_indices
 
 LENGTHS = (1, 2, 3, 0, 5, 7, 16, 17, 33, 63, 64, 65, 127, 128, 129, 130, 192, 255, 256, 257)
 """Numbers of queries, keys and filtered tokens: tile sizes of kernels, one less, one more."""
 
 STEPS = (1, 2, 3, 0, 5, 7, 8, 16, 17, 33)
-"""Numbers of time steps: as each follows from the last, long sequences show nothing new."""
+"""Numbers of time steps. Each step follows from the last, so long sequences show nothing new."""
 
 FEATURES = (1, 2, 3, 4, 8, 16, 17, 24, 32, 33, 64, 65, 80, 128)
 HEADS = (1, 2, 3, 4, 8)
-GROUPED = (1, 2, 3)
+KEY_HEADS = (1, 2, 3)
 """Heads of the keys, and query heads per key head."""
 BEAMS = (1, 2, 3, 5)
 INDICES = (0, 1, 3)
@@ -47,23 +47,23 @@ BATCHES: tuple[tuple[int, ...], ...] = ((), (2,), (3, 2), (1,), (4,), (2, 1, 3))
 TILE = 128
 """The largest tile of common kernels, in queries or keys."""
 
-FEW, FEW_STEPS, SEVERAL = 2, 3, 8
-"""Least levels under a bound on work: heads, layers, grid places; time steps; features, positions."""
+LEAST_REPEATS, LEAST_STEPS, LEAST_SIZE = 2, 3, 8
+"""Least sizes to which a work bound lowers: heads, layers and grids; steps; all others."""
 
-STEP = 2.0**7
-"""Least multiply-adds of a time step per array: small arrays cost mostly overhead."""
+LEAST_STEP_WORK = 2.0**7
+"""Least multiply-adds of a time step per array, since overhead dominates small arrays."""
 
-FAR_BEYOND = 256
-"""An example that exceeds the bound on work by this factor loses its batch."""
+LARGEST_EXCESS = 256
+"""An example whose work exceeds the bound by this factor loses its batch."""
 
 Row = dict[str, Any]
 
 
 def long_sizes(operation: Operation) -> tuple[tuple[str, ...], ...]:
-    """The groups of sizes that exceed a tile in the first rows.
+    """Groups of sizes; each is longer than a tile in one of the first rows.
 
-    These are keys, queries, both, tables and pages, and the last two features that the operation names: as a rule those
-    of scores and of values.
+    The groups: keys; queries; both; each table and page size; the last two feature sizes of the operation, usually
+    those of scores and of values.
     """
     keys, queries = (operation.sizes_of(axis)[-1:] for axis in (Axis.KEY, Axis.QUERY))
     paged = [x for x in operation.sizes_of(Axis.PAGE) if any(x in leaf.sizes for leaf in operation.floats)]
@@ -73,13 +73,13 @@ def long_sizes(operation: Operation) -> tuple[tuple[str, ...], ...]:
 
 
 def tables(operation: Operation) -> tuple[str, ...]:
-    """Sizes that bound indices: vocabularies, and the pages that a block table names."""
+    """Sizes that bound indices: vocabularies, and pages of a block table."""
     bounds = (without_indices(size) for size in operation.indices.values())
     return tuple(dict.fromkeys(x for x in bounds if operation.axis(x) & (Axis.VOCABULARY | Axis.PAGE)))
 
 
 def stepwise(size: str, operation: Operation) -> bool:
-    """Return whether a size counts time steps of a recurrence, not tokens under a filter."""
+    """Return whether a size counts steps of a recurrence; tokens of a convolution are not."""
     return operation.axis(size) is Axis.TIME and not operation.sizes_of(Axis.TAP)
 
 
@@ -93,28 +93,28 @@ def size_levels(size: str, operation: Operation, limits: Limits) -> tuple[int, .
     if axis & Axis.FEATURE and limits.head_sizes is not None:
         return limits.head_sizes
     depths = tuple(depth for depth in DEPTHS if depth >= operation.least(size))
-    heads = GROUPED if operation.sizes_of(Axis.GROUP) else HEADS
-    few = {Axis.LAYER: depths, Axis.HEAD: heads, Axis.SPARE: SPARE, Axis.TAP: TAPS, Axis.GRID: GRIDS, Axis.BEAM: BEAMS}
-    few |= {Axis.GROUP: GROUPED, Axis.PAGE: PAGES, Axis.SEQUENCE: SEQUENCES, Axis.VOCABULARY: VOCABULARIES}
+    heads = KEY_HEADS if operation.sizes_of(Axis.GROUP) else HEADS
+    axes = {Axis.LAYER: depths, Axis.HEAD: heads, Axis.SPARE: SPARE, Axis.TAP: TAPS, Axis.GRID: GRIDS, Axis.BEAM: BEAMS}
+    axes |= {Axis.GROUP: KEY_HEADS, Axis.PAGE: PAGES, Axis.SEQUENCE: SEQUENCES, Axis.VOCABULARY: VOCABULARIES}
     if axis is Axis.PAGE and any(size in leaf.sizes for leaf in operation.floats):
-        few[Axis.PAGE] = POOLS if size in tables(operation) else PAGE_ROWS
-    return next((levels for kind, levels in few.items() if kind in axis), FEATURES)
+        axes[Axis.PAGE] = POOLS if size in tables(operation) else PAGE_ROWS
+    return next((levels for kind, levels in axes.items() if kind in axis), FEATURES)
 
 
 def option_levels(option: Option, operation: Operation, limits: Limits) -> tuple[Any, ...]:
-    """The values to try an option with, as far as the backend has the feature."""
+    """The values to try for an option, within the backend's features."""
     default = operation.defaults.get(option.path)
-    below = operation.indices.get(option.path)
-    first = [default] if option.path in operation.defaults else []
-    values = [*first, *(option.choices or operation.tried.get(option.path, INDICES if below else ()))]
+    bound = operation.indices.get(option.path)
+    defaults = [default] if option.path in operation.defaults else []
+    values = [*defaults, *(option.choices or operation.trial_values.get(option.path, INDICES if bound else ()))]
     features = operation.features
-    lacking = option.path in features and not limits.has(option.path)
-    if lacking or (option.path == operation.flag and not limits.causal):
+    unsupported = option.path in features and not limits.has(option.path)
+    if unsupported or (option.path == operation.flag and not limits.causal):
         values = [default]
-    kept = (
+    accepted = (
         v for v in values if v == default or f"{option.path}={v}" not in features or limits.has(f"{option.path}={v}")
     )
-    return tuple(dict.fromkeys(kept))
+    return tuple(dict.fromkeys(accepted))
 
 
 def batches(limits: Limits) -> list[tuple[int, ...]]:
@@ -123,7 +123,7 @@ def batches(limits: Limits) -> list[tuple[int, ...]]:
 
 
 def factors(operation: Operation, limits: Limits) -> dict[str, Sequence[Any]]:
-    """The factors of the covering array, each with its levels."""
+    """The levels of every factor of the covering array."""
     result: dict[str, Sequence[Any]] = {
         f"size:{name}": size_levels(name, operation, limits) for name in operation.sizes
     }
@@ -135,29 +135,28 @@ def factors(operation: Operation, limits: Limits) -> dict[str, Sequence[Any]]:
             if node.kind is not Kind.SIZE:
                 result[f"option:{name}"] = option_levels(node, operation, limits)
             continue
-        for leaf in (x for x in operation.leaves if _inside(x, name)):
+        for leaf in (x for x in operation.leaves if _belongs_to(x, name)):
             result |= _leaf_factors(leaf, operation, limits, len(batched) > 1)
         if isinstance(node, Branch) or node.kind is Kind.FLOAT:
             result[f"kind:{name}"] = KINDS
     return result
 
 
-def _inside(leaf: Leaf, name: str) -> bool:
-    """Return whether an array is this argument or part of it."""
+def _belongs_to(leaf: Leaf, name: str) -> bool:
     return leaf.path == name or leaf.path.startswith((f"{name}.", f"{name}["))
 
 
 def _leaf_factors(leaf: Leaf, operation: Operation, limits: Limits, broadcasts: bool) -> dict[str, Sequence[Any]]:
     result: dict[str, Sequence[Any]] = {}
-    lacking = leaf.path in operation.features and not limits.has(leaf.path)
+    unsupported = leaf.path in operation.features and not limits.has(leaf.path)
     if operation.role(leaf) is Role.MASK:
-        lacking = lacking or (leaf.optional and not limits.mask)
-        result[f"masked:{leaf.path}"] = (ABSENT,) if lacking else MASKS if leaf.optional else MASKS[1:]
+        unsupported = unsupported or (leaf.optional and not limits.mask)
+        result[f"masked:{leaf.path}"] = (ABSENT,) if unsupported else MASKS if leaf.optional else MASKS[1:]
     elif leaf.optional:
-        result[f"given:{leaf.path}"] = (False,) if lacking else (True, False)
-    shared = [d.factors[0] for d in leaf.core if d.broadcast]
-    if shared:
-        result[f"collapsed:{leaf.path}"] = ((), (), *((name,) for name in shared))
+        result[f"present:{leaf.path}"] = (False,) if unsupported else (True, False)
+    broadcast_sizes = [d.factors[0] for d in leaf.core if d.broadcast]
+    if broadcast_sizes:
+        result[f"collapsed:{leaf.path}"] = ((), (), *((name,) for name in broadcast_sizes))
     if leaf.batched and leaf.dims[0].broadcast and broadcasts and limits.broadcasting:
         result[f"kept:{leaf.path}"] = ("all", "all", "none", "first")
     return result
@@ -173,24 +172,24 @@ def covering_rows(
     names = list(levels)
     options = [list(dict.fromkeys(levels[n])) for n in names]
     weights = [list(levels[n]) for n in names]
-    first = np.cumsum([0, *map(len, options)])
-    of = np.repeat(np.arange(len(names)), [len(o) for o in options])
+    first_levels = np.cumsum([0, *map(len, options)])
+    factor_of = np.repeat(np.arange(len(names)), [len(o) for o in options])
     # Combinations of levels, numbered through all factors, that no row has covered yet.
-    factor = np.meshgrid(*[of] * strength, indexing="ij")
-    open_ones = np.logical_and.reduce([a < b for a, b in pairwise(factor)])
+    factors = np.meshgrid(*[factor_of] * strength, indexing="ij")
+    uncovered = np.logical_and.reduce([a < b for a, b in pairwise(factors)])
     for _ in range(most):
-        if len(names) >= strength and not open_ones.any():
+        if len(names) >= strength and not uncovered.any():
             return
         rows = np.array([[options[i].index(rng.choice(weights[i])) for i in range(len(names))] for _ in range(tries)])
-        rows += first[:-1]
-        missing = np.argwhere(open_ones)
-        if len(missing):
-            combination = missing[rng.randrange(len(missing))]
-            rows[:, of[combination]] = combination
-        gains = [open_ones[np.ix_(*[row] * strength)].sum() for row in rows]
+        rows += first_levels[:-1]
+        still_uncovered = np.argwhere(uncovered)
+        if len(still_uncovered):
+            combination = still_uncovered[rng.randrange(len(still_uncovered))]
+            rows[:, factor_of[combination]] = combination
+        gains = [uncovered[np.ix_(*[row] * strength)].sum() for row in rows]
         best = rows[int(np.argmax(gains))]
-        open_ones[np.ix_(*[best] * strength)] = False
-        yield {n: options[i][best[i] - first[i]] for i, n in enumerate(names)}
+        uncovered[np.ix_(*[best] * strength)] = False
+        yield {n: options[i][best[i] - first_levels[i]] for i, n in enumerate(names)}
 
 
 def corners(operation: Operation, limits: Limits, *, seed: int, most: int, work: float) -> list[Example]:
@@ -204,7 +203,7 @@ def corners(operation: Operation, limits: Limits, *, seed: int, most: int, work:
     spared: list[tuple[str, ...]] = [*long_sizes(operation), *[()] * most]
     return [
         example_from(
-            _lengthened(row, names, operation, levels, rng),
+            _with_long_sizes(row, names, operation, levels, rng),
             operation,
             limits,
             seed=rng.getrandbits(32),
@@ -215,14 +214,14 @@ def corners(operation: Operation, limits: Limits, *, seed: int, most: int, work:
     ]
 
 
-def _lengthened(
+def _with_long_sizes(
     row: Row, names: tuple[str, ...], operation: Operation, levels: dict[str, Sequence[Any]], rng: random.Random
 ) -> Row:
-    """The row with these sizes beyond a tile and normal numbers, which hide no error."""
+    """The row with these sizes beyond a tile and normal numbers, so that errors show."""
     if not names:
         return row
     tile = TILE if len(names) == 1 else TILE // 2
-    changed: Row = {f"size:{name}": _beyond(tile, levels[f"size:{name}"], rng) for name in names}
+    changed: Row = {f"size:{name}": _length_beyond(tile, levels[f"size:{name}"], rng) for name in names}
     if len(names) > 1 and any(operation.axis(name) & Axis.QUERY for name in names):
         changed |= {"batch": ()} if "batch" in levels else {}
         flag = f"option:{operation.flag}"
@@ -230,45 +229,45 @@ def _lengthened(
     return {**row, **changed, **{name: KINDS[0] for name in levels if name.startswith("kind:")}}
 
 
-def _beyond(tile: int, lengths: Sequence[int], rng: random.Random) -> int:
-    """A length of one to two tiles (plus 2), or else the greatest allowed."""
+def _length_beyond(tile: int, lengths: Sequence[int], rng: random.Random) -> int:
+    """A length above one tile, at most two tiles plus 2; else the greatest."""
     return rng.choice([x for x in lengths if tile < x <= 2 * tile + 2] or [max(lengths)])
 
 
 def example_from(
     row: Row, operation: Operation, limits: Limits, *, seed: int, work: float, spared: tuple[str, ...] = ()
 ) -> Example:
-    """The example of a row, its sizes lowered to the bound on work unless spared."""
+    """The example of a row, with sizes lowered to the work bound unless ``spared``."""
 
-    def chosen(what: str) -> dict[str, Any]:
-        return {name.partition(":")[2]: level for name, level in row.items() if name.startswith(f"{what}:")}
+    def levels_of(prefix: str) -> dict[str, Any]:
+        return {name.partition(":")[2]: level for name, level in row.items() if name.startswith(f"{prefix}:")}
 
     batch = tuple(row.get("batch", ()))
-    sizes = tamed(chosen("size"), batch, operation, limits, work, random.Random(seed), spared)
-    sizes = divided(sizes, operation, limits)
-    if multiply_adds(sizes, batch, operation) > FAR_BEYOND * work:
+    sizes = within_work(levels_of("size"), batch, operation, limits, work, random.Random(seed), spared)
+    sizes = with_divided_heads(sizes, operation, limits)
+    if multiply_adds(sizes, batch, operation) > LARGEST_EXCESS * work:
         batch = ()  # a large limit ``multiple_of`` leaves lengths that cannot be lowered
-    kept = chosen("kept")
+    kept = levels_of("kept")
     return Example(
         sizes=sizes,
         batch=batch,
-        kept={leaf.path: _kept(kept.get(leaf.path, "all"), batch) for leaf in operation.leaves if leaf.batched},
-        kinds=chosen("kind"),
-        options=chosen("option"),
-        masks=chosen("masked"),
-        collapsed=chosen("collapsed"),
-        absent=frozenset(path for path, given in chosen("given").items() if not given),
+        kept={leaf.path: _kept_dims(kept.get(leaf.path, "all"), batch) for leaf in operation.leaves if leaf.batched},
+        kinds=levels_of("kind"),
+        options=levels_of("option"),
+        masks=levels_of("masked"),
+        collapsed=levels_of("collapsed"),
+        absent=frozenset(path for path, present in levels_of("present").items() if not present),
         seed=seed,
     )
 
 
-def _kept(pattern: str, batch: tuple[int, ...]) -> tuple[bool, ...]:
+def _kept_dims(pattern: str, batch: tuple[int, ...]) -> tuple[bool, ...]:
     if pattern == "first":
         return tuple(i == 0 for i in range(len(batch)))
     return (pattern == "all",) * len(batch)
 
 
-def tamed(
+def within_work(
     sizes: dict[str, int],
     batch: tuple[int, ...],
     operation: Operation,
@@ -277,70 +276,69 @@ def tamed(
     rng: random.Random,
     spared: tuple[str, ...] = (),
 ) -> dict[str, int]:
-    """Sizes lowered one level at a time, at random, until within the bound on work.
+    """Sizes lowered at random, one level at a time, until within the work bound.
 
-    A kernel that fails beyond some size needs only that size to be large: ``spared`` sizes keep their values, and one
-    random size is lowered only when nothing else can be.
+    A kernel that fails beyond some size needs only that size to be large. So ``spared`` sizes keep their values, and
+    one random size is lowered last.
     """
     sizes = dict(sizes)
-    least = {name: _least_level(name, operation) for name in sizes}
+    least = {name: _least_size(name, operation) for name in sizes}
     large = [name for name, size in sizes.items() if size > least[name]]
-    last = rng.choice(large) if large else ""
-    while multiply_adds(divided(sizes, operation, limits), batch, operation) > work:
-        lower = {
+    longest = rng.choice(large) if large else ""
+    while multiply_adds(with_divided_heads(sizes, operation, limits), batch, operation) > work:
+        smaller = {
             name: [x for x in size_levels(name, operation, limits) if x < size]
             for name, size in sizes.items()
             if size > least[name] and name not in spared
         }
-        names = [name for name, options in lower.items() if options]
+        names = [name for name, options in smaller.items() if options]
         if not names:
             break
-        name = rng.choice([n for n in names if n != last] or names)
-        sizes[name] = max(lower[name])
+        name = rng.choice([n for n in names if n != longest] or names)
+        sizes[name] = max(smaller[name])
     return sizes
 
 
 @lru_cache(maxsize=4096)
-def _least_level(size: str, operation: Operation) -> int:
-    """The least level to which a bound on work lowers a size."""
+def _least_size(size: str, operation: Operation) -> int:
     if stepwise(size, operation):
-        return FEW_STEPS
-    return FEW if operation.axis(size) & Axis.GRID or size in _repeating_sizes(operation) else SEVERAL
+        return LEAST_STEPS
+    return LEAST_REPEATS if operation.axis(size) & Axis.GRID or size in _repeating_sizes(operation) else LEAST_SIZE
 
 
 @lru_cache(maxsize=1024)
 def _repeating_sizes(operation: Operation) -> frozenset[str]:
     """The sizes that count heads, layers and time steps."""
-    found = (name for name in operation.sizes if operation.axis(name) & (Axis.LAYER | Axis.HEAD | Axis.GROUP))
-    return frozenset([*found, *(name for name in operation.sizes if stepwise(name, operation))])
+    counts = (name for name in operation.sizes if operation.axis(name) & (Axis.LAYER | Axis.HEAD | Axis.GROUP))
+    return frozenset([*counts, *(name for name in operation.sizes if stepwise(name, operation))])
 
 
 def multiply_adds(sizes: dict[str, int], batch: tuple[int, ...], operation: Operation) -> float:
-    """Estimated multiply-adds of a call: three sizes multiplied, per head, layer and time step."""
+    """Estimated multiply-adds: the three largest sizes multiplied, per head, layer and step."""
     repeats = _repeating_sizes(operation)
-    itself = [sizes[operation.asking]] if operation.attends_to_itself and operation.asking else []
+    attending = [sizes[operation.query_size]] if operation.attends_to_itself and operation.query_size else []
     repeated = [size for name, size in sizes.items() if name in repeats]
     others = [size for name, size in sizes.items() if name not in repeats]
     product = 1.0
-    for size in (*sorted([*others, *itself])[-3:], *batch):
+    for size in (*sorted([*others, *attending])[-3:], *batch):
         product *= max(size, 1)
-    least = STEP * len(operation.floats) if any(stepwise(name, operation) for name in sizes) else 1.0
+    least = LEAST_STEP_WORK * len(operation.floats) if any(stepwise(name, operation) for name in sizes) else 1.0
     return max(max(product, least) * prod(max(size, 1) for size in repeated), _grid_work(sizes, batch, operation))
 
 
 @lru_cache(maxsize=1024)
 def _grids(operation: Operation) -> tuple[tuple[Dim, ...], ...]:
-    """The dimensions of arrays that are grids, such as images."""
-    found = [leaf for leaf in (*operation.leaves, *operation.outputs) if leaf.batched]
-    return tuple(x.core for x in found if any(operation.axis(size) & Axis.GRID for size in x.sizes))
+    """Core dimensions of every array with grid axes, such as an image."""
+    arrays = [leaf for leaf in (*operation.leaves, *operation.outputs) if leaf.batched]
+    return tuple(x.core for x in arrays if any(operation.axis(size) & Axis.GRID for size in x.sizes))
 
 
 def _grid_work(sizes: dict[str, int], batch: tuple[int, ...], operation: Operation) -> float:
-    """Multiply-adds of a linear map at every place of the largest grid, or 0."""
+    """Multiply-adds of a linear map at every place of the largest grid; else 0."""
     grids = _grids(operation)
     if not grids:
         return 0.0
-    elements = max(prod(number_of(d.factors, sizes) or 1 for d in core) for core in grids)
+    elements = max(prod(dimension_value(d.factors, sizes) or 1 for d in core) for core in grids)
     widths = [
         size for name, size in sizes.items() if operation.axis(without_indices(name)) & (Axis.WIDTH | Axis.HIDDEN)
     ]

@@ -1,4 +1,4 @@
-"""Examples: drawn parameters that determine all numbers of a call, for replay."""
+"""Examples: the sizes, options and seed from which a call can be replayed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,16 +11,16 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import exact_in
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, built, number_of, without_indices
+from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, build_tree, dimension_value, without_indices
 
 KINDS = ("normal", "integers", "ties", "ones", "large", "wide", "offset", "small", "equal-rows", "zeros")
 """The distributions of the numbers of an array."""
 
-MANY = 256
-"""Rows of a table that one byte can index."""
+ONE_BYTE = 256
+"""Number of table rows that one byte can index."""
 
-WIDE_RANGE = 1000
-"""Bound up to which drawn integers are uniform; beyond, their logarithm is."""
+UNIFORM_BOUND = 1000
+"""Bound up to which drawn integers are uniform; beyond it, their logarithm is."""
 
 ABSENT = "absent"
 MASKS = (ABSENT, "random", "padding", "triangle", "one-key", "banded", "all", "nothing", "some-rows-nothing")
@@ -29,7 +29,7 @@ MASKS = (ABSENT, "random", "padding", "triangle", "one-key", "banded", "all", "n
 
 @dataclass(frozen=True)
 class Example:
-    """The structure of one call, from which its numbers follow.
+    """Sizes, options and seed of one call, which determine all its numbers.
 
     ``kept``: the batch dimensions that each array has, others being 1. ``kinds``: the distribution of each argument's
     numbers. ``options``: the value of each option. ``masks``: the pattern of each mask. ``collapsed``: the sizes along
@@ -56,22 +56,22 @@ class Example:
         return Arguments(operation, values)
 
     def _tree(self, operation: Operation, node: Node, place: int, kind: str, dtype: str) -> Any:
-        """One argument; in a record, half of the arrays have the drawn kind, others normal."""
-        inside = iter(range(1 << 30))
+        """One argument; each array of a record has the drawn kind or is normal."""
+        leaf_numbers = iter(range(1 << 30))
 
-        def at(part: Leaf | Option) -> Any:
+        def leaf_value(part: Leaf | Option) -> Any:
             if isinstance(part, Option):
                 if part.kind is Kind.SIZE:
                     return self.sizes[part.path]
                 value = self.options.get(part.path, operation.defaults.get(part.path))
-                below = operation.indices.get(part.path)
-                return value if below is None else (value or 0) % self.sizes[below]
-            stream = [self.seed, place, next(inside)] if isinstance(node, Branch) else [self.seed, place]
+                bound = operation.indices.get(part.path)
+                return value if bound is None else (value or 0) % self.sizes[bound]
+            stream = [self.seed, place, next(leaf_numbers)] if isinstance(node, Branch) else [self.seed, place]
             rng = np.random.Generator(np.random.PCG64(stream))
-            own = "normal" if isinstance(node, Branch) and rng.random() < 0.5 else kind
-            return self._array(operation, part, rng, own, dtype)
+            own_kind = "normal" if isinstance(node, Branch) and rng.random() < 0.5 else kind
+            return self._array(operation, part, rng, own_kind, dtype)
 
-        return built(node, at, lambda branch: self.sizes[branch.count])
+        return build_tree(node, leaf_value, lambda branch: self.sizes[branch.count])
 
     def _array(self, operation: Operation, leaf: Leaf, rng: np.random.Generator, kind: str, dtype: str) -> Any:
         shape = self.shape(leaf)
@@ -88,12 +88,12 @@ class Example:
     def shape(self, leaf: Leaf) -> tuple[int, ...]:
         """The shape of an array in this example."""
         kept = self.kept.get(leaf.path, (True,) * len(self.batch))
-        batch = tuple(b if k else 1 for b, k in zip(self.batch, kept, strict=True)) if leaf.batched else ()
+        batch = tuple(size if keep else 1 for size, keep in zip(self.batch, kept, strict=True)) if leaf.batched else ()
         collapsed = self.collapsed.get(leaf.path, ())
         core = (
             1
             if d.broadcast and d.factors[0] in collapsed
-            else number_of(tuple(map(without_indices, d.factors)), self.sizes) or 0
+            else dimension_value(tuple(map(without_indices, d.factors)), self.sizes) or 0
             for d in leaf.core
         )
         return (*batch, *core)
@@ -102,36 +102,36 @@ class Example:
 def integers(
     operation: Operation, path: str, shape: tuple[int, ...], sizes: Mapping[str, int], rng: np.random.Generator
 ) -> Numbers:
-    """Lengths, indices, ends of sequences or other integers, within their bounds."""
+    """Integers within their bounds: lengths, indices, ends of sequences or others."""
 
     def number(size: str) -> int:
-        return number_of(tuple(map(without_indices, size.split("*"))), sizes) or 0
+        return dimension_value(tuple(map(without_indices, size.split("*"))), sizes) or 0
 
     if path in operation.cumulative:
         total = number(operation.cumulative[path])
         return np.concatenate([[0], np.sort(rng.integers(0, total + 1, shape[0] - 2)), [total]])
-    if path in operation.drawn:
-        return _drawn(operation.drawn[path], shape, rng)
-    counts = path in operation.lengths
-    bound = number((operation.lengths if counts else operation.indices)[path])
-    found = np.asarray(rng.integers(0, bound + counts, shape))
-    # Force the greatest: a narrow integer does not hold it, and random lengths may leave out the last row.
-    if found.size > 1 or (found.size and bound > MANY):
-        found.reshape(-1)[rng.integers(found.size)] = bound - 1 + counts
-    if bound > MANY and not counts:
-        found.reshape(-1)[:1] = bound - 1
-    return found
+    if path in operation.generated_below:
+        return _integers_below(operation.generated_below[path], shape, rng)
+    is_length = path in operation.lengths
+    bound = number((operation.lengths if is_length else operation.indices)[path])
+    values = np.asarray(rng.integers(0, bound + is_length, shape))
+    # One is the greatest: it overflows narrow integers, and random lengths may omit the last row.
+    if values.size > 1 or (values.size and bound > ONE_BYTE):
+        values.reshape(-1)[rng.integers(values.size)] = bound - 1 + is_length
+    if bound > ONE_BYTE and not is_length:
+        values.reshape(-1)[:1] = bound - 1
+    return values
 
 
-def _drawn(bound: int, shape: tuple[int, ...], rng: np.random.Generator) -> Numbers:
-    """Integers below a bound; if it is large, all orders of magnitude are equally frequent."""
-    if bound <= WIDE_RANGE:
+def _integers_below(bound: int, shape: tuple[int, ...], rng: np.random.Generator) -> Numbers:
+    """Integers below a bound; a large bound makes all orders of magnitude equally frequent."""
+    if bound <= UNIFORM_BOUND:
         return np.asarray(rng.integers(0, bound, shape))
     return np.asarray(np.floor(float(bound) ** rng.random(shape)), dtype=np.int64) - 1
 
 
 def numbers(kind: str, shape: tuple[int, ...], rng: np.random.Generator, dtype: str, weight: bool = False) -> Numbers:
-    """Numbers of a kind; weights are scaled by 1/√fan-in, the last dimension."""
+    """Numbers of a kind; weights are scaled by 1/√(last dimension)."""
     half = dtype == "float16"
     scale = 1 / sqrt(max(shape[-1], 1)) if weight and shape else 1.0
     match kind:
@@ -140,9 +140,9 @@ def numbers(kind: str, shape: tuple[int, ...], rng: np.random.Generator, dtype: 
         case "ones":
             return np.full(shape, 0.5 if weight else 1.0)
         case "integers":
-            return rng.integers(-3, 4, shape).astype(float) * _power(scale)
+            return rng.integers(-3, 4, shape).astype(float) * _nearest_power_of_2(scale)
         case "ties":
-            return rng.choice([-1.0, 0.0, 1.0], shape) * _power(scale)
+            return rng.choice([-1.0, 0.0, 1.0], shape) * _nearest_power_of_2(scale)
         case "large":
             return rng.standard_normal(shape) * scale * (6 if half else 30)
         case "wide":
@@ -159,13 +159,12 @@ def numbers(kind: str, shape: tuple[int, ...], rng: np.random.Generator, dtype: 
             return rng.standard_normal(shape) * scale
 
 
-def _power(scale: float) -> float:
-    """The power of 2 that is nearest to a scale."""
+def _nearest_power_of_2(scale: float) -> float:
     return float(2.0 ** np.round(np.log2(scale)))
 
 
 def boolean_mask(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> Numbers:
-    """A mask of a pattern: (…, n, m), or (…, m) for all queries."""
+    """A mask with a pattern: (…, n, m), or (…, m) for all queries."""
     *batch, m = shape
     if kind == "nothing":
         return np.zeros(shape, bool)
@@ -175,11 +174,11 @@ def boolean_mask(kind: str, shape: tuple[int, ...], rng: np.random.Generator) ->
         lengths = rng.integers(0, m + 1, (*batch[:-1], 1) if len(shape) > 1 else ())
         return np.array(np.broadcast_to(np.arange(m) < lengths[..., None], shape))
     if kind == "one-key":
-        chosen = rng.integers(0, max(m, 1), batch)
-        return np.asarray(np.arange(m) == np.asarray(chosen)[..., None])
+        keys = rng.integers(0, max(m, 1), batch)
+        return np.asarray(np.arange(m) == np.asarray(keys)[..., None])
     if kind == "some-rows-nothing":
         return (rng.random(shape) < 0.7) & (rng.random((*batch, 1)) < 0.6)
     rows = np.arange(shape[-2] if len(shape) > 1 else 1)[:, None]
     columns = np.arange(m)
-    drawn = {"triangle": columns <= rows, "banded": np.abs(columns - rows) <= 1}.get(kind, np.ones((1, m), bool))
-    return np.array(np.broadcast_to(drawn if len(shape) > 1 else drawn[0], shape))
+    patterns = {"triangle": columns <= rows, "banded": np.abs(columns - rows) <= 1}.get(kind, np.ones((1, m), bool))
+    return np.array(np.broadcast_to(patterns if len(shape) > 1 else patterns[0], shape))

@@ -11,28 +11,27 @@ from attnspec.conformance.inputs.dtypes import is_float
 
 Convert = Callable[[Numbers], Any]
 Layout = Callable[[Numbers, Convert], Any]
-"""Writes numbers into a backend array from ``convert``; returns a view of their shape."""
+"""Writes numbers into a larger array, converts it, and returns a view of the numbers."""
 
-CANNOT = (TypeError, IndexError, AttributeError, ValueError, NotImplementedError)
+VIEW_ERRORS = (TypeError, IndexError, AttributeError, ValueError, NotImplementedError)
 """Exceptions of backend arrays that cannot be cut, transposed, reversed or written to."""
 
-FAR = 2**31 + 2**16
+FAR_OFFSET = 2**31 + 2**16
 """A distance in elements that needs more than 31 bits."""
 
 
-def _other(x: Numbers) -> Numbers:
-    """Numbers of the same dtype, wrong everywhere, for the memory around an array."""
+def _wrong(x: Numbers) -> Numbers:
+    """Numbers that differ everywhere from ``x``, for the memory around an array."""
     return np.asarray(~x if x.dtype == bool else x + x.dtype.type(1))
 
 
-def _more_rows(x: Numbers) -> Numbers:
-    """Two rows to put before or behind those of an array."""
+def _two_rows(x: Numbers) -> Numbers:
     return np.ones((*x.shape[:-2], 2, x.shape[-1]), x.dtype)
 
 
 def every_second(x: Numbers, convert: Convert) -> Any:
     """Every second number along the last axis."""
-    return convert(np.stack([x, _other(x)], axis=-1).reshape(*x.shape[:-1], 2 * x.shape[-1]))[..., ::2]
+    return convert(np.stack([x, _wrong(x)], axis=-1).reshape(*x.shape[:-1], 2 * x.shape[-1]))[..., ::2]
 
 
 def last_exchanged(x: Numbers, convert: Convert) -> Any:
@@ -53,26 +52,26 @@ def reversed_axes(x: Numbers, convert: Convert) -> Any:
 
 def packed(x: Numbers, convert: Convert) -> Any:
     """The middle third of longer rows, as in packed queries, keys and values."""
-    return convert(np.concatenate([_other(x), x, _other(x)], axis=-1))[..., x.shape[-1] : 2 * x.shape[-1]]
+    return convert(np.concatenate([_wrong(x), x, _wrong(x)], axis=-1))[..., x.shape[-1] : 2 * x.shape[-1]]
 
 
 def padded_rows(x: Numbers, convert: Convert) -> Any:
     """Rows whose stride is greater than their length."""
-    return convert(np.concatenate([x, _other(x)[..., :3]], axis=-1))[..., : x.shape[-1]]
+    return convert(np.concatenate([x, _wrong(x)[..., :3]], axis=-1))[..., : x.shape[-1]]
 
 
 def padded_positions(x: Numbers, convert: Convert) -> Any:
     """The first rows of a longer array, as in a cache allocated for later positions."""
     if x.ndim < 2:
         return padded_rows(x, convert)
-    return convert(np.concatenate([x, _more_rows(x)], -2))[..., : x.shape[-2], :]
+    return convert(np.concatenate([x, _two_rows(x)], -2))[..., : x.shape[-2], :]
 
 
 def later_positions(x: Numbers, convert: Convert) -> Any:
-    """The last rows of a longer array: the same strides, and an offset."""
+    """The last rows of a longer array, at an offset."""
     if x.ndim < 2:
         return shifted(x, convert)
-    return convert(np.concatenate([_more_rows(x), x], -2))[..., 2:, :]
+    return convert(np.concatenate([_two_rows(x), x], -2))[..., 2:, :]
 
 
 def heads_behind(x: Numbers, convert: Convert) -> Any:
@@ -84,8 +83,8 @@ def packed_heads(x: Numbers, convert: Convert) -> Any:
     """(…, positions, 3, heads, features) in memory; the second of 3, heads before positions."""
     if x.ndim < 3:
         return packed(x, convert)
-    moved = x.swapaxes(-2, -3)
-    return convert(np.stack([_other(moved), moved, _other(moved)], axis=-3))[..., 1, :, :].swapaxes(-2, -3)
+    heads = x.swapaxes(-2, -3)
+    return convert(np.stack([_wrong(heads), heads, _wrong(heads)], axis=-3))[..., 1, :, :].swapaxes(-2, -3)
 
 
 def batch_exchanged(x: Numbers, convert: Convert) -> Any:
@@ -95,30 +94,30 @@ def batch_exchanged(x: Numbers, convert: Convert) -> Any:
 
 def shifted(x: Numbers, convert: Convert) -> Any:
     """Contiguous, at an offset of one number."""
-    return convert(np.concatenate([_other(x.reshape(-1)[:1]), x.reshape(-1)]))[min(x.size, 1) :].reshape(x.shape)
+    return convert(np.concatenate([_wrong(x.reshape(-1)[:1]), x.reshape(-1)]))[min(x.size, 1) :].reshape(x.shape)
 
 
 def backwards(x: Numbers, convert: Convert) -> Any:
-    """The last axis reversed, where the framework has negative strides."""
+    """The last axis reversed, in frameworks with negative strides."""
     return convert(x[..., ::-1])[..., ::-1]
 
 
 def rows_backwards(x: Numbers, convert: Convert) -> Any:
     """All axes reversed, except the last of several."""
-    runs = (slice(None, None, -1),) * max(x.ndim - 1, 1)
-    return convert(x[runs])[runs]
+    reverse = (slice(None, None, -1),) * max(x.ndim - 1, 1)
+    return convert(x[reverse])[reverse]
 
 
 def read_only(x: Numbers, convert: Convert) -> Any:
-    """Read-only memory, where the framework knows it."""
-    moved = convert(x)
-    if isinstance(moved, np.ndarray):
-        moved.flags.writeable = False
-    return moved
+    """Read-only memory, in frameworks that have it."""
+    array = convert(x)
+    if isinstance(array, np.ndarray):
+        array.flags.writeable = False
+    return array
 
 
 def negated(x: Numbers, convert: Convert) -> Any:
-    """Numbers of opposite sign in memory behind a lazy negation, where the framework has it."""
+    """Numbers of opposite sign in memory, negated lazily as PyTorch can."""
     view = getattr(_namespace(convert(x)), "_neg_view", None)
     if view is None or not is_float(x):
         raise NotImplementedError("no lazy negation")
@@ -144,50 +143,50 @@ LAYOUTS: tuple[Layout, ...] = (
 """All layouts that need only views."""
 
 
-def same(x: Numbers, axis: int) -> Numbers:
-    """The first slice along an axis in place of all."""
+def same_slices(x: Numbers, axis: int) -> Numbers:
+    """The array with its first slice along an axis repeated."""
     return np.repeat(np.take(x, [0], axis), x.shape[axis], axis)
 
 
-def repeated(x: Numbers, axis: int | tuple[int, ...], convert: Convert) -> Any:
-    """Numbers equal along axes, with stride 0; plainly converted where the framework cannot broadcast."""
-    one = x
+def with_stride_0(x: Numbers, axis: int | tuple[int, ...], convert: Convert) -> Any:
+    """An array of stride 0 along axes; a plain one if the framework cannot broadcast."""
+    first = x
     for place in (axis,) if isinstance(axis, int) else axis:
-        one = np.take(one, [0], place)
-    moved = convert(one)
-    broadcast = getattr(_namespace(moved), "broadcast_to", None)
-    return convert(x) if broadcast is None else broadcast(moved, x.shape)
+        first = np.take(first, [0], place)
+    array = convert(first)
+    broadcast = getattr(_namespace(array), "broadcast_to", None)
+    return convert(x) if broadcast is None else broadcast(array, x.shape)
 
 
-def distant(x: Numbers, axis: int, convert: Convert) -> Any:
-    """Numbers so far apart along an axis that the last offset exceeds 31 bits.
+def spread_out(x: Numbers, axis: int, convert: Convert) -> Any:
+    """An array whose last offset along an axis exceeds 31 bits, or None.
 
     The memory in between is never touched, so a system need not provide it. None if the axis has one number, if the
     framework has no such arrays, or if the system refuses.
     """
     size = x.shape[axis]
-    moved = convert(x)
-    empty = getattr(_namespace(moved), "empty", None)
+    array = convert(x)
+    empty = getattr(_namespace(array), "empty", None)
     if size < 2 or not x.size or x.itemsize > 4 or empty is None:
         return None
-    front = np.moveaxis(x, axis, 0)
-    placed = {"device": moved.device} if hasattr(moved, "device") else {}
+    axis_first = np.moveaxis(x, axis, 0)
+    device = {"device": array.device} if hasattr(array, "device") else {}
     try:
-        view = empty((size, -(-FAR // (size - 1))), dtype=moved.dtype, **placed)[:, : front[0].size]
-        view = view.reshape(front.shape)
+        view = empty((size, -(-FAR_OFFSET // (size - 1))), dtype=array.dtype, **device)[:, : axis_first[0].size]
+        view = view.reshape(axis_first.shape)
         for i in range(axis % x.ndim):
             view = view.swapaxes(i, i + 1)
-        view[...] = moved
-    except (MemoryError, RuntimeError, *CANNOT):
+        view[...] = array
+    except (MemoryError, RuntimeError, *VIEW_ERRORS):
         return None
     return view
 
 
-def _namespace(moved: Any) -> Any:
-    """The module of functions for a backend's array; None if unknown."""
-    own = getattr(moved, "__array_namespace__", None)
-    if own is not None:
-        return own()
-    name = type(moved).__module__
+def _namespace(array: Any) -> Any:
+    """The module with the functions for a backend's array; None if unknown."""
+    namespace = getattr(array, "__array_namespace__", None)
+    if namespace is not None:
+        return namespace()
+    name = type(array).__module__
     modules = (sys.modules.get(name), sys.modules.get(name.partition(".")[0]))
     return next((module for module in modules if hasattr(module, "broadcast_to")), None)

@@ -13,7 +13,7 @@ from attnspec.spec.contract.operation import Operation
 
 @st.composite
 def examples(draw: st.DrawFn, operation: Operation, limits: Limits, *, work: float = 2.0**18) -> Example:
-    """Examples with at most two large sizes; everything else as in the corner cases."""
+    """Examples with at most two large sizes; other choices are those of corner cases."""
     row: Row = {}
     levels = factors(operation, limits)
     large = {draw(st.sampled_from([None, *operation.sizes])) for _ in range(2)}
@@ -31,11 +31,11 @@ def examples(draw: st.DrawFn, operation: Operation, limits: Limits, *, work: flo
 def _size(name: str, large: bool, operation: Operation, limits: Limits) -> st.SearchStrategy[int]:
     options = size_levels(name, operation, limits)
     axis = operation.axis(name)
-    position = bool(axis & Axis.POSITION)
-    free = limits.multiple_of == 1 if position else not (axis & Axis.FEATURE and limits.head_sizes is not None)
+    is_position = bool(axis & Axis.POSITION)
+    free = limits.multiple_of == 1 if is_position else not (axis & Axis.FEATURE and limits.head_sizes is not None)
     if not free or axis & (Axis.LAYER | Axis.SPARE):
         return st.sampled_from(options)
-    least = limits.min_length if position else 1
+    least = limits.min_length if is_position else 1
     if large:
         return st.integers(max(least, 1), max(options))
     return st.integers(least, max(least, 5)).map(lambda x: min(x, max(options)))

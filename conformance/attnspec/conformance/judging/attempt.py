@@ -1,4 +1,4 @@
-"""Check of one law on one example, and the seed of its random draws."""
+"""One check of a law on one example, and the seed of its random draws."""
 
 import hashlib
 from collections.abc import Iterable
@@ -11,8 +11,8 @@ from attnspec.conformance.judging.checks import Check
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import LeftOut, Violation
 
-Outcome: TypeAlias = tuple[Violation | None, bool, float, int]
-"""The violation or None, whether the law applied, the error ratio, elements not judged."""
+CheckOutcome: TypeAlias = tuple[Violation | None, bool, float, int]
+"""Violation or None, whether the law applies, error ratio, number of elements not judged."""
 
 
 def stable_seed(*parts: object) -> int:
@@ -21,16 +21,17 @@ def stable_seed(*parts: object) -> int:
     return int.from_bytes(digest[:8], "big")
 
 
-def attempt(subject: Subject, check: Check, arguments: Arguments, seed: int) -> Outcome:
+def attempt(subject: Subject, check: Check, arguments: Arguments, seed: int) -> CheckOutcome:
     """Check one law on one example.
 
-    An element over its budget is judged again with a sampled budget, which is slow. If it is then within budget, the
-    usual check runs a third time: the result counts only if the first violation repeats exactly.
+    If an element exceeds its budget, the check runs again with budgets computed from samples, which is slow. If the law
+    then holds, the usual check runs a third time. The sampled pass counts only if the first violation repeats exactly:
+    otherwise the backend, not the budget, has changed the outcome.
     """
-    found = attempt_once(subject, check, arguments, seed)
-    violation, *_ = found
-    if violation is None or not _of_a_budget(violation):
-        return found
+    outcome = attempt_once(subject, check, arguments, seed)
+    violation, *_ = outcome
+    if violation is None or not _has_budget(violation):
+        return outcome
     subject.sampled = True
     try:
         sampled = attempt_once(subject, check, arguments, seed)
@@ -38,14 +39,14 @@ def attempt(subject: Subject, check: Check, arguments: Arguments, seed: int) -> 
         subject.sampled = False
     if sampled[0] is not None:
         return sampled
-    again, *_ = attempt_once(subject, check, arguments, seed)
-    return sampled if again is not None and again.message == violation.message else found
+    repeated_violation, *_ = attempt_once(subject, check, arguments, seed)
+    return sampled if repeated_violation is not None and repeated_violation.message == violation.message else outcome
 
 
 def first_violated(
     subject: Subject, law_checks: Iterable[Check], arguments: Arguments, seed: int
 ) -> tuple[Check, Violation] | None:
-    """The first check of a law that the example violates, with the violation; else None."""
+    """The first check with a violation, and the violation; None if there is none."""
     for check in law_checks:
         if check.concerns(subject.operation):
             violation, *_ = attempt(subject, check, arguments, seed)
@@ -54,17 +55,17 @@ def first_violated(
     return None
 
 
-def _of_a_budget(violation: Violation) -> bool:
-    """Return whether the violation concerns elements whose budget is not 0."""
+def _has_budget(violation: Violation) -> bool:
+    """Return whether a budget other than 0 allowed the violating result to differ."""
     return violation.budget is not None and bool(np.any(violation.budget))
 
 
-def attempt_once(subject: Subject, check: Check, arguments: Arguments, seed: int) -> Outcome:
-    """Check one law on one example with the usual budgets only."""
-    subject.ratio, subject.not_judged, subject.vague, subject.informative = 0.0, 0, 0, 0
+def attempt_once(subject: Subject, check: Check, arguments: Arguments, seed: int) -> CheckOutcome:
+    """Check one law on one example once, with the budgets chosen by ``subject.sampled``."""
+    subject.ratio, subject.not_judged, subject.too_wide, subject.informative = 0.0, 0, 0, 0
     rng = np.random.Generator(np.random.PCG64(stable_seed(seed, check.name)))
     try:
-        concerned = check.function(subject, arguments, rng)
+        applies = check.function(subject, arguments, rng)
     except Violation as violation:
         if violation.arguments is None:
             violation.arguments = arguments
@@ -72,4 +73,4 @@ def attempt_once(subject: Subject, check: Check, arguments: Arguments, seed: int
     except LeftOut as left_out:
         subject.left_out.setdefault(check.law.id, str(left_out))
         return None, False, subject.ratio, subject.not_judged
-    return None, concerned, subject.ratio, subject.not_judged
+    return None, applies, subject.ratio, subject.not_judged

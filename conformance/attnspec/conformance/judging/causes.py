@@ -1,4 +1,4 @@
-"""Violations sorted into likely causes and their possible consequences."""
+"""Violations, separated into likely causes and their possible consequences."""
 
 from collections.abc import Iterable
 
@@ -33,8 +33,8 @@ def by_cause(violations: Iterable[Result]) -> tuple[list[Result], list[Result]]:
 def consequences(violations: Iterable[Result]) -> list[Result]:
     """Return the violations that may vanish once the operation's formula or its gradient is right.
 
-    These concern values: a budget assumes a correct result, so wrong results may differ even among themselves. Accepted
-    bad shapes, mutated inputs and undeclared but known choices are no consequences.
+    They concern values or declarations, or have the same reason as that violation. Budgets assume right results: wrong
+    ones may even differ from each other. A known choice that is not declared is a cause of its own.
     """
     results = list(violations)
     broken: dict[tuple[str, str], set[str | None]] = {}

@@ -21,8 +21,8 @@ class Check:
     The function raises :class:`~attnspec.conformance.judging.violation.Violation` where the law fails, and returns
     whether the law applies to the example. ``once``: runs once per case and makes its own inputs, with the arguments as
     a template. ``ensemble``: estimates an error from many elements; runs on every example in 16-bit dtypes, where
-    rounding hides small errors. ``slow``: too slow for ``quick``. ``at_leading``: in ``quick``, runs only at the
-    leading dtype. ``name`` seeds its random draws.
+    rounding hides small errors. ``slow``: skipped in ``quick``. ``leading_dtype_only``: in ``quick``, runs at only one
+    dtype. ``name`` seeds the random draws. ``governs`` selects operations of the law; by default all.
     """
 
     law: Law
@@ -30,7 +30,7 @@ class Check:
     once: bool = False
     ensemble: bool = False
     slow: bool = False
-    at_leading: bool = False
+    leading_dtype_only: bool = False
     name: str = ""
     governs: Callable[[Operation], bool] | None = None
 
@@ -52,20 +52,19 @@ def checks(
     once: bool = False,
     ensemble: bool = False,
     slow: bool = False,
-    at_leading: bool = False,
+    leading_dtype_only: bool = False,
     governs: Callable[[Operation], bool] | None = None,
 ) -> Callable[[Function], Function]:
     """Register a check of a law.
 
-    A law holds if none of its checks finds a violation; its checks may run at different rates. A law concerns results
-    or gradients, never both, so that its verdict says which of them is wrong. ``governs`` narrows a check to some of
-    the law's operations.
+    A law may have several checks, which run at different rates; it holds if none finds a violation. A law concerns
+    results or gradients, never both, so that its verdict says which of them is wrong. Options as in :class:`Check`.
     """
 
     def register(function: Function) -> Function:
         others = _CHECKS.get(law.id, ())
         name = f"{law.id}/{function.__name__}" if others else law.id
-        check = Check(law, function, once, ensemble, slow, at_leading, name, governs)
+        check = Check(law, function, once, ensemble, slow, leading_dtype_only, name, governs)
         _CHECKS[law.id] = (*others, check)
         return function
 

@@ -17,19 +17,19 @@ INFORMATIVE = 0.03
 class Comparisons:
     """Comparisons of arrays, with counters of their outcomes.
 
-    ``ratio``: the largest error ratio since it was last set to 0. ``vague``: elements whose budget is too wide to
-    judge. ``not_judged``: these, and elements that a declared choice leaves open. ``informative``: elements whose
-    expected value exceeds its budget. ``within_budget``: repeated calls may differ by the sum of their budgets.
+    ``ratio``: the largest error ratio since it was last set to 0. ``too_wide``: the number of elements whose budget is
+    too wide to judge. ``not_judged``: their number, plus that of elements that a declared choice leaves open.
+    ``informative``: the number of elements whose expected value exceeds its budget; only these prove anything.
     """
 
     ratio: float = 0.0
     not_judged: int = 0
-    vague: int = 0
+    too_wide: int = 0
     informative: int = 0
 
     @property
     def within_budget(self) -> bool:
-        """True if repeated calls may differ within their budgets."""
+        """True if repeated calls may differ, by at most the sum of both budgets."""
         return False
 
     @property
@@ -47,7 +47,8 @@ class Comparisons:
     ) -> None:
         """Demand that every element of ``got`` is within its budget of ``expected``.
 
-        Records the error ratio. A callable ``budget`` is called only if numbers differ.
+        Records the error ratio. ``what`` names the result in the message. A callable ``budget`` is called only if
+        numbers differ, since budgets are expensive.
         """
         if got.size == 0:
             return
@@ -71,26 +72,26 @@ class Comparisons:
 
     def _ratios(self, got: Numbers, expected: Numbers, budget: Numbers) -> Numbers:
         wide = np.result_type(expected.dtype, np.float64)
-        found = got.astype(wide)
+        wide_got = got.astype(wide)
         if budget.shape != got.shape:
             budget = np.broadcast_to(budget, got.shape)
         with np.errstate(all="ignore"):
-            error = np.abs(found - expected).astype(np.float64)
+            error = np.abs(wide_got - expected).astype(np.float64)
             finite = np.isfinite(expected)
             ratios = np.where(error == 0, 0.0, error / np.where(budget > 0, budget, np.nan))
             ratios = np.where((error > 0) & (budget == 0), np.inf, ratios)
             top = np.max(np.abs(expected), where=finite, initial=0.0)
             # Where all expected values are 0, there is no magnitude to compare with: any known budget judges.
-            vague = ~(budget <= (INFORMATIVE * float(top) if top > 0 else UNKNOWN / 2))
-            ratios = np.where(vague, 0.0, ratios)
-            ratios = np.where(finite & ~np.isfinite(found), np.inf, ratios)
+            too_wide = ~(budget <= (INFORMATIVE * float(top) if top > 0 else UNKNOWN / 2))
+            ratios = np.where(too_wide, 0.0, ratios)
+            ratios = np.where(finite & ~np.isfinite(wide_got), np.inf, ratios)
             exact = exactly_infinite(expected, budget)
-            ratios = np.where(finite, ratios, np.where(exact & (found != expected), np.inf, 0.0))
-        untold = int(np.where(finite, vague, ~exact).sum())
-        self.not_judged += untold
-        self.vague += int((finite & vague).sum())
+            ratios = np.where(finite, ratios, np.where(exact & (wide_got != expected), np.inf, 0.0))
+        not_judged = int(np.where(finite, too_wide, ~exact).sum())
+        self.not_judged += not_judged
+        self.too_wide += int((finite & too_wide).sum())
         # Where 0 is within the budget, a backend that always returns 0 would match: such elements prove nothing.
-        self.informative += int((finite & ~vague & (np.abs(expected) > budget)).sum())
+        self.informative += int((finite & ~too_wide & (np.abs(expected) > budget)).sum())
         return ratios
 
     def _raise(
@@ -105,9 +106,9 @@ class Comparisons:
         exact: bool = False,
     ) -> None:
         index = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratios)), ratios.shape))
-        place = f"[{', '.join(map(str, index))}]" if index else ""
-        found, wanted, difference = distinct_texts(got[index], expected[index])
-        text = f"{what}{place} is {found}, expected {wanted}"
+        position = f"[{', '.join(map(str, index))}]" if index else ""
+        got_text, expected_text, difference = distinct_texts(got[index], expected[index])
+        text = f"{what}{position} is {got_text}, expected {expected_text}"
         if exact:
             text += ", bit for bit"
         elif got.dtype != bool:
@@ -118,10 +119,11 @@ class Comparisons:
     def same(
         self, got: Numbers, expected: Numbers, budget: Callable[[], Numbers], arguments: Arguments, what: str
     ) -> None:
-        """Demand equality bit for bit, or within the sum of both budgets.
+        """Demand that two results of the backend are equal, bit for bit or within budgets.
 
-        Budgets apply if the backend declares that calls may differ, or stores scales that numbers share. Subnormal
-        numbers are not compared, since flushing them to zero is allowed. ``budget`` is called only if bits differ.
+        Budgets apply if the backend declares that calls may differ, or stores scales that numbers share; two results
+        then differ by at most twice the budget. Subnormal numbers are not compared, since flushing them to zero is
+        allowed. ``budget`` is called only if bits differ.
         """
         different = (got != expected) & ~((got != got) & (expected != expected))
         if not different.any():
@@ -133,33 +135,33 @@ class Comparisons:
         different &= np.isfinite(budget())
         if got.dtype != bool:
             smallest = SMALLEST_NORMAL.get(got.dtype.name, 0.0)
-            tiny = (np.abs(got.astype(np.float64)) < smallest) & (np.abs(expected.astype(np.float64)) < smallest)
-            different &= ~tiny
+            subnormal = (np.abs(got.astype(np.float64)) < smallest) & (np.abs(expected.astype(np.float64)) < smallest)
+            different &= ~subnormal
         if different.any():
             self.ratio = np.inf
-            exactly = np.where(different, np.inf, 0.0), got, expected, np.zeros(got.shape)
-            self._raise(*exactly, arguments, what, exact=True)
+            ratios_and_arrays = np.where(different, np.inf, 0.0), got, expected, np.zeros(got.shape)
+            self._raise(*ratios_and_arrays, arguments, what, exact=True)
 
     def holds(
         self, condition: bool, message: str, arguments: Arguments, *, reason: Reason = Reason.VALUE, **more: Any
     ) -> None:
-        """Raise a violation unless the condition holds."""
+        """Demand that the condition holds; ``more`` are arguments of the violation."""
         if not condition:
             raise Violation(message, reason=reason, arguments=arguments, **more)
 
 
 def exactly_infinite(expected: Numbers, budget: Numbers) -> Numbers:
     """Mask of expected infinities that no rounding can change: their budget is 0."""
-    found: Numbers = np.isinf(expected) & (budget == 0)
-    return found
+    mask: Numbers = np.isinf(expected) & (budget == 0)
+    return mask
 
 
 def _differs(got: Numbers, expected: Numbers) -> bool:
-    """Return whether any number differs from the expected one; an expected NaN matches anything."""
+    """Return whether any number differs from its expected value; an expected NaN matches anything."""
     if got.dtype == bool or expected.dtype == bool:
         return bool((got != expected).any())
-    found = got.astype(np.result_type(expected.dtype, np.float64))
-    return bool(((found != expected) & ~np.isnan(expected)).any())
+    wide_got = got.astype(np.result_type(expected.dtype, np.float64))
+    return bool(((wide_got != expected) & ~np.isnan(expected)).any())
 
 
 DIGITS = (9, 17, 21)
@@ -174,16 +176,16 @@ def distinct_texts(got: Any, expected: Any) -> tuple[str, str, str]:
     >>> distinct_texts(1 + 2**-52, 1.0)
     ('1.0000000000000002', '1', '2.22e-16 too much')
     """
-    texts = [(number(got, digits), number(expected, digits)) for digits in DIGITS]
-    found, wanted = next((pair for pair in texts if pair[0] != pair[1]), texts[-1])
+    texts = [(number_text(got, digits), number_text(expected, digits)) for digits in DIGITS]
+    got_text, expected_text = next((pair for pair in texts if pair[0] != pair[1]), texts[-1])
     if texts[0][0] != texts[0][1] or np.asarray(got).dtype == bool:
-        return found, wanted, ""
+        return got_text, expected_text, ""
     wide = np.result_type(np.asarray(got).dtype, np.asarray(expected).dtype, np.float64)
     difference = float(np.asarray(got).astype(wide) - np.asarray(expected).astype(wide))
-    return found, wanted, f"{abs(difference):.3g} too {'much' if difference > 0 else 'little'}"
+    return got_text, expected_text, f"{abs(difference):.3g} too {'much' if difference > 0 else 'little'}"
 
 
-def number(x: Any, digits: int = DIGITS[0]) -> str:
+def number_text(x: Any, digits: int = DIGITS[0]) -> str:
     """A number as text, rounded to ``digits`` significant digits."""
     if np.asarray(x).dtype == bool:
         return str(bool(x))

@@ -13,7 +13,7 @@ from attnspec.spec.contract.semantics import DeclaredSemantics
 
 @dataclass(frozen=True)
 class Contract:
-    """A backend's declaration, validated: ``ValueError`` names what was expected and got."""
+    """A backend's validated declaration. ``origin`` is the name by which snippets load the backend."""
 
     name: str
     operations: tuple[str, ...]
@@ -26,7 +26,7 @@ class Contract:
 
     @classmethod
     def of(cls, backend: Any, origin: str = "") -> "Contract":
-        """Read a backend; ``origin`` is the text that loads it again in snippets."""
+        """Read a backend's declaration; ``ValueError`` says what was expected and what came."""
         name = getattr(backend, "name", None)
         if not isinstance(name, str) or not name:
             raise ValueError(f"name: expected a text; got {name!r}")
@@ -40,12 +40,12 @@ class Contract:
         if not isinstance(notes, Mapping):
             raise ValueError(f"notes: expected a mapping of texts; got {type(notes).__name__}")
         limits = Limits.of(getattr(backend, "limits", None))
-        known = sorted({feature for o in OPERATIONS.values() for feature in o.features})
+        known_features = sorted({feature for o in OPERATIONS.values() for feature in o.features})
         for feature in limits.features or ():
-            if feature not in known:
-                raise ValueError(f"limits features: expected among {', '.join(known)}; got {feature!r}")
-        named = {"dtypes_by_operation": dict(limits.dtypes_by_operation), "gradients": limits.gradients or ()}
-        for field, operation in ((field, operation) for field, names in named.items() for operation in names):
+            if feature not in known_features:
+                raise ValueError(f"limits features: expected among {', '.join(known_features)}; got {feature!r}")
+        fields = {"dtypes_by_operation": dict(limits.dtypes_by_operation), "gradients": limits.gradients or ()}
+        for field, operation in ((field, operation) for field, names in fields.items() for operation in names):
             if operation not in OPERATIONS:
                 raise ValueError(f"limits {field}: expected names of operations; got {operation!r}")
         return cls(

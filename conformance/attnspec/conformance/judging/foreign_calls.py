@@ -1,4 +1,4 @@
-"""Calls into backend code, whose exceptions are findings, not errors of the suite."""
+"""Calls of backend code: its exceptions are results to judge, not errors of the suite."""
 
 import os
 import signal
@@ -12,14 +12,14 @@ from types import CodeType
 from typing import Any
 
 MAX_LENGTH = 300
-"""Characters of a message; the rest is cut."""
+"""Most characters of a message."""
 
 MAX_FRAMES = 3
 """Most calls that a message names, starting with the one that raised."""
 
 SUITE = str(Path(__file__).parents[1]) + os.sep
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-"""Folders of libraries; messages name library code that raises, and its caller."""
+"""Folders of libraries. Messages name only that call in a library which raised."""
 
 
 def printable(text: str) -> str:
@@ -43,7 +43,7 @@ class Raised:
         return printable((f"{kind}: {line}" if line else kind) + self._place())
 
     def _place(self) -> str:
-        """The calling frames, innermost first; of library code only the frame that raised."""
+        """The backend's calls, innermost first, and the library call that raised."""
         frames = [
             (f.f_code, line) for f, line in traceback.walk_tb(self.error.__traceback__) if not _of_suite(f.f_code)
         ]
@@ -64,29 +64,29 @@ def _path(code: CodeType) -> str:
     return code.co_filename if path.startswith(os.pardir) else path
 
 
-class OperationElsewhere:
-    """An operation of a backend in another process; ``ask`` sends a request there."""
+class RemoteOperation:
+    """An operation of a backend that runs in another process; ``ask`` sends a request there."""
 
     def __init__(self, name: str, ask: Callable[..., Any]) -> None:
         self._name, self._ask = name, ask
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it in the main thread of that process."""
-        return self._ask("operation", self._name, given, named)
+        return self._ask("operation", self._name, args, kwargs)
 
-    def in_thread(self, *given: Any, **named: Any) -> Any:
+    def in_thread(self, *args: Any, **kwargs: Any) -> Any:
         """Call it in a new thread of that process."""
-        return self._ask("in_thread", self._name, given, named)
+        return self._ask("in_thread", self._name, args, kwargs)
 
 
-def in_thread(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """The result of a call in a new thread; its exception is raised here."""
+def in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The result of a call in a new thread; an exception is raised here."""
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(function, *given, **named).result()
+        return pool.submit(function, *args, **kwargs).result()
 
 
 def call_safely(call: Callable[[], Any]) -> Any:
-    """The result of a call, or :class:`Raised` if it raises anything at all.
+    """The result of a call, or :class:`Raised` with whatever it raises.
 
     Only ``KeyboardInterrupt`` propagates, since the user may have pressed Ctrl-C. A worker process ignores SIGINT:
     there it can only come from the backend, and is returned like any other exception.

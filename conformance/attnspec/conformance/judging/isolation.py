@@ -9,24 +9,24 @@ from typing import NamedTuple
 
 from attnspec.conformance.judging.violation import Reason
 
-ENDED = 113
-"""Exit status of a child that finished its work; a backend that exits has another."""
+FINISHED = 113
+"""Exit status of a child that finished its work; a crash has another."""
 
-POSSIBLE = hasattr(os, "fork")
-"""True if processes can fork, which keeps the imported backend."""
+CAN_FORK = hasattr(os, "fork")
+"""True if processes can fork, so that a child need not import the backend again."""
 
 
-class End(NamedTuple):
-    """Reason and description of a child's crash or timeout."""
+class AbnormalEnd(NamedTuple):
+    """Crash or timeout of a child process."""
 
     reason: Reason
-    words: str
+    description: str
 
 
-def end_of(work: Callable[[], object], seconds: float) -> End | None:
+def abnormal_end(work: Callable[[], object], seconds: float) -> AbnormalEnd | None:
     """Do the work in a fork; return its crash or timeout, None if it finished.
 
-    Needs :data:`POSSIBLE`, and a backend that has not been called yet: a fork does not copy threads.
+    Needs :data:`CAN_FORK`, and a backend that has not been called yet: a fork does not copy threads.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -35,7 +35,7 @@ def end_of(work: Callable[[], object], seconds: float) -> End | None:
         try:
             work()
         finally:
-            os._exit(ENDED)
+            os._exit(FINISHED)
     deadline, pause = time.monotonic() + seconds, 1e-4
     while time.monotonic() < deadline:
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -45,11 +45,11 @@ def end_of(work: Callable[[], object], seconds: float) -> End | None:
         pause = min(2 * pause, 0.05)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return End(Reason.HUNG, f"the backend did not answer within {seconds:g} s")
+    return AbnormalEnd(Reason.HUNG, f"the backend did not answer within {seconds:g} s")
 
 
-def _crash(status: int) -> End | None:
-    if status == ENDED:
+def _crash(status: int) -> AbnormalEnd | None:
+    if status == FINISHED:
         return None
     how = f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
-    return End(Reason.CRASHED, f"the backend ended the process {how}")
+    return AbnormalEnd(Reason.CRASHED, f"the backend ended the process {how}")

@@ -1,4 +1,4 @@
-"""Calls outside a backend's declaration, which are never made."""
+"""Calls that a backend's declaration excludes; laws never make them."""
 
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.attendance import rows_with_keys
@@ -8,24 +8,24 @@ from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.semantics import Semantics
 from attnspec.spec.contract.shapes import ShapeError
 
-ON_SIZES = ("min_length", "max_length", "multiple_of", "min_batch", "max_batch_dims")
-"""Limits on sizes. By default they exclude no call: laws use at most three batch dimensions."""
+SIZE_LIMITS = ("min_length", "max_length", "multiple_of", "min_batch", "max_batch_dims")
+"""Limits on sizes; their defaults exclude no call that a law makes."""
 
 UNLIMITED = Limits()
 
 
-def demand_declared(limits: Limits, semantics: Semantics, arguments: Arguments, *, refused: bool = False) -> None:
-    """Raise ``LeftOut`` for calls outside the limits, or with rows declared to raise.
+def demand_declared(limits: Limits, semantics: Semantics, arguments: Arguments, *, allow_refusal: bool = False) -> None:
+    """Raise ``LeftOut`` for calls outside the limits, or for which a backend declares to raise.
 
-    Rows without attendable keys may be declared to raise; ``refused`` allows them, for checks that expect it.
+    A backend may declare to raise on rows without attendable keys; with ``allow_refusal`` such calls are made.
     """
-    demand_within(limits, arguments)
-    if not refused and raises_without_keys(semantics, arguments):
+    demand_within_limits(limits, arguments)
+    if not allow_refusal and raises_without_keys(semantics, arguments):
         raise LeftOut("semantics fully_masked = error")
 
 
 def raises_without_keys(semantics: Semantics, arguments: Arguments) -> bool:
-    """Return whether a row without attendable keys occurs and is declared to raise.
+    """Return whether a row has no attendable key, for which the backend declares to raise.
 
     If there are no keys at all, ``no_keys`` decides instead.
     """
@@ -40,14 +40,14 @@ def demand_layouts(limits: Limits) -> None:
         raise LeftOut("limits contiguous_only = True")
 
 
-def demand_within(limits: Limits, arguments: Arguments) -> None:
-    """Raise ``LeftOut`` naming the limit that forbids a mask, the causal flag or a size."""
+def demand_within_limits(limits: Limits, arguments: Arguments) -> None:
+    """Raise ``LeftOut`` for a call outside the limits; the message names the limit."""
     operation = arguments.operation
     if not limits.mask and any(leaf.optional and arguments[leaf.path] is not None for leaf in operation.masks.values()):
         raise LeftOut("limits mask = False")
     if not limits.causal and operation.flag is not None and arguments[operation.flag]:
         raise LeftOut("limits causal = False")
-    if all(getattr(limits, name) == getattr(UNLIMITED, name) for name in ON_SIZES):
+    if all(getattr(limits, name) == getattr(UNLIMITED, name) for name in SIZE_LIMITS):
         return
     try:
         sizes, batch = arguments.sizes, arguments.batch

@@ -10,7 +10,7 @@ from attnspec.conformance.judging.foreign_calls import printable
 T = TypeVar("T")
 
 MAX_LENGTH = 300
-"""Characters of an error's message; the rest is cut."""
+"""Most characters of an error's message."""
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -26,7 +26,7 @@ class Containment(Protocol):
 def contained(stage: str, step: Callable[[], T], otherwise: T, /) -> tuple[T, str]:
     """The step's result and an empty note; after an exception, ``otherwise`` and a note.
 
-    Ctrl-C and the end of the backend's process propagate: they are no errors of attnspec.
+    ``KeyboardInterrupt`` propagates: Ctrl-C, or the end of the backend's process.
     """
     try:
         return step(), ""

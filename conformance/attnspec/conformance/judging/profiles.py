@@ -1,4 +1,4 @@
-"""Profiles of effort: quick for every save, full before publishing, release for releases."""
+"""Profiles of effort: ``quick`` at every change, ``full`` before publishing, ``release`` for releases."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,18 +11,22 @@ FORMULA = "operation.oracle"
 GRADIENT = "operation.gradient"
 """The law that gradients equal those of the formula."""
 
-MACHINERY = frozenset({"operation", "sizes", "storage", "training"})
-"""Chapters about how calls are made; their laws also fail where the formula is wrong."""
+CALLING_CHAPTERS = frozenset({"operation", "sizes", "storage", "training"})
+"""Chapters about how calls are made. Their laws may fail because the formula is wrong."""
 
-REMEMBERING = frozenset(
+STATE_LAWS = frozenset(
     {
-        *("operation.no-memory", "operation.own-memory"),
-        *("training.no-memory", "training.own-memory", "training.later-writes"),
+        *("operation.independent-of-other-calls", "operation.result-owns-memory"),
+        *(
+            "training.independent-of-other-passes",
+            "training.gradients-own-memory",
+            "training.later-writes-have-no-effect",
+        ),
     }
 )
-"""Laws about state that earlier calls leave, which can break otherwise correct plain calls."""
+"""Laws about state left by earlier calls, which may spoil a right formula."""
 
-COSTLY = {GRADIENT, "operation.rejection"}
+SLOW_LAWS = {GRADIENT, "operation.rejection"}
 """Slow laws: they compare all gradients, or try a wrong shape of every argument."""
 
 
@@ -30,35 +34,35 @@ COSTLY = {GRADIENT, "operation.rejection"}
 class Effort:
     """Number and size of examples for a group of dtypes.
 
-    corners: rows of the covering array. drawn: examples that Hypothesis draws. stride: laws other than the formula are
-    checked on every stride-th example. costly: the stride of slow laws. work: the most multiply-adds of an example.
-    slow: run the checks that are too slow for ``quick``. ensemble: the batch elements over which a filter averages
-    errors.
+    ``corners``: rows of the covering array. ``drawn``: examples that Hypothesis draws. ``stride``: laws other than the
+    formula are checked on every stride-th example. ``slow_stride``: the stride of :data:`SLOW_LAWS`. ``work``: most
+    multiply-adds of an example. ``slow``: run checks that are too slow for ``quick``. ``ensemble``: batch elements over
+    which a filter averages errors.
     """
 
     corners: int
     drawn: int
     stride: int
-    costly: int
+    slow_stride: int
     work: float
     slow: bool = True
     ensemble: int = 512
 
-    def due(self, law: str, index: int, place: int) -> bool:
-        """Return whether the law at ``place`` is checked on example number ``index``."""
+    def due(self, law: str, index: int, position: int) -> bool:
+        """Return whether the law at ``position`` is checked on example number ``index``."""
         if law == FORMULA:
             return True
-        if law in COSTLY:
-            return index % self.costly == 0
-        return (index + place) % self.stride == 0
+        if law in SLOW_LAWS:
+            return index % self.slow_stride == 0
+        return (index + position) % self.stride == 0
 
 
 @dataclass(frozen=True)
 class Profile:
     """The efforts of a run: at float32, at float64, and at the 16-bit dtypes.
 
-    The float64 oracle computes in long double without BLAS, hence on smaller examples. A wrong index or shape shows at
-    any dtype, hence fewer examples at dtypes other than float32.
+    At float64 examples are smaller: the oracle computes in long double, without BLAS. Dtypes other than float32 have
+    fewer examples: a wrong index or shape shows at any dtype.
     """
 
     single: Effort

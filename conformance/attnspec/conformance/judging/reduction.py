@@ -1,7 +1,7 @@
 """Reduction of counterexamples: fewer dimensions, smaller sizes and simpler numbers that still fail.
 
-It cuts the arrays along the named dimensions of the Protocol (cutting d cuts query and key alike), instead of the
-random choices that led to them.
+It cuts the arrays along the named sizes of the Protocol: cutting d cuts query and key alike. Hypothesis would instead
+shrink the random draws that led to the arrays.
 """
 
 import time
@@ -14,7 +14,12 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, Change, Numbers, keep, take
 from attnspec.conformance.inputs.corners import multiply_adds
 from attnspec.conformance.inputs.examples import Example
-from attnspec.conformance.inputs.heads import count_of_heads, divided, divides, with_heads
+from attnspec.conformance.inputs.heads import (
+    heads_and_features,
+    heads_divide_width,
+    with_divided_heads,
+    with_first_heads,
+)
 from attnspec.conformance.judging.attempt import attempt
 from attnspec.conformance.judging.checks import Check
 from attnspec.conformance.judging.left_out import demand_declared
@@ -24,18 +29,17 @@ from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.shapes import ShapeError
 from attnspec.spec.contract.tree import Kind
 
-EFFORT = 1500.0
-"""Cost limit of a reduction in small calls: unlike time, it is reproducible."""
+MAX_COST = 1500.0
+"""Cost limit of a reduction, in small calls. Unlike a time limit it is reproducible."""
 
-LARGE = 2.0**16
-"""Multiply-adds that cost as much as the overhead of a small call."""
+CALL_COST = 2.0**16
+"""Multiply-adds that take as long as a small call."""
 
-SECONDS = 30.0
+MAX_SECONDS = 30.0
 """Time limit of a reduction, for backends that are slow on small inputs."""
 
-
-VISIBLE = 0.1
-"""Least relative difference to keep (or half the first), lest lost sums become roundings."""
+MIN_DIFFERENCE = 0.1
+"""Smallest relative error of a counterexample, or half the original: no mere rounding."""
 
 
 class Search:
@@ -46,92 +50,94 @@ class Search:
     ) -> None:
         self.subject, self.check, self.seed, self.mark = subject, check, seed, mark
         self.best, self.violation = arguments, violation
-        self.least = min(VISIBLE, violation.difference / 2)
-        self.deadline = time.monotonic() + SECONDS
-        self.effort = 0.0
+        self.min_difference = min(MIN_DIFFERENCE, violation.difference / 2)
+        self.deadline = time.monotonic() + MAX_SECONDS
+        self.cost = 0.0
 
     @property
     def spent(self) -> bool:
         """True if the search has reached its cost or time limit."""
-        return self.effort >= EFFORT or time.monotonic() > self.deadline
+        return self.cost >= MAX_COST or time.monotonic() > self.deadline
 
     def accept(self, candidate: Arguments | None) -> bool:
-        """Adopt the candidate if the law fails on it for the same reason and visibly."""
-        if candidate is None or self.spent or not divides(candidate, self.subject.limits):
+        """Adopt the candidate if the law fails there for the same reason and visibly."""
+        if candidate is None or self.spent or not heads_divide_width(candidate, self.subject.limits):
             return False
         try:
             demand_declared(self.subject.limits, self.subject.semantics, candidate)
-            self.effort += 1 + multiply_adds(candidate.sizes, candidate.batch, candidate.operation) / LARGE
+            self.cost += 1 + multiply_adds(candidate.sizes, candidate.batch, candidate.operation) / CALL_COST
         except (ShapeError, LeftOut):
             return False  # without the first layer, the next one takes inputs of another width
         self.mark(self.check.law.id, "reducing the counterexample")
         violation = self.failure(candidate)
-        if violation is None or violation.reason != self.violation.reason or violation.difference < self.least:
+        if violation is None or violation.reason != self.violation.reason or violation.difference < self.min_difference:
             return False
         self.best, self.violation = candidate, violation
         return True
 
     def failure(self, candidate: Arguments) -> Violation | None:
-        """The law's violation on the candidate; None if it holds or is outside the domain."""
+        """The law's violation on the candidate; None if the law holds or does not apply."""
         if not self._in_domain(candidate):
             return None
         violation, *_ = attempt(self.subject, self.check, candidate, self.seed)
         return violation
 
     def _in_domain(self, candidate: Arguments) -> bool:
-        """Return whether the backend must answer: input that it declares to refuse is no counterexample."""
+        """Return whether the backend must compute the candidate, and the oracle can."""
         if self.subject.refuses(candidate):
             return False
         try:
             self.subject.oracle(candidate)
-            own = self.check.once and self.violation.reason != Reason.VALUE  # such a check makes its own numbers
-            return own or self.subject.in_domain(candidate)
+            own_numbers = self.check.once and self.violation.reason != Reason.VALUE
+            return own_numbers or self.subject.in_domain(candidate)
         except ValueError:
             return False  # after cutting sizes, an index is too large
         except Violation:
             return True
 
 
-def reduced(
+def reduce_arguments(
     subject: Subject, check: Check, arguments: Arguments, violation: Violation, seed: int, mark: Any
 ) -> tuple[Arguments, Violation]:
-    """The smallest arguments found on which the law fails, and its violation there."""
-    return shrunk(Search(subject, check, arguments, violation, seed, mark))
+    """Smaller arguments on which the law still fails, and its violation there."""
+    return reduce_search(Search(subject, check, arguments, violation, seed, mark))
 
 
-def shrunk(search: Search) -> tuple[Arguments, Violation]:
-    """Reduce until no step helps; return the smallest arguments and their violation."""
-    passes: tuple[Callable[[Search], bool], ...] = (_options, _batch, _heads, _sizes, _numbers, _masks, _equal_sizes)
+def reduce_search(search: Search) -> tuple[Arguments, Violation]:
+    """Repeat all steps until none helps; return the smallest arguments and their violation."""
+    steps: tuple[Callable[[Search], bool], ...] = (
+        _reset_options, _drop_batch, _reduce_heads, _reduce_sizes, _simplify_numbers, _fill_masks, _reduce_equal_sizes,
+    )  # fmt: skip
     changed = True
     while changed and not search.spent:
         changed = False
-        for reduce in passes:
+        for reduce in steps:
             changed |= reduce(search)
     return search.best, search.violation
 
 
-def simplest(
+def reduce_to_zeros(
     subject: Subject, check: Check, arguments: Arguments, violation: Violation, seed: int, mark: Any
 ) -> tuple[Arguments, Violation]:
-    """Replace the arguments of a law that makes its own inputs by tiny zeros."""
-    return simplified(Search(subject, check, arguments, violation, seed, mark))
+    """Tiny zeros for a law that makes its own inputs, and its violation there."""
+    return reduce_search_to_zeros(Search(subject, check, arguments, violation, seed, mark))
 
 
-def simplified(search: Search) -> tuple[Arguments, Violation]:
-    """Try zeros of size 1 or 2 as the arguments of this search."""
+def reduce_search_to_zeros(search: Search) -> tuple[Arguments, Violation]:
+    """Try zeros of size 1, then 2; return the smallest arguments and their violation."""
     subject = search.subject
     kinds = dict.fromkeys(subject.operation.call.names, "zeros")
-    absent = subject.lacking
+    absent = subject.unsupported_arrays
     for size in (1, 2):  # a backend may refuse odd sizes
-        sizes = {name: subject.fitting(name, size) for name in subject.operation.sizes}
-        sizes = divided(sizes, subject.operation, subject.limits)
+        sizes = {name: subject.allowed_size(name, size) for name in subject.operation.sizes}
+        sizes = with_divided_heads(sizes, subject.operation, subject.limits)
         example = Example(sizes, kinds=kinds, absent=absent)
         if search.accept(subject.arguments(example)):
             break
     return search.best, search.violation
 
 
-def _options(search: Search) -> bool:
+def _reset_options(search: Search) -> bool:
     """Reset options to their defaults and drop optional arrays."""
     changed = False
     operation = search.best.operation
@@ -139,22 +145,22 @@ def _options(search: Search) -> bool:
         default = operation.defaults.get(option.path, search.best[option.path])
         if option.kind is not Kind.SIZE and search.best[option.path] != default:
             changed |= search.accept(search.best.replaced({option.path: default}))
-    for leaf, _ in search.best.given:
+    for leaf, _ in search.best.leaf_arrays:
         if leaf.optional and leaf.path in search.best:
             changed |= search.accept(search.best.replaced({leaf.path: None}))
     return changed
 
 
-def _batch(search: Search) -> bool:
+def _drop_batch(search: Search) -> bool:
     changed = False
     while True:
-        candidate = next((c for c in _without_batch(search.best) if search.accept(c)), None)
+        candidate = next((c for c in _without_batch_axis(search.best) if search.accept(c)), None)
         if candidate is None:
             return changed
         changed = True
 
 
-def _without_batch(arguments: Arguments) -> Iterator[Arguments]:
+def _without_batch_axis(arguments: Arguments) -> Iterator[Arguments]:
     """Copies without each batch dimension in turn, at its first and last element."""
     for axis in range(1, len(arguments.batch) + 1):
         size = arguments.batch[-axis]
@@ -168,44 +174,44 @@ def _without_batch(arguments: Arguments) -> Iterator[Arguments]:
                 yield arguments.replaced(changes)
 
 
-def _heads(search: Search) -> bool:
-    """Reduce heads and features per head together, where limits tie them to the width."""
+def _reduce_heads(search: Search) -> bool:
+    """Reduce heads and features per head together, if limits tie their product to the width."""
     if not search.subject.limits.divided_heads:
         return False
     changed = False
-    while (found := count_of_heads(search.best)) is not None:
-        heads, part = found
-        smaller = [(1, part), (heads // 2, part), (heads - 1, part), (heads, 1), (heads, part // 2), (heads, part - 1)]
-        fewer = (pair for pair in dict.fromkeys(smaller) if min(pair) and pair != found)
-        if not any(search.accept(with_heads(search.best, *pair)) for pair in fewer):
+    while (counts := heads_and_features(search.best)) is not None:
+        heads, d = counts
+        smaller = [(1, d), (heads // 2, d), (heads - 1, d), (heads, 1), (heads, d // 2), (heads, d - 1)]
+        fewer = (pair for pair in dict.fromkeys(smaller) if min(pair) and pair != counts)
+        if not any(search.accept(with_first_heads(search.best, *pair)) for pair in fewer):
             break
         changed = True
     return changed
 
 
-def _sizes(search: Search) -> bool:
+def _reduce_sizes(search: Search) -> bool:
     changed = False
     for name in tuple(search.best.sizes):
         if name in search.best.sizes:  # cutting a layer removes its sizes
-            changed |= _shrink(search, (name,))
+            changed |= _shrink_size(search, (name,))
     return changed
 
 
-def _equal_sizes(search: Search) -> bool:
+def _reduce_equal_sizes(search: Search) -> bool:
     """Shrink equal sizes together, all or in pairs: a defect may need n = m."""
     changed = False
     for size in sorted({size for size in search.best.sizes.values() if size > 1}, reverse=True):
         equal = tuple(name for name, x in search.best.sizes.items() if x == size)
         for names in dict.fromkeys((equal, *combinations(equal, 2))):
             if len(names) > 1 and all(search.best.sizes.get(name) == size for name in names):
-                changed |= _shrink(search, names)
+                changed |= _shrink_size(search, names)
     return changed
 
 
-def _shrink(search: Search, names: tuple[str, ...]) -> bool:
-    """Shrink a size by bisection, then index by index, cutting the end or beginning.
+def _shrink_size(search: Search, names: tuple[str, ...]) -> bool:
+    """Shrink a size by bisection, cutting its end or its beginning; then drop single indices.
 
-    Several ``names`` are equal sizes, and stay equal.
+    Several ``names`` are sizes that are equal and stay equal.
     """
     first = names[0]
     start = search.best.size(first)
@@ -222,14 +228,14 @@ def _shrink(search: Search, names: tuple[str, ...]) -> bool:
             low = middle
     size = search.best.size(first)
     for index in range(size if size <= 8 else 0):
-        rest = [i for i in range(search.best.size(first)) if i != index]
-        if rest and _allowed(search, names, len(rest)) == len(rest):
-            search.accept(_cut(search.best, names, take(np.array(rest))))
+        kept = [i for i in range(search.best.size(first)) if i != index]
+        if kept and _allowed(search, names, len(kept)) == len(kept):
+            search.accept(_cut(search.best, names, take(np.array(kept))))
     return search.best.size(first) < start
 
 
 def _cut(arguments: Arguments, names: tuple[str, ...], change: Change) -> Arguments | None:
-    """A copy cut alike along all these sizes; None if its shapes no longer fit."""
+    """A copy changed along all these sizes; None if its shapes no longer fit."""
     try:
         for name in names:
             arguments = arguments.along(name, change)
@@ -239,7 +245,7 @@ def _cut(arguments: Arguments, names: tuple[str, ...], change: Change) -> Argume
 
 
 def _allowed(search: Search, names: tuple[str, ...], size: int) -> int | None:
-    """The least size from ``size`` on that the limits allow for all names; else None."""
+    """The next allowed size, from ``size`` on, for all names; None if there is none."""
     limits = search.subject.limits
     axes = [search.subject.operation.axis(name) for name in names]
     size = max(size, 1)
@@ -253,15 +259,15 @@ def _allowed(search: Search, names: tuple[str, ...], size: int) -> int | None:
     return next(fitting, None)
 
 
-def _masks(search: Search) -> bool:
+def _fill_masks(search: Search) -> bool:
     changed = False
-    for leaf, mask in search.best.given:
+    for leaf, mask in search.best.leaf_arrays:
         if search.subject.operation.role(leaf) is Role.MASK and not mask.all():
             changed |= _simplify_elements(search, leaf.path, np.ones_like(mask))
     return changed
 
 
-def _numbers(search: Search) -> bool:
+def _simplify_numbers(search: Search) -> bool:
     changed = False
     for leaf, x in search.best.floats:
         path = leaf.path
@@ -271,23 +277,23 @@ def _numbers(search: Search) -> bool:
             quarters = np.round(x * 4) / 4 + 0
         quarters = np.where(np.isfinite(quarters), quarters, x)
         for simpler in (np.zeros_like(x), np.ones_like(x), np.sign(x), np.round(x) + 0, quarters):
-            if _as_simple(search.best.array(path), simpler):
+            if _is_as_simple(search.best.array(path), simpler):
                 continue
             if search.accept(search.best.replaced({path: simpler})):
                 changed = True
                 break
         changed |= _simplify_elements(search, path, np.zeros_like(x))
-        changed |= _to_ones(search, path)
+        changed |= _simplify_nonzeros(search, path)
     return changed
 
 
-def _as_simple(x: Numbers, simpler: Numbers) -> bool:
-    """Return whether x equals the candidate, or is nowhere larger and holds 0 and 1."""
+def _is_as_simple(x: Numbers, simpler: Numbers) -> bool:
+    """Return whether x equals the candidate, or holds only 0 and 1, nowhere larger."""
     return bool(np.array_equal(x, simpler)) or bool((np.abs(x) <= np.abs(simpler)).all() and np.isin(x, (0, 1)).all())
 
 
 def _simplify_elements(search: Search, path: str, target: Numbers) -> bool:
-    """Set elements to those of the target, many at a time, then fewer (delta debugging)."""
+    """Replace elements by the target's in halving blocks (delta debugging)."""
     changed = False
     size = search.best.array(path).size
     step = size
@@ -304,7 +310,7 @@ def _simplify_elements(search: Search, path: str, target: Numbers) -> bool:
     return changed
 
 
-def _to_ones(search: Search, path: str) -> bool:
+def _simplify_nonzeros(search: Search, path: str) -> bool:
     changed = False
     x = search.best.array(path)
     if np.count_nonzero(x) > 64:

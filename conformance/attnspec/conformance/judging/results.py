@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 UNJUDGED = "not judged: "
-"""Message prefix of laws that fail unjudged, because the backend crashed or hung at others."""
+"""Message prefix of laws that fail unjudged, after the backend crashed at others."""
 
 INTERRUPTED = "interrupted"
 """Reason for no verdict: the run was interrupted from outside."""
@@ -21,13 +21,13 @@ STOPPED = "stopped at the first violation"
 OWN_ERROR = "error of attnspec"
 """Reason for no verdict: the check raised an error of attnspec itself."""
 
-TOO_VAGUE = "budgets too large"
+TOO_WIDE = "budgets too large"
 """Reason for no verdict on the formula: every budget is too wide to judge."""
 
 JUDGE_LOST = "the judge's own process"
-"""Message prefix of laws without a verdict because the process that judged them was killed."""
+"""Message prefix of laws without a verdict: the process that judged them was killed."""
 
-FORGED = "inconsistent: recorded as passed with an error ratio above 1; whoever recorded it was tampered with"
+CONTRADICTORY = "inconsistent: recorded as passed with an error ratio above 1; whoever recorded it was tampered with"
 """Message of a verdict that contradicts itself."""
 
 
@@ -43,12 +43,12 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Result:
-    """One verdict. ``error_ratio`` is the largest |got − oracle| / budget; above 1 is a violation.
+    """One verdict.
 
-    ``reason`` is a failure's kind (`value`, `shape`, `dtype`, `type`, `raised`, `accepted`, `mutated-input`,
-    `declared`, `crashed`, `hung`), or why a law was not judged. ``counterexample`` has the keys arguments, expected,
-    got, budget, index and snippet. ``note`` reports problems after the verdict, such as an error of attnspec during
-    reduction; it does not change the verdict.
+    ``error_ratio`` is the largest |got − oracle| / budget; above 1 the law is violated. ``reason`` is the kind of a
+    failure, see :class:`~attnspec.conformance.judging.violation.Reason`, or why a law was not judged.
+    ``counterexample`` has the keys arguments, expected, got, budget, index and snippet. ``note`` reports problems after
+    the verdict, such as an error of attnspec during reduction; it does not change the verdict.
 
     The fields, in this order, are the keys of a result in the JSON report.
     """
@@ -69,15 +69,15 @@ class Result:
     @property
     def unchecked(self) -> bool:
         """True if an error of attnspec or too wide budgets prevented a verdict."""
-        return self.status is Status.LOST and self.reason in (OWN_ERROR, TOO_VAGUE)
+        return self.status is Status.LOST and self.reason in (OWN_ERROR, TOO_WIDE)
 
     def __post_init__(self) -> None:
         """Turn a pass with an error ratio above 1 into a failure."""
         if self.status is Status.PASSED and not self.error_ratio <= 1:
-            # Imported late: the module that holds signals imports this one before anything heavy.
+            # Imported here because ``running.interruption`` imports this module before anything heavy.
             from attnspec.conformance.judging.violation import Reason
 
-            for name, x in {"status": Status.FAILED, "reason": Reason.VALUE, "message": FORGED}.items():
+            for name, x in {"status": Status.FAILED, "reason": Reason.VALUE, "message": CONTRADICTORY}.items():
                 object.__setattr__(self, name, x)
 
     @property
@@ -88,14 +88,14 @@ class Result:
 
     @property
     def violates(self) -> bool:
-        """True if the backend does not conform: the law failed, or its test ended unexplained."""
+        """True if the backend does not conform: the law failed, or was lost without explanation."""
         return self.status is Status.FAILED or (
             self.status is Status.LOST and not self.interrupted and not self.unchecked
         )
 
     @property
     def judged(self) -> bool:
-        """True if the law passed, failed, or its test ended unexplained."""
+        """True if the law passed or is violated."""
         return self.status is Status.PASSED or self.violates
 
     def as_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Counterexamples for reports, each with Python code that reproduces it."""
+"""Counterexamples as JSON for reports, each with a Python script that reproduces it."""
 
 import base64
 import textwrap
@@ -17,13 +17,13 @@ from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.spec.contract.tree import as_source, branches, field_names
 
-SHOWN = 400
-"""Most elements of a printed array; larger and empty arrays show shape and dtype."""
+MAX_SHOWN = 400
+"""Most elements of a printed array; others are shown by shape and dtype."""
 
 DERIVED = (
     "# The law derives its inputs from these and the seed, or the seed alone; replay makes them again and prints them."
 )
-"""Comment in snippets whose arguments differ from those that the report shows."""
+"""Comment in a snippet whose arguments are not those that the report shows."""
 
 
 def counterexample(
@@ -35,7 +35,7 @@ def counterexample(
     *,
     hang_after: float | None = None,
 ) -> dict[str, Any]:
-    """The counterexample for the report; its snippet exits with 1.
+    """The counterexample for the report; its snippet exits with status 1.
 
     With ``hang_after`` the snippet calls the backend in a process of its own, for at most that many seconds.
     """
@@ -57,20 +57,20 @@ def without_snippet(arguments: Arguments, violation: Violation) -> dict[str, Any
 
 
 def readable(x: Any) -> Any:
-    """Plain JSON: small arrays as lists, others as shape and dtype, non-finite numbers as text."""
+    """A value as plain JSON: large arrays as shape and dtype, non-finite numbers as text."""
     if x is None or isinstance(x, bool | int | str):
         return x
     array = np.asarray(x)
-    if array.size > SHOWN or not array.size:
+    if array.size > MAX_SHOWN or not array.size:
         return {"shape": list(array.shape), "dtype": str(array.dtype)}
     if array.dtype.kind in "biu":
         return array.tolist()
-    return _listed(array.astype(np.float64).tolist())
+    return _json_numbers(array.astype(np.float64).tolist())
 
 
-def _listed(x: Any) -> Any:
+def _json_numbers(x: Any) -> Any:
     if isinstance(x, list):
-        return [_listed(element) for element in x]
+        return [_json_numbers(element) for element in x]
     return json_number(x)
 
 
@@ -79,10 +79,10 @@ def literal(x: Any) -> str:
     if not isinstance(x, np.ndarray):
         return repr(x)
     dtype = "ml_dtypes.bfloat16" if x.dtype.name == "bfloat16" else f"np.{x.dtype.name}" if x.dtype != bool else "bool"
-    if x.size <= SHOWN and x.size:
-        known = x if x.dtype.kind in "biuf" else x.astype(np.float32)
+    if x.size <= MAX_SHOWN and x.size:
+        numbers = x if x.dtype.kind in "biuf" else x.astype(np.float32)
         text = np.array2string(
-            known, separator=", ", threshold=SHOWN + 1, max_line_width=100, formatter={"float_kind": str}
+            numbers, separator=", ", threshold=MAX_SHOWN + 1, max_line_width=100, formatter={"float_kind": str}
         )
         return f"np.array({text.replace('nan', 'np.nan').replace('inf', 'np.inf')}, {dtype})"
     if not x.size or not np.any(x):
@@ -100,47 +100,47 @@ def snippet(
     *,
     hang_after: float | None = None,
 ) -> str:
-    """A script that shows the violation and exits with 1."""
+    """A script that shows the violation and exits with status 1."""
     operation = subject.operation
-    given = arguments.passed
-    code = "\n".join(f"{name} = {as_source(value, literal)}" for name, value in given.items())
-    records = sorted({type(x).__name__ for value in given.values() for x in _records(value)})
-    named = ", ".join(f"{name}={name}" for name in given)
-    plain = _plain(check, arguments, violation)
+    call_arguments = arguments.passed
+    code = "\n".join(f"{name} = {as_source(value, literal)}" for name, value in call_arguments.items())
+    records = sorted({type(x).__name__ for value in call_arguments.values() for x in _records(value)})
+    keyword_text = ", ".join(f"{name}={name}" for name in call_arguments)
+    by_reference = _shown_by_reference(check, arguments, violation)
     imports = ["import sys"]
     imports += ["import base64, zlib"] if "zlib." in code else []
     imports += ["", "import ml_dtypes"] if "ml_dtypes." in code else [""]
-    imports += ["import numpy as np"] if plain or "np." in code else []
+    imports += ["import numpy as np"] if by_reference or "np." in code else []
     record_import = [f"from attnspec.spec import {', '.join(records)}"] if records else []
     backend = subject.contract.origin
-    if plain:
+    if by_reference:
         imports += ["from attnspec import reference", "from attnspec.conformance import call, load", *record_import]
         choices = ", ".join(f"{question}={choice!r}" for question, choice in subject.choices.items())
-        under = f"with reference.choosing({choices}):\n    " if choices else ""
+        choosing = f"with reference.choosing({choices}):\n    " if choices else ""
         body = f"""
-got = call(load({backend!r}), {operation.name!r}, {named})
-{under}expected = reference.{operation.name}({named})
+got = call(load({backend!r}), {operation.name!r}, {keyword_text})
+{choosing}expected = reference.{operation.name}({keyword_text})
 print("expected", expected, "got", got, "difference", got - expected, sep="\\n")
-sys.exit(bool(np.any(~(np.abs(got - expected) <= {_largest(violation.budget)}))))
+sys.exit(bool(np.any(~(np.abs(got - expected) <= {_largest_text(violation.budget)}))))
 """
         if subject.device != "cpu":
             body = body.replace(f"{operation.name!r}, ", f"{operation.name!r}, device={subject.device!r}, ", 1)
     else:
         imports += ["from attnspec.conformance import replay", *record_import]
-        derived = not _same(violation.arguments or arguments, arguments)
+        derived = not _same_arguments(violation.arguments or arguments, arguments)
         body = f"\n{DERIVED}" if derived else ""
-        alone = "" if hang_after is None else f", hang_after={hang_after:g}"
+        hang_option = "" if hang_after is None else f", hang_after={hang_after:g}"
         body += textwrap.dedent(f"""
             sys.exit(
                 replay({backend!r}, {check.law.id!r}, {operation.name!r}, {subject.dtype!r},
-                       dict({named}), seed={seed}, device={subject.device!r}{alone})
+                       dict({keyword_text}), seed={seed}, device={subject.device!r}{hang_option})
             )
             """)
     return "\n".join([*imports, "", code]) + body
 
 
-def _plain(check: Check, arguments: Arguments, violation: Violation) -> bool:
-    """Return whether the plain reference, which rounds too, shows the error by over two budgets."""
+def _shown_by_reference(check: Check, arguments: Arguments, violation: Violation) -> bool:
+    """Return whether the error exceeds two budgets, so that the reference, which rounds, shows it."""
     if check.law.id != FORMULA or violation.reason != Reason.VALUE or violation.budget is None:
         return False
     if len(arguments.operation.outputs) > 1:
@@ -154,16 +154,16 @@ def _plain(check: Check, arguments: Arguments, violation: Violation) -> bool:
         return not abs(got - expected) <= 2 * np.max(violation.budget)
 
 
-def _same(one: Arguments, other: Arguments) -> bool:
+def _same_arguments(left: Arguments, right: Arguments) -> bool:
     """Return whether arguments are equal, in shapes, dtypes and types too."""
-    return one.keys() == other.keys() and all(_same_value(one[path], other[path]) for path in one)
+    return left.keys() == right.keys() and all(_same_value(left[path], right[path]) for path in left)
 
 
-def _same_value(one: Any, other: Any) -> bool:
+def _same_value(left: Any, right: Any) -> bool:
     """Return whether two values and their types are equal; NaN equals NaN."""
-    if not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):
-        return type(one) is type(other) and bool(one == other or (one != one and other != other))
-    return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=is_float(one))
+    if not isinstance(left, np.ndarray) or not isinstance(right, np.ndarray):
+        return type(left) is type(right) and bool(left == right or (left != left and right != right))
+    return left.dtype == right.dtype and np.array_equal(left, right, equal_nan=is_float(left))
 
 
 def _records(value: Any) -> Iterator[Any]:
@@ -174,5 +174,5 @@ def _records(value: Any) -> Iterator[Any]:
         yield from _records(part)
 
 
-def _largest(budget: Numbers) -> str:
+def _largest_text(budget: Numbers) -> str:
     return f"{float(np.max(budget)):.6g}"

@@ -1,4 +1,4 @@
-"""One operation of one backend, seen from NumPy: calls, oracle, budgets and comparisons."""
+"""One operation of one backend, for laws: calls with NumPy arrays, oracle, budgets, comparisons."""
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -12,7 +12,7 @@ from attnspec.conformance.inputs.examples import Example
 from attnspec.conformance.judging.comparison import Comparisons
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.extent import Extent, widen
-from attnspec.conformance.judging.foreign_calls import OperationElsewhere, Raised, call_safely, in_thread
+from attnspec.conformance.judging.foreign_calls import Raised, RemoteOperation, call_safely, in_thread
 from attnspec.conformance.judging.left_open import with_exact_infinities, with_open_choices, with_unspecified
 from attnspec.conformance.judging.left_out import demand_declared, raises_without_keys
 from attnspec.conformance.judging.profiles import PROFILES, Profile
@@ -27,7 +27,7 @@ from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.precision import DEFAULTS, Precision
 from attnspec.spec.contract.semantics import QUESTIONS, Semantics, asked_by_formula
 from attnspec.spec.contract.shapes import results
-from attnspec.spec.contract.tree import Kind, Leaf, Option, StructureError, as_tuple, built
+from attnspec.spec.contract.tree import Kind, Leaf, Option, StructureError, as_tuple, build_tree
 
 Results = dict[str, Numbers]
 """Arrays of a result by path, in order; a single array has the path ``result``."""
@@ -41,10 +41,10 @@ def holds_numbers(x: Numbers) -> bool:
 class Subject(Comparisons):
     """A backend's operation at one dtype on one device.
 
-    ``observed``: choices that the backend was seen to make, by question. ``default_dtype``: the last result's dtype of
-    an operation without float inputs. ``sampled``: budgets are also computed from samples. ``leading``: this is the
-    dtype for checks that need only one. ``effort``: bounds on inputs that laws make. ``estimates``: relative errors
-    that filters estimated, each with its limit. ``left_out``: by law, the declaration that excludes its calls.
+    ``observed``: choices that the backend was seen to make, by question. ``default_dtype``: dtype of the last result of
+    an operation without float inputs. ``sampled``: budgets are also computed from samples. ``is_leading_dtype``: checks
+    that need only one dtype run at this one. ``effort``: bounds on inputs that laws make. ``estimates``: relative
+    errors that filters estimated, each with its limit. ``left_out``: by law, the declaration that excludes its calls.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class Subject(Comparisons):
         device: str,
         profile: Profile = PROFILES["full"],
     ) -> None:
-        lacking = frozenset(x for x in operation.features if not contract.limits.has(x))
-        self.backend, self.contract, self.operation = backend, contract, operation.without(lacking)
+        missing = frozenset(x for x in operation.features if not contract.limits.has(x))
+        self.backend, self.contract, self.operation = backend, contract, operation.without(missing)
         self.dtype, self.device = dtype, device
         self.effort = profile.at(dtype)
         self.estimates: dict[str, tuple[float, float]] = {}
@@ -66,7 +66,7 @@ class Subject(Comparisons):
         self.default_dtype = "float64"
         self.extent: Extent = {}
         self.sampled = False
-        self.leading = True
+        self.is_leading_dtype = True
 
     # What the backend declares -----------------------------------------------------------------------------------
 
@@ -87,13 +87,13 @@ class Subject(Comparisons):
         return self.contract.precision(self.operation.name, dtype)
 
     @property
-    def learns(self) -> bool:
+    def has_gradients(self) -> bool:
         """True if the backend gives gradients of this operation."""
         operation = self.operation
         return self.contract.differentiable and operation.differentiable and self.limits.gives_gradients(operation.name)
 
     @property
-    def has_features(self) -> bool:
+    def has_all_features(self) -> bool:
         """True if the backend has every optional feature of the operation."""
         return all(map(self.limits.has, self.operation.features))
 
@@ -108,14 +108,14 @@ class Subject(Comparisons):
         return frozenset(leaf.path for leaf in self.operation.leaves if leaf.optional)
 
     @property
-    def lacking(self) -> frozenset[str]:
+    def unsupported_arrays(self) -> frozenset[str]:
         """The paths of the optional arrays that the backend does not accept."""
         features, limits = self.operation.features, self.limits
         masks = frozenset(leaf.path for leaf in self.operation.masks.values()) if not limits.mask else frozenset()
         return frozenset(p for p in self.optional if p in masks or (p in features and not limits.has(p)))
 
-    def fitting(self, name: str, size: int) -> int:
-        """The wanted size, changed as little as the backend's limits require."""
+    def allowed_size(self, name: str, size: int) -> int:
+        """The allowed size nearest to ``size``; for sequences, the next longer if possible."""
         limits, axis = self.limits, self.operation.axis(name)
         if axis & Axis.POSITION:
             size = limits.length_from(size)
@@ -143,21 +143,21 @@ class Subject(Comparisons):
             raise Violation(f"from_numpy raised {moved.message}", reason=Reason.RAISED)
         return moved
 
-    def back(self, x: Any) -> Any:
-        """A backend's array as NumPy; exceptions of the conversion propagate."""
+    def to_numpy(self, x: Any) -> Any:
+        """A backend's array as a NumPy array; an exception of the conversion propagates."""
         function = getattr(self.backend, "to_numpy", None)
         return x if function is None or x is None else function(x)
 
     def numbers(self, x: Any) -> Numbers:
-        """A backend's array as NumPy; an exception of the conversion is a violation."""
-        found = call_safely(lambda: np.asarray(self.back(x)))
-        if isinstance(found, Raised):
-            raise Violation(f"to_numpy raised {found.message}", reason=Reason.RAISED)
-        return cast(Numbers, found)
+        """A backend's array as a NumPy array; an exception of the conversion is a violation."""
+        array = call_safely(lambda: np.asarray(self.to_numpy(x)))
+        if isinstance(array, Raised):
+            raise Violation(f"to_numpy raised {array.message}", reason=Reason.RAISED)
+        return cast(Numbers, array)
 
-    def converted(self, arguments: Arguments, *, refused: bool = False) -> dict[str, Any]:
-        """Non-default arguments as trees of backend arrays; ``LeftOut`` for undeclared calls."""
-        demand_declared(self.limits, self.semantics, arguments, refused=refused)
+    def converted(self, arguments: Arguments, *, allow_refusal: bool = False) -> dict[str, Any]:
+        """Non-default arguments as trees of backend arrays; ``LeftOut`` for calls that the declaration excludes."""
+        demand_declared(self.limits, self.semantics, arguments, allow_refusal=allow_refusal)
         return arguments.passed_as(lambda path: self.convert(arguments[path]))
 
     def invoke(self, inputs: Mapping[str, Any], *, threaded: bool = False) -> Any:
@@ -168,68 +168,68 @@ class Subject(Comparisons):
         keyword = {name: inputs[name] for name in names if name in keyword_only}
         call = getattr(self.backend, self.operation.name)
         if threaded:
-            call = call.in_thread if isinstance(call, OperationElsewhere) else partial(in_thread, call)
+            call = call.in_thread if isinstance(call, RemoteOperation) else partial(in_thread, call)
         return call(*positional, **keyword)
 
-    def demanded(self, inputs: Mapping[str, Any]) -> Any:
-        """The raw result of a call with backend arrays; an exception is a violation."""
+    def raw_result(self, inputs: Mapping[str, Any]) -> Any:
+        """The backend's own result of a call with backend arrays; an exception is a violation."""
         result = call_safely(lambda: self.invoke(inputs))
         if isinstance(result, Raised):
             raise Violation(f"raised {result.message}", reason=Reason.RAISED)
         return result
 
-    def outcome(self, inputs: Mapping[str, Any]) -> Any:
+    def result_or_raised(self, inputs: Mapping[str, Any]) -> Any:
         """The result of a call as NumPy arrays by path, or :class:`Raised`."""
-        found = call_safely(lambda: self.unfolded(self.invoke(inputs)))
-        if isinstance(found, Raised) and isinstance(found.error, Violation):
-            raise found.error
-        return found
+        results = call_safely(lambda: self.numpy_arrays(self.invoke(inputs)))
+        if isinstance(results, Raised) and isinstance(results.error, Violation):
+            raise results.error
+        return results
 
-    def unfolded(self, result: Any) -> dict[str, Any]:
+    def numpy_arrays(self, result: Any) -> dict[str, Any]:
         """A backend's result as NumPy arrays by path; another structure is a violation."""
-        return {path: self.back(x) for path, x in self.arrays(result).items()}
+        return {path: self.to_numpy(x) for path, x in self.arrays(result).items()}
 
     def arrays(self, result: Any) -> dict[str, Any]:
         """A backend's result as its own arrays by path; another structure is a violation."""
         try:
-            found = results(self.operation, result)
+            leaf_arrays = results(self.operation, result)
         except StructureError as error:
             raise Violation(f"the result does not fit: {error}", reason=Reason.TYPE) from None
-        return {leaf.path: x for leaf, x in found}
+        return {leaf.path: x for leaf, x in leaf_arrays}
 
     def results(self, arguments: Arguments) -> Results:
-        """All arrays of the result, computed once per arguments; an exception is a violation."""
-        return self.shaped(arguments.once("results", lambda: self.call_anew(arguments)), arguments)
+        """All arrays of the result, cached with the arguments; an exception is a violation."""
+        return self.demand_shapes(arguments.once("results", lambda: self.fresh_results(arguments)), arguments)
 
-    def shaped(self, found: Results, arguments: Arguments) -> Results:
-        """Return the arrays of a result; a non-array, non-number or wrong shape is a violation."""
+    def demand_shapes(self, arrays: Results, arguments: Arguments) -> Results:
+        """Return the arrays of a result; anything but rightly shaped numbers is a violation."""
         for leaf in self.operation.outputs:
-            self._demand_numbers(leaf, found[leaf.path], arguments)
-            shape, expected = found[leaf.path].shape, arguments.binding.shape(leaf)
+            self._demand_numbers(leaf, arrays[leaf.path], arguments)
+            shape, expected = arrays[leaf.path].shape, arguments.binding.shape(leaf)
             if shape != expected:
                 raise Violation(
-                    f"{self.titled(leaf)} has shape {as_tuple(shape)}, expected {as_tuple(expected)}",
+                    f"{self.title_of(leaf)} has shape {as_tuple(shape)}, expected {as_tuple(expected)}",
                     reason=Reason.SHAPE,
                     arguments=arguments,
                 )
-        return found
+        return arrays
 
     def call(self, arguments: Arguments) -> Numbers:
-        """The result; the leading array if there are several."""
+        """The result; its leading array if it has several."""
         return self.results(arguments)[self.operation.leading.path]
 
-    def call_anew(self, arguments: Arguments, inputs: Mapping[str, Any] | None = None) -> Results:
+    def fresh_results(self, arguments: Arguments, inputs: Mapping[str, Any] | None = None) -> Results:
         """The arrays of a new call, shapes unchecked; ``inputs``: the arguments as backend arrays."""
         widen(self.extent, arguments)
-        found = self.outcome(self.converted(arguments) if inputs is None else inputs)
-        if isinstance(found, Raised):
-            raise Violation(f"raised {found.message}", reason=Reason.RAISED, arguments=arguments)
+        arrays = self.result_or_raised(self.converted(arguments) if inputs is None else inputs)
+        if isinstance(arrays, Raised):
+            raise Violation(f"raised {arrays.message}", reason=Reason.RAISED, arguments=arguments)
         for leaf in self.operation.outputs:
-            self._demand_numbers(leaf, found[leaf.path], arguments)
-        return cast(Results, found)
+            self._demand_numbers(leaf, arrays[leaf.path], arguments)
+        return cast(Results, arrays)
 
     def _demand_numbers(self, leaf: Leaf, x: Any, arguments: Arguments) -> None:
-        title = self.titled(leaf)
+        title = self.title_of(leaf)
         if not isinstance(x, np.ndarray):
             raise Violation(
                 f"{title} is of type {type(x).__name__}, expected what to_numpy turns into a NumPy array",
@@ -239,18 +239,19 @@ class Subject(Comparisons):
         if not holds_numbers(x):
             raise Violation(f"{title} is of dtype {x.dtype}, expected numbers", reason=Reason.TYPE, arguments=arguments)
 
-    def titled(self, leaf: Leaf) -> str:
+    def title_of(self, leaf: Leaf) -> str:
         """The name of a result array in messages."""
         return f"the result {leaf.path}" if len(self.operation.outputs) > 1 else "the result"
 
     def cotangents(self, arguments: Arguments, rng: np.random.Generator) -> Results:
         """Random weights for every float array of the result.
 
-        Rows that a declared choice leaves open get weight 0: a mean over all keys has gradients, zeros have none.
+        Rows that a declared choice leaves open get weight 0: their gradients depend on the choice (a mean over all keys
+        has gradients, zeros have none).
         """
-        found = self.results(arguments)
+        results = self.results(arguments)
         weights = {
-            leaf.path: self.exact(rng.standard_normal(found[leaf.path].shape))
+            leaf.path: self.exact(rng.standard_normal(results[leaf.path].shape))
             for leaf in self.operation.outputs
             if leaf.kind is Kind.FLOAT
         }
@@ -273,11 +274,11 @@ class Subject(Comparisons):
         self, call: Callable[[], Mapping[str, Any]], arguments: Arguments, wanted: Collection[str] | None = None
     ) -> Results:
         """The ``wanted`` (or all) gradients that ``call`` returns; an exception is a violation."""
-        found = call_safely(lambda: {path: self.back(g) for path, g in call().items()})
-        if isinstance(found, Raised):
-            raise Violation(f"vjp raised {found.message}", reason=Reason.RAISED, arguments=arguments)
+        gradients = call_safely(lambda: {path: self.to_numpy(g) for path, g in call().items()})
+        if isinstance(gradients, Raised):
+            raise Violation(f"vjp raised {gradients.message}", reason=Reason.RAISED, arguments=arguments)
         for leaf, x in (f for f in arguments.floats if wanted is None or f[0].path in wanted):
-            g = found.get(leaf.path)
+            g = gradients.get(leaf.path)
             if not isinstance(g, np.ndarray) or g.shape != x.shape:
                 got = "none" if g is None else getattr(g, "shape", type(g).__name__)
                 message = f"vjp: expected a gradient for {leaf.path} of shape {as_tuple(x.shape)}; got {got}"
@@ -285,16 +286,16 @@ class Subject(Comparisons):
             if not holds_numbers(g):
                 message = f"vjp: the gradient for {leaf.path} is of dtype {g.dtype}, expected numbers"
                 raise Violation(message, reason=Reason.TYPE, arguments=arguments)
-        return cast(Results, found)
+        return cast(Results, gradients)
 
     def like_result(self, arrays: Mapping[str, Numbers], arguments: Arguments, *, convert: bool = True) -> Any:
-        """A tree shaped like the result, with None for arrays that are missing."""
+        """A tree with the structure of the result; None for missing arrays."""
 
         def at(leaf: Leaf | Option) -> Any:
             x = arrays.get(leaf.path)
             return self.convert(x) if convert else x
 
-        return built(self.operation.result, at, lambda branch: arguments.size(branch.count))
+        return build_tree(self.operation.result, at, lambda branch: arguments.size(branch.count))
 
     # Oracle ------------------------------------------------------------------------------------------------------
 
@@ -317,32 +318,32 @@ class Subject(Comparisons):
 
         return formula
 
-    def unrounded(self, arguments: Arguments, **choices: str) -> Results:
+    def oracle_values(self, arguments: Arguments, **choices: str) -> Results:
         """The formula in oracle precision, without budgets; ``choices`` override declared ones."""
         dtype = oracle_dtype(self.precision.dtype)
-        given = arguments.replaced({leaf.path: x.astype(dtype, copy=False) for leaf, x in arguments.floats})
+        wide_arguments = arguments.replaced({leaf.path: x.astype(dtype, copy=False) for leaf, x in arguments.floats})
         with np.errstate(all="ignore"):
-            found = self.formula({**self.choices, **choices})(**given.values_by_name)
-        return {leaf.path: np.asarray(x) for leaf, x in results(self.operation, found)}
+            result = self.formula({**self.choices, **choices})(**wide_arguments.values_by_name)
+        return {leaf.path: np.asarray(x) for leaf, x in results(self.operation, result)}
 
     def oracles(self, arguments: Arguments) -> dict[str, Judged]:
-        """The oracle's results with a budget per element, computed once per arguments.
+        """The oracle's results with a budget per element, cached with the arguments.
 
         Elements that a declared, non-normative choice leaves unspecified are NaN and are not compared.
         """
-        return arguments.once(self._memo, lambda: self._as_declared(arguments))
+        return arguments.once(self._memo_key, lambda: self._as_declared(arguments))
 
     @property
-    def _memo(self) -> str:
+    def _memo_key(self) -> str:
         return "sampled" if self.sampled else "judged"
 
     def oracle(self, arguments: Arguments) -> Judged:
-        """The oracle's result; the leading array if there are several."""
+        """The oracle's result; its leading array if it has several."""
         return self.oracles(arguments)[self.operation.leading.path]
 
     def budgets(self, arguments: Arguments) -> Results:
-        """The budget of every element; for float64 computed in double, faster than the oracle."""
-        if self._memo not in arguments.memo and self.dtype == "float64" and not self.sampled:
+        """The budget of every element; at float64 computed in double, for speed."""
+        if self._memo_key not in arguments.memo and self.dtype == "float64" and not self.sampled:
             double = np.dtype(np.float64)
             return arguments.once("budgets", lambda: _budgets(self._as_declared(arguments, double)))
         return _budgets(self.oracles(arguments))
@@ -354,30 +355,32 @@ class Subject(Comparisons):
     def normative_oracles(
         self, arguments: Arguments, wide: np.dtype[Any] | None = None, choices: Mapping[str, str] | None = None
     ) -> dict[str, Judged]:
-        """The oracle's results, computed in ``wide``, before declared choices leave elements open.
+        """The oracle's results, computed in dtype ``wide``, before declared choices leave elements open.
 
         ``choices`` are by default the declared ones that affect the formula.
         """
         if not self.operation.floats and self.operation.float_result:
             self.default_dtype = self.result_dtype(arguments)
-        found = self.judged(self.formula(choices), arguments.values_by_name, wide)
-        named = {leaf.path: x for leaf, x in results(self.operation, found)}
-        return with_open_choices(self.operation, named) if self.operation.chosen else named
+        result = self.with_budgets(self.formula(choices), arguments.values_by_name, wide)
+        oracles = {leaf.path: x for leaf, x in results(self.operation, result)}
+        return with_open_choices(self.operation, oracles) if self.operation.chosen else oracles
 
-    def judged(self, formula: Callable[..., Any], given: Mapping[str, Any], wide: np.dtype[Any] | None = None) -> Any:
-        """A formula's results with budgets of this backend's precision class."""
-        return judged(formula, given, self.precision, wide, sampled=self.sampled)
+    def with_budgets(
+        self, formula: Callable[..., Any], arguments: Mapping[str, Any], wide: np.dtype[Any] | None = None
+    ) -> Any:
+        """A formula's results, with budgets by this backend's precision class."""
+        return judged(formula, arguments, self.precision, wide, sampled=self.sampled)
 
     def normative_oracle(self, arguments: Arguments) -> Judged:
         """The leading array of :meth:`normative_oracles`."""
         return self.normative_oracles(arguments)[self.operation.leading.path]
 
     def _as_declared(self, arguments: Arguments, wide: np.dtype[Any] | None = None) -> dict[str, Judged]:
-        found = with_exact_infinities(self.normative_oracles(arguments, wide), self.semantics)
+        oracles = with_exact_infinities(self.normative_oracles(arguments, wide), self.semantics)
         if self.operation.mask is None:
-            return found
+            return oracles
         return {
-            leaf.path: with_unspecified(leaf, found[leaf.path], arguments, self.semantics)
+            leaf.path: with_unspecified(leaf, oracles[leaf.path], arguments, self.semantics)
             for leaf in self.operation.outputs
         }
 
@@ -394,8 +397,8 @@ class Subject(Comparisons):
         """The oracle's gradients and their budgets, by path."""
         wide = oracle_dtype(self.precision.dtype)
         cotangent = self.like_result(cotangents, arguments, convert=False)
-        given = arguments.values_by_name
-        return gradients(self.formula(), given, cotangent, self.precision, wide, sampled=self.sampled)
+        inputs = arguments.values_by_name
+        return gradients(self.formula(), inputs, cotangent, self.precision, wide, sampled=self.sampled)
 
     def in_domain(self, arguments: Arguments) -> bool:
         """True if the backend accepts the call and its precision class does not overflow."""
@@ -416,8 +419,8 @@ class Subject(Comparisons):
             return False
         return any(arguments.size(size) % 2 for size in self.operation.sizes_of(Axis.FEATURE))
 
-    def beside(self, operation: Operation) -> "Subject | None":
-        """Another operation of the same backend; None if it is not provided at this dtype."""
+    def for_operation(self, operation: Operation) -> "Subject | None":
+        """The subject for another operation of this backend; None if the backend lacks it."""
         if operation.name not in self.contract.operations:
             return None
         return Subject(self.backend, self.contract, operation, self.dtype, self.device)
@@ -444,7 +447,7 @@ class Subject(Comparisons):
     ) -> None:
         """Demand that every result array is within its budget; ``what`` prefixes its title."""
         for leaf in self.operation.outputs:
-            title = f"{what} {self.titled(leaf)}".strip()
+            title = f"{what} {self.title_of(leaf)}".strip()
             budget = (lambda leaf=leaf: budgets()[leaf.path]) if callable(budgets) else budgets[leaf.path]
             self.matches(got[leaf.path], expected[leaf.path], budget, arguments, title)
 
@@ -458,5 +461,5 @@ class Subject(Comparisons):
         return exact_in(x, self.dtype)
 
 
-def _budgets(found: Mapping[str, Judged]) -> Results:
-    return {path: x.budget for path, x in found.items()}
+def _budgets(oracles: Mapping[str, Judged]) -> Results:
+    return {path: x.budget for path, x in oracles.items()}

@@ -28,7 +28,7 @@ class LeftOut(Exception):
 
 
 class Violation(Exception):
-    """A violated law: expected and actual numbers, their place, and the arguments."""
+    """A violated law, with the arguments, both results, and the index of the worst element."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class Violation(Exception):
         self.expected, self.got, self.budget, self.index = expected, got, budget, index
 
     @property
-    def shown(self) -> tuple[Any, Any, Any] | None:
-        """Got, expected and budget at the shown index; None if one is missing."""
+    def numbers_at_index(self) -> tuple[Any, Any, Any] | None:
+        """Got, expected and budget at the violation's index; None if any of them is missing."""
         if any(x is None for x in (self.expected, self.got, self.budget, self.index)):
             return None
         shape = np.shape(self.got)
@@ -56,20 +56,20 @@ class Violation(Exception):
 
     @property
     def ratio(self) -> float:
-        """The error over its budget at the shown index; 0 without numbers."""
-        if self.shown is None or self.shown[0] == self.shown[1]:
+        """The error ratio at the violation's index; 0 without numbers."""
+        if self.numbers_at_index is None or self.numbers_at_index[0] == self.numbers_at_index[1]:
             return 0.0
-        got, expected, budget = self.shown
+        got, expected, budget = self.numbers_at_index
         with np.errstate(all="ignore"):
-            found = float(abs(got - expected) / budget) if budget else np.inf
-        return found if np.isfinite(got) and np.isfinite(expected) else np.inf
+            ratio = float(abs(got - expected) / budget) if budget else np.inf
+        return ratio if np.isfinite(got) and np.isfinite(expected) else np.inf
 
     @property
     def difference(self) -> float:
-        """The error at the shown index relative to the larger number, at most 1."""
-        if self.shown is None or self.shown[0] == self.shown[1]:
+        """The error at the violation's index, relative to the larger number; at most 1."""
+        if self.numbers_at_index is None or self.numbers_at_index[0] == self.numbers_at_index[1]:
             return 0.0
-        got, expected, _ = self.shown
+        got, expected, _ = self.numbers_at_index
         if not (np.isfinite(got) and np.isfinite(expected)):
             return 1.0
         return float(min(abs(got - expected) / max(abs(got), abs(expected)), 1.0))

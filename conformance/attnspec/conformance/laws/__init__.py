@@ -1,4 +1,4 @@
-"""The checks of the laws, a module per chapter; importing it fills ``judging.checks.CHECKS``."""
+"""Checks of the laws, by chapter or subject; importing them fills ``judging.checks.CHECKS``."""
 
 from attnspec.conformance.judging.checks import CHECKS, Check, checks
 from attnspec.conformance.laws import (
@@ -6,7 +6,7 @@ from attnspec.conformance.laws import (
     caches,
     complexity,
     fast_paths,
-    fills,
+    finite_fills,
     infinities,
     kernels,
     magnitudes,
@@ -18,10 +18,9 @@ from attnspec.conformance.laws import (
     normalization,
     operation,
     options,
-    passes,
     pooling,
     positional,
-    records,
+    recorded_calls,
     recurrent,
     rows_without_keys,
     scoring,
@@ -36,6 +35,7 @@ from attnspec.conformance.laws import (
     training,
     transformer,
     vision,
+    vjp,
 )
 
 __all__ = [
@@ -46,7 +46,7 @@ __all__ = [
     "checks",
     "complexity",
     "fast_paths",
-    "fills",
+    "finite_fills",
     "infinities",
     "kernels",
     "magnitudes",
@@ -58,10 +58,9 @@ __all__ = [
     "normalization",
     "operation",
     "options",
-    "passes",
     "pooling",
     "positional",
-    "records",
+    "recorded_calls",
     "recurrent",
     "rows_without_keys",
     "scoring",
@@ -76,4 +75,5 @@ __all__ = [
     "training",
     "transformer",
     "vision",
+    "vjp",
 ]

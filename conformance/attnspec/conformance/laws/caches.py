@@ -9,8 +9,8 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
 from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import doubles, sample, twice, wide
-from attnspec.conformance.laws.kernels import has_window, operands, with_heads
+from attnspec.conformance.laws.common import doubled, doubles, sample, wide
+from attnspec.conformance.laws.kernels import accepts_window, grouped_head_sizes, operands
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.documentation import operation_of
 from attnspec.spec.contract.operation import Operation
@@ -18,142 +18,135 @@ from attnspec.spec.kernels import GroupedQueryAttention
 from attnspec.spec.laws import kernels as law
 
 
-def in_one_piece(subject: Subject) -> Subject | None:
-    """The grouped-query attention of the same backend; None if not provided."""
+def grouped_query_attention_of(subject: Subject) -> Subject | None:
+    """The backend's grouped-query attention; None if it has none."""
     operation = operation_of(GroupedQueryAttention)
-    return None if operation is None else subject.beside(operation)
+    return None if operation is None else subject.for_operation(operation)
 
 
-def _options(subject: Subject) -> Iterator[dict[str, Any]]:
-    """Options that depend on positions: none, each flag, a window."""
+def _position_options(subject: Subject) -> Iterator[dict[str, Any]]:
+    """Options that depend on positions: none; then each flag; then a window."""
     yield {}
     yield from ({o.path: True} for o in subject.operation.options if o.choices and subject.limits.has(o.path))
-    if subject.operation.window is not None and has_window(subject):
+    if subject.operation.window is not None and accepts_window(subject):
         yield {subject.operation.window: (1, 0)}
 
 
-# Packed ---------------------------------------------------------------------------------------------------------------
+class PackedCall(NamedTuple):
+    """A call with three packed sequences, the second without queries; the rows of each."""
 
-
-class Packed(NamedTuple):
-    """A call of three sequences, one without queries, and the slices of each."""
-
-    given: Arguments
+    arguments: Arguments
     queries: list[slice]
     keys: list[slice]
 
 
-def _packed(subject: Subject, rng: np.random.Generator) -> Packed:
+def _sample_packed(subject: Subject, rng: np.random.Generator) -> PackedCall:
     (sequences,) = subject.operation.sizes_of(Axis.SEQUENCE)
-    given = sample(subject, rng, queries=7, keys=9, sizes={sequences: 3})
-    n, m = given.queries or 0, given.keys_count or 0
+    sampled = sample(subject, rng, queries=7, keys=9, sizes={sequences: 3})
+    n, m = sampled.queries or 0, sampled.keys_count or 0
     ends = (np.array([0, n // 2, n // 2, n]), np.array([0, m // 3, m - 2, m]))
-    given = given.replaced(dict(zip(subject.operation.cumulative, ends, strict=True)))
+    sampled = sampled.replaced(dict(zip(subject.operation.cumulative, ends, strict=True)))
     of_queries, of_keys = ([slice(a, b) for a, b in pairwise(e)] for e in ends)
-    return Packed(given, of_queries, of_keys)
+    return PackedCall(sampled, of_queries, of_keys)
 
 
-def _rows_of(operation: Operation, path: str, rows: slice) -> Any:
-    """The index of some query rows in an array of the result."""
+def _index_of_rows(operation: Operation, path: str, rows: slice) -> Any:
     leaf = next(x for x in operation.outputs if x.path == path)
-    (axis,) = leaf.axes(operation.asking or "")
+    (axis,) = leaf.axes(operation.query_size or "")
     return (..., rows, *[slice(None)] * (-axis - 1))
 
 
-@checks(law.PACKED, once=True)
-def packed(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+@checks(law.PACKED_EQUALS_SEPARATE, once=True)
+def packed_equals_separate(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare each packed sequence with the same sequence computed alone."""
     operation = subject.operation
-    base, of_queries, of_keys = _packed(subject, rng)
-    for options in _options(subject):
-        given = base.replaced(options)
-        whole, budgets = doubles(subject.results(given)), subject.budgets(given)
+    sampled, of_queries, of_keys = _sample_packed(subject, rng)
+    for options in _position_options(subject):
+        packed_call = sampled.replaced(options)
+        expected, budgets = doubles(subject.results(packed_call)), subject.budgets(packed_call)
         for i, j in zip(of_queries, of_keys, strict=True):
-            alone = given
-            for size, rows in ((operation.asking or "", i), (operation.asked or "", j)):
-                alone = alone.along(size, take(np.arange(given.size(size))[rows]))
+            alone = packed_call
+            for size, rows in ((operation.query_size or "", i), (operation.key_size or "", j)):
+                alone = alone.along(size, take(np.arange(packed_call.size(size))[rows]))
             ends = [np.array([0, rows.stop - rows.start]) for rows in (i, j)]
             alone = alone.replaced(dict(zip(operation.cumulative, ends, strict=True)))
             for path, x in subject.results(alone).items():
-                at = _rows_of(operation, path, i)
-                subject.matches(x, whole[path][at], 2 * budgets[path][at], alone, f"of one sequence, the {path}")
+                at = _index_of_rows(operation, path, i)
+                subject.matches(x, expected[path][at], 2 * budgets[path][at], alone, f"of one sequence, the {path}")
     return True
 
 
-# Paged ----------------------------------------------------------------------------------------------------------------
+def _sample_paged(subject: Subject, rng: np.random.Generator) -> Arguments:
+    """Two batch elements with three of six pages each; they share one page.
 
-
-def _paged(subject: Subject, rng: np.random.Generator) -> Arguments:
-    """Two batch elements with three of six pages each, one shared, not all rows used.
-
-    Pages of 64 rows give positions that a signed byte does not hold.
+    Not all rows are used. Pages of 64 rows give positions that a signed byte cannot hold.
     """
     operation = subject.operation
     ((table, pages),), ((lengths, rows),) = operation.indices.items(), operation.lengths.items()
     blocks, page = rows.split("*")
-    height = subject.fitting(page, 64)
-    sizes = {pages: 6, blocks: 3, page: height, **with_heads(2, 2, operation)}
-    given = sample(subject, rng, (2,), queries=3, sizes=sizes)
+    height = subject.allowed_size(page, 64)
+    sizes = {pages: 6, blocks: 3, page: height, **grouped_head_sizes(2, 2, operation)}
+    sampled = sample(subject, rng, (2,), queries=3, sizes=sizes)
     order = rng.permutation(6)
-    return given.replaced({table: order[[[0, 1, 2], [1, 3, 4]]], lengths: np.array([5 * height // 2, height + 1])})
+    return sampled.replaced({table: order[[[0, 1, 2], [1, 3, 4]]], lengths: np.array([5 * height // 2, height + 1])})
 
 
-def _table(given: Arguments) -> tuple[str, str, Numbers, Numbers]:
-    """The paths of the table and of the lengths, and both arrays."""
-    (table,), (lengths,) = given.operation.indices, given.operation.lengths
-    return table, lengths, given.array(table), given.array(lengths)
+def _table_and_lengths(arguments: Arguments) -> tuple[str, str, Numbers, Numbers]:
+    """The paths of the block table and of the lengths, then both arrays."""
+    (table,), (lengths,) = arguments.operation.indices, arguments.operation.lengths
+    return table, lengths, arguments.array(table), arguments.array(lengths)
 
 
-@checks(law.CONTIGUOUS, once=True)
+@checks(law.PAGED_EQUALS_CONTIGUOUS, once=True)
 def unused_pages(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Store NaN, infinity and 1e4 in cache rows that no batch element uses."""
-    given = _paged(subject, rng)
-    _, _, tables, lengths = _table(given)
+    paged = _sample_paged(subject, rng)
+    _, _, tables, lengths = _table_and_lengths(paged)
     caches = operands(subject.operation)[1:]
-    used = np.zeros((*given.array(caches[0].path).shape[:1], given.array(caches[0].path).shape[-2]), bool)
+    used = np.zeros((*paged.array(caches[0].path).shape[:1], paged.array(caches[0].path).shape[-2]), bool)
     for table, length in zip(tables, lengths, strict=True):
         for j in range(int(length)):
             used[table[j // used.shape[1]], j % used.shape[1]] = True
-    expected, budgets = doubles(subject.results(given)), twice(subject.budgets(given))
+    expected, budgets = doubles(subject.results(paged)), doubled(subject.budgets(paged))
     for poison in (np.nan, np.inf, 1e4):
         changes = {}
         for leaf in caches:
-            x = given.array(leaf.path)
-            changes[leaf.path] = np.where(used[:, None, :, None], x, x.dtype.type(poison))
-        changed = given.replaced(changes)
+            cache = paged.array(leaf.path)
+            changes[leaf.path] = np.where(used[:, None, :, None], cache, cache.dtype.type(poison))
+        changed = paged.replaced(changes)
         subject.all_match(subject.results(changed), expected, budgets, changed, f"with {poison} in unused rows,")
     return True
 
 
-@checks(law.CONTIGUOUS, once=True)
-def contiguous(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compare with attention to the gathered rows, masked so that queries come last."""
-    other = in_one_piece(subject)
+@checks(law.PAGED_EQUALS_CONTIGUOUS, once=True)
+def paged_equals_contiguous(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Compare with attention to the gathered rows; queries have the last positions."""
+    other = grouped_query_attention_of(subject)
     if other is None or other.operation.mask is None:
         return False
-    base = _paged(subject, rng)
-    _, _, table, given_lengths = _table(base)
-    lengths = given_lengths[:, None, None]
+    sampled = _sample_paged(subject, rng)
+    _, _, table, used_rows = _table_and_lengths(sampled)
+    lengths = used_rows[:, None, None]
     query, *caches = operands(subject.operation)
-    its_query, *rest = operands(other.operation)
-    values: dict[str, Any] = {its_query.path: base.array(query.path)}
-    for mine, its in zip(caches, rest, strict=True):
-        rows = np.moveaxis(base.array(mine.path)[table], -4, -3)
-        values[its.path] = np.ascontiguousarray(rows.reshape(*rows.shape[:-3], -1, rows.shape[-1]))
-    n, keys = base.queries or 0, np.arange(values[rest[0].path].shape[-2])
-    behind = keys - (lengths - n + np.arange(n)[:, None])
-    for options in _options(subject):
-        given = base.replaced(options)
-        window = given[subject.operation.window or ""]
+    other_query, *other_caches = operands(other.operation)
+    values: dict[str, Any] = {other_query.path: sampled.array(query.path)}
+    for cache, other_cache in zip(caches, other_caches, strict=True):
+        rows = np.moveaxis(sampled.array(cache.path)[table], -4, -3)
+        values[other_cache.path] = np.ascontiguousarray(rows.reshape(*rows.shape[:-3], -1, rows.shape[-1]))
+    n, keys = sampled.queries or 0, np.arange(values[other_caches[0].path].shape[-2])
+    offset = keys - (lengths - n + np.arange(n)[:, None])
+    for options in _position_options(subject):
+        paged = sampled.replaced(options)
+        window = paged[subject.operation.window or ""]
         left, right = (None, None) if window is None else window
-        causal = any(given[o.path] for o in subject.operation.options if o.choices)
-        near = (behind >= -(keys.size if left is None else left)) & (behind <= (keys.size if right is None else right))
-        mask = near & (keys < lengths) & (~np.bool_(causal) | (behind <= 0))
-        whole = Arguments(other.operation, {**values, other.operation.mask.path: mask})
-        expected, budgets = other.results(whole), twice(subject.budgets(given))
-        named = {
+        causal = any(paged[o.path] for o in subject.operation.options if o.choices)
+        near = (offset >= -(keys.size if left is None else left)) & (offset <= (keys.size if right is None else right))
+        mask = near & (keys < lengths) & (~np.bool_(causal) | (offset <= 0))
+        gathered = Arguments(other.operation, {**values, other.operation.mask.path: mask})
+        expected, budgets = other.results(gathered), doubled(subject.budgets(paged))
+        by_path = {
             x.path: wide(expected[y.path])
             for x, y in zip(subject.operation.outputs, other.operation.outputs, strict=True)
         }
-        subject.all_match(subject.results(given), named, budgets, given, "against the rows in one piece,")
+        subject.all_match(subject.results(paged), by_path, budgets, paged, "against the rows in one piece,")
     return True

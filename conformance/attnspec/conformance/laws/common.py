@@ -1,4 +1,4 @@
-"""Helpers for several laws: selected rows, samples, budgets of averages, the matched filter."""
+"""Helpers of several modules of checks: samples, selected rows, budgets, demands."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
@@ -7,11 +7,11 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, along, keep, take
 from attnspec.conformance.inputs.attendance import attendable, with_first_keys
-from attnspec.conformance.inputs.attendance import before_features as before
 from attnspec.conformance.inputs.attendance import live_rows as live
+from attnspec.conformance.inputs.attendance import with_feature_axes as add_feature_axes
 from attnspec.conformance.inputs.dtypes import SMALLEST_NORMAL
 from attnspec.conformance.inputs.examples import Example
-from attnspec.conformance.inputs.heads import divided
+from attnspec.conformance.inputs.heads import with_divided_heads
 from attnspec.conformance.judging.comparison import INFORMATIVE
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.left_out import raises_without_keys
@@ -23,25 +23,23 @@ from attnspec.spec.contract.tree import Kind, Leaf, flatten, without_indices
 
 R = TypeVar("R")
 
-# Who attends to what --------------------------------------------------------------------------------------------------
-
 
 def live_rows(subject: Subject, arguments: Arguments) -> Numbers:
-    """Rows with an attendable key, with trailing axes that broadcast against the result."""
-    return before_features(subject, live(arguments, bottom_right=subject.semantics.bottom_right))
+    """Mask of the rows with an attendable key, broadcastable against the result."""
+    return with_feature_axes(subject, live(arguments, bottom_right=subject.semantics.bottom_right))
 
 
-def before_features(subject: Subject, rows: Numbers) -> Numbers:
-    """Add axes to per-query (or per-batch) numbers, to broadcast against the result."""
-    return before(rows, subject.operation.leading, subject.operation.asking)
+def with_feature_axes(subject: Subject, rows: Numbers) -> Numbers:
+    """Numbers per query (or per batch element), with axes to broadcast against the result."""
+    return add_feature_axes(rows, subject.operation.leading, subject.operation.query_size)
 
 
-def allowed(subject: Subject, arguments: Arguments) -> Numbers:
+def attendable_keys(subject: Subject, arguments: Arguments) -> Numbers:
     """The full mask of attendable keys, under the backend's causal alignment."""
     return attendable(arguments, bottom_right=subject.semantics.bottom_right)
 
 
-def aligned(subject: Subject, arguments: Arguments) -> bool:
+def aligned_top_left(subject: Subject, arguments: Arguments) -> bool:
     """Return whether the backend's causal flag aligns query i with key i."""
     top_left = subject.semantics.causal_alignment == "top-left"
     return top_left or arguments.queries == arguments.keys_count
@@ -49,12 +47,12 @@ def aligned(subject: Subject, arguments: Arguments) -> bool:
 
 def in_full_batches(arguments: Arguments) -> Arguments:
     """The arguments with broadcast batches repeated in full; unchanged if there are none."""
-    full = {}
+    repeated_arrays = {}
     for leaf, x in arguments.batched:
         repeated = np.broadcast_to(x, (*arguments.batch, *x.shape[x.ndim - len(leaf.core) :]))
         if repeated.shape != x.shape:
-            full[leaf.path] = np.ascontiguousarray(repeated)
-    return arguments.replaced(full) if full else arguments
+            repeated_arrays[leaf.path] = np.ascontiguousarray(repeated)
+    return arguments.replaced(repeated_arrays) if repeated_arrays else arguments
 
 
 def causal_sizes(subject: Subject) -> tuple[str, str]:
@@ -62,22 +60,19 @@ def causal_sizes(subject: Subject) -> tuple[str, str]:
     return subject.operation.causal[0], subject.operation.causal[-1]
 
 
-# Records of parameters ------------------------------------------------------------------------------------------------
+def parameters_of(arguments: Arguments, kind: type[R]) -> R:
+    """The only argument of this class of parameters."""
+    (parameters,) = (x for x in arguments.values_by_name.values() if isinstance(x, kind))
+    return parameters
 
 
-def record(arguments: Arguments, kind: type[R]) -> R:
-    """The only argument that is a record of this kind."""
-    (found,) = (x for x in arguments.values_by_name.values() if isinstance(x, kind))
-    return found
+def filled_with(arguments: Arguments, changes: list[tuple[Numbers, float]]) -> Arguments:
+    """A copy in which these arrays are filled with numbers."""
+    return with_arrays(arguments, [(x, np.full_like(x, number)) for x, number in changes])
 
 
-def filled(arguments: Arguments, changes: list[tuple[Numbers, float]]) -> Arguments:
-    """A copy with these fields of records filled with numbers."""
-    return exchanged(arguments, [(x, np.full_like(x, number)) for x, number in changes])
-
-
-def exchanged(arguments: Arguments, changes: list[tuple[Numbers, Numbers]]) -> Arguments:
-    """A copy with other arrays in place of these fields of records."""
+def with_arrays(arguments: Arguments, changes: list[tuple[Numbers, Numbers]]) -> Arguments:
+    """A copy in which these arrays are replaced."""
     paths = {id(x): path for path, x in flatten(arguments.values_by_name).items()}
     return arguments.replaced({paths[id(old)]: new for old, new in changes})
 
@@ -89,11 +84,8 @@ def without_layers(arguments: Arguments) -> Arguments:
     return arguments
 
 
-# Results along an axis ------------------------------------------------------------------------------------------------
-
-
-def picked(results: Results, size: str, order: Any, subject: Subject, arguments: Arguments) -> Results:
-    """The arrays of a result, with selected rows along axes of this size."""
+def select_rows(results: Results, size: str, order: Any, subject: Subject, arguments: Arguments) -> Results:
+    """The arrays of a result, with the rows ``order`` along axes of this size."""
     change = take(order)
     return {
         leaf.path: along(results[leaf.path], leaf, size, arguments.binding, change)
@@ -108,48 +100,45 @@ def doubles(results: Results) -> Results:
     return {path: wide(x) for path, x in results.items()}
 
 
-def twice(budgets: Results) -> Results:
+def doubled(budgets: Results) -> Results:
     """The budget of the difference of two results that have the same budget."""
     return {path: 2 * x for path, x in budgets.items()}
 
 
-def where_finite(expected: Numbers, oracle: Judged) -> Numbers:
-    """The expected numbers in the oracle's shape; the oracle's own where those are not finite."""
+def expected_or_oracle(expected: Numbers, oracle: Judged) -> Numbers:
+    """The expected numbers, except where the oracle is not finite: there its own."""
     return np.where(np.isfinite(oracle.value), expected, oracle.value)
 
 
-def together(*budgets: Results) -> Results:
-    """The budget of a difference of results: the sum of their budgets."""
+def sum_budgets(*budgets: Results) -> Results:
+    """The sum of budgets, which bounds the difference of their results."""
     return {path: sum((b[path] for b in budgets), np.zeros(())) for path in budgets[0]}
 
 
-def permuted_alike(
-    subject: Subject, arguments: Arguments, rng: np.random.Generator, kind: Axis, but: Axis, what: str
+def demand_permuted_results(
+    subject: Subject, arguments: Arguments, rng: np.random.Generator, kind: Axis, excluded: Axis, prefix: str
 ) -> bool:
-    """Demand permuted results of inputs permuted along a kind of axes; False without any."""
-    given, operation = arguments.plain(), arguments.operation
-    judged = False
-    for size in _instances(operation.order_free(kind), given.sizes):
-        if operation.axis(size) & but:
+    """Demand that permuting inputs along axes permutes results; False without axes."""
+    plain, operation = arguments.unordered(), arguments.operation
+    tried = False
+    for size in _sizes_of_items(operation.order_free(kind), plain.sizes):
+        if operation.axis(size) & excluded:
             continue
-        order = rng.permutation(given.size(size))
-        permuted = given.along(size, take(order))
-        expected = picked(doubles(subject.results(given)), size, order, subject, given)
+        order = rng.permutation(plain.size(size))
+        permuted = plain.along(size, take(order))
+        expected = select_rows(doubles(subject.results(plain)), size, order, subject, plain)
 
         def budgets(size: str = size, order: Numbers = order) -> Results:
-            return twice(picked(subject.budgets(given), size, order, subject, given))
+            return doubled(select_rows(subject.budgets(plain), size, order, subject, plain))
 
-        subject.all_match(subject.results(permuted), expected, budgets, permuted, what)
-        judged = True
-    return judged
+        subject.all_match(subject.results(permuted), expected, budgets, permuted, prefix)
+        tried = True
+    return tried
 
 
-def _instances(described: Collection[str], sizes: Collection[str]) -> list[str]:
-    """The sizes of a call that the Protocol describes, including those of tuple items."""
+def _sizes_of_items(described: Collection[str], sizes: Collection[str]) -> list[str]:
+    """The sizes of a call that are described, those of tuple items included."""
     return [size for size in sizes if without_indices(size) in described]
-
-
-# Samples --------------------------------------------------------------------------------------------------------------
 
 
 def sample(
@@ -165,9 +154,9 @@ def sample(
     whole: bool = False,
     sizes: Mapping[str, int] | None = None,
 ) -> Arguments:
-    """Normal inputs within the backend's limits, unmasked; if ``whole``, with masks and all optional arrays.
+    """Normal inputs within the backend's limits; if ``whole``, with masks and optional arrays.
 
-    Sizes are given by kind (``features`` is every other size) or by name. Where heads share keys, ``heads`` counts
+    Sizes are chosen by kind (``features`` is every other size) or by name. If heads share keys, ``heads`` counts
     query heads, in groups of two. If rows without keys are declared to raise, each row has its first key.
     """
     operation = subject.operation
@@ -176,12 +165,12 @@ def sample(
     fitted = {}
     for name in operation.sizes:
         axis = operation.axis(name)
-        wanted = next((size for kind, size in reversed(kinds.items()) if kind in axis), None)
+        requested = next((size for kind, size in reversed(kinds.items()) if kind in axis), None)
         fallback = 2 if axis & Axis.LAYER else 4 if axis & Axis.TIME else features
-        fitted[name] = subject.fitting(name, fallback if wanted is None else wanted)
-    fitted = divided(fitted | dict(sizes or {}), operation, subject.limits)
+        fitted[name] = subject.allowed_size(name, fallback if requested is None else requested)
+    fitted = with_divided_heads(fitted | dict(sizes or {}), operation, subject.limits)
     fits = len(batch) <= subject.limits.max_batch_dims
-    absent = subject.lacking if whole else subject.optional
+    absent = subject.unsupported_arrays if whole else subject.optional
     masks = {leaf.path: "random" for leaf in operation.leaves if leaf.kind is Kind.BOOL and leaf.path not in absent}
     example = Example(
         fitted, batch if fits else (), masks=masks if whole else {}, absent=absent, seed=int(rng.integers(2**32))
@@ -191,7 +180,7 @@ def sample(
 
 
 def normal_like(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments | None:
-    """Normal inputs of these shapes and mask, with independent errors; None for tiny results."""
+    """Normal inputs with these shapes and mask; None for results below 8 numbers."""
     if np.prod(np.array(arguments.binding.result)) < 8:
         return None
     changes = {}
@@ -207,21 +196,18 @@ def random_like(x: Numbers, rng: np.random.Generator, subject: Subject) -> Numbe
     return subject.exact(rng.standard_normal(x.shape))
 
 
-# Numbers --------------------------------------------------------------------------------------------------------------
-
-
 def wide(x: Numbers) -> Numbers:
     """The array in double precision; long doubles are kept."""
     return x if x.dtype == np.longdouble else x.astype(np.float64)
 
 
-def coarse(x: Any, reach: float = 4.0, step: float = 0.25) -> Numbers:
-    """Numbers on a coarse grid: sums of a few are exact in every dtype."""
+def on_coarse_grid(x: Any, reach: float = 4.0, step: float = 0.25) -> Numbers:
+    """Numbers rounded to a grid with exact sums in every dtype."""
     return np.clip(np.round(np.asarray(x).astype(np.float64) / step) * step, -reach, reach)
 
 
 def smallest_normal(subject: Subject) -> float:
-    """The smallest normal number of the tested dtype, or of its operands' storage format."""
+    """The smallest normal number of the tested dtype and of its operands' format."""
     p = subject.precision
     return max(SMALLEST_NORMAL[subject.dtype], p.inputs_smallest / p.inputs if p.inputs_smallest else 0.0)
 
@@ -237,33 +223,30 @@ def linear_in(subject: Subject, leaves: tuple[Leaf, ...]) -> str:
     return next(leaf.path for leaf in leaves if leaf.path in subject.operation.linear)
 
 
-def additive_in(subject: Subject, arguments: Arguments, rng: np.random.Generator, path: str, what: str) -> bool:
-    """Check that the result is additive in one argument, on a grid with exact sums."""
-    first = subject.exact(coarse(arguments.array(path)))
-    second = subject.exact(coarse(2 * rng.standard_normal(first.shape)))
+def demand_additive_in(subject: Subject, arguments: Arguments, rng: np.random.Generator, path: str, title: str) -> bool:
+    """Demand that the result is additive in one argument, on a grid with exact sums."""
+    first = subject.exact(on_coarse_grid(arguments.array(path)))
+    second = subject.exact(on_coarse_grid(2 * rng.standard_normal(first.shape)))
     both = subject.exact(first.astype(np.float64) + second.astype(np.float64))
     parts = [arguments.replaced({path: x}) for x in (first, second, both)]
-    one, two, total = (subject.call(p) for p in parts)
+    of_first, of_second, of_sum = (subject.call(p) for p in parts)
     budget = sum((subject.budget(p) for p in parts), np.zeros(()))
-    subject.matches(total, wide(one) + wide(two), budget, parts[2], f"of the sum of two {path}s, {what}")
+    subject.matches(of_sum, wide(of_first) + wide(of_second), budget, parts[2], f"of the sum of two {path}s, {title}")
     return True
 
 
-# Averages and ensembles -----------------------------------------------------------------------------------------------
-
-
-def pooled(arguments: Arguments) -> Numbers:
+def pooled_rows(arguments: Arguments) -> Numbers:
     """The rows that are averaged."""
     return arguments.array(arguments.operation.pooled)
 
 
-def rows_of_queries(arguments: Arguments) -> bool:
+def has_query_axis(arguments: Arguments) -> bool:
     """Return whether the operation has a query axis, hence a result row per query."""
-    return arguments.operation.asking is not None
+    return arguments.operation.query_size is not None
 
 
 def average_tolerance(subject: Subject, arguments: Arguments, values: Numbers) -> float:
-    """The distance by which rounding may move an average out of its values' hull."""
+    """The distance by which rounding may move an average beyond its values."""
     p = subject.precision
     keys = arguments.keys_count or 0
     largest = float(np.max(np.abs(values.astype(np.float64)), initial=0.0))
@@ -272,8 +255,8 @@ def average_tolerance(subject: Subject, arguments: Arguments, values: Numbers) -
     return units * largest + 8 * (keys * p.weights_smallest * max(largest, 1.0) + p.output_smallest)
 
 
-def filtered_error(subject: Subject, arguments: Arguments, direction: Numbers, *, rows_err_alike: bool = False) -> bool:
-    """Demand that the error along a direction, over all elements, is within rounding.
+def demand_no_bias(subject: Subject, arguments: Arguments, direction: Numbers, *, rows_err_alike: bool = False) -> bool:
+    """Demand that errors, summed along a direction, are within rounding.
 
     ε̂ = Σ w (got − o) g / Σ w g² with w = 1/σ² has the standard error se = (Σ g²/σ²)^−½ if errors are independent, as
     for normal inputs. With ``rows_err_alike`` the errors within a row are taken as equal, except for the rounding of
@@ -282,10 +265,10 @@ def filtered_error(subject: Subject, arguments: Arguments, direction: Numbers, *
     the class rounds inputs, or computed operands of an operation with weight matrices: then all rows share the error of
     a key.
     """
-    weights = any(
+    has_weight_matrices = any(
         subject.operation.role(leaf) == Role.WEIGHT and len(leaf.core) > 1 for leaf in subject.operation.leaves
     )
-    if subject.precision.inputs or (subject.precision.operand and weights):
+    if subject.precision.inputs or (subject.precision.operand and has_weight_matrices):
         return False
     oracle = subject.oracle(arguments)
     got = wide(subject.call(arguments))
@@ -300,7 +283,7 @@ def filtered_error(subject: Subject, arguments: Arguments, direction: Numbers, *
             return False
         error = np.where(usable, (got - oracle.value) / np.where(usable, sigma, 1.0), 0.0).astype(np.float64)
     estimate = float((error * scaled).sum()) / information
-    limit = 12 * _spread(subject, oracle, scaled, rows_err_alike) / information + 4 * subject.precision.accumulation
+    limit = 12 * _deviation(subject, oracle, scaled, rows_err_alike) / information + 4 * subject.precision.accumulation
     subject.ratio = max(subject.ratio, abs(estimate) / limit)
     subject.holds(
         abs(estimate) <= limit,
@@ -313,19 +296,19 @@ def filtered_error(subject: Subject, arguments: Arguments, direction: Numbers, *
     return True
 
 
-def _spread(subject: Subject, oracle: Judged, scaled: Numbers, rows_err_alike: bool) -> float:
-    """√Var[Σ w e g], where independent errors add in quadrature and equal ones linearly."""
+def _deviation(subject: Subject, oracle: Judged, scaled: Numbers, rows_err_alike: bool) -> float:
+    """√Var[Σ w e g]: independent errors add in quadrature, equal ones linearly."""
     if not rows_err_alike:
         return float(np.sqrt((scaled**2).sum()))
     sigma = oracle.sigma
     with np.errstate(all="ignore"):
         rounding = 0.6 * subject.precision.output * np.abs(oracle.value).astype(np.float64) / sigma
         rounding = np.where(scaled != 0, np.minimum(rounding, 1.0), 0.0)
-    alone, shared = scaled * rounding, np.abs(scaled) * np.sqrt(1 - rounding**2)
-    return float(np.sqrt((alone**2).sum() + (shared.sum(-1) ** 2).sum()))
+    independent, common = scaled * rounding, np.abs(scaled) * np.sqrt(1 - rounding**2)
+    return float(np.sqrt((independent**2).sum() + (common.sum(-1) ** 2).sum()))
 
 
-def joined_in_order(subject: Subject, arguments: Arguments) -> bool:
+def demand_joined_in_order(subject: Subject, arguments: Arguments) -> bool:
     """Demand that the result joins the arguments' features in order, bit for bit."""
     got = subject.call(arguments)
     parts = [np.broadcast_to(x, (*got.shape[:-1], x.shape[-1])) for _, x in arguments.floats]
@@ -334,20 +317,20 @@ def joined_in_order(subject: Subject, arguments: Arguments) -> bool:
     return bool(got.size)
 
 
-def bounded(subject: Subject, arguments: Arguments, path: str, bound: Numbers | float, what: str) -> None:
-    """Demand that no element of a result array exceeds a bound beyond its budget."""
+def demand_bounded(subject: Subject, arguments: Arguments, path: str, bound: Numbers | float, title: str) -> None:
+    """Demand that elements of a result exceed a bound by at most their budget."""
     got, budget = wide(subject.results(arguments)[path]), subject.budgets(arguments)[path]
     slack = np.where(np.isfinite(budget), budget, 0)
     subject.holds(
         bool((np.abs(got) <= bound + slack).all()),
-        f"{what} is of magnitude {np.abs(got).max(initial=0.0):.9g}",
+        f"{title} is of magnitude {np.abs(got).max(initial=0.0):.9g}",
         arguments,
         expected=np.clip(got, -bound, bound),
         got=got,
     )
 
 
-def odd_in(subject: Subject, arguments: Arguments, paths: Collection[str]) -> bool:
+def demand_odd_in(subject: Subject, arguments: Arguments, paths: Collection[str]) -> bool:
     """Demand that negating these arguments negates the result."""
     negated = arguments.replaced({path: -arguments.array(path) for path in paths})
     expected, budget = -wide(subject.call(arguments)), subject.budget(arguments)
@@ -355,12 +338,12 @@ def odd_in(subject: Subject, arguments: Arguments, paths: Collection[str]) -> bo
     return bool(expected.size)
 
 
-def refuses_outside(
-    subject: Subject, arguments: Arguments, path: str, most: int, rng: np.random.Generator, what: str
+def demand_refusal(
+    subject: Subject, arguments: Arguments, path: str, most: int, rng: np.random.Generator, name: str
 ) -> bool:
-    """Demand that −1, and one more than ``most``, raise in place of an integer.
+    """Demand an exception for the integers −1 and ``most`` + 1.
 
-    Not where shapes are unchecked: a kernel that looked at integers would have to wait for its device.
+    Left out if rejection is declared unchecked: a kernel that checked integers would wait for its device.
     """
     if subject.semantics.rejection == "unchecked":
         raise LeftOut("semantics rejection = unchecked")
@@ -372,10 +355,10 @@ def refuses_outside(
         outside: Numbers = integers.copy()
         outside.reshape(-1)[place] = wrong
         broken = arguments.replaced({path: outside})
-        result = subject.outcome(subject.converted(broken))
+        result = subject.result_or_raised(subject.converted(broken))
         if not isinstance(result, Raised):
             raise Violation(
-                f"{what} outside 0..{most} was accepted, expected an exception",
+                f"{name} outside 0..{most} was accepted, expected an exception",
                 reason=Reason.ACCEPTED,
                 arguments=broken,
                 got=next(iter(result.values())),

@@ -1,6 +1,6 @@
-"""Checks of calls for which libraries have fast paths, in every mode and recorded.
+"""Checks of calls that libraries often compute by special paths: long calls, one array.
 
-Results are compared with those of plain calls, and with the oracle only where bits differ.
+Results in a mode, or recorded for gradients, are compared with those of plain calls. The oracle decides if bits differ.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,110 +10,112 @@ import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.judging.checks import checks
-from attnspec.conformance.judging.rows import judge
+from attnspec.conformance.judging.sampled_rows import judge_rows
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.attention import of_one_array
 from attnspec.conformance.laws.common import sample
+from attnspec.conformance.laws.gradient_calls import TILE, accepted_masks, accepts_causal, copied_arrays, restrict
 from attnspec.conformance.laws.gradients import gradients_match
-from attnspec.conformance.laws.lessons import TILE, causal_in, masks_of, numbers_of, restricted
 from attnspec.conformance.laws.modes import Modes, in_16_bits, modes_of, within
 from attnspec.conformance.laws.training import recorded_call
 from attnspec.spec.laws import attention
 from attnspec.spec.laws import training as law
 
-LONG = TILE + 3
+MANY = TILE + 3
 """Queries and keys: one full tile, and a last tile that is not full."""
 
-STEPS = 11
+MAX_STEPS = 11
 """Steps of the longest sequence."""
 
 
-def _modes(subject: Subject) -> Modes:
-    """The modes that round as the declared class does."""
+def _same_precision_modes(subject: Subject) -> Modes:
+    """The modes that keep the rounding of the declared class."""
     stored = in_16_bits(subject) if modes_of(subject) else []
     return {mode: context for mode, context in modes_of(subject).items() if mode not in stored}
 
 
-def _learns(subject: Subject, function: str) -> bool:
-    """Return whether the backend declares gradients of this operation and has this function."""
+def _has_gradients(subject: Subject, function: str) -> bool:
+    """Return whether the backend has gradients of the operation, and the function for them."""
     gives = subject.operation.differentiable and subject.limits.gives_gradients(subject.operation.name)
     return gives and getattr(subject.backend, function, None) is not None
 
 
-def _same(found: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
-    return all(np.array_equal(found[path], x, equal_nan=x.dtype.kind not in "biu") for path, x in expected.items())
+def _bits_equal(results: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
+    return all(np.array_equal(results[path], x, equal_nan=x.dtype.kind not in "biu") for path, x in expected.items())
 
 
-@checks(law.MODES, once=True, at_leading=True, governs=law.may_be_long)
+@checks(law.SAME_IN_EVERY_MODE, once=True, leading_dtype_only=True, governs=law.may_be_long)
 def long_calls(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Make long calls in every mode, and recorded for all arguments."""
-    modes, records = _modes(subject), _learns(subject, "pullback")
-    calls = list(_long(subject, rng)) if modes or records else []
-    for words, given in calls:
-        inputs = subject.converted(given)
+    """Make long calls in every mode; record them for the gradients of all arguments."""
+    modes, records = _same_precision_modes(subject), _has_gradients(subject, "pullback")
+    calls = list(_long_calls(subject, rng)) if modes or records else []
+    for label, sampled in calls:
+        inputs = subject.converted(sampled)
         for mode, context in modes.items():
-            got = within(subject, given, inputs, f"in mode {mode}", context)
-            _as_otherwise(subject, given, got, rng, f"in mode {mode}, {words},")
+            got = within(subject, sampled, inputs, f"in mode {mode}", context)
+            _demand_plain(subject, sampled, got, rng, f"in mode {mode}, {label},")
         if records:
-            wanted = [leaf.path for leaf, _ in given.floats]
-            got = numbers_of(subject, recorded_call(subject, given, wanted, inputs).result)
-            _as_otherwise(subject, given, subject.shaped(got, given), rng, f"recorded for gradients, {words},")
+            paths = [leaf.path for leaf, _ in sampled.floats]
+            got = copied_arrays(subject, recorded_call(subject, sampled, paths, inputs).result)
+            _demand_plain(
+                subject, sampled, subject.demand_shapes(got, sampled), rng, f"recorded for gradients, {label},"
+            )
     return bool(calls)
 
 
-def _long(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
-    """Long calls with descriptions: sequences of different lengths, or every kind of mask."""
+def _long_calls(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
+    """Labels and long calls: sequences of different lengths, or masked and causal calls."""
     operation = subject.operation
     if operation.counts and not subject.effort.slow:
         return
     batch = (2,)[: subject.limits.max_batch_dims]
     for path, size in operation.lengths.items():
-        steps = min(STEPS, subject.limits.max_length or STEPS)
-        given = sample(subject, rng, batch, queries=3, keys=steps, sizes={size: steps})
+        steps = min(MAX_STEPS, subject.limits.max_length or MAX_STEPS)
+        sampled = sample(subject, rng, batch, queries=3, keys=steps, sizes={size: steps})
         if batch and subject.limits.has(path):
-            yield f"of {steps} steps at most", given.replaced({path: np.array([min(3, steps), steps])})
-    if operation.asked is None or operation.lengths:
+            yield f"of {steps} steps at most", sampled.replaced({path: np.array([min(3, steps), steps])})
+    if operation.key_size is None or operation.lengths:
         return
-    masked, causal = bool(masks_of(subject)), causal_in(subject)
-    given = sample(subject, rng, batch, queries=LONG, keys=LONG, heads=2)
-    if given.size(operation.asked) <= TILE:
+    masked, causal = bool(accepted_masks(subject)), accepts_causal(subject)
+    sampled = sample(subject, rng, batch, queries=MANY, keys=MANY, heads=2)
+    if sampled.size(operation.key_size) <= TILE:
         return
     if masked:
-        yield f"of {LONG} keys under a mask", restricted(subject, given, rng, causal=False)
+        yield f"of {MANY} keys under a mask", restrict(subject, sampled, rng, causal=False)
     if causal:
-        yield f"of {LONG} queries where it is causal", given.under_causal()
+        yield f"of {MANY} queries where it is causal", sampled.under_causal()
     if masked and causal:
-        yield f"of {LONG} queries where it is masked and causal", restricted(subject, given, rng)
+        yield f"of {MANY} queries where it is masked and causal", restrict(subject, sampled, rng)
 
 
-def _as_otherwise(subject: Subject, given: Arguments, got: Results, rng: np.random.Generator, what: str) -> None:
-    """Demand the bits of a plain call, or else numbers that follow the formula."""
-    if _same(got, subject.results(given)):
+def _demand_plain(subject: Subject, arguments: Arguments, got: Results, rng: np.random.Generator, prefix: str) -> None:
+    """Demand the bits of a plain call, or else numbers within their budgets."""
+    if _bits_equal(got, subject.results(arguments)):
         return
-    other = given.replaced({})
-    other.memo["results"] = got
-    judge(subject, other, rng, what)
+    copy = arguments.replaced({})
+    copy.memo["results"] = got
+    judge_rows(subject, copy, rng, prefix)
 
 
-@checks(attention.SHARED_INPUTS, once=True, at_leading=True, governs=attention.shares_all)
+@checks(attention.SAME_ARRAY_PASSED_TWICE, once=True, leading_dtype_only=True, governs=attention.queries_may_be_keys)
 def one_array(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Pass one array as queries, keys and values, in every mode and for gradients."""
+    """Pass one array as queries, keys and values: in every mode, and for gradients."""
     batch = (2,)[: subject.limits.max_batch_dims]
-    plain = of_one_array(sample(subject, rng, batch, queries=5, keys=5, heads=2))
+    unmasked = of_one_array(sample(subject, rng, batch, queries=5, keys=5, heads=2))
     paths = [leaf.path for leaf in (*subject.operation.queries, *subject.operation.attended)]
     first = subject.operation.attended[0].path
-    if not all(np.array_equal(plain[path], plain[first]) for path in paths):
+    if not all(np.array_equal(unmasked[path], unmasked[first]) for path in paths):
         return False
-    for given in (plain, restricted(subject, plain, rng)):
-        inputs = subject.converted(given)
+    for shared in (unmasked, restrict(subject, unmasked, rng)):
+        inputs = subject.converted(shared)
         inputs |= dict.fromkeys(paths, inputs[first])
-        what = f"with one array as {' and '.join(paths)}"
-        for mode, context in _modes(subject).items():
-            got = within(subject, given, inputs, f"in mode {mode}", context)
-            _as_otherwise(subject, given, got, rng, f"{what} in mode {mode},")
-        if _learns(subject, "vjp"):
-            cotangents = subject.cotangents(given, rng)
-            found = subject.vjp(given, cotangents, inputs)
-            if not _same(found, subject.vjp(given, cotangents)) and subject.in_domain(given):
-                gradients_match(subject, found, subject.gradients(given, cotangents), given, f"{what},")
+        prefix = f"with one array as {' and '.join(paths)}"
+        for mode, context in _same_precision_modes(subject).items():
+            got = within(subject, shared, inputs, f"in mode {mode}", context)
+            _demand_plain(subject, shared, got, rng, f"{prefix} in mode {mode},")
+        if _has_gradients(subject, "vjp"):
+            cotangents = subject.cotangents(shared, rng)
+            gradients = subject.vjp(shared, cotangents, inputs)
+            if not _bits_equal(gradients, subject.vjp(shared, cotangents)) and subject.in_domain(shared):
+                gradients_match(subject, gradients, subject.gradients(shared, cotangents), shared, f"{prefix},")
     return True

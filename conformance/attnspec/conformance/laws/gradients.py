@@ -11,15 +11,15 @@ Gradients = Mapping[str, tuple[Numbers, Numbers]]
 
 
 def gradients_match(
-    subject: Subject, found: Results, expected: Gradients, arguments: Arguments, what: str = "", scale: float = 1.0
+    subject: Subject, got: Results, expected: Gradients, arguments: Arguments, prefix: str = "", scale: float = 1.0
 ) -> None:
-    """Demand gradients within their budgets of ``expected`` times ``scale``; missing ones are skipped.
+    """Demand gradients of ``scale`` times ``expected``, within budgets; missing ones are skipped.
 
-    ``what`` precedes their names in messages.
+    ``prefix`` precedes their names in messages.
     """
-    # Numbers that underflow in between are lost, whatever the scale.
+    # Intermediate results may underflow to 0, and a factor does not bring them back.
     flushed = 2.0**10 * smallest_normal(subject) if scale != 1 else 0.0
     for path, (value, budget) in expected.items():
-        if path in found:
-            title = f"{what} the gradient of {path}".strip()
-            subject.matches(found[path], scale * value, scale * budget + flushed, arguments, title)
+        if path in got:
+            title = f"{prefix} the gradient of {path}".strip()
+            subject.matches(got[path], scale * value, scale * budget + flushed, arguments, title)

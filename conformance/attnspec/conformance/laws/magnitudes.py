@@ -1,4 +1,4 @@
-"""Check of extreme inputs, such as huge, subnormal, opposed and low-rank ones."""
+"""Check of extreme inputs: huge, subnormal, opposed, low-rank and others."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -11,67 +11,66 @@ from attnspec.conformance.laws.common import sample, wide
 from attnspec.spec.contract.tree import Leaf
 from attnspec.spec.laws import attention as law
 
-LEAST = {"float64": 2.0**-1060, "float32": 2.0**-132, "bfloat16": 2.0**-132, "float16": 2.0**-20}
+SUBNORMAL_FACTORS = {"float64": 2.0**-1060, "float32": 2.0**-132, "bfloat16": 2.0**-132, "float16": 2.0**-20}
 """Factors that make standard normal numbers subnormal, by dtype."""
 
-DISTINCT = 2.0**16
-"""The factor that makes scores of standard normal numbers exceed 10⁴."""
+DISTINCT_FACTOR = 2.0**16
+"""Factor of scores of standard normal numbers, which makes them exceed 10⁴."""
 
 
-@checks(law.MAGNITUDES, once=True, at_leading=True)
-def magnitudes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+@checks(law.EXTREME_MAGNITUDES, once=True, leading_dtype_only=True)
+def extreme_magnitudes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare with the oracle on one input of each kind within the domain."""
     tried = False
-    base = sample(subject, rng, queries=6, keys=12, features=8, heads=2)
-    for what, change in KINDS.items():
-        given = change(subject, base, rng)
-        if all(np.isfinite(wide(x)).all() for _, x in given.floats) and subject.in_domain(given):
-            subject.follows_formula(given, f"{what},")
+    sampled = sample(subject, rng, queries=6, keys=12, features=8, heads=2)
+    for label, change in KINDS.items():
+        changed = change(subject, sampled, rng)
+        if all(np.isfinite(wide(x)).all() for _, x in changed.floats) and subject.in_domain(changed):
+            subject.follows_formula(changed, f"{label},")
             tried = True
     return tried
 
 
-def _values(subject: Subject) -> tuple[str, ...]:
-    """The arguments whose rows are summed."""
+def _value_paths(subject: Subject) -> tuple[str, ...]:
     summed = (*subject.operation.linear, subject.operation.pooled)
     return tuple(leaf.path for leaf in subject.operation.attended if leaf.path in summed)
 
 
-def _in_rows(subject: Subject, arguments: Arguments, change: Callable[[Leaf, Numbers], Numbers]) -> Arguments:
-    """The arguments with ``change`` applied to queries and attended arrays."""
+def _with_rows_changed(subject: Subject, arguments: Arguments, change: Callable[[Leaf, Numbers], Numbers]) -> Arguments:
+    """A copy with ``change`` applied to queries and attended arrays."""
     leaves = {leaf.path: leaf for leaf in (*subject.operation.queries, *subject.operation.attended)}
-    given = {leaf.path: x for leaf, x in arguments.floats if leaf.path in leaves}
-    return arguments.replaced({path: subject.exact(change(leaves[path], wide(x))) for path, x in given.items()})
+    rows = {leaf.path: x for leaf, x in arguments.floats if leaf.path in leaves}
+    return arguments.replaced({path: subject.exact(change(leaves[path], wide(x))) for path, x in rows.items()})
 
 
-def huge(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
+def huge_values(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
     """Values of about 10¹¹."""
-    return arguments.replaced({p: subject.exact(2.0**37 * wide(arguments.array(p))) for p in _values(subject)})
+    return arguments.replaced({p: subject.exact(2.0**37 * wide(arguments.array(p))) for p in _value_paths(subject)})
 
 
 def subnormal(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
     """Queries, keys and values below the smallest normal number."""
-    least = LEAST[subject.dtype]
-    values = {p: subject.exact(least * wide(arguments.array(p))) for p in _values(subject)}
-    return _in_rows(subject, arguments, lambda leaf, x: least * x).replaced(values)
+    least = SUBNORMAL_FACTORS[subject.dtype]
+    values = {p: subject.exact(least * wide(arguments.array(p))) for p in _value_paths(subject)}
+    return _with_rows_changed(subject, arguments, lambda leaf, x: least * x).replaced(values)
 
 
 def subnormal_rows(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
-    """Subnormal queries and keys, whose result is normal and may not be flushed."""
-    values = {p: arguments.array(p) for p in _values(subject)}
+    """Subnormal queries and keys with normal values, so that the result is normal."""
+    values = {p: arguments.array(p) for p in _value_paths(subject)}
     return subnormal(subject, arguments, rng).replaced(values)
 
 
 def opposed(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
-    """Opposed queries and keys: exponentials of their scores are all 0 in float32."""
+    """Opposed queries and keys: unshifted exponentials of scores are 0 in float32."""
     asking = {leaf.path for leaf in subject.operation.queries}
 
     def change(leaf: Leaf, x: Numbers) -> Numbers:
         away = np.sqrt(150.0 / np.sqrt(max(x.shape[-1], 1)))
-        moved: Numbers = 0.25 * x + (away if leaf.path in asking else -away)
-        return moved
+        changed: Numbers = 0.25 * x + (away if leaf.path in asking else -away)
+        return changed
 
-    return _in_rows(subject, arguments, change)
+    return _with_rows_changed(subject, arguments, change)
 
 
 def outlier(subject: Subject, arguments: Arguments, rng: np.random.Generator, factor: float = 64.0) -> Arguments:
@@ -81,63 +80,63 @@ def outlier(subject: Subject, arguments: Arguments, rng: np.random.Generator, fa
         larger: Numbers = x * np.where(np.arange(x.shape[-1]) == 0, factor, 1.0)
         return larger
 
-    return _in_rows(subject, arguments, change)
+    return _with_rows_changed(subject, arguments, change)
 
 
 def _with_first_keys(subject: Subject, arguments: Arguments, numbers: Sequence[float], spread: float) -> Arguments:
-    """Queries with a mean of 2, and first keys that are constant; the arguments as they are if there are too few keys.
+    """Queries with a mean of 2, and first keys filled with ``numbers``.
 
-    ``spread`` is the factor of all other numbers.
+    ``spread`` multiplies all other numbers. Too few keys leave the arguments unchanged.
     """
     attended = {leaf.path for leaf in subject.operation.attended}
 
     def change(leaf: Leaf, x: Numbers) -> Numbers:
-        moved: Numbers = spread * x
+        changed: Numbers = spread * x
         if leaf.path not in attended:
-            return moved + 2.0
+            return changed + 2.0
         for place, number in enumerate(numbers):
-            moved[..., place, :] = number
-        return moved
+            changed[..., place, :] = number
+        return changed
 
-    return _in_rows(subject, arguments, change) if (arguments.keys_count or 0) >= len(numbers) else arguments
+    return _with_rows_changed(subject, arguments, change) if (arguments.keys_count or 0) >= len(numbers) else arguments
 
 
 def preferred_key(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
-    """Queries with a mean, a first key along it and a second one against it."""
+    """Queries with a mean, a first key along it, and a second key against it."""
     return _with_first_keys(subject, arguments, (4.0, -4.0), 1.0)
 
 
-def almost_alone(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
-    """A first key with scores some 10 above those of the others, whose weights together are some 10⁻⁴."""
+def dominant_key(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
+    """A first key with scores some 10 above all others, which weigh 10⁻⁴ together."""
     return _with_first_keys(subject, arguments, (1.8,), 0.25)
 
 
-def low_rank(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
+def low_rank_rows(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
     """Rows of rank 2 plus small noise, with outliers in a few places."""
 
     def change(leaf: Leaf, x: Numbers) -> Numbers:
         rows: Numbers = rng.standard_normal((*x.shape[:-1], 2)) @ rng.standard_normal((2, x.shape[-1]))
         return rows + 0.01 * x + 20.0 * (rng.random(x.shape) < 0.02)
 
-    return _in_rows(subject, arguments, change)
+    return _with_rows_changed(subject, arguments, change)
 
 
-def distinct(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
+def distinct_scores(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
     """Scores of tens of thousands."""
-    exponents = subject.operation.sharpened
+    exponents = subject.operation.scores_scale_with
     return arguments.replaced(
-        {path: subject.exact(DISTINCT**by * wide(arguments.array(path))) for path, by in exponents.items()}
+        {path: subject.exact(DISTINCT_FACTOR**power * wide(arguments.array(path))) for path, power in exponents.items()}
     )
 
 
 KINDS: Mapping[str, Callable[[Subject, Arguments, np.random.Generator], Arguments]] = {
-    "of values above 10¹⁰": huge,
+    "of values above 10¹⁰": huge_values,
     "of subnormal numbers": subnormal,
     "of subnormal queries and keys": subnormal_rows,
     "of queries and keys that point away from each other": opposed,
     "of a feature that outweighs the others": outlier,
-    "of a key that every query likes and one that none does": preferred_key,
-    "of a key that has almost all the weight": almost_alone,
-    "of rows of low rank with outliers": low_rank,
-    "of scores beyond 10⁴": distinct,
+    "of a key along every query and one against all queries": preferred_key,
+    "of a key that has almost all the weight": dominant_key,
+    "of rows of low rank with outliers": low_rank_rows,
+    "of scores beyond 10⁴": distinct_scores,
 }

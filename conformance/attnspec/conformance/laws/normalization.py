@@ -7,24 +7,23 @@ from attnspec.conformance.inputs.attendance import attendable
 from attnspec.conformance.inputs.dtypes import LARGEST
 from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import coarse, live_rows, wide
+from attnspec.conformance.laws.common import live_rows, on_coarse_grid, wide
 from attnspec.spec.laws import normalization as law
 from attnspec.spec.normalization import Softmax
 from attnspec.spec.seq2seq import TeacherForcedDecode
 
 LOW = 2.0**15
-"""Offset of rows with low scores: unshifted exponentials underflow, scores remain precise enough."""
+"""Offset of rows with low scores: unshifted exponentials underflow, scores stay precise."""
 
 
 def _scores(subject: Subject) -> str:
-    """The path of the scores."""
     (leaf,) = subject.operation.floats
     return leaf.path
 
 
-@checks(law.DISTRIBUTION)
-def distribution(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Check signs, and the sums of rows that have an attendable key."""
+@checks(law.SUMS_TO_ONE)
+def sums_to_one(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Check the signs of weights, and the sums of rows with an attendable key."""
     got, budget = wide(subject.call(arguments)), subject.budget(arguments)
     if not got.size:
         return False
@@ -42,7 +41,7 @@ def distribution(subject: Subject, arguments: Arguments, rng: np.random.Generato
 
 
 def _log_distribution(subject: Subject, arguments: Arguments, got: Numbers, budget: Numbers) -> None:
-    """Check the greatest logarithm, and the sums of the probabilities."""
+    """Check the greatest logarithm, and sums of probabilities."""
     slack = np.where(np.isfinite(budget), budget, np.inf)
     subject.holds(bool((got <= slack).all()), f"a logarithm is {got.max():.9g}", arguments, got=got)
     with np.errstate(over="ignore"):
@@ -52,8 +51,8 @@ def _log_distribution(subject: Subject, arguments: Arguments, got: Numbers, budg
     subject.matches(sums, np.ones(sums.shape), slack, arguments, "of the probabilities, the sum of row")
 
 
-@checks(law.MASKED_ZERO)
-def masked_zero(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+@checks(law.MASKED_WEIGHT_IS_ZERO)
+def masked_weight_is_zero(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Check the weights of masked keys, in rows that have an attendable key."""
     hidden = ~attendable(arguments) & live_rows(subject, arguments)
     got = subject.call(arguments)
@@ -70,9 +69,9 @@ def masked_zero(subject: Subject, arguments: Arguments, rng: np.random.Generator
 
 @checks(law.SHIFT_INVARIANCE)
 def shift_invariance(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Shift scores on a grid on which the shift is exact."""
+    """Add a number to all scores, on a grid with exact sums."""
     path = _scores(subject)
-    near = arguments.replaced({path: subject.exact(coarse(arguments[path]))})
+    near = arguments.replaced({path: subject.exact(on_coarse_grid(arguments[path]))})
     shift = float(rng.choice([-8.0, 4.0, 8.0]))
     far = near.replaced({path: subject.exact(wide(near.array(path)) + shift)})
     budget = subject.budget(near) + subject.budget(far)
@@ -80,18 +79,18 @@ def shift_invariance(subject: Subject, arguments: Arguments, rng: np.random.Gene
     return True
 
 
-@checks(law.ORDER)
-def order(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+@checks(law.ORDER_PRESERVED)
+def order_preserved(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Sort the attendable keys by score and compare their weights."""
     allowed = attendable(arguments)
     if allowed.shape[-1] < 2:
         return False
     scores = np.where(allowed, np.broadcast_to(wide(arguments.array(_scores(subject))), allowed.shape), -np.inf)
-    places = np.argsort(scores, axis=-1)
+    ranking = np.argsort(scores, axis=-1)
     got, budget = wide(subject.call(arguments)), subject.budget(arguments)
-    ordered, slack = np.take_along_axis(got, places, -1), np.take_along_axis(budget, places, -1)
-    ranked = np.take_along_axis(allowed, places, -1)
-    rises = np.take_along_axis(scores, places, -1)
+    ordered, slack = np.take_along_axis(got, ranking, -1), np.take_along_axis(budget, ranking, -1)
+    ranked = np.take_along_axis(allowed, ranking, -1)
+    rises = np.take_along_axis(scores, ranking, -1)
     with np.errstate(invalid="ignore"):
         inverted = ordered[..., 1:] - ordered[..., :-1] < -(slack[..., 1:] + slack[..., :-1])
         wrong = inverted & ranked[..., 1:] & ranked[..., :-1] & (rises[..., 1:] > rises[..., :-1])
@@ -99,14 +98,14 @@ def order(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
     return True
 
 
-@checks(law.EXTREME_SCORES)
-def extreme_scores(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Set some scores to ± the dtype's largest number, and whole rows very low."""
+@checks(law.EXTREME_SCORES_STAY_FINITE)
+def extreme_scores_stay_finite(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Set some scores to ± the dtype's largest number, and some rows very low."""
     scores = wide(arguments.array(_scores(subject)))
     largest = LARGEST[subject.dtype]
-    kind = rng.integers(0, 6, scores.shape)
+    choice = rng.integers(0, 6, scores.shape)
     row = rng.random((*scores.shape[:-1], 1))
-    scores = np.where(row < 0.4, scores - LOW, np.where(kind == 0, largest, np.where(kind < 3, -largest, scores)))
+    scores = np.where(row < 0.4, scores - LOW, np.where(choice == 0, largest, np.where(choice < 3, -largest, scores)))
     extreme = arguments.replaced({_scores(subject): subject.exact(np.where(row < 0.1, -largest, scores))})
     got, expected = subject.call(extreme), subject.oracle(extreme)
     rows = np.broadcast_to(live_rows(subject, extreme), got.shape)

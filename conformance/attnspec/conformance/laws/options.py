@@ -1,4 +1,4 @@
-"""Checks of options and optional arrays: each alone, and each with every other."""
+"""Checks of options and optional arrays, each alone and in pairs."""
 
 from collections.abc import Iterator, Mapping
 from itertools import combinations
@@ -10,152 +10,152 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import doubles, live_rows, sample, wide
+from attnspec.conformance.laws.gradient_calls import accepted_masks, accepts_causal, fits_dtype
 from attnspec.conformance.laws.gradients import gradients_match
-from attnspec.conformance.laws.kernels import with_heads
-from attnspec.conformance.laws.lessons import causal_in, fits, masks_of
+from attnspec.conformance.laws.kernels import grouped_head_sizes
 from attnspec.spec.contract.axes import Axis, Part
 from attnspec.spec.laws import operation as law
 from attnspec.spec.laws import training
 
 UNEQUAL = ((4, 6), (6, 4))
-"""Queries and keys: fewer queries than keys, and more."""
+"""Numbers of queries and keys: fewer queries, and more queries."""
 
 DECODING = (1, 67)
-"""One query, and more keys than a tile has."""
+"""Numbers of queries and keys: one query, more keys than a tile."""
 
 WIDE = 72
-"""Features of queries and keys in decoding: more than a tile has."""
+"""Features of queries and keys in decoding, more than a tile."""
 
 HIGH = 24.0
-"""Added to sinks in decoding, so that a sink outweighs every key."""
+"""A number added to sinks in decoding, so that a sink outweighs every key."""
 
 HEADS = (2, 3)
-"""Key heads, and query heads for each: unequal, to distinguish both numberings of heads."""
+"""Key heads, and query heads per key head: unequal, to tell both orders of heads apart."""
 
 COLUMNS = 6
-"""Columns of values, more than features of queries and keys."""
+"""Features of values, more than those of queries and keys."""
 
 Values = Mapping[str, Any]
 
 
-def _bare(subject: Subject, rng: np.random.Generator, shape: tuple[int, int]) -> tuple[Arguments, dict[str, Any]]:
-    """A call without options, and a value for every option or array the backend accepts."""
+def _options(subject: Subject, rng: np.random.Generator, shape: tuple[int, int]) -> tuple[Arguments, dict[str, Any]]:
+    """A call without options, and a value for every option or array that is accepted."""
     operation = subject.operation
     queries, keys = shape
-    fixed = dict.fromkeys(operation.sizes_of(Axis.SEQUENCE), 1)
-    fixed |= with_heads(*HEADS, operation) if operation.sizes_of(Axis.GROUP) else {}
+    sizes = dict.fromkeys(operation.sizes_of(Axis.SEQUENCE), 1)
+    sizes |= grouped_head_sizes(*HEADS, operation) if operation.sizes_of(Axis.GROUP) else {}
     features = operation.sizes_of(Axis.FEATURE)
-    fixed |= {name: subject.fitting(name, COLUMNS) for name in features[1:]}
-    fixed |= {name: subject.fitting(name, WIDE) for name in features[:1] if shape == DECODING}
-    bare = sample(subject, rng, (2,), queries=queries, keys=keys, sizes=fixed)
+    sizes |= {name: subject.allowed_size(name, COLUMNS) for name in features[1:]}
+    sizes |= {name: subject.allowed_size(name, WIDE) for name in features[:1] if shape == DECODING}
+    bare = sample(subject, rng, (2,), queries=queries, keys=keys, sizes=sizes)
     required = {path: size for path, size in operation.lengths.items() if bare[path] is not None}
     bare = bare.replaced({path: np.full_like(bare[path], bare.size(size)) for path, size in required.items()})
-    whole = sample(subject, rng, (2,), queries=queries, keys=keys, sizes=fixed, whole=True)
+    complete = sample(subject, rng, (2,), queries=queries, keys=keys, sizes=sizes, whole=True)
     flags = {o.path for o in operation.options if o.choices}
     values: dict[str, Any] = {}
     for name in operation.call.names:
-        if name not in operation.defaults or not _accepts(subject, name):
+        if name not in operation.defaults or not _is_accepted(subject, name):
             continue
-        tried = operation.tried.get(name, ())
-        # The first value that is tried has an effect on few keys; a window of 256 has none.
-        values[name] = True if name in flags else tried[0] if tried else whole[name]
+        tried = operation.trial_values.get(name, ())
+        # The first value has an effect on few keys; a later one, a window of 256, has none.
+        values[name] = True if name in flags else tried[0] if tried else complete[name]
         if name in operation.lengths:
-            # Lengths 0 and 3, or 0 and 1 in decoding: shorter than any tile.
-            each = 1 if shape == DECODING else 3
-            values[name] = np.arange(values[name].size).reshape(values[name].shape) * each
+            # Lengths are 0 and 3, in decoding 0 and 1: shorter than any tile.
+            step = 1 if shape == DECODING else 3
+            values[name] = np.arange(values[name].size).reshape(values[name].shape) * step
         elif name == operation.part(Part.SINK) and shape == DECODING:
             values[name] = subject.exact(wide(values[name]) + HIGH)
     return bare, values
 
 
-def _accepts(subject: Subject, name: str) -> bool:
-    """Return whether the backend accepts an option, optional array, mask or the causal flag."""
+def _is_accepted(subject: Subject, name: str) -> bool:
+    """Return whether the backend accepts an option, array, mask or the causal flag."""
     operation = subject.operation
     if name == operation.flag:
-        return causal_in(subject) and subject.limits.has(name)
+        return accepts_causal(subject) and subject.limits.has(name)
     if name in {mask.path for mask in operation.masks.values()}:
-        return bool(masks_of(subject)) and subject.limits.has(name)
+        return bool(accepted_masks(subject)) and subject.limits.has(name)
     return subject.limits.has(name)
 
 
-def _named(chosen: Values) -> str:
-    return "with " + " and ".join(chosen) + (" alone," if len(chosen) == 1 else ",")
+def _prefix(names: Values) -> str:
+    return "with " + " and ".join(names) + (" alone," if len(names) == 1 else ",")
 
 
-def _chosen(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
-    """Calls with one and two options; in ``quick``, with one of :data:`UNEQUAL` each."""
-    calls = [_bare(subject, rng, shape) for shape in UNEQUAL]
+def _calls_with_options(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
+    """Prefixes and calls with one or two options; short profiles try one shape per subset."""
+    calls = [_options(subject, rng, shape) for shape in UNEQUAL]
     names = list(calls[0][1])
-    for chosen in [*((name,) for name in names), *combinations(names, 2)]:
-        few = int(rng.integers(len(calls)))
-        for bare, values in calls if subject.effort.slow else calls[few : few + 1]:
-            given = bare.replaced({name: values[name] for name in chosen})
-            if subject.in_domain(given):
-                yield _named(dict.fromkeys(chosen)), given
+    for subset in [*((name,) for name in names), *combinations(names, 2)]:
+        i = int(rng.integers(len(calls)))
+        for bare, values in calls if subject.effort.slow else calls[i : i + 1]:
+            changed = bare.replaced({name: values[name] for name in subset})
+            if subject.in_domain(changed):
+                yield _prefix(dict.fromkeys(subset)), changed
 
 
-@checks(law.OPTION_EFFECT, once=True, at_leading=True, governs=law.optional_parts)
+@checks(law.OPTIONS_HAVE_EFFECT, once=True, leading_dtype_only=True, governs=law.optional_parts)
 def options_count(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Pass each option and optional array alone, in decoding too, and two together.
+    """Pass each option and optional array alone, also in decoding, and in pairs.
 
-    Where an option alone changes nothing although the formula changes by more than roundings, the message names it.
+    If one option has no effect on the result but one on the formula, the message names it.
     """
     tried = False
     for shape in (*UNEQUAL, DECODING):
-        bare, values = _bare(subject, rng, shape)
+        bare, values = _options(subject, rng, shape)
         for name, value in values.items():
-            given = bare.replaced({name: value})
-            if subject.in_domain(given):
-                _demand_effect(subject, bare, given, name)
-                subject.follows_formula(given, f"with {name} alone,")
+            changed = bare.replaced({name: value})
+            if subject.in_domain(changed):
+                _demand_effect(subject, bare, changed, name)
+                subject.follows_formula(changed, f"with {name} alone,")
                 tried = True
-    for what, given in _chosen(subject, rng):
-        subject.follows_formula(given, what)
+    for prefix, changed in _calls_with_options(subject, rng):
+        subject.follows_formula(changed, prefix)
     return tried
 
 
-def _demand_effect(subject: Subject, bare: Arguments, given: Arguments, name: str) -> None:
-    before, budgets, after = doubles(subject.results(bare)), subject.budgets(bare), subject.results(given)
+def _demand_effect(subject: Subject, bare: Arguments, changed: Arguments, name: str) -> None:
+    before, budgets, after = doubles(subject.results(bare)), subject.budgets(bare), subject.results(changed)
     if any((np.abs(wide(x) - before[path]) > 8 * budgets[path]).any() for path, x in after.items()):
         return
     leading = subject.operation.leading.path
     message = f"{name} is accepted and has no effect"
-    subject.holds(not _shows(subject, bare, given), message, given, expected=before[leading], got=after[leading])
+    subject.holds(not _visible(subject, bare, changed), message, changed, expected=before[leading], got=after[leading])
 
 
-def _shows(subject: Subject, bare: Arguments, given: Arguments) -> bool:
-    """Return whether all pairs of correct results differ by 8 budgets somewhere."""
-    before, after = subject.oracles(bare), subject.oracles(given)
+def _visible(subject: Subject, bare: Arguments, changed: Arguments) -> bool:
+    """Return whether correct results with and without the option differ by 8 budgets."""
+    before, after = subject.oracles(bare), subject.oracles(changed)
     return any(
         (np.abs(after[path].value - x.value) > 9 * x.budget + after[path].budget).any() for path, x in before.items()
     )
 
 
-@checks(training.OPTIONS, once=True, at_leading=True)
+@checks(training.OPTIONS_AFFECT_GRADIENTS, once=True, leading_dtype_only=True)
 def options_gradients(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Take gradients with each option and each pair; calls with NaN rows are skipped."""
+    """Compare gradients with one or two options; skip calls with NaN rows."""
     tried = False
-    for what, given in _chosen(subject, rng):
-        if "nan" in subject.semantics.without_keys.values() and not live_rows(subject, given).all():
+    for prefix, changed in _calls_with_options(subject, rng):
+        if "nan" in subject.semantics.without_keys.values() and not live_rows(subject, changed).all():
             continue
-        cotangents = subject.cotangents(given, rng)
-        expected = subject.gradients(given, cotangents)
-        if fits(subject, expected):
-            gradients_match(subject, subject.vjp(given, cotangents), expected, given, what)
+        cotangents = subject.cotangents(changed, rng)
+        expected = subject.gradients(changed, cotangents)
+        if fits_dtype(subject, expected):
+            gradients_match(subject, subject.vjp(changed, cotangents), expected, changed, prefix)
             tried = True
     return tried
 
 
-def with_least_bias(given: Arguments, tile: int) -> Arguments | None:
-    """The unmasked call with the most negative finite bias at its first tile of keys.
+def with_least_bias(arguments: Arguments, tile: int) -> Arguments | None:
+    """The call with the most negative finite bias at its first tile of keys.
 
-    It has no sinks. Such scores are beyond the domain; the weight is 0 even if a sum overflows. None where no bias is
-    given.
+    It has no masks and no sinks; None without a bias. Such scores are outside of the domain, but the weight is 0 even
+    if a sum overflows.
     """
-    path, sinks = given.operation.part(Part.BIAS), given.operation.part(Part.SINK)
-    if not path or given[path] is None:
+    path, sinks = arguments.operation.part(Part.BIAS), arguments.operation.part(Part.SINK)
+    if not path or arguments[path] is None:
         return None
-    bias = given.array(path)
-    lowered: Numbers = np.array(np.broadcast_to(bias, (*bias.shape[:-1], given.keys_count or 0)))
+    bias = arguments.array(path)
+    lowered: Numbers = np.array(np.broadcast_to(bias, (*bias.shape[:-1], arguments.keys_count or 0)))
     lowered[..., :tile] = np.nextafter(lowered.dtype.type(-np.inf), lowered.dtype.type(0))
-    return given.without_masks().replaced({path: lowered, sinks: None})
+    return arguments.without_masks().replaced({path: lowered, sinks: None})

@@ -15,14 +15,14 @@ from attnspec.spec.laws import positional as law
 from attnspec.spec.positional import LearnedPositions
 
 
-def _pairs(x: Numbers) -> tuple[Numbers, Numbers]:
-    """The sines and cosines of all frequencies, without the unpaired sine of odd widths."""
-    even = x.shape[-1] // 2 * 2
-    return x[:, 0:even:2], x[:, 1:even:2]
+def _sines_and_cosines(x: Numbers) -> tuple[Numbers, Numbers]:
+    """The sines and cosines of all frequencies, without an unpaired last sine."""
+    width = x.shape[-1] // 2 * 2
+    return x[:, 0:width:2], x[:, 1:width:2]
 
 
 def _size(arguments: Arguments, kind: Axis) -> tuple[str, int]:
-    """The path and the value of the argument that counts positions, or features."""
+    """The path and the value of the number of positions, or of features."""
     ((path, *_),) = (arguments.operation.sizes_of(kind),)
     return path, arguments[path]
 
@@ -31,66 +31,66 @@ def _width(arguments: Arguments) -> int:
     return _size(arguments, Axis.FEATURE)[1]
 
 
-def _encoded(subject: Subject, arguments: Arguments) -> tuple[Numbers, Numbers] | None:
-    """The encoding and its budget; None for fewer than two positions or refused widths."""
+def _encoding(subject: Subject, arguments: Arguments) -> tuple[Numbers, Numbers] | None:
+    """The encoding and its budget; None for fewer than two positions or a refused width."""
     odd_refused = subject.semantics.odd_encoding == "error" and _width(arguments) % 2
     if _size(arguments, Axis.QUERY)[1] < 2 or odd_refused:
         return None
     return wide(subject.call(arguments)), subject.budget(arguments)
 
 
-@checks(law.UNIT_PAIRS)
-def unit_pairs(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Check the magnitude of every element, the first row, and the norm of pairs."""
-    found = _encoded(subject, arguments)
-    if found is None:
+@checks(law.UNIT_LENGTH_PAIRS)
+def unit_length_pairs(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Check the magnitude of every element, the first row, and the length of pairs."""
+    encoding = _encoding(subject, arguments)
+    if encoding is None:
         return False
-    got, of_elements = found
+    got, of_elements = encoding
     largest = f"an element is {np.abs(got).max():.9g}"
     subject.holds(bool((np.abs(got) <= 1 + of_elements).all()), largest, arguments, got=got)
     first = (np.arange(got.shape[1]) % 2).astype(np.float64)
     subject.matches(got[0], first, of_elements[0], arguments, "position 0")
     if _width(arguments) < 2:
         return True
-    (sine, cosine), (sine_budget, cosine_budget) = _pairs(found[0]), _pairs(found[1])
+    (sine, cosine), (sine_budget, cosine_budget) = (_sines_and_cosines(encoding[0]), _sines_and_cosines(encoding[1]))
     budget = 2 * (np.abs(sine) * sine_budget + np.abs(cosine) * cosine_budget) + sine_budget**2 + cosine_budget**2
     lengths = sine**2 + cosine**2
     subject.matches(lengths, np.ones(lengths.shape), budget + 2.0**-50, arguments, "the squared length of pair")
     return True
 
 
-@checks(law.ROTATION)
-def rotation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Rotate each position by that of ``shift``: this gives the position ``shift`` later."""
-    found = _encoded(subject, arguments)
-    if found is None or _width(arguments) < 2:
+@checks(law.SHIFT_IS_ROTATION)
+def shift_is_rotation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Rotate each encoding by that of ``shift``, which gives the one ``shift`` later."""
+    encoding = _encoding(subject, arguments)
+    if encoding is None or _width(arguments) < 2:
         return False
-    got, budget = found
+    got, budget = encoding
     shift = int(rng.integers(1, len(got)))
-    sine, cosine = _pairs(got)
+    sine, cosine = _sines_and_cosines(got)
     turn_sine, turn_cosine = sine[shift], cosine[shift]
     rotated = sine[:-shift] * turn_cosine + cosine[:-shift] * turn_sine
-    largest = np.maximum(*_pairs(budget))
+    largest = np.maximum(*_sines_and_cosines(budget))
     total = largest[shift:] + 2 * (largest[:-shift] + largest[shift]) + 2.0**-50
     subject.matches(sine[shift:], rotated, total, arguments, f"{shift} positions later, the sine")
     return True
 
 
-@checks(law.DISTINCT)
-def distinct(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+@checks(law.DISTINCT_POSITIONS)
+def distinct_positions(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare all rows with each other, where the dtype can distinguish them."""
-    found = _encoded(subject, arguments)
+    encoding = _encoding(subject, arguments)
     name = subject.call(arguments).dtype.name
-    if found is None or name not in ("float64", "float32") or (name == "float32" and _width(arguments) < 2):
+    if encoding is None or name not in ("float64", "float32") or (name == "float32" and _width(arguments) < 2):
         return False
-    got, _ = found
+    got, _ = encoding
     different = len(np.unique(got, axis=0))
     subject.holds(different == len(got), f"{len(got)} positions have {different} encodings", arguments, got=got)
     return True
 
 
-@checks(law.PREFIX)
-def prefix(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+@checks(law.PREFIX_UNCHANGED)
+def prefix_unchanged(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Ask for fewer positions, along every axis of positions."""
     operation = subject.operation
     if subject.refuses(arguments):
@@ -111,7 +111,7 @@ def table_range(subject: Subject, arguments: Arguments, rng: np.random.Generator
     (n,) = subject.operation.sizes_of(Axis.QUERY)
     ((_, table),) = arguments.floats
     broken = arguments.replaced({n: len(table) + 1})
-    result = subject.outcome(subject.converted(broken))
+    result = subject.result_or_raised(subject.converted(broken))
     if isinstance(result, Raised):
         return True
     (got,) = result.values()
@@ -121,13 +121,13 @@ def table_range(subject: Subject, arguments: Arguments, rng: np.random.Generator
     )  # fmt: skip
 
 
-@checks(law.ADDED)
-def added(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Set each of the two to 0: the other is the result, bit for bit."""
+@checks(law.ADDING_ZERO)
+def adding_zero(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Set each of two addends to 0: the other is the result, bit for bit."""
     for leaf, x in arguments.floats:
-        given = arguments.replaced({leaf.path: np.zeros_like(x)})
-        got = subject.call(given)
-        (kept,) = (other for inner, other in arguments.floats if inner is not leaf)
-        expected = np.broadcast_to(kept, got.shape)
-        subject.same(got, expected, lambda: subject.budget(given), given, f"with {leaf.path} = 0, the result")  # noqa: B023 - called at once
+        zeroed = arguments.replaced({leaf.path: np.zeros_like(x)})
+        got = subject.call(zeroed)
+        (other_array,) = (other for inner, other in arguments.floats if inner is not leaf)
+        expected = np.broadcast_to(other_array, got.shape)
+        subject.same(got, expected, lambda: subject.budget(zeroed), zeroed, f"with {leaf.path} = 0, the result")  # noqa: B023 - called at once
     return True

@@ -1,7 +1,7 @@
-"""Filters that detect a single key wrongly left out, or counted, among thousands.
+"""Filters that detect a single key lost, or wrongly counted, among thousands.
 
-With a weight of ε more for key j, the result moves towards its value by ε(v_j − o). The filter estimates ε/(1/m), the
-error relative to the mean of m weights: −1 where a key of that weight is missing, 1 where a masked one counts.
+A weight of key j that is too large by ε moves the result o by ε(v_j − o) towards the value v_j. The filter estimates
+ε relative to the mean weight 1/m: −1 if a key of mean weight is lost, 1 if such a key counts although it is masked.
 """
 
 from collections.abc import Iterator
@@ -12,86 +12,86 @@ from attnspec.conformance.inputs.arguments import Arguments, Numbers, take
 from attnspec.conformance.inputs.attendance import mask_shape
 from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.judging.checks import checks
-from attnspec.conformance.judging.rows import TILES
+from attnspec.conformance.judging.sampled_rows import TILES
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import sample
-from attnspec.conformance.laws.ensembles import TILE, along, by_element, exact, judgeable
-from attnspec.conformance.laws.spreads import beyond_a_tile
+from attnspec.conformance.laws.ensembles import TILE, by_element, demand_unbiased, independent_elements, unrounded
+from attnspec.conformance.laws.spreads import sample_beyond_a_tile
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.laws import pooling as law
 
-THOUSANDS = 2049
-"""Keys among which one is invisible in any single number of a 16-bit dtype."""
+MANY_KEYS = 2049
+"""So many keys that one of them is invisible in any single 16-bit number."""
 
 BATCH, QUERIES, FEATURES = 256, 4, 4
-"""Sizes at which batch elements show enough of a key, and keys are affordable."""
+"""Sizes at which the batch shows the error of a single key."""
 
-MOST = 2**23
-"""Most numbers of an array."""
+MAX_ARRAY_SIZE = 2**23
+"""Most numbers per array."""
 
 
-@checks(law.ENSEMBLE_KEYS, once=True, slow=True)
-def ensemble_keys(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Filter errors along some keys: first, last, beside tile borders, and one of zeros."""
-    if not judgeable(subject):
+@checks(law.NO_LOST_OR_EXTRA_KEYS, once=True, slow=True)
+def no_lost_or_extra_keys(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Filter errors along some keys: first, last, beside tile borders, and zeros."""
+    if not independent_elements(subject):
         return False
-    for words, given in _inputs(subject, arguments, rng):
-        expected = exact(subject, given)
+    for label, sampled in _samples(subject, arguments, rng):
+        expected = unrounded(subject, sampled)
         result = by_element(expected)
-        error = by_element(subject.call(given)) - result
-        for key, single in _singles(given):
-            alone = np.broadcast_to(exact(subject, single), expected.shape)
-            along_key(subject, given, (error, by_element(alone) - result, result), f"the weight of {key}{words}")
+        error = by_element(subject.call(sampled)) - result
+        for key, single in _single_key_calls(sampled):
+            alone = np.broadcast_to(unrounded(subject, single), expected.shape)
+            filter_key(subject, sampled, (error, by_element(alone) - result, result), f"the weight of {key}{label}")
     return True
 
 
-def along_key(subject: Subject, arguments: Arguments, rows: tuple[Numbers, Numbers, Numbers], what: str) -> None:
-    """Filter along one key; ``rows`` are the errors, the key's differences, and exact results.
+def filter_key(subject: Subject, arguments: Arguments, rows: tuple[Numbers, Numbers, Numbers], name: str) -> None:
+    """Filter along one key; ``rows`` are errors, the key's value minus results, and results.
 
-    Elements count by ‖g_b‖, not by its square, lest few with one large value decide. A gain that is wrong by 1 is a
-    weight of −1 for a key of zeros, which has a part along other keys too.
+    Elements count by ‖g_b‖, not by its square, so that a few large values do not decide. A shared error of the gain
+    acts like a weight of a key of zeros, which has a part along other keys: the limit allows for it.
     """
-    error, away, result = rows
-    direction = away / (arguments.keys_count or 1)
-    size = np.sqrt(np.sqrt((direction**2).sum(-1, keepdims=True)))
-    size = np.where(size > 0, size, 1.0)
-    error, direction, result = error / size, direction / size, result / size
+    error, difference, result = rows
+    direction = difference / (arguments.keys_count or 1)
+    weight = np.sqrt(np.sqrt((direction**2).sum(-1, keepdims=True)))
+    weight = np.where(weight > 0, weight, 1.0)
+    error, direction, result = error / weight, direction / weight, result / weight
     information = float((direction**2).sum(dtype=np.float64))
     slope = abs(float((result * direction).sum(dtype=np.float64))) / information if information else 0.0
-    along(subject, arguments, error, direction, what, steepness=1 + slope)
+    demand_unbiased(subject, arguments, error, direction, name, steepness=1 + slope)
 
 
-def _inputs(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
-    """Described inputs: more keys than a tile, a tile before masked keys, thousands of keys."""
-    given = beyond_a_tile(subject, arguments)
-    keys = given.keys_count or 0
-    yield f" of {keys}", given
+def _samples(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
+    """Labels and inputs: more keys than a tile, then masked behind it; thousands of keys."""
+    sampled = sample_beyond_a_tile(subject, arguments)
+    keys = sampled.keys_count or 0
+    yield f" of {keys}", sampled
     if keys > TILE:
-        within = np.arange(keys) < np.full(mask_shape(given), TILE)
-        yield f" of {TILE} and {keys - TILE} masked ones", given.with_mask(within)
+        in_first_tile = np.arange(keys) < np.full(mask_shape(sampled), TILE)
+        yield f" of {TILE} and {keys - TILE} masked keys", sampled.with_mask(in_first_tile)
     if subject.dtype in NARROW and not subject.operation.attends_to_itself:
-        many = _many(subject, rng)
-        yield f" of {many.keys_count}", many
+        many_keys = _sample_many_keys(subject, rng)
+        yield f" of {many_keys.keys_count}", many_keys
 
 
-def _many(subject: Subject, rng: np.random.Generator) -> Arguments:
-    """Thousands of keys, fewer for wide vectors; more batch elements with one row each."""
-    batch = BATCH if subject.operation.asking else BATCH * QUERIES
-    widths = [subject.fitting(name, FEATURES) for name in subject.operation.sizes_of(Axis.FEATURE)]
-    keys = min(THOUSANDS, MOST // (batch * max(widths, default=FEATURES)) + 1)
+def _sample_many_keys(subject: Subject, rng: np.random.Generator) -> Arguments:
+    """Thousands of keys, fewer for wide vectors; without a query axis, more batch elements."""
+    batch = BATCH if subject.operation.query_size else BATCH * QUERIES
+    widths = [subject.allowed_size(name, FEATURES) for name in subject.operation.sizes_of(Axis.FEATURE)]
+    keys = min(MANY_KEYS, MAX_ARRAY_SIZE // (batch * max(widths, default=FEATURES)) + 1)
     return sample(subject, rng, (batch,), queries=QUERIES, keys=keys, features=FEATURES, heads=2)
 
 
-def _singles(given: Arguments) -> Iterator[tuple[str, Arguments]]:
-    """Calls that attend to one key alone, in turn, with descriptions."""
-    operation, count = given.operation, given.keys_count or 0
-    asked, plain = operation.asked or "", given.without_masks()
+def _single_key_calls(arguments: Arguments) -> Iterator[tuple[str, Arguments]]:
+    """Names of keys, and calls that attend to this key alone."""
+    operation, count = arguments.operation, arguments.keys_count or 0
+    asked, unmasked = operation.key_size or "", arguments.without_masks()
     borders = {border + side for border in TILES if border >= 64 for side in (-1, 0)}
     for j in sorted({0, 1, *borders, *range(count - 5, count)}):
         if 0 <= j < count:
-            yield f"key {j}", plain.along(asked, take([j]))
+            yield f"key {j}", unmasked.along(asked, take([j]))
 
     def zeros(x: Numbers, axis: int) -> Numbers:
         return np.zeros_like(np.take(x, [0], axis=axis))
 
-    yield "a key of zeros", plain.along(asked, zeros)
+    yield "a key of zeros", unmasked.along(asked, zeros)

@@ -1,4 +1,4 @@
-"""Checks of the laws of large sizes: calls long in one size, narrow in others."""
+"""Checks of calls that are large in one or two sizes, small in others."""
 
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Change, Numbers, along, take
-from attnspec.conformance.inputs.attendance import bounds, spelled_out, with_first_keys
-from attnspec.conformance.inputs.combinations import AS_MANY, BATCH, combinations, masked, placed
+from attnspec.conformance.inputs.attendance import mask_options, with_explicit_mask, with_first_keys
+from attnspec.conformance.inputs.combinations import AS_MANY, BATCH, combinations, in_layout, with_mask_level
 from attnspec.conformance.inputs.corners import TILE, long_sizes, multiply_adds, stepwise, tables
 from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.judging.checks import checks
-from attnspec.conformance.judging.rows import judge, rows_to_judge
+from attnspec.conformance.judging.sampled_rows import judge_rows, rows_to_judge
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import normal_like, sample
+from attnspec.conformance.laws.gradient_calls import accepts_causal
 from attnspec.conformance.laws.gradients import gradients_match
-from attnspec.conformance.laws.lessons import causal_in
 from attnspec.conformance.laws.magnitudes import opposed, outlier
 from attnspec.conformance.laws.options import with_least_bias
 from attnspec.spec.contract.axes import Axis, Part, Role
@@ -24,26 +24,26 @@ from attnspec.spec.contract.tree import Kind, without_indices
 from attnspec.spec.laws import sizes as law
 from attnspec.spec.laws.operation import batched
 
-MANY = ((7,), (2, 6))
-"""Batches with more elements, or more along one dimension, than corner cases have."""
+BATCHES = ((7,), (2, 6))
+"""Batches larger than those of corner cases, in total or in one dimension."""
 
-CROWDS = ((65536,), (65535,), (33,))
+LARGE_BATCHES = ((65536,), (65535,), (33,))
 """65,536 exceeds CUDA's grid limit, 65,535 meets it; models try only the first."""
 
 FEATURES = (192, 256, 96, 160)
 HEAD_SIZES = (*(size for size in range(8, TILE + 8, 8) if size not in FEATURES), 100, 101, 224)
-UNEQUAL = ((64, 32), (32, 64))
+UNEQUAL_HEAD_SIZES = ((64, 32), (32, 64))
 """Features of queries and keys, and of values."""
 
 HEADS = (12, 16, 33)
 MANY_HEADS = 65
 KEYS = (65600, 32800, 8193)
 LENGTHS = (2049, 1024, 700, 513)
-BOTH = 1100
-"""The number of queries and of keys: more than 1,024 each."""
+MANY_PAIRS = 1100
+"""Number of queries and of keys, more than 1,024."""
 
-MASKED = (270, 290)
-"""Queries and keys under a mask: their indices need more than 8 bits."""
+MASKED_SIZES = (270, 290)
+"""Queries and keys under a mask, whose indices need more than 8 bits."""
 
 NARROW_WINDOW = (3, 0)
 """A window that hides most tiles of keys from all queries of a tile."""
@@ -52,259 +52,259 @@ STEPS = (129,)
 GRIDS = (65, 33)
 WIDEST = 512
 TABLE = 32_806
-"""Rows of a table: the last index exceeds 15 bits and is inexact in float16."""
+"""Rows of a table; the last index exceeds 15 bits and is inexact in float16."""
 
-FAR = (300, 20)
+FAR_WINDOW = (300, 20)
 """A window whose left end needs more than 8 bits."""
 
-LATENT = (576, 512)
+LATENT_HEAD_SIZES = (576, 512)
 """Features of queries and keys, and of values, in multi-head latent attention."""
 
-ROWS = 300
-"""Rows over which gradients of weights are summed."""
+SUMMED_ROWS = 300
+"""Batch elements over which gradients of weights are summed."""
 
 WIDE_ROWS = 1100
-"""Features of rows that are normalized, or added."""
+"""Features of rows, for operations such as normalization."""
 
-WIDE_LONG_DOUBLES = 128
-"""The widest float64 vectors in combinations with weights: the oracle has no BLAS there."""
+MAX_LONG_DOUBLE_WIDTH = 128
+"""Widest float64 vectors in combinations with weights, since long doubles have no BLAS."""
 
-MOST = 8
-"""Most wide calls of models, which have many sizes."""
+MAX_WIDE_CALLS = 8
+"""Most wide calls of an operation; models have many sizes."""
 
-OUTSTANDING = 16.0
-"""Factor of the outlying feature: beyond it, scores of thousands round visibly, and
-kernels that compute weights again for their gradients may round them otherwise."""
+OUTLIER_FACTOR = 16.0
+"""Factor of the outlying feature. Beyond it, scores of thousands round visibly, and a
+backward kernel that computes weights again may round them otherwise."""
 
-FEW = 4
+JUDGED_ROWS = 4
 """Rows judged per combination."""
 
-WORK = 2.0**21
+MAX_WORK = 2.0**21
 """The most multiply-adds of a call."""
 
 WORK_OF_TABLES = 2.0**23
-"""Most multiply-adds of calls with large tables, by which few rows are multiplied."""
+"""Most multiply-adds of calls with large tables."""
 
 WORK_OF_BOTH = 2.0**24
-"""Most multiply-adds of calls with many queries and keys, of few judged rows."""
+"""Most multiply-adds of calls with many queries and keys."""
 
 Sizes = Mapping[str, int]
 
 NUMBERS: Mapping[str, Callable[[Subject, Arguments, np.random.Generator], Arguments]] = {
-    "normal": lambda subject, given, rng: given,
-    "outlier": lambda subject, given, rng: outlier(subject, given, rng, OUTSTANDING),
+    "normal": lambda subject, arguments, rng: arguments,
+    "outlier": lambda subject, arguments, rng: outlier(subject, arguments, rng, OUTLIER_FACTOR),
     "opposed": opposed,
 }
-"""Functions that set the numbers of a combination."""
+"""Functions that change the numbers of a combination, by level."""
 
 
-def _narrow(
-    subject: Subject, rng: np.random.Generator, sizes: Sizes, batch: tuple[int, ...] = (), work: float = WORK
+def _call_of(
+    subject: Subject, rng: np.random.Generator, sizes: Sizes, batch: tuple[int, ...] = (), work: float = MAX_WORK
 ) -> Arguments | None:
-    """A call of these sizes, others small; None outside limits or the work bound.
+    """A call with these sizes, others small; None beyond limits or the work bound.
 
-    In the layers of a model positions attend to each other. The largest batches are not masked: tens of thousands of
-    rows with one key each are judged elsewhere, in smaller batches.
+    In models, the work includes the pairs of positions. Batches above 128 elements are unmasked, since masked rows
+    are judged in smaller batches.
     """
-    wanted = {name: subject.fitting(name, size) for name, size in sizes.items()}
-    if len(batch) > subject.limits.max_batch_dims or any(wanted[name] < size for name, size in sizes.items()):
+    fitting = {name: subject.allowed_size(name, size) for name, size in sizes.items()}
+    if len(batch) > subject.limits.max_batch_dims or any(fitting[name] < size for name, size in sizes.items()):
         return None
     operation = subject.operation
-    few = 2 if prod(batch) > TILE else 8 if operation.counts else 4
-    wanted = {name: 2 for name in operation.sizes if operation.axis(name) & Axis.GRID} | wanted
-    wanted = dict.fromkeys(operation.counts, 1) | wanted
+    features = 2 if prod(batch) > TILE else 8 if operation.counts else 4
+    fitting = {name: 2 for name in operation.sizes if operation.axis(name) & Axis.GRID} | fitting
+    fitting = dict.fromkeys(operation.counts, 1) | fitting
     heads = 1 if batch else 2
-    given = sample(subject, rng, batch, queries=2, keys=3, heads=heads, features=few, whole=True, sizes=wanted)
-    given = given.replaced({path: _all(given, path, size) for path, size in operation.lengths.items()})
-    given = given.without_masks() if prod(batch) > TILE else given
+    sampled = sample(subject, rng, batch, queries=2, keys=3, heads=heads, features=features, whole=True, sizes=fitting)
+    sampled = sampled.replaced({path: _full_lengths(sampled, path, size) for path, size in operation.lengths.items()})
+    sampled = sampled.without_masks() if prod(batch) > TILE else sampled
     longest = max([sizes[name] for name in sizes if operation.axis(name) & Axis.POSITION], default=0)
-    within = 5 * longest**2 if operation.counts else 0
-    return given if max(multiply_adds(dict(given.sizes), batch, operation), within) <= work else None
+    pair_work = 5 * longest**2 if operation.counts else 0
+    return sampled if max(multiply_adds(dict(sampled.sizes), batch, operation), pair_work) <= work else None
 
 
-def _all(given: Arguments, path: str, size: str) -> Numbers | None:
-    """Full lengths, which leave nothing out."""
-    lengths = given[path]
-    return None if lengths is None else np.full_like(lengths, given.size(size))
+def _full_lengths(arguments: Arguments, path: str, size: str) -> Numbers | None:
+    lengths = arguments[path]
+    return None if lengths is None else np.full_like(lengths, arguments.size(size))
 
 
-def _wide(subject: Subject) -> list[str]:
-    """The sizes that count features of vectors."""
+def _widths(subject: Subject) -> list[str]:
     return [name for axis in law.WIDE for name in subject.operation.sizes_of(axis)]
 
 
-def _tried(subject: Subject, calls: Iterator[tuple[str, Arguments | None]], rng: np.random.Generator) -> bool:
+def _judge_calls(subject: Subject, calls: Iterator[tuple[str, Arguments | None]], rng: np.random.Generator) -> bool:
     tried = False
-    for what, given in calls:
-        tried = (given is not None and judge(subject, given, rng, f"with {what},")) or tried
+    for label, arguments in calls:
+        tried = (arguments is not None and judge_rows(subject, arguments, rng, f"with {label},")) or tried
     return tried
 
 
-def _shown(sizes: Sizes) -> str:
+def _text(sizes: Sizes) -> str:
     return " and ".join(f"{name} = {size}" for name, size in sizes.items())
 
 
-@checks(law.FEATURES, once=True, at_leading=True, governs=law.has_features)
-def features(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Try feature sizes: queries and values at every level, others at one; rows; tables."""
-    calls = [*_featured(subject, rng, FEATURES), *_rows(subject, rng), *_tables(subject, rng)]
-    return _tried(subject, iter(calls), rng)
+@checks(law.MODEL_SIZES, once=True, leading_dtype_only=True, governs=law.has_features)
+def model_sizes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Try feature sizes of queries and values at all levels, others at one; then tables."""
+    calls = [*_wide_calls(subject, rng, FEATURES), *_wide_row_calls(subject, rng), *_table_calls(subject, rng)]
+    return _judge_calls(subject, iter(calls), rng)
 
 
-def _rows(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments | None]]:
-    """Wide rows, for operations with one vector size and no keys, steps or layers."""
-    operation, names = subject.operation, _wide(subject)
-    if len(names) == 1 and not (operation.asked or operation.counts or operation.lengths):
-        yield _shown({names[0]: WIDE_ROWS}), _narrow(subject, rng, {names[0]: WIDE_ROWS})
+def _wide_row_calls(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments | None]]:
+    """A call with wide rows, for operations such as normalization."""
+    operation, names = subject.operation, _widths(subject)
+    if len(names) == 1 and not (operation.key_size or operation.counts or operation.lengths):
+        yield _text({names[0]: WIDE_ROWS}), _call_of(subject, rng, {names[0]: WIDE_ROWS})
 
 
-def _tables(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments | None]]:
-    """Large tables and vocabularies with few features, whose last row one query reads."""
+def _table_calls(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments | None]]:
+    """Calls with large tables and few features; one query reads the last row."""
     operation = subject.operation
-    narrow = dict.fromkeys(_wide(subject), 4) | dict.fromkeys([operation.asking] if operation.asking else [], 1)
+    narrow = dict.fromkeys(_widths(subject), 4) | dict.fromkeys(
+        [operation.query_size] if operation.query_size else [], 1
+    )
     names = dict.fromkeys((*tables(operation), *operation.sizes_of(Axis.VOCABULARY)))
     if operation.sizes_of(Axis.BEAM) and not subject.effort.slow:
         return  # every hypothesis has a score for every token, at every step
     for name in names:
-        given = _narrow(subject, rng, narrow | {name: TABLE}, work=WORK_OF_TABLES)
-        yield _shown({name: TABLE}), None if given is None else given.replaced(_last_rows(given))
+        sampled = _call_of(subject, rng, narrow | {name: TABLE}, work=WORK_OF_TABLES)
+        yield _text({name: TABLE}), None if sampled is None else sampled.replaced(_last_rows(sampled))
 
 
-def _last_rows(given: Arguments) -> dict[str, Numbers]:
-    """Indices by path, the last of which is the greatest."""
-    bounds = {path: without_indices(size) for path, size in given.operation.indices.items() if path in given.arrays}
-    found = {path: np.array(given[path]) for path in bounds}
-    for path, x in found.items():
-        x.reshape(-1)[-1:] = given.size(bounds[path]) - 1
-    return found
+def _last_rows(call: Arguments) -> dict[str, Numbers]:
+    """Indices by path; the last index of each array is the greatest."""
+    bounds = {path: without_indices(size) for path, size in call.operation.indices.items() if path in call.arrays}
+    indices = {path: np.array(call[path]) for path in bounds}
+    for path, array in indices.items():
+        array.reshape(-1)[-1:] = call.size(bounds[path]) - 1
+    return indices
 
 
-def _featured(
+def _wide_calls(
     subject: Subject, rng: np.random.Generator, levels: tuple[int, ...]
 ) -> Iterator[tuple[str, Arguments | None]]:
     operation = subject.operation
-    together = [name for name in (long_sizes(operation) or ((),))[-1] if operation.axis(name) & Axis.FEATURE]
-    groups = [dict.fromkeys(together, level) for level in levels] if together else []
-    if len(together) > 1:
-        groups.append(dict(zip(together, (max(levels), TILE), strict=True)))
-    others = [name for name in _wide(subject) if name not in together]
+    paired_names = [name for name in (long_sizes(operation) or ((),))[-1] if operation.axis(name) & Axis.FEATURE]
+    groups = [dict.fromkeys(paired_names, level) for level in levels] if paired_names else []
+    if len(paired_names) > 1:
+        groups.append(dict(zip(paired_names, (max(levels), TILE), strict=True)))
+    others = [name for name in _widths(subject) if name not in paired_names]
     groups += [{name: levels[i % len(levels)]} for i, name in enumerate(others)]
-    if len(groups) > MOST:
-        groups = [groups[i] for i in sorted(rng.permutation(len(groups))[:MOST])]
+    if len(groups) > MAX_WIDE_CALLS:
+        groups = [groups[i] for i in sorted(rng.permutation(len(groups))[:MAX_WIDE_CALLS])]
     for sizes in groups:
-        yield _shown(sizes), _narrow(subject, rng, sizes)
+        yield _text(sizes), _call_of(subject, rng, sizes)
 
 
-@checks(law.FEATURES, once=True, at_leading=True, governs=law.heads_compare)
+@checks(law.MODEL_SIZES, once=True, leading_dtype_only=True, governs=law.heads_compare)
 def head_sizes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Try head sizes with few unmasked queries and keys, so that every feature counts."""
     names = long_sizes(subject.operation)[-1]
-    wanted = [dict.fromkeys(names, size) for size in HEAD_SIZES]
-    wanted += [dict(zip(names, pair, strict=True)) for pair in UNEQUAL if len(pair) == len(names)]
-    calls = ((sizes, _narrow(subject, rng, sizes)) for sizes in wanted)
-    fitted = ((sizes, x) for sizes, x in calls if x is not None and all(x.size(n) == s for n, s in sizes.items()))
-    return _tried(subject, ((_shown(sizes), x.without_masks()) for sizes, x in fitted), rng)
+    requested = [dict.fromkeys(names, size) for size in HEAD_SIZES]
+    requested += [dict(zip(names, pair, strict=True)) for pair in UNEQUAL_HEAD_SIZES if len(pair) == len(names)]
+    calls = ((sizes, _call_of(subject, rng, sizes)) for sizes in requested)
+    exact_calls = ((sizes, x) for sizes, x in calls if x is not None and all(x.size(n) == s for n, s in sizes.items()))
+    return _judge_calls(subject, ((_text(sizes), x.without_masks()) for sizes, x in exact_calls), rng)
 
 
-@checks(law.FEATURES, once=True, at_leading=True, governs=law.in_heads)
+@checks(law.MODEL_SIZES, once=True, leading_dtype_only=True, governs=law.in_heads)
 def heads(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Try several numbers of heads, one in models; long profiles add 65, also batched."""
+    """Try several numbers of heads, in models one; long profiles add 65 heads."""
     names = subject.operation.sizes_of(Axis.HEAD)
     in_model = any("." in name for name in names)
     counts: list[tuple[int, tuple[int, ...]]] = [(count, ()) for count in (HEADS[-1:] if in_model else HEADS)]
-    if subject.effort.slow and subject.leading:
+    if subject.effort.slow and subject.is_leading_dtype:
         counts += [(MANY_HEADS, ()), *([] if in_model else [(MANY_HEADS, (3,))])]
-    calls = ((_shown(dict.fromkeys(names, n)), _narrow(subject, rng, dict.fromkeys(names, n), b)) for n, b in counts)
-    return _tried(subject, calls, rng)
+    calls = ((_text(dict.fromkeys(names, n)), _call_of(subject, rng, dict.fromkeys(names, n), b)) for n, b in counts)
+    return _judge_calls(subject, calls, rng)
 
 
-@checks(law.FEATURES, once=True, at_leading=True, governs=law.masked_by_query)
+@checks(law.MODEL_SIZES, once=True, leading_dtype_only=True, governs=law.masked_by_query)
 def long_masks(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Try a mask whose columns differ from those 256 earlier, and tiles without weight."""
+    """Try a mask with columns unlike those 256 earlier, and tiles without weight."""
     operation = subject.operation
-    sizes = {operation.asking or "": MASKED[0]} | {operation.asked or "": MASKED[1]}
-    given = _narrow(subject, rng, sizes)
-    if given is None or given.mask is None:
+    sizes = {operation.query_size or "": MASKED_SIZES[0]} | {operation.key_size or "": MASKED_SIZES[1]}
+    sampled = _call_of(subject, rng, sizes)
+    if sampled is None or sampled.mask is None:
         return False
     # Biases that depend on positions would force judging every row.
-    placed = {path: operation.defaults[path] for path in operation.ordered if path not in bounds(operation)}
-    given = given.replaced(placed)
-    calls = [(f"{_shown(sizes)}, masked", given)]
+    defaults = {path: operation.defaults[path] for path in operation.ordered if path not in mask_options(operation)}
+    sampled = sampled.replaced(defaults)
+    calls = [(f"{_text(sizes)}, masked", sampled)]
     if operation.window is not None and subject.limits.has(operation.window):
-        inside = given.without_masks().replaced({operation.window: NARROW_WINDOW})
-        calls.append((f"{_shown(sizes)}, in a window {NARROW_WINDOW}", inside))
-    tried = _tried(subject, iter(calls), rng)
-    biased = with_least_bias(given.along(operation.asking or "", take(np.arange(FEW))), TILE)
+        inside = sampled.without_masks().replaced({operation.window: NARROW_WINDOW})
+        calls.append((f"{_text(sizes)}, in a window {NARROW_WINDOW}", inside))
+    tried = _judge_calls(subject, iter(calls), rng)
+    biased = with_least_bias(sampled.along(operation.query_size or "", take(np.arange(JUDGED_ROWS))), TILE)
     if biased is not None:
         subject.follows_formula(biased, f"with {operation.part(Part.BIAS)} of the least number in the first tile,")
     return tried
 
 
-@checks(law.FEATURES, once=True, at_leading=True, governs=batched)
+@checks(law.MODEL_SIZES, once=True, leading_dtype_only=True, governs=batched)
 def batches(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Try batches of seven elements, and of six along the second dimension."""
-    calls = ((f"a batch of {batch}", _narrow(subject, rng, {}, batch)) for batch in MANY)
-    return _tried(subject, calls, rng)
+    calls = ((f"a batch of {batch}", _call_of(subject, rng, {}, batch)) for batch in BATCHES)
+    return _judge_calls(subject, calls, rng)
 
 
 MORE_THAN_FLOAT16 = 70_000
-"""More keys than the largest number of float16."""
+"""More keys than float16's largest number, 65,504."""
 
 
-@checks(law.FEATURES, once=True, governs=law.counts_keys)
+@checks(law.MODEL_SIZES, once=True, governs=law.counts_keys)
 def many_keys(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Pass ones at more keys than float16 can count."""
+    """Attend to 70,000 equal keys, more than float16 can count."""
     if subject.dtype not in NARROW:
         return False
-    given = sample(subject, rng, queries=1, keys=MORE_THAN_FLOAT16, features=1)
-    if (given.keys_count or 0) < MORE_THAN_FLOAT16:
+    sampled = sample(subject, rng, queries=1, keys=MORE_THAN_FLOAT16, features=1)
+    if (sampled.keys_count or 0) < MORE_THAN_FLOAT16:
         return False
-    ones = given.replaced({leaf.path: np.ones_like(x) for leaf, x in given.floats})
+    ones = sampled.replaced({leaf.path: np.ones_like(x) for leaf, x in sampled.floats})
     subject.follows_formula(ones, f"of {ones.keys_count} ones,")
     return True
 
 
-@checks(law.BEYOND, once=True, slow=True)
-def beyond(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Try long lengths (at the leading dtype after another call), widest vectors, large batches."""
-    long = [*_lengths(subject, rng), *_crowded(subject, rng), *_both(subject, rng)]
-    others = _after_others(subject, rng, long) if subject.leading else long
-    calls = [*others, *_featured(subject, rng, (WIDEST,)), *_latent(subject, rng)]
-    if subject.leading and any(leaf.batched for leaf in subject.operation.leaves):
-        crowds = [*(CROWDS[:1] if subject.operation.counts else CROWDS)]
-        crowds += [(3, MANY_HEADS)] if law.compares(subject.operation) else []
-        calls += [(f"a batch of {batch}", _in_order(subject, _narrow(subject, rng, {}, batch))) for batch in crowds]
-    return _tried(subject, iter(calls), rng)
+@checks(law.LARGE_SIZES, once=True, slow=True)
+def large_sizes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Try the greatest lengths, widest vectors and largest batches."""
+    long_calls = [*_long_calls(subject, rng), *_many_key_calls(subject, rng), *_many_pair_calls(subject, rng)]
+    repeated_calls = _after_other_calls(subject, rng, long_calls) if subject.is_leading_dtype else long_calls
+    calls = [*repeated_calls, *_wide_calls(subject, rng, (WIDEST,)), *_latent_calls(subject, rng)]
+    if subject.is_leading_dtype and any(leaf.batched for leaf in subject.operation.leaves):
+        large = [*(LARGE_BATCHES[:1] if subject.operation.counts else LARGE_BATCHES)]
+        large += [(3, MANY_HEADS)] if law.has_query_and_key_rows(subject.operation) else []
+        calls += [(f"a batch of {batch}", _odd_causal(subject, _call_of(subject, rng, {}, batch))) for batch in large]
+    return _judge_calls(subject, iter(calls), rng)
 
 
-def _in_order(subject: Subject, given: Arguments | None) -> Arguments | None:
-    """The call, causal if its number of batch elements is odd."""
-    causal = given is not None and causal_in(subject) and prod(given.batch) % 2
-    return given.under_causal() if given is not None and causal else given
+def _odd_causal(subject: Subject, arguments: Arguments | None) -> Arguments | None:
+    """The call, made causal if the number of batch elements is odd."""
+    causal = arguments is not None and accepts_causal(subject) and prod(arguments.batch) % 2
+    return arguments.under_causal() if arguments is not None and causal else arguments
 
 
-def _latent(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments | None]]:
-    """The widths of multi-head latent attention, without a mask."""
-    names = long_sizes(subject.operation)[-1] if law.compares(subject.operation) else ()
-    if len(names) == len(LATENT) and all(subject.operation.axis(name) & Axis.FEATURE for name in names):
-        sizes = dict(zip(names, LATENT, strict=True))
-        given = _narrow(subject, rng, sizes)
-        yield _shown(sizes), None if given is None else given.without_masks()
+def _latent_calls(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments | None]]:
+    """An unmasked call with the head sizes of multi-head latent attention."""
+    names = long_sizes(subject.operation)[-1] if law.has_query_and_key_rows(subject.operation) else ()
+    if len(names) == len(LATENT_HEAD_SIZES) and all(subject.operation.axis(name) & Axis.FEATURE for name in names):
+        sizes = dict(zip(names, LATENT_HEAD_SIZES, strict=True))
+        sampled = _call_of(subject, rng, sizes)
+        yield _text(sizes), None if sampled is None else sampled.without_masks()
 
 
-def _after_others(
+def _after_other_calls(
     subject: Subject, rng: np.random.Generator, calls: list[tuple[str, Arguments | None]]
 ) -> Iterator[tuple[str, Arguments | None]]:
-    """The calls, each after a call of its shapes whose numbers must leave no trace."""
-    for what, given in calls:
-        other = None if given is None else normal_like(subject, given, rng)
+    """The calls; before each, another call with the same shapes is made."""
+    for label, arguments in calls:
+        other = None if arguments is None else normal_like(subject, arguments, rng)
         if other is not None:
-            subject.outcome(subject.converted(other))
-        yield what, given
+            subject.result_or_raised(subject.converted(other))
+        yield label, arguments
 
 
-def _lengths(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments | None]]:
-    """For each size of positions, the greatest length that the bound on work allows."""
+def _long_calls(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments | None]]:
+    """A call per position size, with the greatest length within the work bound."""
     operation = subject.operation
     counted = {
         name: STEPS if stepwise(name, operation) else GRIDS if operation.axis(name) & Axis.GRID else LENGTHS
@@ -312,128 +312,128 @@ def _lengths(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, 
         if operation.axis(name) & (Axis.POSITION | Axis.GRID | Axis.VOCABULARY | Axis.LENGTH)
     }
     for name, levels in counted.items():
-        yield from _longest(subject, rng, name, levels)
-    if operation.flag and operation.asking and operation.asked and not operation.attends_to_itself:
-        both = dict.fromkeys((operation.asking, operation.asked), LENGTHS[-1])
-        given = _narrow(subject, rng, both)
-        if given is not None:
-            yield f"{_shown(both)}, causal", given.under_causal()
+        yield from _longest_call(subject, rng, name, levels)
+    if operation.flag and operation.query_size and operation.key_size and not operation.attends_to_itself:
+        both = dict.fromkeys((operation.query_size, operation.key_size), LENGTHS[-1])
+        sampled = _call_of(subject, rng, both)
+        if sampled is not None:
+            yield f"{_text(both)}, causal", sampled.under_causal()
 
 
-def _longest(
+def _longest_call(
     subject: Subject, rng: np.random.Generator, name: str, levels: tuple[int, ...]
 ) -> Iterator[tuple[str, Arguments]]:
-    """The call at the first of these levels that the bound on work allows."""
+    """The call at the first of these levels within the work bound."""
     for size in levels:
-        given = _narrow(subject, rng, {name: size})
-        if given is not None:
-            yield _shown({name: size}), given
+        sampled = _call_of(subject, rng, {name: size})
+        if sampled is not None:
+            yield _text({name: size}), sampled
             return
 
 
-def _crowded(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
-    """Few queries and, at the leading dtype, more keys than 16 or 15 bits count.
+def _many_key_calls(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
+    """Few queries and, at the leading dtype, more keys than 15 or 16 bits count.
 
-    Not in self-attention, where so many positions would be too many pairs.
+    Self-attention is skipped, since so many positions make too many pairs.
     """
     operation = subject.operation
-    if operation.asking and operation.asked and not operation.attends_to_itself:
-        yield from _longest(subject, rng, operation.asked, KEYS if subject.leading else KEYS[-1:])
+    if operation.query_size and operation.key_size and not operation.attends_to_itself:
+        yield from _longest_call(subject, rng, operation.key_size, KEYS if subject.is_leading_dtype else KEYS[-1:])
 
 
-def _both(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
-    """Many queries and keys at the leading dtype: unmasked, causal, and in a window."""
+def _many_pair_calls(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments]]:
+    """Calls with many queries and keys at the leading dtype: unmasked, causal, in a window."""
     operation = subject.operation
-    if not (subject.leading and operation.asking and operation.asked) or operation.attends_to_itself:
+    if not (subject.is_leading_dtype and operation.query_size and operation.key_size) or operation.attends_to_itself:
         return
-    both = dict.fromkeys((operation.asking, operation.asked), BOTH)
-    given = _narrow(subject, rng, both, work=WORK_OF_BOTH)
-    if given is None:
+    both = dict.fromkeys((operation.query_size, operation.key_size), MANY_PAIRS)
+    sampled = _call_of(subject, rng, both, work=WORK_OF_BOTH)
+    if sampled is None:
         return
     # Biases that depend on positions would force judging every row.
-    placed_by = [path for path in operation.ordered if path not in bounds(operation)]
-    given = given.without_masks().replaced({path: operation.defaults[path] for path in placed_by})
-    yield _shown(both), given
+    position_options = [path for path in operation.ordered if path not in mask_options(operation)]
+    sampled = sampled.without_masks().replaced({path: operation.defaults[path] for path in position_options})
+    yield _text(both), sampled
     if operation.flag and subject.limits.has(operation.flag):
-        yield f"{_shown(both)}, causal", given.under_causal()
+        yield f"{_text(both)}, causal", sampled.under_causal()
     if operation.window and subject.limits.has(operation.window):
-        yield f"{_shown(both)} and a window {FAR}", given.replaced({operation.window: FAR})
+        yield f"{_text(both)} and a window {FAR_WINDOW}", sampled.replaced({operation.window: FAR_WINDOW})
 
 
-@checks(law.GRADIENTS, once=True, slow=True)
-def gradients(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compare gradients of long calls, of wide queries and values, and of batches."""
-    if not subject.leading:
+@checks(law.LARGE_SIZE_GRADIENTS, once=True, slow=True)
+def large_size_gradients(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Compare gradients of long calls, wide vectors and batches."""
+    if not subject.is_leading_dtype:
         return False
     calls = [
-        *_lengths(subject, rng),
-        *_featured(subject, rng, (256, 192, 160, 101)),
-        *((f"a batch of {size}", _narrow(subject, rng, {}, (size,))) for size in (7, ROWS)),
+        *_long_calls(subject, rng),
+        *_wide_calls(subject, rng, (256, 192, 160, 101)),
+        *((f"a batch of {size}", _call_of(subject, rng, {}, (size,))) for size in (7, SUMMED_ROWS)),
     ]
     tried = False
-    for what, given in calls:
-        if given is not None and "nan" in subject.semantics.without_keys.values():
-            given = with_first_keys(given)
-        if given is None or not subject.in_domain(given):
+    for label, sampled in calls:
+        if sampled is not None and "nan" in subject.semantics.without_keys.values():
+            sampled = with_first_keys(sampled)
+        if sampled is None or not subject.in_domain(sampled):
             continue
-        cotangents = subject.cotangents(given, rng)
-        expected, found = subject.gradients(given, cotangents), subject.vjp(given, cotangents)
-        gradients_match(subject, found, expected, given, f"with {what},")
+        cotangents = subject.cotangents(sampled, rng)
+        expected, gradients = (subject.gradients(sampled, cotangents), subject.vjp(sampled, cotangents))
+        gradients_match(subject, gradients, expected, sampled, f"with {label},")
         tried = True
     return tried
 
 
-@checks(law.TOGETHER, once=True, slow=True)
-def together(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Judge some rows of every combination, after a contiguous call of the same shapes."""
+@checks(law.COMBINED_SIZES, once=True, slow=True)
+def combined_sizes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Judge some rows of every combination, after a contiguous call with these shapes."""
     tried = False
-    for what, given, inputs in _combined(subject, rng):
-        subject.outcome(subject.converted(given))
-        given.memo["results"] = subject.call_anew(given, inputs)
-        tried = judge(subject, given, rng, what, FEW) or tried
+    for prefix, combined, inputs in _combined_calls(subject, rng):
+        subject.result_or_raised(subject.converted(combined))
+        combined.memo["results"] = subject.fresh_results(combined, inputs)
+        tried = judge_rows(subject, combined, rng, prefix, JUDGED_ROWS) or tried
     return tried
 
 
-@checks(law.GRADIENTS, once=True, slow=True, governs=law.attends)
+@checks(law.LARGE_SIZE_GRADIENTS, once=True, slow=True, governs=law.attends_under_mask)
 def gradients_together(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compare gradients for cotangents of some rows, all others being 0."""
-    operation, asking = subject.operation, subject.operation.asking or ""
+    """Compare gradients of every combination; only a few rows have cotangents."""
+    operation, asking = subject.operation, subject.operation.query_size or ""
     tried = False
-    for what, given, inputs in _combined(subject, rng):
-        rows = rows_to_judge(subject, given, FEW, rng)
-        chosen = np.arange(given.queries or 0) if rows is None else rows
-        part = spelled_out(given, chosen, bottom_right=subject.semantics.bottom_right)
+    for prefix, combined, inputs in _combined_calls(subject, rng):
+        rows = rows_to_judge(subject, combined, JUDGED_ROWS, rng)
+        chosen = np.arange(combined.queries or 0) if rows is None else rows
+        part = with_explicit_mask(combined, chosen, bottom_right=subject.semantics.bottom_right)
         if not subject.in_domain(part):
             continue
         outputs = [leaf for leaf in operation.outputs if leaf.kind is Kind.FLOAT]
-        some = {leaf.path: subject.exact(rng.standard_normal(part.binding.shape(leaf))) for leaf in outputs}
-        among_all = _among(chosen, given.queries or 0)
-        everywhere = {leaf.path: along(some[leaf.path], leaf, asking, part.binding, among_all) for leaf in outputs}
+        cotangents = {leaf.path: subject.exact(rng.standard_normal(part.binding.shape(leaf))) for leaf in outputs}
+        among_all = _rows_among(chosen, combined.queries or 0)
+        padded = {leaf.path: along(cotangents[leaf.path], leaf, asking, part.binding, among_all) for leaf in outputs}
         expected = {}
-        for path, pair in subject.gradients(part, some).items():
+        for path, pair in subject.gradients(part, cotangents).items():
             value, budget = (along(x, part.leaves[path], asking, part.binding, among_all) for x in pair)
             expected[path] = value, budget
-        gradients_match(subject, subject.vjp(given, everywhere, inputs), expected, given, what)
+        gradients_match(subject, subject.vjp(combined, padded, inputs), expected, combined, prefix)
         tried = True
     return tried
 
 
-def _among(chosen: Numbers, count: int) -> Change:
-    """A change that puts rows at ``chosen`` places among ``count``, zeros elsewhere."""
+def _rows_among(rows: Numbers, count: int) -> Change:
+    """A change that puts rows at the places ``rows`` among ``count``, zeros elsewhere."""
 
     def change(x: Numbers, axis: int) -> Numbers:
         full: Numbers = np.zeros((*x.shape[:axis], count, *x.shape[axis + 1 :]), x.dtype)
-        np.moveaxis(full, axis, 0)[chosen] = np.moveaxis(x, axis, 0)
+        np.moveaxis(full, axis, 0)[rows] = np.moveaxis(x, axis, 0)
         return full
 
     return change
 
 
-def _combined(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments, dict[str, Any]]]:
-    """The calls of all combinations: descriptions, arguments, and these as backend arrays."""
+def _combined_calls(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments, dict[str, Any]]]:
+    """The calls of all combinations: prefix, arguments, and backend arrays."""
     operation = subject.operation
     batch = BATCH[: subject.limits.max_batch_dims]
-    together = operation.sizes_of(Axis.FEATURE)[-2:]
+    paired_names = operation.sizes_of(Axis.FEATURE)[-2:]
     hidden = operation.sizes_of(Axis.HIDDEN)
     weighted = any(operation.role(leaf) & Role.WEIGHT for leaf in operation.leaves)
     for row in combinations(operation, subject.limits, 2 if weighted or subject.dtype == "float64" else 3):
@@ -441,11 +441,11 @@ def _combined(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str,
         features: int = row["head size"]
         keys = queries if row["keys"] == AS_MANY else row["keys"]
         columns = features if row["value size"] == AS_MANY else row["value size"]
-        sizes = dict.fromkeys((*together[:1], *hidden), features) | {together[-1]: columns}
-        if weighted and subject.dtype == "float64" and max(sizes.values()) > WIDE_LONG_DOUBLES:
+        sizes = dict.fromkeys((*paired_names[:1], *hidden), features) | {paired_names[-1]: columns}
+        if weighted and subject.dtype == "float64" and max(sizes.values()) > MAX_LONG_DOUBLE_WIDTH:
             continue
-        sizes = {name: subject.fitting(name, size) for name, size in sizes.items()}
-        given = sample(subject, rng, batch, queries=queries, keys=keys, heads=2, features=8, sizes=sizes)
-        given = masked(NUMBERS[row["numbers"]](subject, given, rng), row["masks"], rng)
-        what = "with " + ", ".join(f"{name} {level}" for name, level in row.items()) + ","
-        yield (what, *placed(given, row["layout"], subject.convert))
+        sizes = {name: subject.allowed_size(name, size) for name, size in sizes.items()}
+        sampled = sample(subject, rng, batch, queries=queries, keys=keys, heads=2, features=8, sizes=sizes)
+        sampled = with_mask_level(NUMBERS[row["numbers"]](subject, sampled, rng), row["masks"], rng)
+        prefix = "with " + ", ".join(f"{name} {level}" for name, level in row.items()) + ","
+        yield (prefix, *in_layout(sampled, row["layout"], subject.convert))

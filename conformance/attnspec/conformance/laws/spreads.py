@@ -1,8 +1,8 @@
-"""Checks of the spread and mean of errors, which single budgets do not bound.
+"""Checks of spread and mean of rounding errors, which single budgets do not bound.
 
-σ is at least the standard deviation of the roundings in an element. So t_b, the mean of (error/σ)² over the numbers of
-a batch element, has an expectation of at most 1. Different elements err independently, whatever errors are within one:
-their mean exceeds 1 by no more than 8 of its standard errors, which are estimated from the t_b.
+σ is at least the standard deviation of the roundings in a number. So t_b, the mean of (error/σ)² over the numbers of
+batch element b, has an expectation of at most 1. Different elements err independently. So the mean of all t_b exceeds 1
+by no more than 8 of its standard errors, which are estimated from the t_b.
 """
 
 import numpy as np
@@ -15,158 +15,159 @@ from attnspec.conformance.laws.common import sample, wide
 from attnspec.conformance.laws.ensembles import (
     FEATURES,
     KEYS,
-    LEAST_ITSELF,
+    MIN_OF_SELF_ATTENTION,
     TILE,
-    batches,
     by_element,
-    exact,
-    judgeable,
-    shared,
+    elements,
+    independent_elements,
+    once,
+    unrounded,
 )
 from attnspec.reference.budget import WIDTH
 from attnspec.reference.budget.error_array import UNKNOWN
 from attnspec.spec.laws import pooling as law
 from attnspec.spec.laws import training
 
-FEW, MANY = 512, 1024
-"""Batch elements with more keys than a tile has, and with few keys."""
+FEW_ELEMENTS, MANY_ELEMENTS = 512, 1024
+"""Numbers of batch elements: with more keys than a tile, and with few keys."""
 
-BEYOND = TILE + 5
-"""Keys: a tile and the beginning of another."""
+MANY_KEYS = TILE + 5
+"""Number of keys: a tile, and the beginning of another."""
 
 
 QUERIES = 2 * TILE + 5
-"""Several tiles of queries, whose parts of the gradients of keys and values are summed."""
+"""Number of queries: several tiles, over which gradients of keys and values are summed."""
 
-MOST = 9.0
-"""Cap on (error/σ)² of a batch element."""
-
-
-def beyond_a_tile(subject: Subject, arguments: Arguments) -> Arguments:
-    """Batch elements with more keys than a tile; in self-attention the fewest that suffice."""
-    count = LEAST_ITSELF if subject.operation.attends_to_itself else FEW
-    return shared(arguments, "beyond a tile", lambda rng: batches(subject, rng, count, keys=BEYOND))
+CAP = 9.0
+"""Cap on the mean (error/σ)² of a batch element."""
 
 
-def _spread(subject: Subject, arguments: Arguments) -> tuple[tuple[str, Arguments], ...]:
-    """Described batch elements: with few keys, and with more than a tile."""
-    many = shared(arguments, "many elements", lambda rng: batches(subject, rng, MANY))
-    return ("", many), (f" with {BEYOND} keys", beyond_a_tile(subject, arguments))
+def sample_beyond_a_tile(subject: Subject, arguments: Arguments) -> Arguments:
+    """Batch elements with more keys than a tile; in self-attention, fewer elements."""
+    count = MIN_OF_SELF_ATTENTION if subject.operation.attends_to_itself else FEW_ELEMENTS
+    return once(arguments, "beyond a tile", lambda rng: elements(subject, rng, count, keys=MANY_KEYS))
+
+
+def _described_samples(subject: Subject, arguments: Arguments) -> tuple[tuple[str, Arguments], ...]:
+    """Labels and batch elements: with few keys, and with more keys than a tile."""
+    many = once(arguments, "many elements", lambda rng: elements(subject, rng, MANY_ELEMENTS))
+    return ("", many), (f" with {MANY_KEYS} keys", sample_beyond_a_tile(subject, arguments))
 
 
 def relative_errors(subject: Subject, arguments: Arguments) -> Numbers:
-    """Errors over their standard deviations, (elements, numbers of each); 0 where unknown."""
+    """Errors over standard deviations, (elements, numbers of each); 0 if unknown."""
     oracle = subject.oracle(arguments)
     error, sigma = by_element(subject.call(arguments)) - by_element(oracle.value), by_element(oracle.sigma)
     return np.where(sigma < UNKNOWN / 2, error / sigma, 0.0).astype(np.float64)
 
 
-@checks(law.ENSEMBLE_SPREAD, once=True, slow=True)
-def ensemble_spread(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Bound the root mean square of error/σ, for few keys and more than a tile."""
-    if not judgeable(subject):
+@checks(law.ROUNDING_SPREAD, once=True, slow=True)
+def rounding_spread(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Bound the root mean square of error/σ, for few and for many keys."""
+    if not independent_elements(subject):
         return False
-    for words, given in _spread(subject, arguments):
-        no_wider(subject, given, relative_errors(subject, given), f"the root mean square of error/σ{words}")
+    for label, sampled in _described_samples(subject, arguments):
+        demand_spread(subject, sampled, relative_errors(subject, sampled), f"the root mean square of error/σ{label}")
     return True
 
 
-def no_wider(subject: Subject, arguments: Arguments, errors: Numbers, what: str, most: float = np.inf) -> None:
-    """Demand a root mean square of at most 1 for errors over their standard deviations.
+def demand_spread(subject: Subject, arguments: Arguments, errors: Numbers, title: str, cap: float = np.inf) -> None:
+    """Demand a root mean square of at most 1 for errors in standard deviations.
 
-    ``errors`` has the shape (elements, numbers of each). An element counts no more than ``most``, which only lowers its
-    expectation: where all are far too large, even larger ones do not raise the limit.
+    ``errors`` has the shape (elements, numbers of each). The mean square of an element is capped at ``cap``, which only
+    lowers expectations and keeps huge errors from raising the limit.
     """
-    squares = np.minimum((errors**2).mean(-1), most).astype(np.float64)
+    squares = np.minimum((errors**2).mean(-1), cap).astype(np.float64)
     limit = float(np.sqrt(1 + WIDTH * squares.std() / np.sqrt(len(squares))))
-    found = float(np.sqrt(squares.mean()))
-    subject.estimates[what] = found, limit
-    subject.ratio = max(subject.ratio, found / limit)
+    rms = float(np.sqrt(squares.mean()))
+    subject.estimates[title] = rms, limit
+    subject.ratio = max(subject.ratio, rms / limit)
     subject.holds(
-        found <= limit,
-        f"{what} is {found:.3g} over {len(squares)} independent elements, roundings leave at most {limit:.3g}",
+        rms <= limit,
+        f"{title} is {rms:.3g} over {len(squares)} independent elements, roundings leave at most {limit:.3g}",
         arguments,
         expected=np.float64(1.0),
-        got=np.float64(found),
+        got=np.float64(rms),
     )
 
 
-@checks(training.GRADIENT_SPREAD, once=True, slow=True)
-def gradient_spread(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Bound the root mean square of error/σ of every batched gradient, and along itself.
+@checks(training.GRADIENT_ROUNDING_SPREAD, once=True, slow=True)
+def gradient_rounding_spread(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Bound the root mean square of error/σ of every batched gradient, also along itself.
 
-    The calls have one query and more keys than a tile, then more queries than a tile and few keys. Only 16-bit dtypes
-    are judged: in others, storage in fewer bits exceeds the budgets of single elements.
+    One call has one query and more keys than a tile, the other more queries than a tile and few keys. Only 16-bit
+    dtypes are judged: in wider ones, storage in fewer bits already exceeds budgets of single numbers.
     """
-    if not judgeable(subject) or subject.dtype not in NARROW:
+    if not independent_elements(subject) or subject.dtype not in NARROW:
         return False
-    both = subject.operation.asking is not None and not subject.operation.attends_to_itself
-    for given in (beyond_a_tile(subject, arguments), *([_many_queries(subject, rng)] if both else [])):
-        cotangents = subject.cotangents(given, rng)
-        found = subject.vjp(given, cotangents)
-        words = f"with {given.queries or 1} queries and {given.keys_count} keys"
-        for path, (value, budget) in subject.gradients(given, cotangents).items():
-            if not given.leaves[path].batched:
+    both = subject.operation.query_size is not None and not subject.operation.attends_to_itself
+    for sampled in (sample_beyond_a_tile(subject, arguments), *([_sample_many_queries(subject, rng)] if both else [])):
+        cotangents = subject.cotangents(sampled, rng)
+        gradients = subject.vjp(sampled, cotangents)
+        numbers = f"with {sampled.queries or 1} queries and {sampled.keys_count} keys"
+        for path, (value, budget) in subject.gradients(sampled, cotangents).items():
+            if not sampled.leaves[path].batched:
                 continue
             sigma = wide(budget) / WIDTH
             sigma, g = np.where(sigma < UNKNOWN / 2, sigma, 0.0), np.where(sigma < UNKNOWN / 2, wide(value), 0.0)
-            error = np.where(sigma > 0, wide(found[path]) - g, 0.0)
-            what = f"of the gradient of {path} {words}"
-            no_wider(subject, given, by_element(_over(error, sigma)), f"the root mean square of error/σ {what}", MOST)
-            # The numbers of a row may share the error of a weight, with any signs.
-            along = by_element((error * g).sum(-1)).sum(-1), np.hypot.reduce(by_element((abs(g) * sigma).sum(-1)), -1)
-            of_all = "the root mean square of error/σ along the whole"
-            no_wider(subject, given, _over(*along)[:, None], f"{of_all} {what}", MOST)
+            error = np.where(sigma > 0, wide(gradients[path]) - g, 0.0)
+            label = f"of the gradient of {path} {numbers}"
+            demand_spread(
+                subject, sampled, by_element(_relative(error, sigma)), f"the root mean square of error/σ {label}", CAP
+            )
+            # Numbers of a row may share the error of a weight, so their errors add linearly here.
+            total = (by_element((error * g).sum(-1)).sum(-1), np.hypot.reduce(by_element((abs(g) * sigma).sum(-1)), -1))
+            along = "the root mean square of error/σ along the whole"
+            demand_spread(subject, sampled, _relative(*total)[:, None], f"{along} {label}", CAP)
     return True
 
 
-def _over(error: Numbers, sigma: Numbers) -> Numbers:
+def _relative(error: Numbers, sigma: Numbers) -> Numbers:
     """Errors over their standard deviations; 0 where the deviation is 0."""
     return np.divide(error, sigma, out=np.zeros_like(error), where=sigma > 0)
 
 
-def _many_queries(subject: Subject, rng: np.random.Generator) -> Arguments:
-    """Batch elements with more queries than a tile, and few keys."""
-    return sample(subject, rng, (LEAST_ITSELF,), queries=QUERIES, keys=KEYS, features=FEATURES, heads=2)
+def _sample_many_queries(subject: Subject, rng: np.random.Generator) -> Arguments:
+    return sample(subject, rng, (MIN_OF_SELF_ATTENTION,), queries=QUERIES, keys=KEYS, features=FEATURES, heads=2)
 
 
-@checks(law.ENSEMBLE_SPREAD, once=True, slow=True)
+@checks(law.ROUNDING_SPREAD, once=True, slow=True)
 def ensemble_mean(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Bound the mean of error/σ, in every feature and in all of them.
+    """Bound the mean of error/σ, in every feature and over all features.
 
-    The inputs are as probable as their negatives, which a format rounds to negated roundings. So the mean has both
-    signs alike if the formula is odd, and no bias of a class is allowed for.
+    Inputs are as probable as their negatives, and negated numbers round to negated roundings. So the mean is 0 for odd
+    formulas, and the limit allows for no bias of the class.
     """
-    if not judgeable(subject):
+    if not independent_elements(subject):
         return False
-    for words, given in _spread(subject, arguments):
-        if not _odd(subject, given):
+    for label, sampled in _described_samples(subject, arguments):
+        if not _is_odd(subject, sampled):
             return False
-        errors = relative_errors(subject, given)
-        features = errors.reshape(len(errors), -1, subject.call(given).shape[-1]).mean(1)
+        errors = relative_errors(subject, sampled)
+        features = errors.reshape(len(errors), -1, subject.call(sampled).shape[-1]).mean(1)
         means = np.column_stack([features.mean(1), features])
         limits = WIDTH * np.sqrt((means**2).sum(0)) / len(means)
-        found = means.mean(0)
-        worst = int(np.argmax(np.abs(found) - limits))
-        what = f"the mean of error/σ{words}"
+        averages = means.mean(0)
+        worst = int(np.argmax(np.abs(averages) - limits))
+        title = f"the mean of error/σ{label}"
         place = f" in feature {worst - 1}" if worst else ""
-        subject.estimates[what] = float(found[0]), float(limits[0])
-        subject.ratio = max(subject.ratio, float(np.max(np.abs(found) / np.where(limits > 0, limits, np.inf))))
+        subject.estimates[title] = float(averages[0]), float(limits[0])
+        subject.ratio = max(subject.ratio, float(np.max(np.abs(averages) / np.where(limits > 0, limits, np.inf))))
         subject.holds(
-            bool(abs(found[worst]) <= limits[worst]),
-            f"{what}{place} is {found[worst]:.3g} over {len(means)} independent elements, roundings leave at most "
+            bool(abs(averages[worst]) <= limits[worst]),
+            f"{title}{place} is {averages[worst]:.3g} over {len(means)} independent elements, roundings leave at most "
             f"{limits[worst]:.3g}",
-            given,
+            sampled,
             expected=np.float64(0.0),
-            got=np.float64(found[worst]),
+            got=np.float64(averages[worst]),
         )
     return True
 
 
-def _odd(subject: Subject, arguments: Arguments) -> bool:
+def _is_odd(subject: Subject, arguments: Arguments) -> bool:
     """Return whether negating values, or else all batched inputs, negates the result."""
     first = arguments.element((0,))
-    linear = [leaf.path for leaf in subject.operation.attended if leaf.path in subject.operation.linear]
-    negated = linear or [leaf.path for leaf, _ in first.batched if leaf in [x for x, _ in first.floats]]
+    linear_values = [leaf.path for leaf in subject.operation.attended if leaf.path in subject.operation.linear]
+    negated = linear_values or [leaf.path for leaf, _ in first.batched if leaf in [x for x, _ in first.floats]]
     opposite = first.replaced({path: -first.array(path) for path in negated})
-    return bool(np.array_equal(exact(subject, opposite), -exact(subject, first)))
+    return bool(np.array_equal(unrounded(subject, opposite), -unrounded(subject, first)))

@@ -1,4 +1,4 @@
-"""Checks of results recorded for gradients, and of their gradients."""
+"""Checks of recorded calls: their results and their gradients."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, cast
@@ -11,149 +11,157 @@ from attnspec.conformance.judging.foreign_calls import Raised, call_safely
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.judging.violation import Reason, Violation
 from attnspec.conformance.laws.common import sample
+from attnspec.conformance.laws.gradient_calls import (
+    MANY_KEYS,
+    RESTRICTED,
+    GradientCall,
+    copied_arrays,
+    gradient_calls,
+    rng_from_numbers,
+)
 from attnspec.conformance.laws.gradients import gradients_match
-from attnspec.conformance.laws.lessons import MANY_KEYS, RESTRICTED, Lesson, lessons_of, numbers_of, rng_of
 from attnspec.spec.laws import training as law
 
-MANY_ROWS, TIMES = 67, 2
-"""Queries and keys, enough for several threads, and repetitions of their gradients."""
+MANY_ROWS, REPETITIONS = 67, 2
+"""Number of queries and of keys, enough for several threads; repetitions of a backward pass."""
 
-ALL_AT_MOST, SOME = 3, 2
-"""Most arguments of which all subsets are tried; how many of more are alone or omitted."""
+MAX_ARGUMENTS, SELECTED = 3, 2
+"""Most arguments for which all subsets are tried; number of arguments tried alone or omitted."""
 
 
-def _subsets(lesson: Lesson, words: str, rng: np.random.Generator) -> list[tuple[str, ...]]:
-    """Subsets of arguments to record: all non-empty ones, or a selection of many.
+def _subsets(call: GradientCall, prefix: str, rng: np.random.Generator) -> list[tuple[str, ...]]:
+    """Subsets of arguments to record for gradients.
 
-    Of many: all, some alone, and all but one; under a mask all, and each batched one; with many keys only all.
+    At most three arguments: all non-empty subsets. More: all of them, two alone, all but one twice. Under a mask: all,
+    and each batched argument alone. With many keys: all.
     """
-    paths = list(lesson.expected)
-    if words == MANY_KEYS:
+    paths = list(call.expected)
+    if prefix == MANY_KEYS:
         return [tuple(paths)]
-    if len(paths) <= ALL_AT_MOST:
-        return [tuple(p for i, p in enumerate(paths) if bits >> i & 1) for bits in range(1, 2 ** len(paths))]
-    if words == RESTRICTED:
-        return [tuple(paths), *((leaf.path,) for leaf, _ in lesson.arguments.batched if leaf.path in lesson.expected)]
-    alone, spared = (rng.permutation(len(paths))[:SOME] for _ in range(2))
-    found = [tuple(paths), *((paths[i],) for i in alone)]
-    return found + [tuple(p for j, p in enumerate(paths) if j != i) for i in spared]
+    if len(paths) <= MAX_ARGUMENTS:
+        return [tuple(path for i, path in enumerate(paths) if bits >> i & 1) for bits in range(1, 2 ** len(paths))]
+    if prefix == RESTRICTED:
+        return [tuple(paths), *((leaf.path,) for leaf, _ in call.arguments.batched if leaf.path in call.expected)]
+    alone_numbers, omitted_numbers = (rng.permutation(len(paths))[:SELECTED] for _ in range(2))
+    subsets_of_paths = [tuple(paths), *((paths[i],) for i in alone_numbers)]
+    return subsets_of_paths + [tuple(path for j, path in enumerate(paths) if j != i) for i in omitted_numbers]
 
 
-class Record(NamedTuple):
-    """The result of a recorded call, and its backward pass."""
+class RecordedCall(NamedTuple):
+    """A call recorded by ``pullback``: its result, and its backward pass."""
 
     result: Any
     backward: Callable[[Any], Mapping[str, Any]]
 
 
 def recorded_call(
-    subject: Subject, given: Arguments, wanted: Collection[str], inputs: Mapping[str, Any] | None = None
-) -> Record:
-    """A call recorded for ``wanted`` arguments; ``inputs`` are the arguments as backend arrays."""
-    inputs = subject.converted(given) if inputs is None else inputs
-    found = call_safely(lambda: Record(*subject.backend.pullback(subject.operation.name, inputs, wanted)))
-    if isinstance(found, Raised):
-        raise Violation(f"pullback raised {found.message}", reason=Reason.RAISED, arguments=given)
-    return cast(Record, found)
+    subject: Subject, arguments: Arguments, paths: Collection[str], inputs: Mapping[str, Any] | None = None
+) -> RecordedCall:
+    """Record a call for the gradients of ``paths``; ``inputs`` are its backend arrays."""
+    inputs = subject.converted(arguments) if inputs is None else inputs
+    record = call_safely(lambda: RecordedCall(*subject.backend.pullback(subject.operation.name, inputs, paths)))
+    if isinstance(record, Raised):
+        raise Violation(f"pullback raised {record.message}", reason=Reason.RAISED, arguments=arguments)
+    return cast(RecordedCall, record)
 
 
 def backward(
-    subject: Subject, record: Record, given: Arguments, cotangents: Results, wanted: Collection[str]
+    subject: Subject, record: RecordedCall, arguments: Arguments, cotangents: Results, paths: Collection[str]
 ) -> Results:
-    """The gradients that a record gives; an exception is a violation."""
-    cotangent = subject.like_result(cotangents, given)
-    return subject.gradients_of(lambda: record.backward(cotangent), given, wanted)
+    """The gradients of a recorded call; an exception is a violation."""
+    cotangent = subject.like_result(cotangents, arguments)
+    return subject.gradients_of(lambda: record.backward(cotangent), arguments, paths)
 
 
-def learning(subject: Subject, arguments: Arguments) -> list[tuple[str, Lesson]]:
-    """The lessons with descriptions, if the backend can record."""
-    return list(lessons_of(subject, arguments)) if getattr(subject.backend, "pullback", None) else []
+def recordable_calls(subject: Subject, arguments: Arguments) -> list[tuple[str, GradientCall]]:
+    """Prefixes and calls to record; none if the backend has no ``pullback``."""
+    return list(gradient_calls(subject, arguments)) if getattr(subject.backend, "pullback", None) else []
 
 
-class _Trial(NamedTuple):
-    """A recorded call: its arguments, results before and after the backward pass, and gradients."""
+class _RecordedTrial(NamedTuple):
+    """A recorded call: results before and after its backward pass, and its gradients."""
 
-    wanted: tuple[str, ...]
+    paths: tuple[str, ...]
     before: Results
     gradients: Results
     after: Results
 
 
-def _trials(subject: Subject, arguments: Arguments) -> list[tuple[str, Lesson, _Trial]]:
-    """The lessons, recorded for subsets of arguments, with descriptions."""
+def _recorded_trials(subject: Subject, arguments: Arguments) -> list[tuple[str, GradientCall, _RecordedTrial]]:
+    """Prefixes and calls, recorded for subsets of arguments, cached per template."""
 
-    def trials() -> list[tuple[str, Lesson, _Trial]]:
-        rng = rng_of(arguments)
+    def trials() -> list[tuple[str, GradientCall, _RecordedTrial]]:
+        rng = rng_from_numbers(arguments)
         return [
-            (words, lesson, _trial(subject, lesson, wanted))
-            for words, lesson in learning(subject, arguments)
-            for wanted in _subsets(lesson, words, rng)
+            (prefix, call, _recorded_trial(subject, call, paths))
+            for prefix, call in recordable_calls(subject, arguments)
+            for paths in _subsets(call, prefix, rng)
         ]
 
     return arguments.once(f"trials {subject.sampled}", trials)
 
 
-def _trial(subject: Subject, lesson: Lesson, wanted: tuple[str, ...]) -> _Trial:
-    record = recorded_call(subject, lesson.arguments, wanted)
-    before = subject.shaped(numbers_of(subject, record.result), lesson.arguments)
-    found = backward(subject, record, lesson.arguments, lesson.cotangents, wanted)
-    return _Trial(wanted, before, found, numbers_of(subject, record.result))
+def _recorded_trial(subject: Subject, call: GradientCall, paths: tuple[str, ...]) -> _RecordedTrial:
+    record = recorded_call(subject, call.arguments, paths)
+    before = subject.demand_shapes(copied_arrays(subject, record.result), call.arguments)
+    gradients = backward(subject, record, call.arguments, call.cotangents, paths)
+    return _RecordedTrial(paths, before, gradients, copied_arrays(subject, record.result))
 
 
-@checks(law.RECORDED, once=True, at_leading=True)
-def recorded(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+@checks(law.RECORDING_CHANGES_NOTHING, once=True, leading_dtype_only=True)
+def recording_changes_nothing(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare recorded results with the oracle, before and after a backward pass."""
-    trials = _trials(subject, arguments)
-    for words, lesson, trial in trials:
-        given = lesson.arguments
-        expected, budgets = {p: x.value for p, x in subject.oracles(given).items()}, subject.budgets(given)
-        what = f"{words}recorded for gradients of {', '.join(trial.wanted)},"
-        subject.all_match(trial.before, expected, budgets, given, what)
-        subject.all_match(trial.after, expected, budgets, given, f"{what} after the backward pass,")
+    trials = _recorded_trials(subject, arguments)
+    for prefix, call, trial in trials:
+        sampled = call.arguments
+        expected, budgets = ({path: x.value for path, x in subject.oracles(sampled).items()}, subject.budgets(sampled))
+        title = f"{prefix}recorded for gradients of {', '.join(trial.paths)},"
+        subject.all_match(trial.before, expected, budgets, sampled, title)
+        subject.all_match(trial.after, expected, budgets, sampled, f"{title} after the backward pass,")
     return bool(trials)
 
 
-@checks(law.RECORDED, once=True, at_leading=True)
+@checks(law.RECORDING_CHANGES_NOTHING, once=True, leading_dtype_only=True)
 def subsets(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compare the gradients of calls recorded for some of their arguments."""
-    trials = _trials(subject, arguments)
-    for words, lesson, trial in trials:
-        what = f"{words}recorded for {', '.join(trial.wanted)},"
-        gradients_match(subject, trial.gradients, lesson.expected, lesson.arguments, what)
+    """Compare the gradients of calls recorded for subsets of their arguments."""
+    trials = _recorded_trials(subject, arguments)
+    for prefix, call, trial in trials:
+        title = f"{prefix}recorded for {', '.join(trial.paths)},"
+        gradients_match(subject, trial.gradients, call.expected, call.arguments, title)
     return bool(trials)
 
 
-@checks(law.NO_MEMORY, once=True, at_leading=True)
+@checks(law.INDEPENDENT_OF_OTHER_PASSES, once=True, leading_dtype_only=True)
 def second_backward(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Make three backward passes from one record, the second with half the cotangent."""
-    lessons = learning(subject, arguments)
-    for words, lesson in lessons:
-        given, wanted = lesson.arguments, tuple(lesson.expected)
-        record = recorded_call(subject, given, wanted)
-        halves = {path: x * x.dtype.type(0.5) for path, x in lesson.cotangents.items()}
-        for cotangents, scale, what in ((lesson.cotangents, 1.0, "first"), (halves, 0.5, "second"),
-                                        (lesson.cotangents, 1.0, "third")):  # fmt: skip
-            found = backward(subject, record, given, cotangents, wanted)
-            gradients_match(subject, found, lesson.expected, given, f"{words}in the {what} backward pass,", scale)
-    return bool(lessons)
+    """Make three backward passes of one recorded call, the second with half the cotangent."""
+    calls = recordable_calls(subject, arguments)
+    for prefix, call in calls:
+        sampled, paths = call.arguments, tuple(call.expected)
+        record = recorded_call(subject, sampled, paths)
+        halves = {path: x * x.dtype.type(0.5) for path, x in call.cotangents.items()}
+        for cotangents, scale, which in ((call.cotangents, 1.0, "first"), (halves, 0.5, "second"),
+                                        (call.cotangents, 1.0, "third")):  # fmt: skip
+            gradients = backward(subject, record, sampled, cotangents, paths)
+            gradients_match(subject, gradients, call.expected, sampled, f"{prefix}in the {which} backward pass,", scale)
+    return bool(calls)
 
 
-@checks(law.NO_MEMORY, once=True, at_leading=True)
+@checks(law.INDEPENDENT_OF_OTHER_PASSES, once=True, leading_dtype_only=True)
 def repeatable(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Repeat a backward pass over several tiles of queries and keys; compare bits."""
     if subject.within_budget:
         return False
     long = not subject.operation.counts or subject.effort.slow
-    given = sample(subject, rng, (2,), queries=MANY_ROWS if long else 5, keys=MANY_ROWS if long else 5, heads=2)
-    cotangents = subject.cotangents(given, rng)
-    first = subject.vjp(given, cotangents)
-    for _ in range(TIMES):
-        again = subject.vjp(given, cotangents)
-        for path, g in first.items():
-            same = np.array_equal(again[path], g, equal_nan=True)
+    sampled = sample(subject, rng, (2,), queries=MANY_ROWS if long else 5, keys=MANY_ROWS if long else 5, heads=2)
+    cotangents = subject.cotangents(sampled, rng)
+    first = subject.vjp(sampled, cotangents)
+    for _ in range(REPETITIONS):
+        again = subject.vjp(sampled, cotangents)
+        for path, gradient in first.items():
+            same = np.array_equal(again[path], gradient, equal_nan=True)
             message = (
-                f"the gradient of {path} has other bits in the same call made again; if that is meant, "
+                f"the gradient of {path} has other bits when the call is repeated; if that is meant, "
                 'declare semantics = {"repeatability": "within-budget"}'
             )
-            subject.holds(same, message, given, expected=g, got=again[path])
+            subject.holds(same, message, sampled, expected=gradient, got=again[path])
     return True

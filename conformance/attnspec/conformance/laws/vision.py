@@ -7,36 +7,40 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.laws.common import doubles, exchanged, filled, picked, record, together, wide, without_layers
+from attnspec.conformance.laws.common import (
+    doubles,
+    filled_with,
+    parameters_of,
+    select_rows,
+    sum_budgets,
+    wide,
+    with_arrays,
+    without_layers,
+)
 from attnspec.reference.transformer import layer_norm
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.laws import vision as law
 from attnspec.spec.transformer import LayerNormParameters
 from attnspec.spec.vision import AttentionGateParameters, PatchEmbeddingParameters
 
-OPEN = 1024.0
-"""A bias that opens a gate in every dtype; its negative shuts it."""
+OPEN_BIAS = 1024.0
+"""A bias that opens a gate in every dtype; its negative closes it."""
 
 
-def _grid(subject: Subject) -> tuple[str, ...]:
-    """The arguments that are sizes of a grid, in order."""
+def _grid_sizes(subject: Subject) -> tuple[str, ...]:
     return tuple(option.path for option in subject.operation.numbers)
 
 
-def _map(arguments: Arguments) -> tuple[str, Numbers]:
-    """The path and the numbers of the only array that has a batch."""
+def _batched_array(arguments: Arguments) -> tuple[str, Numbers]:
     ((leaf, x),) = arguments.batched
     return leaf.path, x
 
 
-# Images as sequences --------------------------------------------------------------------------------------------------
-
-
-@checks(law.PATCHES)
-def patches(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Compare with every patch cut out of the image by itself."""
-    (size,) = _grid(subject)
-    patch, (_, image) = arguments[size], _map(arguments)
+@checks(law.PATCHES_TILE_IMAGE)
+def patches_tile_image(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Cut every patch out of the image, and compare."""
+    (size,) = _grid_sizes(subject)
+    patch, (_, image) = arguments[size], _batched_array(arguments)
     height, width = image.shape[-3:-1]
     corners = [(top, left) for top in range(0, height, patch) for left in range(0, width, patch)]
     cut = [image[..., top : top + patch, left : left + patch, :] for top, left in corners]
@@ -45,123 +49,120 @@ def patches(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
     return bool(expected.size)
 
 
-@checks(law.PATCH_ORDER)
-def patch_order(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Reverse rows and columns of patches, and all positions but the class token's."""
-    p, (_, image) = record(arguments, PatchEmbeddingParameters), _map(arguments)
-    patch, count = p.w.shape[1], p.positions.shape[-2]
+@checks(law.PATCH_PERMUTATION)
+def patch_permutation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Reverse rows and columns of patches; reverse positions except the class token's."""
+    parameters, (_, image) = parameters_of(arguments, PatchEmbeddingParameters), _batched_array(arguments)
+    patch, count = parameters.w.shape[1], parameters.positions.shape[-2]
     if count < 3:
         return False
     *batch, height, width, channels = image.shape
     blocks = image.reshape(*batch, height // patch, patch, width // patch, patch, channels)
-    turned = np.flip(blocks, axis=(-5, -3)).reshape(image.shape)
+    flipped = np.flip(blocks, axis=(-5, -3)).reshape(image.shape)
     order = np.array([0, *range(count - 1, 0, -1)])
-    other = exchanged(arguments, [(image, turned), (p.positions, p.positions[order])])
+    permuted = with_arrays(arguments, [(image, flipped), (parameters.positions, parameters.positions[order])])
     expected, budget = wide(subject.call(arguments)), subject.budget(arguments)
     if subject.operation.outputs[0].core[1:]:
         expected, budget = (np.take(x, order, axis=-2) for x in (expected, budget))
     subject.matches(
-        subject.call(other), expected, budget + subject.budget(other), other,
+        subject.call(permuted), expected, budget + subject.budget(permuted), permuted,
         "with patches and positions exchanged, the result",
     )  # fmt: skip
     return bool(expected.size)
 
 
-@checks(law.CLASS_TOKEN)
-def class_token(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Check the first row, or the representation, without layers."""
-    p = record(arguments, PatchEmbeddingParameters)
-    given = without_layers(arguments)
-    got, budget = subject.call(given), subject.budget(given)
-    expected = wide(p.class_token) + wide(p.positions[0])
+@checks(law.CLASS_TOKEN_FIRST)
+def class_token_first(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Without layers, check the first row, or the representation of the image."""
+    parameters = parameters_of(arguments, PatchEmbeddingParameters)
+    no_layers = without_layers(arguments)
+    got, budget = subject.call(no_layers), subject.budget(no_layers)
+    expected = wide(parameters.class_token) + wide(parameters.positions[0])
     if subject.operation.outputs[0].core[1:]:
         got, budget = got[..., 0, :], budget[..., 0, :]
     else:
-        norm = record(given, LayerNormParameters)
+        norm = parameters_of(no_layers, LayerNormParameters)
         expected = layer_norm(expected, LayerNormParameters(wide(norm.gain), wide(norm.bias)))
     expected = np.broadcast_to(expected, got.shape)
-    subject.matches(got, expected, budget, given, "of the class token, the result")
+    subject.matches(got, expected, budget, no_layers, "of the class token, the result")
     return bool(got.size)
-
-
-# Interpolation --------------------------------------------------------------------------------------------------------
 
 
 def _with_alignment(subject: Subject, arguments: Arguments, *, corners: bool) -> Arguments | None:
     """A copy with this alignment; None if the backend lacks it."""
     (option,) = (o for o in subject.operation.options if o.choices)
-    if corners and not subject.has_features:
+    if corners and not subject.has_all_features:
         return None
     return arguments.replaced({option.path: corners})
 
 
-@checks(law.ALIGNMENT)
+@checks(law.CORNER_ALIGNMENT)
 def linear_fields(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Interpolate the distance from the first corner along one axis of several places."""
-    path, x = _map(arguments)
-    grid, target = x.shape[-4:-1], [arguments[size] for size in _grid(subject)]
+    """Interpolate a linear field along one axis."""
+    path, x = _batched_array(arguments)
+    grid, target = x.shape[-4:-1], [arguments[size] for size in _grid_sizes(subject)]
     axes = [i for i in range(3) if grid[i] > 1 and target[i] > 1]
-    given = _with_alignment(subject, arguments, corners=True)
-    if not axes or given is None:
+    field_call = _with_alignment(subject, arguments, corners=True)
+    if not axes or field_call is None:
         return False
     axis = axes[int(rng.integers(len(axes)))]
 
     def field(shape: tuple[int, ...], length: int) -> Numbers:
-        along = np.arange(shape[axis - 4]) * (length / (shape[axis - 4] - 1))
-        return np.broadcast_to(along.reshape([-1 if i == axis else 1 for i in range(4)]), shape)
+        distances = np.arange(shape[axis - 4]) * (length / (shape[axis - 4] - 1))
+        return np.broadcast_to(distances.reshape([-1 if i == axis else 1 for i in range(4)]), shape)
 
     # The distances of the input are whole numbers, exact in every dtype.
-    given = given.replaced({path: subject.exact(field(x.shape, grid[axis] - 1))})
-    got = subject.call(given)
+    field_call = field_call.replaced({path: subject.exact(field(x.shape, grid[axis] - 1))})
+    got = subject.call(field_call)
     subject.matches(
-        got, field(got.shape, grid[axis] - 1), subject.budget(given), given, "of a linear field, the result"
+        got, field(got.shape, grid[axis] - 1), subject.budget(field_call), field_call, "of a linear field, the result"
     )
     return bool(got.size)
 
 
-@checks(law.ALIGNMENT)
+@checks(law.CORNER_ALIGNMENT)
 def centres(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Interpolate to twice the size along one axis, the others as they are."""
-    _, x = _map(arguments)
+    """Interpolate to twice the size along one axis, with default alignment."""
+    _, x = _batched_array(arguments)
     axis = int(rng.integers(3)) - 4
-    given = _onto(subject, arguments, [x.shape[i] * (2 if i == axis else 1) for i in (-4, -3, -2)])
+    finer = _with_grid(subject, arguments, [x.shape[i] * (2 if i == axis else 1) for i in (-4, -3, -2)])
     rows = np.moveaxis(wide(x), axis, 0)
     before, after = (np.concatenate(pair) for pair in ((rows[:1], rows[:-1]), (rows[1:], rows[-1:])))
-    both = np.stack([before / 4 + 3 * rows / 4, 3 * rows / 4 + after / 4], axis=1)
-    expected = np.moveaxis(both.reshape(2 * rows.shape[0], *rows.shape[1:]), 0, axis)
-    subject.matches(subject.call(given), expected, subject.budget(given), given, "of twice as many places, the result")
+    interpolated = np.stack([before / 4 + 3 * rows / 4, 3 * rows / 4 + after / 4], axis=1)
+    expected = np.moveaxis(interpolated.reshape(2 * rows.shape[0], *rows.shape[1:]), 0, axis)
+    subject.matches(subject.call(finer), expected, subject.budget(finer), finer, "of twice as many places, the result")
     return bool(expected.size)
 
 
-def _onto(subject: Subject, arguments: Arguments, grid: Any) -> Arguments:
-    """A copy with this grid to interpolate to, and the default alignment."""
-    given = arguments.replaced(dict(zip(_grid(subject), map(int, grid), strict=True)))
+def _with_grid(subject: Subject, arguments: Arguments, grid: Any) -> Arguments:
+    """A copy with this target grid and the default alignment."""
+    changed = arguments.replaced(dict(zip(_grid_sizes(subject), map(int, grid), strict=True)))
     (option,) = (o for o in subject.operation.options if o.choices)
-    return given.replaced({option.path: subject.operation.defaults[option.path]})
+    return changed.replaced({option.path: subject.operation.defaults[option.path]})
 
 
-@checks(law.INTERPOLATION_HULL)
-def interpolation_hull(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Demand results in the range of their channel, and no change on the same grid."""
-    path, x = _map(arguments)
-    same = arguments.replaced(dict(zip(_grid(subject), x.shape[-4:-1], strict=True)))
+@checks(law.INTERPOLATION_WITHIN_RANGE)
+def interpolation_within_range(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Demand results in the range of their channel, and equality on the same grid."""
+    path, x = _batched_array(arguments)
+    same = arguments.replaced(dict(zip(_grid_sizes(subject), x.shape[-4:-1], strict=True)))
     subject.same(subject.call(same), x, lambda: subject.budget(same), same, "on the same grid, the result")
     constant = np.array(np.broadcast_to(x[..., :1, :1, :1, :], x.shape))
     places = (-4, -3, -2)
-    for given, what in ((arguments, ""), (arguments.replaced({path: constant}), "of a constant, ")):
-        rows, got = wide(given.array(path)), wide(subject.call(given))
+    for current, prefix in ((arguments, ""), (arguments.replaced({path: constant}), "of a constant, ")):
+        rows, got = wide(current.array(path)), wide(subject.call(current))
         if got.size:
             nearest = np.clip(got, rows.min(places, keepdims=True), rows.max(places, keepdims=True))
-            title = f"{what}cut to the range of its channel, the result"
-            subject.matches(got, nearest, subject.budget(given), given, title)
+            title = f"{prefix}cut to the range of its channel, the result"
+            subject.matches(got, nearest, subject.budget(current), current, title)
     return bool(x.size)
 
 
-@checks(law.SEPARABILITY)
-def separability(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Interpolate columns, then rows, then slices."""
-    path, x = _map(arguments)
-    names = _grid(subject)
+@checks(law.SEPARABLE_INTERPOLATION)
+def separable_interpolation(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Interpolate one axis after another: columns, rows, slices."""
+    path, x = _batched_array(arguments)
+    names = _grid_sizes(subject)
     got, budget = subject.call(arguments), subject.budget(arguments)
     if not got.size:
         return False
@@ -170,18 +171,15 @@ def separability(subject: Subject, arguments: Arguments, rng: np.random.Generato
     for axis in (2, 1, 0):
         grid[axis] = arguments[names[axis]]
         step = arguments.replaced({path: x, **dict(zip(names, grid, strict=True))})
-        # An average is off by no more than what is averaged.
+        # The error of an average is at most that of the averaged numbers.
         slack += float(subject.budget(step).max())
         x = subject.call(step)
     subject.matches(got, wide(x), budget + slack, arguments, "against one axis after another, the result")
     return True
 
 
-# Gates ----------------------------------------------------------------------------------------------------------------
-
-
-@checks(law.GATE_RANGE)
-def gate_range(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+@checks(law.GATE_IN_UNIT_INTERVAL)
+def gate_in_unit_interval(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Check the range of the coefficients, and their product with the features."""
     gated, coefficients = (leaf.path for leaf in subject.operation.outputs)
     results, budgets = doubles(subject.results(arguments)), subject.budgets(arguments)
@@ -189,56 +187,55 @@ def gate_range(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     if not alpha.size:
         return False
     subject.matches(alpha, np.clip(alpha, 0, 1), budgets[coefficients], arguments, "within 0..1, the coefficients")
-    x = wide(_features(subject, arguments)[1])
+    x = wide(_gated_array(subject, arguments)[1])
     slack = budgets[gated] + budgets[coefficients][..., None] * np.abs(x)
     subject.matches(results[gated], alpha[..., None] * x, slack, arguments, "against its own coefficients, the result")
     return True
 
 
-def _features(subject: Subject, arguments: Arguments) -> tuple[str, Numbers]:
-    """The path and the numbers of the gated array, which has the result's grid."""
+def _gated_array(subject: Subject, arguments: Arguments) -> tuple[str, Numbers]:
+    """The path and the numbers of the gated array, recognised by the result's grid."""
     grid = subject.operation.outputs[0].sizes[:3]
     (leaf,) = (x for x in subject.operation.leaves if x.batched and x.sizes[:3] == grid)
     return leaf.path, arguments.array(leaf.path)
 
 
-@checks(law.SATURATED_GATE)
-def saturated_gate(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Set a great bias of either sign, and the weights of the gate to 0."""
-    p, (_, x) = record(arguments, AttentionGateParameters), _features(subject, arguments)
+@checks(law.OPEN_AND_CLOSED_GATE)
+def open_and_closed_gate(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Set the weights of the gate to 0, and a large bias of either sign."""
+    parameters, (_, x) = parameters_of(arguments, AttentionGateParameters), _gated_array(subject, arguments)
     sign = float(rng.choice([-1, 1]))
-    given = filled(arguments, [(p.psi, 0), (p.b_psi, sign * OPEN)])
-    got, budget = (y[..., : x.shape[-1]] for y in (subject.call(given), subject.budget(given)))
+    saturated = filled_with(arguments, [(parameters.psi, 0), (parameters.b_psi, sign * OPEN_BIAS)])
+    got, budget = (y[..., : x.shape[-1]] for y in (subject.call(saturated), subject.budget(saturated)))
     expected = np.broadcast_to(wide(x) * (sign > 0), got.shape)
-    subject.matches(got, expected, budget, given, f"of a gate that is {'open' if sign > 0 else 'shut'}, the result")
+    subject.matches(got, expected, budget, saturated, f"of a gate that is {'open' if sign > 0 else 'shut'}, the result")
     return bool(got.size)
 
 
-@checks(law.SKIPPED_SIGNAL)
-def skipped_signal(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Set the signal to its first place everywhere: it comes out unchanged."""
-    path, x = _features(subject, arguments)
-    ((signal, g),) = ((leaf.path, y) for leaf, y in arguments.batched if leaf.path != path)
-    first = g[..., :1, :1, :1, :]
-    given = arguments.replaced({signal: np.array(np.broadcast_to(first, g.shape))})
-    got, budget = (y[..., x.shape[-1] :] for y in (subject.call(given), subject.budget(given)))
-    subject.matches(got, np.broadcast_to(wide(first), got.shape), budget, given, "of a constant signal, the rest")
+@checks(law.SKIP_KEEPS_SIGNAL)
+def skip_keeps_signal(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Make the signal constant: it comes out unchanged."""
+    path, x = _gated_array(subject, arguments)
+    ((signal, signal_array),) = ((leaf.path, y) for leaf, y in arguments.batched if leaf.path != path)
+    first = signal_array[..., :1, :1, :1, :]
+    constant = arguments.replaced({signal: np.array(np.broadcast_to(first, signal_array.shape))})
+    got, budget = (y[..., x.shape[-1] :] for y in (subject.call(constant), subject.budget(constant)))
+    subject.matches(
+        got, np.broadcast_to(wide(first), got.shape), budget, constant, "of a constant signal, its features"
+    )
     return bool(got.size)
 
 
-# Attention over a map -------------------------------------------------------------------------------------------------
-
-
-def _attended(subject: Subject, arguments: Arguments) -> tuple[str, Numbers]:
-    """The path and the numbers of the attended map, which has the weights' grid."""
+def _attended_map(subject: Subject, arguments: Arguments) -> tuple[str, Numbers]:
+    """The path and the numbers of the attended map, recognised by the weights' grid."""
     grid = subject.operation.outputs[1].sizes
     (leaf,) = (x for x in subject.operation.leaves if subject.operation.role(x) is Role.STATE and grid == x.sizes[:2])
     return leaf.path, arguments.array(leaf.path)
 
 
-@checks(law.SPATIAL_WEIGHTS)
-def spatial_weights(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Check the least weight, the sum of all, and the context from them."""
+@checks(law.SPATIAL_WEIGHTS_SUM_TO_ONE)
+def spatial_weights_sum_to_one(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+    """Check the least weight, the sum of weights, and the context computed from them."""
     context, weights = (leaf.path for leaf in subject.operation.outputs)
     results, budgets = doubles(subject.results(arguments)), subject.budgets(arguments)
     alpha, slack = results[weights], budgets[weights]
@@ -247,24 +244,28 @@ def spatial_weights(subject: Subject, arguments: Arguments, rng: np.random.Gener
     subject.holds(bool((alpha >= 0).all()), f"a weight is {alpha.min():.9g}", arguments, got=alpha)
     sums = alpha.sum((-2, -1))
     subject.matches(sums, np.ones(sums.shape), slack.sum((-2, -1)), arguments, "the sum of the weights")
-    x = wide(_attended(subject, arguments)[1])
+    x = wide(_attended_map(subject, arguments)[1])
     expected = (alpha[..., None] * x).sum((-3, -2))
-    more = budgets[context] + (slack[..., None] * np.abs(x)).sum((-3, -2))
-    subject.matches(results[context], expected, more, arguments, "against its own weights, the context")
+    context_slack = budgets[context] + (slack[..., None] * np.abs(x)).sum((-3, -2))
+    subject.matches(results[context], expected, context_slack, arguments, "against its own weights, the context")
     return True
 
 
-@checks(law.PLACES)
-def places(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
+@checks(law.ROTATED_MAP_ROTATES_WEIGHTS)
+def rotated_map_rotates_weights(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Reverse the rows and the columns of the map."""
-    path, x = _attended(subject, arguments)
-    given = arguments.replaced({path: np.flip(x, axis=(-3, -2)).copy()})
+    path, x = _attended_map(subject, arguments)
+    flipped = arguments.replaced({path: np.flip(x, axis=(-3, -2)).copy()})
     expected, budgets = doubles(subject.results(arguments)), subject.budgets(arguments)
     for size in subject.operation.outputs[1].sizes:
         order = np.arange(arguments.size(size))[::-1]
-        expected = picked(expected, size, order, subject, arguments)
-        budgets = picked(budgets, size, order, subject, arguments)
+        expected = select_rows(expected, size, order, subject, arguments)
+        budgets = select_rows(budgets, size, order, subject, arguments)
     subject.all_match(
-        subject.results(given), expected, together(budgets, subject.budgets(given)), given, "of the map turned around,"
+        subject.results(flipped),
+        expected,
+        sum_budgets(budgets, subject.budgets(flipped)),
+        flipped,
+        "of the reversed map,",
     )
     return bool(x.size)

@@ -1,1 +1,1 @@
-"""The matrix of a library: every way to call it, at every dtype, forward and backward, judged."""
+"""Matrix of a library: verdicts on every call, at every dtype, forward and backward."""

@@ -1,4 +1,4 @@
-"""A matrix as data (rows, cells, violations), from which tables, pages and the JSON are made."""
+"""A matrix as data, from which tables, pages and JSON are made: rows, cells, violations."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ class State(StrEnum):
 
 
 class Confirmation(StrEnum):
-    """Outcome of reproducing a violation without attnspec."""
+    """Outcome of the attempt to reproduce a violation without attnspec."""
 
     CONFIRMED = "confirmed"
     NOT_CONFIRMED = "not confirmed"
@@ -32,7 +32,7 @@ class Confirmation(StrEnum):
 class Violation:
     """A violated law, its smallest input, and a program that shows it without attnspec.
 
-    ``why`` is why it was not confirmed, or why there is no program.
+    ``why`` is the reason why it was not confirmed, or why there is no program.
     """
 
     operation: str
@@ -50,10 +50,10 @@ class Violation:
 class Cell:
     """One direction of a row at one dtype.
 
-    ``reason`` is the library's own if it does not offer the call, else why nothing was judged. ``partly`` holds the
-    refused operations of a cell that offers others. ``following`` names laws that may hold once the violations are
-    gone. ``held`` counts the laws that hold, on ``examples`` examples; ``error_ratio`` is the largest used share of the
-    error budget. ``profile`` is set if the matrix's own profile had no example and another one judged the cell.
+    ``reason`` is the library's own if it does not offer the call, else the reason why nothing was judged. ``partly``
+    maps refused operations to reasons, in a cell that offers others. ``following`` names laws that may hold once the
+    violations are corrected. ``held`` counts the laws that hold, on ``examples`` examples. ``profile`` is set if
+    another profile judged the cell, because the matrix's own had no example.
     """
 
     dtype: str
@@ -71,9 +71,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One way to call the library.
+    """One way to call the library, with its cells.
 
-    ``limits`` lists excluded inputs, ``deviations`` declared non-default choices, ``precision`` the class per dtype.
+    ``limits`` lists excluded inputs, ``deviations`` declared non-normative choices by question, ``precision`` the
+    precision class per dtype.
     """
 
     name: str
@@ -92,7 +93,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix with the facts needed to read it; ``date`` is the day in UTC."""
+    """All rows of a library, and the conditions of the run; ``date`` is in UTC."""
 
     library: str
     device: str
@@ -107,7 +108,7 @@ class Matrix:
 
     @property
     def title(self) -> str:
-        """Title of every form of the matrix."""
+        """Title of the matrix: library, version and device."""
         return f"{self.library} {self.versions.get(self.library, '')} on {self.device}".replace("  ", " ")
 
     def violations(self) -> Iterator[tuple[Row, Cell, Violation]]:
@@ -133,9 +134,9 @@ class Matrix:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Matrix":
         """Return the matrix that plain JSON describes."""
-        found = {k: v for k, v in data.items() if k != "schema"}
-        rows = tuple(map(_row, found.pop("rows")))
-        return cls(**{**found, "dtypes": tuple(found["dtypes"])}, rows=rows)
+        fields = {k: v for k, v in data.items() if k != "schema"}
+        rows = tuple(map(_row, fields.pop("rows")))
+        return cls(**{**fields, "dtypes": tuple(fields["dtypes"])}, rows=rows)
 
 
 def _row(data: Mapping[str, Any]) -> Row:

@@ -1,4 +1,4 @@
-"""Confirmation of violations by programs without attnspec, which run before the matrix lists them."""
+"""Confirmation of violations, by running programs that show them without attnspec."""
 
 import json
 import os
@@ -12,21 +12,21 @@ from typing import Any
 from attnspec.conformance.judging.results import Result
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.matrix.cells import Confirmation
-from attnspec.conformance.matrix.program import SAYS
-from attnspec.conformance.matrix.rows import Probed
+from attnspec.conformance.matrix.program import VIOLATES_PREFIX
+from attnspec.conformance.matrix.rows import ProbedRow
 from attnspec.conformance.remote.environment import ONE_THREAD, SAFE_PATH
 from attnspec.conformance.remote.folder import TemporaryFolder
 from attnspec.conformance.running.settings import Settings
 
 SECONDS = 600.0
-"""Seconds after which the search for a program ends."""
+"""Seconds after which a search for a program, or a program, is ended."""
 
 ENDED = (Reason.CRASHED, Reason.HUNG)
 
 
 @dataclass(frozen=True)
-class Told:
-    """Outcome of a confirmation."""
+class ConfirmationResult:
+    """Outcome of a confirmation, with the program and its arguments; ``why`` is the reason of a failure."""
 
     confirmation: Confirmation
     why: str = ""
@@ -34,13 +34,13 @@ class Told:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
-def confirmed(result: Result, row: Probed, settings: Settings, title: str) -> Told:
-    """Write a program that shows a violation with the library alone, and run it."""
-    known = result.counterexample
-    if known is None and result.reason != Reason.CRASHED:
-        return Told(Confirmation.NO_PROGRAM, "no input is known that shows it")
+def confirm(result: Result, row: ProbedRow, settings: Settings, title: str) -> ConfirmationResult:
+    """Write a program that shows a violation with the library alone, run it, and return the outcome."""
+    counterexample = result.counterexample
+    if counterexample is None and result.reason != Reason.CRASHED:
+        return ConfirmationResult(Confirmation.NO_PROGRAM, "no input is known that shows it")
     if not row.plain:
-        return Told(Confirmation.NO_PROGRAM, "the row has no program of its own")
+        return ConfirmationResult(Confirmation.NO_PROGRAM, "the row has no program of its own")
     question = {
         "origin": row.origin,
         "law": result.law,
@@ -52,59 +52,64 @@ def confirmed(result: Result, row: Probed, settings: Settings, title: str) -> To
     }
     with TemporaryFolder() as name:
         folder = Path(name)
-        if known is None:
-            answer = _ended(folder, {**question, "profile": settings.profile, "seed": settings.seed})
+        if counterexample is None:
+            answer = _answer_for_ending_call(folder, {**question, "profile": settings.profile, "seed": settings.seed})
         else:
-            answer = _asked(folder, {**question, "snippet": known["snippet"]})
+            answer = _answer_to(folder, {**question, "snippet": counterexample["snippet"]})
         if "program" not in answer:
-            return Told(Confirmation.NO_PROGRAM, str(answer["why"]))
+            return ConfirmationResult(Confirmation.NO_PROGRAM, str(answer["why"]))
         program = str(answer["program"])
         (folder / "program.py").write_text(program, encoding="utf-8")
         why = _run(folder, result.reason in ENDED, row.hang_after)
     confirmation = Confirmation.NOT_CONFIRMED if why else Confirmation.CONFIRMED
-    return Told(confirmation, why, program, answer.get("arguments", {}))
+    return ConfirmationResult(confirmation, why, program, answer.get("arguments", {}))
 
 
-def _ended(folder: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """Return the program of the call that ends a process, which stores each call first."""
+def _answer_for_ending_call(folder: Path, question: dict[str, Any]) -> dict[str, Any]:
+    """Return the program of a call that ends its process.
+
+    The process that replays the law stores each call in a file first. A second one makes the program of the last call.
+    """
     last = folder / "last.pickle"
-    answer = _asked(folder, {**question, "last": str(last)})
+    answer = _answer_to(folder, {**question, "last": str(last)})
     if answer or not last.exists():
-        return answer or {"why": "no call was made before the process ended"}
-    return _asked(folder, {**question, "called": str(last)})
+        return answer or {"why": "the process ended before it called the library"}
+    return _answer_to(folder, {**question, "called": str(last)})
 
 
-def _asked(folder: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """Return the program, or why there is none, from the process that replays the law."""
-    asked, answer = folder / "question.json", folder / "answer.json"
-    asked.write_text(json.dumps(question), encoding="utf-8")
-    command = [sys.executable, "-m", "attnspec.conformance.matrix.tracing", str(asked), str(answer)]
+def _answer_to(folder: Path, question: dict[str, Any]) -> dict[str, Any]:
+    """Return the program, or the reason why there is none, from a process that replays the law."""
+    question_file, answer = folder / "question.json", folder / "answer.json"
+    question_file.write_text(json.dumps(question), encoding="utf-8")
+    command = [sys.executable, "-m", "attnspec.conformance.matrix.tracing", str(question_file), str(answer)]
     done = _process(command, folder, SECONDS)
     if not answer.exists() and "last" in question and done is not None and done.returncode < 0:
         return {}
     if not answer.exists():
-        how = "did not end" if done is None else f"ended with status {done.returncode}"
-        return {"why": f"the process that looks for the calls {how}"}
-    found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
-    return found
+        ending = "did not end" if done is None else f"ended with status {done.returncode}"
+        return {"why": f"the process that searches for the call {ending}"}
+    program_or_reason: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+    return program_or_reason
 
 
 def _run(folder: Path, ends: bool, hang_after: float) -> str:
-    """Return "" if the program shows the violation (``ends``: by ending), else what it did."""
+    """Return "" if the program shows the violation, else what it did instead.
+
+    With ``ends`` it shows the violation if a signal ends it, or if it does not end in time.
+    """
     done = _process([sys.executable, "program.py"], folder, 3 * hang_after if ends else SECONDS)
     if done is None:
         return "" if ends else f"the program did not end within {SECONDS:g} s"
     if ends:
         return "" if done.returncode < 0 else f"the program ended with status {done.returncode}"
     last = (done.stdout.strip().splitlines() or [""])[-1]
-    if done.returncode == 1 and last.startswith(SAYS):
+    if done.returncode == 1 and last.startswith(VIOLATES_PREFIX):
         return ""
-    said = last if done.returncode == 0 else (done.stderr.strip().splitlines() or ["nothing was printed"])[-1]
-    return f"the program ended with status {done.returncode}: {said}"
+    output = last if done.returncode == 0 else (done.stderr.strip().splitlines() or ["nothing was printed"])[-1]
+    return f"the program ended with status {done.returncode}: {output}"
 
 
 def _process(command: list[str], folder: Path, seconds: float) -> "subprocess.CompletedProcess[str] | None":
-    """Run a process to its end; return None if it takes longer than ``seconds``."""
     environment = {**os.environ, **ONE_THREAD, **SAFE_PATH}
     try:
         return subprocess.run(

@@ -6,6 +6,6 @@ _PLACES = re.compile(r",? ?(?:in|called by) \S+ \([^()]*:\d+\)|,? ?at \"[^\"]*\"
 _FOLDERS = re.compile(r"(?<![\w.])(?:/[\w.+-]+)+/(?=[\w.+-])")
 
 
-def without_places(text: str) -> str:
-    """Return a message without source files and lines, and without the folders of other files."""
+def without_paths(text: str) -> str:
+    """Return a message without names and lines of source files, and without the folders of other files."""
     return _FOLDERS.sub("", _PLACES.sub("", text))

@@ -1,16 +1,16 @@
-"""A matrix as one HTML page, which loads nothing from elsewhere."""
+"""A matrix as one self-contained HTML page."""
 
 import re
 
-from attnspec.conformance.matrix import showing
+from attnspec.conformance.matrix import rendering
 from attnspec.conformance.matrix.cells import DIRECTIONS, Matrix, Row
-from attnspec.conformance.reporting.templating import filled
+from attnspec.conformance.reporting.templating import rendered
 
 
 def as_page(matrix: Matrix) -> str:
     """Return the matrix as an HTML page."""
-    return filled(
-        "matrix.html", title=matrix.title, matrix=matrix, directions=DIRECTIONS, showing=showing, anchor=_anchor
+    return rendered(
+        "matrix.html", title=matrix.title, matrix=matrix, directions=DIRECTIONS, rendering=rendering, anchor=_anchor
     )
 
 

@@ -1,4 +1,4 @@
-"""The text of a program that shows a violation with the library alone."""
+"""Source of a program that shows a violation with the library alone, without attnspec."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from attnspec.conformance.judging.snippet import literal
-from attnspec.spec.contract.tree import as_source, branches, field_names, mapped
+from attnspec.spec.contract.tree import as_source, branches, field_names, map_tree
 
-SAYS = "violates: "
-"""Beginning of a program's last line when it shows the violation; it then exits with 1."""
+VIOLATES_PREFIX = "violates: "
+"""Beginning of the last line of a program that shows the violation; it then exits with status 1."""
 
-TOOLS = """
+HELPERS = """
 def leaves(x):
     return [y for part in x for y in leaves(part)] if isinstance(x, tuple) else [x]
 """
@@ -20,9 +20,9 @@ def leaves(x):
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the library: NumPy arguments by name, and results by path or the error.
+    """One call of the library: NumPy arguments by name, and results by path or the error message.
 
-    ``cotangents`` are set for gradient calls: numbers per array of the result, None for arrays without.
+    ``cotangents`` are set for calls of gradients, with one entry per array of the result, None for arrays without.
     """
 
     arguments: Mapping[str, Any]
@@ -31,8 +31,8 @@ class Call:
     error: str = ""
 
 
-class _At:
-    """The place of an array among the program's inputs."""
+class _InputPath:
+    """Stands for an array in a tree of arguments; ``path`` is its key among the program's inputs."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -43,24 +43,25 @@ def program(
 ) -> str:
     """Return a program that repeats a call and compares its result at ``path`` with ``expected``.
 
-    Without ``path`` the violation is that the call raises or does not return.
+    Without ``path`` it shows that the call raises an exception or does not return. ``plain`` is the row's source, which
+    defines ``call``, ``array``, ``numbers`` and ``gradients``.
     """
-    given: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
 
-    def taken(at: str, x: Any) -> Any:
+    def collected(array_path: str, x: Any) -> Any:
         if not isinstance(x, np.ndarray):
             return x
-        given[at] = x
-        return _At(at)
+        inputs[array_path] = x
+        return _InputPath(array_path)
 
-    tree = {name: mapped(x, taken, name) for name, x in call.arguments.items()}
-    shown = ", ".join(
-        f"{name}={as_source(x, lambda a: f'given[{a.path!r}]' if isinstance(a, _At) else repr(a))}"
+    tree = {name: map_tree(x, collected, name) for name, x in call.arguments.items()}
+    arguments = ", ".join(
+        f"{name}={as_source(x, lambda a: f'inputs[{a.path!r}]' if isinstance(a, _InputPath) else repr(a))}"
         for name, x in tree.items()
     )
     records = sorted({name for x in call.arguments.values() for name in _records(x)})
-    arrays = "\n".join(f"    {at!r}: {_array(x)}," for at, x in given.items())
-    wanted = [at for at, x in given.items() if _is_float(x)]
+    arrays = "\n".join(f"    {array_path!r}: {_array(x)}," for array_path, x in inputs.items())
+    float_paths = [array_path for array_path, x in inputs.items() if _is_float(x)]
     parts = [
         *(f"# {line}" for line in heading.splitlines()),
         "import sys",
@@ -69,34 +70,34 @@ def program(
         "import numpy as np",
         plain.strip(),
         "",
-        TOOLS,
+        HELPERS,
         "",
-        f"given = {{\n{arrays}\n}}",
-        f"results = lambda: leaves(call({shown}))",
+        f"inputs = {{\n{arrays}\n}}",
+        f"results = lambda: leaves(call({arguments}))",
     ]
-    asked = "results()"
+    expression = "results()"
     if call.cotangents is not None:
         weights = ", ".join("None" if c is None else _array(c) for c in call.cotangents)
-        parts += [f"cotangents = [{weights}]", f"wanted = {wanted!r}"]
-        asked = "gradients(results, [given[path] for path in wanted], cotangents)"
+        parts += [f"cotangents = [{weights}]", f"paths = {float_paths!r}"]
+        expression = "gradients(results, [inputs[path] for path in paths], cotangents)"
     if path is not None:
-        place = (wanted if call.cotangents is not None else list(call.arrays)).index(path)
+        position = (float_paths if call.cotangents is not None else list(call.arrays)).index(path)
         parts += [
             f"expected = {_numbers(expected)}",
             f"budget = {_numbers(budget)}",
-            f"got = numbers({asked}[{place}])",
+            f"got = numbers({expression}[{position}])",
             'print("expected", expected, "got", got, sep="\\n")',
             "same = (got == expected) | (np.isnan(got) & np.isnan(expected))",
             "wrong = ~same & ~(np.abs(got - expected) <= budget)",
-            f'print(f"{SAYS}{{wrong.sum()}} elements" if wrong.any() else "holds")',
+            f'print(f"{VIOLATES_PREFIX}{{wrong.sum()}} elements" if wrong.any() else "holds")',
             "sys.exit(bool(wrong.any()))",
         ]
     else:
         parts += [
             "try:",
-            f"    {asked}",
+            f"    {expression}",
             "except Exception as error:",
-            f'    print("{SAYS}" + repr(error))',
+            f'    print("{VIOLATES_PREFIX}" + repr(error))',
             "    sys.exit(1)",
         ]
     text = "\n".join(parts) + "\n"
@@ -114,9 +115,9 @@ def _is_float(x: Any) -> bool:
 
 def _numbers(x: Any) -> str:
     """Return a NumPy array as Python source; ``bfloat16`` is widened."""
-    known = np.asarray(x)
-    wide = known.astype(np.float32) if known.dtype.name == "bfloat16" else known
-    return literal(wide.astype(np.float64) if wide.dtype.kind == "f" and wide.dtype.itemsize > 8 else wide)
+    array = np.asarray(x)
+    widened = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+    return literal(widened.astype(np.float64) if widened.dtype.kind == "f" and widened.dtype.itemsize > 8 else widened)
 
 
 def _array(x: Any) -> str:

@@ -1,7 +1,7 @@
 """Rows of a library's matrix: their registration, declarations, and first calls.
 
 ``python -m attnspec.conformance.matrix.rows ROW DEVICE ANSWER`` imports a row and writes its declarations to the file
-ANSWER. It then calls each operation once at every dtype, and adds which calls the library refused, with its reasons.
+ANSWER. It then calls each operation once at every dtype, and adds the library's reasons for the calls that it refused.
 """
 
 import json
@@ -24,7 +24,7 @@ from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.foreign_calls import Raised, call_safely, printable
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import sample
-from attnspec.conformance.matrix.messages import without_places
+from attnspec.conformance.matrix.messages import without_paths
 from attnspec.conformance.remote.description import contract_from, describe
 from attnspec.conformance.remote.environment import ONE_THREAD, SAFE_PATH
 from attnspec.conformance.remote.errors import BackendError
@@ -35,21 +35,21 @@ from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.operation import OPERATIONS
 
 GROUP = "attnspec.matrices"
-"""Entry-point group that maps the name of a library to the module with its ``ROWS``."""
+"""Entry-point group that maps a library's name to the module that defines its ``ROWS``."""
 
 SECONDS = 600.0
-"""Seconds after which a row's first calls count as hung; a library may compile in them."""
+"""Seconds after which a row's first calls, in which a library may compile, count as hung."""
 
-LONGEST = 300
-"""Characters of a library's reason; the rest is cut."""
+MAX_REASON = 300
+"""Characters after which a library's reason is cut."""
 
 Offers = dict[str, dict[str, dict[str, str | None]]]
-"""The library's reason for refusing a call, by dtype, operation and direction; None if it answers."""
+"""The library's reason for refusing a call, by dtype, operation and direction; None if it returns a result."""
 
 
 @dataclass(frozen=True)
 class Library:
-    """A library with a matrix: name, package whose version counts, rows, and devices."""
+    """A library with a matrix: its name, the package that has its version, its rows and devices."""
 
     name: str
     package: str
@@ -58,11 +58,12 @@ class Library:
 
 
 @dataclass(frozen=True)
-class Probed:
-    """A row before it is judged: its declarations and refusals, or the error that hides them.
+class ProbedRow:
+    """A row before it is judged: its declarations and refused calls, or the ``error`` of its import.
 
-    Without ``offers`` its first calls ended the process or took too long; the suite then finds the input. ``tools`` are
-    texts in errors of a tool that the row needs, such as a compiler.
+    ``offers`` is None if the first calls ended the process or took too long; the suite then searches for the input that
+    does so. ``plain`` is True if the row has source for a program without attnspec. ``tools`` are texts by which errors
+    of a tool that the row needs, such as a compiler, are recognised.
     """
 
     origin: str
@@ -81,31 +82,31 @@ def library(name: str) -> Library:
         raise BackendError(unknown_name("matrix", name, known))
     module = call_safely(lambda: import_module(known[name]))
     if isinstance(module, Raised):
-        raise BackendError(f"matrix {name!r}: cannot be imported: {without_places(module.message)}") from module.error
+        raise BackendError(f"matrix {name!r}: cannot be imported: {without_paths(module.message)}") from module.error
     return Library(name, module.PACKAGE, tuple(module.ROWS), tuple(module.devices()))
 
 
 # In the process of the command ----------------------------------------------------------------------------------------
 
 
-def probed(library: Library, device: str, workers: int, told: Callable[[str], None]) -> list[Probed]:
-    """Call all rows once, several in parallel; :class:`BackendError` if none runs on the device."""
+def probe_rows(library: Library, device: str, workers: int, on_called: Callable[[str], None]) -> list[ProbedRow]:
+    """Call all rows once, in parallel processes; :class:`BackendError` if no row runs on the device."""
     if device.partition(":")[0] not in library.devices:
         raise BackendError(f"--device: expected one of {', '.join(library.devices)}; got {device!r}")
 
-    def one(origin: str) -> Probed:
-        found = _probed(origin, device)
-        told(origin)
-        return found
+    def probe(origin: str) -> ProbedRow:
+        probed_rows = _probe_row(origin, device)
+        on_called(origin)
+        return probed_rows
 
     with ThreadPoolExecutor(workers) as pool:
-        found = list(pool.map(one, library.rows))
-    if found and all(p.contract is None and "from_numpy(" in p.error for p in found):
-        raise BackendError(f"--device: {found[0].error}")
-    return found
+        probed_rows = list(pool.map(probe, library.rows))
+    if probed_rows and all(p.contract is None and "from_numpy(" in p.error for p in probed_rows):
+        raise BackendError(f"--device: {probed_rows[0].error}")
+    return probed_rows
 
 
-def _probed(origin: str, device: str) -> Probed:
+def _probe_row(origin: str, device: str) -> ProbedRow:
     module = "attnspec.conformance.matrix.rows"
     with TemporaryFolder() as folder:
         answer = Path(folder, "answer.json")
@@ -115,21 +116,21 @@ def _probed(origin: str, device: str) -> Probed:
             done = subprocess.run(
                 command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False
             )
-            how = f"ended the process with status {done.returncode}"
+            ending = f"ended the process with status {done.returncode}"
         except subprocess.TimeoutExpired:
-            how = f"did not end within {SECONDS:g} s"
-        found: dict[str, Any] = {"error": f"its import {how}"}
+            ending = f"did not end within {SECONDS:g} s"
+        outcome: dict[str, Any] = {"error": f"its import {ending}"}
         if answer.exists():
-            found = json.loads(answer.read_text(encoding="utf-8"))
-    if "error" in found:
-        return Probed(origin, None, None, error=str(found["error"]))
-    return Probed(
+            outcome = json.loads(answer.read_text(encoding="utf-8"))
+    if "error" in outcome:
+        return ProbedRow(origin, None, None, error=str(outcome["error"]))
+    return ProbedRow(
         origin,
-        contract_from(found["description"], origin),
-        found["offers"],
-        found["hang_after"],
-        found["plain"],
-        tools=tuple(found["tools"]),
+        contract_from(outcome["description"], origin),
+        outcome["offers"],
+        outcome["hang_after"],
+        outcome["plain"],
+        tools=tuple(outcome["tools"]),
     )
 
 
@@ -137,26 +138,26 @@ def _probed(origin: str, device: str) -> Probed:
 
 
 def offers(backend: Any, contract: Contract, device: str) -> Offers:
-    """Return the library's refusals of a plain input, by dtype and operation."""
-    found: Offers = {}
+    """Call each operation with a plain input at every dtype, and return the library's refusals."""
+    refusals: Offers = {}
     for dtype in contract.limits.dtypes:
-        found[dtype] = {}
+        refusals[dtype] = {}
         for name in contract.operations:
             if dtype in contract.limits.dtypes_for(name):
-                found[dtype][name] = _refusals(Subject(backend, contract, OPERATIONS[name], dtype, device))
-    return found
+                refusals[dtype][name] = _refusals(Subject(backend, contract, OPERATIONS[name], dtype, device))
+    return refusals
 
 
 def _refusals(subject: Subject) -> dict[str, str | None]:
     rng = np.random.default_rng(stable_seed("matrix", subject.operation.name, subject.dtype))
-    given = sample(subject, rng, (2,), queries=3, keys=5)
+    arguments = sample(subject, rng, (2,), queries=3, keys=5)
 
     def forward() -> Any:
-        return subject.unfolded(subject.invoke(subject.converted(given)))
+        return subject.numpy_arrays(subject.invoke(subject.converted(arguments)))
 
     def backward() -> Any:
-        cotangent = subject.like_result(subject.cotangents(given, rng), given)
-        return subject.backend.vjp(subject.operation.name, subject.converted(given), cotangent)
+        cotangent = subject.like_result(subject.cotangents(arguments, rng), arguments)
+        return subject.backend.vjp(subject.operation.name, subject.converted(arguments), cotangent)
 
     tools = tuple(getattr(subject.backend, "tools", ()))
     refused = refusal(forward, tools)
@@ -172,18 +173,18 @@ def refusal(call: Callable[[], Any], tools: Collection[str] = ()) -> str | None:
     """
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        found = call_safely(call)
-        if isinstance(found, Raised) and any(tool in found.message for tool in tools):
-            found = call_safely(call)
-    if not isinstance(found, Raised):
+        outcome = call_safely(call)
+        if isinstance(outcome, Raised) and any(tool in outcome.message for tool in tools):
+            outcome = call_safely(call)
+    if not isinstance(outcome, Raised):
         return None
-    error = found.error
-    while error.__cause__ is not None:  # a compiler wraps what the library says
+    error = outcome.error
+    while error.__cause__ is not None:  # compilers wrap the library's own error
         error = error.__cause__
-    said = [w for w in warned if not issubclass(w.category, DeprecationWarning | FutureWarning)]
-    texts = [f"{type(error).__name__}: {error}", *(str(w.message) for w in said)]
+    library_warnings = [w for w in warned if not issubclass(w.category, DeprecationWarning | FutureWarning)]
+    texts = [f"{type(error).__name__}: {error}", *(str(w.message) for w in library_warnings)]
     lines = dict.fromkeys(" ".join(text.split("\n\n")[0].split()) for text in texts)
-    return printable("; ".join(line if len(line) <= LONGEST else line[:LONGEST] + " …" for line in lines))
+    return printable("; ".join(line if len(line) <= MAX_REASON else line[:MAX_REASON] + " …" for line in lines))
 
 
 def main() -> None:
@@ -192,16 +193,16 @@ def main() -> None:
     answer = Path(path)
     try:
         backend = load(origin)
-        found: dict[str, Any] = {"description": describe(backend, origin, device), "offers": None}
+        description: dict[str, Any] = {"description": describe(backend, origin, device), "offers": None}
     except BackendError as error:
         answer.write_text(json.dumps({"error": str(error)}), encoding="utf-8")
         os._exit(0)
-    found["hang_after"] = float(getattr(backend, "hang_after", Settings.hang_after))
-    found["tools"] = list(getattr(backend, "tools", ()))
-    found["plain"] = callable(getattr(backend, "plain", None))
-    answer.write_text(json.dumps(found), encoding="utf-8")
-    found["offers"] = offers(backend, contract_of(backend, origin), device)
-    answer.write_text(json.dumps(found), encoding="utf-8")
+    description["hang_after"] = float(getattr(backend, "hang_after", Settings.hang_after))
+    description["tools"] = list(getattr(backend, "tools", ()))
+    description["plain"] = callable(getattr(backend, "plain", None))
+    answer.write_text(json.dumps(description), encoding="utf-8")
+    description["offers"] = offers(backend, contract_of(backend, origin), device)
+    answer.write_text(json.dumps(description), encoding="utf-8")
     sys.stdout.flush()
     os._exit(0)
 

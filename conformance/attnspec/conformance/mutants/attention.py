@@ -1,4 +1,4 @@
-"""Mutants of attention."""
+"""Mutants of attention with one head."""
 
 import numpy as np
 
@@ -16,15 +16,15 @@ from attnspec.spec.attention import (
 )
 from attnspec.spec.pooling import NadarayaWatson
 
-DOT = (DotProductAttention, ScaledDotProductAttention)
-SOFT = (*DOT, GeneralAttention, AdditiveAttention)
+DOT_PRODUCTS = (DotProductAttention, ScaledDotProductAttention)
+ONE_HEAD = (*DOT_PRODUCTS, GeneralAttention, AdditiveAttention)
 
 
 @mutant(
     "attention without scale",
-    replaces="scaled",
+    replaces="scale_scores",
     operations=(ScaledDotProductAttention, SelfAttention, ProjectedSelfAttention, CrossAttention),
-    breaks=("attention.scale",),
+    breaks=("attention.unbiased-scale",),
     source="mlc-ai/mlc-llm#3426, ethen8181/machine-learning#13",
 )
 def unscaled(correct: Formulas, scores: Numbers, d: int) -> Numbers:
@@ -34,50 +34,50 @@ def unscaled(correct: Formulas, scores: Numbers, d: int) -> Numbers:
 
 @mutant(
     "attention scaled by d",
-    replaces="scaled",
+    replaces="scale_scores",
     operations=(ScaledDotProductAttention, SelfAttention),
-    breaks=("attention.scale",),
+    breaks=("attention.unbiased-scale",),
     source="a scale of d in place of √d",
 )
-def over_d(correct: Formulas, scores: Numbers, d: int) -> Numbers:
+def divided_by_d(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     """Scores are divided by d in place of √d."""
     return scores / scores.dtype.type(d)
 
 
 @mutant(
-    "scale after the softmax",
+    "scores doubled, weights halved",
     replaces="attend",
     operations=(ScaledDotProductAttention,),
-    breaks=("pooling.convexity", "pooling.gain"),
+    breaks=("pooling.convexity", "pooling.unbiased-gain"),
     source="FrancescoSaverioZuppichini/ViT#6",
 )
-def scaled_weights(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """The weights are multiplied by ½ after a softmax of 2e."""
+def doubled_scores(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+    """Scores are doubled before the softmax, and weights are halved after it."""
     return Formulas.attend(correct, 2 * scores, value, mask, causal) * value.dtype.type(0.5)
 
 
 @mutant(
-    "scale of head size 64",
-    replaces="scaled",
+    "scale 1/8 for every head size",
+    replaces="scale_scores",
     operations=(ScaledDotProductAttention,),
-    breaks=("attention.scale",),
+    breaks=("attention.unbiased-scale",),
     source="BobMcDear/attorch#14",
 )
 def hard_coded_scale(correct: Formulas, scores: Numbers, d: int) -> Numbers:
-    """The scale is 1/8 = 1/√64 whatever d is."""
+    """Scores are multiplied by 1/8 = 1/√64 in place of 1/√d."""
     return scores * scores.dtype.type(0.125)
 
 
 @mutant(
-    "scale 0.2 % off in bfloat16",
+    "exponentials with log₂e cut to 1.44 in bfloat16",
     replaces="exponential",
-    operations=SOFT,
+    operations=ONE_HEAD,
     dtype="bfloat16",
-    breaks=("operation.oracle", "attention.scale"),
+    breaks=("operation.oracle", "attention.unbiased-scale"),
     source="log₂e written as 1.44",
 )
-def short_logarithm(correct: Formulas, x: Numbers) -> Numbers:
-    """exp(x) is computed as exp2(1.44 x), where log₂e is 1.4427."""
+def short_log2_e(correct: Formulas, x: Numbers) -> Numbers:
+    """exp x is computed as 2^(1.44 x) in place of 2^(1.4427 x)."""
     return np.exp2(x.dtype.type(1.44) * x)
 
 
@@ -85,10 +85,10 @@ def short_logarithm(correct: Formulas, x: Numbers) -> Numbers:
     "scores capped at 30 by tanh",
     replaces="softmax",
     operations=(DotProductAttention,),
-    breaks=("attention.hard-limit", "operation.oracle"),
+    breaks=("attention.hardmax-limit", "operation.oracle"),
     source="soft-capping left on",
 )
-def soft_cap(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
+def capped_scores(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
     """Scores e become 30 tanh(e/30)."""
     cap = scores.dtype.type(30)
     return Formulas.softmax(correct, cap * np.tanh(scores / cap), mask=mask)
@@ -97,8 +97,8 @@ def soft_cap(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Num
 @mutant(
     "attention scores clipped at ±20",
     replaces="softmax",
-    operations=DOT,
-    breaks=("attention.hard-limit", "operation.oracle"),
+    operations=DOT_PRODUCTS,
+    breaks=("attention.hardmax-limit", "operation.oracle"),
     source="clipping that keeps exp from overflowing",
 )
 def clipped_scores(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
@@ -110,7 +110,7 @@ def clipped_scores(correct: Formulas, scores: Numbers, *, mask: Numbers = None) 
 @mutant(
     "absolute scores",
     replaces="softmax",
-    operations=DOT,
+    operations=DOT_PRODUCTS,
     breaks=("operation.oracle",),
     source="similarity taken without its sign",
 )
@@ -120,28 +120,28 @@ def absolute_scores(correct: Formulas, scores: Numbers, *, mask: Numbers = None)
 
 
 @mutant(
-    "a bias for distance left on",
+    "distance bias left on",
     replaces="attend",
-    operations=(*SOFT, SelfAttention),
-    breaks=("attention.permutation", "pooling.uniform"),
+    operations=(*ONE_HEAD, SelfAttention),
+    breaks=("attention.permutation-equivariance", "pooling.equal-keys-give-mean"),
     source="linear position biases (ALiBi) in a kernel's default",
 )
 def distance_bias(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """−|i − j|/8 is added to the scores."""
+    """−|i − j|/8 is added to the score of query i and key j."""
     n, m = scores.shape[-2:]
     bias = -np.abs(np.arange(n)[:, None] - np.arange(m)) / 8
     return Formulas.attend(correct, scores + bias.astype(scores.dtype), value, mask, causal)
 
 
 @mutant(
-    "sliding window left on",
+    "sliding window of 8 left on",
     replaces="attendable",
-    operations=(*SOFT, SelfAttention),
-    breaks=("attention.permutation", "pooling.uniform"),
+    operations=(*ONE_HEAD, SelfAttention),
+    breaks=("attention.permutation-equivariance", "pooling.equal-keys-give-mean"),
     source="ROCm/flash-attention#158",
 )
 def sliding_window(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """Keys more than 8 positions away are not attended to."""
+    """Query i does not attend to keys j with |i − j| > 8."""
     near = np.abs(np.arange(n)[:, None] - np.arange(m)) <= 8
     allowed = Formulas.attendable(correct, mask, causal, n, m)
     return near if allowed is None else near & allowed
@@ -150,8 +150,8 @@ def sliding_window(correct: Formulas, mask: Numbers, causal: bool, n: int, m: in
 @mutant(
     "first key skipped",
     replaces="attendable",
-    operations=SOFT,
-    breaks=("attention.permutation", "pooling.uniform"),
+    operations=ONE_HEAD,
+    breaks=("attention.permutation-equivariance", "pooling.equal-keys-give-mean"),
     source="an attention sink that is dropped",
 )
 def first_key_skipped(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -164,14 +164,14 @@ def first_key_skipped(correct: Formulas, mask: Numbers, causal: bool, n: int, m:
 
 
 @mutant(
-    "tail of keys dropped",
+    "keys after the last whole tile of 16 dropped",
     replaces="attendable",
-    operations=SOFT,
-    breaks=("operation.oracle", "attention.permutation"),
+    operations=ONE_HEAD,
+    breaks=("operation.oracle", "attention.permutation-equivariance"),
     source="pytorch/pytorch#159247",
 )
 def dropped_tail(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """Keys after the last whole tile of 16 are not read, if there is a whole tile."""
+    """With 16 or more keys, those after the last whole tile of 16 are left out."""
     whole = np.arange(m)[None, :] < (m // 16 * 16 if m >= 16 else m)
     allowed = Formulas.attendable(correct, mask, causal, n, m)
     return whole if allowed is None else whole & allowed
@@ -180,11 +180,11 @@ def dropped_tail(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int)
 @mutant(
     "padded keys with score 0",
     replaces="normalized",
-    operations=SOFT,
-    breaks=("attention.duplication", "attention.single-key", "pooling.convexity"),
+    operations=ONE_HEAD,
+    breaks=("attention.duplicated-keys-change-nothing", "attention.single-key-returns-its-value", "pooling.convexity"),
     source="flashinfer-ai/flashinfer#5090, ROCm/rocMLIR#1258",
 )
-def phantom_keys(correct: Formulas, scores: Numbers) -> Numbers:
+def padded_keys_count(correct: Formulas, scores: Numbers) -> Numbers:
     """The last tile of 16 keys is filled up with scores of 0, which count with weight exp 0."""
     m = scores.shape[-1]
     filled = np.zeros((*scores.shape[:-1], -m % 16), scores.dtype)
@@ -192,34 +192,34 @@ def phantom_keys(correct: Formulas, scores: Numbers) -> Numbers:
 
 
 @mutant(
-    "accumulator not rescaled",
+    "earlier tiles not rescaled to a new maximum",
     replaces="attend",
-    operations=SOFT,
-    breaks=("operation.oracle", "attention.permutation", "attention.duplication"),
+    operations=ONE_HEAD,
+    breaks=("operation.oracle", "attention.permutation-equivariance", "attention.duplicated-keys-change-nothing"),
     source="tile-ai/tilelang#1148, PaddleJitLab/CUDATutorial#69",
 )
-def unrescaled(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """When the running maximum grows in a later tile of 16 keys, earlier sums are not rescaled."""
+def tiles_not_rescaled(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+    """Each tile of 16 keys subtracts the maximum so far, and earlier sums are not rescaled to it."""
     n, m = scores.shape[-2:]
     allowed = correct.attendable(mask, causal, n, m)
-    excluded = correct.excluded(scores, allowed)
+    excluded = correct.mask_scores(scores, allowed)
     tiles = [slice(start, start + 16) for start in range(0, m, 16)]
     exponentials = [np.exp(excluded[..., tile] - correct.shift(excluded[..., : tile.stop])) for tile in tiles]
     whole = np.concatenate(exponentials, axis=-1) if tiles else excluded
     total = correct.total(whole)
     weights = whole / np.where(total == 0, scores.dtype.type(1), total)
-    return correct.pooled(weights, value, allowed)
+    return correct.pool(weights, value, allowed)
 
 
 @mutant(
     "halves of the keys merged with equal weights",
     replaces="attend",
-    operations=SOFT,
-    breaks=("masking.spelled-out", "attention.hard-limit"),
+    operations=ONE_HEAD,
+    breaks=("masking.equals-explicit-mask", "attention.hardmax-limit"),
     source="split keys merged without their sums of exponentials",
 )
-def equal_merge(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """Both halves of 4 or more keys get the total weight ½, whatever their scores."""
+def equal_weights_of_halves(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+    """Both halves of 4 or more keys get the total weight ½ if there is no mask."""
     m = scores.shape[-1]
     if mask is not None or causal or m < 4:
         return Formulas.attend(correct, scores, value, mask, causal)
@@ -234,23 +234,27 @@ def equal_merge(correct: Formulas, scores: Numbers, value: Numbers, mask: Number
     "scores scaled by the logarithm of the number of keys",
     replaces="attend",
     operations=(ScaledDotProductAttention, AdditiveAttention, SelfAttention),
-    breaks=("attention.duplication", "attention.split-and-merge", "masking.truncation"),
+    breaks=(
+        "attention.duplicated-keys-change-nothing",
+        "attention.split-and-merge",
+        "masking.masking-equals-truncation",
+    ),
     source="log-length scaling for long contexts",
 )
-def length_scaled(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+def scaled_by_log_of_length(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
     """Scores e become e·log(m + 1)/log 8 for m keys."""
     factor = scores.dtype.type(np.log(scores.shape[-1] + 1) / np.log(8))
     return Formulas.attend(correct, scores * factor, value, mask, causal)
 
 
 @mutant(
-    "ε in the denominator of attention",
+    "10⁻⁶ added to the sum of exponentials",
     replaces="total",
-    operations=(*SOFT, SelfAttention),
-    breaks=("attention.single-key", "pooling.gain"),
+    operations=(*ONE_HEAD, SelfAttention),
+    breaks=("attention.single-key-returns-its-value", "pooling.unbiased-gain"),
     source="guards against division by zero",
 )
-def epsilon(correct: Formulas, x: Numbers) -> Numbers:
+def added_to_sum(correct: Formulas, x: Numbers) -> Numbers:
     """10⁻⁶ is added to every sum of exponentials."""
     return Formulas.total(correct, x) + x.dtype.type(1e-6)
 
@@ -258,11 +262,11 @@ def epsilon(correct: Formulas, x: Numbers) -> Numbers:
 @mutant(
     "hard attention",
     replaces="normalized",
-    operations=SOFT,
-    breaks=("pooling.uniform", "operation.oracle"),
+    operations=ONE_HEAD,
+    breaks=("pooling.equal-keys-give-mean", "operation.oracle"),
     source="argmax in place of softmax; the first of equal keys wins",
 )
-def hard(correct: Formulas, scores: Numbers) -> Numbers:
+def hard_attention(correct: Formulas, scores: Numbers) -> Numbers:
     """The key with the greatest score gets all the weight."""
     first = np.argmax(scores, axis=-1)[..., None] if scores.shape[-1] else np.zeros((*scores.shape[:-1], 1))
     best = (np.arange(scores.shape[-1]) == first) & (scores > -np.inf)
@@ -272,8 +276,8 @@ def hard(correct: Formulas, scores: Numbers) -> Numbers:
 @mutant(
     "queries of attention through a ReLU",
     replaces="dot_scores",
-    operations=DOT,
-    breaks=("attention.scale-trade", "operation.oracle"),
+    operations=DOT_PRODUCTS,
+    breaks=("attention.query-key-scale-exchange", "operation.oracle"),
     source="feature maps of linear attention",
 )
 def relu_queries(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
@@ -284,8 +288,8 @@ def relu_queries(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
 @mutant(
     "queries rounded to multiples of 2⁻⁸",
     replaces="dot_scores",
-    operations=DOT,
-    breaks=("attention.scale-trade", "operation.oracle"),
+    operations=DOT_PRODUCTS,
+    breaks=("attention.query-key-scale-exchange", "operation.oracle"),
     source="fixed-point queries",
 )
 def fixed_point_queries(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
@@ -297,8 +301,8 @@ def fixed_point_queries(correct: Formulas, query: Numbers, key: Numbers) -> Numb
 @mutant(
     "small keys flushed to zero",
     replaces="dot_scores",
-    operations=DOT,
-    breaks=("attention.scale-trade", "operation.oracle"),
+    operations=DOT_PRODUCTS,
+    breaks=("attention.query-key-scale-exchange", "operation.oracle"),
     source="quantised keys",
 )
 def flushed_keys(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
@@ -307,7 +311,7 @@ def flushed_keys(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
 
 
 @mutant(
-    "first half of the keys centred",
+    "mean key subtracted from the first half of the keys",
     replaces="dot_scores",
     operations=(ScaledDotProductAttention,),
     breaks=("operation.oracle",),
@@ -324,12 +328,12 @@ def centred_half(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
 @mutant(
     "scores rounded to bfloat16",
     replaces="dot_scores",
-    operations=DOT,
-    breaks=("operation.oracle", "attention.scale"),
+    operations=DOT_PRODUCTS,
+    breaks=("operation.oracle", "attention.unbiased-scale"),
     source="scores stored in the dtype of a mixed-precision region, undeclared",
 )
 def stored_scores(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """Scores of float32 inputs are rounded to bfloat16."""
+    """Scores are rounded to bfloat16, which is not declared."""
     return rounded(Formulas.dot_scores(correct, query, key), "bfloat16")
 
 
@@ -337,7 +341,7 @@ def stored_scores(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     "positions added to the sequence",
     replaces="self_attention",
     operations=(SelfAttention,),
-    breaks=("attention.permutation",),
+    breaks=("attention.permutation-equivariance",),
     source="an encoding added inside the layer as well",
 )
 def positions_added(correct: Formulas, x: Numbers, *, mask: Numbers = None, causal: bool = False) -> Numbers:
@@ -347,13 +351,13 @@ def positions_added(correct: Formulas, x: Numbers, *, mask: Numbers = None, caus
 
 
 @mutant(
-    "weights from positions alone",
+    "equal weights for all attendable keys",
     replaces="softmax",
-    operations=(*DOT, SelfAttention, NadarayaWatson),
-    breaks=("attention.hard-limit",),
+    operations=(*DOT_PRODUCTS, SelfAttention, NadarayaWatson),
+    breaks=("attention.hardmax-limit",),
     source="S1: a fully connected layer has weights that do not depend on the input",
 )
-def fixed_weights(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
+def equal_weights(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
     """All attendable keys get the same weight, whatever their scores."""
     return Formulas.softmax(correct, scores * scores.dtype.type(0), mask=mask)
 
@@ -380,7 +384,7 @@ def exchanged_projections(
 
 
 @mutant(
-    "first query in the place of all",
+    "first query used for all",
     replaces="cross_attention",
     operations=(CrossAttention,),
     breaks=("operation.oracle",),
@@ -395,50 +399,50 @@ def first_query_for_all(
 
 
 @mutant(
-    "one head size for queries and values",
-    replaces="scaled",
+    "attention scores divided by √(d + 1)",
+    replaces="scale_scores",
     operations=(ProjectedSelfAttention, CrossAttention),
     breaks=("operation.oracle",),
     source="juho-lee/set_transformer#18",
 )
 def scaled_by_inputs(correct: Formulas, scores: Numbers, d: int) -> Numbers:
-    """Scores are divided by √(d + 1), as if a padded column were counted."""
+    """Scores are divided by √(d + 1) in place of √d, as if a padded column counted."""
     return scores / np.sqrt(scores.dtype.type(d + 1))
 
 
 @mutant(
-    "scores 0.1 % off",
-    replaces="scaled",
+    "attention scores 0.1 % too large",
+    replaces="scale_scores",
     operations=(ScaledDotProductAttention,),
-    breaks=("attention.scale", "operation.oracle"),
+    breaks=("attention.unbiased-scale", "operation.oracle"),
     source="1/√d from a table of three digits",
 )
-def three_digits(correct: Formulas, scores: Numbers, d: int) -> Numbers:
-    """Scores are 0.1 % too large, as if 1/√d were rounded to three digits."""
-    return Formulas.scaled(correct, scores, d) * scores.dtype.type(1.001)
+def scores_too_large(correct: Formulas, scores: Numbers, d: int) -> Numbers:
+    """Scores are multiplied by 1.001."""
+    return Formulas.scale_scores(correct, scores, d) * scores.dtype.type(1.001)
 
 
 @mutant(
-    "wrong beyond 128 keys",
+    "values read modulo 128",
     replaces="attend",
-    operations=SOFT,
+    operations=ONE_HEAD,
     breaks=("operation.oracle",),
     source="an index that wraps in the second tile",
 )
-def wraps_after_128(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """Values from key 128 on are read from the first tile again."""
+def values_modulo_128(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+    """The value of key j is read from key j mod 128."""
     order = np.arange(value.shape[-2]) % 128
     return Formulas.attend(correct, scores, np.take(value, order, axis=-2), mask, causal)
 
 
 @mutant(
-    "queries beyond 64 repeat",
+    "result rows repeat after 64",
     replaces="attend",
-    operations=SOFT,
+    operations=ONE_HEAD,
     breaks=("operation.oracle",),
     source="BobMcDear/attorch#14: offsets divided by the wrong stride",
 )
 def repeated_queries(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """Rows from 64 on repeat the rows of the first tile of 64."""
+    """Row i of the result is row i mod 64."""
     result = Formulas.attend(correct, scores, value, mask, causal)
     return np.take(result, np.arange(result.shape[-2]) % 64, axis=-2)

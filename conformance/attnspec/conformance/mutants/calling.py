@@ -14,7 +14,7 @@ from attnspec.spec.attention import DotProductAttention, ScaledDotProductAttenti
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.shapes import bind
-from attnspec.spec.contract.tree import Kind, flatten, mapped
+from attnspec.spec.contract.tree import Kind, flatten, map_tree
 from attnspec.spec.masking import CausalMask, PaddingMask
 from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.normalization import MeanNormalization, Softmax
@@ -31,7 +31,7 @@ from attnspec.spec.seq2seq import BahdanauContext
     breaks=("operation.dtype",),
     source="np.sqrt of an integer is a double; pytorch/pytorch#171191",
 )
-def promoted(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> Any:
+def results_in_float64(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> Any:
     """Results are float64 for inputs of any dtype."""
     return np.float64
 
@@ -51,7 +51,7 @@ def not_rounded_back(correct: Library, operation: Operation, arguments: Mapping[
 
 @mutant(
     "float64 computed in float32",
-    replaces="prepared",
+    replaces="prepare",
     operations=(ScaledDotProductAttention, Softmax, AdditiveScores),
     dtype="float64",
     breaks=("operation.oracle",),
@@ -59,13 +59,13 @@ def not_rounded_back(correct: Library, operation: Operation, arguments: Mapping[
 )
 def single_inside(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """float64 inputs are rounded to float32 and computed in float32."""
-    found: dict[str, Any] = mapped(dict(arguments), lambda _, x: x.astype(np.float32) if is_float(x) else x)
-    return found
+    single: dict[str, Any] = map_tree(dict(arguments), lambda _, x: x.astype(np.float32) if is_float(x) else x)
+    return single
 
 
 @mutant(
     "mask returned as numbers",
-    replaces="finished",
+    replaces="finish",
     operations=(CausalMask, PaddingMask),
     breaks=("operation.dtype",),
     source="tril of ones",
@@ -76,39 +76,39 @@ def numeric_mask(correct: Library, operation: Operation, result: Numbers, argume
 
 
 @mutant(
-    "a single query loses its axis",
-    replaces="finished",
+    "axes of size 1 removed from the result",
+    replaces="finish",
     operations=(ScaledDotProductAttention, DotScores, MultiHeadAttention),
     breaks=("operation.shape",),
     source="squeeze without an axis; OpenNMT/OpenNMT-py#110",
 )
-def squeezed(correct: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+def squeezed_result(correct: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
     """Dimensions of size 1 are removed from the result."""
-    return np.squeeze(Library.finished(correct, operation, result, arguments))
+    return np.squeeze(Library.finish(correct, operation, result, arguments))
 
 
 @mutant(
-    "result with its last axes exchanged",
-    replaces="finished",
+    "last two axes of the result exchanged",
+    replaces="finish",
     operations=(DotScores, ScaledDotProductAttention),
     breaks=("operation.shape",),
     source="sequence first or features first",
 )
-def transposed(correct: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+def transposed_result(correct: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
     """The last two axes of the result are exchanged."""
-    return np.swapaxes(Library.finished(correct, operation, result, arguments), -1, -2)
+    return np.swapaxes(Library.finish(correct, operation, result, arguments), -1, -2)
 
 
 @mutant(
     "batch element 0 for all",
-    replaces="prepared",
+    replaces="prepare",
     operations=(DotScores, ScaledDotProductAttention, Softmax, PaddingMask),
     breaks=("operation.batch-invariance",),
     source="BobMcDear/attorch#14: the batch term lost in an offset",
 )
 def first_of_batch(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Element 0 of the first argument is used for the whole batch."""
-    prepared = Library.prepared(correct, operation, arguments)
+    prepared = Library.prepare(correct, operation, arguments)
     first, x = arrays(operation, prepared)[0]
     if x.ndim > len(first.core) and x.shape[0]:
         return changed(prepared, {first.path: np.repeat(x[:1], x.shape[0], axis=0)})
@@ -116,14 +116,14 @@ def first_of_batch(correct: Library, operation: Operation, arguments: Mapping[st
 
 
 @mutant(
-    "a maximum shared by the batch",
+    "maximum of the whole batch subtracted",
     replaces="shift",
     operations=(Softmax, DotProductAttention),
     breaks=("operation.oracle",),
     source="a reduction over too many axes",
 )
 def shared_maximum(correct: Formulas, scores: Numbers) -> Numbers:
-    """The maximum of the whole batch is subtracted: rows far below it underflow."""
+    """The maximum of all rows is subtracted from each row: rows far below it underflow to 0."""
     highest = Formulas.shift(correct, scores)
     return np.broadcast_to(np.max(highest, initial=-np.inf), highest.shape).astype(scores.dtype)
 
@@ -132,11 +132,11 @@ def shared_maximum(correct: Formulas, scores: Numbers) -> Numbers:
     "broadcast batches refused",
     replaces="check",
     operations=(DotScores, ScaledDotProductAttention),
-    breaks=("operation.broadcasting",),
+    breaks=("operation.broadcast-equals-repeat",),
     source="keras-team/keras#21483",
 )
 def equal_batches_only(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> None:
-    """Arguments with different batch shapes raise, though they broadcast."""
+    """Arguments with different batch shapes raise although they broadcast."""
     Library.check(correct, operation, arguments)
     batches = {x.shape[: x.ndim - len(leaf.core)] for leaf, x in arrays(operation, arguments) if leaf.batched}
     if len(batches) > 1:
@@ -144,24 +144,24 @@ def equal_batches_only(correct: Library, operation: Operation, arguments: Mappin
 
 
 @mutant(
-    "broadcast batches rolled",
-    replaces="prepared",
+    "broadcast keys reversed after the first element",
+    replaces="prepare",
     operations=(DotScores, ScaledDotProductAttention),
     breaks=("operation.oracle", "operation.gradient"),
     source="ekzhang/jax-js#180, onnx/onnx#7274: tile for repeat",
 )
-def repeats_wrongly(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def broadcast_keys_reversed(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Keys that broadcast over the batch are in reverse order for all elements but the first."""
-    prepared = Library.prepared(correct, operation, arguments)
-    q, k = (at(prepared, path(operation)) for path in (query, key))
-    if q.ndim > 2 and q.shape[0] > 1 and (k.ndim < q.ndim or k.shape[0] == 1):
-        k = np.broadcast_to(k, (*q.shape[:-2], *k.shape[-2:])).copy()
-        k[1:] = np.flip(k[1:], axis=-2)
-    return changed(prepared, {key(operation): k})
+    prepared = Library.prepare(correct, operation, arguments)
+    queries, keys = (at(prepared, path(operation)) for path in (query, key))
+    if queries.ndim > 2 and queries.shape[0] > 1 and (keys.ndim < queries.ndim or keys.shape[0] == 1):
+        keys = np.broadcast_to(keys, (*queries.shape[:-2], *keys.shape[-2:])).copy()
+        keys[1:] = np.flip(keys[1:], axis=-2)
+    return changed(prepared, {key(operation): keys})
 
 
 @mutant(
-    "batches without elements refused",
+    "empty batches refused",
     replaces="check",
     operations=(ScaledDotProductAttention, DotScores, Softmax, BahdanauContext),
     breaks=("operation.empty-batch",),
@@ -176,30 +176,30 @@ def empty_batch_refused(correct: Library, operation: Operation, arguments: Mappi
 
 
 @mutant(
-    "batches of fewer dimensions from the left",
-    replaces="prepared",
+    "keys with fewer batch dimensions reversed",
+    replaces="prepare",
     operations=(DotScores, ScaledDotProductAttention),
-    breaks=("operation.broadcasting",),
+    breaks=("operation.broadcast-equals-repeat",),
     source="unsqueeze behind the batch instead of in front of it",
 )
-def aligned_left(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def short_batch_keys_reversed(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Keys with fewer batch dimensions than the queries are read in reverse order."""
-    prepared = Library.prepared(correct, operation, arguments)
+    prepared = Library.prepare(correct, operation, arguments)
     q, k = (at(prepared, path(operation)) for path in (query, key))
     return changed(prepared, {key(operation): np.flip(k, axis=-2) if k.ndim < q.ndim else k})
 
 
 @mutant(
     "strides ignored",
-    replaces="prepared",
+    replaces="prepare",
     operations=(DotScores, ScaledDotProductAttention, Softmax, PaddingMask),
-    breaks=("storage.layouts",),
+    breaks=("storage.views-equal-copies",),
     source="flagos-ai/FlagGems#5896, ROCm/aiter#5292",
 )
 def contiguous_only(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Strided arrays are read as if they were contiguous."""
-    found: dict[str, Any] = mapped(Library.prepared(correct, operation, arguments), lambda _, x: _as_contiguous(x))
-    return found
+    misread: dict[str, Any] = map_tree(Library.prepare(correct, operation, arguments), lambda _, x: _as_contiguous(x))
+    return misread
 
 
 def _as_contiguous(x: Any) -> Any:
@@ -212,33 +212,33 @@ def _as_contiguous(x: Any) -> Any:
 
 @mutant(
     "queries scaled in place",
-    replaces="prepared",
+    replaces="prepare",
     operations=(ScaledDotScores, ScaledDotProductAttention),
     breaks=("operation.no-mutation",),
     source="pytorch/pytorch#73249",
 )
 def scaled_in_place(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The caller's queries are halved in place; the result is correct."""
-    prepared, asking = _copied(arguments), at(arguments, query(operation))
-    asking[...] *= asking.dtype.type(0.5)
+    prepared, queries = _copy_arrays(arguments), at(arguments, query(operation))
+    queries[...] *= queries.dtype.type(0.5)
     return prepared
 
 
-def _copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = mapped(dict(arguments), lambda _, x: x.copy() if isinstance(x, np.ndarray) else x)
-    return found
+def _copy_arrays(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    copies: dict[str, Any] = map_tree(dict(arguments), lambda _, x: x.copy() if isinstance(x, np.ndarray) else x)
+    return copies
 
 
 @mutant(
-    "scores masked in place",
-    replaces="prepared",
+    "scores overwritten in place",
+    replaces="prepare",
     operations=(Softmax, MeanNormalization),
     breaks=("operation.no-mutation",),
     source="masked_fill_ on an argument",
 )
 def masked_in_place(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Masked scores in the caller's array are set to 0."""
-    prepared = _copied(arguments)
+    """The caller's masked scores are set to 0; without a mask, the maximum is subtracted from all scores in place."""
+    prepared = _copy_arrays(arguments)
     scores, mask = at(arguments, query(operation)), mask_of(operation, arguments)
     if mask is None:
         scores[...] = scores - scores.max(initial=0)
@@ -248,15 +248,15 @@ def masked_in_place(correct: Library, operation: Operation, arguments: Mapping[s
 
 
 @mutant(
-    "lengths clipped in place",
-    replaces="prepared",
+    "lengths clipped to 1 in place",
+    replaces="prepare",
     operations=(PaddingMask,),
     breaks=("operation.no-mutation",),
     source="facebookresearch/InferSent#51",
 )
 def clipped_in_place(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The caller's lengths are clipped to 1 in place."""
-    prepared = _copied(arguments)
+    """The caller's lengths above 1 are set to 1."""
+    prepared = _copy_arrays(arguments)
     for leaf, lengths in arrays(operation, arguments):
         if operation.role(leaf) & Role.LENGTHS:
             lengths[...] = np.minimum(lengths, 1)
@@ -264,22 +264,22 @@ def clipped_in_place(correct: Library, operation: Operation, arguments: Mapping[
 
 
 @mutant(
-    "keys scaled in the memory of the values",
+    "keys doubled in memory shared with the values",
     operations=(ScaledDotProductAttention, DotProductAttention),
-    breaks=("attention.shared-inputs",),
+    breaks=("attention.same-array-passed-twice",),
     source="one array packed once for two uses",
 )
 class SharedBuffer(Library):
-    """Keys and values that are the same array are doubled together, where only the keys should be."""
+    """If keys and values are the same array, the values are doubled along with the keys."""
 
-    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Double the keys and halve the queries; wrong only if keys and values share memory."""
+    def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Double the keys and halve the queries: right unless keys and values share memory."""
         copies: dict[int, Any] = {}
 
-        def shared(_: str, x: Any) -> Any:
+        def copy_once(path: str, x: Any) -> Any:
             return copies.setdefault(id(x), x.copy()) if isinstance(x, np.ndarray) else x
 
-        prepared: dict[str, Any] = mapped(dict(arguments), shared)
+        prepared: dict[str, Any] = map_tree(dict(arguments), copy_once)
         keys = at(prepared, key(operation))
         keys *= 2
         return changed(prepared, {query(operation): 0.5 * at(prepared, query(operation))})
@@ -288,7 +288,7 @@ class SharedBuffer(Library):
 @mutant(
     "results cached by shape",
     operations=(ScaledDotProductAttention, Softmax),
-    breaks=("operation.no-memory",),
+    breaks=("operation.independent-of-other-calls",),
     source="facebookresearch/xformers#66: a buffer made for the first call",
 )
 class CachedByShape(Library):
@@ -297,8 +297,8 @@ class CachedByShape(Library):
     def call(self, operation: Operation, *args: Any, **kwargs: Any) -> Numbers:
         """Look up the result by the shapes of the arguments."""
         results: dict[Any, Numbers] = vars(self).setdefault("results", {})
-        given = self.named(operation, args, kwargs)
-        shapes = (operation.name, *((path, np.shape(x), x is None) for path, x in flatten(given).items()))
+        arguments = self.bind_arguments(operation, args, kwargs)
+        shapes = (operation.name, *((path, np.shape(x), x is None) for path, x in flatten(arguments).items()))
         if shapes not in results:
             results[shapes] = super().call(operation, *args, **kwargs)
         return results[shapes]
@@ -307,73 +307,73 @@ class CachedByShape(Library):
 @mutant(
     "results in one buffer",
     operations=(ScaledDotProductAttention, DotScores, CausalMask, SinusoidalPositionalEncoding),
-    breaks=("operation.no-memory",),
+    breaks=("operation.independent-of-other-calls",),
     source="a workspace that is handed out",
 )
 class OneBuffer(Library):
     """Results of the same shape share memory: the next call overwrites the last result."""
 
-    def finished(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
-        """Write into the buffer of that shape; tables that need no inputs are computed only once."""
+    def finish(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+        """Write into the buffer of that shape; results without float inputs are computed once."""
         buffers: dict[Any, Numbers] = vars(self).setdefault("buffers", {})
-        fresh = super().finished(operation, result, arguments)
-        place = (operation.name, fresh.shape, tuple(v for v in arguments.values() if isinstance(v, int)))
-        if place not in buffers:
-            buffers[place] = fresh
+        fresh = super().finish(operation, result, arguments)
+        signature = (operation.name, fresh.shape, tuple(v for v in arguments.values() if isinstance(v, int)))
+        if signature not in buffers:
+            buffers[signature] = fresh
         elif operation.floats:
-            buffers[place][...] = fresh
-        return buffers[place]
+            buffers[signature][...] = fresh
+        return buffers[signature]
 
 
 @mutant(
     "previous result returned",
     operations=(ScaledDotProductAttention, Softmax),
-    breaks=("operation.no-memory",),
+    breaks=("operation.independent-of-other-calls",),
     source="asynchronous copies that are not waited for",
 )
 class PreviousResult(Library):
     """A call returns the result that the previous call of the same shape computed."""
 
-    def finished(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+    def finish(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
         """Keep this result and return the previous one."""
         last: dict[Any, Numbers] = vars(self).setdefault("last", {})
-        fresh = super().finished(operation, result, arguments)
+        fresh = super().finish(operation, result, arguments)
         previous = last.get((operation.name, fresh.shape), fresh)
         last[operation.name, fresh.shape] = fresh
         return np.array(previous)
 
 
 @mutant(
-    "added to what the buffer held",
+    "an eighth of the previous result added",
     operations=(DotScores, AttentionPooling),
-    breaks=("operation.no-memory",),
+    breaks=("operation.independent-of-other-calls",),
     source="an accumulator that is not zeroed",
 )
-class AccumulatesOn(Library):
-    """An eighth of the previous result of the same shape is added."""
+class AddsPreviousResult(Library):
+    """An eighth of the previously returned result of the same shape is added."""
 
-    def finished(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+    def finish(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
         """Add an eighth of the previous result."""
         last: dict[Any, Numbers] = vars(self).setdefault("last", {})
-        fresh = super().finished(operation, result, arguments)
+        fresh = super().finish(operation, result, arguments)
         total = fresh + fresh.dtype.type(0.125) * last.get((operation.name, fresh.shape), np.zeros_like(fresh))
         last[operation.name, fresh.shape] = total
         return total.copy()
 
 
 @mutant(
-    "shapes cut to fit",
+    "contradictory sizes cut or padded",
     replaces="call",
     operations=(DotScores, ScaledDotProductAttention, AttentionPooling),
     breaks=("operation.rejection",),
     source="kernels that take sizes from one argument and trust the others",
 )
-def cut_to_fit(correct: Library, operation: Operation, *args: Any, **kwargs: Any) -> Numbers:
+def sizes_cut_to_fit(correct: Library, operation: Operation, *args: Any, **kwargs: Any) -> Numbers:
     """Sizes that contradict the first argument do not raise: longer arrays are cut, shorter ones padded with zeros."""
-    given = correct.named(operation, args, kwargs)
+    arguments = correct.bind_arguments(operation, args, kwargs)
     sizes: dict[str, int] = {}
     fitted: dict[str, Any] = {}
-    for leaf, x in arrays(operation, given):
+    for leaf, x in arrays(operation, arguments):
         if leaf.kind is Kind.BOOL or x.ndim < len(leaf.core):
             continue
         for axis, d in enumerate(leaf.core, x.ndim - len(leaf.core)):
@@ -382,48 +382,48 @@ def cut_to_fit(correct: Library, operation: Operation, *args: Any, **kwargs: Any
             missing = [(0, size - x.shape[i] if i == axis else 0) for i in range(x.ndim)]
             x = np.pad(x, missing)
         fitted[leaf.path] = x
-    return Library.call(correct, operation, **changed(given, fitted))
+    return Library.call(correct, operation, **changed(arguments, fitted))
 
 
 @mutant(
-    "masks of any shape taken",
+    "masks of a wrong shape accepted",
     replaces="call",
     operations=(ScaledDotProductAttention, Softmax, AveragePooling),
     breaks=("operation.rejection",),
     source="openai/gpt-2#270: a mask that broadcasts somehow",
 )
-def any_mask(correct: Library, operation: Operation, *args: Any, **kwargs: Any) -> Numbers:
+def wrong_mask_accepted(correct: Library, operation: Operation, *args: Any, **kwargs: Any) -> Numbers:
     """A mask of a wrong shape does not raise: it is cut or repeated cyclically to fit."""
-    given = correct.named(operation, args, kwargs)
-    leaf, mask = operation.mask, mask_of(operation, given)
+    arguments = correct.bind_arguments(operation, args, kwargs)
+    leaf, mask = operation.mask, mask_of(operation, arguments)
     if leaf is None or mask is None:
-        return Library.call(correct, operation, **given)
+        return Library.call(correct, operation, **arguments)
     try:
-        return Library.call(correct, operation, **given)
+        return Library.call(correct, operation, **arguments)
     except ValueError:
-        sizes = bind(operation, changed(given, {leaf.path: None})).sizes
+        sizes = bind(operation, changed(arguments, {leaf.path: None})).sizes
         shape = [sizes[factor] for d in leaf.core for factor in d.factors]
-        return Library.call(correct, operation, **changed(given, {leaf.path: np.resize(mask, shape)}))
+        return Library.call(correct, operation, **changed(arguments, {leaf.path: np.resize(mask, shape)}))
 
 
 @mutant(
-    "negative sizes count as 0",
+    "too small sizes raised to the minimum",
     replaces="call",
     operations=(CausalMask, SinusoidalPositionalEncoding),
     breaks=("operation.rejection",),
     source="arange of a negative number is empty",
 )
-def negative_sizes(correct: Library, operation: Operation, *args: Any, **kwargs: Any) -> Numbers:
-    """Negative sizes n count as max(0, n) and do not raise."""
-    given = correct.named(operation, args, kwargs)
+def sizes_raised_to_minimum(correct: Library, operation: Operation, *args: Any, **kwargs: Any) -> Numbers:
+    """Sizes below the minimum count as the minimum and do not raise."""
+    arguments = correct.bind_arguments(operation, args, kwargs)
     for option in operation.numbers:
-        given[option.path] = max(given[option.path], operation.least(option.path))
-    return Library.call(correct, operation, **given)
+        arguments[option.path] = max(arguments[option.path], operation.least(option.path))
+    return Library.call(correct, operation, **arguments)
 
 
 @mutant(
-    "no queries not taken",
-    replaces="prepared",
+    "empty arrays refused",
+    replaces="prepare",
     operations=(ScaledDotProductAttention, DotScores),
     breaks=("operation.oracle", "operation.shape"),
     source="grids of size 0 cannot be launched",
@@ -432,19 +432,19 @@ def empty_refused(correct: Library, operation: Operation, arguments: Mapping[str
     """Empty arrays raise an error."""
     if any(not x.size for _, x in arrays(operation, arguments)):
         raise RuntimeError("invalid configuration argument")
-    return Library.prepared(correct, operation, arguments)
+    return Library.prepare(correct, operation, arguments)
 
 
 @mutant(
-    "sequence and batch exchanged",
-    replaces="prepared",
+    "rows of a batch shifted by one",
+    replaces="prepare",
     operations=(ScaledDotProductAttention, SelfAttention),
     breaks=("operation.batch-invariance", "operation.oracle"),
     source="aipixel/AEMatter#3: batch first or sequence first",
 )
-def sequence_first(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Batch and sequence are confused: rows of a batch of sequences are shifted by one."""
-    prepared = Library.prepared(correct, operation, arguments)
+def rows_shifted(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Rows of a batch are shifted by one: each sequence begins with the last row of the one before."""
+    prepared = Library.prepare(correct, operation, arguments)
     floats = {leaf.path: x for leaf, x in arrays(operation, prepared) if leaf.kind is Kind.FLOAT}
     lengths = {x.shape[:-1] for x in floats.values()}
     if len(lengths) > 1 or any(x.ndim != 3 or x.shape[0] < 2 for x in floats.values()):

@@ -21,41 +21,41 @@ def reversed_taps(correct: Formulas, x: Numbers, w: Numbers) -> Numbers:
 
 
 @mutant(
-    "circular sequence",
-    replaces="padded",
+    "sequence padded circularly",
+    replaces="pad",
     operations=(Convolution,),
-    breaks=("complexity.translation", "complexity.locality", "operation.oracle"),
+    breaks=("complexity.translation-equivariance", "complexity.locality", "operation.oracle"),
     source='padding_mode="circular"; a product of Fourier transforms without zeros',
 )
-def circular(correct: Formulas, x: Numbers, before: int, after: int) -> Numbers:
+def circular_padding(correct: Formulas, x: Numbers, before: int, after: int) -> Numbers:
     """The sequence is padded circularly: the first token follows the last one."""
     t = x.shape[-2]
-    return x[..., np.arange(-before, t + after) % t, :] if t else Formulas.padded(correct, x, before, after)
+    return x[..., np.arange(-before, t + after) % t, :] if t else Formulas.pad(correct, x, before, after)
 
 
 @mutant(
     "tokens at the ends repeated",
-    replaces="padded",
+    replaces="pad",
     operations=(Convolution,),
-    breaks=("complexity.translation", "operation.gradient"),
+    breaks=("complexity.translation-equivariance", "operation.gradient"),
     source='padding_mode="replicate"',
 )
 def repeated_ends(correct: Formulas, x: Numbers, before: int, after: int) -> Numbers:
     """The sequence is padded with copies of its first and last token, not with zeros."""
     t = x.shape[-2]
     if not t:
-        return Formulas.padded(correct, x, before, after)
+        return Formulas.pad(correct, x, before, after)
     return x[..., np.clip(np.arange(-before, t + after), 0, t - 1), :]
 
 
 @mutant(
-    "mean of the taps within the sequence",
+    "results near the ends scaled up",
     replaces="convolution",
     operations=(Convolution,),
-    breaks=("complexity.translation", "operation.oracle"),
+    breaks=("complexity.translation-equivariance", "operation.oracle"),
     source="partial convolutions, which weigh what they see by how much it is",
 )
-def partial(correct: Formulas, x: Numbers, w: Numbers) -> Numbers:
+def ends_scaled_up(correct: Formulas, x: Numbers, w: Numbers) -> Numbers:
     """Near the ends, results are multiplied by taps/(taps within the sequence)."""
     inside = np.ones((x.shape[-2], 1), x.dtype)
     seen = Formulas.convolution(correct, inside, np.ones((w.shape[0], 1, 1), x.dtype))
@@ -63,8 +63,8 @@ def partial(correct: Formulas, x: Numbers, w: Numbers) -> Numbers:
 
 
 @mutant(
-    "taps over the past",
-    replaces="reach",
+    "causal taps",
+    replaces="tap_range",
     operations=(Convolution,),
     breaks=("complexity.locality", "operation.oracle"),
     source="a causal convolution, as in WaveNet",
@@ -75,14 +75,14 @@ def causal_taps(correct: Formulas, taps: int) -> tuple[int, int]:
 
 
 @mutant(
-    "even taps reach back",
-    replaces="reach",
+    "even taps reach one token further back",
+    replaces="tap_range",
     operations=(Convolution,),
     breaks=("operation.oracle", "complexity.locality"),
     source="padding of half the taps, and the last result cut off",
 )
 def back_first(correct: Formulas, taps: int) -> tuple[int, int]:
-    """An even number of taps reaches one token further back than ahead."""
+    """An even number of taps reaches one token further back than ahead, not one further ahead."""
     return taps // 2, (taps - 1) // 2
 
 
@@ -111,87 +111,87 @@ def constant_tap(correct: Formulas, x: Numbers, w: Numbers) -> Numbers:
 
 
 @mutant(
-    "no gradient across a sequence",
-    replaces="padded",
+    "no gradient of the first token",
+    replaces="pad",
     operations=(Convolution,),
     breaks=("operation.gradient",),
     source="tokens of the neighbouring tile are read, and get nothing back",
 )
 def constant_neighbours(correct: Formulas, x: Numbers, before: int, after: int) -> Numbers:
     """The first token of a sequence gets no gradient."""
-    return Formulas.padded(correct, np.concatenate([value_of(x)[..., :1, :], x[..., 1:, :]], axis=-2), before, after)
+    return Formulas.pad(correct, np.concatenate([value_of(x)[..., :1, :], x[..., 1:, :]], axis=-2), before, after)
 
 
 @mutant(
-    "edges against their direction",
-    replaces="neighbours",
+    "edges reversed",
+    replaces="adjacency",
     operations=(GraphLayer,),
-    breaks=("complexity.edges", "operation.oracle"),
+    breaks=("complexity.edge-contributions-add", "operation.oracle"),
     source="PyTorch Geometric's flow: source_to_target or target_to_source",
 )
-def backwards(correct: Formulas, mask: Numbers, n: int) -> Numbers:
+def reversed_edges(correct: Formulas, mask: Numbers, n: int) -> Numbers:
     """Messages run against the edges: the adjacency matrix is transposed."""
-    return np.swapaxes(Formulas.neighbours(correct, mask, n), -1, -2)
+    return np.swapaxes(Formulas.adjacency(correct, mask, n), -1, -2)
 
 
 @mutant(
     "mean of the neighbours",
-    replaces="shares",
+    replaces="edge_weights",
     operations=(GraphLayer,),
-    breaks=("complexity.edges", "operation.oracle"),
+    breaks=("complexity.edge-contributions-add", "operation.oracle"),
     source='aggr="mean"',
 )
-def averaged(correct: Formulas, neighbours: Numbers) -> Numbers:
+def mean_of_neighbours(correct: Formulas, neighbours: Numbers) -> Numbers:
     """The sum over the neighbours is divided by their number."""
     return neighbours / np.maximum(neighbours.sum(-1, keepdims=True), 1)
 
 
 @mutant(
-    "edges divided by both degrees",
-    replaces="shares",
+    "messages divided by the root of both degrees",
+    replaces="edge_weights",
     operations=(GraphLayer,),
-    breaks=("complexity.edges", "operation.gradient"),
+    breaks=("complexity.edge-contributions-add", "operation.gradient"),
     source="the normalization of graph convolutional networks",
 )
-def symmetric(correct: Formulas, neighbours: Numbers) -> Numbers:
-    """Every message is divided by the root of the product of both nodes' degrees."""
+def divided_by_degrees(correct: Formulas, neighbours: Numbers) -> Numbers:
+    """The message from node j to node i is divided by √(degree i · degree j)."""
     degrees = (np.maximum(neighbours.sum(axis, keepdims=True), 1) for axis in (-1, -2))
     return neighbours / np.sqrt(np.prod(np.broadcast_arrays(*degrees), axis=0))
 
 
 @mutant(
-    "loops at every node",
-    replaces="neighbours",
+    "self-loops added",
+    replaces="adjacency",
     operations=(GraphLayer,),
-    breaks=("complexity.edges", "operation.oracle"),
+    breaks=("complexity.edge-contributions-add", "operation.oracle"),
     source="add_self_loops=True is a default",
 )
-def loops(correct: Formulas, mask: Numbers, n: int) -> Numbers:
+def self_loops(correct: Formulas, mask: Numbers, n: int) -> Numbers:
     """Every node has an edge to itself."""
-    return Formulas.neighbours(correct, mask, n) | np.eye(n, dtype=bool)
+    return Formulas.adjacency(correct, mask, n) | np.eye(n, dtype=bool)
 
 
 @mutant(
     "later neighbours count less",
-    replaces="shares",
+    replaces="edge_weights",
     operations=(GraphLayer,),
-    breaks=("attention.permutation", "operation.oracle"),
+    breaks=("attention.permutation-equivariance", "operation.oracle"),
     source="a list of neighbours that is cut at a fixed number",
 )
-def ranked(correct: Formulas, neighbours: Numbers) -> Numbers:
-    """The message of each node is 5 % smaller than that of the node before it."""
+def decaying_messages(correct: Formulas, neighbours: Numbers) -> Numbers:
+    """Messages from node j are multiplied by 0.95ʲ."""
     return neighbours * 0.95 ** np.arange(neighbours.shape[-1])
 
 
 @mutant(
-    "no gradient of one's own message",
+    "no gradient of a node's message to itself",
     replaces="graph_layer",
     operations=(GraphLayer,),
     breaks=("operation.gradient",),
     source="a loop over other nodes, in the backward pass",
 )
-def constant_loop(correct: Formulas, x: Numbers, w: Numbers, *, mask: Numbers = None) -> Numbers:
+def no_gradient_of_own_message(correct: Formulas, x: Numbers, w: Numbers, *, mask: Numbers = None) -> Numbers:
     """The message of a node to itself gets no gradient."""
-    whole, own = Formulas.neighbours(correct, mask, x.shape[-2]), np.eye(x.shape[-2], dtype=bool)
+    whole, own = Formulas.adjacency(correct, mask, x.shape[-2]), np.eye(x.shape[-2], dtype=bool)
     others = Formulas.graph_layer(correct, x, w, mask=whole & ~own)
     return others + Formulas.graph_layer(correct, value_of(x), value_of(w), mask=whole & own)

@@ -16,32 +16,32 @@ from attnspec.spec.seq2seq import (
 
 Parameters = AttentionDecoderParameters[Numbers]
 STEPS = (DecoderStep, TeacherForcedDecode)
-CHOOSING = (GreedyDecode, BeamDecode)
+SEARCHES = (GreedyDecode, BeamDecode)
 
 # The encoder's context ------------------------------------------------------------------------------------------------
 
 
 @mutant(
-    "state behind the padding",
+    "last row taken for the last state",
     replaces="state_at",
     operations=(EncoderContext,),
-    breaks=("seq2seq.last-state", "masking.truncation", "operation.oracle"),
+    breaks=("seq2seq.context-is-last-state", "masking.masking-equals-truncation", "operation.oracle"),
     source="output[:, -1] of a padded batch",
 )
 def state_of_padding(correct: Formulas, states: Numbers, count: Numbers) -> Numbers:
-    """The context is the last row, whatever the length."""
+    """The context is the last of all states, padding included, not the last within the length."""
     return Formulas.state_at(correct, states, np.full_like(count, states.shape[-2]))
 
 
 @mutant(
-    "first state for the last",
+    "first state taken for the last",
     replaces="state_at",
     operations=(EncoderContext,),
-    breaks=("seq2seq.last-state", "operation.gradient"),
+    breaks=("seq2seq.context-is-last-state", "operation.gradient"),
     source="the last state of a network that reads backwards is that of the first token",
 )
 def first_state(correct: Formulas, states: Numbers, count: Numbers) -> Numbers:
-    """The context is the first state h₁."""
+    """The context is the first state h₁ in place of the last."""
     return Formulas.state_at(correct, states, np.minimum(count, 1))
 
 
@@ -49,11 +49,11 @@ def first_state(correct: Formulas, states: Numbers, count: Numbers) -> Numbers:
     "mean of the last two states",
     replaces="state_at",
     operations=(EncoderContext,),
-    breaks=("seq2seq.last-state", "operation.oracle"),
+    breaks=("seq2seq.context-is-last-state", "operation.oracle"),
     source="pooling, another choice of q",
 )
 def mean_state(correct: Formulas, states: Numbers, count: Numbers) -> Numbers:
-    """The context is the mean of the last two states."""
+    """The context is the mean of the last two states in place of the last."""
     half = states.dtype.type(0.5)
     before = Formulas.state_at(correct, states, np.maximum(count - 1, 0))
     return half * Formulas.state_at(correct, states, count) + half * before
@@ -63,7 +63,7 @@ def mean_state(correct: Formulas, states: Numbers, count: Numbers) -> Numbers:
     "last state by a product with one-hot rows",
     replaces="state_at",
     operations=(EncoderContext,),
-    breaks=("seq2seq.last-state",),
+    breaks=("seq2seq.context-is-last-state",),
     source="states times a mask of the last position, where 0·NaN is NaN",
 )
 def last_by_product(correct: Formulas, states: Numbers, count: Numbers) -> Numbers:
@@ -76,7 +76,7 @@ def last_by_product(correct: Formulas, states: Numbers, count: Numbers) -> Numbe
     "an empty source is read from the end",
     replaces="state_at",
     operations=(EncoderContext,),
-    breaks=("seq2seq.last-state",),
+    breaks=("seq2seq.context-is-last-state",),
     source="states[length − 1], where −1 is the last one",
 )
 def empty_from_the_end(correct: Formulas, states: Numbers, count: Numbers) -> Numbers:
@@ -93,8 +93,8 @@ def empty_from_the_end(correct: Formulas, states: Numbers, count: Numbers) -> Nu
 )
 def gradient_to_all(correct: Formulas, states: Numbers, count: Numbers) -> Numbers:
     """Every state gets 1/64 of the last state's gradient in addition."""
-    found = Formulas.state_at(correct, states, count)
-    return found + (np.sum(states, axis=-2) - np.sum(value_of(states), axis=-2)) * states.dtype.type(1 / 64)
+    last = Formulas.state_at(correct, states, count)
+    return last + (np.sum(states, axis=-2) - np.sum(value_of(states), axis=-2)) * states.dtype.type(1 / 64)
 
 
 # One step -------------------------------------------------------------------------------------------------------------
@@ -107,13 +107,13 @@ def gradient_to_all(correct: Formulas, states: Numbers, count: Numbers) -> Numbe
     breaks=("operation.oracle", "operation.gradient"),
     source="S0(16) and S3 against S2: s_{t'−1} or s_{t'}",
 )
-def queried_late(
+def next_state_as_query(
     correct: Formulas, token: Numbers, state: Numbers, annotations: Numbers, p: Parameters, mask: Numbers
 ) -> Numbers:
     """The query of the context is the state after the step, not the state before it."""
     first = Formulas.next_state(correct, token, state, annotations, p, mask)
     context = correct.context_of(first, annotations, p, mask)
-    return correct.rnn_cell(correct.cell_input(correct.rows(p.embedding, token), context), state, p.cell)
+    return correct.rnn_cell(correct.cell_input(correct.table_rows(p.embedding, token), context), state, p.cell)
 
 
 @mutant(
@@ -125,7 +125,7 @@ def queried_late(
 )
 def context_first(correct: Formulas, token: Numbers, context: Numbers) -> Numbers:
     """The cell's input is [c; y] in place of [y; c]: the context before the token."""
-    return correct.beside(context, token)
+    return correct.join_features(context, token)
 
 
 @mutant(
@@ -137,11 +137,11 @@ def context_first(correct: Formulas, token: Numbers, context: Numbers) -> Number
 )
 def without_context(correct: Formulas, token: Numbers, context: Numbers) -> Numbers:
     """The cell's input is [y; 0]: the context is left out."""
-    return correct.beside(token, context * context.dtype.type(0))
+    return correct.join_features(token, context * context.dtype.type(0))
 
 
 @mutant(
-    "gradient cut through the context",
+    "no gradient through the context",
     replaces="cell_input",
     operations=STEPS,
     breaks=("operation.gradient",),
@@ -149,11 +149,11 @@ def without_context(correct: Formulas, token: Numbers, context: Numbers) -> Numb
 )
 def detached_context(correct: Formulas, token: Numbers, context: Numbers) -> Numbers:
     """No gradient flows through the context."""
-    return correct.beside(token, value_of(context))
+    return correct.join_features(token, value_of(context))
 
 
 @mutant(
-    "gradient cut at the embedding",
+    "no gradient to the embedding",
     replaces="cell_input",
     operations=STEPS,
     breaks=("operation.gradient",),
@@ -161,14 +161,14 @@ def detached_context(correct: Formulas, token: Numbers, context: Numbers) -> Num
 )
 def frozen_embedding(correct: Formulas, token: Numbers, context: Numbers) -> Numbers:
     """No gradient flows to the embedding."""
-    return correct.beside(value_of(token), context)
+    return correct.join_features(value_of(token), context)
 
 
 @mutant(
-    "padding of the source is attended to",
+    "mask of the source ignored",
     replaces="context_of",
-    operations=(*STEPS, *CHOOSING),
-    breaks=("masking.truncation", "masking.garbage"),
+    operations=(*STEPS, *SEARCHES),
+    breaks=("masking.masking-equals-truncation", "masking.masked-keys-ignored"),
     source="the mask is given to the encoder alone",
 )
 def unmasked_source(correct: Formulas, state: Numbers, annotations: Numbers, p: Parameters, mask: Numbers) -> Numbers:
@@ -177,10 +177,10 @@ def unmasked_source(correct: Formulas, state: Numbers, annotations: Numbers, p: 
 
 
 @mutant(
-    "weights of the context by a logistic function",
+    "logistic weights of the context",
     replaces="context_of",
     operations=STEPS,
-    breaks=("seq2seq.one-annotation", "operation.oracle"),
+    breaks=("seq2seq.one-annotation-is-context", "operation.oracle"),
     source="alignments that need not sum to 1",
 )
 def logistic_weights(correct: Formulas, state: Numbers, annotations: Numbers, p: Parameters, mask: Numbers) -> Numbers:
@@ -217,7 +217,7 @@ def early_distribution(
 @mutant(
     "tokens of a decoder not checked",
     replaces="check_tokens",
-    operations=(*STEPS, *CHOOSING),
+    operations=(*STEPS, *SEARCHES),
     breaks=("operation.rejection",),
     source="an index of −1 for padding, which NumPy reads from the end",
 )
@@ -230,43 +230,43 @@ def unchecked_token(correct: Formulas, tokens: Numbers, count: int) -> None:
 
 @mutant(
     "teacher forcing one token ahead",
-    replaces="fed",
+    replaces="input_token",
     operations=(TeacherForcedDecode,),
     breaks=("masking.future-invariance", "operation.oracle"),
     source="inputs and targets not shifted against each other: the decoder is fed what it is to predict",
 )
-def fed_ahead(correct: Formulas, tokens: Numbers, i: int) -> Numbers:
+def fed_one_ahead(correct: Formulas, tokens: Numbers, i: int) -> Numbers:
     """Step i takes token i + 1, the last step the last token."""
     return tokens[..., min(i + 1, tokens.shape[-1] - 1)]
 
 
 @mutant(
     "teacher forcing one token late",
-    replaces="fed",
+    replaces="input_token",
     operations=(TeacherForcedDecode,),
-    breaks=("operation.oracle", "recurrent.continuation"),
+    breaks=("operation.oracle", "recurrent.resumes-from-state"),
     source="inputs shifted twice, in the data and in the model",
 )
-def fed_late(correct: Formulas, tokens: Numbers, i: int) -> Numbers:
+def fed_one_late(correct: Formulas, tokens: Numbers, i: int) -> Numbers:
     """Step i takes token i − 1, the first step the first token."""
     return tokens[..., max(i - 1, 0)]
 
 
 @mutant(
     "every step from the first state",
-    replaces="carried",
+    replaces="previous_state",
     operations=(TeacherForcedDecode,),
-    breaks=("operation.oracle", "recurrent.continuation"),
+    breaks=("operation.oracle", "recurrent.resumes-from-state"),
     source="a state that is not assigned in the loop",
 )
-def not_carried(correct: Formulas, states: list[Numbers]) -> Numbers:
-    """Every step starts from s₀."""
+def every_step_from_first_state(correct: Formulas, states: list[Numbers]) -> Numbers:
+    """Every step starts from the initial state s₀ in place of the previous state."""
     return states[0]
 
 
 @mutant(
-    "gradient cut between steps",
-    replaces="carried",
+    "no gradient between steps",
+    replaces="previous_state",
     operations=(TeacherForcedDecode,),
     breaks=("operation.gradient",),
     source="state.detach() in the loop, for backpropagation that is truncated",
@@ -280,7 +280,7 @@ def detached_state(correct: Formulas, states: list[Numbers]) -> Numbers:
     "final state before the last token",
     replaces="teacher_forced_decode",
     operations=(TeacherForcedDecode,),
-    breaks=("operation.oracle", "recurrent.continuation"),
+    breaks=("operation.oracle", "recurrent.resumes-from-state"),
     source="the state that the last step was given is kept",
 )
 def early_final(
@@ -293,17 +293,17 @@ def early_final(
     mask: Numbers = None,
 ) -> tuple[Numbers, Numbers]:
     """The final state is the one before the last token."""
-    every, final = Formulas.teacher_forced_decode(correct, tokens, state, annotations, parameters, mask=mask)
+    log_probs, final = Formulas.teacher_forced_decode(correct, tokens, state, annotations, parameters, mask=mask)
     if tokens.shape[-1] > 0:
         _, final = Formulas.teacher_forced_decode(correct, tokens[..., :-1], state, annotations, parameters, mask=mask)
-    return every, final
+    return log_probs, final
 
 
 @mutant(
-    "probabilities for their logarithms",
+    "probabilities in place of their logarithms",
     replaces="log_probabilities",
     operations=(TeacherForcedDecode,),
-    breaks=("normalization.distribution", "operation.oracle"),
+    breaks=("normalization.sums-to-one", "operation.oracle"),
     source="nn.NLLLoss, which takes logarithms, given a softmax",
 )
 def no_logarithms(correct: Formulas, states: Numbers, w: Numbers, b: Numbers) -> Numbers:
@@ -315,7 +315,7 @@ def no_logarithms(correct: Formulas, states: Numbers, w: Numbers, b: Numbers) ->
     "scores not normalized",
     replaces="log_probabilities",
     operations=(TeacherForcedDecode,),
-    breaks=("normalization.distribution", "operation.gradient"),
+    breaks=("normalization.sums-to-one", "operation.gradient"),
     source="logits where a loss takes log-probabilities",
 )
 def not_normalized(correct: Formulas, states: Numbers, w: Numbers, b: Numbers) -> Numbers:
@@ -325,13 +325,13 @@ def not_normalized(correct: Formulas, states: Numbers, w: Numbers, b: Numbers) -
 
 
 @mutant(
-    "all sentences of a batch fed the first",
-    replaces="fed",
+    "first sentence fed to the whole batch",
+    replaces="input_token",
     operations=(TeacherForcedDecode,),
-    breaks=("seq2seq.shared-source",),
+    breaks=("seq2seq.shared-source-equals-separate",),
     source="decoder inputs that are read once and not at each step",
 )
 def first_sentence(correct: Formulas, tokens: Numbers, i: int) -> Numbers:
-    """Every batch element is fed the tokens of the first one."""
-    taken = tokens[..., i]
-    return np.broadcast_to(taken[:1], taken.shape) if taken.ndim and len(taken) else taken
+    """Every batch element is fed the tokens of the first."""
+    step_tokens = tokens[..., i]
+    return np.broadcast_to(step_tokens[:1], step_tokens.shape) if step_tokens.ndim and len(step_tokens) else step_tokens

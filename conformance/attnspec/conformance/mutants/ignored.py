@@ -13,7 +13,7 @@ def optional_of(operation: Operation) -> Iterator[str]:
     return (name for name in operation.call.names if name in operation.defaults)
 
 
-def dropped(name: str) -> str:
+def mutant_name(name: str) -> str:
     """Name of the mutant that ignores this argument."""
     return f"{name} accepted and dropped"
 
@@ -22,14 +22,14 @@ def _ignoring(name: str) -> Mutant:
     """Make the mutant that computes with the default of this argument, whatever is passed."""
 
     def prepared(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        return {n: x for n, x in Library.prepared(correct, operation, arguments).items() if n != name}
+        return {n: x for n, x in Library.prepare(correct, operation, arguments).items() if n != name}
 
     prepared.__doc__ = f"Everything is computed with the default of {name}."
     prepared.__qualname__ = f"ignored_{name}"
     operations = [o for o in OPERATIONS.values() if not o.reference_only and name in optional_of(o)]
     return mutant(
-        dropped(name),
-        replaces="prepared",
+        mutant_name(name),
+        replaces="prepare",
         operations=[o.protocol for o in operations],
         breaks=("operation.oracle",),
         source="an argument that a wrapper takes and does not pass on",

@@ -1,4 +1,4 @@
-"""Mutants of initial and final states, of variances and of changes of mode."""
+"""Mutants of initial and final states, variances, and changes of mode."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -9,14 +9,14 @@ from attnspec.conformance.inputs.dtypes import is_float
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.correct.library import rounded
 from attnspec.conformance.mutants.correct.tape import value_of
-from attnspec.conformance.mutants.modes import ForgettingIn, InMode
+from attnspec.conformance.mutants.modes import ModeAware, ReplacingInMode
 from attnspec.conformance.mutants.registry import mutant
 from attnspec.conformance.mutants.roles import arrays, at, changed, query
 from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.tree import flatten, mapped
+from attnspec.spec.contract.tree import flatten, map_tree
 from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.recurrent import GRU, LSTM, RNN, StackedGRU, StackedLSTM
 from attnspec.spec.transformer import EncoderLayer, LayerNorm, LayerNormParameters
@@ -25,41 +25,41 @@ from attnspec.spec.transformer import EncoderLayer, LayerNorm, LayerNormParamete
 
 
 def _states(operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Numbers]:
-    """The initial states of a call, by path."""
+    """Initial states of a call, by path."""
     return {leaf.path: x for leaf, x in arrays(operation, arguments) if operation.role(leaf) is Role.STATE}
 
 
 @mutant(
-    "state of zeros taken for none",
+    "zero state replaced by the last final state",
     operations=(RNN, GRU, LSTM),
-    breaks=("recurrent.continuation",),
+    breaks=("recurrent.resumes-from-state",),
     source="a layer that is stateful: without an initial state it goes on from the last one",
 )
-class Stateful(Library):
+class LastStateForZeros(Library):
     """A sequence with initial state 0 starts from the final state of the previous call, if the shapes agree."""
 
     def call(self, operation: Operation, *args: Any, **kwargs: Any) -> Any:
-        """Replace states of 0 by the kept ones, and keep the final state."""
-        arguments = self.named(operation, args, kwargs)
+        """Replace states of 0 by the last final state, and save the new one."""
+        arguments = self.bind_arguments(operation, args, kwargs)
         states = _states(operation, arguments)
-        kept: dict[str, Numbers] = vars(self).setdefault("kept", {})
-        fits = all(path in kept and kept[path].shape == x.shape for path, x in states.items())
+        last_states: dict[str, Numbers] = vars(self).setdefault("last_states", {})
+        fits = all(path in last_states and last_states[path].shape == x.shape for path, x in states.items())
         if states and fits and not any(np.any(x) for x in states.values()):
-            arguments = changed(arguments, {path: kept[path].astype(x.dtype) for path, x in states.items()})
+            arguments = changed(arguments, {path: last_states[path].astype(x.dtype) for path, x in states.items()})
         result = super().call(operation, **arguments)
         finals = list(flatten(dict(enumerate(result))).values())[1:] if isinstance(result, tuple) else []
-        kept.update(zip(states, finals, strict=False))
+        last_states.update(zip(states, finals, strict=False))
         return result
 
 
-def _finals_in(dtype: str) -> type[Library]:
-    class Finals(Library):
-        def finished(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
-            fresh = super().finished(operation, result, arguments)
+def _final_states_in(dtype: str) -> type[Library]:
+    class FinalStates(Library):
+        def finish(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+            fresh = super().finish(operation, result, arguments)
             states, *finals = fresh
-            return (states, *(mapped(x, lambda _, y: y.astype(dtype)) for x in finals))
+            return (states, *(map_tree(x, lambda _, y: y.astype(dtype)) for x in finals))
 
-    return Finals
+    return FinalStates
 
 
 @mutant(
@@ -69,7 +69,7 @@ def _finals_in(dtype: str) -> type[Library]:
     breaks=("operation.dtype",),
     source="a state that is carried in the accumulator's dtype from step to step",
 )
-class FinalInSingle(_finals_in("float32")):  # type: ignore[misc]
+class FinalStateInFloat32(_final_states_in("float32")):  # type: ignore[misc]
     """The final state is float32, the other states have the dtype of the inputs."""
 
 
@@ -79,21 +79,21 @@ class FinalInSingle(_finals_in("float32")):  # type: ignore[misc]
     breaks=("operation.dtype",),
     source="a cache of states in half precision",
 )
-class FinalInHalf(_finals_in("float16")):  # type: ignore[misc]
+class FinalStateInFloat16(_final_states_in("float16")):  # type: ignore[misc]
     """The final state is rounded to float16 and returned as float16."""
 
 
 @mutant(
     "unbatched state doubled",
-    replaces="started",
+    replaces="broadcast_state",
     operations=(GRU, LSTM),
-    breaks=("operation.broadcasting",),
+    breaks=("operation.broadcast-equals-repeat",),
     source="an initial state without a batch, that is reduced where it should broadcast",
 )
 def added_states(correct: Formulas, x: Numbers, initial: tuple[Numbers, ...], lengths: Numbers) -> tuple[Numbers, ...]:
     """An initial state without batch dimensions is doubled if the inputs have some."""
-    shared = tuple(s + s if value_of(s).ndim == 1 and value_of(x).ndim > 2 else s for s in initial)
-    return Formulas.started(correct, x, shared, lengths)
+    doubled = tuple(s + s if value_of(s).ndim == 1 and value_of(x).ndim > 2 else s for s in initial)
+    return Formulas.broadcast_state(correct, x, doubled, lengths)
 
 
 # Variances ------------------------------------------------------------------------------------------------------------
@@ -102,15 +102,15 @@ def added_states(correct: Formulas, x: Numbers, initial: tuple[Numbers, ...], le
 def _one_pass(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers], dtype: str) -> Numbers:
     mean = np.mean(x, axis=-1, keepdims=True)
     squares = np.mean(rounded(value_of(x) * value_of(x), dtype), axis=-1, keepdims=True)
-    found = np.maximum(squares - rounded(value_of(mean) * value_of(mean), dtype), 0).astype(value_of(x).dtype)
-    return p.gain * (x - mean) / np.sqrt(found + value_of(x).dtype.type(correct.epsilon())) + p.bias
+    variance = np.maximum(squares - rounded(value_of(mean) * value_of(mean), dtype), 0).astype(value_of(x).dtype)
+    return p.gain * (x - mean) / np.sqrt(variance + value_of(x).dtype.type(correct.epsilon())) + p.bias
 
 
 @mutant(
     "variance as the mean of squares less the squared mean",
     replaces="layer_norm",
     operations=(LayerNorm,),
-    breaks=("transformer.layer-norm-shift",),
+    breaks=("transformer.layer-norm-ignores-shift",),
     differentiable=False,
     source="openvinotoolkit/openvino#36587: one pass over the rows, which cancels from means of 10² spreads on",
 )
@@ -124,7 +124,7 @@ def one_pass(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numb
     replaces="layer_norm",
     operations=(LayerNorm,),
     dtype="float16",
-    breaks=("transformer.layer-norm-shift",),
+    breaks=("transformer.layer-norm-ignores-shift",),
     differentiable=False,
     source="microsoft/onnxruntime#28442: squares that are summed in the dtype of the rows",
 )
@@ -138,7 +138,7 @@ def one_pass_in_half(correct: Formulas, x: Numbers, parameters: LayerNormParamet
     replaces="variance",
     operations=(LayerNorm,),
     dtype="float16",
-    breaks=("transformer.normalized",),
+    breaks=("transformer.layer-norm-moments",),
     profile="full",
     differentiable=False,
     source="neuroneural/brainchop-cli#56: every square in float16, before a sum in float32",
@@ -146,46 +146,46 @@ def one_pass_in_half(correct: Formulas, x: Numbers, parameters: LayerNormParamet
 def squares_in_half(correct: Formulas, centred: Numbers) -> Numbers:
     """Squares are float16: a feature that is 256 away from the mean makes the variance infinite."""
     squares = rounded(centred * centred, "float16")
-    found: Numbers = np.mean(squares, axis=-1, keepdims=True)
-    return found
+    variance: Numbers = np.mean(squares, axis=-1, keepdims=True)
+    return variance
 
 
 # Modes ----------------------------------------------------------------------------------------------------------------
 
 
 @mutant(
-    "graph without gradients used for recorded calls of its shapes",
+    "gradients 0 for shapes first called without gradients",
     operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
-    breaks=("training.no-memory",),
+    breaks=("training.independent-of-other-passes",),
     source="pytorch/pytorch#100977: a compiled graph of inference is used again where autograd should run",
 )
-class GraphOfInference(InMode):
+class GraphOfInference(ModeAware):
     """Gradients are 0 for shapes that were called without gradients before."""
 
     mode = "no_grad"
 
     def call(self, operation: Operation, *args: Any, **kwargs: Any) -> Any:
         """Record the shapes of calls in the mode."""
-        if self.inside:
-            vars(self).setdefault("graphs", set()).add(_shapes(self.named(operation, args, kwargs)))
+        if self.active:
+            vars(self).setdefault("graphs", set()).add(_shapes(self.bind_arguments(operation, args, kwargs)))
         return super().call(operation, *args, **kwargs)
 
     def pullback(
-        self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+        self, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
     ) -> tuple[Any, Callable[[Any], dict[str, Numbers]]]:
         """Return gradients of 0 for recorded shapes."""
-        result, backward = super().pullback(operation, arguments, wanted)
+        result, backward = super().pullback(operation, arguments, paths)
         if _shapes(arguments) not in vars(self).get("graphs", ()):
             return result, backward
         return result, lambda cotangent: {path: 0 * x for path, x in backward(cotangent).items()}
 
 
 def _shapes(arguments: Mapping[str, Any]) -> Any:
-    given = flatten(dict(arguments))
-    return tuple((path, x.shape, x.dtype.name) for path, x in given.items() if isinstance(x, np.ndarray))
+    arrays_by_path = flatten(dict(arguments))
+    return tuple((path, x.shape, x.dtype.name) for path, x in arrays_by_path.items() if isinstance(x, np.ndarray))
 
 
-class _Casting(InMode):
+class _Casting(ModeAware):
     """A backend for bfloat16 and float32 with autocast to bfloat16."""
 
     mode = "autocast"
@@ -199,7 +199,7 @@ class _Casting(InMode):
         return super().modes(dtype, device=device) if dtype == "bfloat16" else {}
 
 
-def _casts(operation: Operation, arguments: Mapping[str, Any]) -> bool:
+def _needs_cast(operation: Operation, arguments: Mapping[str, Any]) -> bool:
     """True if autocast would convert any input to 16 bits."""
     return any(is_float(x) and x.dtype.itemsize > 2 for _, x in arrays(operation, arguments))
 
@@ -208,43 +208,43 @@ def _casts(operation: Operation, arguments: Mapping[str, Any]) -> bool:
     "mask forgotten under autocast of float32",
     operations=(ScaledDotProductAttention, AdditiveAttention, EncoderLayer),
     dtype="bfloat16",
-    breaks=("training.modes",),
+    breaks=("training.same-in-every-mode",),
     source="a cast of the inputs to the dtype of autocast, after which a mask no longer fits them",
 )
-class MaskForgottenInCast(_Casting, ForgettingIn):
+class MaskForgottenInCast(_Casting, ReplacingInMode):
     """Under autocast the mask is ignored if inputs are float32; bfloat16 inputs are right."""
 
-    def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def replacements(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Drop the mask if any input is cast."""
-        return {operation.mask.path: None} if operation.mask and _casts(operation, arguments) else {}
+        return {operation.mask.path: None} if operation.mask and _needs_cast(operation, arguments) else {}
 
 
 # Numbers and batches --------------------------------------------------------------------------------------------------
 
 
 @mutant(
-    "queries divided by the largest one of them",
-    replaces="prepared",
+    "queries multiplied by an overflowing reciprocal",
+    replaces="prepare",
     operations=(ScaledDotProductAttention, AdditiveAttention),
-    breaks=("attention.magnitudes",),
+    breaks=("attention.extreme-magnitudes",),
     source="scaling before a product, against overflow, by a reciprocal",
 )
 def scaled_queries(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Queries are multiplied by the reciprocal of the largest one, which overflows for subnormal numbers."""
+    """If all float32 queries are subnormal, they are multiplied by 1/max |q|, which may overflow, and by max |q|."""
     path = query(operation)
     x = at(arguments, path)
     finite = np.where(np.isfinite(x), np.abs(x), x.dtype.type(0))
-    top = np.max(finite, initial=0)
+    largest = np.max(finite, initial=0)
     with np.errstate(all="ignore"):
-        scaled = x * (1 / top) * top if 0 < top < np.finfo(np.float32).tiny and x.dtype == np.float32 else x
-    return Library.prepared(correct, operation, changed(arguments, {path: scaled}))
+        scaled = x * (1 / largest) * largest if 0 < largest < np.finfo(np.float32).tiny and x.dtype == np.float32 else x
+    return Library.prepare(correct, operation, changed(arguments, {path: scaled}))
 
 
 @mutant(
-    "mask of the first element where arrays have no batch",
-    replaces="prepared",
+    "first mask used for all if only masks have a batch",
+    replaces="prepare",
     operations=(ScaledDotProductAttention, MultiHeadAttention),
-    breaks=("operation.broadcasting",),
+    breaks=("operation.broadcast-equals-repeat",),
     source="a batch that is counted by the queries alone",
 )
 def mask_of_the_first(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,6 +253,6 @@ def mask_of_the_first(correct: Library, operation: Operation, arguments: Mapping
     mask = None if own is None else at(arguments, own.path)
     batched = [x.ndim > len(leaf.core) for leaf, x in arrays(operation, arguments) if leaf.batched and leaf != own]
     if own is None or mask is None or any(batched) or mask.ndim <= len(own.core):
-        return Library.prepared(correct, operation, arguments)
+        return Library.prepare(correct, operation, arguments)
     first = np.broadcast_to(mask[:1], mask.shape).copy()
-    return Library.prepared(correct, operation, changed(arguments, {own.path: first}))
+    return Library.prepare(correct, operation, changed(arguments, {own.path: first}))

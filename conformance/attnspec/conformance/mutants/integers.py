@@ -23,14 +23,14 @@ from attnspec.spec.seq2seq import DecoderStep, Embed, GreedyDecode, OutputDistri
 from attnspec.spec.transformer import DecoderOnly, EncoderDecoder
 
 
-def _stored(x: Numbers, dtype: str) -> Numbers:
-    """Convert integers to a narrow dtype, in which they wrap around, and back."""
+def _wrap(x: Numbers, dtype: str) -> Numbers:
+    """Convert integers to a narrow dtype and back; they wrap around."""
     return x.astype(dtype).astype(np.int64)
 
 
-def _entries(table: Numbers, dtype: str, count: int) -> Numbers:
+def _wrap_indices(table: Numbers, dtype: str, count: int) -> Numbers:
     """Convert indices to a narrow dtype and back, modulo ``count`` rows."""
-    return _stored(table, dtype) % max(count, 1)
+    return _wrap(table, dtype) % max(count, 1)
 
 
 # Positions ------------------------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ def _entries(table: Numbers, dtype: str, count: int) -> Numbers:
     source="NVIDIA/Megatron-LM#535: seq.type_as(inv_freq), which makes neighbours the same from 2,048 on",
 )
 def positions_in_float16(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
-    """Positions are float16: odd ones beyond 2,048 become even, those far beyond 65,504 infinite."""
+    """Positions are rounded to float16: odd ones beyond 2,048 become even, those far beyond 65,504 infinite."""
     return Formulas.angles(correct, rounded(positions, "float16"), d, theta)
 
 
@@ -56,12 +56,12 @@ def positions_in_float16(correct: Formulas, positions: Numbers, d: int, theta: f
     source="huggingface/candle#3520: the vector of positions cast to the dtype of the model",
 )
 def positions_in_bfloat16(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
-    """Positions are bfloat16: those beyond 256 are rounded."""
+    """Positions are rounded to bfloat16, which holds all integers up to 256 only."""
     return Formulas.angles(correct, rounded(positions, "bfloat16"), d, theta)
 
 
 @mutant(
-    "rotary angles of doubles in single precision",
+    "rotary angles of float64 inputs in float32",
     replaces="angles",
     operations=(RotaryEmbedding,),
     dtype="float64",
@@ -74,7 +74,7 @@ def single_angles(correct: Formulas, positions: Numbers, d: int, theta: float) -
 
 
 @mutant(
-    "rotary positions in 15 bits",
+    "rotary positions in int16",
     replaces="angles",
     operations=(RotaryEmbedding,),
     breaks=("operation.oracle",),
@@ -93,20 +93,20 @@ def positions_in_15_bits(correct: Formulas, positions: Numbers, d: int, theta: f
     source="a table for the length of training, whose last row is read for every later position",
 )
 def table_of_4096(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
-    """Positions beyond the table of 4,096 get the angles of its last row."""
+    """Positions from 4,096 on get the angles of position 4,095."""
     return Formulas.angles(correct, np.minimum(positions, 4095.0), d, theta)
 
 
 # Windows and documents ------------------------------------------------------------------------------------------------
 
 
-def _window(window: Any, dtype: str) -> Any:
+def _narrow_window(window: Any, dtype: str) -> Any:
     ends = (None, None) if window is None else window
     return tuple(None if end is None else int(np.int64(end).astype(dtype)) for end in ends)
 
 
 @mutant(
-    "ends of a window in eight bits",
+    "ends of a window in uint8",
     replaces="sliding_window_mask",
     operations=(GroupedQueryAttention, SlidingWindowMask, VariableLengthAttention),
     breaks=("operation.oracle",),
@@ -114,23 +114,23 @@ def _window(window: Any, dtype: str) -> Any:
 )
 def window_in_a_byte(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
     """Ends of a window are stored in 8 bits: 256 becomes 0."""
-    return Formulas.sliding_window_mask(correct, n, m, window=_window(window, "uint8"))
+    return Formulas.sliding_window_mask(correct, n, m, window=_narrow_window(window, "uint8"))
 
 
 @mutant(
-    "ends of a window in seven bits and a sign",
+    "ends of a window in int8",
     replaces="sliding_window_mask",
     operations=(GroupedQueryAttention, SlidingWindowMask),
     breaks=("operation.oracle",),
     source="int8 in the arguments of a kernel, of which −1 means no window",
 )
 def window_in_a_signed_byte(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
-    """Ends of a window are signed bytes: 256 becomes 0, and 130 becomes −126."""
-    return Formulas.sliding_window_mask(correct, n, m, window=_window(window, "int8"))
+    """Ends of a window are stored in signed bytes: 256 becomes 0, and 130 becomes −126."""
+    return Formulas.sliding_window_mask(correct, n, m, window=_narrow_window(window, "int8"))
 
 
 @mutant(
-    "ends of a window in 16 bits",
+    "ends of a window in uint16",
     replaces="sliding_window_mask",
     operations=(SlidingWindowMask,),
     breaks=("operation.oracle",),
@@ -138,14 +138,14 @@ def window_in_a_signed_byte(correct: Formulas, n: int, m: int, *, window: Any = 
 )
 def window_in_16_bits(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
     """Ends of a window are stored in 16 bits: 65,536 becomes 0."""
-    return Formulas.sliding_window_mask(correct, n, m, window=_window(window, "uint16"))
+    return Formulas.sliding_window_mask(correct, n, m, window=_narrow_window(window, "uint16"))
 
 
 @mutant(
     "window of at most 255 keys",
     replaces="sliding_window_mask",
     operations=(GroupedQueryAttention, VariableLengthAttention),
-    breaks=("sizes.beyond",),
+    breaks=("sizes.large-sizes",),
     profile="full",
     source="a reach that saturates where a byte ends",
 )
@@ -157,22 +157,22 @@ def saturated_window(correct: Formulas, n: int, m: int, *, window: Any = None) -
 
 
 @mutant(
-    "documents in 16 bits",
+    "documents in int16",
     replaces="document_mask",
     operations=(DocumentMask,),
-    breaks=("kernels.masks",),
+    breaks=("kernels.window-and-document-masks",),
     source="identifiers of documents hashed to the width of a mask's tile",
 )
 def documents_in_16_bits(correct: Formulas, query_documents: Numbers, key_documents: Numbers) -> Numbers:
     """Documents whose numbers differ by 65,536 count as the same document."""
-    return Formulas.document_mask(correct, _stored(query_documents, "int16"), _stored(key_documents, "int16"))
+    return Formulas.document_mask(correct, _wrap(query_documents, "int16"), _wrap(key_documents, "int16"))
 
 
 @mutant(
-    "documents in single precision",
+    "documents in float32",
     replaces="document_mask",
     operations=(DocumentMask,),
-    breaks=("kernels.masks",),
+    breaks=("kernels.window-and-document-masks",),
     source="identifiers compared as floats, because a kernel has no integers",
 )
 def documents_in_single(correct: Formulas, query_documents: Numbers, key_documents: Numbers) -> Numbers:
@@ -183,55 +183,55 @@ def documents_in_single(correct: Formulas, query_documents: Numbers, key_documen
 # Pages ----------------------------------------------------------------------------------------------------------------
 
 
-def _in_table(dtype: str) -> Any:
+def _gather_by_narrow_table(dtype: str) -> Any:
     def gathered(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
-        return Formulas.gathered(correct, pages, _entries(table, dtype, len(pages)))
+        return Formulas.gather_rows(correct, pages, _wrap_indices(table, dtype, len(pages)))
 
     return gathered
 
 
 @mutant(
-    "block table in bytes",
-    replaces="gathered",
+    "block table in uint8",
+    replaces="gather_rows",
     operations=(PagedAttention,),
-    breaks=("sizes.features",),
+    breaks=("sizes.model-sizes",),
     source="tenstorrent/tt-metal#57364: entries of a page table read by another width than they are stored with",
 )
 def table_in_bytes(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
     """Page numbers are stored in 8 bits: page 256 is read as page 0."""
-    found: Numbers = _in_table("uint8")(correct, pages, table)
-    return found
+    rows: Numbers = _gather_by_narrow_table("uint8")(correct, pages, table)
+    return rows
 
 
 @mutant(
-    "block table in signed bytes",
-    replaces="gathered",
+    "block table in int8",
+    replaces="gather_rows",
     operations=(PagedAttention,),
-    breaks=("sizes.features",),
+    breaks=("sizes.model-sizes",),
     source="a page table that was moved with the quantized cache",
 )
 def table_in_signed_bytes(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
     """Page numbers are signed bytes: page 128 is counted from the end of the cache."""
-    found: Numbers = _in_table("int8")(correct, pages, table)
-    return found
+    rows: Numbers = _gather_by_narrow_table("int8")(correct, pages, table)
+    return rows
 
 
 @mutant(
-    "block table in 15 bits",
-    replaces="gathered",
+    "block table in int16",
+    replaces="gather_rows",
     operations=(PagedAttention,),
-    breaks=("sizes.features",),
+    breaks=("sizes.model-sizes",),
     source="tenstorrent/tt-metal#57364: page tables of 16 bits, read as signed",
 )
 def table_in_15_bits(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
     """Page numbers are signed 16-bit integers: page 32,768 is counted from the end of the cache."""
-    found: Numbers = _in_table("int16")(correct, pages, table)
-    return found
+    rows: Numbers = _gather_by_narrow_table("int16")(correct, pages, table)
+    return rows
 
 
 @mutant(
-    "rows of a page beyond the 64th are the first ones",
-    replaces="gathered",
+    "rows of a page read modulo 64",
+    replaces="gather_rows",
     operations=(PagedAttention,),
     breaks=("operation.oracle",),
     source="vllm-project/vllm#54359: kernels that read pages of a fixed size, beside a larger one that is declared",
@@ -239,12 +239,12 @@ def table_in_15_bits(correct: Formulas, pages: Numbers, table: Numbers) -> Numbe
 def pages_of_64_rows(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
     """Rows of a page wrap around at 64: row 64 is read as row 0."""
     rows = np.arange(pages.shape[-2]) % 64
-    return Formulas.gathered(correct, pages[..., rows, :], table)
+    return Formulas.gather_rows(correct, pages[..., rows, :], table)
 
 
 @mutant(
-    "rows of a page in seven bits",
-    replaces="gathered",
+    "rows of a page read modulo 128",
+    replaces="gather_rows",
     operations=(PagedAttention,),
     breaks=("operation.oracle",),
     source="an offset within a page that is packed beside its number",
@@ -252,24 +252,24 @@ def pages_of_64_rows(correct: Formulas, pages: Numbers, table: Numbers) -> Numbe
 def rows_in_seven_bits(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
     """Rows of a page wrap around at 128: row 128 is read as row 0."""
     rows = np.arange(pages.shape[-2]) % 128
-    return Formulas.gathered(correct, pages[..., rows, :], table)
+    return Formulas.gather_rows(correct, pages[..., rows, :], table)
 
 
 @mutant(
-    "cached positions in signed bytes",
-    replaces="last_positions",
+    "cached positions in int8",
+    replaces="query_positions",
     operations=(PagedAttention,),
     breaks=("operation.oracle",),
     source="positions of queries that are stored with the draft tokens of a speculative step",
 )
 def cached_in_bytes(correct: Formulas, lengths: Numbers, n: int) -> Numbers:
     """Positions of queries in the cache are signed bytes: 128 becomes −128."""
-    return _stored(Formulas.last_positions(correct, lengths, n), "int8")
+    return _wrap(Formulas.query_positions(correct, lengths, n), "int8")
 
 
 @mutant(
-    "ends of packed sequences in signed bytes",
-    replaces="sequences",
+    "ends of packed sequences in int8",
+    replaces="sequence_slices",
     operations=(VariableLengthAttention,),
     breaks=("operation.oracle",),
     profile="full",
@@ -278,56 +278,56 @@ def cached_in_bytes(correct: Formulas, lengths: Numbers, n: int) -> Numbers:
 def ends_in_bytes(correct: Formulas, ends: Numbers) -> list[slice]:
     """Ends of packed sequences are signed bytes: ends from 128 on wrap around."""
     last = int(ends[-1])
-    moved = np.maximum(_stored(ends, "int8"), 0)
+    moved = np.maximum(_wrap(ends, "int8"), 0)
     moved[0], moved[-1] = 0, last
-    return Formulas.sequences(correct, np.maximum.accumulate(moved))
+    return Formulas.sequence_slices(correct, np.maximum.accumulate(moved))
 
 
 # Tokens ---------------------------------------------------------------------------------------------------------------
 
 
 @mutant(
-    "tokens in bytes",
-    replaces="rows",
+    "tokens in uint8",
+    replaces="table_rows",
     operations=(Embed, DecoderOnly),
     breaks=("operation.oracle",),
     source="a tokenizer of characters whose vocabulary grew",
 )
 def tokens_in_bytes(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbers:
     """Tokens are stored in 8 bits: token 256 is read as token 0."""
-    return Formulas.rows(correct, table, _entries(tokens, "uint8", len(table)))
+    return Formulas.table_rows(correct, table, _wrap_indices(tokens, "uint8", len(table)))
 
 
 @mutant(
-    "tokens in 15 bits",
-    replaces="rows",
+    "tokens in int16",
+    replaces="table_rows",
     operations=(Embed, DecoderStep, DecoderOnly, EncoderDecoder),
-    breaks=("sizes.features",),
+    breaks=("sizes.model-sizes",),
     source="token files of int16, as for a vocabulary of 32,000, with one of 50,257",
 )
 def tokens_in_15_bits(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbers:
     """Tokens are signed 16-bit integers: token 32,768 is counted from the end of the vocabulary."""
-    return Formulas.rows(correct, table, _entries(tokens, "int16", len(table)))
+    return Formulas.table_rows(correct, table, _wrap_indices(tokens, "int16", len(table)))
 
 
 @mutant(
     "tokens in float16",
-    replaces="rows",
+    replaces="table_rows",
     operations=(Embed, DecoderOnly),
-    breaks=("sizes.features",),
+    breaks=("sizes.model-sizes",),
     source="token indices converted with the model's other inputs by .half()",
 )
 def tokens_in_float16(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbers:
     """Tokens are float16: those beyond 2,048 are rounded."""
     halves = tokens.astype(np.float16).astype(np.float64)
-    return Formulas.rows(correct, table, np.minimum(halves, len(table) - 1).astype(np.int64))
+    return Formulas.table_rows(correct, table, np.minimum(halves, len(table) - 1).astype(np.int64))
 
 
 @mutant(
-    "vocabulary in tiles of 4,096 without the last one",
+    "last partial tile of 4,096 tokens normalised separately",
     replaces="normalized",
     operations=(OutputDistribution, DecoderStep, DecoderOnly),
-    breaks=("sizes.features",),
+    breaks=("sizes.model-sizes",),
     source="a softmax over as many numbers as fit into shared memory",
 )
 def whole_tiles(correct: Formulas, scores: Numbers) -> Numbers:
@@ -344,11 +344,11 @@ def whole_tiles(correct: Formulas, scores: Numbers) -> Numbers:
     "best of the first 256 tokens",
     replaces="best_token",
     operations=(GreedyDecode,),
-    breaks=("sizes.features",),
+    breaks=("sizes.model-sizes",),
     source="an argmax in one block of threads",
 )
 def best_of_256(correct: Formulas, logarithms: Numbers) -> Numbers:
-    """Only the first 256 tokens of the vocabulary are ever chosen."""
+    """Only the first 256 tokens of the vocabulary can be chosen."""
     return Formulas.best_token(correct, logarithms[..., :256])
 
 
@@ -356,15 +356,15 @@ def best_of_256(correct: Formulas, logarithms: Numbers) -> Numbers:
 
 
 @mutant(
-    "causal flag forgotten beyond 600 elements of a batch",
-    replaces="prepared",
+    "causal flag forgotten beyond 600 batch elements",
+    replaces="prepare",
     operations=(GroupedQueryAttention,),
-    breaks=("sizes.beyond",),
+    breaks=("sizes.large-sizes",),
     profile="full",
     source="another kernel for large batches, written for decoding one query at a time",
 )
 def causal_of_few(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The causal flag is ignored for batches of more than 600 elements."""
     many = np.prod(bind(operation, arguments).batch) > 600
-    given = changed(arguments, {operation.flag: False}) if many and operation.flag else arguments
-    return Library.prepared(correct, operation, given)
+    changed_arguments = changed(arguments, {operation.flag: False}) if many and operation.flag else arguments
+    return Library.prepare(correct, operation, changed_arguments)

@@ -26,10 +26,10 @@ IN_GROUPS = (GroupedQueryAttention, VariableLengthAttention, PagedAttention)
 
 
 @mutant(
-    "heads of keys in turn",
-    replaces="for_heads",
+    "key heads assigned in turn",
+    replaces="repeat_heads",
     operations=IN_GROUPS,
-    breaks=("kernels.groups", "operation.oracle"),
+    breaks=("kernels.grouped-heads-share-keys", "operation.oracle"),
     source="onnx/onnx#7274: Tile in place of repeat_interleave, r % h_k for r // group",
 )
 def tiled_heads(correct: Formulas, x: Numbers, group: int) -> Numbers:
@@ -39,13 +39,13 @@ def tiled_heads(correct: Formulas, x: Numbers, group: int) -> Numbers:
 
 
 @mutant(
-    "first head of keys for all",
-    replaces="for_heads",
+    "first key head used for all",
+    replaces="repeat_heads",
     operations=IN_GROUPS,
-    breaks=("kernels.groups", "operation.oracle", "operation.gradient"),
+    breaks=("kernels.grouped-heads-share-keys", "operation.oracle", "operation.gradient"),
     source="a kernel with one group, called with more",
 )
-def one_group(correct: Formulas, x: Numbers, group: int) -> Numbers:
+def first_key_head(correct: Formulas, x: Numbers, group: int) -> Numbers:
     """All query heads attend to the first key head."""
     return np.repeat(x[..., :1, :, :], group * x.shape[-3], axis=-3)
 
@@ -57,7 +57,7 @@ def one_group(correct: Formulas, x: Numbers, group: int) -> Numbers:
     "window with one key too many",
     replaces="sliding_window_mask",
     operations=(GroupedQueryAttention, VariableLengthAttention, SlidingWindowMask),
-    breaks=("masking.spelled-out", "kernels.masks", "operation.oracle"),
+    breaks=("masking.equals-explicit-mask", "kernels.window-and-document-masks", "operation.oracle"),
     source="huggingface/transformers#39408: sliding_window where sliding_window − 1 is meant",
 )
 def wide_window(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
@@ -70,7 +70,7 @@ def wide_window(correct: Formulas, n: int, m: int, *, window: Any = None) -> Num
     "window without the query's own position",
     replaces="sliding_window_mask",
     operations=(GroupedQueryAttention, SlidingWindowMask),
-    breaks=("kernels.masks", "operation.oracle"),
+    breaks=("kernels.window-and-document-masks", "operation.oracle"),
     source="microsoft/onnxruntime#25927: a local window that excludes the current token",
 )
 def window_without_itself(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
@@ -80,71 +80,71 @@ def window_without_itself(correct: Formulas, n: int, m: int, *, window: Any = No
 
 
 @mutant(
-    "an end of a window that is 0 counts as none",
-    replaces="near",
+    "window end 0 taken for None",
+    replaces="join_masks",
     operations=(GroupedQueryAttention,),
-    breaks=("masking.spelled-out", "operation.oracle"),
+    breaks=("masking.equals-explicit-mask", "operation.oracle"),
     source="`if window[0]:`, for which 0 is as good as None",
 )
 def falsy_window(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
-    """An end of 0 counts as None: the window is open to that side."""
+    """A window end of 0 counts as None: the window is open to that side."""
     open_ends = None if window is None else (window[0] or None, window[1] or None)
-    return Formulas.near(correct, mask, open_ends, lengths, n, m)
+    return Formulas.join_masks(correct, mask, open_ends, lengths, n, m)
 
 
 @mutant(
     "right end of a window forgotten",
-    replaces="near",
+    replaces="join_masks",
     operations=(GroupedQueryAttention,),
-    breaks=("masking.spelled-out", "operation.oracle"),
+    breaks=("masking.equals-explicit-mask", "operation.oracle"),
     source="a kernel with window_size_left alone, whose causal flag is left to the caller",
 )
 def without_right_end(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
     """The right end of a window is ignored: it reaches to the last key."""
-    return Formulas.near(correct, mask, None if window is None else (window[0], None), lengths, n, m)
+    return Formulas.join_masks(correct, mask, None if window is None else (window[0], None), lengths, n, m)
 
 
 @mutant(
     "left end of a window forgotten",
-    replaces="near",
+    replaces="join_masks",
     operations=(GroupedQueryAttention,),
-    breaks=("masking.spelled-out", "operation.oracle"),
+    breaks=("masking.equals-explicit-mask", "operation.oracle"),
     source="a window of look-ahead alone, beside a causal flag",
 )
 def without_left_end(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
     """The left end of a window is ignored: it reaches to the first key."""
-    return Formulas.near(correct, mask, None if window is None else (None, window[1]), lengths, n, m)
+    return Formulas.join_masks(correct, mask, None if window is None else (None, window[1]), lengths, n, m)
 
 
 @mutant(
-    "window that is accepted and forgotten",
-    replaces="near",
+    "window forgotten",
+    replaces="join_masks",
     operations=(GroupedQueryAttention,),
-    breaks=("operation.option-effect", "masking.spelled-out"),
+    breaks=("operation.options-have-effect", "masking.equals-explicit-mask"),
     source="an argument that one of two code paths does not pass on",
 )
 def no_window(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
     """The window is ignored."""
-    return Formulas.near(correct, mask, None, lengths, n, m)
+    return Formulas.join_masks(correct, mask, None, lengths, n, m)
 
 
 @mutant(
-    "lengths that are accepted and forgotten",
-    replaces="near",
+    "lengths forgotten",
+    replaces="join_masks",
     operations=(GroupedQueryAttention,),
-    breaks=("operation.option-effect", "masking.truncation", "operation.oracle"),
+    breaks=("operation.options-have-effect", "masking.masking-equals-truncation", "operation.oracle"),
     source="padding that a fast path attends to",
 )
 def no_lengths(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
     """The lengths are ignored: keys beyond them are attended to."""
-    return Formulas.near(correct, mask, window, None, n, m)
+    return Formulas.join_masks(correct, mask, window, None, n, m)
 
 
 @mutant(
-    "scale of 0 for the default",
+    "scale 0 replaced by the default",
     replaces="scaled_by",
     operations=(*IN_GROUPS, LatentAttention),
-    breaks=("kernels.cap",),
+    breaks=("kernels.score-cap-limits",),
     source="`scale or d ** -0.5`",
 )
 def falsy_scale(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Numbers:
@@ -153,31 +153,31 @@ def falsy_scale(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Numbe
 
 
 @mutant(
-    "scale upon the default one",
+    "scale applied on top of the default",
     replaces="scaled_by",
     operations=(*IN_GROUPS, LatentAttention),
-    breaks=("operation.option-effect", "operation.oracle"),
+    breaks=("operation.options-have-effect", "operation.oracle"),
     source="queries scaled before a kernel that scales them too",
 )
 def scaled_twice(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Numbers:
     """Scores are multiplied by the scale and divided by √d as well."""
-    found = Formulas.scaled_by(correct, scores, d, scale)
-    return found if scale is None else found / np.sqrt(scores.dtype.type(d))
+    scaled = Formulas.scaled_by(correct, scores, d, scale)
+    return scaled if scale is None else scaled / np.sqrt(scores.dtype.type(d))
 
 
 @mutant(
     "cap after the bias and the mask",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.cap", "operation.oracle"),
+    breaks=("kernels.score-cap-limits", "operation.oracle"),
     source="onnx/onnx#7865: softcap after the mask, for which −∞ becomes −c",
 )
 class CapAfterMask(Formulas):
-    """The cap c follows the mask: masked keys get the score −c and thus weight."""
+    """Scores are capped by c after the mask: masked keys get the score −c and thus weight."""
 
     def biased(self, scores: Numbers, softcap: Any, bias: Numbers, slopes: Numbers, attendable: Numbers) -> Numbers:
         """Cap the masked scores last."""
-        found = super().biased(scores, None, bias, slopes, attendable)
-        return self.capped(self.excluded(found, attendable), softcap)
+        scored = super().biased(scores, None, bias, slopes, attendable)
+        return self.capped(self.mask_scores(scored, attendable), softcap)
 
     def weighted(self, scores: Numbers, values: Numbers, attendable: Numbers) -> tuple[Numbers, Numbers]:
         """Leave out only scores of −∞."""
@@ -188,7 +188,7 @@ class CapAfterMask(Formulas):
     "scores times tanh of scores",
     replaces="capped",
     operations=IN_GROUPS,
-    breaks=("kernels.cap", "operation.oracle", "operation.option-effect"),
+    breaks=("kernels.score-cap-limits", "operation.oracle", "operation.options-have-effect"),
     source="c tanh(s/c) misread as s tanh(s)",
 )
 def scores_by_tanh(correct: Formulas, scores: Numbers, softcap: Any) -> Numbers:
@@ -197,10 +197,10 @@ def scores_by_tanh(correct: Formulas, scores: Numbers, softcap: Any) -> Numbers:
 
 
 @mutant(
-    "cap that is not divided by",
+    "scores not divided by the cap",
     replaces="capped",
     operations=IN_GROUPS,
-    breaks=("kernels.cap", "operation.oracle", "operation.option-effect"),
+    breaks=("kernels.score-cap-limits", "operation.oracle", "operation.options-have-effect"),
     source="c tanh(s), where the scale should have held 1/c",
 )
 def tanh_of_scores(correct: Formulas, scores: Numbers, softcap: Any) -> Numbers:
@@ -209,13 +209,13 @@ def tanh_of_scores(correct: Formulas, scores: Numbers, softcap: Any) -> Numbers:
 
 
 @mutant(
-    "scores cut off at the cap",
+    "scores clipped at the cap",
     replaces="capped",
     operations=IN_GROUPS,
-    breaks=("operation.oracle", "operation.option-effect"),
+    breaks=("operation.oracle", "operation.options-have-effect"),
     source="a clamp in place of a tanh",
 )
-def clamped(correct: Formulas, scores: Numbers, softcap: Any) -> Numbers:
+def scores_clipped_at_cap(correct: Formulas, scores: Numbers, softcap: Any) -> Numbers:
     """Scores s become min(max(s, −c), c) in place of c tanh(s/c)."""
     if softcap is None:
         return scores
@@ -223,10 +223,10 @@ def clamped(correct: Formulas, scores: Numbers, softcap: Any) -> Numbers:
 
 
 @mutant(
-    "sinks that are accepted and forgotten",
+    "sinks forgotten",
     replaces="with_sink",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.bias", "operation.oracle"),
+    breaks=("kernels.slopes-and-sinks-are-biases", "operation.oracle"),
     source="vllm-project/vllm#52156: sinks taken in **kwargs and dropped",
 )
 def no_sinks(
@@ -237,22 +237,22 @@ def no_sinks(
 
 
 @mutant(
-    "logarithm without the sink",
-    replaces="logarithms",
+    "log-sum-exp without the sink",
+    replaces="log_sum_exps",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.bias", "kernels.logarithm", "operation.oracle"),
+    breaks=("kernels.slopes-and-sinks-are-biases", "kernels.log-sum-exp", "operation.oracle"),
     source="parts of a cache merged by logarithms of which each leaves out the sink",
 )
 def logarithm_without_sink(correct: Formulas, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
     """The log-sum-exp leaves out the sink."""
-    return Formulas.logarithms(correct, scores, attendable, None)
+    return Formulas.log_sum_exps(correct, scores, attendable, None)
 
 
 @mutant(
     "sinks of the heads in reverse",
     replaces="with_sink",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.bias", "operation.oracle"),
+    breaks=("kernels.slopes-and-sinks-are-biases", "operation.oracle"),
     source="sharded heads that load the sinks of another rank",
 )
 def sinks_exchanged(
@@ -263,10 +263,10 @@ def sinks_exchanged(
 
 
 @mutant(
-    "distance with its sign",
+    "signed distance",
     replaces="distances",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.bias", "operation.oracle"),
+    breaks=("kernels.slopes-and-sinks-are-biases", "operation.oracle"),
     source="linear biases written for causal attention, used without it: later keys are preferred",
 )
 def signed_distances(correct: Formulas, n: int, m: int) -> Numbers:
@@ -275,15 +275,15 @@ def signed_distances(correct: Formulas, n: int, m: int) -> Numbers:
 
 
 @mutant(
-    "linear bias from the top left, causal mask at the bottom right",
+    "windows and biases top-left under a bottom-right causal mask",
     replaces="attendable",
     operations=(GroupedQueryAttention,),
     declares={"causal_alignment": "bottom-right"},
-    breaks=("kernels.bias", "masking.spelled-out", "operation.oracle"),
+    breaks=("kernels.slopes-and-sinks-are-biases", "masking.equals-explicit-mask", "operation.oracle"),
     source="Dao-AILab/flash-attention#517: the mask moved, and what else counts from its diagonal did not",
 )
 def mask_alone_moves(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """Only the causal mask is bottom-right, j ≤ i + m − n; distances |i − j| and windows around i are not."""
+    """The causal mask is j ≤ i + m − n, as declared, but distances |i − j| and windows around i stay top-left."""
     if not causal:
         return mask
     triangle = np.tri(n, m, m - n, dtype=bool)
@@ -291,13 +291,13 @@ def mask_alone_moves(correct: Formulas, mask: Numbers, causal: bool, n: int, m: 
 
 
 @mutant(
-    "linear bias that is added",
+    "linear bias added, not subtracted",
     replaces="linear_bias",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.bias", "operation.oracle", "operation.gradient"),
+    breaks=("kernels.slopes-and-sinks-are-biases", "operation.oracle", "operation.gradient"),
     source="slopes that are stored with their sign",
 )
-def added_slopes(correct: Formulas, slopes: Numbers, n: int, m: int) -> Numbers:
+def added_linear_bias(correct: Formulas, slopes: Numbers, n: int, m: int) -> Numbers:
     """The linear bias is added, not subtracted: distant keys get more weight."""
     return -Formulas.linear_bias(correct, slopes, n, m)
 
@@ -306,35 +306,35 @@ def added_slopes(correct: Formulas, slopes: Numbers, n: int, m: int) -> Numbers:
 
 
 @mutant(
-    "logarithm to the base 2",
+    "log-sum-exp in base 2",
     replaces="log_sum_exp",
     operations=(*IN_GROUPS, MergeAttention),
-    breaks=("kernels.logarithm", "kernels.merged", "operation.oracle"),
+    breaks=("kernels.log-sum-exp", "kernels.merged-parts-equal-whole", "operation.oracle"),
     source="flashinfer-ai/flashinfer#2113: log₂ Σ 2ˣ, where others return log Σ eˣ",
 )
-def base_two(correct: Formulas, scores: Numbers) -> Numbers:
-    """log-sum-exps are divided by log 2."""
+def log_sum_exp_in_base_two(correct: Formulas, scores: Numbers) -> Numbers:
+    """Log-sum-exps are divided by log 2, as for base 2."""
     return Formulas.log_sum_exp(correct, scores) / scores.dtype.type(np.log(2))
 
 
 @mutant(
-    "logarithm of the first head for all",
-    replaces="logarithms",
+    "first head's log-sum-exp used for all",
+    replaces="log_sum_exps",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.groups", "operation.oracle"),
+    breaks=("kernels.grouped-heads-share-keys", "operation.oracle"),
     source="an offset that lacks the stride of heads",
 )
 def first_logarithm(correct: Formulas, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
     """Every head has the log-sum-exp of the first."""
-    found = Formulas.logarithms(correct, scores, attendable, sinks)
-    return np.broadcast_to(found[..., :1, :], found.shape)
+    by_head = Formulas.log_sum_exps(correct, scores, attendable, sinks)
+    return np.broadcast_to(by_head[..., :1, :], by_head.shape)
 
 
 @mutant(
-    "logarithm relative to the greatest score",
+    "log-sum-exp without its maximum",
     replaces="log_sum_exp",
     operations=(*IN_GROUPS, MergeAttention),
-    breaks=("kernels.logarithm", "kernels.merged", "operation.oracle"),
+    breaks=("kernels.log-sum-exp", "kernels.merged-parts-equal-whole", "operation.oracle"),
     source="Dao-AILab/flash-attention#404: log Σ exp(x − max x), by which blocks cannot be merged",
 )
 def relative_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
@@ -343,10 +343,10 @@ def relative_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
 
 
 @mutant(
-    "finite logarithm of an empty row",
+    "log-sum-exp −10⁹ of an empty row",
     replaces="log_sum_exp",
     operations=(GroupedQueryAttention,),
-    breaks=("kernels.logarithm",),
+    breaks=("kernels.log-sum-exp",),
     source="a fill of −10⁹ in place of −∞",
 )
 def finite_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
@@ -355,10 +355,10 @@ def finite_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
 
 
 @mutant(
-    "logarithms that are added",
+    "log-sum-exps of parts added",
     replaces="merge_attention",
     operations=(MergeAttention,),
-    breaks=("kernels.merged", "operation.oracle"),
+    breaks=("kernels.merged-parts-equal-whole", "operation.oracle"),
     source="zhuzilin/ring-flash-attention#20: lse + block_lse",
 )
 def added_logarithms(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
@@ -371,7 +371,7 @@ def added_logarithms(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers)
     "parts with equal weights",
     replaces="merge_attention",
     operations=(MergeAttention,),
-    breaks=("kernels.merged", "operation.oracle"),
+    breaks=("kernels.merged-parts-equal-whole", "operation.oracle"),
     source="outputs of devices averaged, each of which has seen other keys",
 )
 def averaged_parts(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
@@ -383,7 +383,7 @@ def averaged_parts(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) -
 
 
 @mutant(
-    "logarithms without a gradient",
+    "log-sum-exps without a gradient",
     replaces="log_sum_exp",
     operations=(GroupedQueryAttention, MergeAttention),
     breaks=("operation.gradient",),
@@ -412,13 +412,13 @@ def constant_weights(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers)
 
 
 @mutant(
-    "packed sequences that see each other",
+    "packed sequences attend to each other",
     replaces="variable_length_attention",
     operations=(VariableLengthAttention,),
-    breaks=("kernels.packed", "operation.oracle"),
+    breaks=("kernels.packed-equals-separate", "operation.oracle"),
     source="huggingface/transformers#46634: cross-sequence contamination under an all-ones mask",
 )
-def contaminated(
+def packed_as_one_sequence(
     correct: Formulas,
     query: Numbers,
     key: Numbers,
@@ -432,41 +432,41 @@ def contaminated(
 
 
 @mutant(
-    "sequences that end one position early",
-    replaces="sequences",
+    "packed sequences end one position early",
+    replaces="sequence_slices",
     operations=(VariableLengthAttention,),
-    breaks=("kernels.packed", "operation.oracle"),
+    breaks=("kernels.packed-equals-separate", "operation.oracle"),
     source="a last key that is left out",
 )
 def short_sequences(correct: Formulas, ends: Numbers) -> list[slice]:
     """Every sequence but the last ends one position early, where the next one begins."""
     moved = ends.copy()
     moved[1:-1] = np.maximum(moved[1:-1] - 1, 0)
-    return Formulas.sequences(correct, moved)
+    return Formulas.sequence_slices(correct, moved)
 
 
 @mutant(
-    "pages in the order of memory",
-    replaces="gathered",
+    "consecutive pages in place of the table",
+    replaces="gather_rows",
     operations=(PagedAttention,),
-    breaks=("kernels.contiguous", "operation.oracle"),
+    breaks=("kernels.paged-equals-contiguous", "operation.oracle"),
     source="hw-native-sys/pypto#470: blocks of a table taken for neighbours in the cache",
 )
 def neighbouring_pages(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
-    """Consecutive pages are read from the table's first entry on; its other entries are ignored."""
-    return Formulas.gathered(correct, pages, (table[..., :1] + np.arange(table.shape[-1])) % len(pages))
+    """Pages are read one after another from the table's first entry on; its other entries are ignored."""
+    return Formulas.gather_rows(correct, pages, (table[..., :1] + np.arange(table.shape[-1])) % len(pages))
 
 
 @mutant(
-    "stale rows of the last page",
-    replaces="cached",
+    "two rows beyond the length attended to",
+    replaces="cache_mask",
     operations=(PagedAttention,),
-    breaks=("kernels.contiguous", "operation.oracle"),
+    breaks=("kernels.paged-equals-contiguous", "operation.oracle"),
     source="rows behind the length that a mask does not reach",
 )
 def stale_rows(correct: Formulas, lengths: Numbers, n: int, m: int, causal: bool, window: Any) -> Numbers:
-    """Two rows beyond the length are attended to."""
-    full = Formulas.cached(correct, lengths, n, m, causal, window)
+    """Without causal flag and window, two keys beyond the length are attended to."""
+    full = Formulas.cache_mask(correct, lengths, n, m, causal, window)
     if causal or window is not None:
         return full
     return np.broadcast_to(np.arange(m) < lengths[..., None, None] + 2, full.shape)
@@ -474,13 +474,13 @@ def stale_rows(correct: Formulas, lengths: Numbers, n: int, m: int, causal: bool
 
 @mutant(
     "queries at the first positions of the cache",
-    replaces="last_positions",
+    replaces="query_positions",
     operations=(PagedAttention,),
-    breaks=("kernels.contiguous", "operation.oracle"),
+    breaks=("kernels.paged-equals-contiguous", "operation.oracle"),
     source="thu-ml/SageAttention#372: a top-left causal mask where queries are the last positions",
 )
 def first_positions(correct: Formulas, lengths: Numbers, n: int) -> Numbers:
-    """Query i is placed at position i, not among the last positions of the cache."""
+    """Query i of n is placed at position i, not at position length − n + i."""
     return 0 * lengths[..., None, None] + np.arange(n)[:, None]
 
 
@@ -488,10 +488,10 @@ def first_positions(correct: Formulas, lengths: Numbers, n: int) -> Numbers:
 
 
 @mutant(
-    "rotated part left out",
+    "rotary part of the scores left out",
     replaces="latent_attention",
     operations=(LatentAttention,),
-    breaks=("kernels.plain-and-absorbed", "operation.oracle"),
+    breaks=("kernels.latent-weight-absorption", "operation.oracle"),
     source="an absorbed path for queries without positions",
 )
 def without_rotated(
@@ -500,22 +500,22 @@ def without_rotated(
     query_rope: Numbers,
     latent: Numbers,
     key_rope: Numbers,
-    *rest: Any,
+    *weights: Any,
     **options: Any,
 ) -> Numbers:
     """Scores leave out the rotated parts of queries and keys."""
-    return Formulas.latent_attention(correct, query, 0 * query_rope, latent, key_rope, *rest, **options)
+    return Formulas.latent_attention(correct, query, 0 * query_rope, latent, key_rope, *weights, **options)
 
 
 @mutant(
-    "scale of the absorbed width",
+    "scale 1/√(2d) in latent attention",
     replaces="scaled_by",
     operations=(LatentAttention,),
-    breaks=("kernels.plain-and-absorbed", "operation.oracle"),
+    breaks=("kernels.latent-weight-absorption", "operation.oracle"),
     source="1/√(d_c + d_r), the size that the absorbed form multiplies",
 )
 def absorbed_scale(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Numbers:
-    """The scale is that of twice as many features, 1/√(2d)."""
+    """The default scale is 1/√(2d) in place of 1/√d."""
     return Formulas.scaled_by(correct, scores, 2 * d, scale)
 
 
@@ -523,39 +523,39 @@ def absorbed_scale(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Nu
 
 
 @mutant(
-    "halves turned by the angles of neighbours",
+    "one angle for two neighbouring pairs",
     replaces="angles",
     operations=(RotaryEmbedding,),
     breaks=("operation.oracle",),
     source="rotate_half with angles that are repeated in pairs",
 )
 def repeated_angles(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
-    """Every two pairs of features share one angle."""
-    found = Formulas.angles(correct, positions, d, theta)
-    return np.repeat(found[..., : (found.shape[-1] + 1) // 2], 2, axis=-1)[..., : found.shape[-1]]
+    """Pairs 2k and 2k + 1 of features are rotated by the angle of pair k."""
+    angles = Formulas.angles(correct, positions, d, theta)
+    return np.repeat(angles[..., : (angles.shape[-1] + 1) // 2], 2, axis=-1)[..., : angles.shape[-1]]
 
 
 @mutant(
     "pairs of halves, undeclared",
-    replaces="pairs",
+    replaces="split_pairs",
     operations=(RotaryEmbedding,),
     breaks=("semantics.rotary_pairs", "operation.oracle"),
     source="huggingface/candle#3410: weights of one convention under the other",
 )
 def half_pairs(correct: Formulas, x: Numbers) -> tuple[Numbers, Numbers]:
-    """Feature i is paired with feature i + d/2, and the result is interleaved."""
+    """Feature i is paired with feature i + d/2, not with its neighbour, and the result is interleaved."""
     half = x.shape[-1] // 2
     return x[..., :half], x[..., half:]
 
 
 @mutant(
-    "reflection for a rotation",
-    replaces="turned",
+    "reflection in place of a rotation",
+    replaces="rotate",
     operations=(RotaryEmbedding,),
-    breaks=("kernels.rotation", "operation.oracle"),
+    breaks=("kernels.rotary-relative-position", "operation.oracle"),
     source="a lost sign",
 )
-def reflected(
+def reflected_pairs(
     correct: Formulas, first: Numbers, second: Numbers, cosine: Numbers, sine: Numbers
 ) -> tuple[Numbers, Numbers]:
     """The first feature is rotated with +sin in place of −sin."""
@@ -566,7 +566,7 @@ def reflected(
     "angles that grow with the square of the position",
     replaces="angles",
     operations=(RotaryEmbedding,),
-    breaks=("kernels.rotation", "operation.oracle"),
+    breaks=("kernels.rotary-relative-position", "operation.oracle"),
     source="positions added in place, and counted twice in a loop",
 )
 def squared_positions(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
@@ -575,36 +575,36 @@ def squared_positions(correct: Formulas, positions: Numbers, d: int, theta: floa
 
 
 @mutant(
-    "slopes from 1 on",
+    "slopes start at 1",
     replaces="alibi_slopes",
     operations=(AlibiSlopes,),
-    breaks=("kernels.slope-halves", "operation.oracle"),
+    breaks=("kernels.geometric-alibi-slopes", "operation.oracle"),
     source="paiml/aprender#2143: 2^(−8r/h) for 2^(−8(r + 1)/h)",
 )
 def early_slopes(correct: Formulas, heads: int) -> Numbers:
-    """The slopes begin with 1, one step too early."""
-    found = Formulas.alibi_slopes(correct, heads)
+    """Slopes are 2^(8/h₂) times too large, with h₂ ≤ h the greatest power of two: they begin with 1."""
+    slopes = Formulas.alibi_slopes(correct, heads)
     below = 2 ** int(np.floor(np.log2(heads)))
-    return (found * 2.0 ** (8 / below)).astype(found.dtype)
+    return (slopes * 2.0 ** (8 / below)).astype(slopes.dtype)
 
 
 @mutant(
-    "slopes of one series for any number of heads",
+    "one series of slopes for any number of heads",
     replaces="alibi_slopes",
     operations=(AlibiSlopes,),
-    breaks=("kernels.slope-halves", "operation.oracle"),
+    breaks=("kernels.geometric-alibi-slopes", "operation.oracle"),
     source="the closed formula for powers of two",
 )
-def one_series(correct: Formulas, heads: int) -> Numbers:
+def one_series_of_slopes(correct: Formulas, heads: int) -> Numbers:
     """The slopes are 2^(−8(r + 1)/h) even if h is no power of two."""
     return (2.0 ** (-8 * (np.arange(heads) + 1) / heads)).astype(correct.default)
 
 
 @mutant(
-    "documents in their order",
+    "earlier documents attendable",
     replaces="document_mask",
     operations=(DocumentMask,),
-    breaks=("kernels.masks", "operation.oracle"),
+    breaks=("kernels.window-and-document-masks", "operation.oracle"),
     source="≥ for =, as in a mask that is causal between documents",
 )
 def earlier_documents(correct: Formulas, query_documents: Numbers, key_documents: Numbers) -> Numbers:
@@ -616,7 +616,7 @@ def earlier_documents(correct: Formulas, query_documents: Numbers, key_documents
     "dropout without scaling",
     replaces="dropout",
     operations=(Dropout,),
-    breaks=("kernels.dropout-mean", "operation.oracle"),
+    breaks=("kernels.dropout-keeps-mean", "operation.oracle"),
     source="dropout before it was inverted: scaled when testing",
 )
 def unscaled_dropout(correct: Formulas, weights: Numbers, *, keep: Numbers = None, rate: float = 0.0) -> Numbers:
@@ -628,7 +628,7 @@ def unscaled_dropout(correct: Formulas, weights: Numbers, *, keep: Numbers = Non
     "dropout scaled by the rate",
     replaces="dropout",
     operations=(Dropout,),
-    breaks=("kernels.dropout-mean", "operation.oracle", "operation.option-effect"),
+    breaks=("kernels.dropout-keeps-mean", "operation.oracle", "operation.options-have-effect"),
     source="a keep probability taken for a drop probability",
 )
 def scaled_by_rate(correct: Formulas, weights: Numbers, *, keep: Numbers = None, rate: float = 0.0) -> Numbers:
@@ -640,7 +640,7 @@ def scaled_by_rate(correct: Formulas, weights: Numbers, *, keep: Numbers = None,
     "dropped weights kept",
     replaces="dropout",
     operations=(Dropout,),
-    breaks=("kernels.dropout-mean", "operation.oracle"),
+    breaks=("kernels.dropout-keeps-mean", "operation.oracle"),
     source="a mask of what is dropped, passed as one of what is kept",
 )
 def dropped_for_kept(correct: Formulas, weights: Numbers, *, keep: Numbers = None, rate: float = 0.0) -> Numbers:

@@ -10,65 +10,65 @@ from attnspec.spec.pooling import NadarayaWatson
 
 
 @mutant(
-    "maximum of the scores not below 0",
+    "subtracted maximum at least 0",
     replaces="shift",
     operations=(ScaledDotProductAttention,),
-    breaks=("attention.magnitudes",),
+    breaks=("attention.extreme-magnitudes",),
     source="a running maximum that begins with 0",
 )
-def begins_finite(correct: Formulas, scores: Numbers) -> Numbers:
-    """The maximum is at least 0: rows of scores far below 0 underflow to a sum of 0."""
+def maximum_at_least_zero(correct: Formulas, scores: Numbers) -> Numbers:
+    """The subtracted maximum is at least 0: rows of scores far below 0 underflow to weights of 0."""
     return np.maximum(Formulas.shift(correct, value_of(scores)), value_of(scores).dtype.type(0))
 
 
 @mutant(
     "values clamped to the range of float16",
-    replaces="pooled",
+    replaces="pool",
     operations=(ScaledDotProductAttention, AdditiveAttention, NadarayaWatson),
-    breaks=("attention.magnitudes",),
+    breaks=("attention.extreme-magnitudes",),
     source="a clamp that keeps float16 finite, in every dtype",
 )
-def clamped(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-    """Values are clamped to ±65504."""
+def values_clamped(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
+    """Values are clamped to ±65,504."""
     most = value.dtype.type(65504)
-    return Formulas.pooled(correct, weights, np.minimum(np.maximum(value, -most), most), mask)
+    return Formulas.pool(correct, weights, np.minimum(np.maximum(value, -most), most), mask)
 
 
 @mutant(
-    "values above 10¹⁰ taken for masked ones",
-    replaces="pooled",
+    "values beyond ±10¹⁰ count as 0",
+    replaces="pool",
     operations=(ScaledDotProductAttention, AdditiveAttention, NadarayaWatson),
-    breaks=("attention.magnitudes",),
+    breaks=("attention.extreme-magnitudes",),
     source="garbage under a mask told from numbers by its size",
 )
 def huge_as_masked(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
     """Values beyond ±10¹⁰ count as 0."""
     largest = np.abs(value_of(value)) > 1e10
-    return Formulas.pooled(correct, weights, np.where(largest, value.dtype.type(0), value), mask)
+    return Formulas.pool(correct, weights, np.where(largest, value.dtype.type(0), value), mask)
 
 
 @mutant(
-    "values divided by the largest one of them",
-    replaces="pooled",
+    "values multiplied by an overflowing reciprocal",
+    replaces="pool",
     operations=(ScaledDotProductAttention, AdditiveAttention, NadarayaWatson),
-    breaks=("attention.magnitudes",),
+    breaks=("attention.extreme-magnitudes",),
     source="scaling before a product, against overflow",
     differentiable=False,
 )
 def reciprocal_of_subnormal(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-    """Values are multiplied by the reciprocal of the largest one, which overflows for subnormal numbers."""
+    """Values are multiplied by 1/max |v|, which may overflow if all are subnormal, and results by max |v|."""
     finite = np.where(np.isfinite(value), np.abs(value), value.dtype.type(0))
     top = np.max(finite, axis=-1, keepdims=True, initial=0)
     top = np.max(top, axis=-2, keepdims=True, initial=0)
     top = np.where(top == 0, value.dtype.type(1), top)
-    return Formulas.pooled(correct, weights, value * (1 / top), mask) * top
+    return Formulas.pool(correct, weights, value * (1 / top), mask) * top
 
 
 @mutant(
     "features clipped at ±30",
     replaces="dot_scores",
     operations=(ScaledDotProductAttention, DotProductAttention),
-    breaks=("attention.magnitudes",),
+    breaks=("attention.extreme-magnitudes",),
     source="activations clipped to the range that a quantization was calibrated for",
 )
 def clipped_outliers(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
@@ -78,27 +78,27 @@ def clipped_outliers(correct: Formulas, query: Numbers, key: Numbers) -> Numbers
 
 
 @mutant(
-    "a key of almost all the weight has all of it",
+    "weights beside one above 0.999 set to 0",
     replaces="normalized",
     operations=(ScaledDotProductAttention, AdditiveAttention),
     breaks=("operation.oracle",),
     source="weights below a threshold pruned, as of sinks",
 )
-def sink_alone(correct: Formulas, scores: Numbers) -> Numbers:
-    """A weight above 0.999 sets the others of its row to 0."""
+def small_weights_dropped(correct: Formulas, scores: Numbers) -> Numbers:
+    """In rows with a weight above 0.999, all other weights are 0."""
     weights = Formulas.normalized(correct, scores)
     alone = np.any(value_of(weights) > 0.999, axis=-1, keepdims=True)
     return np.where(alone & (value_of(weights) < 0.5), weights.dtype.type(0), weights)
 
 
 @mutant(
-    "scores relative to that of the second key",
+    "second key's score subtracted, not the maximum",
     replaces="shift",
     operations=(ScaledDotProductAttention, DotProductAttention),
-    breaks=("attention.hard-limit",),
+    breaks=("attention.hardmax-limit",),
     source="a maximum that is taken from the tile before",
 )
-def relative_to_one(correct: Formulas, scores: Numbers) -> Numbers:
+def relative_to_second_key(correct: Formulas, scores: Numbers) -> Numbers:
     """The second key's score is subtracted in place of the maximum: exponentials of much greater scores overflow."""
     highest = Formulas.shift(correct, value_of(scores))
     second = value_of(scores)[..., 1:2]
@@ -107,12 +107,12 @@ def relative_to_one(correct: Formulas, scores: Numbers) -> Numbers:
 
 @mutant(
     "scores clamped to ±10⁴",
-    replaces="excluded",
+    replaces="mask_scores",
     operations=(ScaledDotProductAttention, DotProductAttention),
-    breaks=("attention.magnitudes",),
+    breaks=("attention.extreme-magnitudes",),
     source="a clamp that keeps exponents finite, and below a fill of −10⁴",
 )
 def clamped_scores(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     """Scores are clamped to ±10⁴."""
     most = scores.dtype.type(1e4)
-    return Formulas.excluded(correct, np.minimum(np.maximum(scores, -most), most), mask)
+    return Formulas.mask_scores(correct, np.minimum(np.maximum(scores, -most), most), mask)

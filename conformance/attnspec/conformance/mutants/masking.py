@@ -31,19 +31,19 @@ CAUSAL = tuple(protocol for protocol in MASKED if protocol is not CrossAttention
     "True means masked",
     replaces="attendable",
     operations=MASKED,
-    breaks=("masking.spelled-out", "masking.garbage", "masking.truncation"),
+    breaks=("masking.equals-explicit-mask", "masking.masked-keys-ignored", "masking.masking-equals-truncation"),
     source="InseeFrLab/torchTextClassifiers#92, lucidrains/halonet-pytorch#6",
 )
-def inverted(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+def inverted_mask(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
     """The mask is inverted: True keys are masked."""
     return Formulas.attendable(correct, None if mask is None else ~mask, causal, n, m)
 
 
 @mutant(
     "masked scores filled with −10⁻⁹",
-    replaces="excluded",
+    replaces="mask_scores",
     operations=(Softmax, ScaledDotProductAttention),
-    breaks=("masking.garbage", "masking.truncation", "normalization.masked-zero"),
+    breaks=("masking.masked-keys-ignored", "masking.masking-equals-truncation", "normalization.masked-weight-is-zero"),
     source="Shujun-He/RibonanzaNet#5",
 )
 def mistyped_fill(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
@@ -53,9 +53,9 @@ def mistyped_fill(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
 
 @mutant(
     "−10⁴ added to masked scores",
-    replaces="excluded",
+    replaces="mask_scores",
     operations=(Softmax, DotProductAttention),
-    breaks=("masking.garbage", "semantics.fully_masked"),
+    breaks=("masking.masked-keys-ignored", "semantics.fully_masked"),
     source="huggingface/transformers#12109, hyunwoongko/transformer#40",
 )
 def minus_ten_thousand(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
@@ -65,9 +65,9 @@ def minus_ten_thousand(correct: Formulas, scores: Numbers, mask: Numbers) -> Num
 
 @mutant(
     "mask added as 0 and 1",
-    replaces="excluded",
+    replaces="mask_scores",
     operations=(Softmax, ScaledDotProductAttention),
-    breaks=("masking.truncation", "normalization.masked-zero"),
+    breaks=("masking.masking-equals-truncation", "normalization.masked-weight-is-zero"),
     source="pytorch/pytorch#117939, HKUSTDial/flash-sparse-attention#146",
 )
 def added_as_numbers(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
@@ -79,32 +79,37 @@ def added_as_numbers(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbe
     "masked after the softmax",
     replaces="softmax",
     operations=(Softmax, *MASKED),
-    breaks=("masking.truncation", "masking.future-invariance", "normalization.distribution"),
+    breaks=("masking.masking-equals-truncation", "masking.future-invariance", "normalization.sums-to-one"),
     source="weights not normalised again",
 )
 def after_the_softmax(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """Masked keys still count in the denominator."""
+    """Masked weights are set to 0 after the softmax: masked keys still count in the denominator."""
     weights = correct.normalized(scores)
     return weights if mask is None else np.where(mask, weights, scores.dtype.type(0))
 
 
 @mutant(
-    "causal sees one key too many",
+    "causal mask allows one key too many",
     replaces="causal_mask",
     operations=(CausalMask, *CAUSAL),
-    breaks=("masking.future-invariance", "masking.strict-mask"),
+    breaks=("masking.future-invariance", "masking.strict-mask-excludes-diagonal"),
     source="off by one in the diagonal",
 )
-def one_too_many(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
+def causal_mask_too_wide(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
     """The causal mask is j ≤ i + 1 in place of j ≤ i."""
     return np.arange(m) <= np.arange(n)[:, None] + (1 if include_self else -1)
 
 
 @mutant(
-    "causal leaves out the position itself",
+    "causal mask leaves out the diagonal",
     replaces="causal_mask",
     operations=(CausalMask, *CAUSAL),
-    breaks=("masking.strict-mask", "masking.spelled-out", "operation.option-effect", "operation.oracle"),
+    breaks=(
+        "masking.strict-mask-excludes-diagonal",
+        "masking.equals-explicit-mask",
+        "operation.options-have-effect",
+        "operation.oracle",
+    ),
     source="S2: strict and inclusive masks both occur",
 )
 def always_strict(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
@@ -116,7 +121,7 @@ def always_strict(correct: Formulas, n: int, m: int, *, include_self: bool = Tru
     "include_self ignored",
     replaces="causal_mask",
     operations=(CausalMask,),
-    breaks=("operation.option-effect", "masking.strict-mask"),
+    breaks=("operation.options-have-effect", "masking.strict-mask-excludes-diagonal"),
     source="an option that is accepted and never read",
 )
 def always_inclusive(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
@@ -125,19 +130,19 @@ def always_inclusive(correct: Formulas, n: int, m: int, *, include_self: bool = 
 
 
 @mutant(
-    "causal accepted and ignored",
+    "causal flag ignored",
     replaces="attendable",
     operations=CAUSAL,
-    breaks=("masking.spelled-out", "masking.future-invariance"),
+    breaks=("masking.equals-explicit-mask", "masking.future-invariance"),
     source="a backend that takes the flag for the sake of the signature",
 )
 def causal_without_effect(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """The causal flag is ignored."""
+    """The causal flag is ignored: all unmasked keys are attended to."""
     return mask
 
 
 @mutant(
-    "causal sees only the future",
+    "causal mask allows only the future",
     replaces="causal_mask",
     operations=(CausalMask, *CAUSAL),
     breaks=("masking.future-invariance", "operation.oracle"),
@@ -153,7 +158,7 @@ def only_the_future(correct: Formulas, n: int, m: int, *, include_self: bool = T
     "causal mask aligned at the bottom right",
     replaces="causal_mask",
     operations=(CausalMask,),
-    breaks=("positional.prefix", "masking.strict-mask"),
+    breaks=("positional.prefix-unchanged", "masking.strict-mask-excludes-diagonal"),
     source="Dao-AILab/flash-attention#282, NVIDIA/cutlass#2336",
 )
 def bottom_right_mask(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
@@ -162,19 +167,19 @@ def bottom_right_mask(correct: Formulas, n: int, m: int, *, include_self: bool =
 
 
 @mutant(
-    "causal in whole tiles",
+    "causal mask in whole tiles of 16",
     replaces="causal_mask",
     operations=CAUSAL,
-    breaks=("masking.future-invariance", "masking.spelled-out"),
+    breaks=("masking.future-invariance", "masking.equals-explicit-mask"),
     source="blocks above the diagonal skipped, the diagonal block not masked",
 )
 def whole_tiles(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
-    """A causal query sees its tile of 16 keys to the end."""
+    """The causal mask is ⌊j/16⌋ ≤ ⌊i/16⌋: a query sees its tile of 16 keys to the end."""
     return np.arange(m) // 16 <= np.arange(n)[:, None] // 16
 
 
 @mutant(
-    "causal triangle of 64 positions",
+    "causal mask of 64 columns",
     replaces="causal_mask",
     operations=(CausalMask, *CAUSAL),
     breaks=("operation.oracle",),
@@ -189,7 +194,7 @@ def fixed_triangle(correct: Formulas, n: int, m: int, *, include_self: bool = Tr
     "mask ignored where causal",
     replaces="attendable",
     operations=CAUSAL,
-    breaks=("masking.spelled-out",),
+    breaks=("masking.equals-explicit-mask",),
     source="AI-Hypercomputer/maxtext#878, pytorch/pytorch#122753",
 )
 def mask_ignored(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -201,7 +206,7 @@ def mask_ignored(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int)
     "causal ignored where masked",
     replaces="attendable",
     operations=CAUSAL,
-    breaks=("masking.spelled-out",),
+    breaks=("masking.equals-explicit-mask",),
     source="keras-team/keras#23038, NVIDIA/TransformerEngine#1524",
 )
 def causal_ignored(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -210,13 +215,13 @@ def causal_ignored(correct: Formulas, mask: Numbers, causal: bool, n: int, m: in
 
 
 @mutant(
-    "mask or causal instead of both",
+    "mask or causal, not both",
     replaces="attendable",
     operations=CAUSAL,
-    breaks=("masking.spelled-out", "masking.future-invariance"),
+    breaks=("masking.equals-explicit-mask", "masking.future-invariance"),
     source="zai-org/GLM-4-Voice#182",
 )
-def either(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+def mask_or_causal(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
     """Mask and `causal` are joined by "or": keys that either allows are attended to."""
     if not causal or mask is None:
         return Formulas.attendable(correct, mask, causal, n, m)
@@ -224,13 +229,13 @@ def either(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Nu
 
 
 @mutant(
-    "a mask of one row masks the first query",
+    "one-row mask applied to the first query only",
     replaces="attendable",
     operations=MASKED,
-    breaks=("operation.broadcasting",),
+    breaks=("operation.broadcast-equals-repeat",),
     source="rows counted from the shape of the mask",
 )
-def one_row(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+def one_row_mask_for_first_query(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
     """A mask with one row for all queries masks only the first query."""
     if mask is not None and mask.shape[-2] == 1 < n:
         mask = mask | (np.arange(n)[:, None] > 0)
@@ -238,10 +243,10 @@ def one_row(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> N
 
 
 @mutant(
-    "padding mask along the queries where the shapes allow it",
+    "padding mask applied to the queries if n = m",
     replaces="attendable",
     operations=(ScaledDotProductAttention, SelfAttention),
-    breaks=("operation.broadcasting",),
+    breaks=("operation.broadcast-equals-repeat",),
     source="hyunwoongko/transformer#40, huggingface/transformers#26421",
 )
 def along_the_queries(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -252,10 +257,10 @@ def along_the_queries(correct: Formulas, mask: Numbers, causal: bool, n: int, m:
 
 
 @mutant(
-    "batch of padding masks taken for queries",
+    "batch of padding masks read as rows of queries",
     replaces="attendable",
     operations=(ScaledDotProductAttention, DotProductAttention),
-    breaks=("operation.broadcasting",),
+    breaks=("operation.broadcast-equals-repeat",),
     source="HKUST-KnowComp/R-Net#36: a mask (B, m) broadcast against (n, m) where B = n",
 )
 def batch_as_queries(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -266,10 +271,10 @@ def batch_as_queries(correct: Formulas, mask: Numbers, causal: bool, n: int, m: 
 
 
 @mutant(
-    "another path without scale under a mask",
+    "no scale under a mask",
     replaces="scaled_dot_product_attention",
     operations=(ScaledDotProductAttention, SelfAttention),
-    breaks=("masking.spelled-out", "attention.scale"),
+    breaks=("masking.equals-explicit-mask", "attention.unbiased-scale"),
     source="mlc-ai/mlc-llm#3426",
 )
 def fallback_without_scale(
@@ -284,7 +289,7 @@ def fallback_without_scale(
     "last attendable key dropped",
     replaces="attendable",
     operations=MASKED,
-    breaks=("masking.spelled-out",),
+    breaks=("masking.equals-explicit-mask",),
     source="lengths off by one in the unpadding",
 )
 def last_key_dropped(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -295,15 +300,15 @@ def last_key_dropped(correct: Formulas, mask: Numbers, causal: bool, n: int, m: 
 
 
 @mutant(
-    "masked keys in the maximum",
+    "masked keys count in the maximum",
     replaces="softmax",
     operations=(DotProductAttention, ScaledDotProductAttention, NadarayaWatson),
-    breaks=("masking.garbage",),
+    breaks=("masking.masked-keys-ignored",),
     source="Dao-AILab/flash-attention#2082",
 )
 def garbage_in_the_maximum(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
     """The subtracted maximum includes masked scores: large ones make all weights underflow."""
-    exponentials = np.exp(correct.excluded(scores - correct.shift(scores), mask))
+    exponentials = np.exp(correct.mask_scores(scores - correct.shift(scores), mask))
     total = correct.total(exponentials)
     return exponentials / np.where(total == 0, scores.dtype.type(1), total)
 
@@ -312,7 +317,7 @@ def garbage_in_the_maximum(correct: Formulas, scores: Numbers, *, mask: Numbers 
     "padding allows one key more than the length",
     replaces="padding_mask",
     operations=(PaddingMask,),
-    breaks=("masking.length-count",),
+    breaks=("masking.padding-keeps-first-keys",),
     source="j ≤ length",
 )
 def one_more_than_length(correct: Formulas, lengths: Numbers, m: int) -> Numbers:
@@ -325,7 +330,7 @@ def one_more_than_length(correct: Formulas, lengths: Numbers, m: int) -> Numbers
     "padding on the left",
     replaces="padding_mask",
     operations=(PaddingMask,),
-    breaks=("masking.length-count", "masking.truncation"),
+    breaks=("masking.padding-keeps-first-keys", "masking.masking-equals-truncation"),
     source="tokenizers pad on either side",
 )
 def padded_left(correct: Formulas, lengths: Numbers, m: int) -> Numbers:
@@ -349,7 +354,7 @@ def unchecked_lengths(correct: Formulas, lengths: Numbers, m: int) -> None:
     "key lengths of another batch element",
     replaces="padding_mask",
     operations=(PaddingMask,),
-    breaks=("operation.batch-invariance", "masking.length-count"),
+    breaks=("operation.batch-invariance", "masking.padding-keeps-first-keys"),
     source="facebookresearch/InferSent#51",
 )
 def sorted_lengths(correct: Formulas, lengths: Numbers, m: int) -> Numbers:

@@ -1,4 +1,4 @@
-"""Mutants that are wrong in one mode of a framework, in other threads, or for large cotangents."""
+"""Mutants that are wrong in one mode, in other threads, or for large cotangents."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +14,7 @@ from attnspec.conformance.mutants.roles import at, changed, key, mask_of, query,
 from attnspec.spec.attention import AdditiveAttention, DotProductAttention, ScaledDotProductAttention
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.shapes import bind
-from attnspec.spec.contract.tree import mapped
+from attnspec.spec.contract.tree import map_tree
 from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.normalization import Softmax
 from attnspec.spec.recurrent import GRU, LSTM
@@ -26,109 +26,109 @@ TILE = 64
 """Number of queries in a tile."""
 
 
-class InMode(Library):
-    """A backend that knows if its mode is active."""
+class ModeAware(Library):
+    """A library that knows whether its mode is active."""
 
     mode = ""
 
     def modes(self, dtype: str, *, device: str) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
-        """The backend's mode, which sets ``inside`` while active."""
-        return {self.mode: self._entered}
+        """The mode ``mode``; ``active`` is True inside it."""
+        return {self.mode: self._activate}
 
     @contextmanager
-    def _entered(self) -> Iterator[None]:
-        vars(self)["entered"] = True
+    def _activate(self) -> Iterator[None]:
+        vars(self)["is_active"] = True
         yield
-        vars(self)["entered"] = False
+        vars(self)["is_active"] = False
 
     @property
-    def inside(self) -> bool:
+    def active(self) -> bool:
         """True while the mode is active."""
-        return bool(vars(self).get("entered"))
+        return bool(vars(self).get("is_active"))
 
 
-class _OtherIn(InMode):
-    """In its mode, float results are a tenth too large."""
+class _LargerInMode(ModeAware):
+    """A library with float results 10 % too large in its mode."""
 
-    def finished(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+    def finish(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
         """Multiply by 1.1 inside the mode."""
-        fresh = super().finished(operation, result, arguments)
-        if not self.inside:
+        fresh = super().finish(operation, result, arguments)
+        if not self.active:
             return fresh
-        return mapped(fresh, lambda _, x: x * x.dtype.type(1.1) if is_float(x) else x)
+        return map_tree(fresh, lambda _, x: x * x.dtype.type(1.1) if is_float(x) else x)
 
 
 @mutant(
-    "another kernel where no gradients are recorded",
+    "results 10 % too large without gradients",
     operations=(ScaledDotProductAttention, MultiHeadAttention),
-    breaks=("training.modes",),
+    breaks=("training.same-in-every-mode",),
     source="pytorch/pytorch#106668: eval() and eval() with no_grad() take different kernels",
 )
-class WithoutGradients(_OtherIn):
-    """Without gradients, results are a tenth too large."""
+class WithoutGradients(_LargerInMode):
+    """Results are 10 % too large while gradients are switched off."""
 
     mode = "no_grad"
 
 
 @mutant(
-    "another kernel under autocast",
+    "results 10 % too large under autocast",
     operations=(ScaledDotProductAttention, AdditiveAttention),
     dtype="bfloat16",
-    breaks=("training.modes",),
+    breaks=("training.same-in-every-mode",),
     source="pytorch/pytorch#107084: what takes the fast path depends on the mode",
 )
-class UnderAutocast(_OtherIn):
-    """Under autocast to the dtype of the inputs, results are a tenth too large."""
+class UnderAutocast(_LargerInMode):
+    """Under autocast to the dtype of the inputs, results are 10 % too large."""
 
     mode = "autocast"
 
 
 class _Settings(threading.local):
-    """Settings of a backend that only the thread that set them sees."""
+    """Factor of the results: 1.1 in threads that do not set another."""
 
     scale = 1.1
 
 
 @mutant(
-    "settings that only the main thread has",
+    "results 10 % too large in other threads",
     operations=(ScaledDotProductAttention, LSTM, Softmax),
-    breaks=("training.modes",),
+    breaks=("training.same-in-every-mode",),
     source="settings that are kept in a threading.local, as contexts of frameworks are, and are set at the import",
 )
 class SettingsOfOneThread(Library):
-    """In threads other than the one that made the backend, results are a tenth too large."""
+    """Results are 10 % too large in threads other than the one that created the backend."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *positional: Any, **keywords: Any) -> None:
+        super().__init__(*positional, **keywords)
         self.settings = _Settings()
         self.settings.scale = 1.0
 
-    def finished(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+    def finish(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
         """Multiply the result by the thread's scale."""
-        fresh, scale = super().finished(operation, result, arguments), self.settings.scale
-        return mapped(fresh, lambda _, x: x * x.dtype.type(scale) if is_float(x) else x)
+        fresh, scale = super().finish(operation, result, arguments), self.settings.scale
+        return map_tree(fresh, lambda _, x: x * x.dtype.type(scale) if is_float(x) else x)
 
 
 # Fast paths that ignore masks, flags or lengths, or keep old keys -----------------------------------------------------
 
 
-class ForgettingIn(InMode):
-    """In its mode, some arguments are replaced."""
+class ReplacingInMode(ModeAware):
+    """A library that replaces arguments in its mode."""
 
-    def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def replacements(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Replacements of arguments by path."""
         return {}
 
-    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Replace the arguments inside the mode."""
-        given = changed(arguments, self.forgotten(operation, arguments)) if self.inside else arguments
-        return super().prepared(operation, given)
+        changed_arguments = changed(arguments, self.replacements(operation, arguments)) if self.active else arguments
+        return super().prepare(operation, changed_arguments)
 
 
-class _Maskless(ForgettingIn):
-    """In its mode, the mask is ignored."""
+class _Maskless(ReplacingInMode):
+    """A library that ignores the mask in its mode."""
 
-    def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def replacements(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Drop the mask of the keys."""
         return {operation.mask.path: None} if operation.mask else {}
 
@@ -136,7 +136,7 @@ class _Maskless(ForgettingIn):
 @mutant(
     "mask forgotten in inference",
     operations=(ScaledDotProductAttention, BahdanauContext, EncoderLayer),
-    breaks=("training.modes",),
+    breaks=("training.same-in-every-mode",),
     source="pytorch/pytorch#106668: a fast path of inference with a treatment of masks of its own",
 )
 class MaskForgotten(_Maskless):
@@ -149,7 +149,7 @@ class MaskForgotten(_Maskless):
     "mask forgotten under autocast",
     operations=(ScaledDotProductAttention, MultiHeadAttention),
     dtype="bfloat16",
-    breaks=("training.modes",),
+    breaks=("training.same-in-every-mode",),
     source="pytorch/pytorch#107084: what takes the fast path depends on the mode",
 )
 class MaskForgottenUnderAutocast(_Maskless):
@@ -161,31 +161,31 @@ class MaskForgottenUnderAutocast(_Maskless):
 @mutant(
     "causal flag forgotten without gradients",
     operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
-    breaks=("training.modes",),
+    breaks=("training.same-in-every-mode",),
     source="a fast path of inference that was written for decoding one query at a time",
 )
-class CausalForgotten(ForgettingIn):
+class CausalForgotten(ReplacingInMode):
     """Without gradients, the causal flag is ignored."""
 
     mode = "no_grad"
 
-    def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def replacements(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Drop the causal flag."""
         return {operation.flag: False} if operation.flag else {}
 
 
 @mutant(
-    "last of many keys lost in decoding without gradients",
+    "last of 64 or more keys lost in decoding without gradients",
     operations=(ScaledDotProductAttention, DotProductAttention),
-    breaks=("training.modes",),
+    breaks=("training.same-in-every-mode",),
     source="split keys of a decoding kernel whose remainder is left out",
 )
-class LastLostInDecoding(ForgettingIn):
-    """Without gradients, one query with at least 64 keys does not attend to the last one."""
+class LastLostInDecoding(ReplacingInMode):
+    """Without gradients, a single query with at least 64 keys does not attend to the last key."""
 
     mode = "no_grad"
 
-    def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def replacements(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Drop the last key, its value and its column of the mask."""
         queries, keys, *_ = sizes(operation, arguments)
         if queries != 1 or keys < 64:
@@ -194,37 +194,37 @@ class LastLostInDecoding(ForgettingIn):
 
 
 @mutant(
-    "keys kept by their address without gradients",
+    "keys cached by their address without gradients",
     operations=(ScaledDotProductAttention, AdditiveAttention),
-    breaks=("training.modes",),
+    breaks=("training.same-in-every-mode",),
     source="a cache of prepared keys that is used in inference, where nothing is thought to change",
 )
-class KeptInInference(ForgettingIn):
-    """Without gradients, keys at a known address are replaced by those of the first call there."""
+class KeysCachedInInference(ReplacingInMode):
+    """Without gradients, keys are replaced by the first keys seen at their address and layout."""
 
     mode = "no_grad"
 
-    def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The keys first seen at this address."""
-        kept: dict[Any, Any] = vars(self).setdefault("kept", {})
+    def replacements(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Keys first seen at this address and layout."""
+        first_keys: dict[Any, Any] = vars(self).setdefault("first_keys", {})
         path = key(operation)
         x = at(arguments, path)
-        place = (path, x.__array_interface__["data"][0], x.shape, x.strides, x.dtype)
-        return {path: kept.setdefault(place, x.copy())}
+        layout = (path, x.__array_interface__["data"][0], x.shape, x.strides, x.dtype)
+        return {path: first_keys.setdefault(layout, x.copy())}
 
 
 @mutant(
-    "causal prompts of more than 64 tokens without gradients",
+    "causal flag forgotten beyond 64 queries without gradients",
     operations=(ScaledDotProductAttention, AdditiveAttention),
-    breaks=("training.modes",),
+    breaks=("training.same-in-every-mode",),
     source="a kernel for the prefill of inference, whose tiles on the diagonal are computed whole",
 )
-class CausalForgottenInPrefill(ForgettingIn):
+class CausalForgottenInPrefill(ReplacingInMode):
     """Without gradients, the causal flag is ignored for more than 64 queries."""
 
     mode = "no_grad"
 
-    def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def replacements(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Drop the causal flag for more than 64 queries."""
         return {operation.flag: False} if operation.flag and sizes(operation, arguments)[0] > TILE else {}
 
@@ -232,15 +232,15 @@ class CausalForgottenInPrefill(ForgettingIn):
 @mutant(
     "rows of a mask repeat beyond 64 without gradients",
     operations=(ScaledDotProductAttention, MultiHeadAttention),
-    breaks=("training.modes",),
+    breaks=("training.same-in-every-mode",),
     source="a tile of the mask that is loaded once, in the kernel for the prefill of inference",
 )
-class MaskOfOneTile(ForgettingIn):
+class MaskOfOneTile(ReplacingInMode):
     """Without gradients, queries from the 65th on repeat the mask rows of the first 64."""
 
     mode = "no_grad"
 
-    def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def replacements(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Repeat the first rows of a mask with a row per query."""
         mask, n = mask_of(operation, arguments), sizes(operation, arguments)[0]
         if operation.mask is None or mask is None or not mask.shape[-2] == n > TILE:
@@ -251,49 +251,49 @@ class MaskOfOneTile(ForgettingIn):
 @mutant(
     "length of the first sequence for all without gradients",
     operations=(GRU, LSTM),
-    breaks=("training.modes",),
+    breaks=("training.same-in-every-mode",),
     source="sequences packed by the first length, in the kernel of inference for many steps",
 )
-class FirstLengthForAll(ForgettingIn):
+class FirstLengthForAll(ReplacingInMode):
     """Without gradients, sequences of more than 8 steps all have the length of the first."""
 
     mode = "no_grad"
 
-    def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def replacements(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Repeat the first length."""
-        found = {}
+        changes = {}
         for path, size in operation.lengths.items():
             lengths = at(arguments, path)
             if lengths is not None and lengths.size and bind(operation, arguments).sizes[size] > 8:
-                found[path] = np.full_like(lengths, lengths.flat[0])
-        return found
+                changes[path] = np.full_like(lengths, lengths.flat[0])
+        return changes
 
 
 @mutant(
-    "mask forgotten for one array in inference",
+    "mask forgotten in inference if all inputs are one array",
     operations=(ScaledDotProductAttention, AdditiveAttention),
-    breaks=("attention.shared-inputs",),
+    breaks=("attention.same-array-passed-twice",),
     source="pytorch/pytorch#106668: a fast path of inference, for queries that are the keys and the values",
 )
-class MaskForgottenForOneArray(ForgettingIn):
+class MaskForgottenForOneArray(ReplacingInMode):
     """In inference mode, the mask is ignored if queries, keys and values are one array."""
 
     mode = "inference"
 
-    def forgotten(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Drop the mask if one array has all roles."""
+    def replacements(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Drop the mask if queries, keys and values are one array."""
         first = at(arguments, query(operation))
-        one = all(at(arguments, leaf.path) is first for leaf in operation.attended)
-        return {operation.mask.path: None} if one and operation.mask else {}
+        same_array = all(at(arguments, leaf.path) is first for leaf in operation.attended)
+        return {operation.mask.path: None} if same_array and operation.mask else {}
 
 
 # Large cotangents -----------------------------------------------------------------------------------------------------
 
 
 @mutant(
-    "cotangents clipped at a thousand",
+    "cotangents clipped at ±1,000",
     operations=(DotScores, ScaledDotProductAttention, Softmax),
-    breaks=("training.cotangents",),
+    breaks=("training.linear-in-cotangent",),
     source="gradient clipping inside an operation, against the factors of loss scaling",
 )
 class ClippedAtThousand(Library):
@@ -301,7 +301,7 @@ class ClippedAtThousand(Library):
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Any]:
         """Clip the cotangent, then differentiate."""
-        clipped = mapped(
+        clipped = map_tree(
             cotangent, lambda _, c: None if c is None else np.clip(c, c.dtype.type(-1e3), c.dtype.type(1e3))
         )
         return super().vjp(operation, arguments, clipped)

@@ -10,34 +10,34 @@ SCORES = (DotScores, ScaledDotScores)
 
 
 @mutant(
-    "scores with a constant offset",
+    "10⁻³ added to every score",
     replaces="dot_scores",
     operations=SCORES,
     breaks=("moments.mean-and-variance", "pooling.linearity"),
     source="a bias that cancels in the softmax, but not in the scores",
 )
-def offset(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
+def added_offset(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     """10⁻³ is added to every score."""
     return Formulas.dot_scores(correct, query, key) + query.dtype.type(1e-3)
 
 
 @mutant(
-    "last coordinate counted twice",
+    "last feature counted twice",
     replaces="dot_scores",
     operations=SCORES,
-    breaks=("moments.mean-and-variance", "scoring.isometry"),
+    breaks=("moments.mean-and-variance", "scoring.isometry-invariance"),
     source="overlapping tiles at the end",
 )
-def counted_twice(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
+def last_feature_twice(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     """The last feature counts twice."""
     return Formulas.dot_scores(correct, query, key) + Formulas.dot_scores(correct, query[..., -1:], key[..., -1:])
 
 
 @mutant(
-    "scaled as if d were one larger",
-    replaces="scaled",
+    "scores divided by √(d + 1)",
+    replaces="scale_scores",
     operations=(ScaledDotScores,),
-    breaks=("moments.mean-and-variance", "attention.scale"),
+    breaks=("moments.mean-and-variance", "attention.unbiased-scale"),
     source="a padded column counted",
 )
 def one_dimension_more(correct: Formulas, scores: Numbers, d: int) -> Numbers:
@@ -46,10 +46,10 @@ def one_dimension_more(correct: Formulas, scores: Numbers, d: int) -> Numbers:
 
 
 @mutant(
-    "keys centred",
+    "first key subtracted from all keys",
     replaces="dot_scores",
     operations=SCORES,
-    breaks=("scoring.isometry", "moments.mean-and-variance"),
+    breaks=("scoring.isometry-invariance", "moments.mean-and-variance"),
     source="smoothed keys (SageAttention), correct in attention only",
 )
 def centred_keys(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:

@@ -18,7 +18,7 @@ from attnspec.spec.multihead import (
 
 
 @mutant(
-    "√D for √d",
+    "scores divided by the root of the whole width",
     replaces="attend_heads",
     operations=(MultiHeadAttention,),
     breaks=("operation.oracle",),
@@ -27,44 +27,44 @@ from attnspec.spec.multihead import (
 def width_of_all_heads(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool
 ) -> Numbers:
-    """Scores are divided by √D, with D the width of all heads together."""
+    """Scores are divided by √(h·d), with h heads of d features, in place of √d."""
     scores = correct.dot_scores(query, key)
-    return correct.attend(correct.scaled(scores, query.shape[-1] * query.shape[-3]), value, mask, causal)
+    return correct.attend(correct.scale_scores(scores, query.shape[-1] * query.shape[-3]), value, mask, causal)
 
 
 @mutant(
-    "scaled by √h",
+    "scores divided by √h",
     replaces="attend_heads",
     operations=(MultiHeadAttention,),
-    breaks=("multihead.one-head", "operation.oracle"),
+    breaks=("multihead.one-head-is-attention", "operation.oracle"),
     source="tenstorrent/tt-metal#56789",
 )
 def number_of_heads(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool
 ) -> Numbers:
-    """Scores are divided by √h, with h the number of heads."""
+    """Scores are divided by √h, with h the number of heads, in place of √d."""
     scores = correct.dot_scores(query, key)
-    return correct.attend(correct.scaled(scores, query.shape[-3]), value, mask, causal)
+    return correct.attend(correct.scale_scores(scores, query.shape[-3]), value, mask, causal)
 
 
 @mutant(
-    "heads scaled by ½",
+    "head scores multiplied by ½",
     replaces="attend_heads",
     operations=(MultiHeadAttention,),
-    breaks=("multihead.one-head",),
+    breaks=("multihead.one-head-is-attention",),
     source="BobMcDear/attorch#14",
 )
-def half(correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """The scale is ½ = 1/√4 whatever the head size."""
+def halved(correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+    """Scores are multiplied by ½ = 1/√4 in place of 1/√d."""
     scores = correct.dot_scores(query, key)
     return correct.attend(scores * scores.dtype.type(0.5), value, mask, causal)
 
 
 @mutant(
     "heads merged without a transpose",
-    replaces="merged",
+    replaces="join_heads",
     operations=(MultiHeadAttention,),
-    breaks=("attention.permutation", "multihead.head-sum", "operation.oracle"),
+    breaks=("attention.permutation-equivariance", "multihead.heads-add-up", "operation.oracle"),
     source="jsbaan/transformer-from-scratch#6, ajhalthor/Transformer-Neural-Network#4",
 )
 def without_transpose(correct: Formulas, heads: Numbers) -> Numbers:
@@ -75,12 +75,12 @@ def without_transpose(correct: Formulas, heads: Numbers) -> Numbers:
 
 @mutant(
     "heads interleaved",
-    replaces="merged",
+    replaces="join_heads",
     operations=(MultiHeadAttention,),
-    breaks=("attention.permutation", "operation.oracle"),
+    breaks=("attention.permutation-equivariance", "operation.oracle"),
     source="the order (p, h) for (h, p)",
 )
-def interleaved(correct: Formulas, heads: Numbers) -> Numbers:
+def interleaved_heads_merged(correct: Formulas, heads: Numbers) -> Numbers:
     """Heads are merged coordinate by coordinate: coordinate 0 of all heads, then coordinate 1."""
     swapped = np.moveaxis(heads, -3, -1)
     return swapped.reshape(*swapped.shape[:-2], swapped.shape[-2] * swapped.shape[-1])
@@ -88,58 +88,58 @@ def interleaved(correct: Formulas, heads: Numbers) -> Numbers:
 
 @mutant(
     "heads in reverse order",
-    replaces="merged",
+    replaces="join_heads",
     operations=(MultiHeadAttention,),
-    breaks=("multihead.head-sum", "operation.oracle"),
+    breaks=("multihead.heads-add-up", "operation.oracle"),
     source="snowflakedb/ArcticInference#142",
 )
 def reversed_heads(correct: Formulas, heads: Numbers) -> Numbers:
     """Heads are merged in reverse order."""
-    return Formulas.merged(correct, np.flip(heads, axis=-3))
+    return Formulas.join_heads(correct, np.flip(heads, axis=-3))
 
 
 @mutant(
     "every head is head 0",
-    replaces="in_heads",
+    replaces="project_heads",
     operations=(MultiHeadAttention,),
-    breaks=("attention.permutation", "multihead.head-sum"),
+    breaks=("attention.permutation-equivariance", "multihead.heads-add-up"),
     source="BobMcDear/attorch#14, PSAL-POSTECH/ONNXim#34",
 )
 def first_head_only(correct: Formulas, x: Numbers, w: Numbers) -> Numbers:
     """All heads use the first one's weights."""
-    return Formulas.in_heads(correct, x, np.repeat(w[:1], w.shape[0], axis=0))
+    return Formulas.project_heads(correct, x, np.repeat(w[:1], w.shape[0], axis=0))
 
 
 @mutant(
     "last head dropped",
-    replaces="merged",
+    replaces="join_heads",
     operations=(MultiHeadAttention,),
-    breaks=("attention.permutation", "multihead.head-sum"),
+    breaks=("attention.permutation-equivariance", "multihead.heads-add-up"),
     source="an integer division that rounds down",
 )
 def last_head_dropped(correct: Formulas, heads: Numbers) -> Numbers:
     """The output of the last of several heads is 0."""
-    kept = np.arange(heads.shape[-3]) < max(heads.shape[-3] - 1, 1)
-    return Formulas.merged(correct, np.where(kept[:, None, None], heads, heads.dtype.type(0)))
+    in_use = np.arange(heads.shape[-3]) < max(heads.shape[-3] - 1, 1)
+    return Formulas.join_heads(correct, np.where(in_use[:, None, None], heads, heads.dtype.type(0)))
 
 
 @mutant(
-    "heads averaged",
-    replaces="merged",
+    "head outputs divided by the number of heads",
+    replaces="join_heads",
     operations=(MultiHeadAttention,),
-    breaks=("multihead.head-sum", "pooling.gain"),
+    breaks=("multihead.heads-add-up", "pooling.unbiased-gain"),
     source="attention maps are averaged over heads for display",
 )
-def averaged(correct: Formulas, heads: Numbers) -> Numbers:
+def heads_averaged(correct: Formulas, heads: Numbers) -> Numbers:
     """Outputs of heads are divided by the number of heads."""
-    return Formulas.merged(correct, heads / heads.dtype.type(heads.shape[-3]))
+    return Formulas.join_heads(correct, heads / heads.dtype.type(heads.shape[-3]))
 
 
 @mutant(
     "softmax over heads and keys together",
     replaces="attend_heads",
     operations=(MultiHeadAttention,),
-    breaks=("multihead.head-sum", "operation.oracle"),
+    breaks=("multihead.heads-add-up", "operation.oracle"),
     source="FudanNLP/fastNLP#254",
 )
 def joint_softmax(
@@ -148,7 +148,7 @@ def joint_softmax(
     """The softmax runs over heads and keys together: the weights of all heads sum to 1."""
     result = correct.scaled_dot_product_attention(query, key, value, mask=mask, causal=causal)
     scores = correct.scaled_dot_scores(query, key)
-    excluded = correct.excluded(scores, correct.attendable(mask, causal, *scores.shape[-2:]))
+    excluded = correct.mask_scores(scores, correct.attendable(mask, causal, *scores.shape[-2:]))
     highest = correct.shift(excluded)
     sums = correct.total(np.exp(excluded - highest)) * np.exp(highest)
     every = np.sum(sums, axis=-3, keepdims=True)
@@ -156,10 +156,10 @@ def joint_softmax(
 
 
 @mutant(
-    "only the first head is masked",
+    "mask applied to the first head only",
     replaces="attend_heads",
     operations=(MultiHeadAttention,),
-    breaks=("masking.garbage", "masking.truncation"),
+    breaks=("masking.masked-keys-ignored", "masking.masking-equals-truncation"),
     source="a mask with a head axis of 1 that is not repeated",
 )
 def first_head_masked(
@@ -172,7 +172,7 @@ def first_head_masked(
 
 
 @mutant(
-    "masks repeated for heads in another order than the batch",
+    "heads get masks of other batch elements",
     replaces="attend_heads",
     operations=(MultiHeadAttention,),
     breaks=("operation.batch-invariance",),
@@ -193,7 +193,7 @@ def masks_tiled(
     "w_o read transposed",
     replaces="multi_head_attention",
     operations=(MultiHeadAttention,),
-    breaks=("attention.permutation", "operation.oracle"),
+    breaks=("attention.permutation-equivariance", "operation.oracle"),
     source="(out, in) and (in, out) weights confused",
 )
 def transposed_output(
@@ -217,10 +217,10 @@ def transposed_output(
 
 
 @mutant(
-    "output projection with a bias",
+    "10⁻² added to the output",
     replaces="multi_head_attention",
     operations=(MultiHeadAttention,),
-    breaks=("multihead.one-head", "pooling.linearity"),
+    breaks=("multihead.one-head-is-attention", "pooling.linearity"),
     source="multi-head layers have biases unless told otherwise",
 )
 def output_bias(
@@ -236,7 +236,7 @@ def output_bias(
     mask: Numbers = None,
     causal: bool = False,
 ) -> Numbers:
-    """10⁻² is added to every result."""
+    """10⁻² is added to every element of the result."""
     result = Formulas.multi_head_attention(correct, query, key, value, w_q, w_k, w_v, w_o, mask=mask, causal=causal)
     return result + value.dtype.type(0.01)
 
@@ -245,7 +245,7 @@ def output_bias(
     "columns of heads interleaved",
     replaces="concat_heads_attention",
     operations=(ConcatHeadsAttention,),
-    breaks=("multihead.head-sum", "operation.oracle"),
+    breaks=("multihead.heads-add-up", "operation.oracle"),
     source="a reshape to (n, p, heads)",
 )
 def interleaved_heads(
@@ -271,7 +271,7 @@ def interleaved_heads(
     "one output vector a_v for all heads",
     replaces="multi_head_additive_attention",
     operations=(MultiHeadAdditiveAttention,),
-    breaks=("multihead.head-sum", "operation.oracle"),
+    breaks=("multihead.heads-add-up", "operation.oracle"),
     source="the output layer of the scorer made once",
 )
 def shared_output_vector(
@@ -299,9 +299,9 @@ def shared_output_vector(
 
 @mutant(
     "heads of every h-th feature",
-    replaces="by_head",
+    replaces="group_features",
     operations=(SplitHeads,),
-    breaks=("multihead.head-columns", "operation.oracle"),
+    breaks=("multihead.head-column-order", "operation.oracle"),
     source="rearrange with (d h) in place of (h d)",
 )
 def every_other_feature(correct: Formulas, x: Numbers, heads: int) -> Numbers:
@@ -313,7 +313,7 @@ def every_other_feature(correct: Formulas, x: Numbers, heads: int) -> Numbers:
     "split without exchanging axes",
     replaces="split_heads",
     operations=(SplitHeads,),
-    breaks=("multihead.head-columns", "operation.oracle"),
+    breaks=("multihead.head-column-order", "operation.oracle"),
     source="view(B, H, L, D/H) in place of view(B, L, H, D/H).transpose(1, 2)",
 )
 def viewed_as_heads(correct: Formulas, x: Numbers, heads: int) -> Numbers:
@@ -322,7 +322,7 @@ def viewed_as_heads(correct: Formulas, x: Numbers, heads: int) -> Numbers:
 
 
 @mutant(
-    "remaining features dropped",
+    "features that do not fill the heads dropped",
     replaces="call",
     operations=(SplitHeads,),
     breaks=("operation.rejection",),
@@ -330,14 +330,14 @@ def viewed_as_heads(correct: Formulas, x: Numbers, heads: int) -> Numbers:
 )
 def remainder_dropped(correct: Library, operation: Operation, *args: Any, **kwargs: Any) -> Numbers:
     """A width that is no multiple of the number of heads loses its last features and does not raise."""
-    x, heads = correct.named(operation, args, kwargs).values()
+    x, heads = correct.bind_arguments(operation, args, kwargs).values()
     if heads < 1 or x.ndim < 2 or x.shape[-1] < heads:
         return Library.call(correct, operation, x, heads)
     return Library.call(correct, operation, x[..., : x.shape[-1] // heads * heads], heads)
 
 
 @mutant(
-    "gradient of the split read in another order",
+    "gradient of the split not transposed",
     replaces="split_heads",
     operations=(SplitHeads,),
     breaks=("operation.gradient",),
@@ -353,7 +353,7 @@ def reshaped_gradient(correct: Formulas, x: Numbers, heads: int) -> Numbers:
     "merged without exchanging axes",
     replaces="merge_heads",
     operations=(MergeHeads,),
-    breaks=("multihead.head-columns", "operation.oracle"),
+    breaks=("multihead.head-column-order", "operation.oracle"),
     source="view(B, L, D) without transpose(1, 2)",
 )
 def viewed_as_rows(correct: Formulas, x: Numbers) -> Numbers:
@@ -365,7 +365,7 @@ def viewed_as_rows(correct: Formulas, x: Numbers) -> Numbers:
     "merged feature by feature",
     replaces="merge_heads",
     operations=(MergeHeads,),
-    breaks=("multihead.head-columns", "operation.gradient"),
+    breaks=("multihead.head-column-order", "operation.gradient"),
     source="rearrange with (d h) in place of (h d)",
 )
 def feature_by_feature(correct: Formulas, x: Numbers) -> Numbers:
@@ -375,10 +375,10 @@ def feature_by_feature(correct: Formulas, x: Numbers) -> Numbers:
 
 
 @mutant(
-    "merged from the last head on",
+    "heads merged in reverse order",
     replaces="merge_heads",
     operations=(MergeHeads,),
-    breaks=("multihead.head-columns", "operation.oracle"),
+    breaks=("multihead.head-column-order", "operation.oracle"),
     source="a list of heads that is popped",
 )
 def reversed_order(correct: Formulas, x: Numbers) -> Numbers:

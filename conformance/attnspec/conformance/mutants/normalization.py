@@ -1,4 +1,4 @@
-"""Mutants of normalization."""
+"""Mutants of softmax and mean normalization."""
 
 from typing import Any
 
@@ -16,12 +16,12 @@ from attnspec.spec.pooling import AveragePooling
     "softmax over the queries",
     replaces="softmax",
     operations=(Softmax,),
-    breaks=("normalization.distribution", "normalization.order"),
+    breaks=("normalization.sums-to-one", "normalization.order-preserved"),
     source="labmlai/annotated_deep_learning_paper_implementations#146",
 )
 def over_the_queries(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
     """The weights of every key sum to 1, not those of every query."""
-    excluded = np.swapaxes(correct.excluded(scores, mask), -1, -2)
+    excluded = np.swapaxes(correct.mask_scores(scores, mask), -1, -2)
     return np.swapaxes(correct.normalized(excluded), -1, -2)
 
 
@@ -29,12 +29,12 @@ def over_the_queries(correct: Formulas, scores: Numbers, *, mask: Numbers = None
     "softmax over the batch",
     replaces="softmax",
     operations=(Softmax,),
-    breaks=("operation.batch-invariance", "normalization.distribution"),
+    breaks=("operation.batch-invariance", "normalization.sums-to-one"),
     source="PetrochukM/PyTorch-NLP#2",
 )
 def over_the_batch(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """The softmax runs along the first dimension, whatever it is."""
-    excluded = correct.excluded(scores, mask)
+    """The softmax runs along the first dimension in place of the last."""
+    excluded = correct.mask_scores(scores, mask)
     return np.moveaxis(correct.normalized(np.moveaxis(excluded, 0, -1)), -1, 0)
 
 
@@ -42,7 +42,7 @@ def over_the_batch(correct: Formulas, scores: Numbers, *, mask: Numbers = None) 
     "softmax always causal",
     replaces="softmax",
     operations=(Softmax,),
-    breaks=("attention.permutation",),
+    breaks=("attention.permutation-equivariance",),
     source="a kernel fused with the upper triangular mask, used for every model",
 )
 def always_causal(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
@@ -54,7 +54,7 @@ def always_causal(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -
     "no maximum subtracted",
     replaces="shift",
     operations=(Softmax,),
-    breaks=("normalization.extreme-scores",),
+    breaks=("normalization.extreme-scores-stay-finite",),
     source="the textbook formula, typed in as it stands",
 )
 def without_shift(correct: Formulas, scores: Numbers) -> Numbers:
@@ -79,13 +79,13 @@ def global_maximum(correct: Formulas, scores: Numbers) -> Numbers:
     "maximum over masked scores as well",
     replaces="softmax",
     operations=(Softmax,),
-    breaks=("normalization.extreme-scores",),
+    breaks=("normalization.extreme-scores-stay-finite",),
     source="Dao-AILab/flash-attention#2082",
 )
 def maximum_of_masked(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
     """The subtracted maximum includes masked scores: a large one makes the others underflow."""
     shifted = scores - correct.shift(scores)
-    exponentials = np.exp(correct.excluded(shifted, mask))
+    exponentials = np.exp(correct.mask_scores(shifted, mask))
     total = correct.total(exponentials)
     return exponentials / np.where(total == 0, scores.dtype.type(1), total)
 
@@ -94,7 +94,7 @@ def maximum_of_masked(correct: Formulas, scores: Numbers, *, mask: Numbers = Non
     "running maximum starts at 0",
     replaces="shift",
     operations=(Softmax,),
-    breaks=("normalization.extreme-scores",),
+    breaks=("normalization.extreme-scores-stay-finite",),
     source="Dao-AILab/flash-attention#2082",
 )
 def maximum_from_zero(correct: Formulas, scores: Numbers) -> Numbers:
@@ -106,7 +106,7 @@ def maximum_from_zero(correct: Formulas, scores: Numbers) -> Numbers:
     "running maximum starts at −10⁴",
     replaces="shift",
     operations=(Softmax,),
-    breaks=("normalization.extreme-scores",),
+    breaks=("normalization.extreme-scores-stay-finite",),
     source="a finite number in the place of −∞",
 )
 def maximum_from_minus_ten_thousand(correct: Formulas, scores: Numbers) -> Numbers:
@@ -115,25 +115,25 @@ def maximum_from_minus_ten_thousand(correct: Formulas, scores: Numbers) -> Numbe
 
 
 @mutant(
-    "ε in the denominator",
+    "10⁻⁵ added to the sum of exponentials",
     replaces="total",
     operations=(Softmax,),
-    breaks=("normalization.distribution", "operation.oracle"),
+    breaks=("normalization.sums-to-one", "operation.oracle"),
     source="guards against division by zero",
 )
-def epsilon(correct: Formulas, x: Numbers) -> Numbers:
+def added_to_sum(correct: Formulas, x: Numbers) -> Numbers:
     """10⁻⁵ is added to every sum of exponentials."""
     return Formulas.total(correct, x) + x.dtype.type(1e-5)
 
 
 @mutant(
-    "one more in the denominator",
+    "1 added to the sum of exponentials",
     replaces="normalized",
     operations=(Softmax,),
-    breaks=("normalization.distribution", "normalization.shift-invariance"),
+    breaks=("normalization.sums-to-one", "normalization.shift-invariance"),
     source="softmax1/Flash-Attention-Softmax-N",
 )
-def off_by_one(correct: Formulas, scores: Numbers) -> Numbers:
+def one_added_to_sum(correct: Formulas, scores: Numbers) -> Numbers:
     """Weights are exp e/(1 + Σ exp e) and sum to less than 1."""
     shift = np.maximum(correct.shift(scores), scores.dtype.type(0))
     exponentials = np.exp(scores - shift)
@@ -142,9 +142,9 @@ def off_by_one(correct: Formulas, scores: Numbers) -> Numbers:
 
 @mutant(
     "masked scores are 0",
-    replaces="excluded",
+    replaces="mask_scores",
     operations=(Softmax,),
-    breaks=("normalization.masked-zero",),
+    breaks=("normalization.masked-weight-is-zero",),
     source="huggingface/transformers#12109",
 )
 def multiplied_mask(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
@@ -159,7 +159,7 @@ def multiplied_mask(correct: Formulas, scores: Numbers, mask: Numbers) -> Number
     breaks=("operation.oracle",),
     source="clipping that keeps exp from overflowing",
 )
-def clipped(correct: Formulas, scores: Numbers) -> Numbers:
+def scores_clipped(correct: Formulas, scores: Numbers) -> Numbers:
     """Scores are clipped to ±10."""
     bounded = np.minimum(np.maximum(scores, scores.dtype.type(-10)), scores.dtype.type(10))
     return Formulas.normalized(correct, np.where(scores == -np.inf, scores, bounded))
@@ -175,7 +175,7 @@ def clipped(correct: Formulas, scores: Numbers) -> Numbers:
 def tile_of_minus_infinity(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
     """Each tile of 16 keys subtracts its own maximum: a tile of −∞ computes −∞ − −∞ = NaN."""
     lost = [
-        correct.undefined(scores[..., start : start + 16], _columns(mask, start)).any(-1, keepdims=True)
+        correct.undefined_weights(scores[..., start : start + 16], _columns(mask, start)).any(-1, keepdims=True)
         for start in range(0, scores.shape[-1], 16)
     ]
     weights = Formulas.softmax(correct, scores, mask=mask)
@@ -183,7 +183,7 @@ def tile_of_minus_infinity(correct: Formulas, scores: Numbers, *, mask: Numbers 
 
 
 def _columns(mask: Numbers, start: int) -> Numbers:
-    """The mask of the 16 keys from ``start`` on; a mask of one column holds for all keys."""
+    """Mask of the 16 keys from ``start`` on; a one-column mask stays as it is."""
     return mask if mask is None or mask.shape[-1] == 1 else mask[..., start : start + 16]
 
 
@@ -194,22 +194,22 @@ def _columns(mask: Numbers, start: int) -> Numbers:
     breaks=("normalization.infinite-scores",),
     source="the wish in pytorch/pytorch#6864 and scipy/scipy#23225",
 )
-def limit(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """Scores of +∞ share all the weight of their row, in place of NaN."""
+def infinite_scores_share_weight(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
+    """Attendable scores of +∞ share all the weight of their row, which should be NaN."""
     infinite = value_of(scores) == np.inf
     highest = np.any(infinite & (True if mask is None else mask), axis=-1, keepdims=True)
-    few = np.where(infinite, scores.dtype.type(0), scores.dtype.type(-np.inf))
-    return Formulas.softmax(correct, np.where(highest, few, scores), mask=mask)
+    infinite_only = np.where(infinite, scores.dtype.type(0), scores.dtype.type(-np.inf))
+    return Formulas.softmax(correct, np.where(highest, infinite_only, scores), mask=mask)
 
 
 @mutant(
-    "weights that are not finite are 0",
+    "NaN weights are 0",
     replaces="softmax",
     operations=(Softmax,),
     breaks=("normalization.infinite-scores", "semantics.minus_infinity", "semantics.attendable_nan"),
     source="tenstorrent/tt-metal#56056, mindspore-ai/mindspore#374",
 )
-def sanitized(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
+def nan_weights_zeroed(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
     """Weights that are NaN, undefined ones included, become 0."""
     weights = Formulas.softmax(correct, scores, mask=mask)
     return np.where(np.isnan(value_of(weights)), scores.dtype.type(0), weights)
@@ -219,10 +219,10 @@ def sanitized(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Nu
     "exp(−e)",
     replaces="normalized",
     operations=(Softmax,),
-    breaks=("normalization.order",),
+    breaks=("normalization.order-preserved",),
     source="distances passed where similarities are meant",
 )
-def softmin(correct: Formulas, scores: Numbers) -> Numbers:
+def negated_scores(correct: Formulas, scores: Numbers) -> Numbers:
     """Scores are negated: the smallest score gets the greatest weight."""
     return Formulas.normalized(correct, np.where(scores == -np.inf, scores, -scores))
 
@@ -231,23 +231,23 @@ def softmin(correct: Formulas, scores: Numbers) -> Numbers:
     "exp x ≈ 1 + x",
     replaces="exponential",
     operations=(Softmax,),
-    breaks=("normalization.distribution",),
+    breaks=("normalization.sums-to-one",),
     source="Taylor feature maps of odd order in linear attention",
 )
-def first_order(correct: Formulas, x: Numbers) -> Numbers:
+def first_order_exponential(correct: Formulas, x: Numbers) -> Numbers:
     """exp x is computed as 1 + x, which is negative below −1."""
     return np.where(x == -np.inf, x.dtype.type(0), 1 + x)
 
 
 @mutant(
-    "logarithms of the weights",
+    "logarithms in place of weights",
     replaces="normalized",
     operations=(Softmax,),
-    breaks=("normalization.distribution",),
+    breaks=("normalization.sums-to-one",),
     source="log_softmax in place of softmax",
 )
-def logarithms(correct: Formulas, scores: Numbers) -> Numbers:
-    """Logarithms log α of the weights α are returned."""
+def logarithms_of_weights(correct: Formulas, scores: Numbers) -> Numbers:
+    """Logarithms of the weights are returned, and 0 for weights of 0."""
     weights = Formulas.normalized(correct, scores)
     return np.where(weights > 0, np.log(weights), scores.dtype.type(0))
 
@@ -265,10 +265,10 @@ def wrong_base(correct: Formulas, x: Numbers) -> Numbers:
 
 
 @mutant(
-    "denominator summed in bfloat16",
+    "sum of exponentials rounded to bfloat16",
     replaces="total",
     operations=(Softmax,),
-    breaks=("normalization.distribution", "operation.oracle"),
+    breaks=("normalization.sums-to-one", "operation.oracle"),
     source="accumulation in the storage dtype",
 )
 def low_precision_total(correct: Formulas, x: Numbers) -> Numbers:
@@ -277,15 +277,15 @@ def low_precision_total(correct: Formulas, x: Numbers) -> Numbers:
 
 
 @mutant(
-    "mean over all keys, masked ones too",
-    replaces="count",
+    "mean divided by all keys, masked ones too",
+    replaces="count_keys",
     operations=(MeanNormalization,),
-    breaks=("masking.truncation", "operation.oracle"),
+    breaks=("masking.masking-equals-truncation", "operation.oracle"),
     source="AnglE#102, EmbedAnything#210",
 )
 def counts_everything(correct: Formulas, shape: tuple[int, ...], mask: Numbers, dtype: Any) -> Numbers:
     """The mean divides by all m keys, masked ones included."""
-    return Formulas.count(correct, shape, None, dtype)
+    return Formulas.count_keys(correct, shape, None, dtype)
 
 
 @mutant(
@@ -297,46 +297,46 @@ def counts_everything(correct: Formulas, shape: tuple[int, ...], mask: Numbers, 
 )
 def absolute_sum(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
     """Scores e are divided by Σ|e| in place of the number of keys."""
-    kept = scores if mask is None else np.where(mask, scores, scores.dtype.type(0))
-    total = correct.total(np.abs(kept))
-    return kept / np.where(total == 0, scores.dtype.type(1), total)
+    cleared = scores if mask is None else np.where(mask, scores, scores.dtype.type(0))
+    total = correct.total(np.abs(cleared))
+    return cleared / np.where(total == 0, scores.dtype.type(1), total)
 
 
 @mutant(
-    "masked scores not zeroed in the mean",
+    "masked keys keep their weight in the mean",
     replaces="mean_normalization",
     operations=(MeanNormalization,),
-    breaks=("normalization.masked-zero",),
+    breaks=("normalization.masked-weight-is-zero",),
     source="the mask only counted, not applied",
 )
-def counted_only(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
+def masked_keys_keep_weight(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
     """Masked keys keep their weight e/|A|, which should be 0."""
     return np.broadcast_to(scores, np.broadcast_shapes(scores.shape, np.shape(mask) if mask is not None else ())) / (
-        correct.count(np.broadcast_shapes(scores.shape, () if mask is None else mask.shape), mask, scores.dtype)
+        correct.count_keys(np.broadcast_shapes(scores.shape, () if mask is None else mask.shape), mask, scores.dtype)
     )
 
 
 @mutant(
-    "attendable keys counted in half precision",
-    replaces="count",
+    "attendable keys counted in float16",
+    replaces="count_keys",
     operations=(MeanNormalization, AveragePooling),
     dtype="float16",
-    breaks=("sizes.features",),
+    breaks=("sizes.model-sizes",),
     source="a count that is cast to the dtype of what it divides",
 )
 def half_count(correct: Formulas, shape: tuple[int, ...], mask: Numbers, dtype: Any) -> Numbers:
     """The number of keys is rounded to float16: more than 65,504 count as ∞."""
-    return rounded(Formulas.count(correct, shape, mask, dtype), "float16")
+    return rounded(Formulas.count_keys(correct, shape, mask, dtype), "float16")
 
 
 @mutant(
-    "attendable keys counted in eight bits",
-    replaces="count",
+    "attendable keys counted modulo 128",
+    replaces="count_keys",
     operations=(MeanNormalization, AveragePooling),
     breaks=("operation.oracle",),
     source="sums of boolean or byte masks in their own dtype",
 )
 def byte_count(correct: Formulas, shape: tuple[int, ...], mask: Numbers, dtype: Any) -> Numbers:
-    """Keys are counted modulo 128."""
-    count = Formulas.count(correct, shape, mask, np.int64)
+    """More than 127 attendable keys are counted modulo 128."""
+    count = Formulas.count_keys(correct, shape, mask, np.int64)
     return np.where(count > 127, np.maximum(count % 128, 1), count).astype(dtype)

@@ -1,4 +1,4 @@
-"""Mutants that are wrong with one option, with two together, or for rows and parts without weight."""
+"""Mutants of options: alone, in pairs, and for rows or parts without weight."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,7 +30,7 @@ HEADS = -3
 # Gradients of broadcast arrays ----------------------------------------------------------------------------------------
 
 
-def of_last(
+def gradient_of_last(
     correct: Library,
     operation: Operation,
     arguments: Mapping[str, Any],
@@ -38,70 +38,70 @@ def of_last(
     path: str,
     axes: Sequence[int] | None = None,
 ) -> dict[str, Numbers]:
-    """Gradients where a broadcast array gets only the last share along ``axes`` (default: all), not the sum."""
+    """Gradients with the last share along broadcast ``axes`` (default: all) at ``path``, not their sum."""
     shape = bind(operation, arguments).shape(next(leaf for leaf in operation.leaves if leaf.path == path))
     x = at(arguments, path)
     if x is None:
-        return Library.differentiated(correct, operation, arguments, cotangent)
+        return Library.differentiate(correct, operation, arguments, cotangent)
     own = (1,) * (len(shape) - x.ndim) + x.shape
     chosen = range(-len(shape), 0) if axes is None else axes
     whole = [shape[i] if i in chosen else own[i] for i in range(-len(shape), 0)]
     repeated = np.array(np.broadcast_to(x.reshape(own), whole))
-    found = Library.differentiated(correct, operation, changed(arguments, {path: repeated}), cotangent)
-    g = found[path]
+    gradients = Library.differentiate(correct, operation, changed(arguments, {path: repeated}), cotangent)
+    g = gradients[path]
     for i in range(-len(shape), 0):
         if own[i] == 1 < g.shape[i]:
             g = np.take(g, [-1], axis=i)
-    return {**found, path: g.reshape(x.shape)}
+    return {**gradients, path: g.reshape(x.shape)}
 
 
 @mutant(
-    "bias of all rows learns from the last row",
-    replaces="differentiated",
+    "gradient of a bias shared by queries from the last query only",
+    replaces="differentiate",
     operations=(GroupedQueryAttention,),
-    breaks=("training.broadcast-sum",),
+    breaks=("training.broadcast-gradients-sum",),
     source="HKUSTDial/flash-sparse-attention#190: dbias without the reduction over an axis that was broadcast",
 )
 def bias_of_last_row(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """The gradient of a bias (…, heads, 1, m) is the last query's, not the sum over queries."""
-    return of_last(correct, operation, arguments, cotangent, operation.part(Part.BIAS), [ROWS])
+    return gradient_of_last(correct, operation, arguments, cotangent, operation.part(Part.BIAS), [ROWS])
 
 
 @mutant(
-    "bias of all heads learns from the last head",
-    replaces="differentiated",
+    "gradient of a bias shared by heads from the last head only",
+    replaces="differentiate",
     operations=(GroupedQueryAttention,),
-    breaks=("training.broadcast-sum",),
+    breaks=("training.broadcast-gradients-sum",),
     source="jax-ml/jax#36702: a bias (…, 1, n, m) that all heads share, in a backward pass for one bias a head",
 )
 def bias_of_last_head(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """The gradient of a bias (…, 1, n, m) is the last head's, not the sum over heads."""
-    return of_last(correct, operation, arguments, cotangent, operation.part(Part.BIAS), [HEADS])
+    return gradient_of_last(correct, operation, arguments, cotangent, operation.part(Part.BIAS), [HEADS])
 
 
 @mutant(
-    "bias of all keys learns from the last key",
-    replaces="differentiated",
+    "gradient of a bias shared by keys from the last key only",
+    replaces="differentiate",
     operations=(GroupedQueryAttention,),
-    breaks=("training.broadcast-sum",),
+    breaks=("training.broadcast-gradients-sum",),
     source="a gradient that is stored for every key at the same place, where it should be added",
 )
 def bias_of_last_key(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """The gradient of a bias (…, heads, n, 1) is the last key's, not the sum over keys."""
-    return of_last(correct, operation, arguments, cotangent, operation.part(Part.BIAS), [KEYS])
+    return gradient_of_last(correct, operation, arguments, cotangent, operation.part(Part.BIAS), [KEYS])
 
 
 @mutant(
-    "bias of all elements learns from the last element",
-    replaces="differentiated",
+    "gradient of a bias shared by the batch from the last element only",
+    replaces="differentiate",
     operations=(GroupedQueryAttention,),
-    breaks=("training.broadcast-sum",),
+    breaks=("training.broadcast-gradients-sum",),
     source="relative positions shared by the batch, whose gradients blocks of threads overwrite",
 )
 def bias_of_last_element(
@@ -110,31 +110,31 @@ def bias_of_last_element(
     """The gradient of a bias (heads, n, m) is the last batch element's, not the sum over the batch."""
     binding = bind(operation, arguments)
     axes = list(range(-3 - len(binding.batch), -3))
-    return of_last(correct, operation, arguments, cotangent, operation.part(Part.BIAS), axes)
+    return gradient_of_last(correct, operation, arguments, cotangent, operation.part(Part.BIAS), axes)
 
 
 @mutant(
-    "queries of the first dimension of the batch learn from its last element",
-    replaces="differentiated",
+    "gradient of queries shared by the batch from the last element only",
+    replaces="differentiate",
     operations=(ScaledDotProductAttention, AdditiveAttention),
-    breaks=("training.broadcast-sum",),
+    breaks=("training.broadcast-gradients-sum",),
     source="queries (1, heads, n, d) that an expanded view repeats, without the sum in the backward pass",
 )
 def queries_of_last_element(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """The gradient of queries (1, heads, n, d) is the last batch element's, not the sum over the batch."""
-    asking = at(arguments, query(operation))
-    if asking.ndim != 4 or asking.shape[0] != 1:
-        return Library.differentiated(correct, operation, arguments, cotangent)
-    return of_last(correct, operation, arguments, cotangent, query(operation), [-4])
+    queries = at(arguments, query(operation))
+    if queries.ndim != 4 or queries.shape[0] != 1:
+        return Library.differentiate(correct, operation, arguments, cotangent)
+    return gradient_of_last(correct, operation, arguments, cotangent, query(operation), [-4])
 
 
 @mutant(
-    "keys shared by heads learn from the last head",
-    replaces="differentiated",
+    "gradient of keys shared by heads from the last head only",
+    replaces="differentiate",
     operations=(ScaledDotProductAttention, AdditiveAttention),
-    breaks=("training.broadcast-sum",),
+    breaks=("training.broadcast-gradients-sum",),
     source="keys (batch, 1, m, d) of multi-query attention by expand, without the sum over heads",
 )
 def keys_of_last_head(
@@ -143,51 +143,51 @@ def keys_of_last_head(
     """The gradient of keys (batch, 1, m, d) is the last head's, not the sum over heads."""
     keys = at(arguments, key(operation))
     if keys.ndim != 4 or keys.shape[1] != 1:
-        return Library.differentiated(correct, operation, arguments, cotangent)
-    return of_last(correct, operation, arguments, cotangent, key(operation), [-3])
+        return Library.differentiate(correct, operation, arguments, cotangent)
+    return gradient_of_last(correct, operation, arguments, cotangent, key(operation), [-3])
 
 
 @mutant(
-    "sinks learn from the last row",
-    replaces="differentiated",
+    "gradient of the sinks from the last row only",
+    replaces="differentiate",
     operations=(GroupedQueryAttention,),
-    breaks=("training.options", "training.broadcast-sum"),
+    breaks=("training.options-affect-gradients", "training.broadcast-gradients-sum"),
     source="a gradient of sinks that every block of rows stores, where it should add it",
 )
 def sinks_of_last_row(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """Only the last row contributes to the gradient of the sinks."""
-    found = Library.differentiated(correct, operation, arguments, cotangent)
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
     sinks = operation.part(Part.SINK)
-    if sinks not in found:
-        return found
+    if sinks not in gradients:
+        return gradients
     last = [
-        None if x is None else np.where(_is_last(x, axis), x, x.dtype.type(0))
+        None if x is None else np.where(_mask_of_last(x, axis), x, x.dtype.type(0))
         for x, axis in zip(cotangent, (ROWS, -1), strict=True)
     ]
-    of_row = Library.differentiated(correct, operation, arguments, tuple(last))
-    return {**found, sinks: of_row[sinks]}
+    of_row = Library.differentiate(correct, operation, arguments, tuple(last))
+    return {**gradients, sinks: of_row[sinks]}
 
 
-def _is_last(x: Numbers, axis: int) -> Numbers:
+def _mask_of_last(x: Numbers, axis: int) -> Numbers:
     """True at the last index of an axis."""
     at_end = np.arange(x.shape[axis]) == x.shape[axis] - 1
     return at_end.reshape(-1, *(1,) * (-1 - axis))
 
 
 @mutant(
-    "gradient of keys by heads of the queries in turn",
-    replaces="differentiated",
+    "gradients of key heads permuted",
+    replaces="differentiate",
     operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention),
-    breaks=("training.options",),
+    breaks=("training.options-affect-gradients",),
     source="XunhaoLai/native-sparse-attention-triton#27: a group taken for the number of heads of the keys",
 )
 def heads_by_group(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Key head h gets the gradient of head (h·group + 1) mod h_k, unless the group has h_k heads."""
-    found = dict(Library.differentiated(correct, operation, arguments, cotangent))
+    """Head h of keys and values gets the gradient of head (h·group + 1) mod h_k, unless group = h_k."""
+    gradients = dict(Library.differentiate(correct, operation, arguments, cotangent))
     heads = at(arguments, query(operation)).shape[HEADS]
     others = (query(operation), operation.part(Part.BIAS))
     for leaf in operation.floats:
@@ -197,136 +197,136 @@ def heads_by_group(
         count = x.shape[HEADS]
         group = heads // count
         if group != count:
-            places = [(h * group + 1) % count for h in range(count)]
-            found[leaf.path] = np.take(found[leaf.path], places, axis=HEADS)
-    return found
+            order = [(h * group + 1) % count for h in range(count)]
+            gradients[leaf.path] = np.take(gradients[leaf.path], order, axis=HEADS)
+    return gradients
 
 
 # Options in pairs, forward --------------------------------------------------------------------------------------------
 
 
 @mutant(
-    "sinks forgotten in a window",
-    replaces="prepared",
+    "sinks forgotten beside a window",
+    replaces="prepare",
     operations=(GroupedQueryAttention,),
-    breaks=("operation.option-effect",),
+    breaks=("operation.options-have-effect",),
     source="vllm-project/vllm#49815: the path of windows is called without the sinks",
 )
 def no_sinks_in_window(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """With a window, sinks are ignored."""
-    name, beside = operation.part(Part.SINK), str(operation.window)
-    return _without(name, beside, correct, operation, arguments)
+    option, trigger = operation.part(Part.SINK), str(operation.window)
+    return _prepare_without(option, trigger, correct, operation, arguments)
 
 
 @mutant(
     "cap forgotten beside slopes",
-    replaces="prepared",
+    replaces="prepare",
     operations=(GroupedQueryAttention,),
-    breaks=("operation.option-effect",),
+    breaks=("operation.options-have-effect",),
     source="one function that changes scores, where two are given",
 )
 def no_cap_beside_slopes(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """With slopes, the cap is ignored."""
-    name, beside = operation.part(Part.CAP), operation.part(Part.SLOPES)
-    return _without(name, beside, correct, operation, arguments)
+    option, trigger = operation.part(Part.CAP), operation.part(Part.SLOPES)
+    return _prepare_without(option, trigger, correct, operation, arguments)
 
 
 @mutant(
     "lengths forgotten beside a bias",
-    replaces="prepared",
+    replaces="prepare",
     operations=(GroupedQueryAttention,),
-    breaks=("operation.option-effect",),
+    breaks=("operation.options-have-effect",),
     source="a padding mask that is joined with a boolean mask alone",
 )
 def no_lengths_beside_bias(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """With a bias, lengths are ignored."""
-    name, beside = key_lengths(operation), operation.part(Part.BIAS)
-    return _without(name, beside, correct, operation, arguments)
+    option, trigger = key_lengths(operation), operation.part(Part.BIAS)
+    return _prepare_without(option, trigger, correct, operation, arguments)
 
 
 @mutant(
     "scale forgotten beside a cap",
-    replaces="prepared",
+    replaces="prepare",
     operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention),
-    breaks=("operation.option-effect", "operation.oracle"),
+    breaks=("operation.options-have-effect", "operation.oracle"),
     source="a scale folded into the division by the cap, computed from d",
 )
 def no_scale_beside_cap(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """With a cap, the scale is ignored and 1/√d is used."""
-    name, beside = operation.part(Part.SCALE), operation.part(Part.CAP)
-    return _without(name, beside, correct, operation, arguments)
+    option, trigger = operation.part(Part.SCALE), operation.part(Part.CAP)
+    return _prepare_without(option, trigger, correct, operation, arguments)
 
 
-def _without(
-    name: str, beside: str, correct: Library, operation: Operation, arguments: Mapping[str, Any]
+def _prepare_without(
+    option: str, trigger: str, correct: Library, operation: Operation, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Prepared arguments without ``name`` if ``beside`` is passed."""
-    found = Library.prepared(correct, operation, arguments)
-    return found if found.get(beside) is None else {n: x for n, x in found.items() if n != name}
+    """Prepared arguments without ``option`` if ``trigger`` is passed."""
+    prepared = Library.prepare(correct, operation, arguments)
+    return prepared if prepared.get(trigger) is None else {n: x for n, x in prepared.items() if n != option}
 
 
 # Options in pairs, backward -------------------------------------------------------------------------------------------
 
 
 def _backward_without(
-    name: str, beside: str, correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
+    option: str, trigger: str, correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Gradients without the option ``name`` if ``beside`` is passed; 0 for ``name`` if it is an array."""
-    if arguments.get(beside) is None or arguments.get(name) is None:
-        return Library.differentiated(correct, operation, arguments, cotangent)
-    bare = {n: x for n, x in arguments.items() if n != name}
-    found = Library.differentiated(correct, operation, bare, cotangent)
-    return {**found, name: np.zeros_like(arguments[name])} if isinstance(arguments[name], np.ndarray) else found
+    """Gradients without ``option`` if ``trigger`` is passed; an array ``option`` gets 0."""
+    if arguments.get(trigger) is None or arguments.get(option) is None:
+        return Library.differentiate(correct, operation, arguments, cotangent)
+    bare = {n: x for n, x in arguments.items() if n != option}
+    others = Library.differentiate(correct, operation, bare, cotangent)
+    return {**others, option: np.zeros_like(arguments[option])} if isinstance(arguments[option], np.ndarray) else others
 
 
 @mutant(
     "window forgotten beside sinks in the backward pass",
-    replaces="differentiated",
+    replaces="differentiate",
     operations=(GroupedQueryAttention,),
-    breaks=("training.options",),
+    breaks=("training.options-affect-gradients",),
     source="AMD-AGI/Primus-Turbo#262: the backward pass of sinks knows the left end of a window alone",
 )
 def no_window_beside_sinks(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """With sinks, gradients are computed without the window."""
-    name, beside = str(operation.window), operation.part(Part.SINK)
-    return _backward_without(name, beside, correct, operation, arguments, cotangent)
+    option, trigger = str(operation.window), operation.part(Part.SINK)
+    return _backward_without(option, trigger, correct, operation, arguments, cotangent)
 
 
 @mutant(
     "cap forgotten beside a bias in the backward pass",
-    replaces="differentiated",
+    replaces="differentiate",
     operations=(GroupedQueryAttention,),
-    breaks=("training.options",),
+    breaks=("training.options-affect-gradients",),
     source="openxla/tokamax#1121: the derivative of the cap belongs before the gradients of keys and bias",
 )
 def no_cap_beside_bias(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """With a bias, gradients are computed without the cap."""
-    name, beside = operation.part(Part.CAP), operation.part(Part.BIAS)
-    return _backward_without(name, beside, correct, operation, arguments, cotangent)
+    option, trigger = operation.part(Part.CAP), operation.part(Part.BIAS)
+    return _backward_without(option, trigger, correct, operation, arguments, cotangent)
 
 
 @mutant(
     "slopes forgotten beside lengths in the backward pass",
-    replaces="differentiated",
+    replaces="differentiate",
     operations=(GroupedQueryAttention,),
-    breaks=("training.options",),
+    breaks=("training.options-affect-gradients",),
     source="slopes that only the forward pass of packed sequences reads",
 )
 def no_slopes_beside_lengths(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """With lengths, gradients are computed without slopes."""
-    name, beside = operation.part(Part.SLOPES), key_lengths(operation)
-    return _backward_without(name, beside, correct, operation, arguments, cotangent)
+    option, trigger = operation.part(Part.SLOPES), key_lengths(operation)
+    return _backward_without(option, trigger, correct, operation, arguments, cotangent)
 
 
 @mutant(
-    "backward pass of the default scale",
-    replaces="differentiated",
+    "backward pass uses the default scale",
+    replaces="differentiate",
     operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention, LatentAttention),
     breaks=("operation.gradient",),
     source="a scale that is not saved for the backward pass",
@@ -335,24 +335,24 @@ def default_scale_backward(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """Gradients are computed with the default scale 1/√d."""
-    return Library.differentiated(correct, operation, changed(arguments, {operation.part(Part.SCALE): None}), cotangent)
+    return Library.differentiate(correct, operation, changed(arguments, {operation.part(Part.SCALE): None}), cotangent)
 
 
 # One query ------------------------------------------------------------------------------------------------------------
 
 
-def _for_one_query(name: str, correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Prepared arguments without ``name`` if there is a single query."""
-    found = Library.prepared(correct, operation, arguments)
-    single = sizes(operation, found)[0] == 1
-    return {n: x for n, x in found.items() if n != name} if single else found
+def _for_one_query(option: str, correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Prepared arguments without ``option`` if there is a single query."""
+    prepared = Library.prepare(correct, operation, arguments)
+    single = sizes(operation, prepared)[0] == 1
+    return {n: x for n, x in prepared.items() if n != option} if single else prepared
 
 
 @mutant(
     "slopes forgotten for one query",
-    replaces="prepared",
+    replaces="prepare",
     operations=(GroupedQueryAttention,),
-    breaks=("operation.option-effect",),
+    breaks=("operation.options-have-effect",),
     source="a decoding kernel for attention without biases",
 )
 def no_slopes_for_one(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -362,9 +362,9 @@ def no_slopes_for_one(correct: Library, operation: Operation, arguments: Mapping
 
 @mutant(
     "sinks forgotten for one query",
-    replaces="prepared",
+    replaces="prepare",
     operations=(GroupedQueryAttention,),
-    breaks=("operation.option-effect",),
+    breaks=("operation.options-have-effect",),
     source="kekzl/imp#1303: the reduction of decoding without splits may lose the sink unseen",
 )
 def no_sinks_for_one(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -376,26 +376,26 @@ def no_sinks_for_one(correct: Library, operation: Operation, arguments: Mapping[
 
 
 @mutant(
-    "sink left out of rows without keys",
-    replaces="logarithms",
+    "log-sum-exp of rows without keys lacks the sink",
+    replaces="log_sum_exps",
     operations=(GroupedQueryAttention,),
-    breaks=("operation.option-effect", "kernels.logarithm"),
+    breaks=("operation.options-have-effect", "kernels.log-sum-exp"),
     source="ROCm/rocm-libraries#12227: no sink in the sum where the range of keys is empty",
 )
 def no_sink_without_keys(correct: Formulas, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
     """The log-sum-exp of a row without keys is −3·10³⁸, not its sink."""
-    found = Formulas.logarithms(correct, scores, attendable, sinks)
+    with_sinks = Formulas.log_sum_exps(correct, scores, attendable, sinks)
     if attendable is None or sinks is None:
-        return found
-    alive = np.broadcast_to(attendable, np.broadcast_shapes(attendable.shape, scores.shape)).any(-1)
-    return np.where(alive, found, found.dtype.type(-3e38))
+        return with_sinks
+    has_keys = np.broadcast_to(attendable, np.broadcast_shapes(attendable.shape, scores.shape)).any(-1)
+    return np.where(has_keys, with_sinks, with_sinks.dtype.type(-3e38))
 
 
 @mutant(
-    "parts that are clamped",
+    "merged log-sum-exps clamped at −10³⁰",
     replaces="merge_attention",
     operations=(MergeAttention,),
-    breaks=("kernels.merged",),
+    breaks=("kernels.merged-parts-equal-whole",),
     source="vllm-project/vllm#39148: the greatest logarithm not below −10³⁰, and 10⁻¹⁰ in the denominator",
 )
 def clamped_parts(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
@@ -405,26 +405,26 @@ def clamped_parts(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) ->
 
 
 @mutant(
-    "parts weighed without their maximum",
+    "parts weighted by exponentials that overflow",
     replaces="merge_attention",
     operations=(MergeAttention,),
-    breaks=("kernels.merged",),
+    breaks=("kernels.merged-parts-equal-whole",),
     source="exp(ℓ_p) of logarithms as they are, for parts of long sequences",
 )
 def unshifted_parts(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
     """Parts are weighted by exp(ℓ) without a shift, which overflows for ℓ above 88 and vanishes below −87."""
     scores = log_sum_exps[..., None, :]
-    some = value_of(scores) != -np.inf
-    weights = correct.exponential(correct.excluded(scores, some))
+    nonempty = value_of(scores) != -np.inf
+    weights = correct.exponential(correct.mask_scores(scores, nonempty))
     total = correct.total(weights)
-    merged = correct.pooled(weights / np.where(value_of(total) == 0, total.dtype.type(1), total), outputs, some)
+    merged = correct.pool(weights / np.where(value_of(total) == 0, total.dtype.type(1), total), outputs, nonempty)
     _, logarithms = Formulas.merge_attention(correct, outputs, log_sum_exps)
     return merged[..., 0, :], logarithms
 
 
 @mutant(
-    "gradients of parts that are empty",
-    replaces="differentiated",
+    "NaN gradients if all parts are empty",
+    replaces="differentiate",
     operations=(MergeAttention,),
     breaks=("attention.gradient-identities",),
     source="0 · (−∞ − −∞) in the backward pass of an online rescaling",
@@ -432,26 +432,26 @@ def unshifted_parts(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) 
 def empty_parts_backward(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Log-sum-exps get the gradient NaN if all parts are empty."""
-    found = Library.differentiated(correct, operation, arguments, cotangent)
+    """The gradient of the log-sum-exps is NaN if all parts are empty."""
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
     widths = {*operation.sizes_of(Axis.FEATURE)}
     path = next(leaf.path for leaf in operation.floats if not widths & {*leaf.sizes})
-    numbers = at(arguments, path)
-    lost = np.all(np.isneginf(numbers), axis=-1, keepdims=True) & (numbers.shape[-1] > 0)
-    g = found[path]
-    return {**found, path: np.where(lost, g.dtype.type(np.nan), g)}
+    log_sum_exps = at(arguments, path)
+    lost = np.all(np.isneginf(log_sum_exps), axis=-1, keepdims=True) & (log_sum_exps.shape[-1] > 0)
+    g = gradients[path]
+    return {**gradients, path: np.where(lost, g.dtype.type(np.nan), g)}
 
 
 @mutant(
-    "a percent more beyond 256 queries",
-    replaces="finished",
+    "rows beyond the 256th 1 % too large",
+    replaces="finish",
     operations=(ScaledDotProductAttention, GroupedQueryAttention, AdditiveAttention),
-    breaks=("sizes.features",),
+    breaks=("sizes.model-sizes",),
     source="a second launch for the rows behind the first 256, with another scale of the output",
 )
-def percent_more(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+def later_rows_too_large(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
     """Rows from the 257th on are 1 % too large."""
-    found = Library.finished(correct, operation, result, arguments)
-    output = found[0] if isinstance(found, tuple) else found
+    whole = Library.finish(correct, operation, result, arguments)
+    output = whole[0] if isinstance(whole, tuple) else whole
     output[..., 256:, :] *= output.dtype.type(1.01)
-    return found
+    return whole

@@ -11,7 +11,7 @@ from attnspec.spec.attention import AdditiveAttention, DotProductAttention, Scal
 from attnspec.spec.normalization import MeanNormalization
 from attnspec.spec.pooling import AttentionPooling, AveragePooling, NadarayaWatson
 
-POOLS = (ScaledDotProductAttention, DotProductAttention, AdditiveAttention, AttentionPooling)
+POOLING = (ScaledDotProductAttention, DotProductAttention, AdditiveAttention, AttentionPooling)
 
 
 @mutant(
@@ -42,7 +42,7 @@ def renormalised(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers
 @mutant(
     "values through a ReLU",
     replaces="attention_pooling",
-    operations=POOLS,
+    operations=POOLING,
     breaks=("pooling.linearity",),
     source="an activation after the value projection",
 )
@@ -52,9 +52,9 @@ def relu_values(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
 
 
 @mutant(
-    "values on a fixed grid",
+    "values rounded to multiples of 2⁻⁸",
     replaces="attention_pooling",
-    operations=POOLS,
+    operations=POOLING,
     breaks=("pooling.linearity", "operation.oracle"),
     source="quantised values with a static step",
 )
@@ -65,25 +65,25 @@ def quantised_values(correct: Formulas, weights: Numbers, value: Numbers) -> Num
 
 
 @mutant(
-    "result with a bias",
+    "10⁻³ added to the result",
     replaces="attention_pooling",
-    operations=POOLS,
+    operations=POOLING,
     breaks=("pooling.linearity", "pooling.convexity"),
     source="an output projection with bias folded in",
 )
-def biased(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
-    """10⁻³ is added to the result."""
+def added_to_result(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
+    """10⁻³ is added to every element of the result."""
     return Formulas.attention_pooling(correct, weights, value) + value.dtype.type(1e-3)
 
 
 @mutant(
-    "result of length 1",
+    "result normalised to length 1",
     replaces="attention_pooling",
-    operations=POOLS,
+    operations=POOLING,
     breaks=("pooling.linearity", "pooling.convexity"),
     source="embeddings normalised where values are expected",
 )
-def unit_length(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
+def normalised_result(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
     """Results o become o/‖o‖."""
     result = Formulas.attention_pooling(correct, weights, value)
     length = np.sqrt(correct.total(result * result))
@@ -91,11 +91,11 @@ def unit_length(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
 
 
 @mutant(
-    "0.1 % of gain in bfloat16",
+    "results 0.1 % too large in bfloat16",
     replaces="attention_pooling",
     operations=(AttentionPooling, ScaledDotProductAttention, AdditiveAttention),
     dtype="bfloat16",
-    breaks=("pooling.gain",),
+    breaks=("pooling.unbiased-gain",),
     source="a normaliser rounded before the division",
 )
 def slight_gain(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
@@ -106,34 +106,34 @@ def slight_gain(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
 @mutant(
     "dropout left on",
     replaces="attention_pooling",
-    operations=POOLS,
-    breaks=("attention.permutation", "pooling.convexity"),
+    operations=POOLING,
+    breaks=("attention.permutation-equivariance", "pooling.convexity"),
     source="karpathy/nanoGPT#240, pytorch/pytorch#124464",
 )
-def dropout(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
-    """Every tenth weight is dropped and the others are scaled up, always the same ones."""
-    kept = np.arange(weights.size).reshape(weights.shape) % 10 != 3
+def dropout_left_on(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
+    """Every tenth weight is 0, always the same ones, and the others are divided by 0.9."""
+    in_use = np.arange(weights.size).reshape(weights.shape) % 10 != 3
     return Formulas.attention_pooling(
-        correct, np.where(kept, weights / weights.dtype.type(0.9), weights.dtype.type(0)), value
+        correct, np.where(in_use, weights / weights.dtype.type(0.9), weights.dtype.type(0)), value
     )
 
 
 @mutant(
-    "pooled in bfloat16",
+    "weights rounded to bfloat16",
     replaces="attention_pooling",
-    operations=POOLS,
+    operations=POOLING,
     breaks=("operation.oracle",),
     source="accumulation in the storage dtype",
 )
 def low_precision_sum(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
-    """Weights of float32 inputs are rounded to bfloat16."""
+    """Weights are rounded to bfloat16, which is not declared."""
     return Formulas.attention_pooling(correct, rounded(weights, "bfloat16"), value)
 
 
 @mutant(
-    "value columns beyond 64 not written",
+    "result columns beyond the 64th are 0",
     replaces="attention_pooling",
-    operations=POOLS,
+    operations=POOLING,
     breaks=("operation.oracle",),
     source="Dao-AILab/flash-attention, head sizes of values and keys confused",
 )
@@ -147,24 +147,24 @@ def first_columns(correct: Formulas, weights: Numbers, value: Numbers) -> Number
     "padding in the mean",
     replaces="average_pooling",
     operations=(AveragePooling,),
-    breaks=("pooling.convexity", "masking.truncation"),
+    breaks=("pooling.convexity", "masking.masking-equals-truncation"),
     source="jsboige/CoursIA#15045, mead-ml/mead-baseline#325",
 )
 def mean_with_padding(correct: Formulas, value: Numbers, *, mask: Numbers = None) -> Numbers:
     """The mean divides by the number of all values, masked ones included."""
-    kept = value if mask is None else np.where(mask[..., None], value, value.dtype.type(0))
-    return np.sum(kept, axis=-2) / value.dtype.type(max(value.shape[-2], 1))
+    cleared = value if mask is None else np.where(mask[..., None], value, value.dtype.type(0))
+    return np.sum(cleared, axis=-2) / value.dtype.type(max(value.shape[-2], 1))
 
 
 @mutant(
-    "moving average for the mean",
+    "each value counts half as much as the next",
     replaces="average_pooling",
     operations=(AveragePooling,),
-    breaks=("attention.permutation", "attention.duplication"),
+    breaks=("attention.permutation-equivariance", "attention.duplicated-keys-change-nothing"),
     source="exponential smoothing, which forgets",
 )
 def moving_average(correct: Formulas, value: Numbers, *, mask: Numbers = None) -> Numbers:
-    """Each value counts half as much as the next one, in place of equally."""
+    """The last value counts once, and every other half as much as the next one."""
     m = value.shape[-2]
     decayed = value * (2.0 ** (np.arange(m) - m + 1))[:, None].astype(value.dtype)
     return Formulas.average_pooling(correct, decayed, mask=mask)
@@ -172,21 +172,26 @@ def moving_average(correct: Formulas, value: Numbers, *, mask: Numbers = None) -
 
 @mutant(
     "one value too many counted in the mean",
-    replaces="count",
+    replaces="count_keys",
     operations=(AveragePooling,),
-    breaks=("attention.single-key", "attention.duplication", "attention.split-and-merge", "pooling.convexity"),
+    breaks=(
+        "attention.single-key-returns-its-value",
+        "attention.duplicated-keys-change-nothing",
+        "attention.split-and-merge",
+        "pooling.convexity",
+    ),
     source="Laplace smoothing left on",
 )
 def smoothed_count(correct: Formulas, shape: tuple[int, ...], mask: Numbers, dtype: Any) -> Numbers:
     """The mean of |A| values divides by |A| + 1."""
-    return Formulas.count(correct, shape, mask, dtype) + np.dtype(dtype).type(1)
+    return Formulas.count_keys(correct, shape, mask, dtype) + np.dtype(dtype).type(1)
 
 
 @mutant(
     "mask ignored in the mean",
     replaces="average_pooling",
     operations=(AveragePooling,),
-    breaks=("masking.garbage", "masking.truncation"),
+    breaks=("masking.masked-keys-ignored", "masking.masking-equals-truncation"),
     source="jsboige/CoursIA#15045",
 )
 def mean_of_everything(correct: Formulas, value: Numbers, *, mask: Numbers = None) -> Numbers:
@@ -198,28 +203,28 @@ def mean_of_everything(correct: Formulas, value: Numbers, *, mask: Numbers = Non
 
 @mutant(
     "one count for the whole batch",
-    replaces="count",
+    replaces="count_keys",
     operations=(AveragePooling, MeanNormalization),
     breaks=("operation.batch-invariance", "operation.oracle"),
     source="StarlightSearch/EmbedAnything#210, SeanLee97/AnglE#102",
 )
 def batch_count(correct: Formulas, shape: tuple[int, ...], mask: Numbers, dtype: Any) -> Numbers:
     """Every batch element divides by the mean number of attendable keys over the batch."""
-    count = Formulas.count(correct, shape, mask, np.float64)
+    count = Formulas.count_keys(correct, shape, mask, np.float64)
     return np.full(count.shape, count.mean() if count.size else 1.0).astype(dtype)
 
 
 @mutant(
-    "greatest value for the mean",
+    "maximum in place of the mean",
     replaces="average_pooling",
     operations=(AveragePooling,),
     breaks=("pooling.linearity",),
     source="max pooling for mean pooling",
 )
-def greatest(correct: Formulas, value: Numbers, *, mask: Numbers = None) -> Numbers:
+def maximum_for_mean(correct: Formulas, value: Numbers, *, mask: Numbers = None) -> Numbers:
     """The maximum of the attendable values is returned in place of the mean."""
-    kept = value if mask is None else np.where(mask[..., None], value, value.dtype.type(-np.inf))
-    highest = np.max(kept, axis=-2, initial=-np.inf)
+    filled = value if mask is None else np.where(mask[..., None], value, value.dtype.type(-np.inf))
+    highest = np.max(filled, axis=-2, initial=-np.inf)
     return np.where(highest == -np.inf, value.dtype.type(0), highest)
 
 
@@ -230,20 +235,20 @@ def greatest(correct: Formulas, value: Numbers, *, mask: Numbers = None) -> Numb
     breaks=("pooling.convexity",),
     source="the numerator alone",
 )
-def undivided(correct: Formulas, scores: Numbers) -> Numbers:
-    """Kernel sums ΣK v are not divided by ΣK."""
+def undivided_kernel_sums(correct: Formulas, scores: Numbers) -> Numbers:
+    """Sums ΣK v of values are not divided by the sum ΣK of kernels."""
     return np.exp(scores)
 
 
 @mutant(
-    "kernel quotient as printed",
+    "kernel quotient 0/0 far from the keys",
     replaces="shift",
     operations=(NadarayaWatson,),
-    breaks=("pooling.uniform", "operation.oracle"),
+    breaks=("pooling.equal-keys-give-mean", "operation.oracle"),
     source="S4: ΣK(x−xᵢ)yᵢ/ΣK is 0/0 far from the keys",
 )
 def printed_quotient(correct: Formulas, scores: Numbers) -> Numbers:
-    """The quotient ΣK v/ΣK is computed as it stands: far from the keys every K underflows, and it is 0/0."""
+    """ΣK v/ΣK is computed without subtracting a maximum: far from the keys every K underflows, and it is 0/0."""
     return np.zeros_like(scores[..., :1])
 
 
@@ -251,7 +256,7 @@ def printed_quotient(correct: Formulas, scores: Numbers) -> Numbers:
     "kernel of twice the width",
     replaces="gaussian_scores",
     operations=(NadarayaWatson,),
-    breaks=("attention.scale",),
+    breaks=("attention.unbiased-scale",),
     source="exp(−‖u‖²) and exp(−½‖u‖²) are both called Gaussian kernels",
 )
 def wide_kernel(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:

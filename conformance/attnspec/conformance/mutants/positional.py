@@ -18,25 +18,25 @@ from attnspec.spec.positional import (
 
 
 @mutant(
-    "sine and cosine exchanged",
-    replaces="interleaved",
+    "sines and cosines exchanged",
+    replaces="interleave",
     operations=(SinusoidalPositionalEncoding,),
-    breaks=("positional.unit-pairs", "positional.rotation"),
+    breaks=("positional.unit-length-pairs", "positional.shift-is-rotation"),
     source="cosines at even columns",
 )
-def exchanged(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
+def exchanged_sines_and_cosines(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
     """Columns are cos, sin, cos, sin, … in place of sin, cos, …"""
-    return Formulas.interleaved(correct, cosines, sines)
+    return Formulas.interleave(correct, cosines, sines)
 
 
 @mutant(
     "halves instead of interleaved",
-    replaces="interleaved",
+    replaces="interleave",
     operations=(SinusoidalPositionalEncoding,),
-    breaks=("positional.unit-pairs", "positional.rotation"),
+    breaks=("positional.unit-length-pairs", "positional.shift-is-rotation"),
     source="allenai/allennlp#2993, tatp22/multidim-positional-encoding#20",
 )
-def halves(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
+def sines_then_cosines(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
     """Columns are all sines, then all cosines, not interleaved."""
     return np.concatenate([sines, cosines], axis=-1)
 
@@ -45,7 +45,7 @@ def halves(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
     "positions from 1",
     replaces="positions",
     operations=(SinusoidalPositionalEncoding,),
-    breaks=("positional.unit-pairs",),
+    breaks=("positional.unit-length-pairs",),
     source="lucidrains/perceiver-pytorch#29",
 )
 def from_one(correct: Formulas, n: int) -> Numbers:
@@ -91,10 +91,10 @@ def closed_interval(correct: Formulas, d: int) -> Numbers:
 
 
 @mutant(
-    "cosine at the next frequency",
+    "one frequency per column, not per pair",
     replaces="sinusoidal_positional_encoding",
     operations=(SinusoidalPositionalEncoding,),
-    breaks=("positional.unit-pairs", "positional.rotation"),
+    breaks=("positional.unit-length-pairs", "positional.shift-is-rotation"),
     source="Kyubyong/transformer#38, maxjcohen/transformer#62",
 )
 def next_frequency(correct: Formulas, n: int, d: int) -> Numbers:
@@ -108,10 +108,10 @@ def next_frequency(correct: Formulas, n: int, d: int) -> Numbers:
     "positions relative to the length",
     replaces="positions",
     operations=(SinusoidalPositionalEncoding,),
-    breaks=("positional.prefix",),
+    breaks=("positional.prefix-unchanged",),
     source="positions scaled to the length of training",
 )
-def relative(correct: Formulas, n: int) -> Numbers:
+def positions_relative_to_length(correct: Formulas, n: int) -> Numbers:
     """Positions t become t·64/n: they depend on the length n."""
     return Formulas.positions(correct, n) * (64 / max(n, 1))
 
@@ -120,55 +120,55 @@ def relative(correct: Formulas, n: int) -> Numbers:
     "positions modulo 16",
     replaces="positions",
     operations=(SinusoidalPositionalEncoding,),
-    breaks=("positional.distinct", "positional.rotation"),
+    breaks=("positional.distinct-positions", "positional.shift-is-rotation"),
     source="a table of a fixed length that is read cyclically",
 )
-def cyclic(correct: Formulas, n: int) -> Numbers:
-    """Positions are taken modulo 16."""
+def positions_modulo_16(correct: Formulas, n: int) -> Numbers:
+    """Position t is encoded as t mod 16."""
     return Formulas.positions(correct, n) % 16
 
 
 @mutant(
-    "angles in float16",
+    "frequencies rounded to float16",
     replaces="frequencies",
     operations=(SinusoidalPositionalEncoding,),
     breaks=("operation.oracle",),
     source="the whole model cast to half precision, tables included",
 )
 def half_angles(correct: Formulas, d: int) -> Numbers:
-    """Frequencies are rounded to float16."""
+    """Frequencies of the encoding are rounded to float16."""
     return Formulas.frequencies(correct, d).astype(np.float16).astype(np.float64)
 
 
 @mutant(
     "encoding scaled by √2",
-    replaces="interleaved",
+    replaces="interleave",
     operations=(SinusoidalPositionalEncoding,),
-    breaks=("positional.unit-pairs",),
+    breaks=("positional.unit-length-pairs",),
     source="encodings normalised to unit variance",
 )
-def scaled(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
+def scaled_encoding(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
     """Sines and cosines are multiplied by √2."""
-    return np.sqrt(2) * Formulas.interleaved(correct, sines, cosines)
+    return np.sqrt(2) * Formulas.interleave(correct, sines, cosines)
 
 
 @mutant(
     "encodings rounded to float16",
-    replaces="interleaved",
+    replaces="interleave",
     operations=(SinusoidalPositionalEncoding,),
-    breaks=("positional.unit-pairs", "operation.oracle"),
+    breaks=("positional.unit-length-pairs", "operation.oracle"),
     source="tables stored in the dtype of the model and returned as float32",
 )
 def stored_in_float16(correct: Formulas, sines: Numbers, cosines: Numbers) -> Numbers:
     """A float32 encoding holds sines and cosines rounded to float16."""
-    return Formulas.interleaved(correct, sines, cosines).astype(np.float16).astype(np.float64)
+    return Formulas.interleave(correct, sines, cosines).astype(np.float16).astype(np.float64)
 
 
 @mutant(
     "embeddings scaled by √d",
     replaces="add_positions",
     operations=(AddPositions,),
-    breaks=("positional.added", "operation.oracle"),
+    breaks=("positional.adding-zero", "operation.oracle"),
     source="Vaswani 2017, 3.4: the embedding's scale, applied twice",
 )
 def scaled_embeddings(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
@@ -180,7 +180,7 @@ def scaled_embeddings(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
     "positions from the end",
     replaces="add_positions",
     operations=(AddPositions,),
-    breaks=("positional.added", "attention.permutation"),
+    breaks=("positional.adding-zero", "attention.permutation-equivariance"),
     source="left padding, with positions for right padding",
 )
 def from_the_end(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
@@ -199,16 +199,16 @@ def first_sequence_only(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
     """Positions are added to the first sequence of a batch only."""
     if x.ndim < 3 or not len(x):
         return x + p
-    kept = np.zeros((len(x), *[1] * (x.ndim - 1)), x.dtype)
-    kept[0] = 1
-    return x + p * kept
+    factor = np.zeros((len(x), *[1] * (x.ndim - 1)), x.dtype)
+    factor[0] = 1
+    return x + p * factor
 
 
 @mutant(
     "positions before embeddings",
     replaces="concat_positions",
     operations=(ConcatPositions,),
-    breaks=("seq2seq.context-first", "operation.oracle"),
+    breaks=("seq2seq.concatenation-order", "operation.oracle"),
     source="torch.cat in the other order",
 )
 def positions_first(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
@@ -218,10 +218,10 @@ def positions_first(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
 
 
 @mutant(
-    "position 0 everywhere",
+    "first position used everywhere",
     replaces="concat_positions",
     operations=(ConcatPositions,),
-    breaks=("seq2seq.context-first", "operation.gradient"),
+    breaks=("seq2seq.concatenation-order", "operation.gradient"),
     source="p[:1], broadcast",
 )
 def first_position_only(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
@@ -233,7 +233,7 @@ def first_position_only(correct: Formulas, x: Numbers, p: Numbers) -> Numbers:
     "learned positions from 1",
     replaces="first_rows",
     operations=(LearnedPositions,),
-    breaks=("seq2seq.embedding-rows", "operation.oracle", "operation.gradient"),
+    breaks=("seq2seq.embedding-is-table-row", "operation.oracle", "operation.gradient"),
     source="row 0 kept for padding, as in fairseq",
 )
 def rows_from_one(correct: Formulas, table: Numbers, n: int) -> Numbers:
@@ -245,7 +245,7 @@ def rows_from_one(correct: Formulas, table: Numbers, n: int) -> Numbers:
     "the last rows of the table",
     replaces="first_rows",
     operations=(LearnedPositions,),
-    breaks=("seq2seq.embedding-rows", "operation.oracle"),
+    breaks=("seq2seq.embedding-is-table-row", "operation.oracle"),
     source="table[-n:] for left padding",
 )
 def last_rows(correct: Formulas, table: Numbers, n: int) -> Numbers:
@@ -254,14 +254,14 @@ def last_rows(correct: Formulas, table: Numbers, n: int) -> Numbers:
 
 
 @mutant(
-    "fewer rows than positions",
+    "too short position table accepted",
     replaces="check",
     operations=(LearnedPositions,),
     breaks=("operation.rejection",),
     source="table[:n], which is shorter than n without a word",
 )
-def cut_short(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> None:
-    """A table with fewer than n rows does not raise."""
+def short_table_accepted(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> None:
+    """A table with fewer than n rows does not raise: fewer than n rows are returned."""
 
 
 @mutant(

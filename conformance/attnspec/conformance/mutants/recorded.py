@@ -13,21 +13,19 @@ from attnspec.conformance.mutants.registry import mutant
 from attnspec.conformance.mutants.roles import at, changed, key, mask_of, query, sizes, without_last
 from attnspec.spec.attention import AdditiveAttention, DotProductAttention, ScaledDotProductAttention
 from attnspec.spec.contract.operation import OPERATIONS, Operation
-from attnspec.spec.contract.tree import mapped
+from attnspec.spec.contract.tree import map_tree
 from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.pooling import NadarayaWatson
 
 Backward = Callable[[Any], dict[str, Numbers]]
 
 
-def _unrestricted(operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the call without its mask."""
+def _without_mask(operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     mask = OPERATIONS[operation].mask
     return changed(arguments, {mask.path: None} if mask else {})
 
 
-def _acausal(operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the call without its causal flag."""
+def _without_causal_flag(operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     flag = OPERATIONS[operation].flag
     return changed(arguments, {flag: False} if flag else {})
 
@@ -36,47 +34,47 @@ def _acausal(operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @mutant(
-    "recorded without its mask",
+    "mask forgotten while gradients are recorded",
     replaces="pullback",
     operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
-    breaks=("training.recorded-result",),
+    breaks=("training.recording-changes-nothing",),
     source="a kernel for training that is chosen by requires_grad and was written for packed sequences",
 )
 def recorded_without_mask(
-    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
 ) -> tuple[Any, Backward]:
     """The result of a call that records gradients ignores the mask; gradients are correct."""
-    _, backward = Library.pullback(correct, operation, arguments, wanted)
-    return getattr(correct, operation)(**_unrestricted(operation, arguments)), backward
+    _, backward = Library.pullback(correct, operation, arguments, paths)
+    return getattr(correct, operation)(**_without_mask(operation, arguments)), backward
 
 
 @mutant(
-    "recorded without its causal flag",
+    "causal flag forgotten while gradients are recorded",
     replaces="pullback",
     operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
-    breaks=("training.recorded-result",),
+    breaks=("training.recording-changes-nothing",),
     source="a flag that only the backward pass is given",
 )
 def recorded_without_flag(
-    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
 ) -> tuple[Any, Backward]:
     """The result of a call that records gradients ignores the causal flag; gradients are correct."""
-    _, backward = Library.pullback(correct, operation, arguments, wanted)
-    return getattr(correct, operation)(**_acausal(operation, arguments)), backward
+    _, backward = Library.pullback(correct, operation, arguments, paths)
+    return getattr(correct, operation)(**_without_causal_flag(operation, arguments)), backward
 
 
 @mutant(
-    "recorded without the last of many keys",
+    "last of more than 64 keys lost while gradients are recorded",
     replaces="pullback",
     operations=(ScaledDotProductAttention, AdditiveAttention),
-    breaks=("training.recorded-result",),
+    breaks=("training.recording-changes-nothing",),
     source="a remainder of the keys behind a tile, in the kernel that saves what the backward pass needs",
 )
 def recorded_without_last(
-    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
 ) -> tuple[Any, Backward]:
     """The result of a call that records gradients leaves out the last of more than 64 keys; gradients are correct."""
-    result, backward = Library.pullback(correct, operation, arguments, wanted)
+    result, backward = Library.pullback(correct, operation, arguments, paths)
     described = OPERATIONS[operation]
     if sizes(described, arguments)[1] <= 64:
         return result, backward
@@ -84,18 +82,18 @@ def recorded_without_last(
 
 
 @mutant(
-    "recorded without the causal flag behind the first tile",
+    "causal flag forgotten beyond 64 queries while gradients are recorded",
     replaces="pullback",
     operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
-    breaks=("training.modes",),
+    breaks=("training.same-in-every-mode",),
     source="a last tile of queries that is not full, in the kernel that saves what the backward pass needs",
 )
 def recorded_acausal_behind_a_tile(
-    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
 ) -> tuple[Any, Backward]:
     """In calls that record gradients, queries from the 65th on ignore the causal flag; gradients are correct."""
-    result, backward = Library.pullback(correct, operation, arguments, wanted)
-    whole = getattr(correct, operation)(**_acausal(operation, arguments))
+    result, backward = Library.pullback(correct, operation, arguments, paths)
+    whole = getattr(correct, operation)(**_without_causal_flag(operation, arguments))
     return np.where(np.arange(result.shape[-2])[:, None] < 64, result, whole), backward
 
 
@@ -103,20 +101,20 @@ def recorded_acausal_behind_a_tile(
 
 
 @mutant(
-    "gradient of the keys alone without the mask",
+    "mask forgotten if only the keys have a gradient",
     replaces="pullback",
     operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
-    breaks=("training.recorded-result",),
+    breaks=("training.recording-changes-nothing",),
     source="AMD-AGI/Primus-Turbo#458: saved for the backward pass only if certain arguments have gradients",
 )
 def keys_alone(
-    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
 ) -> tuple[Any, Backward]:
     """If only the keys have a gradient, it is computed without the mask."""
-    result, backward = Library.pullback(correct, operation, arguments, wanted)
-    if set(wanted) != {key(OPERATIONS[operation])}:
+    result, backward = Library.pullback(correct, operation, arguments, paths)
+    if set(paths) != {key(OPERATIONS[operation])}:
         return result, backward
-    _, other = Library.pullback(correct, operation, _unrestricted(operation, arguments), wanted)
+    _, other = Library.pullback(correct, operation, _without_mask(operation, arguments), paths)
     return result, other
 
 
@@ -124,27 +122,27 @@ def keys_alone(
     "second backward pass without the causal flag",
     replaces="pullback",
     operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
-    breaks=("training.no-memory",),
+    breaks=("training.independent-of-other-passes",),
     source="pytorch/pytorch#1288: buffers freed by the first pass, that of the mask among them",
 )
 def second_acausal(
-    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
 ) -> tuple[Any, Backward]:
     """A second backward pass ignores the causal flag; the first one is correct."""
-    result, first = Library.pullback(correct, operation, arguments, wanted)
-    _, later = Library.pullback(correct, operation, _acausal(operation, arguments), wanted)
-    passes = [first]
-    return result, lambda cotangent: (passes.pop() if passes else later)(cotangent)
+    result, first = Library.pullback(correct, operation, arguments, paths)
+    _, later = Library.pullback(correct, operation, _without_causal_flag(operation, arguments), paths)
+    unused = [first]
+    return result, lambda cotangent: (unused.pop() if unused else later)(cotangent)
 
 
 @mutant(
-    "gradients added up in another order in every pass",
+    "gradients summed in a new order in every pass",
     operations=(ScaledDotProductAttention, AdditiveAttention),
-    breaks=("training.no-memory",),
+    breaks=("training.independent-of-other-passes",),
     source="Dao-AILab/flash-attention#2402: gradients that are added up by atomic operations",
 )
 class InAnyOrder(Library):
-    """Every backward pass sums over the queries in another order."""
+    """Every backward pass sums over the queries in another order, so that repeated gradients differ in rounding."""
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
         """Permute the queries if neither a mask nor a causal flag depends on their order."""
@@ -157,14 +155,14 @@ class InAnyOrder(Library):
         times = vars(self)["times"] = vars(self).get("times", 0) + 1
         order = np.random.default_rng(times).permutation(x.shape[-2])
         moved = changed(arguments, {path: x[..., order, :]})
-        found = super().vjp(operation, moved, cotangent[..., order, :])
-        return {**found, path: found[path][..., np.argsort(order), :]}
+        gradients = super().vjp(operation, moved, cotangent[..., order, :])
+        return {**gradients, path: gradients[path][..., np.argsort(order), :]}
 
 
 @mutant(
-    "gradients of strided keys by the strides of dense ones",
+    "strided keys read as contiguous by the backward pass",
     operations=(ScaledDotProductAttention, DotProductAttention),
-    breaks=("training.strides",),
+    breaks=("training.strides-do-not-matter",),
     source="Dao-AILab/flash-attention#355: the forward pass makes its arguments contiguous, and saves them as given",
 )
 class DenseKeys(Library):
@@ -181,9 +179,9 @@ class DenseKeys(Library):
 
 
 @mutant(
-    "gradient of keys that are the queries",
+    "keys that are the queries get the gradient of the queries",
     operations=(ScaledDotProductAttention, DotProductAttention),
-    breaks=("attention.shared-inputs",),
+    breaks=("attention.same-array-passed-twice",),
     source="scores of one array that are taken for symmetric, as they are before the softmax",
 )
 class SymmetricScores(Library):
@@ -191,16 +189,16 @@ class SymmetricScores(Library):
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
         """Return the gradient of the queries for the keys if they are one array."""
-        found = super().vjp(operation, arguments, cotangent)
+        gradients = super().vjp(operation, arguments, cotangent)
         paths = [path(OPERATIONS[operation]) for path in (query, key)]
-        one, other = (at(arguments, path) for path in paths)
-        return {**found, paths[1]: found[paths[0]].copy()} if one is other else found
+        queries, keys = (at(arguments, path) for path in paths)
+        return {**gradients, paths[1]: gradients[paths[0]].copy()} if queries is keys else gradients
 
 
 @mutant(
-    "long cotangents of heads behind positions read densely",
+    "cotangents of 64 or more rows read without their gaps",
     operations=(ScaledDotProductAttention, DotProductAttention),
-    breaks=("training.strides",),
+    breaks=("training.strides-do-not-matter",),
     source="Dao-AILab/flash-attention#355: strides of the cotangent, of which few rows fit into one tile",
 )
 class LongDenseCotangent(Library):
@@ -222,25 +220,25 @@ class LongDenseCotangent(Library):
 class _FirstRow(Library):
     """Only the first row of a cotangent with row stride 0 counts."""
 
-    def expanded(self, c: Numbers) -> bool:
-        """Return whether only the first row of the cotangent counts."""
+    def is_misread(self, c: Numbers) -> bool:
+        """True if only the first row of the cotangent counts."""
         return bool(c.ndim > 1 and c.shape[-1] >= 8 and c.strides[-2] == 0)
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
         """Set the other rows of the cotangent to 0, then differentiate correctly."""
 
         def read(_: str, c: Numbers) -> Numbers:
-            if c is None or not self.expanded(c):
+            if c is None or not self.is_misread(c):
                 return c
             return np.where(np.arange(c.shape[-2])[:, None] == 0, c, c.dtype.type(0))
 
-        return super().vjp(operation, arguments, mapped(cotangent, read))
+        return super().vjp(operation, arguments, map_tree(cotangent, read))
 
 
 @mutant(
-    "wide rows of an expanded cotangent read once",
+    "only the first of expanded rows of 8 or more columns read",
     operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
-    breaks=("training.strides",),
+    breaks=("training.strides-do-not-matter",),
     source="facebookresearch/xformers#282: sum().backward() hands on a cotangent of stride 0",
 )
 class WideRows(_FirstRow):
@@ -248,39 +246,39 @@ class WideRows(_FirstRow):
 
 
 @mutant(
-    "expanded sums of 64 columns read once",
+    "only the first of expanded rows of 64 or more columns read",
     operations=(ScaledDotProductAttention, DotProductAttention),
-    breaks=("training.strides",),
+    breaks=("training.strides-do-not-matter",),
     source="facebookresearch/xformers#282: sum().backward() hands on a cotangent of stride 0",
 )
 class WideSums(_FirstRow):
     """Only the first row of a cotangent with all strides 0 and at least 64 columns counts."""
 
-    def expanded(self, c: Numbers) -> bool:
+    def is_misread(self, c: Numbers) -> bool:
         """True for at least 64 columns with all strides 0."""
         return c.ndim > 1 and c.shape[-1] >= 64 and not any(c.strides)
 
 
 @mutant(
     "uniform rows are 0 while gradients are recorded",
-    replaces="excluded",
+    replaces="mask_scores",
     operations=(ScaledDotProductAttention, AdditiveAttention, NadarayaWatson),
     declares={"fully_masked": "uniform"},
-    breaks=("masking.gradients",),
+    breaks=("masking.masked-gets-no-gradient",),
     source="rows without keys filled in behind the kernel, from values that are detached",
 )
 def detached_average(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     """Rows without keys, declared uniform, are 0 while gradients are recorded."""
     if mask is None or isinstance(scores, Tape):
-        return Formulas.excluded(correct, scores, mask)
+        return Formulas.mask_scores(correct, scores, mask)
     return np.where(mask, scores, np.finfo(scores.dtype).min)
 
 
 # Precision ------------------------------------------------------------------------------------------------------------
 
 
-def _by_rounded_logarithm(scores: Tape, dtype: str) -> Tape:
-    """Softmax as exp(s − L) with L rounded; Σ α dα uses the exact weights."""
+def _softmax_by_rounded_log_sum_exp(scores: Tape, dtype: str) -> Tape:
+    """Softmax exp(s − L) with L rounded to ``dtype``; Σ P∘dP uses exact weights."""
     s = scores.value
     highest = np.max(s, axis=-1, keepdims=True, initial=-np.inf)
     shift = np.where(np.isfinite(highest), highest, s.dtype.type(0))
@@ -296,14 +294,14 @@ def _by_rounded_logarithm(scores: Tape, dtype: str) -> Tape:
     replaces="normalized",
     operations=(ScaledDotProductAttention, AdditiveAttention),
     dtype="bfloat16",
-    breaks=("training.gradient-spread",),
+    breaks=("training.gradient-rounding-spread",),
     source="the log-sum-exp written to memory in the dtype of the result, for the backward pass",
     profile="full",
 )
 def bfloat16_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
-    """The backward pass recomputes the weights from a log-sum-exp of 8 bits."""
+    """The backward pass recomputes the weights from a log-sum-exp rounded to bfloat16."""
     taped = isinstance(scores, Tape)
-    return _by_rounded_logarithm(scores, "bfloat16") if taped else Formulas.normalized(correct, scores)
+    return _softmax_by_rounded_log_sum_exp(scores, "bfloat16") if taped else Formulas.normalized(correct, scores)
 
 
 @mutant(
@@ -311,22 +309,22 @@ def bfloat16_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
     replaces="normalized",
     operations=(ScaledDotProductAttention, AdditiveAttention),
     dtype="float16",
-    breaks=("training.gradient-spread",),
+    breaks=("training.gradient-rounding-spread",),
     source="the log-sum-exp written to memory in the dtype of the result, for the backward pass",
     profile="full",
 )
 def half_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
-    """The backward pass recomputes the weights from a log-sum-exp of 11 bits."""
+    """The backward pass recomputes the weights from a log-sum-exp rounded to float16."""
     taped = isinstance(scores, Tape)
-    return _by_rounded_logarithm(scores, "float16") if taped else Formulas.normalized(correct, scores)
+    return _softmax_by_rounded_log_sum_exp(scores, "float16") if taped else Formulas.normalized(correct, scores)
 
 
 @mutant(
-    "gradients of keys and values added up in bfloat16",
-    replaces="differentiated",
+    "gradients of keys and values summed in bfloat16",
+    replaces="differentiate",
     operations=(ScaledDotProductAttention, DotProductAttention),
     dtype="bfloat16",
-    breaks=("training.gradient-spread",),
+    breaks=("training.gradient-rounding-spread",),
     source="atomic additions to gradients in the dtype of the inputs, one for every tile of queries",
     profile="full",
 )
@@ -336,13 +334,13 @@ def added_in_bfloat16(
     """Gradients of keys and values are summed over tiles of queries, each partial sum rounded to bfloat16."""
     path, tile = query(operation), 4
     x = at(arguments, path)
-    found = Library.differentiated(correct, operation, arguments, cotangent)
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
     if mask_of(operation, arguments) is not None or arguments.get(operation.flag or "") or cotangent.ndim != x.ndim:
-        return found
+        return gradients
     totals: dict[str, Numbers] = {}
     for i in range(0, x.shape[-2], tile):
         part = changed(arguments, {path: x[..., i : i + tile, :]})
-        for other, g in Library.differentiated(correct, operation, part, cotangent[..., i : i + tile, :]).items():
+        for other, g in Library.differentiate(correct, operation, part, cotangent[..., i : i + tile, :]).items():
             if other != path:
                 totals[other] = rounded(totals[other] + g if other in totals else g, "bfloat16")
-    return {**found, **totals}
+    return {**gradients, **totals}

@@ -1,4 +1,4 @@
-"""Mutants whose backward pass reads memory that was overwritten since the call."""
+"""Mutants with a backward pass that reads memory overwritten since the call."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -11,95 +11,95 @@ from attnspec.conformance.mutants.registry import mutant
 from attnspec.conformance.mutants.roles import at, changed, key, query
 from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
 from attnspec.spec.contract.operation import OPERATIONS, Operation
-from attnspec.spec.contract.tree import flatten, mapped
+from attnspec.spec.contract.tree import flatten, map_tree
 from attnspec.spec.normalization import Softmax
 
 Backward = Callable[[Any], dict[str, Numbers]]
 
-SAVED = "save_for_backward avoided: detached tensors kept on the context, of which no version is checked"
+SAVED = "tensors stored on the context without save_for_backward, which would detect later writes"
 
 
-def _kept(arguments: Mapping[str, Any], copied: Callable[[Any], bool]) -> dict[str, Any]:
-    """The arguments, with the arrays that satisfy ``copied`` copied."""
-    found: dict[str, Any] = mapped(
+def _copy_arguments(arguments: Mapping[str, Any], copied: Callable[[Any], bool]) -> dict[str, Any]:
+    """The arguments, with copies of the arrays that satisfy ``copied``."""
+    saved: dict[str, Any] = map_tree(
         dict(arguments), lambda _, x: x.copy() if isinstance(x, np.ndarray) and copied(x) else x
     )
-    return found
+    return saved
 
 
 @mutant(
     "arguments kept by reference for the backward pass",
     replaces="pullback",
     operations=(ScaledDotProductAttention, Softmax),
-    breaks=("training.later-writes",),
+    breaks=("training.later-writes-have-no-effect",),
     source=SAVED,
 )
 def arguments_by_reference(
-    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
 ) -> tuple[Any, Backward]:
-    """Arguments are saved by reference: later writes to them change the gradients."""
-    return _by_reference(correct, operation, arguments, wanted)
+    """Float arguments are saved by reference: later writes to them change the gradients."""
+    return _by_reference(correct, operation, arguments, paths)
 
 
 def _by_reference(
-    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
 ) -> tuple[Any, Backward]:
-    result, _ = Library.pullback(correct, operation, arguments, wanted)
-    kept = _kept(arguments, lambda x: not is_float(x))
-    return result, lambda cotangent: _wanted(correct.vjp(operation, kept, cotangent), wanted)
+    result, _ = Library.pullback(correct, operation, arguments, paths)
+    saved = _copy_arguments(arguments, lambda x: not is_float(x))
+    return result, lambda cotangent: _select(correct.vjp(operation, saved, cotangent), paths)
 
 
-def _wanted(found: Mapping[str, Numbers], wanted: Collection[str]) -> dict[str, Numbers]:
-    return {path: found[path] for path in wanted}
+def _select(gradients: Mapping[str, Numbers], paths: Collection[str]) -> dict[str, Numbers]:
+    return {path: gradients[path] for path in paths}
 
 
 @mutant(
     "arguments of causal calls kept by reference for the backward pass",
     replaces="pullback",
     operations=(ScaledDotProductAttention,),
-    breaks=("training.later-writes",),
+    breaks=("training.later-writes-have-no-effect",),
     source=SAVED,
     profile="full",
 )
 def arguments_of_causal_calls_by_reference(
-    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
 ) -> tuple[Any, Backward]:
-    """Causal calls without a mask save arguments by reference: later writes to them change the gradients."""
+    """Causal calls without a mask save float arguments by reference: later writes to them change the gradients."""
     o = OPERATIONS[operation]
     masked = any(arguments.get(leaf.path) is not None for leaf in o.masks.values())
     if masked or not arguments.get(o.flag or ""):
-        return Library.pullback(correct, operation, arguments, wanted)
-    return _by_reference(correct, operation, arguments, wanted)
+        return Library.pullback(correct, operation, arguments, paths)
+    return _by_reference(correct, operation, arguments, paths)
 
 
 @mutant(
     "mask kept by reference for the backward pass",
     replaces="pullback",
     operations=(ScaledDotProductAttention, Softmax, AdditiveAttention),
-    breaks=("training.later-writes",),
+    breaks=("training.later-writes-have-no-effect",),
     source=SAVED,
 )
 def mask_by_reference(
-    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
 ) -> tuple[Any, Backward]:
     """The mask is saved by reference: later writes to it change the gradients."""
-    result, _ = Library.pullback(correct, operation, arguments, wanted)
-    kept = _kept(arguments, is_float)
-    return result, lambda cotangent: _wanted(correct.vjp(operation, kept, cotangent), wanted)
+    result, _ = Library.pullback(correct, operation, arguments, paths)
+    saved = _copy_arguments(arguments, is_float)
+    return result, lambda cotangent: _select(correct.vjp(operation, saved, cotangent), paths)
 
 
 @mutant(
     "result kept by reference for the backward pass",
     replaces="pullback",
     operations=(Softmax,),
-    breaks=("training.later-writes",),
+    breaks=("training.later-writes-have-no-effect",),
     source=SAVED,
 )
 def result_by_reference(
-    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
 ) -> tuple[Any, Backward]:
     """The result y is saved by reference: later writes to it change the gradient y(c − Σ yc)."""
-    y, backward = Library.pullback(correct, operation, arguments, wanted)
+    y, backward = Library.pullback(correct, operation, arguments, paths)
     path = query(OPERATIONS[operation])
     if at(arguments, path).shape != y.shape:
         return y, backward
@@ -111,7 +111,7 @@ def result_by_reference(
 
 
 class _Workspaces(Library):
-    """A library that saves the keys of recorded calls in ``count`` buffers per shape, in turn."""
+    """A library that saves keys of recorded calls in ``count`` buffers per shape in turn."""
 
     count = 1
 
@@ -120,26 +120,26 @@ class _Workspaces(Library):
         shapes = tuple((path, np.shape(x)) for path, x in flatten(dict(arguments)).items())
         written: dict[Any, int] = vars(self).setdefault("written", {})
         written[shapes] = written.get(shapes, 0) + 1
-        place = (operation, shapes, written[shapes] % self.count)
-        vars(self).setdefault("buffers", {})[place] = at(arguments, key(OPERATIONS[operation])).copy()
-        return place
+        buffer = (operation, shapes, written[shapes] % self.count)
+        vars(self).setdefault("buffers", {})[buffer] = at(arguments, key(OPERATIONS[operation])).copy()
+        return buffer
 
-    def pullback(self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]) -> tuple[Any, Backward]:
+    def pullback(self, operation: str, arguments: Mapping[str, Any], paths: Collection[str]) -> tuple[Any, Backward]:
         """Differentiate with the keys that the buffer holds at the backward pass."""
-        result, _ = super().pullback(operation, arguments, wanted)
-        kept, place = _kept(arguments, lambda x: True), self.workspace(operation, arguments)
+        result, _ = super().pullback(operation, arguments, paths)
+        saved, buffer = _copy_arguments(arguments, lambda x: True), self.workspace(operation, arguments)
 
         def backward(cotangent: Any) -> dict[str, Numbers]:
-            keys = vars(self)["buffers"][place]
-            return _wanted(self.vjp(operation, changed(kept, {key(OPERATIONS[operation]): keys}), cotangent), wanted)
+            keys = vars(self)["buffers"][buffer]
+            return _select(self.vjp(operation, changed(saved, {key(OPERATIONS[operation]): keys}), cotangent), paths)
 
         return result, backward
 
 
 @mutant(
-    "keys of the last record of these shapes",
+    "saved keys overwritten by the next recorded call",
     operations=(ScaledDotProductAttention, AdditiveAttention),
-    breaks=("training.no-memory",),
+    breaks=("training.independent-of-other-passes",),
     source="a workspace for the backward pass that is allocated once for every shape, as for steps one after another",
 )
 class LastRecord(_Workspaces):
@@ -147,27 +147,27 @@ class LastRecord(_Workspaces):
 
 
 @mutant(
-    "keys of the last record but one of these shapes",
+    "saved keys overwritten by the second next recorded call",
     operations=(ScaledDotProductAttention, AdditiveAttention),
-    breaks=("training.no-memory",),
+    breaks=("training.independent-of-other-passes",),
     source="two workspaces in turn, so that one step may overlap with the next one",
 )
 class LastRecordButOne(_Workspaces):
-    """A recorded call overwrites the keys saved by the last but one of the same shapes."""
+    """The backward pass uses keys that the second next recorded call of the same shapes has overwritten."""
 
     count = 2
 
 
 @mutant(
-    "keys of the last call of these shapes",
+    "saved keys overwritten by any later call",
     operations=(ScaledDotProductAttention, AdditiveAttention),
-    breaks=("training.no-memory",),
+    breaks=("training.independent-of-other-passes",),
     source="a workspace that evaluation writes to as well, between forward and backward passes of training",
 )
 class LastCall(_Workspaces):
     """The backward pass uses the keys of the last call of the same shapes, recorded or not."""
 
-    def finished(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+    def finish(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
         """Write the keys into the buffer of these shapes."""
         self.workspace(operation.name, arguments)
-        return super().finished(operation, result, arguments)
+        return super().finish(operation, result, arguments)

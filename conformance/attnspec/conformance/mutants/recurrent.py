@@ -34,21 +34,21 @@ from attnspec.spec.recurrent import (
 
 @mutant(
     "update gate inverted",
-    replaces="updated",
+    replaces="gru_update",
     operations=(GRUCell,),
-    breaks=("recurrent.gates", "operation.oracle", "operation.gradient"),
+    breaks=("recurrent.open-and-closed-gates", "operation.oracle", "operation.gradient"),
     source="Chung et al. 2014, h = (1 − z) h + z h̃, against Cho et al. 2014",
 )
 def inverted_update(correct: Formulas, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
     """The new state is (1 − Z) ⊙ H + Z ⊙ H̃: Z and 1 − Z are exchanged."""
-    return Formulas.updated(correct, 1 - update, h, candidate)
+    return Formulas.gru_update(correct, 1 - update, h, candidate)
 
 
 @mutant(
     "GRU gates exchanged",
     replaces="gru_gates",
     operations=(GRUCell,),
-    breaks=("recurrent.gates", "operation.oracle"),
+    breaks=("recurrent.open-and-closed-gates", "operation.oracle"),
     source="keras stacks the gates as z, r, h, torch.nn.GRU as r, z, n",
 )
 def exchanged_gru_gates(correct: Formulas, x: Numbers, h: Numbers, p: GRUParameters[Numbers]) -> tuple[Numbers, ...]:
@@ -61,7 +61,7 @@ def exchanged_gru_gates(correct: Formulas, x: Numbers, h: Numbers, p: GRUParamet
     "candidate without reset gate",
     replaces="gru_candidate",
     operations=(GRUCell,),
-    breaks=("recurrent.gates", "operation.oracle", "operation.gradient"),
+    breaks=("recurrent.open-and-closed-gates", "operation.oracle", "operation.gradient"),
     source="the minimal gated unit, from which the reset gate was dropped",
 )
 def without_reset(correct: Formulas, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]) -> Numbers:
@@ -70,10 +70,10 @@ def without_reset(correct: Formulas, x: Numbers, h: Numbers, reset: Numbers, p: 
 
 
 @mutant(
-    "state added to the mean",
-    replaces="updated",
+    "state added without the update gate",
+    replaces="gru_update",
     operations=(GRUCell,),
-    breaks=("recurrent.bounds", "operation.oracle"),
+    breaks=("recurrent.bounded-state", "operation.oracle"),
     source="a residual connection around the cell",
 )
 def residual_state(correct: Formulas, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
@@ -94,10 +94,10 @@ def detached_gates(correct: Formulas, x: Numbers, h: Numbers, p: GRUParameters[N
 
 
 @mutant(
-    "LSTM gates in another order",
+    "input and forget gates exchanged",
     replaces="lstm_gates",
     operations=(LSTMCell,),
-    breaks=("operation.oracle", "recurrent.gates", "operation.gradient"),
+    breaks=("operation.oracle", "recurrent.open-and-closed-gates", "operation.gradient"),
     source="keras-team/keras#9463: i, f, c, o against PyTorch's i, f, g, o",
 )
 def exchanged_gates(correct: Formulas, x: Numbers, h: Numbers, p: LSTMParameters[Numbers]) -> tuple[Numbers, ...]:
@@ -124,7 +124,7 @@ def coupled_gates(
     "candidate of the cell scaled by 1.5",
     replaces="next_cell",
     operations=(LSTMCell,),
-    breaks=("recurrent.bounds",),
+    breaks=("recurrent.bounded-state",),
     source="LeCun's scaled tanh, 1.7159 tanh(2x/3), as activation",
 )
 def scaled_candidate(
@@ -153,7 +153,7 @@ def exchanged_results(
     "hidden state without tanh of the cell",
     replaces="lstm_cell",
     operations=(LSTMCell,),
-    breaks=("operation.oracle", "recurrent.bounds"),
+    breaks=("operation.oracle", "recurrent.bounded-state"),
     source="the second activation left out",
 )
 def bare_cell(
@@ -179,10 +179,10 @@ def hard_sigmoid(correct: Formulas, x: Numbers) -> Numbers:
 
 
 @mutant(
-    "ReLU for tanh",
-    replaces="squashed",
+    "ReLU in place of tanh",
+    replaces="state_activation",
     operations=(RNNCell,),
-    breaks=("scoring.odd-and-bounded", "recurrent.bounds", "operation.gradient"),
+    breaks=("scoring.tanh-odd-and-bounded", "recurrent.bounded-state", "operation.gradient"),
     source="torch.nn.RNN's nonlinearity='relu'",
 )
 def rectified_state(correct: Formulas, x: Numbers) -> Numbers:
@@ -191,10 +191,10 @@ def rectified_state(correct: Formulas, x: Numbers) -> Numbers:
 
 
 @mutant(
-    "state scaled as by LeCun",
-    replaces="squashed",
+    "1.7159 tanh(2x/3) in place of tanh",
+    replaces="state_activation",
     operations=(RNNCell,),
-    breaks=("recurrent.bounds", "operation.oracle"),
+    breaks=("recurrent.bounded-state", "operation.oracle"),
     source="1.7159 tanh(2x/3)",
 )
 def scaled_state(correct: Formulas, x: Numbers) -> Numbers:
@@ -214,7 +214,7 @@ def transposed_state_weights(
 ) -> Numbers:
     """The state is multiplied by W_hhᵀ in place of W_hh."""
     p = parameters
-    return correct.squashed(correct.affine(x, state, p.w_xh, np.swapaxes(p.w_hh, 0, 1), p.b_h))
+    return correct.state_activation(correct.affine(x, state, p.w_xh, np.swapaxes(p.w_hh, 0, 1), p.b_h))
 
 
 @mutant(
@@ -227,14 +227,14 @@ def transposed_state_weights(
 def two_biases(correct: Formulas, x: Numbers, state: Numbers, parameters: RNNParameters[Numbers]) -> Numbers:
     """The bias b_h is added twice."""
     p = parameters
-    return correct.squashed(correct.affine(x, state, p.w_xh, p.w_hh, p.b_h) + p.b_h)
+    return correct.state_activation(correct.affine(x, state, p.w_xh, p.w_hh, p.b_h) + p.b_h)
 
 
 @mutant(
-    "output squashed too",
+    "tanh of the output",
     replaces="rnn_output",
     operations=(RNNOutput,),
-    breaks=("recurrent.output-bias", "operation.oracle"),
+    breaks=("recurrent.zero-state-outputs-bias", "operation.oracle"),
     source="Elman's network, whose outputs have an activation",
 )
 def squashed_output(correct: Formulas, state: Numbers, w_hq: Numbers, b_q: Numbers) -> Numbers:
@@ -246,7 +246,7 @@ def squashed_output(correct: Formulas, state: Numbers, w_hq: Numbers, b_q: Numbe
     "output without its bias",
     replaces="rnn_output",
     operations=(RNNOutput,),
-    breaks=("recurrent.output-bias", "operation.gradient"),
+    breaks=("recurrent.zero-state-outputs-bias", "operation.gradient"),
     source="nn.Linear(…, bias=False)",
 )
 def without_output_bias(correct: Formulas, state: Numbers, w_hq: Numbers, b_q: Numbers) -> Numbers:
@@ -258,72 +258,72 @@ def without_output_bias(correct: Formulas, state: Numbers, w_hq: Numbers, b_q: N
 
 
 @mutant(
-    "length off by one",
-    replaces="inside",
+    "sequences one step too long",
+    replaces="within_length",
     operations=(RNN, GRU, LSTM),
-    breaks=("recurrent.padding", "masking.truncation", "operation.oracle"),
+    breaks=("recurrent.padding-ignored", "masking.masking-equals-truncation", "operation.oracle"),
     source="t <= length in a loop that counts from 0",
 )
 def one_step_more(correct: Formulas, t: int, lengths: Numbers) -> Numbers:
-    """The first step of the padding is computed like an input."""
+    """Sequences are one step too long: the first step of padding counts as an input."""
     return t <= lengths
 
 
 @mutant(
     "final state after the padding",
-    replaces="kept_going",
+    replaces="hold_at_padding",
     operations=(LSTM, GRU, StackedRNN),
-    breaks=("recurrent.continuation", "masking.truncation", "operation.oracle"),
+    breaks=("recurrent.resumes-from-state", "masking.masking-equals-truncation", "operation.oracle"),
     source="h_n of a padded batch that was not packed",
 )
 def final_after_padding(correct: Formulas, new: State, old: State, inside: Numbers, backward: bool) -> State:
-    """The final state has passed through the padding."""
+    """The final state is that after the last step of padding, not after the last input."""
     return new
 
 
 @mutant(
-    "states behind the length not 0",
-    replaces="shown",
+    "states at padding not 0",
+    replaces="zero_at_padding",
     operations=(RNN, LSTM, BidirectionalGRU),
-    breaks=("recurrent.padding", "operation.oracle"),
+    breaks=("recurrent.padding-ignored", "operation.oracle"),
     source="keras repeats the last state, torch pads with 0",
 )
 def repeated_states(correct: Formulas, hidden: Numbers, inside: Numbers) -> Numbers:
-    """At padding the last state is repeated in place of 0."""
+    """States at padding repeat the last state in place of 0."""
     return hidden
 
 
 @mutant(
     "padding multiplied by 0",
-    replaces="without_padding",
+    replaces="clear_padding",
     operations=(RNN, BidirectionalLSTM, StackedGRU),
-    breaks=("recurrent.padding",),
+    breaks=("recurrent.padding-ignored",),
     source="x * mask",
 )
 def multiplied_padding(correct: Formulas, x: Numbers, lengths: Numbers) -> Numbers:
     """Padding is multiplied by 0 in place of being replaced, and 0·NaN is NaN."""
-    clean = Formulas.without_padding(correct, x, lengths)
+    clean = Formulas.clear_padding(correct, x, lengths)
     return clean + (np.sum(value_of(x) - value_of(clean), axis=-2, keepdims=True) * x.dtype.type(0))
 
 
 @mutant(
     "NaN of padding in the gradient",
-    replaces="differentiated",
+    replaces="differentiate",
     operations=(GRU, LSTM, RNNSelfAttention),
-    breaks=("masking.gradients",),
+    breaks=("masking.masked-gets-no-gradient",),
     source="pytorch/pytorch#15131: where() after the step, not before it",
 )
 def padding_in_the_gradient(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """NaN in the padding makes gradients NaN: the backward pass computes 0·NaN."""
-    found = Library.differentiated(correct, operation, arguments, cotangent)
-    given = flatten(dict(arguments))
-    return {path: g + 0 * given[path] for path, g in found.items()}
+    """A NaN in an input, padding included, makes its gradient NaN: the backward pass computes 0·NaN."""
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
+    arrays = flatten(dict(arguments))
+    return {path: g + 0 * arrays[path] for path, g in gradients.items()}
 
 
 @mutant(
-    "lengths taken on trust",
+    "lengths of sequences not checked",
     replaces="check_lengths",
     operations=(LSTM, BidirectionalGRU, StackedRNN, RNNSelfAttention),
     breaks=("operation.rejection",),
@@ -335,7 +335,7 @@ def unchecked_lengths(correct: Formulas, lengths: Numbers, m: int) -> None:
 
 @mutant(
     "length of the first sequence for all",
-    replaces="inside",
+    replaces="within_length",
     operations=(LSTM, BidirectionalRNN),
     breaks=("operation.batch-invariance", "operation.oracle"),
     source="lengths[0], of a batch sorted by length",
@@ -352,7 +352,7 @@ def length_of_the_first(correct: Formulas, t: int, lengths: Numbers) -> Numbers:
     "final state one step too early",
     replaces="sequence",
     operations=(RNN, GRU, LSTM),
-    breaks=("recurrent.continuation", "recurrent.first-step", "operation.oracle"),
+    breaks=("recurrent.resumes-from-state", "recurrent.first-step-is-cell", "operation.oracle"),
     source="the state that entered the last step",
 )
 def final_too_early(
@@ -366,21 +366,21 @@ def final_too_early(
 
 @mutant(
     "sequences start from 0",
-    replaces="started",
+    replaces="broadcast_state",
     operations=(RNN, GRU, BidirectionalLSTM, StackedLSTM),
-    breaks=("recurrent.continuation", "operation.oracle", "operation.gradient"),
+    breaks=("recurrent.resumes-from-state", "operation.oracle", "operation.gradient"),
     source="keras: the initial state is 0 unless it is passed on",
 )
 def started_from_zero(correct: Formulas, x: Numbers, initial: State, lengths: Numbers) -> State:
     """The initial state is ignored: sequences start from 0."""
-    return tuple(part * part.dtype.type(0) for part in Formulas.started(correct, x, initial, lengths))
+    return tuple(part * part.dtype.type(0) for part in Formulas.broadcast_state(correct, x, initial, lengths))
 
 
 @mutant(
-    "cell scaled at every step",
+    "candidate of the cell multiplied by 4",
     replaces="next_cell",
     operations=(LSTM,),
-    breaks=("recurrent.bounds",),
+    breaks=("recurrent.bounded-state",),
     source="a candidate that reaches more than 1, step after step",
 )
 def growing_cell(
@@ -392,18 +392,18 @@ def growing_cell(
 
 @mutant(
     "last odd step dropped",
-    replaces="order",
+    replaces="step_order",
     operations=(RNN, LSTM),
     breaks=("operation.shape",),
     source="a loop unrolled by 2 without a tail",
 )
 def dropped_step(correct: Formulas, steps: int, backward: bool) -> Sequence[int]:
-    """The last of an odd number of steps is not computed."""
-    return Formulas.order(correct, steps, backward)[: steps - (steps > 1 and steps % 2)]
+    """The last of an odd number of 3 or more steps is not computed."""
+    return Formulas.step_order(correct, steps, backward)[: steps - (steps > 1 and steps % 2)]
 
 
 @mutant(
-    "a GRU in sequence resets after the product",
+    "GRU sequences reset after the product",
     replaces="gru_candidate",
     operations=(GRU, BidirectionalGRU, StackedGRU),
     breaks=("semantics.gru_reset", "operation.oracle", "operation.gradient"),
@@ -413,19 +413,19 @@ def sequence_resets_after(
     correct: Formulas, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]
 ) -> Numbers:
     """In sequences, the reset gate multiplies the product, R ⊙ (H W_hh) in place of (R ⊙ H) W_hh."""
-    return correct.squashed(correct.reset_after(x, h, reset, p))
+    return correct.state_activation(correct.reset_after_product(x, h, reset, p))
 
 
 @mutant(
     "update gate inverted in sequences",
-    replaces="updated",
+    replaces="gru_update",
     operations=(GRU, BidirectionalGRU, StackedGRU),
     breaks=("operation.oracle", "operation.gradient"),
     source="Chung et al. 2014, h = (1 − z) h + z h̃, against Cho et al. 2014",
 )
 def inverted_update_in_sequences(correct: Formulas, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
     """In sequences, the new state is (1 − Z) ⊙ H + Z ⊙ H̃: Z and 1 − Z are exchanged."""
-    return Formulas.updated(correct, 1 - update, h, candidate)
+    return Formulas.gru_update(correct, 1 - update, h, candidate)
 
 
 @mutant(
@@ -444,25 +444,25 @@ def exchanged_gates_in_sequences(
 
 
 @mutant(
-    "state kept from the call before",
+    "initial state kept from the last call",
     operations=(LSTM, GRU),
-    breaks=("operation.no-memory",),
+    breaks=("operation.independent-of-other-calls",),
     source="keras: stateful=True without reset_states",
 )
 class Stateful(Formulas):
     """The initial state is the final state of the last call, if their shapes agree."""
 
-    kept: tuple[Any, ...] = ()
+    last_state: tuple[Any, ...] = ()
 
-    def last(self, state: State) -> State:
-        """Keep the final state."""
-        self.kept = tuple(value_of(part) for part in state)
+    def final_state(self, state: State) -> State:
+        """Save the final state."""
+        self.last_state = tuple(value_of(part) for part in state)
         return state
 
-    def started(self, x: Numbers, initial: State, lengths: Numbers) -> State:
-        """The kept state if its shapes fit, or the initial state."""
-        fresh, kept = Formulas.started(self, x, initial, lengths), self.kept
-        return kept if kept and [part.shape for part in kept] == [part.shape for part in fresh] else fresh
+    def broadcast_state(self, x: Numbers, initial: State, lengths: Numbers) -> State:
+        """The last final state if its shapes fit; otherwise the initial state."""
+        fresh, last = Formulas.broadcast_state(self, x, initial, lengths), self.last_state
+        return last if last and [part.shape for part in last] == [part.shape for part in fresh] else fresh
 
 
 # Bidirectional --------------------------------------------------------------------------------------------------------
@@ -470,45 +470,45 @@ class Stateful(Formulas):
 
 @mutant(
     "backward run begins with the padding",
-    replaces="kept_going",
+    replaces="hold_at_padding",
     operations=(BidirectionalRNN, BidirectionalGRU, BidirectionalLSTM),
-    breaks=("recurrent.reversal", "masking.truncation", "operation.oracle"),
+    breaks=("recurrent.reversal-swaps-halves", "masking.masking-equals-truncation", "operation.oracle"),
     source="keras-team/keras#4142: the padded batch reversed as a whole",
 )
 def backward_over_padding(correct: Formulas, new: State, old: State, inside: Numbers, backward: bool) -> State:
     """The backward run starts at the padding, not at the last input."""
-    return new if backward else Formulas.kept_going(correct, new, old, inside, backward)
+    return new if backward else Formulas.hold_at_padding(correct, new, old, inside, backward)
 
 
 @mutant(
-    "halves exchanged",
-    replaces="side_by_side",
+    "directions exchanged",
+    replaces="join_directions",
     operations=(BidirectionalRNN, BidirectionalLSTM),
-    breaks=("recurrent.halves", "operation.oracle"),
+    breaks=("recurrent.halves-see-one-direction", "operation.oracle"),
     source="[backward; forward]",
 )
 def exchanged_halves(correct: Formulas, forward: Numbers, backward: Numbers) -> Numbers:
     """States are [backward; forward] in place of [forward; backward]."""
-    return Formulas.side_by_side(correct, backward, forward)
+    return Formulas.join_directions(correct, backward, forward)
 
 
 @mutant(
-    "halves added",
-    replaces="side_by_side",
+    "directions added",
+    replaces="join_directions",
     operations=(BidirectionalGRU,),
-    breaks=("recurrent.halves", "operation.oracle"),
+    breaks=("recurrent.halves-see-one-direction", "operation.oracle"),
     source="keras: merge_mode='sum'",
 )
 def added_halves(correct: Formulas, forward: Numbers, backward: Numbers) -> Numbers:
     """Both halves of the states are the sum of both directions."""
-    return Formulas.side_by_side(correct, forward + backward, forward + backward)
+    return Formulas.join_directions(correct, forward + backward, forward + backward)
 
 
 @mutant(
     "backward states in the order of computation",
-    replaces="by_time",
+    replaces="in_time_order",
     operations=(BidirectionalRNN, BidirectionalGRU),
-    breaks=("recurrent.halves", "operation.oracle"),
+    breaks=("recurrent.halves-see-one-direction", "operation.oracle"),
     source="tf.reverse_sequence forgotten after the backward run",
 )
 def not_turned_back(correct: Formulas, hidden: list[Numbers], backward: bool) -> list[Numbers]:
@@ -517,22 +517,22 @@ def not_turned_back(correct: Formulas, hidden: list[Numbers], backward: bool) ->
 
 
 @mutant(
-    "one network for both directions",
-    replaces="both_ways",
+    "forward parameters used for both directions",
+    replaces="run_both_ways",
     operations=(BidirectionalRNN, BidirectionalGRU, BidirectionalLSTM),
-    breaks=("recurrent.reversal", "operation.oracle", "operation.gradient"),
+    breaks=("recurrent.reversal-swaps-halves", "operation.oracle", "operation.gradient"),
     source="the parameters with suffix _reverse were not loaded",
 )
 def shared_network(
     correct: Formulas, step: Step, x: Numbers, initial: Sequence[State], parameters: Sequence[Any], lengths: Numbers
 ) -> tuple[Numbers, tuple[State, ...]]:
     """Both directions use the forward parameters."""
-    return Formulas.both_ways(correct, step, x, initial, (parameters[0], parameters[0]), lengths)
+    return Formulas.run_both_ways(correct, step, x, initial, (parameters[0], parameters[0]), lengths)
 
 
 @mutant(
     "final backward state of the last step",
-    replaces="both_ways",
+    replaces="run_both_ways",
     operations=(BidirectionalRNN, BidirectionalGRU),
     breaks=("operation.oracle", "operation.gradient"),
     source="output[:, -1] in place of h_n, of which the backward half has seen one input",
@@ -541,21 +541,21 @@ def last_row_is_final(
     correct: Formulas, step: Step, x: Numbers, initial: Sequence[State], parameters: Sequence[Any], lengths: Numbers
 ) -> tuple[Numbers, tuple[State, ...]]:
     """The final backward state is that of the last step, which has seen one input."""
-    states, (forward, backward) = Formulas.both_ways(correct, step, x, initial, parameters, lengths)
+    states, (forward, backward) = Formulas.run_both_ways(correct, step, x, initial, parameters, lengths)
     width = states.shape[-1] // 2
     return states, (forward, (states[..., -1, width:],) if x.shape[-2] else backward)
 
 
 @mutant(
     "no gradient through the backward run",
-    replaces="side_by_side",
+    replaces="join_directions",
     operations=(BidirectionalLSTM, BidirectionalRNN),
     breaks=("operation.gradient",),
     source="a reversal that copied the numbers out of the graph",
 )
 def detached_backward(correct: Formulas, forward: Numbers, backward: Numbers) -> Numbers:
     """No gradient flows through the backward run."""
-    return Formulas.side_by_side(correct, forward, value_of(backward))
+    return Formulas.join_directions(correct, forward, value_of(backward))
 
 
 # Stacks ---------------------------------------------------------------------------------------------------------------
@@ -563,9 +563,9 @@ def detached_backward(correct: Formulas, forward: Numbers, backward: Numbers) ->
 
 @mutant(
     "every layer starts from the first state",
-    replaces="row",
+    replaces="initial_row",
     operations=(StackedRNN, StackedGRU, StackedLSTM),
-    breaks=("transformer.layer-by-layer", "recurrent.continuation", "operation.oracle"),
+    breaks=("transformer.stack-is-composition", "recurrent.resumes-from-state", "operation.oracle"),
     source="one initial state passed to all layers",
 )
 def first_row(correct: Formulas, layer: int) -> int:
@@ -575,9 +575,9 @@ def first_row(correct: Formulas, layer: int) -> int:
 
 @mutant(
     "residual connections between layers",
-    replaces="passed_on",
+    replaces="next_inputs",
     operations=(StackedRNN, StackedLSTM),
-    breaks=("transformer.layer-by-layer", "operation.oracle"),
+    breaks=("transformer.stack-is-composition", "operation.oracle"),
     source="Wu et al. 2016 (GNMT), section 3.1",
 )
 def residual_layers(correct: Formulas, x: Numbers, states: Numbers, layer: int) -> Numbers:
@@ -587,34 +587,34 @@ def residual_layers(correct: Formulas, x: Numbers, states: Numbers, layer: int) 
 
 @mutant(
     "last layer left out",
-    replaces="one_on_another",
+    replaces="run_layers",
     operations=(StackedRNN, StackedGRU),
-    breaks=("transformer.layer-by-layer", "operation.oracle", "operation.gradient"),
+    breaks=("transformer.stack-is-composition", "operation.oracle", "operation.gradient"),
     source="the states of all layers but one collected, and the last of these returned",
 )
 def without_last_layer(
     correct: Formulas, step: Step, x: Numbers, initial: State, layers: Sequence[Any], lengths: Numbers
 ) -> tuple[Numbers, State]:
     """The states are those of the last layer but one, if there are several."""
-    states, finals = Formulas.one_on_another(correct, step, x, initial, layers, lengths)
+    states, finals = Formulas.run_layers(correct, step, x, initial, layers, lengths)
     if len(layers) < 2:
         return states, finals
     below = tuple(part[..., :-1, :] for part in initial)
-    return Formulas.one_on_another(correct, step, x, below, layers[:-1], lengths)[0] + states * 0, finals
+    return Formulas.run_layers(correct, step, x, below, layers[:-1], lengths)[0] + states * 0, finals
 
 
 @mutant(
     "final states of layers in reverse",
-    replaces="one_on_another",
+    replaces="run_layers",
     operations=(StackedGRU, StackedLSTM),
-    breaks=("recurrent.continuation", "operation.oracle"),
+    breaks=("recurrent.resumes-from-state", "operation.oracle"),
     source="the top layer first",
 )
 def reversed_finals(
     correct: Formulas, step: Step, x: Numbers, initial: State, layers: Sequence[Any], lengths: Numbers
 ) -> tuple[Numbers, State]:
     """Final states are listed from the last layer to the first."""
-    states, finals = Formulas.one_on_another(correct, step, x, initial, layers, lengths)
+    states, finals = Formulas.run_layers(correct, step, x, initial, layers, lengths)
     return states, tuple(part[..., ::-1, :] for part in finals)
 
 
@@ -623,9 +623,9 @@ def reversed_finals(
 
 @mutant(
     "a state attends to itself too",
-    replaces="earlier",
+    replaces="earlier_steps",
     operations=(RNNSelfAttention,),
-    breaks=("recurrent.first-context", "operation.oracle"),
+    breaks=("recurrent.context-of-earlier-states", "operation.oracle"),
     source="the causal mask of transformers, j ≤ i",
 )
 def itself_too(correct: Formulas, steps: int) -> Numbers:
@@ -635,7 +635,7 @@ def itself_too(correct: Formulas, steps: int) -> Numbers:
 
 @mutant(
     "states attend to later ones",
-    replaces="earlier",
+    replaces="earlier_steps",
     operations=(RNNSelfAttention,),
     breaks=("masking.future-invariance", "operation.oracle"),
     source="S2's masked decoder, i ≤ j as printed",
@@ -649,13 +649,13 @@ def later_ones(correct: Formulas, steps: int) -> Numbers:
     "contexts divided by the number of steps",
     replaces="rnn_self_attention",
     operations=(RNNSelfAttention,),
-    breaks=("recurrent.first-context", "operation.oracle", "operation.gradient"),
+    breaks=("recurrent.context-of-earlier-states", "operation.oracle", "operation.gradient"),
     source="a mean over time in place of the softmax",
 )
 def averaged_states(
     correct: Formulas, x: Numbers, state: Numbers, parameters: Any, *, lengths: Numbers = None
 ) -> tuple[Numbers, Numbers, Numbers]:
-    """The context of step t is divided by t."""
+    """The context of step t, counted from 1, is divided by t."""
     contexts, states, final = Formulas.rnn_self_attention(correct, x, state, parameters, lengths=lengths)
     counts = np.maximum(np.arange(x.shape[-2]), 1).astype(x.dtype)[:, None]
     return contexts / (counts + x.dtype.type(1)), states, final
@@ -677,27 +677,27 @@ def truncated_backpropagation(
     """No gradient flows from a step to the states before it, the initial state excepted."""
 
     def detached(row: Numbers, state: State) -> State:
-        return step(row, state if state is first else tuple(map(value_of, state)))
+        return step(row, state if state is initial_state else tuple(map(value_of, state)))
 
-    first = correct.started(x, initial, lengths)
-    return Formulas.sequence(correct, detached, x, first, lengths, backward)
+    initial_state = correct.broadcast_state(x, initial, lengths)
+    return Formulas.sequence(correct, detached, x, initial_state, lengths, backward)
 
 
 @mutant(
     "no gradient of the initial state",
-    replaces="started",
+    replaces="broadcast_state",
     operations=(GRU, LSTM, BidirectionalRNN, StackedGRU),
     breaks=("operation.gradient",),
     source="the initial state detached between batches",
 )
 def detached_start(correct: Formulas, x: Numbers, initial: State, lengths: Numbers) -> State:
     """The initial state gets no gradient."""
-    return tuple(value_of(part) for part in Formulas.started(correct, x, initial, lengths))
+    return tuple(value_of(part) for part in Formulas.broadcast_state(correct, x, initial, lengths))
 
 
 @mutant(
     "no gradient through the final state",
-    replaces="last",
+    replaces="final_state",
     operations=(RNN, LSTM, BidirectionalGRU, StackedRNN),
     breaks=("operation.gradient",),
     source="a backward pass that takes the gradient of the outputs alone",
@@ -708,12 +708,12 @@ def detached_final(correct: Formulas, state: State) -> State:
 
 
 @mutant(
-    "no gradient through the update gate in sequence",
-    replaces="updated",
+    "no gradient through the update gate in sequences",
+    replaces="gru_update",
     operations=(GRU, StackedGRU),
     breaks=("operation.gradient",),
     source="a fused backward pass that forgets dZ",
 )
 def detached_update(correct: Formulas, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
     """No gradient flows through the update gate Z."""
-    return Formulas.updated(correct, value_of(update), h, candidate)
+    return Formulas.gru_update(correct, value_of(update), h, candidate)

@@ -1,4 +1,4 @@
-"""Mutants: backends with one wrong step, the laws that detect it, and a source of the bug."""
+"""Mutants: one wrong step each, the laws that detect it, and a source."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,12 +45,10 @@ def mutant(
     ``operations`` are Protocols. ``ValueError`` for an unknown step or a name in use.
     """
 
-    def made(wrong: Alteration) -> Mutant:
-        found = Mutant(
-            name, names_of(operations), wrong, replaces, (dtype,), breaks=tuple(breaks), source=source, **more
-        )
+    def register_mutant(wrong: Alteration) -> Mutant:
+        new = Mutant(name, names_of(operations), wrong, replaces, (dtype,), breaks=tuple(breaks), source=source, **more)
         if register:
-            MUTANTS.add(found)
-        return found
+            MUTANTS.add(new)
+        return new
 
-    return made
+    return register_mutant

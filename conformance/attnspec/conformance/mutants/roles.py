@@ -1,4 +1,4 @@
-"""Access to arguments by role (queries, keys, …) in place of name, for mutants of any operation."""
+"""Arguments by role (queries, keys, …) instead of name, for mutants of any operation."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,12 +8,12 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Numbers
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.tree import Leaf, described, flatten, mapped
+from attnspec.spec.contract.tree import Leaf, flatten, map_tree, pair_leaves
 
 
 def arrays(operation: Operation, arguments: Mapping[str, Any]) -> list[tuple[Leaf, Numbers]]:
     """Arrays among the arguments, each with its description."""
-    pairs = described(operation.call, arguments)
+    pairs = pair_leaves(operation.call, arguments)
     return [(leaf, x) for leaf, x in pairs if isinstance(leaf, Leaf) and isinstance(x, np.ndarray)]
 
 
@@ -24,8 +24,8 @@ def at(arguments: Mapping[str, Any], path: str) -> Any:
 
 def changed(arguments: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments with the values at the paths of ``changes`` replaced; absent arguments stay absent."""
-    found: dict[str, Any] = mapped(dict(arguments), lambda path, x: changes.get(path, x))
-    return found
+    replaced: dict[str, Any] = map_tree(dict(arguments), lambda path, x: changes.get(path, x))
+    return replaced
 
 
 def query(operation: Operation) -> str:
@@ -55,7 +55,7 @@ def key_weight(operation: Operation) -> str:
 
 
 def mask_of(operation: Operation, arguments: Mapping[str, Any]) -> Numbers:
-    """The mask of the keys; None if the operation has no mask or none is passed."""
+    """Mask of the keys; None without a mask argument or a passed mask."""
     return None if operation.mask is None else at(arguments, operation.mask.path)
 
 
@@ -67,8 +67,8 @@ def sizes(operation: Operation, arguments: Mapping[str, Any]) -> tuple[int, int,
 
 def without_last(operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Keys, values and mask without the last key, by path."""
-    found = {leaf.path: at(arguments, leaf.path)[..., :-1, :] for leaf in operation.attended}
+    shortened = {leaf.path: at(arguments, leaf.path)[..., :-1, :] for leaf in operation.attended}
     mask = mask_of(operation, arguments)
     if operation.mask is not None and mask is not None and mask.shape[-1] > 1:
-        found[operation.mask.path] = mask[..., :-1]
-    return found
+        shortened[operation.mask.path] = mask[..., :-1]
+    return shortened

@@ -23,9 +23,9 @@ ADDITIVE = (AdditiveScores, AdditiveAttention, BahdanauContext)
 
 @mutant(
     "scores divided by d",
-    replaces="scaled",
+    replaces="scale_scores",
     operations=(ScaledDotScores,),
-    breaks=("attention.scale", "moments.mean-and-variance"),
+    breaks=("attention.unbiased-scale", "moments.mean-and-variance"),
     source="a scale of d in place of √d",
 )
 def scores_over_d(correct: Formulas, scores: Numbers, d: int) -> Numbers:
@@ -34,10 +34,10 @@ def scores_over_d(correct: Formulas, scores: Numbers, d: int) -> Numbers:
 
 
 @mutant(
-    "divided by 1/√d",
-    replaces="scaled",
+    "scores multiplied by √d",
+    replaces="scale_scores",
     operations=(ScaledDotScores,),
-    breaks=("attention.scale", "moments.mean-and-variance"),
+    breaks=("attention.unbiased-scale", "moments.mean-and-variance"),
     source="esceptico/perceiver-io#9",
 )
 def divided_by_reciprocal_root(correct: Formulas, scores: Numbers, d: int) -> Numbers:
@@ -50,11 +50,11 @@ def divided_by_reciprocal_root(correct: Formulas, scores: Numbers, d: int) -> Nu
     replaces="dot_scores",
     operations=(DotScores, ScaledDotScores),
     dtype="bfloat16",
-    breaks=("attention.scale",),
+    breaks=("attention.unbiased-scale",),
     source="a constant rounded to bfloat16",
 )
 def slightly_large(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """Scores are multiplied by 1.002, which is less than the rounding of any score."""
+    """Scores are multiplied by 1.002, less than bfloat16 rounds a single score."""
     return Formulas.dot_scores(correct, query, key) * key.dtype.type(1.002)
 
 
@@ -84,10 +84,10 @@ def normalised_keys(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
 
 
 @mutant(
-    "a bias for distance in the scores",
+    "distance bias in the scores",
     replaces="dot_scores",
     operations=(DotScores, ScaledDotScores, GeneralScores),
-    breaks=("attention.permutation", "pooling.linearity"),
+    breaks=("attention.permutation-equivariance", "pooling.linearity"),
     source="linear position biases (ALiBi) added where scores are made",
 )
 def distance_bias(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
@@ -100,7 +100,7 @@ def distance_bias(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     "queries through a ReLU",
     replaces="dot_scores",
     operations=(DotScores, ScaledDotScores),
-    breaks=("scoring.isometry", "pooling.linearity"),
+    breaks=("scoring.isometry-invariance", "pooling.linearity"),
     source="feature maps of linear attention",
 )
 def relu_queries(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
@@ -109,14 +109,14 @@ def relu_queries(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
 
 
 @mutant(
-    "head size cut down to a power of two",
+    "features beyond a power of two ignored",
     replaces="dot_scores",
     operations=(DotScores, ScaledDotScores),
-    breaks=("scoring.isometry", "moments.mean-and-variance"),
+    breaks=("scoring.isometry-invariance", "moments.mean-and-variance"),
     source="turboderp-org/exllamav3#316",
 )
 def power_of_two_only(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """Features beyond the largest power of two ≤ d are left out of the product."""
+    """Dot products leave out features beyond the largest power of two ≤ d."""
     whole = 1 << (query.shape[-1].bit_length() - 1)
     return Formulas.dot_scores(correct, query[..., :whole], key[..., :whole])
 
@@ -125,7 +125,7 @@ def power_of_two_only(correct: Formulas, query: Numbers, key: Numbers) -> Number
     "dot products accumulated in float16",
     replaces="dot_scores",
     operations=(DotScores, ScaledDotScores),
-    breaks=("operation.oracle", "attention.scale", "pooling.linearity"),
+    breaks=("operation.oracle", "attention.unbiased-scale", "pooling.linearity"),
     source="stanford-crfm/mistral#67",
 )
 def half_accumulation(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
@@ -152,7 +152,7 @@ def transposed_matrix(correct: Formulas, query: Numbers, key: Numbers, w: Number
     "location scores by position from the end",
     replaces="location_scores",
     operations=(LocationScores,),
-    breaks=("attention.permutation", "operation.oracle"),
+    breaks=("attention.permutation-equivariance", "operation.oracle"),
     source="left padding taken for right padding",
 )
 def positions_from_the_end(correct: Formulas, query: Numbers, w: Numbers) -> Numbers:
@@ -162,9 +162,9 @@ def positions_from_the_end(correct: Formulas, query: Numbers, w: Numbers) -> Num
 
 @mutant(
     "each projection through its own tanh",
-    replaces="hidden",
+    replaces="hidden_layer",
     operations=(AdditiveScores,),
-    breaks=("scoring.perceptron", "operation.oracle"),
+    breaks=("scoring.additive-is-perceptron", "operation.oracle"),
     source="Alexander-H-Liu/End-to-end-ASR-Pytorch, scores of separately activated projections",
 )
 def separate_activations(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
@@ -176,7 +176,7 @@ def separate_activations(correct: Formulas, of_query: Numbers, of_key: Numbers) 
     "additive scores with a ReLU",
     replaces="activation",
     operations=(AdditiveScores,),
-    breaks=("scoring.odd-and-bounded",),
+    breaks=("scoring.tanh-odd-and-bounded",),
     source="the activation of feed-forward layers",
 )
 def relu_for_tanh(correct: Formulas, x: Numbers) -> Numbers:
@@ -188,7 +188,7 @@ def relu_for_tanh(correct: Formulas, x: Numbers) -> Numbers:
     "additive scores with a sigmoid",
     replaces="activation",
     operations=ADDITIVE,
-    breaks=("scoring.odd-and-bounded", "operation.oracle"),
+    breaks=("scoring.tanh-odd-and-bounded", "operation.oracle"),
     source="gates use a sigmoid where scores use tanh",
 )
 def sigmoid_for_tanh(correct: Formulas, x: Numbers) -> Numbers:
@@ -199,9 +199,9 @@ def sigmoid_for_tanh(correct: Formulas, x: Numbers) -> Numbers:
 
 @mutant(
     "tanh from exponentials that overflow",
-    replaces="hidden",
+    replaces="hidden_layer",
     operations=ADDITIVE,
-    breaks=("scoring.saturation", "scoring.odd-and-bounded"),
+    breaks=("scoring.saturation-stays-finite", "scoring.tanh-odd-and-bounded"),
     source="exp-factorised tanh without clamps",
 )
 def overflowing_tanh(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
@@ -211,7 +211,7 @@ def overflowing_tanh(correct: Formulas, of_query: Numbers, of_key: Numbers) -> N
 
 
 @mutant(
-    "tanh to eleven bits, undeclared",
+    "tanh rounded to 11 bits, undeclared",
     replaces="activation",
     operations=(AdditiveScores, AdditiveAttention),
     breaks=("operation.oracle",),
@@ -224,45 +224,45 @@ def approximate_tanh(correct: Formulas, x: Numbers) -> Numbers:
 
 @mutant(
     "projections clamped to ±5",
-    replaces="hidden",
+    replaces="hidden_layer",
     operations=ADDITIVE,
-    breaks=("scoring.saturation", "operation.oracle"),
+    breaks=("scoring.saturation-stays-finite", "operation.oracle"),
     source="clamps that guard exponentials, set too tight",
 )
 def tight_clamps(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
     """Both projections are clamped to ±5, which is wrong if both are large and cancel."""
     low, high = of_query.dtype.type(-5), of_query.dtype.type(5)
     clamped = (np.minimum(np.maximum(x, low), high) for x in (of_query, of_key))
-    return Formulas.hidden(correct, *clamped)
+    return Formulas.hidden_layer(correct, *clamped)
 
 
 @mutant(
-    "clamped exponentials where one side fits",
-    replaces="hidden",
+    "exponentials clamped if either projection fits",
+    replaces="hidden_layer",
     operations=ADDITIVE,
-    breaks=("scoring.saturation", "scoring.saturation-gradient"),
+    breaks=("scoring.saturation-stays-finite", "scoring.saturation-gradient"),
     source="a condition on both sides for one on either, in the choice of a path",
 )
 def clamped_exponentials(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
     """tanh is 1 − 2/(1 + EF) with exponents clamped to ±69, unless both exponents are beyond."""
-    bound, one, two = (of_query.dtype.type(x) for x in (34.5, 1, 2))
+    bound, unit, two = (of_query.dtype.type(x) for x in (34.5, 1, 2))
     exponentials = (np.exp(two * np.minimum(np.maximum(x, -bound), bound)) for x in (of_query, of_key))
-    factorised = one - two / (one + np.multiply(*exponentials))
+    factorised = unit - two / (unit + np.multiply(*exponentials))
     beyond = (np.abs(value_of(of_query)) > bound) & (np.abs(value_of(of_key)) > bound)
-    return np.where(beyond, Formulas.hidden(correct, of_query, of_key), factorised)
+    return np.where(beyond, Formulas.hidden_layer(correct, of_query, of_key), factorised)
 
 
 @mutant(
-    "w_q and w_k exchanged where they fit",
+    "w_q and w_k read from one buffer in the wrong order",
     replaces="additive_scores",
     operations=(AdditiveScores,),
-    breaks=("operation.oracle", "scoring.perceptron"),
+    breaks=("operation.oracle", "scoring.additive-is-perceptron"),
     source="positional weights passed in the other order",
 )
 def exchanged_weights(
     correct: Formulas, query: Numbers, key: Numbers, w_q: Numbers, w_k: Numbers, w_v: Numbers
 ) -> Numbers:
-    """W_q and W_k are read from one buffer in the wrong order."""
+    """W_q and W_k are read from one buffer that holds W_k first: they are exchanged if their shapes agree."""
     both = np.concatenate([w_k.reshape(-1), w_q.reshape(-1)])
     first, second = both[: w_q.size], both[w_q.size :]
     return Formulas.additive_scores(correct, query, key, first.reshape(*w_q.shape), second.reshape(*w_k.shape), w_v)
@@ -272,7 +272,7 @@ def exchanged_weights(
     "squared distance by expansion",
     replaces="gaussian_scores",
     operations=(GaussianScores,),
-    breaks=("scoring.isometry", "operation.oracle"),
+    breaks=("scoring.isometry-invariance", "operation.oracle"),
     source="scikit-learn#9354, pytorch#42479",
 )
 def expanded_distance(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
@@ -283,14 +283,14 @@ def expanded_distance(correct: Formulas, query: Numbers, key: Numbers) -> Number
 
 
 @mutant(
-    "‖q‖² left out",
+    "first coordinate of q in place of −½‖q‖²",
     replaces="gaussian_scores",
     operations=(GaussianScores,),
-    breaks=("scoring.isometry",),
+    breaks=("scoring.isometry-invariance",),
     source="what is constant in a row cancels in the softmax, but not in the scores",
 )
 def without_query_norm(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """Scores are q·k − ½‖k‖² plus the first coordinate of q, without −½‖q‖²."""
+    """Scores are q·k − ½‖k‖² + q₁ in place of q·k − ½‖k‖² − ½‖q‖², with q₁ the first feature of q."""
     of_key = np.sum(key * key, axis=-1)
     return Formulas.dot_scores(correct, query, key) - 0.5 * of_key[..., None, :] + query[..., :, None, 0]
 
@@ -299,7 +299,7 @@ def without_query_norm(correct: Formulas, query: Numbers, key: Numbers) -> Numbe
     "Gaussian scores without ½",
     replaces="gaussian_scores",
     operations=(GaussianScores,),
-    breaks=("attention.scale", "operation.oracle"),
+    breaks=("attention.unbiased-scale", "operation.oracle"),
     source="exp(−‖u‖²) and exp(−½‖u‖²) are both called Gaussian kernels",
 )
 def twice_the_distance(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:

@@ -7,38 +7,38 @@ from attnspec.conformance.mutants.registry import mutant
 from attnspec.spec.seq2seq import AttentionDecoderParameters, BeamDecode, GreedyDecode
 
 Parameters = AttentionDecoderParameters[Numbers]
-CHOOSING = (GreedyDecode, BeamDecode)
+SEARCHES = (GreedyDecode, BeamDecode)
 
 
 @mutant(
     "<eos> does not stop",
-    replaces="ended",
-    operations=CHOOSING,
-    breaks=("seq2seq.stops-at-eos", "operation.oracle"),
+    replaces="has_ended",
+    operations=SEARCHES,
+    breaks=("seq2seq.nothing-after-eos", "operation.oracle"),
     source="generation that runs to max_length and is cut by the tokenizer",
 )
-def endless(correct: Formulas, last: Numbers, eos: int) -> Numbers:
-    """Sentences go on after <eos>."""
+def eos_ignored(correct: Formulas, last: Numbers, eos: int) -> Numbers:
+    """Sentences do not end at <eos>: later tokens are chosen and scored."""
     return np.zeros(np.shape(last), bool)
 
 
 @mutant(
     "the whole batch stops with its first sentence",
-    replaces="ended",
-    operations=CHOOSING,
-    breaks=("seq2seq.score-of-tokens",),
+    replaces="has_ended",
+    operations=SEARCHES,
+    breaks=("seq2seq.score-sums-log-probabilities",),
     source="a loop that breaks when any sentence has ended",
 )
-def all_end(correct: Formulas, last: Numbers, eos: int) -> Numbers:
+def batch_ends_with_first(correct: Formulas, last: Numbers, eos: int) -> Numbers:
     """All sentences of the batch end with the first that ends."""
     return np.full(np.shape(last), bool((np.asarray(last) == eos).any()))
 
 
 @mutant(
     "score without <eos>",
-    replaces="gained",
-    operations=CHOOSING,
-    breaks=("seq2seq.score-of-tokens", "operation.oracle"),
+    replaces="score_gain",
+    operations=SEARCHES,
+    breaks=("seq2seq.score-sums-log-probabilities", "operation.oracle"),
     source="the end counted as padding",
 )
 def uncounted_end(correct: Formulas, logarithm: Numbers, chosen: Numbers, eos: int) -> Numbers:
@@ -48,9 +48,9 @@ def uncounted_end(correct: Formulas, logarithm: Numbers, chosen: Numbers, eos: i
 
 @mutant(
     "probabilities summed, not their logarithms",
-    replaces="gained",
-    operations=CHOOSING,
-    breaks=("seq2seq.score-of-tokens", "operation.oracle"),
+    replaces="score_gain",
+    operations=SEARCHES,
+    breaks=("seq2seq.score-sums-log-probabilities", "operation.oracle"),
     source="softmax in place of log_softmax before the scores are added",
 )
 def summed_probabilities(correct: Formulas, logarithm: Numbers, chosen: Numbers, eos: int) -> Numbers:
@@ -62,7 +62,7 @@ def summed_probabilities(correct: Formulas, logarithm: Numbers, chosen: Numbers,
     "second best token",
     replaces="best_token",
     operations=(GreedyDecode,),
-    breaks=("seq2seq.greedy-choice", "operation.oracle"),
+    breaks=("seq2seq.greedy-takes-most-probable", "operation.oracle"),
     source="top-k sampling left on",
 )
 def second_best(correct: Formulas, logarithms: Numbers) -> Numbers:
@@ -74,7 +74,7 @@ def second_best(correct: Formulas, logarithms: Numbers) -> Numbers:
     "last of equal tokens",
     replaces="best_token",
     operations=(GreedyDecode,),
-    breaks=("seq2seq.greedy-choice",),
+    breaks=("seq2seq.greedy-takes-most-probable",),
     source="an argmax that compares with ≥",
 )
 def last_of_equals(correct: Formulas, logarithms: Numbers) -> Numbers:
@@ -86,7 +86,7 @@ def last_of_equals(correct: Formulas, logarithms: Numbers) -> Numbers:
     "last of equal candidates",
     replaces="survivors",
     operations=(BeamDecode,),
-    breaks=("seq2seq.greedy-choice",),
+    breaks=("seq2seq.greedy-takes-most-probable",),
     source="torch.topk, which may take any of equal numbers",
 )
 def last_candidates(correct: Formulas, candidates: Numbers, count: int) -> Numbers:
@@ -97,10 +97,10 @@ def last_candidates(correct: Formulas, candidates: Numbers, count: int) -> Numbe
 
 
 @mutant(
-    "<eos> overwritten behind the end",
+    "tokens after <eos> are 0",
     replaces="greedy_decode",
     operations=(GreedyDecode,),
-    breaks=("seq2seq.stops-at-eos", "operation.oracle"),
+    breaks=("seq2seq.nothing-after-eos", "operation.oracle"),
     source="a padding token that is 0, whatever ends a sentence",
 )
 def padded_with_zero(
@@ -115,45 +115,45 @@ def padded_with_zero(
 
 @mutant(
     "scores of a beam not accumulated",
-    replaces="candidates",
+    replaces="candidate_scores",
     operations=(BeamDecode,),
-    breaks=("seq2seq.score-of-tokens", "seq2seq.exhaustive-beam"),
+    breaks=("seq2seq.score-sums-log-probabilities", "seq2seq.exhaustive-beam-is-optimal"),
     source="each step's own log-probabilities compared",
 )
 def only_the_last(correct: Formulas, scores: Numbers, gains: Numbers, ended: Numbers, eos: int) -> Numbers:
     """Candidates are compared by the score of their last token only."""
-    return Formulas.candidates(correct, scores * scores.dtype.type(0), gains, ended, eos)
+    return Formulas.candidate_scores(correct, scores * scores.dtype.type(0), gains, ended, eos)
 
 
 @mutant(
     "finished hypotheses extended",
-    replaces="candidates",
+    replaces="candidate_scores",
     operations=(BeamDecode,),
-    breaks=("seq2seq.stops-at-eos", "operation.oracle"),
+    breaks=("seq2seq.nothing-after-eos", "operation.oracle"),
     source="a search that asks only at the end which hypotheses have ended",
 )
 def extended_ends(correct: Formulas, scores: Numbers, gains: Numbers, ended: Numbers, eos: int) -> Numbers:
     """Hypotheses that have ended are extended by further tokens."""
-    return Formulas.candidates(correct, scores, gains, np.zeros_like(ended), eos)
+    return Formulas.candidate_scores(correct, scores, gains, np.zeros_like(ended), eos)
 
 
 @mutant(
-    "beam of copies",
-    replaces="first_hypotheses",
+    "beam starts with equal hypotheses",
+    replaces="initial_hypotheses",
     operations=(BeamDecode,),
-    breaks=("seq2seq.exhaustive-beam", "operation.oracle"),
+    breaks=("seq2seq.exhaustive-beam-is-optimal", "operation.oracle"),
     source="a beam that begins with k equal hypotheses of score 0, and keeps duplicates",
 )
-def copies(correct: Formulas, beams: int) -> int:
+def equal_first_hypotheses(correct: Formulas, beams: int) -> int:
     """The beam starts with k equal hypotheses in place of one."""
     return beams
 
 
 @mutant(
     "states of a beam not reordered",
-    replaces="reordered",
+    replaces="reorder_states",
     operations=(BeamDecode,),
-    breaks=("seq2seq.score-of-tokens",),
+    breaks=("seq2seq.score-sums-log-probabilities",),
     source="a cache that does not follow the hypotheses",
 )
 def not_reordered(correct: Formulas, states: Numbers, before: Numbers) -> Numbers:
@@ -163,21 +163,21 @@ def not_reordered(correct: Formulas, states: Numbers, before: Numbers) -> Number
 
 @mutant(
     "worst hypothesis of the beam",
-    replaces="winner",
+    replaces="best_hypothesis",
     operations=(BeamDecode,),
     breaks=("operation.oracle",),
     source="a heap that keeps the least score at the top",
 )
-def worst(correct: Formulas, scores: Numbers, tokens: Numbers, eos: int) -> Numbers:
+def worst_hypothesis(correct: Formulas, scores: Numbers, tokens: Numbers, eos: int) -> Numbers:
     """The hypothesis with the lowest finite score is returned."""
     return np.argmin(np.where(np.isfinite(scores), scores, np.inf), axis=-1)
 
 
 @mutant(
-    "score by length decides",
-    replaces="winner",
+    "hypothesis with the best score per token returned",
+    replaces="best_hypothesis",
     operations=(BeamDecode,),
-    breaks=("seq2seq.exhaustive-beam", "operation.oracle"),
+    breaks=("seq2seq.exhaustive-beam-is-optimal", "operation.oracle"),
     source="scores divided by lengths, which no one asked for",
 )
 def normalized_by_length(correct: Formulas, scores: Numbers, tokens: Numbers, eos: int) -> Numbers:
@@ -188,12 +188,12 @@ def normalized_by_length(correct: Formulas, scores: Numbers, tokens: Numbers, eo
 
 
 @mutant(
-    "beam one wider than asked for",
-    replaces="width",
+    "beam one too wide",
+    replaces="beam_width",
     operations=(BeamDecode,),
-    breaks=("seq2seq.beam-of-one", "operation.oracle"),
+    breaks=("seq2seq.beam-of-one-is-greedy", "operation.oracle"),
     source="2k candidates kept so that k unfinished ones are left",
 )
-def too_wide(correct: Formulas, beams: int) -> int:
+def beam_too_wide(correct: Formulas, beams: int) -> int:
     """The beam keeps k + 1 hypotheses in place of k."""
     return beams + 1

@@ -22,7 +22,7 @@ from attnspec.spec.seq2seq import BahdanauContext
 
 @mutant(
     "fully masked rows are uniform",
-    replaces="excluded",
+    replaces="mask_scores",
     operations=(Softmax, ScaledDotProductAttention, BahdanauContext),
     breaks=("semantics.fully_masked",),
     source="ml-explore/mlx#2395: the least finite number for −∞",
@@ -58,34 +58,34 @@ def zero_after_all(correct: Formulas, scores: Numbers) -> Numbers:
 
 
 @mutant(
-    "NaN by mask of queries, unmasked by mask of keys, declared NaN",
-    replaces="excluded",
+    "rows without keys NaN under (n, m) masks, unmasked under (1, m) masks, declared NaN",
+    replaces="mask_scores",
     operations=(ScaledDotProductAttention, AdditiveAttention),
     declares={"fully_masked": "nan"},
     breaks=("semantics.fully_masked",),
     source="pytorch/pytorch#103749: boolean masks and padding masks differ",
 )
 def by_kind_of_mask(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """A mask with one row for all queries is ignored if it masks every key; other masks give NaN, as declared."""
+    """A mask (…, 1, m) that masks every key is ignored; a mask (…, n, m) gives NaN, as declared."""
     if mask is None:
         return scores
-    idle = ~mask.any(-1, keepdims=True)
-    kept = mask | idle if mask.shape[-2] == 1 else mask
-    hidden = np.where(kept, scores, scores.dtype.type(-np.inf))
-    return hidden if mask.shape[-2] == 1 else np.where(idle, scores.dtype.type(np.nan), hidden)
+    without_keys = ~mask.any(-1, keepdims=True)
+    opened = mask | without_keys if mask.shape[-2] == 1 else mask
+    hidden = np.where(opened, scores, scores.dtype.type(-np.inf))
+    return hidden if mask.shape[-2] == 1 else np.where(without_keys, scores.dtype.type(np.nan), hidden)
 
 
 @mutant(
-    "NaN in short rows, 0 in long ones, declared NaN",
-    replaces="excluded",
+    "rows without keys NaN up to query 16, then 0, declared NaN",
+    replaces="mask_scores",
     operations=(ScaledDotProductAttention, NadarayaWatson),
     declares={"fully_masked": "nan"},
-    breaks=("masking.rows-as-declared",),
+    breaks=("masking.rows-without-keys-as-declared",),
     source="kernels for long sequences treat rows without keys otherwise",
 )
 def nan_while_short(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """Rows without keys are NaN, as declared, only up to query 16, and 0 from query 17 on."""
-    hidden = Formulas.excluded(correct, scores, mask)
+    """Rows without keys are NaN, as declared, for queries 0 to 16, and 0 from query 17 on."""
+    hidden = Formulas.mask_scores(correct, scores, mask)
     if mask is None:
         return hidden
     first = np.arange(scores.shape[-2])[:, None] < 17
@@ -93,11 +93,11 @@ def nan_while_short(correct: Formulas, scores: Numbers, mask: Numbers) -> Number
 
 
 @mutant(
-    "uniform over what is attendable elsewhere, declared uniform",
-    replaces="excluded",
+    "rows without keys uniform over every second key, declared uniform",
+    replaces="mask_scores",
     operations=(ScaledDotProductAttention, NadarayaWatson),
     declares={"fully_masked": "uniform"},
-    breaks=("masking.rows-as-declared",),
+    breaks=("masking.rows-without-keys-as-declared",),
     source="keys beyond the last attendable one are not loaded",
 )
 def uniform_while_loaded(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
@@ -111,8 +111,8 @@ def uniform_while_loaded(correct: Formulas, scores: Numbers, mask: Numbers) -> N
 
 
 @mutant(
-    "NaN of a row without keys in every gradient, declared NaN",
-    replaces="differentiated",
+    "a row without keys makes every gradient NaN, declared NaN",
+    replaces="differentiate",
     operations=(ScaledDotProductAttention, AdditiveAttention),
     declares={"fully_masked": "nan"},
     breaks=("operation.gradient",),
@@ -122,15 +122,15 @@ def nan_in_every_gradient(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """One row without keys makes the gradients of the whole batch NaN."""
-    found = Library.differentiated(correct, operation, arguments, cotangent)
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
     mask = mask_of(operation, arguments)
     if mask is not None and mask.size and not mask.any(-1).all():
-        return {name: np.full_like(g, np.nan) for name, g in found.items()}
-    return found
+        return {name: np.full_like(g, np.nan) for name, g in gradients.items()}
+    return gradients
 
 
 @mutant(
-    "no keys raise",
+    "calls without keys raise",
     replaces="shift",
     operations=(ScaledDotProductAttention, AdditiveAttention, BahdanauContext),
     breaks=("semantics.no_keys",),
@@ -143,7 +143,7 @@ def empty_maximum(correct: Formulas, scores: Numbers) -> Numbers:
 
 
 @mutant(
-    "no keys are NaN",
+    "means without values are NaN",
     replaces="average_pooling",
     operations=(AveragePooling,),
     breaks=("semantics.no_keys",),
@@ -184,8 +184,8 @@ def top_left_after_all(correct: Formulas, mask: Numbers, causal: bool, n: int, m
 
 
 @mutant(
-    "NaN under the mask leaks",
-    replaces="pooled",
+    "NaN under the mask reaches the result",
+    replaces="pool",
     operations=(ScaledDotProductAttention, BahdanauContext, NadarayaWatson),
     breaks=("semantics.masked_nonfinite",),
     source="pytorch/pytorch#101967",
@@ -197,7 +197,7 @@ def multiplied_by_zero(correct: Formulas, weights: Numbers, value: Numbers, mask
 
 @mutant(
     "NaN under the mask excluded, declared to propagate",
-    replaces="pooled",
+    replaces="pool",
     operations=(ScaledDotProductAttention,),
     declares={"masked_nonfinite": "propagates"},
     breaks=("semantics.masked_nonfinite",),
@@ -205,25 +205,25 @@ def multiplied_by_zero(correct: Formulas, weights: Numbers, value: Numbers, mask
 )
 def excluded_after_all(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
     """Masked NaN is excluded, as specified, but declared to propagate."""
-    return Formulas.pooled(correct, weights, value, mask)
+    return Formulas.pool(correct, weights, value, mask)
 
 
 @mutant(
-    "NaN turned into numbers",
-    replaces="pooled",
+    "NaN in the result turned into 0",
+    replaces="pool",
     operations=(ScaledDotProductAttention, AdditiveAttention, BahdanauContext),
     breaks=("semantics.attendable_nan",),
     source="nan_to_num over the result, for the sake of fully masked rows",
 )
 def nan_to_num(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
     """NaN in the result becomes 0, even if an attendable value is NaN."""
-    result = Formulas.pooled(correct, weights, value, mask)
+    result = Formulas.pool(correct, weights, value, mask)
     return np.where(np.isnan(value_of(result)), weights.dtype.type(0), result)
 
 
 @mutant(
     "NaN propagates, declared hidden",
-    replaces="pooled",
+    replaces="pool",
     operations=(ScaledDotProductAttention,),
     declares={"attendable_nan": "hidden"},
     breaks=("semantics.attendable_nan",),
@@ -231,12 +231,12 @@ def nan_to_num(correct: Formulas, weights: Numbers, value: Numbers, mask: Number
 )
 def propagates_after_all(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
     """Attendable NaN propagates, as specified, but is declared hidden."""
-    return Formulas.pooled(correct, weights, value, mask)
+    return Formulas.pool(correct, weights, value, mask)
 
 
 @mutant(
     "rows of −∞ are 0",
-    replaces="undefined",
+    replaces="undefined_weights",
     operations=(Softmax,),
     breaks=("semantics.minus_infinity",),
     source="the wish in tracel-ai/burn#5742, granted to every softmax",
@@ -248,19 +248,19 @@ def nothing_is_undefined(correct: Formulas, scores: Numbers, mask: Numbers) -> N
 
 @mutant(
     "short rows of −∞ are 0",
-    replaces="undefined",
+    replaces="undefined_weights",
     operations=(Softmax,),
     breaks=("semantics.minus_infinity",),
     source="ml-explore/mlx#1467",
 )
 def undefined_in_long_rows(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     """Rows of up to 127 keys whose attendable scores are all −∞ are 0 in place of NaN."""
-    return Formulas.undefined(correct, scores, mask) & (scores.shape[-1] > 127)
+    return Formulas.undefined_weights(correct, scores, mask) & (scores.shape[-1] > 127)
 
 
 @mutant(
     "rows of −∞ are NaN, declared 0",
-    replaces="undefined",
+    replaces="undefined_weights",
     operations=(Softmax,),
     declares={"minus_infinity": "zero"},
     breaks=("semantics.minus_infinity",),
@@ -268,7 +268,7 @@ def undefined_in_long_rows(correct: Formulas, scores: Numbers, mask: Numbers) ->
 )
 def undefined_after_all(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     """Rows of −∞ are NaN, as specified, but declared to be 0."""
-    return Formulas.undefined(correct, scores, mask)
+    return Formulas.undefined_weights(correct, scores, mask)
 
 
 @mutant(
@@ -307,7 +307,7 @@ def unpaired_cosine(correct: Formulas, n: int, d: int) -> Numbers:
 )
 def reset_after(correct: Formulas, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]) -> Numbers:
     """The reset gate multiplies the product, R ⊙ (H W_hh) in place of (R ⊙ H) W_hh, undeclared."""
-    return correct.squashed(correct.reset_after(x, h, reset, p))
+    return correct.state_activation(correct.reset_after_product(x, h, reset, p))
 
 
 @mutant(
@@ -331,7 +331,7 @@ def reset_before_after_all(
     breaks=("semantics.repeatability",),
     source="facebookresearch/xformers#624, tenstorrent/tt-metal#52284",
 )
-class AnotherOrder(Formulas):
+class AlternatingOrder(Formulas):
     """Sums run over the keys forwards and backwards by turns: repeated calls differ in rounding."""
 
     calls = 0
@@ -356,11 +356,11 @@ class AnotherOrder(Formulas):
     breaks=("semantics.repeatability",),
     source="facebookresearch/xformers#624",
 )
-class Noise(Library):
+class AlternatingLastBit(Library):
     """Results of every other call are one unit in the last place larger."""
 
-    def finished(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+    def finish(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
         """Add one unit in the last place in every other call."""
         vars(self)["calls"] = vars(self).get("calls", 0) + 1
-        fresh = super().finished(operation, result, arguments)
+        fresh = super().finish(operation, result, arguments)
         return np.nextafter(fresh, fresh.dtype.type(np.inf)) if vars(self)["calls"] % 2 else fresh

@@ -22,7 +22,7 @@ from attnspec.spec.seq2seq import (
     "location bias in the context",
     replaces="attend",
     operations=(BahdanauContext,),
-    breaks=("attention.permutation",),
+    breaks=("attention.permutation-equivariance",),
     source="location-sensitive attention left on",
 )
 def location_bias(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
@@ -32,10 +32,10 @@ def location_bias(correct: Formulas, scores: Numbers, value: Numbers, mask: Numb
 
 
 @mutant(
-    "one state for the whole batch",
+    "first state used for the whole batch",
     replaces="bahdanau_context",
     operations=(BahdanauContext,),
-    breaks=("seq2seq.shared-source",),
+    breaks=("seq2seq.shared-source-equals-separate",),
     source="Alexander-H-Liu/End-to-end-ASR-Pytorch#8",
 )
 def one_state(
@@ -58,11 +58,11 @@ def one_state(
     "softmax over the states",
     replaces="normalized",
     operations=(BahdanauContext,),
-    breaks=("seq2seq.shared-source", "pooling.convexity"),
+    breaks=("seq2seq.shared-source-equals-separate", "pooling.convexity"),
     source="PetrochukM/PyTorch-NLP#2, stevezheng23/reading_comprehension_tf#30",
 )
 def over_states(correct: Formulas, scores: Numbers) -> Numbers:
-    """The softmax runs along the first dimension, the batch if there is one."""
+    """The softmax runs along the first dimension of the scores in place of the annotations."""
     return np.moveaxis(Formulas.normalized(correct, np.moveaxis(scores, 0, -1)), -1, 0)
 
 
@@ -91,7 +91,7 @@ def keeps_axis(
     "scores through a second tanh",
     replaces="additive_scores",
     operations=(AdditiveAttention, BahdanauContext),
-    breaks=("operation.oracle", "attention.scale"),
+    breaks=("operation.oracle", "attention.unbiased-scale"),
     source="richliao/textClassifier#24, vietnh1009/Hierarchical-attention-networks-pytorch#13",
 )
 def squashed_scores(
@@ -103,7 +103,7 @@ def squashed_scores(
 
 @mutant(
     "context without the state",
-    replaces="hidden",
+    replaces="hidden_layer",
     operations=(BahdanauContext,),
     breaks=("operation.oracle",),
     source="a query projection that is never added",
@@ -117,22 +117,22 @@ LUONG = (LuongContextDot, LuongContextGeneral, LuongContextLocation)
 
 
 @mutant(
-    "Luong's scores over √d",
+    "Luong's scores divided by √d",
     replaces="context",
     operations=LUONG,
-    breaks=("operation.oracle", "attention.scale"),
+    breaks=("operation.oracle", "attention.unbiased-scale"),
     source="the scale of transformers, which Luong's scores do not have",
 )
 def scaled_context(correct: Formulas, scores: Numbers, annotations: Numbers, mask: Numbers) -> Numbers:
     """Scores are divided by √d, with d the width of the annotations."""
-    return Formulas.context(correct, correct.scaled(scores, annotations.shape[-1]), annotations, mask)
+    return Formulas.context(correct, correct.scale_scores(scores, annotations.shape[-1]), annotations, mask)
 
 
 @mutant(
     "Gaussian window at the last annotation",
     replaces="context",
     operations=LUONG,
-    breaks=("operation.oracle", "masking.truncation"),
+    breaks=("operation.oracle", "masking.masking-equals-truncation"),
     source="a local attention, as in Luong 2015, 3.2, in place of the global one",
 )
 def local_context(correct: Formulas, scores: Numbers, annotations: Numbers, mask: Numbers) -> Numbers:
@@ -143,10 +143,10 @@ def local_context(correct: Formulas, scores: Numbers, annotations: Numbers, mask
 
 
 @mutant(
-    "padding is attended to",
+    "mask of Luong's context ignored",
     replaces="context",
     operations=LUONG,
-    breaks=("masking.truncation", "masking.garbage"),
+    breaks=("masking.masking-equals-truncation", "masking.masked-keys-ignored"),
     source="a mask that the step is not given",
 )
 def unmasked_context(correct: Formulas, scores: Numbers, annotations: Numbers, mask: Numbers) -> Numbers:
@@ -158,7 +158,7 @@ def unmasked_context(correct: Formulas, scores: Numbers, annotations: Numbers, m
     "location bias in Luong's context",
     replaces="context",
     operations=(LuongContextDot, LuongContextGeneral),
-    breaks=("attention.permutation",),
+    breaks=("attention.permutation-equivariance",),
     source="location and content scores added",
 )
 def location_and_content(correct: Formulas, scores: Numbers, annotations: Numbers, mask: Numbers) -> Numbers:
@@ -168,7 +168,7 @@ def location_and_content(correct: Formulas, scores: Numbers, annotations: Number
 
 
 @mutant(
-    "W transposed",
+    "W of Luong's scores transposed",
     replaces="luong_context_general",
     operations=(LuongContextGeneral,),
     breaks=("operation.oracle",),
@@ -184,10 +184,10 @@ def transposed_general(
 
 
 @mutant(
-    "one state for the whole batch of Luong's context",
+    "first scores used for the whole batch",
     replaces="context",
     operations=LUONG,
-    breaks=("seq2seq.shared-source", "operation.batch-invariance"),
+    breaks=("seq2seq.shared-source-equals-separate", "operation.batch-invariance"),
     source="Alexander-H-Liu/End-to-end-ASR-Pytorch#8",
 )
 def scores_of_one_state(correct: Formulas, scores: Numbers, annotations: Numbers, mask: Numbers) -> Numbers:
@@ -198,7 +198,7 @@ def scores_of_one_state(correct: Formulas, scores: Numbers, annotations: Numbers
 
 
 @mutant(
-    "first features of annotations added to location scores",
+    "first feature of annotations added to location scores",
     replaces="luong_context_location",
     operations=(LuongContextLocation,),
     breaks=("pooling.linearity", "operation.oracle"),
@@ -208,8 +208,8 @@ def location_of_annotations(
     correct: Formulas, state: Numbers, annotations: Numbers, w: Numbers, *, mask: Numbers = None
 ) -> Numbers:
     """The first feature of each annotation is added to its location score."""
-    scores = correct.location_scores(state[..., None, :], w)
-    return correct.context(scores + np.swapaxes(annotations, -1, -2)[..., :1, :], annotations, mask)
+    location_scores = correct.location_scores(state[..., None, :], w)
+    return correct.context(location_scores + np.swapaxes(annotations, -1, -2)[..., :1, :], annotations, mask)
 
 
 @mutant(
@@ -221,7 +221,7 @@ def location_of_annotations(
 )
 def context_before_state(correct: Formulas, state: Numbers, context: Numbers, w: Numbers) -> Numbers:
     """The layer's input is [c; s] in place of [s; c]."""
-    rows = correct.beside(context, state)[..., None, :]
+    rows = correct.join_features(context, state)[..., None, :]
     return np.tanh(correct.project(rows, w))[..., 0, :]
 
 
@@ -229,24 +229,24 @@ def context_before_state(correct: Formulas, state: Numbers, context: Numbers, w:
     "attentional state without tanh",
     replaces="attentional_state",
     operations=(AttentionalState,),
-    breaks=("scoring.odd-and-bounded", "operation.oracle"),
+    breaks=("scoring.tanh-odd-and-bounded", "operation.oracle"),
     source="a linear layer and no activation",
 )
 def without_activation(correct: Formulas, state: Numbers, context: Numbers, w: Numbers) -> Numbers:
     """The attentional state is W [s; c] without tanh."""
-    return correct.project(correct.beside(state, context)[..., None, :], w)[..., 0, :]
+    return correct.project(correct.join_features(state, context)[..., None, :], w)[..., 0, :]
 
 
 @mutant(
     "attentional state with a bias",
     replaces="attentional_state",
     operations=(AttentionalState,),
-    breaks=("scoring.odd-and-bounded",),
+    breaks=("scoring.tanh-odd-and-bounded",),
     source="nn.Linear has one unless it is told not to",
 )
 def with_bias(correct: Formulas, state: Numbers, context: Numbers, w: Numbers) -> Numbers:
     """A bias of 1/8 is added before tanh."""
-    rows = correct.beside(state, context)[..., None, :]
+    rows = correct.join_features(state, context)[..., None, :]
     return np.tanh(correct.project(rows, w) + w.dtype.type(0.125))[..., 0, :]
 
 
@@ -254,31 +254,31 @@ def with_bias(correct: Formulas, state: Numbers, context: Numbers, w: Numbers) -
     "state before the context",
     replaces="concat_output",
     operations=(ConcatOutput,),
-    breaks=("seq2seq.context-first", "operation.oracle"),
+    breaks=("seq2seq.concatenation-order", "operation.oracle"),
     source="S1 against S2: [a; s] and [h; c]",
 )
 def state_first(correct: Formulas, context: Numbers, state: Numbers) -> Numbers:
     """[s; a] is returned in place of [a; s]: the state before the context."""
-    return correct.beside(state, context)
+    return correct.join_features(state, context)
 
 
 @mutant(
     "context left out",
     replaces="concat_output",
     operations=(ConcatOutput,),
-    breaks=("seq2seq.context-first", "operation.gradient"),
+    breaks=("seq2seq.concatenation-order", "operation.gradient"),
     source="a context that is initialized to 0 and never assigned",
 )
 def context_left_out(correct: Formulas, context: Numbers, state: Numbers) -> Numbers:
-    """The context is replaced by 0."""
-    return correct.beside(context * context.dtype.type(0), state)
+    """[0; s] is returned in place of [a; s]: the context is left out."""
+    return correct.join_features(context * context.dtype.type(0), state)
 
 
 @mutant(
     "tokens from 1",
-    replaces="rows",
+    replaces="table_rows",
     operations=(Embed,),
-    breaks=("seq2seq.embedding-rows", "operation.oracle"),
+    breaks=("seq2seq.embedding-is-table-row", "operation.oracle"),
     source="a vocabulary that is counted from 1",
 )
 def tokens_from_one(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbers:
@@ -288,9 +288,9 @@ def tokens_from_one(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbe
 
 @mutant(
     "tokens by a product with one-hot rows",
-    replaces="rows",
+    replaces="table_rows",
     operations=(Embed,),
-    breaks=("seq2seq.embedding-rows",),
+    breaks=("seq2seq.embedding-is-table-row",),
     source="one-hot vectors times the table, where 0·NaN is NaN",
 )
 def one_hot_rows(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbers:
@@ -312,7 +312,7 @@ def unchecked_tokens(correct: Formulas, tokens: Numbers, count: int) -> None:
 
 @mutant(
     "gradient of the last occurrence",
-    replaces="rows",
+    replaces="table_rows",
     operations=(Embed,),
     breaks=("operation.gradient",),
     source="table.grad[tokens] += g, which adds once for a token that occurs twice",
@@ -331,7 +331,7 @@ def last_occurrence(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbe
     "logits in place of probabilities",
     replaces="output_distribution",
     operations=(OutputDistribution,),
-    breaks=("normalization.distribution", "operation.oracle"),
+    breaks=("normalization.sums-to-one", "operation.oracle"),
     source="a loss that takes logits",
 )
 def unnormalized(correct: Formulas, state: Numbers, w: Numbers, b: Numbers) -> Numbers:
@@ -340,13 +340,13 @@ def unnormalized(correct: Formulas, state: Numbers, w: Numbers, b: Numbers) -> N
 
 
 @mutant(
-    "probabilities smoothed",
+    "0.001 added to every probability",
     replaces="output_distribution",
     operations=(OutputDistribution,),
-    breaks=("normalization.distribution", "operation.oracle"),
+    breaks=("normalization.sums-to-one", "operation.oracle"),
     source="ε in the probabilities, so that their logarithm is finite",
 )
-def smoothed(correct: Formulas, state: Numbers, w: Numbers, b: Numbers) -> Numbers:
+def smoothed_probabilities(correct: Formulas, state: Numbers, w: Numbers, b: Numbers) -> Numbers:
     """0.001 is added to every probability."""
     p = Formulas.output_distribution(correct, state, w, b)
     return p + p.dtype.type(0.001)

@@ -14,45 +14,45 @@ from attnspec.spec.scoring import DotScores
 
 
 @mutant(
-    "heads in reverse beside keys of one element",
-    replaces="prepared",
+    "heads of keys shared by the batch reversed",
+    replaces="prepare",
     operations=(ScaledDotProductAttention, DotProductAttention, DotScores),
-    breaks=("operation.broadcasting",),
+    breaks=("operation.broadcast-equals-repeat",),
     source="keys of a common prefix (1, heads, m, d) beside queries (batch, heads, n, d), read by the wrong stride",
 )
 def prefix_reversed(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Keys (1, heads, m, d) shared by a batch are read with their heads in reverse order."""
-    prepared = Library.prepared(correct, operation, arguments)
+    prepared = Library.prepare(correct, operation, arguments)
     q, k = (at(prepared, path) for path in (query(operation), key(operation)))
-    shared = q.ndim == k.ndim == 4 and len(k) == 1 < len(q) and k.shape[1] == q.shape[1]
-    return changed(prepared, {key(operation): k[:, ::-1]}) if shared else prepared
+    keys_are_shared = q.ndim == k.ndim == 4 and len(k) == 1 < len(q) and k.shape[1] == q.shape[1]
+    return changed(prepared, {key(operation): k[:, ::-1]}) if keys_are_shared else prepared
 
 
 @mutant(
-    "keys of a head taken for those of an element",
-    replaces="prepared",
+    "keys of heads read as keys of batch elements",
+    replaces="prepare",
     operations=(ScaledDotProductAttention, AdditiveAttention, DotScores),
-    breaks=("operation.broadcasting",),
+    breaks=("operation.broadcast-equals-repeat",),
     source="keys (heads, m, d) beside queries (batch, heads, n, d), unsqueezed behind and not in front",
 )
 def heads_for_elements(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Keys (heads, m, d) are read as (batch, 1, m, d) if there are as many heads as batch elements."""
-    prepared = Library.prepared(correct, operation, arguments)
+    prepared = Library.prepare(correct, operation, arguments)
     q, k = (at(prepared, path) for path in (query(operation), key(operation)))
     fits = q.ndim == 4 and k.ndim == 3 and len(k) == len(q) > 1
     return changed(prepared, {key(operation): k[:, None]}) if fits else prepared
 
 
 @mutant(
-    "mask of the heads taken for that of the batch",
-    replaces="prepared",
+    "masks of heads read as masks of batch elements",
+    replaces="prepare",
     operations=(ScaledDotProductAttention, DotProductAttention, AdditiveAttention),
-    breaks=("operation.broadcasting",),
+    breaks=("operation.broadcast-equals-repeat",),
     source="huggingface/transformers: masks (batch, n, m) as mask[:, None], for those of (heads, n, m)",
 )
 def mask_unsqueezed(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A mask (heads, n, m) is read as (batch, 1, n, m) if there are as many heads as batch elements."""
-    prepared = Library.prepared(correct, operation, arguments)
+    prepared = Library.prepare(correct, operation, arguments)
     mask, q = mask_of(operation, prepared), at(prepared, query(operation))
     if operation.mask is None or mask is None or q.ndim != 4 or mask.ndim != 3 or not 1 < len(mask) == len(q):
         return prepared

@@ -1,4 +1,4 @@
-"""Mutants whose errors stay within every element's budget but add up, have one sign, or hit one key."""
+"""Mutants with errors within every element's budget: accumulated, of one sign, or at one key."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ from attnspec.spec.attention import (
     SelfAttention,
 )
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.tree import mapped
+from attnspec.spec.contract.tree import map_tree
 from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.pooling import NadarayaWatson
 from attnspec.spec.seq2seq import BahdanauContext, LuongContextDot
@@ -40,7 +40,7 @@ def rounded_down(x: Numbers, bits: int) -> Numbers:
     replaces="attention_pooling",
     operations=(ScaledDotProductAttention, AdditiveAttention, NadarayaWatson),
     dtype="bfloat16",
-    breaks=("pooling.ensemble-spread",),
+    breaks=("pooling.rounding-spread",),
     source="an accumulator of the dtype of the values, where float32 is declared",
     differentiable=False,
     profile="full",
@@ -58,7 +58,7 @@ def accumulated_in_bfloat16(correct: Formulas, weights: Numbers, value: Numbers)
     replaces="dot_scores",
     operations=(DotProductAttention, LuongContextDot),
     dtype="float16",
-    breaks=("pooling.ensemble-spread",),
+    breaks=("pooling.rounding-spread",),
     source="scores written to memory in the dtype of the inputs, where float32 is declared",
     differentiable=False,
     profile="full",
@@ -69,10 +69,10 @@ def stored_scores(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
 
 
 @mutant(
-    "exponentials of 20 bits",
+    "exponentials rounded to 20 bits",
     replaces="exponential",
     operations=(ScaledDotProductAttention, AdditiveAttention),
-    breaks=("pooling.ensemble-spread",),
+    breaks=("pooling.rounding-spread",),
     source="exp by a polynomial of too low a degree",
     profile="full",
     differentiable=False,
@@ -84,11 +84,11 @@ def coarse_exponentials(correct: Formulas, x: Numbers) -> Numbers:
 
 
 @mutant(
-    "exponentials of 48 bits",
+    "exponentials rounded to 48 bits",
     replaces="exponential",
     operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
     dtype="float64",
-    breaks=("pooling.ensemble-spread",),
+    breaks=("pooling.rounding-spread",),
     source="exp by a polynomial of too low a degree",
     profile="full",
     differentiable=False,
@@ -104,25 +104,25 @@ def coarse_double_exponentials(correct: Formulas, x: Numbers) -> Numbers:
 
 @mutant(
     "results rounded down to bfloat16",
-    replaces="finished",
+    replaces="finish",
     operations=(ScaledDotProductAttention, *PROJECTED),
     dtype="bfloat16",
-    breaks=("pooling.ensemble-spread",),
+    breaks=("pooling.rounding-spread",),
     source="a rounding mode that was left at −∞",
     profile="full",
     differentiable=False,
 )
 def rounded_down_to_bfloat16(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
     """Results are rounded down to bfloat16, not to nearest."""
-    return Library.finished(correct, operation, mapped(result, lambda _, x: rounded_down(x, 8)), arguments)
+    return Library.finish(correct, operation, map_tree(result, lambda _, x: rounded_down(x, 8)), arguments)
 
 
 @mutant(
     "last feature rounded down to bfloat16",
-    replaces="finished",
+    replaces="finish",
     operations=PROJECTED,
     dtype="bfloat16",
-    breaks=("pooling.ensemble-spread",),
+    breaks=("pooling.rounding-spread",),
     source="a scalar loop for the remainder of a row, with a conversion of its own",
     profile="full",
     differentiable=False,
@@ -130,14 +130,14 @@ def rounded_down_to_bfloat16(correct: Library, operation: Operation, result: Any
 def last_feature_down(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
     """The last feature is rounded down to bfloat16, the others to nearest."""
     last = np.arange(result.shape[-1]) == result.shape[-1] - 1
-    return Library.finished(correct, operation, np.where(last, rounded_down(result, 8), result), arguments)
+    return Library.finish(correct, operation, np.where(last, rounded_down(result, 8), result), arguments)
 
 
 @mutant(
     "weighted sums rounded down to single precision",
     replaces="attention_pooling",
     operations=(ScaledDotProductAttention, *PROJECTED),
-    breaks=("pooling.ensemble-spread",),
+    breaks=("pooling.rounding-spread",),
     source="a rounding mode that was left at −∞",
     profile="full",
     differentiable=False,
@@ -151,35 +151,35 @@ def down_to_single(correct: Formulas, weights: Numbers, value: Numbers) -> Numbe
 # Errors at one key ----------------------------------------------------------------------------------------------------
 
 
-def padded(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """Attention to the keys and to an added key of score 0 and value 0."""
+def attend_with_zero_key(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+    """Attention to the keys and to one more key with score 0 and value 0."""
     attendable = correct.attendable(mask, causal, *scores.shape[-2:])
     row, key = (np.zeros((*x.shape[:-1], 1), x.dtype) for x in (scores, np.swapaxes(value, -1, -2)))
-    more = None
+    extended = None
     if attendable is not None:
         attendable = np.broadcast_to(attendable, np.broadcast_shapes(attendable.shape, scores.shape))
-        more = np.concatenate([attendable, attendable.any(-1, keepdims=True)], axis=-1)
+        extended = np.concatenate([attendable, attendable.any(-1, keepdims=True)], axis=-1)
     scores = np.concatenate([scores, row], axis=-1)
     value = np.concatenate([value, np.swapaxes(key, -1, -2)], axis=-2)
-    return correct.pooled(correct.softmax(scores, mask=more), value, more)
+    return correct.pool(correct.softmax(scores, mask=extended), value, extended)
 
 
-ATTENDING = (
+BY_ATTEND = (
     *(ScaledDotProductAttention, AdditiveAttention, CrossAttention, MultiHeadAttention, BahdanauContext),
     *(SelfAttention, ProjectedSelfAttention),
 )
 """Operations that call ``attend``."""
 
-OTHERS = ATTENDING[:5]
+SEPARATE_KEYS = BY_ATTEND[:5]
 """Operations in which the number of queries does not grow with the number of keys."""
 
 
 @mutant(
-    "a key of zeros beyond a tile in bfloat16",
+    "additional key of zeros beyond 128 keys in bfloat16",
     replaces="attend",
-    operations=ATTENDING,
+    operations=BY_ATTEND,
     dtype="bfloat16",
-    breaks=("pooling.ensemble-keys",),
+    breaks=("pooling.no-lost-or-extra-keys",),
     source="the remainder of a second tile is filled with zeros, and one of them is not masked",
     profile="full",
     differentiable=False,
@@ -188,70 +188,70 @@ def zero_key(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, 
     """With more than 128 keys, every row attends to an additional key of score 0 and value 0."""
     if scores.shape[-1] <= TILE:
         return Formulas.attend(correct, scores, value, mask, causal)
-    return padded(correct, scores, value, mask, causal)
+    return attend_with_zero_key(correct, scores, value, mask, causal)
 
 
 @mutant(
-    "the first masked key beyond a tile counts in bfloat16",
+    "mask of key 128 ignored in bfloat16",
     replaces="attend",
-    operations=ATTENDING,
+    operations=BY_ATTEND,
     dtype="bfloat16",
-    breaks=("pooling.ensemble-keys",),
+    breaks=("pooling.no-lost-or-extra-keys",),
     source="lengths of keys that are compared with ≤, in the tile after the first one alone",
     profile="full",
     differentiable=False,
 )
 def one_masked_key(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """Key 128 is attended to by every row, even if it is masked."""
+    """With a mask and more than 128 keys, the mask of key 128 counts as True."""
     if mask is not None and scores.shape[-1] > TILE:
         mask = mask | (np.arange(scores.shape[-1]) == TILE)
     return Formulas.attend(correct, scores, value, mask, causal)
 
 
-def without_last(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+def without_last_key(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
     """Attention that leaves out the last of more than 1,024 keys."""
     m = scores.shape[-1]
     if m > 1024:
-        kept = np.arange(m) < m - 1
-        mask = kept if mask is None else mask & kept
+        others = np.arange(m) < m - 1
+        mask = others if mask is None else mask & others
     return Formulas.attend(correct, scores, value, mask, causal)
 
 
 @mutant(
-    "the last of thousands of keys is left out in bfloat16",
+    "last of more than 1,024 keys left out in bfloat16",
     replaces="attend",
-    operations=OTHERS,
+    operations=SEPARATE_KEYS,
     dtype="bfloat16",
-    breaks=("pooling.ensemble-keys",),
+    breaks=("pooling.no-lost-or-extra-keys",),
     source="a loop over tiles that ends at m // tile where there are many",
     profile="full",
     differentiable=False,
 )
 def last_of_thousands(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """The last of more than 1,024 keys is left out."""
-    return without_last(correct, scores, value, mask, causal)
+    """In bfloat16, the last of more than 1,024 keys is left out."""
+    return without_last_key(correct, scores, value, mask, causal)
 
 
 @mutant(
-    "the last of thousands of keys is left out in float16",
+    "last of more than 1,024 keys left out in float16",
     replaces="attend",
-    operations=OTHERS,
+    operations=SEPARATE_KEYS,
     dtype="float16",
-    breaks=("pooling.ensemble-keys",),
+    breaks=("pooling.no-lost-or-extra-keys",),
     source="a loop over tiles that ends at m // tile where there are many",
     profile="full",
     differentiable=False,
 )
 def last_of_half_thousands(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """The last of more than 1,024 keys in float16 is left out."""
-    return without_last(correct, scores, value, mask, causal)
+    """In float16, the last of more than 1,024 keys is left out."""
+    return without_last_key(correct, scores, value, mask, causal)
 
 
 @mutant(
-    "weights of the key at the border of a tile 1 % off",
+    "weight of key 128 1 % too small",
     replaces="softmax",
     operations=(ScaledDotProductAttention, AdditiveAttention, BahdanauContext),
-    breaks=("pooling.ensemble-keys",),
+    breaks=("pooling.no-lost-or-extra-keys",),
     source="a correction for the maximum of the tile before that reaches one key of the next",
     profile="full",
     differentiable=False,

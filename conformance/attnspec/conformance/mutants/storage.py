@@ -12,7 +12,7 @@ from attnspec.conformance.mutants.roles import arrays, at, changed, key, key_wei
 from attnspec.spec.attention import AdditiveAttention, DotProductAttention, ScaledDotProductAttention
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.tree import mapped
+from attnspec.spec.contract.tree import map_tree
 from attnspec.spec.masking import PaddingMask
 from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.normalization import Softmax
@@ -20,22 +20,22 @@ from attnspec.spec.scoring import AdditiveScores, DotScores
 from attnspec.spec.seq2seq import BahdanauContext
 
 Read = Callable[[Numbers], Numbers]
-BEYOND = 2**31
+FIRST_LOST_OFFSET = 2**31
 
 
-def _read(correct: Library, operation: Operation, arguments: Mapping[str, Any], read: Read) -> dict[str, Any]:
+def _misread(correct: Library, operation: Operation, arguments: Mapping[str, Any], read: Read) -> dict[str, Any]:
     """Prepared arguments with every non-empty array passed through ``read``."""
-    wrong = mapped(dict(arguments), lambda _, x: read(x) if isinstance(x, np.ndarray) and x.size else x)
-    return Library.prepared(correct, operation, wrong)
+    wrong = map_tree(dict(arguments), lambda _, x: read(x) if isinstance(x, np.ndarray) and x.size else x)
+    return Library.prepare(correct, operation, wrong)
 
 
-def _from_first(x: Numbers) -> Numbers:
-    """The array read contiguously from its first element on."""
+def _read_contiguously(x: Numbers) -> Numbers:
+    """Read an array as if it were contiguous, from its first element on."""
     steps = np.cumprod([x.itemsize, *reversed(x.shape[1:])])[::-1]
     return as_strided(x, x.shape, [int(s) for s in steps]).copy()
 
 
-def _forward(x: Numbers) -> bool:
+def _has_positive_strides(x: Numbers) -> bool:
     """True if all strides are positive, so that a contiguous read stays inside its memory."""
     return all(s > 0 for s in x.strides)
 
@@ -48,78 +48,78 @@ def _address(x: Numbers) -> int:
 
 
 @mutant(
-    "dense rows taken for contiguous arrays",
-    replaces="prepared",
+    "arrays with last stride 1 read as contiguous",
+    replaces="prepare",
     operations=(ScaledDotProductAttention, MultiHeadAttention, BahdanauContext),
-    breaks=("storage.layouts",),
+    breaks=("storage.views-equal-copies",),
     source="Dao-AILab/flash-attention#2541: slices of packed projections; contiguous() only where stride(-1) != 1",
 )
 def dense_rows(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """An array with a last stride of 1 is read as if it were contiguous."""
 
     def read(x: Numbers) -> Numbers:
-        dense = x.ndim > 1 and x.strides[-1] == x.itemsize and _forward(x)
-        return _from_first(x) if dense and not x.flags.c_contiguous else x
+        dense = x.ndim > 1 and x.strides[-1] == x.itemsize and _has_positive_strides(x)
+        return _read_contiguously(x) if dense and not x.flags.c_contiguous else x
 
-    return _read(correct, operation, arguments, read)
+    return _misread(correct, operation, arguments, read)
 
 
 @mutant(
-    "batch stride from the length",
-    replaces="prepared",
+    "batch elements read as contiguous",
+    replaces="prepare",
     operations=(ScaledDotProductAttention, DotScores, Softmax),
-    breaks=("storage.layouts",),
+    breaks=("storage.views-equal-copies",),
     source="sgl-project/sgl-kernel-xpu#471: row stride times length as the stride of the batch",
 )
 def batch_stride_from_length(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """An array whose rows are contiguous is read as if its batch elements were, too."""
 
     def read(x: Numbers) -> Numbers:
-        dense = x.ndim > 2 and x.strides[-2:] == (x.shape[-1] * x.itemsize, x.itemsize) and _forward(x)
-        return _from_first(x) if dense and not x.flags.c_contiguous else x
+        dense = x.ndim > 2 and x.strides[-2:] == (x.shape[-1] * x.itemsize, x.itemsize) and _has_positive_strides(x)
+        return _read_contiguously(x) if dense and not x.flags.c_contiguous else x
 
-    return _read(correct, operation, arguments, read)
+    return _misread(correct, operation, arguments, read)
 
 
 @mutant(
-    "values by the strides of the keys",
-    replaces="prepared",
+    "values reversed if their strides are not those of the keys",
+    replaces="prepare",
     operations=(ScaledDotProductAttention, DotProductAttention),
-    breaks=("storage.layouts",),
+    breaks=("storage.views-equal-copies",),
     source="flagos-ai/FlagAttention#45",
 )
 def exchanged_strides(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """If the strides of keys and values differ, values are read from the wrong rows."""
-    prepared = Library.prepared(correct, operation, arguments)
+    """If the strides of keys and values differ, the rows of the values are read in reverse order."""
+    prepared = Library.prepare(correct, operation, arguments)
     paths = [leaf.path for leaf in operation.attended]
     k, v = (at(arguments, path) for path in paths[:2])
     return prepared if k.strides == v.strides else changed(prepared, {paths[1]: np.flip(at(prepared, paths[1]), -2)})
 
 
 @mutant(
-    "repeated rows taken for dense ones",
-    replaces="prepared",
+    "repetitions by stride 0 read as 0",
+    replaces="prepare",
     operations=(ScaledDotProductAttention, Softmax, PaddingMask),
-    breaks=("storage.layouts",),
+    breaks=("storage.views-equal-copies",),
     source="pytorch/pytorch#191937: keys and values with stride 0",
 )
 def repeated_as_dense(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Along an axis of stride 0, all elements but the first count as 0."""
+    """Along axes of stride 0, all elements but the first count as 0."""
 
     def first_only(x: Numbers) -> Numbers:
-        found = x.copy()
+        cleared = x.copy()
         for axis in [i for i, s in enumerate(x.strides) if not s]:
-            np.moveaxis(found, axis, 0)[1:] = 0
-        return found
+            np.moveaxis(cleared, axis, 0)[1:] = 0
+        return cleared
 
-    return _read(correct, operation, arguments, first_only)
+    return _misread(correct, operation, arguments, first_only)
 
 
 @mutant(
-    "offset into storage forgotten",
-    replaces="prepared",
+    "offset of a view ignored",
+    replaces="prepare",
     operations=(ScaledDotProductAttention, AdditiveScores, DotScores),
-    breaks=("storage.layouts",),
+    breaks=("storage.views-equal-copies",),
     source="pytorch/pytorch#187117, pytorch/pytorch#91071: the storage offset of a view",
 )
 def without_offset(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,16 +129,16 @@ def without_offset(correct: Library, operation: Operation, arguments: Mapping[st
         whole: Any = x
         while getattr(whole, "base", None) is not None:
             whole = whole.base
-        return as_strided(whole.view(x.dtype), x.shape, x.strides).copy() if _forward(x) else x
+        return as_strided(whole.view(x.dtype), x.shape, x.strides).copy() if _has_positive_strides(x) else x
 
-    return _read(correct, operation, arguments, read)
+    return _misread(correct, operation, arguments, read)
 
 
 @mutant(
-    "backward runs read forwards",
-    replaces="prepared",
+    "axes of negative stride read forwards",
+    replaces="prepare",
     operations=(ScaledDotProductAttention, Softmax),
-    breaks=("storage.layouts",),
+    breaks=("storage.views-equal-copies",),
     source="strides as unsigned integers; NumPy's are signed",
 )
 def forwards_only(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,36 +147,36 @@ def forwards_only(correct: Library, operation: Operation, arguments: Mapping[str
     def read(x: Numbers) -> Numbers:
         return np.asarray(np.flip(x, tuple(i for i, s in enumerate(x.strides) if s < 0)))
 
-    return _read(correct, operation, arguments, read)
+    return _misread(correct, operation, arguments, read)
 
 
 @mutant(
-    "queries scaled in place and back",
-    replaces="prepared",
+    "queries written to in place",
+    replaces="prepare",
     operations=(ScaledDotProductAttention, MultiHeadAttention),
-    breaks=("storage.layouts",),
+    breaks=("storage.views-equal-copies",),
     source="arrays of NumPy that map a file, or are views of strings of bytes, are read-only",
 )
 def scaled_and_back(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The caller's queries are written to in place, which raises if they are read-only."""
-    asking = at(arguments, query(operation))
-    asking *= asking.dtype.type(1)
-    return Library.prepared(correct, operation, arguments)
+    queries = at(arguments, query(operation))
+    queries *= queries.dtype.type(1)
+    return Library.prepare(correct, operation, arguments)
 
 
 @mutant(
-    "strides of the first call",
+    "arrays reversed if their strides change",
     operations=(ScaledDotProductAttention, Softmax, BahdanauContext),
-    breaks=("storage.layouts",),
+    breaks=("storage.views-equal-copies",),
     source="flashinfer-ai/flashinfer#4601: launches kept with the strides of an earlier call",
 )
 class FirstStrides(Library):
-    """An array is read with the strides of the first array of its shape."""
+    """Arrays are reversed if their strides differ from those of the first array of their shape."""
 
-    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Reverse the elements of arrays whose strides have changed."""
         known: dict[Any, tuple[int, ...]] = vars(self).setdefault("known", {})
-        prepared = super().prepared(operation, arguments)
+        prepared = super().prepare(operation, arguments)
         other = [
             leaf.path
             for leaf, x in arrays(operation, arguments)
@@ -186,10 +186,10 @@ class FirstStrides(Library):
 
 
 @mutant(
-    "offsets in 32 bits",
-    replaces="prepared",
+    "elements from offset 2³¹ on read as 0",
+    replaces="prepare",
     operations=(ScaledDotProductAttention, DotScores, BahdanauContext),
-    breaks=("storage.layouts",),
+    breaks=("storage.views-equal-copies",),
     source="thu-ml/SageAttention#387, fla-org/flash-linear-attention#1080, pytorch/pytorch#190857",
     profile="full",
 )
@@ -199,95 +199,95 @@ def narrow_offsets(correct: Library, operation: Operation, arguments: Mapping[st
     def read(x: Numbers) -> Numbers:
         places = zip(np.indices(x.shape), x.strides, strict=True)
         offsets = sum((i * (s // x.itemsize) for i, s in places), np.zeros((), np.int64))
-        return np.where(offsets >= BEYOND, x.dtype.type(0), x)
+        return np.where(offsets >= FIRST_LOST_OFFSET, x.dtype.type(0), x)
 
-    return _read(correct, operation, arguments, read)
-
-
-# Data of earlier calls------------------------------------------------------------------------------------------------
+    return _misread(correct, operation, arguments, read)
 
 
-class Kept(Library):
-    """A library that keeps the array at ``kept`` per name and uses the first one from then on."""
+# Data of earlier calls ------------------------------------------------------------------------------------------------
 
-    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace the array by the first one of its name."""
+
+class CachesFirstArray(Library):
+    """A library that caches one array by ``cache_key`` and always uses the first one."""
+
+    def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Replace the array by the first one with its key."""
         seen: dict[Any, Any] = vars(self).setdefault("seen", {})
-        prepared = super().prepared(operation, arguments)
-        path, name = self.kept(operation), self.name_of(operation, arguments)
-        return changed(prepared, {path: seen.setdefault((operation.name, name), np.array(at(prepared, path)))})
+        prepared = super().prepare(operation, arguments)
+        path, own_key = self.cached_path(operation), self.cache_key(operation, arguments)
+        return changed(prepared, {path: seen.setdefault((operation.name, own_key), np.array(at(prepared, path)))})
 
-    def kept(self, operation: Operation) -> str:
-        """Path of the kept array."""
+    def cached_path(self, operation: Operation) -> str:
+        """Path of the cached array."""
         return key(operation)
 
-    def name_of(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
-        """Name by which the kept array is looked up."""
+    def cache_key(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
+        """Key by which the cached array is looked up."""
         raise NotImplementedError
 
 
 @mutant(
-    "keys kept by their address",
+    "keys cached by their address",
     operations=(AdditiveAttention, BahdanauContext, ScaledDotProductAttention),
-    breaks=("operation.no-memory",),
+    breaks=("operation.independent-of-other-calls",),
     source="flashinfer-ai/flashinfer#4069: a cache keyed by data_ptr()",
 )
-class KeptByAddress(Kept):
+class CachedByAddress(CachesFirstArray):
     """Keys are looked up by address and shape: new keys at a known address are ignored."""
 
-    def name_of(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
+    def cache_key(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
         """Address and shape of the keys."""
         x = at(arguments, key(operation))
         return _address(x), x.shape
 
 
 @mutant(
-    "keys kept by the identity of their array",
+    "keys cached by the identity of their array",
     operations=(AdditiveAttention, BahdanauContext, ScaledDotProductAttention),
-    breaks=("operation.no-memory",),
+    breaks=("operation.independent-of-other-calls",),
     source="ooples/AiDotNet.Tensors#583: packed once for each array",
 )
-class KeptByIdentity(Kept):
+class CachedByIdentity(CachesFirstArray):
     """Keys are looked up by the identity of their array: changes in place are ignored."""
 
-    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Keep the arrays alive, so that no other array gets their identity."""
         vars(self).setdefault("alive", []).append(at(arguments, key(operation)))
-        return super().prepared(operation, arguments)
+        return super().prepare(operation, arguments)
 
-    def name_of(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
+    def cache_key(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
         """Identity of the array of keys."""
         return id(at(arguments, key(operation)))
 
 
 @mutant(
-    "keys projected once for their numbers",
+    "new projection of the same keys ignored",
     operations=(AdditiveAttention, BahdanauContext, MultiHeadAttention),
-    breaks=("operation.no-memory",),
+    breaks=("operation.independent-of-other-calls",),
     source="sgl-project/sglang#29916, InternLM/lmdeploy#4917: what was projected outlives an update of weights",
 )
-class KeptByKeys(Kept):
+class CachedByKeys(CachesFirstArray):
     """While the keys stay the same, a changed weight that projects them is ignored."""
 
-    def kept(self, operation: Operation) -> str:
+    def cached_path(self, operation: Operation) -> str:
         """Path of the weight that projects the keys."""
         return key_weight(operation)
 
-    def name_of(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
+    def cache_key(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
         """Contents of the keys and shape of the weight."""
         return at(arguments, key(operation)).tobytes(), np.shape(at(arguments, key_weight(operation)))
 
 
 @mutant(
-    "keys kept by their shape",
+    "keys cached by their shape",
     operations=(AdditiveAttention, BahdanauContext, ScaledDotProductAttention),
-    breaks=("operation.no-memory",),
+    breaks=("operation.independent-of-other-calls",),
     source="facebookresearch/xformers#66: a buffer made for the first call",
 )
-class KeptByShape(Kept):
+class KeysCachedByShape(CachesFirstArray):
     """Keys are looked up by shape and dtype: later keys of the same shape are ignored."""
 
-    def name_of(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
+    def cache_key(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
         """Shape and dtype of the keys."""
         x = at(arguments, key(operation))
         return x.shape, x.dtype.name
@@ -302,9 +302,9 @@ class TwoDtypes(Library):
 
 
 @mutant(
-    "buffer in the dtype of the first call",
+    "results in the dtype of the first call",
     operations=(ScaledDotProductAttention, Softmax),
-    breaks=("operation.no-memory",),
+    breaks=("operation.independent-of-other-calls",),
     source="a workspace kept by shape; flashinfer-ai/flashinfer#4601",
 )
 class FirstDtype(TwoDtypes):
@@ -320,15 +320,15 @@ class FirstDtype(TwoDtypes):
 @mutant(
     "keys rounded to the dtype of the first call",
     operations=(ScaledDotProductAttention, AdditiveAttention),
-    breaks=("operation.no-memory",),
+    breaks=("operation.independent-of-other-calls",),
     source="packed operands kept by shape, in the dtype of the call that made the buffer",
 )
 class FirstPrecision(TwoDtypes):
     """Keys are rounded to the dtype of the first call with their shape."""
 
-    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Round the keys to the dtype of the buffer."""
         known: dict[Any, Any] = vars(self).setdefault("known", {})
         x = at(arguments, key(operation))
         buffer = known.setdefault((operation.name, x.shape), x.dtype)
-        return super().prepared(operation, changed(arguments, {key(operation): x.astype(buffer).astype(x.dtype)}))
+        return super().prepare(operation, changed(arguments, {key(operation): x.astype(buffer).astype(x.dtype)}))

@@ -13,7 +13,7 @@ from attnspec.conformance.mutants.registry import mutant
 from attnspec.conformance.mutants.roles import at, key, query
 from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention, SelfAttention
 from attnspec.spec.contract.operation import OPERATIONS, Operation
-from attnspec.spec.contract.tree import flatten, mapped
+from attnspec.spec.contract.tree import flatten, map_tree
 from attnspec.spec.multihead import MergeHeads, MultiHeadAttention, SplitHeads
 from attnspec.spec.normalization import MeanNormalization, Softmax
 from attnspec.spec.pooling import AttentionPooling
@@ -28,171 +28,171 @@ Backward = Callable[[Any], dict[str, Numbers]]
 
 
 def _scaled(result: Any, factor: float) -> Any:
-    return mapped(result, lambda _, x: x * x.dtype.type(factor) if is_float(x) else x)
+    return map_tree(result, lambda _, x: x * x.dtype.type(factor) if is_float(x) else x)
 
 
 # Results --------------------------------------------------------------------------------------------------------------
 
 
 @mutant(
-    "dropout while gradients are recorded",
+    "results 10 % too large while gradients are recorded",
     replaces="pullback",
     operations=(ScaledDotProductAttention, MultiHeadAttention, EncoderLayer),
-    breaks=("training.recorded-result",),
+    breaks=("training.recording-changes-nothing",),
     source="NVIDIA/apex#882: dropout by a flag of its own",
 )
-def trained_otherwise(
-    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+def larger_while_recorded(
+    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
 ) -> tuple[Any, Backward]:
-    """Results are a tenth too large while gradients are recorded."""
-    result, backward = Library.pullback(correct, operation, arguments, wanted)
+    """Results are 10 % too large while gradients are recorded."""
+    result, backward = Library.pullback(correct, operation, arguments, paths)
     return _scaled(result, 1.1), backward
 
 
 @mutant(
-    "recorded for the query alone without scale",
+    "results × 0.75 if only the first argument has a gradient",
     replaces="pullback",
     operations=(ScaledDotScores, SelfAttention, ScaledDotProductAttention),
-    breaks=("training.recorded-result",),
+    breaks=("training.recording-changes-nothing",),
     source="a fused kernel that is chosen by requires_grad of its first argument",
 )
-def other_kernel(
-    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+def smaller_for_first_argument(
+    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
 ) -> tuple[Any, Backward]:
     """Results are multiplied by 0.75 if only the first argument has a gradient."""
-    result, backward = Library.pullback(correct, operation, arguments, wanted)
-    alone = set(wanted) == {query(OPERATIONS[operation])}
+    result, backward = Library.pullback(correct, operation, arguments, paths)
+    alone = set(paths) == {query(OPERATIONS[operation])}
     return (_scaled(result, 0.75) if alone else result), backward
 
 
 @mutant(
-    "result overwritten by the backward pass",
+    "result halved by the backward pass",
     replaces="pullback",
     operations=(Softmax, ScaledDotProductAttention),
-    breaks=("training.recorded-result",),
+    breaks=("training.recording-changes-nothing",),
     source="a gradient computed in place of the saved result",
 )
 def overwritten_result(
-    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
 ) -> tuple[Any, Backward]:
     """The backward pass halves the result in place."""
-    result, backward = Library.pullback(correct, operation, arguments, wanted)
+    result, backward = Library.pullback(correct, operation, arguments, paths)
 
     def overwriting(cotangent: Any) -> dict[str, Numbers]:
-        found = backward(cotangent)
+        gradients = backward(cotangent)
         result[...] *= result.dtype.type(0.5)
-        return found
+        return gradients
 
     return result, overwriting
 
 
 @mutant(
-    "inference 1 % off",
+    "results 1 % too large in inference",
     operations=(DotScores, ScaledDotProductAttention, LayerNorm),
-    breaks=("training.modes",),
+    breaks=("training.same-in-every-mode",),
     source="pytorch/pytorch#106668: eval() and eval() with no_grad() take different kernels",
 )
-class OtherInInference(Library):
+class LargerInInference(Library):
     """In inference mode, results are 1 % too large."""
 
     def modes(self, dtype: str, *, device: str) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
-        """An inference mode that the backend keeps track of."""
-        return {"inference": self._inference}
+        """Inference mode; the library notes that it is active."""
+        return {"inference": self._infer}
 
     @contextmanager
-    def _inference(self) -> Iterator[None]:
+    def _infer(self) -> Iterator[None]:
         vars(self)["inferring"] = True
         yield
         vars(self)["inferring"] = False
 
-    def finished(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+    def finish(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
         """Multiply by 1.01 in inference mode."""
-        fresh = super().finished(operation, result, arguments)
-        found: Numbers = _scaled(fresh, 1.01) if vars(self).get("inferring") else fresh
-        return found
+        fresh = super().finish(operation, result, arguments)
+        scaled: Numbers = _scaled(fresh, 1.01) if vars(self).get("inferring") else fresh
+        return scaled
 
 
 # Subsets of arguments, and repeated backward passes -------------------------------------------------------------------
 
 
 @mutant(
-    "gradients only where the query has one",
+    "gradients 0 unless the first argument has one",
     replaces="pullback",
     operations=(DotScores, ScaledDotProductAttention, AttentionPooling),
-    breaks=("training.recorded-result",),
+    breaks=("training.recording-changes-nothing",),
     source="AMD-AGI/Primus-Turbo#458: saved for the backward pass only if certain arguments have gradients",
 )
 def of_query_or_none(
-    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
 ) -> tuple[Any, Backward]:
     """All gradients are 0 unless the first argument has one."""
-    result, backward = Library.pullback(correct, operation, arguments, wanted)
-    if query(OPERATIONS[operation]) in wanted:
+    result, backward = Library.pullback(correct, operation, arguments, paths)
+    if query(OPERATIONS[operation]) in paths:
         return result, backward
     return result, lambda cotangent: {path: np.zeros_like(g) for path, g in backward(cotangent).items()}
 
 
 @mutant(
-    "gradients by place, not by name",
+    "gradients returned by position, not by name",
     replaces="pullback",
     operations=(DotScores, ScaledDotProductAttention),
-    breaks=("training.recorded-result",),
+    breaks=("training.recording-changes-nothing",),
     source="a tuple of gradients without None for arguments that have none",
 )
-def by_place(
-    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+def gradients_by_position(
+    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
 ) -> tuple[Any, Backward]:
-    """Gradients are returned by position: arguments without a gradient are not skipped."""
-    result, backward = Library.pullback(correct, operation, arguments, wanted)
-    every = [path for path, x in flatten(dict(arguments)).items() if is_float(x)]
+    """The i-th requested gradient is that of the i-th array, requested or not."""
+    result, backward = Library.pullback(correct, operation, arguments, paths)
+    float_paths = [path for path, x in flatten(dict(arguments)).items() if is_float(x)]
 
     def shifted(cotangent: Any) -> dict[str, Numbers]:
         whole = Library.vjp(correct, operation, arguments, cotangent)
-        return {path: whole[first] for path, first in zip(wanted, every, strict=False)}
+        return {path: whole[first] for path, first in zip(paths, float_paths, strict=False)}
 
-    return result, shifted if len(every) > 1 else backward
+    return result, shifted if len(float_paths) > 1 else backward
 
 
 @mutant(
     "only one backward pass",
     replaces="pullback",
     operations=(ScaledDotProductAttention, LayerNorm, AdditiveAttention),
-    breaks=("training.no-memory",),
+    breaks=("training.independent-of-other-passes",),
     source="pytorch/pytorch#1288: buffers freed by the first pass",
 )
-def freed(
-    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+def second_pass_raises(
+    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
 ) -> tuple[Any, Backward]:
     """A second backward pass raises, because the saved arrays are freed by the first."""
-    result, backward = Library.pullback(correct, operation, arguments, wanted)
-    passes = [backward]
+    result, backward = Library.pullback(correct, operation, arguments, paths)
+    unused = [backward]
 
     def once(cotangent: Any) -> dict[str, Numbers]:
-        if not passes:
+        if not unused:
             raise RuntimeError("saved tensors have been freed")
-        return passes.pop()(cotangent)
+        return unused.pop()(cotangent)
 
     return result, once
 
 
 @mutant(
-    "second backward pass adds up",
+    "second backward pass adds the first",
     replaces="pullback",
     operations=(DotScores, Softmax, MultiHeadAttention),
-    breaks=("training.no-memory",),
+    breaks=("training.independent-of-other-passes",),
     source="buffers of gradients kept in the record",
 )
-def adds_up(
-    correct: Library, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+def second_pass_adds(
+    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
 ) -> tuple[Any, Backward]:
     """A second backward pass adds the gradients of the first."""
-    result, backward = Library.pullback(correct, operation, arguments, wanted)
-    kept: dict[str, Numbers] = {}
+    result, backward = Library.pullback(correct, operation, arguments, paths)
+    totals: dict[str, Numbers] = {}
 
     def summed(cotangent: Any) -> dict[str, Numbers]:
         for path, g in backward(cotangent).items():
-            kept[path] = kept[path] + g if path in kept else g
-        return dict(kept)
+            totals[path] = totals[path] + g if path in totals else g
+        return dict(totals)
 
     return result, summed
 
@@ -200,7 +200,7 @@ def adds_up(
 # Cotangents -----------------------------------------------------------------------------------------------------------
 
 
-class _OtherCotangent(Library):
+class _MisreadCotangent(Library):
     """A library that misreads the memory of the cotangent."""
 
     def read(self, c: Numbers) -> Numbers:
@@ -209,17 +209,17 @@ class _OtherCotangent(Library):
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
         """Differentiate with the cotangent as it is read."""
-        return super().vjp(operation, arguments, mapped(cotangent, lambda _, c: None if c is None else self.read(c)))
+        return super().vjp(operation, arguments, map_tree(cotangent, lambda _, c: None if c is None else self.read(c)))
 
 
 @mutant(
     "cotangent read as if contiguous",
     operations=(DotScores, ScaledDotProductAttention, Softmax),
-    breaks=("training.strides",),
+    breaks=("training.strides-do-not-matter",),
     source="Dao-AILab/flash-attention#355, fla-org/flash-linear-attention#871",
 )
-class ContiguousCotangent(_OtherCotangent):
-    """The cotangent is read as if it were contiguous."""
+class ContiguousCotangent(_MisreadCotangent):
+    """A strided cotangent is read as if it were contiguous."""
 
     def read(self, c: Numbers) -> Numbers:
         """Read contiguously from the start of its memory, cyclically."""
@@ -232,13 +232,13 @@ class ContiguousCotangent(_OtherCotangent):
 
 
 @mutant(
-    "expanded cotangent read at its first number",
+    "only the first row of an expanded cotangent read",
     operations=(AttentionPooling, ScaledDotProductAttention),
-    breaks=("training.strides",),
+    breaks=("training.strides-do-not-matter",),
     source="facebookresearch/xformers#282: sum().backward() hands on a cotangent of stride 0",
 )
-class ExpandedCotangent(_OtherCotangent):
-    """Only the first row of a cotangent with a stride of 0 is read; the others count as 0."""
+class ExpandedCotangent(_MisreadCotangent):
+    """Only the first row of a cotangent with a stride of 0 is read; other rows count as 0."""
 
     def read(self, c: Numbers) -> Numbers:
         """Set all rows but the first to 0."""
@@ -248,12 +248,12 @@ class ExpandedCotangent(_OtherCotangent):
 
 
 @mutant(
-    "rows of the cotangent by its last stride alone",
+    "rows of the cotangent read without their gaps",
     operations=(DotScores, ScaledDotProductAttention, LayerNorm),
-    breaks=("training.strides",),
+    breaks=("training.strides-do-not-matter",),
     source="x.contiguous() only where the last stride is not 1",
 )
-class PaddedRows(_OtherCotangent):
+class PaddedRows(_MisreadCotangent):
     """A cotangent with contiguous rows is read as if the rows followed each other without gaps."""
 
     def read(self, c: Numbers) -> Numbers:
@@ -265,12 +265,12 @@ class PaddedRows(_OtherCotangent):
 
 
 @mutant(
-    "large cotangents clipped",
+    "cotangents clipped at ±100",
     operations=(DotScores, ScaledDotProductAttention, Softmax),
-    breaks=("training.cotangents",),
+    breaks=("training.linear-in-cotangent",),
     source="gradient clipping inside an operation, against overflow in half precision",
 )
-class Clipped(_OtherCotangent):
+class ClippedCotangent(_MisreadCotangent):
     """Cotangents are clipped to ±100."""
 
     def read(self, c: Numbers) -> Numbers:
@@ -279,12 +279,12 @@ class Clipped(_OtherCotangent):
 
 
 @mutant(
-    "tiny cotangents lost",
+    "cotangents below 2⁻²⁴ count as 0",
     operations=(DotScores, ScaledDotProductAttention, LayerNorm),
-    breaks=("training.cotangents",),
+    breaks=("training.linear-in-cotangent",),
     source="a backward pass in float16 without loss scaling",
 )
-class Lost(_OtherCotangent):
+class TinyCotangentLost(_MisreadCotangent):
     """Cotangents below 2⁻²⁴, which float16 cannot hold, count as 0."""
 
     def read(self, c: Numbers) -> Numbers:
@@ -293,10 +293,10 @@ class Lost(_OtherCotangent):
 
 
 @mutant(
-    "gradients divided by the length of the cotangent",
-    replaces="differentiated",
+    "gradients 0/0 for a cotangent of 0",
+    replaces="differentiate",
     operations=(Softmax, ScaledDotProductAttention),
-    breaks=("training.cotangents",),
+    breaks=("training.linear-in-cotangent",),
     source="a backward pass that normalizes: 0/0 for a cotangent of 0",
 )
 def normalized_on_the_way(
@@ -304,80 +304,80 @@ def normalized_on_the_way(
 ) -> dict[str, Numbers]:
     """Gradients are divided by the largest cotangent and multiplied again: 0/0 for a cotangent of 0."""
     length = np.max(np.abs(cotangent), initial=0.0)
-    found = Library.differentiated(correct, operation, arguments, cotangent / length)
-    return {path: g * length for path, g in found.items()}
+    gradients = Library.differentiate(correct, operation, arguments, cotangent / length)
+    return {path: g * length for path, g in gradients.items()}
 
 
 @mutant(
-    "nothing learnt from a final state alone",
-    replaces="differentiated",
+    "gradients 0 without a cotangent of the first result",
+    replaces="differentiate",
     operations=(LSTM, RNNSelfAttention, DecoderStep),
-    breaks=("training.cotangents",),
+    breaks=("training.linear-in-cotangent",),
     source="pytorch/pytorch#96416: a backward pass that wants a cotangent of every result",
 )
 def first_result_alone(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """All gradients are 0 if the first result has no cotangent."""
-    found = Library.differentiated(correct, operation, arguments, cotangent)
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
     first = next(iter(flatten(cotangent).values()))
-    return {path: 0 * g for path, g in found.items()} if first is None else found
+    return {path: 0 * g for path, g in gradients.items()} if first is None else gradients
 
 
 @mutant(
-    "a cotangent of ones where there is none",
-    replaces="differentiated",
+    "missing cotangent of the last result replaced by ones",
+    replaces="differentiate",
     operations=(LSTM, GRU),
-    breaks=("training.cotangents",),
+    breaks=("training.linear-in-cotangent",),
     source="torch.ones_like for undefined gradients",
 )
 def ones_for_none(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """A missing cotangent of the last result is replaced by ones."""
-    given = flatten(cotangent)
-    *_, last = given
-    if given[last] is not None:
-        return Library.differentiated(correct, operation, arguments, cotangent)
+    cotangents = flatten(cotangent)
+    *_, last = cotangents
+    if cotangents[last] is not None:
+        return Library.differentiate(correct, operation, arguments, cotangent)
     outputs = flatten(correct.compute(operation, arguments))
-    filled = mapped(cotangent, lambda path, x: np.ones_like(outputs[path]) if path == last else x)
-    return Library.differentiated(correct, operation, arguments, filled)
+    filled = map_tree(cotangent, lambda path, x: np.ones_like(outputs[path]) if path == last else x)
+    return Library.differentiate(correct, operation, arguments, filled)
 
 
 @mutant(
-    "gradient of a query without batch not summed",
-    replaces="differentiated",
+    "gradient of unbatched queries from the first element only",
+    replaces="differentiate",
     operations=(DotScores, ScaledDotProductAttention, AdditiveAttention),
-    breaks=("training.broadcast-sum",),
+    breaks=("training.broadcast-gradients-sum",),
     source="deeplearning4j/nd4j#2424: gradients of what broadcasts are not reduced",
 )
 def only_first_summed(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """The gradient of queries without a batch is that of the first batch element, not the sum."""
-    found = Library.differentiated(correct, operation, arguments, cotangent)
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
     path = query(operation)
     if cotangent.ndim == at(arguments, path).ndim or not cotangent.size:
-        return found
+        return gradients
     first = cotangent * (np.arange(cotangent.shape[0]) == 0).reshape(-1, *(1,) * (cotangent.ndim - 1))
-    return {**found, path: Library.differentiated(correct, operation, arguments, first)[path]}
+    return {**gradients, path: Library.differentiate(correct, operation, arguments, first)[path]}
 
 
 @mutant(
-    "gradient of keys without batch is their mean",
-    replaces="differentiated",
+    "gradient of unbatched keys is the mean over the batch",
+    replaces="differentiate",
     operations=(DotScores, ScaledDotProductAttention, AttentionPooling),
-    breaks=("training.broadcast-sum",),
+    breaks=("training.broadcast-gradients-sum",),
     source="a mean over the batch in place of a sum",
 )
-def averaged(
+def mean_over_batch(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """The gradient of keys without a batch is the mean over the batch, not the sum."""
-    found = Library.differentiated(correct, operation, arguments, cotangent)
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
     path = key(operation)
     repeats = cotangent.shape[0] if cotangent.ndim > at(arguments, path).ndim else 1
-    return {**found, path: found[path] / found[path].dtype.type(max(repeats, 1))}
+    return {**gradients, path: gradients[path] / gradients[path].dtype.type(max(repeats, 1))}
 
 
 # Memory ---------------------------------------------------------------------------------------------------------------
@@ -386,7 +386,7 @@ def averaged(
 @mutant(
     "cotangent scaled in place",
     operations=(ScaledDotScores, ScaledDotProductAttention, Softmax),
-    breaks=("training.own-memory",),
+    breaks=("training.gradients-own-memory",),
     source="linkedin/Liger-Kernel#254: in-place operations in a custom backward",
 )
 class ScaledInPlace(Library):
@@ -394,17 +394,17 @@ class ScaledInPlace(Library):
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
         """Return correct gradients and halve the cotangent."""
-        found = super().vjp(operation, arguments, cotangent)
+        gradients = super().vjp(operation, arguments, cotangent)
         for c in flatten(cotangent).values():
             if c is not None and c.flags.writeable:
                 c *= c.dtype.type(0.5)
-        return found
+        return gradients
 
 
 @mutant(
     "keys overwritten by the backward pass",
     operations=(DotScores, ScaledDotProductAttention),
-    breaks=("training.own-memory",),
+    breaks=("training.gradients-own-memory",),
     source="saved inputs as workspace",
 )
 class KeysAsWorkspace(Library):
@@ -412,35 +412,35 @@ class KeysAsWorkspace(Library):
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
         """Return correct gradients and overwrite the keys."""
-        found = super().vjp(operation, arguments, cotangent)
+        gradients = super().vjp(operation, arguments, cotangent)
         path = key(OPERATIONS[operation])
-        at(arguments, path)[...] = found[path]
-        return found
+        at(arguments, path)[...] = gradients[path]
+        return gradients
 
 
 @mutant(
-    "gradient of what is added is the cotangent itself",
+    "gradient returned as a view of the cotangent",
     operations=(AddPositions, ConcatPositions),
-    breaks=("training.own-memory",),
+    breaks=("training.gradients-own-memory",),
     source="return grad_output, grad_output",
 )
-class HandedOn(Library):
+class CotangentAsGradient(Library):
     """A gradient equal to a part of the cotangent is returned as a view of it, not as a copy."""
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
         """Return a view of the cotangent's first features if they equal a gradient."""
-        found = super().vjp(operation, arguments, cotangent)
-        for path, g in found.items():
+        gradients = super().vjp(operation, arguments, cotangent)
+        for path, g in gradients.items():
             part = cotangent[..., : g.shape[-1]]
             if part.shape == g.shape and np.array_equal(part, g):
-                found[path] = part
-        return found
+                gradients[path] = part
+        return gradients
 
 
 @mutant(
     "gradients in one buffer",
     operations=(DotScores, ScaledDotProductAttention, Softmax),
-    breaks=("training.no-memory",),
+    breaks=("training.independent-of-other-passes",),
     source="a workspace for gradients that is handed out",
 )
 class OneBufferOfGradients(Library):
@@ -449,28 +449,28 @@ class OneBufferOfGradients(Library):
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
         """Write the gradients into the buffers of their shapes."""
         buffers: dict[Any, Numbers] = vars(self).setdefault("of_gradients", {})
-        found = super().vjp(operation, arguments, cotangent)
-        for path, g in found.items():
-            place = (operation, path, g.shape)
-            buffers.setdefault(place, np.empty_like(g))[...] = g
-            found[path] = buffers[place]
-        return found
+        gradients = super().vjp(operation, arguments, cotangent)
+        for path, g in gradients.items():
+            name_of_buffer = (operation, path, g.shape)
+            buffers.setdefault(name_of_buffer, np.empty_like(g))[...] = g
+            gradients[path] = buffers[name_of_buffer]
+        return gradients
 
 
 @mutant(
-    "backward pass into the last result",
+    "last result overwritten with the cotangent",
     operations=(ScaledDotProductAttention, Softmax, MeanNormalization),
-    breaks=("training.no-memory",),
+    breaks=("training.independent-of-other-passes",),
     source="the saved result as workspace of the backward pass",
 )
 class IntoTheResult(Library):
     """The backward pass overwrites the last result with the cotangent."""
 
-    def finished(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
-        """Keep the result."""
-        found: Numbers = super().finished(operation, result, arguments)
-        vars(self)["last"] = found
-        return found
+    def finish(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+        """Remember the result."""
+        fresh: Numbers = super().finish(operation, result, arguments)
+        vars(self)["last"] = fresh
+        return fresh
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
         """Overwrite the last result if its shape fits."""
@@ -481,32 +481,32 @@ class IntoTheResult(Library):
 
 
 @mutant(
-    "gradients added up over calls",
+    "gradients of earlier passes added from the third on",
     operations=(DotScores, AttentionPooling, LayerNorm),
-    breaks=("training.no-memory",),
+    breaks=("training.independent-of-other-passes",),
     source="parameters whose gradients are not zeroed",
 )
-class AddedUp(Library):
+class GradientsAddedUp(Library):
     """From the third backward pass of the same shapes on, gradients of earlier passes are added."""
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
         """Add the gradients of earlier passes from the third on."""
-        kept: dict[Any, list[Numbers]] = vars(self).setdefault("kept", {})
-        found = super().vjp(operation, arguments, cotangent)
-        for path, g in found.items():
-            before = kept.setdefault((operation, path, g.shape), [])
-            before.append(g.copy())
-            found[path] = g if len(before) < 3 else g + sum(before[1:-1], np.zeros_like(g))
-        return found
+        earlier: dict[Any, list[Numbers]] = vars(self).setdefault("earlier", {})
+        gradients = super().vjp(operation, arguments, cotangent)
+        for path, g in gradients.items():
+            passes_before = earlier.setdefault((operation, path, g.shape), [])
+            passes_before.append(g.copy())
+            gradients[path] = g if len(passes_before) < 3 else g + sum(passes_before[1:-1], np.zeros_like(g))
+        return gradients
 
 
 @mutant(
-    "gradients in double precision",
+    "gradients returned as float64",
     operations=(DotScores, ScaledDotProductAttention),
     breaks=("operation.gradient",),
     source="np.zeros without a dtype for the gradients",
 )
-class Doubled(Library):
+class GradientsInFloat64(Library):
     """Gradients are float64 for inputs of any dtype."""
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
@@ -518,30 +518,30 @@ class Doubled(Library):
 
 
 @mutant(
-    "views of the argument",
-    replaces="finished",
+    "results returned as views of the argument",
+    replaces="finish",
     operations=(SplitHeads, MergeHeads, Patchify, EncoderStack),
-    breaks=("operation.own-memory",),
+    breaks=("operation.result-owns-memory",),
     source="a reshape copies only where it must; modules without layers return their input",
 )
 def not_copied(correct: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
     """Results that only rearrange an argument are views of it, not copies."""
-    found: Numbers = mapped(result, lambda _, x: np.asarray(x, correct.result_dtype(operation, arguments)))
-    return found
+    views: Numbers = map_tree(result, lambda _, x: np.asarray(x, correct.result_dtype(operation, arguments)))
+    return views
 
 
 @mutant(
-    "attention over one key is its value",
+    "argument returned as the result",
     operations=(ScaledDotProductAttention, SelfAttention),
-    breaks=("operation.own-memory",),
+    breaks=("operation.result-owns-memory",),
     source="a shortcut that skips the copy",
 )
-class Shortcut(Library):
+class ArgumentReturned(Library):
     """A result that equals an argument is that argument itself, not a copy."""
 
     def call(self, operation: Operation, *args: Any, **kwargs: Any) -> Any:
         """Return an argument that equals the result, if there is one."""
         result = super().call(operation, *args, **kwargs)
-        given = [x for x in flatten(self.named(operation, args, kwargs)).values() if is_float(x)]
-        same = [x for x in given if x.shape == result.shape and x.size and np.array_equal(x, result)]
+        float_arguments = [x for x in flatten(self.bind_arguments(operation, args, kwargs)).values() if is_float(x)]
+        same = [x for x in float_arguments if x.shape == result.shape and x.size and np.array_equal(x, result)]
         return same[0] if same else result

@@ -18,10 +18,10 @@ from attnspec.spec.transformer import (
 
 
 @mutant(
-    "norm accepted and ignored",
+    "norm ignored",
     replaces="residual",
     operations=(EncoderLayer,),
-    breaks=("operation.option-effect", "transformer.zero-sublayers"),
+    breaks=("operation.options-have-effect", "transformer.zero-sublayers-identity"),
     source="an option that is passed on to nobody",
 )
 def always_post(
@@ -32,10 +32,10 @@ def always_post(
 
 
 @mutant(
-    "residual of the normalized input",
+    "residual connection adds the normalized input",
     replaces="residual",
     operations=(EncoderLayer,),
-    breaks=("transformer.zero-sublayers", "operation.oracle"),
+    breaks=("transformer.zero-sublayers-identity", "operation.oracle"),
     source="x = norm(x); x = x + f(x)",
 )
 def normalized_residual(
@@ -55,17 +55,17 @@ def normalized_residual(
     breaks=("operation.oracle", "operation.gradient"),
     source="torch.var and numpy.var differ in this",
 )
-def unbiased(correct: Formulas, centred: Numbers) -> Numbers:
+def unbiased_variance(correct: Formulas, centred: Numbers) -> Numbers:
     """The variance is divided by d − 1 in place of d."""
     d = centred.shape[-1]
     return Formulas.variance(correct, centred) * centred.dtype.type(d / max(d - 1, 1))
 
 
 @mutant(
-    "mean not subtracted",
+    "mean of rows not subtracted in the encoder",
     replaces="layer_norm",
     operations=(EncoderLayer,),
-    breaks=("transformer.normalized", "operation.oracle"),
+    breaks=("transformer.layer-norm-moments", "operation.oracle"),
     source="RMSNorm for layer norm",
 )
 def root_mean_square(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers]) -> Numbers:
@@ -74,10 +74,10 @@ def root_mean_square(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbe
 
 
 @mutant(
-    "variance too small by 1 %",
+    "variance 1 % too small",
     replaces="variance",
     operations=(EncoderLayer, LayerNorm),
-    breaks=("transformer.normalized",),
+    breaks=("transformer.layer-norm-moments",),
     source="a standard deviation that is estimated too small",
 )
 def small_variance(correct: Formulas, centred: Numbers) -> Numbers:
@@ -98,21 +98,21 @@ def large_epsilon(correct: Formulas) -> float:
 
 
 @mutant(
-    "feed-forward network over positions",
+    "an eighth of the previous position's output added",
     replaces="feed_forward",
     operations=(EncoderLayer,),
-    breaks=("transformer.position-wise", "attention.permutation"),
+    breaks=("transformer.position-wise", "attention.permutation-equivariance"),
     source="a convolution of width 3 in place of one of width 1",
 )
 def mixes_positions(correct: Formulas, x: Numbers, p: FeedForwardParameters[Numbers]) -> Numbers:
-    """An eighth of the previous position's output is added to each position."""
+    """An eighth of the previous position's feed-forward output is added to each position."""
     y = Formulas.feed_forward(correct, x, p)
     return y + np.roll(y, 1, axis=-2) * y.dtype.type(0.125)
 
 
 @mutant(
     "activation left out",
-    replaces="rectified",
+    replaces="relu",
     operations=(EncoderLayer, FeedForward),
     breaks=("operation.oracle", "operation.gradient"),
     source="two linear maps in a row",
@@ -123,10 +123,10 @@ def no_activation(correct: Formulas, x: Numbers) -> Numbers:
 
 
 @mutant(
-    "no normalization of the variance",
+    "rows not divided by their standard deviation",
     replaces="layer_norm",
     operations=(LayerNorm,),
-    breaks=("transformer.normalized", "operation.oracle"),
+    breaks=("transformer.layer-norm-moments", "operation.oracle"),
     source="centred, and not scaled",
 )
 def centred_only(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
@@ -136,10 +136,10 @@ def centred_only(correct: Formulas, x: Numbers, parameters: LayerNormParameters[
 
 
 @mutant(
-    "root mean square",
+    "root mean square in place of layer norm",
     replaces="layer_norm",
     operations=(LayerNorm,),
-    breaks=("transformer.layer-norm-shift", "transformer.normalized"),
+    breaks=("transformer.layer-norm-ignores-shift", "transformer.layer-norm-moments"),
     source="RMSNorm for layer norm",
 )
 def shifts_count(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
@@ -152,7 +152,7 @@ def shifts_count(correct: Formulas, x: Numbers, parameters: LayerNormParameters[
     "gain and bias exchanged",
     replaces="layer_norm",
     operations=(LayerNorm,),
-    breaks=("transformer.normalized", "operation.gradient"),
+    breaks=("transformer.layer-norm-moments", "operation.gradient"),
     source="beta and gamma, in the order of their letters",
 )
 def exchanged_gain(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
@@ -162,10 +162,10 @@ def exchanged_gain(correct: Formulas, x: Numbers, parameters: LayerNormParameter
 
 
 @mutant(
-    "squareplus for ReLU",
-    replaces="rectified",
+    "squareplus in place of ReLU",
+    replaces="relu",
     operations=(FeedForward,),
-    breaks=("transformer.homogeneous", "operation.oracle"),
+    breaks=("transformer.relu-homogeneity", "operation.oracle"),
     source="a smooth activation",
 )
 def squareplus(correct: Formulas, x: Numbers) -> Numbers:
@@ -175,18 +175,18 @@ def squareplus(correct: Formulas, x: Numbers) -> Numbers:
 
 @mutant(
     "leaky ReLU",
-    replaces="rectified",
+    replaces="relu",
     operations=(FeedForward,),
     breaks=("operation.oracle", "operation.gradient"),
     source="another activation",
 )
-def leaky(correct: Formulas, x: Numbers) -> Numbers:
+def leaky_relu(correct: Formulas, x: Numbers) -> Numbers:
     """The activation is max(x/100, x) in place of max(0, x)."""
     return np.maximum(x, x * x.dtype.type(0.01))
 
 
 @mutant(
-    "only one bias",
+    "second bias left out",
     replaces="feed_forward",
     operations=(FeedForward,),
     breaks=("operation.oracle", "operation.gradient"),
@@ -200,7 +200,7 @@ def one_bias(correct: Formulas, x: Numbers, parameters: FeedForwardParameters[Nu
 
 @mutant(
     "layers in reverse order",
-    replaces="numbered",
+    replaces="numbered_layers",
     operations=(EncoderStack,),
     breaks=("operation.oracle",),
     source="a stack that is popped",
@@ -209,12 +209,12 @@ def last_layer_first(
     correct: Formulas, layers: tuple[EncoderLayerParameters[Numbers], ...]
 ) -> list[tuple[int, EncoderLayerParameters[Numbers]]]:
     """Layers are applied from the last to the first."""
-    return Formulas.numbered(correct, layers)[::-1]
+    return Formulas.numbered_layers(correct, layers)[::-1]
 
 
 @mutant(
-    "the first layer in place of all",
-    replaces="numbered",
+    "first layer's weights used for all",
+    replaces="numbered_layers",
     operations=(EncoderStack,),
     breaks=("operation.oracle", "operation.gradient"),
     source="[layer] * N, which is one layer N times",
@@ -223,28 +223,28 @@ def one_layer(
     correct: Formulas, layers: tuple[EncoderLayerParameters[Numbers], ...]
 ) -> list[tuple[int, EncoderLayerParameters[Numbers]]]:
     """Every layer uses the weights of the first."""
-    return [(number, layers[0]) for number, _ in Formulas.numbered(correct, layers)]
+    return [(number, layers[0]) for number, _ in Formulas.numbered_layers(correct, layers)]
 
 
 @mutant(
     "mask in the first layer only",
-    replaces="layer",
+    replaces="encoder_layer_of_stack",
     operations=(EncoderStack,),
-    breaks=("operation.oracle", "masking.garbage"),
+    breaks=("operation.oracle", "masking.masked-keys-ignored"),
     source="a mask that is not passed on",
 )
 def masked_once(
     correct: Formulas, number: int, x: Numbers, parameters: EncoderLayerParameters[Numbers], mask: Numbers, norm: str
 ) -> Numbers:
     """The mask applies to the first layer only."""
-    return Formulas.layer(correct, number, x, parameters, None if number else mask, norm)
+    return Formulas.encoder_layer_of_stack(correct, number, x, parameters, None if number else mask, norm)
 
 
 @mutant(
     "normalization after the last layer",
     replaces="encoder_stack",
     operations=(EncoderStack,),
-    breaks=("transformer.layer-by-layer", "operation.oracle"),
+    breaks=("transformer.stack-is-composition", "operation.oracle"),
     source="GPT-2's ln_f, in a stack that has none",
 )
 def final_normalization(
@@ -255,7 +255,7 @@ def final_normalization(
     mask: Numbers = None,
     norm: str = "post",
 ) -> Numbers:
-    """The result of the stack is normalized once more, to mean 0 and variance 1."""
+    """The rows of the stack's result are normalized once more, to mean 0 and variance 1."""
     y = Formulas.encoder_stack(correct, x, layers, mask=mask, norm=norm)
     centred = y - np.mean(y, axis=-1, keepdims=True)
     return centred / np.sqrt(correct.variance(centred) + y.dtype.type(correct.epsilon()))

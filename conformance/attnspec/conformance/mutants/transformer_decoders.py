@@ -11,16 +11,15 @@ from attnspec.spec.multihead import MultiHeadParameters
 from attnspec.spec.transformer import DecoderLayer, DecoderLayerParameters, DecoderStack, LayerNormParameters
 
 
-def _attended(
+def _self_attention(
     correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], allowed: Numbers, mask: Numbers
 ) -> Numbers:
-    """Self-attention under both masks; ``mask`` may be None."""
+    """Self-attention under ``allowed`` and ``mask``, which may be None."""
     both = allowed if mask is None else allowed & mask
     return correct.multi_head_attention(x, x, x, w.w_q, w.w_k, w.w_v, w.w_o, mask=both)
 
 
-def _everywhere(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
-    """Self-attention without the causal mask."""
+def _acausal_self_attention(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
     return correct.multi_head_attention(x, x, x, w.w_q, w.w_k, w.w_v, w.w_o, mask=mask)
 
 
@@ -34,7 +33,7 @@ def _everywhere(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], 
 def strictly_before(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
     """The causal mask is j < i: no position attends to itself."""
     n = x.shape[-2]
-    return _attended(correct, x, w, np.tri(n, k=-1, dtype=bool), mask)
+    return _self_attention(correct, x, w, np.tri(n, k=-1, dtype=bool), mask)
 
 
 @mutant(
@@ -47,36 +46,36 @@ def strictly_before(correct: Formulas, x: Numbers, w: MultiHeadParameters[Number
 def one_ahead(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
     """The causal mask is j ≤ i + 1: every position sees the next one."""
     n = x.shape[-2]
-    return _attended(correct, x, w, np.tri(n, k=1, dtype=bool), mask)
+    return _self_attention(correct, x, w, np.tri(n, k=1, dtype=bool), mask)
 
 
 @mutant(
     "decoder that sees the future",
     replaces="attend_to_targets",
     operations=(DecoderLayer, DecoderStack),
-    breaks=("masking.future-invariance", "masking.gradients"),
+    breaks=("masking.future-invariance", "masking.masked-gets-no-gradient"),
     source="torch.nn.TransformerDecoderLayer without tgt_mask",
 )
 def not_causal(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
     """Self-attention of the decoder is not causal."""
-    return _everywhere(correct, x, w, mask)
+    return _acausal_self_attention(correct, x, w, mask)
 
 
 @mutant(
-    "printed mask of the decoder",
+    "decoder that sees only the future",
     replaces="attend_to_targets",
     operations=(DecoderLayer,),
-    breaks=("masking.future-invariance", "transformer.without-memory"),
+    breaks=("masking.future-invariance", "transformer.decoder-without-memory"),
     source="S2, whose formula keeps the scores with i ≤ j",
 )
 def only_the_future(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
     """The causal mask is j ≥ i: every position sees only itself and the future."""
     n = x.shape[-2]
-    return _attended(correct, x, w, np.tri(n, dtype=bool).T, mask)
+    return _self_attention(correct, x, w, np.tri(n, dtype=bool).T, mask)
 
 
 @mutant(
-    "mask in place of the causal mask",
+    "causal mask forgotten under a mask",
     replaces="attend_to_targets",
     operations=(DecoderLayer,),
     breaks=("masking.future-invariance", "operation.oracle"),
@@ -91,7 +90,7 @@ def one_of_two(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], m
     "mask of the targets not passed on",
     replaces="attend_to_targets",
     operations=(DecoderLayer,),
-    breaks=("masking.garbage", "operation.oracle"),
+    breaks=("masking.masked-keys-ignored", "operation.oracle"),
     source="tgt_key_padding_mask forgotten",
 )
 def targets_unmasked(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
@@ -103,7 +102,7 @@ def targets_unmasked(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbe
     "mask of the memory not passed on",
     replaces="attend_to_memory",
     operations=(DecoderLayer, DecoderStack),
-    breaks=("masking.truncation", "masking.garbage"),
+    breaks=("masking.masking-equals-truncation", "masking.masked-keys-ignored"),
     source="huggingface/transformers: encoder_attention_mask forgotten in generate",
 )
 def memory_unmasked(
@@ -117,7 +116,7 @@ def memory_unmasked(
     "causal attention to the memory",
     replaces="attend_to_memory",
     operations=(DecoderLayer,),
-    breaks=("attention.permutation", "operation.oracle"),
+    breaks=("attention.permutation-equivariance", "operation.oracle"),
     source="one is_causal for both attentions",
 )
 def causal_memory(
@@ -128,10 +127,10 @@ def causal_memory(
 
 
 @mutant(
-    "masks exchanged",
+    "masks of targets and memory exchanged",
     replaces="decoder_layer",
     operations=(DecoderLayer,),
-    breaks=("masking.garbage", "operation.oracle"),
+    breaks=("masking.masked-keys-ignored", "operation.oracle"),
     source="tgt_mask and memory_mask by position in another order",
 )
 def masks_exchanged(
@@ -151,7 +150,7 @@ def masks_exchanged(
 
 
 @mutant(
-    "keys and values of the targets",
+    "keys and values from the targets, not the memory",
     replaces="attend_to_memory",
     operations=(DecoderLayer,),
     breaks=("operation.oracle",),
@@ -167,7 +166,7 @@ def targets_for_memory(
 
 
 @mutant(
-    "memory normalized with the targets",
+    "memory normalized before attention",
     replaces="attend_to_memory",
     operations=(DecoderLayer,),
     breaks=("operation.oracle", "operation.gradient"),
@@ -183,7 +182,7 @@ def memory_normalized(
 
 
 @mutant(
-    "normalization of the wrong sublayer",
+    "layer norms of both attentions exchanged",
     replaces="decoder_layer",
     operations=(DecoderLayer,),
     breaks=("operation.oracle", "operation.gradient"),
@@ -208,7 +207,7 @@ def norms_exchanged(
 
 
 @mutant(
-    "memory before the targets",
+    "attention to the memory before self-attention",
     replaces="decoder_layer",
     operations=(DecoderLayer,),
     breaks=("operation.oracle", "operation.gradient"),
@@ -237,7 +236,7 @@ def memory_first(
     "memory added without its residual connection",
     replaces="decoder_layer",
     operations=(DecoderLayer,),
-    breaks=("transformer.zero-sublayers", "transformer.without-memory", "operation.oracle"),
+    breaks=("transformer.zero-sublayers-identity", "transformer.decoder-without-memory", "operation.oracle"),
     source="x = cross(x) for x = x + cross(x)",
 )
 def no_residual(
@@ -254,16 +253,16 @@ def no_residual(
     p = parameters
     x = correct.residual(x, lambda y: correct.attend_to_targets(y, p.attention, mask), p.attention_norm, norm)
     y = x if norm == "post" else correct.layer_norm(x, p.cross_attention_norm)
-    found = correct.attend_to_memory(y, memory, p.cross_attention, memory_mask)
-    x = correct.layer_norm(found, p.cross_attention_norm) if norm == "post" else found
+    attended = correct.attend_to_memory(y, memory, p.cross_attention, memory_mask)
+    x = correct.layer_norm(attended, p.cross_attention_norm) if norm == "post" else attended
     return correct.residual(x, lambda y: correct.feed_forward(y, p.feed_forward), p.feed_forward_norm, norm)
 
 
 @mutant(
-    "norms mixed in the decoder",
+    "post-norm on top of pre-norm",
     replaces="residual",
     operations=(DecoderLayer,),
-    breaks=("transformer.zero-sublayers", "operation.option-effect"),
+    breaks=("transformer.zero-sublayers-identity", "operation.options-have-effect"),
     source="norm_first read by the encoder only",
 )
 def post_and_pre(
@@ -278,7 +277,7 @@ def post_and_pre(
     "normalization left out before the decoder's sublayers",
     replaces="residual",
     operations=(DecoderLayer,),
-    breaks=("operation.option-effect", "operation.oracle"),
+    breaks=("operation.options-have-effect", "operation.oracle"),
     source="pre-norm of the branch that nobody takes",
 )
 def unnormalized_input(
@@ -318,10 +317,10 @@ def keys_only(
 
 
 @mutant(
-    "gradient from the future",
+    "gradients without the causal mask",
     replaces="attend_to_targets",
     operations=(DecoderLayer,),
-    breaks=("masking.gradients", "operation.gradient"),
+    breaks=("masking.masked-gets-no-gradient", "operation.gradient"),
     source="the causal mask not saved for the backward pass",
 )
 def gradient_of_everything(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
@@ -329,14 +328,14 @@ def gradient_of_everything(correct: Formulas, x: Numbers, w: MultiHeadParameters
     result = Formulas.attend_to_targets(correct, x, w, mask)
     if not isinstance(x, Tape):
         return result
-    return Tape(result.value, [_everywhere(correct, x, w, mask)], lambda g: [g])
+    return Tape(result.value, [_acausal_self_attention(correct, x, w, mask)], lambda g: [g])
 
 
 @mutant(
     "mask of the memory in the first layer only",
     replaces="decoder_layer_of_stack",
     operations=(DecoderStack,),
-    breaks=("masking.garbage", "operation.oracle"),
+    breaks=("masking.masked-keys-ignored", "operation.oracle"),
     source="a mask that is not passed on",
 )
 def memory_masked_once(
@@ -355,7 +354,7 @@ def memory_masked_once(
 
 
 @mutant(
-    "memory from the layer before",
+    "layers attend to their input, not the memory",
     replaces="decoder_layer_of_stack",
     operations=(DecoderStack,),
     breaks=("operation.oracle", "operation.gradient"),
@@ -381,7 +380,7 @@ def memory_replaced(
     "decoder layers share their parameters",
     replaces="decoder_stack",
     operations=(DecoderStack,),
-    breaks=("operation.oracle", "operation.gradient", "transformer.layer-by-layer"),
+    breaks=("operation.oracle", "operation.gradient", "transformer.stack-is-composition"),
     source="[layer] * N, which is one layer N times",
 )
 def one_decoder_layer(
@@ -401,10 +400,10 @@ def one_decoder_layer(
 
 
 @mutant(
-    "normalization before the first decoder layer",
+    "input of the decoder stack normalized",
     replaces="decoder_stack",
     operations=(DecoderStack,),
-    breaks=("transformer.layer-by-layer", "operation.oracle"),
+    breaks=("transformer.stack-is-composition", "operation.oracle"),
     source="an embedding norm, in a stack that has none",
 )
 def normalized_without_layers(

@@ -22,19 +22,19 @@ from attnspec.spec.transformer import (
 
 @mutant(
     "embeddings not scaled by √d",
-    replaces="scaled_up",
+    replaces="scale_embeddings",
     operations=(EncoderDecoder,),
     breaks=("operation.oracle", "operation.gradient"),
     source="Vaswani 2017, 3.4, forgotten in many implementations",
 )
-def unscaled(correct: Formulas, x: Numbers) -> Numbers:
+def unscaled_embeddings(correct: Formulas, x: Numbers) -> Numbers:
     """Embeddings are not multiplied by √d."""
     return x
 
 
 @mutant(
-    "positions scaled with the embeddings",
-    replaces="scaled_and_placed",
+    "positions multiplied by √d too",
+    replaces="embed_at_positions",
     operations=(EncoderDecoder,),
     breaks=("operation.oracle",),
     source="(x + p) * sqrt(d)",
@@ -43,7 +43,7 @@ def scaled_after(correct: Formulas, tokens: Numbers, table: Numbers) -> Numbers:
     """√d (x + P) is computed in place of √d x + P."""
     x = correct.embed(tokens, table)
     n, d = x.shape[-2:]
-    return correct.scaled_up(x + correct.sinusoidal_positional_encoding(n, d).astype(x.dtype))
+    return correct.scale_embeddings(x + correct.sinusoidal_positional_encoding(n, d).astype(x.dtype))
 
 
 @mutant(
@@ -60,21 +60,21 @@ def model_from_one(correct: Formulas, n: int) -> Numbers:
 
 @mutant(
     "padding of the source seen by the encoder",
-    replaces="encoded",
+    replaces="encode_source",
     operations=(EncoderDecoder,),
-    breaks=("transformer.encoder-alone", "operation.oracle"),
+    breaks=("transformer.encoder-sees-no-target", "operation.oracle"),
     source="src_key_padding_mask given to the decoder only",
 )
 def encoder_unmasked(correct: Formulas, x: Numbers, p: EncoderDecoderParameters[Numbers], seen: Numbers) -> Numbers:
     """The source mask is ignored in the encoder; it applies to the attention to the memory only."""
-    return Formulas.encoded(correct, x, p, None)
+    return Formulas.encode_source(correct, x, p, None)
 
 
 @mutant(
-    "encoder that sees the target",
+    "mean target embedding added to the encoder's input",
     replaces="encoder_decoder",
     operations=(EncoderDecoder,),
-    breaks=("transformer.encoder-alone", "operation.oracle"),
+    breaks=("transformer.encoder-sees-no-target", "operation.oracle"),
     source="S2, solution 4: the activations of the encoder do not depend on the decoder",
 )
 def target_in_the_encoder(
@@ -89,19 +89,19 @@ def target_in_the_encoder(
     """The mean embedding of the target is added to the encoder's input."""
     p = parameters
     seen = None if source_mask is None else source_mask[..., None, :]
-    y = correct.scaled_and_placed(target, p.target_embedding)
-    x = correct.scaled_and_placed(source, p.source_embedding)
+    y = correct.embed_at_positions(target, p.target_embedding)
+    x = correct.embed_at_positions(source, p.source_embedding)
     if target.shape[-1]:
         x = x + np.mean(y, axis=-2, keepdims=True)
-    memory = correct.encoded(x, p, seen)
-    return correct.distributed(correct.decoder_stack(y, memory, p.decoder, mask=mask, memory_mask=seen), p.w, p.b)
+    memory = correct.encode_source(x, p, seen)
+    return correct.distribution(correct.decoder_stack(y, memory, p.decoder, mask=mask, memory_mask=seen), p.w, p.b)
 
 
 @mutant(
     "scores of tokens in place of probabilities",
-    replaces="distributed",
+    replaces="distribution",
     operations=(EncoderDecoder, DecoderOnly, EncoderOnly),
-    breaks=("normalization.distribution", "operation.oracle"),
+    breaks=("normalization.sums-to-one", "operation.oracle"),
     source="a loss that takes logits",
 )
 def scores_of_tokens(correct: Formulas, states: Numbers, w: Numbers, b: Numbers) -> Numbers:
@@ -110,10 +110,10 @@ def scores_of_tokens(correct: Formulas, states: Numbers, w: Numbers, b: Numbers)
 
 
 @mutant(
-    "language model that sees the next tokens",
-    replaces="both_masks",
+    "language model without a causal mask",
+    replaces="join_causal_mask",
     operations=(DecoderOnly,),
-    breaks=("masking.future-invariance", "transformer.without-memory"),
+    breaks=("masking.future-invariance", "transformer.decoder-without-memory"),
     source="a BERT trained as a GPT",
 )
 def unmasked_model(correct: Formulas, mask: Numbers, n: int) -> Numbers:
@@ -122,33 +122,33 @@ def unmasked_model(correct: Formulas, mask: Numbers, n: int) -> Numbers:
 
 
 @mutant(
-    "padding mask in place of the causal mask",
-    replaces="both_masks",
+    "causal mask of a language model forgotten under a mask",
+    replaces="join_causal_mask",
     operations=(DecoderOnly,),
-    breaks=("transformer.without-memory", "operation.oracle"),
+    breaks=("transformer.decoder-without-memory", "operation.oracle"),
     source="attention_mask overrides is_causal",
 )
 def mask_overrides(correct: Formulas, mask: Numbers, n: int) -> Numbers:
     """With a mask, the causal mask is ignored."""
-    return Formulas.both_masks(correct, None, n) if mask is None else mask
+    return Formulas.join_causal_mask(correct, None, n) if mask is None else mask
 
 
 @mutant(
-    "causal encoder",
+    "encoder-only model with a causal mask",
     replaces="encoder_only",
     operations=(EncoderOnly,),
-    breaks=("transformer.positions-matter", "attention.permutation"),
+    breaks=("transformer.positions-matter", "attention.permutation-equivariance"),
     source="is_decoder=True in a configuration",
 )
 def causal_bert(
     correct: Formulas, tokens: Numbers, parameters: LanguageModelParameters[Numbers], *, mask: Numbers = None
 ) -> Numbers:
     """The encoder is causal: positions see only themselves and earlier ones."""
-    return correct.language_model(tokens, parameters, correct.both_masks(mask, tokens.shape[-1]))
+    return correct.language_model(tokens, parameters, correct.join_causal_mask(mask, tokens.shape[-1]))
 
 
 @mutant(
-    "no positions",
+    "position embeddings left out",
     replaces="language_model",
     operations=(DecoderOnly, EncoderOnly),
     breaks=("operation.oracle", "operation.gradient"),
@@ -159,7 +159,7 @@ def without_positions(
 ) -> Numbers:
     """No positions are added to the embeddings."""
     x = correct.embed(tokens, p.embedding)
-    return correct.distributed(correct.encoder_stack(x, p.layers, mask=mask), p.w, p.b)
+    return correct.distribution(correct.encoder_stack(x, p.layers, mask=mask), p.w, p.b)
 
 
 @mutant(
@@ -195,42 +195,42 @@ def second_row_first(correct: Formulas, table: Numbers, n: int) -> Numbers:
 )
 def clipped_tokens(correct: Formulas, tokens: Numbers, table: Numbers) -> Numbers:
     """Tokens outside of the vocabulary do not raise: they are clipped to the nearest one."""
-    return correct.rows(table, np.clip(tokens, 0, len(table) - 1))
+    return correct.table_rows(table, np.clip(tokens, 0, len(table) - 1))
 
 
 @mutant(
     "embeddings frozen",
-    replaces="rows",
+    replaces="table_rows",
     operations=(EncoderDecoder, DecoderOnly),
     breaks=("operation.gradient",),
     source="Embedding.from_pretrained, which freezes",
 )
 def frozen_embeddings(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbers:
     """The embedding table gets no gradient."""
-    return Formulas.rows(correct, value_of(table), tokens)
+    return Formulas.table_rows(correct, value_of(table), tokens)
 
 
 @mutant(
-    "output tied to the embedding",
+    "embedding used in place of the output weights",
     replaces="language_model",
     operations=(DecoderOnly, EncoderOnly),
     breaks=("operation.oracle", "operation.gradient"),
     source="tie_word_embeddings=True for a model with weights of its own",
 )
-def tied(correct: Formulas, tokens: Numbers, p: LanguageModelParameters[Numbers], mask: Numbers) -> Numbers:
+def tied_output(correct: Formulas, tokens: Numbers, p: LanguageModelParameters[Numbers], mask: Numbers) -> Numbers:
     """The embedding table is used in place of the output weights W."""
-    shared = LanguageModelParameters(p.embedding, p.positions, p.layers, p.embedding, p.b)
-    return Formulas.language_model(correct, tokens, shared, mask)
+    tied_parameters = LanguageModelParameters(p.embedding, p.positions, p.layers, p.embedding, p.b)
+    return Formulas.language_model(correct, tokens, tied_parameters, mask)
 
 
 # The cache ------------------------------------------------------------------------------------------------------------
 
 
 @mutant(
-    "position that does not see itself",
+    "cached step does not attend to itself",
     replaces="attend_to_cache",
     operations=(CachedDecoderStep,),
-    breaks=("transformer.cached-is-full", "operation.oracle"),
+    breaks=("transformer.cache-equals-full-decoder", "operation.oracle"),
     source="attention before the cache is appended to",
 )
 def stale_cache(
@@ -246,65 +246,65 @@ def stale_cache(
 
 
 @mutant(
-    "newest position first",
-    replaces="behind",
+    "new row put before the cache",
+    replaces="append_row",
     operations=(CachedDecoderStep,),
-    breaks=("operation.oracle", "masking.garbage"),
+    breaks=("operation.oracle", "masking.masked-keys-ignored"),
     source="torch.cat((new, cache))",
 )
-def in_front(correct: Formulas, cached: Numbers, row: Numbers, w: Numbers) -> Numbers:
-    """The new row is put before the cache, not after it."""
-    both = Formulas.behind(correct, cached, row, w)
+def new_row_in_front(correct: Formulas, cached: Numbers, row: Numbers, w: Numbers) -> Numbers:
+    """The new keys and values are put before the cache, not after it."""
+    both = Formulas.append_row(correct, cached, row, w)
     return np.concatenate([both[..., -1:, :], both[..., :-1, :]], axis=-2)
 
 
 @mutant(
-    "last cached position overwritten",
-    replaces="behind",
+    "last cached row overwritten by the new one",
+    replaces="append_row",
     operations=(CachedDecoderStep,),
-    breaks=("transformer.cached-is-full", "operation.oracle"),
+    breaks=("transformer.cache-equals-full-decoder", "operation.oracle"),
     source="cache[:, :, pos - 1] = new, off by one",
 )
-def overwritten(correct: Formulas, cached: Numbers, row: Numbers, w: Numbers) -> Numbers:
-    """The last cached row is overwritten by the new row, which appears twice."""
-    both = Formulas.behind(correct, cached, row, w)
+def last_row_overwritten(correct: Formulas, cached: Numbers, row: Numbers, w: Numbers) -> Numbers:
+    """The last cached keys and values are overwritten by the new ones, which appear twice."""
+    both = Formulas.append_row(correct, cached, row, w)
     if both.shape[-2] < 2:
         return both
     return np.concatenate([both[..., :-2, :], both[..., -1:, :], both[..., -1:, :]], axis=-2)
 
 
 @mutant(
-    "mask of the cache shifted",
-    replaces="with_itself",
+    "mask of the cache shifted by one",
+    replaces="extend_mask",
     operations=(CachedDecoderStep,),
-    breaks=("masking.garbage", "operation.oracle"),
+    breaks=("masking.masked-keys-ignored", "operation.oracle"),
     source="the own position padded in front of the mask",
 )
 def shifted_mask(correct: Formulas, mask: Numbers, cached: int) -> Numbers:
     """The mask of the cache is shifted: each position has the mask of the one before."""
-    both = Formulas.with_itself(correct, mask, cached)
+    both = Formulas.extend_mask(correct, mask, cached)
     return np.concatenate([both[..., -1:], both[..., :-1]], axis=-1)
 
 
 @mutant(
     "keys and values cached before the normalization",
-    replaces="cached_row",
+    replaces="cache_input",
     operations=(CachedDecoderStep,),
-    breaks=("transformer.cached-is-full", "operation.option-effect"),
+    breaks=("transformer.cache-equals-full-decoder", "operation.options-have-effect"),
     source="norm_first written for the queries only",
 )
 def not_normalized(correct: Formulas, row: Numbers, p: LayerNormParameters[Numbers], norm: str) -> Numbers:
-    """With pre-norm, keys and values are cached from x without normalization."""
+    """With pre-norm, keys and values are cached from the row without normalization."""
     return row
 
 
 @mutant(
-    "cache without gradients",
-    replaces="behind",
+    "no gradient of the cache",
+    replaces="append_row",
     operations=(CachedDecoderStep,),
     breaks=("operation.gradient",),
     source="past_key_values detached",
 )
 def detached_cache(correct: Formulas, cached: Numbers, row: Numbers, w: Numbers) -> Numbers:
     """The cache gets no gradient."""
-    return Formulas.behind(correct, value_of(cached), row, w)
+    return Formulas.append_row(correct, value_of(cached), row, w)

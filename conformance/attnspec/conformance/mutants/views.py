@@ -11,15 +11,15 @@ from attnspec.conformance.mutants.registry import mutant
 from attnspec.conformance.mutants.roles import at, changed, key, mask_of, query
 from attnspec.spec.attention import DotProductAttention, ScaledDotProductAttention
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.tree import mapped
+from attnspec.spec.contract.tree import map_tree
 
-OPERATIONS = (ScaledDotProductAttention, DotProductAttention)
+DOT_PRODUCTS = (ScaledDotProductAttention, DotProductAttention)
 
 
-def _dense_where(
+def _prepare_contiguous(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], layout: Callable[[Numbers], bool]
 ) -> dict[str, Any]:
-    """Prepared arguments; arrays for which ``layout`` is true are read as if they were contiguous."""
+    """Prepared arguments, with arrays that satisfy ``layout`` read as if they were contiguous."""
 
     def read(x: Any) -> Any:
         if not isinstance(x, np.ndarray) or x.ndim < 2 or not x.size or x.strides[-1] != x.itemsize:
@@ -29,60 +29,60 @@ def _dense_where(
         dense = np.cumprod([x.itemsize, *reversed(x.shape[1:])])[::-1]
         return as_strided(x, x.shape, [int(s) for s in dense]).copy()
 
-    return Library.prepared(correct, operation, mapped(dict(arguments), lambda _, x: read(x)))
+    return Library.prepare(correct, operation, map_tree(dict(arguments), lambda _, x: read(x)))
 
 
 @mutant(
-    "packed projections read one after another",
-    replaces="prepared",
-    operations=OPERATIONS,
-    breaks=("storage.layouts",),
+    "rows of packed projections read as contiguous",
+    replaces="prepare",
+    operations=DOT_PRODUCTS,
+    breaks=("storage.views-equal-copies",),
     source="Dao-AILab/flash-attention#2541: slices of packed projections",
 )
 def packed_as_dense(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Rows with a stride of three times their length are read as if they were contiguous."""
-    return _dense_where(
+    """Arrays with a row stride of three row lengths are read as if they were contiguous."""
+    return _prepare_contiguous(
         correct, operation, arguments, lambda x: x.strides[-2] == 3 * x.shape[-1] * x.itemsize and x.shape[-2] > 1
     )
 
 
 @mutant(
-    "heads behind positions read as before them",
-    replaces="prepared",
-    operations=OPERATIONS,
-    breaks=("storage.layouts",),
+    "heads stored after positions read as before them",
+    replaces="prepare",
+    operations=DOT_PRODUCTS,
+    breaks=("storage.views-equal-copies",),
     source="pytorch/pytorch#181133: (batch, positions, heads, features) seen as (batch, heads, positions, features)",
 )
 def heads_first(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arrays with heads behind positions in memory are read as if they were contiguous, heads first."""
-    return _dense_where(correct, operation, arguments, lambda x: x.ndim > 2 and x.strides[-3] < x.strides[-2])
+    return _prepare_contiguous(correct, operation, arguments, lambda x: x.ndim > 2 and x.strides[-3] < x.strides[-2])
 
 
 @mutant(
-    "rows padded to a multiple read without padding",
-    replaces="prepared",
-    operations=OPERATIONS,
-    breaks=("storage.layouts",),
+    "padded rows read as contiguous",
+    replaces="prepare",
+    operations=DOT_PRODUCTS,
+    breaks=("storage.views-equal-copies",),
     source="flagos-ai/FlagGems#5896: the length of a row for its stride",
 )
 def padding_read(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Rows with a stride between one and two times their length are read as if they were contiguous."""
-    return _dense_where(
+    """Arrays with a row stride between one and two row lengths are read as if they were contiguous."""
+    return _prepare_contiguous(
         correct, operation, arguments,
         lambda x: x.shape[-1] * x.itemsize < x.strides[-2] < 2 * x.shape[-1] * x.itemsize,
     )  # fmt: skip
 
 
-class _FirstOnly(Library):
-    """A library that reads only the first element along axes of stride 0 of one array; the others are 0."""
+class _FirstOfExpanded(Library):
+    """A library that reads one array's repetitions by stride 0 as 0."""
 
     def path(self, operation: Operation) -> str:
         """Path of the misread array."""
         raise NotImplementedError
 
-    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Set all but the first element along axes of stride 0 to 0."""
-        prepared = super().prepared(operation, arguments)
+        prepared = super().prepare(operation, arguments)
         x = at(arguments, self.path(operation))
         if x is None or not x.size:
             return prepared
@@ -93,12 +93,12 @@ class _FirstOnly(Library):
 
 
 @mutant(
-    "expanded queries read once",
-    operations=OPERATIONS,
-    breaks=("storage.layouts",),
+    "queries repeated by stride 0 read as 0",
+    operations=DOT_PRODUCTS,
+    breaks=("storage.views-equal-copies",),
     source="pytorch/pytorch#191937: arrays with stride 0",
 )
-class ExpandedQueries(_FirstOnly):
+class ExpandedQueries(_FirstOfExpanded):
     """Queries with stride 0 are 0 in all but the first row or batch element."""
 
     def path(self, operation: Operation) -> str:
@@ -107,12 +107,12 @@ class ExpandedQueries(_FirstOnly):
 
 
 @mutant(
-    "expanded keys read once",
-    operations=OPERATIONS,
-    breaks=("storage.layouts",),
+    "keys repeated by stride 0 read as 0",
+    operations=DOT_PRODUCTS,
+    breaks=("storage.views-equal-copies",),
     source="pytorch/pytorch#191937: keys that heads share, with stride 0",
 )
-class ExpandedKeys(_FirstOnly):
+class ExpandedKeys(_FirstOfExpanded):
     """Keys with stride 0 are 0 in all but the first row or batch element."""
 
     def path(self, operation: Operation) -> str:
@@ -121,12 +121,12 @@ class ExpandedKeys(_FirstOnly):
 
 
 @mutant(
-    "expanded values read once",
-    operations=OPERATIONS,
-    breaks=("storage.layouts",),
+    "values repeated by stride 0 read as 0",
+    operations=DOT_PRODUCTS,
+    breaks=("storage.views-equal-copies",),
     source="pytorch/pytorch#191937: values that heads share, with stride 0",
 )
-class ExpandedValues(_FirstOnly):
+class ExpandedValues(_FirstOfExpanded):
     """Values with stride 0 are 0 in all but the first row or batch element."""
 
     def path(self, operation: Operation) -> str:
@@ -135,18 +135,18 @@ class ExpandedValues(_FirstOnly):
 
 
 @mutant(
-    "expanded masks read once",
-    operations=OPERATIONS,
-    breaks=("storage.layouts",),
+    "masks repeated by stride 0 read as False",
+    operations=DOT_PRODUCTS,
+    breaks=("storage.views-equal-copies",),
     source="pytorch/pytorch#184180: masks that heads share",
 )
-class ExpandedMasks(_FirstOnly):
+class ExpandedMasks(_FirstOfExpanded):
     """A mask with stride 0 masks every key in all but the first row or batch element."""
 
-    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Misread the mask if there is one."""
-        given = mask_of(operation, arguments) is not None
-        return super().prepared(operation, arguments) if given else Library.prepared(self, operation, arguments)
+        masked = mask_of(operation, arguments) is not None
+        return super().prepare(operation, arguments) if masked else Library.prepare(self, operation, arguments)
 
     def path(self, operation: Operation) -> str:
         """Path of the mask."""
@@ -160,30 +160,30 @@ WIDE = 16
 
 
 @mutant(
-    "packed rows of 16 features read one after another",
-    replaces="prepared",
-    operations=OPERATIONS,
-    breaks=("storage.layouts",),
+    "packed rows of 16 or more features read as contiguous",
+    replaces="prepare",
+    operations=DOT_PRODUCTS,
+    breaks=("storage.views-equal-copies",),
     source="Dao-AILab/flash-attention#2541: slices of packed projections, in the path that loads whole vectors",
 )
 def wide_packed(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Rows of 16 or more features with a stride of three times their length are read as if contiguous."""
-    return _dense_where(
+    """Arrays of 16 or more features with a row stride of three row lengths are read as if contiguous."""
+    return _prepare_contiguous(
         correct, operation, arguments,
         lambda x: x.shape[-1] >= WIDE and x.strides[-2] == 3 * x.shape[-1] * x.itemsize and x.shape[-2] > 1,
     )  # fmt: skip
 
 
 @mutant(
-    "padded rows of whole vectors read without padding",
-    replaces="prepared",
-    operations=OPERATIONS,
-    breaks=("storage.layouts",),
+    "padded rows of 16, 24, … elements read as contiguous",
+    replaces="prepare",
+    operations=DOT_PRODUCTS,
+    breaks=("storage.views-equal-copies",),
     source="flagos-ai/FlagGems#5896: the length of a row for its stride, where vectors of eight fill it",
 )
 def wide_padded(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Rows of 16, 24, … elements with a stride below twice their length are read as if contiguous."""
-    return _dense_where(
+    """Arrays with rows of 16, 24, … elements and a row stride below two row lengths are read as if contiguous."""
+    return _prepare_contiguous(
         correct, operation, arguments,
         lambda x: x.shape[-1] >= WIDE and x.shape[-1] % 8 == 0
         and x.shape[-1] * x.itemsize < x.strides[-2] < 2 * x.shape[-1] * x.itemsize,
@@ -191,15 +191,15 @@ def wide_padded(correct: Library, operation: Operation, arguments: Mapping[str, 
 
 
 @mutant(
-    "strided keys of 16 features read one after another",
-    replaces="prepared",
-    operations=OPERATIONS,
-    breaks=("storage.layouts",),
+    "strided keys of 16 or more features read as contiguous",
+    replaces="prepare",
+    operations=DOT_PRODUCTS,
+    breaks=("storage.views-equal-copies",),
     source="pytorch/pytorch#181133: keys whose last stride is not 1, in the path that loads whole vectors",
 )
 def wide_strided(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of 16 or more features whose last stride is not 1 are read as if they were contiguous."""
-    prepared = Library.prepared(correct, operation, arguments)
+    prepared = Library.prepare(correct, operation, arguments)
     k = at(arguments, key(operation))
     if k.shape[-1] < WIDE or not k.size or k.strides[-1] == k.itemsize or any(s <= 0 for s in k.strides):
         return prepared
@@ -209,34 +209,34 @@ def wide_strided(correct: Library, operation: Operation, arguments: Mapping[str,
 
 
 @mutant(
-    "expanded keys of 16 features read for the first head alone",
-    operations=OPERATIONS,
-    breaks=("storage.layouts",),
+    "repeated keys of 16 or more features read as 0",
+    operations=DOT_PRODUCTS,
+    breaks=("storage.views-equal-copies",),
     source="pytorch/pytorch#191937: keys that heads share, with stride 0, in the path that loads whole vectors",
 )
-class WideExpandedKeys(_FirstOnly):
+class WideExpandedKeys(_FirstOfExpanded):
     """Keys of 16 or more features with stride 0 are 0 in all but the first row, head or batch element."""
 
     def path(self, operation: Operation) -> str:
         """Path of the keys."""
         return key(operation)
 
-    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Misread keys of 16 or more features."""
         wide = at(arguments, key(operation)).shape[-1] >= WIDE
-        return super().prepared(operation, arguments) if wide else Library.prepared(self, operation, arguments)
+        return super().prepare(operation, arguments) if wide else Library.prepare(self, operation, arguments)
 
 
 @mutant(
-    "the mask of the first element where heads share masks",
-    replaces="prepared",
-    operations=OPERATIONS,
-    breaks=("storage.layouts",),
+    "first element's mask used where heads share masks",
+    replaces="prepare",
+    operations=DOT_PRODUCTS,
+    breaks=("storage.views-equal-copies",),
     source="pytorch/pytorch#184180: masks that heads share",
 )
 def first_of_shared_masks(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """With at least 32 keys, a mask expanded over heads is read from the first batch element for all."""
-    prepared, mask = Library.prepared(correct, operation, arguments), mask_of(operation, arguments)
+    prepared, mask = Library.prepare(correct, operation, arguments), mask_of(operation, arguments)
     if operation.mask is None or mask is None or mask.ndim != 4 or mask.shape[-1] < 32 or mask.shape[1] < 2:
         return prepared
     return prepared if mask.strides[1] else changed(prepared, {operation.mask.path: np.repeat(mask[:1], len(mask), 0)})

@@ -26,7 +26,7 @@ from attnspec.spec.vision import (
 
 @mutant(
     "patches column by column",
-    replaces="in_order",
+    replaces="flatten_patches",
     operations=(Patchify, PatchEmbedding),
     breaks=("operation.oracle", "operation.gradient"),
     source="order='F'",
@@ -40,19 +40,19 @@ def by_columns(correct: Formulas, patches: Numbers) -> Numbers:
 
 @mutant(
     "pixels of a patch column by column",
-    replaces="in_order",
+    replaces="flatten_patches",
     operations=(Patchify, PatchEmbedding, VitEncoder),
     breaks=("operation.oracle",),
     source="p1 and p2 exchanged in a rearrangement",
 )
 def transposed_patches(correct: Formulas, patches: Numbers) -> Numbers:
-    """The pixels of every patch are transposed."""
-    return Formulas.in_order(correct, np.swapaxes(patches, -3, -2))
+    """The pixels of every patch are read column by column, not row by row."""
+    return Formulas.flatten_patches(correct, np.swapaxes(patches, -3, -2))
 
 
 @mutant(
-    "channels of a patch one after another",
-    replaces="in_order",
+    "channels of a patch before its pixels",
+    replaces="flatten_patches",
     operations=(Patchify, PatchEmbedding),
     breaks=("operation.oracle", "operation.gradient"),
     source="nn.Unfold, which has channels first",
@@ -64,113 +64,113 @@ def channels_first(correct: Formulas, patches: Numbers) -> Numbers:
 
 
 @mutant(
-    "stripes for patches",
-    replaces="cut",
+    "stripes in place of patches",
+    replaces="cut_patches",
     operations=(Patchify,),
-    breaks=("vision.patches", "operation.oracle"),
+    breaks=("vision.patches-tile-image", "operation.oracle"),
     source="a reshape without the transpose in between",
 )
-def stripes(correct: Formulas, image: Numbers, patch: int) -> Numbers:
+def stripes_for_patches(correct: Formulas, image: Numbers, patch: int) -> Numbers:
     """A patch holds consecutive pixels in memory order, stripes in place of squares."""
     *batch, height, width, channels = image.shape
     return image.reshape(*batch, height // patch, width // patch, patch, patch, channels)
 
 
 @mutant(
-    "height for width",
-    replaces="cut",
+    "height and width exchanged",
+    replaces="cut_patches",
     operations=(Patchify, PatchEmbedding),
-    breaks=("operation.oracle", "vision.patches"),
+    breaks=("operation.oracle", "vision.patches-tile-image"),
     source="PIL's size is (width, height)",
 )
 def sides_exchanged(correct: Formulas, image: Numbers, patch: int) -> Numbers:
-    """Height and width of the image are exchanged."""
+    """The memory of the image is read with height and width exchanged."""
     *batch, height, width, channels = image.shape
-    found = Formulas.cut(correct, image.reshape(*batch, width, height, channels), patch)
-    return found.reshape(*batch, height // patch, width // patch, patch, patch, channels)
+    patches = Formulas.cut_patches(correct, image.reshape(*batch, width, height, channels), patch)
+    return patches.reshape(*batch, height // patch, width // patch, patch, patch, channels)
 
 
 @mutant(
-    "gradient of the image by transposed patches",
-    replaces="in_order",
+    "gradient of every patch transposed",
+    replaces="flatten_patches",
     operations=(Patchify, VitEncoder),
     breaks=("operation.gradient",),
     source="a fold that does not undo the unfold",
 )
 def transposed_gradient(correct: Formulas, patches: Numbers) -> Numbers:
-    """The gradient of every patch is transposed."""
+    """The gradient of every patch has rows and columns exchanged."""
     if not isinstance(patches, Tape):
-        return Formulas.in_order(correct, patches)
-    return Formulas.in_order(correct, Tape(patches.value, [patches], lambda g: [np.swapaxes(g, -3, -2)]))
+        return Formulas.flatten_patches(correct, patches)
+    return Formulas.flatten_patches(correct, Tape(patches.value, [patches], lambda g: [np.swapaxes(g, -3, -2)]))
 
 
 @mutant(
     "class token at the end",
-    replaces="with_token",
+    replaces="prepend_token",
     operations=(PatchEmbedding, VitEncoder),
-    breaks=("vision.class-token", "operation.oracle"),
+    breaks=("vision.class-token-first", "operation.oracle"),
     source="appended where it is prepended",
 )
 def token_last(correct: Formulas, token: Numbers, projected: Numbers) -> Numbers:
     """The class token follows the patches in place of preceding them."""
-    return np.roll(Formulas.with_token(correct, token, projected), -1, axis=-2)
+    return np.roll(Formulas.prepend_token(correct, token, projected), -1, axis=-2)
 
 
 @mutant(
     "class token without a position",
-    replaces="placed",
+    replaces="place_tokens",
     operations=(PatchEmbedding, VitEncoder),
-    breaks=("vision.class-token", "operation.gradient"),
+    breaks=("vision.class-token-first", "operation.gradient"),
     source="positions added to the patches before the token is joined",
 )
 def unplaced_token(correct: Formulas, token: Numbers, projected: Numbers, positions: Numbers) -> Numbers:
     """No position is added to the class token."""
-    return correct.with_token(token, projected + positions[1:])
+    return correct.prepend_token(token, projected + positions[1:])
 
 
 @mutant(
-    "positions one too early",
-    replaces="placed",
+    "positions start at the first patch",
+    replaces="place_tokens",
     operations=(PatchEmbedding,),
     breaks=("operation.oracle",),
     source="a table without a row for the class token",
 )
 def early_positions(correct: Formulas, token: Numbers, projected: Numbers, positions: Numbers) -> Numbers:
     """Positions start at the first patch: it gets that of the class token, which gets none."""
-    return correct.with_token(token, projected + positions[:-1])
+    return correct.prepend_token(token, projected + positions[:-1])
 
 
 @mutant(
-    "positions by place in the image",
-    replaces="placed",
+    "later patches scaled up",
+    replaces="place_tokens",
     operations=(PatchEmbedding, VitEncoder),
-    breaks=("vision.patch-order",),
+    breaks=("vision.patch-permutation",),
     source="positional information that leaks in twice",
 )
 def positions_twice(correct: Formulas, token: Numbers, projected: Numbers, positions: Numbers) -> Numbers:
-    """Later patches are scaled up, by up to 1/8."""
+    """Patch i of n is multiplied by 1 + i/(8n)."""
     count = projected.shape[-2]
     ramp = (1 + np.arange(count) / (8 * count)).astype(projected.dtype)
-    return Formulas.placed(correct, token, projected * ramp[:, None], positions)
+    return Formulas.place_tokens(correct, token, projected * ramp[:, None], positions)
 
 
 @mutant(
-    "class token of the first image only",
-    replaces="with_token",
+    "class token 0 except in the first image",
+    replaces="prepend_token",
     operations=(PatchEmbedding, VitEncoder),
-    breaks=("operation.batch-invariance", "vision.class-token"),
+    breaks=("operation.batch-invariance", "vision.class-token-first"),
     source="a token that is written to one element of a batch",
 )
 def token_once(correct: Formulas, token: Numbers, projected: Numbers) -> Numbers:
     """The class token is 0 for all images of a batch but the first."""
-    given = np.zeros(projected.shape[:-2], projected.dtype)
-    given.reshape(-1)[:1] = 1
-    return Formulas.with_token(correct, token * given[..., None, None], projected)
+    is_first = np.zeros(projected.shape[:-2], projected.dtype)
+    is_first.reshape(-1)[:1] = 1
+    return Formulas.prepend_token(correct, token * is_first[..., None, None], projected)
 
 
 @mutant(
-    "gradient of the class token from one image",
-    replaces="with_token",
+    "gradient of the class token averaged over images",
+    replaces="prepend_token",
     operations=(PatchEmbedding, VitEncoder),
     breaks=("operation.gradient",),
     source="a gradient that is not summed over the batch",
@@ -178,16 +178,16 @@ def token_once(correct: Formulas, token: Numbers, projected: Numbers) -> Numbers
 def token_gradient_once(correct: Formulas, token: Numbers, projected: Numbers) -> Numbers:
     """The gradient of the class token is the mean over the images, not their sum."""
     if not isinstance(token, Tape):
-        return Formulas.with_token(correct, token, projected)
+        return Formulas.prepend_token(correct, token, projected)
     images = max(int(np.prod(projected.shape[:-2])), 1)
-    return Formulas.with_token(correct, Tape(token.value, [token], lambda g: [g / g.dtype.type(images)]), projected)
+    return Formulas.prepend_token(correct, Tape(token.value, [token], lambda g: [g / g.dtype.type(images)]), projected)
 
 
 @mutant(
-    "mean of the patches for the class token",
+    "mean of the patches in place of the class token",
     replaces="representation",
     operations=(VitEncoder,),
-    breaks=("vision.class-token", "operation.oracle"),
+    breaks=("vision.class-token-first", "operation.oracle"),
     source="global average pooling, as another kind of vision transformer has it",
 )
 def pooled_patches(correct: Formulas, encoded: Numbers, final_norm: LayerNormParameters[Numbers]) -> Numbers:
@@ -199,7 +199,7 @@ def pooled_patches(correct: Formulas, encoded: Numbers, final_norm: LayerNormPar
     "no final normalization",
     replaces="representation",
     operations=(VitEncoder,),
-    breaks=("vision.class-token", "operation.gradient"),
+    breaks=("vision.class-token-first", "operation.gradient"),
     source="a pre-norm encoder without its last norm",
 )
 def not_normalized(correct: Formulas, encoded: Numbers, final_norm: LayerNormParameters[Numbers]) -> Numbers:
@@ -209,7 +209,7 @@ def not_normalized(correct: Formulas, encoded: Numbers, final_norm: LayerNormPar
 
 @mutant(
     "post-norm layers in a vision transformer",
-    replaces="image_norm",
+    replaces="encoder_norm",
     operations=(VitEncoder,),
     breaks=("operation.oracle",),
     source="the default of the encoder layer",
@@ -224,58 +224,58 @@ def post_norm(correct: Formulas) -> str:
 
 @mutant(
     "corners always aligned",
-    replaces="on_grid",
+    replaces="resize",
     operations=(Interpolate,),
-    breaks=("vision.alignment", "operation.oracle"),
+    breaks=("vision.corner-alignment", "operation.oracle"),
     source="the default of PyTorch before 0.4",
 )
 def always_aligned(correct: Formulas, x: Numbers, grid: tuple[int, int, int], align_corners: bool) -> Numbers:
     """Corners are aligned even without align_corners."""
-    return Formulas.on_grid(correct, x, grid, True)
+    return Formulas.resize(correct, x, grid, True)
 
 
 @mutant(
     "corners never aligned",
-    replaces="on_grid",
+    replaces="resize",
     operations=(Interpolate,),
-    breaks=("vision.alignment", "operation.option-effect"),
+    breaks=("vision.corner-alignment", "operation.options-have-effect"),
     source="an option that is passed on to nobody",
 )
 def never_aligned(correct: Formulas, x: Numbers, grid: tuple[int, int, int], align_corners: bool) -> Numbers:
     """The option align_corners is ignored."""
-    return Formulas.on_grid(correct, x, grid, False)
+    return Formulas.resize(correct, x, grid, False)
 
 
 @mutant(
-    "half a pixel off",
+    "interpolation from corners of pixels, not centres",
     replaces="source_positions",
     operations=(Interpolate, AttentionGate),
-    breaks=("operation.oracle", "vision.alignment"),
+    breaks=("operation.oracle", "vision.corner-alignment"),
     source="tensorflow/tensorflow#6720: resize without half-pixel centers",
 )
-def asymmetric(correct: Formulas, size: int, a: int, align_corners: bool) -> Numbers:
-    """Points are at the corners of pixels, not at their centres."""
+def corners_of_pixels(correct: Formulas, size: int, a: int, align_corners: bool) -> Numbers:
+    """Without align_corners, point i is read at i·a/size, not at (i + ½)·a/size − ½."""
     i = np.arange(size)
     return Formulas.source_positions(correct, size, a, True) if align_corners else i * a / size
 
 
 @mutant(
-    "nearest neighbour for linear interpolation",
-    replaces="share",
+    "nearest neighbour in place of linear interpolation",
+    replaces="upper_weight",
     operations=(Interpolate, AttentionGate, AttentionSkip),
     breaks=("operation.oracle",),
     source="the default mode of torch.nn.Upsample",
 )
-def nearest(correct: Formulas, distance: Numbers) -> Numbers:
+def nearest_neighbour(correct: Formulas, distance: Numbers) -> Numbers:
     """The nearest neighbour is taken in place of linear interpolation."""
     return np.rint(distance)
 
 
 @mutant(
-    "cubic weights for linear ones",
-    replaces="share",
+    "cubic weights in place of linear ones",
+    replaces="upper_weight",
     operations=(Interpolate,),
-    breaks=("vision.alignment",),
+    breaks=("vision.corner-alignment",),
     source="a smooth step",
 )
 def smooth_step(correct: Formulas, distance: Numbers) -> Numbers:
@@ -284,10 +284,10 @@ def smooth_step(correct: Formulas, distance: Numbers) -> Numbers:
 
 
 @mutant(
-    "weights of eight bits",
-    replaces="share",
+    "interpolation weights of eight bits",
+    replaces="upper_weight",
     operations=(Interpolate,),
-    breaks=("vision.alignment", "operation.oracle"),
+    breaks=("vision.corner-alignment", "operation.oracle"),
     source="CUDA C++ Programming Guide, Linear Filtering: a fraction in 9-bit fixed point, 8 bits of it fractional",
 )
 def coarse_weights(correct: Formulas, distance: Numbers) -> Numbers:
@@ -296,49 +296,49 @@ def coarse_weights(correct: Formulas, distance: Numbers) -> Numbers:
 
 
 @mutant(
-    "extrapolation at the border",
-    replaces="within",
+    "extrapolation below coordinate 0",
+    replaces="clip_coordinates",
     operations=(Interpolate, AttentionSkip),
-    breaks=("operation.oracle", "vision.interpolation-hull", "vision.alignment"),
+    breaks=("operation.oracle", "vision.interpolation-within-range", "vision.corner-alignment"),
     source="source positions that are not clamped",
 )
-def extrapolated(correct: Formulas, t: Numbers, last: int) -> Numbers:
+def extrapolated_border(correct: Formulas, t: Numbers, last: int) -> Numbers:
     """Coordinates below 0 are extrapolated from the first two points, not clamped."""
     return np.minimum(t, last)
 
 
 @mutant(
-    "zeros beyond the border",
-    replaces="along_rows",
+    "last point of an axis halved",
+    replaces="resize_rows",
     operations=(Interpolate,),
-    breaks=("vision.interpolation-hull",),
+    breaks=("vision.interpolation-within-range",),
     source="padding_mode='zeros' of grid_sample",
 )
 def dark_border(correct: Formulas, x: Numbers, size: int, align_corners: bool) -> Numbers:
     """The last point of an axis is halved, as if mixed with 0."""
-    found = Formulas.along_rows(correct, x, size, align_corners)
-    fading = np.ones(size, found.dtype)
+    resized = Formulas.resize_rows(correct, x, size, align_corners)
+    fading = np.ones(size, resized.dtype)
     fading[-1:] = 0.5
-    return found * fading[:, None]
+    return resized * fading[:, None]
 
 
 @mutant(
-    "an axis mixed with the next",
-    replaces="on_grid",
+    "columns reversed if two axes change their size",
+    replaces="resize",
     operations=(Interpolate,),
-    breaks=("vision.separability",),
+    breaks=("vision.separable-interpolation",),
     source="a kernel of eight corners, of which one is read at the wrong place",
 )
 def mixed_axes(correct: Formulas, x: Numbers, grid: tuple[int, int, int], align_corners: bool) -> Numbers:
-    """If two axes change their size together, the columns of the result are reversed."""
-    changing = sum(given != wanted for given, wanted in zip(x.shape[-4:-1], grid, strict=True))
-    found = Formulas.on_grid(correct, x, grid, align_corners)
-    return np.flip(found, axis=-2) if changing > 1 else found
+    """If two or more axes change their size, the columns of the result are reversed."""
+    changing = sum(old != new for old, new in zip(x.shape[-4:-1], grid, strict=True))
+    resized = Formulas.resize(correct, x, grid, align_corners)
+    return np.flip(resized, axis=-2) if changing > 1 else resized
 
 
 @mutant(
-    "rows interpolated as columns",
-    replaces="on_grid",
+    "rows and columns of the target size exchanged",
+    replaces="resize",
     operations=(Interpolate, AttentionGate),
     breaks=("operation.oracle",),
     source="size given as (width, height)",
@@ -346,13 +346,13 @@ def mixed_axes(correct: Formulas, x: Numbers, grid: tuple[int, int, int], align_
 def exchanged_axes(correct: Formulas, x: Numbers, grid: tuple[int, int, int], align_corners: bool) -> Numbers:
     """Rows are interpolated to the number of columns, and columns to that of rows."""
     slices, rows, columns = grid
-    found = Formulas.on_grid(correct, x, (slices, columns, rows), align_corners)
-    return found.reshape(*found.shape[:-3], rows, columns, found.shape[-1])
+    resized = Formulas.resize(correct, x, (slices, columns, rows), align_corners)
+    return resized.reshape(*resized.shape[:-3], rows, columns, resized.shape[-1])
 
 
 @mutant(
-    "gradient of the nearest neighbour",
-    replaces="mixed",
+    "gradient to the nearest neighbour only",
+    replaces="mix_neighbours",
     operations=(Interpolate, AttentionSkip),
     breaks=("operation.gradient",),
     source="a backward pass of another mode",
@@ -360,8 +360,8 @@ def exchanged_axes(correct: Formulas, x: Numbers, grid: tuple[int, int, int], al
 def nearest_gradient(correct: Formulas, lower: Numbers, upper: Numbers, share: Numbers) -> Numbers:
     """The gradient goes to the nearest neighbour only."""
     if not isinstance(lower, Tape):
-        return Formulas.mixed(correct, lower, upper, share)
-    value = Formulas.mixed(correct, lower.value, upper.value, share)
+        return Formulas.mix_neighbours(correct, lower, upper, share)
+    value = Formulas.mix_neighbours(correct, lower.value, upper.value, share)
     return Tape(value, [lower, upper], lambda g: [g * (1 - np.rint(share)), g * np.rint(share)])
 
 
@@ -370,33 +370,33 @@ def nearest_gradient(correct: Formulas, lower: Numbers, upper: Numbers, share: N
 
 @mutant(
     "the signal gated in place of the features",
-    replaces="skipped",
+    replaces="join_skip",
     operations=(AttentionSkip,),
-    breaks=("vision.saturated-gate", "vision.skipped-signal"),
+    breaks=("vision.open-and-closed-gate", "vision.skip-keeps-signal"),
     source="x and g exchanged",
 )
 def gated_signal(correct: Formulas, x: Numbers, coefficients: Numbers, signal: Numbers) -> Numbers:
     """The gate multiplies the signal in place of the features."""
-    return correct.beside(x, correct.gated(signal, coefficients))
+    return correct.join_features(x, correct.apply_gate(signal, coefficients))
 
 
 @mutant(
     "the signal before the features",
-    replaces="skipped",
+    replaces="join_skip",
     operations=(AttentionSkip,),
-    breaks=("vision.skipped-signal", "operation.oracle"),
+    breaks=("vision.skip-keeps-signal", "operation.oracle"),
     source="torch.cat([up, skip])",
 )
 def signal_first(correct: Formulas, x: Numbers, coefficients: Numbers, signal: Numbers) -> Numbers:
     """[g; x] is returned in place of [x; g]: the signal before the features."""
-    return correct.beside(signal, correct.gated(x, coefficients))
+    return correct.join_features(signal, correct.apply_gate(x, coefficients))
 
 
 @mutant(
-    "coefficients that sum to 1",
-    replaces="coefficient",
+    "softmax in place of the gate's logistic function",
+    replaces="gate_activation",
     operations=(AttentionGate, AttentionSkip),
-    breaks=("vision.saturated-gate", "operation.oracle"),
+    breaks=("vision.open-and-closed-gate", "operation.oracle"),
     source="softmax for the logistic function, which Oktay 2018 finds too sparse",
 )
 def normalized_coefficients(correct: Formulas, x: Numbers) -> Numbers:
@@ -405,10 +405,10 @@ def normalized_coefficients(correct: Formulas, x: Numbers) -> Numbers:
 
 
 @mutant(
-    "tanh for the logistic function",
-    replaces="coefficient",
+    "tanh in place of the gate's logistic function",
+    replaces="gate_activation",
     operations=(AttentionGate,),
-    breaks=("vision.gate-range", "vision.saturated-gate"),
+    breaks=("vision.gate-in-unit-interval", "vision.open-and-closed-gate"),
     source="another squashing function",
 )
 def signed_coefficients(correct: Formulas, x: Numbers) -> Numbers:
@@ -417,27 +417,27 @@ def signed_coefficients(correct: Formulas, x: Numbers) -> Numbers:
 
 
 @mutant(
-    "gate the wrong way round",
-    replaces="coefficient",
+    "gate coefficients 1 − α",
+    replaces="gate_activation",
     operations=(AttentionGate, AttentionSkip),
-    breaks=("vision.saturated-gate", "operation.gradient"),
+    breaks=("vision.open-and-closed-gate", "operation.gradient"),
     source="1 − α",
 )
 def inverted_gate(correct: Formulas, x: Numbers) -> Numbers:
     """Coefficients α are replaced by 1 − α."""
-    return Formulas.coefficient(correct, -x)
+    return Formulas.gate_activation(correct, -x)
 
 
 @mutant(
-    "residual gate",
-    replaces="gated",
+    "gate returns (1 + α) x",
+    replaces="apply_gate",
     operations=(AttentionGate,),
-    breaks=("vision.gate-range", "vision.saturated-gate"),
+    breaks=("vision.gate-in-unit-interval", "vision.open-and-closed-gate"),
     source="residual attention: (1 + α) x",
 )
 def residual_gate(correct: Formulas, x: Numbers, coefficients: Numbers) -> Numbers:
     """The gate returns (1 + α) x in place of α x."""
-    return x + Formulas.gated(correct, x, coefficients)
+    return x + Formulas.apply_gate(correct, x, coefficients)
 
 
 @mutant(
@@ -455,7 +455,7 @@ def no_hidden_bias(correct: Formulas, x: Numbers, gating: Numbers, p: AttentionG
 
 @mutant(
     "gate without ReLU",
-    replaces="rectified",
+    replaces="relu",
     operations=(AttentionGate, AttentionSkip),
     breaks=("operation.oracle", "operation.gradient"),
     source="an activation that is forgotten",
@@ -466,15 +466,15 @@ def linear_gate(correct: Formulas, x: Numbers) -> Numbers:
 
 
 @mutant(
-    "coefficients taken for constants",
-    replaces="gated",
+    "no gradient through the gate",
+    replaces="apply_gate",
     operations=(AttentionGate, AttentionSkip),
     breaks=("operation.gradient",),
     source="a gate that is detached",
 )
 def detached_gate(correct: Formulas, x: Numbers, coefficients: Numbers) -> Numbers:
     """No gradient flows through the gate."""
-    return Formulas.gated(correct, x, value_of(coefficients))
+    return Formulas.apply_gate(correct, x, value_of(coefficients))
 
 
 # Attention over a map -------------------------------------------------------------------------------------------------
@@ -482,9 +482,9 @@ def detached_gate(correct: Formulas, x: Numbers, coefficients: Numbers) -> Numbe
 
 @mutant(
     "softmax over the columns of each row",
-    replaces="over_places",
+    replaces="normalize_map",
     operations=(SpatialAttention,),
-    breaks=("vision.spatial-weights", "operation.oracle"),
+    breaks=("vision.spatial-weights-sum-to-one", "operation.oracle"),
     source="dim=-1 on a map",
 )
 def by_rows(correct: Formulas, scores: Numbers, rows: int, columns: int) -> Numbers:
@@ -494,23 +494,23 @@ def by_rows(correct: Formulas, scores: Numbers, rows: int, columns: int) -> Numb
 
 
 @mutant(
-    "map of weights column by column",
-    replaces="as_map",
+    "map of weights filled column by column",
+    replaces="reshape_map",
     operations=(SpatialAttention,),
-    breaks=("vision.spatial-weights", "operation.oracle"),
+    breaks=("vision.spatial-weights-sum-to-one", "operation.oracle"),
     source="a map that is unflattened as (width, height)",
 )
 def turned_map(correct: Formulas, weights: Numbers, rows: int, columns: int) -> Numbers:
     """The map of weights is read column by column, not row by row."""
-    turned = Formulas.as_map(correct, weights, columns, rows)
+    turned = Formulas.reshape_map(correct, weights, columns, rows)
     return np.swapaxes(turned, -1, -2)
 
 
 @mutant(
-    "the first place attended to most",
-    replaces="over_places",
+    "earlier points get more weight",
+    replaces="normalize_map",
     operations=(SpatialAttention,),
-    breaks=("vision.places", "operation.oracle"),
+    breaks=("vision.rotated-map-rotates-weights", "operation.oracle"),
     source="a bias by place that is left in",
 )
 def biased_places(correct: Formulas, scores: Numbers, rows: int, columns: int) -> Numbers:
@@ -519,32 +519,32 @@ def biased_places(correct: Formulas, scores: Numbers, rows: int, columns: int) -
 
 
 @mutant(
-    "sigmoid weights of places",
-    replaces="over_places",
+    "logistic weights of points",
+    replaces="normalize_map",
     operations=(SpatialAttention,),
-    breaks=("vision.spatial-weights", "operation.gradient"),
+    breaks=("vision.spatial-weights-sum-to-one", "operation.gradient"),
     source="the gate's function in place of the softmax",
 )
 def independent_weights(correct: Formulas, scores: Numbers, rows: int, columns: int) -> Numbers:
     """Weights of points are a logistic function of their scores in place of a softmax."""
-    return correct.coefficient(scores)
+    return correct.gate_activation(scores)
 
 
 @mutant(
-    "gradient of the map of weights left out",
-    replaces="as_map",
+    "no gradient through the map of weights",
+    replaces="reshape_map",
     operations=(SpatialAttention,),
     breaks=("operation.gradient",),
     source="weights that are returned detached, for pictures",
 )
 def detached_map(correct: Formulas, weights: Numbers, rows: int, columns: int) -> Numbers:
     """No gradient flows through the returned map of weights."""
-    return Formulas.as_map(correct, value_of(weights), rows, columns)
+    return Formulas.reshape_map(correct, value_of(weights), rows, columns)
 
 
 @mutant(
-    "gradient of the state forgets the sum over places",
-    replaces="differentiated",
+    "gradient of the state halved",
+    replaces="differentiate",
     operations=(SpatialAttention,),
     breaks=("operation.gradient",),
     source="a kernel that writes where it should add",
@@ -553,6 +553,6 @@ def state_of_one_place(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """The gradient of the state is halved."""
-    found = Library.differentiated(correct, operation, arguments, cotangent)
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
     path = next(leaf.path for leaf in operation.leaves if leaf.batched)
-    return {**found, path: found[path] / 2}
+    return {**gradients, path: gradients[path] / 2}

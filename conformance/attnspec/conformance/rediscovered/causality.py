@@ -1,4 +1,4 @@
-"""Rediscovered defects of causal masks, alone and beside another mask."""
+"""Rediscovered defects of causal masks, alone and together with another mask."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from attnspec.spec.multihead import MultiHeadAttention
     dtype="bfloat16",
 )
 def in_groups_of_four(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
-    """The causal mask is made once for every four queries, so that three of them see future keys."""
+    """The causal mask is j ≤ 4⌊i/4⌋ + 3, the same for every four queries: three of them see future keys."""
     return np.arange(m) <= np.arange(n)[:, None] // 4 * 4 + 3
 
 
@@ -69,15 +69,15 @@ def first_rows_without_keys(correct: Formulas, n: int, m: int, *, include_self: 
     "(dropout > 0, `return_attention_scores=True`, or non-4D inputs) — regression in #22910",
     framework="Keras",
     operation=MultiHeadAttention,
-    breaks=("masking.spelled-out",),
+    breaks=("masking.equals-explicit-mask",),
     replaces="attend_heads",
 )
 def dropped_without_fused_path(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool
 ) -> Numbers:
-    """Without another mask, only the fused kernel for one batch dimension applies the causal mask."""
-    kept = causal and (mask is not None or query.ndim == 4)
-    return Formulas.attend_heads(correct, query, key, value, mask, kept)
+    """Without another mask, the causal mask is ignored unless there is exactly one batch dimension."""
+    applied = causal and (mask is not None or query.ndim == 4)
+    return Formulas.attend_heads(correct, query, key, value, mask, applied)
 
 
 @rediscovered(
@@ -85,7 +85,7 @@ def dropped_without_fused_path(
     "[bug] Causal mask is skipped if no att_mask is passed",
     framework="xFormers",
     operation=ScaledDotProductAttention,
-    breaks=("masking.gradients",),
+    breaks=("masking.masked-gets-no-gradient",),
     replaces="attendable",
 )
 def only_beside_a_mask(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -111,7 +111,7 @@ def other_mask_ignored(correct: Formulas, mask: Numbers, causal: bool, n: int, m
     "Fix GPT-2 Flash Attention 2 generation with left-padding",
     framework="Transformers (GPT-2)",
     operation=MultiHeadAttention,
-    breaks=("masking.spelled-out",),
+    breaks=("masking.equals-explicit-mask",),
     replaces="attendable",
 )
 def off_beside_padding(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -128,7 +128,7 @@ def off_beside_padding(correct: Formulas, mask: Numbers, causal: bool, n: int, m
     replaces="attendable",
 )
 def inverted_by_conversion(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """An additive mask is read as a boolean one: it allows the keys that it should mask."""
+    """The joint mask is inverted: keys that should be masked are attended to, all others are not."""
     allowed = Formulas.attendable(correct, mask, causal, n, m)
     return None if allowed is None else ~allowed
 
@@ -139,7 +139,7 @@ def inverted_by_conversion(correct: Formulas, mask: Numbers, causal: bool, n: in
     framework="nanoGPT in MLX",
     operation=SelfAttention,
     breaks=("pooling.convexity",),
-    replaces="excluded",
+    replaces="mask_scores",
 )
 def branches_exchanged(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     """The branches of a `where` are exchanged: attendable keys are filled with −10⁹, masked ones keep their scores."""
@@ -152,7 +152,7 @@ def branches_exchanged(correct: Formulas, scores: Numbers, mask: Numbers) -> Num
     "composed `is_causal` + `attn_mask`, per onnx/onnx#8068",
     framework="ONNX Runtime",
     operation=ScaledDotProductAttention,
-    breaks=("attention.permutation",),
+    breaks=("attention.permutation-equivariance",),
     replaces="softmax",
 )
 def uniform_where_both_mask(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
@@ -160,8 +160,8 @@ def uniform_where_both_mask(correct: Formulas, scores: Numbers, *, mask: Numbers
     weights = Formulas.softmax(correct, scores, mask=mask)
     if mask is None or mask.shape[-2] == 1:
         return weights
-    idle = ~np.any(mask, axis=-1, keepdims=True)
-    return np.where(idle, weights.dtype.type(1 / max(scores.shape[-1], 1)), weights)
+    without_keys = ~np.any(mask, axis=-1, keepdims=True)
+    return np.where(without_keys, weights.dtype.type(1 / max(scores.shape[-1], 1)), weights)
 
 
 @rediscovered(
@@ -170,7 +170,7 @@ def uniform_where_both_mask(correct: Formulas, scores: Numbers, *, mask: Numbers
     "silently causal under sdpa",
     framework="Transformers (Mllama)",
     operation=CrossAttention,
-    breaks=("pooling.gain",),
+    breaks=("pooling.unbiased-gain",),
     replaces="attendable",
 )
 def causal_by_default(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
@@ -198,7 +198,7 @@ def zero_where_causal(correct: Formulas, scores: Numbers, value: Numbers, mask: 
     "SM120 forward pass (Blackwell GeForce / DGX Spark)",
     framework="FlashAttention 4 (SM80)",
     operation=ScaledDotProductAttention,
-    breaks=("sizes.together",),
+    breaks=("sizes.combined-sizes",),
     replaces="scaled_dot_product_attention",
     dtype="float16",
     profile="full",
@@ -206,9 +206,9 @@ def zero_where_causal(correct: Formulas, scores: Numbers, value: Numbers, mask: 
 def restarted_sums(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, *, mask: Numbers = None, causal: bool = False
 ) -> Numbers:
-    """For d above 64, causal sums restart in the second tile of 64 keys and lose those of the first."""
+    """For d > 64, causal queries 64 to 127 of each 128 do not attend to their own tile of 64 keys."""
     if causal and query.shape[-1] > 64:
         rows, columns = np.arange(query.shape[-2])[:, None], np.arange(key.shape[-2])
-        kept = (rows % 128 < 64) | (columns // 64 != rows // 64)
-        mask = kept if mask is None else kept & mask
+        outside_lost_tile = (rows % 128 < 64) | (columns // 64 != rows // 64)
+        mask = outside_lost_tile if mask is None else outside_lost_tile & mask
     return Formulas.scaled_dot_product_attention(correct, query, key, value, mask=mask, causal=causal)

@@ -1,4 +1,4 @@
-"""Rediscovered defects of gradients; results are right."""
+"""Rediscovered defects of gradients; the results are right."""
 
 from collections.abc import Mapping
 from math import gcd
@@ -19,14 +19,14 @@ from attnspec.spec.contract.operation import Operation
     framework="Triton (tutorial)",
     operation=ScaledDotProductAttention,
     breaks=("operation.gradient",),
-    replaces="differentiated",
+    replaces="differentiate",
     dtype="float16",
 )
 def always_causal(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """The backward pass ignores the flag and is always causal."""
-    return Library.differentiated(correct, operation, {**arguments, str(operation.flag): True}, cotangent)
+    return Library.differentiate(correct, operation, {**arguments, str(operation.flag): True}, cotangent)
 
 
 @rediscovered(
@@ -34,18 +34,18 @@ def always_causal(
     "gtest fail for backward, Headdim>=160 on A100, cuda11.4",
     framework="FlashAttention 2.0.9",
     operation=ScaledDotProductAttention,
-    breaks=("sizes.gradients",),
-    replaces="differentiated",
+    breaks=("sizes.large-size-gradients",),
+    replaces="differentiate",
     dtype="float16",
     profile="full",
 )
 def wide_heads(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """For d ≥ 160, gradients are wrong by orders of magnitude."""
-    found = Library.differentiated(correct, operation, arguments, cotangent)
+    """For d ≥ 160, all gradients are 100 times too large."""
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
     wrong = sizes(operation, arguments)[2] >= 160
-    return {path: g * g.dtype.type(100 if wrong else 1) for path, g in found.items()}
+    return {path: g * g.dtype.type(100 if wrong else 1) for path, g in gradients.items()}
 
 
 @rediscovered(
@@ -54,24 +54,24 @@ def wide_heads(
     "to `dK_reduce_ncol`",
     framework="FlashAttention 4 (SM100)",
     operation=ScaledDotProductAttention,
-    breaks=("sizes.gradients",),
-    replaces="differentiated",
+    breaks=("sizes.large-size-gradients",),
+    replaces="differentiate",
     dtype="bfloat16",
     profile="full",
 )
 def columns_of_keys(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """For d ≥ 128, columns of dV are stored in the steps of dK and land in the wrong place."""
-    found = Library.differentiated(correct, operation, arguments, cotangent)
+    """For d ≥ 128, some columns of dV are stored one place too far if their number does not fit the steps of dK."""
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
     *_, d, columns = sizes(operation, arguments)
     half = columns // 16 * 8
     step = gcd(32, d // 16 * 8)
     if d < 128 or not half or half % step == 0:
-        return found
+        return gradients
     path, misplaced = operation.attended[-1].path, np.arange(columns)
     misplaced[half // step * step : half] = np.roll(misplaced[half // step * step : half], 1)
-    return {**found, path: found[path][..., misplaced]}
+    return {**gradients, path: gradients[path][..., misplaced]}
 
 
 @rediscovered(
@@ -80,25 +80,25 @@ def columns_of_keys(
     "on Blackwell (sm_100)",
     framework="TransformerEngine (FlashAttention 4)",
     operation=ScaledDotProductAttention,
-    breaks=("sizes.gradients",),
-    replaces="differentiated",
+    breaks=("sizes.large-size-gradients",),
+    replaces="differentiate",
     dtype="bfloat16",
     profile="full",
 )
 def trained_activations(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """For d = 256 and more than one batch element, outlier features make dQ wrong by a factor of −5."""
-    found = Library.differentiated(correct, operation, arguments, cotangent)
+    """For d = 256 and several batch elements, dQ is multiplied by −5 if max |q| ≥ 8 times the root mean square of q."""
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
     path = query(operation)
     q = at(arguments, path)
     several = q.ndim > 2 and int(np.prod(q.shape[:-2])) > 1
     if q.shape[-1] != 256 or not several or np.max(np.abs(q)) < 8 * np.sqrt(np.mean(q * q)):
-        return found
-    return {**found, path: -5 * found[path]}
+        return gradients
+    return {**gradients, path: -5 * gradients[path]}
 
 
-def underflowing(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> bool:
+def exp_overflows(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> bool:
     """True if exp(−log-sum-exp) of any query overflows in float32."""
     q, k = (at(arguments, path) for path in (query(operation), key(operation)))
     scores = correct.formulas.scaled_dot_scores(q, k).astype(np.float64)
@@ -112,20 +112,20 @@ def underflowing(correct: Library, operation: Operation, arguments: Mapping[str,
     "[Bug]: cuDNN 9.26 SDPA backward returns NaN dK/dV for Sq=1 with negative LSE on H200",
     framework="cuDNN",
     operation=ScaledDotProductAttention,
-    breaks=("sizes.gradients",),
-    replaces="differentiated",
+    breaks=("sizes.large-size-gradients",),
+    replaces="differentiate",
     dtype="bfloat16",
     profile="full",
 )
 def one_negative_sum(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """One query with a strongly negative log-sum-exp makes dK and dV NaN."""
-    found = Library.differentiated(correct, operation, arguments, cotangent)
+    """For a single unmasked query, dK and dV are NaN if exp(−log-sum-exp) overflows."""
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
     n, m, *_ = sizes(operation, arguments)
-    if n != 1 or not m or mask_of(operation, arguments) is not None or not underflowing(correct, operation, arguments):
-        return found
-    return {**found, **{leaf.path: np.full_like(found[leaf.path], np.nan) for leaf in operation.attended}}
+    if n != 1 or not m or mask_of(operation, arguments) is not None or not exp_overflows(correct, operation, arguments):
+        return gradients
+    return {**gradients, **{leaf.path: np.full_like(gradients[leaf.path], np.nan) for leaf in operation.attended}}
 
 
 @rediscovered(
@@ -134,21 +134,21 @@ def one_negative_sum(
     "(regression since 2.11, default backend)",
     framework="PyTorch (cuDNN)",
     operation=ScaledDotProductAttention,
-    breaks=("sizes.gradients",),
-    replaces="differentiated",
+    breaks=("sizes.large-size-gradients",),
+    replaces="differentiate",
     dtype="bfloat16",
     profile="full",
 )
 def half_a_tile(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Under a mask, padding of the last tile of 128 keys has score 0, exp(0 − log-sum-exp) overflows, and dQ is NaN."""
-    found = Library.differentiated(correct, operation, arguments, cotangent)
+    """Under a mask and for m mod 128 = 64, dQ is NaN if exp(−log-sum-exp) of any query overflows."""
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
     path = query(operation)
     half = sizes(operation, arguments)[1] % 128 == 64 and mask_of(operation, arguments) is not None
-    if not half or not underflowing(correct, operation, arguments):
-        return found
-    return {**found, path: np.full_like(found[path], np.nan)}
+    if not half or not exp_overflows(correct, operation, arguments):
+        return gradients
+    return {**gradients, path: np.full_like(gradients[path], np.nan)}
 
 
 @rediscovered(
@@ -157,17 +157,17 @@ def half_a_tile(
     framework="cuDNN",
     operation=ScaledDotProductAttention,
     breaks=("operation.gradient",),
-    replaces="differentiated",
+    replaces="differentiate",
     dtype="bfloat16",
 )
 def no_multiple(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Gradients are NaN if n or m is no multiple of the tile of 64."""
-    found = Library.differentiated(correct, operation, arguments, cotangent)
+    """Gradients are NaN if n or m is not a multiple of 64."""
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
     n, m, *_ = sizes(operation, arguments)
     wrong = n % 64 or m % 64
-    return {path: np.full_like(g, np.nan) if wrong else g for path, g in found.items()}
+    return {path: np.full_like(g, np.nan) if wrong else g for path, g in gradients.items()}
 
 
 @rediscovered(
@@ -175,20 +175,20 @@ def no_multiple(
     "[CuTe/SM90] Block-sparse backward returns silently-wrong gradients for head_dim=64 (forward is exact)",
     framework="FlashAttention 4 (SM90)",
     operation=ScaledDotProductAttention,
-    breaks=("sizes.gradients",),
-    replaces="differentiated",
+    breaks=("sizes.large-size-gradients",),
+    replaces="differentiate",
     dtype="bfloat16",
     profile="full",
 )
 def mask_not_transposed(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """For d = 64, the backward pass reads the mask transposed."""
+    """For d = 64 and n = m, the backward pass reads the mask transposed."""
     n, m, d, _ = sizes(operation, arguments)
     mask = mask_of(operation, arguments)
     if d == 64 and n == m and mask is not None and mask.shape[-2] == n and operation.mask is not None:
         arguments = changed(arguments, {operation.mask.path: np.swapaxes(mask, -1, -2)})
-    return Library.differentiated(correct, operation, arguments, cotangent)
+    return Library.differentiate(correct, operation, arguments, cotangent)
 
 
 @rediscovered(
@@ -196,8 +196,8 @@ def mask_not_transposed(
     "[flashv2] NaNs in bw pass for some inputs",
     framework="FlashAttention 2.0.0",
     operation=ScaledDotProductAttention,
-    breaks=("sizes.gradients",),
-    replaces="differentiated",
+    breaks=("sizes.large-size-gradients",),
+    replaces="differentiate",
     dtype="float16",
     profile="full",
 )
@@ -205,9 +205,9 @@ def one_by_one(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """For one query and one key, dQ is NaN in place of 0."""
-    found = Library.differentiated(correct, operation, arguments, cotangent)
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
     path = query(operation)
-    return {**found, path: found[path] * np.nan} if sizes(operation, arguments)[:2] == (1, 1) else found
+    return {**gradients, path: gradients[path] * np.nan} if sizes(operation, arguments)[:2] == (1, 1) else gradients
 
 
 @rediscovered(
@@ -216,7 +216,7 @@ def one_by_one(
     framework="Lightning Thunder",
     operation=ScaledDotProductAttention,
     breaks=("attention.gradient-identities",),
-    replaces="differentiated",
+    replaces="differentiate",
 )
 def shape_of_no_mask(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
@@ -224,4 +224,4 @@ def shape_of_no_mask(
     """Without a mask, the backward pass raises: it reads the shape of the missing mask."""
     if mask_of(operation, arguments) is None:
         raise AttributeError("'NoneType' object has no attribute 'shape'")
-    return Library.differentiated(correct, operation, arguments, cotangent)
+    return Library.differentiate(correct, operation, arguments, cotangent)

@@ -1,4 +1,4 @@
-"""Rediscovered defects of narrow integers and angles, of variances and of modes."""
+"""Rediscovered defects of narrow integers, rotary angles, variances and modes."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.correct.library import rounded
 from attnspec.conformance.mutants.correct.tape import value_of
-from attnspec.conformance.mutants.modes import InMode
+from attnspec.conformance.mutants.modes import ModeAware
 from attnspec.conformance.rediscovered.registry import rediscovered
 from attnspec.spec.attention import ScaledDotProductAttention
 from attnspec.spec.contract.operation import Operation
@@ -22,11 +22,11 @@ from attnspec.spec.transformer import LayerNorm, LayerNormParameters
     "[BUG] RoPE `seq` loses fraction bits with `fp16` enabled",
     framework="Megatron-LM",
     operation=RotaryEmbedding,
-    breaks=("operation.option-effect",),
+    breaks=("operation.options-have-effect",),
     replaces="angles",
 )
 def positions_of_the_model(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
-    """Positions are cast to float16 before multiplication: late ones equal their neighbours."""
+    """Positions are rounded to float16: beyond 2,048, neighbours become equal."""
     return Formulas.angles(correct, rounded(positions, "float16"), d, theta)
 
 
@@ -40,7 +40,7 @@ def positions_of_the_model(correct: Formulas, positions: Numbers, d: int, theta:
     replaces="angles",
 )
 def angles_in_half(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
-    """Frequencies, positions and angles are float16: cosines of angles beyond 1,000 are those of other angles."""
+    """Frequencies, positions and angles are rounded to float16: angles beyond 1,024 lose their fraction."""
     frequencies = rounded(Formulas.angles(correct, np.ones(1), d, theta), "float16")
     return rounded(rounded(positions, "float16")[..., None] * frequencies, "float16")
 
@@ -54,7 +54,7 @@ def angles_in_half(correct: Formulas, positions: Numbers, d: int, theta: float) 
     replaces="angles",
 )
 def frequencies_of_the_model(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
-    """Positions, frequencies and angles are bfloat16, the default dtype."""
+    """Positions, frequencies and angles are rounded to bfloat16."""
     frequencies = rounded(Formulas.angles(correct, np.ones(1), d, theta), "bfloat16")
     return rounded(rounded(positions, "bfloat16")[..., None] * frequencies, "bfloat16")
 
@@ -68,7 +68,7 @@ def frequencies_of_the_model(correct: Formulas, positions: Numbers, d: int, thet
     replaces="angles",
 )
 def noise_at_long_context(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
-    """Positions are cast to bfloat16, which represents all integers only up to 256."""
+    """Positions are rounded to bfloat16, which holds all integers up to 256 only."""
     return Formulas.angles(correct, rounded(positions, "bfloat16"), d, theta)
 
 
@@ -81,7 +81,7 @@ def noise_at_long_context(correct: Formulas, positions: Numbers, d: int, theta: 
     replaces="angles",
 )
 def angles_under_autocast(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
-    """The product of positions and frequencies is computed in float16 under autocast."""
+    """Angles, the products of positions and frequencies, are rounded to float16."""
     return rounded(Formulas.angles(correct, positions, d, theta), "float16")
 
 
@@ -91,15 +91,15 @@ def angles_under_autocast(correct: Formulas, positions: Numbers, d: int, theta: 
     framework="ttnn",
     operation=PagedAttention,
     breaks=("operation.oracle",),
-    replaces="gathered",
+    replaces="gather_rows",
 )
 def pairs_of_entries(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
-    """A page table of 16-bit entries is read as 32-bit entries: two are read as one."""
+    """A page table of 16-bit entries is read as 32-bit entries: two page numbers become one."""
     narrow = np.ascontiguousarray(table.astype(np.uint16))
     if narrow.shape[-1] % 2:
         narrow = np.concatenate([narrow, narrow[..., -1:]], axis=-1)
-    words = narrow.view(np.uint32).astype(np.int64) % len(pages)
-    return Formulas.gathered(correct, pages, np.repeat(words, 2, axis=-1)[..., : table.shape[-1]])
+    entries = narrow.view(np.uint32).astype(np.int64) % len(pages)
+    return Formulas.gather_rows(correct, pages, np.repeat(entries, 2, axis=-1)[..., : table.shape[-1]])
 
 
 @rediscovered(
@@ -109,11 +109,11 @@ def pairs_of_entries(correct: Formulas, pages: Numbers, table: Numbers) -> Numbe
     framework="vLLM (ROCm)",
     operation=PagedAttention,
     breaks=("operation.oracle",),
-    replaces="gathered",
+    replaces="gather_rows",
 )
 def pages_of_another_size(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
-    """Rows of a page wrap around at 128, the page size of the kernels."""
-    return Formulas.gathered(correct, pages[..., np.arange(pages.shape[-2]) % 128, :], table)
+    """Rows of a page are read modulo 128, the page size of the kernels."""
+    return Formulas.gather_rows(correct, pages[..., np.arange(pages.shape[-2]) % 128, :], table)
 
 
 @rediscovered(
@@ -122,11 +122,11 @@ def pages_of_another_size(correct: Formulas, pages: Numbers, table: Numbers) -> 
     framework="TensorRT-LLM",
     operation=PagedAttention,
     breaks=("operation.oracle",),
-    replaces="gathered",
+    replaces="gather_rows",
 )
 def stale_rows_per_page(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
-    """Page i is read at 4·i, with the page size of an earlier cache manager."""
-    return Formulas.gathered(correct, pages, (4 * table) % len(pages))
+    """Page 4·i is read in place of page i, by the page size of an earlier cache manager."""
+    return Formulas.gather_rows(correct, pages, (4 * table) % len(pages))
 
 
 @rediscovered(
@@ -134,7 +134,7 @@ def stale_rows_per_page(correct: Formulas, pages: Numbers, table: Numbers) -> Nu
     "Fix cuDNN SDPA non-causal sliding window silently attending to the future",
     framework="JAX (cuDNN)",
     operation=GroupedQueryAttention,
-    breaks=("operation.option-effect",),
+    breaks=("operation.options-have-effect",),
     replaces="sliding_window_mask",
 )
 def open_to_the_right(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
@@ -145,8 +145,8 @@ def open_to_the_right(correct: Formulas, n: int, m: int, *, window: Any = None) 
     )
 
 
-def _squares(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers], dtype: str) -> Numbers:
-    """Layer norm with the variance E[x²] − E[x]² and squares rounded to ``dtype``."""
+def _one_pass_layer_norm(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers], dtype: str) -> Numbers:
+    """Layer norm by the variance E[x²] − E[x]² with x² rounded to ``dtype``."""
     mean = np.mean(x, axis=-1, keepdims=True)
     squares = np.mean(rounded(value_of(x) * value_of(x), dtype), axis=-1, keepdims=True)
     variance = squares - value_of(mean) * value_of(mean)
@@ -158,13 +158,13 @@ def _squares(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers], dty
     "LayerNormalization returns NaN for finite large float32 inputs",
     framework="ONNX Runtime",
     operation=LayerNorm,
-    breaks=("transformer.layer-norm-shift",),
+    breaks=("transformer.layer-norm-ignores-shift",),
     replaces="layer_norm",
     differentiable=False,
 )
 def negative_variance(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
     """The variance E[x²] − E[x]² may be negative: rows with a large mean are NaN."""
-    return _squares(correct, x, parameters, "float32")
+    return _one_pass_layer_norm(correct, x, parameters, "float32")
 
 
 @rediscovered(
@@ -172,14 +172,14 @@ def negative_variance(correct: Formulas, x: Numbers, parameters: LayerNormParame
     "[Fix] Stabilize layer_norm variance computation with two-pass reduction",
     framework="TVM",
     operation=LayerNorm,
-    breaks=("transformer.layer-norm-shift",),
+    breaks=("transformer.layer-norm-ignores-shift",),
     dtype="float16",
     replaces="layer_norm",
     differentiable=False,
 )
 def one_pass_reduction(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
-    """The variance is E[x²] − E[x]² in one pass, with squares in float16."""
-    return _squares(correct, x, parameters, "float16")
+    """The variance is E[x²] − E[x]², with x² rounded to float16."""
+    return _one_pass_layer_norm(correct, x, parameters, "float16")
 
 
 @rediscovered(
@@ -187,24 +187,24 @@ def one_pass_reduction(correct: Formulas, x: Numbers, parameters: LayerNormParam
     "torch.compile can re-use an inference graph when it should run autograd",
     framework="PyTorch (torch.compile)",
     operation=ScaledDotProductAttention,
-    breaks=("training.modes",),
+    breaks=("training.same-in-every-mode",),
 )
-class InferenceGraph(InMode):
+class InferenceGraph(ModeAware):
     """A call compiled without gradients raises when gradients are recorded later."""
 
     mode = "no_grad"
 
     def call(self, operation: Operation, *args: Any, **kwargs: Any) -> Any:
         """Record the mode of the first call of each shape."""
-        graph = tuple(np.shape(x) for x in flatten(self.named(operation, args, kwargs)).values())
-        vars(self).setdefault("graphs", {}).setdefault((operation.name, graph), self.inside)
+        graph = tuple(np.shape(x) for x in flatten(self.bind_arguments(operation, args, kwargs)).values())
+        vars(self).setdefault("graphs", {}).setdefault((operation.name, graph), self.active)
         return super().call(operation, *args, **kwargs)
 
     def pullback(
-        self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+        self, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
     ) -> tuple[Any, Callable[[Any], dict[str, Numbers]]]:
         """Raise if the first call of these shapes was without gradients."""
         graph = tuple(np.shape(x) for x in flatten(dict(arguments)).values())
         if vars(self).get("graphs", {}).get((operation, graph)):
             raise RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")
-        return Library.pullback(self, operation, arguments, wanted)
+        return Library.pullback(self, operation, arguments, paths)

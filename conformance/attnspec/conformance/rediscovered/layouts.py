@@ -1,4 +1,4 @@
-"""Rediscovered defects of strides that are ignored, or kept from an earlier call."""
+"""Rediscovered defects of strides: ignored, or taken from an earlier call."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,12 +11,12 @@ from attnspec.conformance.mutants.roles import arrays, changed, mask_of
 from attnspec.conformance.rediscovered.registry import rediscovered
 from attnspec.spec.attention import ScaledDotProductAttention
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.tree import flatten, mapped
+from attnspec.spec.contract.tree import flatten, map_tree
 from attnspec.spec.transformer import LayerNorm
 
 
 def read_with(x: Numbers, strides: tuple[int, ...]) -> Numbers:
-    """A copy of the memory of x read with other strides; x itself if they reach outside of it."""
+    """Copy x read with other strides; x itself if they leave its memory."""
     reach = sum((size - 1) * stride for size, stride in zip(x.shape, strides, strict=True))
     own = sum((size - 1) * stride for size, stride in zip(x.shape, x.strides, strict=True))
     if not x.size or min(*x.strides, *strides, 0) < 0 or reach > own:
@@ -24,7 +24,7 @@ def read_with(x: Numbers, strides: tuple[int, ...]) -> Numbers:
     return as_strided(x, x.shape, strides).copy()
 
 
-def packed(x: Numbers) -> tuple[int, ...]:
+def c_strides(x: Numbers) -> tuple[int, ...]:
     """Strides of a contiguous array of the shape of x."""
     return tuple(int(s) for s in np.cumprod([x.itemsize, *reversed(x.shape[1:])])[::-1])
 
@@ -34,8 +34,8 @@ def packed(x: Numbers) -> tuple[int, ...]:
     "[MPS] scaled_dot_product_attention returns wrong values for non-contiguous (permute-produced) q/k/v",
     framework="PyTorch (MPS)",
     operation=ScaledDotProductAttention,
-    breaks=("sizes.together",),
-    replaces="prepared",
+    breaks=("sizes.combined-sizes",),
+    replaces="prepare",
     profile="full",
 )
 def permuted_read_as_contiguous(
@@ -46,10 +46,10 @@ def permuted_read_as_contiguous(
     def read(_: str, x: Any) -> Any:
         wide = isinstance(x, np.ndarray) and x.ndim > 2 and x.shape[-1] >= 64
         permuted = wide and 0 < x.strides[-3] < x.strides[-2]
-        return read_with(x, packed(x)) if permuted else x
+        return read_with(x, c_strides(x)) if permuted else x
 
-    found: dict[str, Numbers] = mapped(dict(arguments), read)
-    return Library.prepared(correct, operation, found)
+    misread: dict[str, Numbers] = map_tree(dict(arguments), read)
+    return Library.prepare(correct, operation, misread)
 
 
 @rediscovered(
@@ -57,8 +57,8 @@ def permuted_read_as_contiguous(
     "flash attention returns wrong output for non-contiguous value tensors (breaks Qwen3.5-9B E2E)",
     framework="FlagGems",
     operation=ScaledDotProductAttention,
-    breaks=("storage.layouts",),
-    replaces="prepared",
+    breaks=("storage.views-equal-copies",),
+    replaces="prepare",
     dtype="float16",
 )
 def values_read_as_contiguous(
@@ -67,7 +67,7 @@ def values_read_as_contiguous(
     """Values are read as if they were contiguous."""
     path = operation.attended[-1].path
     values = arguments[path]
-    return Library.prepared(correct, operation, changed(arguments, {path: read_with(values, packed(values))}))
+    return Library.prepare(correct, operation, changed(arguments, {path: read_with(values, c_strides(values))}))
 
 
 @rediscovered(
@@ -75,8 +75,8 @@ def values_read_as_contiguous(
     "Fix cpu flash sdpa incorrect results when inputs' innermost dim is not contiguous",
     framework="PyTorch (CPU)",
     operation=ScaledDotProductAttention,
-    breaks=("storage.layouts",),
-    replaces="prepared",
+    breaks=("storage.views-equal-copies",),
+    replaces="prepare",
 )
 def innermost_read_as_contiguous(
     correct: Library, operation: Operation, arguments: Mapping[str, Any]
@@ -86,8 +86,8 @@ def innermost_read_as_contiguous(
     def read(_: str, x: Any) -> Any:
         return read_with(x, (*x.strides[:-1], x.itemsize)) if isinstance(x, np.ndarray) and x.ndim > 1 else x
 
-    found: dict[str, Numbers] = mapped(dict(arguments), read)
-    return Library.prepared(correct, operation, found)
+    misread: dict[str, Numbers] = map_tree(dict(arguments), read)
+    return Library.prepare(correct, operation, misread)
 
 
 @rediscovered(
@@ -95,19 +95,19 @@ def innermost_read_as_contiguous(
     "Fix silent wrong results in the cuDNN SDPA prefill/decode paths",
     framework="FlashInfer (cuDNN)",
     operation=ScaledDotProductAttention,
-    breaks=("storage.layouts",),
+    breaks=("storage.views-equal-copies",),
 )
 class StridesOfTheFirstCall(Library):
-    """Graphs are cached by shape: a call with other strides is read with those of the first."""
+    """Arguments are read with the strides of the first call of their shapes."""
 
-    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Numbers]:
+    def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Numbers]:
         """Read the arguments with the strides of the first call of these shapes."""
         graphs: dict[Any, Any] = vars(self).setdefault("graphs", {})
-        given = {path: x for path, x in flatten(dict(arguments)).items() if isinstance(x, np.ndarray)}
-        shapes = tuple((path, x.shape, x.dtype) for path, x in given.items())
-        strides = graphs.setdefault(shapes, {path: x.strides for path, x in given.items()})
-        return super().prepared(
-            operation, changed(arguments, {path: read_with(x, strides[path]) for path, x in given.items()})
+        arrays_by_path = {path: x for path, x in flatten(dict(arguments)).items() if isinstance(x, np.ndarray)}
+        shapes = tuple((path, x.shape, x.dtype) for path, x in arrays_by_path.items())
+        strides = graphs.setdefault(shapes, {path: x.strides for path, x in arrays_by_path.items()})
+        return super().prepare(
+            operation, changed(arguments, {path: read_with(x, strides[path]) for path, x in arrays_by_path.items()})
         )
 
 
@@ -116,26 +116,26 @@ class StridesOfTheFirstCall(Library):
     "[Bug] FA4 Blackwell hd256 forward skips Q/K contiguous conversion on compiled-kernel cache hits",
     framework="FlashAttention 4",
     operation=ScaledDotProductAttention,
-    breaks=("sizes.together",),
+    breaks=("sizes.combined-sizes",),
     dtype="bfloat16",
     profile="full",
 )
 class CopiedOnce(Library):
-    """For d = 256, arrays are made contiguous only in the call that compiles the kernel."""
+    """For d = 256, queries and keys are read as contiguous in all calls but the first of their dtype."""
 
-    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Numbers]:
+    def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Numbers]:
         """Read queries and keys as if contiguous once their kernel is compiled."""
         compiled: set[Any] = vars(self).setdefault("compiled", set())
-        given = [x for leaf, x in arrays(operation, arguments) if leaf.core[-1:] == operation.queries[0].core[-1:]]
-        if given[0].shape[-1] == 256 and given[0].dtype in compiled:
-            arguments = mapped(dict(arguments), lambda _, x: read_with(x, packed(x)) if is_one_of(x, given) else x)
-        compiled.add(given[0].dtype)
-        return super().prepared(operation, arguments)
+        inputs = [x for leaf, x in arrays(operation, arguments) if leaf.core[-1:] == operation.queries[0].core[-1:]]
+        if inputs[0].shape[-1] == 256 and inputs[0].dtype in compiled:
+            arguments = map_tree(dict(arguments), lambda _, x: read_with(x, c_strides(x)) if is_in(x, inputs) else x)
+        compiled.add(inputs[0].dtype)
+        return super().prepare(operation, arguments)
 
 
-def is_one_of(x: Any, given: list[Numbers]) -> bool:
-    """Return whether x is one of these arrays, by identity."""
-    return any(x is y for y in given)
+def is_in(x: Any, candidates: list[Numbers]) -> bool:
+    """True if x is one of these arrays, by identity."""
+    return any(x is y for y in candidates)
 
 
 @rediscovered(
@@ -144,19 +144,19 @@ def is_one_of(x: Any, given: list[Numbers]) -> bool:
     "(bf16 + attn_mask, CUDA; MATH correct on identical tensors)",
     framework="PyTorch (memory-efficient kernel)",
     operation=ScaledDotProductAttention,
-    breaks=("sizes.together",),
-    replaces="prepared",
+    breaks=("sizes.combined-sizes",),
+    replaces="prepare",
     dtype="bfloat16",
     profile="full",
 )
 def last_of_expanded(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Numbers]:
     """Under a mask, a single key in the last tile of 32 is lost if keys and values have a stride of 0."""
-    prepared = Library.prepared(correct, operation, arguments)
-    given = [x for leaf, x in arrays(operation, arguments) if leaf in operation.attended]
+    prepared = Library.prepare(correct, operation, arguments)
+    keys_and_values = [x for leaf, x in arrays(operation, arguments) if leaf in operation.attended]
     mask = mask_of(operation, arguments)
-    if mask is None or any(0 not in x.strides or x.shape[-2] % 32 != 1 or x.shape[-2] == 1 for x in given):
+    if mask is None or any(0 not in x.strides or x.shape[-2] % 32 != 1 or x.shape[-2] == 1 for x in keys_and_values):
         return prepared
-    m = given[0].shape[-2]
+    m = keys_and_values[0].shape[-2]
     assert operation.mask is not None
     return changed(prepared, {operation.mask.path: mask & (np.arange(m) < m - 1)})
 
@@ -166,8 +166,8 @@ def last_of_expanded(correct: Library, operation: Operation, arguments: Mapping[
     "`torch.layer_norm()` gives wrong results on MPS if applied on a slice of tensor",
     framework="PyTorch (MPS)",
     operation=LayerNorm,
-    breaks=("storage.layouts",),
-    replaces="prepared",
+    breaks=("storage.views-equal-copies",),
+    replaces="prepare",
 )
 def offset_ignored(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Numbers]:
     """A slice is read from the start of the whole array: its offset is ignored."""
@@ -177,7 +177,7 @@ def offset_ignored(correct: Library, operation: Operation, arguments: Mapping[st
         whole = whole.base
     if x.flags.c_contiguous and whole.flags.c_contiguous and whole.dtype == x.dtype and whole.size > x.size:
         arguments = changed(arguments, {leaf.path: whole.reshape(-1)[: x.size].reshape(x.shape).copy()})
-    return Library.prepared(correct, operation, arguments)
+    return Library.prepare(correct, operation, arguments)
 
 
 @rediscovered(
@@ -185,11 +185,11 @@ def offset_ignored(correct: Library, operation: Operation, arguments: Mapping[st
     "[cuDNN][SDPA] Match `query`'s memory layout ordering for `output` in cuDNN SDPA",
     framework="PyTorch (cuDNN)",
     operation=ScaledDotProductAttention,
-    breaks=("training.strides",),
+    breaks=("training.strides-do-not-matter",),
     replaces="vjp",
 )
 def cotangent_like_the_result(
     correct: Library, operation: str, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """The cotangent is read with the strides of the contiguous result."""
-    return Library.vjp(correct, operation, arguments, read_with(cotangent, packed(cotangent)))
+    """The cotangent is read as if it were contiguous, like the result."""
+    return Library.vjp(correct, operation, arguments, read_with(cotangent, c_strides(cotangent)))

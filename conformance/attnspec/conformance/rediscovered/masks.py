@@ -14,16 +14,16 @@ from attnspec.spec.multihead import MultiHeadAttention
     "[MPS] Fix SDPA vector kernel mask offset for partially broadcast masks",
     framework="PyTorch (MPS)",
     operation=ScaledDotProductAttention,
-    breaks=("sizes.together",),
+    breaks=("sizes.combined-sizes",),
     replaces="scaled_dot_product_attention",
     profile="full",
 )
 def mask_of_another_element(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, *, mask: Numbers = None, causal: bool = False
 ) -> Numbers:
-    """For up to 8 queries, a mask shared by all heads is read at offsets of one mask per head."""
-    shared = mask is not None and mask.ndim == query.ndim > 3 and mask.shape[-3] == 1 < query.shape[-3]
-    if shared and mask.shape[:-3] == query.shape[:-3] and query.shape[-2] <= 8:
+    """For up to 8 queries, a mask shared by heads is read as one per head: batch elements get masks of others."""
+    shared_by_heads = mask is not None and mask.ndim == query.ndim > 3 and mask.shape[-3] == 1 < query.shape[-3]
+    if shared_by_heads and mask.shape[:-3] == query.shape[:-3] and query.shape[-2] <= 8:
         *batch, heads = query.shape[:-2]
         elements = mask.reshape(-1, *mask.shape[-2:])
         offsets = np.arange(len(elements) * heads).reshape(*batch, heads)
@@ -36,11 +36,11 @@ def mask_of_another_element(
     "multi_head_attention_forward 3D attention mask incorrect behavior",
     framework="PyTorch (nn.MultiheadAttention)",
     operation=MultiHeadAttention,
-    breaks=("operation.broadcasting",),
+    breaks=("operation.broadcast-equals-repeat",),
     replaces="attendable",
 )
 def padded_queries_masked(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """Padded positions are masked as queries, too, which leaves them without keys."""
+    """If n = m, padding also masks the queries at padded positions, which have no keys then."""
     if mask is not None and mask.shape[-2] == 1 and n == m:
         mask = mask & np.swapaxes(mask, -1, -2)
     return Formulas.attendable(correct, mask, causal, n, m)
@@ -57,7 +57,7 @@ def padded_queries_masked(correct: Formulas, mask: Numbers, causal: bool, n: int
 )
 def padding_of_the_mask(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
     """Under a mask, columns that pad the last tile of 32 count as attendable keys with score 0."""
-    excluded, m = correct.excluded(scores, mask), scores.shape[-1]
+    excluded, m = correct.mask_scores(scores, mask), scores.shape[-1]
     filled = np.zeros((*excluded.shape[:-1], -m % 32 if mask is not None else 0), scores.dtype)
     return correct.normalized(np.concatenate([excluded, filled], axis=-1))[..., :m]
 
@@ -67,12 +67,12 @@ def padding_of_the_mask(correct: Formulas, scores: Numbers, *, mask: Numbers = N
     "[BUG] SDPA NAX kernel: int16 overflow in mask col_pos for KV sequences > 32K",
     framework="MLX (Metal)",
     operation=ScaledDotProductAttention,
-    breaks=("sizes.beyond",),
+    breaks=("sizes.large-sizes",),
     replaces="attendable",
     profile="full",
 )
 def columns_in_16_bits(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """Columns of the mask are signed 16-bit integers, which are negative beyond 32,767."""
+    """Columns of the mask are counted in int16, which is negative beyond 32,767: other columns are read."""
     if mask is not None and m > 2**15:
         columns = (np.arange(m) + 2**15) % 2**16 - 2**15
         rows = np.broadcast_to(mask, (*mask.shape[:-2], n, m)).reshape(*mask.shape[:-2], n * m)
@@ -87,10 +87,10 @@ def columns_in_16_bits(correct: Formulas, mask: Numbers, causal: bool, n: int, m
     framework="ONNX (function body of Attention)",
     operation=ScaledDotProductAttention,
     breaks=("pooling.convexity",),
-    replaces="excluded",
+    replaces="mask_scores",
 )
 def multiplied_by_infinity(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """The inverted mask is multiplied by −∞ in place of selecting it: 0 · ∞ is NaN."""
+    """−∞ times the inverted mask is added to the scores: 0 · ∞ makes attendable ones NaN."""
     return scores if mask is None else scores + (~mask).astype(scores.dtype) * scores.dtype.type(-np.inf)
 
 
@@ -99,8 +99,8 @@ def multiplied_by_infinity(correct: Formulas, scores: Numbers, mask: Numbers) ->
     "scaled_dot_product_attention produces NaN when input has NaN in masked-out positions",
     framework="PyTorch",
     operation=ScaledDotProductAttention,
-    breaks=("masking.gradients",),
-    replaces="excluded",
+    breaks=("masking.masked-gets-no-gradient",),
+    replaces="mask_scores",
 )
 def added_to_nan(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     """−∞ is added to masked scores, which leaves masked NaN as NaN."""
@@ -113,8 +113,8 @@ def added_to_nan(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     "FlashAttention3 propagates NaN from KVCache paddings to output",
     framework="FlashAttention 3",
     operation=ScaledDotProductAttention,
-    breaks=("masking.gradients",),
-    replaces="pooled",
+    breaks=("masking.masked-gets-no-gradient",),
+    replaces="pool",
     dtype="float16",
 )
 def zero_times_padding(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
@@ -127,14 +127,14 @@ def zero_times_padding(correct: Formulas, weights: Numbers, value: Numbers, mask
     "MultiheadAttention returns NaNs when need_weights=False for long sequences with a mask that ignores old tokens",
     framework="PyTorch (CPU)",
     operation=ScaledDotProductAttention,
-    breaks=("sizes.beyond",),
+    breaks=("sizes.large-sizes",),
     replaces="softmax",
     profile="full",
 )
 def first_tile_without_keys(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """Rows whose first tile of 512 keys is masked compute exp(−∞ + ∞) and are NaN."""
+    """With more than 512 keys, rows whose first 512 keys are masked are NaN: they compute exp(−∞ + ∞)."""
     weights = Formulas.softmax(correct, scores, mask=mask)
     if mask is None or value_of(scores).shape[-1] <= 512:
         return weights
-    idle = ~np.any(np.broadcast_to(mask, scores.shape)[..., :512], axis=-1, keepdims=True)
-    return np.where(idle, weights.dtype.type(np.nan), weights)
+    without_keys = ~np.any(np.broadcast_to(mask, scores.shape)[..., :512], axis=-1, keepdims=True)
+    return np.where(without_keys, weights.dtype.type(np.nan), weights)

@@ -21,7 +21,7 @@ from attnspec.spec.transformer import EncoderStack, LayerNorm
     "which is wrong for the layout the layer passes them",
     framework="attorch",
     operation=MultiHeadAttention,
-    breaks=("pooling.gain",),
+    breaks=("pooling.unbiased-gain",),
     replaces="attend_heads",
 )
 def head_zero(correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
@@ -39,12 +39,12 @@ def head_zero(correct: Formulas, query: Numbers, key: Numbers, value: Numbers, m
     replaces="encoder_stack",
 )
 def truncated(correct: Formulas, x: Numbers, layers: Any, *, mask: Numbers = None, norm: str = "post") -> Numbers:
-    """Final positions that are masked in the whole batch are missing from the result."""
+    """The result lacks the last positions if they are masked in the whole batch."""
     result = Formulas.encoder_stack(correct, x, layers, mask=mask, norm=norm)
     if mask is None:
         return result
-    kept = np.flatnonzero(np.any(mask.reshape(-1, mask.shape[-1]), axis=0))
-    return result[..., : kept[-1] + 1 if kept.size else 0, :]
+    positions_in_use = np.flatnonzero(np.any(mask.reshape(-1, mask.shape[-1]), axis=0))
+    return result[..., : positions_in_use[-1] + 1 if positions_in_use.size else 0, :]
 
 
 @rediscovered(
@@ -58,7 +58,7 @@ def truncated(correct: Formulas, x: Numbers, layers: Any, *, mask: Numbers = Non
 def time_before_batch(
     correct: Formulas, x: Numbers, state: Any, parameters: Any, *, lengths: Numbers = None
 ) -> tuple[Numbers, Any]:
-    """Batch and time are exchanged in the states."""
+    """The axes of batch and time are exchanged in the states."""
     states, final = Formulas.lstm(correct, x, state, parameters, lengths=lengths)
     return (np.swapaxes(states, -3, -2) if states.ndim > 2 else states), final
 
@@ -69,7 +69,7 @@ def time_before_batch(
     framework="PyTorch (MPS)",
     operation=StackedLSTM,
     breaks=("operation.oracle",),
-    replaces="row",
+    replaces="initial_row",
 )
 def state_of_the_first_layer(correct: Formulas, layer: int) -> int:
     """Every layer starts from the initial state of the first; tests that start from zeros do not see it."""
@@ -81,7 +81,7 @@ def state_of_the_first_layer(correct: Formulas, layer: int) -> int:
     "Loss.backward() error when using MPS on M1",
     framework="PyTorch (MPS)",
     operation=LSTM,
-    breaks=("training.cotangents",),
+    breaks=("training.linear-in-cotangent",),
     replaces="vjp",
 )
 def needs_all_cotangents(
@@ -98,8 +98,8 @@ def needs_all_cotangents(
     "No description about forcing zero output for mask in Bidirectional",
     framework="TensorFlow",
     operation=LSTM,
-    breaks=("masking.gradients",),
-    replaces="shown",
+    breaks=("masking.masked-gets-no-gradient",),
+    replaces="zero_at_padding",
 )
 def last_state_repeated(correct: Formulas, hidden: Numbers, inside: Numbers) -> Numbers:
     """Padded steps repeat the last state in place of 0."""
@@ -111,7 +111,7 @@ def last_state_repeated(correct: Formulas, hidden: Numbers, inside: Numbers) -> 
     "Inconsistent crashing behavior with CuDNN, tensorflow RNNs, and padding",
     framework="TensorFlow (cuDNN)",
     operation=LSTM,
-    breaks=("storage.layouts",),
+    breaks=("storage.views-equal-copies",),
     replaces="check_lengths",
 )
 def empty_sentence_refused(correct: Formulas, lengths: Numbers, m: int) -> None:
@@ -126,12 +126,12 @@ def empty_sentence_refused(correct: Formulas, lengths: Numbers, m: int) -> None:
     "burn-flex: fused f32 layer_norm loses precision for rows with large mean (E[x^2]-E[x]^2)",
     framework="Burn",
     operation=LayerNorm,
-    breaks=("transformer.layer-norm-shift",),
+    breaks=("transformer.layer-norm-ignores-shift",),
     replaces="layer_norm",
     profile="full",
 )
 def cancelled_variance(correct: Formulas, x: Numbers, parameters: Any) -> Numbers:
-    """The variance is E[x²] − E[x]², which cancels for a large mean."""
+    """The variance is computed as E[x²] − E[x]², which cancels for a large mean."""
     mean = np.mean(x, axis=-1, keepdims=True)
     variance = np.maximum(np.mean(x * x, axis=-1, keepdims=True) - mean * mean, x.dtype.type(0))
     scaled = (x - mean) / np.sqrt(variance + x.dtype.type(correct.epsilon()))

@@ -19,14 +19,14 @@ from attnspec.spec.kernels import (
     VariableLengthAttention,
 )
 
-HEADS = -3
+HEAD_AXIS = -3
 
 # Heads in groups ------------------------------------------------------------------------------------------------------
 
 
 def heads_of(operation: Operation, arguments: Mapping[str, Any]) -> tuple[int, int]:
     """Numbers of query heads and key heads."""
-    return at(arguments, query(operation)).shape[HEADS], at(arguments, key(operation)).shape[HEADS]
+    return at(arguments, query(operation)).shape[HEAD_AXIS], at(arguments, key(operation)).shape[HEAD_AXIS]
 
 
 @rediscovered(
@@ -34,16 +34,16 @@ def heads_of(operation: Operation, arguments: Mapping[str, Any]) -> tuple[int, i
     "SDPA cuDNN backend silently corrupts greedy generation on B200 (sm_100) for models with num_key_value_heads < 8",
     framework="PyTorch (cuDNN, B200)",
     operation=GroupedQueryAttention,
-    breaks=("operation.option-effect",),
-    replaces="prepared",
+    breaks=("operation.options-have-effect",),
+    replaces="prepare",
 )
 def few_heads(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A single query with fewer than 8 key heads attends to the keys of the previous head."""
-    found = Library.prepared(correct, operation, arguments)
-    heads, heads_k = heads_of(operation, found)
-    if sizes(operation, found)[0] != 1 or heads == heads_k or heads_k >= 8:
-        return found
-    return changed(found, {key(operation): np.roll(at(found, key(operation)), 1, axis=HEADS)})
+    """For a single query and fewer than 8 key heads, heads attend to the keys of the head before."""
+    prepared = Library.prepare(correct, operation, arguments)
+    heads, heads_k = heads_of(operation, prepared)
+    if sizes(operation, prepared)[0] != 1 or heads == heads_k or heads_k >= 8:
+        return prepared
+    return changed(prepared, {key(operation): np.roll(at(prepared, key(operation)), 1, axis=HEAD_AXIS)})
 
 
 @rediscovered(
@@ -51,18 +51,18 @@ def few_heads(correct: Library, operation: Operation, arguments: Mapping[str, An
     "[MPS] Out of bounds memory access/corruption and correctness issue in SDPA",
     framework="PyTorch (MPS)",
     operation=GroupedQueryAttention,
-    breaks=("sizes.beyond",),
-    replaces="prepared",
+    breaks=("sizes.large-sizes",),
+    replaces="prepare",
     profile="full",
 )
 def two_passes(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """For up to 8 queries and 1,024 or more keys, grouped heads read their values one row too far."""
-    found = Library.prepared(correct, operation, arguments)
-    heads, heads_k = heads_of(operation, found)
-    n, m, *_ = sizes(operation, found)
+    """For up to 8 queries and 1,024 or more keys, grouped heads read the value of key j + 1 for key j."""
+    prepared = Library.prepare(correct, operation, arguments)
+    heads, heads_k = heads_of(operation, prepared)
+    n, m, *_ = sizes(operation, prepared)
     if n > 8 or m < 1024 or heads == heads_k:
-        return found
-    return changed(found, {value(operation): np.roll(at(found, value(operation)), -1, axis=-2)})
+        return prepared
+    return changed(prepared, {value(operation): np.roll(at(prepared, value(operation)), -1, axis=-2)})
 
 
 @rediscovered(
@@ -70,12 +70,12 @@ def two_passes(correct: Library, operation: Operation, arguments: Mapping[str, A
     "Metal SDPA kernel produces NaN with non-square mask + GQA",
     framework="candle (Metal)",
     operation=GroupedQueryAttention,
-    breaks=("operation.option-effect",),
-    replaces="finished",
+    breaks=("operation.options-have-effect",),
+    replaces="finish",
 )
 def rectangular_mask(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
     """A mask with n ≠ m gives NaN if heads share keys."""
-    output, logarithms = Library.finished(correct, operation, result, arguments)
+    output, logarithms = Library.finish(correct, operation, result, arguments)
     heads, heads_k = heads_of(operation, arguments)
     n, m, *_ = sizes(operation, arguments)
     broken = mask_of(operation, arguments) is not None and n != m and heads != heads_k
@@ -88,12 +88,12 @@ def rectangular_mask(correct: Library, operation: Operation, result: Any, argume
     "(cuDNN 9.26/9.27, all archs)",
     framework="cuDNN",
     operation=VariableLengthAttention,
-    breaks=("operation.option-effect",),
-    replaces="finished",
+    breaks=("operation.options-have-effect",),
+    replaces="finish",
 )
 def first_of_group(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
     """For one query, only the first head of each group gets its log-sum-exp; the others are 0."""
-    output, logarithms = Library.finished(correct, operation, result, arguments)
+    output, logarithms = Library.finish(correct, operation, result, arguments)
     heads, heads_k = heads_of(operation, arguments)
     group = heads // max(heads_k, 1)
     if at(arguments, query(operation)).shape[-2] == 1:
@@ -107,21 +107,21 @@ def first_of_group(correct: Library, operation: Operation, result: Any, argument
     "backward_dq",
     framework="native-sparse-attention-triton",
     operation=VariableLengthAttention,
-    breaks=("training.options",),
-    replaces="differentiated",
+    breaks=("training.options-affect-gradients",),
+    replaces="differentiate",
 )
 def as_wide_as_queries(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """dQ leaves out the columns of the values beyond the width d of the queries."""
-    found = Library.differentiated(correct, operation, arguments, cotangent)
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
     of_output, of_logarithms = cotangent
     if of_output is None:
-        return found
-    seen = np.arange(of_output.shape[-1]) < at(arguments, query(operation)).shape[-1]
-    narrow = np.where(seen, of_output, of_output.dtype.type(0)), of_logarithms
+        return gradients
+    narrow_columns = np.arange(of_output.shape[-1]) < at(arguments, query(operation)).shape[-1]
+    narrow_cotangent = np.where(narrow_columns, of_output, of_output.dtype.type(0)), of_logarithms
     path = query(operation)
-    return {**found, path: Library.differentiated(correct, operation, arguments, narrow)[path]}
+    return {**gradients, path: Library.differentiate(correct, operation, arguments, narrow_cotangent)[path]}
 
 
 # Windows, lengths and pages -------------------------------------------------------------------------------------------
@@ -132,14 +132,14 @@ def as_wide_as_queries(
     "Fix SDPA KV-cache decode to respect sliding window",
     framework="nanochat",
     operation=PagedAttention,
-    breaks=("operation.option-effect",),
-    replaces="prepared",
+    breaks=("operation.options-have-effect",),
+    replaces="prepare",
 )
 def unlimited_decoding(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A single query attends to the whole cache, whatever the window."""
-    found = Library.prepared(correct, operation, arguments)
-    single = at(found, query(operation)).shape[-2] == 1
-    return {name: x for name, x in found.items() if name != operation.window} if single else found
+    prepared = Library.prepare(correct, operation, arguments)
+    single = at(prepared, query(operation)).shape[-2] == 1
+    return {name: x for name, x in prepared.items() if name != operation.window} if single else prepared
 
 
 @rediscovered(
@@ -148,13 +148,13 @@ def unlimited_decoding(correct: Library, operation: Operation, arguments: Mappin
     framework="H-Net",
     operation=GroupedQueryAttention,
     breaks=("operation.oracle",),
-    replaces="prepared",
+    replaces="prepare",
 )
 def unlimited_cache(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """With key lengths, the window is ignored."""
-    found = Library.prepared(correct, operation, arguments)
-    uncached = found.get(key_lengths(operation)) is None
-    return found if uncached else {name: x for name, x in found.items() if name != operation.window}
+    prepared = Library.prepare(correct, operation, arguments)
+    uncached = prepared.get(key_lengths(operation)) is None
+    return prepared if uncached else {name: x for name, x in prepared.items() if name != operation.window}
 
 
 @rediscovered(
@@ -162,12 +162,12 @@ def unlimited_cache(correct: Library, operation: Operation, arguments: Mapping[s
     "SDPA decode causal mask fails to exclude positions beyond cur_pos (block_size=32)",
     framework="ttnn",
     operation=PagedAttention,
-    breaks=("operation.option-effect",),
-    replaces="cached",
+    breaks=("operation.options-have-effect",),
+    replaces="cache_mask",
 )
 def whole_blocks(correct: Formulas, lengths: Numbers, n: int, m: int, causal: bool, window: Any) -> Numbers:
     """A single query attends to the cache up to the end of its block of 32 positions."""
-    exact = Formulas.cached(correct, lengths, n, m, causal, window)
+    exact = Formulas.cache_mask(correct, lengths, n, m, causal, window)
     return exact if n != 1 else exact | (np.arange(m) < (-(-lengths // 32) * 32)[..., None, None])
 
 
@@ -177,11 +177,11 @@ def whole_blocks(correct: Formulas, lengths: Numbers, n: int, m: int, causal: bo
     framework="FlashInfer (CuTe DSL)",
     operation=PagedAttention,
     breaks=("operation.oracle",),
-    replaces="cached",
+    replaces="cache_mask",
 )
 def padding_lanes(correct: Formulas, lengths: Numbers, n: int, m: int, causal: bool, window: Any) -> Numbers:
     """Without a causal mask, positions beyond the length are attended to, up to the end of their tile of 256."""
-    exact = Formulas.cached(correct, lengths, n, m, causal, window)
+    exact = Formulas.cache_mask(correct, lengths, n, m, causal, window)
     return exact if causal else exact | (np.arange(m) < (-(-lengths // 256) * 256)[..., None, None])
 
 
@@ -191,13 +191,13 @@ def padding_lanes(correct: Formulas, lengths: Numbers, n: int, m: int, causal: b
     "num_kv_heads · head_size) — crash or silent wrong output",
     framework="vLLM (FlexAttention)",
     operation=PagedAttention,
-    replaces="gathered",
+    replaces="gather_rows",
     needs="a cache of 2³¹ numbers",
 )
 def offsets_of_pages(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
-    """Offsets into a large paged cache overflow 32 bits."""
+    """Pages that begin at offset 2³¹ or beyond are read as page 0."""
     beyond = table * pages[:1].size >= 2**31
-    return Formulas.gathered(correct, pages, np.where(beyond, 0, table))
+    return Formulas.gather_rows(correct, pages, np.where(beyond, 0, table))
 
 
 @rediscovered(
@@ -210,10 +210,10 @@ def offsets_of_pages(correct: Formulas, pages: Numbers, table: Numbers) -> Numbe
 )
 def offsets_of_masks(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
     """Offsets into a mask of 2³² or more elements overflow 32 bits: rows are read from elsewhere."""
-    found = Formulas.attendable(correct, mask, causal, n, m)
+    attendable = Formulas.attendable(correct, mask, causal, n, m)
     if mask is None or mask.shape[-2:] != (n, m) or n * m < 2**32:
-        return found
-    return np.take(found, np.arange(n) * m % 2**32 // m, axis=-2)
+        return attendable
+    return np.take(attendable, np.arange(n) * m % 2**32 // m, axis=-2)
 
 
 @rediscovered(
@@ -222,14 +222,14 @@ def offsets_of_masks(correct: Formulas, mask: Numbers, causal: bool, n: int, m: 
     "sparse_mode=0)",
     framework="vLLM (Ascend)",
     operation=ScaledDotProductAttention,
-    breaks=("sizes.beyond",),
+    breaks=("sizes.large-sizes",),
     replaces="attendable",
     profile="full",
 )
 def mask_of_512(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
     """For up to 8 queries, every key beyond the 512th is attended to, whatever the mask."""
-    found = Formulas.attendable(correct, mask, causal, n, m)
-    return found if mask is None or n > 8 or m <= 512 else found | (np.arange(m) >= 512)
+    attendable = Formulas.attendable(correct, mask, causal, n, m)
+    return attendable if mask is None or n > 8 or m <= 512 else attendable | (np.arange(m) >= 512)
 
 
 # Scores ---------------------------------------------------------------------------------------------------------------
@@ -240,10 +240,10 @@ def mask_of_512(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) 
     "Softcap in Attention op",
     framework="ONNX (Attention)",
     operation=GroupedQueryAttention,
-    breaks=("pooling.gain",),
+    breaks=("pooling.unbiased-gain",),
 )
 class MaskedBeforeCapped(Formulas):
-    """Scores are masked before they are capped: masked keys get the score −cap and thus weight."""
+    """With a cap, masked keys get the score −cap in place of −∞ and thus weight."""
 
     def weighted(self, scores: Numbers, values: Numbers, attendable: Numbers) -> tuple[Numbers, Numbers]:
         """Weigh every key if scores are capped."""
@@ -252,10 +252,10 @@ class MaskedBeforeCapped(Formulas):
     def biased(self, scores: Numbers, softcap: Any, bias: Numbers, slopes: Numbers, attendable: Numbers) -> Numbers:
         """Set masked scores to −cap."""
         vars(self)["cap"] = softcap
-        found = super().biased(scores, softcap, bias, slopes, attendable)
+        scored = super().biased(scores, softcap, bias, slopes, attendable)
         if softcap is None or attendable is None:
-            return found
-        return np.where(attendable, found, found.dtype.type(-softcap))
+            return scored
+        return np.where(attendable, scored, scored.dtype.type(-softcap))
 
 
 @rediscovered(
@@ -263,7 +263,7 @@ class MaskedBeforeCapped(Formulas):
     "feat(cute): implement softcap backward pass, correct math formula, and resolve JIT cache bug",
     framework="FlashAttention 4",
     operation=GroupedQueryAttention,
-    breaks=("pooling.gain",),
+    breaks=("pooling.unbiased-gain",),
     replaces="capped",
 )
 def times_itself(correct: Formulas, scores: Numbers, softcap: Any) -> Numbers:
@@ -276,7 +276,7 @@ def times_itself(correct: Formulas, scores: Numbers, softcap: Any) -> Numbers:
     "Incorrect result for sdpa op",
     framework="ttnn",
     operation=GroupedQueryAttention,
-    breaks=("operation.option-effect",),
+    breaks=("operation.options-have-effect",),
     replaces="scaled_by",
 )
 def default_scale(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Numbers:
@@ -290,18 +290,18 @@ def default_scale(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Num
     "is attenuated by 1/sqrt(D), unlike PyTorch and unlike the prefill op, which compensate",
     framework="ttnn",
     operation=GroupedQueryAttention,
-    breaks=("operation.option-effect",),
-    replaces="prepared",
+    breaks=("operation.options-have-effect",),
+    replaces="prepare",
 )
 def scaled_bias(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """For a single query, the scale multiplies the bias as well."""
-    found = Library.prepared(correct, operation, arguments)
+    prepared = Library.prepare(correct, operation, arguments)
     path = operation.part(Part.BIAS)
-    bias, asking = at(found, path), at(found, query(operation))
-    if bias is None or asking.shape[-2] != 1:
-        return found
-    scale = found.get(operation.part(Part.SCALE)) or asking.shape[-1] ** -0.5
-    return changed(found, {path: bias * bias.dtype.type(scale)})
+    bias, queries = at(prepared, path), at(prepared, query(operation))
+    if bias is None or queries.shape[-2] != 1:
+        return prepared
+    scale = prepared.get(operation.part(Part.SCALE)) or queries.shape[-1] ** -0.5
+    return changed(prepared, {path: bias * bias.dtype.type(scale)})
 
 
 @rediscovered(
@@ -309,18 +309,18 @@ def scaled_bias(correct: Library, operation: Operation, arguments: Mapping[str, 
     "[regression] nn.MultiheadAttention does not respect adding of floating point mask to attention for the fast path",
     framework="PyTorch (nn.MultiheadAttention)",
     operation=GroupedQueryAttention,
-    breaks=("operation.option-effect",),
-    replaces="prepared",
+    breaks=("operation.options-have-effect",),
+    replaces="prepare",
 )
 def boolean_bias(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """An additive mask is read as a boolean one: keys with a bias other than 0 are masked."""
-    found = Library.prepared(correct, operation, arguments)
+    """A bias is read as a boolean mask: keys with a bias other than 0 are masked."""
+    prepared = Library.prepare(correct, operation, arguments)
     path = operation.part(Part.BIAS)
-    bias = at(found, path)
+    bias = at(prepared, path)
     if bias is None:
-        return found
+        return prepared
     lowest = np.finfo(bias.dtype).min / 4
-    return changed(found, {path: np.where(bias == 0, bias, lowest).astype(bias.dtype)})
+    return changed(prepared, {path: np.where(bias == 0, bias, lowest).astype(bias.dtype)})
 
 
 @rediscovered(
@@ -328,17 +328,17 @@ def boolean_bias(correct: Library, operation: Operation, arguments: Mapping[str,
     "Fix attention bias broadcast",
     framework="ONNX Runtime",
     operation=GroupedQueryAttention,
-    breaks=("training.broadcast-sum",),
-    replaces="prepared",
+    breaks=("training.broadcast-gradients-sum",),
+    replaces="prepare",
 )
 def shared_by_heads(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A bias shared by all heads is read from the first batch element for all."""
-    found = Library.prepared(correct, operation, arguments)
+    prepared = Library.prepare(correct, operation, arguments)
     path = operation.part(Part.BIAS)
-    bias = at(found, path)
-    if bias is None or bias.ndim < 4 or bias.shape[HEADS] != 1 or heads_of(operation, found)[0] == 1:
-        return found
-    return changed(found, {path: np.broadcast_to(bias[:1], bias.shape)})
+    bias = at(prepared, path)
+    if bias is None or bias.ndim < 4 or bias.shape[HEAD_AXIS] != 1 or heads_of(operation, prepared)[0] == 1:
+        return prepared
+    return changed(prepared, {path: np.broadcast_to(bias[:1], bias.shape)})
 
 
 # Sinks, tiles without weight and parts --------------------------------------------------------------------------------
@@ -349,15 +349,15 @@ def shared_by_heads(correct: Library, operation: Operation, arguments: Mapping[s
     "[CK_TILE] Split-KV attention adds the sink logit twice, and the nwarp pipeline seeds it at the wrong scale",
     framework="ROCm (CK Tile)",
     operation=GroupedQueryAttention,
-    breaks=("operation.option-effect",),
-    replaces="logarithms",
+    breaks=("operation.options-have-effect",),
+    replaces="log_sum_exps",
 )
 def sink_twice(correct: Formulas, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
     """The sink counts twice in the log-sum-exp of rows without attendable keys among the first 64."""
     if sinks is None or attendable is None:
-        return Formulas.logarithms(correct, scores, attendable, sinks)
-    once = Formulas.logarithms(correct, scores, attendable, sinks)
-    twice = Formulas.logarithms(correct, scores, attendable, sinks + sinks.dtype.type(np.log(2)))
+        return Formulas.log_sum_exps(correct, scores, attendable, sinks)
+    once = Formulas.log_sum_exps(correct, scores, attendable, sinks)
+    twice = Formulas.log_sum_exps(correct, scores, attendable, sinks + sinks.dtype.type(np.log(2)))
     first = np.broadcast_to(attendable, np.broadcast_shapes(attendable.shape, scores.shape))[..., :64].any(-1)
     return np.where(first, once, twice)
 
@@ -367,15 +367,15 @@ def sink_twice(correct: Formulas, scores: Numbers, attendable: Numbers, sinks: N
     "Fix GPT-OSS sink gradients by defaulting to FlexAttention",
     framework="torchtitan",
     operation=GroupedQueryAttention,
-    breaks=("training.broadcast-sum",),
+    breaks=("training.broadcast-gradients-sum",),
     replaces="with_sink",
 )
 def detached_logarithms(
     correct: Formulas, scores: Numbers, values: Numbers, attendable: Numbers, sinks: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """The output is scaled by σ(ℓ − b) for log-sum-exp ℓ and sink b, and no gradient flows through ℓ."""
+    """No gradient flows through the log-sum-exp ℓ of the factor σ(ℓ − b) by which a sink b scales the output."""
     weights, output = correct.weighted(scores, values, attendable)
-    logarithms = value_of(correct.logarithms(scores, attendable, None))
+    logarithms = value_of(correct.log_sum_exps(scores, attendable, None))
     share = 1 / (1 + np.exp(sinks[:, None] - logarithms))
     return weights, output * share[..., None]
 
@@ -385,15 +385,15 @@ def detached_logarithms(
     "Learnable sink gradient support in flash_attn.cute",
     framework="FlashAttention 4",
     operation=GroupedQueryAttention,
-    breaks=("training.broadcast-sum",),
-    replaces="differentiated",
+    breaks=("training.broadcast-gradients-sum",),
+    replaces="differentiate",
 )
 def unlearned_sinks(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """The gradient of the sinks is 0."""
-    found = Library.differentiated(correct, operation, arguments, cotangent)
-    return {path: np.zeros_like(g) if path == operation.part(Part.SINK) else g for path, g in found.items()}
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
+    return {path: np.zeros_like(g) if path == operation.part(Part.SINK) else g for path, g in gradients.items()}
 
 
 @rediscovered(
@@ -401,11 +401,11 @@ def unlearned_sinks(
     "SDPA Memory Efficient Attention is producing NaNs for certain mask patterns.",
     framework="PyTorch (memory-efficient kernel)",
     operation=GroupedQueryAttention,
-    breaks=("sizes.features",),
+    breaks=("sizes.model-sizes",),
     replaces="weighted",
 )
 def lowest_tile(correct: Formulas, scores: Numbers, values: Numbers, attendable: Numbers) -> tuple[Numbers, Numbers]:
-    """The lowest finite number, added to the first 128 scores, becomes −∞ by a factor log₂e: the row is NaN."""
+    """With more than 128 keys, rows whose first 128 scores overflow to −∞ when multiplied by log₂e are NaN."""
     weights, output = Formulas.weighted(correct, scores, values, attendable)
     tile = value_of(scores)[..., :128] * scores.dtype.type(np.log2(np.e))
     lost = np.isneginf(tile).all(-1, keepdims=True) & (scores.shape[-1] > 128)
@@ -417,7 +417,7 @@ def lowest_tile(correct: Formulas, scores: Numbers, values: Numbers, attendable:
     "fix(attention): handle extreme negative logits in masked softmax",
     framework="FlashInfer",
     operation=GroupedQueryAttention,
-    breaks=("masking.finite-fill",),
+    breaks=("masking.no-finite-fill",),
     replaces="weighted",
 )
 def below_the_sentinel(
@@ -425,7 +425,7 @@ def below_the_sentinel(
 ) -> tuple[Numbers, Numbers]:
     """The running maximum starts at −5·10⁴: rows whose scores are all below are 0."""
     weights, output = Formulas.weighted(correct, scores, values, attendable)
-    highest = np.max(value_of(correct.excluded(scores, attendable)), axis=-1, keepdims=True, initial=-np.inf)
+    highest = np.max(value_of(correct.mask_scores(scores, attendable)), axis=-1, keepdims=True, initial=-np.inf)
     return weights, np.where(highest < -5e4, output.dtype.type(0), output)
 
 
@@ -434,12 +434,12 @@ def below_the_sentinel(
     "Fix CUDA ONNX Attention: min_bias_align crash on SM<80 and MEA NaN for fully-masked batches",
     framework="ONNX Runtime (CUDA)",
     operation=GroupedQueryAttention,
-    breaks=("operation.option-effect",),
-    replaces="finished",
+    breaks=("operation.options-have-effect",),
+    replaces="finish",
 )
 def nothing_over_nothing(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
-    """A batch element with key length 0 is divided by a sum of 0 and NaN, undeclared."""
-    output, logarithms = Library.finished(correct, operation, result, arguments)
+    """Outputs of a batch element with key length 0 are 0/0 = NaN in place of 0."""
+    output, logarithms = Library.finish(correct, operation, result, arguments)
     lengths = arguments.get(key_lengths(operation))
     if lengths is None:
         return output, logarithms
@@ -451,13 +451,13 @@ def nothing_over_nothing(correct: Library, operation: Operation, result: Any, ar
     "Fix +/-inf in LSE returned by forward",
     framework="FlashAttention 2",
     operation=GroupedQueryAttention,
-    breaks=("operation.option-effect",),
+    breaks=("operation.options-have-effect",),
     replaces="log_sum_exp",
 )
 def plus_infinity(correct: Formulas, scores: Numbers) -> Numbers:
     """The log-sum-exp of a row without keys is +∞."""
-    found = Formulas.log_sum_exp(correct, scores)
-    return np.where(np.isneginf(value_of(found)), found.dtype.type(np.inf), found)
+    log_sum_exps = Formulas.log_sum_exp(correct, scores)
+    return np.where(np.isneginf(value_of(log_sum_exps)), log_sum_exps.dtype.type(np.inf), log_sum_exps)
 
 
 @rediscovered(
@@ -465,7 +465,7 @@ def plus_infinity(correct: Formulas, scores: Numbers) -> Numbers:
     "[Bug] Paged causal prefill returns finite LSE for fully masked rows when qo_len > kv_len",
     framework="FlashInfer",
     operation=GroupedQueryAttention,
-    breaks=("operation.option-effect",),
+    breaks=("operation.options-have-effect",),
     replaces="log_sum_exp",
 )
 def finite_sentinel(correct: Formulas, scores: Numbers) -> Numbers:
@@ -478,7 +478,7 @@ def finite_sentinel(correct: Formulas, scores: Numbers) -> Numbers:
     "[Bug]: Cascade state merging returns NaN when all input states are empty",
     framework="FlashInfer",
     operation=MergeAttention,
-    breaks=("kernels.merged",),
+    breaks=("kernels.merged-parts-equal-whole",),
     replaces="merge_attention",
 )
 def merged_to_nan(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
@@ -497,21 +497,21 @@ def merged_to_nan(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) ->
     "Fix causal cross-attention alignment in Triton backward",
     framework="ffpa-attn (Triton)",
     operation=ScaledDotProductAttention,
-    breaks=("training.recorded-result",),
+    breaks=("training.recording-changes-nothing",),
     declares={"causal_alignment": "bottom-right"},
 )
 class AlignedForwardAlone(Library):
     """The backward pass aligns the causal mask at the top left, the forward pass at the bottom right, as declared."""
 
-    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Replace the flag by a bottom-right causal mask, except in the backward pass."""
-        found = super().prepared(operation, arguments)
+        prepared = super().prepare(operation, arguments)
         flag, path = str(operation.flag), "" if operation.mask is None else operation.mask.path
-        if not found.get(flag) or vars(self).get("in_vjp"):
-            return found
-        n, m, *_ = sizes(operation, found)
-        mask, triangle = found.get(path), np.tri(n, m, m - n, dtype=bool)
-        return {**found, path: triangle if mask is None else mask & triangle, flag: False}
+        if not prepared.get(flag) or vars(self).get("in_vjp"):
+            return prepared
+        n, m, *_ = sizes(operation, prepared)
+        mask, triangle = prepared.get(path), np.tri(n, m, m - n, dtype=bool)
+        return {**prepared, path: triangle if mask is None else mask & triangle, flag: False}
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
         """Differentiate with the causal flag itself, aligned at the top left."""

@@ -1,4 +1,4 @@
-"""Rediscovered defects: mutants that behave as a public report says a library did."""
+"""Rediscovered defects: mutants with the behaviour of a publicly reported bug."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,8 +60,8 @@ def rediscovered(
     ``operation`` is a Protocol. ``ValueError`` for an unknown step or a report that is registered already.
     """
 
-    def made(wrong: Alteration) -> Rediscovered:
-        found = Rediscovered(
+    def register_defect(wrong: Alteration) -> Rediscovered:
+        new = Rediscovered(
             source,
             names_of([operation]),
             wrong,
@@ -74,7 +74,7 @@ def rediscovered(
             needs=needs,
             **more,
         )
-        REDISCOVERED.add(found)
-        return found
+        REDISCOVERED.add(new)
+        return new
 
-    return made
+    return register_defect

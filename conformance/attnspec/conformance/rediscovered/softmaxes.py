@@ -21,11 +21,11 @@ from attnspec.spec.normalization import Softmax
     "[Feature Request] Add Safe Softmax for SDPA",
     framework="MLX",
     operation=ScaledDotProductAttention,
-    breaks=("attention.permutation",),
-    replaces="excluded",
+    breaks=("attention.permutation-equivariance",),
+    replaces="mask_scores",
 )
 def lowest_number(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """Masked scores are the lowest finite number: rows without keys are neither 0 nor NaN, undeclared."""
+    """Masked scores are the lowest finite number: rows without keys are uniform, undeclared."""
     return scores if mask is None else np.where(mask, scores, np.finfo(scores.dtype).min)
 
 
@@ -48,18 +48,18 @@ def zero_over_zero(correct: Formulas, scores: Numbers) -> Numbers:
     "nn.MultiheadAttention causes gradients to become NaN under some use cases",
     framework="PyTorch (nn.MultiheadAttention)",
     operation=MultiHeadAttention,
-    breaks=("masking.gradients",),
-    replaces="differentiated",
+    breaks=("masking.masked-gets-no-gradient",),
+    replaces="differentiate",
 )
 def poisoned_gradients(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
     """One query without keys makes the gradients of all weights NaN."""
-    found = Library.differentiated(correct, operation, arguments, cotangent)
+    gradients = Library.differentiate(correct, operation, arguments, cotangent)
     mask = mask_of(operation, arguments)
     if mask is None or np.all(np.any(mask, axis=-1)):
-        return found
-    return {path: np.full_like(g, np.nan) for path, g in found.items()}
+        return gradients
+    return {path: np.full_like(g, np.nan) for path, g in gradients.items()}
 
 
 @rediscovered(
@@ -81,7 +81,7 @@ def nan_hidden(correct: Formulas, scores: Numbers) -> Numbers:
     "Fixed softmax for large negative numbers",
     framework="NNlib.jl",
     operation=Softmax,
-    breaks=("masking.finite-fill",),
+    breaks=("masking.no-finite-fill",),
     replaces="shift",
 )
 def at_least_zero(correct: Formulas, scores: Numbers) -> Numbers:
@@ -94,7 +94,7 @@ def at_least_zero(correct: Formulas, scores: Numbers) -> Numbers:
     "libnd4j - new SoftMax Op overflows and results in NaN",
     framework="Deeplearning4j",
     operation=Softmax,
-    breaks=("masking.finite-fill",),
+    breaks=("masking.no-finite-fill",),
     replaces="shift",
 )
 def not_shifted(correct: Formulas, scores: Numbers) -> Numbers:
@@ -112,7 +112,7 @@ def not_shifted(correct: Formulas, scores: Numbers) -> Numbers:
     needs="scores of 10¹², at which kernels with fused multiply-adds, which are honest, overflow too",
 )
 def one_product_rounded(correct: Formulas, scores: Numbers) -> Numbers:
-    """Only one of the products score·log₂e and maximum·log₂e is rounded: exp2 overflows for large scores."""
+    """Only maximum·log₂e is rounded, not score·log₂e: their difference, and exp2, overflow for large scores."""
     if isinstance(scores, Tape):
         return Formulas.normalized(correct, scores)
     log2e = np.float64(1) / np.log(2)
@@ -149,8 +149,8 @@ def scaled_too_late(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
 def summed_in_half(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
     """Weighted sums are stored in float16 before the division, and overflow."""
     attendable = correct.attendable(mask, causal, *scores.shape[-2:])
-    excluded = correct.excluded(scores, attendable)
+    excluded = correct.mask_scores(scores, attendable)
     exponentials = np.exp(excluded - correct.shift(excluded))
     total = correct.total(exponentials)
-    summed = rounded(correct.pooled(exponentials, value, attendable), "float16")
+    summed = rounded(correct.pool(exponentials, value, attendable), "float16")
     return summed / np.where(total == 0, scores.dtype.type(1), total)

@@ -8,8 +8,8 @@ from attnspec.conformance.rediscovered.registry import rediscovered
 from attnspec.spec.attention import DotProductAttention, ScaledDotProductAttention
 
 
-def zero_keys(correct: Formulas, scores: Numbers, count: int) -> Numbers:
-    """Weights of the keys if ``count`` further keys have score 0."""
+def padded_weights(correct: Formulas, scores: Numbers, count: int) -> Numbers:
+    """Weights of the keys beside ``count`` further keys of score 0."""
     filled = np.zeros((*scores.shape[:-1], count), scores.dtype)
     return correct.normalized(np.concatenate([scores, filled], axis=-1))[..., : scores.shape[-1]]
 
@@ -19,18 +19,18 @@ def zero_keys(correct: Formulas, scores: Numbers, count: int) -> Numbers:
     "[MPS] Fix out-of-bounds memory access in SDPA vector kernels",
     framework="PyTorch (MPS)",
     operation=ScaledDotProductAttention,
-    breaks=("sizes.together",),
+    breaks=("sizes.combined-sizes",),
     replaces="scaled_dot_product_attention",
     profile="full",
 )
 def beyond_the_keys(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, *, mask: Numbers = None, causal: bool = False
 ) -> Numbers:
-    """For up to 8 queries, keys beyond the last are read up to a multiple of 32, with score 0 and value 0."""
+    """For up to 8 unmasked queries with d = 64, 96 or 128, keys of score 0 and value 0 fill the last tile of 32."""
     n, m, d = query.shape[-2], key.shape[-2], query.shape[-1]
     if causal or mask is not None or not 0 < n <= min(8, m) or d not in (64, 96, 128):
         return Formulas.scaled_dot_product_attention(correct, query, key, value, mask=mask, causal=causal)
-    return correct.attention_pooling(zero_keys(correct, correct.scaled_dot_scores(query, key), -m % 32), value)
+    return correct.attention_pooling(padded_weights(correct, correct.scaled_dot_scores(query, key), -m % 32), value)
 
 
 @rediscovered(
@@ -54,7 +54,7 @@ def tail_of_64(correct: Formulas, scores: Numbers) -> Numbers:
     "FlashAttention implementation gives wrong output when head dim != 64",
     framework="Triton (tutorial)",
     operation=ScaledDotProductAttention,
-    breaks=("pooling.gain",),
+    breaks=("pooling.unbiased-gain",),
     replaces="dot_scores",
     dtype="float16",
 )
@@ -68,12 +68,12 @@ def first_64_features(correct: Formulas, query: Numbers, key: Numbers) -> Number
     "fix: flash attention CUDA kernel truncating head dimensions > 32",
     framework="mni-ml",
     operation=ScaledDotProductAttention,
-    breaks=("sizes.features",),
-    replaces="pooled",
+    breaks=("sizes.model-sizes",),
+    replaces="pool",
 )
 def first_32_columns(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
     """Columns of the result beyond the 32nd are 0: there is one thread per column, at most 32."""
-    result = Formulas.pooled(correct, weights, value, mask)
+    result = Formulas.pool(correct, weights, value, mask)
     return np.where(np.arange(result.shape[-1]) < 32, result, result.dtype.type(0))
 
 
@@ -82,7 +82,7 @@ def first_32_columns(correct: Formulas, weights: Numbers, value: Numbers, mask: 
     "trtllm-gen attention error on large batch size",
     framework="FlashInfer (TensorRT-LLM)",
     operation=ScaledDotProductAttention,
-    breaks=("sizes.beyond",),
+    breaks=("sizes.large-sizes",),
     replaces="attend",
     dtype="bfloat16",
     profile="full",
@@ -99,7 +99,7 @@ def grid_of_batches(correct: Formulas, scores: Numbers, value: Numbers, mask: Nu
     "Fix SDPA mem-efficient attention crash when num_heads >= 65536",
     framework="PyTorch (memory-efficient kernel)",
     operation=DotProductAttention,
-    breaks=("sizes.beyond",),
+    breaks=("sizes.large-sizes",),
     replaces="attend",
     profile="full",
 )
@@ -121,7 +121,7 @@ def grid_of_heads(correct: Formulas, scores: Numbers, value: Numbers, mask: Numb
 def as_wide_as_queries(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, *, mask: Numbers = None, causal: bool = False
 ) -> Numbers:
-    """The result is as wide as the queries, whatever the width of the values."""
+    """The result is cut or padded with 0 to the width of the queries, whatever that of the values."""
     result = Formulas.scaled_dot_product_attention(correct, query, key, value, mask=mask, causal=causal)
     missing = np.zeros((*result.shape[:-1], max(query.shape[-1] - result.shape[-1], 0)), result.dtype)
     return np.concatenate([result, missing], axis=-1)[..., : query.shape[-1]]

@@ -1,1 +1,1 @@
-"""Loading and describing backends, and the process that runs one: it returns bytes to a judge."""
+"""The process that runs a backend: its start, its requests and answers, and its end."""

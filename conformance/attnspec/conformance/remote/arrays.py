@@ -1,7 +1,7 @@
-"""Handles for a backend's objects in the judging process.
+"""The judge's handles of a backend's objects.
 
-Layouts and laws slice arrays, swap their axes and write to them. Each such step runs in the backend's process; an
-exception that it raises is raised here.
+Laws slice a backend's arrays, swap their axes and write to them. Each such step runs in the backend's process; an
+exception there is raised here.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from attnspec.conformance.remote.objects import kept
+from attnspec.conformance.remote.objects import kept_object
 from attnspec.conformance.remote.raised import type_name
 
 ABSENT = object()
@@ -23,46 +23,46 @@ class Connection(Protocol):
     changes: int
     """Number of steps so far that may have changed an array's contents."""
 
-    def ask(self, what: str, *given: Any) -> Any:
+    def ask(self, request: str, *args: Any) -> Any:
         """Run a request in the backend's process and return its result."""
         ...
 
-    def view(self, what: str, x: "RemoteArray", given: Any, like: Callable[["np.ndarray[Any, Any]"], Any]) -> Any:
-        """Return the result of a step on an array; ``like`` does the step on a NumPy array."""
+    def view(self, request: str, x: "RemoteArray", args: Any, predict: Callable[["np.ndarray[Any, Any]"], Any]) -> Any:
+        """Return the result of a step; ``predict`` does it on a NumPy array."""
         ...
 
     def library(self, x: "RemoteArray") -> Mapping[str, Any]:
         """Return the layout functions that the array's library has."""
         ...
 
-    def change(self, what: str, x: "RemoteArray", *given: Any) -> None:
+    def change(self, request: str, x: "RemoteArray", *args: Any) -> None:
         """Change an array, or one of its flags."""
         ...
 
-    def forget(self, number: int) -> None:
+    def release(self, number: int) -> None:
         """Release an object, some time later."""
         ...
 
 
 class RemoteObject:
-    """Handle of an object, known only by its class's name, which the handle's class copies."""
+    """Handle of an object. Its class has the name of the object's class, for messages."""
 
     def __init__(self, connection: Connection, number: int) -> None:
         self._connection, self._number = connection, number
 
     def __del__(self) -> None:
-        self._connection.forget(self._number)
+        self._connection.release(self._number)
 
     def __reduce__(self) -> Any:
-        return kept, (self._number,)
+        return kept_object, (self._number,)
 
 
 class RemoteFunction(RemoteObject):
     """Handle of a function."""
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function in the backend's process."""
-        return self._connection.ask("call", self, given, named)
+        return self._connection.ask("call", self, args, kwargs)
 
 
 class RemoteContext(RemoteFunction):
@@ -76,22 +76,22 @@ class RemoteContext(RemoteFunction):
 
 
 class RemoteArray(RemoteObject):
-    """Handle of an array. ``read`` is its last known content, valid until a step may change it."""
+    """Handle of an array, with its content if known and unchanged since."""
 
-    def __init__(self, connection: Connection, number: int, shape: tuple[int, ...], read: Any = ABSENT) -> None:
+    def __init__(self, connection: Connection, number: int, shape: tuple[int, ...], content: Any = ABSENT) -> None:
         super().__init__(connection, number)
         self.shape = shape
-        self._read, self._since = read, connection.changes
+        self._content, self._changes_seen = content, connection.changes
 
     @property
     def ndim(self) -> int:
         """Number of axes."""
         return len(self.shape)
 
-    def seen(self) -> Any:
-        """Return the known content once; :data:`ABSENT` if it is unknown or may have changed."""
-        found, self._read = self._read, ABSENT
-        return found if self._since == self._connection.changes else ABSENT
+    def pop_content(self) -> Any:
+        """Return the content and forget it; :data:`ABSENT` if it is unknown or may have changed."""
+        content, self._content = self._content, ABSENT
+        return content if self._changes_seen == self._connection.changes else ABSENT
 
     def __getitem__(self, key: Any) -> Any:
         return self._connection.view("item", self, (key,), lambda x: x[key])
@@ -99,9 +99,9 @@ class RemoteArray(RemoteObject):
     def __setitem__(self, key: Any, x: Any) -> None:
         self._connection.change("write", self, key, x)
 
-    def swapaxes(self, one: int, other: int) -> Any:
+    def swapaxes(self, first: int, second: int) -> Any:
         """Return the array with two axes exchanged."""
-        return self._connection.view("method", self, ("swapaxes", (one, other)), lambda x: x.swapaxes(one, other))
+        return self._connection.view("method", self, ("swapaxes", (first, second)), lambda x: x.swapaxes(first, second))
 
     def reshape(self, *shape: Any) -> Any:
         """Return the array in another shape."""
@@ -151,10 +151,10 @@ class RemoteNumpyArray(RemoteArray):
         return np.ndarray
 
 
-KINDS = {"o": RemoteObject, "f": RemoteFunction, "c": RemoteContext, "a": RemoteArray, "n": RemoteNumpyArray}
+HANDLE_CLASSES = {"o": RemoteObject, "f": RemoteFunction, "c": RemoteContext, "a": RemoteArray, "n": RemoteNumpyArray}
 
 
 @cache
-def named_like(letter: str, name: str) -> type[Any]:
-    """Return the handle class of this kind, named like the object's class."""
-    return type(type_name(name), (KINDS[letter],), {})
+def handle_class(letter: str, name: str) -> type[Any]:
+    """Return a class of handles of this kind, with the name of the object's class."""
+    return type(type_name(name), (HANDLE_CLASSES[letter],), {})

@@ -1,4 +1,7 @@
-"""The judge's side of a backend's process: requests, answers, and the time limit."""
+"""The judge's end of the connection to a backend's process: requests, answers, time limit.
+
+Conversions of arrays and steps on them are queued and sent with the next request, which saves most round trips.
+"""
 
 import marshal
 import os
@@ -15,58 +18,59 @@ import numpy as np
 
 from attnspec.conformance.judging.foreign_calls import Raised, printable
 from attnspec.conformance.judging.violation import Reason, Violation
-from attnspec.conformance.remote.arrays import ABSENT, RemoteArray, named_like
+from attnspec.conformance.remote.arrays import ABSENT, RemoteArray, handle_class
 from attnspec.conformance.remote.clock import INTERVAL, Clock, Deadline, Watch
 from attnspec.conformance.remote.errors import BackendError
-from attnspec.conformance.remote.raised import MalformedReply, as_told
+from attnspec.conformance.remote.raised import MalformedReply, exception_from_json
 from attnspec.conformance.remote.sandbox import files_of, launch
 from attnspec.conformance.remote.wire import LENGTHS, MAX_BYTES, MAX_TEXT, Reader, dtype_text, header
 
-QUEUED, QUEUED_BYTES = 512, 1 << 22
-"""Largest number of arrays, and of their bytes, that wait for the next request."""
+MAX_QUEUED, MAX_QUEUED_BYTES = 512, 1 << 22
+"""Most arrays, and bytes of arrays, in the queue."""
 
-KINDS = ("r", "e", "u", "l", "x", "h")
-"""Answers: r result, e exception, u failed conversion, l failed pipelined step, x why no backend, h declarations."""
+ANSWER_KINDS = ("r", "e", "u", "l", "x", "h")
+"""Answers: result, exception, failed conversion, failed pipelined step, no backend, declarations."""
 
 LARGE = 1 << 14
-"""Smallest array, in bytes, that is sent after the request from its own memory, without a copy."""
+"""Bytes from which an array is sent after the request, without a copy."""
 
-AHEAD = 16
-"""Number of arrays read ahead with one request."""
+READ_AHEAD = 16
+"""Arrays that are read ahead with one request."""
 
-NOTHING = marshal.dumps([])
+EMPTY_QUEUE = marshal.dumps([])
 
 TIMEOUT = struct.pack("ll", 0, int(INTERVAL * 1e6))
-"""Interval between two looks at the clock, as a socket option: waiting needs no further system call."""
+"""Interval between two looks at the clock, as a socket option, which saves system calls."""
 
 ZERO = bytes(1)
 
-UNLIKE = (TypeError, IndexError, AttributeError, ValueError)
-"""Exceptions of NumPy when it cannot predict a shape."""
+UNPREDICTABLE = (TypeError, IndexError, AttributeError, ValueError)
+"""Exceptions of NumPy for a step whose shape it cannot predict."""
 
-READING = {"read", "read_on", "converted", "attribute", "array"}
-"""Requests that change no array's contents."""
+READ_ONLY_REQUESTS = {"read", "read_on", "converted", "attribute", "array"}
+"""Requests after which all contents that were read are still valid."""
 
 
 class HostEnded(KeyboardInterrupt):
     """The backend's process has ended, or was ended because it did not answer.
 
-    It is a KeyboardInterrupt, so that only the judging of a case catches it, and no guard against a backend's errors.
+    It is a KeyboardInterrupt, so that code which catches a backend's exceptions lets it pass.
     """
 
-    def __init__(self, reason: Reason, words: str, left: list[str]) -> None:
-        super().__init__(words)
-        self.reason, self.words, self.left = reason, words, left
+    def __init__(self, reason: Reason, description: str, left: list[str]) -> None:
+        super().__init__(description)
+        self.reason, self.description, self.left = reason, description, left
 
 
 class PipelineFailed(KeyboardInterrupt):
-    """A pipelined step failed: the checks since then run again, waiting for every answer."""
+    """A pipelined step failed: the work is repeated, and now waits for every answer."""
 
 
-class Host:
-    """A backend's process, with the requests that wait for it.
+class HostProcess:
+    """A backend's process, with the queue for its next request.
 
-    ``allowed`` is the time limit of a check in seconds. ``adopted`` means that this process has no other children.
+    ``allowed`` is the time limit of a check in seconds. ``adopted`` means that this process has no other children. A
+    failed conversion ends ``defers_conversions``, a failed pipelined step begins ``waits_for_steps``.
     """
 
     def __init__(
@@ -83,14 +87,14 @@ class Host:
         self.clock = Clock(allowed)
         self.changes = 0
         self.left: list[str] = []
-        self.eager, self.patient = True, False
-        self._known: dict[Any, type[RemoteArray]] = {}
-        self._libraries: dict[type, Mapping[str, Any]] = {}
+        self.defers_conversions, self.waits_for_steps = True, False
+        self._result_classes: dict[Any, type[RemoteArray]] = {}
+        self._library_functions: dict[type, Mapping[str, Any]] = {}
         self._queue: list[Any] = []
         self._large: list[np.ndarray[Any, Any]] = []
         self._waiting, self._number = 0, 0
-        self._ahead: dict[int, Any] = {}
-        self._since, self._last = -1, -1
+        self._read_ahead: dict[int, Any] = {}
+        self._changes_read, self._last_read = -1, -1
         self._buffer = bytearray(1 << 16)
         self._socket, theirs = socket.socketpair()
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -109,28 +113,28 @@ class Host:
 
     # Beginning and end -------------------------------------------------------------------------------------------
 
-    def introduced(self, seconds: float) -> Mapping[str, Any]:
+    def await_description(self, seconds: float) -> Mapping[str, Any]:
         """Return the backend's declarations; :class:`BackendError` if it cannot be used."""
         try:
-            said = self._received(Deadline(seconds))
+            answer = self._receive(Deadline(seconds))
         except HostEnded as end:
             if end.reason is Reason.HUNG:
                 raise BackendError(
                     f"backend {self.name!r}: expected its import to end within {seconds:g} s; it did not"
                 ) from None
-            raise BackendError(f"backend {self.name!r}: its import {end.words}") from None
-        letter, found = said[0]
-        if letter == "x" or not isinstance(found, dict):
+            raise BackendError(f"backend {self.name!r}: its import {end.description}") from None
+        letter, description = answer[0]
+        if letter == "x" or not isinstance(description, dict):
             self.close()
-            raise BackendError(printable(str(found)))
-        return found
+            raise BackendError(printable(str(description)))
+        return description
 
-    def begin(self) -> None:
-        """Start the time of a check."""
+    def start_check(self) -> None:
+        """Start the clock of a check."""
         self.clock.reset()
 
     def close(self) -> list[str]:
-        """End the process and its descendants; return those that it left running."""
+        """End the process and its descendants; return the titles of those left running."""
         if self._socket.fileno() >= 0:
             self._socket.close()
             self._queue.clear()
@@ -138,156 +142,156 @@ class Host:
             self.left += self.process.end(adopted=self.adopted)
         return self.left
 
-    def _ended(self, reason: Reason, words: str) -> HostEnded:
-        # A process that ended by itself needs time to report its exit status before it is killed.
+    def _ended(self, reason: Reason, description: str) -> HostEnded:
+        # Killed too early, a process that is ending by itself would lose its exit status.
         if reason is Reason.CRASHED:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(1.0)
             if self.process.poll() is not None:
-                words = f"ended the process {self.process.ending}"
-        return HostEnded(reason, words, self.close())
+                description = f"ended the process {self.process.ending}"
+        return HostEnded(reason, description, self.close())
 
     def _watch(self, clock: Clock) -> Watch:
         return Watch(self.process.pid, clock, self._hung)
 
-    def _hung(self, words: str) -> NoReturn:
-        raise self._ended(Reason.HUNG, words)
+    def _hung(self, description: str) -> NoReturn:
+        raise self._ended(Reason.HUNG, description)
 
     # Requests ----------------------------------------------------------------------------------------------------
 
-    def queued(self, x: "np.ndarray[Any, Any]", kind: type[RemoteArray]) -> RemoteArray:
-        """Return the handle of an array that will be converted before the next request."""
-        text = dtype_text(x.dtype)
-        plain = text is not None and x.flags.c_contiguous
+    def queue_array(self, x: "np.ndarray[Any, Any]", kind: type[RemoteArray]) -> RemoteArray:
+        """Queue an array for conversion; return its handle."""
+        dtype = dtype_text(x.dtype)
+        plain = dtype is not None and x.flags.c_contiguous
         self._number += 2
         if not plain:
             self._queue.append((self._number, pickle.dumps(x, 5)))
         elif x.nbytes < LARGE:
-            self._queue.append((self._number, text, x.shape, x.tobytes()))
+            self._queue.append((self._number, dtype, x.shape, x.tobytes()))
         else:
-            self._queue.append((self._number, text, x.shape, x.nbytes))
+            self._queue.append((self._number, dtype, x.shape, x.nbytes))
             self._large.append(x)
         self._waiting += x.nbytes
         self.changes += 1
-        found = kind(self, self._number, x.shape)
-        if not self.eager or len(self._queue) > QUEUED or self._waiting > QUEUED_BYTES:
-            self.ask("converted", found)
-        return found
+        handle = kind(self, self._number, x.shape)
+        if not self.defers_conversions or len(self._queue) > MAX_QUEUED or self._waiting > MAX_QUEUED_BYTES:
+            self.ask("converted", handle)
+        return handle
 
-    def view(self, what: str, x: RemoteArray, given: Any, like: Callable[["np.ndarray[Any, Any]"], Any]) -> Any:
-        """Return the result of a step on an array; ``like`` predicts its shape with NumPy.
+    def view(self, request: str, x: RemoteArray, args: Any, predict: Callable[["np.ndarray[Any, Any]"], Any]) -> Any:
+        """Return the result of a step on an array.
 
-        The step is pipelined if such a step has succeeded before.
+        It is pipelined if such a step has succeeded before: ``predict`` finds its shape on a NumPy array.
         """
         try:
-            shape = like(np.ndarray(x.shape, np.uint8, ZERO, 0, (0,) * x.ndim)).shape
-        except UNLIKE:
-            return self.ask(what, x, *given)
-        key = what, type(x), _manner(given)
-        if self.patient or key not in self._known:
-            found = self.ask(what, x, *given)
-            if issubclass(type(found), RemoteArray) and found.shape == shape:
-                self._known[key] = type(found)
-            return found
-        return self._known[key](self, self._later(what, x, given, shape), shape)
+            shape = predict(np.ndarray(x.shape, np.uint8, ZERO, 0, (0,) * x.ndim)).shape
+        except UNPREDICTABLE:
+            return self.ask(request, x, *args)
+        key = request, type(x), _step_kind(args)
+        if self.waits_for_steps or key not in self._result_classes:
+            result = self.ask(request, x, *args)
+            if issubclass(type(result), RemoteArray) and result.shape == shape:
+                self._result_classes[key] = type(result)
+            return result
+        return self._result_classes[key](self, self._queue_step(request, x, args, shape), shape)
 
-    def change(self, what: str, x: RemoteArray, *given: Any) -> None:
-        """Change an array; the change is pipelined if such a change has succeeded before."""
-        key = what, type(x), *map(type, given)
-        if self.patient or key not in self._known:
-            self.ask(what, x, *given)
-            self._known[key] = type(x)
+    def change(self, request: str, x: RemoteArray, *args: Any) -> None:
+        """Change an array; the change is pipelined if one of its kind has succeeded before."""
+        key = request, type(x), *map(type, args)
+        if self.waits_for_steps or key not in self._result_classes:
+            self.ask(request, x, *args)
+            self._result_classes[key] = type(x)
         else:
-            self._later(what, x, given, None)
+            self._queue_step(request, x, args, None)
 
     def library(self, x: RemoteArray) -> Mapping[str, Any]:
         """Return the layout functions that the array's library has."""
-        if type(x) not in self._libraries:
-            found = {**self.ask("functions", x)}
-            if "broadcast_to" in found:
-                found["broadcast_to"] = partial(self._broadcast, found["broadcast_to"])
-            self._libraries[type(x)] = found
-        return self._libraries[type(x)]
+        if type(x) not in self._library_functions:
+            functions = {**self.ask("functions", x)}
+            if "broadcast_to" in functions:
+                functions["broadcast_to"] = partial(self._broadcast, functions["broadcast_to"])
+            self._library_functions[type(x)] = functions
+        return self._library_functions[type(x)]
 
     def _broadcast(self, function: Any, x: RemoteArray, shape: tuple[int, ...]) -> Any:
         return self.view("apply", x, (function, shape), lambda x: np.broadcast_to(x, shape))
 
-    def _later(self, what: str, x: RemoteArray, given: Any, shape: tuple[int, ...] | None) -> int:
+    def _queue_step(self, request: str, x: RemoteArray, args: Any, shape: tuple[int, ...] | None) -> int:
         """Queue a step for the next request; return the number of its result."""
         self._number += 2
-        self._queue.append(pickle.dumps((self._number, shape, what, x, *given), 5))
+        self._queue.append(pickle.dumps((self._number, shape, request, x, *args), 5))
         self.changes += 1
         return self._number
 
-    def forget(self, number: int) -> None:
+    def release(self, number: int) -> None:
         """Queue the release of an object for the next request."""
         if self._socket.fileno() >= 0:
             self._queue.append(number)
 
-    def ask(self, what: str, *given: Any) -> Any:
+    def ask(self, request: str, *args: Any) -> Any:
         """Run a request and return its result; an exception that it raises is raised here."""
-        request = pickle.dumps((what, *given), 5)
-        queue, large = NOTHING, self._large
+        message = pickle.dumps((request, *args), 5)
+        queue, large = EMPTY_QUEUE, self._large
         if self._queue:
             queue = marshal.dumps(self._queue)
             self._queue, self._large, self._waiting = [], [], 0
-        if what not in READING:
+        if request not in READ_ONLY_REQUESTS:
             self.changes += 1
-        self._send(LENGTHS.pack(len(queue), len(request)) + queue + request)
+        self._send(LENGTHS.pack(len(queue), len(message)) + queue + message)
         for x in large:
             self._send(x.reshape(-1).view(np.uint8))
-        (letter, found), payload = self._received(self.clock)
+        (letter, answer), payload = self._receive(self.clock)
         try:
-            reader = Reader(payload, lambda *made: self._made(reader, *made))
+            reader = Reader(payload, lambda *details: self._handle(reader, *details))
             if letter == "r":
-                if what == "read_on":
-                    self._ahead, self._since = {number: (reader, seen) for number, seen in found[1:]}, self.changes
-                    found = found[0]
-                if what not in ("read", "read_on"):
-                    return reader.value(found)
-                letter, found = found
+                if request == "read_on":
+                    self._read_ahead = {number: (reader, content) for number, content in answer[1:]}
+                    answer, self._changes_read = answer[0], self.changes
+                if request not in ("read", "read_on"):
+                    return reader.value(answer)
+                letter, answer = answer
                 if letter == "v":
-                    return reader.value(found)
+                    return reader.value(answer)
             if letter == "l":
-                if self.patient:
-                    raise MalformedReply("an error of a step that was waited for")
-                self.patient = True
+                if self.waits_for_steps:
+                    raise MalformedReply("expected no failed step, since no step was pipelined")
+                self.waits_for_steps = True
                 raise PipelineFailed
-            error = as_told(found)
-        except (MalformedReply, ValueError, TypeError) as breach:
-            raise self._ended(Reason.CRASHED, f"sent a malformed reply ({breach})") from None
+            error = exception_from_json(answer)
+        except (MalformedReply, ValueError, TypeError) as malformed:
+            raise self._ended(Reason.CRASHED, f"sent a malformed reply ({malformed})") from None
         if letter == "u":
-            self.eager = False
-            if what != "converted":
+            self.defers_conversions = False
+            if request != "converted":
                 raise Violation(f"from_numpy raised {Raised(error).message}", reason=Reason.RAISED)
         raise error
 
     def read(self, x: RemoteArray) -> Any:
         """Return the contents of an array.
 
-        The next arrays are read ahead; results of the backend only if they are read in sequence.
+        The next arrays are read ahead, but results of the backend (odd numbers) only when read in sequence.
         """
         number = x._number
-        known = x.seen()
-        if known is ABSENT and self._since == self.changes:
-            known = self._ahead.pop(number, ABSENT)
-        alone, self._last = number % 2 and number != self._last + 2, number
-        if known is ABSENT:
-            return self.ask("read", x) if alone else self.ask("read_on", x, number, AHEAD)
+        content = x.pop_content()
+        if content is ABSENT and self._changes_read == self.changes:
+            content = self._read_ahead.pop(number, ABSENT)
+        alone, self._last_read = number % 2 and number != self._last_read + 2, number
+        if content is ABSENT:
+            return self.ask("read", x) if alone else self.ask("read_on", x, number, READ_AHEAD)
         try:
-            value, error = seen(*known)
-        except (MalformedReply, ValueError, TypeError) as breach:
-            raise self._ended(Reason.CRASHED, f"sent a malformed reply ({breach})") from None
+            value, error = content_or_error(*content)
+        except (MalformedReply, ValueError, TypeError) as malformed:
+            raise self._ended(Reason.CRASHED, f"sent a malformed reply ({malformed})") from None
         if error is not None:
             raise error
         return value
 
-    def _made(self, reader: Reader, letter: str, number: int, more: list[Any]) -> Any:
+    def _handle(self, reader: Reader, letter: str, number: int, details: list[Any]) -> Any:
         if letter != "a":
-            return named_like(letter, more[0])(self, number)
-        shape, numpy, name, seen = more
-        read = ABSENT if seen is None else (reader, seen)
-        return named_like("n" if numpy else "a", name)(self, number, tuple(map(int, shape)), read)
+            return handle_class(letter, details[0])(self, number)
+        shape, numpy, name, content = details
+        read = ABSENT if content is None else (reader, content)
+        return handle_class("n" if numpy else "a", name)(self, number, tuple(map(int, shape)), read)
 
     # Bytes -------------------------------------------------------------------------------------------------------
 
@@ -303,13 +307,13 @@ class Host:
             except OSError:
                 raise self._ended(Reason.CRASHED, "ended the process") from None
 
-    def _received(self, clock: Clock) -> tuple[Any, Any]:
+    def _receive(self, clock: Clock) -> tuple[Any, Any]:
         """Return the JSON and the bytes of an answer."""
         watch = self._watch(clock)
         count = self._fill(memoryview(self._buffer), 0, LENGTHS.size, watch)
         text, bytes_ = LENGTHS.unpack_from(self._buffer)
         if text > MAX_TEXT or bytes_ > MAX_BYTES:
-            raise self._ended(Reason.CRASHED, "sent a malformed reply (too much of it)")
+            raise self._ended(Reason.CRASHED, "sent a malformed reply (too many bytes)")
         whole = LENGTHS.size + text + bytes_
         buffer = np.empty(whole, np.uint8).data
         have = min(count, whole)
@@ -317,12 +321,12 @@ class Host:
         self._fill(buffer, have, whole, watch)
         middle = LENGTHS.size + text
         try:
-            said = header(buffer[LENGTHS.size : middle])
-            if count > whole or not isinstance(said, list) or len(said) != 2 or said[0] not in KINDS:
-                raise MalformedReply("no frame")
-        except MalformedReply as breach:
-            raise self._ended(Reason.CRASHED, f"sent a malformed reply ({breach})") from None
-        return said, buffer[middle:]
+            answer = header(buffer[LENGTHS.size : middle])
+            if count > whole or not isinstance(answer, list) or len(answer) != 2 or answer[0] not in ANSWER_KINDS:
+                raise MalformedReply("expected a kind of answer and its value")
+        except MalformedReply as malformed:
+            raise self._ended(Reason.CRASHED, f"sent a malformed reply ({malformed})") from None
+        return answer, buffer[middle:]
 
     def _fill(self, buffer: memoryview, count: int, least: int, watch: Watch) -> int:
         while count < least:
@@ -340,16 +344,16 @@ class Host:
         return count
 
 
-def _manner(given: Any) -> Any:
-    """Return the kind of a step: some libraries can slice arrays, but not with negative steps."""
-    if isinstance(given, tuple):
-        return tuple(map(_manner, given))
-    if isinstance(given, slice):
-        return slice, given.step is not None and given.step < 0
-    return given if isinstance(given, str) else type(given)
+def _step_kind(args: Any) -> Any:
+    """Return the kind of a step; negative slices, which some libraries lack, are one."""
+    if isinstance(args, tuple):
+        return tuple(map(_step_kind, args))
+    if isinstance(args, slice):
+        return slice, args.step is not None and args.step < 0
+    return args if isinstance(args, str) else type(args)
 
 
-def seen(reader: Reader, found: Any) -> tuple[Any, BaseException | None]:
-    """Return the contents sent for an array, or the exception of its conversion."""
-    letter, value = found
-    return (reader.value(value), None) if letter == "v" else (None, as_told(value))
+def content_or_error(reader: Reader, sent: Any) -> tuple[Any, BaseException | None]:
+    """Return the contents of an array that were sent, or the exception of its conversion."""
+    letter, value = sent
+    return (reader.value(value), None) if letter == "v" else (None, exception_from_json(value))

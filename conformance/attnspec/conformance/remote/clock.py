@@ -1,14 +1,13 @@
-"""Time limit of a backend's process: processor time, plus time in which it wants no processor."""
+"""Time limit of a check in a backend's process, fair on a busy machine."""
 
 import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from attnspec.conformance.remote.processes import KNOWN, usage
+from attnspec.conformance.remote.processes import HAS_PROC, usage
 
 WALL = 8.0
-"""Wall time, in multiples of the limit, for a process that waits for a processor."""
-
+"""Wall time allowed to a process without a processor, in multiples of the limit."""
 
 INTERVAL = 0.25
 """Seconds between two looks at the clock."""
@@ -17,7 +16,8 @@ INTERVAL = 0.25
 class Clock:
     """Time that a backend has used for one check.
 
-    It counts processor time, and time in which its processes want no processor: a busy machine must not fail a backend.
+    It counts processor time, and time in which no process of the backend wants a processor. Time spent waiting for a
+    busy processor does not count, up to ``WALL`` times the limit.
     """
 
     def __init__(self, allowed: float) -> None:
@@ -30,7 +30,7 @@ class Clock:
 
     @property
     def over(self) -> bool:
-        """True if the check has taken too long."""
+        """True if the check has used up its time."""
         return self.spent >= self.allowed or self.passed >= WALL * self.allowed
 
 
@@ -44,23 +44,23 @@ class Deadline(Clock):
 
 
 class Watch:
-    """Checks regularly that a backend's process is within its time."""
+    """Regular looks at a backend's process: has it used up its time?"""
 
     def __init__(self, process: int, clock: Clock, hung: Callable[[str], NoReturn]) -> None:
         self.process, self.clock, self.hung = process, clock, hung
         self._at, self._used = time.monotonic(), -1.0
 
     def look_now_and_then(self) -> None:
-        """Look if the last look is old: answers byte by byte never let the socket wait."""
+        """Look if the last look is old: while data trickle in, the socket never waits."""
         if time.monotonic() - self._at >= INTERVAL:
             self.look()
 
     def look(self) -> None:
-        """Count the time since the last look; call ``hung``, which raises, when the time is up."""
+        """Add the time since the last look; raise by ``hung`` if it is up."""
         clock, now = self.clock, time.monotonic()
         since, self._at = now - self._at, now
         clock.passed += since
-        if KNOWN:
+        if HAS_PROC:
             used, wants = usage(self.process)
             gained = since if self._used < 0 else used - self._used
             self._used = used

@@ -1,8 +1,8 @@
-"""A backend's declarations, as JSON from another process.
+"""A backend's declarations as JSON, written by the process that imports it.
 
 ``python -m attnspec.conformance.remote.description NAME DEVICE ANSWER`` imports the backend and writes its contract, or
-the error, to the file descriptor ANSWER. The process then ends immediately: it waits neither for processes that the
-backend left running nor for its exit handlers.
+the error, to the file descriptor ANSWER. It then exits without waiting for processes that the backend left running, or
+for its exit handlers.
 """
 
 import json
@@ -68,9 +68,9 @@ def described(contract: Contract) -> dict[str, Any]:
 
 
 def contract_from(description: Mapping[str, Any], origin: str) -> Contract:
-    """Return the contract that :func:`describe` wrote; :class:`BackendError` for any other content.
+    """Return the contract that :func:`describe` wrote; :class:`BackendError` for anything else.
 
-    The backend ran in the process that sent the description, and may have written anything.
+    The backend runs in the process that sends the description, and may send anything.
     """
     try:
         return _contract(description, origin)

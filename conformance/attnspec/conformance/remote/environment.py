@@ -16,22 +16,22 @@ ONE_THREAD = dict.fromkeys(
     ),
     "1",
 )
-"""One thread of linear algebra in each process: there is a process for every core."""
+"""One thread of linear algebra per process, since there is a process for every core."""
 
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""Modules in the current folder must not replace standard modules of the same name.
+"""Keeps modules in the current folder from replacing standard modules of the same name.
 
-Backends in that folder are still importable: it comes last.
+Backends in that folder can still be imported: :func:`~attnspec.conformance.remote.loading.load` appends it to the path.
 """
 
 
 def own_folders() -> list[str]:
-    """Return the folders of attnspec's portions; a namespace package has no module of its own to import."""
+    """Return the folders of attnspec's portions (a namespace package has several)."""
     return [*sys.modules["attnspec"].__path__]
 
 
-OF_PYTEST = dict.fromkeys(("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DEBUG", "PYTEST_DISABLE_PLUGIN_AUTOLOAD"))
-"""Variables that configure the user's own pytest runs, unset for the suite's."""
+PYTEST_VARIABLES = dict.fromkeys(("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DEBUG", "PYTEST_DISABLE_PLUGIN_AUTOLOAD"))
+"""Variables that configure the user's own pytest runs; the suite's runs unset them."""
 
 
 @contextmanager

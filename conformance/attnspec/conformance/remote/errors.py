@@ -2,4 +2,4 @@
 
 
 class BackendError(Exception):
-    """Unusable backend or selection; the one-line message says what was expected and what came."""
+    """An unusable backend or selection; the message is one line: what was expected, what came."""

@@ -1,4 +1,4 @@
-"""Temporary folders of a run; a later run removes them if their process was killed."""
+"""Temporary folders of runs, removed by a later run if their process was killed."""
 
 import errno
 import fcntl
@@ -13,11 +13,10 @@ PREFIX = "attnspec-"
 """Prefix of all temporary folders."""
 
 LOCK = "lock"
-"""File in each folder that its process keeps locked; the system unlocks it however the process ends."""
+"""File in each folder, locked by its process until that ends in any way."""
 
-
-ROOM = 1 << 24
-"""Bytes that a run needs at most for its own files."""
+MIN_FREE_BYTES = 1 << 24
+"""Free space that a run requires, more than it needs for its files."""
 
 
 class TemporaryFolder(tempfile.TemporaryDirectory[str]):
@@ -28,13 +27,13 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
             parent = Path(tempfile.gettempdir())
             remove_abandoned(parent)
             free = shutil.disk_usage(parent).free
-            if free < ROOM:
-                # A disk that is full in the middle of a run would cost verdicts.
-                raise OSError(errno.ENOSPC, f"{free:,} bytes of {ROOM:,} in {str(parent)!r}")
+            if free < MIN_FREE_BYTES:
+                # A disk that becomes full during a run would cost verdicts.
+                raise OSError(errno.ENOSPC, f"{free:,} bytes of {MIN_FREE_BYTES:,} in {str(parent)!r}")
             super().__init__(prefix=PREFIX)
             self._lock = _lock(Path(self.name))
         except OSError as error:
-            raise BackendError(no_room(error)) from error
+            raise BackendError(no_room_message(error)) from error
 
     def cleanup(self) -> None:
         """Remove the folder."""
@@ -42,13 +41,13 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
         os.close(self._lock)
 
 
-def no_room(error: OSError) -> str:
+def no_room_message(error: OSError) -> str:
     """Return the message for a temporary folder or file that cannot be created."""
     return f"TMPDIR: expected a folder with room for temporary files; got: {error.strerror}"
 
 
 def _lock(folder: Path) -> int:
-    """Lock a folder; the file is renamed once locked, so that nobody sees it unlocked."""
+    """Lock a folder; the file gets its name once locked: nobody finds it unlocked."""
     new = folder / f"{LOCK}.new"
     lock = os.open(new, os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -64,4 +63,4 @@ def remove_abandoned(parent: Path) -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
-            continue  # it is in use, somebody else's, or none of a run
+            continue  # in use, another user's, or not a folder of a run

@@ -1,7 +1,7 @@
-"""Process of a backend: it imports the backend, calls it on request, and answers with bytes.
+"""The process of a backend: it imports the backend and answers requests to call it.
 
 ``python -m attnspec.conformance.remote.host SOCKET NAME DEVICE`` answers requests on the file descriptor SOCKET until
-it is closed. It imports no reference and no law, so that nothing in it knows a result.
+it is closed. It imports neither reference nor laws, so that a backend finds no expected results in its process.
 """
 
 import gc
@@ -20,36 +20,36 @@ from attnspec.conformance.judging.foreign_calls import call_safely, in_thread
 from attnspec.conformance.remote.description import describe, described, runs_on
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.loading import contract_of, load
-from attnspec.conformance.remote.objects import KEPT, Unconverted
+from attnspec.conformance.remote.objects import OBJECTS, Unconverted
 from attnspec.conformance.remote.processes import die_with_parent
-from attnspec.conformance.remote.raised import told
+from attnspec.conformance.remote.raised import exception_as_json
 from attnspec.conformance.remote.wire import LENGTHS, Writer, dtype_named, is_small
 
 FUNCTIONS = ("broadcast_to", "empty", "_neg_view")
-"""Functions of a library that layouts need."""
+"""Functions of an array library that memory layouts need."""
 
 OPTIONAL = ("from_numpy", "to_numpy", "vjp", "pullback", "modes")
-"""Optional attributes of a backend."""
+"""Optional attributes of a backend that the judge may request."""
 
 TIMERS = {signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF}
-"""Signals blocked while the backend is not called: their handlers belong to the backend."""
+"""Signals of timers that a backend may have set, blocked between its calls."""
 
 
-class Host:
-    """Answers requests about one backend."""
+class RequestHandler:
+    """Requests to one backend: each method but ``prepare`` answers the request of its name."""
 
     def __init__(self, backend: Any, device: str) -> None:
-        self.backend, self.device, self.late = backend, device, False
+        self.backend, self.device, self.step_failed = backend, device, False
         self.from_numpy, self.to_numpy = (getattr(backend, name, None) for name in ("from_numpy", "to_numpy"))
 
-    # What is done without an answer ------------------------------------------------------------------------------
+    # The queue, which has no answers -----------------------------------------------------------------------------
 
     def prepare(self, queue: list[Any]) -> None:
-        """Process the queue in order: release objects, convert arrays, take pipelined steps.
+        """Process the queue in order: release objects, convert arrays, do pipelined steps.
 
-        ``late`` is set if a step fails, or if its result has another shape than the judge assumed.
+        ``step_failed`` is set if a step raises, or if its result has another shape than the judge assumed.
         """
-        objects = KEPT.objects
+        objects = OBJECTS.objects
         for entry in queue:
             if type(entry) is int:
                 objects.pop(entry, None)
@@ -61,11 +61,11 @@ class Host:
 
     def _step(self, entry: bytes) -> None:
         try:
-            number, shape, what, *given = pickle.loads(entry)
-            KEPT.objects[number] = found = getattr(self, what)(*given)
-            self.late = self.late or (shape is not None and tuple(found.shape) != shape)
+            number, shape, what, *args = pickle.loads(entry)
+            OBJECTS.objects[number] = result = getattr(self, what)(*args)
+            self.step_failed = self.step_failed or (shape is not None and tuple(result.shape) != shape)
         except BaseException:  # noqa: BLE001 - a backend's code may raise anything
-            self.late = True
+            self.step_failed = True
 
     def _converted(self, x: Any) -> Any:
         if self.from_numpy is None:
@@ -77,17 +77,17 @@ class Host:
 
     # Requests ----------------------------------------------------------------------------------------------------
 
-    def operation(self, name: str, given: Any, named: Any) -> Any:
+    def operation(self, name: str, args: Any, kwargs: Any) -> Any:
         """Call a function of the backend."""
-        return getattr(self.backend, name)(*given, **named)
+        return getattr(self.backend, name)(*args, **kwargs)
 
-    def in_thread(self, name: str, given: Any, named: Any) -> Any:
+    def in_thread(self, name: str, args: Any, kwargs: Any) -> Any:
         """Call a function of the backend in a new thread."""
-        return in_thread(getattr(self.backend, name), *given, **named)
+        return in_thread(getattr(self.backend, name), *args, **kwargs)
 
-    def call(self, function: Any, given: Any, named: Any) -> Any:
+    def call(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Call a function that the backend has returned."""
-        return function(*given, **named)
+        return function(*args, **kwargs)
 
     def apply(self, x: Any, function: Any, shape: tuple[int, ...]) -> Any:
         """Call a library function that gives an array another shape."""
@@ -110,13 +110,13 @@ class Host:
         """Write to an array."""
         x[key] = value
 
-    def method(self, x: Any, name: str, given: Any) -> Any:
+    def method(self, x: Any, name: str, args: Any) -> Any:
         """Call a method of an array."""
-        return getattr(x, name)(*given)
+        return getattr(x, name)(*args)
 
     def attribute(self, x: Any, name: str) -> Any:
-        """Return an attribute of an array, sent as a handle."""
-        return Whole(getattr(x, name))
+        """Return an attribute of an array, as a handle."""
+        return AsHandle(getattr(x, name))
 
     def functions(self, x: Any) -> Any:
         """Return the layout functions that the array's library has."""
@@ -124,7 +124,7 @@ class Host:
         return {name: getattr(module, name) for name in FUNCTIONS if hasattr(module, name)}
 
     def converted(self, x: Any) -> bool:
-        """Return true: unpickling the request raises if the array's conversion failed."""
+        """Return true; if the array's conversion failed, unpickling the request has raised."""
         return True
 
     def flag(self, x: Any, name: str, value: bool) -> None:
@@ -132,78 +132,78 @@ class Host:
         setattr(x.flags, name, value)
 
 
-class Whole:
-    """Marks a value to send as a handle, whatever its type: a dtype, a device."""
+class AsHandle:
+    """A value to send as a handle whatever its type, such as a dtype."""
 
     def __init__(self, x: Any) -> None:
         self.x = x
 
 
-SENT_ALONG = {"operation", "in_thread", "call"}
-"""Requests whose answers include the contents of all arrays in them."""
+WITH_CONTENTS = {"operation", "in_thread", "call"}
+"""Requests whose answers include the contents of result arrays, which the judge reads next."""
 
 
-def answer(host: Host, queue: list[Any], request: bytes) -> bytearray:
+def answer(host: RequestHandler, queue: list[Any], request: bytes) -> bytearray:
     """Process the queue, run the request, and return the frame of the answer."""
-    writer = Writer(KEPT.keep)
+    writer = Writer(OBJECTS.keep)
     try:
         host.prepare(queue)
-        if host.late:
-            host.late = False
+        if host.step_failed:
+            host.step_failed = False
             return writer.frame(["l", None])
-        what, *given = pickle.loads(request)
-        if what in SENT_ALONG:
-            writer.read = host.to_numpy or _itself
+        what, *args = pickle.loads(request)
+        if what in WITH_CONTENTS:
+            writer.read = host.to_numpy or _identity
         if what == "read":
             writer.read = host.to_numpy
-            found = writer.seen(*given)
+            result = writer.content(*args)
         elif what == "read_on":
             writer.read = host.to_numpy
-            found = [writer.seen(given[0]), *read_on(writer, *given[1:])]
+            result = [writer.content(args[0]), *read_on(writer, *args[1:])]
         elif what == "array":
-            found = writer.array(np.asarray(*given))
+            result = writer.array(np.asarray(*args))
         else:
-            found = written(writer, getattr(host, what)(*given))
-        return writer.frame(["r", found])
+            result = result_json(writer, getattr(host, what)(*args))
+        return writer.frame(["r", result])
     except Unconverted as error:
-        return Writer(KEPT.keep).frame(["u", told(error.error)])
+        return Writer(OBJECTS.keep).frame(["u", exception_as_json(error.error)])
     except BaseException as error:  # noqa: BLE001 - a backend's code may raise anything
-        return Writer(KEPT.keep).frame(["e", told(error)])
+        return Writer(OBJECTS.keep).frame(["e", exception_as_json(error)])
 
 
-def written(writer: Writer, result: Any) -> Any:
+def result_json(writer: Writer, result: Any) -> Any:
     """Return the JSON of a request's result."""
-    if type(result) is Whole:
-        return ["o", KEPT.keep(result.x), type(result.x).__name__]
+    if type(result) is AsHandle:
+        return ["o", OBJECTS.keep(result.x), type(result.x).__name__]
     return writer.value(result)
 
 
 def read_on(writer: Writer, number: int, count: int) -> list[Any]:
-    """Return the contents of the arrays numbered after ``number``, each with its number."""
-    following = {n: KEPT.objects.get(n) for n in range(number + 2, number + 2 * count + 2, 2)}
-    return [[n, writer.seen(x)] for n, x in following.items() if is_small(x)]
+    """Return the contents of the arrays that follow ``number``, each with its number."""
+    following = {n: OBJECTS.objects.get(n) for n in range(number + 2, number + 2 * count + 2, 2)}
+    return [[n, writer.content(x)] for n, x in following.items() if is_small(x)]
 
 
-def _itself(x: Any) -> Any:
+def _identity(x: Any) -> Any:
     return x
 
 
 def _array(text: Any, shape: Any = None, numbers: Any = b"") -> Any:
-    """Return a NumPy array as it was sent: dtype, shape and bytes, or a pickle."""
+    """Return a NumPy array from what was sent: dtype, shape and bytes, or a pickle."""
     if shape is None:
         return pickle.loads(text)
     return np.ndarray(shape, dtype_named(text), bytearray(numbers) if type(numbers) is bytes else numbers)
 
 
 class Channel:
-    """Requests and answers on a socket."""
+    """The socket to the judge, as queues, requests and answers."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self._buffer = bytearray(1 << 16)
 
     def receive(self) -> tuple[list[Any], bytes]:
-        """Return the queue and the next request; ``EOFError`` if the socket is closed."""
+        """Wait for a queue and its request; ``EOFError`` if the socket is closed."""
         count = self._fill(self._buffer, 0, LENGTHS.size)
         lengths = LENGTHS.unpack_from(self._buffer)
         whole, buffer = LENGTHS.size + sum(lengths), self._buffer
@@ -212,14 +212,14 @@ class Channel:
             buffer[:count] = self._buffer[:count]
         count = self._fill(buffer, count, whole)
         middle = LENGTHS.size + lengths[0]
-        queue, rest = marshal.loads(memoryview(buffer)[LENGTHS.size : middle]), memoryview(buffer)[whole:count]
+        queue, excess = marshal.loads(memoryview(buffer)[LENGTHS.size : middle]), memoryview(buffer)[whole:count]
         for i, entry in enumerate(queue):
             if type(entry) is tuple and type(entry[-1]) is int:
                 *plain, size = entry
                 numbers = np.empty(size, np.uint8).data
-                known = min(len(rest), size)
-                numbers[:known], rest = rest[:known], rest[known:]
-                self._fill(numbers, known, size)
+                filled = min(len(excess), size)
+                numbers[:filled], excess = excess[:filled], excess[filled:]
+                self._fill(numbers, filled, size)
                 queue[i] = *plain, numbers
         return queue, bytes(buffer[middle:whole])
 
@@ -237,7 +237,7 @@ class Channel:
         self.connection.sendall(frame)
 
 
-def serve(channel: Channel, host: Host) -> None:
+def serve(channel: Channel, host: RequestHandler) -> None:
     """Answer requests until the socket is closed."""
     while True:
         queue, request = channel.receive()
@@ -251,8 +251,8 @@ def serve(channel: Channel, host: Host) -> None:
 
 def _stays_numpy(backend: Any, device: str) -> bool:
     """Return whether the backend's arrays are NumPy arrays."""
-    found = call_safely(lambda: backend.from_numpy(np.zeros(1, np.float32), device=device))
-    return isinstance(found, np.ndarray)
+    array = call_safely(lambda: backend.from_numpy(np.zeros(1, np.float32), device=device))
+    return isinstance(array, np.ndarray)
 
 
 def main() -> None:
@@ -268,20 +268,20 @@ def main() -> None:
     try:
         backend = load(name)
         contract = contract_of(backend, name)
-        # If the backend does not declare the device, the caller reports that in its own message.
-        said = describe(backend, name, device) if runs_on(contract, device) else described(contract)
-        said["optional"] = [x for x in OPTIONAL if getattr(backend, x, None) is not None]
-        said["numpy"] = "from_numpy" not in said["optional"] or _stays_numpy(backend, device)
+        # An undeclared device is not reported here: the judge's own message is better.
+        description = describe(backend, name, device) if runs_on(contract, device) else described(contract)
+        description["optional"] = [x for x in OPTIONAL if getattr(backend, x, None) is not None]
+        description["numpy"] = "from_numpy" not in description["optional"] or _stays_numpy(backend, device)
     except BackendError as error:
-        channel.send(Writer(KEPT.keep).frame(["x", str(error)]))
+        channel.send(Writer(OBJECTS.keep).frame(["x", str(error)]))
         os._exit(0)
     if os.getpid() != process:
         os._exit(0)
     gc.freeze()
     gc.set_threshold(100_000)
     try:
-        channel.send(Writer(KEPT.keep).frame(["h", said]))
-        serve(channel, Host(backend, device))
+        channel.send(Writer(OBJECTS.keep).frame(["h", description]))
+        serve(channel, RequestHandler(backend, device))
     finally:
         os._exit(0)
 

@@ -1,4 +1,4 @@
-"""Crashes and hangs of a backend with its own process, kept in the judge's memory."""
+"""Crashes and hangs of a backend's process, and the laws that they fail."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,90 +10,84 @@ from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.judging.violation import Reason
 
 INPUT_CHARACTERS = 2000
-"""Largest number of characters of an input in a message."""
+"""Most characters of an input in a message."""
 
-AT = " at the input "
-"""Separates the end of the process from its input in the message of an incident."""
+AT_INPUT = " at the input "
+"""Separator between crash and input in the message of an incident."""
 
 STOP_AFTER = 3
-"""Laws that may crash or hang per operation and dtype; then the remaining ones fail unchecked.
-
-Other dtypes do not count: their order depends on the number of workers.
-"""
+"""Crashes and hangs of a case after which its remaining laws fail unchecked."""
 
 
-def in_words(given: Any) -> str:
-    """Describe an input on one line: sizes, options, masks, numbers that are not normal, and seed."""
-    if not isinstance(given, Example):
-        return str(given)
-    kinds = {name: kind for name, kind in given.kinds.items() if kind != "normal"}
-    chosen = {**given.sizes, **given.options, **given.masks, **kinds}
-    words = [f"{name} = {value}" for name, value in chosen.items()]
-    words += [f"batch {given.batch}"] if given.batch else []
-    words += [f"without {', '.join(sorted(given.absent))}"] if given.absent else []
-    return ", ".join([*words, f"seed {given.seed}"])
+def input_text(input_: Any) -> str:
+    """Describe an input on one line: sizes, options, masks, unusual kinds of numbers, seed."""
+    if not isinstance(input_, Example):
+        return str(input_)
+    numbers = {name: kind for name, kind in input_.kinds.items() if kind != "normal"}
+    chosen = {**input_.sizes, **input_.options, **input_.masks, **numbers}
+    parts = [f"{name} = {value}" for name, value in chosen.items()]
+    parts += [f"batch {input_.batch}"] if input_.batch else []
+    parts += [f"without {', '.join(sorted(input_.absent))}"] if input_.absent else []
+    return ", ".join([*parts, f"seed {input_.seed}"])
 
 
 class Incidents:
-    """Crashes and hangs of a backend with its own process, kept in the judge's memory."""
+    """Crashes and hangs by case, in the judge's memory, out of the backend's reach."""
 
     def __init__(self, hang_after: float) -> None:
         self.hang_after = hang_after
         self._current: tuple[str, str, str, object] | None = None
-        self._doubted: set[tuple[str, str, str]] = set()
+        self._retried: set[tuple[str, str, str]] = set()
         self._verdicts: dict[tuple[str, str], dict[str, Result]] = {}
         self._inputs: dict[tuple[str, str, str], object] = {}
 
-    def begin(self, operation: str, dtype: str, law: str, given: object) -> None:
-        """Store the check that begins."""
-        self._current = operation, dtype, law, given
+    def begin(self, operation: str, dtype: str, law: str, input_: object) -> None:
+        """Store the check that begins: it is blamed if the process ends."""
+        self._current = operation, dtype, law, input_
 
-    def tried_again(self, operation: str, dtype: str) -> bool:
-        """Return true at a law's first hang, which a busy machine may have caused: the case runs again.
-
-        Call this after a hang. The second one counts.
-        """
+    def retry_after_hang(self, operation: str, dtype: str) -> bool:
+        """Return true, and forget the check, at a law's first hang: the case is judged again."""
         law, _ = self._check_of(operation, dtype)
-        if law is None or (operation, dtype, law) in self._doubted:
+        if law is None or (operation, dtype, law) in self._retried:
             return False
-        self._doubted.add((operation, dtype, law))
+        self._retried.add((operation, dtype, law))
         self._current = None
         return True
 
     def record(self, operation: str, dtype: str, *, hung: bool, left: Sequence[str] = ()) -> Result | None:
-        """Record the law that ended or hung the backend's process, and return the verdict.
+        """Record the law at which the process ended or hung, and return its verdict.
 
-        ``left`` names processes that it left running. None if no law can be blamed: the process ended before its first
-        check, or at a law that is recorded already.
+        ``left`` names processes that it left running. None if no law can be blamed: the process ended before the first
+        check, or again at a recorded law.
         """
-        law, given = self._check_of(operation, dtype)
+        law, input_ = self._check_of(operation, dtype)
         if law is None or law in self.verdicts(operation, dtype):
             return None
         what = f"did not answer within {self.hang_after:g} s" if hung else "ended the process"
-        message = f"the backend {what}{AT}{in_words(given)[:INPUT_CHARACTERS]}"
+        message = f"the backend {what}{AT_INPUT}{input_text(input_)[:INPUT_CHARACTERS]}"
         message += f"; left behind, and ended: {', '.join(left)}" if left else ""
         reason = Reason.HUNG if hung else Reason.CRASHED
         result = Result(operation, law, dtype, Status.FAILED, reason, message)
         self._store(result)
-        self._inputs[operation, dtype, law] = given
+        self._inputs[operation, dtype, law] = input_
         self._current = None
         return result
 
-    def examined(self, operation: str, dtype: str, law: str, found: Mapping[str, Any]) -> None:
+    def add_details(self, operation: str, dtype: str, law: str, fields: Mapping[str, Any]) -> None:
         """Add a message and a counterexample, or a note, to a recorded verdict."""
-        self._store(replace(self.verdicts(operation, dtype)[law], **found))
+        self._store(replace(self.verdicts(operation, dtype)[law], **fields))
 
-    def given_up(self, operation: str, dtype: str) -> str | None:
-        """Return why a case's remaining laws are skipped, ``crashed`` or ``hung``; None if they are checked."""
+    def stop_reason(self, operation: str, dtype: str) -> str | None:
+        """Return why a case's remaining laws are skipped; None if they are checked."""
         recorded = [*self.verdicts(operation, dtype).values()]
         return recorded[-1].reason if len(recorded) >= STOP_AFTER else None
 
     def verdicts(self, operation: str, dtype: str) -> dict[str, Result]:
-        """Return the verdicts of a case's laws that ended the process, by law."""
+        """Return the verdicts on those laws of a case that ended the process."""
         return dict(self._verdicts.get((operation, dtype), {}))
 
-    def input_of(self, operation: str, dtype: str, law: str) -> object:
-        """Return the input of a blamed law once, then None."""
+    def pop_input(self, operation: str, dtype: str, law: str) -> object:
+        """Return the input of a blamed law and forget it; None if there is none."""
         return self._inputs.pop((operation, dtype, law), None)
 
     def _check_of(self, operation: str, dtype: str) -> tuple[str | None, object]:
@@ -107,18 +101,18 @@ class Incidents:
 
 
 class Recorder:
-    """Callable before every check that stores the check and starts its time."""
+    """Callback before every check: it stores the check and starts its clock."""
 
     def __init__(self, incidents: Incidents, operation: str, dtype: str, began: Callable[[], None]) -> None:
         self._incidents, self._case, self._began = incidents, (operation, dtype), began
 
-    def __call__(self, law: str, given: Any) -> None:
-        """Store the check, and start its time."""
-        self._incidents.begin(*self._case, law, given)
+    def __call__(self, law: str, input_: Any) -> None:
+        """Store the check and start its clock."""
+        self._incidents.begin(*self._case, law, input_)
         self._began()
 
     @contextmanager
-    def during(self, law: str, given: Any) -> Iterator[None]:
-        """Store a step as the current check, and start its time."""
-        self(law, given)
+    def during(self, law: str, input_: Any) -> Iterator[None]:
+        """Store a step as the current check, and start its clock."""
+        self(law, input_)
         yield

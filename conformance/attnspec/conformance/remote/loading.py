@@ -1,4 +1,4 @@
-"""Loading a backend by name: a registered name, a module with an attribute, or a file."""
+"""Loading of a backend by registered name, module or file."""
 
 import gc
 import importlib
@@ -20,19 +20,19 @@ GROUP = "attnspec.backends"
 
 
 def registered() -> dict[str, str]:
-    """Return the backends that installed packages register: name and module."""
+    """Return the backends that installed packages register: the module by name."""
     return {e.name: e.value for e in sorted(entry_points(group=GROUP), key=lambda e: e.name)}
 
 
-def ships(name: str) -> bool:
-    """Return whether attnspec itself registers the backend, so that no foreign code runs in its process."""
+def comes_with_attnspec(name: str) -> bool:
+    """Return whether attnspec itself registers the backend, which is then trusted."""
     return any(e.name == name and e.dist is not None and e.dist.name == "attnspec" for e in entry_points(group=GROUP))
 
 
 def load(name: str) -> Any:
-    """Load a backend: a registered name, ``package.module[:attribute]``, or ``path/to/file.py[:attribute]``.
+    """Load a backend: registered name, ``package.module[:attribute]`` or ``path/to/file.py[:attribute]``.
 
-    A file without attribute must hold exactly one class with operations, or be a backend itself. Raises
+    Without an attribute, the module must have operations itself, or define exactly one object or class that has. Raises
     :class:`BackendError`.
     """
     target, _, attribute = name.partition(":")
@@ -52,7 +52,7 @@ def load(name: str) -> Any:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Disable garbage collection: an import's objects stay, and PyTorch's takes a fifth longer with it."""
+    """Disable garbage collection, which makes the import of PyTorch a fifth slower and frees nothing."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -88,12 +88,12 @@ def _cannot_import(name: str, target: str, raised: Raised) -> str:
 
 
 def _attribute(module: Any, attribute: str, name: str) -> Any:
-    found = module
+    value = module
     for part in attribute.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             raise BackendError(f"backend {name!r}: expected an attribute {attribute!r} in {module.__name__}; got none")
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def operations_of(x: Any) -> list[str]:
@@ -125,10 +125,10 @@ def _only_backend(module: Any, name: str) -> Any:
 
 def _instance(backend: Any, name: str) -> Any:
     if isinstance(backend, type):
-        made = call_safely(backend)
-        if isinstance(made, Raised):
-            raise BackendError(f"backend {name!r}: {backend.__name__}() raised {made.message}") from made.error
-        backend = made
+        instance = call_safely(backend)
+        if isinstance(instance, Raised):
+            raise BackendError(f"backend {name!r}: {backend.__name__}() raised {instance.message}") from instance.error
+        backend = instance
     if not operations_of(backend):
         known = ", ".join(list(OPERATIONS)[:3])
         raise BackendError(

@@ -1,18 +1,18 @@
-"""Objects that stay in the backend's process, by number: a request sends only the number."""
+"""Objects that stay in the backend's process; requests and answers hold only their numbers."""
 
 from typing import Any
 
 
 class Unconverted(Exception):
-    """Stands for an array whose conversion raised."""
+    """The place of an array whose conversion raised; raised when a request uses the array."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(type(error)))
         self.error = error
 
 
-class Kept:
-    """Numbered objects. Even numbers are chosen by the judge, which then needs no answer."""
+class ObjectStore:
+    """Objects by number: odd for results, even for numbers that the judge assigned in advance."""
 
     def __init__(self) -> None:
         self.objects: dict[int, Any] = {}
@@ -25,12 +25,12 @@ class Kept:
         return self._last
 
 
-KEPT = Kept()
+OBJECTS = ObjectStore()
 
 
-def kept(number: int) -> Any:
-    """Return the object of a number; unpickling a request puts it in place of the handle."""
-    found = KEPT.objects[number]
-    if isinstance(found, Unconverted):
-        raise found
-    return found
+def kept_object(number: int) -> Any:
+    """Return the object of a number; unpickling a handle calls this."""
+    x = OBJECTS.objects[number]
+    if isinstance(x, Unconverted):
+        raise x
+    return x

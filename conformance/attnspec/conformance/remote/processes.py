@@ -1,4 +1,4 @@
-"""Processes of the system: time used, processes left running, and how to end them."""
+"""Processes of the system: time used, and the end of all that a backend started."""
 
 import ctypes
 import os
@@ -15,8 +15,8 @@ from attnspec.conformance.judging.foreign_calls import printable
 
 PROC = Path("/proc")
 
-KNOWN = PROC.joinpath("self", "stat").exists()
-"""True if ``/proc`` describes processes."""
+HAS_PROC = PROC.joinpath("self", "stat").exists()
+"""True if the system describes processes in ``/proc``."""
 
 TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
@@ -26,14 +26,14 @@ MARK = "ATTNSPEC_PROCESS"
 SUBREAPER, DEATH_SIGNAL, DUMPABLE = 36, 1, 4
 """Linux's ``PR_SET_CHILD_SUBREAPER``, ``PR_SET_PDEATHSIG`` and ``PR_SET_DUMPABLE``."""
 
-FIRST = (1, 2)
-"""Process numbers within a sandbox of bubblewrap's own process and the one that it starts."""
+SANDBOX_PROCESSES = (1, 2)
+"""Process numbers, within a sandbox, of bubblewrap and of the process that it starts."""
 
-ROUNDS, PAUSE = 40, 0.05
-"""Largest number of checks for remaining processes, and seconds between two."""
+MAX_ROUNDS, PAUSE = 40, 0.05
+"""Most rounds of ending processes, and seconds between two."""
 
 
-def mark() -> str:
+def new_mark() -> str:
     """Return a mark that no other process has."""
     return secrets.token_hex(8)
 
@@ -49,7 +49,7 @@ def die_with_parent() -> None:
 
 
 def close_memory() -> None:
-    """Deny other processes of the user access to this one's memory, environment and files; root keeps it."""
+    """Deny the user's other processes access to this one's memory, environment and open files."""
     _prctl(DUMPABLE, 0)
 
 
@@ -59,7 +59,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 class Process(NamedTuple):
-    """A process; ``state`` is R if it runs or waits for a processor, S if it sleeps."""
+    """A process; ``state`` as in ``/proc``: R runs or could run, S sleeps, T stopped."""
 
     number: int
     name: str
@@ -76,18 +76,18 @@ class Process(NamedTuple):
 
     @property
     def ended(self) -> bool:
-        """True if the process is dead and only waits for its parent to collect it."""
+        """True if the process is dead, and only its parent has yet to collect it."""
         return self.state in "ZX"
 
 
 def processes() -> Iterator[Process]:
-    """Yield all processes, as far as the system lists them."""
-    for folder in PROC.iterdir() if KNOWN else ():
-        if folder.name.isdigit() and (found := process(int(folder.name))) is not None:
+    """Yield all processes that the system lists."""
+    for folder in PROC.iterdir() if HAS_PROC else ():
+        if folder.name.isdigit() and (found := process_of(int(folder.name))) is not None:
             yield found
 
 
-def process(number: int) -> Process | None:
+def process_of(number: int) -> Process | None:
     """Return the process of this number, or None."""
     return _read(PROC / str(number) / "stat")
 
@@ -99,19 +99,19 @@ def _read(path: Path) -> Process | None:
         return None
     before, _, after = text.rpartition(")")
     number, _, name = before.partition(" (")
-    state, parent, group, session, *rest = after.split()
+    state, parent, group, session, *fields = after.split()
     return Process(
-        int(number), name, state, int(parent), int(group), int(session), (int(rest[7]) + int(rest[8])) / TICKS
+        int(number), name, state, int(parent), int(group), int(session), (int(fields[7]) + int(fields[8])) / TICKS
     )
 
 
 def usage(leader: int) -> tuple[float, bool]:
     """Return a process group's processor seconds, and whether any of its threads wants more."""
     seconds, wants = 0.0, False
-    for one in processes():
-        if leader in (one.number, one.group, one.session):
-            seconds += one.seconds
-            wants = wants or any(t.state in "RD" for t in _threads(one.number))
+    for process in processes():
+        if leader in (process.number, process.group, process.session):
+            seconds += process.seconds
+            wants = wants or any(t.state in "RD" for t in _threads(process.number))
     return seconds, wants
 
 
@@ -120,43 +120,44 @@ def _threads(number: int) -> Iterator[Process]:
         paths = [*(PROC / str(number) / "task").iterdir()]
     except OSError:
         return
-    yield from (found for path in paths if (found := _read(path / "stat")) is not None)
+    yield from (thread for path in paths if (thread := _read(path / "stat")) is not None)
 
 
-def end_all(leader: int, word: str, *, adopted: bool = False, sandboxed: bool = False) -> list[str]:
-    """End a process group and all processes with its mark; return their titles without the leader's.
+def end_all(leader: int, mark: str, *, adopted: bool = False, sandboxed: bool = False) -> list[str]:
+    """End a group's leader and the processes that it left; return their titles.
 
-    With ``adopted`` this process has no other children: all of them are ended too. With ``sandboxed`` the leader is
-    bubblewrap; its own process within and the one that it was asked to start are not listed.
+    These are its group, its session, and all processes with its mark; with ``adopted``, all children of this process,
+    too, since it has no others. With ``sandboxed`` the leader is bubblewrap: its inner process and the one that it was
+    to run are not listed.
     """
-    own, marked = os.getpid(), f"{MARK}={word}".encode()
+    own, marked = os.getpid(), f"{MARK}={mark}".encode()
 
-    def is_left(one: Process) -> bool:
-        inside = leader in (one.group, one.session) or (adopted and one.parent == own)
-        if sandboxed and _number_within(one.number) in FIRST:
+    def is_left(process: Process) -> bool:
+        inside = leader in (process.group, process.session) or (adopted and process.parent == own)
+        if sandboxed and _number_within(process.number) in SANDBOX_PROCESSES:
             return False
-        return one.number != leader and (inside or marked in _environment(one.number))
+        return process.number != leader and (inside or marked in _environment(process.number))
 
-    # The group is killed as a whole: a process that keeps forking could outrun one kill at a time.
-    found = {one.number: one.title for one in _found(is_left)}
+    # The group is killed at once: a process that keeps forking would outrun single kills.
+    titles = {process.number: process.title for process in _living(is_left)}
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
     # Its children become children of this process only after it has ended.
     _await_end(leader)
-    return [*(found | _end(is_left)).values()]
+    return [*(titles | _kill_all(is_left)).values()]
 
 
 def _await_end(number: int) -> None:
     """Wait a while until a killed process has ended."""
-    for _ in range(ROUNDS):
-        one = process(number)
-        if one is None or one.ended:
+    for _ in range(MAX_ROUNDS):
+        process = process_of(number)
+        if process is None or process.ended:
             break
         time.sleep(PAUSE)
 
 
 def _number_within(number: int) -> int | None:
-    """Return a process's number in its own process namespace; None if it shares this one's."""
+    """Return a process's number within its sandbox; None outside of one."""
     try:
         lines = (PROC / str(number) / "status").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -167,35 +168,35 @@ def _number_within(number: int) -> int | None:
 
 def children() -> set[int]:
     """Return the numbers of this process's children."""
-    return {one.number for one in processes() if one.parent == os.getpid()}
+    return {process.number for process in processes() if process.parent == os.getpid()}
 
 
-def end_children(but: set[int]) -> list[str]:
-    """End all children of this process except ``but``, including new ones; return their titles."""
-    return [*_end(lambda one: one.parent == os.getpid() and one.number not in but).values()]
+def end_children(spared: set[int]) -> list[str]:
+    """End all children of this process except ``spared``; return their titles."""
+    return [*_kill_all(lambda process: process.parent == os.getpid() and process.number not in spared).values()]
 
 
-def _found(is_left: Callable[[Process], bool]) -> list[Process]:
+def _living(is_left: Callable[[Process], bool]) -> list[Process]:
     """Return the live processes that ``is_left`` accepts, without this one."""
     return [x for x in processes() if x.number != os.getpid() and not x.ended and is_left(x)]
 
 
-def _end(is_left: Callable[[Process], bool]) -> dict[int, str]:
+def _kill_all(is_left: Callable[[Process], bool]) -> dict[int, str]:
     """Kill processes until none is left; return their titles by number."""
-    found: dict[int, str] = {}
-    for _ in range(ROUNDS):
-        left = _found(is_left)
-        for one in left:
-            found[one.number] = one.title
+    titles: dict[int, str] = {}
+    for _ in range(MAX_ROUNDS):
+        remaining = _living(is_left)
+        for process in remaining:
+            titles[process.number] = process.title
             with suppress(ProcessLookupError, PermissionError):
-                os.kill(one.number, signal.SIGKILL)
-            if one.parent == os.getpid():
+                os.kill(process.number, signal.SIGKILL)
+            if process.parent == os.getpid():
                 with suppress(ChildProcessError):
-                    os.waitpid(one.number, 0)
-        if not left:
+                    os.waitpid(process.number, 0)
+        if not remaining:
             break
         time.sleep(PAUSE)
-    return found
+    return titles
 
 
 def _environment(number: int) -> list[bytes]:

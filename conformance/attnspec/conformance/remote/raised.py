@@ -1,4 +1,7 @@
-"""Exceptions of another process (class name, message, traceback), and the error for malformed answers."""
+"""Exceptions of a backend's process as JSON, and as exceptions to raise in the judge's.
+
+Only class name, message and traceback are sent: the classes themselves do not exist in the judge's process.
+"""
 
 import sys
 import traceback
@@ -11,28 +14,28 @@ from attnspec.conformance.judging.foreign_calls import printable
 
 
 class MalformedReply(Exception):
-    """A malformed answer."""
+    """A malformed answer; the message says what was expected."""
 
 
 @lru_cache(maxsize=4096)
 def type_name(text: Any) -> str:
     """Return a class name in printable characters, at most 200."""
     if not isinstance(text, str):
-        raise MalformedReply("a name that is none")
+        raise MalformedReply("expected the name of a class as text")
     return printable(text[:200])
 
 
 MAX_FRAMES, MAX_LENGTH = 24, 10_000
-"""Limits of a sent exception: innermost frames, and characters of the message."""
+"""Most innermost frames, and most characters of the message, that are sent."""
 
-OWN = (KeyboardInterrupt, SystemExit, GeneratorExit)
-"""Exceptions that end a process or a generator; they must not end the judge's."""
+EXITING = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""Exceptions that would end the judge's process or generator."""
 
 
-def told(error: BaseException) -> list[Any]:
+def exception_as_json(error: BaseException) -> list[Any]:
     """Return an exception as plain JSON."""
     kind = type(error)
-    base = next((c for c in type.mro(kind) if c.__module__ == "builtins" and not issubclass(c, OWN)), BaseException)
+    base = next((c for c in type.mro(kind) if c.__module__ == "builtins" and not issubclass(c, EXITING)), BaseException)
     try:
         text = str(error)[:MAX_LENGTH]
     except BaseException:  # noqa: BLE001 - an exception of a backend may do anything
@@ -42,11 +45,11 @@ def told(error: BaseException) -> list[Any]:
     return [kind.__name__, base.__name__, text, places]
 
 
-def as_told(given: Any) -> BaseException:
-    """Return an exception to raise, with the same class name and, if harmless, the same base."""
-    name, base, text, places = given
+def exception_from_json(data: Any) -> BaseException:
+    """Return an exception to raise, with the sent class name and harmless base."""
+    name, base, text, places = data
     if not isinstance(text, str | None) or not isinstance(places, list) or len(places) > MAX_FRAMES:
-        raise MalformedReply("an exception that is none")
+        raise MalformedReply("expected a message and places of an exception")
     error: BaseException = _class(type_name(name), type_name(base))(text)
     return error.with_traceback(_traceback(places))
 
@@ -54,13 +57,13 @@ def as_told(given: Any) -> BaseException:
 @cache
 def _class(name: str, base: str) -> type[BaseException]:
     """Return the class of exceptions with this name and base."""
-    found = getattr(sys.modules["builtins"], base, BaseException)
-    usable = isinstance(found, type) and issubclass(found, BaseException)
-    if not usable or issubclass(found, (*OWN, BaseExceptionGroup)):
-        found = BaseException
-    # Some classes require arguments that are unknown here.
-    new = {"__new__": lambda kind, text: found.__new__(kind)}
-    return type(name, (found,), {"__init__": _remember, "__str__": _text, **new})
+    base_class = getattr(sys.modules["builtins"], base, BaseException)
+    usable = isinstance(base_class, type) and issubclass(base_class, BaseException)
+    if not usable or issubclass(base_class, (*EXITING, BaseExceptionGroup)):
+        base_class = BaseException
+    # Some builtin exceptions cannot be created without arguments, which are unknown here.
+    new = {"__new__": lambda kind, text: base_class.__new__(kind)}
+    return type(name, (base_class,), {"__init__": _remember, "__str__": _text, **new})
 
 
 def _remember(self: Any, text: str | None) -> None:
@@ -74,17 +77,17 @@ def _text(self: Any) -> str:
 
 
 def _traceback(places: list[Any]) -> TracebackType | None:
-    """Return a traceback that names these places; their code does not exist here."""
-    found: TracebackType | None = None
-    for file, line, name in reversed([*_checked(places)]):
-        found = TracebackType(found, _frame(file, name), 0, line)
-    return found
+    """Return a traceback that names these places, whose code does not exist in this process."""
+    result: TracebackType | None = None
+    for file, line, name in reversed([*_valid_places(places)]):
+        result = TracebackType(result, _frame(file, name), 0, line)
+    return result
 
 
-def _checked(places: list[Any]) -> Iterator[tuple[str, int, str]]:
+def _valid_places(places: list[Any]) -> Iterator[tuple[str, int, str]]:
     for file, line, name in places:
         if not (isinstance(file, str) and isinstance(name, str) and type(line) is int and 0 < line < 1 << 30):
-            raise MalformedReply("a place that is none")
+            raise MalformedReply("expected a file, a line and a name")
         yield file.replace("\0", "?")[:1000], line, name[:200]
 
 

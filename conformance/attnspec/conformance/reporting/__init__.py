@@ -1,1 +1,1 @@
-"""Reports, tables, and the kill matrix of a run; and the printed specification."""
+"""Reports of a run, as tables, pages and files; the kill matrix; the printed specification."""

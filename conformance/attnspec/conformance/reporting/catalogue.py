@@ -14,7 +14,7 @@ from attnspec.spec.contract.semantics import QUESTIONS
 
 
 def _table(*titles: str) -> Table:
-    """Return a table that wraps long cells on any terminal."""
+    """Return a table that wraps long cells to fit any terminal."""
     return Table(*(Column(title, overflow="fold") for title in titles))
 
 
@@ -67,7 +67,7 @@ CATALOGUES: Mapping[str, Callable[[], RenderableType]] = {
 
 
 def names() -> list[str]:
-    """Return all names that :func:`described` accepts: operations, laws, chapters, and questions of semantics."""
+    """Return all names that :func:`described` accepts: those of operations, laws, chapters and questions."""
     return [*OPERATIONS, *LAWS, *_chapters(), *QUESTIONS]
 
 
@@ -87,9 +87,8 @@ def _page(title: str, *parts: str) -> Markdown:
 
 
 def _chapters() -> list[str]:
-    """Return the chapters that have operations or laws."""
-    owners = [*(o.chapter for o in OPERATIONS.values()), *(x.chapter for x in LAWS.values())]
-    return list(dict.fromkeys(owners))
+    names = [*(o.chapter for o in OPERATIONS.values()), *(x.chapter for x in LAWS.values())]
+    return list(dict.fromkeys(names))
 
 
 def _chapter(name: str) -> str:

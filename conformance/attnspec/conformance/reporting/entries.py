@@ -15,23 +15,23 @@ from attnspec.spec.lectures.registry import Item, Kind, Page
 
 
 def page_entry(page: Page) -> str:
-    """Return a lecture page's owners and contents as Markdown."""
+    """Return a lecture page's contents as Markdown, each with the operations or laws that implement it (owners)."""
     owned = f"{'Owned by' if page.heading.owners else 'No owner'}: {_owners(page.heading)}"
     rows = [(_kind(item), _shown(item), _owners(item)) for item in page.items]
-    shown = table(["", "what the page shows", "owned by, or why by nobody"], rows)
+    shown = table(["", "what the page shows", "implemented by (owners), or the reason why by none"], rows)
     return f"{owned}\n\n{shown}" if rows else owned
 
 
 def places_of(name: str) -> str:
-    """Return the lecture places that show what this name owns; empty if none. Each page title appears once."""
-    found: dict[str, list[str]] = {}
+    """Return the lecture pages and equations that an operation or law owns, as text."""
+    numbers_by_page: dict[str, list[str]] = {}
     for key, lecture in LECTURES.items():
         for page in lecture.pages:
-            mine = [item for item in page if name in item.owners]
-            if mine:
-                numbers = found.setdefault(f"`{key} “{page.title}”`", [])
-                numbers += [f"({i.number})" for i in mine if i.number]
-    return "; ".join(" ".join([place, *numbers]) for place, numbers in found.items())
+            owned = [item for item in page if name in item.owners]
+            if owned:
+                equations = numbers_by_page.setdefault(f"`{key} “{page.title}”`", [])
+                equations += [f"({i.number})" for i in owned if i.number]
+    return "; ".join(" ".join([place, *equations]) for place, equations in numbers_by_page.items())
 
 
 def _kind(item: Item) -> str:
@@ -60,25 +60,25 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 def operation_entry(o: Operation) -> str:
     """Return an operation's entry, under the headings of its documentation."""
-    listed = [(e.path, f"`{e.values}`" if e.values.startswith("(") else e.values, e.remarks) for e in where_list(o)]
-    where = table(["argument", "shape or values", ""], [(f"`{p}`", v, ", ".join(remarks)) for p, v, remarks in listed])
+    entries = [(e.path, f"`{e.values}`" if e.values.startswith("(") else e.values, e.remarks) for e in where_list(o)]
+    where = table(["argument", "shape or values", ""], [(f"`{p}`", v, ", ".join(remarks)) for p, v, remarks in entries])
     notes = [literal(note) for note in where_notes(o)]
     parts = {heading: f" {text}" for heading, text in sections(o).items()} | {
         "Formula": displayed(o.formula),
         "Where": "\n\n".join(["", where, *notes]),
         "Source": f" {cited(o.sources)}",
     }
-    open_ = [f"`{q.name}` (`{q.normative}`)" for q in QUESTIONS.values() if q.concerns(o)]
+    questions = [f"`{q.name}` (`{q.normative}`)" for q in QUESTIONS.values() if q.concerns(o)]
     places = places_of(o.name)
-    wrong = [e.identifier for e in ERRATA.values() if e.operation == o.name]
+    errata = [e.identifier for e in ERRATA.values() if e.operation == o.name]
     return "\n\n".join(
         [
             o.statement,
             f"Call: `{_call(o)}`",
             *(f"{heading}:{parts[heading]}" for heading in HEADINGS),
             f"Laws: {_laws(o)}",
-            f"Open questions (normative choice): {', '.join(open_) if open_ else 'none'}",
-            *([f"Errata of its sources: {coded(wrong)}"] if wrong else []),
+            f"Open questions (normative choice): {', '.join(questions) if questions else 'none'}",
+            *([f"Errata of its sources: {coded(errata)}"] if errata else []),
             *([f"In the lectures: {places}"] if places else []),
         ]
     )
@@ -98,13 +98,13 @@ def law_entry(x: Law) -> str:
 
 
 def choices(q: Question) -> str:
-    """Return the choices of a question, and how a backend declares a non-default one."""
+    """Return the choices of a question, and an example of a backend's declaration."""
     other = f'{{"{q.name}": "{q.choices[1]}"}}'
     operation = next(o.name for o in OPERATIONS.values() if not o.reference_only and q.concerns(o))
     return "\n\n".join(
         [
             f"Choices: `{q.normative}` (normative), {', '.join(f'`{c}`' for c in q.choices[1:])}",
-            f"Declared by the backend's attribute `semantics = {other}`, for one operation alone by "
+            f"A backend declares another choice by its attribute `semantics = {other}`, or for a single operation by "
             f'`semantics = {{"{operation}": {other}}}`.',
         ]
     )
@@ -128,17 +128,17 @@ def misprint_entry(m: Misprint | Erratum) -> str:
 
 def precision_entry() -> str:
     """Return the entry of the precision classes and their modifiers."""
-    unit = {"accumulation": "accumulation", "operand": "computed operand", "inputs": "given operand"}
-    unit |= {"stored": "stored score", "weights": "weight", "output": "result"}
+    titles = {"accumulation": "accumulation", "operand": "computed operand", "inputs": "given operand"}
+    titles |= {"stored": "stored score", "weights": "weight", "output": "result"}
     rows = [
-        (f"`{name}`", p.dtype, *(_power(getattr(p, field)) for field in unit), _default(name))
+        (f"`{name}`", p.dtype, *(_power(getattr(p, field)) for field in titles), _default(name))
         for name, p in CLASSES.items()
     ]
     return "\n\n".join(
         [
-            "What a correct implementation may round, in unit roundoffs; – is not rounded. The error budget of every "
-            "element follows from the class and from the inputs.",
-            table(["class", "dtype", *unit.values(), ""], rows),
+            "What a correct implementation may round, as unit roundoffs; – means not rounded. The error budget of "
+            "every element follows from the precision class and the inputs.",
+            table(["class", "dtype", *titles.values(), ""], rows),
             f"Modifiers, joined to a class by `+`: {coded(MODIFIERS)}",
         ]
     )
@@ -151,17 +151,16 @@ def named_sources(citations: Iterable[Citation]) -> str:
 
 
 def _call(o: Operation) -> str:
-    """Return an operation's call with its arguments, as Python code."""
-    given = [f"{name}={o.defaults[name]!r}" if name in o.defaults else name for name in o.call.names]
-    keywords = next((i for i, name in enumerate(o.call.names) if name in o.keyword_only), None)
-    if keywords is not None:
-        given.insert(keywords, "*")
-    return f"{o.name}({', '.join(given)})"
+    parameters = [f"{name}={o.defaults[name]!r}" if name in o.defaults else name for name in o.call.names]
+    first_keyword = next((i for i, name in enumerate(o.call.names) if name in o.keyword_only), None)
+    if first_keyword is not None:
+        parameters.insert(first_keyword, "*")
+    return f"{o.name}({', '.join(parameters)})"
 
 
 def _governed(x: Law) -> str:
-    every = [o for o in OPERATIONS.values() if not o.reference_only]
-    return "every operation" if len(x.operations) == len(every) else coded(o.name for o in x.operations)
+    judged = [o for o in OPERATIONS.values() if not o.reference_only]
+    return "every operation" if len(x.operations) == len(judged) else coded(o.name for o in x.operations)
 
 
 def _power(roundoff: float) -> str:

@@ -9,7 +9,7 @@ from attnspec.conformance.reporting.report import Report, key
 
 
 def as_junit(report: Report) -> str:
-    """Return the report as JUnit XML; a run without results is one test with an error."""
+    """Return the report as JUnit XML; a run that judged nothing is one test with an error."""
     cases: dict[tuple[str, str], list[Result]] = defaultdict(list)
     for r in report.results:
         if r.status is not Status.NOT_PROVIDED:

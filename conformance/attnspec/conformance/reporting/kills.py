@@ -1,4 +1,7 @@
-"""The kill matrix, as JSON and tables: every mutant killed at every seed, no honest variant harmed."""
+"""The kill matrix: which laws kill which mutants, and whether any honest variant fails a law.
+
+The suite passes if every mutant is killed at every seed and no honest variant is harmed, that is fails a law.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,13 +16,13 @@ from attnspec.conformance.mutants import MUTANTS, Mutant
 from attnspec.conformance.reporting.writing import OutputFile
 from attnspec.conformance.running.kept_trials import KeptTrials
 from attnspec.conformance.running.trial_run import INCOMPLETE, SECONDS, TimeUp, TrialRun
-from attnspec.conformance.running.trials import LOST, Outcome, Task
+from attnspec.conformance.running.trials import LOST, Trial, TrialOutcome
 from attnspec.conformance.variants import VARIANTS, Variant
 
 SCHEMA = "attnspec-mutants/1"
 
-MOST = 3
-"""Laws named beside a mutant; ``--matrix`` adds a table of all."""
+MAX_NAMED_LAWS = 3
+"""Largest number of killing laws named per mutant; ``--matrix`` adds a table of all."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Row:
     """Outcomes of one mutant or variant over all seeds."""
 
     subject: Mutant | Variant
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[TrialOutcome]
 
     @property
     def assigned(self) -> tuple[str, ...]:
@@ -36,19 +39,19 @@ class Row:
 
     @property
     def kills(self) -> int:
-        """Number of seeds at which it was killed or harmed."""
+        """Number of seeds at which the mutant was killed, or the variant harmed."""
         return sum(o.convicts for o in self.outcomes)
 
     @property
     def survived(self) -> list[int]:
-        """Seeds at which it was neither killed nor harmed."""
+        """Seeds at which the mutant was not killed, or the variant not harmed."""
         return [seed for seed, o in enumerate(self.outcomes) if not o.convicts]
 
     @property
     def powerless(self) -> list[str]:
-        """Assigned laws that do not kill the mutant when they run alone."""
-        found = {law for o in self.outcomes for law in o.powerless}
-        return [law for law in self.assigned if law in found]
+        """Assigned laws that fail to kill the mutant on their own."""
+        powerless = {law for o in self.outcomes for law in o.powerless}
+        return [law for law in self.assigned if law in powerless]
 
     @property
     def evaluations(self) -> int:
@@ -62,7 +65,7 @@ class Row:
 
     @property
     def laws(self) -> dict[str, int]:
-        """Laws that failed, with their numbers of seeds, most frequent first."""
+        """Number of seeds at which each law failed, largest first."""
         counts: dict[str, int] = {}
         for o in self.outcomes:
             for law in {f.law for f in o.failures} | ({LOST} if o.lost else set()):
@@ -72,14 +75,15 @@ class Row:
 
 @dataclass(frozen=True)
 class KillMatrix:
-    """Outcomes of all mutants and variants; with ``every``, mutants were judged by every law.
+    """Outcomes of all mutants and honest variants.
 
+    ``every_law`` is True if each mutant was judged by every law, instead of until the first one killed it.
     ``not_tried`` gives the reason for each variant that cannot run on this system.
     """
 
     profile: str
     seeds: int
-    every: bool
+    every_law: bool
     mutants: Sequence[Row]
     variants: Sequence[Row]
     not_tried: Mapping[str, str] = field(default_factory=dict)
@@ -96,22 +100,22 @@ class KillMatrix:
 
     @property
     def exit_status(self) -> int:
-        """Return 0 if all mutants die at all seeds, every assigned law kills, no variant is harmed; else 1."""
+        """0 if all mutants are killed, assigned laws suffice, and no variant is harmed; else 1."""
         powerless = any(row.powerless for row in self.mutants)
         return 0 if self.killed == len(self.mutants) and not powerless and not self.harmed else 1
 
     @property
     def only_killer(self) -> dict[str, list[str]]:
         """Per law, the mutants that no other law kills; empty unless mutants were judged by every law."""
-        found: dict[str, list[str]] = {}
-        for row in self.mutants if self.every else ():
+        mutants: dict[str, list[str]] = {}
+        for row in self.mutants if self.every_law else ():
             if len(row.laws) == 1:
-                found.setdefault(next(iter(row.laws)), []).append(row.subject.name)
-        return dict(sorted(found.items()))
+                mutants.setdefault(next(iter(row.laws)), []).append(row.subject.name)
+        return dict(sorted(mutants.items()))
 
     @property
     def false_alarm_bound(self) -> float | None:
-        """Upper bound of the false-alarm rate at 95 %; None after a false alarm, or without checks."""
+        """Upper bound (95 %) of the false-alarm rate; None after an alarm or without checks."""
         checks = sum(row.evaluations for row in self.variants)
         return 3 / checks if checks and not self.harmed else None
 
@@ -121,7 +125,7 @@ class KillMatrix:
             "schema": SCHEMA,
             "profile": self.profile,
             "seeds": self.seeds,
-            "matrix": self.every,
+            "matrix": self.every_law,
             "mutants": [
                 {
                     "name": row.subject.name,
@@ -173,63 +177,63 @@ def judge_mutants(
 ) -> int:
     """Judge mutants and variants, print the outcomes, and return the exit status.
 
-    ``workers``: number of processes; None: one per core; 0: everything in this process. ``matrix`` continues after the
-    first violation, to find every law that kills a mutant. ``kept`` trials are not repeated; new ones are added to
-    them. After ``minutes`` the run stops and prints its progress. Variants that this system cannot run are skipped and
-    named, with the reason.
+    ``workers`` is the number of processes, None for one per core, 0 for everything in this process. ``matrix`` judges
+    each mutant by every law, instead of until the first one kills it. Trials in ``kept`` are not repeated; new ones are
+    added to it. After ``minutes`` the run stops and prints its progress. Variants that this system cannot run are
+    skipped; their names and the reasons are printed.
     """
     not_tried = {name: reason for name, v in variants.items() if (reason := v.lacking())}
     variants = {name: v for name, v in variants.items() if name not in not_tried}
-    # Variants take longest, so they come first.
+    # Variants take longest. They come first, so that no process is still busy with one when all others are idle.
     subjects: list[Mutant | Variant] = [*variants.values(), *mutants.values()]
-    tasks = [Task(subject, profile, seed, every=matrix) for seed in range(seeds) for subject in subjects]
+    trials = [Trial(subject, profile, seed, every_law=matrix) for seed in range(seeds) for subject in subjects]
     run = TrialRun(workers, console, kept, minutes)
     try:
-        found = run.outcomes(tasks, SECONDS[profile])
+        outcomes = run.outcomes(trials, SECONDS[profile])
     except TimeUp as error:
         console.print(str(error))
         return INCOMPLETE
 
     def rows(group: Mapping[str, Mutant] | Mapping[str, Variant]) -> list[Row]:
-        return [Row(s, [found[s.name, profile, seed, matrix] for seed in range(seeds)]) for s in group.values()]
+        return [Row(s, [outcomes[s.name, profile, seed, matrix] for seed in range(seeds)]) for s in group.values()]
 
-    result = KillMatrix(profile, seeds, matrix, rows(mutants), rows(variants), not_tried)
-    _print(result, console)
+    kill_matrix = KillMatrix(profile, seeds, matrix, rows(mutants), rows(variants), not_tried)
+    _print(kill_matrix, console)
     if file is not None:
-        file.write(json.dumps(result.as_json(), indent=1) + "\n")
-    return result.exit_status
+        file.write(json.dumps(kill_matrix.as_json(), indent=1) + "\n")
+    return kill_matrix.exit_status
 
 
 # Tables ---------------------------------------------------------------------------------------------------------------
 
 
 def _print(matrix: KillMatrix, console: Console) -> None:
-    """Print the tables of mutants and variants, and of laws if mutants were judged by all."""
+    """Print the tables of mutants and variants, and of laws if mutants were judged by every law."""
     seeds = f"{matrix.seeds} seed{'s' * (matrix.seeds != 1)}"
     if matrix.mutants:
-        console.print(_of_mutants(matrix, seeds))
+        console.print(_mutant_table(matrix, seeds))
         for row in matrix.mutants:
             for law in row.powerless:
                 console.print(
-                    f"[red]powerless[/red] {escape(row.subject.name)}: expected {law} alone to kill it; it does not",
+                    f"[red]powerless[/red] {escape(row.subject.name)}: expected its law {law} to kill it alone",
                     soft_wrap=True,
                 )
-        if matrix.every:
-            console.print(_of_laws(matrix, seeds))
+        if matrix.every_law:
+            console.print(_law_table(matrix, seeds))
         elif matrix.seeds > 1:
-            console.print("At seed 0 every assigned law is tried alone, at other seeds only until one of them kills.")
+            console.print("At seed 0 each assigned law was tried alone; at other seeds only until one killed.")
     if matrix.variants:
-        console.print(_of_variants(matrix, seeds))
+        console.print(_variant_table(matrix, seeds))
         if matrix.false_alarm_bound is not None:
             total, bound = sum(row.evaluations for row in matrix.variants), matrix.false_alarm_bound
-            console.print(f"No false alarm in {total} checks: their rate is below {bound:.1e} (95 %).")
+            console.print(f"No false alarm in {total} checks: the rate is below {bound:.1e}, with 95 % confidence.")
     for name, reason in matrix.not_tried.items():
         console.print(f"[yellow]not tried[/yellow] {escape(name)}: {escape(reason)}")
     counts = (
         (matrix.killed, len(matrix.mutants), "mutants killed"),
         (matrix.harmed, len(matrix.variants), "honest variants harmed"),
     )
-    console.print(", ".join(f"{n} of {total} {what}" for n, total, what in counts if total), highlight=False)
+    console.print(", ".join(f"{n} of {total} {label}" for n, total, label in counts if total), highlight=False)
 
 
 def _table(title: str, columns: str) -> Table:
@@ -240,13 +244,12 @@ def _table(title: str, columns: str) -> Table:
     return table
 
 
-def _of_mutants(matrix: KillMatrix, seeds: str) -> Table:
-    """Table of mutants, survivors first."""
+def _mutant_table(matrix: KillMatrix, seeds: str) -> Table:
     title = f"Mutants: {matrix.killed} of {len(matrix.mutants)} killed at {seeds}"
     table = _table(title, "mutant, chapter, #killed, by (seeds), #checks")
     for row in sorted(matrix.mutants, key=lambda row: (row.kills, row.subject.chapter, row.subject.name)):
         shown = [f"{law} ({n})" for law, n in row.laws.items()]
-        laws = ", ".join(shown[:MOST] + ["…"] * (len(shown) > MOST)) or "nothing"
+        laws = ", ".join(shown[:MAX_NAMED_LAWS] + ["…"] * (len(shown) > MAX_NAMED_LAWS)) or "nothing"
         judged_in_full = isinstance(row.subject, Mutant) and row.subject.profile == "full"
         name = escape(row.subject.name) + (" (judged in full)" if judged_in_full else "")
         kills, checks = f"{row.kills}/{matrix.seeds}", f"{row.evaluations / max(len(row.outcomes), 1):.0f}"
@@ -255,9 +258,9 @@ def _of_mutants(matrix: KillMatrix, seeds: str) -> Table:
     return table
 
 
-def _of_laws(matrix: KillMatrix, seeds: str) -> Table:
+def _law_table(matrix: KillMatrix, seeds: str) -> Table:
     """Table of the laws that kill each mutant, assigned laws first."""
-    table = _table(f"Which laws kill which mutant, in how many of {seeds} (* assigned)", "mutant, laws")
+    table = _table(f"Laws that kill each mutant, and at how many of {seeds} (* assigned)", "mutant, laws")
     for row in matrix.mutants:
         counts = dict.fromkeys(row.assigned, 0) | row.laws
         laws = sorted(counts, key=lambda law: (law not in row.assigned, -counts[law], law))
@@ -267,8 +270,7 @@ def _of_laws(matrix: KillMatrix, seeds: str) -> Table:
     return table
 
 
-def _of_variants(matrix: KillMatrix, seeds: str) -> Table:
-    """Table of honest variants, harmed ones first."""
+def _variant_table(matrix: KillMatrix, seeds: str) -> Table:
     title = f"Honest variants: {matrix.harmed} of {len(matrix.variants)} harmed at {seeds}"
     table = _table(title, "variant, #checks, #harmed, #largest ratio, by")
     for row in sorted(matrix.variants, key=lambda row: (-row.kills, row.subject.name)):

@@ -1,4 +1,4 @@
-"""The declared limits as text: differences from the defaults, and inputs that they exclude."""
+"""Declared limits as text: those that differ from the defaults, and the inputs that they exclude."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
@@ -11,7 +11,7 @@ ELSEWHERE = ("dtypes", "devices", "dtypes_by_operation", "features")
 """Limits that reports print elsewhere."""
 
 
-def differing(limits: Limits) -> Iterator[str]:
+def non_default_limits(limits: Limits) -> Iterator[str]:
     """Yield the limits that differ from the defaults, except dtypes, devices and features."""
     for f in fields(limits):
         value = getattr(limits, f.name)
@@ -19,11 +19,11 @@ def differing(limits: Limits) -> Iterator[str]:
             continue
         if f.name != "gradients":
             yield f"{f.name.replace('_', ' ')} {value}"
-        elif value:  # where there are none, that is a remark
+        elif value:  # the report has a remark of its own for a backend without gradients
             yield f"gradients of {' and '.join(value)}"
 
 
-def left_out(limits: Limits, operations: Iterable[Operation]) -> Iterator[str]:
+def excluded_inputs(limits: Limits, operations: Iterable[Operation]) -> Iterator[str]:
     """Yield the inputs that the limits exclude, except greater lengths, dtypes, devices and features."""
     judged = tuple(operations)
     if not judged:
@@ -35,8 +35,8 @@ def left_out(limits: Limits, operations: Iterable[Operation]) -> Iterator[str]:
     if limits.min_length:
         yield f"lengths below {limits.min_length}"
     if limits.max_batch_dims < Limits.max_batch_dims:
-        most = limits.max_batch_dims
-        yield f"batches of more than {most} dimension{'s' * (most > 1)}" if most else "batches"
+        batch_dims = limits.max_batch_dims
+        yield f"batches of more than {batch_dims} dimension{'s' * (batch_dims > 1)}" if batch_dims else "batches"
     if limits.min_batch:
         yield f"dimensions of a batch below {limits.min_batch}"
     if not limits.broadcasting:

@@ -1,4 +1,4 @@
-"""The specification as one HTML page: MathML formulas, contents and search, loading nothing from elsewhere."""
+"""The specification as one self-contained HTML page, with MathML formulas, contents and search."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,8 +9,8 @@ from markdown_it.rules_core import StateCore
 from markdown_it.token import Token
 from math_core import LatexToMathML
 
-from attnspec.conformance.reporting.specification import TITLE, Section, walked
-from attnspec.conformance.reporting.templating import filled
+from attnspec.conformance.reporting.specification import TITLE, Section, with_levels
+from attnspec.conformance.reporting.templating import rendered
 from attnspec.spec.contract.documentation import HEADINGS
 from attnspec.spec.lectures import LECTURES
 from attnspec.spec.lectures.registry import Lecture, Page
@@ -25,27 +25,27 @@ def mathml(latex: str) -> str:
 
 def as_page(sections: list[Section]) -> str:
     """Return the whole specification as one HTML page."""
-    anchors = {part.title: part.anchor for _, part in walked(sections)} | _citations(sections)
-    return filled("specification.html", title=TITLE, sections=sections, html=_markdown(anchors).render)
+    anchors = {part.title: part.anchor for _, part in with_levels(sections)} | _citations(sections)
+    return rendered("specification.html", title=TITLE, sections=sections, html=_markdown(anchors).render)
 
 
 def _citations(sections: list[Section]) -> dict[str, str]:
-    """Return the anchors of cited equations and passages of the lectures."""
-    known = {part.anchor for _, part in walked(sections)}
-    found: dict[str, str] = {}
+    """Return the anchors of the lectures' equations and passages, by the way they are cited."""
+    section_anchors = {part.anchor for _, part in with_levels(sections)}
+    anchors: dict[str, str] = {}
     for key, lecture in LECTURES.items():
-        for anchor, page in _anchored(key, lecture, known):
+        for anchor, page in _anchored(key, lecture, section_anchors):
             for item in page:
                 if item.number:
-                    found[f"{key}({item.number})"] = anchor
+                    anchors[f"{key}({item.number})"] = anchor
                 if item.name:
-                    found |= {f"{key} “{page.title}{mark} {item.name}”".casefold(): anchor for mark in (",", ":")}
-            found.setdefault(f"{key} “{page.title}”".casefold(), anchor)
-    return found
+                    anchors |= {f"{key} “{page.title}{mark} {item.name}”".casefold(): anchor for mark in (",", ":")}
+            anchors.setdefault(f"{key} “{page.title}”".casefold(), anchor)
+    return anchors
 
 
 def _anchored(key: str, lecture: Lecture, known: set[str]) -> list[tuple[str, Page]]:
-    """Return a lecture's pages with their sections' anchors; identical pages share one."""
+    """Return a lecture's pages, each with the anchor of its section; identical pages share a section."""
     anchored, last = [], ""
     for number, page in enumerate(lecture.pages, 1):
         last = f"{key}-{number}" if f"{key}-{number}" in known else last
@@ -57,7 +57,7 @@ def _anchored(key: str, lecture: Lecture, known: set[str]) -> list[tuple[str, Pa
 
 
 def _markdown(anchors: Mapping[str, str]) -> MarkdownIt:
-    """Return a Markdown renderer that makes formulas MathML and names of sections links."""
+    """Return a Markdown renderer that turns formulas into MathML, and names of sections into links."""
 
     def code(_: object, tokens: Sequence[Token], index: int, *__: object) -> str:
         text = tokens[index].content
@@ -82,7 +82,7 @@ def _markdown(anchors: Mapping[str, str]) -> MarkdownIt:
 
 
 def _formulas(state: StateCore) -> None:
-    """Turn code between dollars into formulas."""
+    """Turn inline code between dollar signs into formulas."""
     for block in state.tokens:
         inline = block.children or []
         for before, token, after in zip(inline, inline[1:], inline[2:], strict=False):
@@ -102,12 +102,12 @@ _LABEL = re.compile(rf"(?:{'|'.join(map(re.escape, LABELS))}):")
 
 
 def _labels(state: StateCore) -> None:
-    """Make the label that begins a paragraph bold."""
-    for opened, block in zip(state.tokens, state.tokens[1:], strict=False):
-        first = block.children[0] if opened.type == "paragraph_open" and opened.level == 0 and block.children else None
-        found = _LABEL.match(first.content) if first is not None else None
-        if first is None or found is None or block.children is None:
+    """Set the label at the beginning of a paragraph in bold."""
+    for start, block in zip(state.tokens, state.tokens[1:], strict=False):
+        first = block.children[0] if start.type == "paragraph_open" and start.level == 0 and block.children else None
+        match = _LABEL.match(first.content) if first is not None else None
+        if first is None or match is None or block.children is None:
             continue
-        label = Token("text", "", 0, content=found[0])
-        rest = Token("text", "", 0, content=first.content[found.end() :])
-        block.children[:1] = [Token("strong_open", "b", 1), label, Token("strong_close", "b", -1), rest]
+        label = Token("text", "", 0, content=match[0])
+        text = Token("text", "", 0, content=first.content[match.end() :])
+        block.children[:1] = [Token("strong_open", "b", 1), label, Token("strong_close", "b", -1), text]

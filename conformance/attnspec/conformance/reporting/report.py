@@ -1,4 +1,4 @@
-"""The report of a run, from which tables, pages and the JSON are made."""
+"""The report of a run as data, from which tables, pages and the JSON are made."""
 
 import json
 import platform
@@ -9,17 +9,23 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from attnspec.conformance.explaining.declaration import Declaration, declaration
-from attnspec.conformance.explaining.finding import Diagnosis
+from attnspec.conformance.explaining.explanations import Diagnosis
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import dtypes_of
 from attnspec.conformance.judging.extent import ORDER, Extent, widest
 from attnspec.conformance.judging.foreign_calls import printable
 from attnspec.conformance.judging.own_errors import contained
 from attnspec.conformance.judging.results import INTERRUPTED, TIME_LIMIT, Result, Status, json_number
-from attnspec.conformance.remote.sandbox import trouble
-from attnspec.conformance.reporting.limits import left_out
+from attnspec.conformance.remote.sandbox import sandbox_error
+from attnspec.conformance.reporting.limits import excluded_inputs
 from attnspec.conformance.reporting.processor import processor
-from attnspec.conformance.running.expectations import Expectation, expectations, expected, idle, passing
+from attnspec.conformance.running.expectations import (
+    Expectation,
+    expectations,
+    expected,
+    unexpected_passes,
+    unmatched_lines,
+)
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.verdicts import Verdicts
@@ -31,11 +37,11 @@ from attnspec.spec.contract.precision import DEFAULTS, DeclaredPrecision
 from attnspec.spec.contract.semantics import QUESTIONS, DeclaredSemantics, spelled
 
 SCHEMA = "attnspec-report/1"
-EXIT = {"conforms": 0, "violates": 1, "unusable": 2}
+EXIT_STATUS = {"conforms": 0, "violates": 1, "unusable": 2}
 """Exit status of each verdict."""
 
-NEVER = ("calls compiled by a framework",)
-"""Calls that the suite cannot try."""
+NEVER_TRIED = ("calls compiled by a framework",)
+"""Kinds of calls that the suite never tries."""
 
 PACKAGES = (
     *("attnspec", "numpy", "hypothesis", "pytest", "torch", "triton", "numba"),
@@ -46,7 +52,7 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class Answer:
-    """Declared and observed choices of a backend for one question, by operation."""
+    """Declared and observed choices of a backend for one question of semantics, by operation."""
 
     declared: Mapping[str, str]
     observed: Mapping[str, str]
@@ -54,12 +60,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Report:
-    """All verdicts of a run; ``tried`` holds the largest tried sizes per operation.
+    """All verdicts of a run, with the facts needed to read them.
 
-    ``declaration`` lists what was observed and is not declared; ``undeclared`` is the error if that search failed.
-    ``diagnoses`` explain violations, at most one per operation and dtype. ``left`` names processes that the backend
-    left running, ``repeated`` the cases judged again because their process ended. ``reason`` is why the run ended early
-    or judged nothing; None otherwise.
+    ``tried`` holds the largest tried sizes per operation. ``declaration`` lists what the backend could declare, as was
+    observed; ``undeclared`` is an error message if that list could not be made, else empty. ``diagnoses`` explain
+    violations, at most one per operation and dtype. ``left`` names processes that the backend left running,
+    ``repeated`` the cases judged again because their process ended. ``reason`` says why the run ended early or judged
+    nothing.
     """
 
     contract: Contract
@@ -76,25 +83,25 @@ class Report:
 
     @classmethod
     def without_verdicts(cls, backend: str, settings: Settings, seconds: float, reason: str) -> "Report":
-        """Report a run that judged nothing; its backend may be unknown."""
+        """Return the report of a run that judged nothing, perhaps because there is no such backend."""
         semantics, precision = DeclaredSemantics.of(None, OPERATIONS), DeclaredPrecision.of(None, OPERATIONS)
         contract = Contract(printable(backend), (), Limits.of(None), semantics, precision, False, {}, backend)
         return cls(contract, settings, (), seconds, reason=printable(reason))
 
     @classmethod
     def of(
-        cls, plan: Plan, verdicts: Verdicts, settings: Settings, seconds: float, *, broken_off: str | None = None
+        cls, plan: Plan, verdicts: Verdicts, settings: Settings, seconds: float, *, early_end: str | None = None
     ) -> "Report":
-        """Report a run: its verdicts, lost laws, and operations that the backend does not provide."""
-        results = (*planned_results(plan, verdicts, broken_off), *missing_results(plan.contract, settings))
+        """Return the report of a run: verdicts, lost laws, and operations that the backend does not provide."""
+        results = (*planned_results(plan, verdicts, early_end), *missing_results(plan.contract, settings))
         explanations = verdicts.explanations
         observed, note = contained(
-            "putting together what has to be declared",
+            "collecting what the backend could declare",
             lambda: declaration(plan.contract, results, {case: x.undeclared for case, x in explanations.items()}),
             Declaration(),
         )
-        found = (explanations[c.id].diagnosis for c in plan.cases if c.id in explanations)
-        diagnoses = tuple(x for x in found if x is not None)
+        diagnosed = (explanations[c.id].diagnosis for c in plan.cases if c.id in explanations)
+        diagnoses = tuple(x for x in diagnosed if x is not None)
         tried, left = tried_by(plan, verdicts), tuple(verdicts.left)
         reason = next((r.message for r in results if r.interrupted), None)
         return cls(
@@ -113,8 +120,8 @@ class Report:
 
     @property
     def sandboxed(self) -> bool:
-        """True if the backend's processes ran in a sandbox; false where it was demanded but impossible."""
-        return not self.settings.in_process and self.settings.sandbox in ("auto", "on") and trouble() is None
+        """True if the backend's processes ran in a sandbox; False also if a demanded sandbox was impossible."""
+        return not self.settings.in_process and self.settings.sandbox in ("auto", "on") and sandbox_error() is None
 
     @cached_property
     def counts(self) -> dict[Status, int]:
@@ -137,26 +144,29 @@ class Report:
 
     @cached_property
     def expected(self) -> dict[tuple[str, str, str], Expectation]:
-        """Matching lines of the file of expected failures, by operation, law and dtype."""
+        """Lines of the file of expected failures that match a failure, by its operation, law and dtype."""
         lines = expectations(self.settings.expect) if self.results else ()
         return {key(r): line for r in self.results if (line := expected(r, lines))}
 
     @cached_property
     def unmet(self) -> list[str]:
-        """Stale expected failures: lines whose laws hold, or that match nothing that was judged."""
+        """Stale expected failures: lines whose law holds, or that match nothing that was judged."""
         if self.interrupted or not self.results:
             return []
         lines = tuple(line for line in expectations(self.settings.expect) if line.selected(self.settings))
         return [
-            *(f"{line}: {r.law} by {r.operation} ({r.dtype}) holds" for line, r in passing(self.results, lines)),
-            *(f"{line}: nothing that was judged" for line in idle(self.results, lines)),
+            *(
+                f"{line}: {r.law} by {r.operation} ({r.dtype}) holds"
+                for line, r in unexpected_passes(self.results, lines)
+            ),
+            *(f"{line}: matches nothing that was judged" for line in unmatched_lines(self.results, lines)),
         ]
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """Errors of attnspec itself, laws without a verdict, and cases that were judged again."""
-        said = [*(r.message if r.unchecked else r.note for r in self.results), self.undeclared, *self.repeated]
-        return tuple(dict.fromkeys(filter(None, said)))
+        """Messages about errors of attnspec itself, laws without a verdict, and cases judged again."""
+        messages = [*(r.message if r.unchecked else r.note for r in self.results), self.undeclared, *self.repeated]
+        return tuple(dict.fromkeys(filter(None, messages)))
 
     @cached_property
     def interrupted(self) -> int:
@@ -166,16 +176,16 @@ class Report:
     @property
     def exit_status(self) -> int:
         """Exit status of the verdict; 1 also if an expected failure passed."""
-        return EXIT[self.verdict] or int(bool(self.unmet))
+        return EXIT_STATUS[self.verdict] or int(bool(self.unmet))
 
     @property
     def examples(self) -> int:
-        """Checks of a law on an example, over all laws."""
+        """Number of checks of a law on an example, over all laws."""
         return sum(r.examples for r in self.results)
 
     @property
     def not_judged(self) -> int:
-        """Elements whose budget is too wide to judge, over all laws."""
+        """Number of elements whose budget is too wide to judge, over all laws."""
         return sum(r.not_judged for r in self.results)
 
     @property
@@ -185,7 +195,7 @@ class Report:
 
     @cached_property
     def semantics(self) -> dict[str, Answer]:
-        """Answers to the questions that were judged, or whose declared choice is not the default."""
+        """Answers to the questions that were judged, or for which a non-normative choice is declared."""
         provided = dict.fromkeys(r.operation for r in self.results if r.status != Status.NOT_PROVIDED)
         answers: dict[str, Answer] = {}
         for question in QUESTIONS.values():
@@ -201,13 +211,13 @@ class Report:
         observed: dict[str, str] = {}
         for r in judged:
             if r.observed is not None:
-                seen = observed.get(r.operation, r.observed)
-                observed[r.operation] = seen if seen == r.observed else f"{seen} and {r.observed}"
+                earlier = observed.get(r.operation, r.observed)
+                observed[r.operation] = earlier if earlier == r.observed else f"{earlier} and {r.observed}"
         return observed
 
     @property
     def deviations(self) -> dict[str, Mapping[str, str]]:
-        """Questions with a declared non-default choice, and the choices by operation."""
+        """Declared choices by operation, for the questions with a non-normative one."""
         return {
             question: answer.declared
             for question, answer in self.semantics.items()
@@ -216,10 +226,10 @@ class Report:
 
     @cached_property
     def not_tried(self) -> list[str]:
-        """Inputs outside the verdict: greater sizes, dtypes, gradients, limits, devices, ways to call."""
-        most_tried = widest(self.tried)
-        largest = [f"{most:,} {words}" for words, most in most_tried.items() if words in ORDER]
-        values = ", ".join(f"{words} beyond {most:,}" for words, most in most_tried.items() if words not in ORDER)
+        """Inputs about which the verdict says nothing: larger sizes, other dtypes, excluded inputs, and more."""
+        extent = widest(self.tried)
+        largest = [f"{count:,} {size}" for size, count in extent.items() if size in ORDER]
+        values = ", ".join(f"{size} beyond {count:,}" for size, count in extent.items() if size not in ORDER)
         sizes = " or ".join(filter(None, (", ".join(largest[:-1]), *largest[-1:])))
         judged = {r.dtype for r in self.results if r.judged}
         dtypes = [dtype for dtype in DEFAULTS if dtype not in judged] if judged & set(DEFAULTS) else []
@@ -230,9 +240,9 @@ class Report:
             *([values] if values else []),
             *([", ".join(dtypes)] if dtypes else []),
             *(["gradients"] if gradients else []),
-            *left_out(self.contract.limits, operations),
+            *excluded_inputs(self.contract.limits, operations),
             f"any device but {self.settings.device}",
-            *NEVER,
+            *NEVER_TRIED,
         ]
 
     def as_json(self) -> dict[str, Any]:
@@ -306,24 +316,24 @@ def key(result: Result) -> tuple[str, str, str]:
 
 
 def tried_by(plan: Plan, verdicts: Verdicts) -> dict[str, Extent]:
-    """Return the extent of every operation over all dtypes."""
-    found: dict[str, dict[str, Extent]] = {}
+    """Return the largest tried sizes per operation, over all dtypes."""
+    extents: dict[str, dict[str, Extent]] = {}
     for case in plan.cases:
-        found.setdefault(case.operation, {})[case.id] = verdicts.extents.get(case.id, {})
-    return {name: extent for name in OPERATIONS if name in found and (extent := widest(found[name]))}
+        extents.setdefault(case.operation, {})[case.id] = verdicts.extents.get(case.id, {})
+    return {name: extent for name in OPERATIONS if name in extents and (extent := widest(extents[name]))}
 
 
-def planned_results(plan: Plan, verdicts: Verdicts, broken_off: str | None = None) -> Iterable[Result]:
+def planned_results(plan: Plan, verdicts: Verdicts, early_end: str | None = None) -> Iterable[Result]:
     """Return one result per law and case, in a fixed order; laws without a verdict are lost.
 
-    ``broken_off`` is why the run broke off; None if it did not.
+    ``broken_off`` is the reason why the run ended early; None if it did not.
     """
     results: list[Result] = []
     for case in plan.cases:
         known = {r.law: r for r in verdicts.results.get(case.id, ())}
-        broken = TIME_LIMIT if broken_off == TIME_LIMIT else INTERRUPTED
-        lost = broken if broken_off else "the test ended without a verdict"
-        cause = broken_off or verdicts.causes.get(case.id, lost)
+        broken = TIME_LIMIT if early_end == TIME_LIMIT else INTERRUPTED
+        lost = broken if early_end else "the test ended without a verdict"
+        cause = early_end or verdicts.causes.get(case.id, lost)
         results += [
             known.get(law) or Result(case.operation, law, case.dtype, Status.LOST, lost, cause) for law in case.laws
         ]
@@ -355,10 +365,10 @@ def in_common(answers: Mapping[str, str]) -> str | dict[str, str] | None:
 
 def versions() -> dict[str, str]:
     """Return the versions of specification, machine and packages."""
-    found = {"spec": SPEC_VERSION, "python": platform.python_version(), "platform": platform.platform(), **processor()}
+    facts = {"spec": SPEC_VERSION, "python": platform.python_version(), "platform": platform.platform(), **processor()}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            facts[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return facts

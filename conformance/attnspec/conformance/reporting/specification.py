@@ -1,6 +1,6 @@
-"""The whole specification in sections: as Markdown here, as HTML in ``page``.
+"""The whole specification as sections of Markdown, which ``page`` turns into HTML.
 
-Formulas are blocks fenced as ``math``, or code between dollars within a line; names and citations are code.
+Formulas are blocks fenced as ``math``, or inline code between dollar signs. Names and citations are inline code.
 """
 
 import inspect
@@ -33,16 +33,16 @@ from attnspec.spec.lectures.registry import Lecture
 TITLE = f"attnspec {SPEC_VERSION}"
 
 NOTATION = """\
-An array `(*batch, n, d)` has batch dimensions first, of which there may be none; vectors are rows. Masks are boolean:
-True = may attend. Where a mask and `causal` are given, both must allow a key. Weights are (out, in), but those of S4's
-recurrent cells, which are (in, out) as printed. Lengths of sequences and batches may be 0, every other size is 1 or
-more. $`A_i`$ are the keys that query $`i`$ may attend to. `S0(4)` is the equation that S0 numbers (4), `S2 “…”` the
-passage of S2 under that heading."""
+An array `(*batch, n, d)` begins with any number of batch dimensions, or none. Vectors are rows. Masks are boolean: True
+means that a query may attend to a key. With a mask and `causal`, both must allow a key. Weight matrices are (out, in),
+except those of S4's recurrent cells, which are (in, out) as printed there. Lengths of sequences and batches may be 0;
+every other size is at least 1. $`A_i`$ is the set of keys that query $`i`$ may attend to. S0 to S4 are the sources
+listed below: `S0(4)` is equation (4) of S0, and `S2 “…”` the passage of S2 under that heading."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """Text under one heading in Markdown, and its subsections. ``anchor`` is the link target."""
+    """A heading with its text in Markdown and its subsections; ``anchor`` is its link target."""
 
     anchor: str
     title: str
@@ -61,10 +61,10 @@ def specification() -> list[Section]:
         Section("notation", "Notation", _notation()),
         *map(_chapter, chapters),
         *map(_laws, judged),
-        Section("questions", "Open questions of semantics", "On these, libraries differ.", tuple(questions)),
+        Section("questions", "Open questions of semantics", "Conventions on which libraries differ.", tuple(questions)),
         Section("precision", "Precision classes", precision_entry()),
         Section("errata", "Errata of the sources", "", tuple(errata)),
-        Section("misprints", "Misprints", "What is wrong as printed, and no calculation shows.", tuple(misprints)),
+        Section("misprints", "Misprints", "Errors in print that change no calculation.", tuple(misprints)),
         *(_lecture(key, lecture) for key, lecture in LECTURES.items()),
     ]
 
@@ -72,12 +72,12 @@ def specification() -> list[Section]:
 def as_markdown(sections: list[Section]) -> str:
     """Return the whole specification as Markdown."""
     parts = [f"# {TITLE}"]
-    for level, section in walked(sections):
+    for level, section in with_levels(sections):
         parts += [f"{'#' * level} {section.title}", *([section.text] if section.text else [])]
     return "\n\n".join(parts) + "\n"
 
 
-def walked(sections: list[Section]) -> Iterator[tuple[int, Section]]:
+def with_levels(sections: list[Section]) -> Iterator[tuple[int, Section]]:
     """Yield every section with its level, before its subsections."""
     for section in sections:
         yield 1, section
@@ -94,9 +94,9 @@ def _notation() -> str:
 
 
 def _chapter(name: str) -> Section:
-    mine = [o for o in OPERATIONS.values() if o.chapter == name]
-    statement = inspect.cleandoc(sys.modules[mine[0].protocol.__module__].__doc__ or "").partition("\n\n")[0]
-    parts = tuple(Section(o.name, o.name, operation_entry(o)) for o in mine)
+    operations = [o for o in OPERATIONS.values() if o.chapter == name]
+    statement = inspect.cleandoc(sys.modules[operations[0].protocol.__module__].__doc__ or "").partition("\n\n")[0]
+    parts = tuple(Section(o.name, o.name, operation_entry(o)) for o in operations)
     return Section(f"operations-{name}", f"Operations: {name}", " ".join(statement.split()), parts)
 
 
@@ -114,7 +114,7 @@ def _lecture(key: str, lecture: Lecture) -> Section:
         parts.append(Section(f"{key}-{number}", f"{key}, {pages}: {page.heading.text}", page_entry(page)))
         number = last + 1
     text = (
-        "What stands under each heading, and who owns it. The text of the lecture keeps no page breaks: "
-        "a page is a heading, and pages are counted by headings."
+        "The contents under each heading, with the operations or laws that implement them (owners). The text of the "
+        "lecture has no page breaks, so that each heading counts as one page."
     )
     return Section(f"lecture-{key}", f"Lecture {key}: {lecture.source.title}", text, tuple(parts))

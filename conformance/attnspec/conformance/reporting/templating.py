@@ -14,6 +14,6 @@ _TEMPLATES = Environment(
 )
 
 
-def filled(template: str, **parts: Any) -> str:
-    """Fill a template with its parts; text is escaped unless the template says ``safe``."""
+def rendered(template: str, **parts: Any) -> str:
+    """Return a template filled with its parts; text is escaped unless the template marks it ``safe``."""
     return _TEMPLATES.get_template(template).render(parts)

@@ -1,4 +1,4 @@
-"""A report as one HTML page: verdict, causes with pictures, then consequences; it loads nothing."""
+"""A report as one self-contained HTML page: verdict, causes with pictures, then consequences."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +14,8 @@ from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.own_errors import contained
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.reporting.heat_maps import (
-    LEAST,
-    MOST,
+    MAX_RATIO,
+    MIN_RATIO,
     heat_maps,
     largest_of,
     levels_of_numbers,
@@ -23,8 +23,8 @@ from attnspec.conformance.reporting.heat_maps import (
     over_budget,
 )
 from attnspec.conformance.reporting.report import Report, key, versions
-from attnspec.conformance.reporting.table import IN_FULL, closing, known_failures, remarks
-from attnspec.conformance.reporting.templating import filled
+from attnspec.conformance.reporting.table import MAX_IN_FULL, closing_line, known_failures, remarks
+from attnspec.conformance.reporting.templating import rendered
 from attnspec.conformance.running.messages import (
     MAX_SNIPPET,
     PASTE,
@@ -39,30 +39,30 @@ Figure = tuple[str, str, str]
 """Name of an array, its shape, and its picture as HTML."""
 
 Lane = tuple[str, float, float]
-"""A dtype, its largest error over budget, and the length of the bar."""
+"""A dtype, its largest error over budget, and the length of its bar, from 0 to 1."""
 
 
 def as_html(report: Report) -> str:
     """Return the report as an HTML page."""
     causes, following = by_cause(r for r in report.violations if key(r) not in report.declaration.explained)
     settings = report.settings
-    run = [
+    run_remarks = [
         *(Text.from_markup(x).plain for x in remarks(report)),
         f"profile: {settings.profile}, seed {settings.seed}, on {settings.device}",
         f"versions: {', '.join(f'{name} {version}' for name, version in versions().items())}",
     ]
-    return filled(
+    return rendered(
         "verdict.html",
         title=f"{report.contract.name} {report.verdict}",
         report=report,
-        closing=Text.from_markup(closing(report)).plain.strip(),
+        closing=Text.from_markup(closing_line(report)).plain.strip(),
         diagnoses=diagnoses_by_place(report.diagnoses),
-        causes=list(_violations(causes, IN_FULL)),
+        causes=list(_violations(causes, MAX_IN_FULL)),
         known=[text.plain for text in known_failures(report)],
         explained=list(lines(report.declaration.explained)),
         paste=PASTE,
         budgets=_budgets(report.results),
-        remarks=run,
+        remarks=run_remarks,
         following=list(_violations(following)),
         heading=f"{consequences_heading(causes, following).removesuffix(':')} ({len(following):,})",
         max_snippet=MAX_SNIPPET,
@@ -73,34 +73,34 @@ def as_html(report: Report) -> str:
 
 
 def _violations(violations: Sequence[Result], in_full: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield each violated law once per operation, with its first dtype's counterexample; the first few open."""
+    """Yield each violated law once per operation, with the first counterexample; ``in_full`` of them unfolded."""
     dtypes: dict[tuple[str, str], list[Result]] = defaultdict(list)
     for r in violations:
         dtypes[r.operation, r.law].append(r)
-    for i, ((operation, law), found) in enumerate(dtypes.items()):
-        example = next((r.counterexample for r in found if r.counterexample is not None), None)
-        shown, note = contained(f"drawing the counterexample of {law} by {operation}", partial(_shown, example), None)
-        notes = filter(None, dict.fromkeys([*(r.note for r in found), note]))
+    for i, ((operation, law), results) in enumerate(dtypes.items()):
+        example = next((r.counterexample for r in results if r.counterexample is not None), None)
+        drawn, note = contained(f"drawing the counterexample of {law} by {operation}", partial(_drawing, example), None)
+        notes = filter(None, dict.fromkeys([*(r.note for r in results), note]))
         yield {
             "law": law,
-            "where": f"{operation} ({', '.join(r.dtype for r in found)})",
+            "where": f"{operation} ({', '.join(r.dtype for r in results)})",
             "statement": LAWS[law].statement,
-            "said": [*_said(found), *notes],
-            "shown": shown,
+            "messages": [*_messages(results), *notes],
+            "drawing": drawn,
             "open": i < in_full,
         }
 
 
-def _said(found: Sequence[Result]) -> Iterator[str]:
-    """Yield the backend's mistakes, once for all dtypes with the same message."""
+def _messages(results: Sequence[Result]) -> Iterator[str]:
+    """Yield the messages of violations, once for all dtypes with the same message."""
     dtypes: dict[str, list[str]] = defaultdict(list)
-    for r in found:
+    for r in results:
         dtypes[r.message].append(r.dtype)
     for message, names in dtypes.items():
         yield f"{', '.join(names)}: {message}" if len(dtypes) > 1 else message
 
 
-def _shown(example: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _drawing(example: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if example is None:
         return None
     arguments = example["arguments"]
@@ -108,17 +108,17 @@ def _shown(example: Mapping[str, Any] | None) -> dict[str, Any] | None:
     arrays = {**arguments, **{name: example[name] for name in ("expected", "got", "budget")}}
     return {
         "arguments": [_figure(name, x, levels_of_numbers(x, largest_of(x))) for name, x in drawn.items()],
-        "results": list(_results(example)),
+        "results": list(_result_figures(example)),
         "undrawn": [f"{name}, {shortened(value)}" for name, value in arrays.items() if isinstance(value, Mapping)],
         "numbers": [f"{name} = {shortened(value)}" for name, value in arguments.items() if value is not None],
         "snippet": example["snippet"],
     }
 
 
-def _results(found: Mapping[str, Any]) -> Iterator[Figure]:
-    """Yield pictures of expected and got on one scale, then of error over budget."""
-    expected, got, budget = (_array(found[name]) for name in ("expected", "got", "budget"))
-    index = None if found["index"] is None else tuple(found["index"])
+def _result_figures(example: Mapping[str, Any]) -> Iterator[Figure]:
+    """Yield pictures of the expected and the actual result on one scale, then of error over budget."""
+    expected, got, budget = (_array(example[name]) for name in ("expected", "got", "budget"))
+    index = None if example["index"] is None else tuple(example["index"])
     largest = largest_of(*(x for x in (expected, got) if x is not None))
     for name, x in (("expected", expected), ("got", got)):
         if x is not None:
@@ -133,7 +133,7 @@ def _figure(name: str, x: Any, levels: Any, index: tuple[int, ...] | None = None
 
 
 def _array(value: Any) -> Any:
-    """Return an array of a report; None for other values and for arrays without numbers."""
+    """Return an array from a report's JSON; None for other values and omitted arrays."""
     if isinstance(value, bool | int | str | Mapping) or value is None:
         return None
     array = np.array(value)
@@ -144,7 +144,7 @@ def _array(value: Any) -> Any:
 
 
 def _budgets(results: Sequence[Result]) -> dict[str, list[tuple[str, int, str, list[Lane]]]]:
-    """Return, by chapter and operation, counts of laws that hold and the largest error per dtype."""
+    """Return, by chapter, each operation's counts of laws that hold and largest error per dtype."""
     by_operation: dict[str, list[Result]] = defaultdict(list)
     for r in results:
         if r.judged:
@@ -154,15 +154,15 @@ def _budgets(results: Sequence[Result]) -> dict[str, list[tuple[str, int, str, l
 
 
 def _budget(operation: str, judged: Sequence[Result]) -> tuple[str, int, str, list[Lane]]:
-    used: dict[str, float] = {}
+    largest_ratios: dict[str, float] = {}
     for r in judged:
-        used[r.dtype] = max(used.get(r.dtype, 0.0), r.error_ratio)
+        largest_ratios[r.dtype] = max(largest_ratios.get(r.dtype, 0.0), r.error_ratio)
     failed, lost = sum(r.violates for r in judged), sum(r.status is Status.LOST for r in judged)
     counts = f"{len(judged) - failed} of {len(judged)} laws hold, {sum(r.examples for r in judged):,} examples"
     counts += f", {lost} lost" if lost else ""
-    return operation, failed, counts, [(dtype, ratio, _share(ratio)) for dtype, ratio in used.items()]
+    return operation, failed, counts, [(dtype, ratio, _share(ratio)) for dtype, ratio in largest_ratios.items()]
 
 
 def _share(ratio: float) -> float:
-    """Return the length of a bar; at the middle of the scale the budget is used up."""
-    return log2(min(max(ratio, LEAST), MOST) / LEAST) / log2(MOST / LEAST)
+    """Return the length of a bar, from 0 to 1; at 0.5 the budget is used up."""
+    return log2(min(max(ratio, MIN_RATIO), MAX_RATIO) / MIN_RATIO) / log2(MAX_RATIO / MIN_RATIO)

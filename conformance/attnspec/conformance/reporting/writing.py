@@ -1,4 +1,4 @@
-"""Output of reports to the console and to the files of the command line."""
+"""Output of reports to the console, and to files named on the command line."""
 
 import errno
 import io
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-IN_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
-"""Errors of a folder without permission for new files; a file in it may still be writable."""
+FOLDER_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
+"""Errors of creating a file in a folder in which existing files may still be writable."""
 
 
 class UnwritableError(Exception):
-    """A file that cannot be written; the message names the option, expected and got."""
+    """A file that cannot be written; the message names its command-line option."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class OutputFile:
     option: str
 
     def check(self) -> None:
-        """Raise :class:`UnwritableError` if the file cannot be written, before any work is done."""
+        """Raise :class:`UnwritableError` if the file cannot be written; called before any other work."""
         existed = self.path.exists()
         try:
             if not self._is_stream():
@@ -59,28 +59,28 @@ class OutputFile:
             raise UnwritableError(message) from error
 
     def _is_stream(self) -> bool:
-        """Return whether this is a pipe or device: its reader stops at the first end, and it cannot be replaced."""
+        """Return True for a pipe or device, which can be opened once and not replaced."""
         return self.path.exists() and not self.path.is_file() and not self.path.is_dir()
 
     def _replace(self, text: str) -> None:
         target = self.path.resolve()
-        part = target.with_name(f".attnspec-{os.getpid()}.part")
+        temporary = target.with_name(f".attnspec-{os.getpid()}.part")
         try:
-            part.write_text(text, encoding="utf-8")
+            temporary.write_text(text, encoding="utf-8")
             if target.exists():
-                shutil.copymode(target, part)
-            part.replace(target)
+                shutil.copymode(target, temporary)
+            temporary.replace(target)
         except OSError as error:
-            part.unlink(missing_ok=True)
-            if error.errno not in IN_PLACE or not target.exists():
+            temporary.unlink(missing_ok=True)
+            if error.errno not in FOLDER_ERRORS or not target.exists():
                 raise
             target.write_text(text, encoding="utf-8")
 
 
 class StandardStream:
-    """Standard output or error that may be closed or full; the first error ends only the output.
+    """Standard output or error whose errors, such as a full disk, do not end the run.
 
-    ``error`` is that error, None without one. A reader that has gone away, as ``head`` does, is no error.
+    ``error`` is the first error, None without one. A reader that closes its pipe early, as ``head`` does, is no error.
     """
 
     def __init__(self, stream: IO[str]) -> None:
@@ -88,12 +88,12 @@ class StandardStream:
         self.error: OSError | None = None
 
     def write(self, text: str) -> int:
-        """Write a text; discard it after an error."""
+        """Write a text; after an error, discard it."""
         self._attempt(lambda: self._stream.write(text))
         return len(text)
 
     def flush(self) -> None:
-        """Flush what was written."""
+        """Flush written text."""
         self._attempt(self._stream.flush)
 
     def _attempt(self, action: Callable[[], object]) -> None:
@@ -102,7 +102,7 @@ class StandardStream:
         except OSError as error:
             if not isinstance(error, BrokenPipeError):
                 self.error = error
-            # Buffered text, and text that others write to the same descriptor, is discarded too.
+            # The descriptor itself is redirected, so that buffered text and other writers cannot fail again.
             with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
 
@@ -111,12 +111,12 @@ class StandardStream:
 
 
 def open_standard_streams() -> None:
-    """Keep a closed or full output from ending the run: see :class:`StandardStream`."""
+    """Replace standard streams by ones whose errors do not end the run: see :class:`StandardStream`."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        # Closed streams are opened in order, so that no other file gets their numbers.
+        # Closed streams are opened in this order to get descriptors 0 to 2, which no other file must get.
         stream = getattr(sys, name) or Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - it stays open
         if isinstance(stream, io.TextIOWrapper) and mode == "w":
-            # A terminal that lacks a character shows another one.
+            # Replace characters that the terminal's encoding lacks, instead of raising an error.
             stream.reconfigure(errors="replace")
             stream = StandardStream(stream)
         setattr(sys, name, stream)
@@ -129,36 +129,36 @@ def write_report(report: "Report", files: Mapping[str, OutputFile], console: "Co
     from attnspec.conformance.reporting.table import print_report
     from attnspec.conformance.reporting.verdict_page import as_html
 
-    known = f"{report.contract.name} {report.verdict}"
-    # Files come first: the console's reader may be gone.
-    errors = write_files(report, {"json": Report.as_text, "html": as_html, "junit": as_junit}, files, known)
-    return errors + (guarded("table", lambda: print_report(report, console), known) if report.results else [])
+    verdict = f"{report.contract.name} {report.verdict}"
+    # Files come first, since the console's reader may be gone.
+    errors = write_files(report, {"json": Report.as_text, "html": as_html, "junit": as_junit}, files, verdict)
+    return errors + (guarded("table", lambda: print_report(report, console), verdict) if report.results else [])
 
 
 def write_files(
-    made: T, formats: Mapping[str, Callable[[T], str]], files: Mapping[str, OutputFile], known: str
+    document: T, formats: Mapping[str, Callable[[T], str]], files: Mapping[str, OutputFile], verdict: str
 ) -> list[str]:
-    """Write an object to files in their formats; return error messages, which repeat ``known``."""
+    """Write a document to files in their formats; return error messages, which repeat ``verdict``."""
     return [
         error
         for name, file in files.items()
-        for error in guarded(name, partial(_write, file, formats[name], made), known)
+        for error in guarded(name, partial(_write, file, formats[name], document), verdict)
     ]
 
 
-def _write(file: OutputFile, as_text: Callable[[T], str], made: T) -> None:
-    file.write(as_text(made))
+def _write(file: OutputFile, as_text: Callable[[T], str], document: T) -> None:
+    file.write(as_text(document))
 
 
-def guarded(name: str, write: Callable[[], None], known: str) -> list[str]:
-    """Write one of several reports; return the error message in a list, empty on success.
+def guarded(name: str, write: Callable[[], None], verdict: str) -> list[str]:
+    """Write one of several reports; return a list with the error message, empty on success.
 
-    An error of attnspec itself is reported with ``known``, and does not affect the other reports.
+    The message of an error of attnspec itself repeats ``verdict``. Such an error does not affect other reports.
     """
     try:
         write()
     except UnwritableError as error:
         return [str(error)]
     except Exception as error:  # noqa: BLE001 - the verdict is known, and the other reports are to be written
-        return [f"{own_error(f'writing the report as {name}', error)}; {known} all the same"]
+        return [f"{own_error(f'writing the report as {name}', error)}; {verdict} all the same"]
     return []

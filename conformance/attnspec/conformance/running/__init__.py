@@ -1,1 +1,1 @@
-"""Runs of the suite: settings, selection, workers, crashes and hangs, messages, replays, and trials of mutants."""
+"""Runs of the suite, in worker processes or in pytest, and trials of mutants."""

@@ -1,4 +1,4 @@
-"""One run of the suite for the command line: pytest workers with a configuration of their own."""
+"""A run of the suite for the command line: pytest with workers, and without the user's configuration."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -11,13 +11,13 @@ from rich.console import Console
 
 from attnspec.conformance.judging.results import INTERRUPTED, STOPPED
 from attnspec.conformance.remote.description import described
-from attnspec.conformance.remote.environment import OF_PYTEST, ONE_THREAD, SAFE_PATH, environment
+from attnspec.conformance.remote.environment import ONE_THREAD, PYTEST_VARIABLES, SAFE_PATH, environment
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.folder import TemporaryFolder
-from attnspec.conformance.remote.processes import children, end_children, mark
+from attnspec.conformance.remote.processes import children, end_children, new_mark
 from attnspec.conformance.running.contract_file import write_contract
 from attnspec.conformance.running.interruption import INTERRUPTION
-from attnspec.conformance.running.keys import KEY
+from attnspec.conformance.running.keys import CONTRACT_KEY
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.progress import ProgressDisplay, StartupMonitor
 from attnspec.conformance.running.settings import Settings
@@ -27,22 +27,22 @@ from attnspec.conformance.running.waking import wake_workers
 
 @dataclass(frozen=True)
 class Run:
-    """Outcome of a run: plan, verdicts, and the reason if it ended early."""
+    """Plan and verdicts of a run; ``early_end`` is the reason if it ended early."""
 
     plan: Plan
     verdicts: Verdicts
-    broken_off: str | None
+    early_end: str | None
 
 
-class Gate:
-    """Pytest plugin that starts the workers early but no test before there is a plan.
+class PlanGate:
+    """Pytest plugin: the workers start while the plan is made; tests wait for the plan.
 
-    If the run breaks off, it does not wait for the workers.
+    An interrupted run does not wait for the workers.
     """
 
     def __init__(self, make_plan: Callable[[], Plan], display: ProgressDisplay, folder: Path) -> None:
         self.make_plan, self.display, self.folder = make_plan, display, folder
-        self._key = mark()
+        self._key = new_mark()
         self.plan: Plan | None = None
         self.error: BackendError | None = None
         self.verdicts: Verdicts | None = None
@@ -50,13 +50,13 @@ class Gate:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Send a worker the key of the contract through the pipe that starts it."""
-        node.workerinput[KEY] = self._key
+        """Send a worker the key that signs the contract, through the pipe that starts it."""
+        node.workerinput[CONTRACT_KEY] = self._key
         self._workers = node.nodemanager
 
     def pytest_keyboard_interrupt(self) -> None:
-        """End the workers immediately after Ctrl-C, or when a plugin ends the run."""
-        INTERRUPTION.heard()
+        """Do not wait for workers after Ctrl-C, or when a plugin ends the run."""
+        INTERRUPTION.acknowledge()
         if self._workers is not None:
             self._workers.EXIT_TIMEOUT = 0
 
@@ -86,51 +86,51 @@ def run(
 ) -> Run:
     """Judge a backend in worker processes.
 
-    ``make_plan`` is called while the workers start. With ``shown`` the backend's output is printed immediately;
-    otherwise it is discarded. Raises :class:`BackendError` if ``make_plan`` does, or if the workers fail.
+    ``make_plan`` is called while the workers start. ``shown`` prints the backend's output immediately; otherwise it is
+    discarded. Raises :class:`BackendError` if ``make_plan`` does, or if the workers fail before any verdict.
     """
     display = ProgressDisplay(console, settings)
     startup = StartupMonitor()
-    before = children()
+    children_before = children()
     wake_workers()
-    with TemporaryFolder() as folder, environment(_variables(folder)), display.bar:
-        gate = Gate(make_plan, display, Path(folder))
+    with TemporaryFolder() as folder, environment(_worker_environment(folder)), display.bar:
+        gate = PlanGate(make_plan, display, Path(folder))
         arguments = pytest_arguments(backend, settings, Path(folder), workers, shown=shown)
         try:
             status = pytest.main(arguments, plugins=[display, gate, startup])
         except KeyboardInterrupt:
-            # pytest catches it only while tests run.
+            # pytest itself catches it only while tests run.
             status = pytest.ExitCode.INTERRUPTED
-        INTERRUPTION.heard()
-        left = end_children(before)
+        INTERRUPTION.acknowledge()
+        left = end_children(children_before)
     if gate.error is not None:
         raise gate.error
     if gate.plan is None and INTERRUPTION.reason is not None:
         raise KeyboardInterrupt
-    if gate.plan is None or gate.verdicts is None or (startup.trouble is not None and not display.done):
-        reason = (startup.trouble or f"pytest ended with {status}").removeprefix(f"backend {backend!r}: ")
+    if gate.plan is None or gate.verdicts is None or (startup.failure is not None and not display.done):
+        reason = (startup.failure or f"pytest ended with {status}").removeprefix(f"backend {backend!r}: ")
         raise BackendError(f"backend {backend!r}: nothing was judged: {reason}")
-    if startup.trouble is not None:
+    if startup.failure is not None:
         for case in gate.plan.cases:
-            gate.verdicts.causes.setdefault(case.id, startup.trouble)
+            gate.verdicts.causes.setdefault(case.id, startup.failure)
     if status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         gate.verdicts.left += [title for title in left if title not in gate.verdicts.left]
-    interrupted = status == pytest.ExitCode.INTERRUPTED and startup.trouble is None
-    broken_off = INTERRUPTION.reason or INTERRUPTED if interrupted else None
-    return Run(gate.plan, gate.verdicts, STOPPED if display.stopped else broken_off)
+    interrupted = status == pytest.ExitCode.INTERRUPTED and startup.failure is None
+    early_end = INTERRUPTION.reason or INTERRUPTED if interrupted else None
+    return Run(gate.plan, gate.verdicts, STOPPED if display.stopped else early_end)
 
 
-def _variables(folder: str) -> dict[str, str | None]:
-    """Return the workers' environment: no settings from outside, and all files in this folder."""
-    kept = {"HYPOTHESIS_STORAGE_DIRECTORY": str(Path(folder, "hypothesis"))}
-    return {**SAFE_PATH, **ONE_THREAD, **OF_PYTEST, **kept}
+def _worker_environment(folder: str) -> dict[str, str | None]:
+    """Return the workers' environment variables: no user settings, files in this folder."""
+    storage = {"HYPOTHESIS_STORAGE_DIRECTORY": str(Path(folder, "hypothesis"))}
+    return {**SAFE_PATH, **ONE_THREAD, **PYTEST_VARIABLES, **storage}
 
 
 def pytest_arguments(backend: str, settings: Settings, folder: Path, workers: int, *, shown: bool = False) -> list[str]:
-    """Return pytest's arguments; they ignore the current folder and the user's configuration."""
+    """Return pytest's arguments, which ignore the current folder and the user's configuration."""
     return [
         *(
-            # A restarted worker rereads its configuration, which must not be a file that a backend can write.
+            # No configuration file: a backend could write it, and a restarted worker would read it.
             "-c",
             os.devnull,
             "--rootdir",
@@ -141,7 +141,7 @@ def pytest_arguments(backend: str, settings: Settings, folder: Path, workers: in
             "consider_namespace_packages=true",
         ),
         *("--noconftest", "-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:faulthandler"),
-        # Rewriting assertions would write compiled files.
+        # Rewritten assertions would be written to compiled files.
         "--assert=plain",
         *("--disable-plugin-autoload", "-p", "xdist", "-p", "attnspec.conformance.plugin"),
         *("-n", str(workers), "--dist=worksteal", "--max-worker-restart=1000000"),

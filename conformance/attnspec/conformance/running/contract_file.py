@@ -1,6 +1,6 @@
-"""The signed file that carries a run's contract to the worker processes.
+"""The signed file by which worker processes get the contract of a run.
 
-A backend may find the file and change it, so it is signed with a key that only judging processes hold.
+A backend may find the file and change it. Therefore it is signed, with a key that only judging processes hold.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import Any
 from attnspec.conformance.remote.errors import BackendError
 
 PAUSE = 0.02
-"""Seconds between two checks whether the file exists."""
+"""Seconds between two looks for the file."""
 
 
 def _path(folder: Path) -> Path:
@@ -26,15 +26,15 @@ def _signature(key: str, text: str) -> str:
 
 
 def write_contract(folder: Path, declared: Mapping[str, Any], key: str) -> None:
-    """Write the backend's declarations for the workers, or under ``error`` why nothing can be judged."""
-    written = folder / "contract.part"
+    """Write the backend's declarations, or an ``error`` if nothing can be judged."""
+    part = folder / "contract.part"
     text = json.dumps(declared)
-    written.write_text(f"{_signature(key, text)}\n{text}", encoding="utf-8")
-    written.replace(_path(folder))
+    part.write_text(f"{_signature(key, text)}\n{text}", encoding="utf-8")
+    part.replace(_path(folder))
 
 
 def read_contract(folder: Path, seconds: float, key: str) -> Mapping[str, Any]:
-    """Wait for the backend's declarations; :class:`BackendError` if there are none, or they were changed."""
+    """Wait for the declarations; :class:`BackendError` if they are missing or were changed."""
     deadline = time.monotonic() + seconds
     while not _path(folder).exists():
         if time.monotonic() > deadline:
@@ -43,7 +43,7 @@ def read_contract(folder: Path, seconds: float, key: str) -> Mapping[str, Any]:
     signature, _, text = _path(folder).read_text(encoding="utf-8").partition("\n")
     if not hmac.compare_digest(signature.encode(), _signature(key, text).encode()):
         raise BackendError("expected the contract as the run wrote it; another process has changed it")
-    found: Mapping[str, Any] = json.loads(text)
-    if "error" in found:
-        raise BackendError(str(found["error"]))
-    return found
+    contract: Mapping[str, Any] = json.loads(text)
+    if "error" in contract:
+        raise BackendError(str(contract["error"]))
+    return contract

@@ -1,10 +1,10 @@
-"""Expected failures: a file that names them, one a line, by operation, law and dtype.
+"""Expected failures, read from a file with one operation, law and dtype per line.
 
     # The kernel takes any shapes: checks are the caller's.
     scaled_dot_product_attention  operation.rejection  *
     softmax                       semantics.*          float32  # overflows where all is masked
 
-Names may be patterns. A comment after a line is its reason; one above holds for the lines below, up to an empty line.
+Names may be patterns. A comment on a line is its reason; one above is that of the lines below, up to an empty line.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 
-from attnspec.conformance.judging.engine import BOOLEAN, DEFAULT, governing_laws
+from attnspec.conformance.judging.engine import BOOLEAN_DTYPE, DEFAULT_DTYPE, governing_laws
 from attnspec.conformance.judging.results import Result, Status
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.running.selection import matching, unknown_name
@@ -22,10 +22,10 @@ from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DEFAULTS
 
-KNOWN: dict[str, Collection[str]] = {
+ALLOWED_NAMES: dict[str, Collection[str]] = {
     "operation": [o.name for o in OPERATIONS.values() if not o.reference_only],
     "law": LAWS,
-    "dtype": (*DEFAULTS, BOOLEAN, DEFAULT),
+    "dtype": (*DEFAULTS, BOOLEAN_DTYPE, DEFAULT_DTYPE),
 }
 """Allowed names for each part of a line."""
 
@@ -54,7 +54,7 @@ class Expectation:
         chosen = (
             (self.operation, settings.operations),
             (self.law, settings.laws),
-            (self.dtype, (*settings.dtypes, BOOLEAN, DEFAULT) if settings.dtypes else ()),
+            (self.dtype, (*settings.dtypes, BOOLEAN_DTYPE, DEFAULT_DTYPE) if settings.dtypes else ()),
         )
         return all(not names or any(fnmatchcase(name, pattern) for name in names) for pattern, names in chosen)
 
@@ -67,9 +67,9 @@ Expectations = tuple[Expectation, ...]
 
 @lru_cache
 def expectations(path: str | None, option: str = "expect") -> Expectations:
-    """Return the lines of a file of expected failures, without a file none.
+    """Return the lines of a file of expected failures; none without a file.
 
-    Raises :class:`BackendError` for an unreadable file, and for a line that can never apply. Each file is read once.
+    Raises :class:`BackendError` for an unreadable file, and for a line that can never match. Each file is read once.
     """
     if path is None:
         return ()
@@ -82,28 +82,30 @@ def expectations(path: str | None, option: str = "expect") -> Expectations:
 
 
 def _lines(text: str, name: str) -> Iterator[Expectation]:
-    above: list[str] = []
-    under = False
+    comments: list[str] = []
+    after_line = False
     for number, line in enumerate(text.splitlines(), 1):
-        named, hash_, comment = (part.strip() for part in line.partition("#"))
-        if named:
-            yield _checked(named.split(), comment or " ".join(above), f"{name}:{number}")
-            under = True
+        names, hash_, comment = (part.strip() for part in line.partition("#"))
+        if names:
+            yield _checked_line(names.split(), comment or " ".join(comments), f"{name}:{number}")
+            after_line = True
         elif hash_:
-            above = [comment] if under else [*above, comment]
-            under = False
+            comments = [comment] if after_line else [*comments, comment]
+            after_line = False
         else:
-            above, under = [], False
+            comments, after_line = [], False
 
 
-def _checked(names: Sequence[str], reason: str, place: str) -> Expectation:
-    if len(names) != len(KNOWN):
+def _checked_line(names: Sequence[str], reason: str, place: str) -> Expectation:
+    if len(names) != len(ALLOWED_NAMES):
         raise BackendError(f"{place}: expected an operation, a law and a dtype; got {' '.join(names)!r}")
-    for (what, known), name in zip(KNOWN.items(), names, strict=True):
+    for (what, known), name in zip(ALLOWED_NAMES.items(), names, strict=True):
         if not matching([name], list(known)):
             raise BackendError(unknown_name(f"{place}: {what}", name, known))
     operation, law, dtype = names
-    if not any(matching([law], governing_laws(OPERATIONS[o])) for o in matching([operation], list(KNOWN["operation"]))):
+    if not any(
+        matching([law], governing_laws(OPERATIONS[o])) for o in matching([operation], list(ALLOWED_NAMES["operation"]))
+    ):
         raise BackendError(f"{place}: expected a law that governs {operation}; got {law!r}")
     return Expectation(operation, law, dtype, reason, place)
 
@@ -120,13 +122,13 @@ def unexpected(results: Iterable[Result], lines: Expectations) -> list[Result]:
     return [r for r in results if r.status is Status.FAILED and expected(r, lines) is None]
 
 
-def passing(results: Iterable[Result], lines: Expectations) -> list[tuple[Expectation, Result]]:
-    """Return the laws that hold although a line expects them to fail."""
+def unexpected_passes(results: Iterable[Result], lines: Expectations) -> list[tuple[Expectation, Result]]:
+    """Return the laws that hold although a line expects their failure, with the line."""
     held = [r for r in results if r.status is Status.PASSED]
     return [(line, r) for line in lines for r in line.among(held)]
 
 
-def idle(results: Collection[Result], lines: Expectations) -> list[Expectation]:
+def unmatched_lines(results: Collection[Result], lines: Expectations) -> list[Expectation]:
     """Return the lines that match no judged result."""
     judged = [r for r in results if r.judged]
     return [line for line in lines if not line.among(judged)]

@@ -1,4 +1,4 @@
-"""Judging in the process that runs the backend: a crash or hang ends the judge too."""
+"""Judging in the process that runs the backend, which a crash or hang ends."""
 
 import faulthandler
 import time
@@ -9,9 +9,9 @@ from functools import partial
 from math import inf
 from typing import Any, Protocol
 
-from attnspec.conformance.explaining.finding import Diagnosis, Explanation, violated_by_numbers
+from attnspec.conformance.explaining.explanations import Diagnosis, Explanation, violated_by_numbers
+from attnspec.conformance.explaining.missing_declarations import missing_declarations, unexplained
 from attnspec.conformance.explaining.refusals import refusals
-from attnspec.conformance.explaining.undeclared import undeclared, unexplained
 from attnspec.conformance.judging.causes import by_cause
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import Case, judge
@@ -24,42 +24,42 @@ from attnspec.conformance.running.expectations import expectations, unexpected
 from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.operation import OPERATIONS
 
-LENIENCE = 0.1
-"""Tolerance of a check's time limit, since checks share a timer thread that starts slowly."""
+TOLERANCE = 0.1
+"""Tolerance of a check's time limit: restarting the timer for every check would be slow."""
 
 
 class Marker(Protocol):
-    """Callable that is told the law and the input before every check."""
+    """Callback before every check, with its law and input."""
 
-    def __call__(self, law: str, given: Any) -> None:
+    def __call__(self, law: str, input_: Any) -> None:
         """Mark the beginning of a check."""
         ...
 
-    def during(self, law: str, given: Any) -> AbstractContextManager[None]:
-        """Mark the beginning of a check; the context's end is the check's end."""
+    def during(self, law: str, input_: Any) -> AbstractContextManager[None]:
+        """Mark a check that lasts as long as the context."""
         ...
 
 
 class HangTimer:
-    """Timer that ends this process if a check exceeds ``seconds``, after printing a traceback; 0 disables it.
+    """Timer that prints a traceback and ends this process if a check hangs.
 
-    A check may take up to a fifth longer, since the timer is not restarted for each.
+    It allows ``seconds``, and up to a tenth more, since not every check restarts it; 0 disables it.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self._started = seconds, -inf
 
-    def __call__(self, law: str, given: Any) -> None:
-        """Restart the timer, unless less than ``LENIENCE`` of its time has passed."""
+    def __call__(self, law: str, input_: Any) -> None:
+        """Restart the timer, unless it was restarted just before."""
         now = time.monotonic()
-        if self.seconds and now - self._started >= LENIENCE * self.seconds:
+        if self.seconds and now - self._started >= TOLERANCE * self.seconds:
             self._started = now
-            faulthandler.dump_traceback_later((1 + LENIENCE) * self.seconds, exit=True, file=2)
+            faulthandler.dump_traceback_later((1 + TOLERANCE) * self.seconds, exit=True, file=2)
 
     @contextmanager
-    def during(self, law: str, given: Any) -> Iterator[None]:
+    def during(self, law: str, input_: Any) -> Iterator[None]:
         """Time the body of the context, and nothing after it."""
-        self(law, given)
+        self(law, input_)
         try:
             yield
         finally:
@@ -74,7 +74,7 @@ class HangTimer:
 
 @dataclass(frozen=True)
 class InProcess:
-    """A case whose backend runs in this process; ending the process leaves no verdict."""
+    """A case whose backend runs in this process; if it ends the process, there is no verdict."""
 
     backend: Any
     contract: Contract
@@ -85,30 +85,30 @@ class InProcess:
         """Return the verdicts of the case."""
         return self.results({}, extent=extent)
 
-    def results(self, recorded: Mapping[str, Result], **given: Any) -> list[Result]:
+    def results(self, recorded: Mapping[str, Result], **options: Any) -> list[Result]:
         """Return the verdicts of the case; laws with ``recorded`` verdicts are not judged again."""
         with self.marking() as mark:
 
-            def here(case: Case, **how: Any) -> list[Result]:
-                return self._judge(mark, self.contract, case, contain=self.containment(), **given, **how)
+            def judging(case: Case, **more: Any) -> list[Result]:
+                return self._judge(mark, self.contract, case, contain=self.containment(), **options, **more)
 
             if self.settings.fail_fast:
-                return judged_until_violation(here, self.case, self.settings, recorded)
-            return here(self.case, skip=recorded)
+                return judged_until_violation(judging, self.case, self.settings, recorded)
+            return judging(self.case, skip=recorded)
 
-    def _judge(self, mark: Marker, contract: Contract, case: Case, **how: Any) -> list[Result]:
+    def _judge(self, mark: Marker, contract: Contract, case: Case, **options: Any) -> list[Result]:
         settings, profile = self.settings, PROFILES[self.settings.profile]
         return judge(
-            self.backend, contract, case, profile, seed=settings.seed, device=settings.device, mark=mark, **how
+            self.backend, contract, case, profile, seed=settings.seed, device=settings.device, mark=mark, **options
         )
 
     def containment(self) -> Containment:
-        """Return a wrapper for steps whose errors must not cost a verdict."""
+        """Return the wrapper of steps whose errors must not cost a verdict."""
         return contained
 
     @contextmanager
     def marking(self) -> Iterator[Marker]:
-        """Yield a timer, called before every check; it runs only in workers of ``attnspec check``."""
+        """Yield a timer for the checks; it runs only in workers of ``attnspec check``."""
         timer = HangTimer(self.settings.hang_after if self.settings.shared_folder is not None else 0)
         try:
             yield timer
@@ -116,42 +116,44 @@ class InProcess:
             timer.stop()
 
     def explanation(self, failed: Sequence[Result], *, diagnosable: bool = True) -> Explanation:
-        """Explain the violations: first by declarations under which they vanish, then by a known defect.
+        """Explain violations: by declarations that would allow them, the others by a known defect.
 
-        ``fail_fast`` and ``only`` skip the search for declarations; ``diagnosable=False`` skips the one for defects.
+        ``fail_fast`` and ``only`` skip the search for declarations; ``diagnosable=False`` skips that for a defect.
         """
         declared: Mapping[str, Any] = {}
-        found, declaring, diagnosing = None, "", ""
-        soon, contain = self.settings.fail_fast or self.settings.only is not None, self.containment()
+        defect, declaration_note, diagnosis_note = None, "", ""
+        brief, contain = self.settings.fail_fast or self.settings.only is not None, self.containment()
         with self.marking() as mark:
-            if not soon:
+            if not brief:
                 step = partial(self._undeclared, failed, mark)
-                declared, declaring = contain(f"looking for what {self.case.id} has to declare", step, declared)
+                declared, declaration_note = contain(
+                    f"searching the missing declarations of {self.case.id}", step, declared
+                )
             if diagnosable:
-                diagnosis = partial(self._diagnosis, failed, declared, mark)
-                found, diagnosing = contain(f"diagnosing {self.case.id}", diagnosis, None)
-        return Explanation(declared, found, joined(declaring, diagnosing))
+                diagnose = partial(self._diagnosis, failed, declared, mark)
+                defect, diagnosis_note = contain(f"diagnosing {self.case.id}", diagnose, None)
+        return Explanation(declared, defect, joined(declaration_note, diagnosis_note))
 
     def _undeclared(self, failed: Sequence[Result], mark: Marker) -> Mapping[str, Any]:
         case, device = self.case, self.settings.device
         subject = Subject(self.backend, self.contract, OPERATIONS[case.operation], case.dtype, device)
         judging = partial(self._judge, mark, stop_at_first=True)
         with mark.during(failed[0].law, "looking for what has to be declared"):
-            return undeclared(judging, self.contract, case, failed, lambda: refusals(subject, mark)).as_json()
+            return missing_declarations(judging, self.contract, case, failed, lambda: refusals(subject, mark)).as_json()
 
     def _diagnosis(self, failed: Sequence[Result], declared: Mapping[str, Any], mark: Marker) -> Diagnosis | None:
         settings, profile = self.settings, PROFILES[self.settings.profile]
         chosen, left = unexplained(self.contract, self.case, failed, declared)
         if not violated_by_numbers(left):
             return None
-        # Imported here because it loads all mutants, which a run without violations never needs.
+        # Imported here because it loads all mutants, which a run without violations does not need.
         from attnspec.conformance.explaining.inquiry import inquiry
 
-        begun = inquiry(
+        started = inquiry(
             self.backend, chosen, self.case, profile, left,
             seed=settings.seed, device=settings.device, watch=mark.during,
         )  # fmt: skip
-        return None if begun is None else begun.diagnosis()
+        return None if started is None else started.diagnosis()
 
 
 def judged_until_violation(
@@ -159,24 +161,25 @@ def judged_until_violation(
 ) -> list[Result]:
     """Return verdicts up to the first unexpected violation, and ``lost`` for the remaining laws.
 
-    ``judging`` judges a case; ``known`` are the verdicts of laws that ended the process before. The first violation is
-    not judged again.
+    ``judging`` judges a case; ``known`` are the verdicts of laws that ended the process before. Laws that are expected
+    to fail are judged only if all others hold.
     """
     skip, lines = dict(known or {}), expectations(settings.expect)
 
     def first(results: Iterable[Result]) -> list[Result]:
         return by_cause(unexpected(results, lines))[0][:1]
 
-    found = unexpected(skip.values(), lines)
-    if not found:
+    violations = unexpected(skip.values(), lines)
+    if not violations:
         failing = {x for x in case.laws if any(e.concerns(case.operation, x, case.dtype) for e in lines)}
-        hopeful = replace(case, laws=tuple(x for x in case.laws if x not in failing))
-        results = judging(hopeful, skip=skip, stop_at_first=True, described=first)
-        found = first(results)
-        if not found:
+        others = replace(case, laws=tuple(x for x in case.laws if x not in failing))
+        results = judging(others, skip=skip, stop_at_first=True, counterexamples_for=first)
+        violations = first(results)
+        if not violations:
             skip |= {r.law: r for r in results}
             return judging(case, skip=skip)
-    seen = {r.law: r for r in found}
+    verdicts = {r.law: r for r in violations}
     return [
-        seen.get(law) or Result(case.operation, law, case.dtype, Status.LOST, INTERRUPTED, STOPPED) for law in case.laws
+        verdicts.get(law) or Result(case.operation, law, case.dtype, Status.LOST, INTERRUPTED, STOPPED)
+        for law in case.laws
     ]

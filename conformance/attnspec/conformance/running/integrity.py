@@ -1,4 +1,4 @@
-"""Files that an unsandboxed backend could change: the judge's code, and Python's startup code."""
+"""Files that a backend without a sandbox could change to falsify its verdict."""
 
 import compileall
 import importlib.util
@@ -10,14 +10,14 @@ from pathlib import Path
 from attnspec.conformance.remote.environment import own_folders
 
 ALWAYS_IMPORTED = {"attnspec", "sitecustomize", "usercustomize", "hypothesis", "pytest", "_pytest", "xdist", "execnet"}
-"""Packages that a restarted judge imports and this process may lack: new files could replace them."""
+"""Packages that a restarted judge imports, even if this process does not."""
 
 
-class Files:
-    """Files that a judge loads, and a restarted one again, as they were at the beginning."""
+class JudgeFiles:
+    """State of all files that a judge loads, now or when it is restarted, at the beginning."""
 
     def __init__(self) -> None:
-        # Compiled now, so that a compiled file that appears later can only come from the backend.
+        # Compiled now: a compiled file that appears later can only come from the backend.
         for folder in own_folders():
             compileall.compile_dir(folder, quiet=2)
         self._imported = {name.partition(".")[0] for name in sys.modules} | ALWAYS_IMPORTED | sys.stdlib_module_names
@@ -38,7 +38,7 @@ class Files:
         """Yield Python's settings, ``.pth`` files, and every path named like an imported module."""
         yield Path(sys.prefix, "pyvenv.cfg")
         user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
-        # Judges run with a safe path: it omits the script's folder and the current folder.
+        # Judges run with a safe path, which omits its first entry: the script's or the current folder.
         folders = sys.path if sys.flags.safe_path else sys.path[1:]
         for folder in {Path(f) for f in [*site.getsitepackages(), *user, *folders]}:
             if folder.is_dir():
@@ -48,7 +48,7 @@ class Files:
 
 
 def _code() -> Iterator[Path]:
-    """Yield all files of attnspec; of compiled files, those that Python would load."""
+    """Yield all files of attnspec, and the compiled files that Python would load."""
     for folder in map(Path, own_folders()):
         for path in folder.rglob("*"):
             if "__pycache__" not in path.parts and path.is_file():
@@ -58,7 +58,7 @@ def _code() -> Iterator[Path]:
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:
-    """Return a file's inode, size and times, of which only root can set the last; a folder's inode."""
+    """Return a file's inode, size and times; only root can set the last. A folder's inode only."""
     try:
         state = path.stat()
     except OSError:

@@ -1,6 +1,6 @@
-"""The early end of a run: a signal, or a time limit.
+"""The early end of a run by a signal or a time limit.
 
-It imports nothing heavy: the command holds signals before its own imports, which take a while.
+It imports nothing heavy: the command holds signals before its slow imports.
 """
 
 import signal
@@ -12,31 +12,31 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 """Signals that end a run early; the run then reports the verdicts so far."""
 
 EARLIEST = 1e-3
-"""Seconds of the shortest timer: 0 would set none."""
+"""Shortest timer, in seconds; 0 would disable it."""
 
 REPEAT = 0.5
-"""Seconds until an unacknowledged signal is raised again."""
+"""Seconds after which an interruption is raised again unless it was acknowledged."""
 
 
 class Interruption:
     """Raise ``KeyboardInterrupt`` in the main thread when a signal arrives or time runs out.
 
-    While held, it raises nothing. It raises again until ``heard`` is called: code that runs at the first time may
-    swallow the exception, as callbacks of the garbage collector do. It raises none while another is handled: on a busy
-    machine the handler may need longer than ``REPEAT`` to call ``heard``. After that it ignores signals, so that
-    processes are ended and reports written. ``reason`` is why the run ends early, None if it does not.
+    It raises again until ``acknowledge`` is called, since the code that it interrupts may swallow the exception, as
+    callbacks of the garbage collector do; but never while such an exception is handled, which on a busy machine may
+    take longer than ``REPEAT``. Afterwards signals are ignored, so that processes are ended and reports written. While
+    held, it raises nothing. ``reason`` is why the run ends early, None if it does not.
     """
 
     def __init__(self) -> None:
         self.reason: str | None = None
-        self._held = self._heard = False
+        self._held = self._acknowledged = False
 
     def hold(self) -> None:
-        """Hold signals from now on, except those that this process inherited as ignored."""
+        """Hold signals from now on; signals that are ignored stay ignored."""
         self._held = True
         for number in (*SIGNALS, signal.SIGALRM):
             if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self._ring)
+                signal.signal(number, self._on_signal)
 
     def release(self, seconds: float | None = None) -> None:
         """Raise if a signal arrived while held; also raise after ``seconds``."""
@@ -45,9 +45,9 @@ class Interruption:
         if seconds is not None:
             signal.setitimer(signal.ITIMER_REAL, max(seconds, EARLIEST), REPEAT)
 
-    def heard(self) -> None:
-        """Stop raising: the interruption has been handled."""
-        self._heard = True
+    def acknowledge(self) -> None:
+        """Stop raising: the interruption is being handled."""
+        self._acknowledged = True
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     def disarm(self) -> None:
@@ -55,21 +55,21 @@ class Interruption:
         self._held = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number in (*SIGNALS, signal.SIGALRM):
-            if signal.getsignal(number) == self._ring:
+            if signal.getsignal(number) == self._on_signal:
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         self._raise()
 
-    def _ring(self, number: int, frame: object) -> None:
-        if not self._heard:
+    def _on_signal(self, number: int, frame: object) -> None:
+        if not self._acknowledged:
             self.reason = self.reason or (TIME_LIMIT if number == signal.SIGALRM else INTERRUPTED)
             signal.setitimer(signal.ITIMER_REAL, REPEAT, REPEAT)
             if not isinstance(sys.exception(), KeyboardInterrupt):
                 self._raise()
 
     def _raise(self) -> None:
-        if self.reason is not None and not (self._held or self._heard):
+        if self.reason is not None and not (self._held or self._acknowledged):
             raise KeyboardInterrupt(self.reason)
 
 
 INTERRUPTION = Interruption()
-"""The interruption of this process: signals and timers belong to the whole process."""
+"""The only one of this process, since signals and timers belong to the whole process."""

@@ -1,4 +1,4 @@
-"""Trials stored in a file: interrupted runs continue, and changed code repeats only the trials it affects."""
+"""Outcomes of trials in a file: interrupted runs continue, unchanged trials are not repeated."""
 
 import json
 from collections.abc import Sequence
@@ -6,32 +6,32 @@ from pathlib import Path
 from typing import Any
 
 from attnspec.conformance.running.trial_digest import digest
-from attnspec.conformance.running.trials import Failure, Key, Outcome, Task
+from attnspec.conformance.running.trials import Failure, Key, Trial, TrialOutcome
 
 SCHEMA = "attnspec-trials/3"
 
 
 class KeptTrials:
-    """Outcomes in a file of JSON lines, with the digest of each trial's code.
+    """Outcomes in a file of JSON lines, each with the digest of the code that its trial ran.
 
     Raises ``ValueError`` for another kind of file, or another schema.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._rows: dict[Key, tuple[str, Outcome]] = {}
+        self._rows: dict[Key, tuple[str, TrialOutcome]] = {}
         text = path.read_text(encoding="utf-8") if path.exists() else ""
-        whole = text[: text.rfind("\n") + 1] or text
-        head, *rows = [_read(line) for line in whole.splitlines()] or [{"schema": SCHEMA}]
-        if head.get("schema") != SCHEMA:
+        complete = text[: text.rfind("\n") + 1] or text
+        header, *rows = [_read(line) for line in complete.splitlines()] or [{"schema": SCHEMA}]
+        if header.get("schema") != SCHEMA:
             raise ValueError(
                 f"{path}: expected trials that 'attnspec mutants --keep' wrote, {SCHEMA}; "
-                f"got {head.get('schema', 'something else')}; name a new file, or remove this one"
+                f"got {header.get('schema', 'something else')}; name a new file, or remove this one"
             )
         for row in rows:
             key = (row["subject"], row["profile"], row["seed"], row["every"])
             failures = tuple(Failure(*f) for f in row["failures"])
-            outcome = Outcome(
+            outcome = TrialOutcome(
                 failures,
                 row["checks"],
                 row["seconds"],
@@ -41,34 +41,34 @@ class KeptTrials:
                 row["assigned"],
             )
             self._rows[key] = row["digest"], outcome
-        # An incomplete last line is dropped.
-        path.write_text(whole or json.dumps(head) + "\n", encoding="utf-8")
+        # Written again without an incomplete last line, which an interrupted run may leave.
+        path.write_text(complete or json.dumps(header) + "\n", encoding="utf-8")
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def outcomes(self, tasks: Sequence[Task]) -> dict[Key, Outcome]:
+    def outcomes(self, trials: Sequence[Trial]) -> dict[Key, TrialOutcome]:
         """Return stored outcomes of tasks whose code has not changed since."""
-        found = {}
-        for task in tasks:
-            # Both digests are computed before anything is judged: code may change while trials run.
-            today = {assigned: digest(task, assigned=assigned) for assigned in (False, True)}
-            judged_by, outcome = self._rows.get(task.key, ("", None))
-            if outcome is not None and judged_by == today[outcome.assigned]:
-                found[task.key] = outcome
-        return found
+        outcomes = {}
+        for trial in trials:
+            # Both digests are computed now and cached: code may change while trials run.
+            digests = {assigned: digest(trial, assigned=assigned) for assigned in (False, True)}
+            stored_digest, outcome = self._rows.get(trial.key, ("", None))
+            if outcome is not None and stored_digest == digests[outcome.assigned]:
+                outcomes[trial.key] = outcome
+        return outcomes
 
-    def add(self, task: Task, outcome: Outcome) -> None:
+    def add(self, trial: Trial, outcome: TrialOutcome) -> None:
         """Store a task's outcome, replacing an older one."""
-        now = digest(task, assigned=outcome.assigned)
-        self._rows[task.key] = now, outcome
-        subject, profile, seed, every = task.key
+        code_digest = digest(trial, assigned=outcome.assigned)
+        self._rows[trial.key] = code_digest, outcome
+        subject, profile, seed, every_law = trial.key
         row = {
             "subject": subject,
             "profile": profile,
             "seed": seed,
-            "every": every,
-            "digest": now,
+            "every": every_law,
+            "digest": code_digest,
             "failures": outcome.failures,
             "checks": outcome.evaluations,
             "seconds": round(outcome.seconds, 3),
@@ -84,7 +84,7 @@ class KeptTrials:
 def _read(line: str) -> dict[str, Any]:
     """Parse a line as a JSON object; return an empty dict if it is not one."""
     try:
-        found = json.loads(line)
+        row = json.loads(line)
     except json.JSONDecodeError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return row if isinstance(row, dict) else {}

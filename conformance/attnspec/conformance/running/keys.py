@@ -1,20 +1,20 @@
-"""Keys of the state in pytest's configuration; every pytest run of every user imports this module."""
+"""Keys of attnspec's data in pytest. Every pytest run of every user imports this module."""
 
 from typing import Any
 
 import pytest
 
-HOSTS: "pytest.StashKey[Any]" = pytest.StashKey()
-"""Backends that a process judges, each in its own process."""
+JUDGED_BACKENDS: "pytest.StashKey[Any]" = pytest.StashKey()
+"""Backends that this pytest process judges."""
 
-LEFT = "attnspec-left-behind"
-"""Processes that backends left running, as a pytest-xdist worker reports them to the controlling process."""
+LEFT_PROPERTY = "attnspec-left-behind"
+"""Output of a pytest-xdist worker: processes that backends left running."""
 
-KEY = "attnspec-key"
-"""The key that signs the contract, sent by the controlling process to its workers."""
+CONTRACT_KEY = "attnspec-key"
+"""Input of a worker: the key that signs the contract."""
 
-HERE: "pytest.StashKey[dict[str, str]]" = pytest.StashKey()
-"""Suites judged by the process that runs their backend, with the reason."""
+IN_PROCESS_SUITES: "pytest.StashKey[dict[str, str]]" = pytest.StashKey()
+"""Suites that are judged in the process of their backend, with the reason."""
 
-SUITES_HERE = "attnspec-judged-here"
-"""Property by which a pytest-xdist worker reports these suites."""
+SUITES_PROPERTY = "attnspec-judged-here"
+"""Output of a worker: its suites of this kind."""

@@ -1,26 +1,26 @@
-"""Messages about violations, sorted by their likely cause."""
+"""Messages about violations, likely causes first."""
 
 import json
 from collections.abc import Iterable
 
 from attnspec.conformance.explaining.declaration import Declaration, lines
-from attnspec.conformance.explaining.finding import Diagnosis
+from attnspec.conformance.explaining.explanations import Diagnosis
 from attnspec.conformance.judging.causes import ROOTS, by_cause
 from attnspec.conformance.judging.results import Result
 from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.tree import as_tuple
 
 MAX_ARGUMENT = 160
-"""Characters of an argument that a message shows."""
+"""Most characters of an argument in a message."""
 
 MAX_SNIPPET = 4000
-"""Characters of the longest snippet in a message; longer ones are only in the JSON report."""
+"""Most characters of a snippet in a message; a longer one is only in the JSON report."""
 
-PASTE = "If this behaviour is meant, paste these attributes into the backend; the next run names what is left:"
+PASTE = "If this behaviour is intended, paste these attributes into the backend; the next run shows what is left:"
 
 
 def violation_message(result: Result) -> str:
-    """Return the law, its statement, the backend's mistake, the smallest input, and a reproducing snippet."""
+    """Describe a violation: law, statement, error, smallest input, snippet."""
     lines = [
         f"{result.law} is violated by {result.operation} ({result.dtype})",
         f"  {LAWS[result.law].statement}",
@@ -42,7 +42,7 @@ def violation_message(result: Result) -> str:
 def failure_message(
     failed: Iterable[Result], diagnosis: Diagnosis | None = None, undeclared: Declaration | None = None
 ) -> str:
-    """Describe a case's diagnosis, missing declarations, violations by likely cause, and one-line consequences."""
+    """Describe a case: diagnosis, missing declarations, causes in full, consequences by line."""
     causes, following = by_cause(failed)
     parts = [] if diagnosis is None else diagnosis_lines([diagnosis])
     if undeclared:
@@ -56,18 +56,20 @@ def failure_message(
 
 
 def diagnosis_lines(diagnoses: Iterable[Diagnosis]) -> list[str]:
-    """Return one line per diagnosis, with all operations and dtypes that it explains."""
-    return [f"diagnosis of {', '.join(where)}: {said}" for said, where in diagnoses_by_place(diagnoses).items()]
+    """Return a line per diagnosis, with the operations and dtypes that it explains."""
+    return [
+        f"diagnosis of {', '.join(places)}: {sentence}" for sentence, places in diagnoses_by_place(diagnoses).items()
+    ]
 
 
 def diagnoses_by_place(diagnoses: Iterable[Diagnosis]) -> dict[str, list[str]]:
-    """Return the operations that each diagnosis explains, each with its dtypes."""
+    """Return the operations, with dtypes, that each diagnosis explains."""
     dtypes: dict[tuple[str, str], list[str]] = {}
     for x in diagnoses:
         dtypes.setdefault((x.sentence, x.operation), []).append(x.dtype)
     places: dict[str, list[str]] = {}
-    for (sentence, operation), found in dtypes.items():
-        places.setdefault(sentence, []).append(f"{operation} ({', '.join(found)})")
+    for (sentence, operation), names in dtypes.items():
+        places.setdefault(sentence, []).append(f"{operation} ({', '.join(names)})")
     return places
 
 
@@ -76,11 +78,11 @@ def consequences_heading(causes: Iterable[Result], following: Iterable[Result]) 
     names = dict.fromkeys(r.operation for r in following)
     roots = dict.fromkeys(r.law for r in causes if r.law in ROOTS and r.operation in names)
     hold = f"{' and '.join(roots)} {'hold' if len(roots) > 1 else 'holds'}"
-    return f"What follows may be a consequence, and vanish once {hold} for {', '.join(names)}:"
+    return f"Possible consequences, which may vanish once {hold} for {', '.join(names)}:"
 
 
 def shortened(value: object) -> str:
-    """Return an argument as JSON, shortened; as a shape where the report omits the array."""
+    """Return an argument as short JSON; an array that the report omits, by its shape."""
     if isinstance(value, dict) and set(value) == {"shape", "dtype"}:
         return f"an array of shape {as_tuple(value['shape'])}, {value['dtype']}"
     text = json.dumps(value)

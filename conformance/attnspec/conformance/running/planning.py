@@ -1,4 +1,4 @@
-"""Plan of a run: the cases that the backend and the settings select."""
+"""The plan of a run: the cases that its backend has and its settings select."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -18,38 +18,38 @@ from attnspec.spec.contract.precision import DEFAULTS
 
 @dataclass(frozen=True)
 class Plan:
-    """A backend's contract, and the cases to judge it by."""
+    """A backend's contract, and the cases to judge."""
 
     contract: Contract
     cases: Sequence[Case]
 
     @classmethod
     def of(cls, contract: Contract, settings: Settings) -> "Plan":
-        """Return the plan of a run; :class:`BackendError` for an unknown name, or if no case remains."""
+        """Return the plan; :class:`BackendError` for an unknown name, or without any case."""
         check_names(settings)
         _check_provided(contract, settings)
-        found = cases(contract, operations=settings.operations, laws=settings.laws, dtypes=settings.dtypes)
+        selected = cases(contract, operations=settings.operations, laws=settings.laws, dtypes=settings.dtypes)
         if settings.only is not None:
-            found = _only(found, settings.only)
+            selected = _only(selected, settings.only)
         if settings.laws or settings.only is not None:
-            found = [replace(case, named=True) for case in found]
-        if not found:
+            selected = [replace(case, laws_selected=True) for case in selected]
+        if not selected:
             raise BackendError("nothing to judge: no law of the selection governs an operation of the selection")
-        return cls(contract, found)
+        return cls(contract, selected)
 
 
-def _only(found: Sequence[Case], path: str) -> list[Case]:
+def _only(cases_: Sequence[Case], path: str) -> list[Case]:
     """Keep the laws that a file lists, and the cases that still have a law."""
     lines = expectations(path, "only")
     left = (
         replace(case, laws=tuple(x for x in case.laws if any(e.concerns(case.operation, x, case.dtype) for e in lines)))
-        for case in found
+        for case in cases_
     )
     return [case for case in left if case.laws]
 
 
 def check_names(settings: Settings, prefix: str = "") -> None:
-    """Raise :class:`BackendError` for an unknown name in the selection; ``prefix`` turns a setting into an option."""
+    """Raise :class:`BackendError` for an unknown name; ``prefix`` precedes settings in messages."""
     known: dict[str, tuple[Collection[str], Sequence[str]]] = {
         "profile": (PROFILES, (settings.profile,)),
         "operation": ([o.name for o in OPERATIONS.values() if not o.reference_only], settings.operations),
@@ -64,7 +64,7 @@ def check_names(settings: Settings, prefix: str = "") -> None:
 
 
 def _check_provided(contract: Contract, settings: Settings) -> None:
-    """Raise :class:`BackendError` for a selection outside what the backend provides."""
+    """Raise :class:`BackendError` for a selected name that the backend does not provide."""
     provided: dict[str, tuple[Sequence[str], Sequence[str], str]] = {
         "device": (contract.limits.devices, (settings.device.partition(":")[0],), "its limits"),
         "dtype": (contract.limits.dtypes, settings.dtypes, "its limits"),

@@ -1,6 +1,6 @@
-"""First import of a backend, in its own process, to learn its declarations or its error.
+"""The first import of a backend, in its own process, for its declarations or its error.
 
-This module imports nothing heavy: the backend is imported while this process makes its own imports.
+This module imports nothing heavy, so that the backend is imported while this process imports the rest.
 """
 
 import errno
@@ -18,9 +18,9 @@ IMPORT_SECONDS = float(os.environ.get("ATTNSPEC_IMPORT_SECONDS", "120"))
 """Seconds that the import of a backend may take, here and in the workers."""
 
 KEPT_BYTES = 1 << 14
-"""Bytes kept of a backend's output during its import."""
+"""Last bytes that are kept of a backend's output during its import."""
 
-MOST = 1 << 24
+MAX_DECLARATION = 1 << 24
 """Largest declaration, in bytes."""
 
 READ_ONLY = os.strerror(errno.EROFS)
@@ -32,7 +32,7 @@ class Probe:
     def __init__(self, backend: str, device: str, *, sandbox: bool = False) -> None:
         self.backend = backend
         self.left: list[str] = []
-        # Descendants that clear their environment and leave the group become children of this process when orphaned.
+        # Descendants that clear their environment and leave the group can be found only as children of this process.
         adopt_orphans()
         self._children = children()
         answer, theirs = os.pipe()
@@ -51,10 +51,10 @@ class Probe:
         assert self.process.stdout is not None
         printed = self.process.stdout
         self._readers = [
-            threading.Thread(target=_keep, args=(number, kept, most), daemon=True)
-            for number, kept, most in (
+            threading.Thread(target=_keep, args=(number, buffer, max_bytes), daemon=True)
+            for number, buffer, max_bytes in (
                 (os.dup(printed.fileno()), self._printed, KEPT_BYTES),
-                (answer, self._answer, MOST),
+                (answer, self._answer, MAX_DECLARATION),
             )
         ]
         printed.close()
@@ -62,7 +62,7 @@ class Probe:
             reader.start()
 
     def close(self) -> None:
-        """End the import if it still runs, and every process that it or the run left running."""
+        """End the import, and all processes that it or the run left running."""
         self.left += [*self.process.end(), *end_children(self._children)]
         self._await_readers()
 
@@ -92,22 +92,22 @@ class Probe:
 
     def _hint(self, error: str) -> str:
         if self.process.sandboxed and READ_ONLY in error:
-            return "; in the sandbox it may write to its temporary folder alone: --sandbox off judges without one"
+            return "; in the sandbox it may write only to its temporary folder; --sandbox off judges without a sandbox"
         return ""
 
 
-def _keep(number: int, kept: bytearray, most: int) -> None:
+def _keep(number: int, buffer: bytearray, max_bytes: int) -> None:
     """Keep the last ``most`` bytes that come through a pipe."""
     with open(number, "rb", buffering=0) as pipe:
         while part := pipe.read(KEPT_BYTES):
-            kept += part
-            del kept[:-most]
+            buffer += part
+            del buffer[:-max_bytes]
 
 
 def _read(written: bytearray) -> dict[str, Any] | None:
     """Parse an answer; return None if it is not a JSON object."""
     try:
-        found = json.loads(bytes(written))
+        answer = json.loads(bytes(written))
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return answer if isinstance(answer, dict) else None

@@ -1,4 +1,4 @@
-"""Progress of the workers on the command line, and the detection of workers that fail to start."""
+"""Progress on the command line, and detection of workers that fail to start."""
 
 import signal
 import threading
@@ -15,23 +15,23 @@ from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.verdicts import case_of, recorded
 
 MAX_DEATHS = 3
-"""Worker processes that may end before they are ready."""
+"""Worker processes that end before they are ready after which the run ends."""
 
 WAKE = getattr(signal, "SIGUSR1", signal.SIGINT)
-"""Signal that ends the wait for workers; scripts may start jobs with SIGINT ignored."""
+"""Signal that ends the wait for workers; SIGINT may be ignored, as in jobs of scripts."""
 
 LINE_SECONDS = 10
-"""Seconds between two lines of progress where there is no terminal."""
+"""Seconds between two lines of progress without a terminal."""
 
 
 class StartupMonitor:
     """Pytest plugin that ends the run if workers die or hang before they are ready.
 
-    ``trouble`` is the reason, None if all is well.
+    ``failure`` is the reason; None if all is well.
     """
 
     def __init__(self) -> None:
-        self.trouble: str | None = None
+        self.failure: str | None = None
         self._deaths = 0
         self._starting: set[object] = set()
         self._clock: threading.Timer | None = None
@@ -39,7 +39,7 @@ class StartupMonitor:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: object) -> None:
-        """Restart the timer for a worker that starts, first or as a replacement."""
+        """Restart the timer for a worker that starts or replaces another."""
         self._starting.add(node)
         self._stop()
         self._clock = threading.Timer(IMPORT_SECONDS, self._too_late)
@@ -55,14 +55,14 @@ class StartupMonitor:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object, error: object) -> None:
-        """End the run after three deaths: pytest-xdist would replace the workers for ever."""
+        """End the run after :data:`MAX_DEATHS`; pytest-xdist would replace the workers for ever."""
         if node not in self._starting:
             return
         self._starting.discard(node)
         self._deaths += error is not None
         if self._deaths >= MAX_DEATHS:
-            self.trouble = self.trouble or f"{self._deaths} worker processes ended while they imported the backend"
-            raise pytest.exit.Exception(self.trouble)
+            self.failure = self.failure or f"{self._deaths} worker processes ended while they imported the backend"
+            raise pytest.exit.Exception(self.failure)
 
     def pytest_sessionfinish(self) -> None:
         """Stop waiting for workers."""
@@ -71,26 +71,26 @@ class StartupMonitor:
 
     def pytest_internalerror(self, excrepr: object) -> None:
         """Store the error that broke the run itself."""
-        self.trouble = self.trouble or str(excrepr).strip().splitlines()[-1]
+        self.failure = self.failure or str(excrepr).strip().splitlines()[-1]
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Store the reason why a worker collected no tests."""
         if report.failed:
             crash = getattr(report.longrepr, "reprcrash", None)
             reason = str(crash.message if crash else report.longreprtext.strip().splitlines()[-1])
-            self.trouble = self.trouble or reason.removeprefix("pytest.UsageError: ")
+            self.failure = self.failure or reason.removeprefix("pytest.UsageError: ")
 
     def _stop(self) -> None:
         if self._clock is not None:
             self._clock.cancel()
 
     def _too_late(self) -> None:
-        self.trouble = f"worker processes did not import the backend within {IMPORT_SECONDS:g} s"
+        self.failure = f"worker processes did not import the backend within {IMPORT_SECONDS:g} s"
         signal.raise_signal(WAKE)
 
 
 class Bar(Progress):
-    """Progress bar on a terminal; elsewhere a line every ten seconds, and a last one."""
+    """Progress bar on a terminal; otherwise a line every ten seconds, and a last one."""
 
     def __init__(self, console: Console, description: str, total: int | None = None, limit: str = "") -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -108,7 +108,7 @@ class Bar(Progress):
 
 
 class ProgressDisplay:
-    """Pytest plugin that shows progress.
+    """Pytest plugin that shows the progress of a run.
 
     ``done`` is the number of judged cases. With ``fail_fast`` it ends the run at the first unexpected violation and
     sets ``stopped``.

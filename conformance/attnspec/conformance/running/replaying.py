@@ -1,4 +1,4 @@
-"""Functions that the scripts in reports call: check a law again, and call a backend once."""
+"""Functions for the scripts in reports: check a law again, or call a backend once."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import is_float
 from attnspec.conformance.judging.attempt import first_violated
-from attnspec.conformance.judging.isolation import POSSIBLE, end_of
+from attnspec.conformance.judging.isolation import CAN_FORK, abnormal_end
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.remote.loading import contract_of, load
@@ -28,30 +28,30 @@ def replay(
     device: str = "cpu",
     hang_after: float | None = None,
 ) -> int:
-    """Check a law on these arguments and print the result; return 1 if violated, 0 if not.
+    """Check a law on these arguments; print the result, and return 1 if it is violated, else 0.
 
-    ``backend`` is a backend, or the name of one. ``seed`` determines the law's random draws. The printed inputs are
-    those of the backend's call; they differ from ``arguments`` where the law changes them or makes its own. With
-    ``hang_after`` the law is first checked in its own process, which may crash or take longer than so many seconds.
+    ``backend`` is a backend or its name. ``seed`` determines the law's random draws. The printed inputs are those of
+    the backend's call; they differ from ``arguments`` where the law changes them or makes its own. With ``hang_after``
+    the law is first checked in a fork, which may crash, or take longer than so many seconds.
     """
     origin = backend if isinstance(backend, str) else getattr(backend, "name", "?")
     loaded = load(backend) if isinstance(backend, str) else backend
     subject = Subject(loaded, contract_of(loaded, origin), OPERATIONS[operation], dtype, device)
-    given = Arguments(OPERATIONS[operation], arguments)
+    call_arguments = Arguments(OPERATIONS[operation], arguments)
     print(f"{law}: {LAWS[law].statement}")
-    if hang_after is not None and POSSIBLE:
-        end = end_of(lambda: first_violated(subject, CHECKS[law], given, seed), hang_after)
+    if hang_after is not None and CAN_FORK:
+        end = abnormal_end(lambda: first_violated(subject, CHECKS[law], call_arguments, seed), hang_after)
         if end is not None:
-            print(f"{operation} of {origin} ({dtype}) violates it: {end.words}")
-            _print_arguments(given)
+            print(f"{operation} of {origin} ({dtype}) violates it: {end.description}")
+            _print_arguments(call_arguments)
             return 1
-    found = first_violated(subject, CHECKS[law], given, seed)
-    if found is None:
+    first = first_violated(subject, CHECKS[law], call_arguments, seed)
+    if first is None:
         print(f"{operation} of {origin} ({dtype}) satisfies it here.")
         return 0
-    _, violation = found
+    _, violation = first
     print(f"{operation} of {origin} ({dtype}) violates it: {violation.message}")
-    _print_arguments(violation.arguments or given)
+    _print_arguments(violation.arguments or call_arguments)
     if violation.expected is not None:
         print("expected", violation.expected, "got", violation.got, sep="\n")
         difference = _difference(violation.got, violation.expected)
@@ -72,12 +72,12 @@ def _printed(x: Any) -> str:
 
 def _difference(got: Any, expected: Any) -> Numbers | None:
     """Return ``got`` minus ``expected``; None if they are not numbers or differ in shape."""
-    found, wanted = np.asarray(got), np.asarray(expected)
-    if found.shape != wanted.shape or not (_is_number(found) and _is_number(wanted)):
+    got_array, expected_array = np.asarray(got), np.asarray(expected)
+    if got_array.shape != expected_array.shape or not (_is_number(got_array) and _is_number(expected_array)):
         return None
-    wide = np.result_type(wanted.dtype, np.float64)
+    wide = np.result_type(expected_array.dtype, np.float64)
     with np.errstate(invalid="ignore"):
-        return np.asarray(found.astype(wide) - wanted.astype(wide))
+        return np.asarray(got_array.astype(wide) - expected_array.astype(wide))
 
 
 def _is_number(x: Numbers) -> bool:
@@ -87,9 +87,13 @@ def _is_number(x: Numbers) -> bool:
 def call(backend: Any, operation: str, *, device: str = "cpu", **arguments: Any) -> Any:
     """Call an operation of a backend with NumPy arrays; the result is a NumPy array."""
     contract = contract_of(backend, getattr(backend, "name", "?"))
-    described = OPERATIONS[operation]
-    given = Arguments(described, arguments)
-    floats = [x.dtype.name for _, x in given.floats if isinstance(x, np.ndarray)]
-    subject = Subject(backend, contract, described, floats[0] if floats else "float64", device)
-    found = subject.unfolded(subject.invoke(subject.converted(given)))
-    return next(iter(found.values())) if len(found) == 1 else subject.like_result(found, given, convert=False)
+    definition = OPERATIONS[operation]
+    call_arguments = Arguments(definition, arguments)
+    floats = [x.dtype.name for _, x in call_arguments.floats if isinstance(x, np.ndarray)]
+    subject = Subject(backend, contract, definition, floats[0] if floats else "float64", device)
+    results = subject.numpy_arrays(subject.invoke(subject.converted(call_arguments)))
+    return (
+        next(iter(results.values()))
+        if len(results) == 1
+        else subject.like_result(results, call_arguments, convert=False)
+    )

@@ -1,7 +1,7 @@
-"""The settings of a run, declared once.
+"""Settings of a run, declared once.
 
 The options of ``attnspec check`` and of pytest, the attributes of a :class:`ConformanceSuite` and the arguments of
-worker processes all follow from this declaration. Every pytest run of every user reads it, so it imports nothing heavy.
+worker processes follow from this declaration. Every pytest run of every user imports it, so it imports nothing heavy.
 """
 
 from collections.abc import Callable
@@ -26,32 +26,35 @@ class Settings:
     laws: tuple[str, ...] = _setting((), "ID", "only this law; may be repeated", option="law")
     dtypes: tuple[str, ...] = _setting((), "D", "only this dtype; may be repeated", option="dtype")
     expect: str | None = _setting(
-        None, "FILE", "known failures, a line each: operation, law and dtype; one that passes fails the run"
+        None, "FILE", "file of expected failures, a line each: operation, law and dtype; the run fails if one passes"
     )
     in_process: bool = _setting(
-        False, "", "judge in the process that runs the backend, which may mislead it: to debug", option="in-process"
+        False,
+        "",
+        "judge in the backend's own process, for a debugger; the backend could falsify its verdict",
+        option="in-process",
     )
-    sandbox: str = _setting("auto", "S", "the backend's processes under bubblewrap: auto (where it works), on, or off")
+    sandbox: str = _setting("auto", "S", "run the backend under bubblewrap: auto (where that works), on, or off")
     hang_after: float = _setting(
-        20.0, "S", "seconds that one check may take before it counts as hung", option="hang-after", isolated=True
+        20.0, "S", "seconds after which a check counts as hung", option="hang-after", isolated=True
     )
-    fail_fast: bool = _setting(
-        False, "", "end at the first violation that is not expected", option="fail-fast", isolated=True
-    )
+    fail_fast: bool = _setting(False, "", "stop at the first unexpected violation", option="fail-fast", isolated=True)
     time_limit: float = _setting(
-        0.0, "S", "seconds that the run may take, 0 for no limit; it reports what it has judged by then",
+        0.0, "S", "seconds that the run may take, 0 for no limit; then it reports the verdicts so far",
         option="time-limit", isolated=True,
     )  # fmt: skip
-    only: str | None = _setting(None, "FILE", "only what this file lists, in lines as of --attn-expect", isolated=True)
+    only: str | None = _setting(
+        None, "FILE", "only the laws that this file lists, in the format of --attn-expect", isolated=True
+    )
     shared_folder: str | None = _setting(
         None, "DIR", "folder that the processes of `attnspec check` share", option="shared-folder", isolated=True
     )
 
     @classmethod
     def from_options(cls, value_of: Callable[[str], Any]) -> "Settings":
-        """Return the settings that pytest's command line chooses; ``value_of`` maps a flag to its value."""
-        given: dict[str, Any] = {o.setting: value_of(o.flag) for o in OPTIONS}
-        return cls(**given | {o.setting: tuple(given[o.setting]) for o in OPTIONS if o.repeatable})
+        """Return the settings of pytest's command line; ``value_of`` maps a flag to its value."""
+        values: dict[str, Any] = {o.setting: value_of(o.flag) for o in OPTIONS}
+        return cls(**values | {o.setting: tuple(values[o.setting]) for o in OPTIONS if o.repeatable})
 
     def arguments(self) -> list[str]:
         """Return the arguments that choose these settings on pytest's command line."""
@@ -63,7 +66,7 @@ class Settings:
 class Option:
     """A setting as a command-line option.
 
-    ``isolated`` marks settings of runs with workers; they are not attributes of a suite.
+    ``isolated`` marks options of runs with workers, which are not attributes of a suite.
     """
 
     setting: str
@@ -94,19 +97,19 @@ class Option:
         return str if self.default is None or self.repeatable else type(self.default)
 
     def values(self, setting: Any) -> tuple[Any, ...]:
-        """Return the option's values that produce this setting."""
+        """Return the option's values for a setting: several if repeatable, none if unset."""
         return tuple(setting) if self.repeatable else () if setting is None or setting is False else (setting,)
 
 
 def _option(setting: "Field[Any]") -> Option:
-    given = setting.metadata
+    metadata = setting.metadata
     return Option(
         setting.name,
-        given["option"] or setting.name,
+        metadata["option"] or setting.name,
         setting.default,
-        given["metavar"],
-        given["help"],
-        given["isolated"],
+        metadata["metavar"],
+        metadata["help"],
+        metadata["isolated"],
     )
 
 

@@ -1,6 +1,6 @@
-"""The suite as pytest runs it: one test per operation and dtype, judging all its laws.
+"""The suite for pytest: one test per operation and dtype, which judges all laws.
 
-A third party writes, in a test file of its own::
+In a user's test file::
 
     class TestMine(ConformanceSuite):
         backend = MyBackend()
@@ -25,11 +25,11 @@ from attnspec.conformance.remote.backend import RemoteBackend
 from attnspec.conformance.remote.description import described
 from attnspec.conformance.remote.errors import BackendError
 from attnspec.conformance.remote.loading import contract_of
-from attnspec.conformance.running.expectations import expectations, passing, unexpected
+from attnspec.conformance.running.expectations import expectations, unexpected, unexpected_passes
 from attnspec.conformance.running.in_process import InProcess
 from attnspec.conformance.running.isolated import Isolated
-from attnspec.conformance.running.judged import hosts
-from attnspec.conformance.running.keys import HERE
+from attnspec.conformance.running.judged_backends import judged_backends
+from attnspec.conformance.running.keys import IN_PROCESS_SUITES
 from attnspec.conformance.running.messages import failure_message
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import OPTIONS, Settings
@@ -59,7 +59,7 @@ class ConformanceSuite:
 
 
 def settings_of_suite(suite: type[ConformanceSuite]) -> Settings:
-    """Return the settings that a subclass chooses; :class:`BackendError` for a string where names are expected."""
+    """Return a suite's settings; :class:`BackendError` for a string instead of names."""
     chosen: dict[str, Any] = {}
     for o in OPTIONS:
         if not o.isolated:
@@ -70,14 +70,14 @@ def settings_of_suite(suite: type[ConformanceSuite]) -> Settings:
     return Settings(**chosen)
 
 
-def resolved(config: pytest.Config, backend: Any) -> tuple[Any, Contract]:
-    """Return a backend in this process and its contract; if it ends the process, that is a failure."""
+def in_this_process(config: pytest.Config, backend: Any) -> tuple[Any, Contract]:
+    """Return a backend in this process and its contract; ending the process is a failure."""
     if backend is None:
         raise pytest.UsageError("ConformanceSuite: expected a class attribute `backend`; got None")
-    hosts(config).guard(config)
+    judged_backends(config).guard(config)
     if not isinstance(backend, str):
         return backend, contract_of(backend, _importable_name(backend))
-    return hosts(config).loaded(backend)
+    return judged_backends(config).load_here(backend)
 
 
 def _importable_name(backend: Any) -> str:
@@ -89,39 +89,43 @@ def _importable_name(backend: Any) -> str:
 def backend_of(config: pytest.Config, backend: Any, settings: Settings) -> tuple[Any, Contract]:
     """Return a named backend and its contract; :class:`BackendError` if it cannot be used.
 
-    It runs in its own process, unless the settings say otherwise.
+    It runs in its own process, or in this one with ``in_process``.
     """
-    return resolved(config, backend) if settings.in_process else hosts(config).ready(backend, settings)
+    return (
+        in_this_process(config, backend)
+        if settings.in_process
+        else judged_backends(config).await_ready(backend, settings)
+    )
 
 
 def backend_of_suite(config: pytest.Config, suite: type[ConformanceSuite]) -> tuple[Any, Contract]:
-    """Return a suite's backend and contract; it gets its own process if it can be recreated there."""
+    """Return a suite's backend and contract, in its own process if it can be recreated there."""
     settings, backend = settings_of_suite(suite), suite.backend
     if settings.in_process or backend is None:
-        return resolved(config, backend)
+        return in_this_process(config, backend)
     if isinstance(backend, str):
-        return hosts(config).ready(backend, settings)
+        return judged_backends(config).await_ready(backend, settings)
     name = backend.__name__ if isinstance(backend, ModuleType) else f"{suite.__module__}:{suite.__qualname__}.backend"
     contract = contract_of(backend, _importable_name(backend))
     try:
         if "<" in name:
-            raise BackendError("its class is inside of a function")
-        anew, said = hosts(config).ready(name, settings, tuple(sys.path))
-        if described(said) != described(contract):
-            raise BackendError("made anew, it declares something else")
+            raise BackendError("its class is defined inside a function")
+        remote, remote_contract = judged_backends(config).await_ready(name, settings, tuple(sys.path))
+        if described(remote_contract) != described(contract):
+            raise BackendError("recreated, it declares something else")
     except BackendError as error:
-        config.stash.setdefault(HERE, {})[suite.__name__] = str(error)
-        return resolved(config, backend)
-    return anew, contract
+        config.stash.setdefault(IN_PROCESS_SUITES, {})[suite.__name__] = str(error)
+        return in_this_process(config, backend)
+    return remote, contract
 
 
 def check_expectations(plan: Plan, settings: Settings) -> None:
-    """Raise :class:`BackendError` for a selected expected failure that matches nothing to be judged."""
+    """Raise :class:`BackendError` for an expected failure that matches nothing in the plan."""
     for line in expectations(settings.expect):
         if line.selected(settings) and not any(
             line.concerns(case.operation, law, case.dtype) for case in plan.cases for law in case.laws
         ):
-            raise BackendError(f"expect: {line}: nothing that is judged")
+            raise BackendError(f"expect: {line}: matches nothing that is judged")
 
 
 def run_case(
@@ -133,7 +137,7 @@ def run_case(
 ) -> None:
     """Judge a case, attach its verdicts to the test, and fail the test on a violation.
 
-    An expected violation does not fail it; a law that holds although it is expected to fail does.
+    An expected violation does not fail the test; a law that holds although it is expected to fail does.
     """
     extent: Extent = {}
     kind = Isolated if type(backend) is RemoteBackend else InProcess
@@ -143,13 +147,14 @@ def run_case(
     except BackendError:
         raise
     except Exception as error:  # noqa: BLE001 - an error of attnspec is not one of the backend
-        ours = own_error(f"judging {case.id}", error)
-        results = [Result(case.operation, law, case.dtype, Status.LOST, OWN_ERROR, ours) for law in case.laws]
+        message_ = own_error(f"judging {case.id}", error)
+        results = [Result(case.operation, law, case.dtype, Status.LOST, OWN_ERROR, message_) for law in case.laws]
     # Recorded before the explanation, which may fail or be killed.
     record(results, record_property, extent)
     lines = expectations(settings.expect)
     messages = [
-        f"expected to fail, and holds: {r.law} by {case.id} ({line.place})" for line, r in passing(results, lines)
+        f"expected to fail, but holds: {r.law} by {case.id} ({line.place})"
+        for line, r in unexpected_passes(results, lines)
     ]
     messages += [f"{r.law} by {case.id}: no verdict: {r.message}" for r in results if r.unchecked]
     failed = unexpected(results, lines)
@@ -167,7 +172,7 @@ def run_case(
         def message() -> str:
             return failure_message(failed, explanation.diagnosis, declaration(contract, results, declarable))
 
-        said, writing = contained("writing the message", message, plain)
-        messages += [said, *filter(None, [writing])]
+        text, note = contained("writing the message", message, plain)
+        messages += [text, *filter(None, [note])]
     if messages:
         pytest.fail("\n".join(messages), pytrace=False)

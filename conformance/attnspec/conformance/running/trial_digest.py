@@ -1,6 +1,6 @@
-"""Digests of the code that trials run, following imports: an equal digest means an equal outcome.
+"""Digests of the code that trials run: equal digests mean equal outcomes.
 
-Code is a syntax tree without docstrings, which no trial reads: comments, layout and docstrings change no digest.
+Imports are followed. Digests are of syntax trees without docstrings: comments, layout and docstrings change none.
 """
 
 import ast
@@ -13,33 +13,33 @@ from attnspec.conformance.judging.checks import CHECKS
 from attnspec.conformance.judging.engine import governing_laws
 from attnspec.conformance.judging.profiles import FORMULA
 from attnspec.conformance.mutants.registry import Mutant
-from attnspec.conformance.running.trials import Task, perform
+from attnspec.conformance.running.trials import Trial, run_trial
 from attnspec.reference.defining.definition import REFERENCE
 from attnspec.spec.contract.operation import OPERATIONS
 
 LAWS = "attnspec.conformance.laws."
 
 
-def digest(task: Task, *, assigned: bool) -> str:
+def digest(trial: Trial, *, assigned: bool) -> str:
     """Return the digest of a trial.
 
     It covers the code that every trial runs, the module of the mutant or variant, and its operations' Protocols,
-    references and checks. For a mutant that its ``assigned`` laws killed, it omits other laws' checks: none ran.
+    references and checks. If its ``assigned`` laws killed a mutant, only their checks are covered: no others ran.
     """
-    subject = task.subject
+    subject = trial.subject
     laws = frozenset(subject.breaks) if assigned and isinstance(subject, Mutant) else None
     return _digest(subject.alteration.__module__, subject.operations, laws)
 
 
 @cache
 def _digest(alteration: str, operations: tuple[str, ...], laws: frozenset[str] | None) -> str:
-    modules, names = {perform.__module__, alteration}, list(operations)
+    modules, names = {run_trial.__module__, alteration}, list(operations)
     for operation in map(OPERATIONS.__getitem__, operations):
         governing = governing_laws(operation)
-        # A law's position among all laws of an operation determines its examples. The formula guides the search for
-        # examples, whatever laws are judged.
-        run = [law for law in governing if laws is None or law in laws or law == FORMULA]
-        checks = [check for law in run for check in CHECKS[law] if check.concerns(operation)]
+        # All laws are named, since a law's position among them determines its examples. The formula's check always
+        # counts: it guides the search for examples.
+        relevant = [law for law in governing if laws is None or law in laws or law == FORMULA]
+        checks = [check for law in relevant for check in CHECKS[law] if check.concerns(operation)]
         names += (*governing, *(check.name for check in checks))
         modules |= {operation.protocol.__module__, REFERENCE[operation.name].__module__}
         modules |= {check.function.__module__ for check in checks}
@@ -60,34 +60,36 @@ def _modules() -> dict[str, Path]:
 
 @cache
 def _reached(module: str) -> frozenset[str]:
-    """Return a module and everything that it imports, directly or indirectly."""
-    found, open_ = {module}, [module]
-    while open_:
-        new = _read(open_.pop())[0] - found
-        found |= new
-        open_ += new
-    return frozenset(found)
+    """Return a module and all modules that it imports, directly or indirectly."""
+    modules, unread = {module}, [module]
+    while unread:
+        new = _read(unread.pop())[0] - modules
+        modules |= new
+        unread += new
+    return frozenset(modules)
 
 
 @cache
 def _read(module: str) -> tuple[frozenset[str], str]:
     """Return the modules that any statement imports names from, and a digest of the code.
 
-    ``import package`` fills a registry, which is read instead. A law may ask for the reference of another operation
-    (:meth:`Subject.beside`), by its Protocol.
+    ``import package`` only fills a registry, and does not count. A law may use the reference of another operation
+    (:meth:`Subject.for_operation`) whose Protocol it imports: that reference counts.
     """
-    known, found = _modules(), set[str]()
+    known, imported = _modules(), set[str]()
     tree = without_docstrings(known[module].read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
-            found |= {x if (x := f"{node.module}.{alias.name}") in known else node.module or "" for alias in node.names}
+            imported |= {
+                x if (x := f"{node.module}.{alias.name}") in known else node.module or "" for alias in node.names
+            }
     if module.startswith(LAWS):
-        found |= {name.replace("attnspec.spec.", "attnspec.reference.") for name in found}
-    return frozenset(found & known.keys()), _hashed(ast.dump(tree))
+        imported |= {name.replace("attnspec.spec.", "attnspec.reference.") for name in imported}
+    return frozenset(imported & known.keys()), _hashed(ast.dump(tree))
 
 
 class _WithoutDocstrings(ast.NodeTransformer):
-    """Removes strings that stand alone: the docstrings of modules, classes, functions and constants."""
+    """Removes the docstrings of modules, classes, functions and constants."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
         alone = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -1,4 +1,4 @@
-"""A run of trials: stored ones are skipped, new ones stored, within a time limit."""
+"""A run of trials within a time limit; stored outcomes are used, new ones stored."""
 
 import os
 import time
@@ -12,26 +12,26 @@ from attnspec.conformance.mutants import Mutant
 from attnspec.conformance.running.kept_trials import KeptTrials
 from attnspec.conformance.running.progress import Bar
 from attnspec.conformance.running.trial_pool import outcomes
-from attnspec.conformance.running.trials import LOST, Key, Outcome, Task
+from attnspec.conformance.running.trials import LOST, Key, Trial, TrialOutcome
 from attnspec.conformance.variants import Variant
 
 SECONDS = {"quick": 120.0, "full": 1200.0, "release": 7200.0}
-"""Seconds after which a task counts as hung, per profile."""
+"""Seconds after which a trial counts as hung, per profile."""
 
 INCOMPLETE = 2
-"""Exit status of a run that did not finish within its time."""
+"""Exit status of a run that did not finish within its time limit."""
 
 
 class TimeUp(Exception):
-    """A run has used up its time; the message gives its progress and how to continue."""
+    """The time limit of a run is over; the message gives its progress and how to continue."""
 
 
 @dataclass
 class TrialRun:
     """Settings of a run of trials, timed from the creation of this object.
 
-    ``workers``: number of processes; None: one per core; 0: everything in this process. ``minutes``: total time; None:
-    no limit.
+    ``workers``: number of processes, None for one per core, 0 for this process only. ``minutes``: time limit, None for
+    none.
     """
 
     workers: int | None
@@ -40,47 +40,49 @@ class TrialRun:
     minutes: float | None = None
     _start: float = field(default_factory=time.monotonic)
 
-    def outcomes(self, tasks: Sequence[Task], limit: float) -> dict[Key, Outcome]:
-        """Return the outcomes of tasks by key; each task may take ``limit`` seconds.
+    def outcomes(self, trials: Sequence[Trial], limit: float) -> dict[Key, TrialOutcome]:
+        """Return the outcomes of trials by key; each trial may take ``limit`` seconds.
 
         Prints every harmed variant and surviving mutant immediately. Raises :class:`TimeUp` when the time is over,
-        after at least one task.
+        after at least one trial.
         """
-        found: dict[Key, Outcome] = {}
-        bar = Bar(self.console, "judging", len(tasks))
+        judged: dict[Key, TrialOutcome] = {}
+        bar = Bar(self.console, "judging", len(trials))
 
-        def count(task: Task, outcome: Outcome) -> None:
-            found[task.key] = outcome
-            self._name(task, outcome)
-            bar.count(f"{len(found)} of {len(tasks)} trials judged")
+        def count(trial: Trial, outcome: TrialOutcome) -> None:
+            judged[trial.key] = outcome
+            self._name(trial, outcome)
+            bar.count(f"{len(judged)} of {len(trials)} trials judged")
 
-        def done(task: Task, outcome: Outcome) -> None:
-            count(task, outcome)
+        def done(trial: Trial, outcome: TrialOutcome) -> None:
+            count(trial, outcome)
             if self.kept is not None:
-                self.kept.add(task, outcome)
-            if self._over and len(found) < len(tasks):
-                where = "with --keep the same command goes on" if self.kept is None else "the same command goes on"
-                raise TimeUp(f"{len(found)} of {len(tasks)} trials judged in {self.minutes:g} minutes: {where}")
+                self.kept.add(trial, outcome)
+            if self._over and len(judged) < len(trials):
+                where = (
+                    "--keep would let the same command continue" if self.kept is None else "the same command continues"
+                )
+                raise TimeUp(f"{len(judged)} of {len(trials)} trials judged in {self.minutes:g} minutes: {where}")
 
-        known = {} if self.kept is None else self.kept.outcomes(tasks)
-        waiting = [task for task in tasks if task.key not in known]
+        stored = {} if self.kept is None else self.kept.outcomes(trials)
+        waiting = [trial for trial in trials if trial.key not in stored]
         if self.kept is not None:
             where = escape(str(self.kept.path))
-            self.console.print(f"trials kept in {where}: {len(known)}, judged anew: {len(waiting)}", soft_wrap=True)
+            self.console.print(f"trials kept in {where}: {len(stored)}, judged anew: {len(waiting)}", soft_wrap=True)
         with bar:
-            for task in tasks:
-                if task.key in known:
-                    count(task, known[task.key])
+            for trial in trials:
+                if trial.key in stored:
+                    count(trial, stored[trial.key])
             outcomes(waiting, os.cpu_count() or 1 if self.workers is None else self.workers, limit, done)
-        return found
+        return judged
 
-    def _name(self, task: Task, outcome: Outcome) -> None:
-        name, wrong = escape(task.subject.name), outcome.convicts
-        if wrong and isinstance(task.subject, Variant):
+    def _name(self, trial: Trial, outcome: TrialOutcome) -> None:
+        name, wrong = escape(trial.subject.name), outcome.convicts
+        if wrong and isinstance(trial.subject, Variant):
             law = outcome.failures[0].law if outcome.failures else LOST
-            self.console.print(f"[red]harmed[/red] {name} at seed {task.seed}: {law}")
-        elif not wrong and isinstance(task.subject, Mutant):
-            self.console.print(f"[red]survives[/red] {name} at seed {task.seed}")
+            self.console.print(f"[red]harmed[/red] {name} at seed {trial.seed}: {law}")
+        elif not wrong and isinstance(trial.subject, Mutant):
+            self.console.print(f"[red]survives[/red] {name} at seed {trial.seed}")
 
     @property
     def _over(self) -> bool:

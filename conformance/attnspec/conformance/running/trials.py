@@ -1,4 +1,4 @@
-"""Trials: one mutant or honest variant, judged at one seed."""
+"""Trials: a trial judges one mutant or honest variant at one seed."""
 
 import time
 from dataclasses import dataclass, replace
@@ -6,25 +6,25 @@ from typing import NamedTuple, TypeAlias
 
 import attnspec.conformance.laws  # noqa: F401 - the modules of the laws register their checks
 from attnspec.conformance.judging.declaration import Contract
-from attnspec.conformance.judging.engine import BOOLEAN, DEFAULT, Case, cases, judge
+from attnspec.conformance.judging.engine import BOOLEAN_DTYPE, DEFAULT_DTYPE, Case, cases, judge
 from attnspec.conformance.judging.profiles import PROFILES, Profile
 from attnspec.conformance.judging.results import Result, Status, checked
 from attnspec.conformance.mutants.registry import Mutant
 from attnspec.conformance.variants.registry import Variant
 
 Key: TypeAlias = tuple[str, str, int, bool]
-"""Subject, profile, seed, and whether it is judged by every law."""
+"""Name of the subject, profile, seed, and whether it is judged by every law."""
 
 LOST = "hung or died"
 """Listed in place of a law for a trial whose process hung or died."""
 
 
 @dataclass(frozen=True)
-class Task:
+class Trial:
     """One mutant or variant at one seed.
 
-    ``law`` and ``operation`` restrict judging to one; empty for all. A variant, and a mutant with ``every``, is judged
-    to the end; any other mutant until its first violation.
+    ``law`` and ``operation`` restrict judging to one of them; empty for all. A variant is judged by every law, a mutant
+    only until the first violation, unless ``every_law`` is set.
     """
 
     subject: Mutant | Variant
@@ -32,16 +32,16 @@ class Task:
     seed: int
     law: str = ""
     operation: str = ""
-    every: bool = False
+    every_law: bool = False
 
     @property
     def key(self) -> Key:
-        """Key among the tasks that judge by all laws of all operations."""
-        return self.subject.name, self.profile, self.seed, self.every
+        """Key among the trials by all laws of all operations."""
+        return self.subject.name, self.profile, self.seed, self.every_law
 
     @property
     def effort(self) -> Profile:
-        """The profile of the task, or the mutant's own if that needs more examples."""
+        """The profile of the trial, or the mutant's own if that has more examples."""
         own = self.subject.profile if isinstance(self.subject, Mutant) else self.profile
         return max(PROFILES[self.profile], PROFILES[own], key=lambda profile: profile.single.corners)
 
@@ -57,12 +57,12 @@ class Failure(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Outcome of a task.
+class TrialOutcome:
+    """Outcome of a trial.
 
     ``evaluations`` counts checks of a law on an example; ``largest`` is the largest error ratio of the laws that held;
-    ``lost`` means that the process hung or died; ``powerless`` are assigned laws that do not kill the mutant.
-    ``assigned`` means that the laws assigned to a mutant killed it, so that no other law ran.
+    ``lost`` means that the process hung or died; ``powerless`` are assigned laws that do not kill the mutant;
+    ``assigned`` means that assigned laws killed the mutant, so that no other law ran.
     """
 
     failures: tuple[Failure, ...]
@@ -75,30 +75,31 @@ class Outcome:
 
     @property
     def convicts(self) -> bool:
-        """Return whether a law failed or the process was lost: mutant killed, variant harmed."""
+        """Return whether a law failed or the process was lost: a mutant is killed, a variant harmed."""
         return self.lost or bool(self.failures)
 
 
-def perform(task: Task) -> Outcome:
+def run_trial(trial: Trial) -> TrialOutcome:
     """Judge a mutant by its assigned laws, else by all; judge a variant by all.
 
-    A law alone sees the same examples as in the whole run. At seed 0 every assigned law runs, and one that misses the
-    mutant at seeds 0, 1 and 2 is powerless. At other seeds judging stops at the first law that kills it.
+    A law that is judged alone gets the same examples as among all. At seed 0 every assigned law runs; one that kills
+    the mutant at none of the seeds 0, 1 and 2 is powerless. At other seeds judging stops at the first law that kills
+    it.
     """
-    if not isinstance(task.subject, Mutant) or task.every or task.law:
-        return _performed(task)
-    done: list[Outcome] = []
+    if not isinstance(trial.subject, Mutant) or trial.every_law or trial.law:
+        return _judged_trial(trial)
+    done: list[TrialOutcome] = []
     powerless: list[str] = []
-    for law in task.subject.breaks:
-        done.append(_performed(replace(task, law=law)))
-        if task.seed == 0 and not (done[-1].failures or _kills_later(task, law)):
+    for law in trial.subject.breaks:
+        done.append(_judged_trial(replace(trial, law=law)))
+        if trial.seed == 0 and not (done[-1].failures or _kills_later(trial, law)):
             powerless.append(law)
-        if task.seed > 0 and done[-1].failures:
+        if trial.seed > 0 and done[-1].failures:
             break
     assigned = any(outcome.failures for outcome in done)
     if not assigned:
-        done.append(_performed(task))
-    return Outcome(
+        done.append(_judged_trial(trial))
+    return TrialOutcome(
         tuple(failure for outcome in done for failure in outcome.failures),
         sum(outcome.evaluations for outcome in done),
         sum(outcome.seconds for outcome in done),
@@ -107,26 +108,26 @@ def perform(task: Task) -> Outcome:
     )
 
 
-def _kills_later(task: Task, law: str) -> bool:
+def _kills_later(trial: Trial, law: str) -> bool:
     """Return whether a law kills a mutant at one of the next two seeds."""
-    later = (task.seed + 1, task.seed + 2)
-    return any(_performed(replace(task, law=law, seed=seed)).failures for seed in later)
+    later = (trial.seed + 1, trial.seed + 2)
+    return any(_judged_trial(replace(trial, law=law, seed=seed)).failures for seed in later)
 
 
-def _performed(task: Task) -> Outcome:
+def _judged_trial(trial: Trial) -> TrialOutcome:
     start = time.perf_counter()
-    subject = task.subject
-    every = task.every or isinstance(subject, Variant)
+    subject = trial.subject
+    every_law = trial.every_law or isinstance(subject, Variant)
     contract = Contract.of(subject.backend())
     dtypes = (subject.dtype,) if isinstance(subject, Mutant) else subject.dtypes
-    operations = (task.operation,) if task.operation else subject.operations
-    found = cases(contract, operations=operations, laws=(task.law,) if task.law else ())
-    # As in a run at all dtypes: a selection of dtypes would make its first one the leading dtype.
-    chosen = [case for case in found if case.dtype in (*dtypes, BOOLEAN, DEFAULT)]
+    operations = (trial.operation,) if trial.operation else subject.operations
+    all_cases = cases(contract, operations=operations, laws=(trial.law,) if trial.law else ())
+    # Not selected by ``cases``, which would make the first selected dtype the leading one.
+    chosen = [case for case in all_cases if case.dtype in (*dtypes, BOOLEAN_DTYPE, DEFAULT_DTYPE)]
     failures: list[Failure] = []
     evaluations, largest = 0, 0.0
     for case in chosen:
-        results = _judge(contract, case, task, every)
+        results = _judge(contract, case, trial, every_law)
         evaluations += sum(r.examples for r in results)
         largest = max((largest, *(r.error_ratio for r in results if r.status is Status.PASSED)))
         failures += [
@@ -134,27 +135,27 @@ def _performed(task: Task) -> Outcome:
             for r in results
             if r.status is Status.FAILED
         ]
-        if failures and not every:
+        if failures and not every_law:
             break
-    return Outcome(tuple(failures), evaluations, time.perf_counter() - start, largest)
+    return TrialOutcome(tuple(failures), evaluations, time.perf_counter() - start, largest)
 
 
-def _judge(contract: Contract, case: Case, task: Task, every: bool) -> list[Result]:
-    """Return verdicts without counterexamples; with ``every``, repeat without failed laws until no new one fails."""
+def _judge(contract: Contract, case: Case, trial: Trial, every_law: bool) -> list[Result]:
+    """Judge a case without counterexamples; with ``every_law``, go on after each failure."""
     failed: dict[str, Result] = {}
     while True:
         results = checked(
             judge(
-                task.subject.backend(),
+                trial.subject.backend(),
                 contract,
                 case,
-                task.effort,
-                seed=task.seed,
+                trial.effort,
+                seed=trial.seed,
                 skip=failed,
                 stop_at_first=True,
             )
         )
         now = {r.law: r for r in results if r.status is Status.FAILED}
-        if not every or len(now) == len(failed):
+        if not every_law or len(now) == len(failed):
             return results
         failed = now

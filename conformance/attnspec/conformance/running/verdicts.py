@@ -1,4 +1,4 @@
-"""Transport of verdicts to the controlling process, and retries of cases whose worker died."""
+"""Verdicts on their way to the controlling process, and cases whose worker died."""
 
 import signal
 from collections.abc import Callable, Iterable
@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from attnspec.conformance.explaining.finding import Explanation
+from attnspec.conformance.explaining.explanations import Explanation
 from attnspec.conformance.judging.extent import Extent
 from attnspec.conformance.judging.foreign_calls import printable
 from attnspec.conformance.judging.results import JUDGE_LOST, Result
-from attnspec.conformance.running.keys import LEFT
+from attnspec.conformance.running.keys import LEFT_PROPERTY
 
 PROPERTY = "attnspec"
-"""Name of the test property that holds its verdicts as JSON; pytest-xdist transports it."""
+"""Property of a test with its verdicts as JSON, which pytest-xdist transports."""
 
 EXTENT = "attnspec-extent"
-"""Name of the test property that holds the largest sizes of its calls."""
+"""Property of a test with the largest sizes of its calls."""
 
 EXPLANATION = "attnspec-explanation"
-"""Name of the test property that holds the explanation of its violations."""
+"""Property of a test with the explanation of its violations."""
 
 
 def record(
@@ -53,10 +53,10 @@ def case_of(nodeid: str) -> str:
 
 @dataclass
 class Verdicts:
-    """Verdicts, extents of calls, and explanations of a run so far, by case.
+    """Verdicts, extents and explanations of a run so far, by case.
 
-    ``causes`` says why a case has no verdicts. ``left`` lists the processes that the backend left running. ``repeated``
-    names cases judged again because the process that judged them ended.
+    ``causes``: why a case has no verdicts. ``left``: the processes that the backend left running. ``repeated``: cases
+    that were judged again because the process that judged them ended.
     """
 
     results: dict[str, list[Result]] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Verdicts:
 
 
 VERDICTS = pytest.StashKey[Verdicts]()
-"""Key under which a pytest configuration stores the verdicts of its run."""
+"""Key of a run's verdicts in pytest's configuration."""
 
 
 class Collector:
@@ -80,7 +80,7 @@ class Collector:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """Store the processes that a worker reports as left running by the backend."""
-        self.verdicts.left += getattr(node, "workeroutput", {}).get(LEFT, ())
+        self.verdicts.left += getattr(node, "workeroutput", {}).get(LEFT_PROPERTY, ())
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Store the verdicts of a case, or the last line of its error if it has none."""
@@ -98,13 +98,13 @@ class Collector:
             self.verdicts.causes[case] = printable((raised or lines)[-1])
 
 
-MAX_AGAIN = 2
-"""Times that a case is judged again after its judge was killed."""
+MAX_RETRIES = 2
+"""Most times that a case is judged again after its judge was killed."""
 
-KILLED = f"{JUDGE_LOST} {{how}}, each time of {MAX_AGAIN + 1}: nothing is known of the backend"
+JUDGE_KILLED = f"{JUDGE_LOST} {{how}}, each time of {MAX_RETRIES + 1}: nothing is known of the backend"
 """Message of a case whose judge was killed each time."""
 
-ENDED = (
+BACKEND_ENDED = (
     "the process that runs the backend {how} (status 1 can mean that a check took more than {seconds:g} s): "
     "run with --isolated, which names the law and its input"
 )
@@ -114,25 +114,25 @@ ENDED = (
 class CrashHandler:
     """Plugin of the controlling process for cases whose worker died.
 
-    A worker that only judges is not the backend's fault: its case is judged again, at most twice, and ``repeated``
-    names it. With ``--in-process`` the worker ran the backend too: the case is not retried and has no verdict.
+    The death of a worker that only judges is not the backend's fault: its case is judged again, at most twice, and
+    listed in ``repeated``. With ``--in-process`` the worker ran the backend, too: its case has no verdict.
     """
 
     def __init__(self, hang_after: float, *, in_process: bool, repeated: list[str]) -> None:
         self.hang_after, self.in_process = hang_after, in_process
         self._repeated = repeated
-        self._again: dict[str, int] = {}
+        self._retries: dict[str, int] = {}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport, sched: Any) -> None:
-        """Schedule the case of a dead worker again, or say why it has no verdict."""
+        """Schedule the case of a dead worker again, or record why it has no verdict."""
         how = _how_it_ended(getattr(report, "node", None))
         if self.in_process:
-            report.longrepr = ENDED.format(how=how, seconds=self.hang_after)
+            report.longrepr = BACKEND_ENDED.format(how=how, seconds=self.hang_after)
             return
-        self._again[crashitem] = self._again.get(crashitem, 0) + 1
-        report.longrepr = KILLED.format(how=how)
-        if self._again[crashitem] <= MAX_AGAIN:
+        self._retries[crashitem] = self._retries.get(crashitem, 0) + 1
+        report.longrepr = JUDGE_KILLED.format(how=how)
+        if self._retries[crashitem] <= MAX_RETRIES:
             self._repeated.append(f"{case_of(crashitem)} was judged again: {JUDGE_LOST} {how}")
             sched.mark_test_pending(crashitem)
             report.outcome = "rerun"  # type: ignore[assignment]  # as xdist's documentation says

@@ -1,6 +1,6 @@
-"""Continuation of judges that a signal stopped.
+"""Continuation of judging processes that a signal stopped.
 
-A backend without a sandbox may send SIGSTOP to the process that judges it, which would then never end.
+A backend without a sandbox may send SIGSTOP to the process that judges it, and the run would never end.
 """
 
 import os
@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from attnspec.conformance.remote.processes import KNOWN, Process, processes
+from attnspec.conformance.remote.processes import HAS_PROC, Process, processes
 
 PAUSE = 1.0
-"""Seconds between two checks. A process stopped at both is continued; Ctrl-Z stops all judges within one."""
+"""Seconds between two looks; a process that is stopped at both is continued."""
 
 
 def wake(is_judge: Callable[[Process], bool]) -> None:
-    """Start a thread that continues stopped judges among this machine's processes."""
-    if KNOWN:
+    """Start a thread that continues processes that are stopped and accepted by ``is_judge``."""
+    if HAS_PROC:
         threading.Thread(target=_watch, args=(is_judge,), daemon=True).start()
 
 
@@ -41,7 +41,7 @@ def _watch(is_judge: Callable[[Process], bool]) -> None:
         time.sleep(PAUSE)
         now = {process.number for process in processes() if process.state == "T" and is_judge(process)}
         for number in now & stopped:
-            sys.stderr.write(f"attnspec: process {number} of the judge was stopped; it goes on\n")
+            sys.stderr.write(f"attnspec: process {number} of the judge was stopped; it is continued\n")
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(number, signal.SIGCONT)
         stopped = now

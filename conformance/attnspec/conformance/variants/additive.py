@@ -15,16 +15,16 @@ from attnspec.spec.scoring import AdditiveScores
 class Factorised(Formulas):
     """tanh(a + b) is 1 − 2/(1 + EF) with E = e^2a of the query and F = e^2b of the key, if neither can overflow."""
 
-    def hidden(self, of_query: Numbers, of_key: Numbers) -> Numbers:
+    def hidden_layer(self, of_query: Numbers, of_key: Numbers) -> Numbers:
         """Factorised for projections up to ±20, tanh itself beyond."""
         small = (np.abs(value_of(of_query)) <= 20) & (np.abs(value_of(of_key)) <= 20)
-        one, two = of_query.dtype.type(1), of_query.dtype.type(2)
-        factorised = one - two / (one + np.exp(two * of_query) * np.exp(two * of_key))
-        return np.where(small, factorised, Formulas.hidden(self, of_query, of_key))
+        unit, two = of_query.dtype.type(1), of_query.dtype.type(2)
+        factorised = unit - two / (unit + np.exp(two * of_query) * np.exp(two * of_key))
+        return np.where(small, factorised, Formulas.hidden_layer(self, of_query, of_key))
 
 
 @variant("tanh from exp(−2|x|)", operations=(AdditiveScores, AdditiveAttention), differentiable=False)
-class Folded(Formulas):
+class TanhByExponential(Formulas):
     """tanh is sign(x)(1 − t)/(1 + t) with t = exp(−2|x|), which cannot overflow."""
 
     def activation(self, x: Numbers) -> Numbers:
@@ -34,15 +34,15 @@ class Folded(Formulas):
 
 
 @variant(
-    "reciprocals of two units at once",
+    "two hidden units share one division",
     operations=(AdditiveScores, AdditiveAttention),
     differentiable=False,
 )
 class PairedReciprocals(Formulas):
     """Two hidden units share one division: 1/x = y/(xy)."""
 
-    def hidden(self, of_query: Numbers, of_key: Numbers) -> Numbers:
-        """tanh by t = exp(−2|x|), which keeps both factors 1 + t between 1 and 2."""
+    def hidden_layer(self, of_query: Numbers, of_key: Numbers) -> Numbers:
+        """Hidden layer by t = exp(−2|x|); both factors 1 + t are between 1 and 2."""
         x = of_query + of_key
         t = np.exp(-2 * np.abs(x))
         below = 1 + t
@@ -57,7 +57,7 @@ class PairedReciprocals(Formulas):
     differentiable=False,
 )
 class FastTanh(Formulas):
-    """tanh is rounded to 11 bits."""
+    """The tanh of the hidden layer is rounded to 11 bits, as declared."""
 
     def activation(self, x: Numbers) -> Numbers:
         """tanh with the mantissa of float16 and any exponent."""
@@ -65,11 +65,11 @@ class FastTanh(Formulas):
         return np.ldexp(np.rint(mantissa * 2**11) / x.dtype.type(2**11), exponent)
 
 
-@variant("additive in bfloat16", operations=ADDITIVE, dtypes=("bfloat16",), differentiable=False)
-class Brain(Formulas):
+@variant("additive attention in bfloat16", operations=ADDITIVE, dtypes=("bfloat16",), differentiable=False)
+class Bfloat16Operands(Formulas):
     """Projections are rounded to bfloat16 before the sum, weights before the product with values."""
 
-    def hidden(self, of_query: Numbers, of_key: Numbers) -> Numbers:
+    def hidden_layer(self, of_query: Numbers, of_key: Numbers) -> Numbers:
         """Hidden layer of projections rounded to bfloat16."""
         return self.activation(rounded(of_query, "bfloat16") + rounded(of_key, "bfloat16"))
 

@@ -80,15 +80,15 @@ def library(number: str, exp2: str) -> Any:
     if compiler is None:
         raise NoCompilerError(f"expected a C compiler among {', '.join(COMPILERS)}; got none on the path")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        source, made = Path(folder, "attend.c"), Path(folder, "attend.so")
+        source, compiled = Path(folder, "attend.c"), Path(folder, "attend.so")
         source.write_text(SOURCE, encoding="utf-8")
-        command = [compiler, *OPTIONS, f"-DNUMBER={number}", f"-DEXP2={exp2}", str(source), "-o", str(made), "-lm"]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-        if done.returncode:
-            said = (done.stderr.strip().splitlines() or ["nothing"])[0]
-            raise NoCompilerError(f"expected {compiler} to compile C; got exit status {done.returncode}: {said}")
+        command = [compiler, *OPTIONS, f"-DNUMBER={number}", f"-DEXP2={exp2}", str(source), "-o", str(compiled), "-lm"]
+        process = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        if process.returncode:
+            message = (process.stderr.strip().splitlines() or ["nothing"])[0]
+            raise NoCompilerError(f"expected {compiler} to compile C; got exit status {process.returncode}: {message}")
         try:
-            attend = ctypes.CDLL(str(made)).attend
+            attend = ctypes.CDLL(str(compiled)).attend
         except OSError as error:
             raise NoCompilerError(f"expected to load what {compiler} compiled; got {error}") from error
     c_number = ctypes.c_float if number == "float" else ctypes.c_double
@@ -142,7 +142,7 @@ class Compiled(Formulas):
         allowed = None if mask is None else np.ascontiguousarray(np.broadcast_to(mask, (*batch, n, m)))
         result = np.empty((*batch, n, value.shape[-1]), query.dtype)
         attend = library(*{"float32": ("float", "exp2f"), "float64": ("double", "exp2")}[query.dtype.name])
-        given = [*(x.ctypes.data for x in whole), None if allowed is None else allowed.ctypes.data, result.ctypes.data]
+        args = [*(x.ctypes.data for x in whole), None if allowed is None else allowed.ctypes.data, result.ctypes.data]
         count = int(np.prod(batch, dtype=np.int64))
-        attend(*given, count, n, m, query.shape[-1], value.shape[-1], float(factor))
+        attend(*args, count, n, m, query.shape[-1], value.shape[-1], float(factor))
         return result

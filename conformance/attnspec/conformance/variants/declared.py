@@ -1,4 +1,4 @@
-"""Variants that deviate at edge cases as they declare."""
+"""Variants with declared deviations at edge cases."""
 
 from typing import Any
 
@@ -24,14 +24,14 @@ from attnspec.spec.seq2seq import BahdanauContext
 class Uniform(Formulas):
     """Masked scores are the least finite number: fully masked rows are uniform."""
 
-    def excluded(self, scores: Numbers, mask: Numbers) -> Numbers:
+    def mask_scores(self, scores: Numbers, mask: Numbers) -> Numbers:
         """Scores with the least finite number at masked keys."""
         return scores if mask is None else np.where(mask, scores, np.finfo(scores.dtype).min)
 
-    def pooled(self, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
+    def pool(self, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
         """Weighted sums in which fully masked rows pool all values."""
         allowed = None if mask is None else mask | ~np.any(mask, axis=-1, keepdims=True)
-        return Formulas.pooled(self, weights, value, allowed)
+        return Formulas.pool(self, weights, value, allowed)
 
 
 @variant(
@@ -48,7 +48,7 @@ class NotANumber(Formulas):
 
 
 @variant(
-    "no keys raise, declared",
+    "calls without keys raise, declared",
     operations=(ScaledDotProductAttention, AveragePooling),
     declares={"no_keys": "error"},
 )
@@ -57,30 +57,30 @@ class NeedsKeys(Formulas):
 
     def attend(self, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
         """Attention; ``ValueError`` for m = 0."""
-        self._demand(value)
+        self._require_keys(value)
         return Formulas.attend(self, scores, value, mask, causal)
 
     def average_pooling(self, value: Numbers, *, mask: Numbers = None) -> Numbers:
         """Mean of the values; ``ValueError`` for m = 0."""
-        self._demand(value)
+        self._require_keys(value)
         return Formulas.average_pooling(self, value, mask=mask)
 
-    def _demand(self, value: Numbers) -> None:
+    def _require_keys(self, value: Numbers) -> None:
         if not value.shape[-2]:
             raise ValueError("expected at least one key; got none")
 
 
 @variant(
-    "no keys are NaN, declared",
+    "results without keys are NaN, declared",
     operations=(ScaledDotProductAttention, AveragePooling),
     declares={"no_keys": "nan"},
 )
-class NothingOverNothing(Formulas):
+class NaNWithoutKeys(Formulas):
     """Results without keys are NaN."""
 
-    def pooled(self, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
+    def pool(self, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
         """Weighted sums; NaN without keys."""
-        result = Formulas.pooled(self, weights, value, mask)
+        result = Formulas.pool(self, weights, value, mask)
         return result if value.shape[-2] else result + np.nan * np.ones_like(result)
 
     def average_pooling(self, value: Numbers, *, mask: Numbers = None) -> Numbers:
@@ -115,15 +115,15 @@ class DistancesFromBottomRight(Formulas):
 
     def attendable(self, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
         """The mask joined with j ≤ i + m − n."""
-        return self.near(mask, (None, 0), None, n, m) if causal else mask
+        return self.join_masks(mask, (None, 0), None, n, m) if causal else mask
 
-    def near(self, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
-        """The mask joined with a window around i + m − n and with the lengths."""
+    def join_masks(self, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
+        """Join a window around i + m − n and the lengths with ``mask``."""
         left, right = (None, None) if window is None else window
         beyond = np.arange(m) - np.arange(n)[:, None] - (m - n)
         near = np.ones((n, m), bool) if left is None else beyond >= -left
         near = near if right is None else near & (beyond <= right)
-        return Formulas.near(self, near if mask is None else mask & near, None, lengths, n, m)
+        return Formulas.join_masks(self, near if mask is None else mask & near, None, lengths, n, m)
 
     def distances(self, n: int, m: int) -> Numbers:
         """Distances |i + m − n − j|."""
@@ -138,14 +138,14 @@ class DistancesFromBottomRight(Formulas):
 class Propagates(Formulas):
     """Weights of 0 multiply masked values: NaN propagates."""
 
-    def pooled(self, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
+    def pool(self, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
         """Weighted sums of all values, masked ones included."""
         return self.attention_pooling(weights, value)
 
     def average_pooling(self, value: Numbers, *, mask: Numbers = None) -> Numbers:
         """Mean of the values times the mask as 0 and 1."""
-        kept = value if mask is None else value * mask[..., None].astype(value.dtype)
-        return np.sum(kept, axis=-2) / self.count(kept.shape[:-1], mask, value.dtype)
+        multiplied = value if mask is None else value * mask[..., None].astype(value.dtype)
+        return np.sum(multiplied, axis=-2) / self.count_keys(multiplied.shape[:-1], mask, value.dtype)
 
 
 @variant(
@@ -157,9 +157,9 @@ class Propagates(Formulas):
 class NaNToNumber(Formulas):
     """NaN in the result becomes a number by nan_to_num."""
 
-    def pooled(self, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
+    def pool(self, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
         """Weighted sums with 0 in place of NaN."""
-        return np.nan_to_num(Formulas.pooled(self, weights, value, mask))
+        return np.nan_to_num(Formulas.pool(self, weights, value, mask))
 
 
 @variant(
@@ -170,7 +170,7 @@ class NaNToNumber(Formulas):
 class Guarded(Formulas):
     """A guarded sum makes rows of −∞ 0, as if −∞ meant masked."""
 
-    def undefined(self, scores: Numbers, mask: Numbers) -> Numbers:
+    def undefined_weights(self, scores: Numbers, mask: Numbers) -> Numbers:
         """False everywhere: no row is undefined."""
         return np.zeros(scores.shape, bool)
 
@@ -200,11 +200,11 @@ class ResetAfter(Formulas):
 
     def gru_candidate(self, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]) -> Numbers:
         """Candidate with R ⊙ (H W_hh)."""
-        return self.squashed(self.reset_after(x, h, reset, p))
+        return self.state_activation(self.reset_after_product(x, h, reset, p))
 
 
 @variant(
-    "summed as it comes, declared",
+    "terms summed in a new order at every call, declared",
     operations=(ScaledDotProductAttention, DotScores),
     declares={"repeatability": "within-budget"},
     differentiable=False,

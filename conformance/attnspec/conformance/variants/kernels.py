@@ -18,12 +18,12 @@ from attnspec.spec.kernels import (
     VariableLengthAttention,
 )
 
-BINARY = float(np.log2(np.e))
+LOG2_E = float(np.log2(np.e))
 """log₂ e."""
 
 
 @variant(
-    "shared heads, packed and paged, in blocks of 16 keys",
+    "grouped, packed and paged attention in blocks of 16 keys",
     operations=(GroupedQueryAttention, VariableLengthAttention, PagedAttention),
 )
 class GroupedBlocks(Blocks):
@@ -35,7 +35,7 @@ class GroupedBlocks(Blocks):
 
 
 @variant("caps from exp(−2|x|)", operations=(GroupedQueryAttention, VariableLengthAttention), differentiable=False)
-class Caps(Formulas):
+class CapsByExponentials(Formulas):
     """tanh x is computed as sign(x) (1 − e^(−2|x|)) / (1 + e^(−2|x|))."""
 
     def capped(self, scores: Numbers, softcap: Any) -> Numbers:
@@ -48,33 +48,33 @@ class Caps(Formulas):
 
 
 @variant("sinks in the denominator", operations=(GroupedQueryAttention,), differentiable=False)
-class Denominators(Formulas):
+class SinksInDenominator(Formulas):
     """Σ exp(s − M) v / (Σ exp(s − M) + exp(b − M)), with M the maximum of the scores and the sink b."""
 
     def with_sink(
         self, scores: Numbers, values: Numbers, attendable: Numbers, sinks: Numbers
     ) -> tuple[Numbers, Numbers]:
         """Weights and outputs, divided after pooling by the sum with the sink."""
-        masked, sink = self.excluded(scores, attendable), sinks[:, None, None]
+        masked, sink = self.mask_scores(scores, attendable), sinks[:, None, None]
         highest = np.maximum(np.max(masked, axis=-1, keepdims=True, initial=-np.inf), sink)
         weights = self.exponential(masked - highest)
         total = self.total(weights) + self.exponential(sink - highest)
-        return weights / total, self.pooled(weights, values, attendable) / total
+        return weights / total, self.pool(weights, values, attendable) / total
 
 
 @variant(
-    "logarithms of base two",
+    "log-sum-exps through base 2",
     operations=(GroupedQueryAttention, PagedAttention, MergeAttention),
     differentiable=False,
 )
-class Binary(Formulas):
+class BaseTwo(Formulas):
     """log-sum-exps are (M log₂ e + log₂ Σ exp(s − M)) ln 2."""
 
     def log_sum_exp(self, scores: Numbers) -> Numbers:
         """log-sum-exp by base 2, as in kernels that multiply scores by log₂ e."""
         shift = self.shift(scores)
         total = self.total(self.exponential(scores - shift))
-        two = shift * scores.dtype.type(BINARY) + np.log2(total)
+        two = shift * scores.dtype.type(LOG2_E) + np.log2(total)
         return (two * scores.dtype.type(np.log(2)))[..., 0]
 
 
@@ -116,9 +116,9 @@ class OneAfterAnother(Formulas):
             other = log_sum_exps[..., part]
             above = np.maximum(highest, other)
             safe = np.where(above == -np.inf, zero, above)
-            kept, weight = self.exponential(highest - safe), self.exponential(other - safe)
+            decay, weight = self.exponential(highest - safe), self.exponential(other - safe)
             new = np.where((other == -np.inf)[..., None], zero, outputs[..., part, :])
-            summed, total = summed * kept[..., None] + new * weight[..., None], total * kept + weight
+            summed, total = summed * decay[..., None] + new * weight[..., None], total * decay + weight
             highest = above
         safe = np.where(total == 0, total.dtype.type(1), total)
         return summed / safe[..., None], np.where(total == 0, -np.inf, highest + np.log(safe)).astype(outputs.dtype)
@@ -143,7 +143,7 @@ class SingleAngles(Formulas):
 class Complex(Formulas):
     """Pairs are rotated as (a + ib)(cos tθ + i sin tθ)."""
 
-    def turned(self, first: Numbers, second: Numbers, cosine: Numbers, sine: Numbers) -> tuple[Numbers, Numbers]:
+    def rotate(self, first: Numbers, second: Numbers, cosine: Numbers, sine: Numbers) -> tuple[Numbers, Numbers]:
         """Both features of every pair, rotated by one complex product."""
         number = (value_of(first) + 1j * value_of(second)) * (cosine + 1j * sine)
         return number.real.astype(first.dtype), number.imag.astype(first.dtype)

@@ -17,7 +17,7 @@ from attnspec.spec.attention import (
     SelfAttention,
 )
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.tree import mapped
+from attnspec.spec.contract.tree import map_tree
 from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.normalization import Softmax
 from attnspec.spec.pooling import AttentionPooling
@@ -108,7 +108,7 @@ class OneProjection(Formulas):
         return projected.reshape(*projected.shape[:-1], h, p)
 
 
-@variant("the matrix meets the keys first", operations=(GeneralScores, GeneralAttention))
+@variant("keys multiplied by W before the queries", operations=(GeneralScores, GeneralAttention))
 class KeysFirst(Formulas):
     """Scores are q·(W k) in place of (q W)·k."""
 
@@ -118,7 +118,7 @@ class KeysFirst(Formulas):
 
 
 @variant(
-    "einsum",
+    "products by einsum",
     operations=(AttentionPooling, ProjectedSelfAttention, AdditiveScores),
     differentiable=False,
 )
@@ -157,20 +157,20 @@ class DoubleSinusoids(Formulas):
     default = np.float64
 
 
-@variant("results in columns", operations=(ScaledDotProductAttention, MultiHeadAttention, Softmax))
-class Columns(Library):
+@variant("results in Fortran order", operations=(ScaledDotProductAttention, MultiHeadAttention, Softmax))
+class FortranOrder(Library):
     """Results are in Fortran order: their last dimension is not contiguous."""
 
-    def finished(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+    def finish(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
         """The result in Fortran order."""
-        return mapped(Library.finished(self, operation, result, arguments), lambda _, x: np.asfortranarray(x))
+        return map_tree(Library.finish(self, operation, result, arguments), lambda _, x: np.asfortranarray(x))
 
 
 @variant("results in padded rows", operations=(ScaledDotProductAttention, AdditiveAttention, DotScores))
-class Padded(Library):
+class PaddedRows(Library):
     """Results are views into wider memory with NaN between the rows."""
 
-    def finished(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+    def finish(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
         """The result as a view into rows that are seven elements longer."""
 
         def within(_: str, x: Any) -> Any:
@@ -178,4 +178,4 @@ class Padded(Library):
             memory[..., : x.shape[-1]] = x
             return memory[..., : x.shape[-1]]
 
-        return mapped(Library.finished(self, operation, result, arguments), within)
+        return map_tree(Library.finish(self, operation, result, arguments), within)

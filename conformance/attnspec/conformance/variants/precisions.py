@@ -1,4 +1,4 @@
-"""Variants that round as their declared precision classes allow."""
+"""Variants that use the roundings of their precision classes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,30 +16,30 @@ from attnspec.spec.attention import (
     ScaledDotProductAttention,
 )
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.tree import mapped
+from attnspec.spec.contract.tree import map_tree
 from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.scoring import DotScores, ScaledDotScores
 
 
-def _short(x: Numbers, *, truncate: bool = False) -> Numbers:
+def _to_11_bits(x: Numbers, *, truncate: bool = False) -> Numbers:
     """Round or truncate mantissas to 11 bits."""
     mantissa, exponent = np.frexp(x)
     scaled = mantissa * x.dtype.type(2**11)
     return np.ldexp((np.trunc(scaled) if truncate else np.rint(scaled)) / x.dtype.type(2**11), exponent)
 
 
-class _StoredBrain(Formulas):
+class _StoredBfloat16(Formulas):
     def attention_pooling(self, weights: Numbers, value: Numbers) -> Numbers:
         """Weighted sums by weights rounded to bfloat16."""
         return Formulas.attention_pooling(self, rounded(weights, "bfloat16"), value)
 
-    def in_heads(self, x: Numbers, w: Numbers) -> Numbers:
+    def project_heads(self, x: Numbers, w: Numbers) -> Numbers:
         """Projections rounded to bfloat16."""
-        return rounded(Formulas.in_heads(self, x, w), "bfloat16")
+        return rounded(Formulas.project_heads(self, x, w), "bfloat16")
 
-    def merged(self, heads: Numbers) -> Numbers:
+    def join_heads(self, heads: Numbers) -> Numbers:
         """Concatenated heads rounded to bfloat16."""
-        return rounded(Formulas.merged(self, heads), "bfloat16")
+        return rounded(Formulas.join_heads(self, heads), "bfloat16")
 
 
 @variant(
@@ -48,7 +48,7 @@ class _StoredBrain(Formulas):
     dtypes=("bfloat16",),
     differentiable=False,
 )
-class MixedBrain(_StoredBrain):
+class MixedBfloat16(_StoredBfloat16):
     """Weights and projections are rounded to bfloat16; sums are float32."""
 
 
@@ -58,7 +58,7 @@ class MixedBrain(_StoredBrain):
     dtypes=("float16",),
     differentiable=False,
 )
-class MixedHalf(Formulas):
+class MixedFloat16(Formulas):
     """Weights are rounded to float16; sums are float32."""
 
     def attention_pooling(self, weights: Numbers, value: Numbers) -> Numbers:
@@ -72,39 +72,39 @@ WEIGHTED = (GeneralAttention, AdditiveAttention, CrossAttention, MultiHeadAttent
 class _Operands(Formulas):
     """Every computed operand of a product is rounded to ``short``, exponentials before division included."""
 
-    short = ""
+    stored_dtype = ""
 
     def project(self, x: Numbers, w: Numbers) -> Numbers:
         """Projections rounded to ``short``."""
-        return rounded(Formulas.project(self, x, w), self.short)
+        return rounded(Formulas.project(self, x, w), self.stored_dtype)
 
     def general_scores(self, query: Numbers, key: Numbers, w: Numbers) -> Numbers:
         """Scores of projected keys, rounded to ``short``."""
-        projected = rounded(self.product(key, np.swapaxes(w, -1, -2)), self.short)
+        projected = rounded(self.product(key, np.swapaxes(w, -1, -2)), self.stored_dtype)
         return self.dot_scores(query, projected)
 
     def attend(self, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-        """Attention by exponentials that are rounded for the product with values but not for their sum."""
+        """Attention with exponentials rounded for the product with values, not for their sum."""
         allowed = self.attendable(mask, causal, *scores.shape[-2:])
-        kept = self.excluded(scores, allowed)
-        exponentials = np.exp(kept - self.shift(kept))
+        masked = self.mask_scores(scores, allowed)
+        exponentials = np.exp(masked - self.shift(masked))
         total = self.total(exponentials)
-        summed = self.pooled(rounded(exponentials, self.short), value, allowed)
+        summed = self.pool(rounded(exponentials, self.stored_dtype), value, allowed)
         return summed / np.where(total == 0, scores.dtype.type(1), total)
 
 
 @variant("exponentials stored in bfloat16", operations=WEIGHTED, dtypes=("bfloat16",), differentiable=False)
-class BrainOperands(_Operands):
+class Bfloat16Operands(_Operands):
     """Exponentials are rounded to bfloat16 and divided after the sum, as in FlashAttention."""
 
-    short = "bfloat16"
+    stored_dtype = "bfloat16"
 
 
 @variant("exponentials stored in float16", operations=WEIGHTED, dtypes=("float16",), differentiable=False)
-class HalfOperands(_Operands):
+class Float16Operands(_Operands):
     """Exponentials are rounded to float16, small ones to subnormal numbers, and divided after the sum."""
 
-    short = "float16"
+    stored_dtype = "float16"
 
 
 @variant(
@@ -114,7 +114,7 @@ class HalfOperands(_Operands):
     precision={"bfloat16": "prescaled-bfloat16"},
     differentiable=False,
 )
-class PrescaledBrain(Formulas):
+class PrescaledBfloat16(Formulas):
     """q/√d is rounded to bfloat16."""
 
     def scaled_dot_scores(self, query: Numbers, key: Numbers) -> Numbers:
@@ -130,7 +130,7 @@ class PrescaledBrain(Formulas):
     precision={"float16": "prescaled-float16"},
     differentiable=False,
 )
-class PrescaledHalf(Formulas):
+class PrescaledFloat16(Formulas):
     """q/√d is rounded to float16, small elements to subnormal numbers."""
 
     def scaled_dot_scores(self, query: Numbers, key: Numbers) -> Numbers:
@@ -145,7 +145,7 @@ class PrescaledHalf(Formulas):
     precision={"float16": "prescaled-float16"},
     differentiable=False,
 )
-class PrescaledHalfKeys(Formulas):
+class PrescaledFloat16Keys(Formulas):
     """k/√d is rounded to float16."""
 
     def scaled_dot_scores(self, query: Numbers, key: Numbers) -> Numbers:
@@ -160,16 +160,16 @@ class PrescaledHalfKeys(Formulas):
     precision={"bfloat16": "eager-bfloat16"},
     differentiable=False,
 )
-class EagerBrain(_StoredBrain):
+class EagerBfloat16(_StoredBfloat16):
     """Every intermediate result is rounded to bfloat16."""
 
     def dot_scores(self, query: Numbers, key: Numbers) -> Numbers:
         """Scores rounded to bfloat16."""
         return rounded(Formulas.dot_scores(self, query, key), "bfloat16")
 
-    def scaled(self, scores: Numbers, d: int) -> Numbers:
+    def scale_scores(self, scores: Numbers, d: int) -> Numbers:
         """Scaled scores rounded to bfloat16."""
-        return rounded(Formulas.scaled(self, scores, d), "bfloat16")
+        return rounded(Formulas.scale_scores(self, scores, d), "bfloat16")
 
 
 @variant(
@@ -183,7 +183,7 @@ class TensorFloat(Formulas):
 
     def product(self, a: Numbers, b: Numbers) -> Numbers:
         """Matrix product of rounded operands, accumulated in float32."""
-        return Formulas.product(self, _short(a), _short(b))
+        return Formulas.product(self, _to_11_bits(a), _to_11_bits(b))
 
 
 @variant(
@@ -197,7 +197,7 @@ class TruncatingTensorFloat(Formulas):
 
     def product(self, a: Numbers, b: Numbers) -> Numbers:
         """Matrix product of truncated operands, accumulated in float32."""
-        return Formulas.product(self, _short(a, truncate=True), _short(b, truncate=True))
+        return Formulas.product(self, _to_11_bits(a, truncate=True), _to_11_bits(b, truncate=True))
 
 
 @variant(
@@ -210,7 +210,7 @@ class ThreeProducts(Formulas):
 
     def product(self, a: Numbers, b: Numbers) -> Numbers:
         """Sum of three partial products, the small ones first."""
-        (a_high, a_low), (b_high, b_low) = ((_short(x), _short(x - _short(x))) for x in (a, b))
+        (a_high, a_low), (b_high, b_low) = ((_to_11_bits(x), _to_11_bits(x - _to_11_bits(x))) for x in (a, b))
         small = Formulas.product(self, a_low, b_high) + Formulas.product(self, a_high, b_low)
         return small + Formulas.product(self, a_high, b_high)
 
@@ -225,7 +225,7 @@ class SixProducts(Formulas):
 
     def product(self, a: Numbers, b: Numbers) -> Numbers:
         """Sum of six of nine partial products, the smallest first."""
-        left, right = _in_three(a), _in_three(b)
+        left, right = _split_in_three(a), _split_in_three(b)
         total = 0.0
         for order in (2, 1, 0):
             for i in range(order + 1):
@@ -233,7 +233,7 @@ class SixProducts(Formulas):
         return total
 
 
-def _in_three(x: Numbers) -> list[Numbers]:
+def _split_in_three(x: Numbers) -> list[Numbers]:
     """Split x into three parts of 8 bits each."""
     high = rounded(x, "bfloat16")
     middle = rounded(x - high, "bfloat16")
@@ -241,7 +241,7 @@ def _in_three(x: Numbers) -> list[Numbers]:
 
 
 @variant(
-    "doubles computed with as float32, declared",
+    "float64 inputs computed in float32, declared",
     operations=(ScaledDotProductAttention, AdditiveAttention),
     dtypes=("float64",),
     precision={"float64": "ieee32-float64"},
@@ -250,13 +250,13 @@ def _in_three(x: Numbers) -> list[Numbers]:
 class SingleInDouble(Library):
     """float64 inputs are rounded to float32, computed in float32 and returned as float64."""
 
-    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments with float64 arrays rounded to float32."""
-        lowered = {name: mapped(tree, lambda _, x: _single(x)) for name, tree in arguments.items()}
-        return Library.prepared(self, operation, lowered)
+        lowered = {name: map_tree(tree, lambda _, x: _float64_to_float32(x)) for name, tree in arguments.items()}
+        return Library.prepare(self, operation, lowered)
 
 
-def _single(x: Any) -> Any:
+def _float64_to_float32(x: Any) -> Any:
     """Convert a float64 array to float32 and leave everything else unchanged."""
     return x.astype(np.float32) if getattr(x, "dtype", None) == np.float64 else x
 
@@ -273,21 +273,21 @@ def in_format(x: Numbers, kind: Any) -> Numbers:
 
 
 class _EightBits(Formulas):
-    def stored(self, x: Numbers) -> Numbers:
+    def as_stored(self, x: Numbers) -> Numbers:
         """Round to E4M3 and back; values beyond its range become its largest number."""
         return in_format(x, ml_dtypes.float8_e4m3fn)
 
     def dot_scores(self, query: Numbers, key: Numbers) -> Numbers:
         """Scores of queries and keys rounded by ``stored``."""
-        return Formulas.dot_scores(self, self.stored(query), self.stored(key))
+        return Formulas.dot_scores(self, self.as_stored(query), self.as_stored(key))
 
     def attention_pooling(self, weights: Numbers, value: Numbers) -> Numbers:
         """Weighted sums by weights and values rounded by ``stored``."""
-        return Formulas.attention_pooling(self, self.stored(weights), self.stored(value))
+        return Formulas.attention_pooling(self, self.as_stored(weights), self.as_stored(value))
 
 
 @variant(
-    "operands of 8 bits, declared",
+    "operands of 8 bits (E4M3), declared",
     operations=(ScaledDotProductAttention,),
     dtypes=("bfloat16",),
     precision={"bfloat16": "e4m3-bfloat16"},
@@ -297,17 +297,17 @@ class EightBits(_EightBits):
     """Queries, keys, values and weights are rounded to 8 bits for their products; sums are float32."""
 
 
-class _Blocks(_EightBits):
-    """Operands of 8 bits with one scale, a normal power of 2, per 32 summed elements: the MX formats."""
+class _ScaledBlocks(_EightBits):
+    """Operands of 8 bits with one scale per 32 summed elements: the MX formats."""
 
     kind: Any
     block = 32
 
     def scales(self, largest: Numbers) -> Numbers:
-        """Ratio of the powers of 2 of the block's largest number and the format's largest number."""
+        """Powers of 2 that bring the blocks' largest numbers to the format's largest exponent."""
         return np.exp2(np.floor(np.log2(largest)) - np.floor(np.log2(_largest_of(self.kind))))
 
-    def stored(self, x: Numbers) -> Numbers:
+    def as_stored(self, x: Numbers) -> Numbers:
         """Round to the format and back, in blocks along the last axis."""
         length = x.shape[-1]
         room = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -length % self.block)])
@@ -317,33 +317,33 @@ class _Blocks(_EightBits):
         return (in_format(blocks / scales, self.kind) * scales).reshape(room.shape)[..., :length]
 
     def attention_pooling(self, weights: Numbers, value: Numbers) -> Numbers:
-        """Weighted sums of rounded weights and values, in blocks of keys; unattended values do not affect scales."""
+        """Weighted sums rounded in blocks of keys; unattended values do not affect scales."""
         attended = (weights != 0).any(-2)[..., None]
-        values = self.stored(np.where(attended, value, 0).swapaxes(-1, -2)).swapaxes(-1, -2)
-        return Formulas.attention_pooling(self, self.stored(weights), values)
+        values = self.as_stored(np.where(attended, value, 0).swapaxes(-1, -2)).swapaxes(-1, -2)
+        return Formulas.attention_pooling(self, self.as_stored(weights), values)
 
 
 @variant(
-    "operands in blocks of 8 bits with a scale, declared",
+    "MXFP8 operands in blocks of 32, declared",
     operations=(ScaledDotProductAttention,),
     dtypes=("bfloat16",),
     precision={"bfloat16": "mxfp8-bfloat16"},
     differentiable=False,
 )
-class Blocks(_Blocks):
+class ScaledBlocks(_ScaledBlocks):
     """MXFP8 with 3 bits of mantissa; elements above the format's largest number are clipped."""
 
     kind = ml_dtypes.float8_e4m3fn
 
 
 @variant(
-    "operands in blocks of 8 bits with a scale that is rounded up, declared",
+    "MXFP8 operands with scales rounded up, declared",
     operations=(ScaledDotProductAttention,),
     dtypes=("float32",),
     precision={"float32": "mxfp8-float32"},
     differentiable=False,
 )
-class RoundedUp(_Blocks):
+class ScaledBlocksRoundedUp(_ScaledBlocks):
     """MXFP8 with 2 bits of mantissa and scales that are rounded up, so that no element is clipped."""
 
     kind = ml_dtypes.float8_e5m2
@@ -354,7 +354,7 @@ class RoundedUp(_Blocks):
 
 
 @variant(
-    "sums of 14 bits of operands of 8 bits, declared",
+    "operands of 8 bits with sums of 14 bits, declared",
     operations=(ScaledDotProductAttention,),
     dtypes=("bfloat16",),
     precision={"bfloat16": "e4m3-bfloat16+short-sums"},

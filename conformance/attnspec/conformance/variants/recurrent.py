@@ -25,11 +25,11 @@ class OneProduct(Formulas):
 
     def affine(self, x: Numbers, h: Numbers, w_x: Numbers, w_h: Numbers, b: Numbers) -> Numbers:
         """Pre-activation by one product over the features of both."""
-        rows = self.beside(x, h)[..., None, :]
+        rows = self.join_features(x, h)[..., None, :]
         return self.product(rows, np.concatenate([w_x, w_h], axis=-2))[..., 0, :] + b
 
 
-@variant("the bias comes first", operations=(RNN, GRUCell, BidirectionalLSTM))
+@variant("bias added first", operations=(RNN, GRUCell, BidirectionalLSTM))
 class BiasFirst(Formulas):
     """Pre-activations are b + xW + hW, in this order."""
 
@@ -39,28 +39,28 @@ class BiasFirst(Formulas):
 
 
 @variant("gates from exponentials", operations=(GRU, LSTMCell, AttentionGate), differentiable=False)
-class Logistic(Formulas):
+class LogisticByExponential(Formulas):
     """Gates are 1/(1 + e^−x), which is 0 if e^−x overflows."""
 
     def gate(self, x: Numbers) -> Numbers:
         """The logistic function by an exponential."""
         return 1 / (1 + np.exp(-x))
 
-    def coefficient(self, x: Numbers) -> Numbers:
+    def gate_activation(self, x: Numbers) -> Numbers:
         """The logistic function by an exponential, for attention gates."""
         return 1 / (1 + np.exp(-x))
 
 
-@variant("the state moves away from the candidate", operations=(GRUCell, StackedGRU))
-class Moved(Formulas):
+@variant("GRU state as candidate + z · (state − candidate)", operations=(GRUCell, StackedGRU))
+class ShiftedCandidate(Formulas):
     """The new state is h̃ + z(h − h̃)."""
 
-    def updated(self, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
+    def gru_update(self, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
         """The new state by one product."""
         return candidate + update * (h - candidate)
 
 
-@variant("a decoder in double precision", operations=(TeacherForcedDecode, LSTM), differentiable=False)
+@variant("recurrent products in double precision", operations=(TeacherForcedDecode, LSTM), differentiable=False)
 class WideSteps(Formulas):
     """Products are summed in float64 and rounded to float32."""
 

@@ -9,7 +9,7 @@ from attnspec.conformance.mutants.correct.altered import Alteration, Altered, Re
 
 @dataclass(frozen=True)
 class Variant(Altered):
-    """A correct backend that must pass all laws of its operations in each of its dtypes.
+    """A correct backend that must pass every law of its operations and dtypes.
 
     ``lacking`` returns why this system cannot run it, or an empty string.
     """
@@ -24,15 +24,15 @@ VARIANTS: Registry[Variant] = Registry("variants")
 def variant(
     name: str, *, operations: Sequence[object], register: bool = True, **more: Any
 ) -> Callable[[Alteration], Variant]:
-    """Decorate a subclass of the correct formulas or library as a variant; ``ValueError`` for a name in use.
+    """Decorate a subclass of ``Formulas`` or ``Library`` as a variant; ``ValueError`` for a used name.
 
     ``operations`` are Protocols.
     """
 
-    def made(honest: Alteration) -> Variant:
-        found = Variant(name, names_of(operations), honest, **more)
+    def register_variant(honest: Alteration) -> Variant:
+        new = Variant(name, names_of(operations), honest, **more)
         if register:
-            VARIANTS.add(found)
-        return found
+            VARIANTS.add(new)
+        return new
 
-    return made
+    return register_variant

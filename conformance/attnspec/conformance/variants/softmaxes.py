@@ -20,8 +20,8 @@ from attnspec.spec.pooling import NadarayaWatson
 from attnspec.spec.seq2seq import BahdanauContext
 
 
-def _part(mask: Numbers, part: slice) -> Numbers:
-    """Columns ``part`` of a mask; a mask that is None or has one column stays as it is."""
+def _mask_columns(mask: Numbers, part: slice) -> Numbers:
+    """Columns ``part`` of a mask; None and one-column masks stay as they are."""
     return mask if mask is None or mask.shape[-1] == 1 else mask[..., part]
 
 
@@ -39,19 +39,19 @@ class Blocks(Formulas):
         highest, total, summed = None, 0.0, 0.0
         for start in range(0, m, self.block):
             part = slice(start, start + self.block)
-            inner = _part(allowed, part)
-            block = self.excluded(scores[..., part], inner)
+            inner = _mask_columns(allowed, part)
+            block = self.mask_scores(scores[..., part], inner)
             above = np.max(value_of(block), axis=-1, keepdims=True)
             row_maximum = above if highest is None else np.maximum(highest, above)
             safe = np.where(row_maximum == -np.inf, scores.dtype.type(0), row_maximum)
-            kept = 0.0 if highest is None else self.exponential(highest - safe)
+            decay = 0.0 if highest is None else self.exponential(highest - safe)
             weights = self.exponential(block - safe)
-            total = total * kept + self.total(weights)
-            summed = summed * kept + self.pooled(self.stored(weights), value[..., part, :], inner)
+            total = total * decay + self.total(weights)
+            summed = summed * decay + self.pool(self.as_stored(weights), value[..., part, :], inner)
             highest = row_maximum
         return summed / np.where(total == 0, scores.dtype.type(1), total)
 
-    def stored(self, weights: Numbers) -> Numbers:
+    def as_stored(self, weights: Numbers) -> Numbers:
         """The exponentials as they multiply the values, here unrounded."""
         return weights
 
@@ -67,12 +67,12 @@ class Online(Blocks):
     dtypes=("bfloat16",),
     differentiable=False,
 )
-class OnlineBrain(Blocks):
+class OnlineBfloat16(Blocks):
     """Online softmax over blocks of 64 keys; exponentials are rounded to bfloat16, their sum is not."""
 
     block = 64
 
-    def stored(self, weights: Numbers) -> Numbers:
+    def as_stored(self, weights: Numbers) -> Numbers:
         """Exponentials rounded to bfloat16."""
         return rounded(weights, "bfloat16")
 
@@ -100,7 +100,7 @@ class Split(Formulas):
         parts = [slice(m * i // 3, m * (i + 1) // 3) for i in range(3) if m * i // 3 < m * (i + 1) // 3]
         if not parts:
             return Formulas.attend(self, scores, value, mask, causal)
-        blocks = [self.excluded(scores[..., part], _part(allowed, part)) for part in parts]
+        blocks = [self.mask_scores(scores[..., part], _mask_columns(allowed, part)) for part in parts]
         shifts = [self.shift(block) for block in blocks]
         raw = [np.max(value_of(block), axis=-1, keepdims=True) for block in blocks]
         highest = raw[0]
@@ -113,7 +113,7 @@ class Split(Formulas):
             share = self.total(exponentials)
             weights = exponentials / np.where(share == 0, scores.dtype.type(1), share)
             factor = share * self.exponential(own - highest)
-            merged = merged + factor * self.pooled(weights, value[..., part, :], _part(allowed, part))
+            merged = merged + factor * self.pool(weights, value[..., part, :], _mask_columns(allowed, part))
             whole = whole + factor
         return merged / np.where(whole == 0, scores.dtype.type(1), whole)
 
@@ -155,13 +155,13 @@ class FusedExponent(Formulas):
     def attend(self, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
         """Values are pooled by exponentials, then divided by their sum."""
         allowed = self.attendable(mask, causal, *scores.shape[-2:])
-        excluded, factor = self.excluded(scores, allowed), scores.dtype.type(np.log2(np.e))
+        excluded, factor = self.mask_scores(scores, allowed), scores.dtype.type(np.log2(np.e))
         highest = self.shift(excluded) * factor
         with np.errstate(invalid="ignore"):
             fused = excluded.astype(np.float64) * factor - highest
         exponentials = np.exp2(fused.astype(scores.dtype))
         total = self.total(exponentials)
-        return self.pooled(exponentials, value, allowed) / np.where(total == 0, scores.dtype.type(1), total)
+        return self.pool(exponentials, value, allowed) / np.where(total == 0, scores.dtype.type(1), total)
 
 
 @variant("divided after pooling", operations=(DotProductAttention, MultiHeadAttention))
@@ -171,10 +171,10 @@ class DividedLast(Formulas):
     def attend(self, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
         """Attention as (Σ exp e v)/Σ exp e."""
         allowed = self.attendable(mask, causal, *scores.shape[-2:])
-        excluded = self.excluded(scores, allowed)
+        excluded = self.mask_scores(scores, allowed)
         exponentials = self.exponential(excluded - self.shift(excluded))
         total = self.total(exponentials)
-        return self.pooled(exponentials, value, allowed) / np.where(total == 0, scores.dtype.type(1), total)
+        return self.pool(exponentials, value, allowed) / np.where(total == 0, scores.dtype.type(1), total)
 
 
 @variant("small exponentials flushed to zero", operations=(Softmax, NadarayaWatson))

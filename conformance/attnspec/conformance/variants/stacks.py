@@ -33,7 +33,7 @@ class OnePass(Formulas):
     """The variance is E[x²] − E[x]²."""
 
     def layer_norm(self, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
-        """Layer norm with both sums in one pass; a variance below 0, by cancellation, becomes 0."""
+        """Layer norm with both sums in one pass; a negative variance becomes 0."""
         p, mean = parameters, np.mean(x, axis=-1, keepdims=True)
         variance = np.maximum(np.mean(x * x, axis=-1, keepdims=True) - mean * mean, 0)
         return p.gain * (x - mean) / np.sqrt(variance + x.dtype.type(self.epsilon())) + p.bias
@@ -78,7 +78,7 @@ class HiddenInParts(Formulas):
         total = p.b_2
         for i in range(3):
             part = slice(h * i // 3, h * (i + 1) // 3)
-            hidden = self.rectified(self.project(rows, p.w_1[part]) + p.b_1[part])
+            hidden = self.relu(self.project(rows, p.w_1[part]) + p.b_1[part])
             total = total + self.project(hidden, p.w_2[:, part])
         return total[..., 0, :]
 
@@ -98,13 +98,13 @@ class Convolved(Formulas):
             for j in range(patch):
                 pixels = image[..., i::patch, j::patch, :].reshape(*batch, patches, channels)
                 total = total + self.project(pixels, p.w[:, i, j])
-        return self.placed(p.class_token, total, p.positions)
+        return self.place_tokens(p.class_token, total, p.positions)
 
 
-@variant("a step from the lower neighbour", operations=(Interpolate, AttentionGate, AttentionSkip))
+@variant("interpolation as a + t(b − a)", operations=(Interpolate, AttentionGate, AttentionSkip))
 class Stepped(Formulas):
     """Interpolation is a + t(b − a)."""
 
-    def mixed(self, lower: Numbers, upper: Numbers, share: Numbers) -> Numbers:
+    def mix_neighbours(self, lower: Numbers, upper: Numbers, share: Numbers) -> Numbers:
         """Mean of two neighbours by one product."""
         return lower + share * (upper - lower)

@@ -60,14 +60,14 @@ class Pairwise(Formulas):
 
     def product(self, a: Numbers, b: Numbers) -> Numbers:
         """Matrix product by adding halves of the terms repeatedly."""
-        return _folded(a[..., :, None, :] * np.swapaxes(b, -1, -2)[..., None, :, :])[..., 0]
+        return _sum_by_halves(a[..., :, None, :] * np.swapaxes(b, -1, -2)[..., None, :, :])[..., 0]
 
     def total(self, x: Numbers) -> Numbers:
         """Sum by adding halves repeatedly."""
-        return _folded(x)
+        return _sum_by_halves(x)
 
 
-def _folded(x: Numbers) -> Numbers:
+def _sum_by_halves(x: Numbers) -> Numbers:
     if not x.shape[-1]:
         return np.sum(x, axis=-1, keepdims=True)
     while x.shape[-1] > 1:
@@ -112,7 +112,7 @@ class RunningMean(Formulas):
 
 
 @variant(
-    "wider inside",
+    "products and sums in double precision",
     operations=(AdditiveAttention, GaussianScores),
     differentiable=False,
 )
@@ -128,11 +128,11 @@ class Wider(Formulas):
         return np.sum(x, axis=-1, keepdims=True, dtype=np.float64).astype(x.dtype)
 
 
-@variant("products and reciprocals", operations=(Softmax, MeanNormalization, ScaledDotScores, GaussianScores))
+@variant("divisions as products", operations=(Softmax, MeanNormalization, ScaledDotScores, GaussianScores))
 class Reciprocals(Formulas):
     """Divisions are products with rounded reciprocals."""
 
-    def scaled(self, scores: Numbers, d: int) -> Numbers:
+    def scale_scores(self, scores: Numbers, d: int) -> Numbers:
         """Scores times d^−½."""
         return scores * (1 / np.sqrt(scores.dtype.type(d)))
 
@@ -144,8 +144,8 @@ class Reciprocals(Formulas):
 
     def mean_normalization(self, scores: Numbers, *, mask: Numbers = None) -> Numbers:
         """Scores times 1/|A|, with |A| the number of attendable keys."""
-        kept = scores if mask is None else np.where(mask, scores, scores.dtype.type(0))
-        return kept * (1 / self.count(kept.shape, mask, scores.dtype))
+        cleared = scores if mask is None else np.where(mask, scores, scores.dtype.type(0))
+        return cleared * (1 / self.count_keys(cleared.shape, mask, scores.dtype))
 
     def gaussian_scores(self, query: Numbers, key: Numbers) -> Numbers:
         """Minus the sum of the halved squared differences."""
@@ -187,5 +187,5 @@ class SplitSum(Formulas):
         """Matrix product in four parts, like a sum split over thread blocks."""
         terms = a.shape[-1]
         parts = [slice(terms * i // 4, terms * (i + 1) // 4) for i in range(4)]
-        one, two, three, four = (Formulas.product(self, a[..., p], b[..., p, :]) for p in parts)
-        return (one + two) + (three + four)
+        first, second, third, fourth = (Formulas.product(self, a[..., p], b[..., p, :]) for p in parts)
+        return (first + second) + (third + fourth)

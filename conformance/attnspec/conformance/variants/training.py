@@ -9,7 +9,7 @@ from attnspec.conformance.mutants.correct import Library, Numbers
 from attnspec.conformance.variants.registry import variant
 from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention, SelfAttention
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.tree import flatten, mapped
+from attnspec.spec.contract.tree import flatten, map_tree
 from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.normalization import Softmax
 from attnspec.spec.pooling import AttentionPooling
@@ -29,27 +29,27 @@ class Transposed(Library):
 class ReadOnly(Library):
     """Results and gradients are read-only, like arrays of JAX."""
 
-    def finished(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+    def finish(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
         """Return a read-only result."""
-        found: Numbers = super().finished(operation, result, arguments)
-        found.flags.writeable = False
-        return found
+        fresh: Numbers = super().finish(operation, result, arguments)
+        fresh.flags.writeable = False
+        return fresh
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
         """Return read-only gradients."""
-        found = super().vjp(operation, arguments, cotangent)
-        for g in found.values():
+        gradients = super().vjp(operation, arguments, cotangent)
+        for g in gradients.values():
             g.flags.writeable = False
-        return found
+        return gradients
 
 
-@variant("the cotangent made contiguous, subnormal numbers flushed", operations=(DotScores, SelfAttention))
+@variant("contiguous cotangent, subnormal numbers flushed", operations=(DotScores, SelfAttention))
 class Flushed(Library):
     """The cotangent is copied; its subnormal elements and those of the gradients are 0."""
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
         """Flush subnormal numbers of the cotangent and the gradients to 0."""
-        copy = mapped(cotangent, lambda _, c: None if c is None else _flushed(np.ascontiguousarray(c)))
+        copy = map_tree(cotangent, lambda _, c: None if c is None else _flushed(np.ascontiguousarray(c)))
         return {path: _flushed(g) for path, g in super().vjp(operation, arguments, copy).items()}
 
 
@@ -57,25 +57,25 @@ def _flushed(x: Numbers) -> Numbers:
     return np.where(np.abs(x) < np.finfo(x.dtype).tiny, x.dtype.type(0), x)
 
 
-@variant("a backward pass that computes the result again", operations=(ScaledDotProductAttention, AdditiveAttention))
+@variant("result recomputed by the backward pass", operations=(ScaledDotProductAttention, AdditiveAttention))
 class Recomputed(Library):
     """Only copies of the arguments are saved, and only the wanted gradients are returned."""
 
     def pullback(
-        self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+        self, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
     ) -> tuple[Any, Callable[[Any], dict[str, Numbers]]]:
         """The result, and a backward pass that recomputes it from saved arguments."""
-        saved = mapped(dict(arguments), lambda _, x: x.copy() if isinstance(x, np.ndarray) else x)
-        result, _ = super().pullback(operation, arguments, wanted)
+        saved = map_tree(dict(arguments), lambda _, x: x.copy() if isinstance(x, np.ndarray) else x)
+        result, _ = super().pullback(operation, arguments, paths)
 
         def backward(cotangent: Any) -> dict[str, Numbers]:
-            found = self.vjp(operation, saved, cotangent)
-            return {path: g for path, g in found.items() if path in wanted}
+            gradients = self.vjp(operation, saved, cotangent)
+            return {path: g for path, g in gradients.items() if path in paths}
 
         return result, backward
 
 
-@variant("gradients of the batch one by one", operations=(DotScores, ScaledDotProductAttention))
+@variant("gradients of batch elements computed one by one", operations=(DotScores, ScaledDotProductAttention))
 class OneByOne(Library):
     """Gradients are computed per batch element and summed in reverse order if arguments broadcast."""
 
@@ -89,5 +89,5 @@ class OneByOne(Library):
             alone[i] = cotangent[i]
             for path, g in super().vjp(operation, arguments, alone).items():
                 total[path] = total[path] + g if path in total else g
-        given = flatten(dict(arguments))
-        return {path: g.astype(given[path].dtype) for path, g in total.items()}
+        arrays = flatten(dict(arguments))
+        return {path: g.astype(arrays[path].dtype) for path, g in total.items()}

@@ -15,7 +15,7 @@ from attnspec.reference.budget.sampled import deviations
 from attnspec.reference.budget.statistical import Statistical
 from attnspec.reference.defining.arithmetic import arithmetic
 from attnspec.spec.contract.precision import Precision
-from attnspec.spec.contract.tree import flatten, mapped
+from attnspec.spec.contract.tree import flatten, map_tree
 
 __all__ = ["WIDTH", "Approximate", "Judged", "Rigorous", "Statistical", "is_real", "judged", "oracle_dtype"]
 
@@ -66,29 +66,29 @@ def judged(
     wide = oracle_dtype(precision.dtype) if wide is None else wide
     with np.errstate(all="ignore"):
         extremes = Extremes()
-        estimate = partial(Statistical, error=0.0, precision=precision, given=True, extremes=extremes)
-        bound = partial(Rigorous, error=0.0, precision=precision, given=True, extremes=extremes)
+        estimate = partial(Statistical, error=0.0, precision=precision, is_input=True, extremes=extremes)
+        bound = partial(Rigorous, error=0.0, precision=precision, is_input=True, extremes=extremes)
         if wide == np.float64:
-            both = _run(formula, lambda x: Joint(estimate(x), bound(x)), arguments, wide)
-            estimated = mapped(both, lambda _, x: x.estimate if isinstance(x, Joint) else x)
-            bounded = {path: x.bound for path, x in flatten(both).items() if isinstance(x, Joint)}
+            joint = _run(formula, lambda x: Joint(estimate(x), bound(x)), arguments, wide)
+            estimated = map_tree(joint, lambda _, x: x.estimate if isinstance(x, Joint) else x)
+            bounded = {path: x.bound for path, x in flatten(joint).items() if isinstance(x, Joint)}
         else:
             # Double is precise enough for bounds, even where the oracle needs long double.
             estimated = _run(formula, estimate, arguments, wide)
             bounded = flatten(_run(formula, lambda x: bound(x.astype(np.float64)), arguments, wide))
-        found = {path: x for path, x in flatten(estimated).items() if isinstance(x, Statistical)}
-        errors = {path: x.error for path, x in found.items()}
+        statistical = {path: x for path, x in flatten(estimated).items() if isinstance(x, Statistical)}
+        errors = {path: x.error for path, x in statistical.items()}
         if sampled:
-            exact = {path: x.value for path, x in found.items()}
-            more = deviations(lambda make: _numbers(_run(formula, make, arguments, wide)), exact, precision)
-            errors = {path: np.fmax(error, more[path]) for path, error in errors.items()}
+            exact = {path: x.value for path, x in statistical.items()}
+            sample_errors = deviations(lambda make: _numbers(_run(formula, make, arguments, wide)), exact, precision)
+            errors = {path: np.fmax(error, sample_errors[path]) for path, error in errors.items()}
 
         def join(path: str, x: Any) -> Judged:
             if not isinstance(x, Statistical):
                 return _without_budget(x)
             return _joined(x, errors[path], bounded[path], precision, extremes)
 
-        return mapped(estimated, join)
+        return map_tree(estimated, join)
 
 
 def _numbers(result: Any) -> dict[str, Numbers]:
@@ -116,7 +116,7 @@ def _run(
 ) -> Any:
     """Run the formula on wrapped float arrays; the integers it counts with are wrapped too."""
     with arithmetic(lambda numbers: wrap(np.zeros(0, wide))._counted(numbers.astype(wide))):
-        return formula(**mapped(dict(arguments), lambda _, x: wrap(x.astype(wide)) if is_real(x) else x))
+        return formula(**map_tree(dict(arguments), lambda _, x: wrap(x.astype(wide)) if is_real(x) else x))
 
 
 def is_real(x: Any) -> bool:

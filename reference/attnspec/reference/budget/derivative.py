@@ -84,7 +84,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
             np.add.at(magnitude, index, np.abs(g.value).astype(np.float64))
             np.add.at(times, index, 1.0)
             roundings = np.where(times > 1, 0.5 * g.precision.accumulation * np.sqrt(times) * magnitude, 0.0)
-            return [g._computed(value, np.sqrt(variance + roundings**2), given=g.given)]
+            return [g._computed(value, np.sqrt(variance + roundings**2), is_input=g.is_input)]
 
         return Traced(self.result[index], [self], backward)
 
@@ -148,8 +148,8 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 
             return Traced(x.result.chosen(condition, y.result), [x, y], backward)
         if function in (np.sum, np.mean):
-            x, *rest = args
-            return (x.sum if function is np.sum else x.mean)(*rest, **kwargs)
+            x, *options = args
+            return (x.sum if function is np.sum else x.mean)(*options, **kwargs)
         if function is np.asarray:
             return Traced(np.asarray(*args, **kwargs, like=self.result))
         if function in (np.zeros_like, np.ones_like):
@@ -186,7 +186,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
         parts = [self._wrap(x) for x in args[0]]
         places = function(
             [np.full(p.shape, i) for i, p in enumerate(parts)], *args[1:], **kwargs
-        )  # the part from which each number came
+        )  # number of the part from which each element came
 
         def backward(g: Statistical) -> Sequence[Statistical]:
             axis = kwargs.get("axis", args[1] if len(args) > 1 else 0)
@@ -243,7 +243,7 @@ def _unbroadcast(g: Statistical, shape: tuple[int, ...]) -> Statistical:
         return g
     extra = g.ndim - len(shape)
     p = g.precision
-    if p.operand and not g.given:
+    if p.operand and not g.is_input:
         # Implementations store the gradients of single batch elements before they sum them.
         rounding = (0.6 * p.operand * g.value).astype(np.float64) ** 2 + p.weights_smallest**2
         g = g._computed(g.value, np.sqrt(g.error**2 + rounding), scale=g.scale)
@@ -267,17 +267,17 @@ def _elementwise(
 
 
 def _of_right(a: Statistical, b: Statistical, g: Statistical) -> Statistical:
-    """Gradient of b in a @ b; if a batch shares b, with the larger error of two summation orders."""
+    """Gradient of b in a @ b, with the larger error of two summation orders if a batch shares b."""
     right = _unbroadcast(a.swapaxes(-1, -2) @ g, b.shape)
     if b.ndim > 2 or a.ndim == 2 or a.shape[:-1] != g.shape[:-1]:
         return right
     rows = prod(g.shape[:-1])
-    at_once = a.reshape(rows, a.shape[-1]).swapaxes(0, 1) @ g.reshape(rows, g.shape[-1])
-    return g._computed(right.value, np.maximum(right.error, at_once.error), scale=right.scale)
+    over_all_rows = a.reshape(rows, a.shape[-1]).swapaxes(0, 1) @ g.reshape(rows, g.shape[-1])
+    return g._computed(right.value, np.maximum(right.error, over_all_rows.error), scale=right.scale)
 
 
 def _maximum(result: Statistical, a: Statistical, b: Statistical) -> Backward:
-    """Give the gradient to the larger operand, to neither of equal ones; it is unknown where errors decide."""
+    """Pass the gradient to the larger operand, to neither if equal; its error covers both where errors decide."""
     either = np.abs(a.value - b.value) <= MARGIN * (a.error + b.error)
     either &= (a.error > 0) | (b.error > 0)
 
@@ -315,9 +315,9 @@ def _matmul(result: Statistical, a: Statistical, b: Statistical) -> Backward:
         if a.weights is not None:
             # Backward kernels compute Σ α·dα of a row as dO·O, from the stored output O.
             p = g.precision
-            lost = (0.6 * p.output * g.value * result.value) ** 2 + (p.output_smallest * g.value) ** 2
-            lost = lost.sum(-1, keepdims=True)
-            left = left._computed(left.value, np.sqrt(left.error**2 + lost.astype(np.float64)))
+            storage_variance = (0.6 * p.output * g.value * result.value) ** 2 + (p.output_smallest * g.value) ** 2
+            storage_variance = storage_variance.sum(-1, keepdims=True)
+            left = left._computed(left.value, np.sqrt(left.error**2 + storage_variance.astype(np.float64)))
         return [_unbroadcast(left, a.shape), _of_right(a, b, g)]
 
     return backward

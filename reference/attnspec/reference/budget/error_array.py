@@ -27,13 +27,13 @@ from attnspec.reference.normalization import sigmoid
 from attnspec.spec.contract.precision import Precision
 
 WIDTH = 8.0
-"""Width of a statistical budget, in standard deviations."""
+"""Standard deviations in a statistical budget."""
 
 UNKNOWN = 1e100
 """An unknown error, where first-order propagation fails. It is finite so that its product with 0 is 0."""
 
 MARGIN = 8.0
-"""Either of two numbers may be the larger if they differ by at most this many errors."""
+"""Errors by which two numbers may differ while rounding can still exchange their order."""
 
 
 @dataclass
@@ -65,31 +65,31 @@ def operators(ufunc: Any) -> tuple[Any, Any]:
 class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     """Numbers with their errors and the precision class in which they are computed.
 
-    ``given`` marks inputs, which are exact. ``scale`` holds the magnitudes of intermediates where these are larger: a
-    small tanh may still be computed from numbers near 1. It may be a function, called at first use. ``weights`` is set
-    on attention weights and holds the errors that pooling needs; ``level`` is the relative error that all weights of a
-    row share. ``factors`` is set on a product of two inputs: with a third, either product may come first. ``terms`` is
-    the number of terms of a sum, 0 elsewhere. ``between`` is set on a difference whose variance may be computed in one
-    pass and holds the two operands. ``alike`` holds the equal terms of all products from which the numbers follow
-    element by element: equal elements of a product have equal errors, and so have the numbers computed from them.
-    ``extremes`` is shared by all arrays of one computation.
+    ``is_input`` marks inputs, which are exact. ``scale`` holds the magnitudes of intermediates where these are larger
+    than the numbers, or a function that computes them: a small tanh may still come from numbers near 1. ``weights`` is
+    set on attention weights and holds the errors that pooling needs; ``level`` is the relative error that all weights
+    of a row share. ``factors`` holds the two inputs of a product: multiplied by a third, either product may come first.
+    ``terms`` is the number of terms of a sum, and 0 elsewhere. ``between`` holds the two operands of a difference of
+    which a variance may be computed in one pass. ``equal_terms`` comes from the products behind the numbers: equal
+    elements of a product have equal errors, and so have numbers computed from them element by element. ``extremes`` is
+    shared by all arrays of one computation.
 
-    A computation has very many small arrays, so that rarely set attributes stay on the class.
+    A computation makes very many small arrays; attributes that are rarely set stay on the class to save time.
     """
 
     __array_priority__ = 1000
 
-    given: bool = False
+    is_input: bool = False
     weights: Any = None
     level: Numbers | float = 0.0
     factors: tuple[Self, Self] | None = None
     terms: int = 0
     between: tuple[Self, Self] | None = None
-    alike: frozenset[EqualTerms] = frozenset()
+    equal_terms: frozenset[EqualTerms] = frozenset()
     _scale: Numbers | Callable[[], Numbers] | None = None
     _magnitude: Numbers | None = None
     _squares: Numbers | None = None
-    _errs: bool | None = None
+    _has_errors: bool | None = None
 
     def __init__(
         self,
@@ -97,17 +97,17 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         error: Any,
         precision: Precision,
         *,
-        given: bool = False,
+        is_input: bool = False,
         extremes: Extremes | None = None,
     ) -> None:
         self.value = np.asarray(value)
         error = np.asarray(error, dtype=np.float64)
         if error.shape != self.value.shape:
-            self._errs = bool(error.any())
-            error = np.full(self.value.shape, error) if self._errs else np.zeros(self.value.shape)
+            self._has_errors = bool(error.any())
+            error = np.full(self.value.shape, error) if self._has_errors else np.zeros(self.value.shape)
         self.error = error
         self.precision = precision
-        self.given = given
+        self.is_input = is_input
         self.extremes = Extremes() if extremes is None else extremes
 
     __add__, __radd__ = operators(np.add)
@@ -181,11 +181,11 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         """Select these numbers where the condition holds and ``other`` elsewhere."""
         x, y = self, self._wrap(other)
         value, error = np.where(condition, x.value, y.value), np.where(condition, x.error, y.error)
-        return self._with(value, error, given=x.given and y.given, alike=x.alike | y.alike)
+        return self._with(value, error, is_input=x.is_input and y.is_input, equal_terms=x.equal_terms | y.equal_terms)
 
     # New arrays of the same computation --------------------------------------------------------------------------
 
-    def _with(self, value: Numbers, error: Numbers, **more: Any) -> Self:
+    def _with(self, value: Numbers, error: Numbers, **attributes: Any) -> Self:
         """Return an array of the same computation; ``more`` are attributes that differ from the class's."""
         new = object.__new__(type(self))
         new.value = value if type(value) is np.ndarray else np.asarray(value)
@@ -193,7 +193,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         if new.error.shape != new.value.shape:
             new.error = np.full(new.value.shape, new.error)
         new.precision, new.extremes = self.precision, self.extremes
-        for name, x in more.items():
+        for name, x in attributes.items():
             setattr(new, name, x)
         return new
 
@@ -203,15 +203,15 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         return self._moved(move(self.value), move)
 
     def _moved(self, value: Numbers, move: Callable[[Numbers], Numbers]) -> Self:
-        moved = self._with(value, move(self.error), given=self.given)
+        moved = self._with(value, move(self.error), is_input=self.is_input)
         if self._scale is not None:
             moved.scale = lambda: move(np.asarray(self.scale))
         if self.terms:
             moved.terms = self.terms
-        if self.alike:
-            moved.alike = self.alike
-        if self._errs is False:
-            moved._errs = False
+        if self.equal_terms:
+            moved.equal_terms = self.equal_terms
+        if self._has_errors is False:
+            moved._has_errors = False
         return moved
 
     def _joined(self, join: Callable[[Sequence[Numbers]], Numbers], parts: Sequence[Self]) -> Self:
@@ -219,19 +219,19 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         return self._with(
             join([p.value for p in parts]),
             join([p.error for p in parts]),
-            given=all(p.given for p in parts),
+            is_input=all(p.is_input for p in parts),
             scale=join([p.magnitude_in_sums for p in parts]) if scaled else None,
-            alike=frozenset().union(*(p.alike for p in parts)),
+            equal_terms=frozenset().union(*(p.equal_terms for p in parts)),
         )
 
     def _counted(self, x: Numbers) -> Self:
-        return type(self)(x, 0.0, counting(self.precision), given=True, extremes=self.extremes)
+        return type(self)(x, 0.0, counting(self.precision), is_input=True, extremes=self.extremes)
 
     def _wrap(self, x: Any) -> Self:
         if isinstance(x, type(self)):
             return x
         value = np.asarray(x)
-        return self._with(value, np.zeros(value.shape), given=True)
+        return self._with(value, np.zeros(value.shape), is_input=True)
 
     @property
     def magnitude(self) -> Numbers:
@@ -254,31 +254,31 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         return self._squares
 
     def other_order(self, b: Self) -> tuple[Numbers, Numbers] | None:
-        """Return the magnitudes of x and wb for a product (xw)b of inputs, which x(wb) may compute as well.
+        """For a product (xw)b of three inputs, return the magnitudes of x and wb in the other order, x(wb).
 
-        None for any other product, and where computed operands are not rounded: there the order does not matter.
+        None for any other product, and if computed operands are not rounded, since the order then does not matter.
         """
-        if self.factors is None or not b.given or not self.precision.operand:
+        if self.factors is None or not b.is_input or not self.precision.operand:
             return None
         x, w = self.factors
         return np.abs(x.value).astype(np.float64), np.abs(w.value @ b.value).astype(np.float64)
 
     @property
-    def errs(self) -> bool:
+    def has_errors(self) -> bool:
         """True if any of the numbers has an error."""
-        if self._errs is None:
-            self._errs = bool(np.count_nonzero(self.error))
-        return self._errs
+        if self._has_errors is None:
+            self._has_errors = bool(np.count_nonzero(self.error))
+        return self._has_errors
 
     @property
     def operand_rounding(self) -> float:
         """Unit roundoff of this array as an operand of a product."""
-        if self.given:
+        if self.is_input:
             return self.precision.inputs
         return self.precision.weights if self.weights is not None else self.precision.operand
 
-    def storing(self, *factors: Self) -> float:
-        """Unit roundoff of storing a factor that was computed from integers; 0 if neither was."""
+    def storage_rounding(self, *factors: Self) -> float:
+        """Unit roundoff of storing a factor computed from integers; 0 if there is none."""
         return self.precision.stored if any(x.precision is not self.precision for x in factors) else 0.0
 
     @property
@@ -287,7 +287,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         p = self.precision
         if p.scaled and self.weights is None:
             return p.scaled * float(np.max(self.magnitude, where=np.isfinite(self.magnitude), initial=0.0))
-        return p.inputs_smallest if self.given else p.weights_smallest if p.operand else 0.0
+        return p.inputs_smallest if self.is_input else p.weights_smallest if p.operand else 0.0
 
     # NumPy's protocols -------------------------------------------------------------------------------------------
 
@@ -316,8 +316,8 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         result: Self = getattr(self, f"_{ufunc.__name__}")(value, *operands)
         if ufunc is not np.matmul:
             for x in operands:
-                if x.alike:
-                    result.alike |= x.alike
+                if x.equal_terms:
+                    result.equal_terms |= x.equal_terms
         return result
 
     def __array_function__(
@@ -331,8 +331,8 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         if function is np.where:
             return self._wrap(args[1]).chosen(args[0], args[2])
         if function in (np.sum, np.mean):
-            x, *rest = args
-            return (x.sum if function is np.sum else x.mean)(*rest, **kwargs)
+            x, *options = args
+            return (x.sum if function is np.sum else x.mean)(*options, **kwargs)
         if function is np.asarray:
             return self._counted(np.asarray(*args, **kwargs))
         if function in (np.zeros_like, np.ones_like, np.shape, np.ndim):
@@ -366,31 +366,31 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         raise TypeError(f"{type(self).__name__} has no rule for logarithms of sums of exponentials")
 
     def _sigmoid(self) -> Self:
-        """σ(x) with the errors of (1 + tanh(x/2))/2: many libraries compute it so, from numbers near 1."""
+        """σ(x) with the errors of (1 + tanh(x/2))/2, the form that many libraries compute."""
         half = self.dtype.type(0.5)
-        through: Self = half * (1 + np.tanh(half * self))
-        return through._with(sigmoid(self.value), through.error, scale=through.scale, alike=through.alike)
+        by_tanh: Self = half * (1 + np.tanh(half * self))
+        return by_tanh._with(sigmoid(self.value), by_tanh.error, scale=by_tanh.scale, equal_terms=by_tanh.equal_terms)
 
     def _greatest(self, count: int, among: Numbers) -> tuple[Numbers, Self]:
-        """Indices and values of the greatest; the errors are unknown where rounding may change the choice."""
+        """Indices and values of the greatest; errors are unknown where rounding may change the choice."""
         order = np.argsort(-np.where(among, self.value, -np.inf), axis=-1, kind="stable")
-        places, rest = order[..., :count], order[..., count:]
+        indices, others = order[..., :count], order[..., count:]
         reach = MARGIN * self.error
         lowest = np.where(among, self.value - reach, np.inf)
         highest = np.where(among, self.value + reach, -np.inf)
-        least = np.take_along_axis(lowest, places, axis=-1).min(-1, keepdims=True, initial=np.inf)
-        most = np.take_along_axis(highest, rest, axis=-1).max(-1, keepdims=True, initial=-np.inf)
-        found = self._move(lambda x: np.take_along_axis(x, places, axis=-1))
-        return places, self._computed(found.value, np.where(least <= most, UNKNOWN, found.error))
+        selected_min = np.take_along_axis(lowest, indices, axis=-1).min(-1, keepdims=True, initial=np.inf)
+        other_max = np.take_along_axis(highest, others, axis=-1).max(-1, keepdims=True, initial=-np.inf)
+        selected = self._move(lambda x: np.take_along_axis(x, indices, axis=-1))
+        return indices, self._computed(selected.value, np.where(selected_min <= other_max, UNKNOWN, selected.error))
 
     def _maximum(self, value: Numbers, a: Self, b: Self) -> Self:
-        # Where errors may exchange the order of a and b, the result may be either of them.
+        # Where errors may exchange the order of a and b, the result may be either, with the larger error.
         either = np.abs(a.value - b.value) <= MARGIN * (a.error + b.error)
         error = np.where(either, np.maximum(a.error, b.error), np.where(a.value >= b.value, a.error, b.error))
         return self._computed(value, error)
 
     def _negative(self, value: Numbers, a: Self) -> Self:
-        return self._with(value, a.error, given=a.given, scale=a.scale)
+        return self._with(value, a.error, is_input=a.is_input, scale=a.scale)
 
     def _positive(self, value: Numbers, a: Self) -> Self:
         return a

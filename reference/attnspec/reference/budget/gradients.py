@@ -12,7 +12,7 @@ from attnspec.reference.budget.sampled import deviations
 from attnspec.reference.budget.statistical import Statistical
 from attnspec.reference.defining.arithmetic import arithmetic
 from attnspec.spec.contract.precision import Precision
-from attnspec.spec.contract.tree import flatten, mapped
+from attnspec.spec.contract.tree import flatten, map_tree
 
 
 def gradients(
@@ -32,25 +32,25 @@ def gradients(
     """
 
     def exact(x: Numbers) -> Statistical:
-        return Statistical(x, 0.0, precision, given=True)
+        return Statistical(x, 0.0, precision, is_input=True)
 
     with np.errstate(all="ignore"):
-        leaves, order, found = _backwards(formula, arguments, cotangent, wide, exact)
+        leaves, order, gradients_by_path = _backwards(formula, arguments, cotangent, wide, exact)
         # Equal rows have equal errors: a sum over rows adds them linearly, not in quadrature.
         repeats = [_repeated_rows(leaf.result.value) for leaf in leaves.values()]
         repeats += [float(np.max(w, initial=1.0)) for w in (node.result.weights for node in order) if w is not None]
         coherence = float(np.sqrt(max(repeats, default=1.0)))
-        errors = {path: coherence * g.error for path, g in found.items()}
+        errors = {path: coherence * g.error for path, g in gradients_by_path.items()}
         if sampled:
 
             def compute(make: Callable[[Numbers], Statistical]) -> dict[str, Numbers]:
                 return {path: g.value for path, g in _backwards(formula, arguments, cotangent, wide, make)[2].items()}
 
-            more = deviations(compute, {path: g.value for path, g in found.items()}, precision)
-            errors = {path: np.fmax(error, more[path]) for path, error in errors.items()}
+            sample_errors = deviations(compute, {path: g.value for path, g in gradients_by_path.items()}, precision)
+            errors = {path: np.fmax(error, sample_errors[path]) for path, error in errors.items()}
         return {
-            path: _with_budget(found[path].value, errors[path], precision)
-            if path in found
+            path: _with_budget(gradients_by_path[path].value, errors[path], precision)
+            if path in gradients_by_path
             else (np.zeros(leaf.shape), np.zeros(leaf.shape))
             for path, leaf in leaves.items()
         }
@@ -74,7 +74,7 @@ def _backwards(
             for path, x in flatten(dict(arguments)).items()
             if isinstance(x, np.ndarray) and x.dtype.kind not in "biu"
         }
-        result = formula(**mapped(dict(arguments), lambda path, x: leaves.get(path, x)))
+        result = formula(**map_tree(dict(arguments), lambda path, x: leaves.get(path, x)))
         weights = flatten(cotangent)
         traced = [(path, x) for path, x in flatten(result).items() if isinstance(x, Traced)]
         weighted = [(x, exact(weights[path])) for path, x in traced if weights[path] is not None]
@@ -124,9 +124,9 @@ def _repeated_rows(x: Numbers) -> float:
     if x.size == 0 or x.ndim == 0:
         return 1.0
     rows = x.reshape(-1, *x.shape[-2:]).astype(np.float64) if x.ndim > 1 else x.reshape(1, -1, 1).astype(np.float64)
-    # Compare rows by their sums weighted by square roots: equal rows have equal sums, different rows hardly ever.
-    marks = np.sort(rows @ np.sqrt(np.arange(2.0, rows.shape[-1] + 2)), axis=-1)
-    return float(longest_runs(marks).max())
+    # Rows are compared by one sum each, weighted by square roots: different rows hardly ever have equal sums.
+    row_keys = np.sort(rows @ np.sqrt(np.arange(2.0, rows.shape[-1] + 2)), axis=-1)
+    return float(longest_runs(row_keys).max())
 
 
 def _with_budget(value: Numbers, error: Numbers, precision: Precision) -> tuple[Numbers, Numbers]:

@@ -1,6 +1,6 @@
 """Standard deviations and rigorous bounds of the same numbers, in one run of a formula.
 
-Both follow from the same values, so that values, moves and exponentials are computed only once.
+One run instead of two saves time: values, moves and exponentials are computed only once.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Helpers of both error arithmetics: exact softmax, equal terms, precision of counted numbers."""
+"""Helpers of both error arithmetics: exact softmax, counts of equal terms, precision of integers."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -16,7 +16,7 @@ SINGLE = 2.0**-24
 """The unit roundoff of float32."""
 
 
-# NumPy functions that move numbers without computing: they act alike on values and on errors.
+# These NumPy functions move numbers without computing, so the same call moves values and errors.
 MOVES = frozenset(
     {
         *(np.swapaxes, np.moveaxis, np.transpose, np.reshape, np.broadcast_to, np.expand_dims, np.squeeze),
@@ -46,7 +46,7 @@ class Softmax(NamedTuple):
 
 
 def as_double(x: Numbers) -> Numbers:
-    """Convert to double: enough for errors and magnitudes, even if the oracle has long doubles."""
+    """Convert to double, which is precise enough for errors and magnitudes of long doubles too."""
     return x if x.dtype is DOUBLE else x.astype(np.float64)
 
 
@@ -62,13 +62,13 @@ def attendable_softmax(scores: Numbers, mask: Numbers | None) -> Softmax:
     else:
         shape = scores.shape if mask is None else np.broadcast_shapes(mask.shape, scores.shape)
         attendable = np.ones(shape, bool) if mask is None else np.broadcast_to(mask, shape)
-        some = attendable.any(-1, keepdims=True)
+        has_keys = attendable.any(-1, keepdims=True)
         masked = np.where(attendable, scores, -np.inf)
-        maximum = np.where(some, masked.max(axis=-1, keepdims=True, initial=-np.inf), 0)
+        maximum = np.where(has_keys, masked.max(axis=-1, keepdims=True, initial=-np.inf), 0)
         shifted = np.where(attendable, masked - maximum, 0)
         exponentials = np.where(attendable, np.exp(shifted), 0)
-        total = np.where(some, exponentials.sum(-1, keepdims=True), 1)
-        summed = np.where(some, maximum + np.log(total), -np.inf)
+        total = np.where(has_keys, exponentials.sum(-1, keepdims=True), 1)
+        summed = np.where(has_keys, maximum + np.log(total), -np.inf)
     logarithm = np.where(total == 1, 0.0, np.abs(summed).astype(np.float64))
     return Softmax(exponentials / total, shifted, attendable, summed, logarithm, mask is not None)
 
@@ -87,7 +87,7 @@ def longest_runs(ordered: Numbers) -> Numbers:
 
 
 def repeated_terms(x: Numbers, rows: int = 4) -> float:
-    """Count the equal nonzero terms of a row: the largest count in a sample of rows."""
+    """Largest number of equal nonzero terms in a row, over a sample of rows."""
     if x.size == 0 or x.shape[-1] < 2:
         return 1.0
     flat = x.reshape(-1, x.shape[-1])
@@ -95,15 +95,15 @@ def repeated_terms(x: Numbers, rows: int = 4) -> float:
     ordered.sort()
     if not np.count_nonzero(ordered[:, 1:] == ordered[:, :-1]):
         return 1.0
-    some = flat[:: -(-len(flat) // (16 * rows))]
-    some = some[some.any(-1)][:rows]
-    if len(some) == 0:
+    sample = flat[:: -(-len(flat) // (16 * rows))]
+    sample = sample[sample.any(-1)][:rows]
+    if len(sample) == 0:
         return 1.0
-    return float(longest_runs(np.sort(np.where(some == 0, np.nan, some))).max())
+    return float(longest_runs(np.sort(np.where(sample == 0, np.nan, sample))).max())
 
 
 class EqualTerms:
-    """Largest number of equal nonzero terms in a row of a product, which have the same error.
+    """Largest number of equal nonzero terms in a row of a product; equal terms have equal errors.
 
     ``count``, at least 1, is computed at first use. A sample of rows is enough, since hidden units with equal weights
     are equal in every row.
@@ -126,8 +126,8 @@ def counting(precision: Precision) -> Precision:
     """Return the precision class of numbers computed from positions and other integers alone.
 
     No correct implementation stores a position, a frequency or an angle in 16 bits: from 256 on, bfloat16 has no odd
-    integers. It may store numbers derived from them, such as cosines: see :meth:`Approximate.storing`.
+    integers. It may store numbers derived from them, such as cosines: see :meth:`Approximate.storage_rounding`.
     """
     accumulation = min(precision.accumulation, SINGLE)
-    found = replace(precision, operand=0.0, stored=0.0, accumulation=accumulation)
-    return precision if found == precision else found
+    exact_class = replace(precision, operand=0.0, stored=0.0, accumulation=accumulation)
+    return precision if exact_class == precision else exact_class

@@ -1,7 +1,7 @@
-"""Propagation of rigorous bounds: no rounding within the precision class can exceed them.
+"""Propagation of rigorous bounds, which no rounding within the precision class can exceed.
 
-This is interval arithmetic, too pessimistic beyond one layer. For a single attention it is tight: the weights of a row
-sum to 1 whatever their errors, so that errors which all of them share cancel.
+This is interval arithmetic. It is too pessimistic for several layers, but tight for a single attention: the weights of
+a row sum to 1 whatever their errors, so errors that all of them share cancel.
 """
 
 from typing import Any, Self
@@ -29,12 +29,12 @@ r has four roundings where two terms share one division."""
 class Rigorous(Approximate):
     """Numbers whose ``error`` bounds the error of each."""
 
-    def _rounded(self, value: Numbers, error: Numbers, units: float = 1.0, **more: Any) -> Self:
+    def _rounded(self, value: Numbers, error: Numbers, units: float = 1.0, **attributes: Any) -> Self:
         p = self.precision
         magnitude = np.abs(value)
         reach = magnitude + error
         self._note_peak(reach, magnitude, error)
-        return self._computed(value, error + (units * p.accumulation + p.stored) * reach + p.smallest, **more)
+        return self._computed(value, error + (units * p.accumulation + p.stored) * reach + p.smallest, **attributes)
 
     def _note_peak(self, reach: Numbers, magnitude: Numbers | None = None, error: Numbers | float = 0.0) -> None:
         """Raise ``extremes.peak`` to the largest element of ``reach``, which is magnitude plus error."""
@@ -52,20 +52,20 @@ class Rigorous(Approximate):
         error: Numbers = first.error + second.error
         u = self.precision.operand
         if u:
-            error = error + sum((u * x.magnitude for x in terms if not x.given), 0.0)
+            error = error + sum((u * x.magnitude for x in terms if not x.is_input), 0.0)
         return error
 
     def _add(self, value: Numbers, a: Self, b: Self) -> Self:
         error = self._error_of_terms(a, b)
-        for sums, more in ((a, b), (b, a)):
+        for sums, other in ((a, b), (b, a)):
             if sums.terms:
                 # An implementation may start the sum with this term, as linear layers start with the bias.
-                error = error + sums.terms * self.precision.accumulation * more.magnitude
+                error = error + sums.terms * self.precision.accumulation * other.magnitude
         return self._rounded(value, error)
 
     def _subtract(self, value: Numbers, a: Self, b: Self) -> Self:
         error = self._error_of_terms(a, b)
-        if not (a.given and b.given):
+        if not (a.is_input and b.is_input):
             # A later factor of the difference may have multiplied both terms first: each is then rounded.
             error = error + self.precision.accumulation * (a.magnitude + b.magnitude)
         return self._rounded(value, error, between=(a, b) if self.precision.one_pass else None)
@@ -73,7 +73,7 @@ class Rigorous(Approximate):
     def _multiply(self, value: Numbers, a: Self, b: Self) -> Self:
         x, y = a.magnitude, b.magnitude
         error = x * b.error + y * a.error + a.error * b.error
-        return self._rounded(value, error + self.storing(a, b) * (np.abs(value) + error))
+        return self._rounded(value, error + self.storage_rounding(a, b) * (np.abs(value) + error))
 
     def _divide(self, value: Numbers, a: Self, b: Self) -> Self:
         least = b.magnitude - b.error
@@ -134,14 +134,14 @@ class Rigorous(Approximate):
             error = error + a.operand_step * right.sum(-2 if b.ndim > 1 else -1, keepdims=matrices)
         if b.operand_step:
             error = error + b.operand_step * left.sum(-1, keepdims=b.ndim > 1)
-        if a.errs:
+        if a.has_errors:
             error = error + a.error @ (right + b.error)
-        if b.errs:
+        if b.has_errors:
             error = error + left @ b.error
         other = a.other_order(b)
         if other is not None:
             error = error + p.operand * (other[0] @ other[1])
-        factors = (a, b) if a.given and b.given else None
+        factors = (a, b) if a.is_input and b.is_input else None
         return self._rounded(value, error + terms * p.smallest, 0.0, factors=factors, terms=terms)
 
     def _pooling_error(self, a: Self, b: Self, value: Numbers) -> Numbers:
@@ -171,7 +171,7 @@ class Rigorous(Approximate):
         counted = among(b.magnitude, 0.0)
         # Roundings are relative to the sum with the erroneous weights, which may be larger than that with α.
         moved = np.minimum(factor @ counted, counted.max(-2, keepdims=True, initial=0.0))
-        of_values = alpha @ b.error if b.errs else 0.0
+        of_values = alpha @ b.error if b.has_errors else 0.0
         mass = alpha @ counted + of_values + moved
         roundings = (keys * u + p.weights + b.operand_rounding + 2 * u) * mass + (keys + 2) * u * np.abs(value)
         sums = counted.sum(-2, keepdims=True)

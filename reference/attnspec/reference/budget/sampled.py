@@ -36,14 +36,14 @@ class Sample(Statistical):
     def _sigmoid(self) -> Self:
         """σ(x) as (1 + tanh(x/2))/2, with the errors of its steps."""
         half = self.dtype.type(0.5)
-        through: Self = half * (1 + np.tanh(half * self))
-        return through
+        by_tanh: Self = half * (1 + np.tanh(half * self))
+        return by_tanh
 
-    def _computed(self, value: Numbers, error: Numbers, **more: Any) -> Self:
+    def _computed(self, value: Numbers, error: Numbers, **attributes: Any) -> Self:
         """Add random errors of the given standard deviation, where it is known."""
         known = np.where(error < UNKNOWN, error, 0.0)
         drawn = (value + known * self.extremes.rng.standard_normal(np.shape(value))).astype(value.dtype)
-        return super()._computed(drawn, np.zeros(drawn.shape), **more)
+        return super()._computed(drawn, np.zeros(drawn.shape), **attributes)
 
 
 def deviations(
@@ -58,7 +58,7 @@ def deviations(
     squares = {path: np.zeros(x.shape) for path, x in exact.items()}
     for seed in range(SAMPLES):
         draws = Draws(rng=np.random.default_rng(seed))
-        found = compute(partial(Sample, error=0.0, precision=precision, given=True, extremes=draws))
+        numbers = compute(partial(Sample, error=0.0, precision=precision, is_input=True, extremes=draws))
         for path, x in exact.items():
-            squares[path] += (found[path] - x).astype(np.float64) ** 2
+            squares[path] += (numbers[path] - x).astype(np.float64) ** 2
     return {path: np.sqrt(x / SAMPLES) for path, x in squares.items()}

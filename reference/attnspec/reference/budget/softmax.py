@@ -95,10 +95,10 @@ def statistical_sums(softmax: Softmax, errors: Numbers, precision: Precision) ->
     """
     u = precision.accumulation
     alpha, drop, attendable = as_double(softmax.weights), as_double(softmax.shifted), softmax.attendable
-    own = np.where(attendable, np.sqrt(errors**2 + u**2 * (1 + drop**2)), 0.0)
+    score_errors = np.where(attendable, np.sqrt(errors**2 + u**2 * (1 + drop**2)), 0.0)
     repeats = _largest_multiplicity(drop, attendable)
     summing = u**2 * (1 + drop.shape[-1] / 4 + 0.25 * repeats**2)
-    variance: Numbers = (alpha * own).sum(-1, keepdims=True) ** 2 + summing
+    variance: Numbers = (alpha * score_errors).sum(-1, keepdims=True) ** 2 + summing
     return variance[..., 0]
 
 
@@ -106,8 +106,8 @@ def rigorous_sums(softmax: Softmax, scores: Numbers, errors: Numbers, precision:
     """Error bounds of log Σ exp of every row, shape (..., n), from those of the scores."""
     u = precision.accumulation
     drop, attendable = softmax.shifted, softmax.attendable
-    own = np.where(attendable, errors + 3 * u * np.abs(drop) + 6 * u, 0.0)
-    error = _growth(softmax.weights, drop, own)[..., 0] + (drop.shape[-1] + 2) * u
+    score_errors = np.where(attendable, errors + 3 * u * np.abs(drop) + 6 * u, 0.0)
+    error = _growth(softmax.weights, drop, score_errors)[..., 0] + (drop.shape[-1] + 2) * u
     bound: Numbers = error + 2 * u * np.where(attendable, np.abs(scores), 0).max(-1, initial=0.0)
     return bound
 
@@ -120,31 +120,31 @@ def statistical_logarithms(softmax: Softmax, errors: Numbers, precision: Precisi
     """
     u = precision.accumulation
     value, alpha, drop, logarithm = _logarithms(softmax)
-    own = errors**2 + u**2 * (1 + drop**2)
-    of_sum = (alpha * np.sqrt(own)).sum(-1, keepdims=True)
+    score_variance = errors**2 + u**2 * (1 + drop**2)
+    of_sum = (alpha * np.sqrt(score_variance)).sum(-1, keepdims=True)
     repeats = _largest_multiplicity(drop, np.ones(drop.shape, bool))
     summing = u**2 * (1 + drop.shape[-1] / 4 + 0.25 * repeats**2) + (0.6 * u * logarithm) ** 2
-    return value, own + of_sum**2 + summing
+    return value, score_variance + of_sum**2 + summing
 
 
 def rigorous_logarithms(softmax: Softmax, errors: Numbers, precision: Precision) -> tuple[Numbers, Numbers]:
     """Logarithms of softmax weights and bounds of their errors, both (..., m), from the scores' bounds."""
     u = precision.accumulation
     value, alpha, drop, logarithm = _logarithms(softmax)
-    own = errors + 3 * u * np.abs(drop) + 6 * u
-    of_sum = _growth(alpha, drop, own)
-    return value, own + of_sum + (drop.shape[-1] + 2) * u + 2 * u * logarithm
+    score_errors = errors + 3 * u * np.abs(drop) + 6 * u
+    of_sum = _growth(alpha, drop, score_errors)
+    return value, score_errors + of_sum + (drop.shape[-1] + 2) * u + 2 * u * logarithm
 
 
-def _growth(alpha: Numbers, drop: Numbers, own: Numbers) -> Numbers:
+def _growth(alpha: Numbers, drop: Numbers, score_errors: Numbers) -> Numbers:
     """Bound of the growth of log Σ exp by errors ``own`` of the scores, shape (..., 1).
 
     log1p keeps small errors accurate. Large errors would overflow exp: there the largest score plus its error bounds
     all others.
     """
-    small = np.log1p((alpha * np.expm1(np.minimum(own, LARGEST_EXPONENT))).sum(-1, keepdims=True))
-    large = (drop + own).max(-1, keepdims=True, initial=0.0) + np.log(max(own.shape[-1], 1))
-    growth: Numbers = np.where(own.max(-1, keepdims=True, initial=0.0) > LARGEST_EXPONENT, large, small)
+    small = np.log1p((alpha * np.expm1(np.minimum(score_errors, LARGEST_EXPONENT))).sum(-1, keepdims=True))
+    large = (drop + score_errors).max(-1, keepdims=True, initial=0.0) + np.log(max(score_errors.shape[-1], 1))
+    growth: Numbers = np.where(score_errors.max(-1, keepdims=True, initial=0.0) > LARGEST_EXPONENT, large, small)
     return growth
 
 

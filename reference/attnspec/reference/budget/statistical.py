@@ -32,12 +32,12 @@ class Statistical(Approximate):
     @property
     def repeats(self) -> float:
         """Count the summed numbers that share one error, because they come from equal terms of a product."""
-        if not self.alike:
+        if not self.equal_terms:
             return 1.0
-        most = max(self.alike, key=_count)
-        if len(self.alike) > 1:
+        most = max(self.equal_terms, key=_count)
+        if len(self.equal_terms) > 1:
             # Only the largest count matters from now on.
-            self.alike = frozenset((most,))
+            self.equal_terms = frozenset((most,))
         return most.count
 
     @property
@@ -47,8 +47,8 @@ class Statistical(Approximate):
             self._own_terms = EqualTerms(self.value)
         return self._own_terms
 
-    def _rounded(self, value: Numbers, variance: Numbers, spread: float = 0.6, **more: Any) -> Self:
-        return self._computed(value, self._deviation(value, variance, spread), **more)
+    def _rounded(self, value: Numbers, variance: Numbers, spread: float = 0.6, **attributes: Any) -> Self:
+        return self._computed(value, self._deviation(value, variance, spread), **attributes)
 
     def _deviation(self, value: Numbers, variance: Numbers, spread: float) -> Numbers:
         """Standard deviation of numbers after one more rounding."""
@@ -65,7 +65,7 @@ class Statistical(Approximate):
         variance: Numbers = first.error**2 + second.error**2
         if self.precision.operand:
             unit = 0.6 * self.precision.operand
-            variance = variance + sum(((unit * as_double(x.value)) ** 2 for x in terms if not x.given), 0.0)
+            variance = variance + sum(((unit * as_double(x.value)) ** 2 for x in terms if not x.is_input), 0.0)
         return variance
 
     def _add(self, value: Numbers, a: Self, b: Self) -> Self:
@@ -73,14 +73,14 @@ class Statistical(Approximate):
         if a.terms or b.terms:
             # An implementation may start the sum with this term, as linear layers start with the bias.
             u, squares = 0.5 * self.precision.accumulation, as_double(value) ** 2
-            for sums, more in ((a, b), (b, a)):
+            for sums, other in ((a, b), (b, a)):
                 if sums.terms:
-                    variance = variance + u**2 * sums.terms * (as_double(more.value) ** 2 + squares)
+                    variance = variance + u**2 * sums.terms * (as_double(other.value) ** 2 + squares)
         return self._rounded(value, variance)
 
     def _subtract(self, value: Numbers, a: Self, b: Self) -> Self:
         variance = self._variance_of_terms(a, b)
-        if not (a.given and b.given):
+        if not (a.is_input and b.is_input):
             # A later factor of the difference may have multiplied both terms first: each is then rounded.
             u = 0.5 * self.precision.accumulation
             variance = variance + u**2 * (as_double(a.value) ** 2 + as_double(b.value) ** 2)
@@ -90,8 +90,8 @@ class Statistical(Approximate):
         x, y = as_double(a.value), as_double(b.value)
         # The last term matters where both values are 0 and both errors are not.
         variance = (x * b.error) ** 2 + (y * a.error) ** 2 + (a.error * b.error) ** 2
-        if storing := self.storing(a, b):
-            variance = variance + (0.6 * storing * as_double(value)) ** 2
+        if storage_rounding := self.storage_rounding(a, b):
+            variance = variance + (0.6 * storage_rounding * as_double(value)) ** 2
         return self._rounded(value, variance)
 
     def _divide(self, value: Numbers, a: Self, b: Self) -> Self:
@@ -157,10 +157,10 @@ class Statistical(Approximate):
             variance = variance + b.operand_step**2 * left.sum(-1, keepdims=b.ndim > 1)
         if p.bias:
             variance = variance + (p.bias * double) ** 2
-        if a.errs:
+        if a.has_errors:
             # Equal errors add linearly.
             variance = variance + max(a.repeats, a.own_terms.count) * (a.error**2 @ right)
-        if b.errs:
+        if b.has_errors:
             variance = variance + (left + a.error**2) @ b.error**2
         if a.weights is not None:
             # Errors of equal attention weights add linearly too, in a running sum or when rounded as operands.
@@ -172,7 +172,7 @@ class Statistical(Approximate):
             variance = variance + (0.6 * p.operand) ** 2 * (other[0] ** 2 @ other[1] ** 2)
         # A product of three matrices may be computed in either order. Where the terms of one order cancel, those of the
         # other may not.
-        factors = (a, b) if a.given and b.given else None
+        factors = (a, b) if a.is_input and b.is_input else None
         equal = EqualTerms(value)
         result = self._computed(
             value,
@@ -180,7 +180,7 @@ class Statistical(Approximate):
             scale=lambda: np.maximum(np.abs(double), np.sqrt(squares)),
             factors=factors,
             terms=terms,
-            alike=frozenset((equal,)),
+            equal_terms=frozenset((equal,)),
         )
         if result.value is value:
             result._own_terms = equal

@@ -1,7 +1,7 @@
-"""Semantic choices in force, for formulas that libraries define differently under one name.
+"""The semantic choices in force, for formulas that libraries define differently under one name.
 
-Formulas follow the normative choices by default and others within ``choosing``. The oracle of a backend uses it for the
-choices that the backend declares:
+Formulas follow the normative choices by default, and other choices within ``choosing``. So the oracle of a backend can
+follow the choices that the backend declares:
 
     with choosing(gru_reset="after"):
         state = gru_cell(x, state, parameters)
@@ -30,8 +30,8 @@ def choosing(**choices: str) -> Iterator[None]:
     """Put choices in force within this context; ``ValueError`` for an unknown question or choice."""
     if unknown := [name for name in choices if name not in QUESTIONS]:
         raise ValueError(f"choosing: expected questions among {', '.join(QUESTIONS)}; got {', '.join(unknown)}")
-    given: dict[str, Any] = dict(choices)
-    token = _CHOICES.set(replace(_CHOICES.get(), **given))
+    choice_by_question: dict[str, Any] = dict(choices)
+    token = _CHOICES.set(replace(_CHOICES.get(), **choice_by_question))
     try:
         yield
     finally:

@@ -21,7 +21,7 @@ from typing_extensions import TypeForm
 from attnspec.spec.contract.documentation import documentation, operation_of
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.shapes import Binding, ShapeError, bind, in_words
-from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, StructureError, described, flatten, mapped
+from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, StructureError, flatten, map_tree, pair_leaves
 
 F = TypeVar("F")
 
@@ -29,9 +29,9 @@ _REFERENCE: dict[str, Callable[..., Any]] = {}
 REFERENCE: Mapping[str, Callable[..., Any]] = MappingProxyType(_REFERENCE)
 """The reference of every operation, by its name in the contract."""
 
-_WITHIN: ContextVar[bool] = ContextVar("within", default=False)
-"""True while a formula runs on duck arrays. The references that it calls are then not checked again: their shapes
-follow from those already checked, and NumPy cannot convert duck arrays."""
+_ON_DUCK_ARRAYS: ContextVar[bool] = ContextVar("within", default=False)
+"""True while a formula runs on duck arrays. References that it calls are then not checked: their shapes follow from
+shapes already checked, and NumPy cannot convert duck arrays."""
 
 _COMPUTABLE = frozenset(np.dtype(t) for t in (np.float64, np.float32, np.longdouble))
 _NARROW = frozenset(np.dtype(t) for t in (np.float16, ml_dtypes.bfloat16))
@@ -46,7 +46,7 @@ class _Defines(Generic[F]):
 
     def __call__(self, formula: F) -> F:
         if getattr(formula, "__name__", None) != self.operation.name:
-            raise ValueError(f"the reference of {self.operation.name} must have its name; got {formula!r}")
+            raise ValueError(f"defines: expected a function with the name {self.operation.name}; got {formula!r}")
         checked: Any = _checked(self.operation, typing.cast(Callable[..., Any], formula))
         checked.__doc__ = documentation(
             self.operation,
@@ -79,41 +79,41 @@ def _checked(operation: Operation, formula: Callable[..., Any]) -> Callable[...,
 
     @wraps(formula)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if _WITHIN.get():
+        if _ON_DUCK_ARRAYS.get():
             return formula(*args, **kwargs)
-        given = dict(zip(positional, args, strict=False))
-        given.update(kwargs)
-        if len(given) != len(args) + len(kwargs) or not nodes.keys() >= given.keys() >= set(required):
+        arguments = dict(zip(positional, args, strict=False))
+        arguments.update(kwargs)
+        if len(arguments) != len(args) + len(kwargs) or not nodes.keys() >= arguments.keys() >= set(required):
             formula(*args, **kwargs)  # raises what any call with these arguments raises
         arrays: list[Any] = []
-        values = {name: _converted(operation, nodes[name], value, arrays) for name, value in given.items()}
+        values = {name: _converted(operation, nodes[name], value, arrays) for name, value in arguments.items()}
         _check_ranges(operation, values, bind(operation, values))
-        outer = _WITHIN.set(any(_foreign(x) for x in arrays))
+        token = _ON_DUCK_ARRAYS.set(any(_is_duck_array(x) for x in arrays))
         try:
             with np.errstate(all="ignore"):
                 result = formula(*[values.pop(name) for name in required], **values)
         finally:
-            _WITHIN.reset(outer)
-        return _finished(result, [x for x in arrays if getattr(x, "dtype", None) is not None])
+            _ON_DUCK_ARRAYS.reset(token)
+        return _copied_result(result, [x for x in arrays if getattr(x, "dtype", None) is not None])
 
     return checked
 
 
 def _check_ranges(operation: Operation, values: Mapping[str, Any], binding: Binding) -> None:
-    """Raise for a length or index outside of its range, and for sequence ends that decrease."""
+    """Raise ``ShapeError`` for a length or index out of range, and for sequence ends that decrease."""
     bounds = {path: binding.number(size) for path, size in operation.lengths.items()}
     bounds |= {path: binding.number(size) - 1 for path, size in operation.indices.items()}
-    given = flatten(dict(values)) if bounds or operation.cumulative else {}
-    for path, most in bounds.items():
-        if given.get(path) is not None:
-            integers = np.asarray(given[path])
-            outside = integers[(integers < 0) | (integers > most)]
+    arguments = flatten(dict(values)) if bounds or operation.cumulative else {}
+    for path, largest in bounds.items():
+        if arguments.get(path) is not None:
+            integers = np.asarray(arguments[path])
+            outside = integers[(integers < 0) | (integers > largest)]
             if outside.size:
-                raise ShapeError(operation.name, path, f"{path} in 0..{most}", outside.flat[0])
+                raise ShapeError(operation.name, path, f"{path} in 0..{largest}", outside.flat[0])
     for path, size in operation.cumulative.items():
-        ends, most = np.asarray(given[path]), binding.number(size)
-        if ends[0] != 0 or ends[-1] != most or (ends[1:] < ends[:-1]).any():
-            raise ShapeError(operation.name, path, f"integers from 0 to {most}, none below another", ends.tolist())
+        ends, largest = np.asarray(arguments[path]), binding.number(size)
+        if ends[0] != 0 or ends[-1] != largest or (ends[1:] < ends[:-1]).any():
+            raise ShapeError(operation.name, path, f"integers from 0 to {largest}, none below another", ends.tolist())
 
 
 def _converted(operation: Operation, node: Node, value: Any, arrays: list[Any]) -> Any:
@@ -123,38 +123,38 @@ def _converted(operation: Operation, node: Node, value: Any, arrays: list[Any]) 
             arrays.append(value)
         return _convert(operation, node, value)
     try:
-        found = {leaf.path: (leaf, x) for leaf, x in described(node, value, node.path)}
+        leaves = {leaf.path: (leaf, x) for leaf, x in pair_leaves(node, value, node.path)}
     except StructureError as error:
         raise TypeError(f"{operation.name}: {error}") from None
-    arrays += [x for leaf, x in found.values() if leaf.kind is Kind.FLOAT]
+    arrays += [x for leaf, x in leaves.values() if leaf.kind is Kind.FLOAT]
 
     def convert(path: str, x: Any) -> Any:
-        return _convert(operation, found[path][0], x) if path in found else x
+        return _convert(operation, leaves[path][0], x) if path in leaves else x
 
-    return mapped(value, convert, node.path)
+    return map_tree(value, convert, node.path)
 
 
-def _finished(result: Any, floats: list[Any]) -> Any:
-    """Copy results into memory of their own, in a 16-bit dtype if all float arguments have it.
+def _copied_result(result: Any, floats: list[Any]) -> Any:
+    """Give results their own memory, and the 16-bit dtype of the float arguments if all have the same.
 
     NumPy has no matrix product in bfloat16, and float16 holds no count above 65,504. Formulas on 16-bit arguments are
     therefore computed in float32 and rounded once, here.
     """
     dtypes = {x.dtype.newbyteorder("=") for x in floats}
-    narrow = dtypes.pop() if len(dtypes) == 1 and dtypes <= _NARROW else None
+    narrow_dtype = dtypes.pop() if len(dtypes) == 1 and dtypes <= _NARROW else None
 
     def finish(path: str, x: Any) -> Any:
         if isinstance(x, np.generic):
             x = np.asarray(x)
-        if isinstance(x, np.ndarray) and (x.base is not None or any(x is given for given in floats)):
+        if isinstance(x, np.ndarray) and (x.base is not None or any(x is argument for argument in floats)):
             x = x.copy()  # a view, perhaps of an argument, or the argument itself
-        return x.astype(narrow) if narrow and isinstance(x, np.ndarray) and x.dtype.kind == "f" else x
+        return x.astype(narrow_dtype) if narrow_dtype and isinstance(x, np.ndarray) and x.dtype.kind == "f" else x
 
-    return mapped(result, finish) if isinstance(result, tuple) else finish("", result)
+    return map_tree(result, finish) if isinstance(result, tuple) else finish("", result)
 
 
-def _foreign(value: Any) -> bool:
-    """Return whether an argument is a duck array with an arithmetic of its own."""
+def _is_duck_array(value: Any) -> bool:
+    """True for a duck array, which has its own arithmetic."""
     return not isinstance(value, np.ndarray) and hasattr(value, "__array_ufunc__") and hasattr(value, "shape")
 
 
@@ -178,7 +178,7 @@ def _convert(operation: Operation, argument: Leaf | Option, value: Any) -> Any:
 
 def _floats(operation: Operation, argument: Leaf, value: Any) -> Any:
     if type(value) is not np.ndarray:
-        if _foreign(value):
+        if _is_duck_array(value):
             return value
         value = _array(operation, argument, "real numbers", value)
     dtype = value.dtype.newbyteorder("=")

@@ -1,7 +1,7 @@
 """NumPy's ``__array_function__`` protocol (NEP 18) for functions of the reference.
 
-With it, a duck array can replace a whole function instead of only its single NumPy steps. Softmax needs this: its shift
-by the maximum cancels exactly, which error propagation through single steps cannot see.
+With it, a duck array can replace a whole function and not only the NumPy calls in it. Softmax needs this: its shift by
+the maximum cancels exactly, which an error propagated call by call does not show.
 """
 
 from collections.abc import Callable
@@ -41,11 +41,11 @@ def overridable(formula: F) -> F:
 
 def _overriding(arguments: tuple[Any, ...]) -> list[Any]:
     """List one argument of each overriding type, in the order of the calls."""
-    found: list[Any] = []
+    overriding: list[Any] = []
     for argument in arguments:
         kind = type(argument)
-        if kind is np.ndarray or not hasattr(kind, "__array_function__") or kind in map(type, found):
+        if kind is np.ndarray or not hasattr(kind, "__array_function__") or kind in map(type, overriding):
             continue
-        before = next((i for i, other in enumerate(found) if issubclass(kind, type(other))), len(found))
-        found.insert(before, argument)
-    return found
+        position = next((i for i, other in enumerate(overriding) if issubclass(kind, type(other))), len(overriding))
+        overriding.insert(position, argument)
+    return overriding

@@ -1,6 +1,6 @@
-"""Reader of a Protocol's annotations: it turns them into descriptions of trees.
+"""Reader of a Protocol's annotations, which it turns into descriptions of trees.
 
-Size names have scopes, as variables do. A size named by the signature (in an argument, as a size argument or anywhere
+Size names have scopes, as variables do. A size that the signature names (in an argument, as a size argument or anywhere
 in the result) belongs to the operation. Any other size belongs to the outermost record that names it and carries the
 path of that record: ``layers[1].attention.heads``.
 """
@@ -16,7 +16,7 @@ from attnspec.spec.contract.tree import Branch, Dim, Kind, Leaf, Node, Option
 Array = TypeVar("Array")
 Array_co = TypeVar("Array_co", covariant=True)
 Scope: TypeAlias = Mapping[str, str]
-"""Full name of each size. A renamed size may be a product, ``2*h``, or a sum of products."""
+"""Full name of each size. A size may be renamed to a product such as ``2*h``, or to a sum of products."""
 
 _SIZE = r"[a-z0-9]\w*"
 """Pattern of a size name or a number."""
@@ -38,29 +38,29 @@ class Sizes:
 def sizes(*, count: str = "", **renamed: str | tuple[str, str]) -> Sizes:
     """Rename a record's sizes to those of the signature: ``Annotated[LSTMParameters[Array], sizes(d="h")]``.
 
-    A new size may be a product or a sum, ``sizes(d="d_y+d_h")``. In a tuple of similar records, a pair names the size
-    in the first record and in all others; ``count`` names the number of records. In an array, a name may stand for a
-    product or sum: ``Annotated[Float[Array, "n d"], sizes(d="heads*p")]``; jaxtyping cannot annotate that in arguments.
-    Products and sums may introduce sizes that no other annotation names.
+    The new size may be a product or a sum, as in ``sizes(d="d_y+d_h")``. In a tuple of similar records, a pair gives
+    the size in the first record and in all others; ``count`` names the number of records. In an array, a name may stand
+    for a product or sum, which jaxtyping cannot annotate in arguments: ``Annotated[Float[Array, "n d"],
+    sizes(d="heads*p")]``. Products and sums may introduce sizes that no other annotation names.
     """
     return Sizes(tuple(renamed.items()), count)
 
 
-def read(annotation: Any, path: str, scope: Scope, given: Sizes = Sizes(), *, optional: bool = False) -> Node:
+def read(annotation: Any, path: str, scope: Scope, renaming: Sizes = Sizes(), *, optional: bool = False) -> Node:
     """Return the tree that an annotation declares; :class:`InvalidDeclaration` if it declares none."""
     origin, members = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        found = next((m for m in members[1:] if isinstance(m, Sizes)), given)
-        return read(members[0], path, scope, found, optional=optional)
+        own_renaming = next((m for m in members[1:] if isinstance(m, Sizes)), renaming)
+        return read(members[0], path, scope, own_renaming, optional=optional)
     if origin in (Union, types.UnionType) and len(members) == 2 and types.NoneType in members:
-        return read(members[members[0] is types.NoneType], path, scope, given, optional=True)
+        return read(members[members[0] is types.NoneType], path, scope, renaming, optional=True)
     if hasattr(annotation, "dim_str") and annotation.array_type is Any:
         kinds = (k for k in (Kind.BOOL, Kind.INT, Kind.FLOAT) if str(annotation.dtypes).startswith(f"('{k}"))
         kind = next(kinds, None)
         if kind is None:
             raise InvalidDeclaration(f"{path}: expected an array of Float, Int or Bool; got {annotation.__name__}")
-        _check_renamed(annotation, path, given)
-        return Leaf(path, kind, dims(annotation.dim_str, path, _renamed(scope, given, path, 1)), optional)
+        _check_renamed(annotation, path, renaming)
+        return Leaf(path, kind, dims(annotation.dim_str, path, _renamed(scope, renaming, path, 1)), optional)
     if (origin is Literal or annotation in (bool, int, float)) and path.isidentifier():
         choices = members if origin is Literal else (False, True) if annotation is bool else ()
         kind = Kind.CHOICE if choices else Kind.COUNT if annotation is int else Kind.NUMBER
@@ -68,27 +68,27 @@ def read(annotation: Any, path: str, scope: Scope, given: Sizes = Sizes(), *, op
     if origin is tuple and path.isidentifier() and [*map(get_args, members)] == [(int, types.NoneType)] * 2:
         return Option(path, Kind.WINDOW, (), optional)
     if origin is tuple and members[-1:] == (...,):
-        return _many(members[0], path, scope, given, optional)
+        return _many(members[0], path, scope, renaming, optional)
     if origin is tuple and members:
-        nodes = tuple(read(m, f"{path}[{i}]", scope, given) for i, m in enumerate(members))
+        nodes = tuple(read(m, f"{path}[{i}]", scope, renaming) for i, m in enumerate(members))
         return Branch(path, tuple, (), nodes, optional=optional)
-    return _record(annotation, path, scope, given, optional)
+    return _record(annotation, path, scope, renaming, optional)
 
 
-def _many(item: Any, path: str, scope: Scope, given: Sizes, optional: bool) -> Branch:
-    _check_renamed(item, path, given)
-    first = other = read(item, f"{path}[:]", _renamed(scope, given, path, 0))
-    if any(isinstance(new, tuple) for _, new in given.renamed):
-        other = read(item, f"{path}[:]", _renamed(scope, given, path, 1))
-    return Branch(path, tuple, (), (first, other), True, given.count or path, optional)
+def _many(item: Any, path: str, scope: Scope, renaming: Sizes, optional: bool) -> Branch:
+    _check_renamed(item, path, renaming)
+    first = others = read(item, f"{path}[:]", _renamed(scope, renaming, path, 0))
+    if any(isinstance(new, tuple) for _, new in renaming.renamed):
+        others = read(item, f"{path}[:]", _renamed(scope, renaming, path, 1))
+    return Branch(path, tuple, (), (first, others), True, renaming.count or path, optional)
 
 
-def _record(annotation: Any, path: str, scope: Scope, given: Sizes, optional: bool) -> Branch:
+def _record(annotation: Any, path: str, scope: Scope, renaming: Sizes, optional: bool) -> Branch:
     record = get_origin(annotation)
-    fields, inside = _fields(record, annotation, path), _renamed(scope, given, path, 1)
-    _check_renamed(annotation, path, given)
-    own = {n: f"{path}.{n}" for field, a in fields.items() for n in names(a, f"{path}.{field}") if n not in inside}
-    nodes = tuple(read(a, f"{path}.{n}", {**inside, **own}) for n, a in fields.items())
+    fields, inner = _fields(record, annotation, path), _renamed(scope, renaming, path, 1)
+    _check_renamed(annotation, path, renaming)
+    own = {n: f"{path}.{n}" for field, a in fields.items() for n in names(a, f"{path}.{field}") if n not in inner}
+    nodes = tuple(read(a, f"{path}.{n}", {**inner, **own}) for n, a in fields.items())
     return Branch(path, record, tuple(fields), nodes, optional=optional)
 
 
@@ -108,7 +108,7 @@ def names(annotation: Any, path: str, *, deep: bool = False) -> list[str]:
 
 def dims(text: str, path: str, scope: Scope) -> tuple[Dim, ...]:
     """Parse a shape such as ``*#batch n heads*p_v`` or ``{n} {m}``, with sizes renamed by ``scope``."""
-    found = []
+    dimensions = []
     for i, token in enumerate(text.split()):
         match = re.fullmatch(rf"([*#]*)\{{?({_SIZE}(?:[*+]{_SIZE})*)\}}?", token)
         if match is None or ("*" in match[1] and i > 0):
@@ -116,8 +116,8 @@ def dims(text: str, path: str, scope: Scope) -> tuple[Dim, ...]:
             raise InvalidDeclaration(f"{path}: expected {wanted}; got {token!r} in {text!r}")
         full = _in_scope(match[2], path, scope)
         factors = (full,) if "+" in full else tuple(full.split("*"))
-        found.append(Dim(match[2], factors, "*" in match[1], "#" in match[1]))
-    return tuple(found)
+        dimensions.append(Dim(match[2], factors, "*" in match[1], "#" in match[1]))
+    return tuple(dimensions)
 
 
 def _parts(text: str) -> list[str]:
@@ -134,41 +134,41 @@ def _in_scope(text: str, path: str, scope: Scope) -> str:
 
 
 def _fields(record: Any, annotation: Any, path: str) -> dict[str, Any]:
-    """Annotations of a record by field; :class:`InvalidDeclaration` if it is no valid record, with the reason."""
+    """Annotations of a record's fields; :class:`InvalidDeclaration` says why a record is invalid."""
     shown = getattr(annotation, "__name__", annotation)
     dataclass = dataclasses.is_dataclass(record)
     if not dataclass and not (isinstance(record, type) and issubclass(record, tuple) and hasattr(record, "_fields")):
         wanted = "[Array] with its shape, a frozen dataclass or NamedTuple of [Array], a tuple of these, or an option"
         raise InvalidDeclaration(f"{path}: expected {wanted}; got {shown}")
-    found = {f.name: f.type for f in dataclasses.fields(record)} if dataclass else dict(record.__annotations__)
-    for wanted, is_so in (
+    annotations = {f.name: f.type for f in dataclasses.fields(record)} if dataclass else dict(record.__annotations__)
+    for wanted, holds in (
         ("a frozen dataclass", not dataclass or vars(record)["__dataclass_params__"].frozen),
         (f"{shown}[Array], generic in its arrays", any(isinstance(m, TypeVar) for m in get_args(annotation))),
-        ("a record with fields", bool(found)),
-        ("annotations that are no strings", not any(isinstance(a, str) for a in found.values())),
-        ("no field named shape, which arrays have", "shape" not in found),
-        ("fields that its constructor takes, without a leading underscore", _constructible(record, found)),
+        ("a record with fields", bool(annotations)),
+        ("annotations that are not strings", not any(isinstance(a, str) for a in annotations.values())),
+        ("no field named shape, which arrays have", "shape" not in annotations),
+        ("fields that its constructor takes, without a leading underscore", _constructible(record, annotations)),
     ):
-        if not is_so:
+        if not holds:
             raise InvalidDeclaration(f"{path}: expected {wanted}; got {shown}")
-    return found
+    return annotations
 
 
-def _constructible(record: Any, found: Mapping[str, Any]) -> bool:
+def _constructible(record: Any, annotations: Mapping[str, Any]) -> bool:
     """True if the constructor takes every field and no field name has a leading underscore."""
-    made = not dataclasses.is_dataclass(record) or all(f.init for f in dataclasses.fields(record))
-    return made and not any(name.startswith("_") for name in found)
+    takes_all_fields = not dataclasses.is_dataclass(record) or all(f.init for f in dataclasses.fields(record))
+    return takes_all_fields and not any(name.startswith("_") for name in annotations)
 
 
-def _check_renamed(annotation: Any, path: str, given: Sizes) -> None:
-    used = names(annotation, path, deep=True) if given.renamed else []
-    if unknown := [name for name, _ in given.renamed if name not in used]:
+def _check_renamed(annotation: Any, path: str, renaming: Sizes) -> None:
+    used = names(annotation, path, deep=True) if renaming.renamed else []
+    if unknown := [name for name, _ in renaming.renamed if name not in used]:
         raise InvalidDeclaration(f"{path}: sizes: expected among {', '.join(dict.fromkeys(used))}; got {unknown[0]}")
 
 
-def _renamed(scope: Scope, given: Sizes, path: str, item: int) -> Scope:
-    found = dict(scope)
-    for name, new in given.renamed:
+def _renamed(scope: Scope, renaming: Sizes, path: str, item: int) -> Scope:
+    renamed_scope = dict(scope)
+    for name, new in renaming.renamed:
         if not isinstance(new, str) and not (isinstance(new, tuple) and list(map(type, new)) == [str, str]):
             raise InvalidDeclaration(
                 f"{path}: {name}: expected a size around the record, or a pair of them; got {new!r}"
@@ -177,5 +177,5 @@ def _renamed(scope: Scope, given: Sizes, path: str, item: int) -> Scope:
         if unknown := [s for s in re.split(r"[+*]", text) if not s.isdigit() and s not in scope]:
             known = ", ".join(scope) or "none"
             raise InvalidDeclaration(f"{path}: {name}: expected a size around the record, {known}; got {unknown[0]}")
-        found[name] = _in_scope(text, path, scope)
-    return found
+        renamed_scope[name] = _in_scope(text, path, scope)
+    return renamed_scope

@@ -1,6 +1,6 @@
 """Meanings of sizes and roles of arrays.
 
-Laws select operations and transform arguments by them, never by name.
+Laws select operations and change arguments by these meanings, never by an argument's name.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class Axis(Flag):
     HIDDEN = auto()
     """Units of a hidden layer or state."""
     HEAD = auto()
-    """Attention heads; heads of the keys where queries have more."""
+    """Attention heads; in grouped attention, the heads of the keys."""
     GROUP = auto()
     """Query heads per key head."""
     VOCABULARY = auto()
@@ -37,7 +37,7 @@ class Axis(Flag):
     GRID = auto()
     """Positions along one dimension of an image, a volume or a feature map."""
     LENGTH = auto()
-    """Length of a sequence that no argument holds. It is at least 1, unlike the size of a positions axis."""
+    """Length of a sequence that is only counted, not passed as an array. It is at least 1."""
     TAP = auto()
     """Taps of a filter: neighbouring positions, each with its own weight."""
     PAGE = auto()
@@ -92,7 +92,7 @@ class Role(Flag):
 
 
 class Part(Enum):
-    """Effect of an option or optional array on attention scores. It must be declared: kind and axes do not show it."""
+    """Effect of an option or optional array on attention scores; its kind and axes do not show it."""
 
     SCALE = auto()
     """A factor of all scores."""

@@ -1,84 +1,84 @@
-"""Checks of a declared operation: sizes are defined, names exist, inputs can be generated."""
+"""Checks of a declared operation: sizes have meanings, names exist, inputs can be generated."""
 
 from collections.abc import Iterator
 
 from attnspec.spec.contract.annotations import InvalidDeclaration
 from attnspec.spec.contract.axes import GLOSSARY, Axis
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, short, walked
+from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, unscoped, walk
 
 
-def check(made: Operation) -> None:
-    """Raise :class:`InvalidDeclaration` for meaningless sizes, unknown names, and operations without examples."""
-    results, sizes, top = [x.path for x in made.outputs], made.sizes, made.call.names
-    meanings = {**GLOSSARY, **made.axes}
-    bounded, options = {**made.lengths, **made.indices, **made.cumulative}, {o.path for o in made.options}
-    for size in (*sizes, *(size for leaf in made.outputs for size in leaf.sizes)):
-        if size not in made.counts and short(size) not in meanings:
+def check(op: Operation) -> None:
+    """Raise :class:`InvalidDeclaration` for sizes without meaning, unknown names, and missing trial values."""
+    results, sizes, top = [x.path for x in op.outputs], op.sizes, op.call.names
+    meanings = {**GLOSSARY, **op.axes}
+    bounded, options = {**op.lengths, **op.indices, **op.cumulative}, {o.path for o in op.options}
+    for size in (*sizes, *(size for leaf in op.outputs for size in leaf.sizes)):
+        if size not in op.counts and unscoped(size) not in meanings:
             raise InvalidDeclaration(f"size {size}: expected one of the glossary, or `axes=` to say what it counts")
         if size not in sizes:
             raise InvalidDeclaration(f"result: expected sizes that arguments have; got {size}")
-    choices = [f"{o.path}={c}" for o in made.options if o.path in made.defaults for c in o.choices]
-    for word, used, allowed in (
-        ("pooled", [made.pooled] if made.pooled else [], top),
-        ("linear", made.linear, top),
-        ("sharpened", made.sharpened, [x.path for x in made.leaves]),
-        ("ordered", made.ordered, top),
-        ("causal", made.causal, sizes),
-        ("nonempty", made.nonempty, sizes),
-        ("chosen", made.chosen, [x.path for x in made.outputs if x.kind is Kind.INT and made.float_result]),
-        ("features", made.features, (*made.defaults, *choices, *results)),
-        ("lengths, indices", bounded, (*(x.path for x in made.leaves), *options)),
+    choices = [f"{o.path}={c}" for o in op.options if o.path in op.defaults for c in o.choices]
+    for keyword, used, allowed in (
+        ("pooled", [op.pooled] if op.pooled else [], top),
+        ("linear", op.linear, top),
+        ("scores_scale_with", op.scores_scale_with, [x.path for x in op.leaves]),
+        ("ordered", op.ordered, top),
+        ("causal", op.causal, sizes),
+        ("nonempty", op.nonempty, sizes),
+        ("chosen", op.chosen, [x.path for x in op.outputs if x.kind is Kind.INT and op.float_result]),
+        ("features", op.features, (*op.defaults, *choices, *results)),
+        ("lengths, indices", bounded, (*(x.path for x in op.leaves), *options)),
         ("lengths, indices", [s for text in bounded.values() for s in text.split("*")], sizes),
-        ("parts", made.parts, top),
-        ("drawn", made.drawn, [x.path for x in made.leaves if x.kind is Kind.INT]),
-        ("tried", made.tried, options),
-        ("axes", made.axes, tuple(dict.fromkeys(map(short, sizes)))),
+        ("parts", op.parts, top),
+        ("generated_below", op.generated_below, [x.path for x in op.leaves if x.kind is Kind.INT]),
+        ("trial_values", op.trial_values, options),
+        ("axes", op.axes, tuple(dict.fromkeys(map(unscoped, sizes)))),
     ):
         if unknown := [u for u in used if u not in allowed]:
-            raise InvalidDeclaration(f"{word}: expected among {', '.join(allowed) or 'nothing'}; got {unknown[0]}")
-    bound = _bound(made)
+            raise InvalidDeclaration(f"{keyword}: expected among {', '.join(allowed) or 'nothing'}; got {unknown[0]}")
+    bound = _bound(op)
     if unbound := [s for s in sizes if s not in bound]:
         wanted = "an axis of its own, or an argument, that binds it in every call"
         raise InvalidDeclaration(
             f"size {unbound[0]}: expected {wanted}; got only products, sums, broadcast axes or optional arrays"
         )
-    for leaf in made.leaves:
+    for leaf in op.leaves:
         if leaf.free:
             raise InvalidDeclaration(f"{leaf.path}: expected *batch first, then sizes; got {leaf.shape_text}")
-        if leaf.kind is Kind.INT and leaf.path not in {**bounded, **made.drawn}:
+        if leaf.kind is Kind.INT and leaf.path not in {**bounded, **op.generated_below}:
             raise InvalidDeclaration(f"{leaf.path}: expected `lengths=` or `indices=` to bound the integers")
-        if leaf.kind is Kind.BOOL and not (leaf.core and leaf.core[-1].factors[0] in made.sizes_of(Axis.KEY)):
+        if leaf.kind is Kind.BOOL and not (leaf.core and leaf.core[-1].factors[0] in op.sizes_of(Axis.KEY)):
             raise InvalidDeclaration(f"{leaf.path}: expected a mask, whose last axis is attended to")
-    for option in made.options:
-        if option.kind in (Kind.COUNT, Kind.NUMBER, Kind.WINDOW) and option.path not in {**made.tried, **made.indices}:
-            raise InvalidDeclaration(f"{option.path}: expected `tried=` with numbers to try it with")
-        if option.path in made.defaults and option.choices and not option.takes(made.defaults[option.path]):
+    for option in op.options:
+        if option.kind in (Kind.COUNT, Kind.NUMBER, Kind.WINDOW) and option.path not in {*op.trial_values, *op.indices}:
+            raise InvalidDeclaration(f"{option.path}: expected `trial_values=` with numbers to try it with")
+        if option.path in op.defaults and option.choices and not option.takes(op.defaults[option.path]):
             raise InvalidDeclaration(f"{option.path}: expected a default among {option.choices}")
-    missing = any(x.optional and x.path not in made.features for x in walked(made.result))
-    if not results or missing or any(isinstance(x, Option) for x in walked(made.result)):
+    missing = any(x.optional and x.path not in op.features for x in walk(op.result))
+    if not results or missing or any(isinstance(x, Option) for x in walk(op.result)):
         raise InvalidDeclaration("result: expected an array or a tree of arrays, none of them missing but for features")
-    if len(set(made.results)) < len(made.results):
-        raise InvalidDeclaration(f"results: expected a name for each array; got {', '.join(made.results)}")
-    if made.results and results != list(made.results):
-        raise InvalidDeclaration(f"results: expected names of {len(results)} arrays; got {len(made.results)}")
-    if len(results) > 1 and not made.results:
+    if len(set(op.results)) < len(op.results):
+        raise InvalidDeclaration(f"results: expected a name for each array; got {', '.join(op.results)}")
+    if op.results and results != list(op.results):
+        raise InvalidDeclaration(f"results: expected names of {len(results)} arrays; got {len(op.results)}")
+    if len(results) > 1 and not op.results:
         raise InvalidDeclaration(f"results: expected a name for each of {len(results)} arrays; got none")
 
 
-def _bound(made: Operation) -> set[str]:
-    """Sizes that the required arguments always bind; layers bind their own sizes where there are layers."""
-    given = [x for x in _required(made.call) if isinstance(x, Leaf)]
-    dims = [d for x in given for d in x.core if not d.broadcast and "+" not in d.written]
-    bound = {*made.counts, *(o.path for o in made.numbers)}
+def _bound(op: Operation) -> set[str]:
+    """Sizes that required arguments bind in every call, and sizes that only layers have."""
+    required = [x for x in _required(op.call) if isinstance(x, Leaf)]
+    dims = [d for x in required for d in x.core if not d.broadcast and "+" not in d.written]
+    bound = {*op.counts, *(o.path for o in op.numbers)}
     while new := {s for d in dims for s in d.sizes if len({*d.sizes} - bound) == 1} - bound:
         bound |= new
-    inside = {s for x in made.leaves for s in x.sizes if "[:]" in s}
+    inside = {s for x in op.leaves for s in x.sizes if "[:]" in s}
     return bound | inside
 
 
 def _required(node: Node) -> Iterator[Node]:
-    """Yield a description and its parts present in every call: no options, no optional trees, no layers."""
+    """Yield the description's parts that every call has: no options, optional trees or layers."""
     if isinstance(node, Option) or node.optional or (isinstance(node, Branch) and node.many):
         return
     yield node

@@ -10,7 +10,7 @@ T = TypeVar("T")
 def declared_as(kind: type[T], declared: Any, of: str, parts: str) -> T:
     """Convert a backend's declaration to the dataclass ``kind``; undeclared fields get their defaults.
 
-    Anything else raises ``ValueError``. ``of`` names the declaration in its message, ``parts`` the fields.
+    ``ValueError`` for any other declaration. In its message, ``of`` names the declaration and ``parts`` the fields.
     """
     if isinstance(declared, kind):
         return declared

@@ -17,7 +17,7 @@ from typing import Any, get_origin
 
 from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.operation import OPERATIONS, Operation
-from attnspec.spec.contract.tree import Branch, Dim, Kind, Leaf, Node, Option, as_tuple, short
+from attnspec.spec.contract.tree import Branch, Dim, Kind, Leaf, Node, Option, as_tuple, unscoped
 
 HEADINGS = ("Formula", "Where", "Source", "Edges", "Errors")
 """Headings of every operation, in this order."""
@@ -47,12 +47,12 @@ MEANINGS = {
     Axis.PAGE: "pages of a cache, or rows of one",
     Axis.SEQUENCE: "sequences",
 }
-"""Words for axes. For a combined axis, the entries that match first are joined."""
+"""Words for axes. A combined axis joins the words of its parts, in this order."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Line of a where-list: an array with its shape, an option with its values, or a record."""
+    """One line of a where-list: an array with its shape, an option with its values, or a record."""
 
     path: str
     values: str
@@ -89,8 +89,8 @@ def sections(operation: Operation, *, misfit: str = "an exception", kind: str = 
     return {
         "Formula": operation.formula,
         "Source": "; ".join(map(str, operation.sources)) + ".",
-        "Edges": _said(operation, "Edges") or "none.",
-        "Errors": " ".join(filter(None, [errors, kinds, _said(operation, "Errors")])),
+        "Edges": _text_under(operation, "Edges") or "none.",
+        "Errors": " ".join(filter(None, [errors, kinds, _text_under(operation, "Errors")])),
     }
 
 
@@ -99,19 +99,19 @@ def sections(operation: Operation, *, misfit: str = "an exception", kind: str = 
 
 def where_list(operation: Operation) -> list[Entry]:
     """Entries for every argument, every field of a record (by path) and every array of the result."""
-    found = []
+    entries = []
     for name, node in zip(operation.call.names, operation.call.nodes, strict=True):
         keyword = ("keyword-only",) if name in operation.keyword_only else ()
         default = operation.defaults.get(name)
-        given = (f"{default!r} if not given",) if default is not None else ()
-        lacking = _lacking(operation, name)
+        default_remark = (f"{default!r} if not given",) if default is not None else ()
+        feature_remark = _feature_remark(operation, name)
         for inner, path in _inside(node, node.path):
-            remarks = (*keyword, *given, *lacking) if inner is node else ()
-            found.append(_entry(operation, inner, path, remarks))
-    several = ("result",) if len(operation.outputs) > 1 else ()
+            remarks = (*keyword, *default_remark, *feature_remark) if inner is node else ()
+            entries.append(_entry(operation, inner, path, remarks))
+    result_remark = ("result",) if len(operation.outputs) > 1 else ()
     for leaf in operation.outputs:
-        found.append(_entry(operation, leaf, leaf.path, (*several, *_lacking(operation, leaf.path))))
-    return found
+        entries.append(_entry(operation, leaf, leaf.path, (*result_remark, *_feature_remark(operation, leaf.path))))
+    return entries
 
 
 def where_notes(operation: Operation) -> list[str]:
@@ -120,72 +120,72 @@ def where_notes(operation: Operation) -> list[str]:
     for size, meaning in meanings(operation).items():
         grouped.setdefault(meaning, []).append(size)
     sizes = "; ".join(f"{', '.join(names)}: {meaning}" for meaning, names in grouped.items())
-    domain = _said(operation, "Domain")
-    return [note for note in (sizes, _said(operation, "Where"), domain and f"Domain: {domain}") if note]
+    domain = _text_under(operation, "Domain")
+    return [note for note in (sizes, _text_under(operation, "Where"), domain and f"Domain: {domain}") if note]
 
 
 def meanings(operation: Operation) -> dict[str, str]:
     """Meaning of every size that the where-list names."""
-    found = {}
+    meaning_by_size = {}
     arrays = [*operation.leaves, *operation.outputs]
     if any(leaf.batched for leaf in arrays):
-        several = any(leaf.dims[0].broadcast for leaf in arrays if leaf.batched)
-        found["*batch"] = "batch dimensions, which broadcast" if several else "batch dimensions"
+        broadcasts = any(leaf.dims[0].broadcast for leaf in arrays if leaf.batched)
+        meaning_by_size["*batch"] = "batch dimensions, which broadcast" if broadcasts else "batch dimensions"
     for size in (*operation.sizes, *(size for leaf in arrays for size in leaf.sizes)):
-        found.setdefault(short(size), _meaning(operation, size))
-    return found
+        meaning_by_size.setdefault(unscoped(size), _meaning(operation, size))
+    return meaning_by_size
 
 
 def _meaning(operation: Operation, size: str) -> str:
     axis = operation.axis(size)
-    return "positions" if axis == Axis.QUERY and operation.asked is None else in_words(axis)
+    return "positions" if axis == Axis.QUERY and operation.key_size is None else in_words(axis)
 
 
 @cache
 def in_words(axis: Axis) -> str:
     """Meaning of an axis in words."""
-    words = []
+    kinds = []
     for kind, word in MEANINGS.items():
         if kind in axis:
-            words.append(word)
+            kinds.append(word)
             axis &= ~kind
-    return ", ".join(words)
+    return ", ".join(kinds)
 
 
 def _entry(operation: Operation, node: Node, path: str, remarks: tuple[str, ...]) -> Entry:
-    more = list(remarks) + ["optional"] * node.optional
+    notes = list(remarks) + ["optional"] * node.optional
     if isinstance(node, Leaf):
         shape = as_tuple([f"*{d.written}" if d.variadic else _dimension(d) for d in node.dims])
-        return Entry(path, shape, (*_contents(operation, node), *more))
+        return Entry(path, shape, (*_contents(operation, node), *notes))
     if isinstance(node, Option):
         least = ""
         if node.kind is Kind.SIZE:
             least = f" ≥ {operation.least(node.path)}"
         return Entry(
-            path, f"a window {node.expected}" if node.kind is Kind.WINDOW else node.expected + least, tuple(more)
+            path, f"a window {node.expected}" if node.kind is Kind.WINDOW else node.expected + least, tuple(notes)
         )
     if node.many:
         least = " ≥ 1" * operation.least(node.count)
         counted = "" if node.count == node.path else f" of length {node.count}{least}"
-        return Entry(path, f"a tuple{counted}", tuple(more))
-    return Entry(path, f"record {node.build.__name__}" if node.names else f"a tuple of {len(node.nodes)}", tuple(more))
+        return Entry(path, f"a tuple{counted}", tuple(notes))
+    return Entry(path, f"record {node.build.__name__}" if node.names else f"a tuple of {len(node.nodes)}", tuple(notes))
 
 
-def _lacking(operation: Operation, name: str) -> tuple[str, ...]:
-    """Remark about the features of an argument or result that a backend may lack."""
+def _feature_remark(operation: Operation, name: str) -> tuple[str, ...]:
+    """Remark that a backend may lack an argument, some of its choices, or a result."""
     choices = [feature.partition("=")[2] for feature in operation.features if feature.startswith(f"{name}=")]
     whole = ("a backend may lack it",) if name in operation.features else ()
     return whole or ((f"a backend may lack {' and '.join(map(repr, choices))}",) if choices else ())
 
 
 def _contents(operation: Operation, leaf: Leaf) -> Iterator[str]:
-    """Yield remarks on an array's contents; none for a float array of exactly this shape."""
+    """Yield remarks on the contents of an array; a float array needs no remark."""
     if leaf.kind is Kind.BOOL:
         mask = leaf in operation.leaves and operation.role(leaf) is Role.MASK
         yield "boolean, True = may attend" if mask else "boolean"
     if leaf.kind is Kind.INT:
         bounds = {p: f"0..{s}" for p, s in operation.lengths.items()}
-        bounds |= {p: f"0..{short(s)}−1" for p, s in operation.indices.items()}
+        bounds |= {p: f"0..{unscoped(s)}−1" for p, s in operation.indices.items()}
         bounds |= {p: f"0..{s}, the first 0, the last {s}, none below another" for p, s in operation.cumulative.items()}
         yield f"integers in {bounds[leaf.path]}" if leaf.path in bounds else "integers"
     if any(d.broadcast for d in leaf.core):
@@ -194,7 +194,7 @@ def _contents(operation: Operation, leaf: Leaf) -> Iterator[str]:
 
 def _dimension(d: Dim) -> str:
     """Text of a dimension, its sizes without the paths of their records."""
-    return "*".join(re.sub(r"[^+*]+", lambda size: short(size[0]), factor) for factor in d.factors)
+    return "*".join(re.sub(r"[^+*]+", lambda size: unscoped(size[0]), factor) for factor in d.factors)
 
 
 def _inside(node: Node, path: str) -> Iterator[tuple[Node, str]]:
@@ -214,20 +214,20 @@ def _inside(node: Node, path: str) -> Iterator[tuple[Node, str]]:
 # Texts of docstrings --------------------------------------------------------------------------------------------------
 
 
-def _said(operation: Operation, heading: str) -> str:
+def _text_under(operation: Operation, heading: str) -> str:
     """Text under a heading for an operation: the chapter's relevant sentences, then the Protocol's.
 
     ``As in `chapter`.`` stands for the edges of that chapter, in operations whose result is only a weighted sum.
     """
     module = sys.modules.get(operation.protocol.__module__)
-    texts = [_written(doc).get(heading, "") for doc in (getattr(module, "__doc__", None), operation.protocol.__doc__)]
+    texts = [_parsed(doc).get(heading, "") for doc in (getattr(module, "__doc__", None), operation.protocol.__doc__)]
     text = re.sub(
         r"As in `(\w+)`\.", lambda match: _edges_of(match[1], operation), " ".join(filter(None, texts))
     ).strip()
-    lacking = {name for name in re.findall(r"`(\w+)`", text) if name not in _names(operation)}
-    about_others = {name for o in OPERATIONS.values() for name in lacking & _names(o)} if lacking else set()
+    absent = {name for name in re.findall(r"`(\w+)`", text) if name not in _names(operation)}
+    foreign = {name for o in OPERATIONS.values() for name in absent & _names(o)} if absent else set()
     sentences = re.split(r"(?<=[.])\s+(?=[A-Z`])", text)
-    return " ".join(s for s in sentences if not any(f"`{name}`" in s for name in about_others))
+    return " ".join(s for s in sentences if not any(f"`{name}`" in s for name in foreign))
 
 
 def _edges_of(chapter: str, operation: Operation) -> str:
@@ -238,8 +238,8 @@ def _edges_of(chapter: str, operation: Operation) -> str:
     if not operation.only_weighs_keys:
         return ""
     module = next(o.protocol.__module__ for o in OPERATIONS.values() if o.chapter == chapter)
-    edges = _written(sys.modules[module].__doc__)["Edges"]
-    if operation.asking is not None:
+    edges = _parsed(sys.modules[module].__doc__)["Edges"]
+    if operation.query_size is not None:
         return edges
     (query,) = operation.queries
     return re.sub(r"\bquery\b", query.path, edges.replace(" for query i", ""))
@@ -251,40 +251,40 @@ def _names(operation: Operation) -> set[str]:
 
 
 def _misfits(operation: Operation) -> list[str]:
-    """Shapes and numbers that the annotations of an operation rule out, in words."""
+    """Wrong shapes and numbers that an operation rejects, in words."""
     arrays = [leaf for leaf in operation.leaves if not leaf.free]
-    found = ["shapes other than those above"] if arrays else []
+    violations = ["shapes other than those above"] if arrays else []
     masks = [leaf for leaf in arrays if leaf.kind is Kind.BOOL]
     batched = [leaf for leaf in arrays if leaf.batched and leaf not in masks]
     if len(batched) > 1:
-        found.append("batches that do not broadcast")
-    found += [f"a {leaf.path} that does not broadcast" for leaf in masks]
+        violations.append("batches that do not broadcast")
+    violations += [f"a {leaf.path} that does not broadcast" for leaf in masks]
     for option in operation.numbers:
-        found.append(f"{option.path} below 1" if operation.least(option.path) else f"a negative {option.path}")
-    found += [f"{path} outside of 0..{size}" for path, size in operation.lengths.items()]
-    found += [f"{path} outside of 0..{short(size)}−1" for path, size in operation.indices.items()]
-    found += [f"{path} that fall, or do not reach from 0 to {size}" for path, size in operation.cumulative.items()]
-    return found or ["shapes other than those above"]
+        violations.append(f"{option.path} below 1" if operation.least(option.path) else f"a negative {option.path}")
+    violations += [f"{path} outside of 0..{size}" for path, size in operation.lengths.items()]
+    violations += [f"{path} outside of 0..{unscoped(size)}−1" for path, size in operation.indices.items()]
+    violations += [f"{path} that fall, or do not reach from 0 to {size}" for path, size in operation.cumulative.items()]
+    return violations or ["shapes other than those above"]
 
 
 def _kinds(operation: Operation) -> list[str]:
     """Kinds of arguments that an operation rejects whatever their shapes, in words."""
     trees = any(isinstance(node, Branch) for node in operation.call.nodes)
-    found = ["arguments of another kind or structure" if trees else "arguments of another kind"]
-    return found + [f"another {o.path}" for o in operation.options if o.choices not in ((), (False, True))]
+    wrong_kinds = ["arguments of another kind or structure" if trees else "arguments of another kind"]
+    return wrong_kinds + [f"another {o.path}" for o in operation.options if o.choices not in ((), (False, True))]
 
 
 # Text -----------------------------------------------------------------------------------------------------------------
 
 
-def _written(text: str | None) -> dict[str, str]:
+def _parsed(text: str | None) -> dict[str, str]:
     """Paragraphs of a docstring that have a heading, each joined to one line."""
-    found: dict[str, str] = {}
+    paragraphs: dict[str, str] = {}
     for block in re.split(rf"\n(?=\s*\n|\s*(?:{'|'.join(WRITTEN)}):)", inspect.cleandoc(text or "")):
-        heading, colon, rest = block.strip().partition(":")
+        heading, colon, text_after = block.strip().partition(":")
         if colon and heading in WRITTEN:
-            found[heading] = " ".join(rest.split())
-    return found
+            paragraphs[heading] = " ".join(text_after.split())
+    return paragraphs
 
 
 def _listed(items: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Laws, statements that every correct implementation satisfies, and their registry.
+"""Laws, which every correct implementation satisfies, and their registry.
 
 Each law is declared once, in ``attnspec.spec.laws``; ``attnspec.conformance.laws`` checks it in the same chapter.
 """
@@ -33,7 +33,7 @@ class Law:
         return tuple(o for o in OPERATIONS.values() if self.concerns(o))
 
     def concerns(self, operation: Operation) -> bool:
-        """True if the law governs an operation that backends provide (with gradients, where the law needs them)."""
+        """True if the law governs an operation that backends provide, with gradients if the law needs them."""
         if operation.reference_only or not self.governs(operation):
             return False
         return operation.differentiable or not self.gradients

@@ -1,4 +1,4 @@
-"""Limits of a backend: dtypes, devices, sizes, batches and optional features."""
+"""Limits of a backend: the dtypes, devices, sizes, batches and optional features that it supports."""
 
 import operator
 from collections.abc import Mapping
@@ -105,7 +105,7 @@ class Limits:
 
 
 def _by_operation(declared: Any, dtypes: tuple[str, ...]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Convert ``dtypes_by_operation`` to pairs of operation and dtypes, the latter in the order of ``dtypes``."""
+    """Convert ``dtypes_by_operation`` to pairs of operation and dtypes, in the order of ``dtypes``."""
     if not isinstance(declared, Mapping | tuple):
         raise ValueError(f"limits dtypes_by_operation: expected a mapping from operations to dtypes; got {declared!r}")
     for operation, own in dict(declared).items():
@@ -117,7 +117,7 @@ def _by_operation(declared: Any, dtypes: tuple[str, ...]) -> tuple[tuple[str, tu
 
 
 def _integer(field: str, value: Any, least: int) -> int:
-    """Convert an integer of any type to ``int``; ``ValueError`` if it is none or below ``least``."""
+    """Convert an integer of any type to ``int``; ``ValueError`` if it is another type or below ``least``."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < least:
         raise ValueError(f"limits {field}: expected an integer of at least {least}; got {value!r}")
     return operator.index(value)

@@ -1,7 +1,7 @@
 """Contract of one operation, and the registry of all operations.
 
-Inputs, laws, reports and documentation derive from it. ``attnspec.spec.contract.registration`` reads it from a
-Protocol.
+``attnspec.spec.contract.registration`` reads a contract from a Protocol. Inputs, laws, reports and documentation are
+derived from it.
 """
 
 import inspect
@@ -13,7 +13,7 @@ from typing import Any
 
 from attnspec.spec.contract.axes import GLOSSARY, Axis, Part, Role
 from attnspec.spec.contract.sources import Citation
-from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, Reader, reader, short, walked
+from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, Reader, reader, unscoped, walk
 
 CHAPTERS = (
     "scoring",
@@ -51,7 +51,7 @@ class Operation:
     axes: Mapping[str, Axis] = field(default_factory=dict)
     pooled: str = ""
     linear: tuple[str, ...] = ()
-    sharpened: Mapping[str, float] = field(default_factory=dict)
+    scores_scale_with: Mapping[str, float] = field(default_factory=dict)
     causal: tuple[str, ...] = ()
     nonempty: tuple[str, ...] = ()
     ordered: tuple[str, ...] = ()
@@ -60,9 +60,9 @@ class Operation:
     lengths: Mapping[str, str] = field(default_factory=dict)
     indices: Mapping[str, str] = field(default_factory=dict)
     cumulative: Mapping[str, str] = field(default_factory=dict)
-    drawn: Mapping[str, int] = field(default_factory=dict)
+    generated_below: Mapping[str, int] = field(default_factory=dict)
     parts: Mapping[str, Part] = field(default_factory=dict)
-    tried: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    trial_values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     chosen: tuple[str, ...] = ()
 
     # Arguments and results -------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ class Operation:
     @cached_property
     def leaves(self) -> tuple[Leaf, ...]:
         """Arrays among the arguments; in a tuple of similar trees, ``[:]`` stands for every item."""
-        return tuple(n for n in walked(self.call) if isinstance(n, Leaf))
+        return tuple(n for n in walk(self.call) if isinstance(n, Leaf))
 
     @cached_property
     def options(self) -> tuple[Option, ...]:
@@ -91,11 +91,11 @@ class Operation:
     @cached_property
     def outputs(self) -> tuple[Leaf, ...]:
         """Arrays of the result."""
-        return tuple(n for n in walked(self.result) if isinstance(n, Leaf))
+        return tuple(n for n in walk(self.result) if isinstance(n, Leaf))
 
     @cached_property
     def leading(self) -> Leaf:
-        """First float array of the result, else its first array. Laws that judge a single array judge this one."""
+        """First float array of the result, else its first array; laws on one array judge this one."""
         return next((leaf for leaf in self.outputs if leaf.kind is Kind.FLOAT), self.outputs[0])
 
     @cached_property
@@ -116,20 +116,20 @@ class Operation:
     @cached_property
     def sizes(self) -> tuple[str, ...]:
         """Sizes of the arguments, in order of appearance."""
-        found = (size for leaf in self.leaves for size in leaf.sizes)
-        return tuple(dict.fromkeys([*found, *self.counts, *(o.path for o in self.numbers)]))
+        array_sizes = (size for leaf in self.leaves for size in leaf.sizes)
+        return tuple(dict.fromkeys([*array_sizes, *self.counts, *(o.path for o in self.numbers)]))
 
     @cached_property
     def counts(self) -> tuple[str, ...]:
         """Sizes that count the items of a tuple, such as layers."""
-        return tuple(n.count for n in walked(self.call) if isinstance(n, Branch) and n.count)
+        return tuple(n.count for n in walk(self.call) if isinstance(n, Branch) and n.count)
 
     @cached_property
     def readers(self) -> tuple[tuple[str, Reader | None], ...]:
-        """Compiled reader of each argument's arrays; None for an argument that is an array itself."""
+        """Compiled reader of the arrays in each argument; None if the argument is an array."""
         pairs = zip(self.call.names, self.call.nodes, strict=True)
-        taken = ((name, node) for name, node in pairs if not isinstance(node, Option))
-        return tuple((name, None if isinstance(node, Leaf) else reader(node)) for name, node in taken)
+        argument_trees = ((name, node) for name, node in pairs if not isinstance(node, Option))
+        return tuple((name, None if isinstance(node, Leaf) else reader(node)) for name, node in argument_trees)
 
     @cached_property
     def numbers(self) -> tuple[Option, ...]:
@@ -143,7 +143,7 @@ class Operation:
 
     @lru_cache(maxsize=64)  # noqa: B019 - operations live as long as the contract
     def without(self, lacking: frozenset[str]) -> "Operation":
-        """Copy of the operation without these features: lengths hide no positions, lacking results are None."""
+        """Copy of the operation without these features: their lengths hide nothing, their results are None."""
         if not lacking & {*self.lengths, *(x.path for x in self.outputs)}:
             return self
         result = self.result
@@ -160,12 +160,12 @@ class Operation:
         """Meaning of a size; ``KeyError`` for a size that is neither declared nor in the glossary."""
         if size in self.counts:
             return Axis.LAYER
-        name = short(size)
+        name = unscoped(size)
         return self.axes[name] if name in self.axes else GLOSSARY[name]
 
     @lru_cache(maxsize=4096)  # noqa: B019 - operations live as long as the contract
     def least(self, size: str) -> int:
-        """Smallest value of a size: 0 for positions, layers and spare rows unless declared ``nonempty``, else 1."""
+        """Smallest value of a size: 0 for positions, layers and spare rows not in ``nonempty``, else 1."""
         return 0 if self.axis(size) & Axis.COUNTED and size not in self.nonempty else 1
 
     @lru_cache(maxsize=4096)  # noqa: B019 - operations live as long as the contract
@@ -174,30 +174,30 @@ class Operation:
         return tuple(s for s in self.sizes if s not in self.counts and kind in self.axis(s))
 
     @cached_property
-    def asking(self) -> str | None:
+    def query_size(self) -> str | None:
         """Size that counts queries; None for an operation without a query axis."""
         return next(iter(self.sizes_of(Axis.QUERY)), None)
 
     @cached_property
-    def asked(self) -> str | None:
-        """Size that counts keys; None without keys. In self-attention it equals ``asking``."""
+    def key_size(self) -> str | None:
+        """Size that counts keys; None without keys. In self-attention it equals ``query_size``."""
         return next(iter(self.sizes_of(Axis.KEY)), None)
 
     @property
     def attends_to_itself(self) -> bool:
         """True in self-attention: queries and keys share one size."""
-        return self.asking is not None and self.asking == self.asked
+        return self.query_size is not None and self.query_size == self.key_size
 
     @lru_cache(maxsize=4096)  # noqa: B019 - operations live as long as the contract
     def role(self, leaf: Leaf) -> Role:
-        """Role of an array. A weight with a positions axis, such as relative positions, is WEIGHT and ROWS."""
+        """Role of an array; a weight with a row for every position is both WEIGHT and ROWS."""
         if leaf.kind is Kind.BOOL:
             return Role.MASK
         if leaf.kind is Kind.INT:
             return Role.LENGTHS if leaf.path in self.lengths else Role.INDICES
         rows = any(self.axis(size) & Axis.POSITION for size in leaf.sizes)
-        found = Role.ROWS if rows else Role(0)
-        return found if leaf.batched and rows else found | (Role.STATE if leaf.batched else Role.WEIGHT)
+        row_role = Role.ROWS if rows else Role(0)
+        return row_role if leaf.batched and rows else row_role | (Role.STATE if leaf.batched else Role.WEIGHT)
 
     def along(self, size: str | None, role: Role = Role.ROWS) -> tuple[Leaf, ...]:
         """Arguments of a role that have an axis of this size."""
@@ -206,22 +206,22 @@ class Operation:
     @cached_property
     def attended(self) -> tuple[Leaf, ...]:
         """Arguments with a row for every key: keys, values, memories."""
-        return self.rows(self.asked)
+        return self.rows(self.key_size)
 
     @cached_property
     def queries(self) -> tuple[Leaf, ...]:
         """Arguments with a row for every query; without a query axis, the states that act as the query."""
-        if self.asking is None and self.asked is not None:
+        if self.query_size is None and self.key_size is not None:
             return tuple(x for x in self.leaves if self.role(x) is Role.STATE)
-        return self.rows(self.asking)
+        return self.rows(self.query_size)
 
     def rows(self, size: str | None) -> tuple[Leaf, ...]:
-        """Float arguments with a vector for every position along an axis, except those that may broadcast along it."""
-        found = (x for x in self.leaves if x.batched and x.kind is Kind.FLOAT and size and -2 in x.axes(size))
-        return tuple(x for x in found if not x.core[-2].broadcast)
+        """Float arguments with a vector for every position of an axis along which they do not broadcast."""
+        row_arrays = (x for x in self.leaves if x.batched and x.kind is Kind.FLOAT and size and -2 in x.axes(size))
+        return tuple(x for x in row_arrays if not x.core[-2].broadcast)
 
-    def hides(self, size: str | None) -> Leaf | None:
-        """Argument that masks positions along an axis: lengths, else a mask; None without either."""
+    def hiding_argument(self, size: str | None) -> Leaf | None:
+        """Argument that hides positions along an axis: lengths, else a mask; None without either."""
         lengths = [x for x in self.leaves if self.lengths.get(x.path) == size]
         return next(iter([*lengths, *self._masking(size)]), None)
 
@@ -231,43 +231,43 @@ class Operation:
 
     @cached_property
     def masks(self) -> dict[str, Leaf]:
-        """Mask of each size that counts keys and has a mask. A decoder has one for targets and one for memory."""
-        return {keys: found[0] for keys in self.sizes_of(Axis.KEY) if (found := self._masking(keys))}
+        """Mask by size of keys; a decoder has one for its targets and one for its memory."""
+        return {keys: matches[0] for keys in self.sizes_of(Axis.KEY) if (matches := self._masking(keys))}
 
     @property
     def mask(self) -> Leaf | None:
-        """Mask of the keys that ``asked`` counts, the first of several kinds of keys."""
-        return self.masks.get(self.asked or "")
+        """Mask of the keys that ``key_size`` counts; None without a mask."""
+        return self.masks.get(self.key_size or "")
 
     @lru_cache(maxsize=4096)  # noqa: B019 - operations live as long as the contract
-    def weighed(self, keys: str) -> tuple[Leaf, ...]:
-        """Arrays of the result that are sums over the keys allowed by a mask, without an entry per key."""
+    def summed_over(self, keys: str) -> tuple[Leaf, ...]:
+        """Results that are sums over the keys that a mask allows, without an entry per key."""
         if keys not in self.masks:
             return ()
-        itself = keys == self.asking
-        numbers = {x for x in self.outputs if any(-1 in x.axes(size) for size in self.sizes_of(Axis.QUERY))}
-        found = (x for x in self.outputs if -1 not in x.axes(keys) and (keys not in x.sizes or itself))
-        return tuple(x for x in found if x not in numbers)
+        is_self = keys == self.query_size
+        weight_arrays = {x for x in self.outputs if any(-1 in x.axes(size) for size in self.sizes_of(Axis.QUERY))}
+        sums = (x for x in self.outputs if -1 not in x.axes(keys) and (keys not in x.sizes or is_self))
+        return tuple(x for x in sums if x not in weight_arrays)
 
     @property
     def weighs_keys(self) -> bool:
-        """True if all results are sums over the keys that ``asked`` counts."""
-        return self.weighed(self.asked or "") == self.outputs
+        """True if all results are sums over the keys that ``key_size`` counts."""
+        return self.summed_over(self.key_size or "") == self.outputs
 
     @cached_property
     def separate_keys(self) -> tuple[str, ...]:
-        """Sizes of keys that are summed over and are not queries: a masked key affects no result."""
-        return tuple(keys for keys in self.masks if keys != self.asking and self.weighed(keys))
+        """Sizes of masked keys that are summed over and are not queries: a masked key affects no result."""
+        return tuple(keys for keys in self.masks if keys != self.query_size and self.summed_over(keys))
 
     @cached_property
     def unordered_keys(self) -> tuple[str, ...]:
-        """Sizes of keys over which every result is only a weighted sum, whatever the keys' order and number."""
+        """Sizes of separate keys without time order, over which every result is a sum."""
         free = [keys for keys in self.separate_keys if not self.axis(keys) & Axis.TIME]
-        return tuple(keys for keys in free if self.weighed(keys) == self.outputs)
+        return tuple(keys for keys in free if self.summed_over(keys) == self.outputs)
 
     @property
     def only_weighs_keys(self) -> bool:
-        """True if the result is only the weighted sum, hence 0 where no key is attendable."""
+        """True if the result is only a weighted sum over keys, and so 0 without attendable keys."""
         return self.weighs_keys and bool(self.pooled or self.linear)
 
     @cached_property
@@ -285,7 +285,7 @@ class Operation:
         return next((o.path for o in self.options if o.kind is Kind.WINDOW), None)
 
     def order_free(self, kind: Axis) -> tuple[str, ...]:
-        """Sizes of this kind that can be permuted while all options in ``ordered`` are off."""
+        """Sizes of this kind that may be permuted as long as no option in ``ordered`` is on."""
         fixed = () if self.flag else self.causal
         free = [s for s in self.sizes_of(kind) if s not in fixed and not self.axis(s) & Axis.TIME]
         return tuple(s for s in free if any(s in x.sizes and x.kind is Kind.FLOAT for x in self.leaves))
@@ -296,8 +296,8 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(_OPERATIONS)
 """All operations by name, in the order of the chapters."""
 
 
-def register(made: Operation) -> None:
+def register(declared: Operation) -> None:
     """Register an operation; ``OPERATIONS`` stays in the order of the chapters."""
-    _OPERATIONS[made.name] = made
-    for known in sorted(_OPERATIONS, key=lambda name: CHAPTERS.index(_OPERATIONS[name].chapter)):
-        _OPERATIONS[known] = _OPERATIONS.pop(known)
+    _OPERATIONS[declared.name] = declared
+    for registered in sorted(_OPERATIONS, key=lambda name: CHAPTERS.index(_OPERATIONS[name].chapter)):
+        _OPERATIONS[registered] = _OPERATIONS.pop(registered)

@@ -1,7 +1,7 @@
 """Precision classes: the roundings that a correct implementation may make, in unit roundoffs.
 
-A class holds no tolerances. ``attnspec.reference.budget`` derives the error budget of every element of every result
-from the class and the inputs.
+A class is not a tolerance. From the class and the inputs, ``attnspec.reference.budget`` derives an error budget for
+every element of every result.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ _TINY_DOUBLE, _TINY_SINGLE = 2.0**-1022, 2.0**-126
 
 @dataclass(frozen=True)
 class Precision:
-    """Roundings that are allowed. Fields are unit roundoffs unless stated otherwise.
+    """The roundings that a class allows; fields are unit roundoffs unless stated otherwise.
 
     accumulation: products, sums, exponentials. operand: computed operands of a product (0: not rounded again).
     inputs: input operands of a product (0: used exactly). stored: scores written to memory (0: never written).
@@ -52,20 +52,20 @@ def _mixed(dtype: str, u: float, step: float, largest: float) -> Precision:
     )
 
 
-def _eight_bits(given: Precision) -> Precision:
+def _eight_bits(base: Precision) -> Precision:
     """Store all operands and the weights in 8 bits, 4 of exponent and 3 of mantissa, without a scale."""
     u, step = 2.0**-4, 2.0**-10
-    return replace(given, inputs=u, operand=u, weights=u, weights_smallest=step, inputs_smallest=step, largest=448.0)
+    return replace(base, inputs=u, operand=u, weights=u, weights_smallest=step, inputs_smallest=step, largest=448.0)
 
 
-def _scaled_eight_bits(given: Precision) -> Precision:
+def _scaled_eight_bits(base: Precision) -> Precision:
     """Store operands and weights in 8 bits, 4 or 5 of exponent, scaled per block or larger part.
 
     If the scale is a power of 2 taken from the largest number, numbers above the format's maximum are clipped by up
     to an eighth, the rounding error of 2 bits of mantissa.
     """
     u, step = 2.0**-3, 2.0**-18
-    return replace(given, inputs=u, operand=u, weights=u, weights_smallest=step, scaled=step)
+    return replace(base, inputs=u, operand=u, weights=u, weights_smallest=step, scaled=step)
 
 
 _MIXED_BFLOAT16 = _mixed("bfloat16", _BFLOAT16, _TINY_SINGLE, 2.0**127)
@@ -115,7 +115,7 @@ DEFAULTS: Mapping[str, str] = {
 
 
 def precision(name: str) -> Precision:
-    """Return the class of a name with modifiers joined by ``+``: ``"mixed-bfloat16+fast-tanh"``.
+    """Return a class by name, changed by modifiers after ``+``: ``"mixed-bfloat16+fast-tanh"``.
 
     ``ValueError`` names a class or modifier that does not exist.
     """
@@ -165,7 +165,7 @@ def _dtypes(declared: Any) -> Mapping[str, str]:
     for dtype, name in declared.items():
         if not isinstance(name, str):
             raise ValueError(f"precision {dtype}: expected a class, such as {DEFAULTS[dtype]!r}; got {name!r}")
-        found = precision(name).dtype
-        if found != dtype:
-            raise ValueError(f"precision: expected a class for {dtype}; got {name!r}, which is for {found}")
+        class_dtype = precision(name).dtype
+        if class_dtype != dtype:
+            raise ValueError(f"precision: expected a class for {dtype}; got {name!r}, which is for {class_dtype}")
     return dict(declared)

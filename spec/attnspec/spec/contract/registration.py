@@ -1,6 +1,6 @@
 """Decorator ``@operation``, which registers a Protocol as an operation.
 
-The Protocol's ``__call__`` has jaxtyping annotations, which the decorator reads. Its own arguments add facts that
+The decorator reads the jaxtyping annotations of the Protocol's ``__call__``. Its own arguments add facts that
 annotations cannot express. It registers an :class:`~attnspec.spec.contract.operation.Operation`.
 """
 
@@ -29,7 +29,7 @@ def operation(
     axes: Mapping[str, Axis] | None = None,
     pooled: str = "",
     linear: str = "",
-    sharpened: Mapping[str, float] | None = None,
+    scores_scale_with: Mapping[str, float] | None = None,
     causal: str = "",
     nonempty: str = "",
     ordered: str = "",
@@ -38,30 +38,30 @@ def operation(
     lengths: Mapping[str, str] | None = None,
     indices: Mapping[str, str] | None = None,
     cumulative: Mapping[str, str] | None = None,
-    drawn: Mapping[str, int] | None = None,
+    generated_below: Mapping[str, int] | None = None,
     parts: Mapping[str, Part] | None = None,
-    tried: Mapping[str, tuple[Any, ...]] | None = None,
+    trial_values: Mapping[str, tuple[Any, ...]] | None = None,
     chosen: str = "",
 ) -> Callable[[P], P]:
     """Register a Protocol as the operation ``name``.
 
     ``reference_only``: no backend provides it. ``axes``: meanings of sizes that differ from the glossary.
-    ``pooled``: the argument that each result averages. ``linear``: arguments; the first result is linear in each of
-    them. ``sharpened``: exponents p by argument; multiplying every argument by its cᵖ multiplies the scores by c.
-    ``causal``: two sizes; results along the first do not depend on later positions along the last. A flag `causal`
-    implies it. ``nonempty``: sizes of positions or layers that must not be 0. ``ordered``: options under which
+    ``pooled``: the argument that each result averages. ``linear``: arguments in each of which the first result is
+    linear. ``scores_scale_with``: exponents p by argument; multiplying every argument by its cᵖ multiplies the scores
+    by c. ``causal``: two sizes; results along the first do not depend on later positions along the last. A flag
+    `causal` implies it. ``nonempty``: sizes of positions or layers that must not be 0. ``ordered``: options under which
     the order of positions matters. ``features``: keyword arguments, their choices (``norm=pre``) and results that a
     backend may lack. ``results``: names of the arrays of a tuple. ``lengths``: integer arrays of lengths, each with the
     size whose positions it limits. ``indices``: integer arrays, each with the size that bounds it. ``cumulative``:
     integer vectors of boundaries between packed sequences, from 0 on and never falling, each with the packed size.
-    ``drawn``: integer arrays without bounds, each with the bound for generated examples. ``parts``: effects of options
-    and optional arrays on scores. ``tried``: values to try an option with. ``chosen``: integer results that select the
-    best of several candidates. Where rounding errors decide between candidates, either choice is correct; a float
-    result says how good the choice is.
+    ``generated_below``: integer arrays without bounds, each with the bound for examples. ``parts``: effects of options
+    and optional arrays on scores. ``trial_values``: values to try an option with. ``chosen``: integer results that
+    select the best of several candidates. Where rounding errors decide between candidates, either choice is correct; a
+    float result says how good the choice is.
     """
     if chapter not in CHAPTERS:
-        raise ValueError(f"chapter {chapter!r} is none of {', '.join(CHAPTERS)}")
-    words: dict[str, Any] = {
+        raise ValueError(f"operation {name}: chapter: expected one of {', '.join(CHAPTERS)}; got {chapter!r}")
+    facts: dict[str, Any] = {
         "chapter": chapter,
         "formula": formula,
         "sources": tuple(sources),
@@ -69,7 +69,7 @@ def operation(
         "axes": axes or {},
         "pooled": pooled,
         "linear": tuple(linear.split()),
-        "sharpened": sharpened or {},
+        "scores_scale_with": scores_scale_with or {},
         "causal": tuple(causal.split()),
         "nonempty": tuple(nonempty.split()),
         "ordered": tuple(ordered.split()),
@@ -78,20 +78,20 @@ def operation(
         "lengths": lengths or {},
         "indices": indices or {},
         "cumulative": cumulative or {},
-        "drawn": drawn or {},
+        "generated_below": generated_below or {},
         "parts": parts or {},
-        "tried": tried or {},
+        "trial_values": trial_values or {},
         "chosen": tuple(chosen.split()),
     }
 
     def registered(protocol: P) -> P:
         try:
-            made = _read_protocol(protocol, name, words)
+            declared = _read_protocol(protocol, name, facts)
             if not reference_only:
-                check(made)
+                check(declared)
         except InvalidDeclaration as error:
             raise InvalidDeclaration(f"{protocol.__name__}: {error}") from None
-        register(made)
+        register(declared)
         return protocol
 
     return registered
@@ -101,45 +101,45 @@ CAUSAL = "causal"
 """Name of the causal flag, the same in every operation."""
 
 
-def _read_protocol(protocol: Any, name: str, words: Mapping[str, Any]) -> Operation:
-    """Build the operation that a Protocol declares; :class:`InvalidDeclaration` states what is wrong with it."""
+def _read_protocol(protocol: Any, name: str, facts: Mapping[str, Any]) -> Operation:
+    """Build the operation that a Protocol declares; :class:`InvalidDeclaration` says what is wrong."""
     if not getattr(protocol, "_is_protocol", False) or len(protocol.__parameters__) != 1 or not protocol.__doc__:
         raise InvalidDeclaration("expected a Protocol[Array] with a docstring of domain and edges")
     if name in OPERATIONS or name != name.lower() or name.replace("_", "") != protocol.__name__.lower():
-        raise InvalidDeclaration(f"name: expected that of the class in small letters, and used once; got {name!r}")
+        raise InvalidDeclaration(f"name: expected an unused name, the class's in small letters; got {name!r}")
     signature = inspect.signature(protocol.__call__)
-    given = list(signature.parameters.values())[1:]
-    annotations = {p.name: p.annotation for p in given} | {"result": signature.return_annotation}
-    if "result" in [p.name for p in given]:
+    parameters = list(signature.parameters.values())[1:]
+    annotations = {p.name: p.annotation for p in parameters} | {"result": signature.return_annotation}
+    if "result" in [p.name for p in parameters]:
         raise InvalidDeclaration("result: expected another name for an argument")
-    named = [n for top, a in annotations.items() for n in names(a, top, deep=top == "result")]
-    meanings = {**GLOSSARY, **words["axes"]}
-    scope = {n: n for n in (*named, *(p.name for p in given if p.name in meanings))}
+    size_names = [n for top, a in annotations.items() for n in names(a, top, deep=top == "result")]
+    meanings = {**GLOSSARY, **facts["axes"]}
+    scope = {n: n for n in (*size_names, *(p.name for p in parameters if p.name in meanings))}
     nodes = {n: read(a, n, scope) for n, a in annotations.items()}
-    result = _named(nodes.pop("result"), iter(words["results"]))
+    result = _named(nodes.pop("result"), iter(facts["results"]))
     parts = [
         replace(n, kind=Kind.SIZE) if isinstance(n, Option) and n.kind is Kind.COUNT and n.path in meanings else n
         for n in nodes.values()
     ]
-    made = Operation(
+    declared = Operation(
         name=name,
         protocol=protocol,
         call=Branch("", dict, tuple(nodes), tuple(parts)),
         result=result,
-        defaults={p.name: p.default for p in given if p.default is not p.empty},
-        keyword_only=frozenset(p.name for p in given if p.kind is p.KEYWORD_ONLY),
-        **words,
+        defaults={p.name: p.default for p in parameters if p.default is not p.empty},
+        keyword_only=frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY),
+        **facts,
     )
-    if CAUSAL not in nodes or made.cumulative or not made.sizes_of(Axis.KEY):
-        return made  # packed sequences share one axis, paged caches have no key axis: neither axis order is causal
-    pair = made.causal or (*made.sizes_of(Axis.QUERY)[:1], *made.sizes_of(Axis.KEY)[-1:])
-    return replace(made, causal=tuple(dict.fromkeys(pair)), ordered=(CAUSAL, *made.ordered))
+    if CAUSAL not in nodes or declared.cumulative or not declared.sizes_of(Axis.KEY):
+        return declared  # packed sequences share one axis, paged caches have no key axis: neither axis order is causal
+    pair = declared.causal or (*declared.sizes_of(Axis.QUERY)[:1], *declared.sizes_of(Axis.KEY)[-1:])
+    return replace(declared, causal=tuple(dict.fromkeys(pair)), ordered=(CAUSAL, *declared.ordered))
 
 
-def _named(result: Node, given: Iterator[str]) -> Node:
+def _named(result: Node, result_names: Iterator[str]) -> Node:
     """Rename the arrays of a result."""
     if isinstance(result, Leaf):
-        return replace(result, path=next(given, result.path))
+        return replace(result, path=next(result_names, result.path))
     if isinstance(result, Branch):
-        return replace(result, nodes=tuple(_named(n, given) for n in result.nodes))
+        return replace(result, nodes=tuple(_named(n, result_names) for n in result.nodes))
     return result

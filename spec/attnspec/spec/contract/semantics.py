@@ -1,7 +1,8 @@
-"""Open questions, on which libraries differ: backends declare choices, the suite observes them.
+"""Questions on which libraries differ: backends declare their choices, and the suite observes them.
 
 Every question is a field of :class:`Semantics`; its type lists the choices, its default is the normative choice.
-Declaring another choice is printed as a deviation. Declaring a choice that the suite does not observe is a violation.
+A declared choice that is not normative is printed as a deviation. It is a violation if the suite observes another
+choice than the declared one.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.declared import declared_as
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.contract.tree import Branch, walked
+from attnspec.spec.contract.tree import Branch, walk
 
 R = TypeVar("R", bound=type)
 WAYS: Mapping[str, str] = {
@@ -20,17 +21,17 @@ WAYS: Mapping[str, str] = {
     "keys-alike": "a mask that is the same for all keys",
     "no-batch": "a mask without batch",
 }
-"""Encodings of a mask. The result of a row without attendable keys may depend on them."""
+"""Encodings of a mask; in some libraries the result of a row without attendable keys depends on them."""
 
 _DEPENDENT: dict[str, set[type]] = {}
 """Records and Protocols that :func:`depends_on` registered, by question."""
 
 
 class Question(NamedTuple):
-    """One open question; ``normative`` is the choice of the reference, ``concerns`` selects the operations.
+    """One question; ``normative`` is the choice of the reference, ``concerns`` selects the operations.
 
-    ``law`` is the identifier of the law that observes the choice. ``allowing`` is the choice that also permits the
-    normative behaviour, so that observing the latter does not refute it; empty if there is no such choice.
+    ``law`` is the identifier of the law that observes the choice. ``allowing`` is a choice that also permits the
+    normative behaviour, which therefore does not refute it; empty if there is no such choice.
     """
 
     name: str
@@ -51,9 +52,9 @@ def question(
 ) -> Any:
     """Declare a field of :class:`Semantics`: its default, its statement and the operations that it concerns.
 
-    The law that observes the choice is ``semantics.<question>`` unless ``law`` names another one.
-    Without ``concerns``, the reference's formulas take the choice. The question then concerns Protocols decorated with
-    :func:`depends_on`, and operations that take a record decorated so.
+    The law that observes the choice is ``semantics.<question>`` unless ``law`` names another one. Without ``concerns``,
+    the reference's formulas ask for the choice; the question then concerns the Protocols that :func:`depends_on`
+    decorates, and the operations with such a record among their arguments.
     """
     metadata = {"statement": statement, "concerns": concerns, "law": law, "allowing": allowing}
     return field(default=normative, metadata=metadata)
@@ -66,9 +67,9 @@ def depends_on(question: str) -> Callable[[R], R]:
 
     ``ValueError`` for a question that is unknown or has ``concerns``.
     """
-    asked = [f.name for f in fields(Semantics) if f.metadata["concerns"] is None]
-    if question not in asked:
-        raise ValueError(f"depends_on: expected one of {', '.join(asked)}; got {question!r}")
+    open_questions = [f.name for f in fields(Semantics) if f.metadata["concerns"] is None]
+    if question not in open_questions:
+        raise ValueError(f"depends_on: expected one of {', '.join(open_questions)}; got {question!r}")
 
     def declared(record: R) -> R:
         _DEPENDENT.setdefault(question, set()).add(record)
@@ -78,9 +79,9 @@ def depends_on(question: str) -> Callable[[R], R]:
 
 
 def asked_by_formula(operation: Operation) -> tuple[str, ...]:
-    """Questions whose choice an operation's formula takes, for itself or for a record among its arguments."""
-    taken = {operation.protocol, *(n.build for n in walked(operation.call) if isinstance(n, Branch))}
-    declared = tuple(question for question, records in _DEPENDENT.items() if records & taken)
+    """Questions on which an operation's formula depends, itself or by a record among its arguments."""
+    types = {operation.protocol, *(n.build for n in walk(operation.call) if isinstance(n, Branch))}
+    declared = tuple(question for question, records in _DEPENDENT.items() if records & types)
     return ("causal_alignment", *declared) if _aligns(operation) else declared
 
 
@@ -94,14 +95,14 @@ def _weighs_keys(operation: Operation) -> bool:
 
 def _compares_queries(operation: Operation) -> bool:
     """True if each query has its own result row, pooled from values that are not the keys."""
-    own = any(operation.asking in leaf.sizes for leaf in operation.queries)
-    return _weighs_keys(operation) and len(operation.attended) > 1 and own
+    has_query_rows = any(operation.query_size in leaf.sizes for leaf in operation.queries)
+    return _weighs_keys(operation) and len(operation.attended) > 1 and has_query_rows
 
 
-def _normalizes_scores(operation: Operation) -> bool:
+def _normalizes_scores(op: Operation) -> bool:
     """True if the operation turns scores into weights, as softmax does."""
-    scores = [x for x in operation.leaves if x.path in operation.sharpened and -1 in x.axes(operation.asked or "")]
-    return bool(scores) and -1 in operation.leading.axes(operation.asked or "")
+    scores = [x for x in op.leaves if x.path in op.scores_scale_with and -1 in x.axes(op.key_size or "")]
+    return bool(scores) and -1 in op.leading.axes(op.key_size or "")
 
 
 def _attends(operation: Operation) -> bool:
@@ -109,7 +110,7 @@ def _attends(operation: Operation) -> bool:
 
 
 def _aligns(operation: Operation) -> bool:
-    """True if causality compares separately numbered query and key positions, of one sequence or of packed ones."""
+    """True if a causal mask compares query and key positions that are numbered separately."""
     return (operation.flag is not None and len(operation.causal) == 2) or len(operation.cumulative) == 2
 
 
@@ -119,7 +120,7 @@ def _counts_without_floats(operation: Operation) -> bool:
 
 
 def _has_sized_arguments(operation: Operation) -> bool:
-    """True if shapes can be wrong: a shared size, a negative size, or the rank of an array without batch."""
+    """True if a call can have a wrong shape: in a shared size, a negative size, or a rank."""
     names = [f for leaf in operation.leaves for d in leaf.core for f in d.sizes if not d.broadcast]
     ranked = any(leaf.core and not leaf.batched for leaf in operation.leaves)
     return bool(operation.numbers) or ranked or len(names) > len(set(names))
@@ -190,8 +191,8 @@ class Semantics:
     @property
     def without_keys(self) -> Mapping[str, str]:
         """Choice of ``fully_masked`` for each encoding of a mask."""
-        found: Any = self.fully_masked
-        return dict(found) if isinstance(found, tuple) else dict.fromkeys(WAYS, found)
+        choice: Any = self.fully_masked
+        return dict(choice) if isinstance(choice, tuple) else dict.fromkeys(WAYS, choice)
 
     @property
     def bottom_right(self) -> bool:
@@ -205,9 +206,9 @@ class Semantics:
 
 
 def _by_way(declared: Any) -> str | tuple[tuple[str, str], ...]:
-    """Convert ``fully_masked`` to pairs of encoding and choice, in the order of ``WAYS``; to one choice if all agree.
+    """Convert ``fully_masked`` to pairs of encoding and choice, or to one choice if all agree.
 
-    An undeclared encoding has the choice of ``full``.
+    An undeclared encoding has the choice of ``full``. Pairs have the order of ``WAYS``.
     """
     pairs = tuple(declared.items() if isinstance(declared, Mapping) else declared)
     ways = dict(pairs) if all(isinstance(x, tuple | list) and len(x) == 2 for x in pairs) else {}
@@ -220,12 +221,12 @@ def _by_way(declared: Any) -> str | tuple[tuple[str, str], ...]:
     for way, choice in ways.items():
         if choice not in choices:
             raise ValueError(f"semantics fully_masked: {way}: expected one of {', '.join(choices)}; got {choice!r}")
-    every = tuple((way, str(ways.get(way, ways["full"]))) for way in WAYS)
-    return every if len(set(ways.values())) > 1 else every[0][1]
+    choices_by_way = tuple((way, str(ways.get(way, ways["full"]))) for way in WAYS)
+    return choices_by_way if len(set(ways.values())) > 1 else choices_by_way[0][1]
 
 
 def spelled(choice: Any) -> str:
-    """Text of a declared choice; choices by encoding are listed."""
+    """Text of a declared choice, with all choices if they differ by encoding."""
     return ", ".join(f"{way}: {x}" for way, x in choice) if isinstance(choice, tuple) else str(choice)
 
 
@@ -237,8 +238,8 @@ def plain(choice: Any) -> Any:
 def _question(f: "Field[Any]") -> Question:
     concerns = f.metadata["concerns"] or (lambda operation: f.name in asked_by_formula(operation))
     law = f.metadata["law"] or f"semantics.{f.name}"
-    words = get_args(f.type)
-    return Question(f.name, f.metadata["statement"], words, str(f.default), concerns, law, f.metadata["allowing"])
+    choices = get_args(f.type)
+    return Question(f.name, f.metadata["statement"], choices, str(f.default), concerns, law, f.metadata["allowing"])
 
 
 QUESTIONS: Mapping[str, Question] = {f.name: _question(f) for f in fields(Semantics)}

@@ -1,4 +1,4 @@
-"""Binding of a call's shapes to the sizes of a Protocol, with checks and result shapes."""
+"""Binding of a call's shapes to the sizes of a Protocol, which checks them and gives result shapes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,9 +15,9 @@ from attnspec.spec.contract.tree import (
     Shape,
     StructureError,
     as_tuple,
-    described,
-    number_of,
-    short,
+    dimension_value,
+    pair_leaves,
+    unscoped,
 )
 
 REMEMBERED = 4096
@@ -33,7 +33,7 @@ class ShapeError(ValueError):
 
 
 def in_words(value: Any) -> str:
-    """Text for an option's value: the ``repr`` of strings, numbers and None, else the type's name."""
+    """Text of an option's value: ``repr`` of strings, numbers and None, else the name of the type."""
     brief = value is None or isinstance(value, str | int | float) or getattr(value, "shape", None) == ()
     return repr(value) if brief else type(value).__name__
 
@@ -50,15 +50,15 @@ class Binding:
 
     def shape(self, leaf: Leaf) -> Shape:
         """Full shape of an argument or result in this call."""
-        core = tuple(number_of(d.factors, self.sizes) or 0 for d in leaf.core)
+        core = tuple(dimension_value(d.factors, self.sizes) or 0 for d in leaf.core)
         return (*self.batch, *core) if leaf.batched else core
 
     def number(self, size: str) -> int:
         """Value of a size, or of a product of sizes, in this call; ``KeyError`` for an unknown size."""
-        found = number_of(tuple(size.split("*")), self.sizes)
-        if found is None:
+        value = dimension_value(tuple(size.split("*")), self.sizes)
+        if value is None:
             raise KeyError(f"{self.operation.name} has no size {size}")
-        return found
+        return value
 
     @property
     def result(self) -> Shape:
@@ -86,47 +86,47 @@ def bind(operation: Operation, values: Mapping[str, Any]) -> Binding:
     does not fit. Bindings and errors are cached by shapes.
     """
     key = _key(operation, values)
-    known = operation.bindings
+    cached = operation.bindings
     try:
-        seen: Binding | StructureError | None = known.get(key)
+        outcome: Binding | StructureError | None = cached.get(key)
     except TypeError:  # a shape that cannot be hashed, such as a list
-        key = seen = None
-    if seen is None:
+        key = outcome = None
+    if outcome is None:
         try:
-            seen = _bound(operation, values)
+            outcome = _bound(operation, values)
         except StructureError as error:
-            seen = error.with_traceback(None)  # its frames would keep the arrays alive
+            outcome = error.with_traceback(None)  # its frames would keep the arrays alive
         if key is not None:
-            if len(known) >= REMEMBERED:
-                known.clear()
-            known[key] = seen
-    if isinstance(seen, StructureError):
-        raise ShapeError(operation.name, seen.path, seen.expected, seen.got)
-    return seen
+            if len(cached) >= REMEMBERED:
+                cached.clear()
+            cached[key] = outcome
+    if isinstance(outcome, StructureError):
+        raise ShapeError(operation.name, outcome.path, outcome.expected, outcome.got)
+    return outcome
 
 
 def results(operation: Operation, value: Any) -> list[tuple[Leaf, Any]]:
     """Return the arrays of a result with their descriptions; ``StructureError`` for another tree."""
-    return [(leaf, x) for leaf, x in described(operation.result, value, "result") if isinstance(leaf, Leaf)]
+    return [(leaf, x) for leaf, x in pair_leaves(operation.result, value, "result") if isinstance(leaf, Leaf)]
 
 
 def _key(operation: Operation, values: Mapping[str, Any]) -> tuple[Any, ...] | None:
     """Cache key of a binding: sizes, numbers of items, shapes. None for arguments of another structure."""
-    found: list[Any] = []
+    arrays: list[Any] = []
     key: list[Any] = []
     get = values.get
     try:
         for name, read in operation.readers:
             if read is None:
-                found.append(get(name))
+                arrays.append(get(name))
             else:
-                read(get(name), found, key)
+                read(get(name), arrays, key)
         for option in operation.numbers:
             value = get(option.path)
             if value is not None and type(value) is not int:
                 return None
             key.append(value)
-        key += [None if x is None else x.shape for x in found]
+        key += [None if x is None else x.shape for x in arrays]
         return tuple(key)
     except (TypeError, AttributeError):
         return None
@@ -134,27 +134,27 @@ def _key(operation: Operation, values: Mapping[str, Any]) -> tuple[Any, ...] | N
 
 def _bound(operation: Operation, values: Mapping[str, Any]) -> Binding:
     binding = Binding(operation)
-    given: list[Leaf] = []
-    late: list[tuple[Leaf, Dim, int, Shape]] = []
+    passed: list[Leaf] = []
+    compound: list[tuple[Leaf, Dim, int, Shape]] = []
 
     def counted(branch: Branch, path: str, number: int) -> None:
-        _say(binding, branch.count, path, number, f"{number} of them")
+        _bind_size(binding, branch.count, path, number, f"{number} of them")
 
     call = zip(operation.call.names, operation.call.nodes, strict=True)
-    for node, value in (x for name, n in call for x in described(n, values.get(name), name, counted=counted)):
+    for node, value in (x for name, n in call for x in pair_leaves(n, values.get(name), name, counted=counted)):
         if value is None:
             continue
         if isinstance(node, Option):
             if node.kind is Kind.SIZE:
-                _say(binding, node.path, node.path, value, value)
+                _bind_size(binding, node.path, node.path, value, value)
             continue
         if not hasattr(value, "shape"):
             raise StructureError(node.path, f"an array of shape {node.shape_text}", type(value).__name__)
-        given.append(node)
+        passed.append(node)
         if not node.free:
-            late += _fit(binding, node, tuple(value.shape))
-    _fit_late(binding, late)
-    binding.leaves = tuple(given)
+            compound += _fit(binding, node, tuple(value.shape))
+    _fit_compound(binding, compound)
+    binding.leaves = tuple(passed)
     return binding
 
 
@@ -173,45 +173,45 @@ def _fit(binding: Binding, leaf: Leaf, shape: Shape) -> list[tuple[Leaf, Dim, in
             expected = f"a batch that broadcasts with {as_tuple(binding.batch)}"
             raise StructureError(leaf.path, expected, f"batch {as_tuple(batch)}")
         binding.batch = common
-    late = []
+    compound = []
     for d, size in zip(leaf.core, shape[len(shape) - rank :], strict=True):
         if d.plain:
-            _say(binding, d.factors[0], leaf.path, size, shape, leaf, d.written)
+            _bind_size(binding, d.factors[0], leaf.path, size, shape, leaf, d.written)
         else:
-            late.append((leaf, d, size, shape))
-    return late
+            compound.append((leaf, d, size, shape))
+    return compound
 
 
-def _say(
+def _bind_size(
     binding: Binding, size: str, path: str, number: int, got: Any, leaf: Leaf | None = None, written: str = ""
 ) -> None:
-    """Bind a size to a number; :class:`StructureError` if it has another number or the number is too small."""
+    """Bind a size to a number; :class:`StructureError` if it has another one or this is too small."""
     if binding.sizes.get(size) == number:  # the lower bound was checked when it was bound
         return
-    known = binding.sizes.setdefault(size, number)
+    bound_number = binding.sizes.setdefault(size, number)
     origin = binding.origin.setdefault(size, path)
     least = binding.operation.least(size)
-    if known == number >= least:
+    if bound_number == number >= least:
         return
-    name = written or short(size)
+    name = written or unscoped(size)
     expected = f"{name} of at least {least}"
-    if known != number:
-        expected = f"{leaf.shape_text} with {name} = {known}" if leaf else f"{name} = {known}"
+    if bound_number != number:
+        expected = f"{leaf.shape_text} with {name} = {bound_number}" if leaf else f"{name} = {bound_number}"
         expected = f"{expected} (from {origin})"
     raise StructureError(path, expected, as_tuple(got) if isinstance(got, tuple) else got)
 
 
-def _fit_late(binding: Binding, late: list[tuple[Leaf, Dim, int, Shape]]) -> None:
-    """Check dimensions that broadcast, are products or sums. A dimension with one unknown size binds it."""
-    for leaf, d, size, shape in late:
-        unknown, rest = unknown_of(d.factors, binding.sizes)
+def _fit_compound(binding: Binding, compound: list[tuple[Leaf, Dim, int, Shape]]) -> None:
+    """Check dimensions that broadcast, are products or are sums; bind a size that only they name."""
+    for leaf, d, size, shape in compound:
+        unknown, known_part = unknown_of(d.factors, binding.sizes)
         if unknown and not d.broadcast:
             total = len(d.factors) == 1
-            found, remainder = (size - rest, 0) if total else divmod(size, rest or size + 1)
-            if not remainder and (found >= 0 or not total):
-                _say(binding, unknown, leaf.path, found, shape, leaf)
-    for leaf, d, size, shape in late:
-        expected = number_of(d.factors, binding.sizes)
+            quotient, remainder = (size - known_part, 0) if total else divmod(size, known_part or size + 1)
+            if not remainder and (quotient >= 0 or not total):
+                _bind_size(binding, unknown, leaf.path, quotient, shape, leaf)
+    for leaf, d, size, shape in compound:
+        expected = dimension_value(d.factors, binding.sizes)
         if size != expected and not (d.broadcast and size == 1):
             or_one = " or 1" if d.broadcast and expected != 1 else ""
             wanted = f"= {expected}{or_one}" if expected is not None else _fitting(d, binding)
@@ -225,18 +225,18 @@ def unknown_of(factors: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[str,
     """
     parts = factors if len(factors) > 1 else factors[0].split("+")
     # Lists, since torch.compile traces no generators here.
-    unknown = [part for part in parts if number_of(tuple(part.split("*")), sizes) is None]
+    unknown = [part for part in parts if dimension_value(tuple(part.split("*")), sizes) is None]
     known = [part for part in parts if part not in unknown]
     if len(unknown) != 1 or not known or "+" in unknown[0] or "*" in unknown[0]:
         return "", 0
-    return unknown[0], number_of(tuple(known) if len(factors) > 1 else ("+".join(known),), sizes) or 0
+    return unknown[0], dimension_value(tuple(known) if len(factors) > 1 else ("+".join(known),), sizes) or 0
 
 
 def _fitting(d: Dim, binding: Binding) -> str:
-    """Text of what the known sizes require of a dimension with an unknown size."""
+    """Text of the requirement that known sizes make of a dimension with an unknown size."""
     total = len(d.factors) == 1
     parts = d.factors[0].split("+") if total else d.factors
-    known = {short(p): binding.sizes[p] for p in parts if p in binding.sizes}
+    known = {unscoped(p): binding.sizes[p] for p in parts if p in binding.sizes}
     if total:
         return f"at least {'+'.join(known)} = {sum(known.values())}"
     return f"a multiple of {'*'.join(known)} = {prod(known.values())}"

@@ -4,8 +4,9 @@ A tree is an array, a record, a tuple of fixed length, or a tuple of any number 
 record is a frozen dataclass of trees; an argument may also be a NamedTuple. The path of an array in a tree is written
 as in Python: ``parameters.w_hf``, ``layers[1].attention.w_k``. In descriptions, ``[:]`` stands for any item.
 
-Values are flattened by their own structure (:func:`flatten`, :func:`mapped`, :func:`as_source`). Descriptions
-(:class:`Leaf`, :class:`Option`, :class:`Branch`) check values (:func:`described`) and build new ones (:func:`built`).
+Values are flattened by their own structure (:func:`flatten`, :func:`map_tree`, :func:`as_source`). Descriptions, which
+are :class:`Leaf`, :class:`Option` and :class:`Branch`, check values (:func:`pair_leaves`) and build them
+(:func:`build_tree`).
 """
 
 import re
@@ -99,8 +100,8 @@ class Leaf:
     @lru_cache(maxsize=4096)  # noqa: B019 - descriptions live as long as the contract
     def at(self, items: Items) -> "Leaf":
         """Copy with these indices in place of ``[:]``."""
-        dims = tuple(replace(d, factors=tuple(with_items(f, items) for f in d.factors)) for d in self.dims)
-        return replace(self, path=with_items(self.path, items), dims=dims)
+        dims = tuple(replace(d, factors=tuple(with_indices(f, items) for f in d.factors)) for d in self.dims)
+        return replace(self, path=with_indices(self.path, items), dims=dims)
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,8 @@ class Option:
             return "True or False"
         if self.kind is Kind.WINDOW:
             return "a tuple (left, right), each an integer of at least 0 or None"
-        words = " or ".join(map(repr, self.choices))
-        return words or ("a number" if self.kind is Kind.NUMBER else "an integer")
+        choices_text = " or ".join(map(repr, self.choices))
+        return choices_text or ("a number" if self.kind is Kind.NUMBER else "an integer")
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,12 +208,12 @@ def flatten(value: Any, path: str = "") -> dict[str, Any]:
     return {p: x for below, part in inner for p, x in flatten(part, below).items()}
 
 
-def mapped(value: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:
+def map_tree(value: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:
     """Apply ``change(path, value)`` to every array and option of a tree; the structure stays."""
     inner = branches(value, path)
     if inner is None:
         return change(path, value)
-    parts = [mapped(part, change, below) for below, part in inner]
+    parts = [map_tree(part, change, below) for below, part in inner]
     if isinstance(value, dict):
         return dict(zip(value, parts, strict=True))
     names = field_names(value)
@@ -240,37 +241,37 @@ Counter: TypeAlias = Callable[[Branch, str, int], None]
 """Callback ``(branch, path, number)`` for each tuple of similar trees."""
 
 
-def described(node: Node, value: Any, path: str = "", counted: Counter | None = None) -> Described:
+def pair_leaves(node: Node, value: Any, path: str = "", counted: Counter | None = None) -> Described:
     """Arrays and options of a value with their descriptions; None stands for an optional part that is absent.
 
     :class:`StructureError` if the value has another structure.
     """
-    places = placed(node, value, path, counted)
+    places = place_leaves(node, value, path, counted)
     return [(inner.at(at) if at and isinstance(inner, Leaf) else inner, x) for inner, at, x in places]
 
 
-def placed(node: Node, value: Any, path: str = "", counted: Counter | None = None) -> Placed:
-    """Like :func:`described`, but with indices beside shared descriptions, so that PyTorch can trace it."""
-    found: Placed = []
-    _place(node, value, path, (), counted, found)
-    return found
+def place_leaves(node: Node, value: Any, path: str = "", counted: Counter | None = None) -> Placed:
+    """Like :func:`pair_leaves`, but with indices beside shared descriptions, so that PyTorch can trace it."""
+    places: Placed = []
+    _place(node, value, path, (), counted, places)
+    return places
 
 
-def _place(node: Node, value: Any, path: str, items: Items, counted: Counter | None, found: Placed) -> None:
+def _place(node: Node, value: Any, path: str, items: Items, counted: Counter | None, places: Placed) -> None:
     if not isinstance(node, Branch):
-        found.append((node, items, value))
+        places.append((node, items, value))
         return
     if node.build is NoneType:
         return
     if value is None and node.optional:
-        found += [(replace(inner, optional=True), items, None) for inner in walked(node) if isinstance(inner, Leaf)]
+        places += [(replace(inner, optional=True), items, None) for inner in walk(node) if isinstance(inner, Leaf)]
         return
     parts = _parts(node, value, path)
     if node.many and counted is not None:
         counted(node, path, len(parts))
     for number, part in enumerate(parts):
         below = node.part_path(number, path) if isinstance(inner := node.node(number), Branch) else ""
-        _place(inner, part, below, (*items, number) if node.many else items, counted, found)
+        _place(inner, part, below, (*items, number) if node.many else items, counted, places)
 
 
 def _parts(node: Branch, value: Any, path: str) -> tuple[Any, ...]:
@@ -287,20 +288,22 @@ def _parts(node: Branch, value: Any, path: str) -> tuple[Any, ...]:
     return parts
 
 
-def built(node: Node, at: Callable[[Leaf | Option], Any], count: Callable[[Branch], int], items: Items = ()) -> Any:
+def build_tree(
+    node: Node, at: Callable[[Leaf | Option], Any], count: Callable[[Branch], int], items: Items = ()
+) -> Any:
     """Build a value: ``at`` makes arrays and options (None omits one), ``count`` gives the numbers of similar trees."""
     if not isinstance(node, Branch):
         return at(node.at(items) if items and isinstance(node, Leaf) else node)
     if not node.many:
-        return node.rebuilt([built(inner, at, count, items) for inner in node.nodes])
-    return tuple(built(node.node(i), at, count, (*items, i)) for i in range(count(node)))
+        return node.rebuilt([build_tree(inner, at, count, items) for inner in node.nodes])
+    return tuple(build_tree(node.node(i), at, count, (*items, i)) for i in range(count(node)))
 
 
-def walked(node: Node) -> Iterator[Node]:
+def walk(node: Node) -> Iterator[Node]:
     """Yield a description and all its parts; of similar trees the first and, if it differs, the other."""
     yield node
     for inner in dict.fromkeys(node.nodes) if isinstance(node, Branch) else ():
-        yield from walked(inner)
+        yield from walk(inner)
 
 
 Reader: TypeAlias = Callable[[Any, list[Any], list[Any]], None]
@@ -312,12 +315,12 @@ def reader(node: Node) -> Reader:
     ``TypeError`` for a value of another structure. Every call of an operation runs it, hence closures for speed.
     """
     if not isinstance(node, Branch):
-        return lambda value, found, counts: found.append(value)
+        return lambda value, arrays, counts: arrays.append(value)
     read = _record_reader(node) if _is_record(node) else _tuple_reader(node)
     if not node.optional:
         return read
-    absent = [None] * sum(isinstance(n, Leaf) for n in walked(node))
-    return lambda value, found, counts: found.extend(absent) if value is None else read(value, found, counts)
+    absent = [None] * sum(isinstance(n, Leaf) for n in walk(node))
+    return lambda value, arrays, counts: arrays.extend(absent) if value is None else read(value, arrays, counts)
 
 
 def _is_record(node: Node) -> bool:
@@ -329,18 +332,18 @@ def _is_record(node: Node) -> bool:
 
 def _record_reader(node: Branch) -> Reader:
     """Read all arrays of nested records with one ``attrgetter``."""
-    below = [(n.path.removeprefix(f"{node.path}."), n) for n in walked(node)][1:]
+    below = [(n.path.removeprefix(f"{node.path}."), n) for n in walk(node)][1:]
     builds = [n.build for _, n in below if isinstance(n, Branch)]
     records = _attributes([path for path, n in below if isinstance(n, Branch)])
     arrays = _attributes([path for path, n in below if isinstance(n, Leaf)])
 
-    def read(value: Any, found: list[Any], counts: list[Any]) -> None:
+    def read(value: Any, collected: list[Any], counts: list[Any]) -> None:
         try:
             if not isinstance(value, node.build) or not all(map(isinstance, records(value), builds)):
                 raise TypeError
         except AttributeError:  # something else stands in place of an inner record
             raise TypeError from None
-        found.extend(arrays(value))
+        collected.extend(arrays(value))
 
     return read
 
@@ -358,7 +361,7 @@ def _tuple_reader(node: Branch) -> Reader:
     build, names, many, expected = node.build, node.names, node.many, len(node.nodes)
     inner = [reader(n) for n in node.nodes]
 
-    def read(value: Any, found: list[Any], counts: list[Any]) -> None:
+    def read(value: Any, collected: list[Any], counts: list[Any]) -> None:
         if not isinstance(value, build):
             raise TypeError
         parts: Any = [getattr(value, name) for name in names] if names else value
@@ -367,16 +370,16 @@ def _tuple_reader(node: Branch) -> Reader:
         elif len(parts) != expected:
             raise TypeError
         for step, part in zip(chain(inner[:1], repeat(inner[-1])) if many else inner, parts, strict=False):
-            step(part, found, counts)
+            step(part, collected, counts)
 
     return read
 
 
-def with_items(text: str, items: Items) -> str:
+def with_indices(text: str, items: Items) -> str:
     """Replace each ``[:]`` of a path, size or sum of products by an index, from the left."""
     for sign in "+*":
         if sign in text:
-            return sign.join([with_items(part, items) for part in text.split(sign)])
+            return sign.join([with_indices(part, items) for part in text.split(sign)])
     for i in items:
         text = text.replace("[:]", f"[{i}]", 1)
     return text
@@ -387,7 +390,7 @@ def without_indices(path: str) -> str:
     return re.sub(r"\[\d+\]", "[:]", path) if "[" in path else path
 
 
-def short(size: str) -> str:
+def unscoped(size: str) -> str:
     """Name of a size without the path of its record."""
     return size.rpartition(".")[2]
 
@@ -397,14 +400,14 @@ def as_tuple(parts: Any) -> str:
     return "(" + ", ".join(map(str, parts)) + ("," if len(parts) == 1 else "") + ")"
 
 
-def number_of(factors: tuple[str, ...], sizes: Mapping[str, int]) -> int | None:
+def dimension_value(factors: tuple[str, ...], sizes: Mapping[str, int]) -> int | None:
     """Value of a dimension; None if one of its sizes is unknown."""
     if len(factors) > 1:
         # A list, since torch.compile traces no generators here.
-        found = [number_of((f,), sizes) for f in factors]
-        return None if None in found else prod([x for x in found if x is not None])
+        values = [dimension_value((f,), sizes) for f in factors]
+        return None if None in values else prod([x for x in values if x is not None])
     (factor,) = factors
     if "+" in factor:
-        found = [number_of(tuple(term.split("*")), sizes) for term in factor.split("+")]
-        return None if None in found else sum([x for x in found if x is not None])
+        values = [dimension_value(tuple(term.split("*")), sizes) for term in factor.split("+")]
+        return None if None in values else sum([x for x in values if x is not None])
     return int(factor) if factor.isdigit() else sizes.get(factor)

@@ -14,33 +14,26 @@ from attnspec.spec.scoring import DotScores, GaussianScores, GeneralScores, Scal
 inner_products = of(DotProductAttention, ScaledDotProductAttention)
 """Attention whose scores are inner products of queries and keys."""
 
-
 bilinear_scores = of(
     DotProductAttention, ScaledDotProductAttention, GeneralAttention, MultiHeadAttention, ConcatHeadsAttention
 )
 """Attention whose scores are linear in queries and in keys, with values separate from the keys."""
 
-
 merges_parts = of(MergeAttention)
 """Merging of attention results for parts of the keys."""
 
-gives_scores = of(DotScores, ScaledDotScores, GeneralScores, GaussianScores)
-"""Operations that return scores: their derivative by the logarithm of the scale is the scores themselves."""
+returns_scores = of(DotScores, ScaledDotScores, GeneralScores, GaussianScores)
+"""Operations that return scores, which are their own derivative by the logarithm of the scale."""
 
 
-def averages_by_scores(operation: Operation) -> bool:
+def averages_by_scaled_scores(operation: Operation) -> bool:
     """True if the scores have a scale and the result is linear in the values that they weigh."""
-    return bool(operation.sharpened) and operation.pooled in operation.linear
+    return bool(operation.scores_scale_with) and operation.pooled in operation.linear
 
 
-def scales_once(operation: Operation) -> bool:
+def scales_scores_once(operation: Operation) -> bool:
     """True if scores have a scale and keys are weighed once: no layers, no time steps."""
-    return bool(operation.sharpened) and weighs_once(operation)
-
-
-def _separate_keys(operation: Operation) -> bool:
-    """True if results sum over keys that are not also queries."""
-    return bool(operation.separate_keys)
+    return bool(operation.scores_scale_with) and weighs_once(operation)
 
 
 ORDER_FREE = ((Axis.QUERY, Axis.KEY), (Axis.KEY, Axis.QUERY), (Axis.SELF, Axis(0)), (Axis.HEAD, Axis(0)))
@@ -51,15 +44,15 @@ def _order_free(operation: Operation, kind: Axis, but: Axis) -> bool:
     return any(not operation.axis(size) & but for size in operation.order_free(kind))
 
 
-def shares_keys(operation: Operation) -> bool:
+def keys_may_be_values(operation: Operation) -> bool:
     """True if one array may be passed as keys and values."""
     return len(operation.attended) > 1 and _rows_alike(operation)
 
 
-def shares_all(operation: Operation) -> bool:
+def queries_may_be_keys(operation: Operation) -> bool:
     """True if one array may be passed as queries, keys and values."""
     several = operation.only_weighs_keys and len(operation.attended) > 1
-    return several and any(operation.asking in leaf.sizes for leaf in operation.queries)
+    return several and any(operation.query_size in leaf.sizes for leaf in operation.queries)
 
 
 def _rows_alike(operation: Operation) -> bool:
@@ -67,10 +60,10 @@ def _rows_alike(operation: Operation) -> bool:
     return len({x.core[:-2] for x in (*operation.queries, *operation.attended)}) == 1
 
 
-PERMUTATION = law(
-    "attention.permutation",
-    "Queries, keys with their values, sequences and graphs without positions, and heads have no order: permuted with "
-    "all that belongs to them, they permute the results that have a row or column for each, and no others.",
+PERMUTATION_EQUIVARIANCE = law(
+    "attention.permutation-equivariance",
+    "Queries have no order, nor have keys with their values, heads, or sequences and graphs without positions. "
+    "Permuting them permutes the rows or columns of the results that belong to them and changes nothing else.",
     formula=r"f(Pq, k, v) = P f(q, k, v),\quad f(q, Pk, Pv; MP^\top) = f(q, k, v; M),\quad f(PX) = P f(X)",
     governs=lambda operation: any(_order_free(operation, kind, but) for kind, but in ORDER_FREE),
     sources=[
@@ -84,64 +77,67 @@ PERMUTATION = law(
         S4.passage("Inductive Bias"),
     ],
 )
-SINGLE_KEY = law(
-    "attention.single-key",
-    "One attendable key returns its value, whatever its score.",
+SINGLE_KEY_RETURNS_ITS_VALUE = law(
+    "attention.single-key-returns-its-value",
+    "With a single attendable key, the result is its value, whatever its score.",
     formula=r"A_i = \{j\} \Rightarrow o_i = v_j",
     governs=lambda operation: bool(operation.pooled) and operation.weighs_keys,
     sources=[S0.equation(2)],
 )
-DUPLICATION = law(
-    "attention.duplication",
-    "Repeating every key, value and column of the mask changes nothing.",
+DUPLICATED_KEYS_CHANGE_NOTHING = law(
+    "attention.duplicated-keys-change-nothing",
+    "Repeating every key, with its value and its column of the mask, changes nothing.",
     formula=r"f(q, [k; k], [v; v]) = f(q, k, v)",
     governs=lambda operation: bool(operation.unordered_keys),
     sources=[S0.equation(2)],
 )
 SPLIT_AND_MERGE = law(
     "attention.split-and-merge",
-    "Attention over two halves of the keys recombines, each half weighted by its sum of exponentials.",
+    "Attention over two halves of the keys, each weighted by its sum of exponentials, gives attention over all keys.",
     formula=r"o = \frac{Z_1 o_1 + Z_2 o_2}{Z_1 + Z_2},\quad Z = \sum_j \exp e_j",
-    governs=lambda operation: _separate_keys(operation) and operation.pooled in operation.linear,
+    governs=lambda operation: bool(operation.separate_keys) and operation.pooled in operation.linear,
     sources=[S0.equation(2)],
 )
-HARD_LIMIT = law(
-    "attention.hard-limit",
-    "As scores grow apart, attention returns the value of the best key: unlike those of a fully connected layer, the "
-    "weights depend on the input, and each query finds its own key.",
+HARDMAX_LIMIT = law(
+    "attention.hardmax-limit",
+    "As the scores grow apart, attention returns the value of the best key. Its weights depend on the input, unlike "
+    "those of a fully connected layer: each query finds its own key.",
     formula=r"\beta \to \infty:\ f(\beta q, k, v)_i \to v_{\arg\max_j e_{ij}},\quad f(\beta k_j, k, v) \to v_j",
     governs=of(DotProductAttention, ScaledDotProductAttention, NadarayaWatson, SelfAttention),
     sources=[S0.equation(2), S1.passage("Self-Attention: comparison with convolution and fully-connected layer")],
 )
-SCALE = law(
-    "attention.scale",
-    "The scale of the scores has no error that shows over all elements together or over many batch elements with "
-    "independent errors, even where it is far below the rounding of each element.",
+UNBIASED_SCALE = law(
+    "attention.unbiased-scale",
+    "The scale of the scores has no systematic error, even one far below the rounding of an element: it would show "
+    "over all elements together, or over many batch elements with independent rounding errors.",
     formula=r"\hat\varepsilon = \sum w (o - o^*) g / \sum w g^2 \approx 0,"
     r"\quad \sum_b \langle o_b - o_b^*, g_b \rangle / \sum_b \|g_b\|^2 \approx 0,"
     r"\quad g = \partial o^* / \partial \log(\text{scale})",
-    governs=lambda operation: averages_by_scores(operation) or scales_once(operation) or gives_scores(operation),
+    governs=lambda operation: (
+        averages_by_scaled_scores(operation) or scales_scores_once(operation) or returns_scores(operation)
+    ),
     sources=[S0.equation(5), S0.equation(6), S2.passage("Encoder Attention")],
 )
-MAGNITUDES = law(
-    "attention.magnitudes",
-    "The formula holds for numbers that normal ones do not come near: values of 10¹¹ and subnormal ones, scores "
-    "that are all near −120, or beyond 10⁴, a feature that outweighs all others, a key that every query likes and one "
-    "that none does, a key that has almost all the weight, and rows of low rank, as those of trained models.",
+EXTREME_MAGNITUDES = law(
+    "attention.extreme-magnitudes",
+    "The formula holds far from the magnitudes of normal random numbers: for values of 10¹¹ and subnormal values; "
+    "for scores all near −120, or beyond 10⁴; for one feature that outweighs all others; for a key that every query "
+    "prefers or avoids; for a key with almost all the weight; for rows of low rank, as in trained models.",
     formula=r"|f(x) - f^*(x)| \le \text{budget}(x)",
     governs=lambda operation: bool(operation.pooled or operation.linear) and weighs_once(operation),
 )
-INFINITE_VALUES = law(
-    "attention.infinite-values",
-    "An infinity at an attendable value reaches its feature of the rows that attend to it, and no other feature: there "
-    "the result is that infinity, or NaN, and never a number.",
+INFINITE_VALUES_PROPAGATE = law(
+    "attention.infinite-values-propagate",
+    "An infinite value at an attendable key makes its feature infinite or NaN, never a finite number, in every row "
+    "that attends to the key. No other feature changes.",
     formula=r"j \in A_i,\ v_{jc} = \pm\infty \Rightarrow o_{ic} \in \{\pm\infty, \text{NaN}\}",
     governs=lambda operation: operation.weighs_keys and bool(operation.pooled) and operation.pooled in operation.linear,
     sources=[S0.equation(1)],
 )
-ENSEMBLE_GRADIENT = law(
-    "attention.ensemble-gradient",
-    "Over the independent errors of many batch elements, no gradient shows an error of gain.",
+UNBIASED_GRADIENT = law(
+    "attention.unbiased-gradient",
+    "No gradient is too large or too small by a common factor, even one far below the rounding of an element: it "
+    "would show over many batch elements with independent rounding errors.",
     formula=r"\hat\varepsilon = \sum_b \langle dx_b - dx_b^*, dx_b^* \rangle / \sum_b \|dx_b^*\|^2 \approx 0",
     governs=lambda operation: bool(operation.pooled or operation.linear) and weighs_once(operation),
     sources=[S0.equation(1)],
@@ -149,10 +145,11 @@ ENSEMBLE_GRADIENT = law(
 )
 GRADIENT_IDENTITIES = law(
     "attention.gradient-identities",
-    "Gradients have the symmetries of the formula. An argument in which the result is linear, times its gradient, is "
-    "the result times the cotangent. Queries and keys that meet in inner products alone have the same product with "
-    "their gradients. Where scores are inner products, the gradients of all keys add up to 0, since softmax does not "
-    "see a shift of all keys. Gradients of attention to parts of the keys, merged, are those of attention to all.",
+    "Gradients keep the symmetries of the formula. An argument in which the result is linear has the same inner "
+    "product with its gradient as the result has with the cotangent. Queries and keys that meet only in inner "
+    "products have the same inner product with their gradients. Where scores are inner products, the gradients of "
+    "all keys add up to 0: shifting all keys shifts all scores of a query alike, which softmax ignores. Merging "
+    "attention over parts of the keys gives the gradients of attention over all keys.",
     formula=r"\langle V, dV \rangle = \langle c, f(V) \rangle,"
     r"\quad \sum_i \langle q_i, dq_i \rangle = \sum_j \langle k_j, dk_j \rangle,\quad \textstyle\sum_j dk_j = 0,"
     r"\quad \nabla \langle c, \operatorname{merge}_p f(q, k_p, v_p) \rangle = \nabla \langle c, f(q, k, v) \rangle",
@@ -168,17 +165,18 @@ GRADIENT_IDENTITIES = law(
     ],
     gradients=True,
 )
-SCALE_TRADE = law(
-    "attention.scale-trade",
-    "A power of two or a sign moved from the keys to the queries changes no bit.",
+QUERY_KEY_SCALE_EXCHANGE = law(
+    "attention.query-key-scale-exchange",
+    "Moving a power of two or a sign from the keys to the queries changes no bit of the result.",
     formula=r"f(4q, k/4, v) = f(q, k, v),\quad f(-q, -k, v) = f(q, k, v)",
     governs=inner_products,
     sources=[S0.equation(6)],
 )
-SHARED_INPUTS = law(
-    "attention.shared-inputs",
-    "The same array passed twice gives what two equal arrays give, in every mode, and each of them its gradient.",
+SAME_ARRAY_PASSED_TWICE = law(
+    "attention.same-array-passed-twice",
+    "Passing one array for two arguments gives what two equal arrays give, in every mode of the framework. Each "
+    "argument gets its own gradient.",
     formula=r"f(x, x) = f(x, \operatorname{copy} x),\quad \nabla_q f(x, x, x) = \nabla_q f(q, k, v),\ q = k = v = x",
-    governs=lambda operation: shares_keys(operation) or shares_all(operation),
+    governs=lambda operation: keys_may_be_values(operation) or queries_may_be_keys(operation),
     sources=[S0.equation(16), S0.equation(17)],
 )

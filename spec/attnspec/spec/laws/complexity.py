@@ -4,16 +4,16 @@ from attnspec.spec.complexity import Convolution, GraphLayer
 from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.sources import S1, S4
 
-TRANSLATION = law(
-    "complexity.translation",
-    "A convolution is equivariant to translations: zeros before the tokens move the results with them.",
+TRANSLATION_EQUIVARIANCE = law(
+    "complexity.translation-equivariance",
+    "Zeros before the tokens move the results of a convolution by as many places.",
     formula=r"f([0_s; X])_{i+s} = f(X)_i",
     governs=of(Convolution),
     sources=[S4.passage("Inductive Bias")],
 )
 LOCALITY = law(
     "complexity.locality",
-    "The result for a token does not depend on tokens beyond the reach of the taps.",
+    "The result for a token does not depend on tokens that the convolution's taps do not reach.",
     formula=r"j - i \notin [-\lfloor (k-1)/2 \rfloor, \lfloor k/2 \rfloor]:\ \partial y_i / \partial x_j = 0",
     governs=of(Convolution),
     sources=[
@@ -21,10 +21,10 @@ LOCALITY = law(
         S4.passage("Inductive Bias"),
     ],
 )
-EDGES = law(
-    "complexity.edges",
-    "Where two graphs divide the edges of a third between them, their results add up; what comes along a single edge "
-    "is what the node at its beginning would send to itself.",
+EDGE_CONTRIBUTIONS_ADD = law(
+    "complexity.edge-contributions-add",
+    "If the edges of a graph are divided between two graphs, the results of both add up to the result of the whole. "
+    "A node with a single edge receives what the node at its other end would send to itself.",
     formula=r"A \cap B = \emptyset:\ f(X; A \cup B) = f(X; A) + f(X; B);"
     r"\quad A_i = \{j\} \Rightarrow y_i = f(X; I)_j",
     governs=of(GraphLayer),

@@ -6,9 +6,9 @@ from attnspec.spec.scoring import DotScores, ScaledDotScores
 
 MEAN_AND_VARIANCE = law(
     "moments.mean-and-variance",
-    "The mean of the scores of independent vectors is the inner product of their means, and the variance of the scores "
-    "is 2σ²μᵀμ + dσ⁴, each multiplied by the scale and its square: exactly, on a four-wise independent design, also "
-    "where every coordinate has the same mean.",
+    "The mean score of independent vectors is the inner product of their means, and the variance of their scores is "
+    "2σ²μᵀμ + dσ⁴. A scale multiplies the mean, and its square the variance. All this holds exactly on a four-wise "
+    "independent design, also where every coordinate has the same mean.",
     formula=r"E[q^\top k] = \mu^\top \mu,"
     r"\quad \operatorname{Var}[q^\top k] = 2\sigma^2 \mu^\top \mu + d\sigma^4",
     governs=of(DotScores, ScaledDotScores),

@@ -10,24 +10,24 @@ from attnspec.spec.multihead import (
     SplitHeads,
 )
 
-ONE_HEAD = law(
-    "multihead.one-head",
+ONE_HEAD_IS_ATTENTION = law(
+    "multihead.one-head-is-attention",
     "One head with identity projections is scaled dot-product attention.",
     formula=r"h = 1,\ W = I \Rightarrow f(q, k, v) = \operatorname{softmax}(qk^\top/\sqrt{d}) v",
     governs=of(MultiHeadAttention),
     sources=[S0.equation(7)],
 )
-HEAD_SUM = law(
-    "multihead.head-sum",
-    "The result is the sum of what each head gives alone; without W_o, its columns are what each head gives alone.",
+HEADS_ADD_UP = law(
+    "multihead.heads-add-up",
+    "The result is the sum of the results of each head alone. Without the output projection W_o, the results of the "
+    "heads stand side by side.",
     formula=r"f = \sum_r W_{o,r} h_r,\quad f = [f_1; \dots; f_h]",
     governs=of(MultiHeadAttention, MultiHeadAdditiveAttention, ConcatHeadsAttention),
     sources=[S0.equation(10), S1.passage("Multi-Head Self-Attention")],
 )
-HEAD_COLUMNS = law(
-    "multihead.head-columns",
-    "The columns of each head are neighbours, and the heads are in their order, bit for bit: splitting and merging "
-    "undo each other.",
+HEAD_COLUMN_ORDER = law(
+    "multihead.head-column-order",
+    "The columns of a head are neighbours and the heads keep their order; splitting and merging undo each other.",
     formula=r"Y_{r,i,c} = x_{i,rp+c}",
     governs=of(SplitHeads, MergeHeads),
     sources=[S2.passage("Encoder Attention: heads")],

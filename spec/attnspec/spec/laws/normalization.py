@@ -6,18 +6,18 @@ from attnspec.spec.normalization import Softmax
 from attnspec.spec.seq2seq import DecoderStep, OutputDistribution, TeacherForcedDecode
 from attnspec.spec.transformer import DecoderOnly, EncoderDecoder, EncoderOnly
 
-DISTRIBUTION = law(
-    "normalization.distribution",
+SUMS_TO_ONE = law(
+    "normalization.sums-to-one",
     "Weights of a row with an attendable key, and probabilities of tokens, are not negative and sum to 1.",
     formula=r"\alpha_{ij} \ge 0,\quad \sum_j \alpha_{ij} = 1;\quad P_w \ge 0,\quad \sum_w P_w = 1",
     governs=of(Softmax, OutputDistribution, DecoderStep, EncoderDecoder, DecoderOnly, EncoderOnly, TeacherForcedDecode),
     sources=[S0.equation(2), S0.equation(14), S1.passage("Attention: in equations")],
 )
-MASKED_ZERO = law(
-    "normalization.masked-zero",
+MASKED_WEIGHT_IS_ZERO = law(
+    "normalization.masked-weight-is-zero",
     "The weight of a masked key is exactly 0.",
     formula=r"j \notin A_i \Rightarrow \alpha_{ij} = 0",
-    governs=lambda operation: operation.mask is not None and not operation.weighed(str(operation.asked)),
+    governs=lambda operation: operation.mask is not None and not operation.summed_over(str(operation.key_size)),
 )
 SHIFT_INVARIANCE = law(
     "normalization.shift-invariance",
@@ -26,15 +26,15 @@ SHIFT_INVARIANCE = law(
     governs=of(Softmax),
     sources=[S0.equation(2)],
 )
-ORDER = law(
-    "normalization.order",
-    "A greater score never has the smaller weight.",
+ORDER_PRESERVED = law(
+    "normalization.order-preserved",
+    "A greater score never has a smaller weight.",
     formula=r"e_{ij} > e_{ij'} \Rightarrow \alpha_{ij} \ge \alpha_{ij'}",
     governs=of(Softmax),
     sources=[S0.equation(2)],
 )
-EXTREME_SCORES = law(
-    "normalization.extreme-scores",
+EXTREME_SCORES_STAY_FINITE = law(
+    "normalization.extreme-scores-stay-finite",
     "Scores up to the largest number of the dtype give finite weights.",
     formula=r"|e| \le \max \Rightarrow \alpha \text{ finite}",
     governs=of(Softmax),
@@ -42,7 +42,7 @@ EXTREME_SCORES = law(
 )
 INFINITE_SCORES = law(
     "normalization.infinite-scores",
-    "A score of −∞ has weight 0 and leaves the others as if its key were masked; the weight of +∞ is NaN.",
+    "A score of −∞ has weight 0 and leaves the others as if its key were masked. A score of +∞ has weight NaN.",
     formula=r"e_{ij} = -\infty \Rightarrow \alpha_{ij} = 0,\quad e_{ij} = \infty \Rightarrow \alpha_{ij} = \text{NaN}",
     governs=of(Softmax),
     sources=[S0.equation(2)],

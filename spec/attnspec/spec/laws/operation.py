@@ -47,7 +47,7 @@ ORACLE = law(
 )
 SHAPE = law(
     "operation.shape",
-    "The result has the shape that the Protocol gives.",
+    "The result has the shape that the Protocol declares.",
     formula=r"\operatorname{shape} f(x) = \text{as annotated}",
     governs=every,
 )
@@ -59,63 +59,63 @@ DTYPE = law(
 )
 BATCH_INVARIANCE = law(
     "operation.batch-invariance",
-    "An element of a batch computed alone is what it is within the batch, under its own mask, in every head.",
+    "An element of a batch gets the result that it gets alone, under its own mask and in every head.",
     formula=r"f(x)_b = f(x_b),\quad f(x; M)_b = f(x_b; M_b)",
     governs=lambda operation: batched(operation) or bool(operation.masks),
 )
-BROADCASTING = law(
-    "operation.broadcasting",
-    "A dimension of size 1 along batch, heads, queries or keys counts as repeated, and so does a batch dimension that "
-    "is left out in front: what elements share counts for each of them, and for no others.",
+BROADCAST_EQUALS_REPEAT = law(
+    "operation.broadcast-equals-repeat",
+    "An argument of size 1 along batch, heads, queries or keys gives the result of the repeated argument, and so "
+    "does an argument without the leading batch dimensions. What elements share affects them and no others.",
     formula=r"f(x) = f(\operatorname{repeat} x) = f(x_{\text{new axis}}),\quad f(x; M) = f(x; \operatorname{repeat} M)",
     governs=lambda operation: several_batches(operation) or bool(operation.masks),
 )
 EMPTY_BATCH = law(
     "operation.empty-batch",
-    "A batch without elements gives a result without elements, of the right shape.",
+    "A batch without elements gives an empty result of the right shape.",
     formula=r"\operatorname{shape} f(x) = (\ldots, 0, \ldots)",
     governs=batched,
 )
 NO_MUTATION = law(
     "operation.no-mutation",
-    "Inputs are never written to.",
+    "A call never writes to its inputs.",
     formula=r"x \text{ after } f(x) = x \text{ before}",
     governs=takes_arrays,
 )
-NO_MEMORY = law(
-    "operation.no-memory",
-    "A result depends on no earlier call, of other numbers, in other arrays, or in another dtype, and a later call "
-    "does not change it: each array counts as it is when the call is made.",
+INDEPENDENT_OF_OTHER_CALLS = law(
+    "operation.independent-of-other-calls",
+    "A result does not depend on earlier calls with other numbers, arrays or dtypes, and later calls do not change "
+    "it. Each call uses the numbers that its arrays hold at that moment.",
     formula=r"f(x), f(y), f(x):\ \text{first} = \text{third},"
     r"\quad f(x),\ x_i \leftarrow y_i,\ f(x):\ \text{second} = f(x_1, \ldots, y_i, \ldots)",
     governs=every,
 )
-OWN_MEMORY = law(
-    "operation.own-memory",
-    "A result is in memory of its own: who writes to it, or to an argument after the call, changes nothing else.",
+RESULT_OWNS_MEMORY = law(
+    "operation.result-owns-memory",
+    "A result has its own memory: writing to it, or to an argument after the call, changes nothing else.",
     formula=r"f(x) \text{ shares no memory with } x",
     governs=takes_arrays,
 )
 REJECTION = law(
     "operation.rejection",
-    "A shape that violates the Protocol raises, and so do a length, a token or a number of rows outside of its range; "
-    "such a call never returns.",
+    "A call raises an error if a shape violates the Protocol, or if a length, a token or a number of rows is out of "
+    "range. It never returns a result then.",
     formula=r"\text{shape}(x) \ne \text{as annotated},\ \ell \notin 0..t,\ w \notin 0..|V|-1"
     r" \Rightarrow f(x) \text{ raises}",
     governs=lambda operation: refuses_shapes(operation) or takes_indices(operation) or bool(operation.lengths),
 )
 GRADIENT = law(
     "operation.gradient",
-    "Every element of the gradient, and so every directional derivative, is that of the formula, in the dtype of its "
-    "argument.",
+    "Every element of the gradient, and so every directional derivative, follows the formula. The gradient has the "
+    "dtype of its argument.",
     formula=r"\nabla_x \langle c, f(x) \rangle = J(x)^\top c",
     governs=lambda operation: operation.differentiable,
     gradients=True,
 )
-OPTION_EFFECT = law(
-    "operation.option-effect",
-    "Every value that an option may have, and every optional array, gives what the formula says, alone and beside any "
-    "other: what is accepted has an effect.",
+OPTIONS_HAVE_EFFECT = law(
+    "operation.options-have-effect",
+    "Every value of every option, and every optional array, has the effect that the formula gives it, alone and "
+    "together with any other. Nothing is accepted and ignored.",
     formula=r"f(x; o = v) = f^*(x; o = v),\ f(x; o, o') = f^*(x; o, o')",
     governs=lambda operation: has_options(operation) or optional_parts(operation),
 )

@@ -4,7 +4,7 @@ from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.law import law
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.sources import S0, S1, S2, S4
-from attnspec.spec.laws.scoring import gives_keys
+from attnspec.spec.laws.scoring import has_number_per_key
 
 
 def _averages(operation: Operation) -> bool:
@@ -14,12 +14,12 @@ def _averages(operation: Operation) -> bool:
 
 def _sums_linearly(operation: Operation) -> bool:
     """True if the result is a sum over keys, linear in an argument with a row per key."""
-    return not gives_keys(operation) and any(leaf.path in operation.linear for leaf in operation.attended)
+    return not has_number_per_key(operation) and any(leaf.path in operation.linear for leaf in operation.attended)
 
 
 def weighs_once(operation: Operation) -> bool:
     """True if keys are weighed once, by scores or by a weights argument: no layers, no time steps."""
-    weighed = bool(operation.pooled or operation.sharpened) or _sums_linearly(operation)
+    weighed = bool(operation.pooled or operation.scores_scale_with) or _sums_linearly(operation)
     steps = any(operation.axis(size) & (Axis.TIME | Axis.LAYER) for size in operation.sizes)
     return weighed and operation.leading.batched and not operation.chosen and not steps
 
@@ -36,7 +36,7 @@ def _sums_by_weight(operation: Operation) -> bool:
 
 def _averages_keys(operation: Operation) -> bool:
     """True if the result is an average over keys that a mask may exclude."""
-    averaged = operation.weighs_keys and bool(operation.pooled or operation.sharpened)
+    averaged = operation.weighs_keys and bool(operation.pooled or operation.scores_scale_with)
     return averaged and _sums_by_weight(operation) and operation.mask is not None
 
 
@@ -47,16 +47,16 @@ def linear_in_batches(operation: Operation) -> bool:
 
 CONVEXITY = law(
     "pooling.convexity",
-    "Every coordinate of the result lies between the smallest and the largest attendable value: equal values give that "
-    "value.",
+    "Every coordinate of the result lies between the smallest and the largest attendable value. If all values are "
+    "equal, the result is that value.",
     formula=r"\min_{j \in A_i} v_j \le o_i \le \max_{j \in A_i} v_j,\quad v_j = c\ \forall j \Rightarrow o_i = c",
     governs=lambda operation: bool(operation.pooled),
     sources=[S0.equation(1), S0.equation(2)],
 )
 LINEARITY = law(
     "pooling.linearity",
-    "The result is linear in every argument that the contract names so, such as the values: sums give sums, twice an "
-    "argument twice the result, and 0 gives exactly 0.",
+    "The result is linear in every argument that the Protocol declares linear, such as the values: sums give sums, "
+    "twice an argument gives twice the result, and 0 gives exactly 0.",
     formula=r"f(v + v') = f(v) + f(v'),\quad f(2v) = 2f(v),\quad f(-v) = -f(v),\quad f(0) = 0",
     governs=lambda operation: bool(operation.linear),
     sources=[
@@ -67,38 +67,38 @@ LINEARITY = law(
         S2.passage("Luong Attention, footnote 1"),
     ],
 )
-GAIN = law(
-    "pooling.gain",
-    "The result has no error of gain that shows over all elements together or over many batch elements with "
-    "independent errors, even where it is far below the rounding of each element.",
+UNBIASED_GAIN = law(
+    "pooling.unbiased-gain",
+    "No result is too large or too small by a common factor, even one far below the rounding of an element: it would "
+    "show over all elements together, or over many batch elements with independent rounding errors.",
     formula=r"\hat\varepsilon = \sum w (o - o^*) o^* / \sum w {o^*}^2 \approx 0,"
     r"\quad |\textstyle\sum_b t_b| \le 8 \sqrt{\textstyle\sum_b t_b^2} + \text{what all share},"
     r"\quad t_b = \langle o_b - o_b^*, o_b^* \rangle",
     governs=lambda operation: sums_over_keys(operation) or weighs_once(operation),
     sources=[S0.equation(1)],
 )
-ENSEMBLE_SPREAD = law(
-    "pooling.ensemble-spread",
-    "Over many batch elements with independent errors, errors are no larger than the roundings of the class explain. "
-    "Where a result is odd in its inputs, they have both signs alike.",
+ROUNDING_SPREAD = law(
+    "pooling.rounding-spread",
+    "Over many batch elements with independent errors, the errors are no larger than the roundings of the precision "
+    "class explain. Where the result is an odd function of its inputs, positive and negative errors balance.",
     formula=r"\operatorname{mean}_b t_b \le 1 + 8 \operatorname{sd}(t) / \sqrt B,"
     r"\quad t_b = \operatorname{mean} (o_b - o_b^*)^2 / \sigma_b^2;\quad f(-x) = -f(x):"
     r"\ |\textstyle\sum_b s_b| \le 8 \sqrt{\textstyle\sum_b s_b^2},\quad s_b = (o_b - o_b^*) / \sigma_b",
     governs=_sums_by_weight,
     sources=[S0.equation(1)],
 )
-ENSEMBLE_KEYS = law(
-    "pooling.ensemble-keys",
-    "Over the independent errors of many batch elements, no key has a weight that is not its own: none is left out, "
-    "none that is masked or pads a tile counts.",
+NO_LOST_OR_EXTRA_KEYS = law(
+    "pooling.no-lost-or-extra-keys",
+    "Every key has its own weight: none is left out, and no masked key or padding of a tile counts. Even a wrong "
+    "weight far below the roundings would show over many batch elements with independent errors.",
     formula=r"\hat\varepsilon = \sum_b t_b / \sum_b \|g_b\|^2 \approx 0,"
     r"\quad t_b = \langle o_b - o_b^*, g_b \rangle,\quad g = (v_j - o^*) / m",
     governs=_averages_keys,
     sources=[S0.equation(1)],
 )
-UNIFORM = law(
-    "pooling.uniform",
-    "Equal keys are weighted equally: the result is the mean of the attendable values.",
+EQUAL_KEYS_GIVE_MEAN = law(
+    "pooling.equal-keys-give-mean",
+    "Equal keys have equal weights, so the result is the mean of the attendable values.",
     formula=r"k_j = k\ \forall j \Rightarrow o_i = \tfrac{1}{|A_i|} \sum_{j \in A_i} v_j",
     governs=lambda operation: _averages(operation) and len(operation.attended) > 1,
     sources=[S4.passage("Attention Prompt"), S1.passage("Attention: definition")],

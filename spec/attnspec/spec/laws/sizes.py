@@ -11,17 +11,17 @@ WIDE = (Axis.FEATURE, Axis.WIDTH, Axis.HIDDEN)
 """Axes of vector components."""
 
 
-def attends(operation: Operation) -> bool:
+def attends_under_mask(operation: Operation) -> bool:
     """True if queries in any order attend to separate keys, under a mask with a row for each query."""
-    mask, asking = operation.mask, operation.asking
-    if mask is None or asking is None or asking not in mask.sizes or operation.attends_to_itself or operation.counts:
+    mask, size = operation.mask, operation.query_size
+    if mask is None or size is None or size not in mask.sizes or operation.attends_to_itself or operation.counts:
         return False
-    return asking in operation.order_free(Axis.QUERY) and bool(operation.attended)
+    return size in operation.order_free(Axis.QUERY) and bool(operation.attended)
 
 
-def compares(operation: Operation) -> bool:
+def has_query_and_key_rows(operation: Operation) -> bool:
     """True if there are rows for queries and rows for keys, outside the layers of a model."""
-    return bool(operation.asking and operation.attended and operation.queries and not _has_layers(operation))
+    return bool(operation.query_size and operation.attended and operation.queries and not _has_layers(operation))
 
 
 def _has_layers(operation: Operation) -> bool:
@@ -29,7 +29,7 @@ def _has_layers(operation: Operation) -> bool:
     return bool(operation.counts) or any("." in size for size in operation.sizes)
 
 
-def shares(operation: Operation) -> bool:
+def may_share_batches(operation: Operation) -> bool:
     """True if keys or a mask may differ from queries or scores in their batch dimensions."""
     several = sum(leaf.batched for leaf in operation.leaves) > 1
     return several and bool(operation.attended or operation.masks) and not _has_layers(operation)
@@ -37,8 +37,8 @@ def shares(operation: Operation) -> bool:
 
 def masked_by_query(operation: Operation) -> bool:
     """True if every query has its own row of a mask, outside the layers of a model."""
-    mask, asking = operation.mask, operation.asking
-    return mask is not None and asking is not None and asking in mask.sizes and not _has_layers(operation)
+    mask, queries = operation.mask, operation.query_size
+    return mask is not None and queries is not None and queries in mask.sizes and not _has_layers(operation)
 
 
 def has_features(operation: Operation) -> bool:
@@ -48,7 +48,7 @@ def has_features(operation: Operation) -> bool:
 
 def heads_compare(operation: Operation) -> bool:
     """True if rows for queries are compared with rows for keys, and rows have features."""
-    return compares(operation) and bool(operation.sizes_of(Axis.FEATURE))
+    return has_query_and_key_rows(operation) and bool(operation.sizes_of(Axis.FEATURE))
 
 
 def in_heads(operation: Operation) -> bool:
@@ -59,36 +59,35 @@ def in_heads(operation: Operation) -> bool:
 counts_keys = of(MeanNormalization, AveragePooling)
 """Operations that divide by the number of keys."""
 
-FEATURES = law(
-    "sizes.features",
-    "Sizes that models have follow the formula, one at a time: up to 7 elements of a batch, vectors of 8 to 256 "
-    "features and rows of 1,100, up to 65 heads, masks of more than 256 keys, 70,000 keys that are counted, and tables "
-    "and vocabularies of 32,800 rows.",
+MODEL_SIZES = law(
+    "sizes.model-sizes",
+    "Results follow the formula at sizes that models use, one at a time: batches of up to 7, vectors of 8 to 256 "
+    "features and rows of 1,100, up to 65 heads, masks of more than 256 keys, averages over 70,000 keys, and tables "
+    "of 32,800 rows.",
     formula=r"|f(x) - f^*(x)| \le \text{budget},\ d \in \{8, \ldots, 256, 1100\} \text{ or } h \le 65 "
     r" \text{ or } m > 256 \text{ or } |V| > 2^{15}",
     governs=lambda operation: any(
         selects(operation) for selects in (batched, has_features, heads_compare, in_heads, masked_by_query, counts_keys)
     ),
 )
-BEYOND = law(
-    "sizes.beyond",
-    "Thousands of positions, 65,600 keys, 512 features, 576 beside values of 512, and 65,536 elements of a batch "
-    "follow the formula, one size at a time; and more than 1,024 queries beside as many keys.",
+LARGE_SIZES = law(
+    "sizes.large-sizes",
+    "Results follow the formula at large sizes, one at a time: thousands of positions, 65,600 keys, 512 features, "
+    "576 with values of 512, and batches of 65,536; and for more than 1,024 queries with as many keys.",
     formula=r"|f(x) - f^*(x)| \le \text{budget},\ m > 512,\ d = 512,\ b \ge 2^{16}",
     governs=lambda operation: bool(operation.sizes),
 )
-GRADIENTS = law(
-    "sizes.gradients",
-    "Gradients are those of the formula where one size is large. Where queries attend to keys under a mask, they are "
-    "so in all combinations of two or three sizes, masks, layouts and magnitudes that models have; those of queries "
-    "without a cotangent are 0.",
+LARGE_SIZE_GRADIENTS = law(
+    "sizes.large-size-gradients",
+    "Gradients follow the formula at large sizes, one at a time, and under masks in all combinations of two or three "
+    "sizes, masks, layouts and magnitudes that models use. Queries without a cotangent have the gradient 0.",
     formula=r"\nabla_x \langle c, f(x) \rangle = J(x)^\top c,\ m > 512 \text{ or } d = 256 \text{ or in combinations}",
     governs=lambda operation: operation.differentiable,
     gradients=True,
 )
-TOGETHER = law(
-    "sizes.together",
-    "Sizes, masks, layouts and magnitudes as models have them follow the formula in all combinations of two or three.",
+COMBINED_SIZES = law(
+    "sizes.combined-sizes",
+    "Results follow the formula in all combinations of two or three sizes, masks, layouts and magnitudes of models.",
     formula=r"|f(x) - f^*(x)| \le \text{budget}",
-    governs=attends,
+    governs=attends_under_mask,
 )

@@ -17,75 +17,76 @@ from attnspec.spec.transformer import (
 )
 
 _layers = of(EncoderLayer, DecoderLayer)
-ZERO_SUBLAYERS = law(
-    "transformer.zero-sublayers",
-    "Where attention and feed-forward network give 0, a pre-norm layer is the identity.",
+ZERO_SUBLAYERS_IDENTITY = law(
+    "transformer.zero-sublayers-identity",
+    "If attention and feed-forward network give 0, a pre-norm layer is the identity.",
     formula=r"W_o = 0,\ W_2 = 0,\ b_2 = 0 \Rightarrow f(X) = X",
     governs=_layers,
     sources=[S3.passage("Transformer Machine Translation")],
 )
-NORMALIZED = law(
-    "transformer.normalized",
-    "With gain 1 and bias 0, layer normalization gives mean 0 and variance v/(v + ε), and every result of a post-norm "
-    "layer has mean 0 and a variance below 1.",
+LAYER_NORM_MOMENTS = law(
+    "transformer.layer-norm-moments",
+    "With gain 1 and bias 0, layer normalization of a row with variance v gives mean 0 and variance v/(v + ε). Every "
+    "result of a post-norm layer has mean 0 and a variance below 1.",
     formula=r"\tfrac1d \sum_i y_i = 0,\quad \tfrac1d \sum_i y_i^2 = \frac{v}{v + \varepsilon} \le 1",
     governs=of(EncoderLayer, DecoderLayer, LayerNorm),
     sources=[BA.passage("3"), VASWANI.passage("3.1")],
 )
 POSITION_WISE = law(
     "transformer.position-wise",
-    "Without attention to others, every position is computed as if it were alone.",
+    "Without attention to other positions, every position is computed as if it were alone.",
     formula=r"W_v = 0 \Rightarrow f(X)_i = f(X_i)",
     governs=_layers,
     sources=[VASWANI.passage("3.3")],
 )
-LAYER_NORM_SHIFT = law(
-    "transformer.layer-norm-shift",
+LAYER_NORM_IGNORES_SHIFT = law(
+    "transformer.layer-norm-ignores-shift",
     "Adding the same number to all features of a position changes nothing.",
     formula=r"\operatorname{LN}(x + c) = \operatorname{LN}(x)",
     governs=of(LayerNorm),
     sources=[BA.passage("5.1")],
 )
-HOMOGENEOUS = law(
-    "transformer.homogeneous",
-    "Without biases, ReLU makes a network whose result grows as its input does.",
+RELU_HOMOGENEITY = law(
+    "transformer.relu-homogeneity",
+    "Without biases, doubling the input of a ReLU network doubles its result.",
     formula=r"b_1 = b_2 = 0 \Rightarrow f(2x) = 2 f(x)",
     governs=of(FeedForward),
     sources=[VASWANI.passage("3.3")],
 )
-LAYER_BY_LAYER = law(
-    "transformer.layer-by-layer",
-    "A stack gives what its first layers give, passed through the others; a stack that may have no layers is then the "
-    "identity, bit for bit.",
+STACK_IS_COMPOSITION = law(
+    "transformer.stack-is-composition",
+    "A stack gives the result of its first layers, passed through the others. A stack that may have no layers is "
+    "then the identity, bit for bit.",
     formula=r"f_{1 \dots N}(X) = f_{k+1 \dots N}(f_{1 \dots k}(X)),\quad N = 0 \Rightarrow Y = X",
     governs=of(EncoderStack, DecoderStack, StackedRNN, StackedGRU, StackedLSTM),
     sources=[S3.passage("Multi-Layer RNNs"), VASWANI.passage("3.1")],
 )
-WITHOUT_MEMORY = law(
-    "transformer.without-memory",
-    "Without a memory, or where attention to it gives 0, a decoder is an encoder under the causal mask.",
+DECODER_WITHOUT_MEMORY = law(
+    "transformer.decoder-without-memory",
+    "Without encoder memory, or if attention to it gives 0, a decoder is an encoder under the causal mask.",
     formula=r"W_o = 0 \Rightarrow f(X, Z; M) = \operatorname{Encoder}(X; M \wedge [j \le i])",
     governs=of(DecoderLayer, DecoderOnly),
     sources=[S2.passage("Masked Decoder Self-Attention"), VASWANI.passage("3.1")],
 )
-CACHED_IS_FULL = law(
-    "transformer.cached-is-full",
-    "Position after position with a cache gives the rows of the whole decoder layer.",
+CACHE_EQUALS_FULL_DECODER = law(
+    "transformer.cache-equals-full-decoder",
+    "Decoding one position after another with a cache gives the rows of the whole decoder layer.",
     formula=r"(y_t, C_t) = f(x_t, C_{t-1}, Z) \Rightarrow Y = \operatorname{Decoder}(X, Z)",
     governs=of(CachedDecoderStep),
     sources=[S2.passage("Machine Translation, solution 4")],
 )
 POSITIONS_MATTER = law(
     "transformer.positions-matter",
-    "With equal positions, exchanging two tokens exchanges their results; with learned positions it does not.",
+    "With equal positions, exchanging two tokens exchanges their results; with different learned positions it does "
+    "not.",
     formula=r"T = 0 \Rightarrow f(Px) = P f(x),\quad T \text{ drawn} \Rightarrow f(Px) \ne P f(x)",
     governs=of(EncoderOnly),
     sources=[S2.passage("Machine Translation, solution 1"), S3.passage("Input Sequence Order")],
 )
-ENCODER_ALONE = law(
-    "transformer.encoder-alone",
-    "The encoder sees neither the target nor the padding of the source: another last token of either changes no "
-    "earlier prediction.",
+ENCODER_SEES_NO_TARGET = law(
+    "transformer.encoder-sees-no-target",
+    "The encoder sees neither the target nor the padding of the source: replacing the last token of either changes "
+    "no earlier prediction.",
     formula=r"f(x, y)_{<n-1} \text{ does not depend on } y_{n-1}, \text{ nor on } x_j \text{ where } M_j = 0",
     governs=of(EncoderDecoder),
     sources=[S2.passage("Machine Translation, solution 4"), S2.passage("Encoder Attention: padding")],

@@ -12,82 +12,82 @@ from attnspec.spec.vision import (
     VitEncoder,
 )
 
-PATCHES = law(
-    "vision.patches",
-    "Patches hold every number of the image once; put side by side they are the image, bit for bit.",
+PATCHES_TILE_IMAGE = law(
+    "vision.patches-tile-image",
+    "Patches hold every number of the image exactly once. Side by side they are the image, bit for bit.",
     formula=r"x_{rC + c} = X_{rP \dots rP + P - 1,\ cP \dots cP + P - 1}",
     governs=of(Patchify),
     sources=[DOSOVITSKIY.passage("3.1")],
 )
-PATCH_ORDER = law(
-    "vision.patch-order",
-    "Patches have no order but for their positions: exchanged together with these, they give the same, exchanged.",
+PATCH_PERMUTATION = law(
+    "vision.patch-permutation",
+    "Patches have no order but their positions: exchanging both exchanges the results of two patches.",
     formula=r"x_i \leftrightarrow x_j,\ p_i \leftrightarrow p_j \Rightarrow z_i \leftrightarrow z_j,\ z'_0 = z_0",
     governs=of(PatchEmbedding, VitEncoder),
     sources=[DOSOVITSKIY.passage("3.1, equation 1")],
 )
-CLASS_TOKEN = law(
-    "vision.class-token",
-    "The sequence begins with the class token at its position, which without layers is all that is represented.",
+CLASS_TOKEN_FIRST = law(
+    "vision.class-token-first",
+    "The sequence begins with the class token. Without layers, the normalized class token is the whole result.",
     formula=r"z_0 = x_{\text{class}} + p_0,\quad L = 0 \Rightarrow y = \operatorname{LN}(x_{\text{class}} + p_0)",
     governs=of(PatchEmbedding, VitEncoder),
     sources=[DOSOVITSKIY.passage("3.1, equations 1 and 4")],
 )
-ALIGNMENT = law(
-    "vision.alignment",
-    "Aligned at the corners, what grows linearly from the first place to the last grows so on the other grid too; "
-    "otherwise twice as many places lie at a quarter and at three quarters of the way.",
+CORNER_ALIGNMENT = law(
+    "vision.corner-alignment",
+    "With aligned corners, a linear ramp stays a linear ramp on every grid. Without, a grid of twice as many points "
+    "puts them at one quarter and three quarters between the old ones.",
     formula=r"x_i = \tfrac{i}{a - 1} \Rightarrow y_j = \tfrac{j}{b - 1};\quad"
     r" b = 2a \Rightarrow y_{2i} = \tfrac14 x_{i-1} + \tfrac34 x_i,\ y_{2i+1} = \tfrac34 x_i + \tfrac14 x_{i+1}",
     governs=of(Interpolate),
     sources=[S4.passage("Attention Unet")],
 )
-INTERPOLATION_HULL = law(
-    "vision.interpolation-hull",
-    "No interpolated number is less than the least of its channel, or greater than the greatest: a constant stays a "
-    "constant. On the grid that there is nothing changes.",
+INTERPOLATION_WITHIN_RANGE = law(
+    "vision.interpolation-within-range",
+    "Interpolated numbers lie between the smallest and the largest of their channel: constants stay constant. "
+    "Interpolating to the same grid changes nothing.",
     formula=r"\min_i x_i \le y_j \le \max_i x_i,\quad b = a \Rightarrow y = x",
     governs=of(Interpolate),
     sources=[S4.passage("Attention Unet")],
 )
-SEPARABILITY = law(
-    "vision.separability",
-    "Slices, rows and columns interpolated one after another give what they give at once.",
+SEPARABLE_INTERPOLATION = law(
+    "vision.separable-interpolation",
+    "Interpolating slices, rows and columns one after another gives the same as interpolating all of them in one call.",
     formula=r"f_{s,r,c}(x) = f_s(f_r(f_c(x)))",
     governs=of(Interpolate),
     sources=[S4.passage("Attention Unet")],
 )
-GATE_RANGE = law(
-    "vision.gate-range",
-    "Coefficients lie in [0, 1], and gated features are the features times these.",
+GATE_IN_UNIT_INTERVAL = law(
+    "vision.gate-in-unit-interval",
+    "Gate coefficients lie in [0, 1], and the gated features are the features times their coefficients.",
     formula=r"0 \le \alpha_i \le 1,\quad \hat x_i = \alpha_i x_i",
     governs=of(AttentionGate),
     sources=[OKTAY.passage("Attention Gates for Image Analysis")],
 )
-SATURATED_GATE = law(
-    "vision.saturated-gate",
-    "A gate that is open lets the features pass, one that is shut none.",
+OPEN_AND_CLOSED_GATE = law(
+    "vision.open-and-closed-gate",
+    "An open gate passes all features unchanged; a closed gate passes none.",
     formula=r"b_\psi = \pm\infty \Rightarrow \hat x = x \text{ or } 0",
     governs=of(AttentionGate, AttentionSkip),
     sources=[OKTAY.passage("Attention Gates for Image Analysis")],
 )
-SKIPPED_SIGNAL = law(
-    "vision.skipped-signal",
-    "The last features of a skip connection are those of the signal, whatever the gate: constants stay constant.",
+SKIP_KEEPS_SIGNAL = law(
+    "vision.skip-keeps-signal",
+    "The last features of a skip connection are those of the signal, whatever the gate.",
     formula=r"g_i = c\ \forall i \Rightarrow f(x, g)_{d_x + 1 \dots} = c",
     governs=of(AttentionSkip),
     sources=[S4.passage("Attention UNet")],
 )
-SPATIAL_WEIGHTS = law(
-    "vision.spatial-weights",
-    "Weights are not negative, sum to 1 over the whole map, and the context is the sum of features weighted by them.",
+SPATIAL_WEIGHTS_SUM_TO_ONE = law(
+    "vision.spatial-weights-sum-to-one",
+    "Weights are not negative and sum to 1 over the whole map; they weight the features in the context.",
     formula=r"\alpha_{rc} \ge 0,\quad \sum_{rc} \alpha_{rc} = 1,\quad c = \sum_{rc} \alpha_{rc} h_{rc}",
     governs=of(SpatialAttention),
     sources=[S3.passage("Attention for Caption Generation"), XU.passage("3.1.2")],
 )
-PLACES = law(
-    "vision.places",
-    "Attention does not know where a place lies: a map turned upside down has its weights so, and the same context.",
+ROTATED_MAP_ROTATES_WEIGHTS = law(
+    "vision.rotated-map-rotates-weights",
+    "Attention does not know where a place lies: rotating the map by 180° rotates the weights and keeps the context.",
     formula=r"h'_{rc} = h_{R - 1 - r,\ C - 1 - c} \Rightarrow \alpha'_{rc} = \alpha_{R - 1 - r,\ C - 1 - c},\ c' = c",
     governs=of(SpatialAttention),
     sources=[S3.passage("Attention for Caption Generation")],

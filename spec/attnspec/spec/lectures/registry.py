@@ -1,8 +1,8 @@
-"""Contents of a lecture by page, and the parts of the specification that own them.
+"""Contents of a lecture by page, and the parts of the specification that cover them, called owners.
 
 An owner is the name of an operation, a law, a question of semantics, an erratum or a misprint. An item without owners
-has a reason instead. ``tests/spec/test_lectures.py`` looks up all owners. Where the lecture's text is available, it
-also checks that every heading and displayed formula is listed.
+gives a reason. ``tests/spec/test_lectures.py`` looks up all owners. If the lecture's text is available, it also checks
+that every heading and displayed formula is listed.
 """
 
 import re
@@ -14,7 +14,7 @@ from attnspec.spec.contract.sources import Source
 
 
 class Kind(Enum):
-    """Kinds of items. A passage is a part of a page that citations name; the other kinds are found by their form."""
+    """Kinds of items. A passage is a part of a page that citations name; other kinds show by their form."""
 
     HEADING = "heading"
     FORMULA = "formula"
@@ -44,8 +44,8 @@ class Item:
     @property
     def number(self) -> int | None:
         """Number of an equation; None for an unnumbered formula or another item."""
-        found = re.search(r"\\quad \((\d+)\)$", self.text) if self.kind is Kind.FORMULA else None
-        return int(found[1]) if found else None
+        match = re.search(r"\\quad \((\d+)\)$", self.text) if self.kind is Kind.FORMULA else None
+        return int(match[1]) if match else None
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Page:
         yield from self.items
 
     def cited(self, passage: str) -> list[Item]:
-        """Items that a citation names: all for the title, one part for ``title: part`` or ``title, part``."""
+        """Items that a citation names: all for the title, or one for ``title: part`` and ``title, part``."""
         title, _, part = passage.casefold().partition(self.title.casefold())
         if title:
             return []
@@ -124,6 +124,6 @@ def table(header: str, *owners: str, reason: str = "") -> Item:
     return Item(Kind.TABLE, header, owners, reason)
 
 
-def passage(name: str, words: str, *owners: str, reason: str = "") -> Item:
+def passage(name: str, first_words: str, *owners: str, reason: str = "") -> Item:
     """Make a passage from its name in citations and its first words."""
-    return Item(Kind.PASSAGE, words, owners, reason, name)
+    return Item(Kind.PASSAGE, first_words, owners, reason, name)

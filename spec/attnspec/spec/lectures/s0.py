@@ -64,7 +64,7 @@ LECTURE = Lecture(
         page(
             "ATTENTION: QUERIES, KEYS AND VALUES IV",
             "attention_pooling",
-            "attention.hard-limit",
+            "attention.hardmax-limit",
             items=[
                 line("ATTENTION POOLING", "attention_pooling"),
                 picture("attention_pooling"),
@@ -101,7 +101,7 @@ LECTURE = Lecture(
         page(
             "ADDITIVE ATTENTION SCORING",
             "additive_scores",
-            "scoring.perceptron",
+            "scoring.additive-is-perceptron",
             items=[
                 formula(
                     r"a(\mathbf{q}, \mathbf{k}) = \mathbf{w}_v^T \tanh(\mathbf{W}_q \mathbf{q} + \mathbf{W}_k "

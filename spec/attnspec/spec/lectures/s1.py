@@ -1,4 +1,4 @@
-"""S1: Wang, Attention Mechanism, Part 1. A page repeated with one more line is listed again."""
+"""S1: Wang, Attention Mechanism, Part 1. A page that returns with one more line is listed again."""
 
 from attnspec.spec.contract.sources import S1
 from attnspec.spec.lectures.registry import Item, Lecture, Page, formula, line, page, passage, picture
@@ -11,7 +11,7 @@ _STEP = page(
     items=[picture("luong_context_dot", "concat_output")],
 )
 
-# `Attention: in equations`, first with its symbols underlined.
+# The page `Attention: in equations`, which first underlines its symbols.
 _UNDERLINED = (
     formula(r"\underline{e^t} = [\underline{s_t^T h_1}, \dots, \underline{s_t^T h_N}] \in \mathbb{R}^N", "dot_scores"),
     formula(r"\underline{\alpha^t} = \text{softmax}(\underline{e^t}) \in \mathbb{R}^N", "softmax"),
@@ -23,11 +23,11 @@ _UNDERLINED = (
     formula(r"[\underline{a_t}; \underline{s_t}] \in \mathbb{R}^{2h}", "concat_output"),
 )
 _SCORES = formula(r"e^t = [s_t^T h_1, \dots, s_t^T h_N] \in \mathbb{R}^N", "dot_scores")
-_WEIGHTS = formula(r"\alpha^t = \text{softmax}(e^t) \in \mathbb{R}^N", "softmax", "normalization.distribution")
+_WEIGHTS = formula(r"\alpha^t = \text{softmax}(e^t) \in \mathbb{R}^N", "softmax", "normalization.sums-to-one")
 _POOLED = formula(r"a_t = \sum_{i=1}^N \alpha_i^t h_i \in \mathbb{R}^h", "attention_pooling", "luong_context_dot")
 _OUTPUT = formula(r"[a_t; s_t] \in \mathbb{R}^{2h}", "concat_output")
 
-# `Attention: definition`, which has queries, keys and values in columns.
+# The page `Attention: definition`, which writes queries, keys and values as columns.
 _PRODUCTS = formula(r"A = Q^T K \in \mathbb{R}^{n_q \times n_k}", "dot_scores")
 _AS_WIDE = formula("d_q = d_k", "dot_scores", "dot_product_attention")
 _ROWS = formula(r"A = \text{Softmax}(A) \in \mathbb{R}^{n_q \times n_k}", "softmax")
@@ -61,7 +61,7 @@ _WITHOUT_VALUES = passage("without W_v", "If we omit", "projected_self_attention
 _COMPARISON = passage(
     "comparison with convolution and fully-connected layer",
     "Comparison with convolution",
-    "attention.hard-limit",
+    "attention.hardmax-limit",
     "convolution",
 )
 
@@ -112,15 +112,17 @@ LECTURE = Lecture(
                 "Use Attention",
                 "dot_product_attention",
                 items=[
-                    passage("Q = K = V = X", "Q = K = V = X", "dot_product_attention", "attention.shared-inputs"),
+                    passage(
+                        "Q = K = V = X", "Q = K = V = X", "dot_product_attention", "attention.same-array-passed-twice"
+                    ),
                 ],
             )
         ]
         * 2,
         *[_projections()] * 3,
         _projections(_WITHOUT_VALUES),
-        page("Self-Attention", "attention.hard-limit", items=[_WITHOUT_VALUES, _COMPARISON]),
-        *[page("Self-Attention", "attention.hard-limit", "convolution", items=[_WITHOUT_VALUES, _COMPARISON])] * 2,
+        page("Self-Attention", "attention.hardmax-limit", items=[_WITHOUT_VALUES, _COMPARISON]),
+        *[page("Self-Attention", "attention.hardmax-limit", "convolution", items=[_WITHOUT_VALUES, _COMPARISON])] * 2,
         page("Multi-Head Self-Attention", "concat_heads_attention", "projected_self_attention"),
     ),
 )

@@ -59,7 +59,7 @@ LECTURE = Lecture(
         page(
             "Solution: Attention in RNNs",
             "rnn_self_attention",
-            "masking.strict-mask",
+            "masking.strict-mask-excludes-diagonal",
             items=[
                 formula("e_{t,l} = score(h_t, h_l)", "rnn_self_attention"),
                 formula(
@@ -129,7 +129,7 @@ LECTURE = Lecture(
         ),
         page("2.1 Notations", "embed", "padding_mask"),
         page("2.2 Transformer Encoders", reason="the title of a section"),
-        page("Input & Positional Embedding", "embed", "add_positions", "positional.added"),
+        page("Input & Positional Embedding", "embed", "add_positions", "positional.adding-zero"),
         page(
             "Encoder Attention",
             "projected_self_attention",

@@ -131,7 +131,7 @@ LECTURE = Lecture(
         page(
             "The math behind “attending to the input”",
             "bahdanau_context",
-            "attention.permutation",
+            "attention.permutation-equivariance",
             items=[
                 _CONTEXT,
                 _SCORES,
@@ -259,7 +259,7 @@ LECTURE = Lecture(
                 _HEADS,
             ],
         ),
-        page("Input Sequence Order", "attention.permutation", "S3-order", items=[_HEAD, _HEADS]),
+        page("Input Sequence Order", "attention.permutation-equivariance", "S3-order", items=[_HEAD, _HEADS]),
         page(
             "Positional Encoding",
             "sinusoidal_positional_encoding",
@@ -275,7 +275,7 @@ LECTURE = Lecture(
             "encoder_layer",
             "encoder_stack",
             "encoder_decoder",
-            "transformer.zero-sublayers",
+            "transformer.zero-sublayers-identity",
             items=[
                 figure("Figure 5: typical encoder-decoder blocks of a transformer", "encoder_decoder"),
             ],

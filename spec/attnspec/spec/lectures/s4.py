@@ -130,7 +130,7 @@ LECTURE = Lecture(
             "Positional Encoding",
             "sinusoidal_positional_encoding",
             "add_positions",
-            "positional.distinct",
+            "positional.distinct-positions",
             items=[
                 formula(
                     r"p_{pos,2i} = \sin\left(\frac{i}{10000^{2i/d}}\right)",
@@ -165,10 +165,10 @@ LECTURE = Lecture(
                     "Component Entities Relations Rel. inductive bias Invariance",
                     "convolution",
                     "graph_layer",
-                    "complexity.translation",
+                    "complexity.translation-equivariance",
                     "complexity.locality",
-                    "recurrent.continuation",
-                    "attention.permutation",
+                    "recurrent.resumes-from-state",
+                    "attention.permutation-equivariance",
                     "S4-invariance",
                 ),
             ],

@@ -14,13 +14,13 @@ from attnspec.backends.bases.shapes import Check
 from attnspec.backends.pytorch.kernels import formula
 from attnspec.backends.pytorch.kernels.dot import groups, packed
 from attnspec.backends.pytorch.kernels.formula import Scoring
-from attnspec.backends.pytorch.kernels.visible import Visible, near, places, visible, within
-from attnspec.backends.pytorch.runtime.accumulation import widened
-from attnspec.backends.pytorch.runtime.autocast import keeps, lowers
+from attnspec.backends.pytorch.kernels.visible import Visible, locate, visible, window_mask, within_window
+from attnspec.backends.pytorch.runtime.accumulation import upcast
+from attnspec.backends.pytorch.runtime.autocast import follows_autocast, ignores_autocast
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
-from attnspec.backends.pytorch.runtime.ranges import refuse_falling, refuse_outside, refuse_scale_and_cap
-from attnspec.backends.pytorch.runtime.recording import recorded
-from attnspec.backends.pytorch.runtime.transforms import intercepted
+from attnspec.backends.pytorch.runtime.ranges import refuse_decreasing_ends, refuse_out_of_range, refuse_scale_and_cap
+from attnspec.backends.pytorch.runtime.recording import needs_gradients
+from attnspec.backends.pytorch.runtime.transforms import operations_intercepted
 from attnspec.spec import (
     AlibiSlopes,
     DocumentMask,
@@ -64,7 +64,7 @@ _dropout = Check("dropout")
 
 
 @implements(GroupedQueryAttention[Tensor])
-@lowers
+@follows_autocast
 def grouped_query_attention(
     query: Float[Tensor, "*#batch heads n d"],
     key: Float[Tensor, "*#batch heads_k m d"],
@@ -91,35 +91,35 @@ def grouped_query_attention(
 
     options = mask, window, softcap, bias, slopes, sinks, key_lengths
     if all(x is None for x in options) and type(causal) is bool and type(scale) in (float, type(None)):
-        seen, scoring = visible(None, causal, None), Scoring(scale)
-        found = groups.attend(query, key, value, seen, scoring, check)
-        if found is not None and found[0].dtype is found[1].dtype is query.dtype:
-            return found
-        return _finished(found, query, key, value, check(), seen, scoring)
+        pairs, scoring = visible(None, causal, None), Scoring(scale)
+        results = groups.attend(query, key, value, pairs, scoring, check)
+        if results is not None and results[0].dtype is results[1].dtype is query.dtype:
+            return results
+        return _finish(results, query, key, value, check(), pairs, scoring)
     shape = check()
-    refuse_outside("grouped_query_attention", "key_lengths", key_lengths, key.shape[-2])
-    seen = visible(mask, causal, window, key_lengths)
+    refuse_out_of_range("grouped_query_attention", "key_lengths", key_lengths, key.shape[-2])
+    pairs = visible(mask, causal, window, key_lengths)
     scoring = Scoring(scale, softcap, bias, slopes, sinks if query.dtype.itemsize == 2 else None)
-    return _finished(groups.attend(query, key, value, seen, scoring), query, key, value, shape, seen, scoring, sinks)
+    return _finish(groups.attend(query, key, value, pairs, scoring), query, key, value, shape, pairs, scoring, sinks)
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...], seen: Visible,
+def _attention(query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...], pairs: Visible,
                scoring: Scoring) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output of this shape and log Σ exp, by a fast kernel if possible."""
-    return _finished(groups.attend(query, key, value, seen, scoring), query, key, value, shape, seen, scoring)
+    return _finish(groups.attend(query, key, value, pairs, scoring), query, key, value, shape, pairs, scoring)
 
 
-def _finished(found: tuple[Tensor, Tensor] | None, query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...],
-              seen: Visible, scoring: Scoring, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Kernel results, or the formula's if there are none, with sinks, rounded and reshaped."""
-    if found is None:
-        allowed = seen.allowed(query.shape[-2], key.shape[-2], query.device)
-        found = formula.attention(query, key, value, allowed, scoring)
-    output, logarithms = found if sinks is None else formula.with_sinks(*found, sinks)
-    return _rounded(output, logarithms, query, shape)
+def _finish(results: tuple[Tensor, Tensor] | None, query: Tensor, key: Tensor, value: Tensor, shape: tuple[int, ...],
+              pairs: Visible, scoring: Scoring, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Complete the results of a kernel, or of the formula if None: sinks, rounding, shape."""
+    if results is None:
+        allowed = pairs.allowed(query.shape[-2], key.shape[-2], query.device)
+        results = formula.attention(query, key, value, allowed, scoring)
+    output, logarithms = results if sinks is None else formula.with_sinks(*results, sinks)
+    return _round(output, logarithms, query, shape)
 
 
-def _rounded(output: Tensor, logarithms: Tensor, query: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def _round(output: Tensor, logarithms: Tensor, query: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Output of this shape and log Σ exp, both in the dtype of the queries."""
     return output.to(query.dtype).reshape(shape), logarithms.to(query.dtype).reshape(shape[:-1])
 
@@ -128,7 +128,7 @@ def _rounded(output: Tensor, logarithms: Tensor, query: Tensor, shape: tuple[int
 
 
 @implements(VariableLengthAttention[Tensor])
-@lowers
+@follows_autocast
 def variable_length_attention(
     query: Float[Tensor, "*#batch heads n d"],
     key: Float[Tensor, "*#batch heads_k m d"],
@@ -145,21 +145,21 @@ def variable_length_attention(
     shape = _packed(query, key, value, query_ends, key_ends, scale, window, softcap, causal=causal)
     n, m = query.shape[-2], key.shape[-2]
     refuse_scale_and_cap("variable_length_attention", scale, softcap)
-    refuse_falling("variable_length_attention", "query_ends", query_ends, n)
-    refuse_falling("variable_length_attention", "key_ends", key_ends, m)
-    seen, scoring = visible(None, causal, window), Scoring(scale, softcap)
-    path = packed.path_for(query, key, value, query_ends, key_ends, seen, scoring)
+    refuse_decreasing_ends("variable_length_attention", "query_ends", query_ends, n)
+    refuse_decreasing_ends("variable_length_attention", "key_ends", key_ends, m)
+    pairs, scoring = visible(None, causal, window), Scoring(scale, softcap)
+    path = packed.path_for(query, key, value, query_ends, key_ends, pairs, scoring)
     if path in ("varlen", "flex"):
-        return _rounded(*packed.attend(path, query, key, value, query_ends, key_ends, seen, scoring), query, shape)
+        return _round(*packed.attend(path, query, key, value, query_ends, key_ends, pairs, scoring), query, shape)
     if path == "plain":
-        (of_query, at_query), (of_key, at_key) = places(query_ends, n), places(key_ends, m)
-        behind = at_key - at_query[:, None]
-        allowed = (of_query[:, None] == of_key) & within(behind, window)
-        allowed = allowed & (behind <= 0) if causal else allowed
+        (query_sequence, query_position), (key_sequence, key_position) = locate(query_ends, n), locate(key_ends, m)
+        relative = key_position - query_position[:, None]
+        allowed = (query_sequence[:, None] == key_sequence) & within_window(relative, window)
+        allowed = allowed & (relative <= 0) if causal else allowed
         return _attention(query, key, value, shape, Visible(allowed), scoring)
     parts = [
-        _attention(own, key[..., keys, :], value[..., keys, :], (*shape[:-2], own.shape[-2], shape[-1]), seen, scoring)
-        for own, keys in _sequences(query, query_ends, key_ends)
+        _attention(x, key[..., keys, :], value[..., keys, :], (*shape[:-2], x.shape[-2], shape[-1]), pairs, scoring)
+        for x, keys in _sequences(query, query_ends, key_ends)
     ]
     outputs, logarithms = zip(*parts, strict=True)
     return torch.cat(outputs, -2), torch.cat(logarithms, -1)
@@ -174,7 +174,7 @@ def _sequences(query: Tensor, query_ends: Tensor, key_ends: Tensor) -> Iterator[
 
 
 @implements(PagedAttention[Tensor])
-@lowers
+@follows_autocast
 def paged_attention(
     query: Float[Tensor, "*#batch heads n d"],
     key_pages: Float[Tensor, "pages heads_k page d"],
@@ -191,24 +191,24 @@ def paged_attention(
     shape = _paged(query, key_pages, value_pages, block_table, key_lengths, scale, window, softcap, causal=causal)
     n, m = query.shape[-2], block_table.shape[-1] * key_pages.shape[-2]
     refuse_scale_and_cap("paged_attention", scale, softcap)
-    refuse_outside("paged_attention", "block_table", block_table, key_pages.shape[0] - 1)
-    refuse_outside("paged_attention", "key_lengths", key_lengths, m)
-    seen = visible(None, causal, window, key_lengths, key_lengths.long() - n)  # uint8 lengths would wrap around
+    refuse_out_of_range("paged_attention", "block_table", block_table, key_pages.shape[0] - 1)
+    refuse_out_of_range("paged_attention", "key_lengths", key_lengths, m)
+    pairs = visible(None, causal, window, key_lengths, key_lengths.long() - n)  # uint8 lengths would wrap around
     scoring = Scoring(scale, softcap)
-    found = groups.attend_in_pages(query, key_pages, value_pages, block_table, seen, scoring)
-    if found is not None:
-        output, logarithms = (x.to(query.dtype) for x in found)
+    results = groups.attend_in_pages(query, key_pages, value_pages, block_table, pairs, scoring)
+    if results is not None:
+        output, logarithms = (x.to(query.dtype) for x in results)
         return output.reshape(shape), logarithms.reshape(shape[:-1])
-    key, value = (_gathered(pages, block_table.long()) for pages in (key_pages, value_pages))
-    return _attention(query, key, value, shape, seen, scoring)
+    key, value = (_gathered_pages(pages, block_table.long()) for pages in (key_pages, value_pages))
+    return _attention(query, key, value, shape, pairs, scoring)
 
 
-def _gathered(pages: Tensor, table: Tensor) -> Tensor:
+def _gathered_pages(pages: Tensor, table: Tensor) -> Tensor:
     """Each sequence's pages, concatenated in the order of the table.
 
     Pages with gradients are widened first: a page shared by several sequences sums their gradients.
     """
-    rows = widened(pages)[table].to(pages.dtype) if recorded(pages) else pages[table]
+    rows = upcast(pages)[table].to(pages.dtype) if needs_gradients(pages) else pages[table]
     return rows.movedim(-4, -3).flatten(-3, -2)
 
 
@@ -216,7 +216,7 @@ def _gathered(pages: Tensor, table: Tensor) -> Tensor:
 
 
 @implements(LatentAttention[Tensor])
-@lowers
+@follows_autocast
 def latent_attention(
     query: Float[Tensor, "*#batch heads n d"],
     query_rope: Float[Tensor, "*#batch heads n d_r"],
@@ -233,45 +233,45 @@ def latent_attention(
     shape = _latent(query, query_rope, latent, key_rope, w_k, w_v, mask, scale, causal=causal)
     refuse_scale_and_cap("latent_attention", scale)
     n, m, dtype = query.shape[-2], latent.shape[-2], query.dtype
-    seen = visible(mask, causal, None)
+    pairs = visible(mask, causal, None)
     query, query_rope, rows, rotated, w_k, w_v = map(
-        widened, (query, query_rope, latent.unsqueeze(-3), key_rope.unsqueeze(-3), w_k, w_v)
+        upcast, (query, query_rope, latent.unsqueeze(-3), key_rope.unsqueeze(-3), w_k, w_v)
     )
     scale = (query.shape[-1] + query_rope.shape[-1]) ** -0.5 if scale is None else scale
     absorbed = n < m
     queries, keys = (query @ w_k, rows) if absorbed else (query, rows @ w_k.mT)
     values = rows if absorbed else rows @ w_v.mT
-    found = None
-    if not intercepted():
-        found = groups.attend(_beside(queries, query_rope), _beside(keys, rotated), values, seen, Scoring(scale))
-    if found is None:
-        allowed = seen.allowed(n, m, query.device)
+    results = None
+    if not operations_intercepted():
+        queries_of_both, keys_of_both = _join_features(queries, query_rope), _join_features(keys, rotated)
+        results = groups.attend(queries_of_both, keys_of_both, values, pairs, Scoring(scale))
+    if results is None:
+        allowed = pairs.allowed(n, m, query.device)
         allowed = None if allowed is None else allowed.expand(*allowed.shape[:-2], n, m)
         scores = formula.dot_products(queries, keys, allowed) + formula.dot_products(query_rope, rotated, allowed)
         weights, _ = formula.softmax_and_logarithms(scale * scores, allowed)
         output = formula.pooled(weights, values, allowed)
     else:
-        output = found[0]
+        output = results[0]
     return (output @ w_v.mT if absorbed else output).to(dtype).reshape(shape)
 
 
-def _beside(x: Tensor, y: Tensor) -> Tensor:
-    """Features of x, then those of y."""
+def _join_features(x: Tensor, y: Tensor) -> Tensor:
     rows = broadcast(x.shape[:-1], y.shape[:-1])
     return torch.cat((x.expand(*rows, x.shape[-1]), y.expand(*rows, y.shape[-1])), -1)
 
 
 @implements(MergeAttention[Tensor])
-@keeps
+@ignores_autocast
 def merge_attention(
     outputs: Float[Tensor, "*#batch parts d_v"], log_sum_exps: Float[Tensor, "*#batch parts"]
 ) -> tuple[Float[Tensor, "*batch d_v"], Float[Tensor, "*batch"]]:
     """Outputs weighted by the softmax of ``log_sum_exps``."""
     shape = _merge(outputs, log_sum_exps)
-    scores = widened(log_sum_exps).unsqueeze(-2)
+    scores = upcast(log_sum_exps).unsqueeze(-2)
     with_keys = scores != -torch.inf
     weights, logarithms = formula.softmax_and_logarithms(scores, with_keys)
-    output = formula.pooled(weights, widened(outputs), with_keys).squeeze(-2)
+    output = formula.pooled(weights, upcast(outputs), with_keys).squeeze(-2)
     logarithms = logarithms.squeeze(-1).expand(shape[:-1]).clone()
     return output.to(outputs.dtype), logarithms.to(outputs.dtype)
 
@@ -280,7 +280,7 @@ def merge_attention(
 
 
 @implements(RotaryEmbedding[Tensor])
-@keeps
+@ignores_autocast
 def rotary_embedding(
     x: Float[Tensor, "*#batch n d"], positions: Int[Tensor, "*#batch n"] | None = None, *, theta: float = 10000.0
 ) -> Float[Tensor, "*batch n d"]:
@@ -292,19 +292,19 @@ def rotary_embedding(
     t = torch.arange(n, device=x.device) if positions is None else positions
     frequency = theta ** (-torch.arange(0, d, 2, dtype=torch.float64, device=x.device) / d)
     angle = t.to(torch.float64).unsqueeze(-1) * frequency
-    wide = widened(x)
+    wide = upcast(x)
     cosine, sine = angle.cos().to(wide.dtype), angle.sin().to(wide.dtype)
     first, second = wide[..., 0::2], wide[..., 1::2]
-    turned = torch.stack((first * cosine - second * sine, first * sine + second * cosine), -1)
-    return turned.flatten(-2).to(x.dtype)
+    rotated = torch.stack((first * cosine - second * sine, first * sine + second * cosine), -1)
+    return rotated.flatten(-2).to(x.dtype)
 
 
 @implements(AlibiSlopes[Tensor])
 def alibi_slopes(heads: int) -> Float[Tensor, "{heads}"]:
     """Powers of two, on PyTorch's default device and in its default dtype."""
     _slopes(heads)
-    below = 1 << (heads.bit_length() - 1)
-    exponents = [8 * (r + 1) / below for r in range(below)] + [4 * (2 * r + 1) / below for r in range(heads - below)]
+    power = 1 << (heads.bit_length() - 1)
+    exponents = [8 * (r + 1) / power for r in range(power)] + [4 * (2 * r + 1) / power for r in range(heads - power)]
     return torch.tensor([2.0**-exponent for exponent in exponents])
 
 
@@ -314,7 +314,7 @@ def sliding_window_mask(
 ) -> Bool[Tensor, "{n} {m}"]:
     """Key j is near query i where i − left ≤ j ≤ i + right; on PyTorch's default device."""
     _window(n, m, window)
-    return near(n, m, window, None)
+    return window_mask(n, m, window, None)
 
 
 @implements(DocumentMask[Tensor])
@@ -327,7 +327,7 @@ def document_mask(
 
 
 @implements(Dropout[Tensor])
-@keeps
+@ignores_autocast
 def dropout(
     weights: Float[Tensor, "*#batch n m"], *, keep: Bool[Tensor, "*#batch #n #m"] | None = None, rate: float = 0.0
 ) -> Float[Tensor, "*batch n m"]:
@@ -335,5 +335,5 @@ def dropout(
     _dropout(weights, keep, rate)
     if not 0 <= rate < 1:
         raise ValueError(f"dropout: rate: expected a number in [0, 1); got {rate}")
-    larger = (widened(weights) / (1 - rate)).to(weights.dtype)
-    return larger if keep is None else torch.where(keep, larger, 0.0)
+    scaled = (upcast(weights) / (1 - rate)).to(weights.dtype)
+    return scaled if keep is None else torch.where(keep, scaled, 0.0)

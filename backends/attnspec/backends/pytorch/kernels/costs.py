@@ -54,9 +54,9 @@ class Work(NamedTuple):
 
 
 def leading_digits(size: int) -> int:
-    """Round a size down to its first five binary digits, so that growing keys reuse choices."""
-    rest = max(size.bit_length() - 5, 0)
-    return size >> rest << rest
+    """Round a size down to its first five binary digits: choices are reused while a cache of keys grows."""
+    dropped = max(size.bit_length() - 5, 0)
+    return size >> dropped << dropped
 
 
 @lru_cache(maxsize=1)
@@ -106,30 +106,30 @@ def microseconds(cost: Cost, work: Work, measured: tuple[Work, ...] = ()) -> flo
     ``measured`` is the work of the measured calls. Their ratio of measured to modelled time corrects the prediction,
     weighted by how similar their work is.
     """
-    alone = (cost.pair * work.pairs + cost.score * work.scores + cost.row * work.rows) / 1e3
+    one_thread = (cost.pair * work.pairs + cost.score * work.scores + cost.row * work.rows) / 1e3
     threads = torch.get_num_threads()
-    total = cost.call + (alone / threads if threads > 1 and alone > WORTH_WAKING else alone)
+    total = cost.call + (one_thread / threads if threads > 1 and one_thread > WORTH_WAKING else one_thread)
     return total * exp(_correction(cost, work, measured)) if cost.measured else total
 
 
 def _correction(cost: Cost, work: Work, measured: tuple[Work, ...]) -> float:
     """Logarithm of measured over modelled time, averaged by similarity of work."""
     pairs, scores, rows = _logarithms(work)
-    weighted, weights = 0.0, FAR
+    weighted_sum, weight_sum = 0.0, FAR
     # written out for speed: the first call of every size waits for it
-    for of_pairs, of_scores, of_rows, factor in _known(cost, measured):
+    for of_pairs, of_scores, of_rows, factor in _measured_logarithms(cost, measured):
         by_pairs, by_scores, by_rows = pairs - of_pairs, scores - of_scores, rows - of_rows
         weight = 1 / (by_pairs * by_pairs + by_scores * by_scores + by_rows * by_rows + NEAR)
-        weighted += weight * factor
-        weights += weight
-    return weighted / weights
+        weighted_sum += weight * factor
+        weight_sum += weight
+    return weighted_sum / weight_sum
 
 
 @lru_cache(maxsize=64)
-def _known(cost: Cost, measured: tuple[Work, ...]) -> list[tuple[float, float, float, float]]:
+def _measured_logarithms(cost: Cost, measured: tuple[Work, ...]) -> list[tuple[float, float, float, float]]:
     """Logarithms of work, and of measured over modelled time, of a path's measured calls."""
     pairs = zip(measured, cost.measured, strict=True)
-    return [(*_logarithms(known), log(factor)) for known, factor in pairs if factor]
+    return [(*_logarithms(measured_work), log(factor)) for measured_work, factor in pairs if factor]
 
 
 def _logarithms(work: Work) -> tuple[float, float, float]:

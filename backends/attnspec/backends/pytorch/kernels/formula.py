@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.pytorch.runtime import autocast
-from attnspec.backends.pytorch.runtime.accumulation import finite, widened
-from attnspec.backends.pytorch.runtime.transforms import intercepted
+from attnspec.backends.pytorch.runtime.accumulation import finite, upcast
+from attnspec.backends.pytorch.runtime.transforms import operations_intercepted
 
 
 class Scoring(NamedTuple):
@@ -31,16 +31,16 @@ def attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None,
     """
     heads_k, (n, d), m = key.shape[-3], query.shape[-2:], key.shape[-2]
     allowed = None if allowed is None else in_groups(allowed.expand(*allowed.shape[:-2], n, m), heads_k)
-    values = widened(value).unsqueeze(-3)
-    scores = dot_products(in_groups(widened(query), heads_k), widened(key).unsqueeze(-3), allowed)
+    values = upcast(value).unsqueeze(-3)
+    scores = dot_products(in_groups(upcast(query), heads_k), upcast(key).unsqueeze(-3), allowed)
     scores = scores * (d**-0.5 if scoring.scale is None else scoring.scale)
     if scoring.softcap is not None:
         scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
     if scoring.bias is not None:
-        scores = scores + in_groups(widened(scoring.bias), heads_k)
+        scores = scores + in_groups(upcast(scoring.bias), heads_k)
     if scoring.slopes is not None:
         distance = (torch.arange(n, device=query.device)[:, None] - torch.arange(m, device=query.device)).abs()
-        scores = scores - widened(scoring.slopes).view(heads_k, -1, 1, 1) * distance.to(scores.dtype)
+        scores = scores - upcast(scoring.slopes).view(heads_k, -1, 1, 1) * distance.to(scores.dtype)
     weights, logarithms = softmax_and_logarithms(scores, allowed)
     output = pooled(weights, values, allowed)
     if allowed is not None:  # stops a NaN in the incoming gradient of a row without an attendable key
@@ -56,7 +56,7 @@ def output_of(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None,
 
 def with_sinks(output: Tensor, logarithms: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
     """Add to every row one key with score ``sinks`` (heads) and value zero."""
-    sunk = torch.logaddexp(logarithms, widened(sinks).unsqueeze(-1))
+    sunk = torch.logaddexp(logarithms, upcast(sinks).unsqueeze(-1))
     return output * (logarithms - sunk).exp().unsqueeze(-1), sunk
 
 
@@ -71,14 +71,14 @@ def in_groups(x: Tensor, heads_k: int) -> Tensor:
 
 def dot_products(query: Tensor, key: Tensor, allowed: Tensor | None) -> Tensor:
     """QKᵀ; NaN and infinities of excluded pairs reach no gradient."""
-    if allowed is None or (not intercepted() and query.is_cpu and finite(query) and finite(key)):
+    if allowed is None or (not operations_intercepted() and query.is_cpu and finite(query) and finite(key)):
         return query @ key.mT
     query = query.masked_fill(~allowed.any(-1, keepdim=True), 0)
-    usable = key.isfinite().all(-1)
-    scores = query @ key.masked_fill(~usable.unsqueeze(-1), 0).mT
+    finite_keys = key.isfinite().all(-1)
+    scores = query @ key.masked_fill(~finite_keys.unsqueeze(-1), 0).mT
     with torch.no_grad():
-        raw = query @ key.mT
-    return torch.where(usable.unsqueeze(-2), scores, raw)
+        unguarded = query @ key.mT
+    return torch.where(finite_keys.unsqueeze(-2), scores, unguarded)
 
 
 def softmax_and_logarithms(scores: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -87,29 +87,29 @@ def softmax_and_logarithms(scores: Tensor, allowed: Tensor | None) -> tuple[Tens
         return scores, scores.sum(-1) - torch.inf
     if allowed is None:
         return torch.softmax(scores, -1), torch.logsumexp(scores, -1)
-    some = allowed.any(-1, keepdim=True)
-    filled = torch.where(allowed, scores, torch.where(some, -torch.inf, 0.0).to(scores.dtype))
+    has_key = allowed.any(-1, keepdim=True)
+    filled = torch.where(allowed, scores, torch.where(has_key, -torch.inf, 0.0).to(scores.dtype))
     weights = torch.softmax(filled, -1).masked_fill(~allowed, 0.0)
-    return weights, torch.logsumexp(filled, -1).masked_fill(~some.squeeze(-1), -torch.inf)
+    return weights, torch.logsumexp(filled, -1).masked_fill(~has_key.squeeze(-1), -torch.inf)
 
 
 def pooled(weights: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:
     """Σ αv over allowed values; excluded values have no effect, even NaN."""
-    if allowed is None or (not intercepted() and value.is_cpu and finite(value)):
+    if allowed is None or (not operations_intercepted() and value.is_cpu and finite(value)):
         return weights @ value
-    kept = weights @ value.masked_fill(~value.isfinite(), 0)
-    return kept + nonfinite_terms(weights.detach(), value.detach(), allowed)
+    finite_part = weights @ value.masked_fill(~value.isfinite(), 0)
+    return finite_part + nonfinite_terms(weights.detach(), value.detach(), allowed)
 
 
 def nonfinite_terms(weights: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
     """Contribution of non-finite values to the output: NaN, ±inf, or 0 where all are excluded."""
 
-    def meets(pairs: Tensor, entries: Tensor) -> Tensor:
+    def any_pair(pairs: Tensor, entries: Tensor) -> Tensor:
         return pairs.to(value.dtype) @ entries.to(value.dtype) > 0
 
     positive = weights > 0
-    up, down = meets(positive, value == torch.inf), meets(positive, value == -torch.inf)
-    undefined = meets(allowed, value.isnan()) | meets(allowed & (weights == 0), value.isinf()) | (up & down)
+    up, down = any_pair(positive, value == torch.inf), any_pair(positive, value == -torch.inf)
+    undefined = any_pair(allowed, value.isnan()) | any_pair(allowed & (weights == 0), value.isinf()) | (up & down)
     zero = value.new_zeros(())
     return (
         torch.where(up, torch.inf, zero) + torch.where(down, -torch.inf, zero) + torch.where(undefined, torch.nan, zero)

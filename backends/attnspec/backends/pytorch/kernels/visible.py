@@ -23,14 +23,14 @@ class Visible(NamedTuple):
 
     def allowed(self, n: int, m: int, device: torch.device) -> Tensor | None:
         """All conditions as one mask (*#batch, 1, #n, #m) for all heads; None allows everything."""
-        keys, found = torch.arange(m, device=device), self.mask
+        keys, allowed = torch.arange(m, device=device), self.mask
         if self.left is not None or self.right is not None:
-            aligned = torch.arange(n, device=device)[:, None]
+            positions = torch.arange(n, device=device)[:, None]
             if self.offsets is not None:
-                aligned = aligned + self.offsets[..., None, None]
-            found = joined(found, within(keys - aligned, (self.left, self.right)))
-        found = found if self.lengths is None else joined(found, keys < self.lengths[..., None, None])
-        return None if found is None else found.unsqueeze(-3)
+                positions = positions + self.offsets[..., None, None]
+            allowed = conjunction(allowed, within_window(keys - positions, (self.left, self.right)))
+        allowed = allowed if self.lengths is None else conjunction(allowed, keys < self.lengths[..., None, None])
+        return None if allowed is None else allowed.unsqueeze(-3)
 
 
 def visible(mask: Tensor | None, causal: bool, window: Window, lengths: Tensor | None = None,
@@ -40,25 +40,25 @@ def visible(mask: Tensor | None, causal: bool, window: Window, lengths: Tensor |
     return Visible(mask, left, 0 if causal else right, lengths, offsets)
 
 
-def joined(mask: Tensor | None, more: Tensor | None) -> Tensor | None:
-    """Conjunction of two masks; None allows everything."""
-    return more if mask is None else mask if more is None else mask & more
+def conjunction(mask: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """True where both masks are; None allows everything."""
+    return other if mask is None else mask if other is None else mask & other
 
 
-def near(n: int, m: int, window: Window, device: torch.device | str | None) -> Tensor:
+def window_mask(n: int, m: int, window: Window, device: torch.device | str | None) -> Tensor:
     """Booleans (n, m): key j is within the window around query i."""
-    return within(torch.arange(m, device=device) - torch.arange(n, device=device)[:, None], window)
+    return within_window(torch.arange(m, device=device) - torch.arange(n, device=device)[:, None], window)
 
 
-def within(behind: Tensor, window: Window) -> Tensor:
-    """True where ``behind``, key position minus query position, is within a window."""
+def within_window(relative: Tensor, window: Window) -> Tensor:
+    """True where ``relative``, key position minus query position, is within a window."""
     left, right = (None, None) if window is None else window
-    found = torch.ones_like(behind, dtype=torch.bool) if left is None else behind >= -left
-    return found if right is None else found & (behind <= right)
+    inside = torch.ones_like(relative, dtype=torch.bool) if left is None else relative >= -left
+    return inside if right is None else inside & (relative <= right)
 
 
-def places(ends: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def locate(ends: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Sequence of each of ``count`` packed positions, and its position in that sequence."""
-    every = torch.arange(count, device=ends.device)
-    sequence = torch.bucketize(every, ends[1:-1].contiguous().to(every.dtype), right=True)
-    return sequence, every - ends[sequence]
+    positions = torch.arange(count, device=ends.device)
+    sequence = torch.bucketize(positions, ends[1:-1].contiguous().to(positions.dtype), right=True)
+    return sequence, positions - ends[sequence]

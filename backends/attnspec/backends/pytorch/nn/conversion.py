@@ -1,4 +1,4 @@
-"""Checks that a ``torch.nn`` module computes a formula here, before its weights are converted."""
+"""Checks, before weights are converted, that a ``torch.nn`` module computes our formula."""
 
 from typing import NoReturn
 
@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 
 def refuse(module: str, name: str, expected: str, got: object) -> NoReturn:
-    """Raise ``ValueError`` for a setting that the formula does not have."""
+    """Raise ``ValueError`` for a setting that our formula does not have."""
     raise ValueError(f"{module}: {name}: expected {expected}; got {got}")
 
 
-def check_kind(who: str, module: nn.Module, kind: type[nn.Module]) -> None:
-    """Refuse a module of another class, which may have weights of the same names but another formula."""
+def check_kind(caller: str, module: nn.Module, kind: type[nn.Module]) -> None:
+    """Refuse a module of another class: weights of the same names may have another formula."""
     if not isinstance(module, kind):
-        refuse(who, "module", f"a torch.nn.{kind.__name__}", type(module).__name__)
+        refuse(caller, "module", f"a torch.nn.{kind.__name__}", type(module).__name__)
 
 
 def check(module: str, name: str, value: object, expected: object, reason: str) -> None:
@@ -43,6 +43,6 @@ def check_same(module: str, name: str, first: object, second: object, reason: st
 
 
 def bias_of(layer: nn.Linear | nn.LayerNorm, like: Tensor) -> Tensor:
-    """Return the bias of a layer, zeros shaped like `like` if it has none."""
+    """Return the bias of a layer; if it has none, zeros shaped like ``like``."""
     bias: Tensor | None = layer.bias
     return torch.zeros_like(like) if bias is None else bias

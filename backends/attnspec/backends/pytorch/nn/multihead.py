@@ -21,7 +21,7 @@ def _head_size(module: str, embed_dim: int, num_heads: int) -> int:
 
 
 def _draw_projections(w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor) -> None:
-    """Draw as ``nn.MultiheadAttention``, which joins projections of equal input width in one matrix."""
+    """Draw as ``nn.MultiheadAttention`` does: projections of equal input width count as one matrix."""
     inputs = [w.shape[-1] for w in (w_q, w_k, w_v)]
     outputs = [w.shape[0] * w.shape[1] for w in (w_q, w_k, w_v)]
     joined = len(set(inputs)) == 1
@@ -106,45 +106,45 @@ class MultiHeadAttention(Recorded[MultiHeadParameters[Tensor]]):
         and for ``batch_first=False``, which expects inputs in another layout.
         """
         check_kind("MultiHeadAttention.from_torch", module, nn.MultiheadAttention)
-        who = "MultiHeadAttention.from_torch"
-        check(who, "batch_first", module.batch_first, True, "the batch comes first here")
-        check_no_dropout(who, module, module.dropout)
-        check(who, "add_zero_attn", module.add_zero_attn, False, "the formula has no key of zeros")
-        check_zero(who, "in_proj_bias", module.in_proj_bias)
-        check_zero(who, "out_proj.bias", module.out_proj.bias)
+        caller = "MultiHeadAttention.from_torch"
+        check(caller, "batch_first", module.batch_first, True, "the batch comes first here")
+        check_no_dropout(caller, module, module.dropout)
+        check(caller, "add_zero_attn", module.add_zero_attn, False, "the formula has no key of zeros")
+        check_zero(caller, "in_proj_bias", module.in_proj_bias)
+        check_zero(caller, "out_proj.bias", module.out_proj.bias)
         if module.bias_k is not None:
-            refuse(who, "bias_k", "None, since the formula adds no key", "a tensor")
+            refuse(caller, "bias_k", "None, since the formula adds no key", "a tensor")
         if module.in_proj_weight is not None:
             projections = module.in_proj_weight.chunk(3)
         else:
             projections = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-        p = _head_size(who, module.embed_dim, module.num_heads)
+        p = _head_size(caller, module.embed_dim, module.num_heads)
         w_q, w_k, w_v = (copied(w).reshape(module.num_heads, p, w.shape[-1]) for w in projections)
         return cls.from_record(MultiHeadParameters(w_q, w_k, w_v, module.out_proj.weight)).train(module.training)
 
     def to_torch(self, *, bias: bool = False) -> nn.MultiheadAttention:
-        """Return PyTorch's module with a copy of the weights, batch first, in the same mode; ``bias`` adds zero biases.
+        """Return PyTorch's module with a copy of the weights, batch first, in the same mode.
 
-        ``ValueError`` for sizes that PyTorch does not have: features of a query, of the result and of all heads
-        together must be equal.
+        ``bias`` adds biases of 0. ``ValueError`` for sizes that PyTorch does not have: features of a query, of the
+        result and of all heads together must be equal.
         """
         (heads, p, d_q), d_k, d_v = self.w_q.shape, self.w_k.shape[-1], self.w_v.shape[-1]
-        who, reason = "MultiHeadAttention.to_torch", "torch.nn has one embed_dim"
-        check_same(who, "p_o", d_q, self.w_o.shape[0], reason)
-        check_same(who, "heads·p_q", d_q, heads * p, reason)
-        check_same(who, "heads·p_v", d_q, self.w_o.shape[1], reason)
-        made = nn.MultiheadAttention(
+        caller, reason = "MultiHeadAttention.to_torch", "torch.nn has one embed_dim"
+        check_same(caller, "p_o", d_q, self.w_o.shape[0], reason)
+        check_same(caller, "heads·p_q", d_q, heads * p, reason)
+        check_same(caller, "heads·p_v", d_q, self.w_o.shape[1], reason)
+        attention = nn.MultiheadAttention(
             d_q, heads, bias=bias, kdim=d_k, vdim=d_v, batch_first=True, device=self.w_q.device, dtype=self.w_q.dtype
         )
         projections = [copied(w).flatten(0, 1) for w in (self.w_q, self.w_k, self.w_v)]
         with torch.no_grad():
-            if made.in_proj_weight is not None:
-                made.in_proj_weight.copy_(torch.cat(projections))
+            if attention.in_proj_weight is not None:
+                attention.in_proj_weight.copy_(torch.cat(projections))
             else:
                 for name, w in zip(("q", "k", "v"), projections, strict=True):
-                    getattr(made, f"{name}_proj_weight").copy_(w)
-            made.out_proj.weight.copy_(self.w_o)
-        return made.train(self.training)
+                    getattr(attention, f"{name}_proj_weight").copy_(w)
+            attention.out_proj.weight.copy_(self.w_o)
+        return attention.train(self.training)
 
 
 class MultiHeadAdditiveAttention(nn.Module):

@@ -13,7 +13,7 @@ __all__ = ["LearnedPositions", "SinusoidalPositionalEncoding"]
 
 
 class SinusoidalPositionalEncoding(nn.Module):
-    """Sines and cosines of the position, from a table that is neither a parameter nor in the state dict.
+    """Sines and cosines of positions, from a table that the state dict leaves out.
 
     ``to`` recomputes the table, so that converting to a wider dtype does not keep rounded numbers.
 

@@ -1,4 +1,4 @@
-"""Base of modules whose weights are the fields of a record (dataclass) of the specification."""
+"""Base of modules whose weights are the fields of a record, a dataclass of `spec`."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
@@ -12,16 +12,16 @@ Record = TypeVar("Record")
 
 
 class Recorded(nn.Module, Generic[Record]):
-    """A module with the fields of a record: arrays become parameters, records and tuples of them submodules.
+    """A module with the arrays of a record as parameters, inner records as submodules.
 
-    Names in ``state_dict`` are therefore the specification's paths, with ``layers.1.attention.w_k`` for
+    Names in ``state_dict`` are therefore the specification's paths: ``layers.1.attention.w_k`` is
     ``layers[1].attention.w_k``.
     """
 
     kind: ClassVar[Any]
     """The class of the record."""
     parts: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    """Module class of each field that is no array; for tuples of layers, the class of one layer."""
+    """Module class of each field that is a record; of a tuple of layers, the class of one layer."""
     _names: ClassVar[tuple[str, ...]]
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -31,11 +31,11 @@ class Recorded(nn.Module, Generic[Record]):
 
     def record(self) -> Record:
         """Return the parameters as a record, without copies, so that gradients flow."""
-        kept = self._parameters
-        # Ten times as fast as getattr, which is only needed for parametrized weights and submodules.
-        given = [kept[name] if name in kept else _given(getattr(self, name)) for name in self._names]
-        made: Record = self.kind(*given)
-        return made
+        stored = self._parameters
+        # Only submodules and parametrized weights need getattr; reading ``_parameters`` is ten times as fast.
+        values = [stored[name] if name in stored else _record_value(getattr(self, name)) for name in self._names]
+        record: Record = self.kind(*values)
+        return record
 
     @classmethod
     def from_record(cls, record: Record) -> Self:
@@ -43,7 +43,7 @@ class Recorded(nn.Module, Generic[Record]):
         module = cls.__new__(cls)
         nn.Module.__init__(module)
         for name in cls._names:
-            setattr(module, name, _kept(getattr(record, name), cls.parts.get(name)))
+            setattr(module, name, _as_submodule(getattr(record, name), cls.parts.get(name)))
         return module
 
     def reset_parameters(self) -> None:
@@ -52,29 +52,29 @@ class Recorded(nn.Module, Generic[Record]):
             reset(part)
 
 
-def _given(value: Any) -> Any:
+def _record_value(value: Any) -> Any:
     if isinstance(value, nn.ModuleList):
         return records(value)
     return value.record() if isinstance(value, Recorded) else value
 
 
-def each(layers: nn.ModuleList) -> Iterable[Any]:
+def untyped(layers: nn.ModuleList) -> Iterable[Any]:
     """Return the layers as Any: PyTorch annotates them only as modules."""
     return layers
 
 
 def records(layers: nn.ModuleList) -> tuple[Any, ...]:
     """Return the records of the layers."""
-    return tuple([layer.record() for layer in each(layers)])
+    return tuple([layer.record() for layer in untyped(layers)])
 
 
-def _kept(value: Any, part: Any) -> nn.Module | nn.Parameter:
+def _as_submodule(value: Any, part: Any) -> nn.Module | nn.Parameter:
     if part is None:
         return nn.Parameter(copied(value))
     if isinstance(value, tuple):
         return nn.ModuleList([part.from_record(layer) for layer in value])
-    kept: nn.Module = part.from_record(value)
-    return kept
+    module: nn.Module = part.from_record(value)
+    return module
 
 
 def reset(part: nn.Module) -> None:
@@ -90,7 +90,7 @@ def parameter(*shape: int, device: torch.device | str | None, dtype: torch.dtype
 
 
 def check_sizes(module: str, *, least: int = 1, **sizes: int) -> None:
-    """Raise ``ValueError`` for a size below `least`, ``TypeError`` for one that is no integer; both name it."""
+    """Raise ``ValueError`` for a size below `least`, and ``TypeError`` unless it is an integer."""
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int | torch.SymInt):
             raise TypeError(f"{module}: {name}: expected an integer; got {size!r}")

@@ -154,7 +154,7 @@ class BahdanauDecoder(Recorded[AttentionDecoderParameters[Tensor]]):
     def step(
         self, token: Tensor, state: Tensor, annotations: Tensor, *, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return probabilities (*batch, vocabulary) of the tokens after ``token`` (*batch), and the next state."""
+        """Return probabilities (*batch, vocabulary) after ``token`` (*batch), and the next state."""
         return decoder_step(token, state, annotations, self.record(), mask=mask)
 
     def greedy_decode(

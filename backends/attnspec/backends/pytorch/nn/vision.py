@@ -28,7 +28,7 @@ __all__ = ["AttentionGate", "AttentionSkip", "PatchEmbedding", "SpatialAttention
 
 
 class PatchEmbedding(Recorded[PatchEmbeddingParameters[Tensor]]):
-    """The input of a vision transformer: a class token and projected patches, with embeddings of their positions.
+    """Input of a vision transformer: a class token and projected patches, plus position embeddings.
 
     Args:
         image_size: height and width of an image, or one number for both; multiples of ``patch_size``.
@@ -204,7 +204,7 @@ class Gate(Recorded[AttentionGateParameters[Tensor]]):
 
 
 class AttentionGate(Gate):
-    """The gate of an attention U-Net: a gating signal from a coarser scale weights every feature vector.
+    """The gate of an attention U-Net: a coarser gating signal weights every feature vector.
 
     Args:
         in_channels: features of the map that is gated, d_x.
@@ -260,7 +260,7 @@ class AttentionSkip(Gate):
 
 
 class SpatialAttention(AdditiveScorer):
-    """Soft attention of a caption decoder: its state attends to all positions of a feature map.
+    """Soft attention of a caption decoder: its state attends to a whole feature map.
 
     Args:
         state_dim: features of the state, d_s.

@@ -10,33 +10,33 @@ HALF_DTYPES = (torch.bfloat16, torch.float16)
 FLOAT_DTYPES = (torch.float64, torch.float32, *HALF_DTYPES)
 
 
-def widened(x: Tensor) -> Tensor:
-    """x in the dtype in which its sums are accumulated."""
+def upcast(x: Tensor) -> Tensor:
+    """Return x in its accumulation dtype: float32 for half dtypes, else unchanged."""
     return x.to(torch.float32) if x.dtype in HALF_DTYPES else x
 
 
-def projected(x: Tensor, w: Tensor) -> Tensor:
-    """x Wᵀ with W (out, in), rounded once to the dtype of x."""
-    return linear(widened(x), widened(w)).to(x.dtype)
+def project(x: Tensor, w: Tensor) -> Tensor:
+    """Return x Wᵀ with W (out, in), rounded once, to the dtype of x."""
+    return linear(upcast(x), upcast(w)).to(x.dtype)
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """Matrix product, rounded once to the dtype of ``left``; batches broadcast."""
-    return (widened(left) @ widened(right)).to(left.dtype)
+    """Return the matrix product, rounded once, to the dtype of ``left``; batches broadcast."""
+    return (upcast(left) @ upcast(right)).to(left.dtype)
 
 
 def batched_product(left: Tensor, right: Tensor) -> Tensor:
-    """Matrix products (*batch, n, m) of one dtype; only batches that broadcast cost extra time."""
+    """Return matrix products (*batch, n, m); equal batches take the faster torch.bmm."""
     if left.dim() == right.dim() == 3 and left.shape[0] == right.shape[0]:
         return torch.bmm(left, right)
     return left @ right
 
 
 def times_vector(x: Tensor, vector: Tensor) -> Tensor:
-    """x (…, d) times a vector (d), made contiguous: MKL misreads float32 vectors with gigabyte strides."""
-    return x @ vector.contiguous()
+    """Return x (…, d) times a vector (d)."""
+    return x @ vector.contiguous()  # MKL misreads float32 vectors with strides of gigabytes
 
 
 def finite(x: Tensor) -> bool:
-    """Return whether all numbers are finite. False if a sum of finite numbers overflows, which only costs time."""
+    """Return whether all numbers are finite; False, which is only slower, if their sum overflows."""
     return isfinite(x.detach().sum(dtype=torch.float32 if x.dtype in HALF_DTYPES else None))

@@ -8,10 +8,10 @@ from attnspec.spec.contract import shapes as spec
 
 
 def broadcast(*shapes: Sequence[int]) -> torch.Size:
-    """The shape to which all of them broadcast; RuntimeError if there is none."""
+    """Return the shape to which all shapes broadcast; RuntimeError if there is none."""
     if torch.compiler.is_compiling():
         return torch.Size(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
-    # PyTorch's own function imports sympy, half a second, and takes longer than a small kernel.
+    # torch.broadcast_shapes imports sympy, which takes half a second, and then takes longer than a small kernel.
     common: tuple[int, ...] | None = tuple(shapes[0])
     for other in shapes[1:]:
         common = common if other == common or common is None else spec.broadcast(common, tuple(other))

@@ -1,7 +1,7 @@
 """Gradients that cannot be differentiated again: a second derivative raises.
 
-It is never silently incomplete. PyTorch's ``once_differentiable`` is not enough where such gradients are added to
-others: its node has no edge back to the inputs, so that autograd silently leaves its part out.
+PyTorch's ``once_differentiable`` is not enough where such gradients are added to others: its node has no edge back to
+the inputs, so that autograd silently leaves its part out of the second derivative.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def no_second_derivative(operation: str, path: str, elsewhere: str) -> Callable[..., NoReturn]:
-    """Return a backward of a backward that raises and names the path with second derivatives."""
+    """Return a backward function of a backward pass: it raises and names the path ``elsewhere``."""
 
     def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
         raise NotImplementedError(
@@ -23,24 +23,22 @@ def no_second_derivative(operation: str, path: str, elsewhere: str) -> Callable[
 
 
 class _FirstOrder(torch.autograd.Function):
-    """Gradients as a function of all that they depend on, for autograd's edge to the inputs."""
+    """Gradients as a function of their inputs, so that autograd has edges to these."""
 
     @staticmethod
     def forward(ctx: Any, refuse: Callable[..., NoReturn], compute: Callable[..., Any], *tensors: Tensor) -> Any:
-        """Return compute(*tensors)."""
         ctx.refuse = refuse
         return compute(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """Raise."""
         return ctx.refuse(ctx, *gradients)
 
 
 def first_order(
     refuse: Callable[..., NoReturn], compute: Callable[..., tuple[Tensor | None, ...]], *tensors: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Return compute(*tensors), a backward's gradients; if autograd records it, ``refuse`` is their backward."""
+    """Return compute(*tensors), the gradients of a backward pass; differentiating them calls ``refuse``."""
     if not torch.is_grad_enabled():
         return compute(*tensors)
     gradients: tuple[Tensor | None, ...] = _FirstOrder.apply(refuse, compute, *tensors)  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
-"""Flags of optional packages that are installed.
+"""Flags: which optional packages are installed.
 
-They are looked up once: torch.compile can read a constant, but not search for a module.
+They are constants, which torch.compile can read; it cannot trace a search for a module.
 """
 
 from importlib.util import find_spec

@@ -1,6 +1,7 @@
-"""The PyTorch backend with all calls that a path supports forced to it, for `attnspec check`:
-``attnspec.backends.pytorch.runtime.paths:llvm``, ``:direct``, ``:step``, ``:few``, ``:plain``, ``:pytorch`` and
-``:flex``."""
+"""The PyTorch backend with one path forced, for ``attnspec check``: a backend for each path.
+
+Their names are ``attnspec.backends.pytorch.runtime.paths:llvm``, ``:pointwise`` and so on; all are in `PATHS`.
+"""
 
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
@@ -14,15 +15,15 @@ from attnspec.spec import OPERATIONS
 
 
 class Forced:
-    """The backend with operations forced to one path that supports them, forward and backward."""
+    """The PyTorch backend with one path forced, forward and backward, wherever it serves a call."""
 
     def __init__(self, path: str) -> None:
         self.path, self.name = path, f"pytorch by {path}"
         self.notes = {**backend.notes, "path": f"{path}, where it serves a call"}
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(backend, name)
-        return self._forced(found) if name in OPERATIONS else found
+        attribute = getattr(backend, name)
+        return self._forced(attribute) if name in OPERATIONS else attribute
 
     def _forced(self, operation: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(operation)
@@ -33,16 +34,16 @@ class Forced:
         return forced
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Tensor]:
-        """Gradients of a call on the path."""
+        """Return the gradients of a call on the path."""
         with forcing(self.path):
             return backend.vjp(operation, arguments, cotangent)
 
     def pullback(
         self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
     ) -> tuple[Any, Callable[[Any], dict[str, Tensor]]]:
-        """Result on the path, and its backward pass."""
+        """Return the result on the path, and its backward pass."""
         with forcing(self.path):
             return backend.pullback(operation, arguments, wanted)
 
 
-llvm, direct, step, few, plain, pytorch, flex = (Forced(path) for path in PATHS)
+llvm, pointwise, decode, small, plain, pytorch, flex = (Forced(path) for path in PATHS)

@@ -12,17 +12,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from attnspec.backends.bases.torch_recurrent import State, fused, joined, packed
-from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, widened
-from attnspec.backends.pytorch.runtime.transforms import intercepted
+from attnspec.backends.bases.torch_recurrent import State, join_gates, run_fused, run_packed
+from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, upcast
+from attnspec.backends.pytorch.runtime.transforms import operations_intercepted
 
 
 class Network(NamedTuple):
-    """A kind of network.
+    """A kind of network: RNN, GRU or LSTM.
 
-    ``gates`` are the letters of its parameters, in PyTorch's order. ``products`` lists how many gates' weights (h, g·h)
-    each product with the state covers, in order. ``step`` computes the next state from the inputs' terms (n, g·h) and
-    the weights of each product, and a state (n, h). ``fused`` is PyTorch's operator.
+    ``gates`` are the letters of its parameters, in PyTorch's order. A step multiplies the state by the weights of some
+    gates at a time: ``products`` are the numbers g of gates in each product. ``step`` takes, for each product, the
+    inputs' terms (n, g·h) and weights (h, g·h), and a state (n, h); it returns the next state. ``fused`` is PyTorch's
+    operator for the whole sequence, None if it has none.
     """
 
     gates: str
@@ -41,26 +42,26 @@ def recurrence(
     *,
     directions: int = 1,
 ) -> tuple[Tensor, list[State]]:
-    """Run layers of networks, each in one or two directions.
+    """Run a stack of layers, each in one or two directions.
 
-    ``parameters`` and ``initial`` states (*batch, h) are those of each layer and, within it, direction. The result is
+    ``parameters`` and ``initial`` states (*batch, h) have an item per layer and, within it, direction. The result is
     the states of the last layer (*batch, t, directions·h), and the final state of every layer and direction.
     """
     steps, dtype, count = x.shape[-2], x.dtype, prod(batch)
-    weights = [joined(p, network.gates) for p in parameters]
+    weights = [join_gates(p, network.gates) for p in parameters]
     states: list[State] = list(initial)
     if dtype in HALF_DTYPES:
-        x, weights = widened(x), [tuple(map(widened, w)) for w in weights]
-        states = [tuple(map(widened, s)) for s in states]
+        x, weights = upcast(x), [tuple(map(upcast, w)) for w in weights]
+        states = [tuple(map(upcast, s)) for s in states]
     flat = _flattened(x, batch, count, 2)
     states = [tuple([_flattened(part, batch, count, 1) for part in s]) for s in states]
     counts = None if lengths is None else lengths.expand(tuple(batch)).reshape(count)
-    if network.fused is None or not count or not steps or intercepted():
-        hidden, final = _by_steps(network, flat, states, weights, counts, directions)
+    if network.fused is None or not count or not steps or operations_intercepted():
+        hidden, final = _run_stepwise(network, flat, states, weights, counts, directions)
     elif counts is None or bool((counts == steps).all()):
-        hidden, final = fused(network.fused, (flat,), states, weights, directions)
+        hidden, final = run_fused(network.fused, (flat,), states, weights, directions)
     else:
-        hidden, final = packed(network.fused, flat, states, weights, counts, directions)
+        hidden, final = run_packed(network.fused, flat, states, weights, counts, directions)
     if len(batch) != 1 or hidden.dtype is not dtype:
         hidden = hidden.to(dtype).reshape(*batch, steps, hidden.shape[-1])
         final = [tuple([part.to(dtype).reshape(*batch, part.shape[-1]) for part in s]) for s in final]
@@ -68,24 +69,24 @@ def recurrence(
 
 
 def _flattened(x: Tensor, batch: Sequence[int], count: int, core: int) -> Tensor:
-    """x with one batch dimension and ``core`` others."""
+    """Return x with one flattened batch dimension before its last ``core`` dimensions."""
     shape = x.shape[-core:]
     if len(batch) == 1 and x.shape[:-core] == (count,):
         return x
     return x.expand((*batch, *shape)).reshape(count, *shape)
 
 
-def _by_steps(
+def _run_stepwise(
     network: Network, x: Tensor, states: Sequence[State], weights: Sequence[tuple[Tensor, ...]],
     lengths: Tensor | None, directions: int,
 ) -> tuple[Tensor, list[State]]:  # fmt: skip
     final: list[State] = []
-    counts = None if lengths is None else torch.arange(x.shape[1], device=x.device)[:, None] < lengths
+    valid = None if lengths is None else torch.arange(x.shape[1], device=x.device)[:, None] < lengths
     for layer in range(0, len(states), directions):
-        if counts is not None:
-            x = torch.where(counts.mT[..., None], x, 0.0)
+        if valid is not None:
+            x = torch.where(valid.mT[..., None], x, 0.0)
         runs = [
-            _one_run(network, x, states[layer + i], weights[layer + i], counts, backward=bool(i))
+            _run_direction(network, x, states[layer + i], weights[layer + i], valid, backward=bool(i))
             for i in range(directions)
         ]
         x = torch.cat([hidden for hidden, _ in runs], -1)
@@ -93,26 +94,26 @@ def _by_steps(
     return x, final
 
 
-def _one_run(
-    network: Network, x: Tensor, state: State, weights: tuple[Tensor, ...], counts: Tensor | None, *, backward: bool
+def _run_direction(
+    network: Network, x: Tensor, state: State, weights: tuple[Tensor, ...], valid: Tensor | None, *, backward: bool
 ) -> tuple[Tensor, State]:
-    """Hidden states (n, t, h) and final state of one layer and direction; ``counts`` is (t, n)."""
+    """Return hidden states (n, t, h) and final state; ``valid`` is False for padding."""
     (w_x, w_h, b), width = weights, state[0].shape[-1]
     sizes = [gates * width for gates in network.products]
-    products = torch.split_with_sizes(w_h.mT, sizes, -1)
+    state_weights = torch.split_with_sizes(w_h.mT, sizes, -1)
     terms = list(zip(*[part.unbind(1) for part in torch.split_with_sizes(linear(x, w_x, b), sizes, -1)], strict=True))
     hidden = []
     steps = range(x.shape[1])
     state = state if steps else tuple(part.clone() for part in state)
     for t in reversed(steps) if backward else steps:
-        following = network.step(terms[t], products, state)
-        if counts is None:
-            state = following
+        next_state = network.step(terms[t], state_weights, state)
+        if valid is None:
+            state = next_state
             hidden.append(state[0])
         else:
-            inside = counts[t][:, None]
-            state = tuple(torch.where(inside, new, old) for new, old in zip(following, state, strict=True))
-            hidden.append(torch.where(inside, state[0], 0.0))
+            valid_rows = valid[t][:, None]
+            state = tuple(torch.where(valid_rows, new, old) for new, old in zip(next_state, state, strict=True))
+            hidden.append(torch.where(valid_rows, state[0], 0.0))
     if not hidden:
         return state[0][:, None, :].expand(-1, 0, -1), state
     return torch.stack(hidden[::-1] if backward else hidden, 1), state

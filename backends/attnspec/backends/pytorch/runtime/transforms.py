@@ -12,14 +12,14 @@ fused_allowed: Callable[[], bool] = torch.backends.cuda.flash_sdp_enabled
 """Return whether fused kernels may run; ``torch.nn.attention.sdpa_kernel`` switches them off, on the CPU too."""
 
 
-def functional() -> bool:
-    """Return whether ``torch.func`` is active, which supports neither gradients of custom operators nor checkpoints."""
-    return transforms_active()
+def under_torch_func() -> bool:
+    """Return whether a transform of ``torch.func`` is active."""
+    return transforms_active()  # torch.func supports neither gradients of custom operators nor checkpoints
 
 
-def transformed() -> bool:
-    """Return whether values cannot be read: ``torch.compile`` has none yet, and ``torch.func`` may have many."""
-    return torch.compiler.is_compiling() or functional()
+def values_unreadable() -> bool:
+    """Return whether values cannot be read: ``torch.compile`` has none, ``torch.func`` may have many."""
+    return torch.compiler.is_compiling() or under_torch_func()
 
 
 def has_tangents() -> bool:
@@ -27,53 +27,53 @@ def has_tangents() -> bool:
     return not torch.compiler.is_compiling() and forward_mode()
 
 
-def intercepted() -> bool:
-    """Return whether only PyTorch's operations may run: transforms, tracing, modes, forward mode.
+def operations_intercepted() -> bool:
+    """Return whether something intercepts PyTorch's operations, so that kernels must not run.
 
-    A default device is a mode, too.
+    It is a transform, tracing, a mode, such as a default device, or forward-mode differentiation.
     """
     return (
-        transformed()
+        values_unreadable()
         or dispatch_modes() > 0
-        or has_torch_function((None,))  # None is no tensor, so that only a mode can be found
+        or has_torch_function((None,))  # without a tensor among the arguments, only a mode has one
         or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]  # PyTorch does not annotate it
         or has_tangents()
     )
 
 
-def lazy(*tensors: Tensor) -> bool:
-    """Return whether some tensor's memory lacks its numbers: pending negation, or zeros without memory."""
-    # a generator takes twice the time
-    return any([x.is_neg() or only_described(x) for x in tensors])  # noqa: C419
+def any_lazy(*tensors: Tensor) -> bool:
+    """Return whether a tensor's memory does not hold its numbers: lazy negation, or unallocated zeros."""
+    # `any` of a generator takes twice the time of a list
+    return any([x.is_neg() or is_unallocated_zeros(x) for x in tensors])  # noqa: C419
 
 
-def only_described(x: Tensor) -> bool:
-    """Return whether x stands for zeros that are not in memory."""
-    return x.is_cpu and runs_plainly(x) and not in_memory(x)
+def is_unallocated_zeros(x: Tensor) -> bool:
+    """Return whether x stands for zeros that have no memory."""
+    return x.is_cpu and has_default_dispatch(x) and not in_memory(x)
 
 
-def runs_plainly(x: Tensor) -> bool:
-    """Return whether the class of x leaves operations to PyTorch."""
+def has_default_dispatch(x: Tensor) -> bool:
+    """Return whether the class of x leaves every operation to PyTorch."""
     return type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
 def in_memory(x: Tensor) -> bool:
-    """Return whether x is empty or has an address: zeros without memory and ``vmap`` batches have none.
+    """Return whether x is empty or has an address, unlike unallocated zeros and ``vmap`` batches.
 
-    For tensors that `runs_plainly`: some other classes warn when they are asked.
+    Only for tensors with `has_default_dispatch`: some other classes warn when their address is read.
     """
     try:
         return x.data_ptr() != 0 or x.numel() == 0
-    except RuntimeError:  # it has no storage
+    except RuntimeError:  # x has no storage
         return False
 
 
 def addressable(x: Tensor) -> bool:
-    """Return whether a kernel can read x by address and strides: no subclass, lazy sign, nested or other layout."""
+    """Return whether a kernel can read x by address and strides."""
     return (
         x.is_cpu
         and x.layout is torch.strided
-        and runs_plainly(x)
+        and has_default_dispatch(x)
         and not x.is_neg()
         and not x.is_nested
         and in_memory(x)

@@ -1,4 +1,4 @@
-"""Base of mutants and variants: the correct library with one step replaced."""
+"""Base of mutants and variants: the correct library with one step altered."""
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,24 +48,24 @@ class Altered:
 
     @property
     def statement(self) -> str:
-        """The difference in one sentence: the first line of the alteration's docstring."""
+        """The difference in one sentence: first line of the alteration's docstring."""
         return (self.alteration.__doc__ or "").strip().partition("\n")[0]
 
     def backend(self) -> Library:
         """Build a new backend with the alteration."""
-        made: Any = self.alteration
-        if not isinstance(made, type):
+        altered: Any = self.alteration
+        if not isinstance(altered, type):
             base = Formulas if hasattr(Formulas, self.replaces) else Library
-            made = type("Altered", (base,), {self.replaces: made})
-        given: dict[str, Any] = {
+            altered = type("Altered", (base,), {self.replaces: altered})
+        settings: dict[str, Any] = {
             "dtypes": self.dtypes,
             "semantics": dict(self.declares),
             "precision": self.precision,
             "differentiable": self.differentiable,
         }
-        if issubclass(made, Formulas):
-            return Library(self.name, made(), **given)
-        backend: Library = made(self.name, **given)
+        if issubclass(altered, Formulas):
+            return Library(self.name, altered(), **settings)
+        backend: Library = altered(self.name, **settings)
         return backend
 
     def __reduce__(self) -> Any:
@@ -76,30 +76,30 @@ A = TypeVar("A", bound=Altered)
 
 
 class Registry(Mapping[str, A], Generic[A]):
-    """Altered backends by name; ``what`` is the plural noun for them in messages."""
+    """Altered backends by name; messages call them by ``plural_noun``."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
-        self._found: dict[str, A] = {}
+    def __init__(self, plural: str) -> None:
+        self.plural_noun = plural
+        self._by_name: dict[str, A] = {}
 
     def add(self, altered: A) -> None:
         """Register an altered backend; ``ValueError`` if its name is in use."""
-        if altered.name in self._found:
-            raise ValueError(f"two {self.what} are named {altered.name!r}")
-        self._found[altered.name] = altered
+        if altered.name in self._by_name:
+            raise ValueError(f"two {self.plural_noun} are named {altered.name!r}")
+        self._by_name[altered.name] = altered
 
     def __getitem__(self, name: str) -> A:
-        return self._found[name]
+        return self._by_name[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
+        return iter(self._by_name)
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._by_name)
 
 
 def names_of(protocols: Sequence[object]) -> tuple[str, ...]:
-    """Names of the operations of these Protocols; ``ValueError`` for anything that is no Protocol of an operation."""
+    """Names of the operations of Protocols; ``ValueError`` for anything else."""
     known = {operation.protocol: operation.name for operation in OPERATIONS.values()}
     if unknown := [p for p in protocols if p not in known]:
         raise ValueError(f"operations: expected Protocols of the contract; got {unknown[0]!r}")
@@ -108,7 +108,7 @@ def names_of(protocols: Sequence[object]) -> tuple[str, ...]:
 
 def _steps() -> list[str]:
     """Names of the public methods of the correct formulas and library, which can be replaced."""
-    return sorted({step for whole in (Formulas, Library) for step in dir(whole) if not step.startswith("_")})
+    return sorted({step for owner in (Formulas, Library) for step in dir(owner) if not step.startswith("_")})
 
 
 def _named(module: str, attribute: str) -> Any:

@@ -1,15 +1,15 @@
-"""Products and sums that all chapters share."""
+"""Correct products, sums and concatenations, which all chapters use."""
 
 from typing import Any
 
 import numpy as np
 
 Numbers = Any
-"""A NumPy array, or one on the tape."""
+"""A NumPy array, or a ``Tape``, which records how it was computed."""
 
 
 class Arithmetic:
-    """Steps that all chapters share; ``default`` is the dtype of results without a float input."""
+    """Steps of all chapters; ``default`` is the dtype of results without a float input."""
 
     default: type = np.float32
 
@@ -25,8 +25,8 @@ class Arithmetic:
         """Sum over the last dimension, which is kept."""
         return np.sum(x, axis=-1, keepdims=True)
 
-    def beside(self, first: Numbers, second: Numbers) -> Numbers:
-        """Concatenate the features of both arrays, first ``first``; the other dimensions broadcast."""
+    def join_features(self, first: Numbers, second: Numbers) -> Numbers:
+        """Concatenate features, those of ``first`` first; the other dimensions broadcast."""
         batch = np.broadcast_shapes(first.shape[:-1], second.shape[:-1])
         both = [np.broadcast_to(x, (*batch, x.shape[-1])) for x in (first, second)]
         return np.concatenate(both, axis=-1)

@@ -35,4 +35,4 @@ class Formulas(
     Normalization,
     Scoring,
 ):
-    """Correct formulas of all chapters; a class stands before those it inherits from."""
+    """Correct formulas of all chapters; each class comes before its bases."""

@@ -1,4 +1,4 @@
-"""Correct formulas of attention kernels in use: grouped heads, packed and paged sequences."""
+"""Correct formulas of attention kernels: grouped heads, packed and paged sequences."""
 
 from itertools import pairwise
 from typing import Any
@@ -33,9 +33,9 @@ class Kernels(Positional, Attention):
     ) -> Numbers:
         """The output of every head, and the log-sum-exp of its scores."""
         n, m, group = query.shape[-2], key.shape[-2], query.shape[-3] // key.shape[-3]
-        keys, values = self.for_heads(key, group), self.for_heads(value, group)
+        keys, values = self.repeat_heads(key, group), self.repeat_heads(value, group)
         products = self.scaled_by(self.dot_scores(query, keys), query.shape[-1], scale)
-        attendable = self.near(self.attendable(mask, causal, n, m), window, key_lengths, n, m)
+        attendable = self.join_masks(self.attendable(mask, causal, n, m), window, key_lengths, n, m)
         if attendable is not None:
             attendable = attendable[..., None, :, :]
         scores = self.biased(products, softcap, bias, slopes, attendable)
@@ -43,26 +43,26 @@ class Kernels(Positional, Attention):
             _, output = self.weighted(scores, values, attendable)
         else:
             _, output = self.with_sink(scores, values, attendable, sinks)
-        logarithms = self.logarithms(scores, attendable, sinks)
+        logarithms = self.log_sum_exps(scores, attendable, sinks)
         return output, np.broadcast_to(logarithms, output.shape[:-1])
 
-    def for_heads(self, x: Numbers, group: int) -> Numbers:
+    def repeat_heads(self, x: Numbers, group: int) -> Numbers:
         """Repeat keys or values for every query head: head r uses head r // group."""
         return np.repeat(x, group, axis=-3)
 
     def scaled_by(self, scores: Numbers, d: int, scale: Any) -> Numbers:
         """Scores times ``scale``, or divided by √d if it is None."""
-        return self.scaled(scores, d) if scale is None else scores * scores.dtype.type(scale)
+        return self.scale_scores(scores, d) if scale is None else scores * scores.dtype.type(scale)
 
-    def near(self, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
-        """The mask joined with those of the window and the lengths; None if all keys are attendable."""
-        found = [mask]
+    def join_masks(self, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
+        """Join the masks of window and lengths with ``mask``; None if nothing is masked."""
+        masks = [mask]
         if window is not None:
-            found.append(self.at_diagonal(self.sliding_window_mask, n, m, window=window))
+            masks.append(self.build_aligned(self.sliding_window_mask, n, m, window=window))
         if lengths is not None:
-            found.append(self.padding_mask(lengths, m)[..., None, :])
-        some = [x for x in found if x is not None]
-        return np.logical_and.reduce(np.broadcast_arrays(*some)) if some else None
+            masks.append(self.padding_mask(lengths, m)[..., None, :])
+        present = [x for x in masks if x is not None]
+        return np.logical_and.reduce(np.broadcast_arrays(*present)) if present else None
 
     def biased(self, scores: Numbers, softcap: Any, bias: Numbers, slopes: Numbers, attendable: Numbers) -> Numbers:
         """Scores, capped first, then with biases added; the mask is applied later."""
@@ -77,7 +77,7 @@ class Kernels(Positional, Attention):
 
     def linear_bias(self, slopes: Numbers, n: int, m: int) -> Numbers:
         """ALiBi penalty: slope of the head times the distance of the key."""
-        return slopes[:, None, None] * self.at_diagonal(self.distances, n, m).astype(slopes.dtype)
+        return slopes[:, None, None] * self.build_aligned(self.distances, n, m).astype(slopes.dtype)
 
     def distances(self, n: int, m: int) -> Numbers:
         """|i − j| for every query i and key j."""
@@ -86,27 +86,27 @@ class Kernels(Positional, Attention):
     def weighted(self, scores: Numbers, values: Numbers, attendable: Numbers) -> tuple[Numbers, Numbers]:
         """Softmax weights, and the weighted sums of values."""
         weights = self.softmax(scores, mask=attendable)
-        return weights, self.pooled(weights, values, attendable)
+        return weights, self.pool(weights, values, attendable)
 
     def with_sink(
         self, scores: Numbers, values: Numbers, attendable: Numbers, sinks: Numbers
     ) -> tuple[Numbers, Numbers]:
-        """Weights and weighted sums with a sink: one more score in every row, without a value."""
+        """Weights and outputs with a sink: an additional score per row without a value."""
         column = np.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))
         mask = (
             np.ones(scores.shape, bool)
             if attendable is None
-            else np.broadcast_to(attendable, _full(scores, attendable))
+            else np.broadcast_to(attendable, _common_shape(scores, attendable))
         )
         column = np.broadcast_to(column, (*mask.shape[:-1], 1))
-        every = np.concatenate([np.broadcast_to(scores, mask.shape), column], axis=-1)
-        weights = self.softmax(every, mask=np.concatenate([mask, np.ones((*mask.shape[:-1], 1), bool)], axis=-1))
+        extended = np.concatenate([np.broadcast_to(scores, mask.shape), column], axis=-1)
+        weights = self.softmax(extended, mask=np.concatenate([mask, np.ones((*mask.shape[:-1], 1), bool)], axis=-1))
         weights = weights[..., : scores.shape[-1]]
-        return weights, self.pooled(weights, values, mask)
+        return weights, self.pool(weights, values, mask)
 
-    def logarithms(self, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
-        """log-sum-exp of every row, the sink included."""
-        masked = self.excluded(scores, attendable)
+    def log_sum_exps(self, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
+        """Log-sum-exps of the attendable scores of every row, the sink included."""
+        masked = self.mask_scores(scores, attendable)
         if sinks is not None:
             column = np.broadcast_to(sinks[:, None, None], (*masked.shape[:-1], 1))
             masked = np.concatenate([masked, column], axis=-1)
@@ -117,8 +117,8 @@ class Kernels(Positional, Attention):
         shift = self.shift(scores)
         total = self.total(self.exponential(scores - value_of(shift)))
         empty = value_of(total) == 0
-        found = np.log(np.where(empty, scores.dtype.type(1), total)) + value_of(shift)
-        return np.where(empty, scores.dtype.type(-np.inf), found)[..., 0]
+        finite = np.log(np.where(empty, scores.dtype.type(1), total)) + value_of(shift)
+        return np.where(empty, scores.dtype.type(-np.inf), finite)[..., 0]
 
     def variable_length_attention(
         self,
@@ -134,13 +134,13 @@ class Kernels(Positional, Attention):
         self.check_ends(key_ends, key.shape[-2])
         parts = [
             self.grouped_query_attention(query[..., i, :], key[..., j, :], value[..., j, :], **options)
-            for i, j in zip(self.sequences(query_ends), self.sequences(key_ends), strict=True)
+            for i, j in zip(self.sequence_slices(query_ends), self.sequence_slices(key_ends), strict=True)
         ]
         outputs, logarithms = zip(*parts, strict=True)
         return np.concatenate(outputs, axis=-2), np.concatenate(logarithms, axis=-1)
 
-    def sequences(self, ends: Numbers) -> list[slice]:
-        """One slice per sequence."""
+    def sequence_slices(self, ends: Numbers) -> list[slice]:
+        """One slice of positions per packed sequence."""
         return [slice(int(a), int(b)) for a, b in pairwise(ends)]
 
     def check_ends(self, ends: Numbers, most: int) -> None:
@@ -160,32 +160,32 @@ class Kernels(Positional, Attention):
         window: Any = None,
         **options: Any,
     ) -> Numbers:
-        """Attention to the rows of the pages in the order of the table, with a mask per batch element."""
+        """Attention to the rows of the pages, in the order of the table."""
         if np.any((block_table < 0) | (block_table >= len(key_pages))):
             raise ValueError(f"block_table: expected 0 to {len(key_pages) - 1}; got {block_table}")
-        keys, values = self.gathered(key_pages, block_table), self.gathered(value_pages, block_table)
-        mask = self.cached(key_lengths, query.shape[-2], keys.shape[-2], causal, window)
+        keys, values = self.gather_rows(key_pages, block_table), self.gather_rows(value_pages, block_table)
+        mask = self.cache_mask(key_lengths, query.shape[-2], keys.shape[-2], causal, window)
         return self.grouped_query_attention(query, keys, values, mask=mask, **options)
 
-    def gathered(self, pages: Numbers, table: Numbers) -> Numbers:
+    def gather_rows(self, pages: Numbers, table: Numbers) -> Numbers:
         """Rows of the pages listed in the table, in its order."""
         rows = np.moveaxis(pages[table], -4, -3)
         *batch, blocks, page, d = rows.shape
         return rows.reshape(*batch, blocks * page, d)
 
-    def cached(self, lengths: Numbers, n: int, m: int, causal: bool, window: Any) -> Numbers:
+    def cache_mask(self, lengths: Numbers, n: int, m: int, causal: bool, window: Any) -> Numbers:
         """Mask for n queries at the last n of ``lengths`` positions."""
         self.check_lengths(lengths, m)
-        at = self.last_positions(lengths, n)
-        behind = np.arange(m) - at
+        positions = self.query_positions(lengths, n)
+        offset = np.arange(m) - positions
         left, right = (None, None) if window is None else window
         mask = np.arange(m) < lengths[..., None, None]
-        mask = mask if left is None else mask & (behind >= -left)
-        mask = mask if right is None else mask & (behind <= right)
-        return mask & (behind <= 0) if causal else mask
+        mask = mask if left is None else mask & (offset >= -left)
+        mask = mask if right is None else mask & (offset <= right)
+        return mask & (offset <= 0) if causal else mask
 
-    def last_positions(self, lengths: Numbers, n: int) -> Numbers:
-        """Positions of the queries, (…, n, 1)."""
+    def query_positions(self, lengths: Numbers, n: int) -> Numbers:
+        """Positions (…, n, 1) of n queries at the end of ``lengths`` positions."""
         return lengths[..., None, None] - n + np.arange(n)[:, None]
 
     def latent_attention(
@@ -211,41 +211,41 @@ class Kernels(Positional, Attention):
     def merge_attention(self, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
         """Merge partial results, weighted by their sums of exponentials."""
         scores = log_sum_exps[..., None, :]
-        some = value_of(scores) != -np.inf
-        merged = self.pooled(self.softmax(scores, mask=some), outputs, some)[..., 0, :]
-        return merged, np.broadcast_to(self.log_sum_exp(self.excluded(scores, some))[..., 0], merged.shape[:-1])
+        nonempty = value_of(scores) != -np.inf
+        merged = self.pool(self.softmax(scores, mask=nonempty), outputs, nonempty)[..., 0, :]
+        return merged, np.broadcast_to(self.log_sum_exp(self.mask_scores(scores, nonempty))[..., 0], merged.shape[:-1])
 
     def rotary_embedding(self, x: Numbers, positions: Numbers = None, *, theta: float = 10000.0) -> Numbers:
         """Rotate pairs of features by the angle of their position."""
         n, d = x.shape[-2:]
         angle = self.angles(self.positions(n) if positions is None else positions.astype(np.float64), d, theta)
         cosine, sine = np.cos(angle).astype(x.dtype), np.sin(angle).astype(x.dtype)
-        first, second = self.pairs(x)
-        return self.paired(*self.turned(first, second, cosine, sine))
+        first, second = self.split_pairs(x)
+        return self.join_pairs(*self.rotate(first, second, cosine, sine))
 
     def angles(self, positions: Numbers, d: int, theta: float) -> Numbers:
         """The angle of every position and pair."""
         return positions[..., None] * theta ** (-2 * np.arange(d // 2) / d)
 
-    def turned(self, first: Numbers, second: Numbers, cosine: Numbers, sine: Numbers) -> tuple[Numbers, Numbers]:
+    def rotate(self, first: Numbers, second: Numbers, cosine: Numbers, sine: Numbers) -> tuple[Numbers, Numbers]:
         """Both features of every pair, rotated."""
         return first * cosine - second * sine, first * sine + second * cosine
 
-    def pairs(self, x: Numbers) -> tuple[Numbers, Numbers]:
+    def split_pairs(self, x: Numbers) -> tuple[Numbers, Numbers]:
         """The first and the second feature of every pair."""
         if choice("rotary_pairs") == "halves":
             return x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
         return x[..., 0::2], x[..., 1::2]
 
-    def paired(self, first: Numbers, second: Numbers) -> Numbers:
-        """Put the features of the pairs back into their order."""
+    def join_pairs(self, first: Numbers, second: Numbers) -> Numbers:
+        """Undo ``split_pairs``."""
         if choice("rotary_pairs") == "halves":
             return np.concatenate([first, second], axis=-1)
         both = np.stack([first, second], axis=-1)
         return both.reshape(*both.shape[:-2], 2 * both.shape[-2])
 
     def alibi_slopes(self, heads: int) -> Numbers:
-        """Slopes for the greatest power of two of heads; remaining heads get slopes in between."""
+        """Slopes for the greatest power of two ≤ ``heads``; further heads get slopes in between."""
         below = 2 ** int(np.floor(np.log2(heads)))
         first, others = np.arange(below), np.arange(heads - below)
         exponents = np.concatenate([8 * (first + 1) / below, 4 * (2 * others + 1) / below])
@@ -264,9 +264,9 @@ class Kernels(Positional, Attention):
 
     def dropout(self, weights: Numbers, *, keep: Numbers = None, rate: float = 0.0) -> Numbers:
         """Kept weights divided by 1 − rate; dropped weights are 0."""
-        larger = weights / weights.dtype.type(1 - rate)
-        return larger if keep is None else np.where(keep, larger, larger.dtype.type(0))
+        scaled = weights / weights.dtype.type(1 - rate)
+        return scaled if keep is None else np.where(keep, scaled, scaled.dtype.type(0))
 
 
-def _full(scores: Numbers, attendable: Numbers) -> tuple[int, ...]:
+def _common_shape(scores: Numbers, attendable: Numbers) -> tuple[int, ...]:
     return np.broadcast_shapes(scores.shape, attendable.shape)

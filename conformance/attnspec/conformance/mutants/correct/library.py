@@ -16,7 +16,7 @@ from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import OPERATIONS, Operation
 from attnspec.spec.contract.semantics import Semantics
 from attnspec.spec.contract.shapes import bind
-from attnspec.spec.contract.tree import flatten, mapped
+from attnspec.spec.contract.tree import flatten, map_tree
 
 
 class Library:
@@ -51,35 +51,35 @@ class Library:
 
     def call(self, operation: Operation, *args: Any, **kwargs: Any) -> Any:
         """Check the arguments, convert them, compute the operation and convert the result back."""
-        arguments = self.named(operation, args, kwargs)
+        arguments = self.bind_arguments(operation, args, kwargs)
         self.check(operation, arguments)
         with np.errstate(all="ignore"):
-            result = self.compute(operation, self.prepared(operation, arguments))
-        return self.finished(operation, result, arguments)
+            result = self.compute(operation, self.prepare(operation, arguments))
+        return self.finish(operation, result, arguments)
 
-    def named(self, operation: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The passed arguments by name."""
+    def bind_arguments(self, operation: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Passed arguments by name."""
         return dict(operation.signature.bind(*args, **kwargs).arguments)
 
     def check(self, operation: Operation, arguments: Mapping[str, Any]) -> None:
         """Raise for a shape that violates the Protocol."""
         bind(operation, arguments)
 
-    def prepared(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments with half precision converted to float32, as the formulas take them."""
-        return {name: mapped(tree, lambda _, x: lifted(x)) for name, tree in arguments.items()}
+    def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments with half-precision arrays converted to float32."""
+        return {name: map_tree(tree, lambda _, x: half_to_single(x)) for name, tree in arguments.items()}
 
     def compute(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
         """Apply the formula of an operation to prepared arguments."""
-        given = [name for name in operation.call.names if name in arguments]
-        positional = [arguments[name] for name in given if name not in operation.keyword_only]
-        keyword = {name: arguments[name] for name in given if name in operation.keyword_only}
+        names = [name for name in operation.call.names if name in arguments]
+        positional = [arguments[name] for name in names if name not in operation.keyword_only]
+        keyword = {name: arguments[name] for name in names if name in operation.keyword_only}
         return getattr(self.formulas, operation.name)(*positional, **keyword)
 
-    def finished(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
-        """A copy of the result in the dtype of the inputs; booleans and integers keep theirs."""
+    def finish(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+        """Copy the result to the dtype of the inputs; booleans and integers stay."""
         dtype = self.result_dtype(operation, arguments)
-        return mapped(result, lambda _, x: np.array(x, dtype=dtype if is_float(np.asarray(x)) else None))
+        return map_tree(result, lambda _, x: np.array(x, dtype=dtype if is_float(np.asarray(x)) else None))
 
     def result_dtype(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
         """The dtype of the float inputs; without float inputs, ``formulas.default``."""
@@ -106,37 +106,37 @@ class Library:
         """
         described = OPERATIONS[operation]
         self.check(described, arguments)
-        weights = mapped(cotangent, lambda _, x: lifted(x))
+        weights = map_tree(cotangent, lambda _, x: half_to_single(x))
         with np.errstate(all="ignore"):
-            found = self.differentiated(described, self.prepared(described, arguments), weights)
-        given = flatten(dict(arguments))
-        return {path: np.array(g, dtype=given[path].dtype) for path, g in found.items()}
+            gradients_by_path = self.differentiate(described, self.prepare(described, arguments), weights)
+        arrays = flatten(dict(arguments))
+        return {path: np.array(g, dtype=arrays[path].dtype) for path, g in gradients_by_path.items()}
 
     def pullback(
-        self, operation: str, arguments: Mapping[str, Any], wanted: Collection[str]
+        self, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
     ) -> tuple[Any, Callable[[Any], dict[str, Numbers]]]:
-        """The result, and a backward pass for the arrays at the paths ``wanted``; the arguments are copied."""
+        """The result, and a backward pass for ``paths`` from copies of the arguments."""
         result = getattr(self, operation)(**arguments)
-        kept = mapped(dict(arguments), lambda _, x: strided_copy(x) if isinstance(x, np.ndarray) else x)
+        saved = map_tree(dict(arguments), lambda _, x: strided_copy(x) if isinstance(x, np.ndarray) else x)
 
         def backward(cotangent: Any) -> dict[str, Numbers]:
-            found = self.vjp(operation, kept, cotangent)
-            return {path: found[path] for path in wanted}
+            gradients_by_path = self.vjp(operation, saved, cotangent)
+            return {path: gradients_by_path[path] for path in paths}
 
         return result, backward
 
     def modes(self, dtype: str, *, device: str) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
-        """A single mode, "inference", which changes nothing."""
+        """One mode, "inference", without effect."""
         return {"inference": nullcontext}
 
-    def differentiated(self, operation: Operation, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+    def differentiate(self, operation: Operation, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
         """Gradients with respect to every prepared float array, by path."""
         inputs = {path: Tape(x) for path, x in flatten(dict(arguments)).items() if is_float(x)}
-        taped = mapped(dict(arguments), lambda path, x: inputs.get(path, x))
+        taped = map_tree(dict(arguments), lambda path, x: inputs.get(path, x))
         return gradients(self.compute(operation, taped), inputs, cotangent)
 
 
-def lifted(x: Any) -> Any:
+def half_to_single(x: Any) -> Any:
     """Convert half precision to float32 and leave everything else unchanged."""
     if is_float(x) and x.dtype.itemsize == 2:
         return x.astype(np.float32)
@@ -144,12 +144,12 @@ def lifted(x: Any) -> Any:
 
 
 def rounded(x: Any, dtype: str) -> Any:
-    """Numbers rounded to a lower dtype and back."""
+    """Round to a lower dtype and convert back."""
     return x.astype(numpy_dtype(dtype)).astype(x.dtype)
 
 
 def strided_copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A writable copy with the same strides, gaps and repetitions included; negative strides become positive."""
+    """A writable copy with the same strides, except that negative ones become positive."""
     itemsize = array.dtype.itemsize
     if array.size == 0 or any(stride % itemsize for stride in array.strides):
         return array.copy()

@@ -27,8 +27,8 @@ class Masking:
         if np.any((lengths < 0) | (lengths > m)):
             raise ValueError(f"padding_mask: lengths: expected 0 to {m}; got {lengths}")
 
-    def at_diagonal(self, make: Callable[..., Numbers], n: int, m: int, **options: Any) -> Numbers:
-        """Call ``make`` for n × m; with causal_alignment "bottom-right" the diagonal ends at the last query and key."""
+    def build_aligned(self, make: Callable[..., Numbers], n: int, m: int, **options: Any) -> Numbers:
+        """Call ``make`` for n × m; "bottom-right" alignment puts the diagonal through the last corner."""
         if choice("causal_alignment") != "bottom-right":
             return make(n, m, **options)
         size = max(n, m)
@@ -38,5 +38,5 @@ class Masking:
         """The mask joined with the causal mask if ``causal``; None if all keys are attendable."""
         if not causal:
             return mask
-        triangle = self.at_diagonal(self.causal_mask, n, m)
+        triangle = self.build_aligned(self.causal_mask, n, m)
         return triangle if mask is None else mask & triangle

@@ -11,15 +11,15 @@ class MultiHead(Attention):
 
     def split_heads(self, x: Numbers, heads: int) -> Numbers:
         """Split features (…, n, d) into heads (…, h, n, d/h)."""
-        return np.swapaxes(self.by_head(x, heads), -3, -2)
+        return np.swapaxes(self.group_features(x, heads), -3, -2)
 
-    def by_head(self, x: Numbers, heads: int) -> Numbers:
-        """Features (…, d) as heads of consecutive features (…, h, d/h)."""
+    def group_features(self, x: Numbers, heads: int) -> Numbers:
+        """Reshape features (…, d) to h groups of consecutive ones (…, h, d/h)."""
         return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
 
     def merge_heads(self, x: Numbers) -> Numbers:
         """Concatenate the heads."""
-        return self.merged(x)
+        return self.join_heads(x)
 
     def multi_head_attention(
         self,
@@ -52,8 +52,8 @@ class MultiHead(Attention):
         causal: bool = False,
     ) -> Numbers:
         """Attention in heads, concatenated."""
-        q, k, v = self.in_heads(query, w_q), self.in_heads(key, w_k), self.in_heads(value, w_v)
-        return self.merged(self.attend_heads(q, k, v, None if mask is None else mask[..., None, :, :], causal))
+        q, k, v = self.project_heads(query, w_q), self.project_heads(key, w_k), self.project_heads(value, w_v)
+        return self.join_heads(self.attend_heads(q, k, v, None if mask is None else mask[..., None, :, :], causal))
 
     def multi_head_additive_attention(
         self,
@@ -72,21 +72,21 @@ class MultiHead(Attention):
         causal: bool = False,
     ) -> Numbers:
         """Additive attention in heads, concatenated and projected."""
-        q, k, v = self.in_heads(query, w_q), self.in_heads(key, w_k), self.in_heads(value, w_v)
-        hidden = self.hidden(self.project(q, a_q)[..., :, None, :], self.project(k, a_k)[..., None, :, :])
+        q, k, v = self.project_heads(query, w_q), self.project_heads(key, w_k), self.project_heads(value, w_v)
+        hidden = self.hidden_layer(self.project(q, a_q)[..., :, None, :], self.project(k, a_k)[..., None, :, :])
         scores = self.product(hidden, a_v[:, None, :, None])[..., 0]
         attended = self.attend(scores, v, None if mask is None else mask[..., None, :, :], causal)
-        return self.project(self.merged(attended), w_o)
+        return self.project(self.join_heads(attended), w_o)
 
-    def in_heads(self, x: Numbers, w: Numbers) -> Numbers:
+    def project_heads(self, x: Numbers, w: Numbers) -> Numbers:
         """Project x (…, n, d) by w (h, p, d) to (…, h, n, p)."""
         return self.project(x[..., None, :, :], w)
 
     def attend_heads(self, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-        """Attention in each head, of (…, h, n, p) and a mask (…, 1, n, m)."""
+        """Attention of heads (…, h, n, p) under a mask (…, 1, n, m)."""
         return self.scaled_dot_product_attention(query, key, value, mask=mask, causal=causal)
 
-    def merged(self, heads: Numbers) -> Numbers:
+    def join_heads(self, heads: Numbers) -> Numbers:
         """Concatenate heads (…, h, n, p) to (…, n, h·p)."""
         swapped = np.swapaxes(heads, -3, -2)
         return swapped.reshape(*swapped.shape[:-2], swapped.shape[-2] * swapped.shape[-1])

@@ -1,4 +1,4 @@
-"""Correct formulas of attention weights from scores."""
+"""Correct formulas of softmax and mean normalization."""
 
 from typing import Any
 
@@ -13,21 +13,21 @@ class Normalization(Arithmetic):
 
     def softmax(self, scores: Numbers, *, mask: Numbers = None) -> Numbers:
         """Softmax over the attendable keys of each row."""
-        weights, undefined = self.normalized(self.excluded(scores, mask)), self.undefined(scores, mask)
+        weights, undefined = self.normalized(self.mask_scores(scores, mask)), self.undefined_weights(scores, mask)
         return np.where(undefined, weights.dtype.type(np.nan), weights) if undefined.any() else weights
 
-    def undefined(self, scores: Numbers, mask: Numbers) -> Numbers:
-        """True at attendable keys of rows whose attendable scores are all −∞: their weights are 0/0."""
-        given = value_of(scores)
-        allowed = np.ones(given.shape, bool) & (True if mask is None else mask)
-        return allowed & ~np.any(allowed & (given != -np.inf), axis=-1, keepdims=True)
+    def undefined_weights(self, scores: Numbers, mask: Numbers) -> Numbers:
+        """True where a weight is 0/0: at attendable keys of rows of −∞."""
+        plain = value_of(scores)
+        allowed = np.ones(plain.shape, bool) & (True if mask is None else mask)
+        return allowed & ~np.any(allowed & (plain != -np.inf), axis=-1, keepdims=True)
 
-    def excluded(self, scores: Numbers, mask: Numbers) -> Numbers:
+    def mask_scores(self, scores: Numbers, mask: Numbers) -> Numbers:
         """Scores with −∞ at masked keys."""
         return scores if mask is None else np.where(mask, scores, scores.dtype.type(-np.inf))
 
     def shift(self, scores: Numbers) -> Numbers:
-        """The number subtracted from each row before the exponential: its maximum, or 0 if it is −∞."""
+        """Maximum of each row, to be subtracted before exp; 0 if it is −∞."""
         highest = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
         return np.where(highest == -np.inf, scores.dtype.type(0), highest)
 
@@ -43,10 +43,10 @@ class Normalization(Arithmetic):
 
     def mean_normalization(self, scores: Numbers, *, mask: Numbers = None) -> Numbers:
         """Scores divided by the number of attendable keys; 0 at masked keys."""
-        kept = scores if mask is None else np.where(mask, scores, scores.dtype.type(0))
-        return kept / self.count(kept.shape, mask, scores.dtype)
+        cleared = scores if mask is None else np.where(mask, scores, scores.dtype.type(0))
+        return cleared / self.count_keys(cleared.shape, mask, scores.dtype)
 
-    def count(self, shape: tuple[int, ...], mask: Numbers, dtype: Any) -> Numbers:
+    def count_keys(self, shape: tuple[int, ...], mask: Numbers, dtype: Any) -> Numbers:
         """Number of attendable keys along the last dimension, at least 1; the dimension is kept."""
-        everywhere = np.broadcast_to(True if mask is None else mask, shape)
-        return np.maximum(np.sum(everywhere, axis=-1, keepdims=True), 1).astype(dtype)
+        attendable = np.broadcast_to(True if mask is None else mask, shape)
+        return np.maximum(np.sum(attendable, axis=-1, keepdims=True), 1).astype(dtype)

@@ -16,7 +16,7 @@ class Pooling(Masking, Normalization, Scoring):
         """Weighted sums of values."""
         return self.product(weights, value)
 
-    def pooled(self, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
+    def pool(self, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
         """Weighted sums that leave out masked values, even NaN and ∞."""
         if mask is None or np.all(np.isfinite(value_of(value))):
             return self.attention_pooling(weights, value)
@@ -25,13 +25,13 @@ class Pooling(Masking, Normalization, Scoring):
 
     def average_pooling(self, value: Numbers, *, mask: Numbers = None) -> Numbers:
         """Mean of the attendable values."""
-        kept = value if mask is None else np.where(mask[..., None], value, value.dtype.type(0))
-        return np.sum(kept, axis=-2) / self.count(kept.shape[:-1], mask, value.dtype)
+        cleared = value if mask is None else np.where(mask[..., None], value, value.dtype.type(0))
+        return np.sum(cleared, axis=-2) / self.count_keys(cleared.shape[:-1], mask, value.dtype)
 
     def attend(self, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
         """Pool the values by the softmax of the scores over the attendable keys."""
         attendable = self.attendable(mask, causal, *scores.shape[-2:])
-        return self.pooled(self.softmax(scores, mask=attendable), value, attendable)
+        return self.pool(self.softmax(scores, mask=attendable), value, attendable)
 
     def nadaraya_watson(self, query: Numbers, key: Numbers, value: Numbers, *, mask: Numbers = None) -> Numbers:
         """Kernel regression, as a softmax over Gaussian scores."""

@@ -11,7 +11,7 @@ class Positional(Arithmetic):
     def sinusoidal_positional_encoding(self, n: int, d: int) -> Numbers:
         """Interleaved sines and cosines (n, d)."""
         angle = self.positions(n)[:, None] * self.frequencies(d)
-        return self.interleaved(np.sin(angle), np.cos(angle))[:, :d].astype(self.default)
+        return self.interleave(np.sin(angle), np.cos(angle))[:, :d].astype(self.default)
 
     def positions(self, n: int) -> Numbers:
         """Positions 0 … n−1."""
@@ -21,7 +21,7 @@ class Positional(Arithmetic):
         """One frequency for each pair of columns."""
         return 10000.0 ** (-2 * np.arange((d + 1) // 2) / d)
 
-    def interleaved(self, sines: Numbers, cosines: Numbers) -> Numbers:
+    def interleave(self, sines: Numbers, cosines: Numbers) -> Numbers:
         """Columns sin, cos, sin, cos, …"""
         return np.stack([sines, cosines], axis=-1).reshape(len(sines), 2 * sines.shape[-1])
 
@@ -39,4 +39,4 @@ class Positional(Arithmetic):
 
     def concat_positions(self, x: Numbers, p: Numbers) -> Numbers:
         """Features of x, then those of p."""
-        return self.beside(x, p)
+        return self.join_features(x, p)

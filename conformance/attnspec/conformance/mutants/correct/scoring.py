@@ -14,18 +14,18 @@ class Scoring(Arithmetic):
 
     def scaled_dot_scores(self, query: Numbers, key: Numbers) -> Numbers:
         """Dot products divided by √d."""
-        return self.scaled(self.dot_scores(query, key), query.shape[-1])
+        return self.scale_scores(self.dot_scores(query, key), query.shape[-1])
 
-    def scaled(self, scores: Numbers, d: int) -> Numbers:
+    def scale_scores(self, scores: Numbers, d: int) -> Numbers:
         """Scores divided by √d."""
         return scores / np.sqrt(scores.dtype.type(d))
 
     def additive_scores(self, query: Numbers, key: Numbers, w_q: Numbers, w_k: Numbers, w_v: Numbers) -> Numbers:
         """Scores of every pair by a perceptron with one hidden layer."""
         of_query, of_key = self.project(query, w_q), self.project(key, w_k)
-        return self.hidden(of_query[..., :, None, :], of_key[..., None, :, :]) @ w_v
+        return self.hidden_layer(of_query[..., :, None, :], of_key[..., None, :, :]) @ w_v
 
-    def hidden(self, of_query: Numbers, of_key: Numbers) -> Numbers:
+    def hidden_layer(self, of_query: Numbers, of_key: Numbers) -> Numbers:
         """The hidden layer of additive scores, from both projections."""
         return self.activation(of_query + of_key)
 

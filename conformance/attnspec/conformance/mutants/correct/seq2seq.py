@@ -1,4 +1,4 @@
-"""Correct formulas of embeddings, contexts and outputs of a decoder."""
+"""Correct formulas of recurrent decoders: contexts, steps, greedy and beam search."""
 
 import numpy as np
 
@@ -38,24 +38,24 @@ class Seq2Seq(Recurrent, Attention):
 
     def attentional_state(self, state: Numbers, context: Numbers, w: Numbers) -> Numbers:
         """tanh of a linear map of state and context."""
-        rows = self.beside(state, context)[..., None, :]
+        rows = self.join_features(state, context)[..., None, :]
         return np.tanh(self.project(rows, w))[..., 0, :]
 
     def concat_output(self, context: Numbers, state: Numbers) -> Numbers:
         """Context and state, concatenated."""
-        return self.beside(context, state)
+        return self.join_features(context, state)
 
     def embed(self, tokens: Numbers, table: Numbers) -> Numbers:
         """Rows of the table at the tokens."""
         self.check_tokens(tokens, table.shape[0])
-        return self.rows(table, tokens)
+        return self.table_rows(table, tokens)
 
     def check_tokens(self, tokens: Numbers, count: int) -> None:
         """Raise ``ValueError`` for a token outside of 0…count − 1."""
         if ((tokens < 0) | (tokens >= count)).any():
             raise ValueError(f"tokens: expected 0..{count - 1}")
 
-    def rows(self, table: Numbers, tokens: Numbers) -> Numbers:
+    def table_rows(self, table: Numbers, tokens: Numbers) -> Numbers:
         """Rows of the table at the tokens, unchecked."""
         return table[tokens]
 
@@ -76,7 +76,7 @@ class Seq2Seq(Recurrent, Attention):
         return self.state_at(np.broadcast_to(states, (*batch, *states.shape[-2:])), np.broadcast_to(last, batch))
 
     def state_at(self, states: Numbers, count: Numbers) -> Numbers:
-        """The state number ``count`` of states (*batch, t, h), counted from 1; 0 for count 0."""
+        """State number ``count``, from 1, of states (*batch, t, h); 0 for count 0."""
         before = np.zeros((*states.shape[:-2], 1, states.shape[-1]), states.dtype)
         return np.concatenate([before, states], axis=-2)[(*np.indices(count.shape), count)]
 
@@ -110,17 +110,17 @@ class Seq2Seq(Recurrent, Attention):
         batches = [tokens.shape[:-1], state.shape[:-1], annotations.shape[:-2], () if mask is None else mask.shape[:-1]]
         states = [np.broadcast_to(state, (*np.broadcast_shapes(*batches), state.shape[-1]))]
         for i in range(tokens.shape[-1]):
-            before = self.carried(states)
-            states.append(self.next_state(self.fed(tokens, i), before, annotations, p, mask))
-        every = np.concatenate([x[..., None, :] for x in states], axis=-2)
-        return self.log_probabilities(every[..., 1:, :], p.w_o, p.b_o), states[-1]
+            before = self.previous_state(states)
+            states.append(self.next_state(self.input_token(tokens, i), before, annotations, p, mask))
+        all_states = np.concatenate([x[..., None, :] for x in states], axis=-2)
+        return self.log_probabilities(all_states[..., 1:, :], p.w_o, p.b_o), states[-1]
 
-    def fed(self, tokens: Numbers, i: int) -> Numbers:
+    def input_token(self, tokens: Numbers, i: int) -> Numbers:
         """The input token of step i."""
         return tokens[..., i]
 
-    def carried(self, states: list[Numbers]) -> Numbers:
-        """The input state of the next step, from all states so far."""
+    def previous_state(self, states: list[Numbers]) -> Numbers:
+        """Input state of the next step: the last of ``states``."""
         return states[-1]
 
     def log_probabilities(self, states: Numbers, w: Numbers, b: Numbers) -> Numbers:
@@ -150,9 +150,9 @@ class Seq2Seq(Recurrent, Attention):
             state = self.next_state(last, state, annotations, p, mask)
             logarithms = self.log_probabilities(state, p.w_o, p.b_o)
             last = np.where(ended, eos, self.best_token(logarithms))
-            gain = self.gained(np.take_along_axis(logarithms, last[..., None], axis=-1)[..., 0], last, eos)
+            gain = self.score_gain(np.take_along_axis(logarithms, last[..., None], axis=-1)[..., 0], last, eos)
             score = score + np.where(ended, 0, gain).astype(state.dtype)
-            ended = self.ended(last, eos)
+            ended = self.has_ended(last, eos)
             tokens[..., i] = last
         return tokens, score
 
@@ -165,11 +165,11 @@ class Seq2Seq(Recurrent, Attention):
         """The most probable token; the first if several tie."""
         return np.argmax(logarithms, axis=-1)
 
-    def gained(self, logarithm: Numbers, chosen: Numbers, eos: int) -> Numbers:
+    def score_gain(self, logarithm: Numbers, chosen: Numbers, eos: int) -> Numbers:
         """Increase of a score by the chosen token: its log-probability."""
         return logarithm
 
-    def ended(self, last: Numbers, eos: int) -> Numbers:
+    def has_ended(self, last: Numbers, eos: int) -> Numbers:
         """True for sentences whose last token is ``eos``."""
         return last == eos
 
@@ -190,37 +190,37 @@ class Seq2Seq(Recurrent, Attention):
         vocabulary = p.embedding.shape[0]
         self.check_tokens(np.append(token, eos), vocabulary)
         batch = self.batch_of(token, state, annotations, mask)
-        sources, real = annotations[..., None, :, :], None if mask is None else mask[..., None, :]
-        hypotheses = self.first_hypotheses(beams)
+        sources, beam_mask = annotations[..., None, :, :], None if mask is None else mask[..., None, :]
+        hypotheses = self.initial_hypotheses(beams)
         last = np.broadcast_to(np.broadcast_to(token, batch)[..., None], (*batch, hypotheses))
         state = np.broadcast_to(state[..., None, :], (*batch, hypotheses, state.shape[-1]))
         tokens, scores = np.zeros((*batch, hypotheses, 0), int), np.zeros((*batch, hypotheses), state.dtype)
         ended = np.zeros(scores.shape, bool)
         for _ in range(steps):
-            state = self.next_state(last, state, sources, p, real)
+            state = self.next_state(last, state, sources, p, beam_mask)
             logarithms = self.log_probabilities(state, p.w_o, p.b_o)
-            gains = self.gained(logarithms, np.broadcast_to(np.arange(vocabulary), logarithms.shape), eos)
-            candidates = self.candidates(scores, gains, ended, eos)
-            places = self.survivors(candidates, self.width(beams))
-            scores = np.take_along_axis(candidates.reshape(*batch, candidates.shape[-2] * vocabulary), places, -1)
-            before, last = np.divmod(places, vocabulary)
-            state = self.reordered(state, before)
+            gains = self.score_gain(logarithms, np.broadcast_to(np.arange(vocabulary), logarithms.shape), eos)
+            candidates = self.candidate_scores(scores, gains, ended, eos)
+            indices = self.survivors(candidates, self.beam_width(beams))
+            scores = np.take_along_axis(candidates.reshape(*batch, candidates.shape[-2] * vocabulary), indices, -1)
+            before, last = np.divmod(indices, vocabulary)
+            state = self.reorder_states(state, before)
             earlier = np.take_along_axis(tokens, before[..., None], axis=-2)
-            tokens, ended = np.concatenate([earlier, last[..., None]], axis=-1), self.ended(last, eos)
-        best = self.winner(scores, tokens, eos)[..., None]
-        found = np.take_along_axis(tokens, best[..., None], axis=-2)[..., 0, :]
-        return found, np.take_along_axis(scores, best, axis=-1)[..., 0]
+            tokens, ended = np.concatenate([earlier, last[..., None]], axis=-1), self.has_ended(last, eos)
+        best = self.best_hypothesis(scores, tokens, eos)[..., None]
+        sentence = np.take_along_axis(tokens, best[..., None], axis=-2)[..., 0, :]
+        return sentence, np.take_along_axis(scores, best, axis=-1)[..., 0]
 
-    def first_hypotheses(self, beams: int) -> int:
+    def initial_hypotheses(self, beams: int) -> int:
         """Number of hypotheses before the first step: 1."""
         return 1
 
-    def width(self, beams: int) -> int:
+    def beam_width(self, beams: int) -> int:
         """Number of hypotheses kept after every step."""
         return beams
 
-    def candidates(self, scores: Numbers, gains: Numbers, ended: Numbers, eos: int) -> Numbers:
-        """Scores of all extensions (*batch, hypotheses, vocabulary); −∞ for tokens other than eos after an end."""
+    def candidate_scores(self, scores: Numbers, gains: Numbers, ended: Numbers, eos: int) -> Numbers:
+        """Scores (*batch, hypotheses, vocabulary) of all extensions; ended hypotheses allow only eos."""
         only = np.where(np.arange(gains.shape[-1]) == eos, 0, -np.inf).astype(gains.dtype)
         return scores[..., None] + np.where(ended[..., None], only, gains)
 
@@ -229,11 +229,11 @@ class Seq2Seq(Recurrent, Attention):
         flat = candidates.reshape(*candidates.shape[:-2], candidates.shape[-2] * candidates.shape[-1])
         return np.argsort(-flat, axis=-1, kind="stable")[..., :count]
 
-    def reordered(self, states: Numbers, before: Numbers) -> Numbers:
+    def reorder_states(self, states: Numbers, before: Numbers) -> Numbers:
         """The states of the hypotheses that the survivors extend."""
         return np.take_along_axis(states, before[..., None], axis=-2)
 
-    def winner(self, scores: Numbers, tokens: Numbers, eos: int) -> Numbers:
+    def best_hypothesis(self, scores: Numbers, tokens: Numbers, eos: int) -> Numbers:
         """Index of the best hypothesis."""
         return np.argmax(scores, axis=-1)
 
@@ -245,9 +245,9 @@ class Seq2Seq(Recurrent, Attention):
         p: AttentionDecoderParameters[Numbers],
         mask: Numbers,
     ) -> Numbers:
-        """The cell applied to token and context; the query of the context is the state before the step."""
+        """The cell's next state, from token and context of the previous state."""
         context = self.context_of(state, annotations, p, mask)
-        return self.rnn_cell(self.cell_input(self.rows(p.embedding, token), context), state, p.cell)
+        return self.rnn_cell(self.cell_input(self.table_rows(p.embedding, token), context), state, p.cell)
 
     def context_of(
         self, state: Numbers, annotations: Numbers, p: AttentionDecoderParameters[Numbers], mask: Numbers
@@ -257,7 +257,7 @@ class Seq2Seq(Recurrent, Attention):
 
     def cell_input(self, token: Numbers, context: Numbers) -> Numbers:
         """The embedded token, then the context."""
-        return self.beside(token, context)
+        return self.join_features(token, context)
 
     def context(self, scores: Numbers, annotations: Numbers, mask: Numbers) -> Numbers:
         """Annotations (…, m, d) pooled by scores (…, 1, m)."""

@@ -1,4 +1,4 @@
-"""Reverse-mode gradients of NumPy formulas, by arrays that record how they were computed."""
+"""Reverse-mode gradients of NumPy formulas: arrays that record their computation."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ Backward = Callable[[Numbers], Sequence[Numbers]]
 
 
 class Tape(np.lib.mixins.NDArrayOperatorsMixin):
-    """An array with the arrays it was computed from and the function that passes gradients back to them."""
+    """An array with its operands and the function that passes gradients back to them."""
 
     __array_priority__ = 1000
 
@@ -99,12 +99,12 @@ class Tape(np.lib.mixins.NDArrayOperatorsMixin):
     def __array_function__(
         self, function: Any, types: Iterable[type], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        if function in _MOVES:
-            return self._moved(function, args, kwargs)
+        if function in _REARRANGEMENTS:
+            return self._rearranged(function, args, kwargs)
         if function in (np.concatenate, np.stack):
-            return _joined(function, *args, **kwargs)
+            return _concatenated(function, *args, **kwargs)
         if function is np.where:
-            return _chosen(*args)
+            return _selected(*args)
         if function in (np.sum, np.mean):
             return getattr(args[0], function.__name__)(*args[1:], **kwargs)
         if function is np.max:
@@ -114,24 +114,24 @@ class Tape(np.lib.mixins.NDArrayOperatorsMixin):
             return function(args[0].value, *args[1:], **kwargs)
         return NotImplemented
 
-    def _moved(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Tape":
+    def _rearranged(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Tape":
         x: Tape = args[0]
-        places = function(np.arange(x.size).reshape(x.shape), *args[1:], **kwargs)
+        indices = function(np.arange(x.size).reshape(x.shape), *args[1:], **kwargs)
 
         def backward(g: Numbers) -> Sequence[Numbers]:
             whole = np.zeros(x.size, g.dtype)
-            np.add.at(whole, places, g)
+            np.add.at(whole, indices, g)
             return [whole.reshape(x.shape)]
 
         return Tape(function(x.value, *args[1:], **kwargs), [x], backward)
 
 
 def value_of(x: Any) -> Any:
-    """The plain NumPy array, with or without a record of its computation."""
+    """The NumPy array of a tape; other arguments unchanged."""
     return x.value if isinstance(x, Tape) else x
 
 
-def _joined(function: Any, arrays: Sequence[Any], axis: int = 0) -> Tape:
+def _concatenated(function: Any, arrays: Sequence[Any], axis: int = 0) -> Tape:
     parts = [x if isinstance(x, Tape) else Tape(x) for x in arrays]
 
     def backward(g: Numbers) -> Sequence[Numbers]:
@@ -142,7 +142,7 @@ def _joined(function: Any, arrays: Sequence[Any], axis: int = 0) -> Tape:
     return Tape(function([p.value for p in parts], axis=axis), parts, backward)
 
 
-def _chosen(condition: Any, x: Any, y: Any) -> Tape:
+def _selected(condition: Any, x: Any, y: Any) -> Tape:
     mask = value_of(condition)
     value = np.where(mask, value_of(x), value_of(y))
     operands = [v if isinstance(v, Tape) else Tape(v) for v in (x, y)]
@@ -163,7 +163,7 @@ def unbroadcast(g: Numbers, shape: tuple[int, ...]) -> Numbers:
 
 
 def _elementwise(*parts: Callable[..., Numbers]) -> Callable[..., Backward]:
-    """Build a backward rule from one function per operand; each takes the gradient, the result and the operands.
+    """Build a backward rule from one function (gradient, result, *operands) per operand.
 
     A gradient of 0 stays 0 whatever its factor, because masked operands may be NaN.
     """
@@ -192,7 +192,7 @@ def _matmul(result: Numbers, a: Numbers, b: Numbers) -> Backward:
 
 
 def _without_zeros(g: Numbers, x: Numbers) -> Numbers:
-    """g @ x, in which a gradient of 0 adds 0 even if x is NaN."""
+    """g @ x, where 0 in g contributes 0 even if x is NaN."""
     if np.isfinite(x).all():
         return np.asarray(g @ x)
     terms = g[..., :, :, None] * x[..., None, :, :]
@@ -202,7 +202,7 @@ def _without_zeros(g: Numbers, x: Numbers) -> Numbers:
 _COMPARISONS = frozenset(
     {np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal, np.isfinite, np.isinf, np.isnan}
 )
-_MOVES = frozenset(
+_REARRANGEMENTS = frozenset(
     {
         np.broadcast_to,
         np.expand_dims,
@@ -242,28 +242,28 @@ _RULES: Mapping[Any, Callable[..., Backward]] = {
 
 
 def gradients(result: Any, inputs: Mapping[str, Tape], cotangent: Any) -> dict[str, Numbers]:
-    """Gradients of ⟨cotangent, result⟩ with respect to each input; both are trees, None means no cotangent."""
-    found: dict[int, Numbers] = {}
+    """Gradients of ⟨cotangent, result⟩ by input; a cotangent None contributes nothing."""
+    gradients_by_id: dict[int, Numbers] = {}
     roots = []
     weights = flatten(cotangent)
     for path, node in flatten(result).items():
         if isinstance(node, Tape) and weights[path] is not None:
             roots.append(node)
-            _add(found, node, weights[path])
-    for node in reversed(_in_order(roots)):
-        g = found.get(id(node))
+            _add(gradients_by_id, node, weights[path])
+    for node in reversed(_topological_order(roots)):
+        g = gradients_by_id.get(id(node))
         if node.backward is None or g is None:
             continue
         for parent, part in zip(node.parents, node.backward(g), strict=True):
-            _add(found, parent, part)
-    return {name: found.get(id(x), np.zeros_like(x.value)) for name, x in inputs.items()}
+            _add(gradients_by_id, parent, part)
+    return {name: gradients_by_id.get(id(x), np.zeros_like(x.value)) for name, x in inputs.items()}
 
 
-def _add(found: dict[int, Numbers], node: Tape, part: Numbers) -> None:
-    found[id(node)] = found[id(node)] + part if id(node) in found else part
+def _add(gradients_by_id: dict[int, Numbers], node: Tape, part: Numbers) -> None:
+    gradients_by_id[id(node)] = gradients_by_id[id(node)] + part if id(node) in gradients_by_id else part
 
 
-def _in_order(roots: Sequence[Tape]) -> list[Tape]:
+def _topological_order(roots: Sequence[Tape]) -> list[Tape]:
     """All arrays that the roots depend on, parents first."""
     order: list[Tape] = []
     seen: set[int] = set()

@@ -46,17 +46,17 @@ class Transformer(Seq2Seq, Positional, MultiHead):
         """Apply the encoder layers in order to x, broadcast to the common batch."""
         batch = x.shape[:-2] if mask is None else np.broadcast_shapes(x.shape[:-2], mask.shape[:-2])
         x = np.broadcast_to(x, (*batch, *x.shape[-2:]))
-        for number, layer in self.numbered(layers):
-            x = self.layer(number, x, layer, mask, norm)
+        for number, layer in self.numbered_layers(layers):
+            x = self.encoder_layer_of_stack(number, x, layer, mask, norm)
         return x
 
-    def numbered(
+    def numbered_layers(
         self, layers: tuple[EncoderLayerParameters[Numbers], ...]
     ) -> list[tuple[int, EncoderLayerParameters[Numbers]]]:
         """Pairs of number and layer, in order."""
         return list(enumerate(layers))
 
-    def layer(
+    def encoder_layer_of_stack(
         self, number: int, x: Numbers, parameters: EncoderLayerParameters[Numbers], mask: Numbers, norm: str
     ) -> Numbers:
         """One layer of a stack."""
@@ -131,43 +131,43 @@ class Transformer(Seq2Seq, Positional, MultiHead):
         memory_mask: Numbers = None,
         norm: str = "post",
     ) -> tuple[Numbers, KeyValueCache[Numbers]]:
-        """One row that attends to the cache and to itself, and the cache with its keys and values appended."""
+        """Output of one new row, and the cache with its keys and values appended."""
         p, w = parameters, parameters.attention
         batches = [x.shape[:-1], cache.key.shape[:-3], cache.value.shape[:-3], memory.shape[:-2]]
         batches += [m.shape[:-1] for m in (mask, memory_mask) if m is not None]
         row = np.broadcast_to(x, (*np.broadcast_shapes(*batches), x.shape[-1]))[..., None, :]
-        own = self.cached_row(row, p.attention_norm, norm)
-        grown = KeyValueCache(self.behind(cache.key, own, w.w_k), self.behind(cache.value, own, w.w_v))
-        allowed = None if mask is None else self.with_itself(mask, cache.key.shape[-2])
-        row = self.residual(row, lambda y: self.attend_to_cache(y, grown, w, allowed), p.attention_norm, norm)
-        seen = None if memory_mask is None else memory_mask[..., None, :]
+        entry = self.cache_input(row, p.attention_norm, norm)
+        extended = KeyValueCache(self.append_row(cache.key, entry, w.w_k), self.append_row(cache.value, entry, w.w_v))
+        allowed = None if mask is None else self.extend_mask(mask, cache.key.shape[-2])
+        row = self.residual(row, lambda y: self.attend_to_cache(y, extended, w, allowed), p.attention_norm, norm)
+        row_mask = None if memory_mask is None else memory_mask[..., None, :]
         row = self.residual(
-            row, lambda y: self.attend_to_memory(y, memory, p.cross_attention, seen), p.cross_attention_norm, norm
+            row, lambda y: self.attend_to_memory(y, memory, p.cross_attention, row_mask), p.cross_attention_norm, norm
         )
         row = self.residual(row, lambda y: self.feed_forward(y, p.feed_forward), p.feed_forward_norm, norm)
-        return row[..., 0, :], grown
+        return row[..., 0, :], extended
 
-    def cached_row(self, row: Numbers, p: LayerNormParameters[Numbers], norm: str) -> Numbers:
+    def cache_input(self, row: Numbers, p: LayerNormParameters[Numbers], norm: str) -> Numbers:
         """Input of the key and value projections: the row, normalized if ``norm`` is "pre"."""
         return self.layer_norm(row, p) if norm == "pre" else row
 
-    def behind(self, cached: Numbers, row: Numbers, w: Numbers) -> Numbers:
+    def append_row(self, cached: Numbers, row: Numbers, w: Numbers) -> Numbers:
         """Append the projected row (…, 1, d) to the cache (…, h, t, p)."""
-        own = self.in_heads(row, w)
-        before = np.broadcast_to(cached, (*own.shape[:-2], *cached.shape[-2:]))
-        return np.concatenate([before, own], axis=-2)
+        projected = self.project_heads(row, w)
+        before = np.broadcast_to(cached, (*projected.shape[:-2], *cached.shape[-2:]))
+        return np.concatenate([before, projected], axis=-2)
 
-    def with_itself(self, mask: Numbers, cached: int) -> Numbers:
-        """The mask of the cache, extended by True for the row itself, (…, 1, 1, t + 1)."""
-        every = np.broadcast_to(mask, (*mask.shape[:-1], cached))
-        return np.concatenate([every, np.ones((*every.shape[:-1], 1), bool)], axis=-1)[..., None, None, :]
+    def extend_mask(self, mask: Numbers, cached: int) -> Numbers:
+        """Append True for the new row to the cache's mask: (…, 1, 1, t + 1)."""
+        cache_mask = np.broadcast_to(mask, (*mask.shape[:-1], cached))
+        return np.concatenate([cache_mask, np.ones((*cache_mask.shape[:-1], 1), bool)], axis=-1)[..., None, None, :]
 
     def attend_to_cache(
         self, row: Numbers, grown: KeyValueCache[Numbers], w: MultiHeadParameters[Numbers], allowed: Numbers
     ) -> Numbers:
         """Attention of one row to the cached keys and values."""
-        heads = self.attend_heads(self.in_heads(row, w.w_q), grown.key, grown.value, allowed, False)
-        return self.project(self.merged(heads), w.w_o)
+        heads = self.attend_heads(self.project_heads(row, w.w_q), grown.key, grown.value, allowed, False)
+        return self.project(self.join_heads(heads), w.w_o)
 
     def encoder_decoder(
         self,
@@ -180,28 +180,28 @@ class Transformer(Seq2Seq, Positional, MultiHead):
     ) -> Numbers:
         """Token probabilities by encoder, decoder and output layer."""
         p = parameters
-        seen = None if source_mask is None else source_mask[..., None, :]
-        memory = self.encoded(self.scaled_and_placed(source, p.source_embedding), p, seen)
+        row_mask = None if source_mask is None else source_mask[..., None, :]
+        memory = self.encode_source(self.embed_at_positions(source, p.source_embedding), p, row_mask)
         states = self.decoder_stack(
-            self.scaled_and_placed(target, p.target_embedding), memory, p.decoder, mask=mask, memory_mask=seen
+            self.embed_at_positions(target, p.target_embedding), memory, p.decoder, mask=mask, memory_mask=row_mask
         )
-        return self.distributed(states, p.w, p.b)
+        return self.distribution(states, p.w, p.b)
 
-    def encoded(self, x: Numbers, p: EncoderDecoderParameters[Numbers], seen: Numbers) -> Numbers:
+    def encode_source(self, x: Numbers, p: EncoderDecoderParameters[Numbers], seen: Numbers) -> Numbers:
         """The memory: the output of the encoder."""
         return self.encoder_stack(x, p.encoder, mask=seen)
 
-    def scaled_and_placed(self, tokens: Numbers, table: Numbers) -> Numbers:
+    def embed_at_positions(self, tokens: Numbers, table: Numbers) -> Numbers:
         """Embeddings times √d, plus sinusoidal positions."""
         x = self.embed(tokens, table)
         n, d = x.shape[-2:]
-        return self.add_positions(self.scaled_up(x), self.sinusoidal_positional_encoding(n, d).astype(x.dtype))
+        return self.add_positions(self.scale_embeddings(x), self.sinusoidal_positional_encoding(n, d).astype(x.dtype))
 
-    def scaled_up(self, x: Numbers) -> Numbers:
+    def scale_embeddings(self, x: Numbers) -> Numbers:
         """x times √d."""
         return x * np.sqrt(x.dtype.type(x.shape[-1]))
 
-    def distributed(self, states: Numbers, w: Numbers, b: Numbers) -> Numbers:
+    def distribution(self, states: Numbers, w: Numbers, b: Numbers) -> Numbers:
         """Probabilities of the next tokens."""
         return self.output_distribution(states, w, b)
 
@@ -210,9 +210,9 @@ class Transformer(Seq2Seq, Positional, MultiHead):
     ) -> Numbers:
         """Token probabilities by an encoder with a causal mask."""
         n = tokens.shape[-1]
-        return self.language_model(tokens, parameters, self.both_masks(mask, n))
+        return self.language_model(tokens, parameters, self.join_causal_mask(mask, n))
 
-    def both_masks(self, mask: Numbers, n: int) -> Numbers:
+    def join_causal_mask(self, mask: Numbers, n: int) -> Numbers:
         """The causal mask joined with ``mask``."""
         return self.attendable(mask, True, n, n)
 
@@ -225,7 +225,7 @@ class Transformer(Seq2Seq, Positional, MultiHead):
     def language_model(self, tokens: Numbers, p: LanguageModelParameters[Numbers], mask: Numbers) -> Numbers:
         """Embeddings, learned positions, layers and output."""
         x = self.add_positions(self.embed(tokens, p.embedding), self.learned_positions(p.positions, tokens.shape[-1]))
-        return self.distributed(self.encoder_stack(x, p.layers, mask=mask), p.w, p.b)
+        return self.distribution(self.encoder_stack(x, p.layers, mask=mask), p.w, p.b)
 
     def residual(
         self, x: Numbers, sublayer: Callable[[Numbers], Numbers], p: LayerNormParameters[Numbers], norm: str
@@ -255,9 +255,9 @@ class Transformer(Seq2Seq, Positional, MultiHead):
     def feed_forward(self, x: Numbers, parameters: FeedForwardParameters[Numbers]) -> Numbers:
         """Perceptron with one hidden layer on every position."""
         p, rows = parameters, x[..., None, :]
-        hidden = self.rectified(self.project(rows, p.w_1) + p.b_1)
+        hidden = self.relu(self.project(rows, p.w_1) + p.b_1)
         return (self.project(hidden, p.w_2) + p.b_2)[..., 0, :]
 
-    def rectified(self, x: Numbers) -> Numbers:
+    def relu(self, x: Numbers) -> Numbers:
         """ReLU."""
         return np.maximum(x, x.dtype.type(0))

@@ -4,8 +4,8 @@ Queries a and keys b are already projected. Four paths compute it; `path_for` na
 
 - ``llvm``: CPU; llvmlite compiles the kernels and caches them in the user's cache folder, no C compiler is needed.
   Most exponentials are replaced by products exp(2a) exp(2b) of precomputed factors.
-- ``direct``: CPU; compiled kernels that evaluate each tanh pointwise, chosen where that costs less than factors. It
-  hands over to ``llvm``: empty calls, and masked calls that meet a NaN, because a masked key may have caused it.
+- ``pointwise``: CPU; compiled kernels that evaluate each tanh pointwise, chosen where that costs less than factors.
+  Empty calls go to ``llvm``, and so do masked calls that meet a NaN, because a masked key may have caused it.
 - ``triton``: CUDA, or the CPU in Triton's interpreter (TRITON_INTERPRET=1, for tests; only with `path="triton"`).
 - ``plain``: chunked PyTorch operations; every device, dtype and derivative. It is the only path under ``torch.func``
   and in forward mode.
@@ -22,15 +22,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
-from attnspec.backends.bases.autocast import is_on
+from attnspec.backends.bases.autocast import autocast_enabled
 from attnspec.backends.pytorch.runtime import autocast
 from attnspec.backends.pytorch.runtime.accumulation import FLOAT_DTYPES
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.forcing import forced
-from attnspec.backends.pytorch.runtime.recording import recorded
-from attnspec.backends.pytorch.runtime.transforms import addressable, functional, intercepted
+from attnspec.backends.pytorch.runtime.recording import needs_gradients
+from attnspec.backends.pytorch.runtime.transforms import addressable, operations_intercepted, under_torch_func
 
-from . import plain, routes
+from . import path_choice, plain
 
 
 def path_for(first: Tensor, *others: Tensor, path: str | None = None) -> str:
@@ -40,12 +40,12 @@ def path_for(first: Tensor, *others: Tensor, path: str | None = None) -> str:
     """
     operands = first, *others
     device, dtype = first.device.type, first.dtype
-    possible = [name for name in routes.available_paths(device) if _serves(name, operands)]
+    possible = [name for name in path_choice.available_paths(device) if _serves(name, operands)]
     if path is None:
-        if "direct" in possible and forced() in (None, *routes.PATHS):
-            return _by_cost(*operands)
-        wish = forced()
-        return wish if wish in possible else possible[0]
+        if "pointwise" in possible and forced() in (None, *path_choice.PATHS):
+            return _cheapest_path(*operands)
+        forced_path = forced()
+        return forced_path if forced_path in possible else possible[0]
     if path not in possible:
         raise ValueError(f"path: expected one of {', '.join(possible)} for {dtype} on {device}; got {path!r}")
     return path
@@ -53,7 +53,7 @@ def path_for(first: Tensor, *others: Tensor, path: str | None = None) -> str:
 
 def _beyond_kernels(operands: tuple[Tensor, ...]) -> bool:
     """True inside ``torch.func`` or if an operand carries a tangent: kernels would ignore both."""
-    if functional():
+    if under_torch_func():
         return True
     if torch.compiler.is_compiling():
         return False
@@ -65,11 +65,11 @@ def _serves(path: str, operands: tuple[Tensor, ...]) -> bool:
         return False
     if path == "llvm":
         return all(x.dtype in FLOAT_DTYPES for x in operands)
-    if path == "direct":
+    if path == "pointwise":
         # attention only, not scores; operands need addresses, and under torch.compile sizes may be symbols
         return (
             len(operands) == 4
-            and not intercepted()
+            and not operations_intercepted()
             and all(x.dtype in FLOAT_DTYPES and addressable(x) for x in operands)
         )
     if path == "triton":
@@ -79,12 +79,12 @@ def _serves(path: str, operands: tuple[Tensor, ...]) -> bool:
     return True
 
 
-def _by_cost(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor) -> str:
-    """Return ``direct`` or ``llvm``, whichever is estimated to be faster."""
+def _cheapest_path(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor) -> str:
+    """Return ``pointwise`` or ``llvm``, whichever has the lower predicted time."""
     batch = broadcast(a.shape[:-2], b.shape[:-2], value.shape[:-2])
-    tracked = recorded(a, b, w_v, value)
+    tracked = needs_gradients(a, b, w_v, value)
     sizes = a.shape[-2], b.shape[-2], w_v.shape[0], value.shape[-1]
-    return routes.by_cost(batch.numel(), *sizes, a.dtype, tracked=tracked)
+    return path_choice.by_cost(batch.numel(), *sizes, a.dtype, tracked=tracked)
 
 
 def _refuse(argument: str, expected: str, got: Tensor) -> NoReturn:
@@ -128,7 +128,7 @@ def _check(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor | None, mask: Tensor
         raise ValueError(f"additive attention: expected batch dimensions that broadcast; got {got}") from None
 
 
-def _operands(names: str, *tensors: Tensor) -> tuple[Tensor, ...]:
+def _cast_operands(names: str, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Return the operands, cast if autocast is on; TypeError unless they share one floating dtype."""
     tensors = autocast.cast(*tensors)
     if any(x.dtype != tensors[0].dtype for x in tensors) or not tensors[0].is_floating_point():
@@ -154,12 +154,12 @@ def attention(
     and paths, TypeError for dtypes.
     """
     _check(a, b, w_v, value, mask)
-    a, b, w_v, value = _operands("a, b, w_v, value", a, b, w_v, value)
+    a, b, w_v, value = _cast_operands("a, b, w_v, value", a, b, w_v, value)
     chosen = path_for(a, b, w_v, value, path=path)
-    if chosen == "direct":
-        from .llvm import direct
+    if chosen == "pointwise":
+        from .llvm import pointwise
 
-        output = direct.attention(a, b, w_v, value, mask, causal)
+        output = pointwise.attention(a, b, w_v, value, mask, causal)
         if output is not None:
             return output
         chosen = "llvm"
@@ -183,7 +183,7 @@ def scores(
 ) -> Float[Tensor, "*batch n m"]:
     """sum_h w_v tanh(a_i + b_j); gradients are correct with or without a softmax after it."""
     _check(a, b, w_v, None, None)
-    a, b, w_v = _operands("a, b, w_v", a, b, w_v)
+    a, b, w_v = _cast_operands("a, b, w_v", a, b, w_v)
     chosen = path_for(a, b, w_v, path=path)
     if chosen == "llvm":
         from .llvm import operators as llvm
@@ -200,7 +200,7 @@ def scores(
 class KeyCache:
     """Keys and values of source sentences, prepared once for all decoding steps by ``path``.
 
-    ``fused``, if not None, computes a usual step in a single kernel call and returns None for any other step.
+    ``fused``, if not None, computes a step in a single kernel call; it returns None for steps that it does not support.
     """
 
     path: str
@@ -212,7 +212,7 @@ class KeyCache:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Make copying and unpickling prepare the keys again."""
-        return _restored, (self.path, self.b, self.w_v, self.value)
+        return _restored_cache, (self.path, self.b, self.w_v, self.value)
 
 
 def prepare_keys(
@@ -226,7 +226,7 @@ def prepare_keys(
     if b.dim() < 2:
         _refuse("b", "shape (*batch, m, h)", b)
     _check(b[..., :1, :], b, w_v, value, None)
-    b, w_v, value = _operands("b, w_v, value", b, w_v, value)
+    b, w_v, value = _cast_operands("b, w_v, value", b, w_v, value)
     chosen = path_for(b, w_v, value, path=path)
     prepared: Any = None
     fused: Any = None
@@ -242,7 +242,7 @@ def prepare_keys(
     return KeyCache(chosen, b, w_v, value, prepared, fused)
 
 
-def _restored(path: str, b: Tensor, w_v: Tensor, value: Tensor) -> KeyCache:
+def _restored_cache(path: str, b: Tensor, w_v: Tensor, value: Tensor) -> KeyCache:
     with autocast.off(b):
         return prepare_keys(b, w_v, value, path=path)
 
@@ -257,10 +257,10 @@ def step(
     Under autocast a step keeps the dtype of the cache.
     """
     if cache.fused is not None and not torch.compiler.is_compiling():
-        found: Tensor | None = cache.fused(a, mask)
-        if found is not None:
-            return found
-    if is_on(a):
+        context: Tensor | None = cache.fused(a, mask)
+        if context is not None:
+            return context
+    if autocast_enabled(a):
         with autocast.off(a):
             return step(cache, a if a.dtype is torch.float64 else a.to(cache.b.dtype), mask=mask)
     (m, h), row = cache.b.shape[-2:], None
@@ -273,13 +273,13 @@ def step(
     _check(a.unsqueeze(-2), cache.b, cache.w_v, cache.value, row)
     if a.dtype != cache.b.dtype:
         raise TypeError(f"additive attention: a: expected {cache.b.dtype} as the keys; got {a.dtype}")
-    tracked = recorded(a, cache.b, cache.w_v, cache.value)
+    tracked = needs_gradients(a, cache.b, cache.w_v, cache.value)
     operands = a, cache.b, cache.w_v, cache.value
-    served = _serves(cache.path, operands)
-    if cache.prepared is None or tracked or a.numel() == 0 or not served:
-        path = cache.path if served else path_for(*operands)
-        whole = attention(a.unsqueeze(-2), cache.b, cache.w_v, cache.value, mask=row, path=path)
-        return whole.squeeze(-2)
+    supported = _serves(cache.path, operands)
+    if cache.prepared is None or tracked or a.numel() == 0 or not supported:
+        path = cache.path if supported else path_for(*operands)
+        output = attention(a.unsqueeze(-2), cache.b, cache.w_v, cache.value, mask=row, path=path)
+        return output.squeeze(-2)
     if cache.path == "triton":
         from .triton import decoding as triton
 

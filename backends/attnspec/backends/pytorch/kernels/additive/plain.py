@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from attnspec.backends.pytorch.runtime import autocast
-from attnspec.backends.pytorch.runtime.accumulation import batched_product, finite, times_vector, widened
+from attnspec.backends.pytorch.runtime.accumulation import batched_product, finite, times_vector, upcast
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.masks import causal_triangle
-from attnspec.backends.pytorch.runtime.transforms import functional, intercepted
+from attnspec.backends.pytorch.runtime.transforms import operations_intercepted, under_torch_func
 
 # most elements of the largest intermediate, (batch, rows, m, h); a chunk has at least one row
 CHUNK = 2**22
@@ -42,16 +42,16 @@ def _attention_chunk(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, allowed: 
     scores = scores.masked_fill(excluded, -torch.inf)
     weights = torch.softmax(scores.masked_fill(empty, 0.0), -1).masked_fill(excluded, 0.0)
     if exclude:
-        found = torch.where(allowed[..., None], weights[..., None] * value[..., None, :, :], 0.0).sum(-2)
+        output = torch.where(allowed[..., None], weights[..., None] * value[..., None, :, :], 0.0).sum(-2)
     else:
-        found = batched_product(weights, value)
+        output = batched_product(weights, value)
     # stops a NaN in the incoming gradient of an empty row
-    return found.masked_fill(empty, 0.0)
+    return output.masked_fill(empty, 0.0)
 
 
-def _checkpointed(compute: Callable[..., Tensor], *operands: Tensor | bool | None) -> Tensor:
+def _with_checkpoint(compute: Callable[..., Tensor], *operands: Tensor | bool | None) -> Tensor:
     """compute(*operands), recomputed in the backward pass, except under torch.func, which has no checkpoints."""
-    if functional():
+    if under_torch_func():
         return compute(*operands)
     result: Tensor = checkpoint(compute, *operands, use_reentrant=False, preserve_rng_state=False)
     return result
@@ -67,17 +67,17 @@ def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, *, mask: Tensor 
     if n == 0 or m == 0 or batch.numel() == 0:
         return value.new_zeros(*batch, n, d) + 0 * (a.sum() + b.sum() + w_v.sum() + value.sum()).nan_to_num()
     with autocast.off(a):
-        a, b, w_v, value = map(widened, (a, b, w_v, value))
+        a, b, w_v, value = map(upcast, (a, b, w_v, value))
         allowed = causal_triangle(n, m, a.device) if causal else torch.ones(n, m, dtype=torch.bool, device=a.device)
         if mask is not None:
             allowed = allowed & mask
         exclude = mask is not None or causal
-        if exclude and not intercepted():
+        if exclude and not operations_intercepted():
             exclude = not bool(a.isfinite().all() & b.isfinite().all() & value.isfinite().all())
         parts = []
         for chunk in _chunks(n, batch.numel(), m, max(b.shape[-1], d) if exclude else b.shape[-1]):
             operands = (a[..., chunk, :], b, w_v, value, allowed[..., chunk, :], exclude)
-            parts.append(_checkpointed(_attention_chunk, *operands))
+            parts.append(_with_checkpoint(_attention_chunk, *operands))
         return torch.cat(parts, -2).to(dtype).expand(*batch, n, d)
 
 
@@ -92,7 +92,7 @@ def attention_in_memory(
     allowed = allowed.expand(*allowed.shape[:-1], m)
     if causal:
         allowed = allowed & causal_triangle(n, m, a.device)
-    return _attention_chunk(a, b, w_v, value, allowed, intercepted() or not all(map(finite, (a, b, value))))
+    return _attention_chunk(a, b, w_v, value, allowed, operations_intercepted() or not all(map(finite, (a, b, value))))
 
 
 def scores(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
@@ -103,8 +103,8 @@ def scores(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
     if n == 0 or m == 0 or batch.numel() == 0:
         return a.new_zeros(*batch, n, m) + 0 * (a.sum() + b.sum() + w_v.sum()).nan_to_num()
     with autocast.off(a):
-        a, b, w_v = map(widened, (a, b, w_v))
+        a, b, w_v = map(upcast, (a, b, w_v))
         parts = []
         for chunk in _chunks(n, batch.numel(), m, b.shape[-1]):
-            parts.append(_checkpointed(_score_chunk, a[..., chunk, :], b, w_v, None))
+            parts.append(_with_checkpoint(_score_chunk, a[..., chunk, :], b, w_v, None))
         return torch.cat(parts, -2).to(dtype)

@@ -12,8 +12,8 @@ import torch
 P = ParamSpec("P")
 R = TypeVar("R")
 
-TWICE = "additive.attention(query @ w_q.mT, key @ w_k.mT, w_v, value, path='plain')"
-"""The call to suggest where second derivatives are needed."""
+TWICE_DIFFERENTIABLE = "additive.attention(query @ w_q.mT, key @ w_k.mT, w_v, value, path='plain')"
+"""The call that error messages suggest for second derivatives."""
 
 # PyTorch annotates neither `Library` nor its methods.
 LIBRARY = torch.library.Library("attnspec", "FRAGMENT")  # type: ignore[no-untyped-call]

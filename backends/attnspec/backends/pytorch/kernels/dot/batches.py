@@ -27,32 +27,32 @@ def batch_of(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scorin
     return first if all(x == first for x in shapes) else broadcast(*shapes)
 
 
-def four(x: Tensor, batch: torch.Size) -> Tensor:
+def merge_batch(x: Tensor, batch: torch.Size) -> Tensor:
     """x (*#batch, heads, rows, columns) with all batch dimensions merged into one."""
     if len(batch) != 1 or x.shape[:-3] != batch:
         x = x.expand(*batch, *x.shape[-3:]).reshape(batch.numel(), *x.shape[-3:])
     return x
 
 
-def numbers_of(numbers: Tensor | None, batch: torch.Size) -> Tensor | None:
+def merge_ints(numbers: Tensor | None, batch: torch.Size) -> Tensor | None:
     """Integers (*#batch) as int64 (b,), usable as indices."""
     return None if numbers is None else numbers.expand(batch).reshape(-1).to(torch.int64).contiguous()
 
 
-def mask_of(mask: Tensor, batch: torch.Size, m: int) -> Tensor:
+def merge_mask(mask: Tensor, batch: torch.Size, m: int) -> Tensor:
     """A mask (*#batch, #n, #m) as (b|1, 1, #n, m) with contiguous rows."""
-    return bias_of(mask.unsqueeze(-3), batch, m)
+    return merge_bias(mask.unsqueeze(-3), batch, m)
 
 
-def bias_of(x: Tensor, batch: torch.Size, m: int) -> Tensor:
+def merge_bias(x: Tensor, batch: torch.Size, m: int) -> Tensor:
     """A bias (*#batch, #heads, #n, #m) as (b|1, #heads, #n, m) with contiguous rows."""
     x = x.expand(*x.shape[:-1], m)
-    alone = x.shape[:-3].numel() == 1
-    x = x.reshape(1, *x.shape[-3:]) if alone else four(x, batch)
+    one_entry = x.shape[:-3].numel() == 1
+    x = x.reshape(1, *x.shape[-3:]) if one_entry else merge_batch(x, batch)
     return x if x.stride(-1) == 1 or m == 1 else x.contiguous()
 
 
-def features(x: Tensor, count: int) -> Tensor:
+def padded_features(x: Tensor, count: int) -> Tensor:
     """x with contiguous rows of at least ``count`` features; added zeros change no score or column."""
     if x.shape[-1] < count:
         return F.pad(x, (0, count - x.shape[-1]))

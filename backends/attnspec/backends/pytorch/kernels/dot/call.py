@@ -6,13 +6,13 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from attnspec.backends.bases.autocast import is_on
-from attnspec.backends.pytorch.kernels.dot.batches import batch_of, bias_of, four, mask_of, numbers_of
+from attnspec.backends.bases.autocast import autocast_enabled
+from attnspec.backends.pytorch.kernels.dot.batches import batch_of, merge_batch, merge_bias, merge_ints, merge_mask
 from attnspec.backends.pytorch.kernels.formula import Scoring
-from attnspec.backends.pytorch.kernels.visible import Visible, joined
-from attnspec.backends.pytorch.runtime.accumulation import widened
+from attnspec.backends.pytorch.kernels.visible import Visible, conjunction
+from attnspec.backends.pytorch.runtime.accumulation import upcast
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
-from attnspec.backends.pytorch.runtime.recording import recorded
+from attnspec.backends.pytorch.runtime.recording import needs_gradients
 
 NAME = "scaled_dot_product_attention"
 
@@ -50,7 +50,7 @@ class Tensors(NamedTuple):
 class Call(NamedTuple):
     """A call: query (b, heads, n, d), key (b, heads_k, m, d), value (b, heads_k, m, d_v).
 
-    ``fits``: the caller's operands had four dimensions. ``in_layer``: the call is part of another operation.
+    ``is_4d``: the caller's operands had four dimensions. ``in_layer``: the call is part of another operation.
     ``learned``: bias or slopes need gradients, which only the formula has.
     """
 
@@ -59,7 +59,7 @@ class Call(NamedTuple):
     value: Tensor
     options: Options
     tensors: Tensors
-    fits: bool = True
+    is_4d: bool = True
     in_layer: bool = False
     learned: bool = False
 
@@ -79,45 +79,46 @@ class Call(NamedTuple):
 
     def differentiates(self) -> bool:
         """Return whether autograd records this call."""
-        return recorded(self.query, self.key, self.value)
+        return needs_gradients(self.query, self.key, self.value)
 
 
-NOTHING = Tensors()
+NO_TENSORS = Tensors()
 
 
 def allowed(options: Options, tensors: Tensors, n: int, m: int, device: torch.device) -> Tensor | None:
     """All conditions as one mask (b|1, heads|1, #n, #m); None allows everything."""
     mask, lengths, offsets, *_ = tensors
-    return joined(mask, Visible(None, options.left, options.right, lengths, offsets).allowed(n, m, device))
+    return conjunction(mask, Visible(None, options.left, options.right, lengths, offsets).allowed(n, m, device))
 
 
-def as_four(x: Tensor, rank: int) -> Tensor:
+def as_4d(x: Tensor, rank: int) -> Tensor:
     """x with ``rank`` (0, 1 or 2) batch dimensions as four dimensions; rank 1 gets one head."""
     return x if rank == 2 else x.unsqueeze(1) if rank == 1 else x[None, None]
 
 
-def in_groups(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> tuple[Call, torch.Size]:
+def grouped_call(query: Tensor, key: Tensor, value: Tensor, visible: Visible,
+                 scoring: Scoring) -> tuple[Call, torch.Size]:  # fmt: skip
     """`Call` of query (*#batch, heads, n, d), key and value (*#batch, heads_k, m, ·), and its batch."""
     batch, m, d = batch_of(query, key, value, visible, scoring), key.shape[-2], query.shape[-1]
-    fits = all(x.dim() == 4 and x.shape[:1] == batch for x in (query, key, value))
+    is_4d = all(x.dim() == 4 and x.shape[:1] == batch for x in (query, key, value))
     scale = d**-0.5 if scoring.scale is None and d else scoring.scale or 0.0
-    mask = None if visible.mask is None else mask_of(visible.mask, batch, m)
-    bias = None if scoring.bias is None else bias_of(widened(scoring.bias.detach()), batch, m)
-    slopes = None if scoring.slopes is None else widened(scoring.slopes.detach()) / scale
-    tensors = Tensors(mask, numbers_of(visible.lengths, batch), numbers_of(visible.offsets, batch), slopes, bias)
+    mask = None if visible.mask is None else merge_mask(visible.mask, batch, m)
+    bias = None if scoring.bias is None else merge_bias(upcast(scoring.bias.detach()), batch, m)
+    slopes = None if scoring.slopes is None else upcast(scoring.slopes.detach()) / scale
+    tensors = Tensors(mask, merge_ints(visible.lengths, batch), merge_ints(visible.offsets, batch), slopes, bias)
     options = Options(scale, visible.left, visible.right, scoring.softcap, True, scoring.sinks is not None)
-    learned = any(x is not None and recorded(x) for x in (scoring.bias, scoring.slopes))
-    query, key, value = four(query, batch), four(key, batch), four(value, batch)
-    return Call(query, key, value, options, tensors, fits, learned=learned), batch
+    learned = any(x is not None and needs_gradients(x) for x in (scoring.bias, scoring.slopes))
+    query, key, value = merge_batch(query, batch), merge_batch(key, batch), merge_batch(value, batch)
+    return Call(query, key, value, options, tensors, is_4d, learned=learned), batch
 
 
-def four_dimensional(
+def ungrouped_call(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None,
     in_layer: bool = False,
 ) -> tuple[Call, torch.Size]:  # fmt: skip
     """`Call` of query (*#batch, n, d), key and value (*#batch, m, ·), and its batch.
 
-    The last batch dimension becomes heads. Without general helpers, for speed: it takes as long as a small kernel.
+    The last batch dimension becomes heads. Written out for speed: this function takes as long as a small kernel.
     """
     q, k, v = query.shape, key.shape, value.shape
     if len(q) < 2 or len(k) < 2 or len(v) < 2:
@@ -126,7 +127,7 @@ def four_dimensional(
         _refuse("key", f"{q[-1]} features as the query", k[-1])
     if v[-2] != k[-2]:
         _refuse("value", f"{k[-2]} rows as the key", v[-2])
-    if not (query.dtype is key.dtype is value.dtype and query.is_floating_point()) and not is_on(query):
+    if not (query.dtype is key.dtype is value.dtype and query.is_floating_point()) and not autocast_enabled(query):
         got = ", ".join(str(x.dtype) for x in (query, key, value))
         raise TypeError(f"{NAME}: query, key, value: expected one floating dtype; got {got}")
     if scale is None and not q[-1]:
@@ -139,7 +140,7 @@ def four_dimensional(
     equal = batch == k[:-2] == v[:-2]
     if mask is not None:
         of_mask = _batch_of_mask(mask, batch, q[-2], k[-2])
-        equal = equal and (len(of_mask) == 0 or of_mask == batch or _fits(of_mask, batch))
+        equal = equal and (len(of_mask) == 0 or of_mask == batch or _broadcasts_mask(of_mask, batch))
     if not equal:
         shapes = (batch, k[:-2], v[:-2]) if mask is None else (batch, k[:-2], v[:-2], of_mask)
         try:
@@ -153,9 +154,9 @@ def four_dimensional(
     elif rank != 2:
         query, key, value = (x.flatten(0, rank - 2) if rank else x[None, None] for x in (query, key, value))
     if mask is not None:
-        mask = four_of_mask(mask, batch, k[-2])
+        mask = mask_as_4d(mask, batch, k[-2])
     options = Options(q[-1] ** -0.5 if scale is None else scale, None, 0 if causal else None)
-    return Call(query, key, value, options, Tensors(mask), fits=rank == 2, in_layer=in_layer), batch
+    return Call(query, key, value, options, Tensors(mask), is_4d=rank == 2, in_layer=in_layer), batch
 
 
 def overlaps(x: Tensor) -> bool:
@@ -172,19 +173,19 @@ def _batch_of_mask(mask: Tensor, batch: torch.Size, n: int, m: int) -> torch.Siz
     if mask.dtype is not torch.bool:
         raise TypeError(f"{NAME}: mask: expected bool, True = attend; got {mask.dtype}")
     if len(shape) < 2 or shape[-2] not in (1, n) or shape[-1] not in (1, m):
-        _refuse("mask", f"what broadcasts to {(*batch, n, m)}", tuple(shape))
+        _refuse("mask", f"a shape that broadcasts to {(*batch, n, m)}", tuple(shape))
     return shape[:-2]
 
 
-def _fits(of_mask: torch.Size, batch: torch.Size) -> bool:
+def _broadcasts_mask(of_mask: torch.Size, batch: torch.Size) -> bool:
     """Return whether the mask's batch fits without expanding the operands."""
     if len(of_mask) < len(batch):
         return prod(of_mask) == 1
-    return len(of_mask) == len(batch) and all(x == 1 or x == own for x, own in zip(of_mask, batch, strict=True))
+    return len(of_mask) == len(batch) and all(x == 1 or x == size for x, size in zip(of_mask, batch, strict=True))
 
 
-def four_of_mask(mask: Tensor, batch: torch.Size, m: int) -> Tensor:
-    """The mask as (b|1, h|1, n|1, m) with contiguous rows; the last batch dimension is heads."""
+def mask_as_4d(mask: Tensor, batch: torch.Size, m: int) -> Tensor:
+    """The mask as (b|1, h|1, n|1, m) with contiguous rows; the last batch dimension becomes heads."""
     rank, missing = len(batch), len(batch) + 2 - mask.dim()
     if rank < 2:
         mask = mask.unsqueeze(1) if rank and not missing else mask[None, None]
@@ -192,8 +193,8 @@ def four_of_mask(mask: Tensor, batch: torch.Size, m: int) -> Tensor:
         mask = mask if not missing else mask[None, None] if missing == 2 else mask.unsqueeze(0)
     else:
         mask = mask[(None,) * missing]
-        leading, rest = mask.shape[: rank - 1], mask.shape[rank - 1 :]
-        mask = mask.view(1, *rest) if prod(leading) == 1 else mask.expand(*batch[:-1], *rest).flatten(0, rank - 2)
+        leading, tail = mask.shape[: rank - 1], mask.shape[rank - 1 :]
+        mask = mask.view(1, *tail) if prod(leading) == 1 else mask.expand(*batch[:-1], *tail).flatten(0, rank - 2)
     if mask.shape[-1] != m:
         mask = mask.expand(-1, -1, -1, m)
     return mask if mask.stride(-1) == 1 or m == 1 else mask.contiguous()

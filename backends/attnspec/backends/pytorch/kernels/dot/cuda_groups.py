@@ -14,11 +14,11 @@ from torch import Tensor
 from attnspec.backends.pytorch.kernels.dot.batches import (
     batch_of,
     batches,
-    bias_of,
-    features,
-    four,
-    mask_of,
-    numbers_of,
+    merge_batch,
+    merge_bias,
+    merge_ints,
+    merge_mask,
+    padded_features,
 )
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
@@ -26,8 +26,8 @@ from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, finite
 from attnspec.backends.pytorch.runtime.forcing import forced
 from attnspec.backends.pytorch.runtime.optional import HAS_TRITON
 from attnspec.backends.pytorch.runtime.private import flash_on_cuda
-from attnspec.backends.pytorch.runtime.recording import recorded
-from attnspec.backends.pytorch.runtime.transforms import fused_allowed, lazy
+from attnspec.backends.pytorch.runtime.recording import needs_gradients
+from attnspec.backends.pytorch.runtime.transforms import any_lazy, fused_allowed
 
 WIDEST = {torch.float32: 128, torch.bfloat16: 256, torch.float16: 256}
 """Largest head size with tiles within a GPU's shared memory; other dtypes have no kernel."""
@@ -35,12 +35,12 @@ WIDEST = {torch.float32: 128, torch.bfloat16: 256, torch.float16: 256}
 SCALES = 2.0**-40, 2.0**40
 """Smallest and largest scale and cap that float32 handles; the formula computes others."""
 
-FIRST = 8, 0
+LOWEST_CAPABILITY = 8, 0
 """Lowest compute capability of the kernels: Ampere."""
 
 
 class Call(NamedTuple):
-    """Properties of a call that determine its path, without reading tensors."""
+    """Properties that determine a call's path; ``tracked``: operands need gradients, ``learned``: bias or slopes do."""
 
     device: str
     dtype: torch.dtype
@@ -55,30 +55,30 @@ class Call(NamedTuple):
     learned: bool = False
 
 
-def route(call: Call, visible: Visible, scoring: Scoring, flash: bool = True, wish: str | None = None) -> str:
+def path_of(call: Call, visible: Visible, scoring: Scoring, flash: bool = True, forced_path: str | None = None) -> str:
     """Return ``enable_gqa``, ``flex`` or ``plain``; ``flash``: PyTorch's flash kernels run on the device.
 
-    ``tracked``: the call records gradients. ``learned``: bias or slopes do. On the CPU, ``flex`` needs ``wish="flex"``.
+    On the CPU, ``flex`` needs ``forced_path="flex"`` and a call without gradients.
     """
-    here = call.device == "cuda" or (call.device == "cpu" and wish == "flex" and not call.tracked)
-    if not here or wish == "plain" or not _served(call, scoring):
+    on_device = call.device == "cuda" or (call.device == "cpu" and forced_path == "flex" and not call.tracked)
+    if not on_device or forced_path == "plain" or not _supported(call, scoring):
         return "plain"
     alone = all(x is None for x in (*scoring[1:], visible.mask, visible.left, visible.lengths))
     aligned = visible.right is None or (visible.right == 0 and visible.offsets is None and call.n <= call.m)
-    flash = flash and wish != "flex" and takes_flash(call, scoring)
+    flash = flash and forced_path != "flex" and takes_flash(call, scoring)
     return "enable_gqa" if flash and alone and aligned else "flex"
 
 
 def takes_flash(call: Call, scoring: Scoring) -> bool:
     """Return whether flash kernels support a call: half dtypes, no gradients, no cap, positive scale.
 
-    Their log Σ exp has no gradient. They take the greatest product for the greatest score, wrong for negative scales.
+    Their log Σ exp has no gradient, and they take the maximum before scaling: wrong for negative scales.
     """
     positive = scoring.scale is None or scoring.scale > 0
     return call.dtype in HALF_DTYPES and not call.tracked and scoring.softcap is None and positive
 
 
-def _served(call: Call, scoring: Scoring) -> bool:
+def _supported(call: Call, scoring: Scoring) -> bool:
     scale = (call.d or 1) ** -0.5 if scoring.scale is None else scoring.scale
     cap = 1.0 if scoring.softcap is None else scoring.softcap
     return (
@@ -91,7 +91,7 @@ def _served(call: Call, scoring: Scoring) -> bool:
 
 
 def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> str:
-    """Path that `attend` takes, from `route` and the kernels that run on the device.
+    """Path of `attend`, by `path_of` and the kernels that run on the device.
 
     On the CPU the formula computes excluded NaN and infinities; elsewhere finding them would wait for the device.
     """
@@ -100,7 +100,7 @@ def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scorin
         return "plain"
     if query.is_cpu and any(x is not None for x in visible) and not (finite(key) and finite(value)):
         return "plain"
-    return route(call, visible, scoring, query.is_cuda and fused_allowed(), forced())
+    return path_of(call, visible, scoring, query.is_cuda and fused_allowed(), forced())
 
 
 def call_of(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> Call:
@@ -108,26 +108,26 @@ def call_of(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring
     (heads, n, d), (heads_k, m, d_v) = query.shape[-3:], value.shape[-3:]
     others = [x for x in (*visible, scoring.bias, scoring.slopes) if isinstance(x, Tensor)]
     kinds = Tensor, torch.nn.Parameter
-    given = query, key, value, *others
-    strided = all(x.layout is torch.strided and type(x) in kinds for x in given)
-    alike = strided and not lazy(*given) and query.dtype == key.dtype == value.dtype
-    learned = any(x is not None and recorded(x) for x in (scoring.bias, scoring.slopes))
+    tensors = query, key, value, *others
+    strided = all(x.layout is torch.strided and type(x) in kinds for x in tensors)
+    alike = strided and not any_lazy(*tensors) and query.dtype == key.dtype == value.dtype
+    learned = any(x is not None and needs_gradients(x) for x in (scoring.bias, scoring.slopes))
     entries = min(batch.numel() for batch in batches(query, key, value, visible, scoring))
     device, dtype = query.device.type if alike else "none", query.dtype
-    return Call(device, dtype, heads, n, d, heads_k, m, d_v, entries, recorded(query, key, value), learned)
+    return Call(device, dtype, heads, n, d, heads_k, m, d_v, entries, needs_gradients(query, key, value), learned)
 
 
 @lru_cache(maxsize=8)
 def runs(device: torch.device) -> bool:
     """Return whether the kernels run on this GPU."""
-    return HAS_TRITON and torch.cuda.get_device_capability(device) >= FIRST
+    return HAS_TRITON and torch.cuda.get_device_capability(device) >= LOWEST_CAPABILITY
 
 
 def attend(path: str, query: Tensor, key: Tensor, value: Tensor, visible: Visible,
            scoring: Scoring) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output and log Σ exp, as `groups.attend` gives them, by ``enable_gqa`` or ``flex``."""
     batch = batch_of(query, key, value, visible, scoring)
-    query, key, value = four(query, batch), four(key, batch), four(value, batch)
+    query, key, value = merge_batch(query, batch), merge_batch(key, batch), merge_batch(value, batch)
     if path == "enable_gqa":
         output, logarithms = by_flash(query, key, value, visible.right == 0, scoring.scale)
     else:
@@ -142,7 +142,7 @@ def by_flash(query: Tensor, key: Tensor, value: Tensor, causal: bool,
     if causal:
         key, value = key[:, :, : query.shape[-2]], value[:, :, : query.shape[-2]]
     width = -(-max(d, d_v) // 8) * 8
-    query, key, value = (features(x, width) for x in (query, key, value))
+    query, key, value = (padded_features(x, width) for x in (query, key, value))
     output, logarithms = flash(query, key, value, causal, d**-0.5 if scale is None else float(scale))
     return output[..., :d_v], logarithms
 
@@ -159,16 +159,16 @@ def by_flex(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring
     from attnspec.backends.pytorch.kernels.dot import flex
 
     (b, heads, n, _), m = query.shape, key.shape[-2]
-    lengths, offsets = numbers_of(visible.lengths, batch), numbers_of(visible.offsets, batch)
-    shared = lengths is None and offsets is None
+    lengths, offsets = merge_ints(visible.lengths, batch), merge_ints(visible.offsets, batch)
+    same_mask = lengths is None and offsets is None
     mask = bias = None
     if visible.mask is not None:
-        mask = mask_of(visible.mask, batch, m)
-        shared, mask = shared and mask.shape[0] == 1, mask.expand(b, 1, n, m).squeeze(1)
+        mask = merge_mask(visible.mask, batch, m)
+        same_mask, mask = same_mask and mask.shape[0] == 1, mask.expand(b, 1, n, m).squeeze(1)
     if scoring.bias is not None:
-        bias = bias_of(scoring.bias, batch, m).expand(b, heads, n, m)
+        bias = merge_bias(scoring.bias, batch, m).expand(b, heads, n, m)
     if lengths is not None:
         absent = (torch.arange(m, device=key.device) >= lengths[:, None])[:, None, :, None]
         key, value = key.masked_fill(absent, 0), value.masked_fill(absent, 0)
     condition = flex.conditions(visible._replace(mask=mask, lengths=lengths, offsets=offsets), query.device)
-    return flex.attend(query, key, value, condition, scoring._replace(bias=bias), by_element=not shared)
+    return flex.attend(query, key, value, condition, scoring._replace(bias=bias), by_element=not same_mask)

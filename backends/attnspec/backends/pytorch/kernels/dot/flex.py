@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
-from attnspec.backends.pytorch.kernels.dot.batches import features
+from attnspec.backends.pytorch.kernels.dot.batches import padded_features
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
-from attnspec.backends.pytorch.runtime.accumulation import widened
+from attnspec.backends.pytorch.runtime.accumulation import upcast
 from attnspec.backends.pytorch.runtime.private import FLEX_WITHOUT_COMPILER
 
 Condition = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -32,12 +32,12 @@ NARROWEST = 16
 """Least number of features of the compiled kernels; added zeros change nothing."""
 
 FARTHEST = 2**40
-"""Reach of a window wider than any sequence, small enough to add to positions."""
+"""Limit of windows, beyond any sequence; a larger number could overflow when a position is added."""
 
 _switching = RLock()
-"""Lock, because PyTorch's switch applies to all threads."""
+"""Lock, because PyTorch's switch `FLEX_WITHOUT_COMPILER` applies to all threads."""
 
-KINDS = 1_000
+MOST_KERNELS = 1_000
 """Most kernels to compile, over sets of options, layouts and numbers of heads."""
 
 
@@ -49,21 +49,21 @@ def attend(query: Tensor, key: Tensor, value: Tensor, condition: Condition | Non
     condition depends on the batch element unless ``by_element`` is false.
     """
     if not _is_for_a_compiler(query):
-        return _as_written(query, key, value, condition, scoring)
-    attention, blocks_of = _compiled()
+        return _uncompiled(query, key, value, condition, scoring)
+    attention, make_blocks = _compiled()
     (b, _, n, d), (m, d_v) = query.shape, value.shape[-2:]
     blocks = None
-    with _kinds():
+    with _recompile_limit():
         if condition is not None:
-            blocks = blocks_of(condition, b if by_element else None, None, n, m, query.device)
+            blocks = make_blocks(condition, b if by_element else None, None, n, m, query.device)
         output, aux = attention(
-            *(features(x, NARROWEST) for x in (query, key, value)), scores(scoring, query.device), blocks,
+            *(padded_features(x, NARROWEST) for x in (query, key, value)), scores(scoring, query.device), blocks,
             d**-0.5 if scoring.scale is None else float(scoring.scale), True, return_aux=AuxRequest(lse=True),
         )  # fmt: skip
     return output[..., :d_v], aux.lse
 
 
-def _as_written(
+def _uncompiled(
     query: Tensor, key: Tensor, value: Tensor, condition: Condition | None, scoring: Scoring
 ) -> tuple[Tensor, Tensor]:
     """Run uncompiled by PyTorch's own switch, widened, so that products are not rounded.
@@ -76,7 +76,7 @@ def _as_written(
         s = s if score is None else score(s, b, h, i, j)
         return s if condition is None else torch.where(condition(b, h, i, j), s, -torch.inf)
 
-    wide = [widened(x if torch.is_grad_enabled() else x.detach()) for x in (query, key, value)]
+    wide = [upcast(x if torch.is_grad_enabled() else x.detach()) for x in (query, key, value)]
     with _switching, patch(FLEX_WITHOUT_COMPILER, True):
         output, aux = flex_attention(
             wide[0], wide[1], wide[2], of_pair, scale=scoring.scale, enable_gqa=True, return_aux=AuxRequest(lse=True)
@@ -90,34 +90,34 @@ def conditions(visible: Visible, device: torch.device) -> Condition | None:
     mask, left, right, lengths, offsets = visible
     if all(x is None for x in (mask, left, right, lengths)):
         return None
-    behind_most, ahead_most = _border(left, device), _border(right, device)
+    behind_most, ahead_most = _window_limit(left, device), _window_limit(right, device)
 
     def holds(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        found = j >= 0
+        allowed = j >= 0
         ahead = j - i if offsets is None else j - i - offsets[b]
         if mask is not None:
-            found = found & mask[b, i, j]
+            allowed = allowed & mask[b, i, j]
         if behind_most is not None:
-            found = found & (ahead >= -behind_most)
+            allowed = allowed & (ahead >= -behind_most)
         if ahead_most is not None:
-            found = found & (ahead <= ahead_most)
-        return found if lengths is None else found & (j < lengths[b])
+            allowed = allowed & (ahead <= ahead_most)
+        return allowed if lengths is None else allowed & (j < lengths[b])
 
     return holds
 
 
-def in_sequences(of_query: tuple[Tensor, Tensor], of_key: tuple[Tensor, Tensor], left: int | None,
+def in_sequences(queries: tuple[Tensor, Tensor], keys: tuple[Tensor, Tensor], left: int | None,
                  right: int | None) -> Condition:  # fmt: skip
     """Condition: same packed sequence and within its window; arguments are (sequence, position in it)."""
-    (sequence, at), (of, where) = of_query, of_key
-    behind_most, ahead_most = _border(left, at.device), _border(right, at.device)
+    (query_sequence, query_position), (key_sequence, key_position) = queries, keys
+    behind_most, ahead_most = _window_limit(left, query_position.device), _window_limit(right, query_position.device)
 
     def holds(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        found = sequence[i] == of[j]
-        ahead = where[j] - at[i]
+        allowed = query_sequence[i] == key_sequence[j]
+        ahead = key_position[j] - query_position[i]
         if behind_most is not None:
-            found = found & (ahead >= -behind_most)
-        return found if ahead_most is None else found & (ahead <= ahead_most)
+            allowed = allowed & (ahead >= -behind_most)
+        return allowed if ahead_most is None else allowed & (ahead <= ahead_most)
 
     return holds
 
@@ -128,19 +128,19 @@ def scores(scoring: Scoring, device: torch.device) -> Scores | None:
     if all(x is None for x in (softcap, bias, slopes)):
         return None
     cap = None if softcap is None else torch.full((), softcap, dtype=torch.float32, device=device)
-    steep = None if slopes is None else widened(slopes)
+    slope = None if slopes is None else upcast(slopes)
 
     def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         if cap is not None:
             s = cap * torch.tanh(s / cap)
         if bias is not None:
             s = s + bias[b, h, i, j]
-        return s if steep is None else s - steep[h] * (i - j).abs()
+        return s if slope is None else s - slope[h] * (i - j).abs()
 
     return score
 
 
-def _border(number: int | None, device: torch.device) -> Tensor | None:
+def _window_limit(number: int | None, device: torch.device) -> Tensor | None:
     return None if number is None else torch.full((), min(number, FARTHEST), device=device)
 
 
@@ -156,7 +156,7 @@ def _compiled() -> tuple[Callable[..., Any], Callable[..., BlockMask]]:
     )
 
 
-def _kinds() -> Any:
-    """Context in which PyTorch compiles up to `KINDS` kinds of calls, not 8."""
+def _recompile_limit() -> Any:
+    """Context in which PyTorch compiles up to `MOST_KERNELS` kinds of calls, not 8."""
     # PyTorch adds `patch` to the module at import, unseen by mypy
-    return torch.compiler.config.patch(recompile_limit=KINDS)  # type: ignore[attr-defined]
+    return torch.compiler.config.patch(recompile_limit=MOST_KERNELS)  # type: ignore[attr-defined]

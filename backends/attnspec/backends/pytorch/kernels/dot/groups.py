@@ -1,6 +1,6 @@
 """Grouped-query attention by the fastest kernel that supports a call, with log Σ exp and gradients.
 
-On CUDA the kernels are PyTorch's (`cuda_groups`), on the CPU `choice` selects them. Only the formula supports
+On CUDA the kernels are PyTorch's (`cuda_groups`), on the CPU `path_choice` selects them. Only the formula supports
 ``torch.compile``, ``torch.func``, modes, forward mode, and numbers that are not finite. Second derivatives are the
 formula's.
 """
@@ -10,31 +10,30 @@ from typing import Any
 
 from torch import Tensor
 
-from attnspec.backends.pytorch.kernels.dot import attend as planned
-from attnspec.backends.pytorch.kernels.dot import choice, cuda_groups
-from attnspec.backends.pytorch.kernels.dot.attend import Numbers
-from attnspec.backends.pytorch.kernels.dot.batches import four, numbers_of
-from attnspec.backends.pytorch.kernels.dot.call import Call, Options, Tensors, in_groups
+from attnspec.backends.pytorch.kernels.dot import cached_plans, cuda_groups, path_choice
+from attnspec.backends.pytorch.kernels.dot.batches import merge_batch, merge_ints
+from attnspec.backends.pytorch.kernels.dot.cached_plans import NumericOptions
+from attnspec.backends.pytorch.kernels.dot.call import Call, Options, Tensors, grouped_call
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.forcing import forced
-from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
+from attnspec.backends.pytorch.runtime.transforms import addressable, operations_intercepted
 
-EVERYTHING, AS_IT_IS = Visible(), Scoring()
+ALL_PAIRS, DEFAULT_SCORING = Visible(), Scoring()
 
 
-def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible = EVERYTHING,
-             scoring: Scoring = AS_IT_IS) -> str:  # fmt: skip
+def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible = ALL_PAIRS,
+             scoring: Scoring = DEFAULT_SCORING) -> str:  # fmt: skip
     """Name of the path of query (*batch, heads, n, d), key and value (*batch, heads_k, m, d).
 
-    ``step``, ``few``, ``llvm``, ``pytorch`` or ``plain`` on the CPU, ``enable_gqa``, ``flex`` or ``plain`` on CUDA.
+    ``decode``, ``small``, ``llvm``, ``pytorch`` or ``plain`` on the CPU, ``enable_gqa``, ``flex`` or ``plain`` on CUDA.
     """
-    if intercepted():
+    if operations_intercepted():
         return "plain"
     if not query.is_cpu or forced() == "flex":
         return cuda_groups.path_for(query, key, value, visible, scoring)
-    return choice.path_for(in_groups(query, key, value, visible, scoring)[0])
+    return path_choice.path_for(grouped_call(query, key, value, visible, scoring)[0])
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring,
@@ -45,7 +44,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring:
     ``check`` raises for arguments that do not fit together.
     """
     on_cpu = isinstance(query, Tensor) and query.is_cpu and forced() != "flex"
-    if intercepted() or not on_cpu:
+    if operations_intercepted() or not on_cpu:
         if check is not None:
             check()
         path = path_for(query, key, value, visible, scoring)
@@ -53,12 +52,12 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring:
     mask, left, right, lengths, offsets = visible
     scale, softcap, bias, slopes, sinks = scoring
     tensors = mask, lengths, offsets, slopes, bias
-    numbers = Numbers(left, right, scale, softcap, grouped=True, wide=sinks is not None)
-    given = () if all(x is None for x in tensors) else tensors
-    found = planned.attend(check, numbers, query, key, value, *given)
-    if found is None:
+    options = NumericOptions(left, right, scale, softcap, grouped=True, wide=sinks is not None)
+    option_tensors = () if all(x is None for x in tensors) else tensors
+    results = cached_plans.attend(check, options, query, key, value, *option_tensors)
+    if results is None:
         return None
-    output, logarithms = found
+    output, logarithms = results
     assert logarithms is not None
     return output, logarithms
 
@@ -69,23 +68,24 @@ def attend_in_pages(query: Tensor, key_pages: Tensor, value_pages: Tensor, table
 
     ``table`` (*batch, blocks) holds the numbers of each sequence's pages.
     """
-    if intercepted() or not query.is_cpu or forced() not in (None, "step") or not (query.shape[-1] and table.shape[-1]):
+    empty = not (query.shape[-1] and table.shape[-1])
+    if empty or operations_intercepted() or not query.is_cpu or forced() not in (None, "decode"):
         return None
     _, left, right, lengths, offsets = visible
     assert lengths is not None
     batch = broadcast(query.shape[:-3], table.shape[:-1], lengths.shape)
     scale = query.shape[-1] ** -0.5 if scoring.scale is None else scoring.scale
     options = Options(scale, left, right, scoring.softcap, logarithms=True)
-    tensors = Tensors(None, numbers_of(lengths, batch), numbers_of(offsets, batch))
-    call = Call(four(query, batch), key_pages, value_pages, options, tensors)
-    if not (choice.serves_step(call) and addressable(table)):
+    tensors = Tensors(None, merge_ints(lengths, batch), merge_ints(offsets, batch))
+    call = Call(merge_batch(query, batch), key_pages, value_pages, options, tensors)
+    if not (path_choice.serves_step(call) and addressable(table)):
         return None
-    from attnspec.backends.pytorch.kernels.dot import step
+    from attnspec.backends.pytorch.kernels.dot import decode
 
     table = table.expand(*batch, table.shape[-1]).reshape(batch.numel(), -1).long().contiguous()
-    found = step.plan(call, call[:3], 2, table)(*call[:3], *call.tensors)
-    if found is None:
+    results = decode.plan(call, call[:3], 2, table)(*call[:3], *call.tensors)
+    if results is None:
         return None
-    output, logarithms = found
+    output, logarithms = results
     assert logarithms is not None
     return output.reshape(*batch, *output.shape[1:]), logarithms.reshape(*batch, *logarithms.shape[1:])

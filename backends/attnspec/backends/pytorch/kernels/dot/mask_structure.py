@@ -22,7 +22,7 @@ class Structure(NamedTuple):
     lengths: tuple[int, ...] | None = None
 
 
-def read(mask: Tensor) -> Structure:
+def structure_of(mask: Tensor) -> Structure:
     """Structure of a mask (b|1, h|1, n|1, m); waits for the device unless that is the CPU.
 
     ``lengths`` has one entry for every batch element of the mask, whose head dimension is then 1.

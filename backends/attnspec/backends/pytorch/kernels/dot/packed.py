@@ -2,7 +2,7 @@
 
 ``varlen`` is the flash kernel of concatenated sequences. It has no cap and no gradient of log Σ exp, it aligns the last
 query with the last key, and its output for queries without keys is unspecified. ``flex`` has no such limits, and skips
-pairs of blocks that share no sequence. For ``plain`` and on the CPU, `groups` computes.
+pairs of blocks that share no sequence. Calls of the path ``plain``, and all on the CPU, go to `groups`.
 """
 
 from functools import lru_cache
@@ -14,24 +14,24 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.dot import cuda_groups, groups
-from attnspec.backends.pytorch.kernels.dot.batches import features, four
+from attnspec.backends.pytorch.kernels.dot.batches import merge_batch, padded_features
 from attnspec.backends.pytorch.kernels.dot.cuda_groups import Call, takes_flash
 from attnspec.backends.pytorch.kernels.formula import Scoring
-from attnspec.backends.pytorch.kernels.visible import Visible, places
+from attnspec.backends.pytorch.kernels.visible import Visible, locate
 from attnspec.backends.pytorch.runtime.accumulation import finite
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.forcing import forced
 from attnspec.backends.pytorch.runtime.transforms import fused_allowed
 
 Ends = tuple[list[int], list[int]]
-"""Starts of the queries and of the keys of each sequence, and the ends of the last."""
+"""For queries and for keys: the start of each sequence, then the end of the last."""
 
 
-def route(call: Call, ends: Ends, visible: Visible, scoring: Scoring, varlen: bool = True,
-          wish: str | None = None) -> str:  # fmt: skip
+def path_of(call: Call, ends: Ends, visible: Visible, scoring: Scoring, varlen: bool = True,
+          forced_path: str | None = None) -> str:  # fmt: skip
     """Return ``varlen``, ``flex`` or ``plain``; the argument ``varlen``: its kernel runs on the device."""
-    path = cuda_groups.route(call, visible, scoring, False, wish)
-    if path != "flex" or wish == "flex" or not (varlen and takes_flash(call, scoring)):
+    path = cuda_groups.path_of(call, visible, scoring, False, forced_path)
+    if path != "flex" or forced_path == "flex" or not (varlen and takes_flash(call, scoring)):
         return path
     counts = [[b - a for a, b in pairwise(x)] for x in ends]
     with_keys = all(keys or not queries for queries, keys in zip(*counts, strict=True))
@@ -40,7 +40,7 @@ def route(call: Call, ends: Ends, visible: Visible, scoring: Scoring, varlen: bo
 
 
 def path_for(query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor,
-             visible: Visible = groups.EVERYTHING, scoring: Scoring = groups.AS_IT_IS) -> str:  # fmt: skip
+             visible: Visible = groups.ALL_PAIRS, scoring: Scoring = groups.DEFAULT_SCORING) -> str:  # fmt: skip
     """Path of packed sequences, which may depend on lengths; ``visible`` has at most a window."""
     path = groups.path_for(query, key, value, Visible(), scoring)
     if path not in ("enable_gqa", "flex"):
@@ -50,7 +50,7 @@ def path_for(query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_
     call = cuda_groups.call_of(query, key, value, visible, scoring)
     ends = query_ends.tolist(), key_ends.tolist()
     varlen = query.is_cuda and fused_allowed() and has_varlen()
-    return route(call, ends, visible, scoring, varlen, forced())
+    return path_of(call, ends, visible, scoring, varlen, forced())
 
 
 @lru_cache(maxsize=1)
@@ -67,14 +67,14 @@ def attend(path: str, query: Tensor, key: Tensor, value: Tensor, query_ends: Ten
            visible: Visible, scoring: Scoring) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output (*batch, heads, n, d_v) and log Σ exp (*batch, heads, n) by ``varlen`` or ``flex``."""
     batch = broadcast(query.shape[:-3], key.shape[:-3], value.shape[:-3])
-    query, key, value = four(query, batch), four(key, batch), four(value, batch)
+    query, key, value = merge_batch(query, batch), merge_batch(key, batch), merge_batch(value, batch)
     if path == "varlen":
         window = visible.left, visible.right
         output, logarithms = by_varlen(query, key, value, query_ends, key_ends, window, scoring.scale)
     else:
         from attnspec.backends.pytorch.kernels.dot import flex
 
-        of_query, of_key = places(query_ends, query.shape[-2]), places(key_ends, key.shape[-2])
+        of_query, of_key = locate(query_ends, query.shape[-2]), locate(key_ends, key.shape[-2])
         condition = flex.in_sequences(of_query, of_key, visible.left, visible.right)
         output, logarithms = flex.attend(query, key, value, condition, scoring, by_element=False)
     return output.reshape(*batch, *output.shape[1:]), logarithms.reshape(*batch, *logarithms.shape[1:])
@@ -87,19 +87,19 @@ def by_varlen(query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key
 
     (b, heads, n, d), d_v = query.shape, value.shape[-1]
     width = -(-max(d, d_v) // 8) * 8
-    queries, keys, values = (features(x, width).transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    queries, keys, values = (padded_features(x, width).transpose(1, 2).flatten(0, 1) for x in (query, key, value))
     left, right = (-1 if x is None else min(x, n) for x in window)
-    found = varlen_attn(
-        queries, keys, values, _repeated(query_ends, b), _repeated(key_ends, b), _longest(query_ends),
+    results = varlen_attn(
+        queries, keys, values, _repeated_ends(query_ends, b), _repeated_ends(key_ends, b), _longest(query_ends),
         _longest(key_ends), return_aux=AuxRequest(lse=True), scale=d**-0.5 if scale is None else float(scale),
         window_size=(left, right), enable_gqa=True,
     )  # fmt: skip
-    output, logarithms = found
+    output, logarithms = results
     logarithms = logarithms.reshape(heads, b, n).transpose(0, 1)
     return output[..., :d_v].unflatten(0, (b, n)).transpose(1, 2), logarithms
 
 
-def _repeated(ends: Tensor, b: int) -> Tensor:
+def _repeated_ends(ends: Tensor, b: int) -> Tensor:
     """Ends of the sequences of all ``b`` batch elements, concatenated."""
     ends = ends.to(torch.int32)
     starts = torch.arange(b, dtype=torch.int32, device=ends.device)[:, None] * ends[-1]

@@ -11,15 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnspec.backends.bases.autocast import is_on
+from attnspec.backends.bases.autocast import autocast_enabled
 from attnspec.backends.pytorch.kernels import formula
-from attnspec.backends.pytorch.kernels.dot import attend as planned
-from attnspec.backends.pytorch.kernels.dot import choice, cuda_routes, fused
-from attnspec.backends.pytorch.kernels.dot.attend import Numbers
-from attnspec.backends.pytorch.kernels.dot.call import Call, four_dimensional
-from attnspec.backends.pytorch.kernels.dot.mask_structure import read
+from attnspec.backends.pytorch.kernels.dot import cached_plans, cuda_fused, fused, path_choice
+from attnspec.backends.pytorch.kernels.dot.cached_plans import NumericOptions
+from attnspec.backends.pytorch.kernels.dot.call import Call, ungrouped_call
+from attnspec.backends.pytorch.kernels.dot.mask_structure import structure_of
 from attnspec.backends.pytorch.runtime import autocast
-from attnspec.backends.pytorch.runtime.transforms import has_tangents, intercepted, transformed
+from attnspec.backends.pytorch.runtime.transforms import has_tangents, operations_intercepted, values_unreadable
 
 
 def attend(
@@ -37,24 +36,24 @@ def attend(
 
     query (*batch, n, d), key (*batch, m, d), value (*batch, m, d_v), mask boolean (*batch, n, m) with True = attend;
     batches broadcast, and so do all dimensions of the mask. Raises ``ValueError`` for sizes and devices that do not
-    agree and batches that do not broadcast, ``TypeError`` for dtypes that differ and a mask that is not boolean, or
-    what ``check`` raises first. If ``in_layer``, the call is part of another operation, and PyTorch computes it if it
-    is small. Excluded keys have no effect on the CPU, even where they hold NaN or infinity.
+    agree and batches that do not broadcast, ``TypeError`` for dtypes that differ and a mask that is not boolean; errors
+    of ``check`` come first. If ``in_layer``, the call is part of another operation, and PyTorch computes it if it is
+    small. Excluded keys have no effect on the CPU, even where they hold NaN or infinity.
     """
-    if isinstance(query, Tensor) and is_on(query):
-        low = autocast.cast(query, key, value)
+    if isinstance(query, Tensor) and autocast_enabled(query):
+        cast_operands = autocast.cast(query, key, value)
         with autocast.off(query):
-            return attend(*low, mask=mask, causal=causal, scale=scale, in_layer=in_layer, check=check)
-    captured, on_cpu = intercepted(), isinstance(query, Tensor) and query.is_cpu
+            return attend(*cast_operands, mask=mask, causal=causal, scale=scale, in_layer=in_layer, check=check)
+    captured, on_cpu = operations_intercepted(), isinstance(query, Tensor) and query.is_cpu
     if check is not None and (captured or not on_cpu or (causal is not True and causal is not False)):
         check()
     if on_cpu and not captured:
         tensors = () if mask is None else (mask,)
-        numbers = Numbers(None, 0 if causal else None, scale, in_layer=in_layer)
-        found = planned.attend(check, numbers, query, key, value, *tensors)
-        if found is not None:
-            return found[0]
-    call, batch = four_dimensional(query, key, value, mask, causal, scale)
+        numeric = NumericOptions(None, 0 if causal else None, scale, in_layer=in_layer)
+        results = cached_plans.attend(check, numeric, query, key, value, *tensors)
+        if results is not None:
+            return results[0]
+    call, batch = ungrouped_call(query, key, value, mask, causal, scale)
     if not call.key.shape[-2] or (on_cpu and (not captured or has_tangents())):
         # without keys PyTorch's own kernels add 0·Σq, which is NaN where the sum overflows
         output = formula.output_of(*call[:3], call.allowed(), call.options.scale)
@@ -77,21 +76,21 @@ def path_for(
     scale: float | None = None,
     in_layer: bool = False,
 ) -> str:
-    """Name of the path that ``attend`` takes, as ``structure: kernel``.
+    """Name of the path of `attend`, as ``structure: kernel``.
 
     If an excluded number is not finite, the CPU then computes again by the formula, with scores in memory.
     """
-    call, _ = four_dimensional(query, key, value, mask, causal, scale, in_layer)
+    call, _ = ungrouped_call(query, key, value, mask, causal, scale, in_layer)
     if query.is_cpu:
-        path = "plain" if has_tangents() else "pytorch" if intercepted() else choice.path_for(call)
-        return f"{_keys(call)}: {path}"
+        path = "plain" if has_tangents() else "pytorch" if operations_intercepted() else path_choice.path_for(call)
+        return f"{_structure_name(call)}: {path}"
     call, lengths = _structured(call)
     if lengths is not None:
         return f"{len(lengths)} lengths: variable-length flash"
-    return f"{_keys(call)}: {cuda_routes.NAME}"
+    return f"{_structure_name(call)}: {cuda_fused.NAME}"
 
 
-def _keys(call: Call) -> str:
+def _structure_name(call: Call) -> str:
     return "masked" if call.tensors.mask is not None else "causal" if call.options.right is not None else "all keys"
 
 
@@ -106,12 +105,12 @@ def masked_nonfinite(device: str) -> str:
 
 def _on_accelerator(call: Call) -> Tensor:
     lengths = None
-    if call.excludes() and not transformed():
+    if call.excludes() and not values_unreadable():
         call, lengths = _structured(call)
     query, key, value, options, tensors, *_ = call
     if lengths is not None:
-        return cuda_routes.variable_length(query, key, value, lengths, options.scale)
-    return cuda_routes.dense(query, key, value, tensors.mask, options.right is not None, options.scale)
+        return cuda_fused.variable_length(query, key, value, lengths, options.scale)
+    return cuda_fused.dense(query, key, value, tensors.mask, options.right is not None, options.scale)
 
 
 def _structured(call: Call) -> tuple[Call, tuple[int, ...] | None]:
@@ -119,8 +118,8 @@ def _structured(call: Call) -> tuple[Call, tuple[int, ...] | None]:
     b, h, n, d = call.query.shape
     m, mask = call.key.shape[-2], call.tensors.mask
     lengths = None
-    if mask is not None and cuda_routes.worth_waiting(call.query, b * h * n * d * m):
-        mask, causal, of_mask = read(mask)
+    if mask is not None and cuda_fused.worth_waiting(call.query, b * h * n * d * m):
+        mask, causal, of_mask = structure_of(mask)
         if mask is None:
             call = _without_mask(call)
             call = call._replace(options=call.options._replace(right=0)) if causal else call
@@ -129,7 +128,7 @@ def _structured(call: Call) -> tuple[Call, tuple[int, ...] | None]:
             call = _first_keys(call, m)
             if min(of_mask) == m:
                 call = _without_mask(call)
-            elif len(of_mask) == b and cuda_routes.worth_packing(call.query, call.options.right is not None, of_mask):
+            elif len(of_mask) == b and cuda_fused.worth_packing(call.query, call.options.right is not None, of_mask):
                 lengths = of_mask
     return _first_keys(call, n) if call.options.right is not None and m > n else call, lengths
 

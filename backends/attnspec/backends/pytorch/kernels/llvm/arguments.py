@@ -7,8 +7,8 @@ A declaration is a subclass of `Arguments`, whose fields are of the kinds below,
         x: Reals
 
 The caller writes ``Halving(count=len(x), x=x)``. In the kernel, ``k.argument.count`` is an integer `Value` and
-``k.argument.x`` a `RealPointer`. The caller passes an array of 64-bit words, and ``Halving.x`` is the number of the
-word where `x` begins. Type checkers know all three.
+``k.argument.x`` a `RealPointer`. Arguments travel in a buffer of 64-bit slots, and ``Halving.x`` is the number of the
+slot where `x` begins. Type checkers know all three.
 """
 
 from array import array
@@ -22,88 +22,88 @@ from torch import Tensor
 from attnspec.backends.pytorch.kernels.llvm.memory import Memory
 from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, IntPointer, RealPointer, Value
 
-Given = TypeVar("Given")
-Read = TypeVar("Read")
+Argument = TypeVar("Argument")
+Loaded = TypeVar("Loaded")
 IntArray: TypeAlias = "array[int]"
 
 
-class Kind(Generic[Given, Read]):
+class Kind(Generic[Argument, Loaded]):
     """Kind of an argument: the type a caller gives, and the type a kernel reads.
 
     The descriptor's methods are for type checkers alone: at run time the attributes of `Arguments` are ordinary ones.
     """
 
-    words: ClassVar[int] = 1
-    expression: ClassVar[str] = "*{kind}.to_words({given})"
-    """Python source of an argument's words. It is compiled: slower code would take as long as a small kernel."""
+    slots: ClassVar[int] = 1
+    expression: ClassVar[str] = "*{kind}.to_slots({argument})"
+    """Python source of an argument's slots. It is compiled: slower code would take as long as a small kernel."""
 
     if TYPE_CHECKING:
 
         @overload
         def __get__(self, arguments: None, owner: Any) -> int: ...
         @overload
-        def __get__(self, arguments: object, owner: Any) -> Read: ...
+        def __get__(self, arguments: object, owner: Any) -> Loaded: ...
         def __get__(self, arguments: Any, owner: Any) -> Any: ...
-        def __set__(self, arguments: object, value: Given) -> None: ...
+        def __set__(self, arguments: object, value: Argument) -> None: ...
 
     @staticmethod
-    def to_words(given: Given, /) -> Sequence[int]:
-        """The words of an argument."""
+    def to_slots(argument: Argument, /) -> Sequence[int]:
+        """The contents of an argument's slots."""
         raise NotImplementedError
 
     @staticmethod
-    def read(k: Memory, words: IntPointer, first: int, /) -> Read:
-        """Emit loads of the words from number `first` on."""
+    def read(k: Memory, buffer: IntPointer, first: int, /) -> Loaded:
+        """Emit loads of the slots from number `first` on."""
         raise NotImplementedError
 
 
 class Size(Kind[int, Value]):
     """A size or another integer."""
 
-    expression = "{given}"
+    expression = "{argument}"
 
     @staticmethod
-    def read(k: Memory, words: IntPointer, first: int) -> Value:
+    def read(k: Memory, buffer: IntPointer, first: int) -> Value:
         """The integer."""
-        return k.load_int(words, first)
+        return k.load_int(buffer, first)
 
 
 class Flag(Kind[bool, Value]):
     """A condition that holds for the whole call: an integer, 0 or 1."""
 
-    expression = "{given}"
+    expression = "{argument}"
 
     @staticmethod
-    def read(k: Memory, words: IntPointer, first: int) -> Value:
+    def read(k: Memory, buffer: IntPointer, first: int) -> Value:
         """The integer."""
-        return k.load_int(words, first)
+        return k.load_int(buffer, first)
 
 
-class RealWord:
-    """A real among the words. It is loaded where it is used, so that it takes no register before."""
+class RealSlot:
+    """A real in a slot. It is loaded where it is used, so that it takes no register before."""
 
-    def __init__(self, k: Memory, words: IntPointer, number: int) -> None:
-        self._k, self._words, self._number = k, words, number
+    def __init__(self, k: Memory, buffer: IntPointer, slot: int) -> None:
+        self._k, self._buffer, self._slot = k, buffer, slot
 
     def load(self) -> Value:
         """The real in every lane."""
-        return self._k.load_double(self._words, self._number)
+        return self._k.load_double(self._buffer, self._slot)
 
 
-class Real(Kind[float, RealWord]):
+class Real(Kind[float, RealSlot]):
     """A real number."""
 
-    read = staticmethod(RealWord)
+    read = staticmethod(RealSlot)
 
     @staticmethod
-    def to_words(given: float) -> tuple[int]:
+    def to_slots(real: float) -> tuple[int]:
         """The bits of a double."""
-        word: tuple[int] = unpack("q", pack("d", given))
-        return word
+        slot: tuple[int] = unpack("q", pack("d", real))
+        return slot
 
 
-ADDRESS = "{given}.data_ptr()"
-OPTIONAL_ADDRESS = "0 if {given} is None else {given}.data_ptr()"
+ADDRESS = "{argument}.data_ptr()"
+OPTIONAL_ADDRESS = "0 if {argument} is None else {argument}.data_ptr()"
 
 
 class Reals(Kind[Tensor, RealPointer]):
@@ -112,9 +112,9 @@ class Reals(Kind[Tensor, RealPointer]):
     expression = ADDRESS
 
     @staticmethod
-    def read(k: Memory, words: IntPointer, first: int) -> RealPointer:
+    def read(k: Memory, buffer: IntPointer, first: int) -> RealPointer:
         """The address."""
-        return RealPointer(k.load_int(words, first))
+        return RealPointer(k.load_int(buffer, first))
 
 
 class OptionalReals(Kind[Tensor | None, RealPointer]):
@@ -130,9 +130,9 @@ class Integers(Kind[Tensor, IntPointer]):
     expression = ADDRESS
 
     @staticmethod
-    def read(k: Memory, words: IntPointer, first: int) -> IntPointer:
+    def read(k: Memory, buffer: IntPointer, first: int) -> IntPointer:
         """The address."""
-        return IntPointer(k.load_int(words, first))
+        return IntPointer(k.load_int(buffer, first))
 
 
 class OptionalIntegers(Kind[Tensor | None, IntPointer]):
@@ -148,9 +148,9 @@ class Bytes(Kind[Tensor, BytePointer]):
     expression = ADDRESS
 
     @staticmethod
-    def read(k: Memory, words: IntPointer, first: int) -> BytePointer:
+    def read(k: Memory, buffer: IntPointer, first: int) -> BytePointer:
         """The address."""
-        return BytePointer(k.load_int(words, first))
+        return BytePointer(k.load_int(buffer, first))
 
 
 class OptionalBytes(Kind[Tensor | None, BytePointer]):
@@ -167,15 +167,15 @@ class OptionalBooleans(OptionalBytes):
 class Result(Kind[IntArray, IntPointer]):
     """A single integer that the kernel may write, given as ``array("q", [0])``."""
 
-    expression = "{given}.buffer_info()[0]"
+    expression = "{argument}.buffer_info()[0]"
     read = Integers.read
 
 
 class ThreadMemory:
     """Scratch memory, with a part for each thread."""
 
-    def __init__(self, k: Memory, words: IntPointer, first: int) -> None:
-        self._base, self._size = Reals.read(k, words, first), k.load_int(words, first + 1)
+    def __init__(self, k: Memory, buffer: IntPointer, first: int) -> None:
+        self._base, self._size = Reals.read(k, buffer, first), k.load_int(buffer, first + 1)
 
     def of(self, thread: Value) -> RealPointer:
         """The part of a thread."""
@@ -185,8 +185,8 @@ class ThreadMemory:
 class Scratch(Kind[Tensor, ThreadMemory]):
     """Scratch memory of reals (threads, size)."""
 
-    words = 2
-    expression = "{given}.data_ptr(), {given}.size(1)"
+    slots = 2
+    expression = "{argument}.data_ptr(), {argument}.size(1)"
     read = staticmethod(ThreadMemory)
 
 
@@ -206,42 +206,41 @@ class Arguments:
         def __get__(self, arguments: Any, owner: Any) -> Any: ...
 
     kinds: ClassVar[Mapping[str, Any]] = {}
-    words: ClassVar[int] = 0
-    expression: ClassVar[str] = "*{given}.to_words()"
+    slots: ClassVar[int] = 0
+    expression: ClassVar[str] = "*{argument}.to_slots()"
 
     def __init_subclass__(cls) -> None:
-        """Number the words; those of a base come first."""
+        """Number the slots; those of a base class come first."""
         cls.kinds = {**cls.kinds, **get_annotations(cls)}
-        cls.to_words = Arguments.to_words  # type: ignore[method-assign]  # in place of what a base has compiled
-        cls.words = 0
+        cls.to_slots = Arguments.to_slots  # type: ignore[method-assign]  # a base class may have compiled its own
+        cls.slots = 0
         for name, kind in cls.kinds.items():
-            setattr(cls, name, cls.words)
-            cls.words += kind.words
+            setattr(cls, name, cls.slots)
+            cls.slots += kind.slots
 
-    def __init__(self, **given: Any) -> None:
-        """Raise TypeError for missing and unknown fields."""
-        if given.keys() != self.kinds.keys():
-            expected, got = (", ".join(names) for names in (self.kinds, given))
+    def __init__(self, **fields: Any) -> None:
+        if fields.keys() != self.kinds.keys():
+            expected, got = (", ".join(names) for names in (self.kinds, fields))
             raise TypeError(f"{type(self).__name__}: expected {expected}; got {got}")
-        vars(self).update(given)
+        vars(self).update(fields)
 
-    def to_words(self) -> list[int]:
-        """The words, in the order of the fields. Tensors and arrays must outlive the kernel's call.
+    def to_slots(self) -> list[int]:
+        """Contents of all slots, in the order of the fields; compiled at the first call.
 
-        Compiled at the first call.
+        Tensors and arrays must outlive the kernel's call, because slots hold only their addresses.
         """
         kinds = self.kinds
-        expressions = [kind.expression.format(given=f"self.{x}", kind=f"kinds['{x}']") for x, kind in kinds.items()]
+        expressions = [kind.expression.format(argument=f"self.{x}", kind=f"kinds['{x}']") for x, kind in kinds.items()]
         compiled = eval(f"lambda self: [{', '.join(expressions)}]", {"kinds": kinds})
-        type(self).to_words = compiled  # type: ignore[method-assign]
-        words: list[int] = compiled(self)
-        return words
+        type(self).to_slots = compiled  # type: ignore[method-assign]
+        slots: list[int] = compiled(self)
+        return slots
 
     @classmethod
-    def read(cls, k: Memory, words: IntPointer, first: int) -> Self:
+    def read(cls, k: Memory, buffer: IntPointer, first: int) -> Self:
         """Emit loads of all fields; the result's attributes have their names."""
-        found = cls.__new__(cls)
+        arguments = cls.__new__(cls)
         for name, kind in cls.kinds.items():
-            vars(found)[name] = kind.read(k, words, first)
-            first += kind.words
-        return found
+            vars(arguments)[name] = kind.read(k, buffer, first)
+            first += kind.slots
+        return arguments

@@ -35,8 +35,8 @@ class Arithmetic(Builder):
         """z plus both products of each lane's bfloat16 pairs in x and y; needs `multiplies_bfloat16`."""
         b, pairs = self.builder, ir.VectorType(Bfloat16(), 2 * self.lanes)
         signature = ir.FunctionType(self.vector, [self.vector, pairs, pairs])
-        given = [z.ssa, b.bitcast(x.ssa, pairs), b.bitcast(y.ssa, pairs)]
-        return self.intrinsic(f"llvm.x86.avx512bf16.dpbf16ps.{32 * self.lanes}", signature, given)
+        operands = [z.ssa, b.bitcast(x.ssa, pairs), b.bitcast(y.ssa, pairs)]
+        return self.intrinsic(f"llvm.x86.avx512bf16.dpbf16ps.{32 * self.lanes}", signature, operands)
 
     def select(self, condition: Value, yes: Choice, no: Choice) -> Choice:
         """`yes` where the condition holds, else `no`."""
@@ -60,7 +60,6 @@ class Arithmetic(Builder):
         """|x|; NaN stays."""
         return self.maximum(x, self.full(0.0) - x)
 
-    # lanes of a vector
     def lane_numbers(self) -> Value:
         """0, 1, ... in the lanes, 32-bit integers."""
         return Value(self, ir.Constant(ir.VectorType(INT32, self.lanes), list(range(self.lanes))))
@@ -120,7 +119,6 @@ class Arithmetic(Builder):
             step //= 2
         return value
 
-    # bits of an integer
     def lowest_bit(self, bits: Value) -> Value:
         """The number of the lowest bit that is set; 64 if none is."""
         return self.intrinsic("llvm.cttz.i64", ir.FunctionType(INT, [INT, BIT]), [bits.ssa, BIT(0)])

@@ -2,12 +2,12 @@
 
 No compiler needs to be installed. `Kernel` builds one function of LLVM IR. Its instructions are emitted by operators of
 `values`, by the methods of `Arithmetic` and `Memory`, and by the control flow here. The function takes the address of
-an array of 64-bit words (``LEADING`` of its own, then the `Arguments`), and any number of threads may run it on the
-same words; ctypes releases the interpreter lock for the call.
+a buffer of 64-bit slots (``LEADING`` of its own, then the `Arguments`), and any number of threads may run it on the
+same buffer; ctypes releases the interpreter lock for the call.
 
 Vectors are explicit because tiles of registers share each load among rows, which LLVM's loop vectoriser does not do.
-The kernels of a forward and a backward pass compile in one to two seconds altogether; `kept_code` keeps them for the
-next process.
+The kernels of a forward and a backward pass compile in one to two seconds altogether; `code_cache` stores them on disk
+for the next process.
 
 On x86 kernels write subnormal results as 0, as the contract of `attnspec` allows: on many processors one subnormal
 number makes an instruction a hundred times slower, also in matrix products that later read it.
@@ -24,23 +24,23 @@ import llvmlite.ir as ir
 from typing_extensions import TypeVar
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments
-from attnspec.backends.pytorch.kernels.llvm.kept_code import Code, kept_or_made
+from attnspec.backends.pytorch.kernels.llvm.code_cache import Code, cached_or_compiled
 from attnspec.backends.pytorch.kernels.llvm.machine_code import IS_X86, Compiled, object_file
 from attnspec.backends.pytorch.kernels.llvm.memory import Memory
 from attnspec.backends.pytorch.kernels.llvm.values import INT, INT32, POINTER, IntPointer, Pointer, Value, Variable
 
 LEADING = 16
-"""Words before the arguments, all 0 for one thread: those named below, then a counter of threads on its own cache
+"""Slots before the arguments, all 0 for one thread: those named below, then a counter of threads on its own cache
 line."""
 
-TASKS, THREADS, NUMBER, COUNTERS, ARRIVED = 0, 1, 2, 3, 8
-"""Leading words: a counter of tasks; for several threads their number, the address of the function that numbers them,
-or 0, the address of their task counters, one per cache line; a counter of arrived threads."""
+TASKS, THREADS, NUMBERING, COUNTERS, ARRIVALS = 0, 1, 2, 3, 8
+"""Leading slots: a counter of tasks for one thread; for several, the number of threads, the address of the function
+that numbers them (or 0), the address of their task counters, one per cache line; the number of arrived threads."""
 
 LINE = 8
-"""Words per cache line."""
+"""Slots per cache line."""
 
-FLUSH = 0x8000
+FLUSH_TO_ZERO = 0x8000
 """The bit of x86's register MXCSR that writes subnormal results as 0.
 
 Subnormal operands are read unchanged: zeroing an input is no rounding error, and a large scale may make it count.
@@ -52,14 +52,14 @@ P = ParamSpec("P")
 
 
 class Kernel(Memory, Generic[A_co]):
-    """Builder of one function `name(words)`, whose arguments are declared by a class and read as its attributes."""
+    """Builder of one function `name(buffer)`, whose arguments are declared by a class and read as its attributes."""
 
     def __init__(self, name: str, arguments: type[A_co], bits: int) -> None:
         super().__init__(name, bits)
         self._restored = self._flush_subnormals()
-        self._words = IntPointer(Value(self, self.function.args[0]))
+        self._buffer = IntPointer(Value(self, self.function.args[0]))
         self.thread = self._thread_number()
-        self.argument = arguments.read(self, self._words, LEADING)
+        self.argument = arguments.read(self, self._buffer, LEADING)
         body = self.function.append_basic_block()
         self.builder.branch(body)
         self.builder.position_at_end(body)
@@ -73,16 +73,16 @@ class Kernel(Memory, Generic[A_co]):
             return None
         b = self.builder
         former, flushing = b.alloca(INT32), b.alloca(INT32)
-        self._of_mxcsr("st", former)
-        b.store(b.or_(b.load(former, typ=INT32), INT32(FLUSH)), flushing)
-        self._of_mxcsr("ld", flushing)
+        self._move_mxcsr("st", former)
+        b.store(b.or_(b.load(former, typ=INT32), INT32(FLUSH_TO_ZERO)), flushing)
+        self._move_mxcsr("ld", flushing)
         # in a block of its own: loads of the body must not be scheduled above
         body = self.function.append_basic_block()
         b.branch(body)
         b.position_at_end(body)
         return former
 
-    def _of_mxcsr(self, operation: str, cell: Any) -> None:
+    def _move_mxcsr(self, operation: str, cell: Any) -> None:
         self.intrinsic(f"llvm.x86.sse.{operation}mxcsr", ir.FunctionType(ir.VoidType(), [POINTER]), [cell])
 
     def _next_number(self, counter: IntPointer) -> Value:
@@ -90,20 +90,20 @@ class Kernel(Memory, Generic[A_co]):
         return Value(self, self.builder.atomic_rmw("add", counter.at(0), INT(1), "monotonic"))
 
     def _thread_number(self) -> Value:
-        """Number of this thread: in an OpenMP team alike for every kernel, elsewhere by arrival."""
+        """Number of this thread: in an OpenMP team the same for every kernel, elsewhere by arrival."""
         b, number = self.builder, Variable(self, self.integer(0))
-        function = self.load_int(self._words, NUMBER)
+        function = self.load_int(self._buffer, NUMBERING)
         with self.when(function.is_nonzero()) as otherwise:
             signature = ir.FunctionType(INT32, [])
-            found = b.call(b.inttoptr(function.ssa, signature.as_pointer()), [])
-            number.set(Value(self, b.zext(found, INT)))
+            in_team = b.call(b.inttoptr(function.ssa, signature.as_pointer()), [])
+            number.set(Value(self, b.zext(in_team, INT)))
         with otherwise():
-            number.set(self._next_number(self._words + ARRIVED))
+            number.set(self._next_number(self._buffer + ARRIVALS))
         return number.get()
 
     @contextmanager
     def loop(self, start: "Value | int", stop: Value, step: "Value | int" = 1) -> Iterator[Value]:
-        """The body runs for start, start + step, ... below stop."""
+        """Run the body for start, start + step, ... below stop."""
         b = self.builder
         counter = Variable(self, self.constant(start, stop))
         test, body, end = (self.function.append_basic_block() for _ in range(3))
@@ -119,14 +119,14 @@ class Kernel(Memory, Generic[A_co]):
 
     @contextmanager
     def when(self, condition: Value) -> Iterator[Callable[[], AbstractContextManager[None]]]:
-        """The body runs if the condition holds; the body of ``with otherwise():``, right behind it, if not."""
+        """Run the body if the condition holds, else the body of ``with otherwise():`` right below."""
         before = self.builder.basic_block
         with self.builder.if_then(condition.ssa) as end:
             yield lambda: self._otherwise(before.terminator, end)
 
     @contextmanager
     def _otherwise(self, branch: Any, end: Any) -> Iterator[None]:
-        """Make the body the target of the branch if the condition is false."""
+        """Send the branch to this body if the condition is false."""
         body = self.function.append_basic_block()
         branch.operands[2] = body
         self.builder.position_at_end(body)
@@ -136,7 +136,7 @@ class Kernel(Memory, Generic[A_co]):
 
     @contextmanager
     def subroutine(self, name: str, count: int) -> Iterator[list[Value]]:
-        """Make the body a function of integers, for `call`: code used twice is compiled once."""
+        """Make the body a function of ``count`` integers, for `call`: code used twice is compiled once."""
         outside = self.function, self.builder
         self.function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [INT] * count), name)
         self.function.linkage = "internal"
@@ -150,21 +150,21 @@ class Kernel(Memory, Generic[A_co]):
 
     def call(self, name: str, *arguments: Value | Pointer) -> None:
         """Call a subroutine."""
-        words = [x.address.ssa if isinstance(x, Pointer) else x.ssa for x in arguments]
-        self.builder.call(self.module.globals[name], words)
+        values = [x.address.ssa if isinstance(x, Pointer) else x.ssa for x in arguments]
+        self.builder.call(self.module.globals[name], values)
 
     @contextmanager
     def tasks(self, count: Value) -> Iterator[Value]:
-        """Loop over tasks 0..count-1, each given to one of the threads that run the kernel.
+        """Loop over tasks 0..count-1; each goes to one of the threads that run the kernel.
 
         Every thread begins with its own range of tasks, the same in all kernels: data that it wrote in one kernel is
-        still in its core's cache when the next reads it. Then it helps the others.
+        still in its core's cache when the next reads it. Then it takes tasks from the ranges of other threads.
         """
         b = self.builder
-        given = self.load_int(self._words, THREADS)
-        alone = given.is_zero()
-        threads = self.select(alone, self.integer(1), given)
-        counters = self.select(alone, (self._words + TASKS).address, self.load_int(self._words, COUNTERS))
+        team_size = self.load_int(self._buffer, THREADS)
+        alone = team_size.is_zero()
+        threads = self.select(alone, self.integer(1), team_size)
+        counters = self.select(alone, (self._buffer + TASKS).address, self.load_int(self._buffer, COUNTERS))
         with self.loop(0, threads) as others:
             owner = (self.thread + others) % threads
             first, stop = owner * count // threads, (owner + 1) * count // threads
@@ -190,7 +190,7 @@ class Kernel(Memory, Generic[A_co]):
     def code(self) -> Code:
         """Finish the function, whose only exit is here, and return its machine code."""
         if IS_X86:
-            self._of_mxcsr("ld", self._restored)
+            self._move_mxcsr("ld", self._restored)
         self.builder.ret_void()
         return Code(self.name, object_file(str(self.module)))
 
@@ -213,15 +213,15 @@ def compiled(build: Callable[P, Kernel[A]]) -> Callable[P, Compiled[A]]:
     Threads that need a kernel at the same time share one: its code is freed as soon as nothing refers to it.
     """
 
-    def make(*arguments: P.args, **options: P.kwargs) -> Compiled[A]:
+    def compile_kernel(*arguments: P.args, **options: P.kwargs) -> Compiled[A]:
         parameters = arguments, sorted(options.items())
-        return Compiled(*kept_or_made(build, parameters, lambda: build(*arguments, **options).code()))
+        return Compiled(*cached_or_compiled(build, parameters, lambda: build(*arguments, **options).code()))
 
-    once = cast("Callable[P, Compiled[A]]", cache(make))
+    compile_once = cast("Callable[P, Compiled[A]]", cache(compile_kernel))
 
     def kernel(*arguments: P.args, **options: P.kwargs) -> Compiled[A]:
         with _compiling:
-            return once(*arguments, **options)
+            return compile_once(*arguments, **options)
 
     # this outer cache returns known kernels without the lock
     return cast("Callable[P, Compiled[A]]", wraps(build)(cache(kernel)))

@@ -1,4 +1,4 @@
-"""Machine code of kernels for this processor, made by LLVM in memory."""
+"""Machine code of kernels for this processor, compiled by LLVM in memory."""
 
 import ctypes
 from functools import lru_cache
@@ -11,7 +11,7 @@ A = TypeVar("A")
 
 @lru_cache(maxsize=1)
 def processor() -> tuple[str, llvm.FeatureMap]:
-    """Name and features of this processor, by LLVM, which takes milliseconds to find them."""
+    """Name and features of this processor; LLVM takes milliseconds to detect them."""
     return llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
 
 
@@ -39,7 +39,7 @@ def is_zen() -> bool:
 
 @lru_cache(maxsize=1)
 def splits_512_bits() -> bool:
-    """Return whether this is Zen 4, which computes registers of 512 bits by halves."""
+    """Return whether this is Zen 4, which computes 512-bit registers in two halves."""
     return processor()[0] == "znver4"
 
 
@@ -74,7 +74,7 @@ def object_file(assembly: str) -> bytes:
 
 
 class Compiled(Generic[A]):
-    """A kernel in machine code; ``call`` takes the address of its argument words."""
+    """A kernel in machine code; ``call`` takes the address of its argument buffer."""
 
     def __init__(self, name: str, code: bytes) -> None:
         self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())

@@ -2,8 +2,8 @@
 
 PyTorch's products reach a third of the peak on processors for which its library is not tuned. On a core of Zen 5, in
 float32, PyTorch reaches 50 G multiply-adds/s and this module 118, of 142. With AVX2 alone, on Zen 3, both reach 30 of
-48, PyTorch more for small matrices. On Intel PyTorch reaches 85 to 98 of 106, this module 71 to 91. On the latter two,
-all products are left to PyTorch.
+48, PyTorch more for small matrices. On Intel PyTorch reaches 85 to 98 of 106, this module 71 to 91. With AVX2 and on
+Intel, PyTorch therefore computes all products.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Reals, Size
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.kernel_plan import kernel_plan
 from attnspec.backends.pytorch.kernels.llvm.machine_code import HAS_512_BITS, is_zen, register_bytes
 from attnspec.backends.pytorch.kernels.llvm.registers import Inside, load, store
-from attnspec.backends.pytorch.kernels.llvm.steps import step
 from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
 from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value, Variable
 
@@ -27,13 +27,13 @@ VECTORS = 4 if HAS_512_BITS else 2
 """Registers of a row of a tile."""
 
 DEPTH = 256
-"""Terms added before a sum goes to memory. So many rows of the right matrix stay in the cache."""
+"""Terms added before a sum is written to memory: as many rows of the right matrix as stay in the cache."""
 
-TASK = 8 * ROWS
+TASK_ROWS = 8 * ROWS
 """Rows of one task."""
 
-LEAST = 2**21
-"""Multiply-adds from which the gain exceeds the time to start."""
+LEAST_WORK = 2**21
+"""Multiply-adds from which the gain exceeds the call overhead."""
 
 
 class Matrices(Arguments):
@@ -92,25 +92,25 @@ def _multiply(k: Kernel[Any], g: Product, pairs: bool) -> None:
     def tile(
         rows: list[Value], first: Value, insides: Sequence[Inside], start: Value, stop: Value, below: Value
     ) -> None:
-        """The sums of some rows and some registers, with the terms from start to stop."""
+        """Add the terms from start to stop to the sums of these rows and registers."""
         columns = [first + c * k.lanes for c in range(len(insides))]
         sums = [[Variable(k, k.full(0.0)) for _ in insides] for _ in rows]
         with k.when(start.is_nonzero()):
-            for row, own in zip(rows, sums, strict=True):
-                for column, inside, total in zip(columns, insides, own, strict=True):
+            for row, row_sums in zip(rows, sums, strict=True):
+                for column, inside, total in zip(columns, insides, row_sums, strict=True):
                     total.set(load(k, inside, g.output, row * g.columns + column))
         with k.loop(start, stop) as t:
             right = [
                 load(k, inside, g.right, t * g.columns + column)
                 for column, inside in zip(columns, insides, strict=True)
             ]
-            for number, own in zip(rows, sums, strict=True):
+            for number, row_sums in zip(rows, sums, strict=True):
                 left = k.broadcast(g.left, number * g.left_row + t * g.left_step)
-                for x, total in zip(right, own, strict=True):
+                for x, total in zip(right, row_sums, strict=True):
                     total.set(add(left, x, total.get()))
-        for r, (row, own) in enumerate(zip(rows, sums, strict=True)):
+        for r, (row, row_sums) in enumerate(zip(rows, sums, strict=True)):
             with k.when(below.compare(">", r)):
-                for column, inside, total in zip(columns, insides, own, strict=True):
+                for column, inside, total in zip(columns, insides, row_sums, strict=True):
                     store(k, total.get(), inside, g.output, row * g.columns + column)
 
     with k.loop(0, g.depth, DEPTH) as start:
@@ -123,7 +123,7 @@ def _multiply(k: Kernel[Any], g: Product, pairs: bool) -> None:
 
         wide, lanes, columns = VECTORS * k.lanes, k.lanes, g.columns
         whole = columns // wide * wide
-        # Last registers: two at once, or one with twice as many rows. Fewer sums would wait for one another.
+        # Last registers: two together, or one with twice as many rows. With fewer sums, additions wait for one another.
         last = whole + (columns - whole + (lanes - 1)) // (2 * lanes) * (2 * lanes)
         with k.loop(0, whole, wide) as first:
             strip(first, [None] * VECTORS)
@@ -140,10 +140,10 @@ def product_kernel(bits: int, pairs: bool) -> Kernel[Products]:
     define_multiply(k, pairs)
     g = k.argument
     with k.tasks(g.tasks) as task:
-        entry, begin = task // g.blocks, task % g.blocks * TASK
+        entry, begin = task // g.blocks, task % g.blocks * TASK_ROWS
         left = g.left + (entry * g.left_entry + begin * g.left_row)
         output = g.output + (entry * g.rows + begin) * g.columns
-        rows = k.minimum(k.integer(TASK), g.rows - begin)
+        rows = k.minimum(k.integer(TASK_ROWS), g.rows - begin)
         right = g.right + entry * g.right_entry
         multiply(k, Product(left, right, output, rows, g.columns, g.depth, g.left_row, g.left_step))
     return k
@@ -153,51 +153,51 @@ Multiply: TypeAlias = Callable[[Tensor, Tensor, Tensor], None]
 """Function that writes the product of two matrices to a third."""
 
 
-def planned(left: Tensor, right: Tensor, output: Tensor) -> Multiply:
-    """Return a product for contiguous matrices of these sizes and strides; its arguments are cached."""
+def plan(left: Tensor, right: Tensor, output: Tensor) -> Multiply:
+    """Return a function that multiplies contiguous matrices of these sizes; its argument buffer is cached."""
     kernel, arguments = product_kernel(8 * output.element_size(), False), _arguments(left, right, output)
     entries, rows, depth = left.shape
-    threads = thread_count(entries * -(-rows // TASK), entries * rows * right.shape[2] * depth)
-    made = step(kernel, threads, arguments, Products.left, Products.right, Products.output)
-    return lambda left, right, output: made.run(left.data_ptr(), right.data_ptr(), output.data_ptr())
+    threads = thread_count(entries * -(-rows // TASK_ROWS), entries * rows * right.shape[2] * depth)
+    prepared = kernel_plan(kernel, threads, arguments, Products.left, Products.right, Products.output)
+    return lambda left, right, output: prepared.run(left.data_ptr(), right.data_ptr(), output.data_ptr())
 
 
-def worthwhile(rows: int, columns: int, depth: int, x: Tensor) -> bool:
+def faster_than_pytorch(rows: int, columns: int, depth: int, x: Tensor) -> bool:
     """Return whether this product is faster than PyTorch's, for this size and x's dtype.
 
-    A product whose rows do not fill a register is not.
+    It is slower if rows do not fill a register.
     """
     return (
-        HAS_512_BITS and is_zen() and rows * columns * depth >= LEAST and columns * x.element_size() >= register_bytes()
+        HAS_512_BITS and is_zen() and rows * columns * depth >= LEAST_WORK and columns * x.itemsize >= register_bytes()
     )
 
 
 def product(left: Tensor, right: Tensor, output: Tensor | None = None) -> Tensor:
     """left (rows, depth) times right (depth, columns), float32 or float64, any strides.
 
-    Written to a contiguous ``output`` (rows, columns), if that is given.
+    ``output`` is contiguous memory (rows, columns) for the result, or None.
     """
-    if worthwhile(left.shape[0], right.shape[1], right.shape[0], right):
+    if faster_than_pytorch(left.shape[0], right.shape[1], right.shape[0], right):
         output = None if output is None else output[None]
         return products(left.resolve_neg()[None], right.resolve_neg().contiguous()[None], output)[0]
     return left @ right if output is None else torch.mm(left, right, out=output)
 
 
-def over_rows(left: Tensor, right: Tensor, total: Tensor | None = None) -> Tensor:
-    """leftᵀ·right for left (rows, columns) and right (rows, depth), added to ``total`` if given.
+def product_over_rows(left: Tensor, right: Tensor, total: Tensor | None = None) -> Tensor:
+    """leftᵀ·right for left (rows, columns) and right (rows, depth), added to ``total`` unless None.
 
     PyTorch gets `DEPTH` rows at a time, so that sums do not depend on the number of threads.
     """
     (rows, columns), depth = left.shape, right.shape[1]
-    if worthwhile(columns, depth, rows, right):
-        found = product(left.mT, right)
-        return found if total is None else total.add_(found)
+    if faster_than_pytorch(columns, depth, rows, right):
+        result = product(left.mT, right)
+        return result if total is None else total.add_(result)
     if is_zen():
         return left.mT @ right if total is None else total.addmm_(left.mT, right)
     if total is None:
         total = right.new_zeros(columns, depth)
-    for some, others in zip(torch.split(left, DEPTH), torch.split(right, DEPTH), strict=True):
-        total.addmm_(some.mT, others)
+    for left_rows, right_rows in zip(torch.split(left, DEPTH), torch.split(right, DEPTH), strict=True):
+        total.addmm_(left_rows.mT, right_rows)
     return total
 
 
@@ -206,18 +206,18 @@ def products(
 ) -> Tensor:  # fmt: skip
     """left·right for left (entries, rows, depth), any strides, and contiguous right (entries, depth, columns).
 
-    Of float32 or float64, or of ``pairs`` of bfloat16 in place of float32.
+    Elements are float32 or float64, or ``pairs`` of bfloat16 in place of float32.
     """
     (entries, rows, depth), columns = left.shape, right.shape[2]
     output = torch.empty(entries, rows, columns, dtype=right.dtype) if output is None else output
-    threads = thread_count(entries * -(-rows // TASK), entries * rows * columns * depth)
+    threads = thread_count(entries * -(-rows // TASK_ROWS), entries * rows * columns * depth)
     run(product_kernel(8 * right.element_size(), pairs), threads, _arguments(left, right, output))
     return output
 
 
 def _arguments(left: Tensor, right: Tensor, output: Tensor) -> Products:
     (entries, rows, depth), columns = left.shape, right.shape[2]
-    blocks = -(-rows // TASK)
+    blocks = -(-rows // TASK_ROWS)
     return Products(
         tasks=entries * blocks, blocks=blocks, left_entry=left.stride(0), right_entry=right.stride(0), rows=rows,
         columns=columns, depth=depth, left=left, left_row=left.stride(1), left_step=left.stride(2), right=right,

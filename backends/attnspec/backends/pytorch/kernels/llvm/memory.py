@@ -24,7 +24,6 @@ Index: TypeAlias = "Value | int"
 class Memory(Arithmetic):
     """Builder of a function that reads and writes arrays."""
 
-    # reals
     def load(self, base: RealPointer, element: Index) -> Value:
         """Consecutive reals from an element on."""
         return Value(self, self.builder.load(base.at(element), typ=self.vector, align=self.size))
@@ -69,7 +68,7 @@ class Memory(Arithmetic):
         arguments = [self.builder.bitcast(halves, kind), base.at(byte), INT32(2), inside.ssa]
         self.intrinsic(f"llvm.masked.store.v{self.lanes}i16.p0", signature, arguments)
 
-    def load_stored_one(self, base: BytePointer, byte: Index, stored: str) -> Value:
+    def load_stored_scalar(self, base: BytePointer, byte: Index, stored: str) -> Value:
         """One real, stored as in `load_stored`, in every lane."""
         b, place = self.builder, base.at(byte)
         if stored == "real":
@@ -103,7 +102,7 @@ class Memory(Arithmetic):
         bits = b.bitcast(value.ssa, self.word)
         odd = b.and_(b.lshr(bits, all_lanes(16)), all_lanes(1))
         rounded = b.lshr(b.add(bits, b.add(odd, all_lanes(0x7FFF))), all_lanes(16))
-        # rounding up could make an infinity of a NaN
+        # rounding up could turn a NaN into an infinity
         rounded = b.select(b.fcmp_unordered("!=", value.ssa, value.ssa), all_lanes(0x7FC0), rounded)
         return b.trunc(rounded, ir.VectorType(ir.IntType(16), self.lanes))
 
@@ -155,12 +154,12 @@ class Memory(Arithmetic):
         self.intrinsic(f"llvm.masked.store.{self.suffix}.p0", signature, arguments)
 
     def prefetch(self, base: RealPointer | BytePointer, element: Index) -> None:
-        """Ask for the cache line of an element that will be read or written soon."""
+        """Prefetch the cache line of an element that will be read or written soon."""
         signature = ir.FunctionType(ir.VoidType(), [POINTER, INT32, INT32, INT32])
         self.intrinsic("llvm.prefetch.p0", signature, [base.at(element), INT32(0), INT32(3), INT32(1)])
 
     def array(self, reals: int) -> RealPointer:
-        """Memory of this thread for ``reals`` reals, while the kernel runs."""
+        """Memory on this thread's stack for ``reals`` reals."""
         with self.builder.goto_entry_block():
             memory = self.builder.alloca(ir.ArrayType(self.scalar, reals))
             memory.align = 64
@@ -199,14 +198,14 @@ class Memory(Arithmetic):
 
     # masks of 64 bits, in words as wide as a real
     def bits_of_bytes(self, base: BytePointer, element: Index, count: Value) -> Value:
-        """Integer whose bit i is set if byte i from `element` on is not 0, for i < min(count, 64)."""
+        """Integer with bit i set where byte i from `element` on is not 0, i < min(count, 64)."""
         bytes_, bits = ir.VectorType(BYTE, 64), ir.VectorType(BIT, 64)
         number = ir.Constant(bytes_, list(range(64)))
         b = self.builder
         limit = b.trunc(self.minimum(count, self.integer(64)).ssa, BYTE)
-        one = b.insert_element(ir.Constant(bytes_, ir.Undefined), limit, INT32(0))
+        first_lane = b.insert_element(ir.Constant(bytes_, ir.Undefined), limit, INT32(0))
         zeros = ir.Constant(ir.VectorType(INT32, 64), [0] * 64)
-        inside = b.icmp_unsigned("<", number, b.shuffle_vector(one, ir.Constant(bytes_, ir.Undefined), zeros))
+        inside = b.icmp_unsigned("<", number, b.shuffle_vector(first_lane, ir.Constant(bytes_, ir.Undefined), zeros))
         nothing = ir.Constant(bytes_, [0] * 64)
         signature = ir.FunctionType(bytes_, [POINTER, INT32, bits, bytes_])
         loaded = self.intrinsic("llvm.masked.load.v64i8.p0", signature, [base.at(element), INT32(1), inside, nothing])
@@ -229,7 +228,7 @@ class Memory(Arithmetic):
 
     def parts(self, base: RealPointer, sizes: Sequence[Index]) -> list[RealPointer]:
         """Pointers to consecutive parts of memory, from `base` on, of these sizes in reals."""
-        found = [base]
+        pointers = [base]
         for size in sizes[:-1]:
-            found.append(found[-1] + size)
-        return found
+            pointers.append(pointers[-1] + size)
+        return pointers

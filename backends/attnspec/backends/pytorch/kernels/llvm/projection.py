@@ -1,19 +1,19 @@
-"""Projections x ↦ x wᵀ and their gradients, by the fastest products."""
+"""Projections x ↦ x wᵀ and their gradients, each by the fastest matrix product."""
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from attnspec.backends.pytorch.kernels.llvm import matmul, pairs
+from attnspec.backends.pytorch.kernels.llvm import bfloat16_pairs, matmul
 from attnspec.backends.pytorch.kernels.llvm.machine_code import splits_512_bits
 from attnspec.backends.pytorch.kernels.llvm.matmul import DEPTH, Multiply
-from attnspec.backends.pytorch.runtime.accumulation import widened
+from attnspec.backends.pytorch.runtime.accumulation import upcast
 
 ROWS = 512 if splits_512_bits() else 128
 """Rows of x from which the gain exceeds the time to transpose w.
 
-PyTorch reads w as it is. Measured on Zen 4, with 64 to 1,024 columns. The value of Zen 5 follows from the rates of both
-products; no other processor uses this product (`matmul.worthwhile`).
+PyTorch reads w as stored. 512 was measured on Zen 4, with 64 to 1,024 columns; 128 follows for Zen 5 from the rates of
+both products. No other processor uses this product (`matmul.faster_than_pytorch`).
 """
 
 
@@ -21,54 +21,53 @@ class Projection:
     """x ↦ x wᵀ for contiguous w (columns, depth); half dtypes are widened, results not rounded."""
 
     def __init__(self, w: Tensor, rows: int) -> None:
-        """Prepare w for ``rows`` rows of x."""
         self.columns, self.depth = w.shape
         self.pairs = None
-        if w.dtype is torch.bfloat16 and pairs.worthwhile(rows, self.columns, self.depth):
-            self.pairs = pairs.columns_of_pairs(w[None])
+        if w.dtype is torch.bfloat16 and bfloat16_pairs.faster_than_float32(rows, self.columns, self.depth):
+            self.pairs = bfloat16_pairs.columns_of_pairs(w[None])
             return
-        wide = widened(w)
-        self.fast = rows >= ROWS and matmul.worthwhile(rows, self.columns, self.depth, wide)
+        wide = upcast(w)
+        self.fast = rows >= ROWS and matmul.faster_than_pytorch(rows, self.columns, self.depth, wide)
         self.right = wide.resolve_neg().mT.contiguous() if self.fast else wide
 
     def __call__(self, x: Tensor, output: Tensor | None = None) -> Tensor:
-        """The product for contiguous x (*batch, depth), written to ``output`` (*batch, columns) if given."""
+        """x wᵀ for contiguous x (*batch, depth), written to ``output`` (*batch, columns) unless None."""
         if self.pairs is None and not self.fast:
             if output is None:
-                return linear(widened(x), self.right)
-            torch.mm(widened(x).reshape(-1, self.depth), self.right.mT, out=output.view(-1, self.columns))
+                return linear(upcast(x), self.right)
+            torch.mm(upcast(x).reshape(-1, self.depth), self.right.mT, out=output.view(-1, self.columns))
             return output
         rows = x.reshape(1, -1, self.depth)
         output = None if output is None else output.view(1, -1, self.columns)
         if self.pairs is not None:
-            found = pairs.times_pairs(rows, self.pairs, output)
+            product = bfloat16_pairs.times_pairs(rows, self.pairs, output)
         else:
-            found = matmul.products(widened(rows).resolve_neg().contiguous(), self.right[None], output)
-        return found.view(*x.shape[:-1], self.columns)
+            product = matmul.products(upcast(rows).resolve_neg().contiguous(), self.right[None], output)
+        return product.view(*x.shape[:-1], self.columns)
 
 
-def planned(rows: int, columns: int, depth: int, dtype: torch.dtype) -> Multiply | None:
+def projection_plan(rows: int, columns: int, depth: int, dtype: torch.dtype) -> Multiply | None:
     """Return a function of x (rows, depth), w (columns, depth) and output that writes x wᵀ.
 
     All are contiguous. None if PyTorch's product is faster, or operands would have to be widened.
     """
-    if dtype is torch.bfloat16 and pairs.worthwhile(rows, columns, depth):
+    if dtype is torch.bfloat16 and bfloat16_pairs.faster_than_float32(rows, columns, depth):
 
         def in_pairs(x: Tensor, w: Tensor, output: Tensor) -> None:
-            of_w, output = pairs.columns_of_pairs(w[None]), output.view(1, rows, columns)
-            pairs.times_pairs(x.view(1, rows, depth), of_w, output)
+            of_w, output = bfloat16_pairs.columns_of_pairs(w[None]), output.view(1, rows, columns)
+            bfloat16_pairs.times_pairs(x.view(1, rows, depth), of_w, output)
 
         return in_pairs
-    like = widened(torch.empty(0, dtype=dtype))
-    if rows < ROWS or not matmul.worthwhile(rows, columns, depth, like) or like.dtype is not dtype:
+    like = upcast(torch.empty(0, dtype=dtype))
+    if rows < ROWS or not matmul.faster_than_pytorch(rows, columns, depth, like) or like.dtype is not dtype:
         return None
     empty = like.new_empty
-    multiply = matmul.planned(empty(1, rows, depth), empty(1, depth, columns), empty(1, rows, columns))
+    multiply = matmul.plan(empty(1, rows, depth), empty(1, depth, columns), empty(1, rows, columns))
     return lambda x, w, output: multiply(x, w.mT.contiguous(), output)
 
 
 class ProjectionGradients:
-    """Gradients of x and w from that of x wᵀ (rows, columns); contiguous, in the accumulation dtype."""
+    """Gradients of x and w from that of x wᵀ (rows, columns), all in the accumulation dtype."""
 
     def __init__(self, rows: int, columns: int, depth: int, dtype: torch.dtype) -> None:
         """Plan for x (rows, depth) and w (columns, depth)."""
@@ -76,11 +75,11 @@ class ProjectionGradients:
         self.of_input: Multiply | None = None
         self.of_parts: Multiply | None = None
         self.shape = parts, columns, depth
-        if matmul.worthwhile(rows, depth, columns, empty(0)):
-            self.of_input = matmul.planned(empty(1, rows, columns), empty(1, columns, depth), empty(1, rows, depth))
-        if matmul.worthwhile(columns, depth, rows, empty(0)):
+        if matmul.faster_than_pytorch(rows, depth, columns, empty(0)):
+            self.of_input = matmul.plan(empty(1, rows, columns), empty(1, columns, depth), empty(1, rows, depth))
+        if matmul.faster_than_pytorch(columns, depth, rows, empty(0)):
             left, right = empty(parts, rows // parts, columns).mT, empty(parts, rows // parts, depth)
-            self.of_parts = matmul.planned(left, right, empty(self.shape))
+            self.of_parts = matmul.plan(left, right, empty(self.shape))
 
     def input(self, gradient: Tensor, w: Tensor) -> Tensor:
         """Gradient of x (rows, depth)."""
@@ -93,7 +92,7 @@ class ProjectionGradients:
     def weight(self, gradient: Tensor, x: Tensor) -> Tensor:
         """Gradient of w (columns, depth)."""
         if self.of_parts is None:
-            return matmul.over_rows(gradient, x)
+            return matmul.product_over_rows(gradient, x)
         output = x.new_empty(self.shape)
         self.of_parts(gradient, x, output)
         return output.sum(0)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments
-from attnspec.backends.pytorch.kernels.llvm.codegen import COUNTERS, LEADING, LINE, NUMBER, THREADS
+from attnspec.backends.pytorch.kernels.llvm.codegen import COUNTERS, LEADING, LINE, NUMBERING, THREADS
 from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled
 
 WORTH_WAKING = 200_000
@@ -51,40 +51,40 @@ def thread_count(tasks: int, work: float) -> int:
 
 
 def run(kernel: Compiled[A], threads: int, arguments: A) -> None:
-    """Call a kernel; returns when every thread is done."""
-    launch(kernel, threads, arguments.to_words())
+    """Call a kernel; return when every thread is done."""
+    launch(kernel, threads, arguments.to_slots())
 
 
-def launch(kernel: Compiled[Any], threads: int, words: Sequence[int]) -> None:
-    """Call a kernel with the words of its arguments."""
-    call(kernel, threads, with_leading(words))
+def launch(kernel: Compiled[Any], threads: int, slots: Sequence[int]) -> None:
+    """Call a kernel with the contents of its argument slots."""
+    call(kernel, threads, argument_buffer(slots))
 
 
-def with_leading(words: Sequence[int]) -> "array[int]":
-    """Argument buffer as `call` takes it: leading words, which are 0, then these words."""
-    memory = array("q", bytes(8 * LEADING))
-    memory.extend(words)
-    return memory
+def argument_buffer(slots: Sequence[int]) -> "array[int]":
+    """Argument buffer for `call`: leading slots, which are 0, then these slots."""
+    buffer = array("q", bytes(8 * LEADING))
+    buffer.extend(slots)
+    return buffer
 
 
-def call(kernel: Compiled[Any], threads: int, memory: "array[int]") -> None:
-    """Call a kernel with an argument buffer whose leading words are 0."""
-    address = memory.buffer_info()[0]
+def call(kernel: Compiled[Any], threads: int, buffer: "array[int]") -> None:
+    """Call a kernel with an argument buffer whose leading slots are 0."""
+    address = buffer.buffer_info()[0]
     if threads == 1:
         kernel.call(address)
         return
     counters = array("q", bytes(8 * LINE * threads))
-    memory[THREADS], memory[COUNTERS] = threads, counters.buffer_info()[0]
+    buffer[THREADS], buffer[COUNTERS] = threads, counters.buffer_info()[0]
     team = None if _forked else _team()
     if team is not None:
-        memory[NUMBER] = team.number
+        buffer[NUMBERING] = team.number
         team.parallel(kernel.address, address, threads, 0)
         return
     _on_python_threads(kernel, address, threads)
 
 
 def _on_python_threads(kernel: Compiled[Any], address: int, threads: int) -> None:
-    """Run on the calling thread's pool. If interrupted, wait for all threads: they write to memory freed next."""
+    """Run on the calling thread's pool. If interrupted, wait for all threads: they write to buffer freed next."""
     if not hasattr(_pools, "own"):
         _pools.own = ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="attnspec")
     pool: ThreadPoolExecutor = _pools.own
@@ -123,10 +123,10 @@ class Team(NamedTuple):
 @cache
 def _team() -> Team | None:
     """Return PyTorch's team of threads; None if it does not use GNU OpenMP."""
-    found = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
-    if not found or "OpenMP" not in torch.__config__.parallel_info():
+    libraries = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
+    if not libraries or "OpenMP" not in torch.__config__.parallel_info():
         return None
-    library = ctypes.CDLL(str(found[0]))
+    library = ctypes.CDLL(str(libraries[0]))
     parallel = library.GOMP_parallel
     parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     parallel.restype = None

@@ -14,7 +14,7 @@ from attnspec.backends.pytorch.kernels.llvm.tile_registers import BYTES, PAIRS, 
 from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value
 
 TASK = 4 * ROWS
-"""Rows per task. So many let the columns of a tile of the right matrix stay in the cache."""
+"""Rows per task, few enough that the columns of a tile of the right matrix stay in the cache."""
 
 FASTER = 8
 """Multiply-adds of pairs by tiles in the time of one by lanes."""
@@ -87,9 +87,9 @@ def tile_product_kernel() -> Kernel[TileProduct]:
                 left: RealPointer = left, right: RealPointer = right,
             ) -> None:  # fmt: skip
                 tile_registers.load(k, of_right, right, column * g.depth + t * PAIRS, k.integer(PAIRS))
-                for row, own, total in zip(rows, of_left, SUMS, strict=True):
-                    tile_registers.load(k, own, left, row * g.left_row + t, g.left_row)
-                    tile_registers.add_product(k, total, own, of_right)
+                for row, left_tile, total in zip(rows, of_left, SUMS, strict=True):
+                    tile_registers.load(k, left_tile, left, row * g.left_row + t, g.left_row)
+                    tile_registers.add_product(k, total, left_tile, of_right)
 
             for total in SUMS:
                 tile_registers.zero(k, total)
@@ -117,13 +117,13 @@ def multiply(left: Tensor, right: Tensor, output: Tensor) -> None:
     (entries, rows, depth), columns = left.shape, output.shape[2]
     blocks = -(-rows // TASK)
     tasks = entries * blocks
-    height, rest = min(rows, ROWS), depth % PAIRS or PAIRS
-    whole, last = (height, BYTES), (height, 4 * rest)
-    words = tile_registers.configuration([whole] * 4 + [(PAIRS, BYTES), last, last, (rest, BYTES)])
+    height, last_pairs = min(rows, ROWS), depth % PAIRS or PAIRS
+    whole, last = (height, BYTES), (height, 4 * last_pairs)
+    configuration = tile_registers.configuration([whole] * 4 + [(PAIRS, BYTES), last, last, (last_pairs, BYTES)])
     arguments = TileProduct(
         tasks=tasks, blocks=blocks, left_entry=left.stride(0), right_entry=right.stride(0), rows=rows,
         columns=columns, depth=depth, left=left, left_row=left.stride(1), right=right, output=output,
-        left_bytes=words[0], right_bytes=words[1], rows_of_tiles=words[2],
+        left_bytes=configuration[0], right_bytes=configuration[1], rows_of_tiles=configuration[2],
     )  # fmt: skip
     run(tile_product_kernel(), thread_count(tasks, entries * rows * columns * depth / FASTER), arguments)
 

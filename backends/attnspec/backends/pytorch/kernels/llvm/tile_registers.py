@@ -38,7 +38,7 @@ def multiplies_tiles() -> bool:
 
 
 def configuration(shapes: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
-    """Words with which `configure` gives each of the eight registers its (rows, bytes)."""
+    """Three integers with which `configure` gives each of the eight registers its (rows, bytes)."""
     row_bytes = [size for _, size in shapes]
     return (
         int.from_bytes(b"".join(size.to_bytes(2, "little") for size in row_bytes[:4]), "little"),
@@ -48,7 +48,7 @@ def configuration(shapes: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
 
 
 def configure(k: Kernel, words: tuple[Value, Value, Value]) -> None:
-    """Configure this thread's registers with the words of `configuration`."""
+    """Configure this thread's registers with the integers of `configuration`."""
     memory, nothing = IntPointer(k.array(BYTES // k.size).address), k.integer(0)
     for i, word in enumerate((k.integer(1), nothing, words[0], words[1], nothing, nothing, words[2], nothing)):
         k.store_int(word, memory, i)

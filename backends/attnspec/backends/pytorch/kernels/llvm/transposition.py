@@ -12,7 +12,7 @@ from attnspec.backends.pytorch.kernels.llvm.vector_functions import transposed
 
 
 class Square(NamedTuple):
-    """A square of a register's lanes: address, stride, and how many rows and columns exist."""
+    """A square with as many rows as a register has lanes: address, stride, existing rows and columns."""
 
     base: RealPointer
     step: Value
@@ -41,7 +41,7 @@ def define_transpose(k: Kernel) -> None:
 
 
 def transpose(k: Kernel, source: Square, target: Square) -> None:
-    """Transpose a square; columns past the last read as 0, rows past the last repeat it."""
+    """Transpose a square; missing columns are read as 0, missing rows repeat the last."""
     k.call("transpose", *source, *target)
 
 

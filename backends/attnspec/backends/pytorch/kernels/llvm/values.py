@@ -15,7 +15,7 @@ POINTER = ir.PointerType()
 
 
 class Builder:
-    """Builder of an LLVM IR function for reals of 32 or 64 bits, with its types and constants."""
+    """Builder of an LLVM IR function on reals of 32 or 64 bits: types and constants."""
 
     def __init__(self, name: str, bits: int) -> None:
         self.name, self.bits = name, bits
@@ -46,9 +46,9 @@ class Builder:
     def splat(self, scalar: Any) -> Any:
         """LLVM vector with an LLVM scalar in every lane."""
         kind = ir.VectorType(scalar.type, self.lanes)
-        one = self.builder.insert_element(ir.Constant(kind, ir.Undefined), scalar, INT32(0))
+        first_lane = self.builder.insert_element(ir.Constant(kind, ir.Undefined), scalar, INT32(0))
         zeros = ir.Constant(ir.VectorType(INT32, self.lanes), None)
-        return self.builder.shuffle_vector(one, ir.Constant(kind, ir.Undefined), zeros)
+        return self.builder.shuffle_vector(first_lane, ir.Constant(kind, ir.Undefined), zeros)
 
     def intrinsic(self, name: str, signature: ir.FunctionType, arguments: Sequence[Any]) -> "Value":
         """The result of a function that LLVM provides."""
@@ -141,13 +141,13 @@ class Pointer:
         return type(self)(self.address - elements * self.size)
 
     def at(self, element: "Value | int") -> Any:
-        """The address of an element, as LLVM takes it."""
+        """The address of an element, as an LLVM pointer."""
         kernel = self.address.kernel
         offset = kernel.constant(element, self.address) * self.size
         return kernel.builder.inttoptr((self.address + offset).ssa, POINTER)
 
     def is_null(self) -> Value:
-        """Boolean: there is no array, because the caller gave None."""
+        """Boolean: the caller passed None instead of an array."""
         return self.address.is_zero()
 
     def is_given(self) -> Value:

@@ -9,14 +9,14 @@ import llvmlite.ir as ir
 from attnspec.backends.pytorch.kernels.llvm.arithmetic import Arithmetic
 from attnspec.backends.pytorch.kernels.llvm.values import INT32, Builder, Value
 
-_REST_OF_LN2 = 2.3190468138462996e-17
+_LN2_ROUNDING = 2.3190468138462996e-17
 """ln 2 minus `math.log(2.0)`."""
 
 
 def _ln2(bits: int) -> tuple[float, float]:
-    """ln 2 in two parts, the first with so few bits that its product with a power is exact."""
+    """ln 2 as a sum; the first term has few bits, so that integer multiples are exact."""
     high = math.floor(math.ldexp(math.log(2.0), bits)) / 2.0**bits
-    return high, math.log(2.0) - high + _REST_OF_LN2
+    return high, math.log(2.0) - high + _LN2_ROUNDING
 
 
 def exp(k: Arithmetic, x: Value) -> Value:
@@ -29,11 +29,11 @@ def exp(k: Arithmetic, x: Value) -> Value:
     clamped = k.select(x.compare("<", lowest), k.full(lowest), x)
     rounded = k.fma(clamped, k.full(1.0 / math.log(2.0)), k.full(magic))
     power = rounded - magic
-    rest = k.fma(power, k.full(-low), k.fma(power, k.full(-high), clamped))
+    fraction = k.fma(power, k.full(-low), k.fma(power, k.full(-high), clamped))
     degree = 7 if k.bits == 32 else 13
     series = k.full(1.0 / math.factorial(degree))
     for i in reversed(range(degree)):
-        series = k.fma(series, rest, k.full(1.0 / math.factorial(i)))
+        series = k.fma(series, fraction, k.full(1.0 / math.factorial(i)))
     b = k.builder
     shift = ir.Constant(k.word, [mantissa] * k.lanes)
     scaled = b.add(b.bitcast(series.ssa, k.word), b.shl(b.bitcast(rounded.ssa, k.word), shift))
@@ -49,10 +49,10 @@ def exp2(k: Arithmetic, x: Value) -> Value:
     magic = 1.5 * 2.0**mantissa + bias
     clamped = k.maximum(k.full(-bias), x)
     rounded = clamped + magic
-    rest = clamped - (rounded - magic)
+    fraction = clamped - (rounded - magic)
     series, *others = (k.full(math.log(2.0) ** i / math.factorial(i)) for i in reversed(range(degree + 1)))
     for coefficient in others:
-        series = k.fma(series, rest, coefficient)
+        series = k.fma(series, fraction, coefficient)
     b = k.builder
     shift = ir.Constant(k.word, [mantissa] * k.lanes)
     return series * Value(k, b.bitcast(b.shl(b.bitcast(rounded.ssa, k.word), shift), k.vector))
@@ -62,19 +62,19 @@ def tanh(k: Arithmetic, x: Value) -> Value:
     """tanh(x) to some units in the last place, also for small x; NaN for NaN."""
     mantissa, bias, degree = (23, 127, 7) if k.bits == 32 else (52, 1023, 13)
     magic = 1.5 * 2.0**mantissa + bias
-    # exp(−2|x|) − 1 = 2**whole·(exp(rest) − 1) + (2**whole − 1), of which the first bracket is a series without 1
+    # exp(−2|x|) − 1 = 2**whole·(exp(fraction) − 1) + (2**whole − 1); the first bracket is a series without 1
     exponent = k.maximum(k.full(-bias), k.magnitude(x) * (-2.0 / math.log(2.0)))
     rounded = exponent + magic
-    rest = exponent - (rounded - magic)
+    fraction = exponent - (rounded - magic)
     series, *others = (k.full(math.log(2.0) ** i / math.factorial(i)) for i in reversed(range(1, degree + 1)))
     for coefficient in others:
-        series = k.fma(series, rest, coefficient)
+        series = k.fma(series, fraction, coefficient)
     b = k.builder
     shift = ir.Constant(k.word, [mantissa] * k.lanes)
     power = Value(k, b.bitcast(b.shl(b.bitcast(rounded.ssa, k.word), shift), k.vector))
-    less = k.fma(power, series * rest, power - 1.0)
-    found = less / (k.full(-2.0) - less)
-    return k.select(x.compare("<", 0.0), k.full(0.0) - found, found)
+    less = k.fma(power, series * fraction, power - 1.0)
+    magnitude = less / (k.full(-2.0) - less)
+    return k.select(x.compare("<", 0.0), k.full(0.0) - magnitude, magnitude)
 
 
 def log(k: Arithmetic, x: Value) -> Value:
@@ -82,27 +82,26 @@ def log(k: Arithmetic, x: Value) -> Value:
     mantissa, terms = (23, 5) if k.bits == 32 else (52, 11)
     high, low = _ln2(11)
     b = k.builder
-    # x = 2**power·rest, with rest between √½ and √2
+    # x = 2**power·m, with the mantissa m between √½ and √2
     half = ir.Constant(k.word, [_bits(math.sqrt(0.5), k.bits)] * k.lanes)
     shift = ir.Constant(k.word, [mantissa] * k.lanes)
     power = b.ashr(b.sub(b.bitcast(x.ssa, k.word), half), shift)
-    rest = Value(k, b.bitcast(b.sub(b.bitcast(x.ssa, k.word), b.shl(power, shift)), k.vector))
+    m = Value(k, b.bitcast(b.sub(b.bitcast(x.ssa, k.word), b.shl(power, shift)), k.vector))
     whole = Value(k, b.sitofp(power, k.vector))
-    ratio = (rest - 1.0) / (rest + 1.0)
+    ratio = (m - 1.0) / (m + 1.0)
     square = ratio * ratio
     series, *others = (k.full(2.0 / (2 * i + 1)) for i in reversed(range(1, terms)))
     for coefficient in others:
         series = k.fma(series, square, coefficient)
-    # log(rest) = 2 artanh(ratio)
+    # log(m) = 2 artanh(ratio)
     near = k.fma(ratio * square, series, k.fma(whole, k.full(low), ratio * 2.0))
     return k.select(x.compare("!=", x), x, k.fma(whole, k.full(high), near))
 
 
 def _bits(x: float, bits: int) -> int:
-    """The bits of a number, as an integer."""
     real, integer = ("f", "i") if bits == 32 else ("d", "q")
-    found: int = struct.unpack(integer, struct.pack(real, x))[0]
-    return found
+    integer_bits: int = struct.unpack(integer, struct.pack(real, x))[0]
+    return integer_bits
 
 
 def transposed(k: Builder, rows: Sequence[Value]) -> list[Value]:
@@ -111,7 +110,7 @@ def transposed(k: Builder, rows: Sequence[Value]) -> list[Value]:
     while step < k.lanes:
         for i in range(k.lanes):
             if not i & step:
-                vectors[i], vectors[i + step] = _exchanged(k, vectors[i], vectors[i + step], step)
+                vectors[i], vectors[i + step] = _exchanged_segments(k, vectors[i], vectors[i + step], step)
         step *= 2
     return vectors
 
@@ -120,35 +119,35 @@ def interleaved(k: Builder, x: Value, y: Value) -> tuple[Value, Value]:
     """Interleave 16-bit elements of x and y: lower, then upper halves of every 16 bytes."""
     kind = ir.VectorType(ir.IntType(16), 2 * k.lanes)
     first, second = (k.builder.bitcast(v.ssa, kind) for v in (x, y))
-    found = []
+    halves = []
     for half in (0, 4):
         order = [2 * k.lanes * (i % 2) + i // 8 * 8 + half + i % 8 // 2 for i in range(2 * k.lanes)]
         pairs = k.builder.shuffle_vector(first, second, ir.Constant(ir.VectorType(INT32, 2 * k.lanes), order))
-        found.append(Value(k, k.builder.bitcast(pairs, k.vector)))
-    return found[0], found[1]
+        halves.append(Value(k, k.builder.bitcast(pairs, k.vector)))
+    return halves[0], halves[1]
 
 
 def deinterleaved(k: Builder, low: Value, high: Value) -> tuple[Value, Value]:
-    """Undo the order that `interleaved` gives: the lanes of both halves in their original order."""
-    found = []
+    """Undo `interleaved`: the lanes of both halves in their original order."""
+    halves = []
     for start in (0, k.lanes):
-        places = range(start, start + k.lanes)
-        order = [i // 8 * 4 + i % 4 + k.lanes * (i % 8 // 4) for i in places]
+        lanes = range(start, start + k.lanes)
+        order = [i // 8 * 4 + i % 4 + k.lanes * (i % 8 // 4) for i in lanes]
         kind = ir.Constant(ir.VectorType(INT32, k.lanes), order)
-        found.append(Value(k, k.builder.shuffle_vector(low.ssa, high.ssa, kind)))
-    return found[0], found[1]
+        halves.append(Value(k, k.builder.shuffle_vector(low.ssa, high.ssa, kind)))
+    return halves[0], halves[1]
 
 
 def sums_of_lanes(k: Builder, rows: Sequence[Value]) -> Value:
     """Lane r is the sum of the lanes of row r, for as many rows as lanes."""
     vectors, step = list(rows), 1
     while step < k.lanes:
-        pairs = [_exchanged(k, vectors[i], vectors[i + 1], step) for i in range(0, len(vectors), 2)]
+        pairs = [_exchanged_segments(k, vectors[i], vectors[i + 1], step) for i in range(0, len(vectors), 2)]
         vectors, step = [low + high for low, high in pairs], 2 * step
     return vectors[0]
 
 
-def _exchanged(k: Builder, x: Value, y: Value, step: int) -> tuple[Value, Value]:
+def _exchanged_segments(k: Builder, x: Value, y: Value, step: int) -> tuple[Value, Value]:
     """Cut x and y into segments of ``step`` lanes: the even segments of both, then the odd."""
     lanes, kind = range(k.lanes), ir.VectorType(INT32, k.lanes)
     low = [j if not j & step else k.lanes + j - step for j in lanes]

@@ -15,7 +15,7 @@ __all__ = ["GRUCell", "LSTMCell", "RNNCell"]
 
 
 class Gates(Recorded[Record]):
-    """Base of cells: weights w_x (d, h), w_h (h, h) and biases b (h) of every gate."""
+    """Base of cells with w_x (d, h), w_h (h, h), b (h) for every gate."""
 
     gates: ClassVar[tuple[str, ...]]
     """Letters of the gates, in PyTorch's order."""
@@ -53,26 +53,26 @@ class Gates(Recorded[Record]):
         """Show the sizes."""
         return f"{self.input_size}, {self.hidden_size}"
 
-    def zeros(self, x: Tensor) -> Tensor:
+    def zero_state(self, x: Tensor) -> Tensor:
         """Return a state of zeros (*batch, h) for inputs x (*batch, d)."""
         check_tensor(type(self).__name__, "x", x)
         return x.new_zeros((*x.shape[:-1], self.hidden_size))
 
     @classmethod
-    def gathered(cls, source: nn.Module, suffix: str = "") -> Self:
-        """Return a cell with a copy of the weights ``weight_ih{suffix}`` and so on of PyTorch's module."""
-        of_input, of_state = (getattr(source, f"weight_{kind}{suffix}").chunk(len(cls.gates)) for kind in ("ih", "hh"))
+    def from_torch_weights(cls, source: nn.Module, suffix: str = "") -> Self:
+        """Return a cell with a copy of one layer of PyTorch's module, such as ``weight_ih{suffix}``."""
+        w_xs, w_hs = (getattr(source, f"weight_{kind}{suffix}").chunk(len(cls.gates)) for kind in ("ih", "hh"))
         if source.bias:
             biases = (getattr(source, f"bias_ih{suffix}") + getattr(source, f"bias_hh{suffix}")).chunk(len(cls.gates))
         else:
-            biases = [w.new_zeros(len(w)) for w in of_state]
+            biases = [w.new_zeros(len(w)) for w in w_hs]
         fields: dict[str, Tensor] = {}
-        for gate, w_x, w_h, b in zip(cls.gates, of_input, of_state, biases, strict=True):
+        for gate, w_x, w_h, b in zip(cls.gates, w_xs, w_hs, biases, strict=True):
             fields |= {f"w_x{gate}": copied(w_x.mT), f"w_h{gate}": copied(w_h.mT), f"b_{gate}": b}
         return cls.from_record(cls.kind(**fields))
 
-    def scatter(self, target: nn.Module, suffix: str = "") -> None:
-        """Copy the weights to one layer of PyTorch's module; its state bias becomes 0."""
+    def copy_to_torch(self, target: nn.Module, suffix: str = "") -> None:
+        """Copy the weights into one layer of PyTorch's module; its state bias becomes 0."""
         with torch.no_grad():
             for kind, letter in (("ih", "x"), ("hh", "h")):
                 joined = torch.cat([getattr(self, f"w_{letter}{gate}").mT for gate in self.gates])
@@ -80,17 +80,17 @@ class Gates(Recorded[Record]):
             getattr(target, f"bias_ih{suffix}").copy_(torch.cat([getattr(self, f"b_{gate}") for gate in self.gates]))
             getattr(target, f"bias_hh{suffix}").zero_()
 
-    def like(self, kind: Any) -> Any:
-        """Return PyTorch's cell of class `kind` with a copy of the weights, in the same mode; its state bias is 0."""
-        some = next(self.parameters())
-        made = kind(self.input_size, self.hidden_size, device=some.device, dtype=some.dtype)
-        self.scatter(made)
-        return made.train(self.training)
+    def as_torch(self, kind: Any) -> Any:
+        """Return a PyTorch cell of class ``kind`` with a copy of weights and mode."""
+        weight = next(self.parameters())
+        cell = kind(self.input_size, self.hidden_size, device=weight.device, dtype=weight.dtype)
+        self.copy_to_torch(cell)
+        return cell.train(self.training)
 
 
-def refuse_gru(who: str) -> NoReturn:
+def refuse_gru(caller: str) -> NoReturn:
     """Raise ``ValueError``: PyTorch's GRU applies its reset gate after the recurrent product."""
-    refuse(who, "reset gate", "a product with the state, tanh(x w_xh + (r ⊙ h) w_hh + b_h)",
+    refuse(caller, "reset gate", "a product with the state, tanh(x w_xh + (r ⊙ h) w_hh + b_h)",
            "torch.nn's, with w_hh times the state, tanh(x w_xh + r ⊙ (h w_hh + b_hh) + b_xh)")  # fmt: skip
 
 
@@ -118,26 +118,26 @@ class RNNCell(Gates[RNNParameters[Tensor]]):
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> Tensor:
         """The next state."""
-        return rnn_cell(x, self.zeros(x) if state is None else state, self.record())
+        return rnn_cell(x, self.zero_state(x) if state is None else state, self.record())
 
     if TYPE_CHECKING:
         __call__ = forward
 
     @classmethod
     def from_torch(cls, module: nn.RNNCell) -> Self:
-        """A cell with a copy of PyTorch's weights, its two biases added; ``ValueError`` unless it computes tanh."""
+        """Return a cell with a copy of PyTorch's weights, its biases added; only tanh."""
         check_kind("RNNCell.from_torch", module, nn.RNNCell)
         check("RNNCell.from_torch", "nonlinearity", module.nonlinearity, "tanh", "φ of the formula is tanh")
-        return cls.gathered(module).train(module.training)
+        return cls.from_torch_weights(module).train(module.training)
 
     def to_torch(self) -> nn.RNNCell:
-        """PyTorch's cell with a copy of the weights; the bias of its state is 0."""
-        made: nn.RNNCell = self.like(nn.RNNCell)
-        return made
+        """Return PyTorch's cell with a copy of the weights; its state bias is 0."""
+        cell: nn.RNNCell = self.as_torch(nn.RNNCell)
+        return cell
 
 
 class GRUCell(Gates[GRUParameters[Tensor]]):
-    """One step of a GRU, whose reset gate multiplies the state before the product with w_hh.
+    """One step of a GRU whose reset gate multiplies the state before w_hh does.
 
     ``nn.GRUCell`` has another formula: its reset gate multiplies the product.
 
@@ -162,7 +162,7 @@ class GRUCell(Gates[GRUParameters[Tensor]]):
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> Tensor:
         """The next state."""
-        return gru_cell(x, self.zeros(x) if state is None else state, self.record())
+        return gru_cell(x, self.zero_state(x) if state is None else state, self.record())
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -199,18 +199,18 @@ class LSTMCell(Gates[LSTMParameters[Tensor]]):
 
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """The next hidden state and cell."""
-        return lstm_cell(x, (self.zeros(x),) * 2 if state is None else state, self.record())
+        return lstm_cell(x, (self.zero_state(x),) * 2 if state is None else state, self.record())
 
     if TYPE_CHECKING:
         __call__ = forward
 
     @classmethod
     def from_torch(cls, module: nn.LSTMCell) -> Self:
-        """A cell with a copy of PyTorch's weights, its two biases added."""
+        """Return a cell with a copy of PyTorch's weights, its two biases added."""
         check_kind("LSTMCell.from_torch", module, nn.LSTMCell)
-        return cls.gathered(module).train(module.training)
+        return cls.from_torch_weights(module).train(module.training)
 
     def to_torch(self) -> nn.LSTMCell:
-        """PyTorch's cell with a copy of the weights; the bias of its state is 0."""
-        made: nn.LSTMCell = self.like(nn.LSTMCell)
-        return made
+        """Return PyTorch's cell with a copy of the weights; its state bias is 0."""
+        cell: nn.LSTMCell = self.as_torch(nn.LSTMCell)
+        return cell

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from attnspec.backends.pytorch.nn.conversion import check, check_kind, check_no_dropout
-from attnspec.backends.pytorch.nn.records import Record, check_sizes, check_tensor, each, records, reset
+from attnspec.backends.pytorch.nn.records import Record, check_sizes, check_tensor, records, reset, untyped
 from attnspec.backends.pytorch.nn.recurrent.cells import GRUCell, LSTMCell, RNNCell, refuse_gru
 from attnspec.backends.pytorch.recurrent import (
     bidirectional_gru,
@@ -21,7 +21,7 @@ from attnspec.spec import GRUParameters, LSTMParameters, RNNParameters, ShapeErr
 
 
 class Network(nn.Module, Generic[Record]):
-    """Base of networks; ``layers`` holds the cells layer by layer, the forward direction first."""
+    """Base of networks; ``layers`` holds cells layer by layer, in each the forward cell first."""
 
     cell: ClassVar[Any]
     """Class of the cells."""
@@ -83,15 +83,15 @@ class Network(nn.Module, Generic[Record]):
         d, h = self.sizes
         return f"{d}, {h}, num_layers={self.num_layers}, bidirectional={self.bidirectional}"
 
-    def zeros(self, x: Tensor) -> Tensor:
+    def zero_states(self, x: Tensor) -> Tensor:
         """Return states of zeros (*batch, cells, h) for inputs x (*batch, t, d)."""
         check_tensor(type(self).__name__, "x", x)
         return x.new_zeros((*x.shape[:-2], len(self.layers), self.sizes[1]))
 
-    def both_ways(
+    def run_bidirectional(
         self, operation: Callable[..., Any], x: Tensor, state: tuple[Tensor, ...], lengths: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Run the layers in both directions; ``state`` is (h,) or (h, c), each with a row for every cell."""
+        """Run the layers in both directions, from the states h, or h and c."""
         for part in state:
             check_tensor(type(self).__name__, "state", part)
             if part.ndim < 2 or part.shape[-2] != len(self.layers):
@@ -106,33 +106,35 @@ class Network(nn.Module, Generic[Record]):
         return x, tuple(torch.stack(part, -2) for part in zip(*finals, strict=True))
 
     @classmethod
-    def converted(cls, module: nn.RNNBase) -> Self:
+    def from_torch_weights(cls, module: nn.RNNBase) -> Self:
         """Return a network with a copy of PyTorch's weights, in the same mode."""
-        who = f"{cls.__name__}.from_torch"
-        check(who, "batch_first", module.batch_first, True, "the batch comes first here")
-        check(who, "proj_size", module.proj_size, 0, "the formula does not project states")
-        check_no_dropout(who, module, module.dropout if module.num_layers > 1 else 0.0)
-        cells = [cls.cell.gathered(module, suffix) for suffix in _suffixes(module.num_layers, module.bidirectional)]
+        caller = f"{cls.__name__}.from_torch"
+        check(caller, "batch_first", module.batch_first, True, "the batch comes first here")
+        check(caller, "proj_size", module.proj_size, 0, "the formula does not project states")
+        check_no_dropout(caller, module, module.dropout if module.num_layers > 1 else 0.0)
+        suffixes = _suffixes(module.num_layers, module.bidirectional)
+        cells = [cls.cell.from_torch_weights(module, suffix) for suffix in suffixes]
         record = tuple(cell.record() for cell in cells)
         return cls.from_record(record, bidirectional=module.bidirectional).train(module.training)
 
-    def like(self, kind: Any) -> Any:
-        """Return PyTorch's network of class `kind` with a copy of the weights, batch first, in the same mode."""
-        some = next(self.parameters())
-        how = {"batch_first": True, "bidirectional": self.bidirectional, "device": some.device, "dtype": some.dtype}
-        made = kind(*self.sizes, self.num_layers, **how)
-        for cell, suffix in zip(each(self.layers), _suffixes(self.num_layers, self.bidirectional), strict=True):
-            cell.scatter(made, suffix)
-        return made.train(self.training)
+    def as_torch(self, kind: Any) -> Any:
+        """Return a PyTorch network of class ``kind`` with a copy of weights and mode."""
+        w = next(self.parameters())
+        options = {"batch_first": True, "bidirectional": self.bidirectional, "device": w.device, "dtype": w.dtype}
+        network = kind(*self.sizes, self.num_layers, **options)
+        for cell, suffix in zip(untyped(self.layers), _suffixes(self.num_layers, self.bidirectional), strict=True):
+            cell.copy_to_torch(network, suffix)
+        return network.train(self.training)
 
 
 def _suffixes(num_layers: int, bidirectional: bool) -> list[str]:
     """Return PyTorch's suffixes of weight names, cell by cell."""
-    return [f"_l{i}{way}" for i in range(num_layers) for way in (("", "_reverse") if bidirectional else ("",))]
+    directions = ("", "_reverse") if bidirectional else ("",)
+    return [f"_l{i}{direction}" for i in range(num_layers) for direction in directions]
 
 
 class RNN(Network[RNNParameters[Tensor]]):
-    """A recurrent network over sequences: tanh of an affine map of input and state, step by step.
+    """A recurrent network over sequences: tanh of an affine map of input and state.
 
     Args:
         input_size: features of an input, d.
@@ -159,10 +161,10 @@ class RNN(Network[RNNParameters[Tensor]]):
         self, x: Tensor, state: Tensor | None = None, *, lengths: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The states after every step, and the last of every cell."""
-        state = self.zeros(x) if state is None else state
+        state = self.zero_states(x) if state is None else state
         if not self.bidirectional:
             return stacked_rnn(x, state, self.record(), lengths=lengths)
-        states, (final,) = self.both_ways(bidirectional_rnn, x, (state,), lengths)
+        states, (final,) = self.run_bidirectional(bidirectional_rnn, x, (state,), lengths)
         return states, final
 
     if TYPE_CHECKING:
@@ -170,18 +172,18 @@ class RNN(Network[RNNParameters[Tensor]]):
 
     @classmethod
     def from_torch(cls, module: nn.RNN) -> Self:
-        """A network with a copy of PyTorch's weights, its two biases added, in the same mode.
+        """Return a network with a copy of PyTorch's weights and mode; its biases are added.
 
         ``ValueError`` unless it computes tanh, for ``batch_first=False`` and for dropout in training.
         """
         check_kind("RNN.from_torch", module, nn.RNN)
         check("RNN.from_torch", "nonlinearity", module.nonlinearity, "tanh", "φ of the formula is tanh")
-        return cls.converted(module)
+        return cls.from_torch_weights(module)
 
     def to_torch(self) -> nn.RNN:
-        """PyTorch's network with a copy of the weights, batch first; the biases of its states are 0."""
-        made: nn.RNN = self.like(nn.RNN)
-        return made
+        """Return PyTorch's network with a copy of the weights, batch first; state biases are 0."""
+        network: nn.RNN = self.as_torch(nn.RNN)
+        return network
 
 
 class GRU(Network[GRUParameters[Tensor]]):
@@ -211,10 +213,10 @@ class GRU(Network[GRUParameters[Tensor]]):
         self, x: Tensor, state: Tensor | None = None, *, lengths: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The states after every step, and the last of every cell."""
-        state = self.zeros(x) if state is None else state
+        state = self.zero_states(x) if state is None else state
         if not self.bidirectional:
             return stacked_gru(x, state, self.record(), lengths=lengths)
-        states, (final,) = self.both_ways(bidirectional_gru, x, (state,), lengths)
+        states, (final,) = self.run_bidirectional(bidirectional_gru, x, (state,), lengths)
         return states, final
 
     if TYPE_CHECKING:
@@ -253,13 +255,13 @@ class LSTM(Network[LSTMParameters[Tensor]]):
         self, x: Tensor, state: tuple[Tensor, Tensor] | None = None, *, lengths: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The hidden states after every step, and the last states of every cell."""
-        state = (self.zeros(x),) * 2 if state is None else state
+        state = (self.zero_states(x),) * 2 if state is None else state
         if not self.bidirectional:
             return stacked_lstm(x, state, self.record(), lengths=lengths)
         if not isinstance(state, tuple) or len(state) != 2:
             got = f"a tuple of {len(state)}" if isinstance(state, tuple) else type(state).__name__
             raise TypeError(f"LSTM: state: expected a tuple of 2, (h, c); got {got}")
-        states, (h, c) = self.both_ways(bidirectional_lstm, x, state, lengths)
+        states, (h, c) = self.run_bidirectional(bidirectional_lstm, x, state, lengths)
         return states, (h, c)
 
     if TYPE_CHECKING:
@@ -267,14 +269,14 @@ class LSTM(Network[LSTMParameters[Tensor]]):
 
     @classmethod
     def from_torch(cls, module: nn.LSTM) -> Self:
-        """A network with a copy of PyTorch's weights, its two biases added, in the same mode.
+        """Return a network with a copy of PyTorch's weights and mode; its biases are added.
 
         ``ValueError`` for projected states, for ``batch_first=False`` and for dropout in training.
         """
         check_kind("LSTM.from_torch", module, nn.LSTM)
-        return cls.converted(module)
+        return cls.from_torch_weights(module)
 
     def to_torch(self) -> nn.LSTM:
-        """PyTorch's network with a copy of the weights, batch first; the biases of its states are 0."""
-        made: nn.LSTM = self.like(nn.LSTM)
-        return made
+        """Return PyTorch's network with a copy of the weights, batch first; state biases are 0."""
+        network: nn.LSTM = self.as_torch(nn.LSTM)
+        return network

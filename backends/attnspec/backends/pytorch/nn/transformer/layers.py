@@ -35,7 +35,7 @@ class Layer(Recorded[Record]):
         """Show ``norm_first``."""
         return f"norm_first={self.norm_first}"
 
-    def fill(self, d_model: int, nhead: int, dim_feedforward: int, **factory: Any) -> None:
+    def create_submodules(self, d_model: int, nhead: int, dim_feedforward: int, **factory: Any) -> None:
         """Create the submodules that encoder and decoder layers share."""
         check_sizes(type(self).__name__, d_model=d_model, nhead=nhead, dim_feedforward=dim_feedforward)
         self.attention = MultiHeadAttention(d_model, nhead, **factory)
@@ -43,32 +43,32 @@ class Layer(Recorded[Record]):
         self.feed_forward = FeedForward(d_model, dim_feedforward, **factory)
         self.feed_forward_norm = LayerNorm(d_model, **factory)
 
-    def like(self, kind: Any) -> Any:
-        """Return PyTorch's layer of class `kind` with a copy of the self-attention and feed-forward weights."""
-        some, network = self.attention.w_q, self.feed_forward
-        how = {"batch_first": True, "norm_first": self.norm_first, "device": some.device, "dtype": some.dtype}
-        made = kind(network.w_1.shape[1], some.shape[0], network.w_1.shape[0], 0.0, **how)
+    def as_torch(self, kind: Any) -> Any:
+        """Return a PyTorch layer of class ``kind`` with our self-attention and feed-forward weights."""
+        w_q, network = self.attention.w_q, self.feed_forward
+        options = {"batch_first": True, "norm_first": self.norm_first, "device": w_q.device, "dtype": w_q.dtype}
+        layer = kind(network.w_1.shape[1], w_q.shape[0], network.w_1.shape[0], 0.0, **options)
         with torch.no_grad():
-            for linear, w, b in ((made.linear1, network.w_1, network.b_1), (made.linear2, network.w_2, network.b_2)):
+            for linear, w, b in ((layer.linear1, network.w_1, network.b_1), (layer.linear2, network.w_2, network.b_2)):
                 linear.weight.copy_(w)
                 linear.bias.copy_(b)
-        made.self_attn = self.attention.to_torch(bias=True)
-        return made.train(self.training)
+        layer.self_attn = self.attention.to_torch(bias=True)
+        return layer.train(self.training)
 
 
-def word(norm_first: bool) -> Literal["post", "pre"]:
+def norm_option(norm_first: bool) -> Literal["post", "pre"]:
     """Return the operations' ``norm`` argument: "pre" or "post"."""
     return "pre" if norm_first else "post"
 
 
-def check_layer(who: str, module: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer, dropouts: int) -> None:
+def check_layer(caller: str, module: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer, dropouts: int) -> None:
     """Refuse dropout in training, and activations other than ReLU."""
     for name in ("dropout", *(f"dropout{number}" for number in range(1, dropouts + 1))):
-        check_no_dropout(who, module, getattr(module, name).p)
+        check_no_dropout(caller, module, getattr(module, name).p)
     activation = module.activation
     if activation not in (functional.relu, torch.relu) and not isinstance(activation, nn.ReLU):
         name = getattr(activation, "__name__", type(activation).__name__)
-        refuse(who, "activation", "ReLU, since that is the formula's", name)
+        refuse(caller, "activation", "ReLU, since that is the formula's", name)
 
 
 class TransformerEncoderLayer(Layer[EncoderLayerParameters[Tensor]]):
@@ -114,11 +114,11 @@ class TransformerEncoderLayer(Layer[EncoderLayerParameters[Tensor]]):
     ) -> None:
         super().__init__()
         self.norm_first = norm_first
-        self.fill(d_model, nhead, dim_feedforward, device=device, dtype=dtype)
+        self.create_submodules(d_model, nhead, dim_feedforward, device=device, dtype=dtype)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """Return the layer's output for x."""
-        return encoder_layer(x, self.record(), mask=mask, norm=word(self.norm_first))
+        return encoder_layer(x, self.record(), mask=mask, norm=norm_option(self.norm_first))
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -141,20 +141,21 @@ class TransformerEncoderLayer(Layer[EncoderLayerParameters[Tensor]]):
         return cls.from_record(record, norm_first=module.norm_first).train(module.training)
 
     def to_torch(self) -> nn.TransformerEncoderLayer:
-        """Return PyTorch's layer with a copy of the weights, batch first, without dropout, in the same mode.
+        """Return PyTorch's layer with a copy of weights and mode, batch first, without dropout.
 
         Its attention has biases of 0, because PyTorch's ``bias`` setting also covers the feed-forward network.
         ``ValueError`` for sizes that PyTorch does not have.
         """
-        made: nn.TransformerEncoderLayer = self.like(nn.TransformerEncoderLayer)
-        made.norm1, made.norm2 = self.attention_norm.to_torch(), self.feed_forward_norm.to_torch()
-        return made
+        layer: nn.TransformerEncoderLayer = self.as_torch(nn.TransformerEncoderLayer)
+        layer.norm1, layer.norm2 = self.attention_norm.to_torch(), self.feed_forward_norm.to_torch()
+        return layer
 
 
 class TransformerDecoderLayer(Layer[DecoderLayerParameters[Tensor]]):
-    """Causal self-attention, attention to a memory and a feed-forward network, each with residual and normalization.
+    """Causal self-attention, attention to a memory and a feed-forward network.
 
-    Unlike ``nn.TransformerDecoderLayer`` it is causal without a mask: position i attends to no later one.
+    Each has a residual connection and a normalization. Unlike ``nn.TransformerDecoderLayer`` the layer is causal
+    without a mask: position i attends to no later one.
 
     Args:
         d_model: features, d.
@@ -203,7 +204,7 @@ class TransformerDecoderLayer(Layer[DecoderLayerParameters[Tensor]]):
     ) -> None:
         super().__init__()
         self.norm_first = norm_first
-        self.fill(d_model, nhead, dim_feedforward, device=device, dtype=dtype)
+        self.create_submodules(d_model, nhead, dim_feedforward, device=device, dtype=dtype)
         self.cross_attention = MultiHeadAttention(
             d_model, nhead, kdim=memory_dim, vdim=memory_dim, device=device, dtype=dtype
         )
@@ -213,7 +214,7 @@ class TransformerDecoderLayer(Layer[DecoderLayerParameters[Tensor]]):
         self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None, memory_mask: Tensor | None = None
     ) -> Tensor:
         """Return the layer's output for x and the memory."""
-        norm = word(self.norm_first)
+        norm = norm_option(self.norm_first)
         return decoder_layer(x, memory, self.record(), mask=mask, memory_mask=memory_mask, norm=norm)
 
     if TYPE_CHECKING:
@@ -233,18 +234,19 @@ class TransformerDecoderLayer(Layer[DecoderLayerParameters[Tensor]]):
         mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
     ) -> tuple[Tensor, KeyValueCache[Tensor]]:
-        """Return the output of the next position x (*batch, d), and the cache extended by it.
+        """Return the output for the next position x (*batch, d), and the longer cache.
 
         Masks broadcast to (*batch, cached) and (*batch, m). Source: operation ``cached_decoder_step``.
         """
-        norm = word(self.norm_first)
+        norm = norm_option(self.norm_first)
         return cached_decoder_step(x, cache, memory, self.record(), mask=mask, memory_mask=memory_mask, norm=norm)
 
     @classmethod
     def from_torch(cls, module: nn.TransformerDecoderLayer) -> Self:
-        """Return a layer with a copy of PyTorch's weights, in the same mode; PyTorch's layer needs a causal mask.
+        """Return a layer with a copy of PyTorch's weights, in the same mode.
 
-        ``ValueError`` where :meth:`TransformerEncoderLayer.from_torch` raises.
+        PyTorch's layer is causal only if called with a causal mask. ``ValueError`` where
+        :meth:`TransformerEncoderLayer.from_torch` raises.
         """
         check_kind("TransformerDecoderLayer.from_torch", module, nn.TransformerDecoderLayer)
         check_layer("TransformerDecoderLayer.from_torch", module, 3)
@@ -259,15 +261,15 @@ class TransformerDecoderLayer(Layer[DecoderLayerParameters[Tensor]]):
         return cls.from_record(record, norm_first=module.norm_first).train(module.training)
 
     def to_torch(self) -> nn.TransformerDecoderLayer:
-        """Return PyTorch's layer with a copy of the weights, batch first, without dropout, in the same mode.
+        """Return PyTorch's layer with a copy of weights and mode, batch first, without dropout.
 
         It is causal only if called with a causal mask. Its attention has biases of 0. ``ValueError`` for sizes that
         PyTorch does not have, such as a memory whose number of features is not ``d_model``.
         """
         d_model, memory_dim = self.cross_attention.w_q.shape[-1], self.cross_attention.w_k.shape[-1]
         check_same("TransformerDecoderLayer.to_torch", "d_m", d_model, memory_dim, "torch.nn has one d_model")
-        made: nn.TransformerDecoderLayer = self.like(nn.TransformerDecoderLayer)
-        made.multihead_attn = self.cross_attention.to_torch(bias=True)
-        made.norm1, made.norm2 = self.attention_norm.to_torch(), self.cross_attention_norm.to_torch()
-        made.norm3 = self.feed_forward_norm.to_torch()
-        return made
+        layer: nn.TransformerDecoderLayer = self.as_torch(nn.TransformerDecoderLayer)
+        layer.multihead_attn = self.cross_attention.to_torch(bias=True)
+        layer.norm1, layer.norm2 = self.attention_norm.to_torch(), self.cross_attention_norm.to_torch()
+        layer.norm3 = self.feed_forward_norm.to_torch()
+        return layer

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self
 from torch import Tensor, nn
 
 from attnspec.backends.pytorch.nn.conversion import check_kind, check_same, refuse
-from attnspec.backends.pytorch.nn.records import Record, check_sizes, each, records, reset
+from attnspec.backends.pytorch.nn.records import Record, check_sizes, records, reset, untyped
 from attnspec.backends.pytorch.nn.transformer.layers import (
     Layer,
     TransformerDecoderLayer,
     TransformerEncoderLayer,
-    word,
+    norm_option,
 )
 from attnspec.backends.pytorch.transformer import decoder_stack, encoder_stack
 from attnspec.spec import DecoderLayerParameters, EncoderLayerParameters
@@ -39,11 +39,11 @@ class Stack(nn.Module, Generic[Record]):
         return stack
 
     def record(self) -> tuple[Record, ...]:
-        """Return the weights of every layer; ``ValueError`` if a layer's ``norm_first`` differs from the stack's."""
-        for i, layer in enumerate(each(self.layers)):
+        """Return the weights of every layer; ``ValueError`` if layers differ in ``norm_first``."""
+        for i, layer in enumerate(untyped(self.layers)):
             if layer.norm_first != self.norm_first:
-                who, expected = f"{type(self).__name__}: layers[{i}].norm_first", f"{self.norm_first}, as of the stack"
-                raise ValueError(f"{who}: expected {expected}; got {layer.norm_first}")
+                name = f"{type(self).__name__}: layers[{i}].norm_first"
+                raise ValueError(f"{name}: expected {self.norm_first}, as of the stack; got {layer.norm_first}")
         return records(self.layers)
 
     def reset_parameters(self) -> None:
@@ -55,29 +55,29 @@ class Stack(nn.Module, Generic[Record]):
         return f"norm_first={self.norm_first}"
 
     @classmethod
-    def converted(cls, module: nn.TransformerEncoder | nn.TransformerDecoder) -> Self:
+    def from_torch_layers(cls, module: nn.TransformerEncoder | nn.TransformerDecoder) -> Self:
         """Return a stack with a copy of PyTorch's weights, in the same mode."""
-        who = f"{cls.__name__}.from_torch"
+        caller = f"{cls.__name__}.from_torch"
         if module.norm is not None:
-            refuse(who, "norm", "None, since nothing follows the last layer", type(module.norm).__name__)
+            refuse(caller, "norm", "None, since nothing follows the last layer", type(module.norm).__name__)
         layers = [cls.layer.from_torch(layer) for layer in module.layers]
         for layer in layers:
-            check_same(who, "norm_first", layers[0].norm_first, layer.norm_first, "all layers have one")
+            check_same(caller, "norm_first", layers[0].norm_first, layer.norm_first, "all layers have one")
         norm_first = any(layer.norm_first for layer in layers)
         return cls.from_record(tuple(layer.record() for layer in layers), norm_first=norm_first).train(module.training)
 
-    def like(self, kind: Any, **how: Any) -> Any:
-        """Return PyTorch's stack of class `kind` with a copy of every layer, in the same mode."""
+    def as_torch(self, kind: Any, **options: Any) -> Any:
+        """Return a PyTorch stack of class ``kind`` with a copy of layers and mode."""
         if not self.layers:
             refuse(f"{type(self).__name__}.to_torch", "num_layers", "at least 1, since torch.nn copies a layer", 0)
-        layers = [layer.to_torch() for layer in each(self.layers)]
-        made = kind(layers[0], 0, **how)
-        made.layers, made.num_layers = nn.ModuleList(layers), len(layers)
-        return made.train(self.training)
+        layers = [layer.to_torch() for layer in untyped(self.layers)]
+        stack = kind(layers[0], 0, **options)
+        stack.layers, stack.num_layers = nn.ModuleList(layers), len(layers)
+        return stack.train(self.training)
 
 
 class TransformerEncoder(Stack[EncoderLayerParameters[Tensor]]):
-    """Encoder layers one after another, with the same mask in each and no normalization after the last.
+    """Encoder layers one after another, with one mask, and no normalization after the last.
 
     Args:
         encoder_layer: a layer to copy; as in ``nn.TransformerEncoder``, all layers begin with the same weights.
@@ -102,7 +102,7 @@ class TransformerEncoder(Stack[EncoderLayerParameters[Tensor]]):
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """The features after the last layer."""
-        return encoder_stack(x, self.record(), mask=mask, norm=word(self.norm_first))
+        return encoder_stack(x, self.record(), mask=mask, norm=norm_option(self.norm_first))
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -115,16 +115,16 @@ class TransformerEncoder(Stack[EncoderLayerParameters[Tensor]]):
         :meth:`TransformerEncoderLayer.from_torch` raises.
         """
         check_kind("TransformerEncoder.from_torch", module, nn.TransformerEncoder)
-        return cls.converted(module)
+        return cls.from_torch_layers(module)
 
     def to_torch(self) -> nn.TransformerEncoder:
         """Return PyTorch's encoder with layers by their ``to_torch``; ``ValueError`` without a layer."""
-        made: nn.TransformerEncoder = self.like(nn.TransformerEncoder, enable_nested_tensor=False)
-        return made
+        stack: nn.TransformerEncoder = self.as_torch(nn.TransformerEncoder, enable_nested_tensor=False)
+        return stack
 
 
 class TransformerDecoder(Stack[DecoderLayerParameters[Tensor]]):
-    """Decoder layers one after another, with the same memory and masks in each and no normalization after the last.
+    """Decoder layers one after another, with one memory, and no normalization after the last.
 
     Args:
         decoder_layer: a layer to copy; as in ``nn.TransformerDecoder``, all layers begin with the same weights.
@@ -151,7 +151,7 @@ class TransformerDecoder(Stack[DecoderLayerParameters[Tensor]]):
         self, x: Tensor, memory: Tensor, *, mask: Tensor | None = None, memory_mask: Tensor | None = None
     ) -> Tensor:
         """The features after the last layer."""
-        norm = word(self.norm_first)
+        norm = norm_option(self.norm_first)
         return decoder_stack(x, memory, self.record(), mask=mask, memory_mask=memory_mask, norm=norm)
 
     if TYPE_CHECKING:
@@ -159,15 +159,15 @@ class TransformerDecoder(Stack[DecoderLayerParameters[Tensor]]):
 
     @classmethod
     def from_torch(cls, module: nn.TransformerDecoder) -> Self:
-        """Return a decoder with a copy of PyTorch's weights, in the same mode; PyTorch's decoder needs a causal mask.
+        """Return a decoder with a copy of PyTorch's weights, in the same mode.
 
-        ``ValueError`` for a normalization after the last layer, layers that differ in ``norm_first``, and where
-        :meth:`TransformerDecoderLayer.from_torch` raises.
+        PyTorch's decoder is causal only if called with a causal mask. ``ValueError`` for a normalization after the last
+        layer, layers that differ in ``norm_first``, and where :meth:`TransformerDecoderLayer.from_torch` raises.
         """
         check_kind("TransformerDecoder.from_torch", module, nn.TransformerDecoder)
-        return cls.converted(module)
+        return cls.from_torch_layers(module)
 
     def to_torch(self) -> nn.TransformerDecoder:
         """Return PyTorch's decoder with layers by their ``to_torch``; ``ValueError`` without a layer."""
-        made: nn.TransformerDecoder = self.like(nn.TransformerDecoder)
-        return made
+        stack: nn.TransformerDecoder = self.as_torch(nn.TransformerDecoder)
+        return stack

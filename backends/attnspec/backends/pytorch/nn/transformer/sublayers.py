@@ -60,7 +60,7 @@ class LayerNorm(Recorded[LayerNormParameters[Tensor]]):
 
     @classmethod
     def from_torch(cls, module: nn.LayerNorm) -> Self:
-        """Return a module with a copy of PyTorch's weights, and biases of 0 if it has none.
+        """Return a module with a copy of PyTorch's weights; missing biases become 0.
 
         ``ValueError`` for another ε, for more than one normalized dimension and for a module without weights.
         """
@@ -74,15 +74,15 @@ class LayerNorm(Recorded[LayerNormParameters[Tensor]]):
 
     def to_torch(self) -> nn.LayerNorm:
         """Return PyTorch's module with a copy of the weights."""
-        made = nn.LayerNorm(self.gain.shape[0], EPSILON, device=self.gain.device, dtype=self.gain.dtype)
+        module = nn.LayerNorm(self.gain.shape[0], EPSILON, device=self.gain.device, dtype=self.gain.dtype)
         with torch.no_grad():
-            made.weight.copy_(self.gain)
-            made.bias.copy_(self.bias)
-        return made.train(self.training)
+            module.weight.copy_(self.gain)
+            module.bias.copy_(self.bias)
+        return module.train(self.training)
 
 
 class FeedForward(Recorded[FeedForwardParameters[Tensor]]):
-    """The feed-forward network of a layer: d features, f ReLUs, d features, at each position separately.
+    """The feed-forward network of a layer, for each position: d features, f ReLUs, d features.
 
     Args:
         d_model: features, d.
@@ -133,14 +133,14 @@ class FeedForward(Recorded[FeedForwardParameters[Tensor]]):
 
     @classmethod
     def from_torch(cls, first: nn.Linear, second: nn.Linear) -> Self:
-        """Return a module with a copy of the weights of two linear layers; missing biases are 0.
+        """Return a module with a copy of two linear layers; missing biases become 0.
 
         ``ValueError`` unless the second layer's inputs are the first's outputs, and the reverse.
         """
-        who, there, back = "FeedForward.from_torch", "that is what the first gives", "that is what the first takes"
+        caller = "FeedForward.from_torch"
         for layer in (first, second):
-            check_kind(who, layer, nn.Linear)
-        check_same(who, "second.in_features", first.out_features, second.in_features, there)
-        check_same(who, "second.out_features", first.in_features, second.out_features, back)
+            check_kind(caller, layer, nn.Linear)
+        check_same(caller, "second.in_features", first.out_features, second.in_features, "the first layer gives these")
+        check_same(caller, "second.out_features", first.in_features, second.out_features, "the first layer takes these")
         weights = [(layer.weight, bias_of(layer, layer.weight[:, 0])) for layer in (first, second)]
         return cls.from_record(FeedForwardParameters(*weights[0], *weights[1]))

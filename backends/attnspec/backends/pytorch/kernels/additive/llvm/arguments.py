@@ -11,15 +11,15 @@ from attnspec.backends.pytorch.kernels.llvm.arguments import (
     Scratch,
     Size,
 )
-from attnspec.backends.pytorch.kernels.llvm.steps import CACHE_LINE
+from attnspec.backends.pytorch.kernels.llvm.kernel_plan import CACHE_LINE
 from attnspec.backends.pytorch.kernels.llvm.values import Extent
 
 
 class Terms(Arguments):
     """Inputs of the scores: factors of queries and keys, `layout.Weight`, and flags of factors out of range.
 
-    ``clamp_tiles`` (entries, key blocks) is 1 for the blocks that need a clamp; None if no block does. ``direct`` is 1
-    if some pairs must be computed from ``query_raw``, ``key_raw`` and ``weight`` instead of factors.
+    ``clamp_tiles`` (entries, key blocks) is 1 for the blocks that need a clamp; None if no block does. ``pointwise`` is
+    1 if some pairs must be computed from ``query_raw``, ``key_raw`` and ``weight`` instead of factors.
     """
 
     query_factor: Reals
@@ -29,7 +29,7 @@ class Terms(Arguments):
     minus_two_scale: Reals
     unit: Reals
     clamp_tiles: OptionalIntegers
-    direct: Flag
+    pointwise: Flag
     query_raw: Reals
     key_raw: OptionalReals
     weight: Reals

@@ -18,7 +18,7 @@ from attnspec.backends.pytorch.kernels.llvm.registers import Inside, load, store
 from attnspec.backends.pytorch.kernels.llvm.values import Extent, RealPointer, Value, Variable
 
 from .products import Finish, emit_product
-from .scores import capacity, cut_slope, direct_exponential
+from .scores import bounded_exponential, capacity, cut_slope
 from .tiles import CHUNK, KEY_TILE, PRODUCT_ROWS, key_lanes
 
 ROWS = 8 if HAS_512_BITS else 4
@@ -115,7 +115,7 @@ def score_gradient_kernel(bits: int, single: bool) -> Kernel[ScoreGradient]:
     `single` is for n = 1, as in decoding.
     """
     k = Kernel("score_gradient_single" if single else "score_gradient", ScoreGradient, bits)
-    present = 1 if single else ROWS
+    row_count = 1 if single else ROWS
     g, width, lanes = k.argument, key_lanes(bits), k.lanes
     key_blocks = (g.m + (width - 1)) // width
     stride, padded = g.stride, key_blocks * width
@@ -127,7 +127,7 @@ def score_gradient_kernel(bits: int, single: bool) -> Kernel[ScoreGradient]:
         end = (visible + (width - 1)) // width
         value = g.value_block + k.load_int(g.value_index, batch) * padded * g.d
         with k.loop(first, k.minimum(g.n, first + CHUNK), ROWS) as i:
-            numbers = [k.minimum(i + r, g.n - 1) for r in range(present)]
+            numbers = [k.minimum(i + r, g.n - 1) for r in range(row_count)]
             rows = [batch * g.n + number for number in numbers]
             low, high = Variable(k, key_blocks), Variable(k, k.integer(0))
             deltas = [_dot(k, g.grad_output + row * g.d, g.output + row * g.d, g.d) for row in rows]
@@ -143,22 +143,22 @@ def score_gradient_kernel(bits: int, single: bool) -> Kernel[ScoreGradient]:
                         s = k.broadcast(g.grad_output, row * g.d + c)
                         for t in range(KEY_TILE):
                             total[t].set(k.fma(s, vs[t], total[t].get()))
-                found = None
+                any_nonzero = None
                 results = []
                 for row, total, delta in zip(rows, sums, deltas, strict=True):
                     for t in range(KEY_TILE):
                         weight = k.load(g.weights, row * stride + j * width + t * lanes)
-                        none = weight.compare("==", 0.0)
-                        results.append(k.select(none, k.full(0.0), weight * (total[t].get() - delta)))
-                        some = weight.compare("!=", 0.0)
-                        found = some if found is None else found | some
-                for r in range(present):
+                        is_zero = weight.compare("==", 0.0)
+                        results.append(k.select(is_zero, k.full(0.0), weight * (total[t].get() - delta)))
+                        is_nonzero = weight.compare("!=", 0.0)
+                        any_nonzero = is_nonzero if any_nonzero is None else any_nonzero | is_nonzero
+                for r in range(row_count):
                     with k.when((i + r).compare("<", g.n)):
                         offset = (batch * tiles * ROWS + i + r) * stride + j * width
                         for t in range(KEY_TILE):
                             k.store(results[r * KEY_TILE + t], g.score_grad, offset + t * lanes)
-                assert found is not None
-                with k.when(k.any(found)):
+                assert any_nonzero is not None
+                with k.when(k.any(any_nonzero)):
                     low.set(k.minimum(low.get(), j))
                     high.set(j + 1)
             tile = (batch * tiles + i // ROWS) * 2
@@ -193,12 +193,12 @@ def value_gradient_kernel(bits: int) -> Kernel[ValueGradient]:
 
 
 @compiled
-def unit_gradient_kernel(bits: int, direct: bool, single: bool) -> Kernel[UnitGradient]:
+def unit_gradient_kernel(bits: int, pointwise: bool, single: bool) -> Kernel[UnitGradient]:
     """Write da (entries, n, h), db (entries, m, h) and sum_ij s r (entries, h).
 
-    From factors, or with `direct` from a and b; `single` for one query.
+    From factors, or with `pointwise` from a and b; `single` is for n = 1.
     """
-    name = "unit_gradient" + "_direct" * direct + "_single" * single
+    name = "unit_gradient" + "_pointwise" * pointwise + "_single" * single
     k = Kernel(name, UnitGradient, bits)
     g, lanes, h = k.argument, k.lanes, k.argument.h
     width = key_lanes(bits)
@@ -216,11 +216,11 @@ def unit_gradient_kernel(bits: int, direct: bool, single: bool) -> Kernel[UnitGr
                     key = k.load(g.key, ((source + block) * h + first + u) * width + t * lanes)
                     k.store(key, keys, u * stride + block * width + t * lanes)
                     k.store(k.full(0.0), key_sums, u * stride + block * width + t * lanes)
-        tile = _UnitTile(k, batch, first, keys, key_sums, direct, single)
+        tile = _UnitTile(k, batch, first, keys, key_sums, pointwise, single)
         pairs = count // 2 * 2
         with k.when(g.clamp.is_zero()) as otherwise:
             tile.walk(k.integer(0), pairs, 2, clamp=False)
-        if not direct:
+        if not pointwise:
             with otherwise():
                 tile.walk(k.integer(0), pairs, 2, clamp=True)
         tile.walk(pairs, count, 1, clamp=False)
@@ -235,9 +235,9 @@ class _UnitTile:
     """Gradients over all pairs (query, key) of one task's hidden units."""
 
     def __init__(self, k: Kernel[UnitGradient], batch: Value, first: Value, keys: RealPointer, key_sums: RealPointer,
-                 direct: bool, single: bool) -> None:  # fmt: skip
+                 pointwise: bool, single: bool) -> None:  # fmt: skip
         self.k, self.batch, self.first, self.keys, self.key_sums = k, batch, first, keys, key_sums
-        self.stride, self.direct, self.single = k.argument.stride, direct, single
+        self.stride, self.pointwise, self.single = k.argument.stride, pointwise, single
         self.a_rows = k.load_int(k.argument.a_index, batch) * k.argument.n
 
     def walk(self, start: Value, stop: Value, units: int, clamp: bool) -> None:
@@ -274,7 +274,7 @@ class _UnitTile:
                     # The difference 2 - r would cancel, and r² underflow. Slopes summed over queries need no cut: the
                     # largest dominates the sum.
                     change = s * cut_slope(k, r * t * r) if self.single else q * (r * t)
-                    if self.direct:  # r is NaN for a NaN key, even an excluded one
+                    if self.pointwise:  # r is NaN for a NaN key, even an excluded one
                         q, change = (k.select(s.compare("==", 0.0), s, x) for x in (q, change))
                     totals[i].add(q)
                     query_sum[i].add(change)
@@ -293,8 +293,8 @@ class _UnitTile:
     def _terms(self, e: list[Value], f: list[Value], clamp: bool) -> list[tuple[Value, Value]]:
         """Return EF and r = 2/(1 + EF) of one or two units; two share one division."""
         k, two = self.k, self.k.full(2.0)
-        if self.direct:
-            ts = [direct_exponential(k, x + y) for x, y in zip(e, f, strict=True)]
+        if self.pointwise:
+            ts = [bounded_exponential(k, x + y) for x, y in zip(e, f, strict=True)]
             return [(t, two / (t + 1.0)) for t in ts]
         ts = [x * y for x, y in zip(e, f, strict=True)]
         if clamp or len(ts) == 1:

@@ -12,12 +12,13 @@ from torch import Tensor
 from attnspec.backends.pytorch.kernels.additive.registration import operator
 from attnspec.backends.pytorch.kernels.llvm.threads import launch, thread_count
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
-from attnspec.backends.pytorch.runtime.recording import recorded
-from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
+from attnspec.backends.pytorch.runtime.recording import needs_gradients
+from attnspec.backends.pytorch.runtime.transforms import addressable, operations_intercepted
 
-from . import pages
+from . import huge_pages
 from .arguments import Terms, attention_scratch
-from .forward_steps import Sizes, attention_steps, key_factors
+from .decoding_kernel import Decoding, decoding_kernel
+from .forward_plan import Sizes, attention_plan, key_factors
 from .layout import (
     Weight,
     add_nonfinite,
@@ -32,11 +33,10 @@ from .layout import (
     padded,
     row_stride,
 )
-from .step import Step, step_kernel
 
 # argument slots that change from step to step
-QUERY_RAW, QUERY_FACTOR = Step.terms + Terms.query_raw, Step.terms + Terms.query_factor
-OUTPUT, SCRATCH, REDO, MASK = Step.output, Step.scratch, Step.redo, Step.mask
+QUERY_RAW, QUERY_FACTOR = Decoding.terms + Terms.query_raw, Decoding.terms + Terms.query_factor
+OUTPUT, SCRATCH, REDO, MASK = Decoding.output, Decoding.scratch, Decoding.redo, Decoding.mask
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Prepared:
         return [getattr(self, field) for field in self.__dataclass_fields__]
 
 
-def _as_given(b: Tensor) -> bool:
+def _reads_in_place(b: Tensor) -> bool:
     """Return whether kernels can read the keys without a copy."""
     return b.dtype is compute_type(b.dtype) and b.is_contiguous()
 
@@ -80,35 +80,35 @@ def keys_op(b: Tensor, w_v: Tensor, value: Tensor) -> list[Tensor]:
     keys = flatten(b, compute)
     factor, flag, maximum = key_factors(keys, weight.flip)
     whole, clean = finite_registers(flatten(value, compute))
-    raw = keys.new_empty(0) if _as_given(b) else keys
+    raw = keys.new_empty(0) if _reads_in_place(b) else keys
     nonfinite = torch.tensor([not clean], device="cpu")
     return Prepared(
         raw, factor, flag, flag.amax(), maximum, maximum.amax((0, 1)),
         weight.raw, weight.flip, weight.ratio, weight.offset, weight.minus_two_scale, weight.unit,
-        pages.copy(whole), nonfinite,
+        huge_pages.copy(whole), nonfinite,
     ).tensors()  # fmt: skip
 
 
 @keys_op.register_fake
 def _(b: Tensor, w_v: Tensor, value: Tensor) -> list[Tensor]:
     (m, h), compute = b.shape[-2:], compute_type(b.dtype)
-    own = b.new_empty(0, dtype=compute)
-    entries, count, d_padded = b.shape[:-2].numel(), blocks(m, own), -(-value.shape[-1] // lanes(own)) * lanes(own)
+    like = b.new_empty(0, dtype=compute)
+    entries, count, d_padded = b.shape[:-2].numel(), blocks(m, like), -(-value.shape[-1] // lanes(like)) * lanes(like)
     return Prepared(
-        raw=own if _as_given(b) else own.new_empty(entries, m, h),
-        factor=own.new_empty(entries, count, h, padded(1, own)),
-        flag=own.new_empty(entries, padded(m, own)),
-        maximum_flag=own.new_empty(()),
-        group_maximum=own.new_empty(entries, count, h),
-        maximum=own.new_empty(h),
-        w_v=own.new_empty(h),
-        flip=own.new_empty(h),
-        ratio=own.new_empty(h),
-        offset=own.new_empty(1),
-        minus_two_scale=own.new_empty(1),
-        unit=own.new_empty(1),
-        value=own.new_empty(value.shape[:-2].numel(), m, d_padded),
-        nonfinite=own.new_empty(1, dtype=torch.bool),
+        raw=like if _reads_in_place(b) else like.new_empty(entries, m, h),
+        factor=like.new_empty(entries, count, h, padded(1, like)),
+        flag=like.new_empty(entries, padded(m, like)),
+        maximum_flag=like.new_empty(()),
+        group_maximum=like.new_empty(entries, count, h),
+        maximum=like.new_empty(h),
+        w_v=like.new_empty(h),
+        flip=like.new_empty(h),
+        ratio=like.new_empty(h),
+        offset=like.new_empty(1),
+        minus_two_scale=like.new_empty(1),
+        unit=like.new_empty(1),
+        value=like.new_empty(value.shape[:-2].numel(), m, d_padded),
+        nonfinite=like.new_empty(1, dtype=torch.bool),
     ).tensors()
 
 
@@ -121,22 +121,22 @@ def prepare(b: Tensor, w_v: Tensor, value: Tensor) -> Prepared:
 def step_op(a: Tensor, prepared: list[Tensor], b: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Context (*batch, d_v) of one query (*batch, h) per source; mask (*batch, m)."""
     source, (m, h), d = Prepared(*prepared), b.shape[-2:], value.shape[-1]
-    raw = b.reshape(-1, m, h) if _as_given(b) else source.raw
+    raw = b.reshape(-1, m, h) if _reads_in_place(b) else source.raw
     weight = Weight(source.w_v, source.flip, source.ratio, source.offset, source.minus_two_scale, source.unit)
     batch = broadcast(a.shape[:-1], b.shape[:-2], value.shape[:-2], mask.shape[:-1] if mask is not None else ())
     query, row = flatten(a.unsqueeze(-2), raw.dtype), None if mask is None else mask.unsqueeze(-2)
-    own = a.shape[:-1], b.shape[:-2], value.shape[:-2]
-    sizes = Sizes(batch, *own, 1, m, h, source.value.shape[2], False, raw.dtype)
-    steps = attention_steps(sizes, None if row is None else row.shape, prepared=True)
+    batches = a.shape[:-1], b.shape[:-2], value.shape[:-2]
+    sizes = Sizes(batch, *batches, 1, m, h, source.value.shape[2], False, raw.dtype)
+    plan = attention_plan(sizes, None if row is None else row.shape, prepared=True)
     weights = query.new_empty(batch.numel(), 1, row_stride(m, query)) if source.nonfinite else None
-    whole = query.new_empty(batch.numel(), 1, source.value.shape[2])
-    _held, memory = pages.kept_bytes("additive", query, steps.size)
+    padded_output = query.new_empty(batch.numel(), 1, source.value.shape[2])
+    _held, memory = huge_pages.leased_bytes("additive", query, plan.size)
     keys = source.factor, source.flag, source.group_maximum
-    steps.run(query, raw, weight, memory, steps.rows(row), source.value, whole, weights, keys=keys)
-    output = whole[..., :d]
+    plan.run(query, raw, weight, memory, plan.rows(row), source.value, padded_output, weights, keys=keys)
+    output = padded_output[..., :d]
     if weights is not None:
         allowed = attendable(row, False, batch, 1, m)
-        add_nonfinite(output, weights, flatten(value, raw.dtype), entry_index(own[2], batch), allowed)
+        add_nonfinite(output, weights, flatten(value, raw.dtype), entry_index(batches[2], batch), allowed)
     return output.to(a.dtype).reshape(*batch, d).contiguous()
 
 
@@ -154,43 +154,45 @@ def step(prepared: Prepared, a: Tensor, b: Tensor, value: Tensor, mask: Tensor |
 
 def fused(prepared: Prepared, b: Tensor, w_v: Tensor, value: Tensor) -> "FusedStep | None":
     """Return a `FusedStep` for addressable operands, finite values and equal batches; else None."""
-    serves = not intercepted() and all(addressable(x) for x in (b, w_v, value)) and b.shape[:-2] == value.shape[:-2]
+    serves = (
+        not operations_intercepted() and all(map(addressable, (b, w_v, value))) and b.shape[:-2] == value.shape[:-2]
+    )
     return FusedStep(prepared, b, w_v, value) if serves and not prepared.nonfinite else None
 
 
 class FusedStep:
     """Decoding steps over one cache, each a single kernel call.
 
-    Never raises: ``__call__`` returns None for a step that `step` must compute. After the first query out of the
+    ``__call__`` never raises; it returns None for a step that `step` must compute. After the first query out of the
     factors' range, it returns None for all later steps.
     """
 
     def __init__(self, prepared: Prepared, b: Tensor, w_v: Tensor, value: Tensor) -> None:
         batch, (m, h), d = b.shape[:-2], b.shape[-2:], value.shape[-1]
-        entries, own, d_padded = batch.numel(), prepared.factor.new_empty(0), prepared.value.shape[2]
+        entries, like, d_padded = batch.numel(), prepared.factor.new_empty(0), prepared.value.shape[2]
         self.shape, self.output, self.mask = (*batch, h), (entries, 1, d_padded), (*batch, m)
-        self.final, self.dtype, self.compute, self.given = (*batch, d), b.dtype, own.dtype, (b, w_v, value)
-        self.kernel = step_kernel(bits(own))
+        self.final, self.dtype, self.compute, self.sources = (*batch, d), b.dtype, like.dtype, (b, w_v, value)
+        self.kernel = decoding_kernel(bits(like))
         self.threads_of = entries, entries * m * (h + d_padded)
-        stride = row_stride(m, own)
-        self.scratch = sum(attention_scratch(bits(own), 1, stride, d_padded))
+        stride = row_stride(m, like)
+        self.scratch = sum(attention_scratch(bits(like), 1, stride, d_padded))
         index = entry_index(batch, batch)
         self.useful = True
-        arguments = Step(
+        arguments = Decoding(
             tasks=entries, chunks=1, n=1, m=m, h=h, causal=False, stride=stride,
-            scratch=own.new_empty(0, self.scratch), a_index=index, b_index=index, value_index=index,
-            mask=None, mask_index=index * m, mask_row=0, value=prepared.value, d=d_padded, output=own, weights=None,
+            scratch=like.new_empty(0, self.scratch), a_index=index, b_index=index, value_index=index,
+            mask=None, mask_index=index * m, mask_row=0, value=prepared.value, d=d_padded, output=like, weights=None,
             terms=Terms(
-                query_factor=own, key_factor=prepared.factor, ratio=prepared.ratio, offset=prepared.offset,
-                minus_two_scale=prepared.minus_two_scale, unit=prepared.unit, clamp_tiles=None, direct=False,
-                query_raw=own, key_raw=None, weight=prepared.w_v, query_flag=own, key_flag=prepared.flag,
+                query_factor=like, key_factor=prepared.factor, ratio=prepared.ratio, offset=prepared.offset,
+                minus_two_scale=prepared.minus_two_scale, unit=prepared.unit, clamp_tiles=None, pointwise=False,
+                query_raw=like, key_raw=None, weight=prepared.w_v, query_flag=like, key_flag=prepared.flag,
             ),
             flip=prepared.flip, key_maximum=prepared.maximum, key_maximum_flag=prepared.maximum_flag,
             redo=array("q", [0]),
         )  # fmt: skip
-        # kept alive: the argument slots hold addresses of these tensors
+        # referenced, because the argument slots hold addresses of these tensors
         self.arguments = arguments
-        self.words = arguments.to_words()
+        self.slots = arguments.to_slots()
 
     def __call__(self, a: Tensor, mask: Tensor | None) -> Tensor | None:
         """Return the context (*batch, d) of one query (*batch, h) per source, or None; mask (*batch, m)."""
@@ -204,20 +206,20 @@ class FusedStep:
                 mask is None
                 or (mask.shape == self.mask and mask.dtype is torch.bool and addressable(mask) and mask.is_contiguous())
             )
-            and not recorded(a, *self.given)
-            and not intercepted()
+            and not needs_gradients(a, *self.sources)
+            and not operations_intercepted()
         )
         if not fits:
             return None
         threads, a = thread_count(*self.threads_of), a.to(self.compute)
         output, factor = a.new_empty(self.output), torch.empty_like(a)
         scratch, redo = a.new_empty(threads * self.scratch), array("q", [0])
-        words = self.words.copy()
-        words[QUERY_RAW], words[QUERY_FACTOR] = a.data_ptr(), factor.data_ptr()
-        words[OUTPUT], words[SCRATCH] = output.data_ptr(), scratch.data_ptr()
-        words[REDO] = redo.buffer_info()[0]
-        words[MASK] = 0 if mask is None else mask.data_ptr()
-        launch(self.kernel, threads, words)
+        slots = self.slots.copy()
+        slots[QUERY_RAW], slots[QUERY_FACTOR] = a.data_ptr(), factor.data_ptr()
+        slots[OUTPUT], slots[SCRATCH] = output.data_ptr(), scratch.data_ptr()
+        slots[REDO] = redo.buffer_info()[0]
+        slots[MASK] = 0 if mask is None else mask.data_ptr()
+        launch(self.kernel, threads, slots)
         if redo[0]:
             self.useful = False
             return None

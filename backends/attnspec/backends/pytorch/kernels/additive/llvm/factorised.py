@@ -6,76 +6,76 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnspec.backends.pytorch.kernels.dot.regular import inspector
+from attnspec.backends.pytorch.kernels.dot.range_check import range_check
 from attnspec.backends.pytorch.kernels.llvm.matmul import Multiply
-from attnspec.backends.pytorch.kernels.llvm.projection import ProjectionGradients, planned
-from attnspec.backends.pytorch.runtime.accumulation import widened
+from attnspec.backends.pytorch.kernels.llvm.projection import ProjectionGradients, projection_plan
+from attnspec.backends.pytorch.runtime.accumulation import upcast
 from attnspec.backends.pytorch.runtime.first_order import first_order
 from attnspec.backends.pytorch.runtime.plans import plan_class
-from attnspec.backends.pytorch.runtime.transforms import addressable, intercepted
+from attnspec.backends.pytorch.runtime.transforms import addressable, operations_intercepted
 
-from . import pages
-from .direct import ONCE
-from .direct_plan import Operands
-from .forward_steps import ScoringSteps, Sizes, attention_steps
-from .gradient_steps import gradient_steps
-from .layout import Weight, kept_weights, lanes, of_attendable, whole_registers
+from . import huge_pages
+from .forward_plan import ScoringPlan, Sizes, attention_plan
+from .gradient_plan import gradient_plan
+from .huge_pages import converted
+from .layout import Weight, lanes, weights_memory, whole_registers, zero_empty_rows
 from .operators import attention_backward_op
-from .pages import converted
+from .pointwise import REFUSE_SECOND_DERIVATIVE
+from .pointwise_plan import Operands
 
 
 @plan_class
 class Plan:
     """Sizes and kernels for all calls with the same shapes and dtypes.
 
-    ``d`` is the caller's number of value features, unpadded; ``by_query`` and ``by_key`` project, ``through_query`` and
-    ``through_key`` compute the projections' gradients.
+    ``d`` is the caller's number of value features, unpadded; ``project_query`` and ``project_key`` project,
+    ``query_gradients`` and ``key_gradients`` compute the projections' gradients.
     """
 
     sizes: Sizes
     d: int
-    forward: ScoringSteps
-    by_query: Multiply | None
-    by_key: Multiply | None
-    through_query: ProjectionGradients
-    through_key: ProjectionGradients
-    are_moderate: Callable[[Tensor], bool] | None
+    forward: ScoringPlan
+    project_query: Multiply | None
+    project_key: Multiply | None
+    query_gradients: ProjectionGradients
+    key_gradients: ProjectionGradients
+    in_range: Callable[[Tensor], bool] | None
 
 
 def serves(operands: Operands, batch: torch.Size) -> bool:
     """Return whether all operands are present, non-empty, contiguous, and have the whole batch."""
     query, key, value, w_q, w_k, w_v = operands
     whole = all(x.shape[:-2] == batch for x in (query, key, value))
-    given = [x for x in (query, key, value, w_q, w_k, w_v) if x is not None]
-    lies = len(given) == len(operands) and all(x.is_contiguous() and x.numel() for x in given)
-    return whole and lies
+    tensors = [x for x in (query, key, value, w_q, w_k, w_v) if x is not None]
+    readable = len(tensors) == len(operands) and all(x.is_contiguous() and x.numel() for x in tensors)
+    return whole and readable
 
 
 def plan(operands: Operands, mask: Tensor | None, causal: bool, batch: torch.Size) -> Plan:
     """Return the plan of a call for which `serves` is True."""
     query, key, value, _, _, w_v = operands
     n, m, h = query.shape[-2], key.shape[-2], w_v.shape[0]
-    like, d = widened(value[..., :0]), value.shape[-1]
+    like, d = upcast(value[..., :0]), value.shape[-1]
     products = [(x.shape[:-1].numel(), h, x.shape[-1]) for x in (query, key)]
-    by_query, by_key = (planned(*own, value.dtype) for own in products)
-    through_query, through_key = (ProjectionGradients(*own, like.dtype) for own in products)
+    project_query, project_key = (projection_plan(*product, value.dtype) for product in products)
+    query_gradients, key_gradients = (ProjectionGradients(*product, like.dtype) for product in products)
     sizes = Sizes(batch, batch, batch, batch, n, m, h, d + -d % lanes(like), causal, like.dtype)
-    forward = attention_steps(sizes, None if mask is None else mask.shape)
-    return Plan(sizes, d, forward, by_query, by_key, through_query, through_key, inspector((value,)))
+    forward = attention_plan(sizes, None if mask is None else mask.shape)
+    return Plan(sizes, d, forward, project_query, project_key, query_gradients, key_gradients, range_check((value,)))
 
 
 def attend(plan: Plan, operands: Operands, mask: Tensor | None, tracked: bool) -> Tensor | None:
     """Return the output (*batch, n, d_v) in the operands' dtype; None if a value is not finite."""
     value = operands.value.detach()
-    if not ((plan.are_moderate is not None and plan.are_moderate(value)) or bool(value.isfinite().all())):
+    if not ((plan.in_range is not None and plan.in_range(value)) or bool(value.isfinite().all())):
         return None
     if tracked:
-        found: Tensor = FactorisedAttention.apply(*operands, mask, plan)  # type: ignore[no-untyped-call]
-        return found
+        output: Tensor = FactorisedAttention.apply(*operands, mask, plan)  # type: ignore[no-untyped-call]
+        return output
     s, entries = plan.sizes, plan.sizes.entries
     like = value.new_empty(0, dtype=s.real)
-    # `memory` comes first so that it begins on a cache line
-    _held, (memory, a, b) = pages.kept_parts(
+    # `memory` is the first part, so that it begins on a cache line
+    _held, (memory, a, b) = huge_pages.leased_parts(
         "additive", like, (plan.forward.size // like.element_size(), entries * s.n * s.h, entries * s.m * s.h)
     )
     return _forward(plan, operands, mask, a, b, memory, None)[0]
@@ -89,22 +89,22 @@ def _forward(
     assert w_q is not None
     assert w_k is not None
     s, entries = plan.sizes, plan.sizes.entries
-    for multiply, x, w, projected in ((plan.by_query, query, w_q, a), (plan.by_key, key, w_k, b)):
+    for multiply, x, w, projected in ((plan.project_query, query, w_q, a), (plan.project_key, key, w_k, b)):
         if multiply is None:
-            torch.mm(widened(x).view(-1, x.shape[-1]), widened(w).mT, out=projected.view(-1, s.h))
+            torch.mm(upcast(x).view(-1, x.shape[-1]), upcast(w).mT, out=projected.view(-1, s.h))
         else:
             multiply(x, w, projected)
-    values, w_v = whole_registers(widened(value).view(entries, s.m, plan.d)), widened(w_v)
-    # not a view: autograd would forbid changing it in place
+    values, w_v = whole_registers(upcast(value).view(entries, s.m, plan.d)), upcast(w_v)
+    # not a view, because autograd would forbid callers to change it in place
     output = value.new_empty(*s.batch, s.n, plan.d)
-    rows, at_once = output.view(entries, s.n, plan.d), s.d == plan.d and value.dtype is s.real
-    found = rows if at_once else values.new_empty(entries, s.n, s.d)
+    rows, in_place = output.view(entries, s.n, plan.d), s.d == plan.d and value.dtype is s.real
+    padded_output = rows if in_place else values.new_empty(entries, s.n, s.d)
     a, b, forward = a.view(entries, s.n, s.h), b.view(entries, s.m, s.h), plan.forward
-    forward.run(a, b, Weight.of(w_v), memory, forward.rows(mask), values, found, weights)
-    if at_once:
+    forward.run(a, b, Weight.of(w_v), memory, forward.rows(mask), values, padded_output, weights)
+    if in_place:
         return output, rows
-    rows.copy_(found[..., : plan.d])
-    return output, found[..., : plan.d]
+    rows.copy_(padded_output[..., : plan.d])
+    return output, padded_output[..., : plan.d]
 
 
 class FactorisedAttention(torch.autograd.Function):
@@ -119,8 +119,8 @@ class FactorisedAttention(torch.autograd.Function):
         operands, s, entries = Operands(query, key, value, w_q, w_k, w_v), plan.sizes, plan.sizes.entries
         like = value.new_empty(0, dtype=s.real)
         a, b = like.new_empty(entries, s.n, s.h), like.new_empty(entries, s.m, s.h)
-        weights = kept_weights(like, entries, s.n, s.m, s.causal)
-        _held, memory = pages.kept_bytes("additive", like, plan.forward.size)
+        weights = weights_memory(like, entries, s.n, s.m, s.causal)
+        _held, memory = huge_pages.leased_bytes("additive", like, plan.forward.size)
         output, wide = _forward(plan, operands, mask, a, b, memory, weights)
         ctx.save_for_backward(*operands, a, b, weights, output if value.dtype is s.real else wide)
         ctx.plan = plan
@@ -135,31 +135,31 @@ class FactorisedAttention(torch.autograd.Function):
         def of_operands(gradient: Tensor, *operands: Tensor) -> tuple[Tensor | None, ...]:
             return _gradients(plan, Operands(*operands), gradient, saved[6:], wanted)
 
-        return *first_order(ONCE, of_operands, gradient, *saved[:6]), None, None
+        return *first_order(REFUSE_SECOND_DERIVATIVE, of_operands, gradient, *saved[:6]), None, None
 
 
 def _gradients(
-    plan: Plan, operands: Operands, gradient: Tensor, kept: Sequence[Tensor], wanted: Sequence[bool]
+    plan: Plan, operands: Operands, gradient: Tensor, saved: Sequence[Tensor], wanted: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
     """Return gradients of the ``wanted`` operands, in their shapes and dtypes.
 
-    ``kept`` are projected queries and keys, weights, and the unrounded output.
+    ``saved`` are projected queries and keys, weights, and the unrounded output.
     """
     # hooks on saved tensors may have changed their dtypes and strides, here and below
     query, key, value, w_q, w_k, w_v = (converted(x, gradient.dtype) for x in operands if x is not None)
     operands = Operands(query, key, value, w_q, w_k, w_v)
-    kept = [converted(x, plan.sizes.real).contiguous() for x in kept]
-    plainly = intercepted() or not addressable(gradient)
-    of_a, of_b, of_w, of_value = (_by_operator if plainly else _by_kernels)(plan, operands, gradient, *kept)
-    found: list[Tensor | None] = [None, None, of_value, None, None, of_w]
-    through = (of_a, query, w_q, plan.through_query), (of_b, key, w_k, plan.through_key)
+    saved = [converted(x, plan.sizes.real).contiguous() for x in saved]
+    by_pytorch = operations_intercepted() or not addressable(gradient)
+    of_a, of_b, of_w, of_value = (_by_operator if by_pytorch else _by_kernels)(plan, operands, gradient, *saved)
+    gradients: list[Tensor | None] = [None, None, of_value, None, None, of_w]
+    through = (of_a, query, w_q, plan.query_gradients), (of_b, key, w_k, plan.key_gradients)
     for i, (by, x, w, products) in enumerate(through):
-        rows, wide_x, wide_w = by.reshape(-1, plan.sizes.h), widened(x).reshape(-1, x.shape[-1]), widened(w)
+        rows, wide_x, wide_w = by.reshape(-1, plan.sizes.h), upcast(x).reshape(-1, x.shape[-1]), upcast(w)
         if wanted[i]:
-            found[i] = (rows @ wide_w if plainly else products.input(rows, wide_w.contiguous())).reshape(x.shape)
+            gradients[i] = (rows @ wide_w if by_pytorch else products.input(rows, wide_w.contiguous())).reshape(x.shape)
         if wanted[3 + i]:
-            found[3 + i] = rows.mT @ wide_x if plainly else products.weight(rows, wide_x.contiguous())
-    rounded = (x if x is None or x.dtype is value.dtype else x.to(value.dtype) for x in found)
+            gradients[3 + i] = rows.mT @ wide_x if by_pytorch else products.weight(rows, wide_x.contiguous())
+    rounded = (x if x is None or x.dtype is value.dtype else x.to(value.dtype) for x in gradients)
     return tuple(x if want else None for x, want in zip(rounded, wanted, strict=False))
 
 
@@ -169,13 +169,13 @@ def _by_kernels(
     """Gradients of a, b, w_v and value."""
     s = plan.sizes
     shape = s.entries, s.n, plan.d
-    gradient = widened(gradient).reshape(shape)
+    gradient = upcast(gradient).reshape(shape)
     if plan.forward.mask is not None:
-        gradient = of_attendable(gradient, weights, s.m)
+        gradient = zero_empty_rows(gradient, weights, s.m)
     output, gradient = whole_registers(output.reshape(shape)), whole_registers(gradient)
-    value = whole_registers(widened(operands.value).reshape(s.entries, s.m, plan.d))
-    of_a, of_b, of_w, of_value = gradient_steps(s).run(
-        gradient, a, b, widened(operands.w_v).contiguous(), value, output, weights
+    value = whole_registers(upcast(operands.value).reshape(s.entries, s.m, plan.d))
+    of_a, of_b, of_w, of_value = gradient_plan(s).run(
+        gradient, a, b, upcast(operands.w_v).contiguous(), value, output, weights
     )
     of_value = of_value if of_value.shape[2] == plan.d else of_value[..., : plan.d]
     return of_a, of_b, of_w, of_value.reshape(operands.value.shape)
@@ -187,7 +187,7 @@ def _by_operator(
     """`_by_kernels` through the custom operator, for batched gradients, dispatch modes and subclasses."""
     s = plan.sizes
     a, b, output = (x.view(*s.batch, *x.shape[-2:]) for x in (a, b, output.reshape(s.entries, s.n, plan.d)))
-    found: tuple[Tensor, Tensor, Tensor, Tensor] = attention_backward_op(
-        widened(gradient), a, b, widened(operands.w_v), widened(operands.value), output, weights, s.causal
+    gradients: tuple[Tensor, Tensor, Tensor, Tensor] = attention_backward_op(
+        upcast(gradient), a, b, upcast(operands.w_v), upcast(operands.value), output, weights, s.causal
     )
-    return found
+    return gradients

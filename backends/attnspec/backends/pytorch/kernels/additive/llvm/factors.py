@@ -19,8 +19,8 @@ FIT = {32: 25.0, 64: 314.0}
 ROWS = 32
 """Query rows per task."""
 
-DIRECT_FLAGS = 3
-"""Least sum of the flags of a query and a key whose score is computed directly, not from factors."""
+OUT_OF_RANGE = 3
+"""Least sum of the flags of a query and a key whose score is computed pointwise, not from factors."""
 
 
 class QueryFactors(Arguments):
@@ -91,7 +91,7 @@ class RowFlag:
         self.k = k
         self.largest, self.nan = Variable(k, k.full(0.0)), Variable(k, k.full(0.0))
 
-    def see(self, x: Value) -> None:
+    def include(self, x: Value) -> None:
         """Include part of one row, or one element of as many rows as there are lanes."""
         k = self.k
         self.largest.set(k.maximum(k.magnitude(x), self.largest.get()))
@@ -101,7 +101,7 @@ class RowFlag:
         """Return the flags of as many rows as there are lanes."""
         return self._flag(self.largest.get(), self.nan.get())
 
-    def of_all(self) -> Value:
+    def of_row(self) -> Value:
         """Return the flag of one row whose parts lie in all lanes, in every lane."""
         return self._flag(self.k.max(self.largest.get()), self.k.max(self.nan.get()))
 
@@ -109,12 +109,12 @@ class RowFlag:
         k = self.k
         flag = k.select(largest.compare(">", FIT[k.bits]), k.full(1.0), k.full(0.0))
         flag = k.select(largest.compare(">", BOUND[k.bits]), k.full(2.0), flag)
-        return k.select(nan.compare("!=", 0.0), k.full(float(DIRECT_FLAGS)), flag)
+        return k.select(nan.compare("!=", 0.0), k.full(float(OUT_OF_RANGE)), flag)
 
 
 @compiled
 def query_factor_kernel(bits: int) -> Kernel[QueryFactors]:
-    """Write ratio * exp(2a) of (rows, h), a flag per row, and the largest magnitude per task and unit."""
+    """Write ratio * exp(2a) (rows, h), a flag per row, and maxima per task and unit."""
     k = Kernel("query_factors", QueryFactors, bits)
     g, h = k.argument, k.argument.h
     zero = k.full(0.0)
@@ -126,20 +126,20 @@ def query_factor_kernel(bits: int) -> Kernel[QueryFactors]:
 
             def of_units(u: Value, inside: Inside, row: Value = row, flag: RowFlag = flag) -> None:
                 x = load(k, inside, g.raw, row * h + u) * load(k, inside, g.flip, u)
-                flag.see(x)
+                flag.include(x)
                 factor = query_factor(k, x, load(k, inside, g.ratio, u))
                 store(k, factor, inside, g.factor, row * h + u)
                 before, place = load(k, inside, g.maximum, task * h + u), task * h + u
                 store(k, k.maximum(before, k.magnitude(factor)), inside, g.maximum, place)
 
             vectors(k, h, of_units)
-            k.store_first(flag.of_all(), g.flag, row)
+            k.store_first(flag.of_row(), g.flag, row)
     return k
 
 
 @compiled
 def key_factor_kernel(bits: int) -> Kernel[KeyFactors]:
-    """Write exp(2b) of (entries, m, h) as (entries, blocks, h, keys), flags of keys, maxima per block and unit.
+    """Write exp(2b) in blocks (entries, blocks, h, keys), flags of keys, maxima per block and unit.
 
     Missing keys of a last block repeat the last key.
     """
@@ -155,7 +155,7 @@ def key_factor_kernel(bits: int) -> Kernel[KeyFactors]:
             largest, flip = zero, k.broadcast(g.flip, u)
             for t in range(KEY_TILE):
                 x = k.gather(g.raw, [number * h + u for number in numbers[t * k.lanes : (t + 1) * k.lanes]]) * flip
-                flags[t].see(x)
+                flags[t].include(x)
                 factor = _exponential(k, x)
                 largest = k.maximum(factor, largest)
                 k.store(factor, g.factor, (task * h + u) * width + t * k.lanes)

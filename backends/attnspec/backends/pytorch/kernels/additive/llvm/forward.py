@@ -78,13 +78,13 @@ def _softmax_row(k: Kernel[Attend], block: Block, i: Value, reciprocals: RealPoi
         k.store(score, row, j)
         maximum.set(k.maximum(score, maximum.get()))
     largest = k.max(maximum.get())
-    none = largest.compare("==", lowest)
-    with k.when(k.any(none)), k.loop(0, end, k.lanes) as j:
+    all_lowest = largest.compare("==", lowest)
+    with k.when(k.any(all_lowest)), k.loop(0, end, k.lanes) as j:
         attendable = Variable(k, k.lanes_below(limit - j))
         with k.when(g.mask.is_given()):
             attendable.set(k.load_bytes(_mask_row(k, block, number), j, attendable.get()))
         k.store(k.select(attendable.get(), k.full(float("nan")), lowest), row, j)
-    largest = k.select(none, k.full(0.0), largest)
+    largest = k.select(all_lowest, k.full(0.0), largest)
     total, unit = Variable(k, k.full(0.0)), k.broadcast(g.terms.unit, 0) * log2(e)
     with k.loop(0, end, 2 * k.lanes) as first:
         for j in (first, first + k.lanes):
@@ -103,19 +103,17 @@ def _softmax_row(k: Kernel[Attend], block: Block, i: Value, reciprocals: RealPoi
 
 
 def _any_attendable(k: Kernel[Attend], block: Block, numbers: list[Value], first_key: Value) -> Value:
-    """Return 1 if any of the queries may attend to any key of the tile, else 0."""
-    found = None
+    any_lane = None
     for number in numbers:
         row = _mask_row(k, block, number)
         for t in range(KEY_TILE):
             key = first_key + t * k.lanes
             bits = k.load_bytes(row, key, k.lanes_below(k.argument.m - key))
-            found = bits if found is None else found | bits
-    assert found is not None
-    return k.select(k.any(found), k.integer(1), k.integer(0))
+            any_lane = bits if any_lane is None else any_lane | bits
+    assert any_lane is not None
+    return k.select(k.any(any_lane), k.integer(1), k.integer(0))
 
 
 def _mask_row(k: Kernel[Attend], block: Block, number: Value) -> BytePointer:
-    """Return the address of query `number`'s mask row."""
     g = k.argument
     return g.mask + k.load_int(g.mask_index, block.batch) + number * g.mask_row

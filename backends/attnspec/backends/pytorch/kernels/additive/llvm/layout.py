@@ -13,11 +13,11 @@ from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.masks import causal_triangle
 from attnspec.backends.pytorch.runtime.plans import plan_class
 
-from . import pages
+from . import huge_pages
 from .scores import capacity, last_group
-from .tiles import SHARED, key_lanes
+from .tiles import GROUP, key_lanes
 
-# cost of one exp, counted in score terms
+# work of one exp, in terms of a score
 EXPONENTIAL_WORK = 16
 
 
@@ -50,19 +50,19 @@ def row_stride(m: int, x: Tensor) -> int:
     """Distance between rows of m scores: whole key blocks, never a multiple of 1024 bytes (cache set conflicts)."""
     whole = padded(m, x)
     # arithmetic, not a condition: torch.export would specialise on m
-    some = (whole * x.element_size() % 1024 + 1023) // 1024
-    return whole + (1 - some) * key_lanes(bits(x))
+    conflict_free = (whole * x.element_size() % 1024 + 1023) // 1024
+    return whole + (1 - conflict_free) * key_lanes(bits(x))
 
 
 @lru_cache(maxsize=64)
-def entry_index(own: torch.Size, batch: torch.Size) -> Tensor:
-    """Index (batch entries) of each entry of `batch` into an operand whose batch `own` broadcasts to it."""
-    return torch.arange(own.numel(), device="cpu").reshape(own).expand(batch).reshape(-1).contiguous()
+def entry_index(source: torch.Size, batch: torch.Size) -> Tensor:
+    """Index (batch entries) of each entry of `batch` into an operand whose batch `source` broadcasts to it."""
+    return torch.arange(source.numel(), device="cpu").reshape(source).expand(batch).reshape(-1).contiguous()
 
 
 def flatten(x: Tensor, compute: torch.dtype) -> Tensor:
     """Return x (*batch, rows, columns) as contiguous (entries, rows, columns) in dtype `compute`."""
-    return pages.converted(x, compute).reshape(x.shape[:-2].numel(), *x.shape[-2:]).contiguous()
+    return huge_pages.converted(x, compute).reshape(x.shape[:-2].numel(), *x.shape[-2:]).contiguous()
 
 
 def zeros(like: Tensor, *shape: int) -> Tensor:
@@ -121,11 +121,11 @@ def _weight(numbers: bytes, dtype: torch.dtype) -> Weight:
 
 @lru_cache(maxsize=64)
 def score_limits(h: int, dtype: torch.dtype) -> Tensor:
-    """Return the largest X = E'F + ratio of each hidden unit that needs no clamp in scores."""
+    """Return for each hidden unit the largest X = E'F + ratio that needs no clamp."""
     width = 8 * dtype.itemsize
-    limit = torch.full((h,), capacity(width, SHARED), dtype=dtype, device="cpu")
-    if rest := last_group(h):
-        limit[h - rest :] = capacity(width, rest)
+    limit = torch.full((h,), capacity(width, GROUP), dtype=dtype, device="cpu")
+    if last_units := last_group(h):
+        limit[h - last_units :] = capacity(width, last_units)
     return limit
 
 
@@ -142,8 +142,8 @@ def whole_registers(x: Tensor) -> Tensor:
 
 def finite_registers(value: Tensor) -> tuple[Tensor, bool]:
     """Return values in whole registers, 0 where not finite, and whether all were finite."""
-    clean = finite(value)
-    return whole_registers(value if clean else torch.where(value.isfinite(), value, 0.0)), clean
+    all_finite = finite(value)
+    return whole_registers(value if all_finite else torch.where(value.isfinite(), value, 0.0)), all_finite
 
 
 @plan_class
@@ -157,24 +157,24 @@ class MaskPlaces:
     @classmethod
     def of(cls, mask: torch.Size, batch: torch.Size, n: int, m: int) -> "MaskPlaces":
         """Offsets for a mask that broadcasts to (*batch, n, m); the kernel reads it with its keys expanded."""
-        *own, rows, _ = shape = broadcast(mask, (1, m))
-        index = entry_index(torch.Size(own), batch) * (rows * m)
+        *mask_batch, rows, _ = shape = broadcast(mask, (1, m))
+        index = entry_index(torch.Size(mask_batch), batch) * (rows * m)
         return cls(tuple(shape), index, m if rows == n and n > 1 else 0)
 
 
-def kept_weights(like: Tensor, entries: int, n: int, m: int, causal: bool) -> Tensor:
+def weights_memory(like: Tensor, entries: int, n: int, m: int, causal: bool) -> Tensor:
     """Return memory (entries, n, stride of m) for weights, 0 in causal blocks that the kernel skips."""
-    make = zeros if causal else pages.empty
+    make = zeros if causal else huge_pages.empty
     return make(like, entries, n, row_stride(m, like))
 
 
 def add_nonfinite(output: Tensor, weights: Tensor, value: Tensor, value_index: Tensor, attendable: Tensor) -> None:
     """Add the non-finite values of attendable keys, weighted; every other row keeps its bits."""
-    bad = ~value.isfinite()
-    for key in bad.any(-1).any(0).nonzero().flatten().tolist():
-        extra = torch.where(bad[:, key], value[:, key], 0.0)[value_index][:, None, :]
+    nonfinite = ~value.isfinite()
+    for key in nonfinite.any(-1).any(0).nonzero().flatten().tolist():
+        extra = torch.where(nonfinite[:, key], value[:, key], 0.0)[value_index][:, None, :]
         share = weights[:, :, key, None] * extra
-        output += torch.where(attendable[:, :, key, None] & bad[:, key][value_index][:, None, :], share, 0.0)
+        output += torch.where(attendable[:, :, key, None] & nonfinite[:, key][value_index][:, None, :], share, 0.0)
 
 
 def attendable(mask: Tensor | None, causal: bool, batch: torch.Size, n: int, m: int) -> Tensor:
@@ -185,7 +185,7 @@ def attendable(mask: Tensor | None, causal: bool, batch: torch.Size, n: int, m: 
     return allowed.expand(*batch, n, m).reshape(batch.numel(), n, m)
 
 
-def of_attendable(gradient: Tensor, weights: Tensor, m: int) -> Tensor:
+def zero_empty_rows(gradient: Tensor, weights: Tensor, m: int) -> Tensor:
     """Return the output's gradient (entries, n, d); if not finite, 0 in rows without an attendable key.
 
     From weights (entries, n, stride) of m keys: memory from column m on may be uninitialised.

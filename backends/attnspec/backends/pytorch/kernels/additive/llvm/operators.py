@@ -12,14 +12,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from attnspec.backends.pytorch.kernels.additive.registration import operator
-from attnspec.backends.pytorch.kernels.llvm.steps import laid_out
+from attnspec.backends.pytorch.kernels.llvm.kernel_plan import offsets_of
 from attnspec.backends.pytorch.runtime.broadcasting import broadcast
-from attnspec.backends.pytorch.runtime.recording import recorded
+from attnspec.backends.pytorch.runtime.recording import needs_gradients
 
-from . import backward, pages
-from .direct import ONCE
-from .forward_steps import Sizes, attention_steps, score_steps
-from .gradient_steps import UnitGradients, gradient_steps, unit_steps
+from . import backward, huge_pages
+from .forward_plan import Sizes, attention_plan, score_plan
+from .gradient_plan import UnitGradients, gradient_plan, unit_gradient_plan
 from .layout import (
     Weight,
     add_nonfinite,
@@ -29,12 +28,13 @@ from .layout import (
     entry_index,
     finite_registers,
     flatten,
-    kept_weights,
-    of_attendable,
     padded,
     row_stride,
+    weights_memory,
     whole_registers,
+    zero_empty_rows,
 )
+from .pointwise import REFUSE_SECOND_DERIVATIVE
 from .tiles import key_lanes
 
 
@@ -49,19 +49,19 @@ def attention_op(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor 
     if n == 0 or m == 0 or batch.numel() == 0:
         return a.new_zeros(*batch, n, d), a.new_zeros(batch.numel() if save else 0, n, stride, dtype=compute)
     a3, b3, v3 = flatten(a, compute), flatten(b, compute), flatten(value, compute)
-    v, clean = finite_registers(v3)
+    v, all_finite = finite_registers(v3)
     weights = None
-    if save or not clean:
-        weights = kept_weights(a3, batch.numel(), n, m, causal)
+    if save or not all_finite:
+        weights = weights_memory(a3, batch.numel(), n, m, causal)
         weights.numpy()[..., padded(m, a3) :] = 0.0
     sizes = _sizes(batch, a, b, value, causal, v.shape[2])
-    steps = attention_steps(sizes, None if mask is None else mask.shape)
+    plan = attention_plan(sizes, None if mask is None else mask.shape)
     whole = a3.new_empty(batch.numel(), n, v.shape[2])
-    _held, memory = pages.kept_bytes("additive", a3, steps.size)
+    _held, memory = huge_pages.leased_bytes("additive", a3, plan.size)
     weight = Weight.of(w_v.to(compute).contiguous())
-    steps.run(a3, b3, weight, memory, steps.rows(mask), v, whole, weights)
+    plan.run(a3, b3, weight, memory, plan.rows(mask), v, whole, weights)
     output = whole[..., :d]
-    if not clean:
+    if not all_finite:
         assert weights is not None
         allowed = attendable(mask, causal, batch, n, m)
         add_nonfinite(output, weights, v3, entry_index(value.shape[:-2], batch), allowed)
@@ -71,8 +71,8 @@ def attention_op(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor 
 
 def _sizes(batch: torch.Size, a: Tensor, b: Tensor, value: Tensor, causal: bool, d: int) -> Sizes:
     """Return the sizes of a call; `d` is the number of value features in whole registers."""
-    own, (m, h) = (a.shape[:-2], b.shape[:-2], value.shape[:-2]), b.shape[-2:]
-    return Sizes(batch, *own, a.shape[-2], m, h, d, causal, compute_type(a.dtype))
+    batches, (m, h) = (a.shape[:-2], b.shape[:-2], value.shape[:-2]), b.shape[-2:]
+    return Sizes(batch, *batches, a.shape[-2], m, h, d, causal, compute_type(a.dtype))
 
 
 @attention_op.register_fake
@@ -87,9 +87,9 @@ def _(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, cau
 
 
 def _like(gradient: Tensor, batch: torch.Size, original: Tensor) -> Tensor:
-    """Sum a gradient (entries, …) to the shape of the operand that was broadcast, contiguous and in its dtype."""
+    """Sum a gradient (entries, …) to the shape of its operand, contiguous and in its dtype."""
     full = gradient.reshape(*batch, *gradient.shape[-2:])
-    return pages.converted(full.sum_to_size(original.shape), original.dtype).contiguous()
+    return huge_pages.converted(full.sum_to_size(original.shape), original.dtype).contiguous()
 
 
 @operator("additive_attention_cpu_backward")
@@ -102,10 +102,10 @@ def attention_backward_op(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor, value
         return torch.zeros_like(a), torch.zeros_like(b), torch.zeros_like(w_v), torch.zeros_like(value)
     a3, b3, v3 = flatten(a, compute), flatten(b, compute), flatten(value, compute)
     g3 = grad.to(compute).expand(*batch, n, d).reshape(batch.numel(), n, d)
-    g3 = whole_registers(of_attendable(g3, weights, m))
+    g3 = whole_registers(zero_empty_rows(g3, weights, m))
     o3, v3 = whole_registers(output.to(compute).reshape(batch.numel(), n, d)), finite_registers(v3)[0]
-    steps = gradient_steps(_sizes(batch, a, b, value, causal, v3.shape[2]))
-    grad_a, grad_b, grad_w, grad_value = steps.run(
+    plan = gradient_plan(_sizes(batch, a, b, value, causal, v3.shape[2]))
+    grad_a, grad_b, grad_w, grad_value = plan.run(
         g3, a3, b3, w_v.to(compute).contiguous(), v3, o3, weights.contiguous()
     )
     grad_value = _like(grad_value[..., :d], batch, value)
@@ -127,9 +127,9 @@ def scores_op(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
         return a.new_zeros(*batch, n, m)
     a3, b3 = flatten(a, compute), flatten(b, compute)
     output = a3.new_empty(*batch, n, m)  # not a view, so that callers may change it in place
-    steps = score_steps(_sizes(batch, a, b, b, False, 0))
-    _held, memory = pages.kept_bytes("additive", a3, steps.size)
-    steps.run(a3, b3, Weight.of(w_v.to(compute).contiguous()), memory, output)
+    plan = score_plan(_sizes(batch, a, b, b, False, 0))
+    _held, memory = huge_pages.leased_bytes("additive", a3, plan.size)
+    plan.run(a3, b3, Weight.of(w_v.to(compute).contiguous()), memory, output)
     return output.to(a.dtype)
 
 
@@ -149,11 +149,11 @@ def scores_backward_op(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor) -> tuple
     tiles, stride = -(-n // backward.ROWS), row_stride(m, a3)
     score_grad = grad.to(compute).reshape(batch.numel(), n, m)
     score_grad = pad(score_grad, (0, stride - m, 0, tiles * backward.ROWS - n)).contiguous()
-    every = torch.tensor([0, padded(m, a3) // key_lanes(bits(a3))], device="cpu")
-    extent = every.expand(batch.numel(), tiles, 2).contiguous()
-    of_units = unit_steps(_sizes(batch, a, b, b, False, 0), batch.numel())
-    offsets, size = laid_out(of_units.bytes)
-    _held, memory = pages.kept_bytes("additive gradients", a3, size)
+    all_blocks = torch.tensor([0, padded(m, a3) // key_lanes(bits(a3))], device="cpu")
+    extent = all_blocks.expand(batch.numel(), tiles, 2).contiguous()
+    of_units = unit_gradient_plan(_sizes(batch, a, b, b, False, 0), batch.numel())
+    offsets, size = offsets_of(of_units.bytes)
+    _held, memory = huge_pages.leased_bytes("additive gradients", a3, size)
     units = UnitGradients(of_units, a3, b3, Weight.of(w_v.to(compute).contiguous()), memory, offsets)
     units.add(0, score_grad, extent.data_ptr())
     grad_a, grad_b, of_w = units.finish()
@@ -193,13 +193,13 @@ def _scores_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
 attention_op.register_autograd(_attention_backward, setup_context=_save_attention)
 scores_op.register_autograd(_scores_backward, setup_context=_save_scores)
 for gradients_op in (attention_backward_op, scores_backward_op):
-    gradients_op.register_autograd(ONCE)
+    gradients_op.register_autograd(REFUSE_SECOND_DERIVATIVE)
 
 
 def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, *, mask: Tensor | None = None,
               causal: bool = False) -> Tensor:  # fmt: skip
     """softmax(sum_h w_v tanh(a + b)) value, differentiable; operands of one dtype."""
-    save = recorded(a, b, w_v, value)
+    save = needs_gradients(a, b, w_v, value)
     output: Tensor = attention_op(a, b, w_v, value, mask, causal, save)[0]
     return output
 

@@ -13,7 +13,7 @@ the best number: measured 21 G terms/s for threes, 20 for fours, 19 for pairs, 1
 
 X is clamped to the cube root of the largest real, where 1/X is negligible; a tile whose factors cannot reach the clamp
 skips it and computes the same bits. If |a| and |b| of a pair (query, key) are both large, factors are out of range: the
-kernel then computes exp(2(a+b)) ("direct"), lane by lane, so that no result depends on another query or key.
+kernel then computes exp(2(a+b)) pointwise, lane by lane, so that no result depends on another query or key.
 """
 
 from collections.abc import Callable
@@ -23,8 +23,8 @@ from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value, Va
 from attnspec.backends.pytorch.kernels.llvm.vector_functions import exp
 
 from .arguments import Scores, Scoring
-from .factors import DIRECT_FLAGS
-from .tiles import CHUNK, KEY_TILE, ROW_TILE, SHARED, key_lanes
+from .factors import OUT_OF_RANGE
+from .tiles import CHUNK, GROUP, KEY_TILE, ROW_TILE, key_lanes
 
 AHEAD = 8192
 """Prefetch distance in bytes for the key factors of a single query."""
@@ -52,7 +52,7 @@ class Block:
         self.scores = g.scratch.of(k.thread)
 
 
-def shared_quotient(k: Kernel, x: list[Value]) -> Value:
+def sum_of_reciprocals(k: Kernel, x: list[Value]) -> Value:
     """Return the sum of reciprocals of one to four values, with one division."""
     if len(x) == 1:
         return k.full(1.0) / x[0]
@@ -66,13 +66,13 @@ def shared_quotient(k: Kernel, x: list[Value]) -> Value:
 
 
 def last_groups() -> list[int]:
-    """Return the possible sizes of a last group other than ``SHARED``."""
-    return [1, *range(2, SHARED), SHARED + 1]
+    """Return the possible sizes of a last group other than `GROUP`."""
+    return [1, *range(2, GROUP), GROUP + 1]
 
 
 def last_group(h: int) -> int:
-    """Return the number of units in the last group; 0 if all groups have ``SHARED``."""
-    return min(h, SHARED + 1) if h % SHARED == 1 else h % SHARED
+    """Return the number of units in the last group; 0 if all groups have `GROUP`."""
+    return min(h, GROUP + 1) if h % GROUP == 1 else h % GROUP
 
 
 def _clamp(k: Kernel, x: Value, units: int) -> Value:
@@ -95,24 +95,23 @@ def _factored(k: Kernel[Scoring], rows: list[Value], keys: RealPointer, clamp: b
             es = [k.broadcast(g.query_factor, row + u) for u in units]
             for t in range(KEY_TILE):
                 xs = [k.fma(e, f, c) for e, f, c in zip(es, fs[t], ks, strict=True)]
-                total[t].add(shared_quotient(k, [_clamp(k, x, len(units)) for x in xs] if clamp else xs))
+                total[t].add(sum_of_reciprocals(k, [_clamp(k, x, len(units)) for x in xs] if clamp else xs))
 
     # a single remaining unit joins the last group instead of having its own division
-    whole = h - k.select((h % SHARED).compare("==", 1), k.minimum(h, k.integer(SHARED + 1)), h % SHARED)
-    with k.loop(0, whole, SHARED) as u:
+    whole = h - k.select((h % GROUP).compare("==", 1), k.minimum(h, k.integer(GROUP + 1)), h % GROUP)
+    with k.loop(0, whole, GROUP) as u:
         if ahead:
-            for i in range(SHARED * KEY_TILE):
+            for i in range(GROUP * KEY_TILE):
                 k.prefetch(keys, u * (KEY_TILE * lanes) + i * lanes + AHEAD // k.size)
-        group([u + i for i in range(SHARED)])
-    for rest in last_groups():
-        with k.when((h - whole).compare("==", rest)):
-            group([whole + i for i in range(rest)])
+        group([u + i for i in range(GROUP)])
+    for unit_count in last_groups():
+        with k.when((h - whole).compare("==", unit_count)):
+            group([whole + i for i in range(unit_count)])
     offset, scale = k.broadcast(g.offset, 0), k.broadcast(g.minus_two_scale, 0)
     return [[k.fma(scale, s.get(), offset) for s in row] for row in sums]
 
 
-def _direct(k: Kernel[Scoring], rows: list[Value], keys: RealPointer) -> list[list[Value]]:
-    """Return scores of a tile from a and b instead of factors."""
+def _pointwise(k: Kernel[Scoring], rows: list[Value], keys: RealPointer) -> list[list[Value]]:
     g, lanes = k.argument.terms, k.lanes
     sums = [[Variable(k, k.full(0.0)) for _ in range(KEY_TILE)] for _ in rows]
     with k.loop(0, k.argument.h) as u:
@@ -120,12 +119,12 @@ def _direct(k: Kernel[Scoring], rows: list[Value], keys: RealPointer) -> list[li
         for t in range(KEY_TILE):
             b = k.load(keys, u * (KEY_TILE * lanes) + t * lanes)
             for row, total in zip(rows, sums, strict=True):
-                x = direct_exponential(k, k.broadcast(g.query_raw, row + u) + b) + 1.0
+                x = bounded_exponential(k, k.broadcast(g.query_raw, row + u) + b) + 1.0
                 total[t].add(weight * (k.full(1.0) - k.full(2.0) / x))
     return [[s.get() for s in row] for row in sums]
 
 
-def direct_exponential(k: Kernel, x: Value) -> Value:
+def bounded_exponential(k: Kernel, x: Value) -> Value:
     """Return exp(2x), finite unless x is NaN."""
     top = k.full(40.0 if k.bits == 32 else 300.0)
     return exp(k, k.select(x.compare(">", top), top, x) * 2.0)
@@ -169,8 +168,8 @@ def emit_scores(k: Kernel[Scoring], block: Block, row_tile: int,
                     _store(k, block, target, _factored(k, rows, keys, clamp=False, ahead=single))
                 with otherwise():
                     _store(k, block, target, _factored(k, rows, keys, clamp=True, ahead=single))
-                with k.when(terms.direct.is_nonzero()):
-                    _emit_direct(k, block, rows, target, key_offset, [a_batch * g.n + r for r in numbers],
+                with k.when(terms.pointwise.is_nonzero()):
+                    _emit_pointwise(k, block, rows, target, key_offset, [a_batch * g.n + r for r in numbers],
                                  b_batch * block.padded + j * width)  # fmt: skip
 
 
@@ -180,18 +179,18 @@ def _store(k: Kernel, block: Block, target: list[Value], scores: list[list[Value
             k.store(score, block.scores, offset + t * k.lanes)
 
 
-def _emit_direct(k: Kernel[Scoring], block: Block, rows: list[Value], target: list[Value], key_offset: Value,
+def _emit_pointwise(k: Kernel[Scoring], block: Block, rows: list[Value], target: list[Value], key_offset: Value,
                  query_numbers: list[Value], key_number: Value) -> None:  # fmt: skip
     """Replace the scores of pairs whose factors are out of range."""
     g = k.argument.terms
     flags = [k.load(g.key_flag, key_number + t * k.lanes) for t in range(KEY_TILE)]
-    direct = [[(k.broadcast(g.query_flag, q) + f).compare(">=", DIRECT_FLAGS) for f in flags] for q in query_numbers]
-    every = [pair for row in direct for pair in row]
-    some = every[0]
-    for pair in every[1:]:
-        some = some | pair
-    with k.when(k.any(some)):
-        for offset, chosen, scores in zip(target, direct, _direct(k, rows, g.key_raw + key_offset), strict=True):
+    pointwise = [[(k.broadcast(g.query_flag, q) + f).compare(">=", OUT_OF_RANGE) for f in flags] for q in query_numbers]
+    pairs = [pair for row in pointwise for pair in row]
+    any_pair = pairs[0]
+    for pair in pairs[1:]:
+        any_pair = any_pair | pair
+    with k.when(k.any(any_pair)):
+        for offset, chosen, scores in zip(target, pointwise, _pointwise(k, rows, g.key_raw + key_offset), strict=True):
             for t in range(KEY_TILE):
                 old = k.load(block.scores, offset + t * k.lanes)
                 k.store(k.select(chosen[t], scores[t], old), block.scores, offset + t * k.lanes)

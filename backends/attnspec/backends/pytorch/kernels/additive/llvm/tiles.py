@@ -10,8 +10,8 @@ PRODUCT_ROWS = 6
 """Rows of a product whose sums stay in registers, `PRODUCT_VECTORS` vectors per row."""
 PRODUCT_VECTORS = 4 if HAS_512_BITS else 2
 
-SHARED = 3
-"""Hidden units whose reciprocals share one division; the last group may have one more."""
+GROUP = 3
+"""Hidden units per group; a group's reciprocals share one division. The last group may have one more unit."""
 
 CHUNK = 24
 """Query rows per task, a multiple of `ROW_TILE` and `PRODUCT_ROWS`."""

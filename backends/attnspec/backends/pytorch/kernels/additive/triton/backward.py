@@ -89,7 +89,7 @@ def single_gradients(d_score, narrow, narrow_stride, wide, wide_stride, grad, r_
 
 
 @triton.jit
-def direct_gradients(d_score, narrow, narrow_length, wide, wide_length, wide_stride, flip, grad, r_sum, hidden,
+def pointwise_gradients(d_score, narrow, narrow_length, wide, wide_length, wide_stride, flip, grad, r_sum, hidden,
                      WIDE: tl.constexpr, R_SUM: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
     """`pair_gradients` from the projections. A pair whose d_score is 0 adds nothing, even if its r is NaN."""
     at = tl.arange(0, WIDE)[None, :]
@@ -267,7 +267,7 @@ def gradient_kernel(query_scaled, query_factor, key_factor, query_raw, key_raw, 
                         OWN_QUERY, INTERPRET,
                     )  # fmt: skip
                 else:
-                    direct_gradients(
+                    pointwise_gradients(
                         d_score, narrow_raw, narrow_length - narrow_first, wide_raw, wide_length - wide_first,
                         wide_padded, flip, grad, r_sum, hidden, WIDE, OWN_QUERY, INTERPRET,
                     )  # fmt: skip

@@ -11,11 +11,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.additive.registration import operator
-from attnspec.backends.pytorch.runtime.recording import recorded
+from attnspec.backends.pytorch.runtime.recording import needs_gradients
 
+from .decoding_kernels import combine_kernel, step_kernel
 from .launch import INTERPRET, compact_mask, launch, mask_arguments, padded, power_of_two
 from .operators import attention, check, common_batch, join, lower
-from .step import combine_kernel, step_kernel
 
 
 @operator("additive_step_triton")
@@ -109,7 +109,7 @@ def step(
     batch = common_batch(*shapes)
     key = cache.key.reshape(*cache.batch, *cache.key.shape[1:])
     value = cache.value.reshape(*cache.batch, *cache.value.shape[1:])
-    if recorded(a, cache.key, cache.w_v, cache.value):
+    if needs_gradients(a, cache.key, cache.w_v, cache.value):
         return attention(a.unsqueeze(-2), key, cache.w_v, value, mask=mask).squeeze(-2)
     compact, inner = (None, 1) if mask is None else compact_mask(mask, batch, 1, m)
     query = a.expand(*batch, a.shape[-1]).reshape(math.prod(batch), a.shape[-1])

@@ -63,9 +63,9 @@ def exponential(x):
 def three_parts(x):
     """Split the float32 x into bfloat16 numbers high, middle, low (8 bits each) whose sum is x."""
     high = x.to(tl.bfloat16)
-    rest = x - high.to(tl.float32)
-    middle = rest.to(tl.bfloat16)
-    return high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16)
+    remainder = x - high.to(tl.float32)
+    middle = remainder.to(tl.bfloat16)
+    return high, middle, (remainder - middle.to(tl.float32)).to(tl.bfloat16)
 
 
 @triton.jit
@@ -90,7 +90,7 @@ def factors_kernel(raw, ratio, flip, scaled, unscaled, ranges, log2_factors, val
                    SCALED: tl.constexpr, UNSCALED: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
     """Transposed factors (B, hidden_stored, rows_padded) of one block of 16 rows of raw (B, rows, hidden).
 
-    ranges (B, rows_padded) bounds log2|XYZ| of the shared path and is infinite where a factor is not a normal number;
+    ranges (B, rows_padded) bounds log2|XYZ| of `triple_total` and is infinite where a factor is not a normal number;
     log2_factors (B, blocks) bounds log2 E. With PARTS, parts receives the block's value rows, padded with 0: unchanged
     (1 part), or as bfloat16 numbers that sum to the float32 (3 parts). NaN and infinity become 0 in `parts`, and
     `nonfinite` (B, blocks) is 1 for blocks that held any.
@@ -125,17 +125,17 @@ def factors_kernel(raw, ratio, flip, scaled, unscaled, ranges, log2_factors, val
             largest_size = tl.maximum(largest_size, tl.where(stored, size, 0.0))
         bound = tl.maximum(bound, group_bound)
     reach = tl.max(largest_size, 1)
-    own = tl.where(reach <= LARGEST_EXPONENT, tl.max(bound, 1), float("inf"))
-    tl.store(ranges + batch.to(tl.int64) * rows_padded + at, own)
+    row_bound = tl.where(reach <= LARGEST_EXPONENT, tl.max(bound, 1), float("inf"))
+    tl.store(ranges + batch.to(tl.int64) * rows_padded + at, row_bound)
     tl.store(log2_factors + tl.program_id(0), tl.max(tl.max(largest_log2, 1), 0))
     if PARTS > 0:
-        found = tl.zeros((BLOCK, BV), tl.int32)
+        has_nonfinite = tl.zeros((BLOCK, BV), tl.int32)
         for d in range(0, d_padded, BV):
             column = d + tl.arange(0, BV)[None, :]
             v = tl.load(value + (batch.to(tl.int64) * rows + at[:, None]) * d_v + column,
                         mask=valid & (column < d_v), other=0.0)  # fmt: skip
             finite = tl.abs(v.to(tl.float32)) < float("inf")
-            found = tl.where(finite, found, 1)
+            has_nonfinite = tl.where(finite, has_nonfinite, 1)
             v = tl.where(finite, v, 0.0)
             target = parts + (batch.to(tl.int64) * rows_padded + at[:, None]) * d_padded + column
             if PARTS == 1:
@@ -145,4 +145,4 @@ def factors_kernel(raw, ratio, flip, scaled, unscaled, ranges, log2_factors, val
                 tl.store(target, high)
                 tl.store(target + part_stride, middle)
                 tl.store(target + 2 * part_stride, low)
-        tl.store(nonfinite + tl.program_id(0), tl.max(tl.max(found, 1), 0).to(tl.float32))
+        tl.store(nonfinite + tl.program_id(0), tl.max(tl.max(has_nonfinite, 1), 0).to(tl.float32))

@@ -36,9 +36,9 @@ def allowed_bits(mask, mask_narrow, mask_wide, narrow_first, wide_first, narrow_
             bits = tl.where(tl.load(mask, mask=bits != 0, other=0) != 0, bits, 0)
         else:
             for r in range(BLOCK):
-                one = tl.full((1, WIDE), 1, tl.int32) << r
-                taken = tl.load(mask, mask=(bits & one) != 0, other=0)
-                bits = tl.where(taken != 0, bits, bits & ~one)
+                row_bit = tl.full((1, WIDE), 1, tl.int32) << r
+                allowed = tl.load(mask, mask=(bits & row_bit) != 0, other=0)
+                bits = tl.where(allowed != 0, bits, bits & ~row_bit)
                 mask += mask_narrow
     return bits
 

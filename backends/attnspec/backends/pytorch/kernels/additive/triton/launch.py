@@ -144,7 +144,7 @@ def factors(
 
 
 def compact_mask(mask: Tensor, batch: tuple[int, ...], n: int, m: int) -> tuple[Tensor, int]:
-    """Return the mask as (outer, inner, n, m) with 1 where it broadcasts, and the size of the inner dimension.
+    """Return the mask as (outer, inner, n, m), 1 where it broadcasts, and the inner size.
 
     Broadcast axes are not copied, even if the caller expanded them. Only a mask whose broadcast and own batch
     dimensions alternate in three or more groups is copied over the batch, never over n or m.
@@ -153,9 +153,9 @@ def compact_mask(mask: Tensor, batch: tuple[int, ...], n: int, m: int) -> tuple[
     for axis in range(mask.dim()):
         if mask.shape[axis] > 1 and mask.stride(axis) == 0:
             mask = mask.narrow(axis, 0, 1)
-    own = tuple(mask.shape[:-2])
+    mask_batch = tuple(mask.shape[:-2])
     for cut in range(len(batch), -1, -1):
-        outer, inner = own[:cut], own[cut:]
+        outer, inner = mask_batch[:cut], mask_batch[cut:]
         if all(part in ((1,) * len(part), full) for part, full in ((outer, batch[:cut]), (inner, batch[cut:]))):
             sizes = (int(np.prod(outer, dtype=int)), int(np.prod(inner, dtype=int)))
             return mask.reshape(*sizes, *mask.shape[-2:]), int(np.prod(batch[cut:], dtype=int))

@@ -20,7 +20,7 @@ try:
 except ImportError as error:
     raise ImportError("additive attention on CUDA needs Triton: install triton, or attnspec[triton]") from error
 
-from attnspec.backends.pytorch.kernels.additive.registration import TWICE, operator
+from attnspec.backends.pytorch.kernels.additive.registration import TWICE_DIFFERENTIABLE, operator
 from attnspec.backends.pytorch.kernels.additive.triton.backward import delta_kernel, gradient_kernel
 from attnspec.backends.pytorch.kernels.additive.triton.forward import forward_kernel, scores_kernel
 from attnspec.backends.pytorch.kernels.additive.triton.launch import (
@@ -172,8 +172,8 @@ def _attention_gradients(ctx, grad, grad_lse):  # type: ignore[no-untyped-def]
     if grad is None and grad_lse is None:
         return (None,) * 7
     grad = torch.zeros_like(out) if grad is None else grad
-    found = _attention_backward(grad, grad_lse, a, b, w_v, value, mask, ctx.inner, ctx.causal, out, lse)
-    return *found, None, None, None
+    gradients = _attention_backward(grad, grad_lse, a, b, w_v, value, mask, ctx.inner, ctx.causal, out, lse)
+    return *gradients, None, None, None
 
 
 _attention.register_autograd(_attention_gradients, setup_context=_save_attention)
@@ -228,7 +228,7 @@ def _scores_gradients(ctx, grad):  # type: ignore[no-untyped-def]
 
 _scores.register_autograd(_scores_gradients, setup_context=_save_scores)
 for _gradients in (_attention_backward, _scores_backward):
-    _gradients.register_autograd(no_second_derivative("additive attention", "triton", TWICE))
+    _gradients.register_autograd(no_second_derivative("additive attention", "triton", TWICE_DIFFERENTIABLE))
 
 
 def check(condition: bool, message: str) -> None:

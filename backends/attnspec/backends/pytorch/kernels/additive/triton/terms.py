@@ -2,16 +2,16 @@
 """Device functions that sum additive scores over hidden units, for one tile of pairs.
 
 With E = exp(2a) and F = exp(2b), tanh(a + b) = 1 - 2r where r = 1/(1 + EF), so a score is sum(w) - 2 sum(w r). The
-functions return `total` = sum_c u_c r_c, u = w / max|w|, by one of three paths (`weights_kernel` explains the flipped
+functions return `total` = sum_c u_c r_c, u = w / max|w|, in one of three ways (`weights_kernel` explains the flipped
 signs):
 
-- shared: three terms share one reciprocal. With X = (1 + EF)/u = 1/u + (E/u) F, one fused multiply-add, the sum
+- triple: three terms share one reciprocal. With X = (1 + EF)/u = 1/u + (E/u) F, one fused multiply-add, the sum
   1/X + 1/Y + 1/Z is ((X + Y) Z + XY)/(XYZ): 8 operations and one reciprocal for three terms. On Hopper the issue rate
   (4 warp instructions per clock and multiprocessor) then allows 1/3.0 terms per slot, and the reciprocal unit (16 lanes
   per clock) is used to 89 %; with two terms per reciprocal that unit would be the limit, 4.0 slots per term. Valid
   while the product XYZ stays below 2^125, which `factors` bounds for each row.
 - single: one reciprocal per term; if EF overflows to infinity, r = 0 is correct. Valid while E, F, E/u are normal.
-- direct: the logistic function of -2(a + b) from exp(-2|a + b|), which neither overflows nor cancels. Any input.
+- pointwise: the logistic function of -2(a + b) from exp(-2|a + b|), which neither overflows nor cancels. Any input.
 
 Layout: the wide side lies along the lanes, four consecutive rows per thread; every thread holds the whole narrow side
 in registers. A thread thus loads 4 + 16 numbers for 64 terms, without shared memory: the narrow column has fewer
@@ -21,7 +21,7 @@ elements than the program has threads, so Triton loads it in the layout in which
 import triton
 import triton.language as tl
 
-LIMIT_SHARED = tl.constexpr(125.0)
+LIMIT_TRIPLE = tl.constexpr(125.0)
 LIMIT_PAIR = tl.constexpr(61.0)
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -54,7 +54,7 @@ def product_terms(narrow, wide, NARROW: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def shared_total(narrow, narrow_stride, wide, wide_stride, ratio, hidden,
+def triple_total(narrow, narrow_stride, wide, wide_stride, ratio, hidden,
                  NARROW: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
     """`total` by three terms per reciprocal. `narrow` and `wide` point to the tile's first row of hidden unit 0."""
     total = tl.zeros((NARROW, WIDE), tl.float32)
@@ -93,7 +93,7 @@ def raw_sum(narrow, narrow_length, wide, wide_length, c, hidden, NARROW: tl.cons
 
 
 @triton.jit
-def direct_total(narrow, narrow_length, wide, wide_length, ratio, flip, hidden,
+def pointwise_total(narrow, narrow_length, wide, wide_length, ratio, flip, hidden,
                  NARROW: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
     """`total` from the projections instead of factors."""
     total = tl.zeros((NARROW, WIDE), tl.float32)
@@ -108,30 +108,30 @@ def direct_total(narrow, narrow_length, wide, wide_length, ratio, flip, hidden,
 def score_total(narrow, wide, narrow_stride, wide_stride, narrow_raw, wide_raw, narrow_length, wide_length,
                 ratio, flip, hidden, hidden_padded, narrow_range, wide_range,
                 NARROW: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
-    """`total` for the tile; each pair takes the cheapest path that its two ranges allow.
+    """`total` for the tile, for each pair in the cheapest way that its two ranges allow.
 
-    A pair's result thus depends on no other row, bit for bit. All pointers are at the tile's first rows; the lengths
+    So a pair's result depends on no other row, bit for bit. All pointers are at the tile's first rows; the lengths
     count from there.
     """
     low = tl.load(narrow_range + tl.arange(0, NARROW)[:, None])
     high = tl.load(wide_range + tl.arange(0, WIDE)[None, :])
     largest = tl.max(low) + tl.max(high)
     total = tl.zeros((NARROW, WIDE), tl.float32)
-    if largest <= LIMIT_SHARED:
-        total = shared_total(narrow, narrow_stride, wide, wide_stride, ratio, hidden_padded, NARROW, WIDE, INTERPRET)
+    if largest <= LIMIT_TRIPLE:
+        total = triple_total(narrow, narrow_stride, wide, wide_stride, ratio, hidden_padded, NARROW, WIDE, INTERPRET)
     else:
         bound = low + high
-        if tl.min(low) + tl.min(high) <= LIMIT_SHARED:
-            total = shared_total(
+        if tl.min(low) + tl.min(high) <= LIMIT_TRIPLE:
+            total = triple_total(
                 narrow, narrow_stride, wide, wide_stride, ratio, hidden_padded, NARROW, WIDE, INTERPRET
             )
         single = single_total(narrow, narrow_stride, wide, wide_stride, ratio, hidden, NARROW, WIDE, INTERPRET)
-        total = tl.where(bound <= LIMIT_SHARED, total, single)
+        total = tl.where(bound <= LIMIT_TRIPLE, total, single)
         if largest == float("inf"):
-            direct = direct_total(
+            pointwise = pointwise_total(
                 narrow_raw, narrow_length, wide_raw, wide_length, ratio, flip, hidden, NARROW, WIDE, INTERPRET
             )
-            total = tl.where(bound < float("inf"), total, direct)
+            total = tl.where(bound < float("inf"), total, pointwise)
     return total
 
 

@@ -1,0 +1,215 @@
+"""Calls of the pointwise kernels (path ``pointwise``), forward and backward, with plans cached by shape.
+
+Large batches are processed in pieces that stay in the processor's cache, projections included.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels.additive.registration import TWICE_DIFFERENTIABLE
+from attnspec.backends.pytorch.kernels.llvm.projection import Projection
+from attnspec.backends.pytorch.kernels.llvm.threads import call
+from attnspec.backends.pytorch.runtime.accumulation import upcast
+from attnspec.backends.pytorch.runtime.broadcasting import broadcast
+from attnspec.backends.pytorch.runtime.first_order import first_order, no_second_derivative
+from attnspec.backends.pytorch.runtime.plans import Plans
+from attnspec.backends.pytorch.runtime.recording import needs_gradients
+from attnspec.backends.pytorch.runtime.transforms import addressable, operations_intercepted
+
+from .pointwise_gradients import gradients, in_pieces
+from .pointwise_plan import (
+    MASK,
+    NAN_ADDRESS,
+    NAN_FLAG,
+    OUTPUT,
+    PIECE,
+    SCRATCH,
+    TASKS,
+    VALUE,
+    WEIGHTS,
+    A,
+    B,
+    Operands,
+    Plan,
+    W,
+    plan,
+    wide,
+)
+
+REFUSE_SECOND_DERIVATIVE = no_second_derivative("additive attention", "pointwise or llvm", TWICE_DIFFERENTIABLE)
+
+_plans: Plans[tuple[Plan | None]] = Plans()
+
+
+def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor | None:
+    """`attend` for projected operands of matching shapes, whose batches broadcast; None also for empty operands."""
+    if mask is not None and not addressable(mask):
+        return None
+    shapes = [a.shape[:-2], b.shape[:-2], value.shape[:-2]]
+    batch = broadcast(*shapes, mask.shape[:-2] if mask is not None else ())
+    if not batch.numel() * a.shape[-2] * b.shape[-2]:
+        return None
+    kind = a.shape, b.shape, w_v.shape, value.shape, None if mask is None else mask.shape, causal, a.dtype
+    (cached_plan,) = _plans.get(kind) or _plans.remember(
+        kind, (plan(Operands(a, b, value, None, None, w_v), mask, causal, batch),)
+    )
+    if cached_plan is None:
+        a, b, value = (x.expand(*batch, *x.shape[-2:]) for x in (a, b, value))
+        mask = None if mask is None else mask.expand(*batch, *mask.shape[-2:])
+        return attention(a, b, w_v, value, mask, causal)
+    tracked = needs_gradients(a, b, w_v, value)
+    return attend(cached_plan, Operands(a, b, value, None, None, w_v), mask, tracked)
+
+
+def attend(plan: Plan, operands: tuple[Any, ...], mask: Tensor | None, tracked: bool) -> Tensor | None:
+    """Return the output, or None under a mask if NaN was met, perhaps from an excluded key."""
+    operands = Operands(*operands)
+    value = operands.value
+    if mask is not None:
+        mask = (mask if mask.shape == plan.mask_shape else mask.expand(plan.mask_shape)).contiguous()
+    if tracked:
+        output, nan = PointwiseAttention.apply(*operands, mask, plan)  # type: ignore[no-untyped-call]
+    elif len(plan.pieces) == 1:
+        output, nan, *_ = _forward(plan, operands, _projections(operands), mask, (0, plan.entries))
+        output = output.to(value.dtype) if plan.half else output
+    else:
+        output, nan = _in_pieces(plan, operands, mask)
+    return None if nan and mask is not None else output
+
+
+def _in_pieces(
+    plan: Plan, operands: Operands, mask: Tensor | None, saved: Sequence[Tensor] | None = None
+) -> tuple[Tensor, bool]:
+    """Return the output, computed in pieces, in the operands' dtype, and whether a NaN was met.
+
+    Projected query and key, and weights, are written to the tensors ``saved``.
+    """
+    query, key, value, w_q, w_k, w_v = operands
+    rows = [x.reshape(plan.entries, *x.shape[-2:]) for x in (query, key, value)]
+    first = plan.pieces[0][1]
+    project = _projections(Operands(rows[0][:first], rows[1][:first], value, w_q, w_k, w_v))
+    masks = mask if mask is None or len(mask.shape) < 3 else mask.flatten(0, -3)
+    output = value.new_empty(plan.entries, plan.n, plan.d)
+    nan = False
+    for start, stop in plan.pieces:
+        part = Operands(rows[0][start:stop], rows[1][start:stop], rows[2][start:stop], w_q, w_k, w_v)
+        own = masks if masks is None or masks.dim() < 3 or len(masks) == 1 else masks[start:stop]
+        into = _NO_MEMORY if saved is None else [x[start:stop] for x in saved]
+        output[start:stop], piece_has_nan, *_ = _forward(plan, part, project, own, (start, stop), into)
+        nan = nan or piece_has_nan
+    return output.view(*plan.batch, plan.n, plan.d), nan
+
+
+def _memory_for_backward(plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+    """Return memory for a, b and weights of all pieces, in the dtype of sums; the backward reads them."""
+    sizes = (plan.n, plan.h), (plan.m, plan.h), (plan.n, plan.m)
+    a, b, weights = (torch.empty(plan.entries, *size, dtype=plan.real) for size in sizes)
+    return a, b, weights
+
+
+_NO_MEMORY = None, None, None
+"""`_forward` allocates projections, and does not save weights."""
+
+ForwardResults: TypeAlias = tuple[Tensor, bool, Tensor, Tensor, Tensor | None]
+"""Output, whether a NaN was met, projected query and key, and weights or None."""
+
+
+Projections: TypeAlias = tuple[Callable[[Tensor, Tensor | None], Tensor], Callable[[Tensor, Tensor | None], Tensor]]
+"""Projections of queries and keys, in the dtype of sums; called with a tensor and memory for the result or None."""
+
+
+def _projections(operands: Operands) -> Projections:
+    """Return the projections of the operands, or identities if they are projected already."""
+    query, key, _, w_q, w_k, _ = operands
+    if w_q is None or w_k is None:
+        return _already_projected, _already_projected
+    of_query, of_key = (x.shape[:-1].numel() for x in (query, key))
+    return Projection(w_q, of_query), Projection(w_k, of_key)
+
+
+def _already_projected(x: Tensor, _: Tensor | None) -> Tensor:
+    return upcast(x.resolve_neg())
+
+
+def _forward(
+    plan: Plan, operands: Operands, project: Projections, mask: Tensor | None, part: tuple[int, int],
+    into: Sequence[Tensor | None] = _NO_MEMORY,
+) -> ForwardResults:  # fmt: skip
+    """Run the forward kernel for the entries ``part`` = (start, stop), in the dtype of sums.
+
+    ``into`` is memory for projected query and key and for weights; weights are saved only if it has room for them.
+    """
+    query, key, value, _, _, w_v = operands
+    entries = part[1] - part[0]
+    of_a, of_b, weights = into
+    a, b = project[0](query, of_a).contiguous(), project[1](key, of_b).contiguous()
+    value, w_v = (upcast(value) if plan.reads == "real" else value).contiguous(), upcast(w_v).contiguous()
+    shape = (*plan.batch, plan.n, plan.d) if entries == plan.entries else (entries, plan.n, plan.d)
+    output = torch.empty(shape, dtype=a.dtype)
+    threads = torch.get_num_threads() if plan.parallel else 1
+    scratch = torch.empty(threads * plan.scratch, dtype=a.dtype)
+    buffer = plan.forward_buffer[:]
+    buffer[TASKS] = entries * plan.n
+    buffer[SCRATCH] = scratch.data_ptr()
+    buffer[A] = a.data_ptr()
+    buffer[B] = b.data_ptr()
+    buffer[W] = w_v.data_ptr()
+    buffer[VALUE] = value.data_ptr()
+    buffer[OUTPUT] = output.data_ptr()
+    if mask is not None:
+        buffer[MASK] = mask.data_ptr()
+    if weights is not None:
+        buffer[WEIGHTS] = weights.data_ptr()
+    buffer[NAN_ADDRESS] = buffer.buffer_info()[0] + 8 * NAN_FLAG
+    call(plan.forward, threads, buffer)
+    return output, buffer[NAN_FLAG] != 0, a, b, weights
+
+
+class PointwiseAttention(torch.autograd.Function):
+    """Attention by the pointwise kernels: the output, and whether a NaN was met."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, w_q: Tensor | None, w_k: Tensor | None, w_v: Tensor,
+        mask: Tensor | None, plan: Plan,
+    ) -> tuple[Tensor, bool]:  # fmt: skip
+        """Save projected operands and weights, and if small, the operands widened to float32."""
+        operands = Operands(query, key, value, w_q, w_k, w_v)
+        wide_operands: Sequence[Tensor | None] = ()
+        if len(plan.pieces) > 1:
+            whole = _memory_for_backward(plan)
+            output, nan = _in_pieces(plan, operands, mask, whole)
+            saved: Sequence[Tensor | None] = whole
+        else:
+            inputs = wide(operands, plan.reads) if plan.half and not plan.rounds else operands
+            into = None, None, torch.empty(plan.entries, plan.n, plan.m, dtype=plan.real)
+            output, nan, *saved = _forward(plan, inputs, _projections(inputs), mask, (0, plan.entries), into)
+            if inputs is not operands and plan.entries * plan.m * plan.h <= PIECE:
+                wide_operands = inputs
+        projected = (None, None) if w_q is None else saved[:2]
+        ctx.save_for_backward(*operands, *projected, saved[2], *wide_operands)
+        ctx.plan = plan
+        return output.to(value.dtype) if plan.half else output, nan
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        """Return gradients of the operands that need them."""
+        saved = ctx.saved_tensors
+        operands, (a, b, weights), wanted = Operands(*saved[:6]), saved[6:9], ctx.needs_input_grad
+        saved_wide = Operands(*saved[9:]) if len(saved) > 9 else None
+
+        def of_operands(gradient: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+            in_parts = len(ctx.plan.pieces) > 1 or ctx.plan.rounds
+            if in_parts and not operations_intercepted() and all(map(addressable, (gradient, *tensors, weights))):
+                return in_pieces(ctx.plan, operands, gradient, a, b, weights, wanted)
+            inputs = (
+                saved_wide if saved_wide is not None else wide(operands, ctx.plan.reads) if ctx.plan.half else operands
+            )
+            parts = gradients(ctx.plan, inputs, gradient, a, b, weights, wanted)
+            return tuple(None if x is None else x.to(operands.value.dtype) for x in parts) if ctx.plan.half else parts
+
+        results = first_order(REFUSE_SECOND_DERIVATIVE, of_operands, gradient, *(x for x in operands if x is not None))
+        return *results, None, None

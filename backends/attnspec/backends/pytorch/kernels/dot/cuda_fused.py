@@ -1,0 +1,103 @@
+"""Scaled dot-product attention on accelerators: calls fitted to PyTorch's fused kernels.
+
+PyTorch tries cuDNN, flash, memory-efficient and math in an order that depends on the device, and runs the first that
+accepts the arguments. They need head sizes that are multiples of 8 (4 in float32); flash also needs equal head sizes
+and no mask. Causal kernels align n ≠ m differently. Therefore sizes are padded, and causal calls made square here.
+float64 has no fused kernel.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
+from attnspec.backends.pytorch.runtime.masks import causal_triangle
+
+NAME = "F.scaled_dot_product_attention"
+"""Function that `dense` calls; PyTorch does not report which kernel it then runs."""
+
+WAIT_FROM = 1 << 34
+"""Multiply-adds of a product from which waiting for a mask pays: about 100 µs on an H100."""
+
+
+def worth_waiting(query: Tensor, work: int) -> bool:
+    """Return whether to read a mask: never inside a graph capture, and only for long work."""
+    return work >= WAIT_FROM and query.is_cuda and not torch.cuda.is_current_stream_capturing()
+
+
+def worth_packing(query: Tensor, causal: bool, lengths: tuple[int, ...]) -> bool:
+    """Return whether the variable-length kernel fits: half precision, not causal (it aligns bottom right)."""
+    return not causal and query.dtype in HALF_DTYPES and query.is_cuda and min(lengths) > 0
+
+
+def variable_length(query: Tensor, key: Tensor, value: Tensor, lengths: tuple[int, ...], scale: float) -> Tensor:
+    """Output of one call for the whole batch, with keys packed without padding."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    b, h, n, d = query.shape
+    d_v = value.shape[-1]
+    width = _multiple(max(d, d_v), 8)
+
+    def packed(x: Tensor) -> Tensor:
+        rows = torch.cat([x[i, :, :length].transpose(0, 1) for i, length in enumerate(lengths)])
+        return F.pad(rows, (0, width - x.shape[-1]))
+
+    queries = F.pad(query.transpose(1, 2).reshape(b * n, h, d), (0, width - d))
+    stops = [0]
+    for length in lengths:
+        stops.append(stops[-1] + length)
+    counts = torch.tensor([[n * i for i in range(b + 1)], stops], dtype=torch.int32, device=query.device)
+    output = varlen_attn(
+        queries,
+        packed(key),
+        packed(value),
+        counts[0].contiguous(),
+        counts[1].contiguous(),
+        n,
+        max(lengths),
+        scale=scale,
+    )
+    assert isinstance(output, Tensor)
+    return output[..., :d_v].view(b, n, h, d_v).transpose(1, 2)
+
+
+def dense(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    """Output for a batch of equal sizes; fully masked rows attend to all keys, then are zeroed."""
+    n, m, d_v = query.shape[-2], key.shape[-2], value.shape[-1]
+    if not query.numel() or not m:
+        return query @ key.mT @ value
+    if mask is not None:
+        if causal:
+            mask = mask & causal_triangle(n, m, mask.device)
+        has_key = mask.any(-1, keepdim=True)
+        query, key, value = _padded_operands(query, key, value)
+        output = F.scaled_dot_product_attention(query, key, value, mask | ~has_key, scale=scale)
+        return output[..., :d_v].masked_fill(~has_key, 0)
+    query, key, value = _padded_operands(query, key, value)
+    if not causal:
+        return F.scaled_dot_product_attention(query, key, value, scale=scale)[..., :d_v]
+    key, value = key[:, :, :n], value[:, :, :n]
+    if n <= m:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)[..., :d_v]
+    upper = F.scaled_dot_product_attention(query[:, :, :m], key, value, is_causal=True, scale=scale)
+    lower = F.scaled_dot_product_attention(query[:, :, m:], key, value, scale=scale)
+    return torch.cat([upper, lower], -2)[..., :d_v]
+
+
+def _multiple(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+def _padded_operands(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Pad head sizes for the fused kernels; zeros change neither scores nor returned columns."""
+    if query.dtype is torch.float64:
+        return query, key, value
+    unit = 4 if query.dtype is torch.float32 else 8
+    d, d_v = _multiple(query.shape[-1], unit), _multiple(value.shape[-1], unit)
+
+    def padded(x: Tensor, width: int) -> Tensor:
+        if x.shape[-1] < width:
+            return F.pad(x, (0, width - x.shape[-1]))
+        return x if x.stride(-1) == 1 else x.contiguous()
+
+    return padded(query, d), padded(key, d), padded(value, d_v)

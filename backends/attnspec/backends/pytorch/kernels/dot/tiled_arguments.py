@@ -1,0 +1,159 @@
+"""Arguments of the tiled kernels: strided operands, padded sizes, scratch memory."""
+
+from typing import Generic, NamedTuple, TypeVar
+
+from torch import Tensor
+
+from attnspec.backends.pytorch.kernels.llvm.arguments import (
+    Arguments,
+    Flag,
+    Kind,
+    OptionalIntegers,
+    OptionalReals,
+    Real,
+    Reals,
+    Size,
+)
+from attnspec.backends.pytorch.kernels.llvm.machine_code import register_bytes
+from attnspec.backends.pytorch.kernels.llvm.memory import Memory
+from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, Extent, IntPointer, Pointer, RealPointer, Value
+
+from .tiles import TILE_ROWS, width
+
+KEYS = 64
+"""Keys per block."""
+
+UNBOUNDED = 2**30
+"""``left`` and ``right`` of an unbounded window: beyond every key, and within 32 bits."""
+
+AnyPointer = TypeVar("AnyPointer", bound=Pointer)
+
+
+class Strided(NamedTuple, Generic[AnyPointer]):
+    """An operand (b, h, rows, columns): address, and strides of all dimensions but the last."""
+
+    base: AnyPointer
+    batch: Value
+    head: Value
+    row: Value
+
+    def of_head(self, batch: Value, head: Value) -> AnyPointer:
+        """Address of the first row of a head."""
+        return self.base + (batch * self.batch + head * self.head)
+
+
+def _strided(x: Tensor) -> tuple[int, int, int, int]:
+    """Address and strides; a dimension of size 1 gets stride 0, so that it broadcasts."""
+    (b, h, rows, _), strides = x.shape, x.stride()
+    return x.data_ptr(), strides[0] if b > 1 else 0, strides[1] if h > 1 else 0, strides[2] if rows > 1 else 0
+
+
+class StridedReals(Kind[Tensor, Strided[RealPointer]]):
+    """Reals (b, h, rows, columns), with contiguous rows."""
+
+    slots = 4
+    to_slots = staticmethod(_strided)
+
+    @staticmethod
+    def read(k: Memory, buffer: IntPointer, first: int) -> Strided[RealPointer]:
+        """Address and strides."""
+        base, *strides = (k.load_int(buffer, first + i) for i in range(4))
+        return Strided(RealPointer(base), *strides)
+
+
+class OptionalStridedReals(Kind[Tensor | None, Strided[RealPointer]]):
+    """Reals (b, h, rows, columns), with contiguous rows, or None."""
+
+    slots = 4
+    read = StridedReals.read
+
+    @staticmethod
+    def to_slots(operand: Tensor | None) -> tuple[int, int, int, int]:
+        """Zeros for None."""
+        return (0, 0, 0, 0) if operand is None else _strided(operand)
+
+
+class OptionalStridedBooleans(Kind[Tensor | None, Strided[BytePointer]]):
+    """Booleans (b, h, rows, columns), with contiguous rows, or None."""
+
+    slots = 4
+
+    @staticmethod
+    def to_slots(operand: Tensor | None) -> tuple[int, int, int, int]:
+        """Zeros for None."""
+        return (0, 0, 0, 0) if operand is None else _strided(operand)
+
+    @staticmethod
+    def read(k: Memory, buffer: IntPointer, first: int) -> Strided[BytePointer]:
+        """Address and strides."""
+        base, *strides = (k.load_int(buffer, first + i) for i in range(4))
+        return Strided(BytePointer(base), *strides)
+
+
+class Operands(Arguments):
+    """Operands, output and row statistics of a call, for the forward and backward kernels.
+
+    ``group`` heads of queries share a head of keys. ``left`` and ``right`` may be `UNBOUNDED`. Cap, slopes and bias act
+    on scores before the scale: ``cap`` and ``slopes`` are divided by it, ``bias`` is multiplied by ``over_scale``.
+    ``log2_scale`` is the scale of the scores, times log₂ e. ``maximum`` (b, h, n) is the largest score of a row before
+    the scale, ``reciprocal`` (b, h, n) is 1/Σ exp(score − maximum); both are 0 where no key is attendable.
+    ``logarithms`` (b, h, n), if wanted, are −∞ there.
+    """
+
+    query_blocks: Size
+    heads: Size
+    group: Size
+    n: Size
+    m: Size
+    d: Size
+    d_v: Size
+    d_padded: Size
+    v_padded: Size
+    banded: Flag
+    left: Size
+    right: Size
+    lengths: OptionalIntegers
+    offsets: OptionalIntegers
+    adjusts: Flag
+    capped: Flag
+    cap: Real
+    over_cap: Real
+    slopes: OptionalReals
+    bias: OptionalStridedReals
+    over_scale: Real
+    scale: Real
+    log2_scale: Real
+    query: StridedReals
+    key: StridedReals
+    value: StridedReals
+    mask: OptionalStridedBooleans
+    output: StridedReals
+    maximum: Reals
+    reciprocal: Reals
+    logarithms: OptionalReals
+
+
+def padded(columns: int, bits: int) -> int:
+    """Columns rounded up to a multiple of a register's lanes and of `TILE_ROWS`."""
+    step = max(register_bytes() * 8 // bits, TILE_ROWS)
+    return -(-columns // step) * step
+
+
+def _mask_bits(bits: int) -> int:
+    """Reals that hold 64 mask bits for each query of a block."""
+    return 64 // bits * width(bits)
+
+
+def forward_scratch(bits: int, d_padded: Extent, v_padded: Extent) -> tuple[Extent | int, ...]:
+    """Scratch reals per thread: transposed queries, scores then weights, transposed output, mask bits."""
+    queries = width(bits)
+    return d_padded * queries, KEYS * queries, v_padded * queries, _mask_bits(bits)
+
+
+def backward_scratch(bits: int, d_padded: Extent, v_padded: Extent) -> tuple[Extent | int, ...]:
+    """Scratch reals per thread, in the order of `backward.Scratch`."""
+    queries = width(bits)
+    of_query, of_value = d_padded * queries, v_padded * queries
+    return (
+        of_query, of_value, of_query, of_value, of_query, KEYS * queries, KEYS * queries, queries, _mask_bits(bits)
+    )  # fmt: skip

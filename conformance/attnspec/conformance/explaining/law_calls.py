@@ -1,0 +1,125 @@
+"""Calls made by violated laws, with sizes, layouts and numbers that no example has."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from attnspec.conformance.explaining.candidates import Candidate, computation_by, copy_of, roundings
+from attnspec.conformance.explaining.probes import Probe
+from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.inputs.dtypes import is_float
+from attnspec.conformance.inputs.examples import Example
+from attnspec.conformance.judging.attempt import attempt_once
+from attnspec.conformance.judging.checks import Check
+from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.conformance.laws import CHECKS
+from attnspec.conformance.mutants.correct import Library
+from attnspec.spec.contract.semantics import QUESTIONS, Semantics
+from attnspec.spec.contract.tree import map_tree
+
+Watch = Callable[[str, Any], AbstractContextManager[None]]
+"""Context around calls of the backend, entered with the law and the input to which a crash is attributed."""
+
+MAX_LAWS = 2
+"""Largest number of violated laws whose calls are examined."""
+
+MAX_CALLS = 16
+"""Largest number of a law's last calls that are examined."""
+
+
+class CallRecorder(Subject):
+    """A subject that records its calls as probes, still without expected numbers."""
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__(subject.backend, subject.contract, subject.operation, subject.dtype, subject.device)
+        self.effort, self.is_leading_dtype, self.default_dtype = (
+            subject.effort,
+            subject.is_leading_dtype,
+            subject.default_dtype,
+        )
+        self.calls: list[Probe] = []
+
+    def result_or_raised(self, inputs: Mapping[str, Any]) -> Any:
+        """Return the outcome of a call, and record it with the arguments' memory layout."""
+        views = {name: map_tree(x, lambda _, y: self._as_numpy(y)) for name, x in inputs.items()}
+        copies = {name: map_tree(x, lambda _, y: copy_of(y)) for name, x in views.items()}
+        outcome = super().result_or_raised(inputs)
+        if isinstance(outcome, dict) and all(map(_is_numbers, outcome.values())):
+            results = {path: np.array(x) for path, x in outcome.items()}
+            self.calls.append(Probe(Arguments(self.operation, copies), results, {}, {}, views=views))
+        return outcome
+
+    def vjp(self, arguments: Arguments, cotangents: Results, inputs: Mapping[str, Any] | None = None) -> Results:
+        """Return the gradients, and record them."""
+        gradients = super().vjp(arguments, cotangents, inputs)
+        recorded_gradients = {path: np.array(x) for path, x in gradients.items() if path in dict(arguments.arrays)}
+        self.calls.append(Probe(arguments, recorded_gradients, {}, {}, dict(cotangents)))
+        return gradients
+
+    def _as_numpy(self, x: Any) -> Any:
+        return x if x is None or isinstance(x, bool | int | float | str) else self.numbers(x)
+
+
+def calls_of_violated_laws(
+    subject: Subject, laws: Iterable[str], examples: Sequence[Example], watch: Watch, deadline: float
+) -> list[Probe]:
+    """Return the calls of violated laws, with the correct formulas' numbers.
+
+    Return none if the backend declares choices under which these formulas cannot compute.
+    """
+    choices: dict[str, Any] = {question: QUESTIONS[question].normative for question in (*subject.choices, "rejection")}
+    if replace(subject.semantics, **choices) != Semantics():
+        return []
+    probes: list[Probe] = []
+    for law in [*laws][:MAX_LAWS]:
+        calls_of_checks = (
+            _calls(subject, check, examples, watch, deadline)
+            for check in CHECKS[law]
+            if check.concerns(subject.operation)
+        )
+        calls = next(filter(None, calls_of_checks), [])
+        probes += [
+            probe
+            for probe in (_judged_probe(subject, call, deadline) for call in calls[-MAX_CALLS:])
+            if probe is not None
+        ]
+    return probes
+
+
+def _calls(subject: Subject, check: Check, examples: Sequence[Example], watch: Watch, deadline: float) -> list[Probe]:
+    """Return the calls that a check makes on the first example that violates its law."""
+    for example in examples[:1] if check.once else examples:
+        if time.process_time() > deadline:
+            break
+        recorder = CallRecorder(subject)
+        arguments = subject.arguments(example)
+        with watch(check.law.id, example):
+            violation, *_ = attempt_once(recorder, check, arguments, example.seed)
+        if violation is not None:
+            return recorder.calls
+    return []
+
+
+def _judged_probe(subject: Subject, call: Probe, deadline: float) -> Probe | None:
+    """Return a call with the correct formulas' numbers, and with budgets for their roundings."""
+    if time.process_time() > deadline:
+        return None
+    correct = Candidate("", "", computation_by(subject, lambda: Library("correct")))
+    expected, allowed = correct.numbers(call), roundings(correct, call, subject)
+    if expected is None or allowed is None or _shapes(expected) != _shapes(call.got):
+        return None
+    # NaN and infinities are results of the correct formulas here, so that the backend must have them, too.
+    budgets = {path: np.where(np.isfinite(x), allowed[path], 0.0) for path, x in expected.items()}
+    return Probe(call.arguments, call.got, expected, budgets, call.cotangents, call.views)
+
+
+def _is_numbers(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and (x.dtype.kind in "biuf" or is_float(x))
+
+
+def _shapes(results: Results) -> dict[str, tuple[int, ...]]:
+    return {path: x.shape for path, x in results.items()}

@@ -1,0 +1,226 @@
+"""Search for missing declarations: choices, limits and precision classes under which violations vanish.
+
+Nothing is guessed: a change of the declaration counts only if violated laws, judged again under it, hold.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from attnspec.conformance.explaining.precision_classes import MIN_USED_BUDGET, explaining_classes, widest_class
+from attnspec.conformance.explaining.refusals import REFUSED, Refusals, says_refused
+from attnspec.conformance.inputs.dtypes import NARROW
+from attnspec.conformance.judging.declaration import Contract
+from attnspec.conformance.judging.engine import NOT_REPRODUCED, Case, governing_laws
+from attnspec.conformance.judging.profiles import FORMULA
+from attnspec.conformance.judging.results import UNJUDGED, Result, Status, checked
+from attnspec.conformance.judging.violation import Reason
+from attnspec.conformance.laws import CHECKS
+from attnspec.spec.contract.limits import Limits
+from attnspec.spec.contract.operation import OPERATIONS
+from attnspec.spec.contract.precision import DEFAULTS
+from attnspec.spec.contract.semantics import QUESTIONS, Semantics
+
+ENDED = {Reason.CRASHED, Reason.HUNG}
+
+EXACTLY_SCALED = (64, 256, 16, 4)
+"""Head sizes d for which 1/√d is a power of 2; those whose scores have the most digits come first."""
+
+NUMERICAL_REASONS = {Reason.VALUE, Reason.DECLARED}
+"""Reasons of violations that numbers beyond their budgets may cause."""
+
+
+Judge = Callable[[Contract, Case], list[Result]]
+"""Judges a case under a contract, up to its first example that violates a law."""
+
+
+@dataclass(frozen=True)
+class MissingDeclarations:
+    """Changes of the declaration that explain violations of one case.
+
+    ``semantics`` maps questions to choices, ``precision`` is a class or empty, and ``limits`` maps fields to values;
+    the field :data:`REFUSED` means that the dtype is not supported. ``laws`` maps each explained law to the kind of
+    change that explains it.
+    """
+
+    semantics: Mapping[str, Any] = field(default_factory=dict)
+    precision: str = ""
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    laws: Mapping[str, str] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the explanation as plain JSON."""
+        return {name: dict(x) if isinstance(x, Mapping) else x for name, x in vars(self).items()}
+
+
+@dataclass
+class Search:
+    """State of the search for one case: changes adopted so far, and laws still violated under them."""
+
+    judging: Judge
+    contract: Contract
+    case: Case
+    refusals: Callable[[], Refusals]
+    violated: dict[str, Result]
+    changes: dict[str, Any] = field(default_factory=dict)
+    laws: dict[str, str] = field(default_factory=dict)
+
+    def judge_again(self, contract: Contract, laws: Iterable[str]) -> dict[str, Result]:
+        """Return the verdicts of these laws under a contract, without reducing violations.
+
+        Judging ends at the first violating example, so that the other laws are judged again until none is left.
+        """
+        verdicts: dict[str, Result] = {}
+        laws_left = list(laws)
+        while laws_left:
+            results = checked(self.judging(contract, replace(self.case, laws=tuple(laws_left))))
+            failed = {r.law: r for r in results if r.violates}
+            verdicts |= failed or {r.law: r for r in results}
+            laws_left = [law for law in laws_left if failed and law not in failed]
+        return verdicts
+
+    def adopt(self, kind: str, change: Any, contract: Contract, new_verdicts: Mapping[str, Result]) -> bool:
+        """Adopt a change of the declaration, and return True, if a violated law holds under it."""
+        explained = [law for law in self.violated if not new_verdicts[law].violates and not new_verdicts[law].unchecked]
+        if explained:
+            self.contract, self.changes[kind] = contract, change
+            self.laws |= dict.fromkeys(explained, kind)
+            self.violated = {law: new_verdicts[law] for law in self.violated if law not in explained}
+        return bool(explained)
+
+
+def missing_declarations(
+    judging: Judge, contract: Contract, case: Case, failed: Iterable[Result], refusals: Callable[[], Refusals]
+) -> MissingDeclarations:
+    """Find the declarations under which a case's violations vanish, as far as a run can observe them.
+
+    ``refusals`` searches for the inputs that the backend refuses.
+    """
+    # Any declaration would seem to explain a violation that did not recur when the call was repeated.
+    explainable = [r for r in failed if r.reason not in ENDED and NOT_REPRODUCED not in r.note]
+    remaining = {r.law: r for r in explainable if not r.message.startswith(UNJUDGED)}
+    if not remaining or any(r.law == FORMULA and r.law not in remaining for r in failed):
+        return MissingDeclarations()
+    search = Search(judging, contract, case, refusals, remaining)
+    for step in (_limits, _semantics, _precision, _limits):
+        if search.violated:
+            step(search)
+    return MissingDeclarations(**search.changes, laws=search.laws)
+
+
+def _limits(search: Search) -> None:
+    """Adopt limits that exclude the inputs that the backend reports as unsupported."""
+    if not any(r.reason == Reason.RAISED and says_refused(r.message) for r in search.violated.values()):
+        return
+    refused = search.refusals()
+    if refused.everything:
+        search.changes["limits"] = {REFUSED: True}
+        search.laws |= dict.fromkeys(search.violated, "limits")
+        search.violated = {}
+    elif refused.limits and "limits" not in search.changes:
+        changed = replace(search.contract, limits=narrowed(search.contract.limits, refused.limits))
+        search.adopt("limits", refused.limits, changed, search.judge_again(changed, search.violated))
+
+
+def narrowed(limits: Limits, change: Mapping[str, Any]) -> Limits:
+    """Return changed limits; dtypes of single operations are restricted to the remaining dtypes."""
+    dtypes = change.get("dtypes", limits.dtypes)
+    supported = {name: tuple(d for d in ds if d in dtypes) for name, ds in dict(limits.dtypes_by_operation).items()}
+    return replace(limits, **change, dtypes_by_operation={name: ds for name, ds in supported.items() if ds})
+
+
+def _semantics(search: Search) -> None:
+    """Adopt the observed choices."""
+    for _ in QUESTIONS:
+        known = search.changes.get("semantics", {})
+        observed = {q: r.observed for q in QUESTIONS if (r := search.violated.get(QUESTIONS[q].law)) and r.observed}
+        choices = {q: choice for q, answer in observed.items() if (choice := _choice(q, answer)) and q not in known}
+        if not choices:
+            return
+        changed = with_declared_choices(search.contract, search.case.operation, choices)
+        if not search.adopt("semantics", {**known, **choices}, changed, search.judge_again(changed, search.violated)):
+            return
+
+
+def with_declared_choices(contract: Contract, operation: str, chosen: Mapping[str, Any]) -> Contract:
+    """Return a contract that also declares these choices for an operation."""
+    declared = contract.semantics
+    by_operation = {**declared.per_operation, operation: Semantics.of({**vars(declared[operation]), **chosen})}
+    return replace(contract, semantics=replace(declared, per_operation=by_operation))
+
+
+def unexplained(
+    contract: Contract, case: Case, failed: Sequence[Result], explanation: Mapping[str, Any]
+) -> tuple[Contract, Sequence[Result]]:
+    """Return the contract with the observed choices, and the violations still to be diagnosed.
+
+    If declarations explain all violations, all are diagnosed, under the present contract.
+    """
+    violated = [r for r in failed if r.law not in explanation.get("laws", ())]
+    if not explanation or not violated:
+        return contract, failed
+    return with_declared_choices(contract, case.operation, explanation["semantics"]), violated
+
+
+def _choice(question: str, observed: str) -> Any:
+    """Return an observed choice in the form of a declaration; None if it is unknown."""
+    if observed.startswith("{"):
+        return json.loads(observed)
+    return observed if observed in QUESTIONS[question].choices else None
+
+
+def _precision(search: Search) -> None:
+    """Adopt the narrowest precision class under which the formula's law and all ensemble filters hold.
+
+    Choices that could not be observed under the declared class may become visible under it, and are adopted too.
+    """
+    if search.case.dtype not in DEFAULTS or not any(r.reason in NUMERICAL_REASONS for r in search.violated.values()):
+        return
+    governing = governing_laws(OPERATIONS[search.case.operation])
+    filters = [law for law in governing if "ensemble" in law or any(check.ensemble for check in CHECKS[law])]
+    declared = search.contract.precision.name(search.case.operation, search.case.dtype)
+    classes = explaining_classes(declared, search.case.dtype, _violated_at_exact_scales(search))
+    if not classes or _search_under(search, widest_class(classes[-1]))[1].violates:
+        return
+    # If the formula fails only on other laws' inputs, its own examples hold under any class and are no evidence.
+    by_others = FORMULA in search.violated and not search.judge_again(search.contract, [FORMULA])[FORMULA].violates
+    for name in classes:
+        trial, formula = _search_under(search, name)
+        if formula.status is Status.PASSED and formula.error_ratio >= MIN_USED_BUDGET:
+            verdicts = search.judge_again(trial.contract, dict.fromkeys([*search.violated, *filters]))
+            if by_others and any(r.violates and r.reason == Reason.VALUE for r in verdicts.values()):
+                continue
+            if not any(verdicts[law].violates for law in filters) and search.adopt(
+                "precision", name, trial.contract, verdicts
+            ):
+                search.changes |= trial.changes
+                search.laws |= {law: kind for law, kind in trial.laws.items() if law in search.laws}
+                return
+
+
+def _violated_at_exact_scales(search: Search) -> bool:
+    """Return True if numbers are still wrong for a head size at which scaling queries rounds nothing."""
+    declared = search.contract.limits.head_sizes
+    size = next((size for size in EXACTLY_SCALED if declared is None or size in declared), None)
+    if size is None or search.case.dtype not in NARROW:
+        return False
+    contract = replace(search.contract, limits=replace(search.contract.limits, head_sizes=(size,)))
+    laws = [FORMULA, *(law for law, r in search.violated.items() if r.reason == Reason.VALUE)]
+    verdicts = search.judge_again(contract, dict.fromkeys(laws)).values()
+    return any(r.violates and r.reason == Reason.VALUE for r in verdicts)
+
+
+def _search_under(search: Search, name: str) -> tuple[Search, Result]:
+    """Return the search continued under a precision class, and the formula's verdict there."""
+    operation, declared = search.case.operation, search.contract.precision
+    classes = {**declared.per_operation.get(operation, {}), search.case.dtype: name}
+    changed = replace(
+        search.contract, precision=replace(declared, per_operation={**declared.per_operation, operation: classes})
+    )
+    questions = [law for law in search.violated if law.startswith("semantics.")]
+    violated = {law: r for law, r in search.judge_again(changed, questions).items() if r.violates}
+    known = {"semantics": search.changes["semantics"]} if "semantics" in search.changes else {}
+    trial = replace(search, contract=changed, violated=violated, changes=known, laws={})
+    _semantics(trial)
+    return trial, trial.judge_again(trial.contract, [FORMULA])[FORMULA]

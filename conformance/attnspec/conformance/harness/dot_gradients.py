@@ -1,0 +1,157 @@
+"""Right gradients of some keys, values and queries, with their budgets, for dot-product scores.
+
+With the cotangent g and weights α, a key j has the gradients dvⱼ = Σᵢ αᵢⱼ gᵢ and dkⱼ = Σᵢ αᵢⱼ (gᵢ·vⱼ − Dᵢ) qᵢ/√d, where
+Dᵢ = gᵢ·oᵢ uses the caller's output o. A query i has dqᵢ = Σⱼ αᵢⱼ (gᵢ·vⱼ − Dᵢ) kⱼ/√d, where Dᵢ = Σⱼ αᵢⱼ gᵢ·vⱼ.
+
+Budgets follow :mod:`attnspec.reference.budget.derivative`, but are tighter in two points. There, errors of Dᵢ add
+linearly in sums over a row's keys; here, they move a query's gradient along Σⱼ αᵢⱼ kⱼ. There, all errors add linearly
+if scores of a row are equal; here, only those of rows with equal weights (for keys) or keys with equal scores (for
+queries).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from attnspec.conformance.harness.normalizers import Attendance, Scores
+from attnspec.conformance.harness.sum_variances import equal_groups, variance_of_key_tiles, variance_of_query_tiles
+from attnspec.conformance.harness.weight_columns import Columns, columns
+from attnspec.conformance.inputs.arguments import Numbers
+from attnspec.reference.budget.error_array import WIDTH
+from attnspec.reference.budget.numbers import attendable_softmax
+from attnspec.reference.budget.softmax import statistical_weights
+from attnspec.reference.budget.statistical import Statistical
+from attnspec.spec.contract.precision import Precision
+
+Gradient = tuple[Numbers, Numbers]
+"""Numbers and their budgets."""
+
+
+@dataclass(frozen=True)
+class Element:
+    """One batch element: its arrays, cotangent, output, and attending pairs."""
+
+    query: Numbers
+    key: Numbers
+    value: Numbers
+    cotangent: Numbers
+    output: Numbers
+    attendance: Attendance
+
+    def from_row(self, row: int) -> "Element":
+        """Return the element without the rows before ``row``."""
+        attendance = self.attendance.from_row(row)
+        return Element(self.query[row:], self.key, self.value, self.cotangent[row:], self.output[row:], attendance)
+
+
+def gradients_at(keys: Numbers, element: Element, scores: Scores, precision: Precision) -> tuple[Gradient, Gradient]:
+    """Return the gradients of these keys and of their values."""
+    with np.errstate(all="ignore"):
+        chosen = columns(scores, element.query, element.key, keys, element.attendance, precision)
+        return _key_gradients(keys, element, scores, chosen), _value_gradients(element, chosen)
+
+
+def _value_gradients(element: Element, chosen: Columns) -> Gradient:
+    g = _without_error(element.cotangent, chosen.precision)
+    gradient = chosen.weights.swapaxes(-1, -2) @ g
+    common = chosen.common_variance(chosen.alpha, g.value)
+    return _budgeted(gradient, common + variance_of_query_tiles(chosen.alpha, g.value, chosen.precision))
+
+
+def _key_gradients(keys: Numbers, element: Element, scores: Scores, chosen: Columns) -> Gradient:
+    p = chosen.precision
+    query, value, g = (_without_error(x, p) for x in (element.query, element.value[keys], element.cotangent))
+    output = np.where(np.isneginf(chosen.log_sums), 0.0, element.output.astype(np.float64))
+    weighted_sum = (g.value * output).sum(-1, keepdims=True)
+    output_rounding = (g.value**2 * ((0.6 * p.output * output) ** 2 + p.output_smallest**2)).sum(-1, keepdims=True)
+    weight_gradients = g @ value.swapaxes(-1, -2)
+    weight_gradients = Statistical(weight_gradients.value, np.sqrt(weight_gradients.error**2 + output_rounding), p)
+    difference = weight_gradients - Statistical(weighted_sum, np.zeros(weighted_sum.shape), p)
+    error = np.hypot(difference.error, _error_of_weighted_sum(element, chosen, weighted_sum, weight_gradients.error))
+    score_gradients = chosen.weights * Statistical(difference.value, error, p)
+    unit = np.eye(1, query.shape[-1])
+    scale = float(scores(unit, unit)[0, 0])
+    gradient = (query.swapaxes(-1, -2) @ (score_gradients / np.float64(1 / scale))).swapaxes(-1, -2)
+    common = chosen.common_variance(score_gradients.value, scale * query.value)
+    common = common + variance_of_query_tiles(score_gradients.value, scale * query.value, p)
+    if p.operand:
+        # Rows with equally rounded weights also have equally rounded sums Σ α·dα.
+        common = common + chosen.common_variance(chosen.alpha * weighted_sum, scale * query.value)
+    return _budgeted(gradient, common)
+
+
+def _error_of_weighted_sum(element: Element, chosen: Columns, weighted_sum: Numbers, errors: Numbers) -> Numbers:
+    """Return the error of Σⱼ αⱼ dαⱼ per row, from separate and common errors of keys.
+
+    The weighted mean square of dα is estimated by the larger of two numbers: its mean square over all keys, and the
+    square of the sum, which is larger if few keys have weight.
+    """
+    p = chosen.precision
+    value, cotangent = element.value.astype(np.float64), element.cotangent.astype(np.float64)
+    squares = ((cotangent @ (value.T @ value / max(len(value), 1))) * cotangent).sum(-1, keepdims=True)
+    squares = np.maximum(squares, weighted_sum**2)
+    separate = chosen.score_error**2 + p.accumulation**2 + 2 * (0.6 * p.operand) ** 2
+    separate = chosen.largest_weight * (separate * squares + (errors**2).mean(-1, keepdims=True))
+    summing = (0.5 * p.accumulation) ** 2 * len(value) * (weighted_sum**2 + chosen.largest_weight * squares)
+    error: Numbers = np.sqrt(separate + summing + (chosen.sum_error * weighted_sum) ** 2)
+    return error
+
+
+def _without_error(x: Numbers, precision: Precision) -> Statistical:
+    return Statistical(x.astype(np.float64), 0.0, precision, is_input=True)
+
+
+def _budgeted(gradient: Statistical, common_variance: Numbers) -> Gradient:
+    p = gradient.precision
+    sigma = np.sqrt(gradient.error**2 + common_variance + (0.6 * p.output * gradient.value) ** 2) + p.output_smallest
+    return gradient.value, WIDTH * sigma
+
+
+def query_gradients(
+    query: Numbers,
+    key: Numbers,
+    value: Numbers,
+    cotangent: Numbers,
+    allowed: Numbers | None,
+    scores: Scores,
+    precision: Precision,
+) -> tuple[Numbers, Numbers]:
+    """Return gradients and budgets of a batch element's queries; ``allowed`` marks the attending pairs."""
+    p, u = precision, precision.accumulation
+    with np.errstate(all="ignore"):
+        q, k, v, g = (Statistical(x.astype(np.float64), 0.0, p, is_input=True) for x in (query, key, value, cotangent))
+        scored = scores(q, k)
+        softmax = attendable_softmax(scored.value, allowed)
+        alpha, sigma, repeats, level = statistical_weights(softmax, scored.error, p)
+        # Kernels recompute weights as exp(score − log sum); the scores in the log sum were added in another order.
+        largest = np.where(softmax.attendable, np.abs(scored.value), 0.0).max(-1, keepdims=True, initial=0.0)
+        sigma = np.hypot(sigma, alpha * np.sqrt(1 + 0.5 * query.shape[-1]) * u * largest)
+        weights = Statistical(alpha, sigma, p)
+
+        weight_gradients = g @ v.swapaxes(-1, -2)
+        terms = alpha * weight_gradients.value
+        weighted_sum = terms.sum(-1, keepdims=True)
+        score_gradients = weights * (weight_gradients - Statistical(weighted_sum, np.zeros(weighted_sum.shape), p))
+        scale = float(scores(np.eye(1, query.shape[-1]), np.eye(1, query.shape[-1]))[0, 0])
+        gradient = (score_gradients / np.float64(1 / scale)) @ k
+
+        output = alpha @ v.value
+        stored = ((0.6 * p.output * g.value * output) ** 2 + (p.output_smallest * g.value) ** 2).sum(-1, keepdims=True)
+        separate = (
+            (sigma * weight_gradients.value) ** 2
+            + (alpha * weight_gradients.error) ** 2
+            + 2 * (0.6 * p.operand * terms) ** 2
+        )
+        summing = (0.5 * u) ** 2 * alpha.shape[-1] * (weighted_sum**2 + (terms**2).sum(-1, keepdims=True))
+        common = np.hypot(level, 0.5 * u * repeats)
+        operand_rounding = (np.hypot(common, 0.6 * p.operand) * weighted_sum) ** 2
+        sum_variance = separate.sum(-1, keepdims=True) + stored + summing + operand_rounding
+
+        variance = gradient.error**2 + sum_variance * (scale * (alpha @ k.value)) ** 2 + (common * gradient.value) ** 2
+        variance = variance + variance_of_key_tiles(scale * score_gradients.value.T, k.value, p)
+        relative = np.hypot(np.where(alpha > 0, sigma / alpha, 0.0), 0.6 * p.operand)
+        log_weights = np.where(softmax.attendable, np.log(alpha), np.nan)
+        for i, row in enumerate(relative * score_gradients.value * scale):
+            variance[i] += equal_groups(log_weights[i], p).variance(row, k.value)
+        budget = WIDTH * (np.sqrt(variance + (0.6 * p.output * gradient.value) ** 2) + p.output_smallest)
+        return gradient.value, budget

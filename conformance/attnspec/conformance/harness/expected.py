@@ -1,0 +1,72 @@
+"""Expected results under the declared choices for NaN, infinities, and rows without attendable keys."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from attnspec.conformance.harness.parts import Part
+from attnspec.conformance.inputs.arguments import Arguments, Numbers
+from attnspec.conformance.judging.subject import Subject
+from attnspec.conformance.laws.rows_without_keys import with_even_weights
+
+
+class Expected(NamedTuple):
+    """Expected numbers and budgets, and a mask of required NaN (None: nowhere)."""
+
+    value: Numbers
+    budget: Numbers
+    nan: Numbers | None = None
+
+
+def expected(subject: Subject, part: Part) -> dict[str, Expected]:
+    """Return the expected results by path, including the effects of NaN and infinite arguments.
+
+    Rows without attendable keys follow the declared ``fully_masked``. A NaN that a row attends to makes that row NaN,
+    unless ``attendable_nan`` (or ``nan_queries``, for NaN in queries) declares another choice. Results that depend on
+    infinities are left open. So are results of masked NaN or infinities if ``masked_nonfinite`` is ``propagates``.
+    """
+    arguments = part.arguments
+    expectations = {path: Expected(x.value, x.budget) for path, x in subject.oracles(arguments).items()}
+    if subject.semantics.fully_masked != "zero" and arguments.keys_count and arguments.operation.mask is not None:
+        expectations = _with_empty_rows(subject, arguments, expectations)
+    float_arrays = [x for _, x in arguments.floats]
+    if all(np.isfinite(x).all() for x in float_arrays):
+        return expectations
+    if not any(np.isinf(x).any() for x in float_arrays) and _propagates(subject, arguments):
+        exact = subject.oracle_values(arguments)
+        expectations = {path: x._replace(nan=np.isnan(exact[path])) for path, x in expectations.items()}
+    if subject.semantics.masked_nonfinite == "propagates" and arguments.operation.masks:
+        unmasked = subject.oracle_values(arguments.unordered().without_masks())
+        expectations = {path: _with_open_results(x, ~np.isfinite(unmasked[path])) for path, x in expectations.items()}
+    return expectations
+
+
+def _propagates(subject: Subject, arguments: Arguments) -> bool:
+    """Return True if, by the declared choices, every attended NaN makes its row NaN."""
+    hides_nan_queries = subject.semantics.nan_queries == "hidden" and any(
+        np.isnan(arguments.array(leaf.path)).any() for leaf in subject.operation.queries
+    )
+    return subject.semantics.attendable_nan == "propagates" and not hides_nan_queries
+
+
+def _with_empty_rows(subject: Subject, arguments: Arguments, results: Mapping[str, Expected]) -> dict[str, Expected]:
+    """Set rows without attendable keys to the declared NaN, or to results of equal weights."""
+    undefined = {path: np.isnan(x.value) for path, x in results.items()}
+    if not any(rows.any() for rows in undefined.values()) or subject.semantics.fully_masked not in ("nan", "uniform"):
+        return dict(results)  # declared to raise, or declared per masking method: left open
+    if subject.semantics.fully_masked == "nan":
+        return {path: x._replace(nan=undefined[path]) for path, x in results.items()}
+    of_equal_weights = subject.oracles(with_even_weights(arguments.unordered()))
+    return {
+        path: Expected(
+            np.where(undefined[path], of_equal_weights[path].value, x.value),
+            np.where(undefined[path], of_equal_weights[path].budget, x.budget),
+        )
+        for path, x in results.items()
+    }
+
+
+def _with_open_results(expected: Expected, is_open: Numbers) -> Expected:
+    nan = None if expected.nan is None else expected.nan & ~is_open
+    return Expected(np.where(is_open, np.nan, expected.value), np.where(is_open, np.inf, expected.budget), nan)

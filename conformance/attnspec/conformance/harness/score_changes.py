@@ -1,0 +1,35 @@
+"""Changes of arguments that change the scores as defects do: without an option, or rescaled."""
+
+from attnspec.conformance.inputs.arguments import Arguments
+from attnspec.conformance.laws import ensembles
+from attnspec.spec.contract.axes import Axis, Part, Role
+from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.tree import Leaf
+
+ADDED = (Part.BIAS, Part.SLOPES, Part.SINK)
+"""Options that are added to scores, or to their exponentials."""
+
+
+def has_score_options(operation: Operation) -> bool:
+    """Return True for operations with a scale option whose independent rows attend to unprojected keys."""
+    by_row = operation.query_size in operation.order_free(Axis.QUERY) and bool(operation.linear)
+    return by_row and bool(operation.part(Part.SCALE)) and not any(is_weight(operation, x) for x in operation.floats)
+
+
+def is_weight(operation: Operation, leaf: Leaf) -> bool:
+    """Return True for a weight matrix, which all rows share; options are none."""
+    return bool(operation.role(leaf) & Role.WEIGHT) and leaf.path not in operation.parts
+
+
+def without(arguments: Arguments, *parts: Part) -> Arguments:
+    """Return the arguments with these options set to their defaults, which leave scores unchanged."""
+    operation = arguments.operation
+    paths = [path for path, part in operation.parts.items() if part in parts]
+    return arguments.replaced({path: operation.defaults[path] for path in paths})
+
+
+def rescaled(arguments: Arguments, factor: float) -> Arguments:
+    """Return arguments whose scores are multiplied by ``factor`` before caps, biases and masks."""
+    if arguments.operation.scores_scale_with or not arguments.operation.part(Part.SCALE):
+        return ensembles.rescaled(arguments, factor)
+    return ensembles.multiplied(arguments, {leaf.path: factor for leaf in arguments.operation.queries})

@@ -1,0 +1,92 @@
+"""A run of the command line, from the backend's import to its report, however the run ends.
+
+Functions import heavy modules only after the process that imports the backend has started, to run beside it.
+"""
+
+import errno
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from attnspec.conformance.judging.results import INTERRUPTED
+from attnspec.conformance.remote.errors import BackendError
+from attnspec.conformance.remote.folder import no_room_message
+from attnspec.conformance.remote.processes import close_memory
+from attnspec.conformance.remote.sandbox import use_sandbox
+from attnspec.conformance.running.integrity import JudgeFiles
+from attnspec.conformance.running.interruption import INTERRUPTION
+from attnspec.conformance.running.probe import Probe
+from attnspec.conformance.running.settings import Settings
+
+if TYPE_CHECKING:
+    from attnspec.conformance.reporting.report import Report
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a full disk."""
+
+
+def report_of_run(backend: str, settings: Settings, workers: int, console: Console, *, shown: bool = False) -> "Report":
+    """Judge a backend and return the report, even after a signal or the time limit."""
+    started = time.monotonic()
+    INTERRUPTION.hold()
+    close_memory()
+    probe = None
+    try:
+        sandboxed = not settings.in_process and use_sandbox(settings.sandbox, "--sandbox")
+        settings = replace(settings, sandbox="on" if sandboxed else "off")
+        before = None if sandboxed or settings.in_process else JudgeFiles()
+        probe = Probe(backend, settings.device, sandbox=sandboxed)
+        report = _judged(probe, settings, workers, console, started, shown=shown)
+        touched = [] if before is None else before.changed()
+        if touched:
+            files = ", ".join(touched)
+            raise BackendError(f"the judge's own files changed while it ran, so no verdict can be trusted: {files}")
+        return report
+    except BackendError as error:
+        reason = str(error)
+    except KeyboardInterrupt:
+        reason = INTERRUPTION.reason or INTERRUPTED
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        reason = no_room_message(error)
+    finally:
+        INTERRUPTION.acknowledge()
+        if probe is not None:
+            probe.close()
+    from attnspec.conformance.reporting.report import Report
+
+    return Report.without_verdicts(backend, settings, time.monotonic() - started, reason)
+
+
+def _judged(
+    probe: Probe, settings: Settings, workers: int, console: Console, started: float, *, shown: bool
+) -> "Report":
+    """Judge a backend that is still being imported, and return the report."""
+    from attnspec.conformance.remote.description import contract_from
+    from attnspec.conformance.reporting.report import Report
+    from attnspec.conformance.running.checking import run
+    from attnspec.conformance.running.planning import Plan, check_names
+    from attnspec.spec.contract.operation import OPERATIONS
+    from attnspec.spec.contract.precision import DEFAULTS
+
+    def make_plan() -> Plan:
+        return Plan.of(contract_from(probe.description(), probe.backend), settings)
+
+    INTERRUPTION.release(settings.time_limit - (time.monotonic() - started) if settings.time_limit else None)
+    cases = len(settings.operations or OPERATIONS) * len(settings.dtypes or DEFAULTS)
+    check_names(settings, "--")
+    done = run(
+        probe.backend,
+        settings,
+        workers=max(1, min(workers, cases)),
+        console=console,
+        make_plan=make_plan,
+        shown=shown,
+    )
+    # The backend's processes end first, so that the report can name those that had to be ended.
+    probe.close()
+    done.verdicts.left += [title for title in probe.left if title not in done.verdicts.left]
+    return Report.of(done.plan, done.verdicts, settings, time.monotonic() - started, early_end=done.early_end)
