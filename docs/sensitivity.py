@@ -24,7 +24,7 @@ HEAD = """# Smallest convicted errors
 The smallest relative error of gain, of the scale of the scores, and of gain of a gradient that `full` convicts in the
 backend `{}`: the limit of the filter and what it estimated there, added up. The second number of a cell is the
 largest over masked, causal, long and wide inputs; of gradients it is that of the argument where most is needed.
-Made by `python docs/sensitivity.py {}`. How limits come about: [precision.md](precision.md).
+Made by `python docs/sensitivity.py {}`. How limits come about: [ensembles.md](ensembles.md).
 """
 FILTERS = (ensemble_gain, ensemble_scale, ensemble_gradient)
 

@@ -1,6 +1,6 @@
 """Filters over all judged rows, which reveal errors far below the rounding of single numbers.
 
-The filters are those of the laws on ensembles (``docs/precision.md``), on any inputs. They assume that errors of
+The filters are those of the laws on ensembles (``docs/ensembles.md``), on any inputs. They assume that errors of
 different rows are independent, and as often positive as negative. Rows that round alike count once; with too few left,
 no filter applies. Before a filter reports an error it is tried on honest results, with weights and sums rounded as the
 class allows. Twice their estimate is added to its limit. If it would reject them, as it may where every row has a
