@@ -162,7 +162,7 @@ def jax(session: nox.Session) -> None:
 def onnx(session: nox.Session) -> None:
     """Judge ONNX Runtime and ONNX's reference evaluator, and test their adapter (``attnspec check``'s arguments).
 
-    Both violate, as docs/backends.md says; that is no failure of the session.
+    Both violate, as docs/adapters.md says; that is no failure of the session.
     """
     install_project(session, *group("test"), extras="onnx")
     session.run("python", "-m", "pytest", "-n", "logical", "tests/backends/test_onnx_native.py")

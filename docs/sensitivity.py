@@ -24,7 +24,7 @@ HEAD = """# Smallest convicted errors
 The smallest relative errors that `full` convicts in the backend `{}`: of the gain, of the scale of the scores, and of
 the gain of a gradient. Each is the limit of a check plus the error that it estimated. The second number of a cell is
 the largest over masked, causal, long and wide inputs; for gradients, over the arguments.
-Made by `python docs/sensitivity.py {}`. How limits come about: [precision.md](precision.md).
+Made by `python docs/sensitivity.py {}`. How limits come about: [ensembles.md](ensembles.md).
 """
 FILTERS = (ensemble_gain, ensemble_scale, unbiased_gradient)
 

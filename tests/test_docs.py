@@ -63,7 +63,7 @@ def test_the_page_of_the_pytorch_backend_counts_its_operations() -> None:
 
 
 def test_every_choice_that_a_backend_declares_is_documented() -> None:
-    page = read("docs/backends.md")
+    page = read("docs/conventions.md")
     names = [*(f.name for f in fields(Limits)), *QUESTIONS, *(c for q in QUESTIONS.values() for c in q.choices)]
     assert [name for name in names if f"`{name}`" not in page] == []
 
@@ -74,7 +74,7 @@ def test_every_precision_class_is_documented() -> None:
 
 
 def test_every_status_is_documented() -> None:
-    page = read("docs/verdicts.md")
+    page = read("docs/reports.md")
     assert [s for s in Status if f"`{s}`" not in page] == []
     assert [r for r in Reason if f"`{r}`" not in page] == []
 
@@ -133,6 +133,16 @@ def test_the_readme_judges_a_result() -> None:
             exec(code.replace('"cuda"', '"cpu"'), names)
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name == "docs"], ids=lambda p: p.name)
+def test_a_page_has_at_most_two_thousand_words(page: Path) -> None:
+    assert len(page.read_text(encoding="utf-8").split()) <= 2000
+
+
+def test_contributing_and_changes_are_short() -> None:
+    assert len(read("CONTRIBUTING.md").encode()) <= 4000
+    assert len(read("CHANGELOG.md").splitlines()) <= 60
+
+
 def test_the_readme_names_the_sessions() -> None:
     sessions = re.findall(r"^def (\w+)\(session: nox", read("noxfile.py"), re.MULTILINE)
     for named in re.findall(
@@ -147,11 +157,11 @@ EXAMPLE = re.compile(
     r"```python\n(?P<code># (?P<file>\w+\.py)\n.*?)```.*?`attnspec (?P<command>check [^`]+)`.*?```\n(?P<shown>.*?)```",
     re.DOTALL,
 )
-VERDICTS = {m["file"]: m.groupdict() for m in EXAMPLE.finditer(read("docs/verdicts.md"))}
+VERDICTS = {m["file"]: m.groupdict() for m in EXAMPLE.finditer(read("docs/verdict-examples.md"))}
 
 
 def test_nine_verdicts_are_shown() -> None:
-    assert len(VERDICTS) == read("docs/verdicts.md").count("```python\n# ") == 9
+    assert len(VERDICTS) == read("docs/verdict-examples.md").count("```python\n# ") == 9
 
 
 @pytest.mark.slow
@@ -175,9 +185,9 @@ def test_the_page_on_verdicts_shows_what_is_said(file: str, tmp_path: Path) -> N
         assert not line or line in lines, f"{line}\n\nis not, in this order, in\n\n{said}"
 
 
-@pytest.mark.parametrize("name", ["shaped", "typed"])
+@pytest.mark.parametrize("name", ["mine", "shaped", "typed"])
 def test_the_examples_of_the_documentation_conform(tmp_path: Path, name: str) -> None:
-    (code,) = re.findall(rf"```python\n(# {name}\.py\n.*?)```", read("docs/backends.md"), re.DOTALL)
+    (code,) = re.findall(rf"```python\n(# {name}\.py\n.*?)```", read("docs/adapters.md"), re.DOTALL)
     (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
     command = [sys.executable, "-m", "attnspec.conformance.cli", "check", f"{name}.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

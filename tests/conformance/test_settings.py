@@ -139,8 +139,8 @@ def test_the_schema_has_the_fields_of_a_verdict() -> None:
     assert described["properties"]["status"]["enum"] == list(Status)
 
 
-def test_the_page_on_verdicts_names_every_attribute_of_a_suite() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "verdicts.md").read_text(encoding="utf-8")
+def test_the_page_on_ci_names_every_attribute_of_a_suite() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "ci.md").read_text(encoding="utf-8")
     table = page.partition("| attribute |")[2].partition("\n\n")[0]
     assert [o.setting for o in OPTIONS if not o.isolated and f"`{o.setting}`" not in table] == []
 

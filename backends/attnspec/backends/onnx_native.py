@@ -5,7 +5,7 @@ operator. A mask beside a bias becomes −∞ in the bias. With lengths, ONNX al
 adapter puts causality into the mask. Empty results and sequences without steps are not evaluated. Not available:
 gradients, windows, slopes, sinks, logarithms of sums. ONNX Runtime has no float64 networks and no bfloat16; in float16
 it scales queries and keys before their product. The reference evaluator's float16 products are NumPy's, for which there
-is no precision class. docs/backends.md lists the violations.
+is no precision class. docs/adapters.md lists the violations.
 """
 
 from collections.abc import Callable

@@ -52,13 +52,13 @@ def pytest_configure(config: pytest.Config) -> None:
         die_with_parent()
     if _is_isolated_worker(config) and not settings.in_process:
         from attnspec.conformance.remote.processes import close_memory
-        from attnspec.conformance.running.judged_backends import judged_backends
+        from attnspec.conformance.running.backends import backends
         from attnspec.conformance.running.waking import wake_parent
 
         close_memory()
         wake_parent()
         # Started here, the backend is imported while this process makes its own imports.
-        judged_backends(config).start(config.getoption("--attn-backend"), settings)
+        backends(config).start(config.getoption("--attn-backend"), settings)
     elif _is_isolated_worker(config) and config.getoption("capture") == "no":
         # pytest-xdist discards what its workers print.
         os.dup2(2, 1)

@@ -1,6 +1,6 @@
 """The judged numbers arranged in independent groups, to find errors far below single roundings.
 
-Averages over many rows reveal such errors, as in the laws on ensembles (``docs/precision.md``), but only if errors of
+Averages over many rows reveal such errors, as in the laws on ensembles (``docs/ensembles.md``), but only if errors of
 different rows are independent, and as often positive as negative. Therefore rows that round alike count once, and
 nothing is tested if too few rows remain. Each test is first tried on *honest* results: exact results with weights and
 sums rounded as the precision class allows. Twice their estimate is added to its limit. If a test rejects an honest

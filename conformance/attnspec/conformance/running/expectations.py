@@ -22,7 +22,7 @@ from attnspec.spec.contract.law import LAWS
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DEFAULTS
 
-ALLOWED_NAMES: dict[str, Collection[str]] = {
+NAMES: dict[str, Collection[str]] = {
     "operation": [o.name for o in OPERATIONS.values() if not o.reference_only],
     "law": LAWS,
     "dtype": (*DEFAULTS, BOOLEAN_DTYPE, DEFAULT_DTYPE),
@@ -97,14 +97,14 @@ def _lines(text: str, name: str) -> Iterator[Expectation]:
 
 
 def _checked_line(names: Sequence[str], reason: str, place: str) -> Expectation:
-    if len(names) != len(ALLOWED_NAMES):
+    if len(names) != len(NAMES):
         raise BackendError(f"{place}: expected an operation, a law and a dtype; got {' '.join(names)!r}")
-    for (what, known), name in zip(ALLOWED_NAMES.items(), names, strict=True):
+    for (what, known), name in zip(NAMES.items(), names, strict=True):
         if not matching([name], list(known)):
             raise BackendError(unknown_name(f"{place}: {what}", name, known))
     operation, law, dtype = names
     if not any(
-        matching([law], governing_laws(OPERATIONS[o])) for o in matching([operation], list(ALLOWED_NAMES["operation"]))
+        matching([law], governing_laws(OPERATIONS[o])) for o in matching([operation], list(NAMES["operation"]))
     ):
         raise BackendError(f"{place}: expected a law that governs {operation}; got {law!r}")
     return Expectation(operation, law, dtype, reason, place)

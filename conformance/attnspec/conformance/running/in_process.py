@@ -178,8 +178,8 @@ def judged_until_violation(
         if not violations:
             skip |= {r.law: r for r in results}
             return judging(case, skip=skip)
-    verdicts = {r.law: r for r in violations}
+    seen = {r.law: r for r in violations}
     return [
-        verdicts.get(law) or Result(case.operation, law, case.dtype, Status.LOST, INTERRUPTED, STOPPED)
+        seen.get(law) or Result(case.operation, law, case.dtype, Status.LOST, INTERRUPTED, STOPPED)
         for law in case.laws
     ]

@@ -124,11 +124,11 @@ class JudgedBackends:
         return [title for backend in self._backends.values() for title in backend.left]
 
 
-def judged_backends(config: pytest.Config) -> JudgedBackends:
+def backends(config: pytest.Config) -> JudgedBackends:
     """Return the backends that this process judges."""
     key = getattr(config, "workerinput", {}).get(CONTRACT_KEY, "")
-    backends: JudgedBackends = config.stash.setdefault(JUDGED_BACKENDS, JudgedBackends(key))
-    return backends
+    judged: JudgedBackends = config.stash.setdefault(JUDGED_BACKENDS, JudgedBackends(key))
+    return judged
 
 
 def _print_line(config: pytest.Config, line: str) -> None:

@@ -28,7 +28,7 @@ from attnspec.conformance.remote.loading import contract_of
 from attnspec.conformance.running.expectations import expectations, unexpected, unexpected_passes
 from attnspec.conformance.running.in_process import InProcess
 from attnspec.conformance.running.isolated import Isolated
-from attnspec.conformance.running.judged_backends import judged_backends
+from attnspec.conformance.running.backends import backends
 from attnspec.conformance.running.keys import IN_PROCESS_SUITES
 from attnspec.conformance.running.messages import failure_message
 from attnspec.conformance.running.planning import Plan
@@ -74,10 +74,10 @@ def in_this_process(config: pytest.Config, backend: Any) -> tuple[Any, Contract]
     """Return a backend in this process and its contract; ending the process is a failure."""
     if backend is None:
         raise pytest.UsageError("ConformanceSuite: expected a class attribute `backend`; got None")
-    judged_backends(config).guard(config)
+    backends(config).guard(config)
     if not isinstance(backend, str):
         return backend, contract_of(backend, _importable_name(backend))
-    return judged_backends(config).load_here(backend)
+    return backends(config).load_here(backend)
 
 
 def _importable_name(backend: Any) -> str:
@@ -94,7 +94,7 @@ def backend_of(config: pytest.Config, backend: Any, settings: Settings) -> tuple
     return (
         in_this_process(config, backend)
         if settings.in_process
-        else judged_backends(config).await_ready(backend, settings)
+        else backends(config).await_ready(backend, settings)
     )
 
 
@@ -104,13 +104,13 @@ def backend_of_suite(config: pytest.Config, suite: type[ConformanceSuite]) -> tu
     if settings.in_process or backend is None:
         return in_this_process(config, backend)
     if isinstance(backend, str):
-        return judged_backends(config).await_ready(backend, settings)
+        return backends(config).await_ready(backend, settings)
     name = backend.__name__ if isinstance(backend, ModuleType) else f"{suite.__module__}:{suite.__qualname__}.backend"
     contract = contract_of(backend, _importable_name(backend))
     try:
         if "<" in name:
             raise BackendError("its class is defined inside a function")
-        remote, remote_contract = judged_backends(config).await_ready(name, settings, tuple(sys.path))
+        remote, remote_contract = backends(config).await_ready(name, settings, tuple(sys.path))
         if described(remote_contract) != described(contract):
             raise BackendError("recreated, it declares something else")
     except BackendError as error:

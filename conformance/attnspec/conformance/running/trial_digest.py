@@ -76,16 +76,16 @@ def _read(module: str) -> tuple[frozenset[str], str]:
     ``import package`` only fills a registry, and does not count. A law may use the reference of another operation
     (:meth:`Subject.for_operation`) whose Protocol it imports: that reference counts.
     """
-    known, imported = _modules(), set[str]()
+    known, names = _modules(), set[str]()
     tree = without_docstrings(known[module].read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
-            imported |= {
+            names |= {
                 x if (x := f"{node.module}.{alias.name}") in known else node.module or "" for alias in node.names
             }
     if module.startswith(LAWS):
-        imported |= {name.replace("attnspec.spec.", "attnspec.reference.") for name in imported}
-    return frozenset(imported & known.keys()), _hashed(ast.dump(tree))
+        names |= {name.replace("attnspec.spec.", "attnspec.reference.") for name in names}
+    return frozenset(names & known.keys()), _hashed(ast.dump(tree))
 
 
 class _WithoutDocstrings(ast.NodeTransformer):

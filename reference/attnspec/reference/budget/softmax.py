@@ -1,6 +1,6 @@
 """Standard deviations and rigorous bounds of softmax weights, from the errors of the scores.
 
-Softmax is treated as one step, since its shift by the maximum of the row cancels exactly. ``docs/precision.md`` derives
+Softmax is treated as one step, since its shift by the maximum of the row cancels exactly. ``docs/budget.md`` derives
 the formulas. :func:`~attnspec.reference.budget.judged` uses the smaller of both budgets.
 """
 
