@@ -277,7 +277,7 @@ def test_a_report_that_cannot_be_replayed_is_refused_in_one_line(failed_run: Pat
         ),
         (
             ("--law", "operation.rejection", "--dtype", "float64"),
-            "replay: expected a selection that has failed in r.json",
+            "replay: expected a selection with failures in r.json",
         ),
         (("--workers", "0"), "--workers: expected at least 1; got 0"),
     ],

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from attnspec.conformance.cli import PAGE
+from attnspec.conformance.cli import TEXT_WIDTH
 from attnspec.conformance.reporting.catalogue import described, names
 from attnspec.spec import LAWS, OPERATIONS, QUESTIONS
 from attnspec.spec.contract.documentation import HEADINGS, sections, where_list, where_notes
@@ -75,7 +75,7 @@ def test_an_operation_shows_its_signature(name: str) -> None:
 
 def test_stars_in_shapes_are_printed() -> None:
     with Path(os.devnull).open("w") as sink:
-        console = Console(record=True, width=PAGE, file=sink)
+        console = Console(record=True, width=TEXT_WIDTH, file=sink)
         console.print(described("multi_head_attention"))
     printed = console.export_text()
     assert "(*batch, n, d_q)" in printed
@@ -92,6 +92,6 @@ def test_no_page_is_cut_at_its_width() -> None:
     with Path(os.devnull).open("w") as sink:
         for name in names():
             page = described(name)
-            console = Console(record=True, width=PAGE, file=sink)
+            console = Console(record=True, width=TEXT_WIDTH, file=sink)
             console.print(page)
             assert console.export_text().count("…") == page.markup.count("…"), name

@@ -374,7 +374,7 @@ def test_an_error_of_attnspec_itself_is_no_verdict(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "ZeroDivisionError" in done.stderr
     assert done.stderr.endswith(
-        "attnspec: an error of its own, and no verdict; please report it with the lines above\n"
+        "attnspec: an error of attnspec, so no verdict; please report it with the lines above\n"
     )
 
 

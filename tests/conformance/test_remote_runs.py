@@ -273,7 +273,8 @@ class TestMine(ConformanceSuite):
 """
 
 JUDGED_HERE = (
-    "TestMade was judged in this process, which its backend may have misled: its class is defined inside a function"
+    "TestMade was judged in the process of its backend, which may have misled it: "
+    "its class is defined inside a function"
 )
 
 

@@ -1,6 +1,6 @@
-"""The conformance suite: laws, judges and reports for attention backends, and checks of the suite itself.
+"""The conformance suite: it judges attention backends by laws, and is itself judged by mutants.
 
-Names are imported on first use: the pytest plugin loads in every pytest run and must stay light.
+Names are imported on first use: every pytest run loads the plugin, which must stay light.
 """
 
 from typing import TYPE_CHECKING, Any

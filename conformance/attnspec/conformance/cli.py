@@ -41,21 +41,21 @@ MAX_TIME_LIMIT = 31 * 86_400
 
 WORKERS_PER_CORE = 4
 
-UNCUT = 10_000
-"""Columns of output to files and pipes: wider than any table, so that no line is cut."""
+PIPE_WIDTH = 10_000
+"""Columns of output without a terminal: more than any table has."""
 
-PAGE = 132
-"""Columns of running text where the output is no terminal."""
+TEXT_WIDTH = 132
+"""Columns of running text without a terminal."""
 
-EXITS = (
+EXIT_STATUS = (
     "Exit status: 0 conforms, 1 violates or an expected failure passed, 2 the call or the backend cannot be used, the "
     "run ended early, or a report could not be written."
 )
-WORKERS = "worker processes; one for each core if not given"
-IN_PROCESS = f"{HELP['in_process']}; or in another one, as all but attnspec's own backends are by default"
+WORKERS = "number of worker processes; by default one per core"
+IN_PROCESS = f"{HELP['in_process']}; or isolated from it, the default for all but attnspec's own backends"
 
 AS_REPORTED = "as in the report"
-"""Default shown for the options of ``replay`` that the report itself sets."""
+"""Default, in help texts, of options of ``replay`` that the report sets."""
 
 
 def _unusable(message: str) -> NoReturn:
@@ -66,15 +66,15 @@ def _unusable(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
-def _console(width: int = UNCUT, *, stderr: bool = False) -> Console:
-    """Return a console as wide as the terminal or ``COLUMNS``; without either, ``width`` columns."""
+def _console(width: int = PIPE_WIDTH, *, stderr: bool = False) -> Console:
+    """Return a console as wide as the terminal or ``COLUMNS``; else of ``width`` columns."""
     console = Console(stderr=stderr)
     if not console.file.isatty() and not os.environ.get("COLUMNS", "").isdigit():
         console.width = width
     return console
 
 
-def _known(what: str, name: str, known: Iterable[str]) -> str:
+def _known_name(what: str, name: str, known: Iterable[str]) -> str:
     """Return a known name; for an unknown one end with status 2."""
     from attnspec.conformance.running.selection import unknown_name
 
@@ -82,13 +82,13 @@ def _known(what: str, name: str, known: Iterable[str]) -> str:
     return name if name in names else _unusable(unknown_name(what, name, names))
 
 
-def _say(errors: Iterable[str]) -> None:
+def _print_errors(errors: Iterable[str]) -> None:
     for error in errors:
         sys.stderr.write(f"attnspec: {error}\n")
 
 
 def _files(**paths: Path | None) -> dict[str, OutputFile]:
-    """Return the output files by option; end with status 2 if two options name the same file."""
+    """Return the output files by option; end with status 2 if two are the same."""
     files = {name: OutputFile(path, f"--{name}") for name, path in paths.items() if path is not None}
     for file in files.values():
         twin = next((f for f in files.values() if f is not file and f.path.resolve() == file.path.resolve()), None)
@@ -103,18 +103,17 @@ def _cores() -> int:
 
 
 def _check_workers(workers: int | None) -> None:
-    """End with status 2 if ``--workers`` is below 1."""
     if workers is not None and workers < 1:
         _unusable(f"--workers: expected at least 1; got {workers}")
 
 
 def _processes(workers: int | None) -> int:
-    """Return the number of worker processes: one per core by default, at most four per core."""
+    """Return the number of workers: by default one per core, at most four per core."""
     return min(workers or _cores(), WORKERS_PER_CORE * _cores())
 
 
 def _interrupt(signum: int, frame: object) -> NoReturn:
-    """Treat signals like Ctrl-C, so that verdicts reached before them are reported."""
+    """Treat a signal like Ctrl-C, so that the verdicts so far are reported."""
     raise KeyboardInterrupt
 
 
@@ -125,12 +124,12 @@ def _check_time_limit(seconds: float) -> None:
 
 @app.callback()
 def _signals(context: typer.Context) -> None:
-    """Restore Python's signal handling, except for ``check`` and ``replay``, which report what interrupted them."""
+    """Restore Python's signal handling, except for ``check`` and ``replay``, which report signals."""
     if context.invoked_subcommand not in ("check", "replay"):
         INTERRUPTION.disarm()
 
 
-@app.command(help=f"Judge a backend by every law that governs its operations. {EXITS}")
+@app.command(help=f"Judge a backend by every law that governs its operations. {EXIT_STATUS}")
 def check(
     backend: Annotated[
         str, typer.Argument(help="a registered name, package.module[:attribute], or path/to/file.py[:attribute]")
@@ -156,9 +155,9 @@ def check(
     from attnspec.conformance.remote.loading import comes_with_attnspec
 
     operations, laws, dtypes = (tuple(dict.fromkeys(names or ())) for names in (operation, law, dtype))
-    here = comes_with_attnspec(backend) if in_process is None else in_process
+    inside = comes_with_attnspec(backend) if in_process is None else in_process
     settings = Settings(
-        profile, seed, device, operations, laws, dtypes, expect, here, sandbox, hang_after, fail_fast, time_limit
+        profile, seed, device, operations, laws, dtypes, expect, inside, sandbox, hang_after, fail_fast, time_limit
     )
     _check_workers(workers)
     if not 0 < hang_after <= MAX_HANG_AFTER:
@@ -173,13 +172,13 @@ def check(
     INTERRUPTION.disarm()
     if report.reason is not None:
         sys.stderr.write(f"attnspec: {report.reason}{'; the report has what was judged' if report.results else ''}\n")
-    _say(errors)
+    _print_errors(errors)
     raise typer.Exit(report.exit_status or (2 if errors else 0))
 
 
 @app.command(
-    help="Judge again what failed in a report that --json wrote, with its backend and settings. "
-    "Exit status: 1 if any of it is still violated, 0 if none is, 2 the report or its backend cannot be used."
+    help="Judge again the laws that failed in a report of 'attnspec check --json', with its backend and settings. "
+    "Exit status: 0 all of them hold now, 1 some are still violated, 2 the report or its backend cannot be used."
 )
 def replay(
     report: Annotated[Path, typer.Argument(help="a report as JSON", metavar="REPORT")],
@@ -199,40 +198,40 @@ def replay(
     _check_workers(workers)
     _check_time_limit(time_limit or 0.0)
     try:
-        before = FailedBefore.read(report)
+        earlier = FailedBefore.read(report)
     except BackendError as error:
         _unusable(f"replay: {error}")
-    if not before.failures:
+    if not earlier.failures:
         _console().print(f"{report}: no failures", markup=False, highlight=False)
         raise typer.Exit(0)
     chosen = {"operation": operation or (), "law": law or (), "dtype": dtype or ()}
     for what, names in chosen.items():
         for name in names:
-            _known(f"--{what}", name, dict.fromkeys(getattr(r, what) for r in before.failures))
-    before = before.selected(**chosen)
-    if not before.failures:
-        _unusable(f"replay: expected a selection that has failed in {report}; got none that has")
+            _known_name(f"--{what}", name, dict.fromkeys(getattr(r, what) for r in earlier.failures))
+    earlier = earlier.selected(**chosen)
+    if not earlier.failures:
+        _unusable(f"replay: expected a selection with failures in {report}; it has none")
     INTERRUPTION.hold()
     with TemporaryFolder() as folder:
         only = Path(folder, "failures of the report")
-        only.write_text(before.as_lines(), encoding="utf-8")
+        only.write_text(earlier.as_lines(), encoding="utf-8")
         options = {"time_limit": time_limit, "in_process": in_process, "sandbox": sandbox}
         changed: dict[str, Any] = {name: x for name, x in options.items() if x is not None}
-        settings = dataclasses.replace(before.settings, only=str(only), **changed)
-        again = report_of_run(before.backend, settings, _processes(workers), _console(stderr=True))
-    if not again.results:
-        _unusable(str(again.reason))
-    if again.reason is not None:
-        sys.stderr.write(f"attnspec: {again.reason}; the report has what was judged\n")
-    raise typer.Exit(print_new_verdicts(before, again, _console()))
+        settings = dataclasses.replace(earlier.settings, only=str(only), **changed)
+        new_report = report_of_run(earlier.backend, settings, _processes(workers), _console(stderr=True))
+    if not new_report.results:
+        _unusable(str(new_report.reason))
+    if new_report.reason is not None:
+        sys.stderr.write(f"attnspec: {new_report.reason}; the report has what was judged\n")
+    raise typer.Exit(print_new_verdicts(earlier, new_report, _console()))
 
 
 @app.command(
-    help="Judge, without an adapter, everything that a library offers: every way to call it, at every dtype, forward "
-    "and backward. Exit status: 0 the matrix was made, whatever it shows, 2 it could not be made, or not to its end."
+    help="Judge all kernels of a library without an adapter: every way to call them, at every dtype, forward and "
+    "backward. Exit status: 0 the matrix is complete, whatever its verdicts; 2 it is incomplete or could not be made."
 )
 def matrix(
-    library: Annotated[str, typer.Argument(help="a library that has a matrix: torch")],
+    library: Annotated[str, typer.Argument(help="the library: torch")],
     profile: Annotated[str, typer.Option(help=HELP["profile"])] = Settings.profile,
     device: Annotated[str, typer.Option(help=HELP["device"])] = Settings.device,
     seed: Annotated[int, typer.Option(help=HELP["seed"])] = Settings.seed,
@@ -241,10 +240,10 @@ def matrix(
     markdown: Annotated[Path | None, typer.Option(help="write the matrix as Markdown")] = None,
     html: Annotated[Path | None, typer.Option(help="write the matrix as a page")] = None,
 ) -> None:
-    """Judge everything that a library offers, without an adapter."""
+    """Judge all kernels of a library, without an adapter."""
     from attnspec.conformance.judging.profiles import PROFILES
 
-    _known("--profile", profile, PROFILES)
+    _known_name("--profile", profile, PROFILES)
     _check_workers(workers)
     files = _files(json=json, markdown=markdown, html=html)
     for number in SIGNALS:
@@ -255,31 +254,29 @@ def matrix(
 
     settings = Settings(profile=profile, seed=seed, device=device)
     try:
-        made = Maker(library_named(library), settings, _processes(workers), _console(stderr=True)).make()
+        table = Maker(library_named(library), settings, _processes(workers), _console(stderr=True)).make()
     except BackendError as error:
         _unusable(str(error))
     from attnspec.conformance.matrix.cells import Matrix
     from attnspec.conformance.matrix.page import as_page
     from attnspec.conformance.matrix.rendering import as_markdown, print_matrix
 
-    known = f"the matrix of {library} was made"
-    errors = write_files(made, {"json": Matrix.as_text, "markdown": as_markdown, "html": as_page}, files, known)
-    errors += guarded("table", partial(print_matrix, made, _console()), known)
-    _say(errors)
-    if made.interrupted:
+    progress = f"the matrix of {library} was made"
+    errors = write_files(table, {"json": Matrix.as_text, "markdown": as_markdown, "html": as_page}, files, progress)
+    errors += guarded("table", partial(print_matrix, table, _console()), progress)
+    _print_errors(errors)
+    if table.interrupted:
         sys.stderr.write("attnspec: interrupted; the matrix has what was judged\n")
-    if made.interrupted or errors:
+    if table.interrupted or errors:
         raise typer.Exit(2)
 
 
 @app.command(name="list")
-def list_(
-    what: Annotated[str, typer.Argument(help="operations, laws, backends or mutants")] = "operations",
-) -> None:
+def list_(what: Annotated[str, typer.Argument(help="operations, laws, backends or mutants")] = "operations") -> None:
     """List the operations, laws, backends or mutants."""
     from attnspec.conformance.reporting.catalogue import CATALOGUES
 
-    _console().print(CATALOGUES[_known("list", what, CATALOGUES)]())
+    _console().print(CATALOGUES[_known_name("list", what, CATALOGUES)]())
 
 
 @app.command()
@@ -291,7 +288,7 @@ def show(
     """Show an operation (formula, sources, shapes, edges, laws), a law, a chapter, or the choices of a question."""
     from attnspec.conformance.reporting.catalogue import described, names
 
-    _console(PAGE).print(described(_known("show", name, names())))
+    _console(TEXT_WIDTH).print(described(_known_name("show", name, names())))
 
 
 @app.command()
@@ -313,24 +310,24 @@ def spec(
 
         files["html"].write(as_page(sections))
     if not files:
-        _console(PAGE).print(Markdown(as_markdown(sections)))
+        _console(TEXT_WIDTH).print(Markdown(as_markdown(sections)))
 
 
 @app.command(help="Judge the suite itself: every mutant must be killed, no honest variant harmed.")
 def mutants(
     profile: Annotated[str, typer.Option(help=HELP["profile"])] = Settings.profile,
-    seeds: Annotated[int, typer.Option(min=1, help="how many seeds, from 0")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="number of seeds, counted from 0")] = 1,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="only this mutant or honest variant, or those of a pattern: 'base *'; may be repeated"),
+        typer.Option(help="only this mutant or honest variant, or pattern such as 'base *'; may be repeated"),
     ] = None,
     matrix: Annotated[bool, typer.Option(help="run every law against every mutant")] = False,
     workers: Annotated[int | None, typer.Option(help=WORKERS)] = None,
     json: Annotated[Path | None, typer.Option(help="write the kill matrix as JSON")] = None,
     keep: Annotated[
-        Path | None, typer.Option(help="keep ended trials in this file, and repeat only those whose code has changed")
+        Path | None, typer.Option(help="store finished trials in this file; repeat only those whose code has changed")
     ] = None,
-    minutes: Annotated[float | None, typer.Option(min=0, help="end after these minutes; --keep goes on later")] = None,
+    minutes: Annotated[float | None, typer.Option(min=0, help="stop after so many minutes; --keep continues")] = None,
 ) -> None:
     """Judge the suite by its mutants and honest variants, and print the kill matrix."""
     from attnspec.conformance.judging.profiles import PROFILES
@@ -340,23 +337,23 @@ def mutants(
     from attnspec.conformance.running.selection import matching
     from attnspec.conformance.variants import VARIANTS
 
-    _known("--profile", profile, PROFILES)
+    _known_name("--profile", profile, PROFILES)
     files = _files(json=json)
-    known = [*MUTANTS, *VARIANTS]
+    names = [*MUTANTS, *VARIANTS]
     patterns = only or ["*"]
     for pattern in patterns:
-        if not matching([pattern], known):
-            _known("--only", pattern, known)
-    chosen = matching(patterns, known)
-    judged = {name: m for name, m in MUTANTS.items() if name in chosen}
-    spared = {name: v for name, v in VARIANTS.items() if name in chosen}
+        if not matching([pattern], names):
+            _known_name("--only", pattern, names)
+    matches = matching(patterns, names)
+    chosen_mutants = {name: m for name, m in MUTANTS.items() if name in matches}
+    chosen_variants = {name: v for name, v in VARIANTS.items() if name in matches}
     try:
         kept = None if keep is None else KeptTrials(keep)
     except (OSError, ValueError) as error:
         _unusable(f"--keep: {error}")
     status = judge_mutants(
         profile, seeds, matrix, workers, files.get("json"), _console(),
-        mutants=judged, variants=spared, kept=kept, minutes=minutes,
+        mutants=chosen_mutants, variants=chosen_variants, kept=kept, minutes=minutes,
     )  # fmt: skip
     raise typer.Exit(status)
 
@@ -376,17 +373,17 @@ def main() -> None:
         app()
     except SystemExit as end:
         sys.stdout.flush()
-        full = getattr(sys.stdout, "error", None)
-        if full is None:
+        write_error = getattr(sys.stdout, "error", None)
+        if write_error is None:
             raise
-        sys.stderr.write(f"attnspec: standard output could not be written: {full.strerror}\n")
+        sys.stderr.write(f"attnspec: standard output could not be written: {write_error.strerror}\n")
         sys.exit(end.code or 2)
     except (BackendError, UnwritableError) as error:
         sys.stderr.write(f"attnspec: {error}\n")
         sys.exit(2)
-    except Exception:  # noqa: BLE001 - Python would exit with 1, which says that a backend violates
+    except Exception:  # noqa: BLE001 - Python's exit status 1 would mean that the backend violates a law
         traceback.print_exc()
-        sys.stderr.write("attnspec: an error of its own, and no verdict; please report it with the lines above\n")
+        sys.stderr.write("attnspec: an error of attnspec, so no verdict; please report it with the lines above\n")
         sys.exit(2)
 
 

@@ -1,4 +1,4 @@
-"""The pytest plugin; every pytest run of every user loads it, so heavy imports wait until use."""
+"""The pytest plugin, loaded in every pytest run of every user: heavy imports are made late."""
 
 import gc
 import os
@@ -13,13 +13,13 @@ from attnspec.conformance.running.keys import IN_PROCESS_SUITES, JUDGED_BACKENDS
 from attnspec.conformance.running.settings import OPTIONS, Settings
 
 TIME_LIMIT_PLUGIN = "attnspec-time-limit"
-"""Name of the plugin that ends a pytest run at its time limit."""
+"""Name of the plugin :class:`TimeLimit`."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the options of ``attnspec check`` for pytest."""
     group = parser.getgroup("attnspec", "conformance of attention backends")
-    group.addoption("--attn-backend", metavar="NAME", help="judge this backend: a name, package.module or file.py")
+    group.addoption("--attn-backend", metavar="NAME", help="the backend to judge: a name, package.module or file.py")
     for o in OPTIONS:
         if o.repeatable:
             group.addoption(o.flag, action="append", default=[], metavar=o.metavar, help=o.help)
@@ -36,14 +36,14 @@ def settings_of_options(config: pytest.Config) -> Settings:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start collecting verdicts in the controlling process; workers of pytest-xdist only report theirs."""
+    """Collect verdicts in the controlling process; let workers start the backend."""
     limit = config.getoption("--attn-time-limit")
     if limit and config.getoption("--attn-shared-folder") is None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(TimeLimit(limit), TIME_LIMIT_PLUGIN)
     if config.getoption("--attn-backend") is None:
         for flag in ("--attn-json", *(o.flag for o in OPTIONS if o.repeatable)):
             if config.getoption(flag):
-                raise pytest.UsageError(f"{flag}: expected --attn-backend=NAME too; a suite has attributes")
+                raise pytest.UsageError(f"{flag}: expected --attn-backend=NAME, too; suites set attributes instead")
         return
     settings = settings_of_options(config)
     if _is_isolated_worker(config):
@@ -52,12 +52,12 @@ def pytest_configure(config: pytest.Config) -> None:
         die_with_parent()
     if _is_isolated_worker(config) and not settings.in_process:
         from attnspec.conformance.remote.processes import close_memory
-        from attnspec.conformance.running.backends import backends
+        from attnspec.conformance.running.judged_backends import backends
         from attnspec.conformance.running.waking import wake_parent
 
         close_memory()
         wake_parent()
-        # Started here, the backend is imported while this process makes its own imports.
+        # The backend is imported while this process makes its own imports.
         backends(config).start(config.getoption("--attn-backend"), settings)
     elif _is_isolated_worker(config) and config.getoption("capture") == "no":
         # pytest-xdist discards what its workers print.
@@ -70,15 +70,13 @@ def pytest_configure(config: pytest.Config) -> None:
         if settings.shared_folder is not None:
             config.pluginmanager.register(
                 CrashHandler(
-                    settings.hang_after,
-                    in_process=settings.in_process,
-                    repeated=config.stash[VERDICTS].repeated,
+                    settings.hang_after, in_process=settings.in_process, repeated=config.stash[VERDICTS].repeated
                 )
             )
 
 
 class TimeLimit:
-    """Ends a plain pytest run after the test that exceeds its time; ``attnspec check`` has its own limit."""
+    """Ends a plain pytest run after the test that exceeds its time limit."""
 
     def __init__(self, seconds: float) -> None:
         self.end = time.monotonic() + seconds
@@ -95,23 +93,20 @@ def _is_isolated_worker(config: pytest.Config) -> bool:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Exclude everything that a worker of ``attnspec check`` has imported from garbage collection.
-
-    Checks leave few reference cycles: a collection every 100,000 objects is enough.
-    """
+    """Exclude from garbage collection what a worker of ``attnspec check`` has imported."""
     if _is_isolated_worker(session.config):
         gc.freeze()
-        gc.set_threshold(100_000)
+        gc.set_threshold(100_000)  # checks leave few reference cycles
         from attnspec.conformance.running.isolated import ignore_signal
 
-        # Ctrl-C is for the controlling process: a KeyboardInterrupt here is the backend's own.
+        # The controlling process handles Ctrl-C: a KeyboardInterrupt here is an exception of the backend.
         signal.signal(
             signal.SIGINT, signal.SIG_IGN if settings_of_options(session.config).in_process else ignore_signal
         )
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the backends' processes if the run broke off.
+    """End the backends' processes if the run ended early.
 
     A worker of ``attnspec check`` skips the last garbage collection, which takes half a second.
     """
@@ -122,17 +117,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrise a test with the cases of the backend that its class or the command line names."""
+    """Parametrise a test with the cases of its backend, by class or command line."""
     if "attnspec_case" not in metafunc.fixturenames:
         return
     from attnspec.conformance.remote.errors import BackendError
     from attnspec.conformance.running.planning import Plan
-    from attnspec.conformance.running.suite import (
-        backend_of,
-        backend_of_suite,
-        check_expectations,
-        settings_of_suite,
-    )
+    from attnspec.conformance.running.suite import backend_of, backend_of_suite, check_expectations, settings_of_suite
 
     name = metafunc.config.getoption("--attn-backend")
     try:
@@ -141,7 +131,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 raise pytest.UsageError(f"--attn-backend: {metafunc.cls.__name__} names its own backend; got {name!r}")
             settings, contract = settings_of_suite(metafunc.cls), backend_of_suite(metafunc.config, metafunc.cls)[1]
         elif name is None:
-            raise pytest.UsageError("expected --attn-backend=NAME to say whom to judge; got none")
+            raise pytest.UsageError("expected --attn-backend=NAME, the backend to judge; got none")
         else:
             settings = settings_of_options(metafunc.config)
             contract = backend_of(metafunc.config, name, settings)[1]
@@ -155,16 +145,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Store which suites a worker judged in the backend's own process, and why."""
+    """Store the suites that a worker judged in the process of their backend, and why."""
     suites = getattr(node, "workeroutput", {}).get(SUITES_PROPERTY, {})
     node.config.stash.setdefault(IN_PROCESS_SUITES, {}).update(suites)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Report suites judged in their backend's process, and processes that backends left running."""
+    """Report suites judged in the process of their backend, and processes left running."""
     for suite, reason in config.stash.get(IN_PROCESS_SUITES, {}).items():
         terminalreporter.write_line(
-            f"attnspec: {suite} was judged in this process, which its backend may have misled: {reason}"
+            f"attnspec: {suite} was judged in the process of its backend, which may have misled it: {reason}"
         )
     if JUDGED_BACKENDS not in config.stash:
         return
@@ -199,7 +189,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     try:
         plan = Plan.of(backend_of(config, config.getoption("--attn-backend"), settings)[1], settings)
     except BackendError:
-        # Nothing can be reported; the collection of tests has already raised the error.
+        # There is nothing to report; the collection of tests has raised the error.
         return
     limit = config.pluginmanager.get_plugin(TIME_LIMIT_PLUGIN)
     over = limit is not None and time.monotonic() > limit.end

@@ -91,11 +91,7 @@ def governing_laws(operation: Operation) -> tuple[str, ...]:
 
 
 def cases(
-    contract: Contract,
-    *,
-    operations: Sequence[str] = (),
-    laws: Sequence[str] = (),
-    dtypes: Sequence[str] = (),
+    contract: Contract, *, operations: Sequence[str] = (), laws: Sequence[str] = (), dtypes: Sequence[str] = ()
 ) -> list[Case]:
     """The cases of a backend, float64 first, most laws first; empty selections select everything."""
     chosen = [
@@ -133,7 +129,6 @@ class _LawProgress:
 
     @property
     def undecided(self) -> bool:
-        """True if the law is undecided."""
         return self.failure is None and not self.own_error
 
 
@@ -161,7 +156,6 @@ class _Run:
 
     @property
     def finished(self) -> bool:
-        """True if no further example is needed."""
         return not self.undecided or (self.stop_at_first and any(p.failure for p in self.laws.values()))
 
     def includes(self, check: Check) -> bool:
@@ -178,9 +172,7 @@ class _Run:
     def check(self, progress: _LawProgress, check: Check, arguments: Arguments, seed: int) -> None:
         """Run one check on one example and record the outcome for its law."""
         outcome, progress.own_error = contained(
-            f"checking {progress.law}",
-            lambda: attempt(self.subject, check, arguments, seed),
-            NO_OUTCOME,
+            f"checking {progress.law}", lambda: attempt(self.subject, check, arguments, seed), NO_OUTCOME
         )
         violation, applies, ratio, not_judged = outcome
         progress.examples += applies
@@ -428,9 +420,7 @@ def _with_counterexample(run: _Run, progress: _LawProgress, result: Result, cont
     subject, law = run.subject, result.law
     title = f"the counterexample of {law} by {result.operation} ({result.dtype})"
     (arguments, violation, repetition_note), reduction_note = contain(
-        f"reducing {title}",
-        lambda: _smallest(run, check, arguments, violation, seed),
-        (arguments, violation, ""),
+        f"reducing {title}", lambda: _smallest(run, check, arguments, violation, seed), (arguments, violation, "")
     )
     run.mark(law, "describing the counterexample")
     shown_input, writing_note = contained(f"writing {title}", lambda: without_snippet(arguments, violation), None)

@@ -83,8 +83,8 @@ class Process(NamedTuple):
 def processes() -> Iterator[Process]:
     """Yield all processes that the system lists."""
     for folder in PROC.iterdir() if HAS_PROC else ():
-        if folder.name.isdigit() and (found := process_of(int(folder.name))) is not None:
-            yield found
+        if folder.name.isdigit() and (process := process_of(int(folder.name))) is not None:
+            yield process
 
 
 def process_of(number: int) -> Process | None:
@@ -148,7 +148,6 @@ def end_all(leader: int, mark: str, *, adopted: bool = False, sandboxed: bool = 
 
 
 def _await_end(number: int) -> None:
-    """Wait a while until a killed process has ended."""
     for _ in range(MAX_ROUNDS):
         process = process_of(number)
         if process is None or process.ended:

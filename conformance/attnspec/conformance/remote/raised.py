@@ -56,7 +56,6 @@ def exception_from_json(data: Any) -> BaseException:
 
 @cache
 def _class(name: str, base: str) -> type[BaseException]:
-    """Return the class of exceptions with this name and base."""
     base_class = getattr(sys.modules["builtins"], base, BaseException)
     usable = isinstance(base_class, type) and issubclass(base_class, BaseException)
     if not usable or issubclass(base_class, (*EXITING, BaseExceptionGroup)):

@@ -267,7 +267,6 @@ def _text(x: Any) -> str:
 
 @cache
 def _sequence(base: type, name: str) -> type:
-    """Return a tuple or list class with this name."""
     return base if name == base.__name__ else type(type_name(name), (base,), {})
 
 

@@ -326,7 +326,7 @@ def tried_by(plan: Plan, verdicts: Verdicts) -> dict[str, Extent]:
 def planned_results(plan: Plan, verdicts: Verdicts, early_end: str | None = None) -> Iterable[Result]:
     """Return one result per law and case, in a fixed order; laws without a verdict are lost.
 
-    ``broken_off`` is the reason why the run ended early; None if it did not.
+    ``early_end`` is the reason why the run ended early; None if it did not.
     """
     results: list[Result] = []
     for case in plan.cases:

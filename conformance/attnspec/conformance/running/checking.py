@@ -1,4 +1,4 @@
-"""A run of the suite for the command line: pytest with workers, and without the user's configuration."""
+"""A run for the command line: pytest with workers, without the user's configuration."""
 
 import os
 from collections.abc import Callable, Iterator

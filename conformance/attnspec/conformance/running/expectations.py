@@ -103,15 +103,13 @@ def _checked_line(names: Sequence[str], reason: str, place: str) -> Expectation:
         if not matching([name], list(known)):
             raise BackendError(unknown_name(f"{place}: {what}", name, known))
     operation, law, dtype = names
-    if not any(
-        matching([law], governing_laws(OPERATIONS[o])) for o in matching([operation], list(NAMES["operation"]))
-    ):
+    if not any(matching([law], governing_laws(OPERATIONS[o])) for o in matching([operation], list(NAMES["operation"]))):
         raise BackendError(f"{place}: expected a law that governs {operation}; got {law!r}")
     return Expectation(operation, law, dtype, reason, place)
 
 
 def expected(result: Result, lines: Expectations) -> Expectation | None:
-    """Return the line that expects this failure; None for an unexpected failure or any other status."""
+    """Return the line that expects this failure; None for any other result."""
     if result.status is not Status.FAILED:
         return None
     return next((line for line in lines if line.among([result])), None)

@@ -74,7 +74,7 @@ class HangTimer:
 
 @dataclass(frozen=True)
 class InProcess:
-    """A case whose backend runs in this process; if it ends the process, there is no verdict."""
+    """A case whose backend runs in this process; if that ends, there is no verdict."""
 
     backend: Any
     contract: Contract
@@ -126,9 +126,7 @@ class InProcess:
         with self.marking() as mark:
             if not brief:
                 step = partial(self._undeclared, failed, mark)
-                declared, declaration_note = contain(
-                    f"searching the missing declarations of {self.case.id}", step, declared
-                )
+                declared, declaration_note = contain(f"searching declarations for {self.case.id}", step, declared)
             if diagnosable:
                 diagnose = partial(self._diagnosis, failed, declared, mark)
                 defect, diagnosis_note = contain(f"diagnosing {self.case.id}", diagnose, None)
@@ -180,6 +178,5 @@ def judged_until_violation(
             return judging(case, skip=skip)
     seen = {r.law: r for r in violations}
     return [
-        seen.get(law) or Result(case.operation, law, case.dtype, Status.LOST, INTERRUPTED, STOPPED)
-        for law in case.laws
+        seen.get(law) or Result(case.operation, law, case.dtype, Status.LOST, INTERRUPTED, STOPPED) for law in case.laws
     ]

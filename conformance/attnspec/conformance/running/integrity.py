@@ -14,7 +14,7 @@ ALWAYS_IMPORTED = {"attnspec", "sitecustomize", "usercustomize", "hypothesis", "
 
 
 class JudgeFiles:
-    """State of all files that a judge loads, now or when it is restarted, at the beginning."""
+    """The initial state of all files that a judge loads, now or when restarted."""
 
     def __init__(self) -> None:
         # Compiled now: a compiled file that appears later can only come from the backend.
@@ -58,7 +58,7 @@ def _code() -> Iterator[Path]:
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:
-    """Return a file's inode, size and times; only root can set the last. A folder's inode only."""
+    """Return a file's inode, size and times, the last of which only root can set."""
     try:
         state = path.stat()
     except OSError:

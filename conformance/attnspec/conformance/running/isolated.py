@@ -1,4 +1,4 @@
-"""Judging of a case whose backend has its own process: a crash or hang fails one law."""
+"""Judging of a case in two processes: a crash or hang fails one law."""
 
 import signal
 import threading
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Isolated(InProcess):
-    """A case whose backend has its own process; crashes and hangs are recorded in the judge's memory."""
+    """A case whose backend has its own process; this one records crashes and hangs."""
 
     backend: RemoteBackend
 
@@ -91,7 +91,7 @@ class Isolated(InProcess):
         yield Recorder(remote.incidents, self.case.operation, self.case.dtype, lambda: remote.host.start_check())
 
     def containment(self) -> Containment:
-        """Return a wrapper of steps that survives the end of the backend's process, and restarts it.
+        """Return a wrapper of steps that survives, and repairs, the end of the backend's process.
 
         After the first end it skips all further steps, since each may hang, which takes long.
         """

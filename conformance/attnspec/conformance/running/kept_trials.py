@@ -12,7 +12,7 @@ SCHEMA = "attnspec-trials/3"
 
 
 class KeptTrials:
-    """Outcomes in a file of JSON lines, each with the digest of the code that its trial ran.
+    """Outcomes in a file of JSON lines, each with the digest of its code.
 
     Raises ``ValueError`` for another kind of file, or another schema.
     """
@@ -82,7 +82,7 @@ class KeptTrials:
 
 
 def _read(line: str) -> dict[str, Any]:
-    """Parse a line as a JSON object; return an empty dict if it is not one."""
+    """Parse a line as a JSON object; return {} for anything else."""
     try:
         row = json.loads(line)
     except json.JSONDecodeError:

@@ -14,7 +14,7 @@ MAX_ARGUMENT = 160
 """Most characters of an argument in a message."""
 
 MAX_SNIPPET = 4000
-"""Most characters of a snippet in a message; a longer one is only in the JSON report."""
+"""Most characters of a snippet in a message; longer ones are in the JSON report."""
 
 PASTE = "If this behaviour is intended, paste these attributes into the backend; the next run shows what is left:"
 

@@ -1,4 +1,4 @@
-"""The first import of a backend, in its own process, for its declarations or its error.
+"""The first import of a backend, in its own process, for its declarations.
 
 This module imports nothing heavy, so that the backend is imported while this process imports the rest.
 """

@@ -18,7 +18,7 @@ MAX_DEATHS = 3
 """Worker processes that end before they are ready after which the run ends."""
 
 WAKE = getattr(signal, "SIGUSR1", signal.SIGINT)
-"""Signal that ends the wait for workers; SIGINT may be ignored, as in jobs of scripts."""
+"""Signal that ends the wait for workers; jobs of scripts may ignore SIGINT."""
 
 LINE_SECONDS = 10
 """Seconds between two lines of progress without a terminal."""

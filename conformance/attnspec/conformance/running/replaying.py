@@ -28,7 +28,7 @@ def replay(
     device: str = "cpu",
     hang_after: float | None = None,
 ) -> int:
-    """Check a law on these arguments; print the result, and return 1 if it is violated, else 0.
+    """Check a law on these arguments; print the result; return 1 if violated, else 0.
 
     ``backend`` is a backend or its name. ``seed`` determines the law's random draws. The printed inputs are those of
     the backend's call; they differ from ``arguments`` where the law changes them or makes its own. With ``hang_after``

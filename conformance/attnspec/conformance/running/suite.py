@@ -28,7 +28,7 @@ from attnspec.conformance.remote.loading import contract_of
 from attnspec.conformance.running.expectations import expectations, unexpected, unexpected_passes
 from attnspec.conformance.running.in_process import InProcess
 from attnspec.conformance.running.isolated import Isolated
-from attnspec.conformance.running.backends import backends
+from attnspec.conformance.running.judged_backends import backends
 from attnspec.conformance.running.keys import IN_PROCESS_SUITES
 from attnspec.conformance.running.messages import failure_message
 from attnspec.conformance.running.planning import Plan
@@ -37,7 +37,7 @@ from attnspec.conformance.running.verdicts import record, record_explanation
 
 
 class ConformanceSuite:
-    """Suite to subclass in a test file, as ``Test…``; set ``backend`` to a backend or its name."""
+    """Suite to subclass in a test file; set ``backend`` to a backend or its name."""
 
     backend: ClassVar[Any] = None
     profile: ClassVar[str] = Settings.profile
@@ -91,15 +91,11 @@ def backend_of(config: pytest.Config, backend: Any, settings: Settings) -> tuple
 
     It runs in its own process, or in this one with ``in_process``.
     """
-    return (
-        in_this_process(config, backend)
-        if settings.in_process
-        else backends(config).await_ready(backend, settings)
-    )
+    return in_this_process(config, backend) if settings.in_process else backends(config).await_ready(backend, settings)
 
 
 def backend_of_suite(config: pytest.Config, suite: type[ConformanceSuite]) -> tuple[Any, Contract]:
-    """Return a suite's backend and contract, in its own process if it can be recreated there."""
+    """Return a suite's backend and contract, in its own process if possible."""
     settings, backend = settings_of_suite(suite), suite.backend
     if settings.in_process or backend is None:
         return in_this_process(config, backend)
@@ -129,13 +125,9 @@ def check_expectations(plan: Plan, settings: Settings) -> None:
 
 
 def run_case(
-    backend: Any,
-    contract: Contract,
-    case: Case,
-    settings: Settings,
-    record_property: Callable[[str, object], None],
+    backend: Any, contract: Contract, case: Case, settings: Settings, record_property: Callable[[str, object], None]
 ) -> None:
-    """Judge a case, attach its verdicts to the test, and fail the test on a violation.
+    """Judge a case, attach its verdicts to the test, and fail on a violation.
 
     An expected violation does not fail the test; a law that holds although it is expected to fail does.
     """

@@ -80,9 +80,7 @@ def _read(module: str) -> tuple[frozenset[str], str]:
     tree = without_docstrings(known[module].read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
-            names |= {
-                x if (x := f"{node.module}.{alias.name}") in known else node.module or "" for alias in node.names
-            }
+            names |= {x if (x := f"{node.module}.{alias.name}") in known else node.module or "" for alias in node.names}
     if module.startswith(LAWS):
         names |= {name.replace("attnspec.spec.", "attnspec.reference.") for name in names}
     return frozenset(names & known.keys()), _hashed(ast.dump(tree))

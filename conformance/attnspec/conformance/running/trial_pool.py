@@ -1,4 +1,4 @@
-"""A process pool for trials, in which a process that hangs or dies loses one trial."""
+"""A process pool for trials: a process that hangs or dies loses one."""
 
 import faulthandler
 import multiprocessing
@@ -83,7 +83,7 @@ def _run_in_pool(
 
 
 def _run_marked(trial: Trial, mark: Path, limit: float) -> TrialOutcome:
-    """Run a trial in a pool process, marked while it runs; end the process after ``limit``."""
+    """Run a trial, marked while it runs; end the process after ``limit``."""
     mark.touch()
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         faulthandler.dump_traceback_later(limit, exit=True, file=nowhere)

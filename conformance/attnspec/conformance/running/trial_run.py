@@ -23,7 +23,7 @@ INCOMPLETE = 2
 
 
 class TimeUp(Exception):
-    """The time limit of a run is over; the message gives its progress and how to continue."""
+    """The time limit of a run is over; the message says how to continue."""
 
 
 @dataclass
@@ -59,10 +59,8 @@ class TrialRun:
             if self.kept is not None:
                 self.kept.add(trial, outcome)
             if self._over and len(judged) < len(trials):
-                where = (
-                    "--keep would let the same command continue" if self.kept is None else "the same command continues"
-                )
-                raise TimeUp(f"{len(judged)} of {len(trials)} trials judged in {self.minutes:g} minutes: {where}")
+                how = "with --keep it could continue" if self.kept is None else "the same command continues"
+                raise TimeUp(f"{len(judged)} of {len(trials)} trials judged in {self.minutes:g} minutes: {how}")
 
         stored = {} if self.kept is None else self.kept.outcomes(trials)
         waiting = [trial for trial in trials if trial.key not in stored]

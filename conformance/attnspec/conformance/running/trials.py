@@ -75,7 +75,7 @@ class TrialOutcome:
 
     @property
     def convicts(self) -> bool:
-        """Return whether a law failed or the process was lost: a mutant is killed, a variant harmed."""
+        """Return whether a law failed or the process was lost: mutant killed, variant harmed."""
         return self.lost or bool(self.failures)
 
 
@@ -146,13 +146,7 @@ def _judge(contract: Contract, case: Case, trial: Trial, every_law: bool) -> lis
     while True:
         results = checked(
             judge(
-                trial.subject.backend(),
-                contract,
-                case,
-                trial.effort,
-                seed=trial.seed,
-                skip=failed,
-                stop_at_first=True,
+                trial.subject.backend(), contract, case, trial.effort, seed=trial.seed, skip=failed, stop_at_first=True
             )
         )
         now = {r.law: r for r in results if r.status is Status.FAILED}

@@ -24,11 +24,9 @@ EXPLANATION = "attnspec-explanation"
 
 
 def record(
-    results: Iterable[Result],
-    record_property: Callable[[str, object], None],
-    extent: Extent | None = None,
+    results: Iterable[Result], record_property: Callable[[str, object], None], extent: Extent | None = None
 ) -> None:
-    """Attach a case's verdicts and the extent of its calls to its test; the last call counts."""
+    """Attach a case's verdicts and extent to its test; the last call counts."""
     record_property(PROPERTY, [r.as_json() for r in results])
     record_property(EXTENT, extent or {})
 
@@ -83,7 +81,7 @@ class Collector:
         self.verdicts.left += getattr(node, "workeroutput", {}).get(LEFT_PROPERTY, ())
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Store the verdicts of a case, or the last line of its error if it has none."""
+        """Store the verdicts of a case, or else the last line of its error."""
         case, results = case_of(report.nodeid), recorded(report)
         if results is not None:
             self.verdicts.results[case] = results
@@ -139,7 +137,6 @@ class CrashHandler:
 
 
 def _how_it_ended(node: Any) -> str:
-    """Describe how a pytest-xdist worker's process ended."""
     status = None if node is None else node.gateway._io.wait()
     if status is None or status >= 0:
         return f"ended with status {status}"
