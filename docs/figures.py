@@ -21,7 +21,8 @@ def attention(
 ) -> Tensor:
     """Attention whose scores are stored in the dtype ``scores``, with a relative error of their scale."""
     stored = (query.to(scores) @ key.to(scores).mT / query.shape[-1] ** 0.5 * (1 + error)).to(scores)
-    return (stored.float().softmax(-1).to(BF16).float() @ value.float()).to(BF16)
+    weights: Tensor = stored.float().softmax(-1).to(BF16).float()
+    return (weights @ value.float()).to(BF16)
 
 
 def errors_over_budgets() -> None:

@@ -46,7 +46,7 @@ def messages(module: Module) -> Iterator[Text]:
     inside = {id(v) for n in ast.walk(module.tree) if isinstance(n, ast.JoinedStr) for v in ast.walk(n) if v is not n}
     inside |= {id(n.value) for n in ast.walk(module.tree) if isinstance(n, ast.Expr)}
     for node in ast.walk(module.tree):
-        if id(node) in inside:
+        if not isinstance(node, ast.expr) or id(node) in inside:
             continue
         text = ""
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
