@@ -479,8 +479,8 @@ def test_an_operation_that_refuses_every_dtype_is_not_excused() -> None:
 
 
 def test_the_declaration_in_the_documentation_is_valid() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "backends.md").read_text(encoding="utf-8")
-    lines_ = page.partition("### What a run has observed")[2].split("```\n")[1].splitlines()
+    page = (Path(__file__).parents[2] / "docs" / "conventions.md").read_text(encoding="utf-8")
+    lines_ = page.partition("## Let a run tell you")[2].split("```\n")[1].splitlines()
     declared = {name: ast.literal_eval(value) for name, value in (line.split(" = ") for line in lines_)}
     assert set(declared) == {"semantics", "precision", "limits"}
     assert contract(**declared).limits.max_length == 100

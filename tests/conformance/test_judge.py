@@ -514,8 +514,8 @@ LARGE = np.ones((2049, 1), np.float32)
 
 def test_gradients_that_are_sums_over_too_many_rows_are_refused() -> None:
     message = (
-        f"{SDPA}: the gradient of key: expected a cotangent of 0 in all but 64 rows, or at most 4,194,304 pairs of a "
-        "query and a key; got 2,049 rows and 4,198,401 pairs"
+        f"{SDPA}: the gradient of key: expected a cotangent of 0 in all but 64 rows, or at most 4,194,304 "
+        "query–key pairs; got 2,049 rows and 4,198,401 pairs"
     )
     double = LARGE.astype(np.float64)
     with pytest.raises(ValueError, match=re.escape(message)):

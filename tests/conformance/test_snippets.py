@@ -25,7 +25,7 @@ from attnspec.spec.contract.tree import as_source
 
 BACKEND = """
 from attnspec import reference
-from attnspec.spec.contract.tree import mapped
+from attnspec.spec.contract.tree import map_tree
 
 name = "doubled"
 semantics = {"gru_reset": "after"}

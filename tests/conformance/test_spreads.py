@@ -59,7 +59,7 @@ def test_no_honest_variant_is_accused(v: Variant) -> None:
         (
             "mask of key 128 ignored in bfloat16",
             "no_lost_or_extra_keys",
-            f"a relative error of {NUMBER} in the weight of key 128 of 128 and 5 masked ones shows over 512 "
+            f"a relative error of {NUMBER} in the weight of key 128 of 128 and 5 masked keys shows over 512 "
             f"independent elements, roundings leave at most {NUMBER}",
         ),
     ],
