@@ -98,25 +98,23 @@ def _with_alignment(subject: Subject, arguments: Arguments, *, corners: bool) ->
 
 @checks(law.CORNER_ALIGNMENT)
 def linear_fields(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Interpolate a linear field along one axis."""
+    """Interpolate a linear field along every axis."""
     path, x = _batched_array(arguments)
     grid, target = x.shape[-4:-1], [arguments[size] for size in _grid_sizes(subject)]
     axes = [i for i in range(3) if grid[i] > 1 and target[i] > 1]
-    field_call = _with_alignment(subject, arguments, corners=True)
-    if not axes or field_call is None:
+    aligned = _with_alignment(subject, arguments, corners=True)
+    if not axes or aligned is None:
         return False
-    axis = axes[int(rng.integers(len(axes)))]
 
-    def field(shape: tuple[int, ...], length: int) -> Numbers:
-        distances = np.arange(shape[axis - 4]) * (length / (shape[axis - 4] - 1))
+    def field(shape: tuple[int, ...], axis: int) -> Numbers:
+        distances = np.arange(shape[axis - 4]) * ((grid[axis] - 1) / (shape[axis - 4] - 1))
         return np.broadcast_to(distances.reshape([-1 if i == axis else 1 for i in range(4)]), shape)
 
-    # The distances of the input are whole numbers, exact in every dtype.
-    field_call = field_call.replaced({path: subject.exact(field(x.shape, grid[axis] - 1))})
-    got = subject.call(field_call)
-    subject.matches(
-        got, field(got.shape, grid[axis] - 1), subject.budget(field_call), field_call, "of a linear field, the result"
-    )
+    for axis in axes:
+        # The distances of the input are whole numbers, exact in every dtype.
+        call = aligned.replaced({path: subject.exact(field(x.shape, axis))})
+        got = subject.call(call)
+        subject.matches(got, field(got.shape, axis), subject.budget(call), call, "of a linear field, the result")
     return bool(got.size)
 
 
