@@ -189,9 +189,9 @@ def test_mutants_name_laws_and_operations_that_exist() -> None:
 
 
 def test_every_question_has_a_law() -> None:
-    asked = {q.law for q in QUESTIONS.values()}
-    assert asked <= set(LAWS)
-    assert {x for x in LAWS if x.startswith("semantics.")} == asked - {"operation.rejection"}
+    laws = {q.law for q in QUESTIONS.values()}
+    assert laws <= set(LAWS)
+    assert {x for x in LAWS if x.startswith("semantics.")} == laws - {"operation.rejection"}
 
 
 def test_every_operation_has_a_reference() -> None:

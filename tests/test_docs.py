@@ -1,4 +1,4 @@
-"""What the documentation says is what the project does."""
+"""The project does what its documentation says."""
 
 import os
 import re
@@ -173,16 +173,16 @@ def test_the_page_on_verdicts_shows_what_is_said(file: str, tmp_path: Path) -> N
     wide = {**os.environ, "COLUMNS": "300"}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=wide)
     assert done.returncode == 1, done.stderr
-    said, script = done.stdout, SCRIPT.search(done.stdout)
+    printed, script = done.stdout, SCRIPT.search(done.stdout)
     if file == "late.py":
         assert script
         (tmp_path / "script.py").write_text(re.sub(r"^    ", "", script[0], flags=re.MULTILINE), encoding="utf-8")
         again = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert again.returncode == 1
-        said = again.stdout
-    lines = iter(said.splitlines())
+        printed = again.stdout
+    lines = iter(printed.splitlines())
     for line in example["shown"].splitlines():
-        assert not line or line in lines, f"{line}\n\nis not, in this order, in\n\n{said}"
+        assert not line or line in lines, f"{line}\n\nis not, in this order, in\n\n{printed}"
 
 
 @pytest.mark.parametrize("name", ["mine", "shaped", "typed"])
@@ -214,7 +214,7 @@ def test_the_examples_of_the_pytorch_backend_print_what_their_comments_say(capsy
     assert len(examples) == 4
     for code in examples:
         exec(code, {})
-        said = re.findall(r"  # (.*)", code)
+        comments = re.findall(r"  # (.*)", code)
         if find_spec("llvmlite") is None:  # as the text above the example says
-            said = [line.replace(": llvm", ": pytorch").replace("llvm", "plain") for line in said]
-        assert capsys.readouterr().out.splitlines() == said
+            comments = [line.replace(": llvm", ": pytorch").replace("llvm", "plain") for line in comments]
+        assert capsys.readouterr().out.splitlines() == comments

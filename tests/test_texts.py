@@ -1,4 +1,4 @@
-"""Docstrings say at once what comes back or what is done, and names say what they hold."""
+"""Docstrings begin with the result or action, and names say what they hold."""
 
 import ast
 import re
@@ -19,7 +19,6 @@ VAGUE = {
     "told",
     "made",
     "things",
-    "ones",
     "none",
     "rest",
     "said",

@@ -55,21 +55,21 @@ def test_planned_calls_give_the_formula_and_its_gradients(
             all_results += [backend.grouped_query_attention(*inputs, causal=causal) for _ in range(2)]
     assert all(x is not None and x.dtype is dtype for result in all_results for x in result)
     assert_within_budgets(all_results, "grouped_query_attention", *inputs, causal=causal)
-    for asked in ((0, 1), (0,), (1,)):
+    for indices in ((0, 1), (0,), (1,)):
         gradients = []
         for path in (path for path in PATHS for _ in range(2)):
             leaves = [x.clone().requires_grad_() for x in inputs]
             with forcing(path):
                 results = backend.grouped_query_attention(*leaves, causal=causal)
-                outputs = [x for i, x in enumerate(results) if i in asked and x is not None]
-                weights = [cotangents[i] for i in asked]
-                by_operand = torch.autograd.grad(outputs, leaves, weights, allow_unused=asked == (1,))
+                outputs = [x for i, x in enumerate(results) if i in indices and x is not None]
+                weights = [cotangents[i] for i in indices]
+                by_operand = torch.autograd.grad(outputs, leaves, weights, allow_unused=indices == (1,))
             # Logarithms do not depend on the values.
             gradients.append(
                 tuple(torch.zeros_like(x) if g is None else g for x, g in zip(inputs, by_operand, strict=True))
             )
         assert all(x.dtype is dtype for result in gradients for x in result)
-        cotangent = tuple(x if i in asked else None for i, x in enumerate(cotangents))
+        cotangent = tuple(x if i in indices else None for i, x in enumerate(cotangents))
         assert_gradients_within_budgets(gradients, cotangent, "grouped_query_attention", *inputs, causal=causal)
 
 

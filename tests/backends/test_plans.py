@@ -150,9 +150,9 @@ def test_paths_are_forced_and_named() -> None:
 def test_costs_are_known_of_every_path_that_serves_all_calls(instructions: str) -> None:
     kinds = [str(x).removeprefix("torch.") for x in FLOAT_DTYPES]
     paths = ("additive", "pointwise"), ("additive", "llvm"), ("dot", "llvm"), ("dot", "pytorch")
-    asked = {(*path, kind, mode) for path in paths for kind in kinds for mode in ("forward", "gradients")}
+    required = {(*path, kind, mode) for path in paths for kind in kinds for mode in ("forward", "gradients")}
     known = costs.table(instructions)
-    assert asked <= set(known)
+    assert required <= set(known)
     for cost in known.values():
         assert cost.call > 0
         assert min(cost.pair, cost.score, cost.row) >= 0

@@ -82,9 +82,9 @@ def test_attention_in_groups_refuses(wrong: dict[str, Any], error: type[Exceptio
 @pytest.mark.parametrize(
     ("wrong", "error", "expected"),
     [
-        ({"query_ends": torch.tensor([0, 1, 2])}, ValueError, "none below another; got [0, 1, 2]"),
-        ({"query_ends": torch.tensor([1, 1, 3])}, ValueError, "none below another; got [1, 1, 3]"),
-        ({"key_ends": torch.tensor([0, 6, 5])}, ValueError, "none below another; got [0, 6, 5]"),
+        ({"query_ends": torch.tensor([0, 1, 2])}, ValueError, "never falling; got [0, 1, 2]"),
+        ({"query_ends": torch.tensor([1, 1, 3])}, ValueError, "never falling; got [1, 1, 3]"),
+        ({"key_ends": torch.tensor([0, 6, 5])}, ValueError, "never falling; got [0, 6, 5]"),
         ({"key_ends": torch.tensor([0, 5])}, ValueError, "(ends,) with ends = 3; got (2,)"),
         ({"query_ends": ENDS.double()}, TypeError, f"{INTEGERS}; got torch.float64"),
         ({"window": (None, -1)}, TypeError, f"{SIDES}; got (None, -1)"),

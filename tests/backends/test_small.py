@@ -162,14 +162,14 @@ def test_second_derivatives_are_those_of_the_formula(wanted: tuple[int, ...]) ->
     inputs = [x.detach().requires_grad_(i in wanted) for i, x in enumerate(leaves(2))]
     mask = draw(2, 4, 6) < 0.5
     mask[..., 0] = True
-    output, asked = (
+    output, operands = (
         pytorch.scaled_dot_product_attention(inputs[0], inputs[1], inputs[2], mask=mask),
         [inputs[i] for i in wanted],
     )
     cotangent = draw(*output.shape)
-    first = torch.autograd.grad(output, asked, cotangent, create_graph=True)
+    first = torch.autograd.grad(output, operands, cotangent, create_graph=True)
     along = [draw(*x.shape) for x in first]
-    by_place = dict(zip(wanted, torch.autograd.grad(first, asked, along), strict=True))
+    by_place = dict(zip(wanted, torch.autograd.grad(first, operands, along), strict=True))
     second, weights = (*(by_place.get(i) for i in range(3)), None), dict(zip(wanted, along, strict=True))
     assert_gradients_within_budgets(
         second, tuple(weights.get(i) for i in range(3)), attention_gradients, *inputs, cotangent, mask=mask

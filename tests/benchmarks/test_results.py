@@ -196,13 +196,13 @@ def test_values_that_take_far_longer_than_usual_ones_miss_a_floor() -> None:
     )
 
 
-@pytest.mark.parametrize(("size", "asked"), [(32, False), (64, True), (4096, True), (8192, False)])
-def test_floors_are_asked_for_the_sizes_they_are_stated_for(size: int, asked: bool) -> None:
+@pytest.mark.parametrize(("size", "checked"), [(32, False), (64, True), (4096, True), (8192, False)])
+def test_floors_are_asked_for_the_sizes_they_are_stated_for(size: int, checked: bool) -> None:
     slow = {"suite": "sdpa", "case": "padding", "sizes": {"n": size}, "size": size, "baseline": "F.sdpa"}
     slow_run = run(measurement("F.sdpa", 1.0, **slow), measurement(OURS, 2.0, **slow))
     best = "sdpa: times PyTorch's best: no such case in this run"
-    assert any("times PyTorch's best" in line for line in floors.missed(slow_run)) is asked
-    assert (best in floors.unchecked(slow_run)) is not asked
+    assert any("times PyTorch's best" in line for line in floors.missed(slow_run)) is checked
+    assert (best in floors.unchecked(slow_run)) is not checked
     assert any("padding, times F.sdpa" in line for line in floors.missed(slow_run)) is (size == 4096)
 
 

@@ -238,9 +238,9 @@ def test_replay_reports_the_new_state_of_every_failure(tmp_path: Path) -> None:
 NOT_REPLAYED = {
     "no.json": "replay: expected a report; got 'no.json': No such file or directory",
     "text.json": "replay: text.json: expected a report, as --json writes it; got no JSON",
-    "list.json": "replay: list.json: expected a report of the schema 'attnspec-report/1'; got None",
-    "other.json": "replay: other.json: expected a report of the schema 'attnspec-report/1'; got 'attnspec-report/9'",
-    "half.json": "replay: half.json: expected a whole report; got one without 'profile'",
+    "list.json": "replay: list.json: expected a report with schema 'attnspec-report/1'; got None",
+    "other.json": "replay: other.json: expected a report with schema 'attnspec-report/1'; got 'attnspec-report/9'",
+    "half.json": "replay: half.json: expected a complete report; got one without the key 'profile'",
     "seed.json": "replay: seed.json: expected a report as attnspec wrote it; got seed: expected int; got 1.5",
     "origin.json": "replay: origin.json: expected a report as attnspec wrote it; got origin: expected str; got 7",
     "deep.json": "replay: deep.json: expected a report, as --json writes it; got no JSON",

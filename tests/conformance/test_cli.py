@@ -690,7 +690,7 @@ def test_pytest_refuses_unknown_selections(tmp_path: Path, option: str, message:
         ("operations = ('scaled_dot_attention',)", (), "operation: expected one of"),
         ("operations = ('softmax',)", (), "--operation: expected one of dot_scores, which it provides"),
         ("operations = 'dot_scores'", (), "TestMine.operations: expected a tuple of names; got 'dot_scores'"),
-        ("laws = ('operation.oracle',)", ("--attn-json=r.json",), "--attn-json: expected --attn-backend=NAME too"),
+        ("laws = ('operation.oracle',)", ("--attn-json=r.json",), "--attn-json: expected --attn-backend=NAME, too"),
         ("laws = ('operation.oracle',)", ("--attn-backend=nope",), "TestMine names its own backend; got 'nope'"),
     ],
 )

@@ -178,7 +178,7 @@ def test_an_expectation_outside_of_the_plan_is_refused(tmp_path: Path) -> None:
     path = write_expectations(tmp_path, "softmax operation.oracle float64\nsoftmax operation.oracle float16\n")
     settings = Settings(expect=path)
     with pytest.raises(
-        BackendError, match=r"^expect: known\.txt:2: softmax operation\.oracle float16: nothing that is"
+        BackendError, match=r"^expect: known\.txt:2: softmax operation\.oracle float16: matches nothing that is judged"
     ):
         check_expectations(Plan.of(contract(), settings), settings)
     narrow = replace(settings, dtypes=("float64",))

@@ -76,7 +76,7 @@ def test_rounded_weights_are_right(dtype: str, way: type[WeightsRounded], scale:
 
 
 def test_a_filter_ignores_gains_that_honest_roundings_make(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights of almost 1 round to 1 in 16 bits, which only looks like a gain."""
+    """Weights of almost 1 round to 1 in 16 bits, which resembles a gain."""
     rng = np.random.default_rng(3)
     value = exact_in(np.repeat([1.0, 0.0], 80)[:, None] * (1 + rng.random((160, 8))), "bfloat16")
     key = exact_in(12.0 * np.eye(160), "bfloat16")

@@ -307,7 +307,7 @@ def test_a_run_ends_its_children() -> None:
 
 @pytest.fixture
 def hangs(monkeypatch: pytest.MonkeyPatch) -> Callable[[Clock, list[tuple[float, float, bool]]], bool]:
-    """A function that tells whether the watch takes these observations of a process for a hang."""
+    """Function that returns True if the watch takes a process's observations for a hang."""
 
     class Hung(Exception):
         pass

@@ -14,7 +14,7 @@ from attnspec.spec.contract.tree import flatten
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_formula_asks_what_its_records_depend_on(name: str, draw: Callable[..., dict[str, Any]]) -> None:
-    arguments, asked = draw(name), asked_by_formula(OPERATIONS[name])
+    arguments, questions = draw(name), asked_by_formula(OPERATIONS[name])
     if "causal" in OPERATIONS[name].defaults:
         arguments["causal"] = True
     normative = flatten(REFERENCE[name](**arguments))
@@ -23,7 +23,7 @@ def test_a_formula_asks_what_its_records_depend_on(name: str, draw: Callable[...
             with choosing(**{question: other}):
                 chosen = flatten(REFERENCE[name](**arguments))
             same = all(np.array_equal(chosen[path], x) for path, x in normative.items())
-            assert same == (question not in asked)
+            assert same == (question not in questions)
 
 
 def test_a_choice_holds_within_its_context() -> None:

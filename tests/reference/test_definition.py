@@ -19,7 +19,7 @@ from attnspec.spec.contract.annotations import sizes
 from attnspec.spec.contract.operation import _OPERATIONS
 from attnspec.spec.contract.tree import Option, flatten, map_tree, without_indices
 
-ONES: Any = np.ones((2, 3))
+ALL_ONES: Any = np.ones((2, 3))
 WITH_FLOATS = [o.name for o in OPERATIONS.values() if o.floats]
 
 
@@ -87,7 +87,7 @@ def test_a_class_that_is_no_protocol_is_refused() -> None:
 def test_the_undecorated_formula_stays_reachable() -> None:
     formula = inspect.unwrap(dot_scores)
     assert formula is not dot_scores
-    assert formula(ONES, ONES).tolist() == [[3, 3], [3, 3]]
+    assert formula(ALL_ONES, ALL_ONES).tolist() == [[3, 3], [3, 3]]
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -103,10 +103,10 @@ def test_keyword_and_positional_calls_agree(name: str, draw: Any) -> None:
 @pytest.mark.parametrize(
     ("args", "kwargs", "message"),
     [
-        ((ONES,), {}, "missing 1 required positional argument: 'key'"),
-        ((ONES, ONES, ONES), {}, "takes 2 positional arguments but 3 were given"),
-        ((ONES, ONES), {"query": ONES}, "got multiple values for argument 'query'"),
-        ((ONES, ONES), {"scale": 1}, "got an unexpected keyword argument 'scale'"),
+        ((ALL_ONES,), {}, "missing 1 required positional argument: 'key'"),
+        ((ALL_ONES, ALL_ONES, ALL_ONES), {}, "takes 2 positional arguments but 3 were given"),
+        ((ALL_ONES, ALL_ONES), {"query": ALL_ONES}, "got multiple values for argument 'query'"),
+        ((ALL_ONES, ALL_ONES), {"scale": 1}, "got an unexpected keyword argument 'scale'"),
     ],
 )
 def test_a_wrong_call_is_named(args: Any, kwargs: Any, message: str) -> None:
@@ -116,24 +116,24 @@ def test_a_wrong_call_is_named(args: Any, kwargs: Any, message: str) -> None:
 
 def test_mask_is_keyword_only() -> None:
     with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
-        REFERENCE["softmax"](ONES, ONES > 0)
+        REFERENCE["softmax"](ALL_ONES, ALL_ONES > 0)
 
 
 @pytest.mark.parametrize(
     ("name", "args", "kwargs", "about"),
     [
-        ("dot_scores", (ONES, "key"), {}, "key: expected real numbers; got <U3"),
-        ("dot_scores", (ONES * 1j, ONES), {}, "query: expected real numbers; got complex128"),
-        ("dot_scores", (ONES > 0, ONES), {}, "query: expected real numbers; got bool"),
-        ("dot_scores", (None, ONES), {}, "query: expected real numbers; got NoneType"),
-        ("dot_scores", ([None], ONES), {}, "query: expected real numbers; got object"),
-        ("dot_scores", ([[1], [2, 3]], ONES), {}, "query: expected real numbers; got list of uneven lengths"),
-        ("softmax", (ONES,), {"mask": ONES}, "mask: expected booleans, True = may attend; got float64"),
-        ("self_attention", (ONES,), {"causal": ONES > 0}, "causal: expected True or False; got ndarray"),
-        ("self_attention", (ONES,), {"causal": 1}, "causal: expected True or False; got 1"),
-        ("self_attention", (ONES,), {"causal": None}, "causal: expected True or False; got None"),
+        ("dot_scores", (ALL_ONES, "key"), {}, "key: expected real numbers; got <U3"),
+        ("dot_scores", (ALL_ONES * 1j, ALL_ONES), {}, "query: expected real numbers; got complex128"),
+        ("dot_scores", (ALL_ONES > 0, ALL_ONES), {}, "query: expected real numbers; got bool"),
+        ("dot_scores", (None, ALL_ONES), {}, "query: expected real numbers; got NoneType"),
+        ("dot_scores", ([None], ALL_ONES), {}, "query: expected real numbers; got object"),
+        ("dot_scores", ([[1], [2, 3]], ALL_ONES), {}, "query: expected real numbers; got list of uneven lengths"),
+        ("softmax", (ALL_ONES,), {"mask": ALL_ONES}, "mask: expected booleans, True = may attend; got float64"),
+        ("self_attention", (ALL_ONES,), {"causal": ALL_ONES > 0}, "causal: expected True or False; got ndarray"),
+        ("self_attention", (ALL_ONES,), {"causal": 1}, "causal: expected True or False; got 1"),
+        ("self_attention", (ALL_ONES,), {"causal": None}, "causal: expected True or False; got None"),
         ("causal_mask", (2.0, 3), {}, "n: expected an integer; got 2.0"),
-        ("causal_mask", (ONES, 3), {}, "n: expected an integer; got ndarray"),
+        ("causal_mask", (ALL_ONES, 3), {}, "n: expected an integer; got ndarray"),
         ("causal_mask", (True, 3), {}, "n: expected an integer; got True"),
         ("padding_mask", ([1.0], 3), {}, "lengths: expected integers; got float64"),
         ("padding_mask", (None, 3), {}, "lengths: expected integers; got NoneType"),
@@ -169,7 +169,7 @@ OPTIONS_WITH_CHOICES = [(o.name, option) for o in OPERATIONS.values() for option
 @pytest.mark.parametrize(
     ("name", "option"), OPTIONS_WITH_CHOICES, ids=[f"{name}-{option.path}" for name, option in OPTIONS_WITH_CHOICES]
 )
-@pytest.mark.parametrize(("wrong", "got"), [(1, "1"), (None, "None"), ("maybe", "'maybe'"), (ONES, "ndarray")])
+@pytest.mark.parametrize(("wrong", "got"), [(1, "1"), (None, "None"), ("maybe", "'maybe'"), (ALL_ONES, "ndarray")])
 def test_an_option_that_is_no_choice_is_named(name: str, option: Option, wrong: Any, got: str, draw: Any) -> None:
     with pytest.raises(TypeError) as raised:
         REFERENCE[name](**{**draw(name), option.path: wrong})
@@ -194,21 +194,21 @@ def test_16_bits_are_computed_in_float32_and_rounded_once(name: str, dtype: Any,
 
 
 def test_mixed_dtypes_are_promoted() -> None:
-    low: Any = ONES.astype(np.float32)
-    assert dot_scores(low, ONES).dtype == np.float64
-    assert dot_scores(low, ONES.astype(np.float16)).dtype == np.float32
-    assert dot_scores(low, ONES.astype(ml_dtypes.bfloat16)).dtype == np.float32
+    low: Any = ALL_ONES.astype(np.float32)
+    assert dot_scores(low, ALL_ONES).dtype == np.float64
+    assert dot_scores(low, ALL_ONES.astype(np.float16)).dtype == np.float32
+    assert dot_scores(low, ALL_ONES.astype(ml_dtypes.bfloat16)).dtype == np.float32
 
 
 @pytest.mark.parametrize("query", [[[1, 2, 3]], [[1.0, 2.0, 3.0]], np.array([[1, 2, 3]]), ((1, 2, 3),)])
 def test_lists_and_integers_become_float64(query: Any) -> None:
-    scores = dot_scores(query, ONES)
+    scores = dot_scores(query, ALL_ONES)
     assert scores.dtype == np.float64
     assert scores.tolist() == [[6, 6]]
 
 
 def test_bytes_in_the_other_order() -> None:
-    scores = dot_scores(ONES.astype(">f4"), ONES.astype("<f4"))
+    scores = dot_scores(ALL_ONES.astype(">f4"), ALL_ONES.astype("<f4"))
     assert scores.dtype == np.dtype(np.float32)
     assert scores.tolist() == [[3, 3], [3, 3]]
 
@@ -247,26 +247,26 @@ def test_arguments_are_not_written_to(name: str, draw: Any) -> None:
 
 
 def test_other_arrays_reach_the_formula_untouched() -> None:
-    key: Any = Duck(ONES)
-    scores: Any = dot_scores(Duck(ONES), key)  # type: ignore[arg-type]  # a Duck is no ndarray: that is the point
+    key: Any = Duck(ALL_ONES)
+    scores: Any = dot_scores(Duck(ALL_ONES), key)  # type: ignore[arg-type]  # a Duck is no ndarray: that is the point
     assert isinstance(scores, Duck)
     assert scores.inner.tolist() == [[3, 3], [3, 3]]
 
 
 def test_shapes_of_other_arrays_are_checked() -> None:
-    query, key = Duck(ONES), Duck(np.ones((2, 4)))
+    query, key = Duck(ALL_ONES), Duck(np.ones((2, 4)))
     with pytest.raises(ValueError, match=r"^dot_scores: key: expected "):
         REFERENCE["dot_scores"](query, key)
 
 
 def test_softmax_is_one_step_for_other_arrays() -> None:
-    scores: Any = Duck(ONES)
+    scores: Any = Duck(ALL_ONES)
     assert softmax(scores) == "softmax"
-    assert softmax(scores=scores, mask=ONES > 0) == "softmax"
+    assert softmax(scores=scores, mask=ALL_ONES > 0) == "softmax"
 
 
 def test_softmax_without_a_rule() -> None:
-    scores: Any = QuietDuck(ONES)
+    scores: Any = QuietDuck(ALL_ONES)
     with pytest.raises(TypeError, match="softmax: no implementation for QuietDuck"):
         softmax(scores)
 
@@ -274,11 +274,11 @@ def test_softmax_without_a_rule() -> None:
 def test_overriding_is_asked_of_subclasses_first() -> None:
     from attnspec.reference.defining.overriding import overridable
 
-    asked = []
+    calls = []
 
     class Base(Duck):
         def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-            asked.append((type(self).__name__, [t.__name__ for t in types], function is softmax, args, kwargs))
+            calls.append((type(self).__name__, [t.__name__ for t in types], function is softmax, args, kwargs))
             return NotImplemented
 
     class Derived(Base):
@@ -288,12 +288,12 @@ def test_overriding_is_asked_of_subclasses_first() -> None:
         raise AssertionError("ran the formula")
 
     formula.__name__ = "softmax"
-    base, derived = Base(ONES), Derived(ONES)
+    base, derived = Base(ALL_ONES), Derived(ALL_ONES)
     with pytest.raises(TypeError, match="no implementation for Derived, Base"):
-        overridable(formula)(base, ONES, base, other=derived)
-    expected = (["Derived", "Base"], True, (base, ONES, base), {"other": derived})
-    assert [name for name, *_ in asked] == ["Derived", "Base"]
-    assert all(tuple(details) == expected for _, *details in asked)
+        overridable(formula)(base, ALL_ONES, base, other=derived)
+    expected = (["Derived", "Base"], True, (base, ALL_ONES, base), {"other": derived})
+    assert [name for name, *_ in calls] == ["Derived", "Base"]
+    assert all(tuple(details) == expected for _, *details in calls)
 
 
 def test_nothing_warns_where_results_are_not_finite() -> None:
@@ -315,7 +315,7 @@ class State(NamedTuple, Generic[Array]):
     c: Float[Array, "*#batch h"]
 
 
-STATE = State(ONES, ONES)
+STATE = State(ALL_ONES, ALL_ONES)
 
 
 class Gated(Protocol[Array]):
@@ -373,9 +373,9 @@ def test_the_dtype_of_trees_is_kept(gated: Any, dtype: Any) -> None:
 
 
 def test_other_arrays_in_trees_reach_the_formula_untouched(gated: Any) -> None:
-    h, _ = gated(State(ONES[:, :2], ONES[:, :2]), ())
-    duck = Duck(ONES[:, :2])
-    seen, _ = inspect.unwrap(gated)(State(duck, ONES[:, :2]), ())
+    h, _ = gated(State(ALL_ONES[:, :2], ALL_ONES[:, :2]), ())
+    duck = Duck(ALL_ONES[:, :2])
+    seen, _ = inspect.unwrap(gated)(State(duck, ALL_ONES[:, :2]), ())
     assert isinstance(seen, Duck)
     assert seen.inner.tolist() == h.tolist()
 
@@ -383,11 +383,11 @@ def test_other_arrays_in_trees_reach_the_formula_untouched(gated: Any) -> None:
 @pytest.mark.parametrize(
     ("state", "gates", "message"),
     [
-        ((ONES, ONES), (), "state: expected a State; got tuple"),
-        (State(ONES, "c"), (), "state.c: expected real numbers; got <U1"),
-        (State(ONES, ONES > 0), (), "state.c: expected real numbers; got bool"),
-        (State(ONES, None), (), "state.c: expected real numbers; got NoneType"),
-        (STATE, Gate(ONES), "gates: expected a tuple; got Gate"),
+        ((ALL_ONES, ALL_ONES), (), "state: expected a State; got tuple"),
+        (State(ALL_ONES, "c"), (), "state.c: expected real numbers; got <U1"),
+        (State(ALL_ONES, ALL_ONES > 0), (), "state.c: expected real numbers; got bool"),
+        (State(ALL_ONES, None), (), "state.c: expected real numbers; got NoneType"),
+        (STATE, Gate(ALL_ONES), "gates: expected a tuple; got Gate"),
         (STATE, (Gate(np.eye(3)), 3), "gates[1]: expected a Gate; got int"),
         (STATE, (Gate(None),), "gates[0].w: expected real numbers; got NoneType"),
         (STATE, (Gate([[1], [1, 2]]),), "gates[0].w: expected real numbers; got list of uneven lengths"),
@@ -417,5 +417,5 @@ def test_an_invalid_option_is_refused(gated: Any, options: dict[str, Any], messa
 
 
 def test_options_reach_the_formula(gated: Any) -> None:
-    assert gated(STATE, (), factor=3)[0].tolist() == (3 * ONES).tolist()
-    assert gated(STATE, (), factor=3, norm="pre")[0].tolist() == ONES.tolist()
+    assert gated(STATE, (), factor=3)[0].tolist() == (3 * ALL_ONES).tolist()
+    assert gated(STATE, (), factor=3, norm="pre")[0].tolist() == ALL_ONES.tolist()

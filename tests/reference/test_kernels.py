@@ -91,7 +91,7 @@ def test_an_invalid_window_is_named(window: Any) -> None:
 
 @pytest.mark.parametrize("ends", [[1, 2, 4], [0, 2, 3], [0, 5, 4]])
 def test_ends_of_sequences_that_do_not_fit_are_named(ends: list[int]) -> None:
-    with pytest.raises(ShapeError, match=r"query_ends: expected integers from 0 to 4, none below another; got"):
+    with pytest.raises(ShapeError, match=r"query_ends: expected integers from 0 to 4, never falling; got"):
         variable_length_attention(ROWS, ROWS, ROWS, np.array(ends), np.array([0, 2, 4]))
 
 

@@ -285,7 +285,10 @@ def show(
         str, typer.Argument(help="an operation, a law, a chapter, or a question such as fully_masked", metavar="NAME")
     ],
 ) -> None:
-    """Show an operation (formula, sources, shapes, edges, laws), a law, a chapter, or the choices of a question."""
+    """Show an operation, a law, a chapter, or the choices of a question.
+
+    An operation is shown with its formula, sources, shapes, edge cases and laws.
+    """
     from attnspec.conformance.reporting.catalogue import described, names
 
     _console(TEXT_WIDTH).print(described(_known_name("show", name, names())))

@@ -123,18 +123,18 @@ def cross_attention(
     *,
     mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
 ) -> Float[np.ndarray, "*batch n d_v"]:
-    """Y = softmax(QKᵀ/√d_k)V with Q = XW_qᵀ, K = MW_kᵀ, V = MW_vᵀ, where M is the memory."""
+    """Y = softmax(QKᵀ/√d_k)V, the attention of X to the memory M: Q = XW_qᵀ, K = MW_kᵀ, V = MW_vᵀ."""
     return scaled_dot_product_attention(project(x, w_q), project(memory, w_k), project(memory, w_v), mask=mask)
 
 
 def attend(scores: np.ndarray, value: np.ndarray, mask: np.ndarray | None, causal: bool) -> np.ndarray:
-    """Average values (*batch, m, d_v) by the softmax of scores (*batch, n, m) over attendable keys."""
+    """Average values (*batch, m, d_v) by softmax of the attendable scores (*batch, n, m)."""
     n, m = scores.shape[-2:]
     attendable = joint_mask(mask, causal, n, m)
     return pooled(softmax(scores, mask=attendable), value, attendable)
 
 
 def project(x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Multiply every row of x (*batch, n, d) by w, which is (out, in) = (p, d): (*batch, n, p)."""
+    """Multiply every row of x (*batch, n, d) by w (p, d) = (out, in): (*batch, n, p)."""
     projected: np.ndarray = x @ np.swapaxes(w, -1, -2)
     return projected

@@ -1,4 +1,8 @@
-"""Complexity: the cost of attention, and of the layers with which it is compared."""
+"""Complexity: the cost of attention, and of the layers with which it is compared.
+
+Each cost is four counts, in this order: multiply-adds, parameters, sequential operations, and the maximum path length
+between two positions (None if some positions never meet).
+"""
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -43,7 +47,7 @@ __all__ = [
 def convolution(
     x: Float[np.ndarray, "*batch t d_x"], w: Float[np.ndarray, "taps p_o d_x"]
 ) -> Float[np.ndarray, "*batch t p_o"]:
-    """yᵢ = Σ_r W_r x_{i+r−⌊(k−1)/2⌋}, as one product of k concatenated tokens and k concatenated matrices."""
+    """yᵢ = Σ_r W_r x_{i+r−⌊(k−1)/2⌋}, as one product of k concatenated tokens and matrices."""
     (taps, p_o, d_x), t = w.shape, x.shape[-2]
     before = (taps - 1) // 2
     zeros = np.zeros((*x.shape[:-2], taps - 1, d_x), x.dtype)
@@ -70,6 +74,7 @@ def graph_layer(
 def convolution_complexity(t: int, d_x: int, p_o: int, taps: int) -> Complexity[np.ndarray]:
     """Per token one product: the concatenated tokens of its window times the weights of all taps."""
     weights = taps * d_x * p_o
+    # Layers until the first token reaches the last: each layer spans taps − 1 further tokens.
     length = -(-(t - 1) // (taps - 1)) if taps > 1 else 0 if t == 1 else None
     return _complexity("convolution_complexity", t * weights, weights, 1, length)
 
@@ -136,7 +141,7 @@ def seq2seq_attention_complexity(m: int, n: int, d: int, h: int, s: int) -> Comp
 
 @defines(DecoderAttentionComplexity[np.ndarray])
 def decoder_attention_complexity(m: int, n: int, d: int, *, generating: bool = False) -> Complexity[np.ndarray]:
-    """Causal self-attention of n tokens, then attention of each to m rows, both with four projections of d × d."""
+    """Causal self-attention of n tokens, then attention of each to m rows. Both have four projections of d × d."""
     multiply_adds = 6 * n * d**2 + 2 * m * d**2 + 2 * d * (_pairs(n, True) + n * m)
     steps = 8 * n if generating else 8
     return _complexity("decoder_attention_complexity", multiply_adds, 8 * d**2, steps, min(n - 1, 1))
@@ -144,7 +149,7 @@ def decoder_attention_complexity(m: int, n: int, d: int, *, generating: bool = F
 
 @defines(EncoderDecoderAttentionComplexity[np.ndarray])
 def encoder_decoder_attention_complexity(m: int, n: int, d: int, *, generating: bool = False) -> Complexity[np.ndarray]:
-    """Self-attention of the source, then the decoder's two attentions, of which only the second needs the source."""
+    """Self-attention of the source, then the decoder's two attentions; only the second needs the source."""
     multiply_adds = 6 * (m + n) * d**2 + 2 * d * (m * m + _pairs(n, True) + n * m)
     steps = 8 * n if generating else 8
     return _complexity("encoder_decoder_attention_complexity", multiply_adds, 12 * d**2, steps, 2)

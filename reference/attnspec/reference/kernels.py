@@ -1,4 +1,10 @@
-"""Attention as models run it: grouped heads with options, packed, paged, latent and merged."""
+"""Attention as models run it: grouped heads with options, packed, paged, latent and merged.
+
+These functions define the results. They favour the formula over speed. Logarithms are always returned; the types allow
+None for backends that lack them.
+"""
+
+from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -55,7 +61,7 @@ def grouped_query_attention(
     sinks: Float[np.ndarray, " heads"] | None = None,
     key_lengths: Int[np.ndarray, "*#batch"] | None = None,
 ) -> tuple[Float[np.ndarray, "*batch heads n d_v"], Float[np.ndarray, "*batch heads n"] | None]:
-    """o = softmax(s) v and ℓ = log Σ exp s over the attendable keys and the sink, a key of value 0."""
+    """o = softmax(s) v and ℓ = log Σ exp s over attendable keys; the sink is one more, of value 0."""
     heads_k, n, m = key.shape[-3], query.shape[-2], key.shape[-2]
     scores = capped(
         scaled(split_groups(query, heads_k) @ np.swapaxes(add_groups(key), -1, -2), query.shape[-1], scale), softcap
@@ -63,14 +69,15 @@ def grouped_query_attention(
     if bias is not None:
         scores = scores + split_groups(bias, heads_k)
     if slopes is not None:
+        # With ``like``, budgets know that these integers are exact.
         distance = np.asarray(np.abs(beyond_diagonal(n, m)), dtype=scores.dtype, like=scores)
         scores = scores - per_head(slopes, heads_k) * distance
-    attendable = joint_mask(mask, causal, n, m)
-    for extra_mask in (
-        window_mask(beyond_diagonal(n, m), window),
-        None if key_lengths is None else padding_mask(key_lengths, m)[..., None, :],
-    ):
-        attendable = extra_mask if attendable is None else attendable if extra_mask is None else attendable & extra_mask
+    unpadded = None if key_lengths is None else padding_mask(key_lengths, m)[..., None, :]
+    masks = (joint_mask(mask, causal, n, m), window_mask(beyond_diagonal(n, m), window), unpadded)
+    attendable = None
+    for x in masks:
+        if x is not None:
+            attendable = x if attendable is None else attendable & x
     attendable = None if attendable is None else attendable[..., None, None, :, :]
     values = add_groups(value)
     if sinks is not None:
@@ -117,7 +124,7 @@ def capped(scores: np.ndarray, softcap: float | None) -> np.ndarray:
 def with_sink(
     scores: np.ndarray, values: np.ndarray, attendable: np.ndarray | None, sinks: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Append the sink, a key for all queries, to scores (…, n, m), values (…, m, d_v) and mask."""
+    """Append the sink to scores (…, n, m), values (…, m, d_v) and mask. All queries attend to it."""
     column = np.broadcast_to(sinks, (*scores.shape[:-1], 1))
     row = np.zeros((*values.shape[:-2], 1, values.shape[-1]), values.dtype)
     if attendable is not None:
@@ -142,10 +149,10 @@ def variable_length_attention(
     """O = [O₁; O₂; …] and ℓ = [ℓ₁; ℓ₂; …]: `grouped_query_attention` of each sequence alone."""
     parts = [
         grouped_query_attention(
-            query[..., a:b, :], key[..., c:d, :], value[..., c:d, :],
+            query[..., i:i_end, :], key[..., j:j_end, :], value[..., j:j_end, :],
             causal=causal, scale=scale, window=window, softcap=softcap,
         )
-        for a, b, c, d in zip(query_ends, query_ends[1:], key_ends, key_ends[1:], strict=False)
+        for (i, i_end), (j, j_end) in zip(pairwise(query_ends), pairwise(key_ends), strict=True)
     ]  # fmt: skip
     outputs, logarithms = zip(*parts, strict=True)
     return np.concatenate(outputs, axis=-2), np.concatenate(logarithms, axis=-1)
@@ -223,7 +230,7 @@ def rotary_embedding(
     *,
     theta: float = 10000.0,
 ) -> Float[np.ndarray, "*batch n d"]:
-    """Each pair (a, b) becomes (a cos tθ − b sin tθ, a sin tθ + b cos tθ) with θ = Θ^(−2i/d)."""
+    """Rotate each pair (a, b) by the angle tθ with θ = Θ^(−2i/d): (a cos tθ − b sin tθ, a sin tθ + b cos tθ)."""
     *_, n, d = x.shape
     i = np.asarray(np.arange(d // 2), dtype=x.dtype, like=x)
     t = np.asarray(np.arange(n) if positions is None else positions, dtype=x.dtype, like=x)
@@ -240,7 +247,7 @@ def rotary_embedding(
 
 @defines(AlibiSlopes[np.ndarray])
 def alibi_slopes(heads: int) -> Float[np.ndarray, "{heads}"]:
-    """m_r = 2^(−8(r+1)/H) for the first H heads, a power of two, then m_{H+r} = 2^(−4(2r+1)/H)."""
+    """m_r = 2^(−8(r+1)/H) for the first H heads, then m_{H+r} = 2^(−4(2r+1)/H); H ≤ heads is a power of 2."""
     power = 1 << (heads.bit_length() - 1)
     first, others = counted(power), counted(heads - power)
     slopes: np.ndarray = np.concatenate(
@@ -265,12 +272,16 @@ def sliding_window_mask(
 
 
 def window_mask(beyond: np.ndarray, window: Window) -> np.ndarray | None:
-    """Mask of the keys in a window, given each key minus query position; None without a window."""
+    """Mask of the keys in a window; None without a window.
+
+    ``beyond`` is the position of each key minus that of each query. An open side of the window (None) excludes no key.
+    """
     if window is None:
         return None
     left, right = window
-    far = np.abs(beyond).max(initial=0)
-    inside: np.ndarray = (beyond >= (-far if left is None else -left)) & (beyond <= (far if right is None else right))
+    farthest = np.abs(beyond).max(initial=0)
+    first, last = -farthest if left is None else -left, farthest if right is None else right
+    inside: np.ndarray = (beyond >= first) & (beyond <= last)
     return inside
 
 

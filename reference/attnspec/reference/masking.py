@@ -32,7 +32,7 @@ def joint_mask(mask: np.ndarray | None, causal: bool, n: int, m: int) -> np.ndar
 
 
 def beyond_diagonal(n: int, m: int) -> np.ndarray:
-    """j − i for query i and key j, (n, m), or j − i − (m − n) if causal masks are aligned bottom right."""
+    """j − i for query i and key j, (n, m); j − i − (m − n) if causal masks are aligned bottom right."""
     offset = m - n if choice("causal_alignment") == "bottom-right" else 0
     beyond: np.ndarray = np.arange(m) - np.arange(n)[:, None] - offset
     return beyond

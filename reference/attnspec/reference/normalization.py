@@ -15,7 +15,7 @@ __all__ = ["mean_normalization", "softmax"]
 def softmax(
     scores: Float[np.ndarray, "*#batch n m"], *, mask: Bool[np.ndarray, "*#batch #n #m"] | None = None
 ) -> Float[np.ndarray, "*batch n m"]:
-    """αᵢⱼ = exp(eᵢⱼ − eᵢ) / Σ_{j'∈Aᵢ} exp(eᵢⱼ' − eᵢ) for j ∈ Aᵢ, with eᵢ the greatest attendable score of the row."""
+    """αᵢⱼ = exp(eᵢⱼ − eᵢ) / Σ_{j'∈Aᵢ} exp(eᵢⱼ' − eᵢ) for j ∈ Aᵢ; eᵢ is the greatest attendable score of the row."""
     allowed = np.ones((1, 1), bool) if mask is None else mask
     attendable = np.where(allowed, scores, -np.inf)
     # The shift by the greatest attendable score cancels. With it exp cannot overflow, and a greater masked score cannot
@@ -30,7 +30,7 @@ def softmax(
 
 @overridable
 def log_softmax(scores: np.ndarray) -> np.ndarray:
-    """log αⱼ = eⱼ − e − log Σ exp(eⱼ' − e) for scores (*batch, m), m ≥ 1, with e the row's greatest score."""
+    """log αⱼ = eⱼ − e − log Σ exp(eⱼ' − e); e is the greatest score of a row of scores (*batch, m), m ≥ 1."""
     shifted = scores - np.max(scores, axis=-1, keepdims=True)
     is_greatest = np.arange(scores.shape[-1]) == np.argmax(scores, axis=-1, keepdims=True)
     # The greatest exponential is 1. The sum of the others may be lost in the rounding of 1, hence log1p.
@@ -52,7 +52,7 @@ def log_sum_exp(scores: np.ndarray, *, mask: np.ndarray | None = None) -> np.nda
 
 @overridable
 def sigmoid(x: np.ndarray) -> np.ndarray:
-    """1/(1 + exp(−x)), computed from exp(−|x|) so that nothing overflows and small results keep all digits."""
+    """1/(1 + exp(−x)), computed from exp(−|x|); so nothing overflows and small results keep all digits."""
     decayed = np.exp(-np.abs(x))
     result: np.ndarray = np.where(x >= 0, 1, decayed) / (1 + decayed)
     return result

@@ -40,12 +40,12 @@ def nadaraya_watson(
     *,
     mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
 ) -> Float[np.ndarray, "*batch n d_v"]:
-    """oᵢ = Σ_{j∈Aᵢ} αᵢⱼvⱼ, where αᵢⱼ = K(qᵢ−kⱼ) / Σ_{j'∈Aᵢ} K(qᵢ−kⱼ') is the softmax of −½‖qᵢ−kⱼ‖²."""
+    """oᵢ = Σ_{j∈Aᵢ} αᵢⱼvⱼ; αᵢⱼ = K(qᵢ−kⱼ) / Σ_{j'∈Aᵢ} K(qᵢ−kⱼ') is the softmax of −½‖qᵢ−kⱼ‖²."""
     return pooled(softmax(gaussian_scores(query, key), mask=mask), value, mask)
 
 
 def pooled(weights: np.ndarray, value: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-    """Sum the values by weight without the masked ones, whose NaN and ∞ then have no effect.
+    """Sum the values by weight without the masked ones; their NaN and ∞ have no effect.
 
     Where: weights (*batch, n, m), 0 where masked; value (*batch, m, d_v); mask (*batch, n, m) or None; result
     (*batch, n, d_v).

@@ -107,7 +107,7 @@ def lstm_cell(
     state: tuple[Float[np.ndarray, "*#batch h"], Float[np.ndarray, "*#batch h"]],
     parameters: LSTMParameters[np.ndarray],
 ) -> tuple[Float[np.ndarray, "*batch h"], Float[np.ndarray, "*batch h"]]:
-    """C_t = F_t ⊙ C_{t−1} + I_t ⊙ C̃_t and H_t = O_t ⊙ tanh C_t: gates decide what to forget, to write and to show.
+    """State after gates decide what to forget, write and show: C_t = F_t ⊙ C_{t−1} + I_t ⊙ C̃_t, H_t = O_t ⊙ tanh C_t.
 
     I_t = σ(X_t W_xi + H_{t−1} W_hi + b_i), F_t and O_t likewise, C̃_t = tanh(X_t W_xc + H_{t−1} W_hc + b_c).
     """

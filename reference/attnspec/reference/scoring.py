@@ -52,7 +52,7 @@ def additive_scores(
     w_k: Float[np.ndarray, "h d_k"],
     w_v: Float[np.ndarray, " h"],
 ) -> Float[np.ndarray, "*batch n m"]:
-    """eᵢⱼ = w_vᵀ tanh(W_q qᵢ + W_k kⱼ), with the (*batch, n, m, h) hidden units of all pairs in memory."""
+    """eᵢⱼ = w_vᵀ tanh(W_q qᵢ + W_k kⱼ). All (*batch, n, m, h) hidden units are held in memory."""
     from_query = query @ np.swapaxes(w_q, -1, -2)
     from_key = key @ np.swapaxes(w_k, -1, -2)
     hidden = np.tanh(from_query[..., :, None, :] + from_key[..., None, :, :])
@@ -84,7 +84,7 @@ def location_scores(
 def gaussian_scores(
     query: Float[np.ndarray, "*#batch n d"], key: Float[np.ndarray, "*#batch m d"]
 ) -> Float[np.ndarray, "*batch n m"]:
-    """eᵢⱼ = −½‖qᵢ − kⱼ‖², with the (*batch, n, m, d) differences of all pairs in memory."""
+    """eᵢⱼ = −½‖qᵢ − kⱼ‖². All (*batch, n, m, d) differences are held in memory."""
     difference = query[..., :, None, :] - key[..., None, :, :]
     scores: np.ndarray = -0.5 * np.sum(difference * difference, axis=-1)
     return scores

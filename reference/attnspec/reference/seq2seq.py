@@ -57,7 +57,7 @@ def bahdanau_context(
     *,
     mask: Bool[np.ndarray, "*#batch #m"] | None = None,
 ) -> Float[np.ndarray, "*batch d_h"]:
-    """c = Σ_t softmax_t(w_vᵀ tanh(W_q s + W_k h_t)) h_t, with the state s as the query."""
+    """c = Σ_t softmax_t(w_vᵀ tanh(W_q s + W_k h_t)) h_t; the state s is the query."""
     query = state[..., None, :]
     return additive_attention(query, annotations, annotations, w_q, w_k, w_v, mask=for_every_query(mask))[..., 0, :]
 
@@ -196,7 +196,7 @@ def greedy_decode(
     *,
     mask: Bool[np.ndarray, "*#batch #m"] | None = None,
 ) -> tuple[Int[np.ndarray, "*batch {steps}"], Float[np.ndarray, "*batch"]]:
-    """y_{t'+1} = argmax_w P(w | y₁, …, y_{t'}) until ⟨eos⟩, and the score Σ log P."""
+    """y_{t'+1} = argmax_w P(w | y₁, …, y_{t'}) until ⟨eos⟩; the score is Σ log P."""
     vocabulary = parameters.b_o.shape[0]
     batches = [token.shape, state.shape[:-1], annotations.shape[:-2], () if mask is None else mask.shape[:-1]]
     batch = np.broadcast_shapes(*batches)
@@ -226,7 +226,7 @@ def beam_decode(
     *,
     mask: Bool[np.ndarray, "*#batch #m"] | None = None,
 ) -> tuple[Int[np.ndarray, "*batch {steps}"], Float[np.ndarray, "*batch"]]:
-    """Extend all hypotheses by all tokens, `steps` times, and always keep the `beams` of greatest Σ log P."""
+    """Extend all hypotheses by all tokens, `steps` times; always keep the `beams` of greatest Σ log P."""
     vocabulary = parameters.b_o.shape[0]
     batches = [token.shape, state.shape[:-1], annotations.shape[:-2], () if mask is None else mask.shape[:-1]]
     batch = np.broadcast_shapes(*batches)
@@ -264,7 +264,7 @@ def greatest(scores: np.ndarray, count: int, among: np.ndarray) -> tuple[np.ndar
 
 
 def log_probabilities(states: np.ndarray, parameters: AttentionDecoderParameters[np.ndarray]) -> np.ndarray:
-    """log P(y = w) = log softmax(W_o s + b_o), (*batch, vocabulary), from states (*batch, d_s)."""
+    """log P(y = w) = log softmax(W_o s + b_o); states s (*batch, d_s) give (*batch, vocabulary)."""
     return log_softmax(states @ np.swapaxes(parameters.w_o, -1, -2) + parameters.b_o)
 
 

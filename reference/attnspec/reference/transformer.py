@@ -89,7 +89,7 @@ def decoder_layer(
     memory_mask: Bool[np.ndarray, "*#batch #n #m"] | None = None,
     norm: Literal["post", "pre"] = "post",
 ) -> Float[np.ndarray, "*batch n d"]:
-    """Y = LN(X'' + FF(X'')) with X'' = LN(X' + MHA(X', Z, Z)) and X' = LN(X + MHA(X)), the last one causal."""
+    """Y = LN(X'' + FF(X'')); X'' = LN(X' + MHA(X', Z, Z)) and X' = LN(X + MHA(X)) with causal MHA(X)."""
     p = parameters
     x = residual(x, lambda y: attend_in_heads(y, y, p.attention, mask, causal=True), p.attention_norm, norm)
     x = residual(x, lambda y: attend_in_heads(y, memory, p.cross_attention, memory_mask), p.cross_attention_norm, norm)
@@ -168,7 +168,7 @@ def encoder_decoder(
     source_mask: Bool[np.ndarray, "*#batch #m"] | None = None,
     mask: Bool[np.ndarray, "*#batch #n #n"] | None = None,
 ) -> Float[np.ndarray, "*batch n vocabulary"]:
-    """P = softmax(S Wᵀ + b) with S = Decoder(√d E'_y + PE, Z) and Z = Encoder(√d E_x + PE)."""
+    """P = softmax(S Wᵀ + b); S = Decoder(√d E'_y + PE, Z) and Z = Encoder(√d E_x + PE)."""
     p, present = parameters, for_every_query(source_mask)
     memory = encoder_stack(add_sinusoids(p.source_embedding[source]), p.encoder, mask=present)
     states = decoder_stack(add_sinusoids(p.target_embedding[target]), memory, p.decoder, mask=mask, memory_mask=present)
@@ -176,7 +176,7 @@ def encoder_decoder(
 
 
 def add_sinusoids(embeddings: np.ndarray) -> np.ndarray:
-    """√d x + PE for embeddings x (*batch, n, d), with the sinusoidal encoding PE of their positions."""
+    """√d x + PE for embeddings x (*batch, n, d); PE is the sinusoidal encoding of their positions."""
     n, d = embeddings.shape[-2:]
     with in_arithmetic_of(embeddings):
         positions = sinusoidal_positional_encoding(n, d)
@@ -191,7 +191,7 @@ def decoder_only(
     *,
     mask: Bool[np.ndarray, "*#batch #n #n"] | None = None,
 ) -> Float[np.ndarray, "*batch n vocabulary"]:
-    """P = softmax(S Wᵀ + b) with S = Encoder(E_x + T) under the causal mask."""
+    """P = softmax(S Wᵀ + b) with S = Encoder(E_x + T), causally masked."""
     n = tokens.shape[-1]
     return language_model(tokens, parameters, joint_mask(mask, True, n, n))
 
@@ -210,7 +210,7 @@ def encoder_only(
 def language_model(
     tokens: np.ndarray, parameters: LanguageModelParameters[np.ndarray], mask: np.ndarray | None
 ) -> np.ndarray:
-    """P = softmax(S Wᵀ + b) with S = Encoder(E + T), the embeddings E plus learned positions T."""
+    """P = softmax(S Wᵀ + b) with S = Encoder(E + T): embeddings E plus learned positions T."""
     p = parameters
     x = p.embedding[tokens] + learned_positions(p.positions, tokens.shape[-1])
     return output_distribution(encoder_stack(x, p.layers, mask=mask), p.w, p.b)
@@ -230,7 +230,7 @@ def attend_in_heads(
 
 
 def broadcast_batch(x: np.ndarray, *others: np.ndarray | None) -> np.ndarray:
-    """Broadcast x (*batch, n, d) to the batch that it has in common with other arrays (*batch, r, c)."""
+    """Broadcast x (*batch, n, d) to its common batch with other arrays (*batch, r, c)."""
     batch = np.broadcast_shapes(x.shape[:-2], *(other.shape[:-2] for other in others if other is not None))
     return np.broadcast_to(x, (*batch, *x.shape[-2:]))
 
@@ -241,7 +241,7 @@ def residual(
     parameters: LayerNormParameters[np.ndarray],
     norm: Literal["post", "pre"],
 ) -> np.ndarray:
-    """LN(x + sublayer(x)) for norm "post", x + sublayer(LN(x)) for "pre", with x (*batch, n, d)."""
+    """LN(x + sublayer(x)) for norm "post", x + sublayer(LN(x)) for "pre"; x is (*batch, n, d)."""
     if norm == "post":
         return layer_norm(x + sublayer(x), parameters)
     added: np.ndarray = x + sublayer(layer_norm(x, parameters))
@@ -252,7 +252,7 @@ def residual(
 def layer_norm(
     x: Float[np.ndarray, "*batch d"], parameters: LayerNormParameters[np.ndarray]
 ) -> Float[np.ndarray, "*batch d"]:
-    """y = g ⊙ (x − x̄)/√(v + ε) + b, with x̄ and v the mean and the variance of the features."""
+    """y = g ⊙ (x − x̄)/√(v + ε) + b; x̄ and v are the mean and the variance of the features."""
     centred = x - np.mean(x, axis=-1, keepdims=True)
     variance = np.mean(np.square(centred), axis=-1, keepdims=True)
     normalized: np.ndarray = centred / np.sqrt(variance + variance.dtype.type(EPSILON))

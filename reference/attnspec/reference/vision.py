@@ -37,7 +37,7 @@ __all__ = [
 def patchify(
     image: Float[np.ndarray, "*batch height width channels"], patch: int
 ) -> Float[np.ndarray, "*batch patches features"]:
-    """Cut the pixels (row, i, column, j, channel) into patches (row, column) of features (i, j, channel)."""
+    """Cut pixels (row, i, column, j, channel) into patches (row, column); their features are (i, j, channel)."""
     *batch, height, width, channels = image.shape
     rows, columns = height // patch, width // patch
     pixels = np.reshape(image, (*batch, rows, patch, columns, patch, channels))
@@ -78,7 +78,7 @@ def interpolate(
     *,
     align_corners: bool = False,
 ) -> Float[np.ndarray, "*batch {slices} {rows} {columns} channels"]:
-    """yᵢ = (1 − λ) x_⌊t⌋ + λ x_⌊t⌋₊₁ with t = (i + ½)a/b − ½ or i(a − 1)/(b − 1), along each axis."""
+    """yᵢ = (1 − λ) x_⌊t⌋ + λ x_⌊t⌋₊₁ along each axis; t = (i + ½)a/b − ½ or i(a − 1)/(b − 1)."""
     for axis, size in zip((-4, -3, -2), (slices, rows, columns), strict=True):
         x = np.moveaxis(along_rows(np.moveaxis(x, axis, -2), size, align_corners), -2, axis)
     return x
@@ -116,7 +116,7 @@ def attention_gate(
     gating: Float[np.ndarray, "*#batch slices_from rows_from columns_from d_g"],
     parameters: AttentionGateParameters[np.ndarray],
 ) -> tuple[Float[np.ndarray, "*batch slices rows columns d_x"], Float[np.ndarray, "*batch slices rows columns"]]:
-    """x̂ = α x with α = σ(ψᵀ max(0, W_x x + (W_g g)↑ + b_g) + b_ψ), where ↑ interpolates to the grid of x."""
+    """x̂ = α x; α = σ(ψᵀ max(0, W_x x + (W_g g)↑ + b_g) + b_ψ), where ↑ interpolates to the grid of x."""
     p = parameters
     signal = interpolate(project(gating, p.w_g), *x.shape[-4:-1])
     hidden = np.maximum(project(x, p.w_x) + signal + p.b_g, 0)
@@ -143,7 +143,7 @@ def spatial_attention(
     w_k: Float[np.ndarray, "h d_h"],
     w_v: Float[np.ndarray, " h"],
 ) -> tuple[Float[np.ndarray, "*batch d_h"], Float[np.ndarray, "*batch rows columns"]]:
-    """c = Σ α_rc h_rc with α = softmax(w_vᵀ tanh(W_q s + W_k h_rc)) over all rows and columns."""
+    """c = Σ α_rc h_rc over all rows and columns; α = softmax(w_vᵀ tanh(W_q s + W_k h_rc))."""
     *batch, rows, columns, d = features.shape
     places = np.reshape(features, (*batch, rows * columns, d))
     weights = softmax(additive_scores(state[..., None, :], places, w_q, w_k, w_v))

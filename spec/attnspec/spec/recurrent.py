@@ -42,7 +42,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class RNNParameters(Generic[Array]):
-    """Weights of a recurrent network for inputs (d, h) and states (h, h), and biases (h)."""
+    """Weights and biases of a recurrent network, for inputs and states."""
 
     w_xh: Float[Array, "d h"]
     w_hh: Float[Array, "h h"]

@@ -47,7 +47,7 @@ class LayerNormParameters(Generic[Array]):
 
 @dataclass(frozen=True)
 class FeedForwardParameters(Generic[Array]):
-    """Weights and biases of a network with one hidden layer, from d to f units and back."""
+    """Weights and biases of a network with one hidden layer, of f units."""
 
     w_1: Float[Array, "f d"]
     b_1: Float[Array, " f"]
@@ -310,7 +310,7 @@ class CachedDecoderStep(Protocol[Array]):
 
 @dataclass(frozen=True)
 class EncoderDecoderParameters(Generic[Array]):
-    """Embeddings of source and target, the layers of encoder and decoder, and the output layer, weights (out, in)."""
+    """Embeddings of source and target, layers of encoder and decoder, and the output layer. Weights are (out, in)."""
 
     source_embedding: Float[Array, "source_vocabulary d"]
     target_embedding: Float[Array, "vocabulary d"]

@@ -77,9 +77,10 @@ class PatchEmbedding(Protocol[Array]):
 
     Where: W is (out, in), with its inputs in the shape of a patch, as in a convolution; flattened, they have the order
     of `patchify`. The class token comes first and has the first position. Dosovitskiy 2021 writes no bias of the
-    projection; to use a library's bias, add it to every position but the first. The result is in units of P.
+    projection; to use a library's bias, add it to every position but the first. The result is in units of P, the
+    position embeddings.
     Domain: No sum overflows.
-    Edges: An image raises unless it consists of whole patches, one fewer than there are positions.
+    Edges: An image raises unless it consists of whole patches, as many as there are positions after the first.
     """
 
     def __call__(
@@ -106,8 +107,8 @@ class VitEncoder(Protocol[Array]):
     GELU. LN is `layer_norm` after the last layer. The classifier on top of y is not included. The result is in units of
     gain and bias of the final normalization.
     Domain: No intermediate overflows in any layer.
-    Edges: Without layers the result is the normalized class token with its position. An image raises unless it has one
-    patch fewer than there are positions.
+    Edges: Without layers the result is the normalized class token with its position. An image raises unless it has as
+    many patches as there are positions after the first.
     """
 
     def __call__(
@@ -129,15 +130,15 @@ class VitEncoder(Protocol[Array]):
     r"\text{align\_corners: } t = i \tfrac{a - 1}{b - 1};\quad \text{along each axis, from } a \text{ to } b",
     sources=[S4.passage("Attention Unet"), OKTAY.passage("Attention Gates in U-Net Model")],
     linear="x",
-    features="align_corners=True",
+    features="align_corners=True",  # a backend may lack this choice
 )
 class Interpolate(Protocol[Array]):
     """Linear, bilinear or trilinear interpolation of a feature map to another grid, axis by axis.
 
-    Where: A map of one or two dimensions has size 1 along the others, before and after. Values belong to the centres of
-    equal cells, so that the borders of both grids agree; beyond the outermost centres values are constant. With
-    `align_corners` the outermost centres of both grids agree instead. A smaller result is not smoothed. S4 and Oktay
-    2018 leave the alignment open. The result is in units of x.
+    Where: A map of one or two dimensions has size 1 along the other axes, in x and in the result. Values belong to the
+    centres of equal cells, so that the borders of both grids agree; beyond the outermost centres values are constant.
+    With `align_corners` the outermost centres of both grids agree instead. A smaller result is not smoothed. S4 and
+    Oktay 2018 leave the alignment open. The result is in units of x.
     Edges: Along an axis of size 1 the value is repeated. To a size of 1, `align_corners` takes the first value. To the
     same size nothing changes.
     """
@@ -155,7 +156,7 @@ class Interpolate(Protocol[Array]):
 
 @dataclass(frozen=True)
 class AttentionGateParameters(Generic[Array]):
-    """Projections of features and gating signal into a hidden layer, and from it to one coefficient."""
+    """Projections of features and gating signal to hidden units, and on to one coefficient."""
 
     w_x: Float[Array, "h d_x"]
     w_g: Float[Array, "h d_g"]

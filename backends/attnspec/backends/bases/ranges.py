@@ -1,4 +1,7 @@
-"""Range checks of lengths and indices."""
+"""Range checks of lengths and indices.
+
+On a GPU the checks wait for earlier kernels: Python has to read the numbers.
+"""
 
 import torch
 from torch import Tensor
@@ -7,7 +10,7 @@ from attnspec.spec import ShapeError
 
 
 def refuse_out_of_range(operation: str, argument: str, integers: Tensor | None, most: int) -> None:
-    """Raise ``ShapeError`` for an integer outside 0..most; reading them waits for the device."""
+    """Raise ``ShapeError`` for an integer outside 0..most."""
     if integers is None:
         return
     if integers.dtype is torch.int64 and integers.is_cpu and integers.numel():
@@ -20,6 +23,6 @@ def refuse_out_of_range(operation: str, argument: str, integers: Tensor | None, 
 
 
 def refuse_decreasing_ends(operation: str, argument: str, ends: Tensor, most: int) -> None:
-    """Raise ``ShapeError`` unless the sequences' ends rise, or stay equal, from 0 to ``most``."""
+    """Raise ``ShapeError`` unless the sequences' ends run from 0 to ``most`` and never decrease."""
     if int(ends[0]) or int(ends[-1]) != most or bool((ends[1:] < ends[:-1]).any()):
-        raise ShapeError(operation, argument, f"integers from 0 to {most}, none below another", ends.tolist())
+        raise ShapeError(operation, argument, f"integers from 0 to {most}, never falling", ends.tolist())

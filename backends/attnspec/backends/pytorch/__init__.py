@@ -58,7 +58,7 @@ notes = {
     )
     + "; additive.path_for names the path that a call takes",
     "scaled dot-product attention": "cpu: "
-    + ("llvm, step, few or pytorch" if HAS_LLVMLITE else "pytorch")
+    + ("llvm, decode, small or pytorch" if HAS_LLVMLITE else "pytorch")
     + "; sdpa.path_for names the kernel that a call takes",
     "attention in groups of heads": "cpu: "
     + ("decode, small, llvm, pytorch or plain" if HAS_LLVMLITE else "plain")

@@ -38,10 +38,10 @@ _split = Check("split_heads")
 _merge = Check("merge_heads")
 
 MOST_JOINED_ELEMENTS = 2**14
-"""Most elements of w_q for which one product with w_q, w_k and w_v joined is faster than three products."""
+"""Most elements of w_q for which one product with w_q, w_k, w_v joined beats three."""
 
 MOST_PLAIN_TERMS = 2**15
-"""Most terms of a head, batch·n·m·h, for which plain operations on all heads beat a kernel per head."""
+"""Most terms of a head, batch·n·m·h; up to these, plain operations on all heads beat a kernel per head."""
 
 
 def per_head(x: Tensor, w: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ DRAWS = 3
 """Number of random perturbations of the arguments by which a candidate's own roundings are estimated."""
 
 NEAR = 2.0**-6
-"""Distance from the backend's results, relative to the largest number, up to which that estimate is worth its time."""
+"""Distance from a backend's results, relative to their maximum, up to which roundings are estimated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ def largest_distance(results: Results, others: Results, allowed: Results) -> flo
 
 
 def nearly_equal(results: Results, others: Results, allowed: Results, tolerance: float = NEAR) -> bool:
-    """Return True if results differ by at most their budgets plus ``tolerance`` times each array's largest number."""
+    """Return True if results differ by at most ``allowed`` plus ``tolerance`` times each array's maximum."""
     with np.errstate(all="ignore"):
         largest = {p: float(np.max(np.abs(x), where=np.isfinite(x), initial=0.0)) for p, x in others.items()}
     return largest_distance(results, others, {p: x + tolerance * largest[p] for p, x in allowed.items()}) <= 1
@@ -130,6 +130,7 @@ def mutant_candidates(
     Mutants whose wrong numbers are of the same kind, gradients or results, come first; among these, those of the dtype.
     """
 
+    # A sort key: False comes before True.
     def otherwise_seen(mutant: Mutant) -> tuple[bool, bool]:
         return LAWS[mutant.breaks[0]].gradients is (wrong.cotangents is None), mutant.dtype != subject.dtype
 

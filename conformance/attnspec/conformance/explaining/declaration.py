@@ -98,7 +98,11 @@ def _conflicts(judged: Iterable[Result], cases: Mapping[tuple[str, str], Mapping
         question = ASKED_BY[r.law].name if r.law in ASKED_BY else ""
         if question and r.status is Status.PASSED and r.observed is not None:
             observed[r.operation, question].add(r.observed)
-    return {key for key, choices in observed.items() if len(choices) > 1 and QUESTIONS[key[1]].allowing not in choices}
+    return {
+        (operation, question)
+        for (operation, question), choices in observed.items()
+        if len(choices) > 1 and QUESTIONS[question].allowing not in choices
+    }
 
 
 def _semantics(contract: Contract, cases: Mapping[tuple[str, str], Mapping[str, Any]]) -> Any:
@@ -166,8 +170,9 @@ def _limits(
     for change in (x for x in changes if REFUSED not in x):
         limits = replace(limits, **{name: _narrower(name, getattr(limits, name), x) for name, x in change.items()})
     working = {r.operation for r in judged if r.status is Status.PASSED}
-    refused = {case for case, x in cases.items() if x and REFUSED in x["limits"] and case[0] in working}
-    refused = {case for case in refused if any(o == case[0] and (o, d) not in refused for o, d in cases)}
+    refused = {(o, d) for (o, d), x in cases.items() if x and REFUSED in x["limits"] and o in working}
+    accepted = {o for o, d in cases if (o, d) not in refused}
+    refused = {(o, d) for o, d in refused if o in accepted}
     limits = _without_refused_dtypes(limits, refused, set(cases))
     if limits == contract.limits:
         return {}, refused

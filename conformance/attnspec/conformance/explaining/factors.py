@@ -53,18 +53,18 @@ def with_fewest_digits(factor: float, fits: Callable[[float], bool]) -> float | 
 
 
 def gain_candidate(factor: float, path: str = "") -> Candidate:
-    """Return the candidate that multiplies all results by a factor, or only the gradient at ``path``."""
+    """Return the candidate that multiplies all results, or only the gradient at ``path``, by ``factor``."""
 
     def numbers(probe: Probe, arguments: Arguments) -> Results:
-        of_path = probe.cotangents is not None
-        return {p: x * (factor if p == path or not (of_path or path) else 1.0) for p, x in probe.expected.items()}
+        multiplied = {path} if path or probe.cotangents is not None else {*probe.expected}
+        return {p: x * (factor if p in multiplied else 1.0) for p, x in probe.expected.items()}
 
     subject = f"The gradient of {path} is" if path else "The results are"
     return Candidate(f"gain {path}", f"{subject} multiplied by {factor:g}.", numbers)
 
 
 def fitted_gain(probe: Probe, path: str) -> float:
-    """Return the factor of a result or gradient that minimises the squares of error over budget."""
+    """Return the factor of a result or gradient by least squares of error over budget."""
     products, squares = 0.0, 0.0
     for p, expected in probe.expected.items():
         if path in ("", p):
@@ -97,6 +97,7 @@ def fitted_scale(subject: Subject, probe: Probe) -> float | None:
     if best in (0, len(TRIED_OCTAVES) - 1):
         return None
     low, high = TRIED_OCTAVES[best - 1], TRIED_OCTAVES[best + 1]
+    # Golden-section search: each step keeps 0.618 of the interval.
     for _ in range(SEARCH_STEPS):
         lower, upper = low + 0.382 * (high - low), low + 0.618 * (high - low)
         low, high = (low, upper) if loss(lower) < loss(upper) else (lower, high)

@@ -62,7 +62,7 @@ def inquiry(
     device: str = "cpu",
     watch: Watch = lambda law, law_input: nullcontext(),
 ) -> Inquiry | None:
-    """Call a backend again on its examples or, if these are right, as violated laws do.
+    """Call a backend again on examples or, if these are right, as violated laws do.
 
     Return None if no law failed by wrong numbers, or if the backend crashed or hung. ``watch`` is a context around
     every call of the backend, entered with the law and the input.
@@ -93,7 +93,7 @@ def inquiry(
 
 
 def _probes_of_examples(subject: Subject, examples: Sequence[Example], watch: Watch, deadline: float) -> list[Probe]:
-    """Return probes of the first ``ALWAYS_TRIED`` examples, and of later ones until a probe is wrong."""
+    """Return probes of ``ALWAYS_TRIED`` examples, and of more until a probe is wrong."""
     probes: list[Probe] = []
     for i, example in enumerate(examples):
         if time.process_time() > deadline or (i >= ALWAYS_TRIED and any(probe.wrong for probe in probes)):

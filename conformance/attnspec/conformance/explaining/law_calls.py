@@ -22,7 +22,7 @@ from attnspec.spec.contract.semantics import QUESTIONS, Semantics
 from attnspec.spec.contract.tree import map_tree
 
 Watch = Callable[[str, Any], AbstractContextManager[None]]
-"""Context around calls of the backend, entered with the law and the input to which a crash is attributed."""
+"""Context of the backend's calls, entered with the law and input blamed for a crash."""
 
 MAX_LAWS = 2
 """Largest number of violated laws whose calls are examined."""

@@ -14,7 +14,7 @@ from attnspec.conformance.inputs.dtypes import NARROW
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import NOT_REPRODUCED, Case, governing_laws
 from attnspec.conformance.judging.profiles import FORMULA
-from attnspec.conformance.judging.results import UNJUDGED, Result, Status, checked
+from attnspec.conformance.judging.results import UNJUDGED, Result, Status, without_own_errors
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.laws import CHECKS
 from attnspec.spec.contract.limits import Limits
@@ -74,14 +74,14 @@ class Search:
         verdicts: dict[str, Result] = {}
         laws_left = list(laws)
         while laws_left:
-            results = checked(self.judging(contract, replace(self.case, laws=tuple(laws_left))))
+            results = without_own_errors(self.judging(contract, replace(self.case, laws=tuple(laws_left))))
             failed = {r.law: r for r in results if r.violates}
             verdicts |= failed or {r.law: r for r in results}
             laws_left = [law for law in laws_left if failed and law not in failed]
         return verdicts
 
     def adopt(self, kind: str, change: Any, contract: Contract, new_verdicts: Mapping[str, Result]) -> bool:
-        """Adopt a change of the declaration, and return True, if a violated law holds under it."""
+        """Adopt a changed declaration, and return True, if a violated law holds under it."""
         explained = [law for law in self.violated if not new_verdicts[law].violates and not new_verdicts[law].unchecked]
         if explained:
             self.contract, self.changes[kind] = contract, change
@@ -93,7 +93,7 @@ class Search:
 def missing_declarations(
     judging: Judge, contract: Contract, case: Case, failed: Iterable[Result], refusals: Callable[[], Refusals]
 ) -> MissingDeclarations:
-    """Find the declarations under which a case's violations vanish, as far as a run can observe them.
+    """Find the declarations, observable in a run, under which a case's violations vanish.
 
     ``refusals`` searches for the inputs that the backend refuses.
     """
@@ -103,6 +103,7 @@ def missing_declarations(
     if not remaining or any(r.law == FORMULA and r.law not in remaining for r in failed):
         return MissingDeclarations()
     search = Search(judging, contract, case, refusals, remaining)
+    # Limits come last again, since the other declarations change which violations remain.
     for step in (_limits, _semantics, _precision, _limits):
         if search.violated:
             step(search)
@@ -131,7 +132,7 @@ def narrowed(limits: Limits, change: Mapping[str, Any]) -> Limits:
 
 
 def _semantics(search: Search) -> None:
-    """Adopt the observed choices."""
+    """Adopt the observed choices; judging under them may reveal further ones, at most one per question."""
     for _ in QUESTIONS:
         known = search.changes.get("semantics", {})
         observed = {q: r.observed for q in QUESTIONS if (r := search.violated.get(QUESTIONS[q].law)) and r.observed}
@@ -200,7 +201,7 @@ def _precision(search: Search) -> None:
 
 
 def _violated_at_exact_scales(search: Search) -> bool:
-    """Return True if numbers are still wrong for a head size at which scaling queries rounds nothing."""
+    """Return True if numbers are wrong even at a head size that scales queries exactly."""
     declared = search.contract.limits.head_sizes
     size = next((size for size in EXACTLY_SCALED if declared is None or size in declared), None)
     if size is None or search.case.dtype not in NARROW:

@@ -1,4 +1,4 @@
-"""Precision classes that allow more than the declared one, and so may explain a backend's errors."""
+"""Precision classes wider than the declared one, which may explain a backend's errors."""
 
 from math import frexp
 

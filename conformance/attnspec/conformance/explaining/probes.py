@@ -1,4 +1,7 @@
-"""Probes: calls of a backend with its numbers, the formula's numbers, and their budgets."""
+"""Probes: calls of a backend with its numbers, the formula's numbers, and their budgets.
+
+Diagnoses compare probes with known defects. Budgets from ``UNKNOWN`` / 2 on mean that the error is not known.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,16 +18,16 @@ from attnspec.conformance.judging.violation import Violation
 from attnspec.reference.budget.error_array import UNKNOWN
 
 CLEARLY_WRONG = 4.0
-"""Multiple of the budget above which a number is clearly wrong, and two candidates clearly differ."""
+"""Multiple of the budget above which numbers are clearly wrong and candidates clearly differ."""
 
 
 @dataclass(frozen=True, eq=False)
 class Probe:
     """One call of a backend: its results by path, or its gradients if ``cotangents`` are set.
 
-    ``expected`` holds the formula's numbers, ``allowed`` the largest allowed error of each number. That is infinite if
-    a declared choice or the formula's own error leaves the number open. ``views`` are the arguments of a law's own
-    call, with their layout in memory.
+    ``expected`` holds the formula's numbers, ``allowed`` the largest allowed error of each number. An infinite error is
+    allowed where a declared choice or the formula's own error leaves the number open. ``views`` are the arguments of a
+    law's own call, with their layout in memory.
     """
 
     arguments: Arguments
@@ -43,8 +46,8 @@ class Probe:
         expected, allowed = self.expected[path], self.allowed[path]
         with np.errstate(all="ignore"):
             top = np.max(np.abs(expected), where=np.isfinite(expected), initial=0.0)
-        vague = ~(allowed <= (INFORMATIVE * float(top) if top > 0 else UNKNOWN / 2))
-        return distance(self.got[path], expected, np.where(vague, np.inf, allowed))
+        narrow = allowed <= (INFORMATIVE * float(top) if top > 0 else UNKNOWN / 2)
+        return distance(self.got[path], expected, np.where(narrow, allowed, np.inf))
 
     @property
     def wrong(self) -> bool:
@@ -94,6 +97,7 @@ def probe_of_results(subject: Subject, arguments: Arguments, results: Results) -
     """Return a probe of known results."""
     oracles = subject.oracles(arguments)
     expected = {path: x.value for path, x in oracles.items()}
+    # NaN marks numbers that a choice leaves open; an expected infinity keeps its budget, 0 where it must be met.
     allowed = {path: np.where(np.isnan(x.value), np.inf, x.budget) for path, x in oracles.items()}
     return Probe(arguments, results, expected, allowed)
 
@@ -115,12 +119,14 @@ def probe_of_gradients(subject: Subject, arguments: Arguments, cotangents: Resul
     """Return a probe of known gradients."""
     oracles = subject.gradients(arguments, cotangents)
     paths = [path for path in oracles if path in gradients]
-    allowed = {p: np.where(np.isfinite(oracles[p][0]), oracles[p][1], np.inf) for p in paths}
-    return Probe(arguments, {p: gradients[p] for p in paths}, {p: oracles[p][0] for p in paths}, allowed, cotangents)
+    expected, budgets = ({p: oracles[p][i] for p in paths} for i in (0, 1))
+    # Unlike infinite results, infinite gradients are left open, too.
+    allowed = {p: np.where(np.isfinite(expected[p]), budgets[p], np.inf) for p in paths}
+    return Probe(arguments, {p: gradients[p] for p in paths}, expected, allowed, cotangents)
 
 
 def probes_of_call(subject: Subject, arguments: Arguments) -> Iterator[Probe]:
-    """Yield a probe of a call's results and, if these are right, one of its gradients."""
+    """Yield a probe of a call's results, then of its gradients if results are right."""
     results = results_or_none(subject, arguments)
     probe = None if results is None else probe_in_domain(subject, arguments, results)
     if probe is None:

@@ -37,7 +37,7 @@ GRID = 2
 """Size of each axis of a grid in a plain call."""
 
 MIN_REFUSED = 3
-"""Smallest number of refused inputs that establishes a limit of an option, which no single call can."""
+"""Fewest refused inputs that establish a limit of an option. No single call can."""
 
 TRIED_LENGTHS = (16, 128, 1)
 """Lengths tried in plain calls; most kernels accept at least one."""
@@ -84,7 +84,7 @@ def says_small(message: str) -> bool:
 
 
 def says_refused(message: str) -> bool:
-    """Return True if a message says any of the above, or complains about the memory layout."""
+    """Return True if a message complains about support, shapes, small sizes or memory layout."""
     return says_mismatched(message) or says_small(message) or bool(_LAYOUT.search(message))
 
 
@@ -128,12 +128,14 @@ def _with_dtype(subject: Subject, dtype: str) -> Subject:
 
 
 def _refused(subject: Subject, arguments: Arguments, matches: Callable[[str], bool] = says_unsupported) -> bool | None:
-    """Return True if a backend refuses a call, False if it answers, None if it fails otherwise."""
+    """Return True if a backend refuses a call, False if it answers, else None."""
     try:
         outcome = subject.result_or_raised(subject.converted(arguments))
     except (Violation, LeftOut):
         return None
-    return (True if matches(outcome.message) else None) if isinstance(outcome, Raised) else False
+    if not isinstance(outcome, Raised):
+        return False
+    return True if matches(outcome.message) else None
 
 
 class _Probes:
@@ -231,7 +233,7 @@ class _Probes:
         return {}
 
     def lengths(self) -> dict[str, Any]:
-        """Return the largest accepted length, and the divisor of all accepted lengths, if others are refused."""
+        """Return the largest length and the common divisor of accepted lengths, if others are refused."""
         limits = self.subject.limits
         refused_by_length = {
             length: self.refused(length, self.width)

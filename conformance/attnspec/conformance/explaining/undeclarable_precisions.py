@@ -1,4 +1,8 @@
-"""Precisions lower than any class that a run may propose, recognised by errors that look like roundings.
+"""Precisions below all classes that a run may propose, recognised by their rounding-like errors.
+
+Errors are roundings if they have both signs, do not follow the numbers, and change when inputs change a little. The
+errors of a wrong formula fail one of these tests. The thresholds are far from both: roundings correlate by about 0, a
+wrong factor by 1.
 
 For the classes that a run may propose see :func:`~attnspec.conformance.explaining.precision_classes.wider_classes`.
 """
@@ -18,6 +22,7 @@ from attnspec.reference.budget.error_array import UNKNOWN
 from attnspec.spec.contract.precision import CLASSES, Precision, precision
 
 _HALF, _BFLOAT16 = 2.0**-11, 2.0**-8
+"""Unit roundoffs u of float16 and bfloat16."""
 
 
 class UndeclarablePrecision(NamedTuple):
@@ -29,7 +34,7 @@ class UndeclarablePrecision(NamedTuple):
 
 
 def _rounded_to(format: str, u: float, dtype: str) -> UndeclarablePrecision:
-    """Return the precision of a computation in one format whose results are returned as another dtype."""
+    """Return the precision of computing in one format and returning results in another dtype."""
     rounding = replace(CLASSES["ieee32"], dtype=dtype, inputs=u, operand=u, stored=u, weights=u, output=u)
     step = 2 * u * SMALLEST_NORMAL[format]
     rounding = replace(rounding, weights_smallest=step, output_smallest=step, inputs_smallest=step)
@@ -51,7 +56,10 @@ UNDECLARABLE: Mapping[str, tuple[UndeclarablePrecision, ...]] = {
 """Precisions that cannot be declared, by dtype, most precise first."""
 
 MIN_SIZE, MIN_SIZE_PER_INPUT = 1 / 8, 1 / 32
-"""Smallest root mean square of error/σ that is evidence for a precision: over all wrong inputs, and per input."""
+"""Smallest root mean square of error/σ that is evidence for a precision: over all wrong inputs, and per input.
+
+Roundings of that precision give nearly 1; far smaller errors have another cause.
+"""
 
 MAX_CORRELATION = 0.5
 """Largest correlation of roundings with the numbers, and largest mean of their signs."""
@@ -60,7 +68,7 @@ MAX_PERTURBED = 3
 """Largest number of wrong inputs that are perturbed to see whether their errors change."""
 
 MIN_ERRORS = 12
-"""Smallest number of errors that can be recognised as roundings."""
+"""Smallest number of errors that can be recognised as roundings; of fewer, signs may agree by chance."""
 
 
 class LowerSubject(Subject):
@@ -79,10 +87,11 @@ class LowerSubject(Subject):
 def undeclarable_precision(
     subject: Subject, probes: Sequence[Probe], call: Callable[[Arguments], Results | None] | None
 ) -> str | None:
-    """Return a sentence about the most precise entry of ``UNDECLARABLE`` that explains all results, or None.
+    """Return a sentence on the most precise ``UNDECLARABLE`` entry that explains all results, or None.
 
-    Return None also if a class that can be declared allows all errors. Roundings change if inputs change a little;
-    ``call`` calls the backend again to test this. Without ``call``, results must be exact in a narrower format instead.
+    Return None also if a class that can be declared allows all errors. ``call`` calls the backend again, to test that
+    errors change with the inputs. Without ``call``, results must instead be exactly representable in the narrower
+    format.
     """
     wrong = [probe for probe in probes if probe.wrong]
     unsuited = any(probe.cotangents is not None or probe.views is not None for probe in wrong)
@@ -102,10 +111,10 @@ def undeclarable_precision(
         if any(x is None for x in errors) or not _like_roundings(wrong_errors):
             continue
         if call is None:
-            random = all(_exactly_representable(x, lower.format) for probe in wrong for x in probe.got.values())
+            confirmed = all(_exactly_representable(x, lower.format) for probe in wrong for x in probe.got.values())
         else:
-            random = _errors_change(lowered, wrong[:MAX_PERTURBED], call)
-        if random:
+            confirmed = _errors_change(lowered, wrong[:MAX_PERTURBED], call)
+        if confirmed:
             return lower.sentence
     return None
 
@@ -127,7 +136,7 @@ def _errors(lowered: LowerSubject, probe: Probe) -> Numbers | None:
 
 
 def _like_roundings(errors_of_inputs: Sequence[Numbers]) -> bool:
-    """Return True if errors/σ are as large as roundings, of both signs, and uncorrelated with the numbers."""
+    """Return True if errors/σ resemble roundings: large enough, of both signs, uncorrelated with the numbers."""
     errors, values = np.concatenate(errors_of_inputs, axis=1)
     if np.count_nonzero(errors) < MIN_ERRORS:
         return False
@@ -142,7 +151,7 @@ def _size(errors: Numbers) -> float:
 
 
 def _errors_change(lowered: LowerSubject, wrong: Sequence[Probe], call: Callable[[Arguments], Results | None]) -> bool:
-    """Return True if the errors of wrong probes change when the inputs change by a few roundings."""
+    """Return True if wrong probes' errors change when inputs change by a few roundings."""
     rng, pairs = np.random.default_rng(0), []
     unit = max(lowered.other.accumulation, lowered.other.operand, lowered.other.inputs, lowered.other.tanh)
     for probe in wrong:

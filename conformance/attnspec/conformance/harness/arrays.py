@@ -69,7 +69,7 @@ class _BorrowedMemory:
 
 
 def read(x: Any, name: str) -> Numbers:
-    """Return any framework's array as a NumPy array, without a copy if it lies in host memory.
+    """Return any framework's array as a NumPy array. Host memory is not copied.
 
     bfloat16 and 8-bit floats get the dtypes of ``ml_dtypes``. Errors: ``TypeError`` for a masked array, and for one
     that its framework refuses to export, such as a tensor that requires gradients; the message quotes the framework.

@@ -18,7 +18,7 @@ MAX_PAIRS = 2**22
 """Query–key pairs up to which every gradient is judged: per batch element, or in total if elements share arrays."""
 
 MAX_ROWS = 64
-"""Rows with a nonzero cotangent up to which all gradients are computed from just these rows."""
+"""Rows with a nonzero cotangent up to which gradients are computed from these rows alone."""
 
 
 def judge_gradients(
@@ -39,7 +39,8 @@ def judge_gradients(
     for part, part_gradients in parts:
         expected = record.subject.gradients(part.arguments, _cotangents(record, part))
         for path, g in part_gradients.items():
-            record.compare(g, Expected(*expected[path]), part, f"the gradient of {path}")
+            value, budget = expected[path]
+            record.compare(g, Expected(value, budget), part, f"the gradient of {path}")
     record.judged.append("every number of the gradients")
 
 

@@ -16,7 +16,7 @@ MAX_ROWS = 2**14
 """Largest number of rows compared with each other; of more rows, a random sample is compared."""
 
 SIGN_SUMS = 16
-"""Smallest number of random-sign sums of weights per row, by which weights of rows are compared."""
+"""Smallest number of random-sign sums of a row's weights, by which rows are compared."""
 
 MIN_STEP = 2.0**-20
 """Smallest step: below it, cancellation in :func:`_alike` hides the difference of two rows."""
@@ -67,7 +67,7 @@ def independent(rows: Numbers, step: float) -> Numbers:
 
 
 def _alike(a: Numbers, b: Numbers, step: float) -> Numbers:
-    """Return True for pairs of rows that differ by at most ``step`` times their norm, (rows, rows)."""
+    """Return (rows, rows) booleans: True if two rows differ by at most ``step`` times the larger norm."""
     square_a, square_b = (a**2).sum(-1)[:, None], (b**2).sum(-1)
     return np.asarray(square_a + square_b - 2 * (a @ b.T) <= max(step, MIN_STEP) ** 2 * np.maximum(square_a, square_b))
 

@@ -51,7 +51,7 @@ off by up to 9e-5.
 
 
 class Ensemble:
-    """Judged numbers of an operation's leading result, as an array with one row per independent group.
+    """Judged numbers of an operation's leading result, one row per independent group.
 
     A group is one row of one head if rows share no rounded number, else all rows of a batch element.
     """
@@ -127,14 +127,14 @@ class Ensemble:
         """Random-sign sums of every group's unmasked weights."""
         sums: list[Numbers] = []
         while not sums or sum(x.shape[-1] for x in sums) < SIGN_SUMS:
-
+            # The default value binds the seed of this turn.
             def of(part: Part, seed: int = len(sums)) -> Numbers:
                 return unrounded(self.subject, probed(part.arguments.without_masks().unordered(), seed))
 
             shapes = [part.results[self.leaf.path].shape for part in self.parts]
             sums.append(
                 self._concatenated(
-                    [np.broadcast_to(*x) for x in zip(self.map_parts(of, self.parts), shapes, strict=True)]
+                    [np.broadcast_to(x, to) for x, to in zip(self.map_parts(of, self.parts), shapes, strict=True)]
                 )
             )
         return np.concatenate(sums, -1)
@@ -186,7 +186,7 @@ class Ensemble:
 
     @cached_property
     def rounded(self) -> list[Numbers]:
-        """Exact results but for rounded weights, one per kind of rounding that the precision class allows."""
+        """Results exact but for rounded weights, one per rounding that the precision class allows."""
         return [self._rounded(rounding) for rounding in weight_roundings(self.subject.precision)]
 
     @cached_property

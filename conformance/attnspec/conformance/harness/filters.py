@@ -1,4 +1,4 @@
-"""Tests for errors that many rows share, each calibrated on honest results of the same inputs.
+"""Tests for errors shared by many rows, calibrated on honest results of the same inputs.
 
 Such an error may be far below the budget of every single number. The checks are those of the laws on ensembles.
 """
@@ -43,7 +43,7 @@ class EnsembleFilter:
     signed: bool = True
 
     def test_on(self, subject: Subject, got: Numbers) -> tuple[float, float, str]:
-        """Return the estimated error of some results, its limit, and a message if it exceeds the limit."""
+        """Return the estimated error of ``got``, its limit, and a message if that is exceeded."""
         ratio_before, message = subject.ratio, ""
         subject.estimates.pop(self.quantity, None)
         try:
@@ -63,6 +63,7 @@ class EnsembleFilter:
         for a defect. Implementations that round at other places may have up to ``HONEST_FACTOR`` times the estimate.
         """
         honest = [self.test_on(ensemble.subject, x) for x in ensemble.honest_results]
+        # The results in ``ensemble.rounded`` come first among the honest ones.
         rounded = honest[: len(ensemble.rounded)] if self.signed else []
         honest_estimate = HONEST_FACTOR * max((abs(other) for other, _, _ in rounded), default=0.0)
         return abs(estimate) > limit + honest_estimate and not any(message for _, _, message in honest)
@@ -77,7 +78,7 @@ def gain_filters(ensemble: Ensemble) -> Iterator[EnsembleFilter]:
 
 
 def scale_filters(ensemble: Ensemble) -> Iterator[EnsembleFilter]:
-    """Yield a filter for scores multiplied by a wrong factor, unless results do not depend on it."""
+    """Yield a filter for wrongly scaled scores, if results depend on their scale."""
     e, name = ensemble, "the scale of the scores"
     slope, size = float(np.linalg.norm(e.scale_derivative)), float(np.linalg.norm(e.expected))
     if not slope:
@@ -97,6 +98,7 @@ def key_filters(ensemble: Ensemble) -> Iterator[EnsembleFilter]:
     for key, key_result in e.results_of_single_keys():
         quantity = f"the weight of {key}"
 
+        # Default values bind the key of this turn.
         def check(got: Numbers, quantity: str = quantity, direction: Numbers = key_result - e.expected) -> None:
             filter_key(e.subject, e.arguments, (got - e.expected, direction, e.expected), quantity)
 
@@ -126,7 +128,7 @@ def has_filters(operation: Operation) -> bool:
 
 
 def _concerns(is_governed: Callable[[Operation], bool], operation: Operation) -> bool:
-    """Return True if a filter's law governs the operation, or if options change the operation's scores."""
+    """Return True if a filter's law governs the operation, or options change its scores."""
     return is_governed(operation) or has_score_options(operation)
 
 
@@ -137,7 +139,7 @@ def reason_not_tested(ensemble: Ensemble) -> str:
 
 
 def extent(ensemble: Ensemble) -> str:
-    """Return the number of groups that are tested together, or why they are not, as text."""
+    """Return the number of groups tested together, or why none are, as text."""
     reason = reason_not_tested(ensemble)
     return f"not tested, {reason}" if reason else f"tested on {len(ensemble.independent_groups):,} {ensemble.groups}"
 
@@ -155,6 +157,7 @@ def shared_error(ensemble: Ensemble, got: Numbers | None = None) -> str:
         return ""
     subject, got = ensemble.subject, ensemble.judged_results if got is None else got
     outcomes = [(x, *x.test_on(subject, got)) for x in filters(ensemble)]
+    # Largest estimate over limit first; a limit of 0 belongs to a filter that estimated nothing.
     for ensemble_filter, estimate, limit, message in sorted(outcomes, key=lambda x: -abs(x[1]) / (x[2] or np.inf)):
         if message and ensemble_filter.is_evidence(ensemble, estimate, limit):
             return message

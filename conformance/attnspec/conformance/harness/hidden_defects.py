@@ -129,12 +129,12 @@ DEFECTS: Mapping[str, Defect] = {
 def has_tried_defects(operation: Operation) -> bool:
     """Return True if defects are tried on an operation: one that sums over keys and has filters."""
     key_axis = operation.key_size
-    sums_over_keys = key_axis is not None and not any(key_axis in leaf.sizes for leaf in operation.outputs)
-    return sums_over_keys and has_filters(operation) and not operation.attends_to_itself
+    averages_or_sums_keys = key_axis is not None and not any(key_axis in leaf.sizes for leaf in operation.outputs)
+    return averages_or_sums_keys and has_filters(operation) and not operation.attends_to_itself
 
 
 def hidden_defects(ensemble: Ensemble) -> tuple[str, ...]:
-    """Return descriptions of the defects that these inputs hide, or a note that none is tried."""
+    """Return defects that these inputs hide, as text, or a note that none is tried."""
     operation = ensemble.subject.operation
     if not has_tried_defects(operation):
         return (f"any known defect, because none is tried on {operation.name}",) if operation.float_result else ()

@@ -42,7 +42,7 @@ from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.spec.contract.operation import OPERATIONS, Operation
 
 DIAGNOSED_PAIRS = 2**16
-"""Query–key pairs of a batch element up to which all its rows are compared with known defects."""
+"""Query–key pairs per batch element up to which all rows are compared with known defects."""
 
 DIAGNOSED_ROWS = 16
 """Number of rows compared with known defects in larger batch elements; a mask then replaces the causal flag."""

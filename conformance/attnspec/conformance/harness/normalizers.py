@@ -12,7 +12,7 @@ BLOCK_ROWS, BLOCK_KEYS = 128, 4096
 """Queries and keys per block; the scores of a block fit into a core's cache."""
 
 Scores = Callable[[Any, Any], Any]
-"""Scores (n, m) of queries (n, d) and keys (m, d), for arrays with or without errors."""
+"""Function of queries (n, d) and keys (m, d) that returns scores (n, m). Arrays may carry errors."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Attendance:
         return allowed
 
     def end(self, rows: slice) -> int:
-        """Return the number of leading keys to which the block's last row may attend by its position."""
+        """Return the number of leading keys that the position of the block's last row allows."""
         return self.shape[1] if self.offset is None else int(np.clip(rows.stop + self.offset, 0, self.shape[1]))
 
 

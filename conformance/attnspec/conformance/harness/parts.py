@@ -1,4 +1,7 @@
-"""Division of a call into parts that are affordable for the oracle: batch elements, heads, sampled rows."""
+"""Division of a call into parts that are affordable for the oracle: batch elements, heads, sampled rows.
+
+Shapes are (batch axes…, core axes…); ``leaf.core`` describes the core axes of an array. Rows are those of the queries.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -60,7 +63,7 @@ class Part:
 
 
 def pairs(arguments: Arguments, rows: int | None = None) -> int:
-    """Return the number of query–key pairs of all batch elements, with ``rows`` queries each if set."""
+    """Return the query–key pairs of all batch elements, for ``rows`` queries each if set."""
     queries = max(arguments.queries or 1, 1) if rows is None else rows
     return prod(arguments.batch) * queries * max(arguments.keys_count or 1, 1)
 
@@ -132,8 +135,9 @@ def _with_heads(operation: Operation, part: Part, size: str, chosen: slice) -> P
 
 
 def _cost(arguments: Arguments, rows: int | None) -> int:
-    """Return the query–key pairs in all heads of all batch elements, with ``rows`` rows each if set."""
+    """Return the query–key pairs of all heads and batch elements, for ``rows`` rows if set."""
     row_count = arguments.queries or 1 if rows is None else rows
+    # Without an axis of keys, as in a paged cache, each row may read as many keys as ``lengths`` allow.
     cached = 1 if arguments.keys_count else max(map(arguments.size, arguments.operation.lengths.values()), default=1)
     return pairs(arguments, max(row_count, MIN_COSTED_ROWS)) * count_of_heads(arguments) * max(cached, 1)
 
@@ -149,6 +153,7 @@ def _batch_slice(part: Part, index: int | slice) -> Part:
 
 
 def _at(x: Numbers, index: int | slice) -> Numbers:
+    """Return an array at ``index`` of its first axis; an axis of size 1 is shared by all indices."""
     if x.shape[0] == 1:
         return x if isinstance(index, slice) else np.asarray(x[0])
     return np.asarray(x[index])
@@ -174,6 +179,7 @@ def elements_with_gradients(
     part: Part, gradients: Mapping[str, Numbers], rows: int | None = None
 ) -> Iterator[tuple[Part, Results]]:
     """Yield the parts of :func:`split_elements`, each with its gradients."""
+    # Gradients join the results under other names, so that they are split alike.
     joined = Part(part.arguments, part.results | {f"d {path}": g for path, g in gradients.items()}, part.places)
     for element in split_elements(joined, rows):
         yield element, {path: element.results[f"d {path}"] for path in gradients}
@@ -197,13 +203,16 @@ def leading_head_sizes(operation: Operation) -> tuple[str, ...]:
 
 
 def independent_rows(subject: Subject, arguments: Arguments, count: int, rng: np.random.Generator) -> Numbers | None:
-    """Return the rows to judge; None for all, if rows are few or depend on other queries."""
+    """Return the rows to judge; None for all, if rows are few or depend on other queries.
+
+    Slopes (ALiBi) depend on positions only, which :func:`at_rows` writes into the bias.
+    """
     slopes = subject.operation.part(Option.SLOPES)
     return rows_to_judge(subject, arguments.replaced({slopes: None}) if slopes else arguments, count, rng)
 
 
 def at_rows(subject: Subject, arguments: Arguments, rows: Numbers) -> Arguments:
-    """Return the arguments of these rows, with their positions written into the mask and the bias.
+    """Return the arguments of these rows, with positions written into mask and bias.
 
     The mask replaces options such as a causal flag, the bias replaces slopes, which both depend on positions.
     """
@@ -221,7 +230,7 @@ def at_rows(subject: Subject, arguments: Arguments, rows: Numbers) -> Arguments:
 
 
 def with_explicit_positions(subject: Subject, arguments: Arguments) -> Arguments:
-    """Write all positions into the mask and the bias, so that keys can be removed or added."""
+    """Write all positions into mask and bias, so that keys can be removed or added."""
     operation = arguments.operation
     positional = [*mask_options(operation), *filter(None, [operation.part(Option.SLOPES)])]
     if operation.attends_to_itself or all(arguments[path] is operation.defaults[path] for path in positional):

@@ -1,4 +1,4 @@
-"""Heat maps of error over budget, for all judged rows and for the worst batch element."""
+"""Heat maps of error over budget, for all judged rows and the worst batch element."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Compared:
 
 
 def figure(compared: Sequence[Compared], title: str) -> "Figure":
-    """Return heat maps of error over budget, one pair for the result and one for every gradient.
+    """Return heat maps of error over budget, a pair for the result and each gradient.
 
     The left map shows the largest ratio of each row, for all batch elements; the right one all features of the worst.
     Errors: ``ImportError`` without matplotlib, which the extra ``plot`` installs.

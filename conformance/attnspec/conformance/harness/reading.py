@@ -96,7 +96,7 @@ def cotangent_of(operation: Operation, value: Any, arguments: Arguments, dtype: 
 
 
 def results_of(operation: Operation, value: Any, arguments: Arguments, role: str, dtype: str = "float32") -> Results:
-    """Return the arrays of a result or cotangent by path, after a check of their shapes.
+    """Return a result's or cotangent's arrays by path, after a check of their shapes.
 
     ``role`` is the word for it in messages. An optional array that is None becomes zeros of ``dtype``.
     """
@@ -209,7 +209,7 @@ def gradients_of(operation: Operation, gradients: Any, arguments: Arguments, dty
 
 
 def in_one_dtype(operation: Operation, arguments: Arguments, outputs: Results | None = None) -> tuple[str, Arguments]:
-    """Return the dtype in which to judge, and the arguments with 8-bit floats converted to it.
+    """Return the dtype for judging, and the arguments with 8-bit floats converted to it.
 
     It is the common dtype of all float arrays, or that of the results if inputs have 8 bits. Beside 16-bit arrays,
     arrays added to scores may be float32. Errors: ``TypeError`` for any other mixture.

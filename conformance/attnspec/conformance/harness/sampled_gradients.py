@@ -29,13 +29,13 @@ MAX_PAIRS = 3 * 2**28
 """Query–key pairs computed for gradients of keys; one batch element is judged even if it has more."""
 
 DOUBLE_COST = 4
-"""Time of a pair in double precision, as a multiple of its time in single precision."""
+"""Time per pair in double precision, as a multiple of that in single precision."""
 
 KEYS_PER_ELEMENT = 16
 """Keys judged per element."""
 
 LAST_KEYS = 256
-"""Number of last keys from which a sample is judged, in batch elements whose full judgement is too slow."""
+"""Number of last keys to sample from in batch elements too slow to judge fully."""
 
 OUTPUT = "the output"
 """Key of the output in mappings that otherwise hold gradients by path."""
@@ -67,11 +67,12 @@ class SampledGradients:
         elements = list(elements_with_gradients(call, {**gradients, OUTPUT: output}, PAIRS_PER_ORACLE))
         chosen = self._chosen_keys(call, gradients, rng)
         # The slowest jobs start first, so that no thread is still busy with one when all others are idle.
-        jobs = sorted(zip(elements, chosen, strict=True), key=lambda job: len(job[1].rows), reverse=True)
+        jobs = [(part, part_gradients, keys) for (part, part_gradients), keys in zip(elements, chosen, strict=True)]
+        jobs.sort(key=lambda job: len(job[-1].rows), reverse=True)
         # Threads of the BLAS would compete with these threads.
         with threadpool_limits(1, "blas"), ThreadPoolExecutor(os.cpu_count()) as threads:
-            expectations = list(threads.map(lambda job: self._expected(job[0][0], job[0][1], rows, job[1]), jobs))
-        for ((part, part_gradients), keys), expected in zip(jobs, expectations, strict=True):
+            expectations = list(threads.map(lambda job: self._expected(job[0], job[1], job[2], rows), jobs))
+        for (part, part_gradients, keys), expected in zip(jobs, expectations, strict=True):
             for path, right in expected.items():
                 self._compare(path, part_gradients[path], right, part, rows if path == self.query else keys.keys, rows)
         self.record.judged += self._summary(call, gradients, len(rows), chosen)
@@ -106,10 +107,11 @@ class SampledGradients:
     def _affordable(self, call: Part) -> int:
         """Return the number of batch elements that fit into ``MAX_PAIRS``, at least 1."""
         arguments = call.arguments
+        # Causal attention has half the pairs. Right numbers for 16-bit dtypes are computed in single precision.
         pairs_per_element = pairs(arguments) // max(prod(arguments.batch), 1) // (2 if arguments.causal else 1)
         return max(MAX_PAIRS // (pairs_per_element * (DOUBLE_COST if self.subject.dtype == "float32" else 1)), 1)
 
-    def _expected(self, part: Part, gradients: Results, rows: Numbers, keys: "_ChosenKeys") -> dict[str, Expected]:
+    def _expected(self, part: Part, gradients: Results, keys: "_ChosenKeys", rows: Numbers) -> dict[str, Expected]:
         arguments, p = part.arguments, self.subject.precision
         query, key, value = (arguments.array(path) for path in (self.query, self.key, self.value))
         cotangent = part.results[self.subject.operation.leading.path]

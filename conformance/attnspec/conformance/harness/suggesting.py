@@ -58,7 +58,7 @@ def suggest_inputs(
 
 
 def _hidden_defects(subject: Subject, arguments: Arguments, seed: int) -> tuple[str, ...]:
-    """Return the defects that arguments would hide if a result of them were judged with this seed."""
+    """Return the defects that arguments hide when their result is judged with this seed."""
     judged_parts = list(
         parts(subject, whole(arguments, _placeholders(subject, arguments)), np.random.default_rng(seed))
     )

@@ -1,4 +1,7 @@
-"""Variances of sums whose terms have equal errors, and of sums stored after every tile."""
+"""Variances of sums whose terms have equal errors, and of sums stored after every tile.
+
+The standard deviation of one rounding is 0.6 times the unit roundoff: 1/√3 if it is uniform.
+"""
 
 from typing import NamedTuple
 
@@ -8,10 +11,10 @@ from attnspec.conformance.inputs.arguments import Numbers
 from attnspec.spec.contract.precision import Precision
 
 MIN_GROUP = 8
-"""Size up to which the terms of a group with equal errors are treated as independent."""
+"""Largest group of terms with equal errors that are still treated as independent."""
 
 QUERY_TILE, SMALL_QUERY_TILE, LARGE_CALL = 256, 32, 768
-"""Queries per tile in large and small calls, and the number of queries from which a call is large."""
+"""Assumed queries per tile of large and of small calls; queries from which calls are large."""
 
 KEY_TILE = 512
 """Keys per tile."""
@@ -24,7 +27,7 @@ class EqualGroups(NamedTuple):
     starts: Numbers
 
     def variance(self, factors: Numbers, rows: Numbers) -> Numbers:
-        """Return the variance of Σᵢ factorᵢ rowᵢ, of shape (d,), where a group's factors share one error.
+        """Return the variance of Σᵢ factorᵢ rowᵢ, (d,), if a group's factors share one error.
 
         Errors within a group add linearly, those of different groups in quadrature. Terms without a group are left out.
         """
@@ -36,7 +39,7 @@ class EqualGroups(NamedTuple):
 
 
 def equal_groups(marks: Numbers, precision: Precision) -> EqualGroups:
-    """Group terms whose marks differ by less than a rounding step, so that they are rounded alike.
+    """Group terms whose marks differ by less than a rounding step: they round alike.
 
     A mark is a logarithm of a weight, or a score. Terms marked NaN, and those of small groups, get no group.
     """

@@ -96,7 +96,7 @@ class Verdict:
         return self.propose()
 
     def plot(self) -> "Figure":
-        """Draw heat maps of error divided by budget, for all judged rows and the worst batch element.
+        """Draw heat maps of error over budget: for all judged rows, and for the worst batch element.
 
         Errors: ``ImportError`` without matplotlib, which the extra ``plot`` installs.
         """

@@ -1,7 +1,8 @@
 """Softmax weights of a few keys in every row, with their errors.
 
 The errors are those of :func:`~attnspec.reference.budget.softmax.statistical_weights`. Its sums over all keys of a row
-are replaced by bounds from the largest weight, since the other keys' weights are never computed.
+are replaced by bounds from the largest weight, since the other keys' weights are never computed. With unit roundoff u,
+the standard deviation is 0.6 u for one rounding (u/√3 if uniform), and 0.5 u √n for a sum of n numbers.
 """
 
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ class Columns:
 
     @cached_property
     def relative_error(self) -> Numbers:
-        """The relative error of every weight, ``UNKNOWN`` if score errors are too large for first order."""
+        """Relative error of every weight; ``UNKNOWN`` if score errors are too large for first order."""
         u, drop = self.precision.accumulation, np.where(self.allowed, self.scores.value - self.max_scores, 0.0)
         largest_shift = WIDTH * np.minimum(np.sqrt(self.scores.error**2 + u**2 * (1 + drop**2)), 1.0)
         of_score = np.expm1(largest_shift) / WIDTH * (1 - self.alpha)

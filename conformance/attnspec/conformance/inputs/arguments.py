@@ -1,4 +1,9 @@
-"""Immutable arguments of one call: NumPy arrays by path, changed along named sizes."""
+"""Immutable arguments of one call: NumPy arrays by path, changed along named sizes.
+
+A path names an array inside trees of parameters, such as ``layers[0].w_q``. A size is a name from the Protocol, such as
+``n``; a binding holds the numbers of all sizes in one call. A leaf describes the array at a path: its axes, and which
+sizes these have.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
@@ -44,6 +49,7 @@ class Arguments(Mapping[str, Any]):
             leaf.path: leaf for leaf, _ in pair_leaves(operation.call, template) if isinstance(leaf, Leaf)
         }
         self._flat = flatten(template)
+        # Changed copies share the structure of the trees, so functions that rebuild them are made once.
         self._rebuilders = {name: _rebuilder(x, name) for name, x in template.items()}
         self.memo: dict[str, Any] = {}
 
@@ -187,13 +193,14 @@ class Arguments(Mapping[str, Any]):
     def along(self, size: str, change: Change, only: Role = ALL_ROLES) -> "Arguments":
         """A copy with ``change`` applied along every axis of this size.
 
-        ``only`` selects roles of arrays. ``change`` is called with an array and an axis. An axis of size 1 that
-        broadcasts is left as it is, unless the size itself is 1. An axis that is a product of sizes changes in blocks.
-        If the size counts the items of a tuple, items are selected. A shorter axis cuts lengths and ends of sequences
-        along it; the last sequence ends where the axis does.
+        ``change`` is called with an array and an axis, such as :func:`take` and :func:`keep` return. ``only`` selects
+        the arrays by role. A broadcast axis, which has 1 item where the size has more, stays as it is. An axis that is
+        a product of sizes changes in blocks. If the size counts the items of a tuple, items are selected. A size that
+        is itself an argument gets its new number. Where positions become fewer, lengths are cut, and so are the ends of
+        packed sequences; the last sequence always ends where the axis does.
         """
         changed: dict[str, Any] = {}
-        if size in self._flat:
+        if size in self._flat:  # the size is an argument
             changed[size] = change(np.arange(cast(int, self._flat[size])), 0).shape[0]
         for leaf, x in self.leaf_arrays:
             if size in leaf.sizes and only & self.operation.role(leaf):
@@ -207,7 +214,7 @@ class Arguments(Mapping[str, Any]):
         return copy._with_items(size, change) if size in self.operation.counts else copy
 
     def _with_items(self, size: str, change: Change) -> "Arguments":
-        """A copy with ``change`` applied to the tuples that have this length."""
+        """A copy with the items selected by ``change`` in tuples whose length has this name."""
         return Arguments(self.operation, _pick_items(self.operation.call, self.values_by_name, size, change))
 
     def element(self, index: tuple[int, ...]) -> "Arguments":
@@ -216,7 +223,7 @@ class Arguments(Mapping[str, Any]):
 
 
 def _rebuilder(value: Any, path: str) -> Callable[[Callable[[str], Any]], Any]:
-    """A function that rebuilds the tree ``value`` from the values at its paths."""
+    """A function that rebuilds a tree like ``value`` from a function of paths; it keeps the structure only."""
     parts = branches(value, path)
     if parts is None:
         return lambda value_at: value_at(path)
@@ -229,7 +236,7 @@ def _rebuilder(value: Any, path: str) -> Callable[[Callable[[str], Any]], Any]:
 
 
 def _pick_items(node: Node, value: Any, size: str, change: Change) -> Any:
-    """The tree with ``change`` applied to the tuples that have this length."""
+    """The tree with the items selected by ``change`` in tuples whose length has this name."""
     if not isinstance(node, Branch) or value is None:
         return value
     if node.many and node.count == size:
@@ -284,9 +291,12 @@ def _along_sum(x: Numbers, axis: int, total: str, size: str, binding: Binding, c
 
 
 def element(x: Numbers, core: int, index: tuple[int, ...]) -> Numbers:
-    """One batch element; ``core`` counts the dimensions behind the batch, which may broadcast."""
-    depth = x.ndim - core
-    own_index = index[len(index) - depth :]
+    """One batch element; ``core`` counts the dimensions behind the batch.
+
+    Batch dimensions may be absent or of size 1, as in broadcasting.
+    """
+    batch_dims = x.ndim - core
+    own_index = index[len(index) - batch_dims :]
     return np.asarray(x[tuple(0 if x.shape[i] == 1 else j for i, j in enumerate(own_index))])
 
 

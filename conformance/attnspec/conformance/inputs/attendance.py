@@ -58,15 +58,15 @@ def key_offsets(arguments: Arguments, keys: str, rows: Numbers | None = None, *,
     return np.asarray(np.arange(m) - diagonal[:, None])
 
 
-def with_feature_axes(rows: Numbers, leaf: Leaf, asking: str | None) -> Numbers:
+def with_feature_axes(rows: Numbers, leaf: Leaf, query_size: str | None) -> Numbers:
     """Numbers per query (or per batch element), with axes to broadcast against ``leaf``."""
     core = len(leaf.core)
-    of_queries = {core + axis for axis in leaf.axes(asking)} if asking is not None else set()
+    of_queries = {core + axis for axis in leaf.axes(query_size)} if query_size is not None else set()
     return np.expand_dims(rows, tuple(i - core for i in range(core) if i not in of_queries))
 
 
 def mask_options(operation: Operation) -> list[str]:
-    """Paths of those options of an operation: causal flag, window, key lengths."""
+    """Paths of the options that hide keys: causal flag, window, key lengths."""
     hides = operation.hiding_argument(operation.key_size)
     paths = (operation.flag, operation.window, hides.path if hides and hides.kind is Kind.INT else None)
     return [path for path in paths if path is not None and path in operation.defaults]
@@ -119,17 +119,18 @@ def collapsed_masks(
     batch = len(shape) - core
     broadcasts = limits.broadcasting
     small = [size if rng.random() < 0.5 or (i < batch and not broadcasts) else 1 for i, size in enumerate(shape)]
-    yield arguments, tuple(small[int(rng.integers(batch + 1)) if broadcasts else 0 :])
-    asking, n, m = operation.query_size, arguments.queries, arguments.size(keys)
-    if core < 2 or asking is None or asking == keys or limits.multiple_of > 1 or not n or not m:
+    first_dim = int(rng.integers(batch + 1)) if broadcasts else 0  # batch dimensions before it are absent
+    yield arguments, tuple(small[first_dim:])
+    query_size, n, m = operation.query_size, arguments.queries, arguments.size(keys)
+    if core < 2 or query_size is None or query_size == keys or limits.multiple_of > 1 or not n or not m:
         return
-    count = min(m, LARGEST_SQUARE)
-    square = arguments.along(keys, keep(count)).along(asking, take(np.arange(count) % n))
+    count = min(m, LARGEST_SQUARE)  # as many queries, repeated if there are fewer
+    square = arguments.along(keys, keep(count)).along(query_size, take(np.arange(count) % n))
     yield square, (*shape[:batch], 1, count)
     yield square, (*shape[:batch], count, 1)
     if not batch and broadcasts and limits.max_batch_dims:
-        few_queries = arguments.along(asking, keep(4))
+        few_queries = arguments.along(query_size, keep(4))
         yield few_queries, (few_queries.queries or 0, 1, m)
     if batch and shape[batch - 1]:
-        query_per_element = arguments.along(asking, take(np.arange(shape[batch - 1]) % n))
+        query_per_element = arguments.along(query_size, take(np.arange(shape[batch - 1]) % n))
         yield query_per_element, (*shape[:batch], 1, m)

@@ -156,6 +156,7 @@ def _leaf_factors(leaf: Leaf, operation: Operation, limits: Limits, broadcasts: 
         result[f"present:{leaf.path}"] = (False,) if unsupported else (True, False)
     broadcast_sizes = [d.factors[0] for d in leaf.core if d.broadcast]
     if broadcast_sizes:
+        # Levels that are listed twice, here and below, are drawn twice as often.
         result[f"collapsed:{leaf.path}"] = ((), (), *((name,) for name in broadcast_sizes))
     if leaf.batched and leaf.dims[0].broadcast and broadcasts and limits.broadcasting:
         result[f"kept:{leaf.path}"] = ("all", "all", "none", "first")
@@ -174,7 +175,8 @@ def covering_rows(
     weights = [list(levels[n]) for n in names]
     first_levels = np.cumsum([0, *map(len, options)])
     factor_of = np.repeat(np.arange(len(names)), [len(o) for o in options])
-    # Combinations of levels, numbered through all factors, that no row has covered yet.
+    # ``uncovered`` has one axis per level of a combination, with the levels of all factors numbered through. It is True
+    # for combinations of levels of different factors that no row has yet.
     factors = np.meshgrid(*[factor_of] * strength, indexing="ij")
     uncovered = np.logical_and.reduce([a < b for a, b in pairwise(factors)])
     for _ in range(most):
@@ -200,6 +202,7 @@ def corners(operation: Operation, limits: Limits, *, seed: int, most: int, work:
     """
     rng = random.Random(seed)
     levels = factors(operation, limits)
+    # Sizes that the work bound does not lower: one group per row; later rows have none.
     spared: list[tuple[str, ...]] = [*long_sizes(operation), *[()] * most]
     return [
         example_from(

@@ -112,10 +112,10 @@ def integers(
         return np.concatenate([[0], np.sort(rng.integers(0, total + 1, shape[0] - 2)), [total]])
     if path in operation.generated_below:
         return _integers_below(operation.generated_below[path], shape, rng)
-    is_length = path in operation.lengths
+    is_length = path in operation.lengths  # a length may equal its bound, an index may not
     bound = number((operation.lengths if is_length else operation.indices)[path])
     values = np.asarray(rng.integers(0, bound + is_length, shape))
-    # One is the greatest: it overflows narrow integers, and random lengths may omit the last row.
+    # One of them is the greatest: it overflows narrow integers, and random lengths may omit the last row.
     if values.size > 1 or (values.size and bound > ONE_BYTE):
         values.reshape(-1)[rng.integers(values.size)] = bound - 1 + is_length
     if bound > ONE_BYTE and not is_length:

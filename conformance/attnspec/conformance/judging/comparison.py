@@ -81,7 +81,8 @@ class Comparisons:
             ratios = np.where(error == 0, 0.0, error / np.where(budget > 0, budget, np.nan))
             ratios = np.where((error > 0) & (budget == 0), np.inf, ratios)
             top = np.max(np.abs(expected), where=finite, initial=0.0)
-            # Where all expected values are 0, there is no magnitude to compare with: any known budget judges.
+            # Where all expected values are 0, there is no magnitude to compare with: any known budget judges. Written
+            # as a negation, so that a budget of NaN is too wide.
             too_wide = ~(budget <= (INFORMATIVE * float(top) if top > 0 else UNKNOWN / 2))
             ratios = np.where(too_wide, 0.0, ratios)
             ratios = np.where(finite & ~np.isfinite(wide_got), np.inf, ratios)
@@ -125,6 +126,7 @@ class Comparisons:
         then differ by at most twice the budget. Subnormal numbers are not compared, since flushing them to zero is
         allowed. ``budget`` is called only if bits differ.
         """
+        # A number differs from itself only if it is NaN; NaN equals NaN here.
         different = (got != expected) & ~((got != got) & (expected != expected))
         if not different.any():
             return
@@ -139,8 +141,8 @@ class Comparisons:
             different &= ~subnormal
         if different.any():
             self.ratio = np.inf
-            ratios_and_arrays = np.where(different, np.inf, 0.0), got, expected, np.zeros(got.shape)
-            self._raise(*ratios_and_arrays, arguments, what, exact=True)
+            ratios, no_budget = np.where(different, np.inf, 0.0), np.zeros(got.shape)
+            self._raise(ratios, got, expected, no_budget, arguments, what, exact=True)
 
     def holds(
         self, condition: bool, message: str, arguments: Arguments, *, reason: Reason = Reason.VALUE, **more: Any

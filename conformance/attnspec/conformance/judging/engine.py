@@ -114,7 +114,10 @@ def cases(
 
 @dataclass
 class _LawProgress:
-    """The progress of one law; ``position`` is its index among all laws of the operation."""
+    """The progress of one law; ``position`` is its index among all laws of the operation.
+
+    ``failure`` holds the violated check, its arguments, the violation and the seed. Counts are as in ``Comparisons``.
+    """
 
     law: str
     checks: tuple[Check, ...]
@@ -212,7 +215,7 @@ class _Run:
     def _plain_call(self, arguments: Arguments | None) -> Arguments | None:
         """A copy of the arguments without cached results, on which the formula can be judged.
 
-        None if its dtype differs, the backend refuses it, or it exceeds :data:`AFFORDED` multiply-adds.
+        None if its dtype differs, the backend refuses it, or it exceeds :data:`MAX_FORMULA_WORK`.
         """
         subject = self.subject
         if arguments is None or any(x.dtype.name != subject.data_dtype for _, x in arguments.floats):
@@ -374,12 +377,12 @@ def _formula_ratio(run: _Run, example: Example, arguments: Arguments | None) -> 
         return 0.0
     run.mark(FORMULA, example)
     # An error of attnspec is not reported here: the formula's own check reports it.
-    outcome, _ = contained(
+    (_, _, ratio, _), _ = contained(
         "guiding the search by the formula",
         lambda: attempt_once(run.subject, CHECKS[FORMULA][0], arguments, example.seed),
         NO_OUTCOME,
     )
-    return outcome[2]
+    return ratio
 
 
 def _verdict(run: _Run, case: Case, law: str, progress: _LawProgress) -> Result:

@@ -52,11 +52,11 @@ def with_unspecified(leaf: Leaf, result: Judged, arguments: Arguments, semantics
     """The oracle, with NaN and infinite budgets where a declared choice leaves elements unspecified."""
     operation = arguments.operation
     query_size = operation.query_size
-    rows = query_size is None or -2 in leaf.axes(query_size)
+    has_rows = query_size is None or -2 in leaf.axes(query_size)
     open_: Numbers = np.zeros(result.value.shape, bool)
     if semantics.no_keys != "zero" and not all(map(arguments.size, operation.masks)):
         open_ = np.ones(result.value.shape, bool)
-    elif semantics.fully_masked != "zero" and rows:
+    elif semantics.fully_masked != "zero" and has_rows:
         open_ = np.broadcast_to(
             with_feature_axes(~live_rows(arguments, bottom_right=semantics.bottom_right), leaf, query_size),
             result.value.shape,

@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 from attnspec.conformance.inputs.arguments import Arguments
-from attnspec.spec.contract.semantics import WAYS
+from attnspec.spec.contract.semantics import ENCODINGS
 
-WAY_BY_DESCRIPTION = {phrase: way for way, phrase in WAYS.items()}
+WAY_BY_DESCRIPTION = {phrase: way for way, phrase in ENCODINGS.items()}
 """Names of the ways to encode a mask, such as ``full``, by description."""
 
 OTHER = "something else"
@@ -31,7 +31,7 @@ Observations = list[Observation]
 
 def choice_by_way(observations: Observations) -> dict[str, str] | None:
     """The choice per way of masking; None if one is unknown or ambiguous."""
-    choices_by_way: dict[str, set[str]] = {way: set() for way in WAYS}
+    choices_by_way: dict[str, set[str]] = {way: set() for way in ENCODINGS}
     for observation in observations:
         if observation.way not in WAY_BY_DESCRIPTION or observation.choice == OTHER:
             return None

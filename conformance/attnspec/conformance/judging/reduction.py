@@ -273,6 +273,7 @@ def _simplify_numbers(search: Search) -> bool:
         path = leaf.path
         if not x.size:
             continue
+        # Adding 0 turns −0 into 0.
         with np.errstate(over="ignore"):
             quarters = np.round(x * 4) / 4 + 0
         quarters = np.where(np.isfinite(quarters), quarters, x)

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 UNJUDGED = "not judged: "
-"""Message prefix of laws that fail unjudged, after the backend crashed at others."""
+"""Message prefix of laws that fail without being checked, after crashes at other laws."""
 
 INTERRUPTED = "interrupted"
 """Reason for no verdict: the run was interrupted from outside."""
@@ -32,7 +32,11 @@ CONTRADICTORY = "inconsistent: recorded as passed with an error ratio above 1; w
 
 
 class Status(StrEnum):
-    """The outcome of judging a law."""
+    """The outcome of judging a law.
+
+    ``lost``: no verdict was reached. ``not-provided``: the backend lacks the operation. ``not-applicable``: no example
+    of the run concerns the law.
+    """
 
     PASSED = "passed"
     FAILED = "failed"
@@ -68,7 +72,7 @@ class Result:
 
     @property
     def unchecked(self) -> bool:
-        """True if an error of attnspec or too wide budgets prevented a verdict."""
+        """True if attnspec reached no verdict: by an error of its own, or since every budget was too wide."""
         return self.status is Status.LOST and self.reason in (OWN_ERROR, TOO_WIDE)
 
     def __post_init__(self) -> None:
@@ -88,14 +92,14 @@ class Result:
 
     @property
     def violates(self) -> bool:
-        """True if the backend does not conform: the law failed, or was lost without explanation."""
+        """True if the backend does not conform: the law failed, or is lost for no reason outside the backend."""
         return self.status is Status.FAILED or (
             self.status is Status.LOST and not self.interrupted and not self.unchecked
         )
 
     @property
     def judged(self) -> bool:
-        """True if the law passed or is violated."""
+        """True if the law passed or is violated, which includes laws that the backend lost."""
         return self.status is Status.PASSED or self.violates
 
     def as_json(self) -> dict[str, Any]:
@@ -110,8 +114,8 @@ class Result:
         return cls(**{**data, "status": Status(data["status"]), "error_ratio": float(data["error_ratio"])})
 
 
-def checked(results: list[Result]) -> list[Result]:
-    """Return the results; ``RuntimeError`` if an error of attnspec prevented a verdict."""
+def without_own_errors(results: list[Result]) -> list[Result]:
+    """Return the results unchanged; ``RuntimeError`` if an error of attnspec prevented one of their verdicts."""
     for r in results:
         if r.reason == OWN_ERROR:
             raise RuntimeError(f"{r.law} by {r.operation} ({r.dtype}): {r.message}")

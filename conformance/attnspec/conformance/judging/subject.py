@@ -448,6 +448,7 @@ class Subject(Comparisons):
         """Demand that every result array is within its budget; ``what`` prefixes its title."""
         for leaf in self.operation.outputs:
             title = f"{what} {self.title_of(leaf)}".strip()
+            # The default value binds the leaf of this turn; budgets are computed only if they are needed.
             budget = (lambda leaf=leaf: budgets()[leaf.path]) if callable(budgets) else budgets[leaf.path]
             self.matches(got[leaf.path], expected[leaf.path], budget, arguments, title)
 

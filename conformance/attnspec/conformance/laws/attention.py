@@ -136,6 +136,7 @@ def hardmax_limit(subject: Subject, arguments: Arguments, rng: np.random.Generat
     (n, _), (m, d) = sampled.array(query).shape, sampled.array(key).shape
     if not n or not m:
         return False
+    # Signs of a corner are the bits of its number. Few features have few corners, so later keys repeat them.
     corners = 1 - 2 * ((np.arange(m)[:, None] >> np.arange(d)) & 1)
     nearest = rng.integers(0, min(m, 2 ** min(d, 20)), n)
     for beta in (64.0, 512.0):
@@ -166,7 +167,7 @@ def unbiased_scale(subject: Subject, arguments: Arguments, rng: np.random.Genera
 
 @checks(law.UNBIASED_SCALE, once=True, governs=law.scales_scores_once)
 def ensemble_scale(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Filter errors of many batch elements along that derivative."""
+    """Filter errors of many batch elements along the derivative by the logarithm of the scale."""
     if not independent_elements(subject):
         return False
     for label, sampled in ensembles_of_scores(subject, arguments):
@@ -257,9 +258,9 @@ def _scaled_exactly(subject: Subject, query: Numbers, larger: Numbers, key: Numb
 def input_dependence(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Use distant keys as queries: each query returns the value of its own key."""
     sampled = sample(subject, rng, queries=5, keys=5, features=5)
-    asking = {leaf.path for leaf in subject.operation.queries}
+    query_paths = {leaf.path for leaf in subject.operation.queries}
     keys = [leaf.path for leaf in subject.operation.attended if leaf.path != subject.operation.pooled]
-    points = {path: 32.0 * np.eye(*sampled.array(path).shape) for path in {*asking, *keys}}
+    points = {path: 32.0 * np.eye(*sampled.array(path).shape) for path in {*query_paths, *keys}}
     count = min(min(x.shape) for x in points.values())
     if count < 2:
         return False

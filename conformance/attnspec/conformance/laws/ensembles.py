@@ -21,7 +21,7 @@ from attnspec.reference.budget import WIDTH
 from attnspec.spec.contract.axes import Role
 
 KEYS, FEATURES = 8, 8
-"""Small sizes, so that roundings of single keys do not average out and elements are cheap."""
+"""Sizes so small that elements are cheap and roundings of keys do not average out."""
 
 TILE = 128
 """The largest tile of keys in common kernels."""

@@ -13,7 +13,7 @@ from attnspec.spec.contract.axes import Part
 from attnspec.spec.laws import masking as law
 
 FILLS = (1e4, 1e6, 1e9)
-"""Magnitudes of negative fills that kernels use in place of −∞, if the dtype holds them."""
+"""Magnitudes of negative fills that kernels use for −∞ if the dtype holds them."""
 
 
 @checks(law.NO_FINITE_FILL, once=True)
@@ -43,9 +43,10 @@ def no_finite_fill(subject: Subject, arguments: Arguments, rng: np.random.Genera
 
 
 def _stays_finite(subject: Subject, arguments: Arguments) -> bool:
-    """Return whether inputs are finite, and 2 to the rounding of max·log₂e is.
+    """Return whether inputs are finite, and no correct kernel's exponential overflows.
 
-    Kernels that fuse s·log₂e − max·log₂e round the second product alone.
+    Kernels compute exp(s − max) as 2^(s·log₂e − max·log₂e). If they fuse it, only the second product is rounded, and
+    2 to the power of its rounding must stay below float32's largest number.
     """
     if not all(np.isfinite(wide(x)).all() for _, x in arguments.floats) or not subject.in_domain(arguments):
         return False

@@ -101,6 +101,7 @@ def score_cap_limits(subject: Subject, arguments: Arguments, rng: np.random.Gene
     largest = np.sqrt((query**2).sum(-1)).max() * np.sqrt((key**2).sum(-1)).max()
     score_shift = float(largest) ** 3 / (3 * GREAT_CAP**2)
     budgets = sum_budgets(subject.budgets(capped), subject.budgets(sampled))
+    # Scores that move by at most δ change weights by at most 2δ relatively, and log-sum-exps by δ.
     budgets[operation.leading.path] = budgets[operation.leading.path] + 2 * score_shift * np.abs(value).max()
     budgets |= {logarithm: budgets[logarithm] + score_shift for logarithm in logarithm_paths(operation)}
     prefix = "under a cap far above all scores,"
@@ -199,6 +200,7 @@ def empty_rows(subject: Subject, arguments: Arguments, rng: np.random.Generator)
         if case[path] is not None:
             expected = np.broadcast_to(wide(case.array(path))[:, None], got.shape)
             budget = subject.budgets(case)[logarithm]
+        # The comparison covers −∞; the lower bound avoids −∞ − (−∞), which is NaN.
         correct = (wide(got) == expected) | (np.abs(wide(got) - np.maximum(expected, -1e30)) <= budget)
         message = "the logarithm of a row without keys is not that of its sink, or −∞"
         subject.holds(bool(correct[empty].all()), message, case, expected=expected, got=got)

@@ -63,11 +63,11 @@ def subnormal_rows(subject: Subject, arguments: Arguments, rng: np.random.Genera
 
 def opposed(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> Arguments:
     """Opposed queries and keys: unshifted exponentials of scores are 0 in float32."""
-    asking = {leaf.path for leaf in subject.operation.queries}
+    query_paths = {leaf.path for leaf in subject.operation.queries}
 
     def change(leaf: Leaf, x: Numbers) -> Numbers:
         away = np.sqrt(150.0 / np.sqrt(max(x.shape[-1], 1)))
-        changed: Numbers = 0.25 * x + (away if leaf.path in asking else -away)
+        changed: Numbers = 0.25 * x + (away if leaf.path in query_paths else -away)
         return changed
 
     return _with_rows_changed(subject, arguments, change)

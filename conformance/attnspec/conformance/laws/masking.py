@@ -64,11 +64,12 @@ def future_invariance(subject: Subject, arguments: Arguments, rng: np.random.Gen
     before, after = (_first_rows(subject.results(x), i + 1, rows, subject, causal) for x in (causal, changed))
 
     def budget(path: str) -> Numbers:
+        # If numbers of an array share a scale, later numbers may change the roundings of earlier ones.
         concerned = (causal, changed) if subject.shares_scales else (causal,)
-        causal_call: Numbers = np.maximum.reduce(
+        larger: Numbers = np.maximum.reduce(
             [_first_rows(subject.budgets(x), i + 1, rows, subject, x)[path] for x in concerned]
         )
-        return causal_call
+        return larger
 
     for path, x in before.items():
         title = f"after a change behind position {i}, the {path}"
@@ -101,7 +102,7 @@ def future_gradient(subject: Subject, arguments: Arguments, rng: np.random.Gener
         return False
     causal, i = causal_call
     if subject.semantics.fully_masked != "zero" and not live_rows(subject, causal).all():
-        return False
+        return False  # rows without keys may be NaN, or average later keys
     rows, columns = causal_sizes(subject)
     cotangents = subject.cotangents(causal, rng)
     cotangents = {
@@ -146,6 +147,7 @@ def equals_explicit_mask(subject: Subject, arguments: Arguments, rng: np.random.
     path = subject.operation.window
     if path is not None and subject.limits.has(path):
         reach = int(rng.integers(1, 4))
+        # One bound needs more than 8 bits.
         windows = ((0, 0), (reach, 0), (0, reach), (None, 0), (reach, None), (reach + 256, None))
         for ends in windows if subject.effort.slow else rng.permutation(np.array(windows, object))[:2]:
             changed = arguments.replaced({path: tuple(ends)})
@@ -175,7 +177,7 @@ def _change_hidden_keys(subject: Subject, arguments: Arguments, rng: np.random.G
     mask = arguments[subject.operation.masks[size].path]
     shown_mask = (True if mask is None else mask) & ~hidden
     masked = arguments.with_mask(np.array(np.broadcast_to(shown_mask, mask_shape(arguments, size))), size)
-    scale = 100.0 if subject.dtype == "float16" else 1e6
+    scale = 100.0 if subject.dtype == "float16" else 1e6  # products of float16 numbers must not overflow
     changed = with_other_rows(masked, size, hidden, _normal_like(subject, rng, scale))
     # In self-attention hidden rows are queries too: only results of unchanged rows are compared.
     visible = np.flatnonzero(~hidden)
@@ -226,18 +228,19 @@ def _with_ignored_rows(
 ) -> Iterator[tuple[Arguments, dict[str, Numbers]]]:
     """Calls; each with the ignored rows, by path, on which nothing may depend.
 
-    The calls have several sizes, since kernels differ by size.
+    Ignored are keys that are hidden from all queries, and idle queries, which have no keys. The calls have several
+    sizes, since kernels differ by size.
     """
     attended = [leaf.path for leaf in subject.operation.rows(size)]
     # Layers add their input to the attention, so they depend on queries without keys too.
     weighs_keys_only = subject.operation.only_weighs_keys
-    asking = [leaf.path for leaf in subject.operation.queries if weighs_keys_only]
+    query_paths = [leaf.path for leaf in subject.operation.queries if weighs_keys_only]
     small, hidden, idle = _masked_call(subject, rng, size, queries=3, keys=5)
-    yield small, dict.fromkeys(attended, hidden) | dict.fromkeys(asking, idle)
+    yield small, dict.fromkeys(attended, hidden) | dict.fromkeys(query_paths, idle)
     if subject.dtype in NARROW or not (subject.is_leading_dtype or subject.effort.slow):
         return
     few_queries, hidden, idle = _masked_call(subject, rng, size, queries=2, keys=420, features=16)
-    yield few_queries, {attended[0]: hidden} | dict.fromkeys(asking, idle)
+    yield few_queries, {attended[0]: hidden} | dict.fromkeys(query_paths, idle)
     if few_queries.operation.flag is not None and aligned_top_left(subject, few_queries):
         many_queries, _, _ = _masked_call(subject, rng, size, queries=17, keys=33)
         later_keys = np.arange(many_queries.keys_count or 0) >= (many_queries.queries or 0)
@@ -247,7 +250,7 @@ def _with_ignored_rows(
 def _masked_call(
     subject: Subject, rng: np.random.Generator, size: str, /, *, queries: int, keys: int, features: int = 4
 ) -> tuple[Arguments, Numbers, Numbers]:
-    """Masked arguments, the keys hidden from all queries, and the queries without keys."""
+    """Masked arguments, keys hidden from all queries, and idle queries, which have no keys."""
     batch = (2,) if subject.limits.max_batch_dims else ()
     sampled = sample(subject, rng, batch, queries=queries, keys=keys, features=features)
     *rows, m = mask_shape(sampled, size)
@@ -302,7 +305,7 @@ def mask_broadcasting(subject: Subject, arguments: Arguments, rng: np.random.Gen
     variants = ((keys, collapsed_masks(arguments, keys, subject.limits, rng)) for keys in subject.operation.masks)
     for keys, unmasked, collapsed in ((keys, *variant) for keys, group in variants for variant in group):
         small = rng.random(collapsed) < 0.6
-        small[..., :1] |= not same_rows
+        small[..., :1] |= not same_rows  # then every row has the first key
         full = np.array(np.broadcast_to(small, np.broadcast_shapes(collapsed, mask_shape(unmasked, keys))))
         if small.shape == full.shape or not small.size:
             continue

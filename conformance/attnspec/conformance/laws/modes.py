@@ -1,4 +1,8 @@
-"""Checks that results are the same in every mode, such as inference."""
+"""Checks that results are the same in every mode, such as inference.
+
+A backend names its modes, each with a context in which calls are made. Modes that exist in a 16-bit dtype only, such as
+PyTorch's autocast, cast to 16 bits and may store scores in them; their budgets allow for that.
+"""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -50,13 +54,14 @@ def same_in_every_mode(subject: Subject, arguments: Arguments, rng: np.random.Ge
         )
     lists = [_short_calls(subject, rng), _decoding_calls(subject, rng)]
     storing = in_16_bits(subject)
+    # Calls with expected results, for modes that store in 16 bits (True) and for all others (False).
     groups: dict[bool, list[list[_ExpectedCall]]] = {}
     for mode, context in contexts.items():
         stores = mode in storing
         if stores not in groups:
-            # The run's example may be all zeros or empty, so it would not show differences.
             judging = _StoringSubject(subject) if stores else subject
             short, long = (_expected_calls(judging, x) for x in lists)
+            # The run's example is the last resort: it may be all zeros or empty, and so show no differences.
             groups[stores] = [group for group in (short or _expected_calls(judging, [("", arguments)]), long) if group]
         for group in groups[stores]:
             memory: dict[str, Any] = {}

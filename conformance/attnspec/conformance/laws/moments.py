@@ -40,7 +40,7 @@ def _moments(subject: Subject, arguments: Arguments) -> tuple[float, float, floa
     budget = subject.budget(arguments)[:, 0, 0]
     centred = scores - scores.mean()
     variance_slack = 2 * float(np.mean(np.abs(centred) * budget)) + float(np.mean(budget**2))
-    summation = 2.0**-46
+    summation = 2.0**-46  # relative error of the two means below, in double precision
     return (
         float(scores.mean()),
         float(np.mean(centred**2)),

@@ -315,7 +315,7 @@ def without_axis(arguments: Arguments) -> Iterator[tuple[str, Arguments]]:
 
 
 def _is_small(arguments: Arguments) -> bool:
-    """Return whether some array is below 2⁻⁵ throughout, or has a number below 2⁻¹²."""
+    """Return whether products of some array may underflow in float16, whose smallest number is 2⁻²⁴."""
     sizes = [np.abs(wide(x)) for _, x in arguments.floats if x.size]
     return any(x.max() < 2.0**-5 or (x[x > 0].min(initial=1.0) < 2.0**-12) for x in sizes)
 

@@ -124,7 +124,10 @@ def _demand_effect(subject: Subject, bare: Arguments, changed: Arguments, name: 
 
 
 def _visible(subject: Subject, bare: Arguments, changed: Arguments) -> bool:
-    """Return whether correct results with and without the option differ by 8 budgets."""
+    """Return whether correct results with and without the option differ by 8 budgets.
+
+    Each of the two may err by one budget more.
+    """
     before, after = subject.oracles(bare), subject.oracles(changed)
     return any(
         (np.abs(after[path].value - x.value) > 9 * x.budget + after[path].budget).any() for path, x in before.items()

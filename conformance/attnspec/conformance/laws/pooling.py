@@ -120,7 +120,7 @@ def _only_weighted(subject: Subject, path: str) -> bool:
     return not any(operation.role(leaf) == Role.WEIGHT and width in leaf.sizes for leaf in operation.leaves)
 
 
-@checks(law.UNBIASED_GAIN, ensemble=True, governs=law.sums_over_keys)
+@checks(law.UNBIASED_GAIN, ensemble=True, governs=law.averages_or_sums_keys)
 def unbiased_gain(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Filter errors along the result."""
     inputs = normal_like(subject, arguments, rng)

@@ -151,6 +151,7 @@ def first_step_is_cell(subject: Subject, arguments: Arguments, rng: np.random.Ge
     path = _input_path(subject)
     first = arguments.along(_time(subject), keep(1)).replaced({_lengths(subject): None})
     values = {key: first[key][..., 0, :] if key == path else first.values_by_name[key] for key in first.values_by_name}
+    # Arguments of the network and of the cell have the same order; the network also has lengths, which come last.
     cell_call = Arguments(cell, dict(zip(cell.call.names, values.values(), strict=False)))
     expected, budgets = (list(doubles(other.results(cell_call)).values()), list(other.budgets(cell_call).values()))
     got, own = subject.results(first), subject.budgets(first)

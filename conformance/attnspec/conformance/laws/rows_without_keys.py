@@ -49,8 +49,9 @@ def rows_without_keys_as_declared(subject: Subject, arguments: Arguments, rng: n
     arguments = arguments.unordered() if declared == "uniform" else arguments
     long = sample(subject, rng, queries=QUERIES, keys=5)
     # If choices depend on the encoding, the example is skipped: with one query or key, encodings look alike.
-    single = isinstance(subject.semantics.fully_masked, str)
-    tried = [_judge_masks(subject, call, rng, declared) for call in ((arguments, long) if single else (long,))]
+    one_choice = isinstance(subject.semantics.fully_masked, str)
+    calls = (arguments, long) if one_choice else (long,)
+    tried = [_judge_masks(subject, call, rng, declared) for call in calls]
     return any(tried)
 
 

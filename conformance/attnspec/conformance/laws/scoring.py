@@ -111,6 +111,7 @@ def tanh_odd_and_bounded(subject: Subject, arguments: Arguments, rng: np.random.
 def saturation_stays_finite(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Use identity projections, magnitudes from 10⁻³ to 10⁶, and keys that cancel queries."""
     largest = min(1e6, subject.precision.largest / 4)
+    # tanh saturates in float32 from about 9 on, in float64 from about 20; exp overflows in float32 between 88 and 89.
     magnitudes = [x for x in (1e-3, 0.1, 1.0, 9.0, 20.0, 43.0, 60.0, 88.0, 89.0, 200.0, 1e3, 1e4, 1e6) if x <= largest]
     count = len(magnitudes)
     paths = scorer_paths(subject)
@@ -196,7 +197,8 @@ def _opposing_call(subject: Subject, rng: np.random.Generator, *, one_sided: boo
     batches = limits.max_batch_dims > 0
     queries_broadcast = limits.broadcasting and limits.max_batch_dims > 1 and not one_sided
     paths, single_query = scorer_paths(subject), subject.operation.query_size is None
-    batch, queries, keys = (64, 2) if queries_broadcast else (128,), 2 if batches else 64, 8 if batches else 64
+    batch = (64, 2) if queries_broadcast else (128,)
+    queries, keys = (2, 8) if batches else (64, 64)
     sampled = sample(subject, rng, batch, queries=queries, keys=keys, features=WIDTH)
     query_shape, key_shape = (sampled.array(path).shape for path in (paths.query, paths.key))
     if queries_broadcast:
@@ -206,8 +208,8 @@ def _opposing_call(subject: Subject, rng: np.random.Generator, *, one_sided: boo
 
     def magnitudes(shape: tuple[int, ...]) -> Numbers:
         count = int(np.prod(shape[:-1]))
-        scorer_paths = smallest_part + (1 - smallest_part) * (np.arange(count) + rng.random(count)) / count
-        return np.asarray(reach * scorer_paths).reshape(*shape[:-1], 1)
+        fractions = smallest_part + (1 - smallest_part) * (np.arange(count) + rng.random(count)) / count
+        return np.asarray(reach * fractions).reshape(*shape[:-1], 1)
 
     signs = rng.choice([-1.0, 1.0], (*query_shape[: len(sampled.batch)], 1, max(query_shape[-1], key_shape[-1])))
     if one_sided:

@@ -1,4 +1,9 @@
-"""Probes: checks that a backend makes the choices that it declares."""
+"""Probes: checks that a backend makes the choices that it declares.
+
+A probe makes calls on which the choices of a question differ, and returns observations: each a choice, the call that
+shows it, and text for a message. The ``way`` of an observation is the encoding of the mask, on which the result of a
+row without attendable keys may depend.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -26,7 +31,7 @@ from attnspec.conformance.laws.common import live_rows, sample, wide, with_featu
 from attnspec.conformance.laws.rows_without_keys import equals_average, result_of_equal_weights
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.registration import CAUSAL
-from attnspec.spec.contract.semantics import QUESTIONS, WAYS, spelled
+from attnspec.spec.contract.semantics import ENCODINGS, QUESTIONS, spelled
 from attnspec.spec.contract.shapes import results
 from attnspec.spec.contract.tree import Leaf, as_tuple
 from attnspec.spec.laws.semantics import SEMANTICS
@@ -60,7 +65,8 @@ def samples(subject: Subject, rng: np.random.Generator) -> Iterator[Arguments]:
     of operations with many arrays. Otherwise they try two. Grids are narrow, since an image has many numbers.
     """
     few_arrays, leading = len(subject.operation.leaves) <= MAX_ARRAYS, subject.is_leading_dtype
-    count = len(SIZES) if subject.effort.slow or (few_arrays and leading) else 1 if _probes_once(subject) else 2
+    all_sizes = subject.effort.slow or (few_arrays and leading)
+    count = len(SIZES) if all_sizes else 1 if _probes_once(subject) else 2
     max_features = MAX_GRID_SIZE if subject.operation.sizes_of(Axis.GRID) else None
     for batch, queries, keys, features in SIZES[:count]:
         batch = batch if len(batch) <= subject.limits.max_batch_dims else ()
@@ -114,11 +120,11 @@ def fully_masked(subject: Subject, rng: np.random.Generator) -> Observations:
             some_rows = rng.random(shape) < 0.6
             # A row that all queries share is masked in the first batch element only.
             shared = len(shape) > 2 and shape[-2] == 1
-            some_rows[0 if shared else (..., 0, slice(None)) if some_rows.ndim > 1 else ...] = False
-            try_empty = shape == mask_shape(sampled, keys) and (
-                i == 0 or subject.effort.slow or subject.is_leading_dtype
-            )
-            for mask in (some_rows, np.zeros(shape, bool)) if try_empty else (some_rows,):
+            first_row = 0 if shared else (..., 0, slice(None)) if some_rows.ndim > 1 else ...
+            some_rows[first_row] = False
+            is_full = shape == mask_shape(sampled, keys)
+            try_all_rows = is_full and (i == 0 or subject.effort.slow or subject.is_leading_dtype)
+            for mask in (some_rows, np.zeros(shape, bool)) if try_all_rows else (some_rows,):
                 masked = sampled.with_mask(mask, keys)
                 try:
                     results = subject.fresh_results(masked, subject.converted(masked, allow_refusal=True))
@@ -140,15 +146,15 @@ def _encodings(
     """Names and shapes of mask encodings; unless ``all_kinds``, only the full mask."""
     shape, core = mask_shape(arguments, keys), subject.operation.masks[keys].core
     batch = shape[: len(shape) - len(core)]
-    yield WAYS["full"], shape
+    yield ENCODINGS["full"], shape
     if not all_kinds:
         return
     if len(core) > 1 and core[-2].broadcast:
-        yield WAYS["queries-alike"], (*shape[:-2], 1, shape[-1])
+        yield ENCODINGS["queries-alike"], (*shape[:-2], 1, shape[-1])
     if core[-1].broadcast:
-        yield WAYS["keys-alike"], (*shape[:-1], 1)
+        yield ENCODINGS["keys-alike"], (*shape[:-1], 1)
     if batch and subject.limits.broadcasting:
-        yield WAYS["no-batch"], shape[len(batch) :]
+        yield ENCODINGS["no-batch"], shape[len(batch) :]
 
 
 def _observe_empty_rows(got: Numbers, empty: Numbers, masked: Arguments, subject: Subject) -> Observation:
@@ -179,13 +185,14 @@ def _observe_empty_rows(got: Numbers, empty: Numbers, masked: Arguments, subject
 
 
 def _demand_right_results(subject: Subject, arguments: Arguments, question: str) -> None:
-    """Demand right results of a call without the question, else no choice can be told."""
+    """Demand right results of a call that does not raise the question; else no choice can be recognised."""
     got, oracle = subject.call(arguments), subject.normative_oracle(arguments)
     title = f"{question} cannot be told: where it is not asked, the result"
     subject.matches(got, oracle.value, oracle.budget, arguments, title)
 
 
 def _unbudgeted_result(arguments: Arguments, subject: Subject) -> Numbers:
+    """The formula's leading result without a budget, which is faster."""
     leading_results = results(arguments.operation, subject.formula()(**arguments.values_by_name))
     return np.asarray(next(x for leaf, x in leading_results if leaf.path == arguments.operation.leading.path))
 
@@ -223,7 +230,7 @@ def no_keys(subject: Subject, rng: np.random.Generator) -> Observations:
 def causal_alignment(subject: Subject, rng: np.random.Generator) -> Observations:
     """Pass unequal numbers of queries and keys with `causal`, or with a window."""
     seen: Observations = []
-    sizes = (((), 2, 5, 4), ((2,), 5, 3, 4), ((2, 2), 17, 40, 16))
+    sizes = (((), 2, 5, 4), ((2,), 5, 3, 4), ((2, 2), 17, 40, 16))  # batch, queries, keys, features
     for batch, queries, keys, features in sizes[: 1 if _probes_once(subject) else None]:
         fits = len(batch) <= subject.limits.max_batch_dims
         plain = _unequal(sample(subject, rng, batch if fits else (), queries=queries, keys=keys, features=features))

@@ -85,13 +85,13 @@ def _sample_many_keys(subject: Subject, rng: np.random.Generator) -> Arguments:
 def _single_key_calls(arguments: Arguments) -> Iterator[tuple[str, Arguments]]:
     """Names of keys, and calls that attend to this key alone."""
     operation, count = arguments.operation, arguments.keys_count or 0
-    asked, unmasked = operation.key_size or "", arguments.without_masks()
+    key_size, unmasked = operation.key_size or "", arguments.without_masks()
     borders = {border + side for border in TILES if border >= 64 for side in (-1, 0)}
     for j in sorted({0, 1, *borders, *range(count - 5, count)}):
         if 0 <= j < count:
-            yield f"key {j}", unmasked.along(asked, take([j]))
+            yield f"key {j}", unmasked.along(key_size, take([j]))
 
     def zeros(x: Numbers, axis: int) -> Numbers:
         return np.zeros_like(np.take(x, [0], axis=axis))
 
-    yield "a key of zeros", unmasked.along(asked, zeros)
+    yield "a key of zeros", unmasked.along(key_size, zeros)

@@ -1,4 +1,8 @@
-"""Checks of calls that are large in one or two sizes, small in others."""
+"""Checks of calls that are large in one or two sizes, small in others.
+
+Kernels change path with size, and so do their errors. Most calls are small in all other sizes, so that the oracle is
+affordable. Models, whose ``operation.counts`` names numbers of layers, cost most and get fewer calls.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
@@ -55,7 +59,7 @@ TABLE = 32_806
 """Rows of a table; the last index exceeds 15 bits and is inexact in float16."""
 
 TABLE_DRAWS = 3
-"""Calls drawn until no two tokens are about as probable, which 2 of 100 calls of four steps meet."""
+"""Calls drawn until rounding cannot decide between two tokens. It can in 2 of 100 calls of four steps."""
 
 FAR_WINDOW = (300, 20)
 """A window whose left end needs more than 8 bits."""
@@ -76,8 +80,8 @@ MAX_WIDE_CALLS = 8
 """Most wide calls of an operation; models have many sizes."""
 
 OUTLIER_FACTOR = 16.0
-"""Factor of the outlying feature. Beyond it, scores of thousands round visibly, and a
-backward kernel that computes weights again may round them otherwise."""
+"""Factor of the outlying feature. Larger factors make scores of thousands, whose roundings change weights visibly. A
+backward kernel that recomputes weights rounds such scores differently, which is no defect."""
 
 JUDGED_ROWS = 4
 """Rows judged per combination."""
@@ -106,31 +110,34 @@ def _call_of(
 ) -> Arguments | None:
     """A call with these sizes, others small; None beyond limits or the work bound.
 
-    In models, the work includes the pairs of positions. Batches above 128 elements are unmasked, since masked rows
-    are judged in smaller batches.
+    In models, whose layers attend to all pairs of positions, the work includes these pairs. Batches above 128 elements
+    are unmasked, since masked rows are judged in smaller batches.
     """
     fitting = {name: subject.allowed_size(name, size) for name, size in sizes.items()}
     if len(batch) > subject.limits.max_batch_dims or any(fitting[name] < size for name, size in sizes.items()):
         return None
     operation = subject.operation
-    features = 2 if prod(batch) > TILE else 8 if operation.counts else 4
+    is_model, large_batch = bool(operation.counts), prod(batch) > TILE
+    features = 2 if large_batch else 8 if is_model else 4
     fitting = {name: 2 for name in operation.sizes if operation.axis(name) & Axis.GRID} | fitting
-    fitting = dict.fromkeys(operation.counts, 1) | fitting
+    fitting = dict.fromkeys(operation.counts, 1) | fitting  # one layer
     heads = 1 if batch else 2
     sampled = sample(subject, rng, batch, queries=2, keys=3, heads=heads, features=features, whole=True, sizes=fitting)
     sampled = sampled.replaced({path: _full_lengths(sampled, path, size) for path, size in operation.lengths.items()})
-    sampled = sampled.without_masks() if prod(batch) > TILE else sampled
+    sampled = sampled.without_masks() if large_batch else sampled
     longest = max([sizes[name] for name in sizes if operation.axis(name) & Axis.POSITION], default=0)
-    pair_work = 5 * longest**2 if operation.counts else 0
+    pair_work = 5 * longest**2 if is_model else 0
     return sampled if max(multiply_adds(dict(sampled.sizes), batch, operation), pair_work) <= work else None
 
 
 def _full_lengths(arguments: Arguments, path: str, size: str) -> Numbers | None:
+    """Lengths without padding, so that every position counts."""
     lengths = arguments[path]
     return None if lengths is None else np.full_like(lengths, arguments.size(size))
 
 
 def _widths(subject: Subject) -> list[str]:
+    """The sizes that count components of vectors."""
     return [name for axis in law.WIDE for name in subject.operation.sizes_of(axis)]
 
 
@@ -192,7 +199,9 @@ def _wide_calls(
     subject: Subject, rng: np.random.Generator, levels: tuple[int, ...]
 ) -> Iterator[tuple[str, Arguments | None]]:
     operation = subject.operation
-    paired_names = [name for name in (long_sizes(operation) or ((),))[-1] if operation.axis(name) & Axis.FEATURE]
+    # The last group of long sizes has the features of queries and of values, if there are any: they grow together.
+    last_group = (long_sizes(operation) or ((),))[-1]
+    paired_names = [name for name in last_group if operation.axis(name) & Axis.FEATURE]
     groups = [dict.fromkeys(paired_names, level) for level in levels] if paired_names else []
     if len(paired_names) > 1:
         groups.append(dict(zip(paired_names, (max(levels), TILE), strict=True)))
@@ -304,7 +313,7 @@ def _latent_calls(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[
 def _after_other_calls(
     subject: Subject, rng: np.random.Generator, calls: list[tuple[str, Arguments | None]]
 ) -> Iterator[tuple[str, Arguments | None]]:
-    """The calls; before each, another call with the same shapes is made."""
+    """The calls; before each, a call with the same shapes and other numbers, whose results must not be reused."""
     for label, arguments in calls:
         other = None if arguments is None else normal_like(subject, arguments, rng)
         if other is not None:
@@ -394,10 +403,14 @@ def large_size_gradients(subject: Subject, arguments: Arguments, rng: np.random.
 
 @checks(law.COMBINED_SIZES, once=True, slow=True)
 def combined_sizes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
-    """Judge some rows of every combination, after a contiguous call with these shapes."""
+    """Judge some rows of every combination, after a contiguous call with these shapes.
+
+    The contiguous call makes the backend plan for these shapes. The plan must not be reused for the other layout.
+    """
     tried = False
     for prefix, combined, inputs in _combined_calls(subject, rng):
         subject.result_or_raised(subject.converted(combined))
+        # ``judge_rows`` reads cached results; they must be those of the arrays in this layout.
         combined.memo["results"] = subject.fresh_results(combined, inputs)
         tried = judge_rows(subject, combined, rng, prefix, JUDGED_ROWS) or tried
     return tried
@@ -406,7 +419,7 @@ def combined_sizes(subject: Subject, arguments: Arguments, rng: np.random.Genera
 @checks(law.LARGE_SIZE_GRADIENTS, once=True, slow=True, governs=law.attends_under_mask)
 def gradients_together(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare gradients of every combination; only a few rows have cotangents."""
-    operation, asking = subject.operation, subject.operation.query_size or ""
+    operation, queries = subject.operation, subject.operation.query_size or ""
     tried = False
     for prefix, combined, inputs in _combined_calls(subject, rng):
         rows = rows_to_judge(subject, combined, JUDGED_ROWS, rng)
@@ -417,10 +430,10 @@ def gradients_together(subject: Subject, arguments: Arguments, rng: np.random.Ge
         outputs = [leaf for leaf in operation.outputs if leaf.kind is Kind.FLOAT]
         cotangents = {leaf.path: subject.exact(rng.standard_normal(part.binding.shape(leaf))) for leaf in outputs}
         among_all = _rows_among(chosen, combined.queries or 0)
-        padded = {leaf.path: along(cotangents[leaf.path], leaf, asking, part.binding, among_all) for leaf in outputs}
+        padded = {leaf.path: along(cotangents[leaf.path], leaf, queries, part.binding, among_all) for leaf in outputs}
         expected = {}
         for path, pair in subject.gradients(part, cotangents).items():
-            value, budget = (along(x, part.leaves[path], asking, part.binding, among_all) for x in pair)
+            value, budget = (along(x, part.leaves[path], queries, part.binding, among_all) for x in pair)
             expected[path] = value, budget
         gradients_match(subject, subject.vjp(combined, padded, inputs), expected, combined, prefix)
         tried = True
@@ -445,6 +458,7 @@ def _combined_calls(subject: Subject, rng: np.random.Generator) -> Iterator[tupl
     paired_names = operation.sizes_of(Axis.FEATURE)[-2:]
     hidden = operation.sizes_of(Axis.HIDDEN)
     weighted = any(operation.role(leaf) & Role.WEIGHT for leaf in operation.leaves)
+    # Rows cover all pairs of levels, or all triples where the oracle is fast.
     for row in combinations(operation, subject.limits, 2 if weighted or subject.dtype == "float64" else 3):
         queries: int = row["queries"]
         features: int = row["head size"]

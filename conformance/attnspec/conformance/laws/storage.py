@@ -40,7 +40,7 @@ FEW = 8
 """Most arrays that are tried one at a time; models have many weights."""
 
 STEP = 5
-"""Step through the layouts, coprime to their number, so that arrays differ in layout."""
+"""Step from one array's layout to the next array's. It is coprime to the number of layouts, so all of them occur."""
 
 BATCH = (2, 3)
 
@@ -108,18 +108,17 @@ def _sample(subject: Subject, rng: np.random.Generator) -> Arguments:
 def views_equal_copies(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Call with arrays in one layout, in different layouts, with stride 0, and contiguous.
 
-    One layout for all arrays, lazy negation included, is tried at the leading dtype only.
+    One layout for all arrays, lazy negation included, is tried at the leading dtype only. Other dtypes also try fewer
+    combinations of different layouts.
     """
     sampled = _sample(subject, rng)
-    count, step = len(LAYOUTS), 3 if subject.is_leading_dtype or subject.effort.slow else 6
-    tried = [judge_layouts(subject, sampled, (layout,)) for layout in LAYOUTS if subject.is_leading_dtype]
-    tried += [judge_layouts(subject, sampled, (negated,)) for _ in range(subject.is_leading_dtype)]
-    tried += [
-        judge_layouts(
-            subject, sampled, tuple(LAYOUTS[(first + STEP * i) % count] for i in range(len(sampled.leaf_arrays)))
-        )
-        for first in range(0, count, step)
-    ]
+    shared_layouts = (*LAYOUTS, negated) if subject.is_leading_dtype else ()
+    tried = [judge_layouts(subject, sampled, (layout,)) for layout in shared_layouts]
+    count, arrays = len(LAYOUTS), range(len(sampled.leaf_arrays))
+    # Layout of the first array; the others follow by ``STEP``.
+    for first in range(0, count, 3 if subject.is_leading_dtype or subject.effort.slow else 6):
+        layouts = tuple(LAYOUTS[(first + STEP * i) % count] for i in arrays)
+        tried.append(judge_layouts(subject, sampled, layouts))
     for axis in (0, -2):
         tried.append(_call_with_stride_0(subject, sampled, axis))
     contiguous = subject.converted(sampled)
@@ -128,6 +127,7 @@ def views_equal_copies(subject: Subject, arguments: Arguments, rng: np.random.Ge
 
 
 def _call_with_stride_0(subject: Subject, call: Arguments, axis: int) -> bool:
+    """Call with every array constant along an axis, which then takes no memory; False if the backend lacks strides."""
 
     def axis_of(x: Numbers) -> int:
         return axis if -x.ndim <= axis < x.ndim else -1
@@ -158,6 +158,7 @@ def wide_layouts(subject: Subject, arguments: Arguments, rng: np.random.Generato
     shared, inputs = in_layout(sampled, "one for all heads", subject.convert)
     demand_same(subject, inputs, shared, "of keys and values with stride 0 along the heads,")
     tried.append(_call_with_shared_mask(subject, rng, batch))
+    # A batch is enough: its keys and values had stride 0 above.
     return bool(sampled.batch) or any(tried)
 
 
@@ -222,8 +223,9 @@ def _some_arrays(arguments: Arguments, rng: np.random.Generator) -> Iterator[tup
 def rewritten_inputs(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Overwrite one input array after another; compare with calls with new arrays.
 
-    A cache keyed by numbers would be wrong for new arrays too, so results that are visibly wrong are compared with the
-    oracle. The last call has new arrays, in memory that the earlier ones have left.
+    A backend that caches by only some of the numbers gives the same wrong result for new arrays. So results that are
+    visibly wrong are also compared with the oracle. The last call has new arrays, in memory that the earlier ones have
+    left.
     """
     sampled, other = _sample(subject, rng), _sample(subject, rng)
     memory: dict[str, Any] = {}
@@ -240,7 +242,7 @@ def rewritten_inputs(subject: Subject, arguments: Arguments, rng: np.random.Gene
         for path, _ in _some_arrays(sampled, rng)
         if path in memory and _is_writable(subject, memory[path], other, path)
     ]
-    for path in written:
+    for path in written:  # restore the numbers that the test of writability replaced
         _write(subject, memory[path], current.array(path))
     for path in written:
         _write(subject, memory[path], other.array(path))
@@ -257,6 +259,7 @@ def rewritten_inputs(subject: Subject, arguments: Arguments, rng: np.random.Gene
 
 
 def _is_writable(subject: Subject, array: Any, other: Arguments, path: str) -> bool:
+    """Return whether other numbers could be written into an array, where they stay."""
     try:
         _write(subject, array, other.array(path))
     except (RuntimeError, *VIEW_ERRORS):

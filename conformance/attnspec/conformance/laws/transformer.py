@@ -114,6 +114,8 @@ def _demand_moments(subject: Subject, arguments: Arguments, variance: Numbers | 
     if not got.size:
         return False
     budget = np.where(np.isfinite(budget), budget, 0)
+    # Budgets that are wide compared with the largest expected number are not judged. Means are 0, so the magnitude of
+    # rows, 1, is appended for this comparison.
     means, slack = got.mean(-1), budget.mean(-1) + 2.0**-50
     subject.matches(np.append(means, 1.0), np.append(np.zeros(means.shape), 1.0), np.append(slack, 1.0), arguments,
                     "the mean of row")  # fmt: skip

@@ -196,6 +196,7 @@ def broadcast_gradients_sum(subject: Subject, arguments: Arguments, rng: np.rand
     whole = sample(subject, rng, batch, queries=3, keys=5, whole=True).without_masks()
     lengths = {path: size for path, size in operation.lengths.items() if whole[path] is not None}
     whole = whole.replaced({path: np.full_like(whole[path], whole.size(size)) for path, size in lengths.items()})
+    # Indices that drop all batch dimensions, or cut the first or the second one to size 1.
     no_batch, first_dimension, second = (0,) * len(batch), (slice(1),), (slice(None), slice(1))
     index_pairs: list[tuple[Index, Index]] = [(no_batch, ()), ((), no_batch)]
     if len(batch) > 1:

@@ -35,7 +35,7 @@ class ConfirmationResult:
 
 
 def confirm(result: Result, row: ProbedRow, settings: Settings, title: str) -> ConfirmationResult:
-    """Write a program that shows a violation with the library alone, run it, and return the outcome."""
+    """Write and run a program that shows a violation with the library alone. Return the outcome."""
     counterexample = result.counterexample
     if counterexample is None and result.reason != Reason.CRASHED:
         return ConfirmationResult(Confirmation.NO_PROGRAM, "no input is known that shows it")
@@ -78,7 +78,7 @@ def _answer_for_ending_call(folder: Path, question: dict[str, Any]) -> dict[str,
 
 
 def _answer_to(folder: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """Return the program, or the reason why there is none, from a process that replays the law."""
+    """Return the program, or why there is none, from a process that replays the law."""
     question_file, answer = folder / "question.json", folder / "answer.json"
     question_file.write_text(json.dumps(question), encoding="utf-8")
     command = [sys.executable, "-m", "attnspec.conformance.matrix.tracing", str(question_file), str(answer)]

@@ -1,4 +1,8 @@
-"""Making of a matrix: rows are judged like any backend, and violations confirmed by programs."""
+"""Making of a matrix: rows are judged like any backend, and violations confirmed by programs.
+
+A row is one way to call a library, such as one of its functions. A *tool* of a row is a program or library that it
+needs besides, such as a compiler; ``ProbedRow.tools`` holds texts by which a tool's errors are recognised.
+"""
 
 import time
 from collections import defaultdict
@@ -75,20 +79,20 @@ class Maker:
         known_versions = versions()
         names = ("spec", "python", "platform", "processor", "instructions", "attnspec", "numpy", self.library.package)
         return Matrix(
-            self.library.name,
-            self.settings.device,
-            datetime.now(UTC).date().isoformat(),
-            self.settings.profile,
-            self.settings.seed,
-            round(time.monotonic() - started, 1),
-            self.interrupted,
-            {name: known_versions[name] for name in names if name in known_versions},
-            tuple(
+            library=self.library.name,
+            device=self.settings.device,
+            date=datetime.now(UTC).date().isoformat(),
+            profile=self.settings.profile,
+            seed=self.settings.seed,
+            seconds=round(time.monotonic() - started, 1),
+            interrupted=self.interrupted,
+            versions={name: known_versions[name] for name in names if name in known_versions},
+            dtypes=tuple(
                 d
                 for d in DEFAULTS
                 if any(d in probed.contract.limits.dtypes for probed in probed_rows if probed.contract is not None)
             ),
-            tuple(rows),
+            rows=tuple(rows),
         )
 
     def _print_called(self, origin: str) -> None:
@@ -128,7 +132,7 @@ class Maker:
     def _cell_with_examples(
         self, row: ProbedRow, dtype: str, direction: str, results: Sequence[Result]
     ) -> tuple[Cell, list[Result]]:
-        """Return a cell and its violations, from a larger profile if the matrix's own has no example."""
+        """Return a cell and its violations. A larger profile is tried if the matrix's has no example."""
         cell, causes = self._cell(row, dtype, direction, [r for r in results if _concerns(r, dtype, direction)])
         profile = LARGER_PROFILE.get(self.settings.profile)
         if cell.reason != NO_EXAMPLE or profile is None or self.interrupted or row.contract is None:
@@ -172,7 +176,11 @@ class Maker:
         return Report.of(done.plan, done.verdicts, settings, 0.0, early_end=done.early_end).results
 
     def _cell(self, row: ProbedRow, dtype: str, direction: str, results: Sequence[Result]) -> tuple[Cell, list[Result]]:
-        """Return a cell from its verdicts and refusals, and the violations to confirm."""
+        """Return a cell from its verdicts and refusals, and the violations to confirm.
+
+        A violation decides the state; next, any law without a verdict. Of several reasons for that, the cell has the
+        first of: interrupted, stopped after crashes, a broken tool, attnspec's own error, no example.
+        """
         contract = row.contract
         assert contract is not None
         refused = {} if row.offers is None else _refused(row.offers.get(dtype, {}), direction)
@@ -181,17 +189,20 @@ class Maker:
         if not offered:
             return replace(cell, reason=without_paths("; ".join(dict.fromkeys(refused.values())))), []
         stopped = [r for r in results if r.message.startswith(UNJUDGED)]
-        broken = [r for r in results if failed_by(r, row.tools)]
-        judged = [r for r in results if r.judged and r not in stopped and r not in broken]
+        broken_by_tool = [r for r in results if failed_by(r, row.tools)]
+        judged = [r for r in results if r.judged and r not in stopped and r not in broken_by_tool]
         causes, following = by_cause(r for r in judged if r.violates)
-        lost = any(r.interrupted for r in results) or (self.interrupted and not results)
-        open_reason = INTERRUPTED if lost else stopped[0].message.removeprefix(UNJUDGED) if stopped else ""
-        if broken and not open_reason:
-            open_reason = f"{', '.join(r.law for r in broken)}: {without_paths(broken[0].message)}"
         unchecked = [r for r in results if r.unchecked]
-        if unchecked and not open_reason:
+        open_reason = ""
+        if any(r.interrupted for r in results) or (self.interrupted and not results):
+            open_reason = INTERRUPTED
+        elif stopped:
+            open_reason = stopped[0].message.removeprefix(UNJUDGED)
+        elif broken_by_tool:
+            open_reason = f"{', '.join(r.law for r in broken_by_tool)}: {without_paths(broken_by_tool[0].message)}"
+        elif unchecked:
             open_reason = without_paths(unchecked[0].message)
-        if not judged and not open_reason:
+        elif not judged:
             open_reason = NO_EXAMPLE
         judged_cell = replace(
             cell,
@@ -220,15 +231,15 @@ class Maker:
         confirmation = confirm(r, row, self.settings, title)
         arguments = confirmation.arguments if r.counterexample is None else r.counterexample["arguments"]
         return Violation(
-            r.operation,
-            r.law,
-            LAWS[r.law].statement,
-            str(r.reason or r.status),
-            without_paths(r.message),
-            arguments,
-            confirmation.confirmation,
-            confirmation.why,
-            confirmation.program,
+            operation=r.operation,
+            law=r.law,
+            statement=LAWS[r.law].statement,
+            reason=str(r.reason or r.status),
+            message=without_paths(r.message),
+            arguments=arguments,
+            confirmation=confirmation.confirmation,
+            why=confirmation.why,
+            program=confirmation.program,
         )
 
 
@@ -294,16 +305,17 @@ def _unjudged(row: ProbedRow, reason: str) -> Row:
     """Return a row whose cells have no verdict for this reason."""
     if row.contract is None:
         cells = tuple(Cell(d, x, State.NOT_JUDGED, reason) for d in DEFAULTS for x in DIRECTIONS)
-        return Row(row.origin.rpartition(".")[2], row.origin, (), (), {}, {}, {}, cells)
-    contract = row.contract
+        name = row.origin.rpartition(".")[2]
+        return Row(name, row.origin, operations=(), limits=(), deviations={}, precision={}, notes={}, cells=cells)
+    contract, dtypes = row.contract, row.contract.limits.dtypes
     names = contract.operations
     return Row(
         contract.name,
         row.origin,
-        names,
-        _limits(row),
-        _deviations(row, names),
-        {d: " and ".join(dict.fromkeys(contract.precision.name(n, d) for n in names)) for d in contract.limits.dtypes},
-        dict(contract.notes),
-        tuple(Cell(d, x, State.NOT_JUDGED, reason) for d in contract.limits.dtypes for x in DIRECTIONS),
+        operations=names,
+        limits=_limits(row),
+        deviations=_deviations(row, names),
+        precision={d: " and ".join(dict.fromkeys(contract.precision.name(n, d) for n in names)) for d in dtypes},
+        notes=dict(contract.notes),
+        cells=tuple(Cell(d, x, State.NOT_JUDGED, reason) for d in dtypes for x in DIRECTIONS),
     )

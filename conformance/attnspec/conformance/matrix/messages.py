@@ -7,5 +7,5 @@ _FOLDERS = re.compile(r"(?<![\w.])(?:/[\w.+-]+)+/(?=[\w.+-])")
 
 
 def without_paths(text: str) -> str:
-    """Return a message without names and lines of source files, and without the folders of other files."""
+    """Remove names and lines of source files, and folders of other files, from a message."""
     return _FOLDERS.sub("", _PLACES.sub("", text))

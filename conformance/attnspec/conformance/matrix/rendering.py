@@ -55,7 +55,7 @@ def mark(cell: Cell) -> str:
 
 
 def remarks(matrix: Matrix, row: Row) -> Iterator[tuple[str, str]]:
-    """Yield titles and texts of a row's declarations, and of what was refused or not judged."""
+    """Yield titles and texts of a row's declarations, refusals and cells not judged."""
     yield "operations", ", ".join(row.operations) or "unknown"
     for question, choice in row.deviations.items():
         yield f"deviates in {question}", choice
@@ -132,7 +132,7 @@ def following_sentence(cell: Cell) -> str:
 
 
 def print_matrix(matrix: Matrix, console: Console) -> None:
-    """Print the table, the remarks on each row, every violation, and the conditions of the run."""
+    """Print the table, remarks on each row, every violation, and the run's conditions."""
     grid = Table(title=matrix.title, title_style="bold", box=SIMPLE_HEAD)
     grid.add_column("row", overflow="fold")
     for dtype in matrix.dtypes:

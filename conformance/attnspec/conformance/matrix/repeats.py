@@ -1,4 +1,8 @@
-"""Choice of laws to judge again, after a tool failed or without an example."""
+"""Choice of laws to judge again, after a tool failed or without an example.
+
+A *tool* is what a row of the matrix needs besides its library, such as a compiler. ``tools`` are texts by which the
+messages of its errors are recognised.
+"""
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -21,7 +25,7 @@ class Repeat:
 
 
 def failed_by(result: Result, tools: Collection[str]) -> bool:
-    """Return True if a law fails because of a tool, such as a compiler, not the library."""
+    """Return True if a law failed because of a tool, such as a compiler."""
     return result.violates and any(tool in result.message for tool in tools)
 
 

@@ -38,7 +38,7 @@ GROUP = "attnspec.matrices"
 """Entry-point group that maps a library's name to the module that defines its ``ROWS``."""
 
 SECONDS = 600.0
-"""Seconds after which a row's first calls, in which a library may compile, count as hung."""
+"""Seconds after which a row's first calls count as hung. The library may compile in them."""
 
 MAX_REASON = 300
 """Characters after which a library's reason is cut."""

@@ -1,4 +1,4 @@
-"""Search for the call that shows a violation, by replaying the law and recording its calls.
+"""Search for the call that shows a violation: replay the law and record its calls.
 
 ``python -m attnspec.conformance.matrix.tracing QUESTION ANSWER`` reads a violation from the file QUESTION. It writes a
 program that shows it, or the reason why there is none, to the file ANSWER.
@@ -84,13 +84,13 @@ class CallRecorder:
         return result, lambda cotangent: self._record(arguments, lambda: passes[0](cotangent), cotangent)
 
     def _record(self, arguments: Mapping[str, Any], call: Callable[[], Any], cotangent: Any) -> Any:
-        copies = {name: map_tree(x, lambda _, a: self._array(a), name) for name, x in arguments.items()}
+        copies = {name: map_tree(x, lambda _, leaf: self._array(leaf), name) for name, x in arguments.items()}
         cotangents = None if cotangent is None else tuple(map(self._array, flatten(cotangent).values()))
         if self._last is not None:
-            self._last.write_bytes(pickle.dumps(Call(copies, {}, cotangents)))
+            self._last.write_bytes(pickle.dumps(Call(copies, arrays={}, cotangents=cotangents)))
         outcome = call_safely(call)
         if isinstance(outcome, Raised):
-            self.calls.append(Call(copies, {}, cotangents, outcome.message))
+            self.calls.append(Call(copies, arrays={}, cotangents=cotangents, error=outcome.message))
             raise outcome.error
         arrays = outcome if isinstance(outcome, dict) else flatten(outcome)
         self.calls.append(Call(copies, {path: self._array(x) for path, x in arrays.items()}, cotangents))

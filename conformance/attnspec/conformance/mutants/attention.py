@@ -1,4 +1,9 @@
-"""Mutants of attention with one head."""
+"""Mutants of attention with one head.
+
+Each function is one step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it, and
+``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone.
+``x * x.dtype.type(0)`` leaves x out but keeps its shape. S0 to S4 are sources of the specification.
+"""
 
 import numpy as np
 
@@ -171,7 +176,7 @@ def first_key_skipped(correct: Formulas, mask: Numbers, causal: bool, n: int, m:
     source="pytorch/pytorch#159247",
 )
 def dropped_tail(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """With 16 or more keys, those after the last whole tile of 16 are left out."""
+    """Of 16 or more keys, those after the last whole tile of 16 are ignored."""
     whole = np.arange(m)[None, :] < (m // 16 * 16 if m >= 16 else m)
     allowed = Formulas.attendable(correct, mask, causal, n, m)
     return whole if allowed is None else whole & allowed
@@ -185,7 +190,7 @@ def dropped_tail(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int)
     source="flashinfer-ai/flashinfer#5090, ROCm/rocMLIR#1258",
 )
 def padded_keys_count(correct: Formulas, scores: Numbers) -> Numbers:
-    """The last tile of 16 keys is filled up with scores of 0, which count with weight exp 0."""
+    """Scores of 0, with weight exp 0, fill up the last tile of 16 keys."""
     m = scores.shape[-1]
     filled = np.zeros((*scores.shape[:-1], -m % 16), scores.dtype)
     return Formulas.normalized(correct, np.concatenate([scores, filled], axis=-1))[..., :m]
@@ -199,7 +204,7 @@ def padded_keys_count(correct: Formulas, scores: Numbers) -> Numbers:
     source="tile-ai/tilelang#1148, PaddleJitLab/CUDATutorial#69",
 )
 def tiles_not_rescaled(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """Each tile of 16 keys subtracts the maximum so far, and earlier sums are not rescaled to it."""
+    """Tiles of 16 keys subtract the maximum so far, without rescaling earlier sums to it."""
     n, m = scores.shape[-2:]
     allowed = correct.attendable(mask, causal, n, m)
     excluded = correct.mask_scores(scores, allowed)
@@ -219,7 +224,7 @@ def tiles_not_rescaled(correct: Formulas, scores: Numbers, value: Numbers, mask:
     source="split keys merged without their sums of exponentials",
 )
 def equal_weights_of_halves(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """Both halves of 4 or more keys get the total weight ½ if there is no mask."""
+    """Without a mask, each half of 4 or more keys gets the total weight ½."""
     m = scores.shape[-1]
     if mask is not None or causal or m < 4:
         return Formulas.attend(correct, scores, value, mask, causal)
@@ -406,7 +411,7 @@ def first_query_for_all(
     source="juho-lee/set_transformer#18",
 )
 def scaled_by_inputs(correct: Formulas, scores: Numbers, d: int) -> Numbers:
-    """Scores are divided by √(d + 1) in place of √d, as if a padded column counted."""
+    """Scores are divided by √(d + 1), not √d, as if a padded column counted."""
     return scores / np.sqrt(scores.dtype.type(d + 1))
 
 

@@ -1,4 +1,10 @@
-"""Mutants of calls: dtypes, shapes, batches, memory, strides and checks of arguments."""
+"""Mutants of calls: dtypes, shapes, batches, memory, strides and checks of arguments.
+
+Each function is one step of ``Formulas``, the correct formulas, or one method of ``Library``, the backend around them,
+with a defect; ``replaces`` names it, and ``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must
+detect the defect alone. ``check`` raises for wrong shapes, ``prepare`` converts the arguments, ``finish`` converts the
+result and ``call`` runs all steps of a call. ``vars(self)`` holds what one backend remembers between calls.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -151,7 +157,7 @@ def equal_batches_only(correct: Library, operation: Operation, arguments: Mappin
     source="ekzhang/jax-js#180, onnx/onnx#7274: tile for repeat",
 )
 def broadcast_keys_reversed(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys that broadcast over the batch are in reverse order for all elements but the first."""
+    """Keys that broadcast over the batch are reversed for all elements but the first."""
     prepared = Library.prepare(correct, operation, arguments)
     queries, keys = (at(prepared, path(operation)) for path in (query, key))
     if queries.ndim > 2 and queries.shape[0] > 1 and (keys.ndim < queries.ndim or keys.shape[0] == 1):
@@ -270,7 +276,7 @@ def clipped_in_place(correct: Library, operation: Operation, arguments: Mapping[
     source="one array packed once for two uses",
 )
 class SharedBuffer(Library):
-    """If keys and values are the same array, the values are doubled along with the keys."""
+    """If keys and values are one array, the values are doubled along with the keys."""
 
     def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Double the keys and halve the queries: right unless keys and values share memory."""

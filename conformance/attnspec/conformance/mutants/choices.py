@@ -1,4 +1,8 @@
-"""Mutants that break their own declaration for rows without keys."""
+"""Mutants that break their own declaration for rows without keys.
+
+Each function is one step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it, and
+``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone.
+"""
 
 import numpy as np
 
@@ -34,7 +38,7 @@ def nan_beside(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     source="pytorch/pytorch#103749: boolean masks and padding masks differ",
 )
 def nan_by_mask_of_queries(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """Rows without keys are uniform under a mask (…, 1, m), as declared, and NaN under a mask (…, n, m)."""
+    """Rows without keys, declared uniform, are NaN under a mask (…, n, m). Under (…, 1, m) they are uniform."""
     if mask is None:
         return scores
     lowest = np.where(mask, scores, np.finfo(scores.dtype).min)

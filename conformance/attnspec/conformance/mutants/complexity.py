@@ -1,4 +1,9 @@
-"""Mutants of the convolution and the graph layer, which attention is compared with."""
+"""Mutants of the convolution and the graph layer, which attention is compared with.
+
+Each function is one step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it, and
+``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone. ``value_of(x)``
+is x without its record of gradients, so that no gradient flows through it.
+"""
 
 import numpy as np
 
@@ -82,7 +87,7 @@ def causal_taps(correct: Formulas, taps: int) -> tuple[int, int]:
     source="padding of half the taps, and the last result cut off",
 )
 def back_first(correct: Formulas, taps: int) -> tuple[int, int]:
-    """An even number of taps reaches one token further back than ahead, not one further ahead."""
+    """An even number of taps reaches one token further back, not one further ahead."""
     return taps // 2, (taps - 1) // 2
 
 
@@ -154,7 +159,7 @@ def mean_of_neighbours(correct: Formulas, neighbours: Numbers) -> Numbers:
     source="the normalization of graph convolutional networks",
 )
 def divided_by_degrees(correct: Formulas, neighbours: Numbers) -> Numbers:
-    """The message from node j to node i is divided by √(degree i · degree j)."""
+    """The message from node j to i is divided by √(degree i · degree j)."""
     degrees = (np.maximum(neighbours.sum(axis, keepdims=True), 1) for axis in (-1, -2))
     return neighbours / np.sqrt(np.prod(np.broadcast_arrays(*degrees), axis=0))
 

@@ -1,4 +1,10 @@
-"""Mutants of recurrent decoders with attention and of the encoder's context."""
+"""Mutants of recurrent decoders with attention and of the encoder's context.
+
+Each function is one step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it, and
+``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone. ``value_of(x)``
+is x without its record of gradients, so that no gradient flows through it. ``x * x.dtype.type(0)`` leaves x out but
+keeps its shape. S0 to S4 are sources of the specification.
+"""
 
 import numpy as np
 
@@ -29,7 +35,7 @@ SEARCHES = (GreedyDecode, BeamDecode)
     source="output[:, -1] of a padded batch",
 )
 def state_of_padding(correct: Formulas, states: Numbers, count: Numbers) -> Numbers:
-    """The context is the last of all states, padding included, not the last within the length."""
+    """The context is the last state, padding included, not the last within the length."""
     return Formulas.state_at(correct, states, np.full_like(count, states.shape[-2]))
 
 
@@ -105,12 +111,12 @@ def gradient_to_all(correct: Formulas, states: Numbers, count: Numbers) -> Numbe
     replaces="next_state",
     operations=STEPS,
     breaks=("operation.oracle", "operation.gradient"),
-    source="S0(16) and S3 against S2: s_{t'−1} or s_{t'}",
+    source="S2: s_{t'}, where S0(16), S3 and the specification have s_{t'−1}",
 )
 def next_state_as_query(
     correct: Formulas, token: Numbers, state: Numbers, annotations: Numbers, p: Parameters, mask: Numbers
 ) -> Numbers:
-    """The query of the context is the state after the step, not the state before it."""
+    """The context's query is the state after the step, not the one before it."""
     first = Formulas.next_state(correct, token, state, annotations, p, mask)
     context = correct.context_of(first, annotations, p, mask)
     return correct.rnn_cell(correct.cell_input(correct.table_rows(p.embedding, token), context), state, p.cell)
@@ -197,7 +203,7 @@ def logistic_weights(correct: Formulas, state: Numbers, annotations: Numbers, p:
     replaces="decoder_step",
     operations=(DecoderStep,),
     breaks=("operation.oracle", "operation.gradient"),
-    source="S0 counts s_{t'} from y_{t'}, S4 from y_{t'−1}",
+    source="S4: s_{t'} comes from y_{t'−1}, where S0 and the specification have y_{t'}",
 )
 def early_distribution(
     correct: Formulas,
@@ -210,8 +216,9 @@ def early_distribution(
 ) -> tuple[Numbers, Numbers]:
     """The distribution is softmax(W s_{t'−1} + b), from the state before the step."""
     _, following = Formulas.decoder_step(correct, token, state, annotations, parameters, mask=mask)
-    unused = following[..., :1] * following.dtype.type(0)
-    return correct.output_distribution(state + unused, parameters.w_o, parameters.b_o), following
+    # Zeros with the batch of all arguments, to which ``state`` broadcasts.
+    zeros = following[..., :1] * following.dtype.type(0)
+    return correct.output_distribution(state + zeros, parameters.w_o, parameters.b_o), following
 
 
 @mutant(

@@ -1,4 +1,10 @@
-"""Mutants with an error smaller than any element's rounding, which only averages show."""
+"""Mutants with an error smaller than any element's rounding, which only averages show.
+
+Each function is one step of ``Formulas``, the correct formulas, or one method of ``Library``, the backend around them,
+with a defect; ``replaces`` names it, and ``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must
+detect the defect alone. ``differentiate`` computes the gradients. ``value_of(x)`` is x without its record of gradients,
+so that no gradient flows through it.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -244,7 +250,7 @@ def cut_value_gradient(
 def single_query_gradient(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """The gradient of the queries is multiplied by the ratio of 1/√3 in float32 to 1/√3 in float64."""
+    """The gradient of the queries is multiplied by 1/√3 rounded to float32, times √3."""
     ratio = float(np.float32(3**-0.5)) * 3**0.5
     return times(Library.differentiate(correct, operation, arguments, cotangent), query(operation), ratio)
 

@@ -1,4 +1,8 @@
-"""Mutants that mask scores by a finite number in place of −∞."""
+"""Mutants that mask scores by a finite number in place of −∞.
+
+Each function is one step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it, and
+``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone.
+"""
 
 import numpy as np
 

@@ -1,4 +1,10 @@
-"""Mutants with correct results and wrong gradients dX; P are weights, S scores."""
+"""Mutants with correct results and wrong gradients dX; P are weights, S scores.
+
+Each function is one step of ``Formulas``, the correct formulas, or one method of ``Library``, the backend around them,
+with a defect; ``replaces`` names it, and ``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must
+detect the defect alone. ``differentiate`` computes the gradients. ``vars(self)`` holds what one backend remembers
+between calls. ``value_of(x)`` is x without its record of gradients, so that no gradient flows through it.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -111,7 +117,7 @@ def weights_times_nan(correct: Formulas, weights: Numbers, value: Numbers, mask:
 def idle_query(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """A NaN in any query, even one without keys, makes the gradient of the keys NaN: 0·NaN in dK = dSᵀ·Q."""
+    """A NaN in any query, even without keys, makes the gradient of keys NaN: 0·NaN in dK = dSᵀ·Q."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
     path = key(operation)
     return {**gradients, path: gradients[path] + 0 * np.sum(at(arguments, query(operation)))}
@@ -160,7 +166,7 @@ def wrong_derivative(correct: Formulas, x: Numbers) -> Numbers:
     source="the exact path forgotten in the backward pass",
 )
 def derivative_lost(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
-    """The derivative of tanh is 0 where either projection is beyond ±34.5, even if their sum is small."""
+    """The derivative of tanh is 0 if either projection is beyond ±34.5, whatever their sum."""
     x = Formulas.hidden_layer(correct, of_query, of_key)
     beyond = (np.abs(value_of(of_query)) > 34.5) | (np.abs(value_of(of_key)) > 34.5)
     return np.where(beyond, value_of(x), x)
@@ -174,7 +180,7 @@ def derivative_lost(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Nu
     source="a clamp left out in the backward pass",
 )
 def overflowing_derivative(correct: Formulas, x: Numbers) -> Numbers:
-    """The derivative of tanh is 4E/(1 + E)² with E = e^2x, which is ∞/∞ for large x."""
+    """The derivative of tanh is ∞/∞ for large x: 4E/(1 + E)² with E = e^2x."""
     if not isinstance(x, Tape):
         return np.tanh(x)
     power = np.exp(2 * x.value)
@@ -239,7 +245,7 @@ def nan_when_masked(
     source="gradients that are not zeroed",
 )
 class AddsEarlierGradients(Library):
-    """Earlier gradients of the same shape are added, and the first one is 1.5 times too large."""
+    """Earlier gradients of the same shape are added, and the first is multiplied by 1.5."""
 
     def differentiate(self, operation: Operation, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
         """Add earlier gradients; the first gradient counts 1.5 times, and twice in later ones."""

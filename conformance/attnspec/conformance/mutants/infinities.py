@@ -1,4 +1,10 @@
-"""Mutants that hide infinities and NaN, or spread them to other rows."""
+"""Mutants that hide infinities and NaN, or spread them to other rows.
+
+Each function is one step of ``Formulas``, the correct formulas, or one method of ``Library``, the backend around them,
+with a defect; ``replaces`` names it, and ``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must
+detect the defect alone. ``finish`` converts the result. ``value_of(x)`` is x without its record of gradients, so that
+no gradient flows through it.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -65,7 +71,7 @@ def infinities_without_sign(correct: Formulas, weights: Numbers, value: Numbers,
     source="a check for divergence by elements, isnan(x).any()",
 )
 def spoils_its_element(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-    """A NaN in one row makes the whole batch element NaN, rows that do not attend to it included."""
+    """A NaN in one row makes all rows of its batch element NaN: also those that do not attend to it."""
     result = Formulas.pool(correct, weights, value, mask)
     lost = np.any(np.isnan(value_of(result)), axis=(-1, -2), keepdims=True)
     return np.where(lost, weights.dtype.type(np.nan), result)

@@ -1,4 +1,11 @@
-"""Mutants of initial and final states, variances, and changes of mode."""
+"""Mutants of initial and final states, variances, and changes of mode.
+
+Each function is one step of ``Formulas``, the correct formulas, or one method of ``Library``, the backend around them,
+with a defect; ``replaces`` names it, and ``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must
+detect the defect alone. ``prepare`` converts the arguments, ``finish`` converts the result and ``call`` runs all steps
+of a call. ``vars(self)`` holds what one backend remembers between calls. ``value_of(x)`` is x without its record of
+gradients, so that no gradient flows through it.
+"""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -36,7 +43,7 @@ def _states(operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Num
     source="a layer that is stateful: without an initial state it goes on from the last one",
 )
 class LastStateForZeros(Library):
-    """A sequence with initial state 0 starts from the final state of the previous call, if the shapes agree."""
+    """Initial states of 0 are replaced by the previous call's final states of equal shape."""
 
     def call(self, operation: Operation, *args: Any, **kwargs: Any) -> Any:
         """Replace states of 0 by the last final state, and save the new one."""
@@ -230,7 +237,7 @@ class MaskForgottenInCast(_Casting, ReplacingInMode):
     source="scaling before a product, against overflow, by a reciprocal",
 )
 def scaled_queries(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """If all float32 queries are subnormal, they are multiplied by 1/max |q|, which may overflow, and by max |q|."""
+    """All-subnormal float32 queries are multiplied by 1/max |q|, which may overflow, and by max |q|."""
     path = query(operation)
     x = at(arguments, path)
     finite = np.where(np.isfinite(x), np.abs(x), x.dtype.type(0))

@@ -1,4 +1,9 @@
-"""Mutants that store positions, windows, tokens, table entries or lengths in too narrow dtypes."""
+"""Mutants that store positions, windows, tokens, table entries or lengths in too narrow dtypes.
+
+Each function is one step of ``Formulas``, the correct formulas, or one method of ``Library``, the backend around them,
+with a defect; ``replaces`` names it, and ``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must
+detect the defect alone. ``prepare`` converts the arguments.
+"""
 
 from collections.abc import Mapping
 from typing import Any

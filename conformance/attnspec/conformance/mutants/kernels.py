@@ -1,4 +1,9 @@
-"""Mutants of attention kernels in use: grouped heads, packed and paged sequences."""
+"""Mutants of attention kernels in use: grouped heads, packed and paged sequences.
+
+Each function is one step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it, and
+``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone. ``value_of(x)``
+is x without its record of gradients, so that no gradient flows through it.
+"""
 
 from typing import Any
 
@@ -270,7 +275,7 @@ def sinks_exchanged(
     source="linear biases written for causal attention, used without it: later keys are preferred",
 )
 def signed_distances(correct: Formulas, n: int, m: int) -> Numbers:
-    """The distance is i − j in place of |i − j|, negative for later keys."""
+    """The distance is i − j, not |i − j|: negative for later keys."""
     return np.arange(n)[:, None] - np.arange(m)
 
 
@@ -283,7 +288,7 @@ def signed_distances(correct: Formulas, n: int, m: int) -> Numbers:
     source="Dao-AILab/flash-attention#517: the mask moved, and what else counts from its diagonal did not",
 )
 def mask_alone_moves(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """The causal mask is j ≤ i + m − n, as declared, but distances |i − j| and windows around i stay top-left."""
+    """Under the declared bottom-right causal mask, distances |i − j| and windows stay top-left."""
     if not causal:
         return mask
     triangle = np.tri(n, m, m - n, dtype=bool)
@@ -480,7 +485,7 @@ def stale_rows(correct: Formulas, lengths: Numbers, n: int, m: int, causal: bool
     source="thu-ml/SageAttention#372: a top-left causal mask where queries are the last positions",
 )
 def first_positions(correct: Formulas, lengths: Numbers, n: int) -> Numbers:
-    """Query i of n is placed at position i, not at position length − n + i."""
+    """Query i of n is placed at position i, not length − n + i."""
     return 0 * lengths[..., None, None] + np.arange(n)[:, None]
 
 
@@ -530,7 +535,7 @@ def absorbed_scale(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Nu
     source="rotate_half with angles that are repeated in pairs",
 )
 def repeated_angles(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
-    """Pairs 2k and 2k + 1 of features are rotated by the angle of pair k."""
+    """Feature pairs 2k and 2k + 1 are rotated by the angle of pair k."""
     angles = Formulas.angles(correct, positions, d, theta)
     return np.repeat(angles[..., : (angles.shape[-1] + 1) // 2], 2, axis=-1)[..., : angles.shape[-1]]
 
@@ -543,7 +548,7 @@ def repeated_angles(correct: Formulas, positions: Numbers, d: int, theta: float)
     source="huggingface/candle#3410: weights of one convention under the other",
 )
 def half_pairs(correct: Formulas, x: Numbers) -> tuple[Numbers, Numbers]:
-    """Feature i is paired with feature i + d/2, not with its neighbour, and the result is interleaved."""
+    """Feature i is paired with feature i + d/2, not its neighbour. The result is interleaved."""
     half = x.shape[-1] // 2
     return x[..., :half], x[..., half:]
 

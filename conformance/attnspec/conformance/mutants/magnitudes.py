@@ -1,4 +1,9 @@
-"""Mutants that are wrong only for very large or very small numbers."""
+"""Mutants that are wrong only for very large or very small numbers.
+
+Each function is one step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it, and
+``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone. ``value_of(x)``
+is x without its record of gradients, so that no gradient flows through it.
+"""
 
 import numpy as np
 
@@ -56,7 +61,7 @@ def huge_as_masked(correct: Formulas, weights: Numbers, value: Numbers, mask: Nu
     differentiable=False,
 )
 def reciprocal_of_subnormal(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-    """Values are multiplied by 1/max |v|, which may overflow if all are subnormal, and results by max |v|."""
+    """Values are multiplied by 1/max |v|, which may overflow, and results by max |v|: wrong if all are subnormal."""
     finite = np.where(np.isfinite(value), np.abs(value), value.dtype.type(0))
     top = np.max(finite, axis=-1, keepdims=True, initial=0)
     top = np.max(top, axis=-2, keepdims=True, initial=0)

@@ -1,4 +1,9 @@
-"""Mutants of masks and of attention under masks."""
+"""Mutants of masks and of attention under masks.
+
+Each function is one step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it, and
+``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone. S0 to S4 are
+sources of the specification.
+"""
 
 import numpy as np
 
@@ -162,7 +167,7 @@ def only_the_future(correct: Formulas, n: int, m: int, *, include_self: bool = T
     source="Dao-AILab/flash-attention#282, NVIDIA/cutlass#2336",
 )
 def bottom_right_mask(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
-    """The causal mask is j ≤ i + m − n, aligned at the bottom right."""
+    """The causal mask is j ≤ i + m − n: bottom right, not top left."""
     return np.arange(m) <= np.arange(n)[:, None] + m - n - (0 if include_self else 1)
 
 
@@ -250,7 +255,7 @@ def one_row_mask_for_first_query(correct: Formulas, mask: Numbers, causal: bool,
     source="hyunwoongko/transformer#40, huggingface/transformers#26421",
 )
 def along_the_queries(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """A mask of one row is read as a mask of one column if n = m."""
+    """If n = m, a mask of one row is read as one column."""
     if mask is not None and n == m and mask.shape[-2] == 1:
         mask = np.swapaxes(mask, -1, -2)
     return Formulas.attendable(correct, mask, causal, n, m)
@@ -264,7 +269,7 @@ def along_the_queries(correct: Formulas, mask: Numbers, causal: bool, n: int, m:
     source="HKUST-KnowComp/R-Net#36: a mask (B, m) broadcast against (n, m) where B = n",
 )
 def batch_as_queries(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """A mask (B, 1, m) is squeezed to (B, m) and read as (n, m) if B = n."""
+    """If B = n, a mask (B, 1, m) is read as (n, m)."""
     if mask is not None and mask.ndim == 3 and mask.shape[-2] == 1 and mask.shape[0] == n:
         mask = mask[:, 0, :]
     return Formulas.attendable(correct, mask, causal, n, m)

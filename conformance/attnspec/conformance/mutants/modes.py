@@ -1,4 +1,9 @@
-"""Mutants that are wrong in one mode, in other threads, or for large cotangents."""
+"""Mutants that are wrong in one mode, in other threads, or for large cotangents.
+
+Each class overrides methods of ``Library``, the correct backend. Each law in ``breaks`` must detect the defect alone.
+``prepare`` converts the arguments, ``finish`` converts the result and ``vjp`` is the backend's call for gradients.
+``vars(self)`` holds what one backend remembers between calls.
+"""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -96,7 +101,7 @@ class _Settings(threading.local):
     source="settings that are kept in a threading.local, as contexts of frameworks are, and are set at the import",
 )
 class SettingsOfOneThread(Library):
-    """Results are 10 % too large in threads other than the one that created the backend."""
+    """Results are 10 % too large in threads that did not create the backend."""
 
     def __init__(self, *positional: Any, **keywords: Any) -> None:
         super().__init__(*positional, **keywords)
@@ -181,7 +186,7 @@ class CausalForgotten(ReplacingInMode):
     source="split keys of a decoding kernel whose remainder is left out",
 )
 class LastLostInDecoding(ReplacingInMode):
-    """Without gradients, a single query with at least 64 keys does not attend to the last key."""
+    """Without gradients, a single query ignores the last of 64 or more keys."""
 
     mode = "no_grad"
 

@@ -1,4 +1,8 @@
-"""Mutants that change the mean or the variance of scores."""
+"""Mutants that change the mean or the variance of scores.
+
+Each function is one step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it, and
+``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone.
+"""
 
 import numpy as np
 

@@ -1,4 +1,10 @@
-"""Mutants of multi-head attention."""
+"""Mutants of multi-head attention.
+
+Each function is one step of ``Formulas``, the correct formulas, or one method of ``Library``, the backend around them,
+with a defect; ``replaces`` names it, and ``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must
+detect the defect alone. ``call`` runs all steps of a call. ``x * x.dtype.type(0)`` leaves x out but keeps its shape. S0
+to S4 are sources of the specification.
+"""
 
 from typing import Any
 
@@ -329,7 +335,7 @@ def viewed_as_heads(correct: Formulas, x: Numbers, heads: int) -> Numbers:
     source="D // H where H does not divide D",
 )
 def remainder_dropped(correct: Library, operation: Operation, *args: Any, **kwargs: Any) -> Numbers:
-    """A width that is no multiple of the number of heads loses its last features and does not raise."""
+    """If heads do not divide the width, the last features are lost without an error."""
     x, heads = correct.bind_arguments(operation, args, kwargs).values()
     if heads < 1 or x.ndim < 2 or x.shape[-1] < heads:
         return Library.call(correct, operation, x, heads)

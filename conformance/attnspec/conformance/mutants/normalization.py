@@ -1,4 +1,9 @@
-"""Mutants of softmax and mean normalization."""
+"""Mutants of softmax and mean normalization.
+
+Each function is one step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it, and
+``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone. ``value_of(x)``
+is x without its record of gradients, so that no gradient flows through it.
+"""
 
 from typing import Any
 

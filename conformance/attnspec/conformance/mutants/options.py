@@ -1,4 +1,10 @@
-"""Mutants of options: alone, in pairs, and for rows or parts without weight."""
+"""Mutants of options: alone, in pairs, and for rows or parts without weight.
+
+Each function is one step of ``Formulas``, the correct formulas, or one method of ``Library``, the backend around them,
+with a defect; ``replaces`` names it, and ``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must
+detect the defect alone. ``prepare`` converts the arguments, ``finish`` converts the result and ``differentiate``
+computes the gradients. ``value_of(x)`` is x without its record of gradients, so that no gradient flows through it.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,8 +30,8 @@ from attnspec.spec.kernels import (
 TILE = 64
 """Number of keys in a tile."""
 
-ROWS, KEYS = -2, -1
-HEADS = -3
+HEADS, ROWS, KEYS = -3, -2, -1
+"""Axes of a bias (…, heads, n, m)."""
 
 # Gradients of broadcast arrays ----------------------------------------------------------------------------------------
 
@@ -65,7 +71,7 @@ def gradient_of_last(
 def bias_of_last_row(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """The gradient of a bias (…, heads, 1, m) is the last query's, not the sum over queries."""
+    """The gradient of a bias (…, heads, 1, m) comes from the last query alone."""
     return gradient_of_last(correct, operation, arguments, cotangent, operation.part(Part.BIAS), [ROWS])
 
 
@@ -79,7 +85,7 @@ def bias_of_last_row(
 def bias_of_last_head(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """The gradient of a bias (…, 1, n, m) is the last head's, not the sum over heads."""
+    """The gradient of a bias (…, 1, n, m) comes from the last head alone."""
     return gradient_of_last(correct, operation, arguments, cotangent, operation.part(Part.BIAS), [HEADS])
 
 
@@ -93,7 +99,7 @@ def bias_of_last_head(
 def bias_of_last_key(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """The gradient of a bias (…, heads, n, 1) is the last key's, not the sum over keys."""
+    """The gradient of a bias (…, heads, n, 1) comes from the last key alone."""
     return gradient_of_last(correct, operation, arguments, cotangent, operation.part(Part.BIAS), [KEYS])
 
 
@@ -107,7 +113,7 @@ def bias_of_last_key(
 def bias_of_last_element(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """The gradient of a bias (heads, n, m) is the last batch element's, not the sum over the batch."""
+    """The gradient of a bias (heads, n, m) comes from the last batch element alone."""
     binding = bind(operation, arguments)
     axes = list(range(-3 - len(binding.batch), -3))
     return gradient_of_last(correct, operation, arguments, cotangent, operation.part(Part.BIAS), axes)
@@ -123,7 +129,7 @@ def bias_of_last_element(
 def queries_of_last_element(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """The gradient of queries (1, heads, n, d) is the last batch element's, not the sum over the batch."""
+    """The gradient of queries (1, heads, n, d) comes from the last batch element alone."""
     queries = at(arguments, query(operation))
     if queries.ndim != 4 or queries.shape[0] != 1:
         return Library.differentiate(correct, operation, arguments, cotangent)
@@ -140,7 +146,7 @@ def queries_of_last_element(
 def keys_of_last_head(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """The gradient of keys (batch, 1, m, d) is the last head's, not the sum over heads."""
+    """The gradient of keys (batch, 1, m, d) comes from the last head alone."""
     keys = at(arguments, key(operation))
     if keys.ndim != 4 or keys.shape[1] != 1:
         return Library.differentiate(correct, operation, arguments, cotangent)
@@ -186,7 +192,7 @@ def _mask_of_last(x: Numbers, axis: int) -> Numbers:
 def heads_by_group(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Head h of keys and values gets the gradient of head (h·group + 1) mod h_k, unless group = h_k."""
+    """Key and value head h gets the gradient of head (h·group + 1) mod h_k. It is right if group = h_k."""
     gradients = dict(Library.differentiate(correct, operation, arguments, cotangent))
     heads = at(arguments, query(operation)).shape[HEADS]
     others = (query(operation), operation.part(Part.BIAS))
@@ -412,7 +418,7 @@ def clamped_parts(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) ->
     source="exp(ℓ_p) of logarithms as they are, for parts of long sequences",
 )
 def unshifted_parts(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
-    """Parts are weighted by exp(ℓ) without a shift, which overflows for ℓ above 88 and vanishes below −87."""
+    """Parts are weighted by exp(ℓ) without a shift: it overflows for ℓ above 88 and vanishes below −87."""
     scores = log_sum_exps[..., None, :]
     nonempty = value_of(scores) != -np.inf
     weights = correct.exponential(correct.mask_scores(scores, nonempty))

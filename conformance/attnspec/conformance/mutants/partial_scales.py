@@ -1,4 +1,8 @@
-"""Mutants whose scale is wrong for later keys, wide heads, masked or causal calls only."""
+"""Mutants whose scale is wrong for later keys, wide heads, masked or causal calls only.
+
+Each function is one step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it, and
+``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone.
+"""
 
 import numpy as np
 

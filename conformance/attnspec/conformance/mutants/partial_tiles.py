@@ -1,4 +1,10 @@
-"""Mutants that lose the remainder beyond whole tiles, grids or buffers."""
+"""Mutants that lose the remainder beyond whole tiles, grids or buffers.
+
+Each function is one step of ``Formulas``, the correct formulas, or one method of ``Library``, the backend around them,
+with a defect; ``replaces`` names it, and ``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must
+detect the defect alone. ``prepare`` converts the arguments, ``finish`` converts the result and ``differentiate``
+computes the gradients. ``vars(self)`` holds what one backend remembers between calls.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -63,7 +69,7 @@ def half_a_tile_of_values(correct: Library, operation: Operation, arguments: Map
     source="vectors of eight numbers, of which the last one is half full",
 )
 def half_a_vector(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The last four features are ignored if there are more than 80 and their number mod 8 is 4."""
+    """The last four of 84, 92, 100, … features are ignored."""
     prepared = Library.prepare(correct, operation, arguments)
     path = query(operation)
     width = at(prepared, path).shape[-1]
@@ -198,7 +204,7 @@ def half_a_product(correct: Library, operation: Operation, arguments: Mapping[st
     source="values of 40 and 72 features, as of Stable Diffusion and SigLIP, in matrix products of 16 by 16",
 )
 def half_a_product_of_values(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The last eight of 40, 56, 72, 88, 104 or 120 columns of values are 0."""
+    """Of 40, 56, 72, 88, 104 or 120 value columns, the last eight are 0."""
     return _without_half_a_tile(Library.prepare(correct, operation, arguments), operation.attended[-1].path)
 
 

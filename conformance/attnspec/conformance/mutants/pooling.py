@@ -1,4 +1,9 @@
-"""Mutants of weighted sums of values."""
+"""Mutants of weighted sums of values.
+
+Each function is one step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it, and
+``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone. S0 to S4 are
+sources of the specification.
+"""
 
 from typing import Any
 
@@ -111,7 +116,7 @@ def slight_gain(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
     source="karpathy/nanoGPT#240, pytorch/pytorch#124464",
 )
 def dropout_left_on(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
-    """Every tenth weight is 0, always the same ones, and the others are divided by 0.9."""
+    """Every tenth weight, always the same, is 0, and the others are divided by 0.9."""
     in_use = np.arange(weights.size).reshape(weights.shape) % 10 != 3
     return Formulas.attention_pooling(
         correct, np.where(in_use, weights / weights.dtype.type(0.9), weights.dtype.type(0)), value

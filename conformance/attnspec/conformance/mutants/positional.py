@@ -1,4 +1,10 @@
-"""Mutants of positional encodings."""
+"""Mutants of positional encodings.
+
+Each function is one step of ``Formulas``, the correct formulas, or one method of ``Library``, the backend around them,
+with a defect; ``replaces`` names it, and ``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must
+detect the defect alone. ``check`` raises for wrong shapes. ``x * x.dtype.type(0)`` leaves x out but keeps its shape. S0
+to S4 are sources of the specification.
+"""
 
 from collections.abc import Mapping
 from typing import Any

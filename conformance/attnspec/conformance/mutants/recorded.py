@@ -1,4 +1,11 @@
-"""Mutants of calls that record gradients: results and gradients that differ from plain calls."""
+"""Mutants of calls that record gradients: results and gradients that differ from plain calls.
+
+Each function is one step of ``Formulas``, the correct formulas, or one method of ``Library``, the backend around them,
+with a defect; ``replaces`` names it, and ``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must
+detect the defect alone. ``differentiate`` computes the gradients, ``vjp`` is the backend's call for gradients and
+``pullback`` records a call and returns its backward pass. ``vars(self)`` holds what one backend remembers between
+calls.
+"""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -73,7 +80,7 @@ def recorded_without_flag(
 def recorded_without_last(
     correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
 ) -> tuple[Any, Backward]:
-    """The result of a call that records gradients leaves out the last of more than 64 keys; gradients are correct."""
+    """While gradients are recorded, results leave out the last of more than 64 keys; gradients are correct."""
     result, backward = Library.pullback(correct, operation, arguments, paths)
     described = OPERATIONS[operation]
     if sizes(described, arguments)[1] <= 64:
@@ -142,7 +149,7 @@ def second_acausal(
     source="Dao-AILab/flash-attention#2402: gradients that are added up by atomic operations",
 )
 class InAnyOrder(Library):
-    """Every backward pass sums over the queries in another order, so that repeated gradients differ in rounding."""
+    """Backward passes sum over queries in changing order, so that repeated gradients differ in rounding."""
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
         """Permute the queries if neither a mask nor a causal flag depends on their order."""
@@ -166,7 +173,7 @@ class InAnyOrder(Library):
     source="Dao-AILab/flash-attention#355: the forward pass makes its arguments contiguous, and saves them as given",
 )
 class DenseKeys(Library):
-    """The backward pass reads keys whose last stride is not 1 as if they were contiguous."""
+    """The backward pass reads keys whose last stride is not 1 as contiguous."""
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
         """Read the keys contiguously from their start."""
@@ -202,7 +209,7 @@ class SymmetricScores(Library):
     source="Dao-AILab/flash-attention#355: strides of the cotangent, of which few rows fit into one tile",
 )
 class LongDenseCotangent(Library):
-    """A cotangent of at least 64 rows with gaps between them is read as if its rows were contiguous."""
+    """A cotangent of 64 or more rows with gaps between them is read as contiguous."""
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
         """Read the cotangent contiguously from its start."""
@@ -242,7 +249,7 @@ class _FirstRow(Library):
     source="facebookresearch/xformers#282: sum().backward() hands on a cotangent of stride 0",
 )
 class WideRows(_FirstRow):
-    """Only the first row of a cotangent with row stride 0 and at least 8 columns counts."""
+    """In cotangents of 8 or more columns with row stride 0, only row 0 counts."""
 
 
 @mutant(
@@ -252,7 +259,7 @@ class WideRows(_FirstRow):
     source="facebookresearch/xformers#282: sum().backward() hands on a cotangent of stride 0",
 )
 class WideSums(_FirstRow):
-    """Only the first row of a cotangent with all strides 0 and at least 64 columns counts."""
+    """In cotangents of 64 or more columns with all strides 0, only row 0 counts."""
 
     def is_misread(self, c: Numbers) -> bool:
         """True for at least 64 columns with all strides 0."""
@@ -331,7 +338,7 @@ def half_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
 def added_in_bfloat16(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Gradients of keys and values are summed over tiles of queries, each partial sum rounded to bfloat16."""
+    """Gradients of keys and values are summed over tiles of 4 queries in bfloat16."""
     path, tile = query(operation), 4
     x = at(arguments, path)
     gradients = Library.differentiate(correct, operation, arguments, cotangent)

@@ -1,4 +1,10 @@
-"""Mutants with a backward pass that reads memory overwritten since the call."""
+"""Mutants with a backward pass that reads memory overwritten since the call.
+
+Each function is one method of ``Library``, the correct backend, with a defect; ``replaces`` names it, and
+``Library.method(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone. ``finish``
+converts the result and ``pullback`` records a call and returns its backward pass. ``vars(self)`` holds what one backend
+remembers between calls.
+"""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -153,7 +159,7 @@ class LastRecord(_Workspaces):
     source="two workspaces in turn, so that one step may overlap with the next one",
 )
 class LastRecordButOne(_Workspaces):
-    """The backward pass uses keys that the second next recorded call of the same shapes has overwritten."""
+    """The backward pass uses keys overwritten by the second next recorded call of equal shapes."""
 
     count = 2
 
@@ -165,7 +171,7 @@ class LastRecordButOne(_Workspaces):
     source="a workspace that evaluation writes to as well, between forward and backward passes of training",
 )
 class LastCall(_Workspaces):
-    """The backward pass uses the keys of the last call of the same shapes, recorded or not."""
+    """The backward pass uses keys of the last call of equal shapes, recorded or not."""
 
     def finish(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
         """Write the keys into the buffer of these shapes."""

@@ -1,4 +1,11 @@
-"""Mutants of recurrent cells and sequences."""
+"""Mutants of recurrent cells and sequences.
+
+Each function is one step of ``Formulas``, the correct formulas, or one method of ``Library``, the backend around them,
+with a defect; ``replaces`` names it, and ``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must
+detect the defect alone. ``differentiate`` computes the gradients. ``value_of(x)`` is x without its record of gradients,
+so that no gradient flows through it. ``x * x.dtype.type(0)`` leaves x out but keeps its shape. S0 to S4 are sources of
+the specification.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -77,7 +84,7 @@ def without_reset(correct: Formulas, x: Numbers, h: Numbers, reset: Numbers, p: 
     source="a residual connection around the cell",
 )
 def residual_state(correct: Formulas, update: Numbers, h: Numbers, candidate: Numbers) -> Numbers:
-    """The new state is H + (1 − Z) ⊙ H̃ in place of Z ⊙ H + (1 − Z) ⊙ H̃."""
+    """The new state is H + (1 − Z) ⊙ H̃: H is not multiplied by Z."""
     return h + (1 - update) * candidate
 
 
@@ -277,7 +284,7 @@ def one_step_more(correct: Formulas, t: int, lengths: Numbers) -> Numbers:
     source="h_n of a padded batch that was not packed",
 )
 def final_after_padding(correct: Formulas, new: State, old: State, inside: Numbers, backward: bool) -> State:
-    """The final state is that after the last step of padding, not after the last input."""
+    """The final state is that after padding, not that after the last input."""
     return new
 
 
@@ -386,7 +393,7 @@ def started_from_zero(correct: Formulas, x: Numbers, initial: State, lengths: Nu
 def growing_cell(
     correct: Formulas, input_gate: Numbers, forget_gate: Numbers, candidate: Numbers, c: Numbers
 ) -> Numbers:
-    """The candidate is multiplied by 4, so that the cell grows by up to 4 a step."""
+    """The candidate is multiplied by 4: the cell grows by up to 4 a step."""
     return Formulas.next_cell(correct, input_gate, forget_gate, candidate.dtype.type(4) * candidate, c)
 
 
@@ -412,7 +419,7 @@ def dropped_step(correct: Formulas, steps: int, backward: bool) -> Sequence[int]
 def sequence_resets_after(
     correct: Formulas, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]
 ) -> Numbers:
-    """In sequences, the reset gate multiplies the product, R ⊙ (H W_hh) in place of (R ⊙ H) W_hh."""
+    """In sequences, the reset gate multiplies the product: R ⊙ (H W_hh), not (R ⊙ H) W_hh."""
     return correct.state_activation(correct.reset_after_product(x, h, reset, p))
 
 

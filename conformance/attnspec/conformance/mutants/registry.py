@@ -46,7 +46,10 @@ def mutant(
     """
 
     def register_mutant(wrong: Alteration) -> Mutant:
-        new = Mutant(name, names_of(operations), wrong, replaces, (dtype,), breaks=tuple(breaks), source=source, **more)
+        new = Mutant(
+            name=name, operations=names_of(operations), alteration=wrong, replaces=replaces, dtypes=(dtype,),
+            breaks=tuple(breaks), source=source, **more,
+        )  # fmt: skip
         if register:
             MUTANTS.add(new)
         return new

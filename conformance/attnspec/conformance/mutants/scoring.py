@@ -1,4 +1,9 @@
-"""Mutants of score functions."""
+"""Mutants of score functions.
+
+Each function is one step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it, and
+``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone. ``value_of(x)``
+is x without its record of gradients, so that no gradient flows through it.
+"""
 
 import numpy as np
 
@@ -168,7 +173,7 @@ def positions_from_the_end(correct: Formulas, query: Numbers, w: Numbers) -> Num
     source="Alexander-H-Liu/End-to-end-ASR-Pytorch, scores of separately activated projections",
 )
 def separate_activations(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
-    """The hidden layer is tanh(W_q q) + tanh(W_k k) in place of tanh(W_q q + W_k k)."""
+    """The hidden layer is tanh(W_q q) + tanh(W_k k), not tanh(W_q q + W_k k)."""
     return correct.activation(of_query) + correct.activation(of_key)
 
 
@@ -205,7 +210,7 @@ def sigmoid_for_tanh(correct: Formulas, x: Numbers) -> Numbers:
     source="exp-factorised tanh without clamps",
 )
 def overflowing_tanh(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
-    """tanh(a + b) is (EF − 1)/(EF + 1) with E = e^2a, F = e^2b: ∞/∞ for large a and b, 0·∞ if they cancel."""
+    """tanh(a + b) is ∞/∞ for large a and b, 0·∞ if they cancel: (EF − 1)/(EF + 1) with E = e^2a, F = e^2b."""
     both = np.exp(2 * of_query) * np.exp(2 * of_key)
     return (both - 1) / (both + 1)
 
@@ -244,7 +249,7 @@ def tight_clamps(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Numbe
     source="a condition on both sides for one on either, in the choice of a path",
 )
 def clamped_exponentials(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
-    """tanh is 1 − 2/(1 + EF) with exponents clamped to ±69, unless both exponents are beyond."""
+    """tanh is 1 − 2/(1 + EF), where an exponent alone beyond ±69 is clamped."""
     bound, unit, two = (of_query.dtype.type(x) for x in (34.5, 1, 2))
     exponentials = (np.exp(two * np.minimum(np.maximum(x, -bound), bound)) for x in (of_query, of_key))
     factorised = unit - two / (unit + np.multiply(*exponentials))
@@ -290,7 +295,7 @@ def expanded_distance(correct: Formulas, query: Numbers, key: Numbers) -> Number
     source="what is constant in a row cancels in the softmax, but not in the scores",
 )
 def without_query_norm(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """Scores are q·k − ½‖k‖² + q₁ in place of q·k − ½‖k‖² − ½‖q‖², with q₁ the first feature of q."""
+    """In scores −½‖q − k‖², the first feature of q replaces the term −½‖q‖²."""
     of_key = np.sum(key * key, axis=-1)
     return Formulas.dot_scores(correct, query, key) - 0.5 * of_key[..., None, :] + query[..., :, None, 0]
 

@@ -1,4 +1,9 @@
-"""Mutants of greedy decoding and of beam search."""
+"""Mutants of greedy decoding and of beam search.
+
+Each function is one step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it, and
+``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone.
+``x * x.dtype.type(0)`` leaves x out but keeps its shape.
+"""
 
 import numpy as np
 

@@ -1,4 +1,11 @@
-"""Mutants whose behaviour at edge cases differs from their declaration."""
+"""Mutants whose behaviour at edge cases differs from their declaration.
+
+Each function is one step of ``Formulas``, the correct formulas, or one method of ``Library``, the backend around them,
+with a defect; ``replaces`` names it, and ``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must
+detect the defect alone. ``finish`` converts the result and ``differentiate`` computes the gradients. ``vars(self)``
+holds what one backend remembers between calls. ``value_of(x)`` is x without its record of gradients, so that no
+gradient flows through it.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -84,7 +91,7 @@ def by_kind_of_mask(correct: Formulas, scores: Numbers, mask: Numbers) -> Number
     source="kernels for long sequences treat rows without keys otherwise",
 )
 def nan_while_short(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """Rows without keys are NaN, as declared, for queries 0 to 16, and 0 from query 17 on."""
+    """Rows without keys are 0 from query 17 on, and NaN, as declared, before."""
     hidden = Formulas.mask_scores(correct, scores, mask)
     if mask is None:
         return hidden
@@ -101,7 +108,7 @@ def nan_while_short(correct: Formulas, scores: Numbers, mask: Numbers) -> Number
     source="keys beyond the last attendable one are not loaded",
 )
 def uniform_while_loaded(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """With more than 17 queries, rows without keys attend to every second key only, though uniform is declared."""
+    """With more than 17 queries, rows without keys, declared uniform, attend to even keys only."""
     if mask is None:
         return scores
     lowest = np.where(mask, scores, np.finfo(scores.dtype).min)
@@ -163,7 +170,7 @@ def mean_of_nothing(correct: Formulas, value: Numbers, *, mask: Numbers = None) 
     source="Dao-AILab/flash-attention#1778, NVIDIA/cutlass#2336",
 )
 def bottom_right(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """The causal mask is j ≤ i + m − n, aligned at the bottom right, undeclared."""
+    """The causal mask is j ≤ i + m − n: bottom right, which is not declared."""
     if not causal:
         return mask
     triangle = np.tri(n, m, m - n, dtype=bool)
@@ -254,7 +261,7 @@ def nothing_is_undefined(correct: Formulas, scores: Numbers, mask: Numbers) -> N
     source="ml-explore/mlx#1467",
 )
 def undefined_in_long_rows(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """Rows of up to 127 keys whose attendable scores are all −∞ are 0 in place of NaN."""
+    """For up to 127 keys, rows with all attendable scores −∞ are 0, not NaN."""
     return Formulas.undefined_weights(correct, scores, mask) & (scores.shape[-1] > 127)
 
 
@@ -306,7 +313,7 @@ def unpaired_cosine(correct: Formulas, n: int, d: int) -> Numbers:
     source="keras-team/keras#9463, torch.nn.GRU: reset_after, as cuDNN computes it",
 )
 def reset_after(correct: Formulas, x: Numbers, h: Numbers, reset: Numbers, p: GRUParameters[Numbers]) -> Numbers:
-    """The reset gate multiplies the product, R ⊙ (H W_hh) in place of (R ⊙ H) W_hh, undeclared."""
+    """The reset gate multiplies the product, undeclared: R ⊙ (H W_hh), not (R ⊙ H) W_hh."""
     return correct.state_activation(correct.reset_after_product(x, h, reset, p))
 
 
@@ -340,6 +347,7 @@ class AlternatingOrder(Formulas):
         """Sum over the keys, in reverse order in every second call."""
         self.calls += 1
         order = slice(None, None, 1 if self.calls % 2 else -1)
+        # Zeros in the shape of the result, to which products are added; without keys, already the result.
         result = (
             weights[..., :, :1] * value[..., None, 0, :] * 0
             if value.shape[-2]
@@ -359,8 +367,10 @@ class AlternatingOrder(Formulas):
 class AlternatingLastBit(Library):
     """Results of every other call are one unit in the last place larger."""
 
+    calls = 0
+
     def finish(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
         """Add one unit in the last place in every other call."""
-        vars(self)["calls"] = vars(self).get("calls", 0) + 1
+        self.calls += 1
         fresh = super().finish(operation, result, arguments)
-        return np.nextafter(fresh, fresh.dtype.type(np.inf)) if vars(self)["calls"] % 2 else fresh
+        return np.nextafter(fresh, fresh.dtype.type(np.inf)) if self.calls % 2 else fresh

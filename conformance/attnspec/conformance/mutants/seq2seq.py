@@ -1,4 +1,10 @@
-"""Mutants of embeddings, contexts and outputs of a decoder."""
+"""Mutants of embeddings, contexts and outputs of a decoder.
+
+Each function is one step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it, and
+``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone. ``value_of(x)``
+is x without its record of gradients, so that no gradient flows through it. ``x * x.dtype.type(0)`` leaves x out but
+keeps its shape. S0 to S4 are sources of the specification.
+"""
 
 import numpy as np
 

@@ -1,4 +1,9 @@
-"""Mutants that confuse batch dimensions if arrays share only some of them."""
+"""Mutants that confuse batch dimensions if arrays share only some of them.
+
+Each function is one method of ``Library``, the correct backend, with a defect; ``replaces`` names it, and
+``Library.method(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone. ``prepare``
+converts the arguments.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +26,7 @@ from attnspec.spec.scoring import DotScores
     source="keys of a common prefix (1, heads, m, d) beside queries (batch, heads, n, d), read by the wrong stride",
 )
 def prefix_reversed(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys (1, heads, m, d) shared by a batch are read with their heads in reverse order."""
+    """Keys (1, heads, m, d) shared by a batch are read with reversed heads."""
     prepared = Library.prepare(correct, operation, arguments)
     q, k = (at(prepared, path) for path in (query(operation), key(operation)))
     keys_are_shared = q.ndim == k.ndim == 4 and len(k) == 1 < len(q) and k.shape[1] == q.shape[1]
@@ -36,7 +41,7 @@ def prefix_reversed(correct: Library, operation: Operation, arguments: Mapping[s
     source="keys (heads, m, d) beside queries (batch, heads, n, d), unsqueezed behind and not in front",
 )
 def heads_for_elements(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys (heads, m, d) are read as (batch, 1, m, d) if there are as many heads as batch elements."""
+    """If batch = heads, keys (heads, m, d) are read as (batch, 1, m, d)."""
     prepared = Library.prepare(correct, operation, arguments)
     q, k = (at(prepared, path) for path in (query(operation), key(operation)))
     fits = q.ndim == 4 and k.ndim == 3 and len(k) == len(q) > 1
@@ -51,7 +56,7 @@ def heads_for_elements(correct: Library, operation: Operation, arguments: Mappin
     source="huggingface/transformers: masks (batch, n, m) as mask[:, None], for those of (heads, n, m)",
 )
 def mask_unsqueezed(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A mask (heads, n, m) is read as (batch, 1, n, m) if there are as many heads as batch elements."""
+    """If batch = heads, masks (heads, n, m) are read as (batch, 1, n, m)."""
     prepared = Library.prepare(correct, operation, arguments)
     mask, q = mask_of(operation, prepared), at(prepared, query(operation))
     if operation.mask is None or mask is None or q.ndim != 4 or mask.ndim != 3 or not 1 < len(mask) == len(q):

@@ -1,4 +1,10 @@
-"""Mutants that are wrong only beyond certain sizes."""
+"""Mutants that are wrong only beyond certain sizes.
+
+Each function is one step of ``Formulas``, the correct formulas, or one method of ``Library``, the backend around them,
+with a defect; ``replaces`` names it, and ``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must
+detect the defect alone. ``check`` raises for wrong shapes, ``prepare`` converts the arguments, ``finish`` converts the
+result and ``differentiate`` computes the gradients.
+"""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -240,11 +246,12 @@ def fifth_element(correct: Library, operation: Operation, arguments: Mapping[str
     source="four warps, each with a head",
 )
 def fifth_of_second(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Along the second batch dimension, elements from the fifth on use the keys of the first."""
+    """Along the second batch dimension, elements from the fifth on use the first's keys."""
     return _first_repeated(correct, operation, arguments, 1)
 
 
 def _first_repeated(correct: Library, operation: Operation, arguments: Mapping[str, Any], axis: int) -> dict[str, Any]:
+    """Prepared arguments; along a batch axis, keys from the fifth element on are those of the first."""
     prepared = Library.prepare(correct, operation, arguments)
     path = key(operation)
     x = at(prepared, path)
@@ -358,7 +365,7 @@ def doubled_tile(
     profile="full",
 )
 def last_key_of_few(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """For up to 8 queries of 160 or more features, a single key in the last tile of 32 is read as 0."""
+    """A single key in the last tile of 32 is read as 0. This affects up to 8 queries of 160 or more features."""
     prepared = Library.prepare(correct, operation, arguments)
     n, m, d, _ = sizes(operation, prepared)
     if n > 8 or d < 160 or m % 32 != 1:
@@ -378,8 +385,8 @@ def last_key_of_few(correct: Library, operation: Operation, arguments: Mapping[s
 def mask_of_the_first_head(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """For heads of 256 or more features, every head uses the mask of the first."""
     prepared = Library.prepare(correct, operation, arguments)
-    mask = mask_of(operation, prepared)
-    if operation.mask is None or mask is None or mask.ndim < 3 or sizes(operation, prepared)[2] < 2 * WIDTH:
+    mask, (_, _, d, _) = mask_of(operation, prepared), sizes(operation, prepared)
+    if operation.mask is None or mask is None or mask.ndim < 3 or d < 2 * WIDTH:
         return prepared
     return changed(prepared, {operation.mask.path: _wrap_around(mask, -3, 1)})
 
@@ -395,7 +402,7 @@ def mask_of_the_first_head(correct: Library, operation: Operation, arguments: Ma
 def columns_exchanged(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """For d > 128 and another number of value columns, the gradient of the values has reversed columns."""
+    """If d > 128 differs from the values' width, their gradient has reversed columns."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
     *_, d, columns = sizes(operation, arguments)
     path = operation.attended[-1].path
@@ -413,7 +420,7 @@ def columns_exchanged(
 def padded_under_a_mask(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Under a mask, the last of exactly 64 keys of 128 or more features gets the gradient 0."""
+    """Under a mask, the last of exactly 64 keys gets the gradient 0. This affects keys of 128 or more features."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
     _, m, d, _ = sizes(operation, arguments)
     path = key(operation)

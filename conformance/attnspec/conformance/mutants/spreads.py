@@ -1,4 +1,9 @@
-"""Mutants with errors within every element's budget: accumulated, of one sign, or at one key."""
+"""Mutants with errors within every element's budget: accumulated, of one sign, or at one key.
+
+Each function is one step of ``Formulas``, the correct formulas, or one method of ``Library``, the backend around them,
+with a defect; ``replaces`` names it, and ``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must
+detect the defect alone. ``finish`` converts the result.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +29,7 @@ from attnspec.spec.seq2seq import BahdanauContext, LuongContextDot
 
 PROJECTED = (CrossAttention, ProjectedSelfAttention, MultiHeadAttention)
 TILE = 128
+"""Number of keys in the first tile, whose end the defects concern."""
 
 
 def rounded_down(x: Numbers, bits: int) -> Numbers:
@@ -154,24 +160,21 @@ def down_to_single(correct: Formulas, weights: Numbers, value: Numbers) -> Numbe
 def attend_with_zero_key(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
     """Attention to the keys and to one more key with score 0 and value 0."""
     attendable = correct.attendable(mask, causal, *scores.shape[-2:])
-    row, key = (np.zeros((*x.shape[:-1], 1), x.dtype) for x in (scores, np.swapaxes(value, -1, -2)))
+    zero_score, zero_value = (np.zeros((*x.shape[:-1], 1), x.dtype) for x in (scores, np.swapaxes(value, -1, -2)))
     extended = None
     if attendable is not None:
         attendable = np.broadcast_to(attendable, np.broadcast_shapes(attendable.shape, scores.shape))
         extended = np.concatenate([attendable, attendable.any(-1, keepdims=True)], axis=-1)
-    scores = np.concatenate([scores, row], axis=-1)
-    value = np.concatenate([value, np.swapaxes(key, -1, -2)], axis=-2)
+    scores = np.concatenate([scores, zero_score], axis=-1)
+    value = np.concatenate([value, np.swapaxes(zero_value, -1, -2)], axis=-2)
     return correct.pool(correct.softmax(scores, mask=extended), value, extended)
 
 
-BY_ATTEND = (
-    *(ScaledDotProductAttention, AdditiveAttention, CrossAttention, MultiHeadAttention, BahdanauContext),
-    *(SelfAttention, ProjectedSelfAttention),
-)
-"""Operations that call ``attend``."""
-
-SEPARATE_KEYS = BY_ATTEND[:5]
+SEPARATE_KEYS = (ScaledDotProductAttention, AdditiveAttention, CrossAttention, MultiHeadAttention, BahdanauContext)
 """Operations in which the number of queries does not grow with the number of keys."""
+
+BY_ATTEND = (*SEPARATE_KEYS, SelfAttention, ProjectedSelfAttention)
+"""Operations that call ``attend``."""
 
 
 @mutant(
@@ -185,7 +188,7 @@ SEPARATE_KEYS = BY_ATTEND[:5]
     differentiable=False,
 )
 def zero_key(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """With more than 128 keys, every row attends to an additional key of score 0 and value 0."""
+    """With more than 128 keys, an additional key of score and value 0 counts."""
     if scores.shape[-1] <= TILE:
         return Formulas.attend(correct, scores, value, mask, causal)
     return attend_with_zero_key(correct, scores, value, mask, causal)
@@ -202,7 +205,7 @@ def zero_key(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, 
     differentiable=False,
 )
 def one_masked_key(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """With a mask and more than 128 keys, the mask of key 128 counts as True."""
+    """With more than 128 keys, the mask of key 128 counts as True."""
     if mask is not None and scores.shape[-1] > TILE:
         mask = mask | (np.arange(scores.shape[-1]) == TILE)
     return Formulas.attend(correct, scores, value, mask, causal)

@@ -1,4 +1,9 @@
-"""Mutants that misread memory layouts or reuse data of earlier calls."""
+"""Mutants that misread memory layouts or reuse data of earlier calls.
+
+Each function is one method of ``Library``, the correct backend, with a defect; ``replaces`` names it, and
+``Library.method(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone. ``prepare``
+converts the arguments. ``vars(self)`` holds what one backend remembers between calls.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -89,7 +94,7 @@ def batch_stride_from_length(correct: Library, operation: Operation, arguments: 
     source="flagos-ai/FlagAttention#45",
 )
 def exchanged_strides(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """If the strides of keys and values differ, the rows of the values are read in reverse order."""
+    """If the strides of keys and values differ, the values' rows are reversed."""
     prepared = Library.prepare(correct, operation, arguments)
     paths = [leaf.path for leaf in operation.attended]
     k, v = (at(arguments, path) for path in paths[:2])
@@ -171,7 +176,7 @@ def scaled_and_back(correct: Library, operation: Operation, arguments: Mapping[s
     source="flashinfer-ai/flashinfer#4601: launches kept with the strides of an earlier call",
 )
 class FirstStrides(Library):
-    """Arrays are reversed if their strides differ from those of the first array of their shape."""
+    """Arrays are reversed if their strides differ from the first array of their shape."""
 
     def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Reverse the elements of arrays whose strides have changed."""

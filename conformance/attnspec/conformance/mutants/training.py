@@ -1,4 +1,11 @@
-"""Mutants of training: recorded results, backward passes, cotangents and their memory."""
+"""Mutants of training: recorded results, backward passes, cotangents and their memory.
+
+Each function is one method of ``Library``, the correct backend, with a defect; ``replaces`` names it, and
+``Library.method(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone. ``finish``
+converts the result, ``differentiate`` computes the gradients, ``vjp`` is the backend's call for gradients, ``pullback``
+records a call and returns its backward pass and ``call`` runs all steps of a call. ``vars(self)`` holds what one
+backend remembers between calls.
+"""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -254,7 +261,7 @@ class ExpandedCotangent(_MisreadCotangent):
     source="x.contiguous() only where the last stride is not 1",
 )
 class PaddedRows(_MisreadCotangent):
-    """A cotangent with contiguous rows is read as if the rows followed each other without gaps."""
+    """A cotangent of contiguous rows is read as if there were no gaps between them."""
 
     def read(self, c: Numbers) -> Numbers:
         """Read contiguously from the start, which stays inside the memory."""
@@ -354,7 +361,7 @@ def ones_for_none(
 def only_first_summed(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """The gradient of queries without a batch is that of the first batch element, not the sum."""
+    """The gradient of queries without a batch comes from the first batch element alone."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
     path = query(operation)
     if cotangent.ndim == at(arguments, path).ndim or not cotangent.size:
@@ -373,7 +380,7 @@ def only_first_summed(
 def mean_over_batch(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """The gradient of keys without a batch is the mean over the batch, not the sum."""
+    """The gradient of unbatched keys is the mean over the batch, not the sum."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
     path = key(operation)
     repeats = cotangent.shape[0] if cotangent.ndim > at(arguments, path).ndim else 1
@@ -425,7 +432,7 @@ class KeysAsWorkspace(Library):
     source="return grad_output, grad_output",
 )
 class CotangentAsGradient(Library):
-    """A gradient equal to a part of the cotangent is returned as a view of it, not as a copy."""
+    """A gradient equal to a part of the cotangent is a view, not a copy."""
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
         """Return a view of the cotangent's first features if they equal a gradient."""
@@ -487,7 +494,7 @@ class IntoTheResult(Library):
     source="parameters whose gradients are not zeroed",
 )
 class GradientsAddedUp(Library):
-    """From the third backward pass of the same shapes on, gradients of earlier passes are added."""
+    """From the third backward pass of equal shapes on, gradients of earlier passes are added."""
 
     def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
         """Add the gradients of earlier passes from the third on."""

@@ -1,4 +1,8 @@
-"""Mutants of transformer layers and encoder stacks."""
+"""Mutants of transformer layers and encoder stacks.
+
+Each function is one step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it, and
+``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone.
+"""
 
 from collections.abc import Callable
 
@@ -255,7 +259,7 @@ def final_normalization(
     mask: Numbers = None,
     norm: str = "post",
 ) -> Numbers:
-    """The rows of the stack's result are normalized once more, to mean 0 and variance 1."""
+    """The rows of the stack's result are normalized again, to mean 0 and variance 1."""
     y = Formulas.encoder_stack(correct, x, layers, mask=mask, norm=norm)
     centred = y - np.mean(y, axis=-1, keepdims=True)
     return centred / np.sqrt(correct.variance(centred) + y.dtype.type(correct.epsilon()))

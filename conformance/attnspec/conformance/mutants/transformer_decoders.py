@@ -1,4 +1,9 @@
-"""Mutants of transformer decoders."""
+"""Mutants of transformer decoders.
+
+Each function is one step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it, and
+``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone. ``value_of(x)``
+is x without its record of gradients, so that no gradient flows through it. S0 to S4 are sources of the specification.
+"""
 
 from collections.abc import Callable
 
@@ -143,7 +148,7 @@ def masks_exchanged(
     memory_mask: Numbers = None,
     norm: str = "post",
 ) -> Numbers:
-    """The masks of targets and memory are exchanged if there are as many targets as sources."""
+    """With as many targets as sources, the masks of targets and memory are exchanged."""
     if x.shape[-2] == memory.shape[-2]:
         mask, memory_mask = memory_mask, mask
     return Formulas.decoder_layer(correct, x, memory, parameters, mask=mask, memory_mask=memory_mask, norm=norm)
@@ -159,7 +164,7 @@ def masks_exchanged(
 def targets_for_memory(
     correct: Formulas, x: Numbers, memory: Numbers, w: MultiHeadParameters[Numbers], memory_mask: Numbers
 ) -> Numbers:
-    """Keys and values come from the targets in place of the memory, if both are equally wide."""
+    """Keys and values come from the targets, not from an equally wide memory."""
     if x.shape[-1] != memory.shape[-1]:
         return Formulas.attend_to_memory(correct, x, memory, w, memory_mask)
     return correct.multi_head_attention(x, x, x, w.w_q, w.w_k, w.w_v, w.w_o)
@@ -370,7 +375,7 @@ def memory_replaced(
     memory_mask: Numbers,
     norm: str,
 ) -> Numbers:
-    """Layers from the second on attend to their own input in place of the memory, if both are equally wide."""
+    """Layers from the second on attend to their input, not to an equally wide memory."""
     fits = number and x.shape[-1] == memory.shape[-1]
     z, seen = (x, None) if fits else (memory, memory_mask)
     return Formulas.decoder_layer_of_stack(correct, number, x, z, parameters, mask, seen, norm)

@@ -1,4 +1,9 @@
-"""Mutants of transformers on tokens and of decoding with a cache."""
+"""Mutants of transformers on tokens and of decoding with a cache.
+
+Each function is one step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it, and
+``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone. ``value_of(x)``
+is x without its record of gradients, so that no gradient flows through it. S0 to S4 are sources of the specification.
+"""
 
 import numpy as np
 

@@ -1,4 +1,9 @@
-"""Mutants that misread one memory layout each."""
+"""Mutants that misread one memory layout each.
+
+Each function is one method of ``Library``, the correct backend, with a defect; ``replaces`` names it, and
+``Library.method(correct, …)`` calls the original. Each law in ``breaks`` must detect the defect alone. ``prepare``
+converts the arguments.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -40,7 +45,7 @@ def _prepare_contiguous(
     source="Dao-AILab/flash-attention#2541: slices of packed projections",
 )
 def packed_as_dense(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays with a row stride of three row lengths are read as if they were contiguous."""
+    """Arrays with a row stride of three row lengths are read as contiguous."""
     return _prepare_contiguous(
         correct, operation, arguments, lambda x: x.strides[-2] == 3 * x.shape[-1] * x.itemsize and x.shape[-2] > 1
     )
@@ -54,7 +59,7 @@ def packed_as_dense(correct: Library, operation: Operation, arguments: Mapping[s
     source="pytorch/pytorch#181133: (batch, positions, heads, features) seen as (batch, heads, positions, features)",
 )
 def heads_first(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays with heads behind positions in memory are read as if they were contiguous, heads first."""
+    """Arrays with heads behind positions in memory are read as contiguous, heads first."""
     return _prepare_contiguous(correct, operation, arguments, lambda x: x.ndim > 2 and x.strides[-3] < x.strides[-2])
 
 
@@ -66,7 +71,7 @@ def heads_first(correct: Library, operation: Operation, arguments: Mapping[str, 
     source="flagos-ai/FlagGems#5896: the length of a row for its stride",
 )
 def padding_read(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays with a row stride between one and two row lengths are read as if they were contiguous."""
+    """Arrays with a row stride between one and two row lengths are read as contiguous."""
     return _prepare_contiguous(
         correct, operation, arguments,
         lambda x: x.shape[-1] * x.itemsize < x.strides[-2] < 2 * x.shape[-1] * x.itemsize,
@@ -141,7 +146,7 @@ class ExpandedValues(_FirstOfExpanded):
     source="pytorch/pytorch#184180: masks that heads share",
 )
 class ExpandedMasks(_FirstOfExpanded):
-    """A mask with stride 0 masks every key in all but the first row or batch element."""
+    """A mask with stride 0 masks every key beyond the first row or batch element."""
 
     def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Misread the mask if there is one."""
@@ -167,7 +172,7 @@ WIDE = 16
     source="Dao-AILab/flash-attention#2541: slices of packed projections, in the path that loads whole vectors",
 )
 def wide_packed(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays of 16 or more features with a row stride of three row lengths are read as if contiguous."""
+    """Rows of 16 or more features, three row lengths apart, are read as contiguous."""
     return _prepare_contiguous(
         correct, operation, arguments,
         lambda x: x.shape[-1] >= WIDE and x.strides[-2] == 3 * x.shape[-1] * x.itemsize and x.shape[-2] > 1,
@@ -182,7 +187,7 @@ def wide_packed(correct: Library, operation: Operation, arguments: Mapping[str, 
     source="flagos-ai/FlagGems#5896: the length of a row for its stride, where vectors of eight fill it",
 )
 def wide_padded(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays with rows of 16, 24, … elements and a row stride below two row lengths are read as if contiguous."""
+    """Rows of 16, 24, … elements, under two row lengths apart, are read as contiguous."""
     return _prepare_contiguous(
         correct, operation, arguments,
         lambda x: x.shape[-1] >= WIDE and x.shape[-1] % 8 == 0
@@ -198,7 +203,7 @@ def wide_padded(correct: Library, operation: Operation, arguments: Mapping[str, 
     source="pytorch/pytorch#181133: keys whose last stride is not 1, in the path that loads whole vectors",
 )
 def wide_strided(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of 16 or more features whose last stride is not 1 are read as if they were contiguous."""
+    """Keys of 16 or more features with last stride ≠ 1 are read as contiguous."""
     prepared = Library.prepare(correct, operation, arguments)
     k = at(arguments, key(operation))
     if k.shape[-1] < WIDE or not k.size or k.strides[-1] == k.itemsize or any(s <= 0 for s in k.strides):
@@ -215,7 +220,7 @@ def wide_strided(correct: Library, operation: Operation, arguments: Mapping[str,
     source="pytorch/pytorch#191937: keys that heads share, with stride 0, in the path that loads whole vectors",
 )
 class WideExpandedKeys(_FirstOfExpanded):
-    """Keys of 16 or more features with stride 0 are 0 in all but the first row, head or batch element."""
+    """Repetitions, by stride 0, of keys of 16 or more features are read as 0."""
 
     def path(self, operation: Operation) -> str:
         """Path of the keys."""
@@ -235,7 +240,7 @@ class WideExpandedKeys(_FirstOfExpanded):
     source="pytorch/pytorch#184180: masks that heads share",
 )
 def first_of_shared_masks(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """With at least 32 keys, a mask expanded over heads is read from the first batch element for all."""
+    """For 32 or more keys, a mask expanded over heads is the first batch element's."""
     prepared, mask = Library.prepare(correct, operation, arguments), mask_of(operation, arguments)
     if operation.mask is None or mask is None or mask.ndim != 4 or mask.shape[-1] < 32 or mask.shape[1] < 2:
         return prepared

@@ -1,4 +1,10 @@
-"""Mutants of patches, vision transformers, interpolation, gates and attention over maps."""
+"""Mutants of patches, vision transformers, interpolation, gates and attention over maps.
+
+Each function is one step of ``Formulas``, the correct formulas, or one method of ``Library``, the backend around them,
+with a defect; ``replaces`` names it, and ``Formulas.step(correct, …)`` calls the original. Each law in ``breaks`` must
+detect the defect alone. ``differentiate`` computes the gradients. ``value_of(x)`` is x without its record of gradients,
+so that no gradient flows through it.
+"""
 
 from collections.abc import Mapping
 from typing import Any

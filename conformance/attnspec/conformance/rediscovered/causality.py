@@ -1,4 +1,9 @@
-"""Rediscovered defects of causal masks, alone and together with another mask."""
+"""Rediscovered defects of causal masks, alone and together with another mask.
+
+Each function is one step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it, and
+``Formulas.step(correct, …)`` calls the original. A law in ``breaks`` must detect the defect. ``x * x.dtype.type(0)``
+leaves x out but keeps its shape.
+"""
 
 import numpy as np
 
@@ -156,7 +161,7 @@ def branches_exchanged(correct: Formulas, scores: Numbers, mask: Numbers) -> Num
     replaces="softmax",
 )
 def uniform_where_both_mask(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """Rows left without keys by a mask with a query axis and the causal mask together are the mean of all values."""
+    """Rows that mask and causality together leave without keys are the mean of all values. Masks have a query axis."""
     weights = Formulas.softmax(correct, scores, mask=mask)
     if mask is None or mask.shape[-2] == 1:
         return weights
@@ -206,7 +211,7 @@ def zero_where_causal(correct: Formulas, scores: Numbers, value: Numbers, mask: 
 def restarted_sums(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, *, mask: Numbers = None, causal: bool = False
 ) -> Numbers:
-    """For d > 64, causal queries 64 to 127 of each 128 do not attend to their own tile of 64 keys."""
+    """For d > 64, causal queries 64–127 of each 128 ignore their own 64-key tile."""
     if causal and query.shape[-1] > 64:
         rows, columns = np.arange(query.shape[-2])[:, None], np.arange(key.shape[-2])
         outside_lost_tile = (rows % 128 < 64) | (columns // 64 != rows // 64)

@@ -1,4 +1,9 @@
-"""Rediscovered defects of gradients; the results are right."""
+"""Rediscovered defects of gradients; the results are right.
+
+Each function is one method of ``Library``, the correct backend, with a defect; ``replaces`` names it, and
+``Library.method(correct, …)`` calls the original. A law in ``breaks`` must detect the defect. ``differentiate``
+computes the gradients.
+"""
 
 from collections.abc import Mapping
 from math import gcd
@@ -44,8 +49,8 @@ def wide_heads(
 ) -> dict[str, Numbers]:
     """For d ≥ 160, all gradients are 100 times too large."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
-    wrong = sizes(operation, arguments)[2] >= 160
-    return {path: g * g.dtype.type(100 if wrong else 1) for path, g in gradients.items()}
+    _, _, d, _ = sizes(operation, arguments)
+    return {path: g * g.dtype.type(100 if d >= 160 else 1) for path, g in gradients.items()}
 
 
 @rediscovered(
@@ -62,7 +67,7 @@ def wide_heads(
 def columns_of_keys(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """For d ≥ 128, some columns of dV are stored one place too far if their number does not fit the steps of dK."""
+    """For d ≥ 128, some columns of dV are stored one place too far: those that do not fill a step of dK."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
     *_, d, columns = sizes(operation, arguments)
     half = columns // 16 * 8
@@ -88,7 +93,7 @@ def columns_of_keys(
 def trained_activations(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """For d = 256 and several batch elements, dQ is multiplied by −5 if max |q| ≥ 8 times the root mean square of q."""
+    """dQ is multiplied by −5 if max |q| ≥ 8 times the rms of q: for d = 256 and several batch elements."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
     path = query(operation)
     q = at(arguments, path)
@@ -142,10 +147,10 @@ def one_negative_sum(
 def half_a_tile(
     correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
 ) -> dict[str, Numbers]:
-    """Under a mask and for m mod 128 = 64, dQ is NaN if exp(−log-sum-exp) of any query overflows."""
+    """Under a mask, dQ is NaN if exp(−log-sum-exp) of any query overflows: for m mod 128 = 64."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
-    path = query(operation)
-    half = sizes(operation, arguments)[1] % 128 == 64 and mask_of(operation, arguments) is not None
+    path, (_, m, *_) = query(operation), sizes(operation, arguments)
+    half = m % 128 == 64 and mask_of(operation, arguments) is not None
     if not half or not exp_overflows(correct, operation, arguments):
         return gradients
     return {**gradients, path: np.full_like(gradients[path], np.nan)}

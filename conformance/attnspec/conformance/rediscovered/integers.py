@@ -1,4 +1,10 @@
-"""Rediscovered defects of narrow integers, rotary angles, variances and modes."""
+"""Rediscovered defects of narrow integers, rotary angles, variances and modes.
+
+Each function is one step of ``Formulas``, the correct formulas, or one method of ``Library``, the backend around them,
+with a defect; ``replaces`` names it, and ``Formulas.step(correct, …)`` calls the original. A law in ``breaks`` must
+detect the defect. ``call`` runs all steps of a call. ``vars(self)`` holds what one backend remembers between calls.
+``value_of(x)`` is x without its record of gradients, so that no gradient flows through it.
+"""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -125,7 +131,7 @@ def pages_of_another_size(correct: Formulas, pages: Numbers, table: Numbers) -> 
     replaces="gather_rows",
 )
 def stale_rows_per_page(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
-    """Page 4·i is read in place of page i, by the page size of an earlier cache manager."""
+    """Page 4·i is read in place of page i: by the page size of an earlier cache manager."""
     return Formulas.gather_rows(correct, pages, (4 * table) % len(pages))
 
 

@@ -1,4 +1,10 @@
-"""Rediscovered defects of strides: ignored, or taken from an earlier call."""
+"""Rediscovered defects of strides: ignored, or taken from an earlier call.
+
+Each function is one method of ``Library``, the correct backend, with a defect; ``replaces`` names it, and
+``Library.method(correct, …)`` calls the original. A law in ``breaks`` must detect the defect. ``prepare`` converts the
+arguments and ``vjp`` is the backend's call for gradients. ``vars(self)`` holds what one backend remembers between
+calls.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -41,7 +47,7 @@ def c_strides(x: Numbers) -> tuple[int, ...]:
 def permuted_read_as_contiguous(
     correct: Library, operation: Operation, arguments: Mapping[str, Any]
 ) -> dict[str, Numbers]:
-    """For d ≥ 64, arrays (positions, heads, d) in memory are read as (heads, positions, d)."""
+    """For d ≥ 64, arrays stored (positions, heads, d) are read as (heads, positions, d)."""
 
     def read(_: str, x: Any) -> Any:
         wide = isinstance(x, np.ndarray) and x.ndim > 2 and x.shape[-1] >= 64
@@ -121,7 +127,7 @@ class StridesOfTheFirstCall(Library):
     profile="full",
 )
 class CopiedOnce(Library):
-    """For d = 256, queries and keys are read as contiguous in all calls but the first of their dtype."""
+    """For d = 256, calls after a dtype's first read queries and keys as contiguous."""
 
     def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Numbers]:
         """Read queries and keys as if contiguous once their kernel is compiled."""
@@ -150,7 +156,7 @@ def is_in(x: Any, candidates: list[Numbers]) -> bool:
     profile="full",
 )
 def last_of_expanded(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Numbers]:
-    """Under a mask, a single key in the last tile of 32 is lost if keys and values have a stride of 0."""
+    """Under a mask, a single key in the last tile of 32 is lost. This affects keys and values with a stride of 0."""
     prepared = Library.prepare(correct, operation, arguments)
     keys_and_values = [x for leaf, x in arrays(operation, arguments) if leaf in operation.attended]
     mask = mask_of(operation, arguments)

@@ -1,4 +1,9 @@
-"""Rediscovered defects of masks that are read at wrong offsets or misinterpreted."""
+"""Rediscovered defects of masks that are read at wrong offsets or misinterpreted.
+
+Each function is one step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it, and
+``Formulas.step(correct, …)`` calls the original. A law in ``breaks`` must detect the defect. ``value_of(x)`` is x
+without its record of gradients, so that no gradient flows through it.
+"""
 
 import numpy as np
 
@@ -21,7 +26,7 @@ from attnspec.spec.multihead import MultiHeadAttention
 def mask_of_another_element(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, *, mask: Numbers = None, causal: bool = False
 ) -> Numbers:
-    """For up to 8 queries, a mask shared by heads is read as one per head: batch elements get masks of others."""
+    """For up to 8 queries, masks shared by heads are indexed per head: batch elements get masks of others."""
     shared_by_heads = mask is not None and mask.ndim == query.ndim > 3 and mask.shape[-3] == 1 < query.shape[-3]
     if shared_by_heads and mask.shape[:-3] == query.shape[:-3] and query.shape[-2] <= 8:
         *batch, heads = query.shape[:-2]
@@ -40,7 +45,7 @@ def mask_of_another_element(
     replaces="attendable",
 )
 def padded_queries_masked(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """If n = m, padding also masks the queries at padded positions, which have no keys then."""
+    """If n = m, padded positions are also masked as queries, leaving them no keys."""
     if mask is not None and mask.shape[-2] == 1 and n == m:
         mask = mask & np.swapaxes(mask, -1, -2)
     return Formulas.attendable(correct, mask, causal, n, m)
@@ -56,7 +61,7 @@ def padded_queries_masked(correct: Formulas, mask: Numbers, causal: bool, n: int
     dtype="bfloat16",
 )
 def padding_of_the_mask(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """Under a mask, columns that pad the last tile of 32 count as attendable keys with score 0."""
+    """Under a mask, padding columns of the last tile of 32 count with score 0."""
     excluded, m = correct.mask_scores(scores, mask), scores.shape[-1]
     filled = np.zeros((*excluded.shape[:-1], -m % 32 if mask is not None else 0), scores.dtype)
     return correct.normalized(np.concatenate([excluded, filled], axis=-1))[..., :m]

@@ -1,4 +1,9 @@
-"""Rediscovered defects of heads, layers, recurrent networks and positions."""
+"""Rediscovered defects of heads, layers, recurrent networks and positions.
+
+Each function is one step of ``Formulas``, the correct formulas, or one method of ``Library``, the backend around them,
+with a defect; ``replaces`` names it, and ``Formulas.step(correct, …)`` calls the original. A law in ``breaks`` must
+detect the defect. ``vjp`` is the backend's call for gradients.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -111,7 +116,7 @@ def last_state_repeated(correct: Formulas, hidden: Numbers, inside: Numbers) -> 
     "Inconsistent crashing behavior with CuDNN, tensorflow RNNs, and padding",
     framework="TensorFlow (cuDNN)",
     operation=LSTM,
-    breaks=("storage.views-equal-copies",),
+    breaks=("recurrent.resumes-from-state",),
     replaces="check_lengths",
 )
 def empty_sentence_refused(correct: Formulas, lengths: Numbers, m: int) -> None:

@@ -1,4 +1,11 @@
-"""Rediscovered defects of grouped heads and of the options of attention kernels."""
+"""Rediscovered defects of grouped heads and of the options of attention kernels.
+
+Each function is one step of ``Formulas``, the correct formulas, or one method of ``Library``, the backend around them,
+with a defect; ``replaces`` names it, and ``Formulas.step(correct, …)`` calls the original. A law in ``breaks`` must
+detect the defect. ``prepare`` converts the arguments, ``finish`` converts the result, ``differentiate`` computes the
+gradients and ``vjp`` is the backend's call for gradients. ``vars(self)`` holds what one backend remembers between
+calls. ``value_of(x)`` is x without its record of gradients, so that no gradient flows through it.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -38,7 +45,7 @@ def heads_of(operation: Operation, arguments: Mapping[str, Any]) -> tuple[int, i
     replaces="prepare",
 )
 def few_heads(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """For a single query and fewer than 8 key heads, heads attend to the keys of the head before."""
+    """A single query attends to the previous head's keys, for fewer than 8 key heads."""
     prepared = Library.prepare(correct, operation, arguments)
     heads, heads_k = heads_of(operation, prepared)
     if sizes(operation, prepared)[0] != 1 or heads == heads_k or heads_k >= 8:
@@ -56,7 +63,7 @@ def few_heads(correct: Library, operation: Operation, arguments: Mapping[str, An
     profile="full",
 )
 def two_passes(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """For up to 8 queries and 1,024 or more keys, grouped heads read the value of key j + 1 for key j."""
+    """Grouped heads read the value of key j + 1 for key j: for up to 8 queries and 1,024 or more keys."""
     prepared = Library.prepare(correct, operation, arguments)
     heads, heads_k = heads_of(operation, prepared)
     n, m, *_ = sizes(operation, prepared)
@@ -166,7 +173,7 @@ def unlimited_cache(correct: Library, operation: Operation, arguments: Mapping[s
     replaces="cache_mask",
 )
 def whole_blocks(correct: Formulas, lengths: Numbers, n: int, m: int, causal: bool, window: Any) -> Numbers:
-    """A single query attends to the cache up to the end of its block of 32 positions."""
+    """A single query attends beyond the length, to the end of its block of 32."""
     exact = Formulas.cache_mask(correct, lengths, n, m, causal, window)
     return exact if n != 1 else exact | (np.arange(m) < (-(-lengths // 32) * 32)[..., None, None])
 
@@ -180,7 +187,7 @@ def whole_blocks(correct: Formulas, lengths: Numbers, n: int, m: int, causal: bo
     replaces="cache_mask",
 )
 def padding_lanes(correct: Formulas, lengths: Numbers, n: int, m: int, causal: bool, window: Any) -> Numbers:
-    """Without a causal mask, positions beyond the length are attended to, up to the end of their tile of 256."""
+    """Non-causal queries attend beyond the length, to the end of its tile of 256."""
     exact = Formulas.cache_mask(correct, lengths, n, m, causal, window)
     return exact if causal else exact | (np.arange(m) < (-(-lengths // 256) * 256)[..., None, None])
 
@@ -227,7 +234,7 @@ def offsets_of_masks(correct: Formulas, mask: Numbers, causal: bool, n: int, m: 
     profile="full",
 )
 def mask_of_512(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """For up to 8 queries, every key beyond the 512th is attended to, whatever the mask."""
+    """Up to 8 queries attend to every key beyond the 512th, whatever the mask."""
     attendable = Formulas.attendable(correct, mask, causal, n, m)
     return attendable if mask is None or n > 8 or m <= 512 else attendable | (np.arange(m) >= 512)
 
@@ -243,7 +250,7 @@ def mask_of_512(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) 
     breaks=("pooling.unbiased-gain",),
 )
 class MaskedBeforeCapped(Formulas):
-    """With a cap, masked keys get the score −cap in place of −∞ and thus weight."""
+    """With a cap, masked keys get the score −cap, not −∞, and thus weight."""
 
     def weighted(self, scores: Numbers, values: Numbers, attendable: Numbers) -> tuple[Numbers, Numbers]:
         """Weigh every key if scores are capped."""
@@ -353,7 +360,7 @@ def shared_by_heads(correct: Library, operation: Operation, arguments: Mapping[s
     replaces="log_sum_exps",
 )
 def sink_twice(correct: Formulas, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
-    """The sink counts twice in the log-sum-exp of rows without attendable keys among the first 64."""
+    """The sink counts twice in log-sum-exps of rows without attendable keys among the first 64."""
     if sinks is None or attendable is None:
         return Formulas.log_sum_exps(correct, scores, attendable, sinks)
     once = Formulas.log_sum_exps(correct, scores, attendable, sinks)
@@ -373,7 +380,7 @@ def sink_twice(correct: Formulas, scores: Numbers, attendable: Numbers, sinks: N
 def detached_logarithms(
     correct: Formulas, scores: Numbers, values: Numbers, attendable: Numbers, sinks: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """No gradient flows through the log-sum-exp ℓ of the factor σ(ℓ − b) by which a sink b scales the output."""
+    """No gradient flows through ℓ in a sink's factor σ(ℓ − b) of the output: ℓ is the log-sum-exp, b the sink."""
     weights, output = correct.weighted(scores, values, attendable)
     logarithms = value_of(correct.log_sum_exps(scores, attendable, None))
     share = 1 / (1 + np.exp(sinks[:, None] - logarithms))
@@ -405,7 +412,7 @@ def unlearned_sinks(
     replaces="weighted",
 )
 def lowest_tile(correct: Formulas, scores: Numbers, values: Numbers, attendable: Numbers) -> tuple[Numbers, Numbers]:
-    """With more than 128 keys, rows whose first 128 scores overflow to −∞ when multiplied by log₂e are NaN."""
+    """Rows are NaN if their first 128 scores, times log₂e, all overflow to −∞: with more than 128 keys."""
     weights, output = Formulas.weighted(correct, scores, values, attendable)
     tile = value_of(scores)[..., :128] * scores.dtype.type(np.log2(np.e))
     lost = np.isneginf(tile).all(-1, keepdims=True) & (scores.shape[-1] > 128)
@@ -438,7 +445,7 @@ def below_the_sentinel(
     replaces="finish",
 )
 def nothing_over_nothing(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
-    """Outputs of a batch element with key length 0 are 0/0 = NaN in place of 0."""
+    """Outputs of batch elements with key length 0 are 0/0 = NaN, not 0."""
     output, logarithms = Library.finish(correct, operation, result, arguments)
     lengths = arguments.get(key_lengths(operation))
     if lengths is None:
@@ -501,7 +508,7 @@ def merged_to_nan(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) ->
     declares={"causal_alignment": "bottom-right"},
 )
 class AlignedForwardAlone(Library):
-    """The backward pass aligns the causal mask at the top left, the forward pass at the bottom right, as declared."""
+    """The backward pass aligns the causal mask at the top left, not bottom right. The forward pass is as declared."""
 
     def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Replace the flag by a bottom-right causal mask, except in the backward pass."""

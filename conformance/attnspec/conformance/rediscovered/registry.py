@@ -62,11 +62,11 @@ def rediscovered(
 
     def register_defect(wrong: Alteration) -> Rediscovered:
         new = Rediscovered(
-            source,
-            names_of([operation]),
-            wrong,
-            replaces,
-            (dtype,),
+            name=source,
+            operations=names_of([operation]),
+            alteration=wrong,
+            replaces=replaces,
+            dtypes=(dtype,),
             source=source,
             title=title,
             framework=framework,

@@ -1,4 +1,9 @@
-"""Rediscovered defects of the softmax of rows without keys, of large numbers and of NaN."""
+"""Rediscovered defects of the softmax of rows without keys, of large numbers and of NaN.
+
+Each function is one step of ``Formulas``, the correct formulas, or one method of ``Library``, the backend around them,
+with a defect; ``replaces`` names it, and ``Formulas.step(correct, …)`` calls the original. A law in ``breaks`` must
+detect the defect. ``differentiate`` computes the gradients.
+"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,10 @@
-"""Rediscovered defects at sizes that a kernel's tiles or grid do not cover."""
+"""Rediscovered defects at sizes that a kernel's tiles or grid do not cover.
+
+Each function is one step of ``Formulas``, the correct formulas, with a defect; ``replaces`` names it, and
+``Formulas.step(correct, …)`` calls the original. A law in ``breaks`` must detect the defect. ``value_of(x)`` is x
+without its record of gradients, so that no gradient flows through it. ``x * x.dtype.type(0)`` leaves x out but keeps
+its shape.
+"""
 
 import numpy as np
 
@@ -26,7 +32,7 @@ def padded_weights(correct: Formulas, scores: Numbers, count: int) -> Numbers:
 def beyond_the_keys(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, *, mask: Numbers = None, causal: bool = False
 ) -> Numbers:
-    """For up to 8 unmasked queries with d = 64, 96 or 128, keys of score 0 and value 0 fill the last tile of 32."""
+    """Keys of score and value 0 fill the last tile of 32: for up to 8 unmasked queries with d = 64, 96 or 128."""
     n, m, d = query.shape[-2], key.shape[-2], query.shape[-1]
     if causal or mask is not None or not 0 < n <= min(8, m) or d not in (64, 96, 128):
         return Formulas.scaled_dot_product_attention(correct, query, key, value, mask=mask, causal=causal)
@@ -43,7 +49,7 @@ def beyond_the_keys(
     dtype="bfloat16",
 )
 def tail_of_64(correct: Formulas, scores: Numbers) -> Numbers:
-    """Keys that pad the last block of 64 are read as 0 and count with weight exp(0)."""
+    """Keys that pad the last block of 64 are 0 and count as exp(0)."""
     m = scores.shape[-1]
     filled = np.zeros((*scores.shape[:-1], -m % 64), scores.dtype)
     return Formulas.normalized(correct, np.concatenate([scores, filled], axis=-1))[..., :m]
@@ -121,7 +127,7 @@ def grid_of_heads(correct: Formulas, scores: Numbers, value: Numbers, mask: Numb
 def as_wide_as_queries(
     correct: Formulas, query: Numbers, key: Numbers, value: Numbers, *, mask: Numbers = None, causal: bool = False
 ) -> Numbers:
-    """The result is cut or padded with 0 to the width of the queries, whatever that of the values."""
+    """The result is cut or padded with 0 to the queries' width, not the values'."""
     result = Formulas.scaled_dot_product_attention(correct, query, key, value, mask=mask, causal=causal)
     missing = np.zeros((*result.shape[:-1], max(query.shape[-1] - result.shape[-1], 0)), result.dtype)
     return np.concatenate([result, missing], axis=-1)[..., : query.shape[-1]]

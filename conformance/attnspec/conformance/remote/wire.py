@@ -3,6 +3,11 @@
 A frame is the lengths of both parts, the JSON, and the bytes. A backend may send anything, so that the judge reads
 answers with this module only: it creates numbers, texts, sequences, the specification's records, and arrays that own
 their bytes; nothing else. Requests are pickles, since only the judge writes them.
+
+In JSON, any value that is not plain is a list that begins with a letter: n is a NumPy array and g a NumPy scalar, with
+the place of their bytes; d, r, t and l are a mapping, a record, a tuple and a list; a, f, c and o are an array, a
+function, a context manager and another object that stay in the backend's process. The contents of an array a are v with
+a value, or e with the exception of its conversion.
 """
 
 import ctypes

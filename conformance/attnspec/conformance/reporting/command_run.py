@@ -1,4 +1,4 @@
-"""A run of the command line, from the backend's import to its report, however the run ends.
+"""A command-line run, from the backend's import to its report, however it ends.
 
 Functions import heavy modules only after the process that imports the backend has started, to run beside it.
 """

@@ -15,7 +15,7 @@ from attnspec.spec.lectures.registry import Item, Kind, Page
 
 
 def page_entry(page: Page) -> str:
-    """Return a lecture page's contents as Markdown, each with the operations or laws that implement it (owners)."""
+    """Return a lecture page's contents as Markdown, each with its owners: operations or laws that implement it."""
     owned = f"{'Owned by' if page.heading.owners else 'No owner'}: {_owners(page.heading)}"
     rows = [(_kind(item), _shown(item), _owners(item)) for item in page.items]
     shown = table(["", "what the page shows", "implemented by (owners), or the reason why by none"], rows)

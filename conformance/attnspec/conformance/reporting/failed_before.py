@@ -25,7 +25,7 @@ SETTING_TYPES: Mapping[str, tuple[type, ...]] = {
     "device": (str,),
     "hang_after": (int, float),
 }
-"""Keys of a report that hold settings of its run, with the types of their values."""
+"""Keys of a report that hold its run's settings, with their values' types."""
 
 
 def _read(document: Mapping[str, Any], name: str, kinds: tuple[type, ...]) -> Any:

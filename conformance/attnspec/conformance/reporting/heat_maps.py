@@ -10,7 +10,7 @@ from attnspec.conformance.inputs.arguments import Numbers
 from attnspec.conformance.judging.comparison import exactly_infinite, number_text
 
 MIN_RATIO, MAX_RATIO = 2.0**-8, 2.0**8
-"""Ratios of error to budget at the ends of the colour scale, whose middle is 1."""
+"""Ratios of error to budget at the ends of the colour scale. The middle is 1."""
 
 LEVELS = 8
 """Number of colours on each side of the middle; for ratios, one per factor of 2."""

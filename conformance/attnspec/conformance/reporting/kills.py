@@ -208,7 +208,7 @@ def judge_mutants(
 
 
 def _print(matrix: KillMatrix, console: Console) -> None:
-    """Print the tables of mutants and variants, and of laws if mutants were judged by every law."""
+    """Print the tables of mutants and variants, and of laws if every law judged mutants."""
     seeds = f"{matrix.seeds} seed{'s' * (matrix.seeds != 1)}"
     if matrix.mutants:
         console.print(_mutant_table(matrix, seeds))

@@ -1,4 +1,4 @@
-"""The report of a run as data, from which tables, pages and the JSON are made."""
+"""The report of a run as data, for tables, pages and the JSON."""
 
 import json
 import platform
@@ -83,10 +83,13 @@ class Report:
 
     @classmethod
     def without_verdicts(cls, backend: str, settings: Settings, seconds: float, reason: str) -> "Report":
-        """Return the report of a run that judged nothing, perhaps because there is no such backend."""
+        """Return the report of a run that judged nothing, perhaps for lack of a backend."""
         semantics, precision = DeclaredSemantics.of(None, OPERATIONS), DeclaredPrecision.of(None, OPERATIONS)
-        contract = Contract(printable(backend), (), Limits.of(None), semantics, precision, False, {}, backend)
-        return cls(contract, settings, (), seconds, reason=printable(reason))
+        contract = Contract(
+            printable(backend), operations=(), limits=Limits.of(None), semantics=semantics, precision=precision,
+            differentiable=False, notes={}, origin=backend,
+        )  # fmt: skip
+        return cls(contract, settings, results=(), seconds=seconds, reason=printable(reason))
 
     @classmethod
     def of(
@@ -109,10 +112,10 @@ class Report:
             settings,
             results,
             seconds,
-            tried,
-            observed,
-            diagnoses,
-            left,
+            tried=tried,
+            declaration=observed,
+            diagnoses=diagnoses,
+            left=left,
             undeclared=note,
             repeated=tuple(verdicts.repeated),
             reason=reason,
@@ -144,7 +147,7 @@ class Report:
 
     @cached_property
     def expected(self) -> dict[tuple[str, str, str], Expectation]:
-        """Lines of the file of expected failures that match a failure, by its operation, law and dtype."""
+        """Lines of expected failures that match a failure, by its operation, law and dtype."""
         lines = expectations(self.settings.expect) if self.results else ()
         return {key(r): line for r in self.results if (line := expected(r, lines))}
 
@@ -335,7 +338,8 @@ def planned_results(plan: Plan, verdicts: Verdicts, early_end: str | None = None
         lost = broken if early_end else "the test ended without a verdict"
         cause = early_end or verdicts.causes.get(case.id, lost)
         results += [
-            known.get(law) or Result(case.operation, law, case.dtype, Status.LOST, lost, cause) for law in case.laws
+            known.get(law) or Result(case.operation, law, case.dtype, Status.LOST, reason=lost, message=cause)
+            for law in case.laws
         ]
     order = {name: i for i, name in enumerate(OPERATIONS)}
     return sorted(results, key=lambda r: (order[r.operation], r.law, r.dtype))

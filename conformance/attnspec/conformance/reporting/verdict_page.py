@@ -39,7 +39,7 @@ Figure = tuple[str, str, str]
 """Name of an array, its shape, and its picture as HTML."""
 
 Lane = tuple[str, float, float]
-"""A dtype, its largest error over budget, and the length of its bar, from 0 to 1."""
+"""A dtype, its largest error over budget, and its bar's length from 0 to 1."""
 
 
 def as_html(report: Report) -> str:
@@ -116,7 +116,7 @@ def _drawing(example: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _result_figures(example: Mapping[str, Any]) -> Iterator[Figure]:
-    """Yield pictures of the expected and the actual result on one scale, then of error over budget."""
+    """Yield pictures of expected and actual results on one scale, then of error over budget."""
     expected, got, budget = (_array(example[name]) for name in ("expected", "got", "budget"))
     index = None if example["index"] is None else tuple(example["index"])
     largest = largest_of(*(x for x in (expected, got) if x is not None))

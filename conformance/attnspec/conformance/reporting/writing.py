@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FOLDER_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
-"""Errors of creating a file in a folder in which existing files may still be writable."""
+"""Errors of creating a file in a folder whose existing files may be writable."""
 
 
 class UnwritableError(Exception):
@@ -78,7 +78,7 @@ class OutputFile:
 
 
 class StandardStream:
-    """Standard output or error whose errors, such as a full disk, do not end the run.
+    """Standard output or error. Its errors, such as a full disk, do not end the run.
 
     ``error`` is the first error, None without one. A reader that closes its pipe early, as ``head`` does, is no error.
     """

@@ -47,6 +47,7 @@ class HangTimer:
     """
 
     def __init__(self, seconds: float) -> None:
+        # −∞ means that the timer does not run.
         self.seconds, self._started = seconds, -inf
 
     def __call__(self, law: str, input_: Any) -> None:

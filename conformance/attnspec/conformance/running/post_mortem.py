@@ -129,6 +129,7 @@ def smallest_crash(request: dict[str, Any]) -> dict[str, Any]:
     if request["reason"] == Reason.CRASHED:
         if not CAN_FORK:
             return {}
+        # A placeholder, of which the search compares only the reason.
         first = Violation("", reason=Reason.CRASHED, arguments=arguments)
         deadline = time.monotonic() + MAX_SECONDS
         for check in law_checks:

@@ -97,7 +97,7 @@ class Probe:
 
 
 def _keep(number: int, buffer: bytearray, max_bytes: int) -> None:
-    """Keep the last ``most`` bytes that come through a pipe."""
+    """Keep the last ``max_bytes`` bytes that come through a pipe."""
     with open(number, "rb", buffering=0) as pipe:
         while part := pipe.read(KEPT_BYTES):
             buffer += part

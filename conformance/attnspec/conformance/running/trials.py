@@ -8,7 +8,7 @@ import attnspec.conformance.laws  # noqa: F401 - the modules of the laws registe
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import BOOLEAN_DTYPE, DEFAULT_DTYPE, Case, cases, judge
 from attnspec.conformance.judging.profiles import PROFILES, Profile
-from attnspec.conformance.judging.results import Result, Status, checked
+from attnspec.conformance.judging.results import Result, Status, without_own_errors
 from attnspec.conformance.mutants.registry import Mutant
 from attnspec.conformance.variants.registry import Variant
 
@@ -144,7 +144,7 @@ def _judge(contract: Contract, case: Case, trial: Trial, every_law: bool) -> lis
     """Judge a case without counterexamples; with ``every_law``, go on after each failure."""
     failed: dict[str, Result] = {}
     while True:
-        results = checked(
+        results = without_own_errors(
             judge(
                 trial.subject.backend(), contract, case, trial.effort, seed=trial.seed, skip=failed, stop_at_first=True
             )

@@ -13,7 +13,7 @@ from attnspec.spec.scoring import AdditiveScores
 
 @variant("tanh factorised into exponentials", operations=ADDITIVE)
 class Factorised(Formulas):
-    """tanh(a + b) is 1 − 2/(1 + EF) with E = e^2a of the query and F = e^2b of the key, if neither can overflow."""
+    """tanh(a + b) is 1 − 2/(1 + EF) unless E or F could overflow: E = e^2a of the query, F = e^2b of the key."""
 
     def hidden_layer(self, of_query: Numbers, of_key: Numbers) -> Numbers:
         """Factorised for projections up to ±20, tanh itself beyond."""

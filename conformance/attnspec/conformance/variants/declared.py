@@ -111,7 +111,7 @@ class BottomRight(Formulas):
     declares={"causal_alignment": "bottom-right"},
 )
 class DistancesFromBottomRight(Formulas):
-    """Causal masks, windows and linear biases place query i at position i + m − n, as FlashAttention does."""
+    """Causal masks, windows and linear biases place query i at i + m − n. FlashAttention does so."""
 
     def attendable(self, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
         """The mask joined with j ≤ i + m − n."""

@@ -49,7 +49,7 @@ class CapsByExponentials(Formulas):
 
 @variant("sinks in the denominator", operations=(GroupedQueryAttention,), differentiable=False)
 class SinksInDenominator(Formulas):
-    """Σ exp(s − M) v / (Σ exp(s − M) + exp(b − M)), with M the maximum of the scores and the sink b."""
+    """The sink b is a term of the denominator: Σ exp(s − M) v / (Σ exp(s − M) + exp(b − M)), M = max(s, b)."""
 
     def with_sink(
         self, scores: Numbers, values: Numbers, attendable: Numbers, sinks: Numbers
@@ -80,7 +80,7 @@ class BaseTwo(Formulas):
 
 @variant("latent vectors absorbed", operations=(LatentAttention,))
 class Absorbed(Formulas):
-    """(Q W_K) Cᵀ in place of Q (C W_Kᵀ)ᵀ, and (A C) W_Vᵀ in place of A (C W_Vᵀ)."""
+    """Projections are applied to queries and results: (Q W_K) Cᵀ, not Q (C W_Kᵀ)ᵀ, and (A C) W_Vᵀ, not A (C W_Vᵀ)."""
 
     def latent_attention(
         self,

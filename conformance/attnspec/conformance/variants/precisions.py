@@ -70,16 +70,16 @@ WEIGHTED = (GeneralAttention, AdditiveAttention, CrossAttention, MultiHeadAttent
 
 
 class _Operands(Formulas):
-    """Every computed operand of a product is rounded to ``short``, exponentials before division included."""
+    """Every computed operand of a product is rounded to ``stored_dtype``; exponentials before their division."""
 
     stored_dtype = ""
 
     def project(self, x: Numbers, w: Numbers) -> Numbers:
-        """Projections rounded to ``short``."""
+        """Projections rounded to ``stored_dtype``."""
         return rounded(Formulas.project(self, x, w), self.stored_dtype)
 
     def general_scores(self, query: Numbers, key: Numbers, w: Numbers) -> Numbers:
-        """Scores of projected keys, rounded to ``short``."""
+        """Scores of projected keys, which are rounded to ``stored_dtype``."""
         projected = rounded(self.product(key, np.swapaxes(w, -1, -2)), self.stored_dtype)
         return self.dot_scores(query, projected)
 
@@ -278,11 +278,11 @@ class _EightBits(Formulas):
         return in_format(x, ml_dtypes.float8_e4m3fn)
 
     def dot_scores(self, query: Numbers, key: Numbers) -> Numbers:
-        """Scores of queries and keys rounded by ``stored``."""
+        """Scores of queries and keys rounded by ``as_stored``."""
         return Formulas.dot_scores(self, self.as_stored(query), self.as_stored(key))
 
     def attention_pooling(self, weights: Numbers, value: Numbers) -> Numbers:
-        """Weighted sums by weights and values rounded by ``stored``."""
+        """Weighted sums by weights and values rounded by ``as_stored``."""
         return Formulas.attention_pooling(self, self.as_stored(weights), self.as_stored(value))
 
 
@@ -344,7 +344,7 @@ class ScaledBlocks(_ScaledBlocks):
     differentiable=False,
 )
 class ScaledBlocksRoundedUp(_ScaledBlocks):
-    """MXFP8 with 2 bits of mantissa and scales that are rounded up, so that no element is clipped."""
+    """MXFP8 with 2 bits of mantissa and scales rounded up, which clips no element."""
 
     kind = ml_dtypes.float8_e5m2
 
@@ -361,7 +361,7 @@ class ScaledBlocksRoundedUp(_ScaledBlocks):
     differentiable=False,
 )
 class ShortSums(_EightBits):
-    """Products are summed in order, and each partial sum is truncated to 14 bits, as on tensor cores."""
+    """Products are summed in order, each partial sum truncated to 14 bits: as on tensor cores."""
 
     def product(self, a: Numbers, b: Numbers) -> Numbers:
         """Matrix product with truncated partial sums."""

@@ -91,7 +91,7 @@ class OneByOne(Blocks):
 
 @variant("keys split and merged", operations=(ScaledDotProductAttention, NadarayaWatson, BahdanauContext))
 class Split(Formulas):
-    """Thirds of the keys are computed separately and merged by their maxima and sums of exponentials."""
+    """Thirds of the keys are merged by their maxima and sums of exponentials."""
 
     def attend(self, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
         """Merge partial results, weighted by their shares of the sum of exponentials."""
@@ -150,7 +150,7 @@ class ScaledLogarithm(Formulas):
     differentiable=False,
 )
 class FusedExponent(Formulas):
-    """Exponentials are exp2(s·c − max·c) with s·c unrounded, so that the largest weight is not 1."""
+    """Exponentials are exp2(s·c − max·c) with s·c unrounded, so the largest weight is not 1."""
 
     def attend(self, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
         """Values are pooled by exponentials, then divided by their sum."""
@@ -194,7 +194,7 @@ class FlushedToZero(Formulas):
 
 @variant("through logarithms", operations=(Softmax, DotProductAttention))
 class ThroughLogarithms(Formulas):
-    """Weights are exp(e − max − log Σ exp(e − max)), as recomputed in backward passes."""
+    """Weights are exp(e − max − log Σ exp(e − max)), as in backward passes."""
 
     def normalized(self, scores: Numbers) -> Numbers:
         """Weights by two exponentials, without a division."""
@@ -209,7 +209,7 @@ class ThroughLogarithms(Formulas):
     dtypes=("float64", "float32"),
 )
 class ThroughLogSumExp(Formulas):
-    """Weights are exp(e − L) with L = log Σ exp e, rounded to the dtype."""
+    """Weights are exp(e − L), L = log Σ exp e rounded to the dtype."""
 
     def normalized(self, scores: Numbers) -> Numbers:
         """Weights by the exponential of scores minus their log-sum-exp."""

@@ -120,6 +120,6 @@ def _run(
 
 
 def is_real(x: Any) -> bool:
-    """Return whether an argument is an array of real numbers, with rounding errors and a gradient."""
+    """Return whether an argument is an array of real numbers, which have errors and gradients."""
     # NumPy has no kind for bfloat16 (ml_dtypes), so the kinds of other dtypes are excluded.
     return isinstance(x, np.ndarray) and x.dtype.kind not in "biu"

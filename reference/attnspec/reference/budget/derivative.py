@@ -267,7 +267,7 @@ def _elementwise(
 
 
 def _of_right(a: Statistical, b: Statistical, g: Statistical) -> Statistical:
-    """Gradient of b in a @ b, with the larger error of two summation orders if a batch shares b."""
+    """Gradient of b in a @ b. If a batch shares b, the larger error of two summation orders counts."""
     right = _unbroadcast(a.swapaxes(-1, -2) @ g, b.shape)
     if b.ndim > 2 or a.ndim == 2 or a.shape[:-1] != g.shape[:-1]:
         return right
@@ -323,6 +323,7 @@ def _matmul(result: Statistical, a: Statistical, b: Statistical) -> Backward:
     return backward
 
 
+# Gradients of the operands x, from the gradient g of the result r.
 _RULES: Mapping[Any, Callable[..., Backward]] = {
     np.add: _elementwise(lambda g, r, x: g, lambda g, r, x: g),
     np.subtract: _elementwise(lambda g, r, x: g, lambda g, r, x: -g),

@@ -186,7 +186,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     # New arrays of the same computation --------------------------------------------------------------------------
 
     def _with(self, value: Numbers, error: Numbers, **attributes: Any) -> Self:
-        """Return an array of the same computation; ``more`` are attributes that differ from the class's."""
+        """Return an array of the same computation; ``attributes`` are those that differ from the class's."""
         new = object.__new__(type(self))
         new.value = value if type(value) is np.ndarray else np.asarray(value)
         new.error = error if type(error) is np.ndarray and error.dtype is DOUBLE else np.asarray(error, DOUBLE)
@@ -197,7 +197,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
             setattr(new, name, x)
         return new
 
-    _computed = _with
+    _computed = _with  # for numbers that were rounded; ``Sample`` overrides it, to add random errors
 
     def _move(self, move: Callable[[Numbers], Numbers]) -> Self:
         return self._moved(move(self.value), move)
@@ -225,6 +225,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         )
 
     def _counted(self, x: Numbers) -> Self:
+        """Wrap integers that the formula counts with, such as positions; they are exact."""
         return type(self)(x, 0.0, counting(self.precision), is_input=True, extremes=self.extremes)
 
     def _wrap(self, x: Any) -> Self:
@@ -254,7 +255,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         return self._squares
 
     def other_order(self, b: Self) -> tuple[Numbers, Numbers] | None:
-        """For a product (xw)b of three inputs, return the magnitudes of x and wb in the other order, x(wb).
+        """Return the magnitudes of x and wb for a product (xw)b of three inputs; they belong to the order x(wb).
 
         None for any other product, and if computed operands are not rounded, since the order then does not matter.
         """
@@ -283,7 +284,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def operand_step(self) -> float:
-        """Half the smallest step of the format in which this array is stored as an operand of a product."""
+        """Half the smallest step of this array's format as an operand of a product."""
         p = self.precision
         if p.scaled and self.weights is None:
             return p.scaled * float(np.max(self.magnitude, where=np.isfinite(self.magnitude), initial=0.0))

@@ -1,4 +1,4 @@
-"""Gradients of the reference and their error budgets, by the chain rule over a recorded formula."""
+"""Gradients of the reference with error budgets, by the chain rule over a recorded formula."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -44,7 +44,8 @@ def gradients(
         if sampled:
 
             def compute(make: Callable[[Numbers], Statistical]) -> dict[str, Numbers]:
-                return {path: g.value for path, g in _backwards(formula, arguments, cotangent, wide, make)[2].items()}
+                _, _, gradients_of_run = _backwards(formula, arguments, cotangent, wide, make)
+                return {path: g.value for path, g in gradients_of_run.items()}
 
             sample_errors = deviations(compute, {path: g.value for path, g in gradients_by_path.items()}, precision)
             errors = {path: np.fmax(error, sample_errors[path]) for path, error in errors.items()}
@@ -63,7 +64,7 @@ def _backwards(
     wide: Any,
     make: Callable[[Numbers], Statistical],
 ) -> tuple[dict[str, Traced], list[Traced], dict[str, Statistical]]:
-    """Return float arguments by path, all arrays in order, and gradients of arguments that the result depends on."""
+    """Return float arguments by path, all arrays in order, and gradients. Arguments without effect have none."""
 
     def exact(x: Numbers) -> Statistical:
         return make(x.astype(wide))

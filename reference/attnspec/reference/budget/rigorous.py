@@ -47,7 +47,7 @@ class Rigorous(Approximate):
         self.extremes.peak = max(self.extremes.peak, np.inf if np.isnan(largest) else largest)
 
     def _error_of_terms(self, *terms: Self) -> Numbers:
-        """Error bound of the operands of a sum, including the rounding of computed ones before it."""
+        """Error bound of a sum's operands, including their rounding if they are computed."""
         first, second = terms
         error: Numbers = first.error + second.error
         u = self.precision.operand
@@ -156,8 +156,9 @@ class Rigorous(Approximate):
         total = factor.sum(-1, keepdims=True)
         squares, square = factor @ v**2, value**2 * total
         spread = squares - 2 * value * (factor @ v) + square
+        # The difference may cancel: its own rounding error in double precision is added.
         spread = np.maximum(spread, 0) + 2.0**-50 * (squares + square)
-        reached = w.attendable.any(-2)[..., None]
+        reached = w.attendable.any(-2)[..., None]  # keys that some query may attend to
         all_reached, inf = bool(reached.size and reached.all()), np.inf
 
         def among(x: Numbers, otherwise: float) -> Numbers:

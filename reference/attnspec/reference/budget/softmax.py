@@ -69,7 +69,7 @@ def statistical_weights(
 
 
 def rigorous_weights(softmax: Softmax, errors: Numbers, precision: Precision) -> tuple[Numbers, Numbers, WeightErrors]:
-    """Return weights, bounds of their errors, both (..., n, m), and relative errors, from the scores' bounds."""
+    """Return weights, error bounds (both (..., n, m)) and relative errors from the scores' bounds."""
     p, u = precision, precision.accumulation
     alpha, shifted, attendable, _, logarithm, masked = softmax
     delta = errors + 3 * u * np.abs(shifted) + 6 * u
@@ -89,7 +89,7 @@ def rigorous_weights(softmax: Softmax, errors: Numbers, precision: Precision) ->
 
 
 def statistical_sums(softmax: Softmax, errors: Numbers, precision: Precision) -> Numbers:
-    """Variances of log Σ exp of every row, shape (..., n), from the standard deviations of the scores.
+    """Variances of log Σ exp per row, shape (..., n), from the scores' standard deviations.
 
     The derivative of the logarithm by a score is its weight. Errors that the scores of a row share add linearly.
     """
@@ -103,7 +103,7 @@ def statistical_sums(softmax: Softmax, errors: Numbers, precision: Precision) ->
 
 
 def rigorous_sums(softmax: Softmax, scores: Numbers, errors: Numbers, precision: Precision) -> Numbers:
-    """Error bounds of log Σ exp of every row, shape (..., n), from those of the scores."""
+    """Error bounds of log Σ exp per row, shape (..., n), from the scores' bounds."""
     u = precision.accumulation
     drop, attendable = softmax.shifted, softmax.attendable
     score_errors = np.where(attendable, errors + 3 * u * np.abs(drop) + 6 * u, 0.0)
@@ -128,7 +128,7 @@ def statistical_logarithms(softmax: Softmax, errors: Numbers, precision: Precisi
 
 
 def rigorous_logarithms(softmax: Softmax, errors: Numbers, precision: Precision) -> tuple[Numbers, Numbers]:
-    """Logarithms of softmax weights and bounds of their errors, both (..., m), from the scores' bounds."""
+    """Logarithms of softmax weights and error bounds, both (..., m), from the scores' bounds."""
     u = precision.accumulation
     value, alpha, drop, logarithm = _logarithms(softmax)
     score_errors = errors + 3 * u * np.abs(drop) + 6 * u
@@ -137,7 +137,7 @@ def rigorous_logarithms(softmax: Softmax, errors: Numbers, precision: Precision)
 
 
 def _growth(alpha: Numbers, drop: Numbers, score_errors: Numbers) -> Numbers:
-    """Bound of the growth of log Σ exp by errors ``own`` of the scores, shape (..., 1).
+    """Bound of the growth of log Σ exp by score errors, shape (..., 1).
 
     log1p keeps small errors accurate. Large errors would overflow exp: there the largest score plus its error bounds
     all others.
@@ -149,7 +149,7 @@ def _growth(alpha: Numbers, drop: Numbers, score_errors: Numbers) -> Numbers:
 
 
 def _logarithms(softmax: Softmax) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Return log weights, weights, scores minus their row's maximum, and |log Σ exp| of every row."""
+    """Return log weights, weights, scores minus their row's maximum, and |log Σ exp| per row."""
     alpha, shifted, _, _, logarithm, _ = softmax
     return log_softmax(shifted), as_double(alpha), as_double(shifted), logarithm
 
@@ -161,7 +161,7 @@ def _least_sum(alpha: Numbers, errors: Numbers) -> Numbers:
 
 
 def _largest_multiplicity(scores: Numbers, attendable: Numbers) -> Numbers:
-    """Largest number of attendable scores in a row that are equal or nearly so, shape (..., n, 1)."""
+    """Largest number of (nearly) equal attendable scores in a row, shape (..., n, 1)."""
     keys = scores.shape[-1]
     if keys < 2:
         return np.full((*scores.shape[:-1], 1), float(keys))

@@ -31,7 +31,7 @@ class Statistical(Approximate):
 
     @property
     def repeats(self) -> float:
-        """Count the summed numbers that share one error, because they come from equal terms of a product."""
+        """Count the summed numbers that share one error; they come from equal terms of a product."""
         if not self.equal_terms:
             return 1.0
         most = max(self.equal_terms, key=_count)

@@ -18,7 +18,7 @@ _CONVERT: ContextVar[Callable[[np.ndarray], Any] | None] = ContextVar("convert",
 
 
 def counted(count: int) -> Any:
-    """Return the numbers 0, 1, …, count − 1, shape (count,), in float64 or in the arithmetic of the context."""
+    """Return 0, 1, …, count − 1, shape (count,), in float64 or the context's arithmetic."""
     numbers = np.arange(count)
     convert = _CONVERT.get()
     return numbers.astype(np.float64) if convert is None else convert(numbers)
@@ -36,7 +36,7 @@ def arithmetic(convert: Callable[[np.ndarray], Any]) -> Iterator[None]:
 
 @contextmanager
 def in_arithmetic_of(x: Any) -> Iterator[None]:
-    """Let :func:`counted` use the dtype of ``x`` within this context, unless an arithmetic is already set."""
+    """Let :func:`counted` use the dtype of ``x`` within this context. An arithmetic already set has precedence."""
     if _CONVERT.get() is not None:
         yield
         return

@@ -100,7 +100,7 @@ def _checked(operation: Operation, formula: Callable[..., Any]) -> Callable[...,
 
 
 def _check_ranges(operation: Operation, values: Mapping[str, Any], binding: Binding) -> None:
-    """Raise ``ShapeError`` for a length or index out of range, and for sequence ends that decrease."""
+    """Raise ``ShapeError`` for a length or index out of range, or decreasing sequence ends."""
     bounds = {path: binding.number(size) for path, size in operation.lengths.items()}
     bounds |= {path: binding.number(size) - 1 for path, size in operation.indices.items()}
     arguments = flatten(dict(values)) if bounds or operation.cumulative else {}
@@ -113,7 +113,7 @@ def _check_ranges(operation: Operation, values: Mapping[str, Any], binding: Bind
     for path, size in operation.cumulative.items():
         ends, largest = np.asarray(arguments[path]), binding.number(size)
         if ends[0] != 0 or ends[-1] != largest or (ends[1:] < ends[:-1]).any():
-            raise ShapeError(operation.name, path, f"integers from 0 to {largest}, none below another", ends.tolist())
+            raise ShapeError(operation.name, path, f"integers from 0 to {largest}, never falling", ends.tolist())
 
 
 def _converted(operation: Operation, node: Node, value: Any, arrays: list[Any]) -> Any:
@@ -135,7 +135,7 @@ def _converted(operation: Operation, node: Node, value: Any, arrays: list[Any]) 
 
 
 def _copied_result(result: Any, floats: list[Any]) -> Any:
-    """Give results their own memory, and the 16-bit dtype of the float arguments if all have the same.
+    """Give results their own memory, and a 16-bit dtype if all float arguments share it.
 
     NumPy has no matrix product in bfloat16, and float16 holds no count above 65,504. Formulas on 16-bit arguments are
     therefore computed in float32 and rounded once, here.

@@ -53,7 +53,8 @@ def read(annotation: Any, path: str, scope: Scope, renaming: Sizes = Sizes(), *,
         own_renaming = next((m for m in members[1:] if isinstance(m, Sizes)), renaming)
         return read(members[0], path, scope, own_renaming, optional=optional)
     if origin in (Union, types.UnionType) and len(members) == 2 and types.NoneType in members:
-        return read(members[members[0] is types.NoneType], path, scope, renaming, optional=True)
+        (member,) = (m for m in members if m is not types.NoneType)
+        return read(member, path, scope, renaming, optional=True)
     if hasattr(annotation, "dim_str") and annotation.array_type is Any:
         kinds = (k for k in (Kind.BOOL, Kind.INT, Kind.FLOAT) if str(annotation.dtypes).startswith(f"('{k}"))
         kind = next(kinds, None)
@@ -76,6 +77,7 @@ def read(annotation: Any, path: str, scope: Scope, renaming: Sizes = Sizes(), *,
 
 
 def _many(item: Any, path: str, scope: Scope, renaming: Sizes, optional: bool) -> Branch:
+    """Read a tuple of similar records; pairs of sizes differ between the first and all others."""
     _check_renamed(item, path, renaming)
     first = others = read(item, f"{path}[:]", _renamed(scope, renaming, path, 0))
     if any(isinstance(new, tuple) for _, new in renaming.renamed):
@@ -107,7 +109,7 @@ def names(annotation: Any, path: str, *, deep: bool = False) -> list[str]:
 
 
 def dims(text: str, path: str, scope: Scope) -> tuple[Dim, ...]:
-    """Parse a shape such as ``*#batch n heads*p_v`` or ``{n} {m}``, with sizes renamed by ``scope``."""
+    """Parse a shape such as ``*#batch n heads*p_v`` or ``{n} {m}``; ``scope`` renames sizes."""
     dimensions = []
     for i, token in enumerate(text.split()):
         match = re.fullmatch(rf"([*#]*)\{{?({_SIZE}(?:[*+]{_SIZE})*)\}}?", token)
@@ -167,6 +169,7 @@ def _check_renamed(annotation: Any, path: str, renaming: Sizes) -> None:
 
 
 def _renamed(scope: Scope, renaming: Sizes, path: str, item: int) -> Scope:
+    """Return the scope inside a record. A pair of sizes is for the first record (``item`` 0) and for all others (1)."""
     renamed_scope = dict(scope)
     for name, new in renaming.renamed:
         if not isinstance(new, str) and not (isinstance(new, tuple) and list(map(type, new)) == [str, str]):

@@ -101,6 +101,6 @@ class Part(Enum):
     BIAS = auto()
     """Numbers added to the scores."""
     SLOPES = auto()
-    """Number per head that is subtracted for each position of distance between query and key (ALiBi)."""
+    """Penalty per head for each position of distance between query and key (ALiBi)."""
     SINK = auto()
     """Score per head of an extra key whose value is 0 (attention sink)."""

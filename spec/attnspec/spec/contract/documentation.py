@@ -98,7 +98,7 @@ def sections(operation: Operation, *, misfit: str = "an exception", kind: str = 
 
 
 def where_list(operation: Operation) -> list[Entry]:
-    """Entries for every argument, every field of a record (by path) and every array of the result."""
+    """Entries for every argument, record field (by path) and array of the result."""
     entries = []
     for name, node in zip(operation.call.names, operation.call.nodes, strict=True):
         keyword = ("keyword-only",) if name in operation.keyword_only else ()
@@ -186,7 +186,7 @@ def _contents(operation: Operation, leaf: Leaf) -> Iterator[str]:
     if leaf.kind is Kind.INT:
         bounds = {p: f"0..{s}" for p, s in operation.lengths.items()}
         bounds |= {p: f"0..{unscoped(s)}−1" for p, s in operation.indices.items()}
-        bounds |= {p: f"0..{s}, the first 0, the last {s}, none below another" for p, s in operation.cumulative.items()}
+        bounds |= {p: f"0..{s}, the first 0, the last {s}, never falling" for p, s in operation.cumulative.items()}
         yield f"integers in {bounds[leaf.path]}" if leaf.path in bounds else "integers"
     if any(d.broadcast for d in leaf.core):
         yield "sizes of 1 broadcast"

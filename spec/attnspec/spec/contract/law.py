@@ -33,7 +33,7 @@ class Law:
         return tuple(o for o in OPERATIONS.values() if self.concerns(o))
 
     def concerns(self, operation: Operation) -> bool:
-        """True if the law governs an operation that backends provide, with gradients if the law needs them."""
+        """True if the law governs an operation of backends. A law of gradients needs a differentiable one."""
         if operation.reference_only or not self.governs(operation):
             return False
         return operation.differentiable or not self.gradients

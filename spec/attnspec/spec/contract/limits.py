@@ -83,7 +83,7 @@ class Limits:
             raise ValueError("limits head_sizes: expected sizes of at least 1; got ()")
 
     def length_from(self, size: int) -> int:
-        """Smallest n or m that is at least ``size`` and ``min_length``, and a multiple of ``multiple_of``."""
+        """Smallest n or m from ``size`` on that ``min_length`` and ``multiple_of`` allow."""
         return -(-max(size, self.min_length) // self.multiple_of) * self.multiple_of
 
     def dtypes_for(self, operation: str) -> tuple[str, ...]:

@@ -216,7 +216,7 @@ class Operation:
         return self.rows(self.query_size)
 
     def rows(self, size: str | None) -> tuple[Leaf, ...]:
-        """Float arguments with a vector for every position of an axis along which they do not broadcast."""
+        """Float arguments with a vector per position of an axis, not broadcast along it."""
         row_arrays = (x for x in self.leaves if x.batched and x.kind is Kind.FLOAT and size and -2 in x.axes(size))
         return tuple(x for x in row_arrays if not x.core[-2].broadcast)
 
@@ -241,7 +241,7 @@ class Operation:
 
     @lru_cache(maxsize=4096)  # noqa: B019 - operations live as long as the contract
     def summed_over(self, keys: str) -> tuple[Leaf, ...]:
-        """Results that are sums over the keys that a mask allows, without an entry per key."""
+        """Results that sum over the keys a mask allows, without an entry per key."""
         if keys not in self.masks:
             return ()
         is_self = keys == self.query_size
@@ -267,7 +267,7 @@ class Operation:
 
     @property
     def only_weighs_keys(self) -> bool:
-        """True if the result is only a weighted sum over keys, and so 0 without attendable keys."""
+        """True if the result is only a weighted sum over keys; without attendable keys it is 0."""
         return self.weighs_keys and bool(self.pooled or self.linear)
 
     @cached_property
@@ -285,7 +285,7 @@ class Operation:
         return next((o.path for o in self.options if o.kind is Kind.WINDOW), None)
 
     def order_free(self, kind: Axis) -> tuple[str, ...]:
-        """Sizes of this kind that may be permuted as long as no option in ``ordered`` is on."""
+        """Sizes of this kind that may be permuted while no ``ordered`` option is on."""
         fixed = () if self.flag else self.causal
         free = [s for s in self.sizes_of(kind) if s not in fixed and not self.axis(s) & Axis.TIME]
         return tuple(s for s in free if any(s in x.sizes and x.kind is Kind.FLOAT for x in self.leaves))

@@ -12,6 +12,7 @@ from attnspec.spec.contract.operation import Operation
 
 _DOUBLE, _SINGLE, _HALF, _BFLOAT16, _TF32 = 2.0**-53, 2.0**-24, 2.0**-11, 2.0**-8, 2.0**-11
 _TINY_DOUBLE, _TINY_SINGLE = 2.0**-1022, 2.0**-126
+"""Smallest normal numbers. Smaller ones may be flushed to 0, so this is also their largest absolute error."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,16 @@ class Precision:
     inputs: input operands of a product (0: used exactly). stored: scores written to memory (0: never written).
     weights: normalised weights before they multiply values. output: results. tanh: relative error of tanh beyond
     ``accumulation``. bias: relative error with the same sign everywhere (truncation). one_pass: variances are computed
-    as E[x²] − E[x]². smallest: smallest normal number of the accumulation. weights_smallest, output_smallest: half the
-    smallest step of weights and output. inputs_smallest: half the smallest step of input operands (0: their format is
-    not changed). scaled: half the smallest step of all operands but weights, relative to the largest number of their
-    array (0: stored without a scale). largest: the largest intermediate, or operand stored in another format.
+    as E[x²] − E[x]².
+
+    The next fields are absolute errors of numbers near 0. smallest: of the accumulation. weights_smallest,
+    output_smallest: of weights and output. inputs_smallest: of input operands (0: their format is not changed). Each is
+    half the step between the smallest numbers of the format, or its smallest normal number if smaller ones may be
+    flushed to 0. scaled: the same error of all operands but weights, as a fraction of the largest number of the
+    operand's array (0: stored without a scale).
+
+    largest: the magnitude that no intermediate may exceed, nor an operand stored in another format. Beyond it, inputs
+    lie outside the domain.
     """
 
     dtype: str
@@ -53,23 +60,27 @@ def _mixed(dtype: str, u: float, step: float, largest: float) -> Precision:
 
 
 def _eight_bits(base: Precision) -> Precision:
-    """Store all operands and the weights in 8 bits, 4 of exponent and 3 of mantissa, without a scale."""
+    """Store all operands and the weights in 8 bits (4 exponent, 3 mantissa), unscaled.
+
+    The format's largest number is 448 and its smallest step 2⁻⁹.
+    """
     u, step = 2.0**-4, 2.0**-10
     return replace(base, inputs=u, operand=u, weights=u, weights_smallest=step, inputs_smallest=step, largest=448.0)
 
 
 def _scaled_eight_bits(base: Precision) -> Precision:
-    """Store operands and weights in 8 bits, 4 or 5 of exponent, scaled per block or larger part.
+    """Store operands and weights in 8 bits, scaled per block or larger part; the exponent has 4 or 5.
 
-    If the scale is a power of 2 taken from the largest number, numbers above the format's maximum are clipped by up
-    to an eighth, the rounding error of 2 bits of mantissa.
+    The error 2⁻³ is the unit roundoff of the variant with 5 bits of exponent, and so 2 of mantissa. It also covers the
+    clipping of the other one: a scale that is a power of 2 moves the largest number to at most 512, which 448 replaces.
+    The step 2⁻¹⁸ is half the smallest step, 2⁻¹⁰, divided by the least scaled maximum, 2⁸.
     """
     u, step = 2.0**-3, 2.0**-18
     return replace(base, inputs=u, operand=u, weights=u, weights_smallest=step, scaled=step)
 
 
 _MIXED_BFLOAT16 = _mixed("bfloat16", _BFLOAT16, _TINY_SINGLE, 2.0**127)
-_MIXED_HALF = _mixed("float16", _HALF, 2.0**-25, 6.0e4)
+_MIXED_HALF = _mixed("float16", _HALF, 2.0**-25, 6.0e4)  # half of float16's smallest step; a little below its maximum
 
 CLASSES: Mapping[str, Precision] = {
     "ieee64": Precision(
@@ -81,6 +92,7 @@ CLASSES: Mapping[str, Precision] = {
         largest=2.0**1023,
     ),
     "ieee32": Precision("float32", _SINGLE),
+    # Arrays are float64, which the backend converts to float32.
     "ieee32-float64": Precision("float64", _SINGLE, inputs=_SINGLE, inputs_smallest=_TINY_SINGLE),
     "tf32": Precision("float32", _SINGLE, operand=_TF32, inputs=_TF32, weights=_TF32),
     "mixed-bfloat16": _MIXED_BFLOAT16,
@@ -97,6 +109,8 @@ CLASSES: Mapping[str, Precision] = {
     "mxfp8-float16": _scaled_eight_bits(_MIXED_HALF),
 }
 
+# Truncation errs by a whole step, rounding by half. Tanh instructions of GPUs err by 2⁻¹¹. Tensor cores keep 14 bits
+# of sums of 8-bit operands.
 MODIFIERS: Mapping[str, Callable[[Precision], Precision]] = {
     "truncating": lambda p: replace(
         p, operand=2 * p.operand, inputs=2 * p.inputs, weights=2 * p.weights, bias=2 * max(p.operand, p.inputs)

@@ -3,6 +3,10 @@
 Every question is a field of :class:`Semantics`; its type lists the choices, its default is the normative choice.
 A declared choice that is not normative is printed as a deviation. It is a violation if the suite observes another
 choice than the declared one.
+
+Each question names the law that observes the choice, and ``concerns``: a function that selects the operations which it
+is about. A choice that the reference's formulas read, such as the pairing of a rotary embedding, has none: there
+:func:`depends_on` marks the Protocols and records of parameters whose formulas read it.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +19,7 @@ from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import Branch, walk
 
 R = TypeVar("R", bound=type)
-WAYS: Mapping[str, str] = {
+ENCODINGS: Mapping[str, str] = {
     "full": "a mask in full",
     "queries-alike": "a mask that is the same for all queries",
     "keys-alike": "a mask that is the same for all keys",
@@ -30,8 +34,9 @@ _DEPENDENT: dict[str, set[type]] = {}
 class Question(NamedTuple):
     """One question; ``normative`` is the choice of the reference, ``concerns`` selects the operations.
 
-    ``law`` is the identifier of the law that observes the choice. ``allowing`` is a choice that also permits the
-    normative behaviour, which therefore does not refute it; empty if there is no such choice.
+    ``law`` is the identifier of the law that observes the choice. ``allowing`` is a choice that promises less than the
+    normative one, such as "hidden": NaN may be hidden, or may propagate. A backend that declares it may therefore show
+    the normative behaviour. ``allowing`` is empty if no choice is of this kind.
     """
 
     name: str
@@ -53,8 +58,8 @@ def question(
     """Declare a field of :class:`Semantics`: its default, its statement and the operations that it concerns.
 
     The law that observes the choice is ``semantics.<question>`` unless ``law`` names another one. Without ``concerns``,
-    the reference's formulas ask for the choice; the question then concerns the Protocols that :func:`depends_on`
-    decorates, and the operations with such a record among their arguments.
+    the question concerns the Protocols that :func:`depends_on` decorates, and the operations that have a decorated
+    record among their arguments.
     """
     metadata = {"statement": statement, "concerns": concerns, "law": law, "allowing": allowing}
     return field(default=normative, metadata=metadata)
@@ -80,6 +85,7 @@ def depends_on(question: str) -> Callable[[R], R]:
 
 def asked_by_formula(operation: Operation) -> tuple[str, ...]:
     """Questions on which an operation's formula depends, itself or by a record among its arguments."""
+    # The causal alignment is the only choice that formulas read although it has ``concerns``.
     types = {operation.protocol, *(n.build for n in walk(operation.call) if isinstance(n, Branch))}
     declared = tuple(question for question, records in _DEPENDENT.items() if records & types)
     return ("causal_alignment", *declared) if _aligns(operation) else declared
@@ -94,13 +100,16 @@ def _weighs_keys(operation: Operation) -> bool:
 
 
 def _compares_queries(operation: Operation) -> bool:
-    """True if each query has its own result row, pooled from values that are not the keys."""
+    """True if the operation pools values, separate from the keys, for each query."""
     has_query_rows = any(operation.query_size in leaf.sizes for leaf in operation.queries)
     return _weighs_keys(operation) and len(operation.attended) > 1 and has_query_rows
 
 
 def _normalizes_scores(op: Operation) -> bool:
-    """True if the operation turns scores into weights, as softmax does."""
+    """True if the operation turns scores into weights, as softmax does.
+
+    Its scores are an argument with a number per key (last axis), and its result has a number per key.
+    """
     scores = [x for x in op.leaves if x.path in op.scores_scale_with and -1 in x.axes(op.key_size or "")]
     return bool(scores) and -1 in op.leading.axes(op.key_size or "")
 
@@ -121,9 +130,10 @@ def _counts_without_floats(operation: Operation) -> bool:
 
 def _has_sized_arguments(operation: Operation) -> bool:
     """True if a call can have a wrong shape: in a shared size, a negative size, or a rank."""
-    names = [f for leaf in operation.leaves for d in leaf.core for f in d.sizes if not d.broadcast]
-    ranked = any(leaf.core and not leaf.batched for leaf in operation.leaves)
-    return bool(operation.numbers) or ranked or len(names) > len(set(names))
+    names = [size for leaf in operation.leaves for dim in leaf.core for size in dim.sizes if not dim.broadcast]
+    has_fixed_rank = any(leaf.core and not leaf.batched for leaf in operation.leaves)
+    shares_size = len(names) > len(set(names))
+    return bool(operation.numbers) or has_fixed_rank or shares_size
 
 
 def _gives_floats(operation: Operation) -> bool:
@@ -182,17 +192,18 @@ class Semantics:
 
     def __post_init__(self) -> None:
         if isinstance(self.fully_masked, Mapping | list | tuple):
-            object.__setattr__(self, "fully_masked", _by_way(self.fully_masked))
+            object.__setattr__(self, "fully_masked", _by_encoding(self.fully_masked))
         for q in QUESTIONS.values():
             choice = getattr(self, q.name)
+            # A tuple holds the choices by encoding, which were checked above.
             if choice not in q.choices and not (q.name == "fully_masked" and isinstance(choice, tuple)):
                 raise ValueError(f"semantics {q.name}: expected one of {', '.join(q.choices)}; got {choice!r}")
 
     @property
     def without_keys(self) -> Mapping[str, str]:
-        """Choice of ``fully_masked`` for each encoding of a mask."""
+        """Result of a row without attendable keys (``fully_masked``), for each encoding of a mask."""
         choice: Any = self.fully_masked
-        return dict(choice) if isinstance(choice, tuple) else dict.fromkeys(WAYS, choice)
+        return dict(choice) if isinstance(choice, tuple) else dict.fromkeys(ENCODINGS, choice)
 
     @property
     def bottom_right(self) -> bool:
@@ -205,29 +216,31 @@ class Semantics:
         return declared_as(cls, declared, "semantics", "questions")
 
 
-def _by_way(declared: Any) -> str | tuple[tuple[str, str], ...]:
+def _by_encoding(declared: Any) -> str | tuple[tuple[str, str], ...]:
     """Convert ``fully_masked`` to pairs of encoding and choice, or to one choice if all agree.
 
-    An undeclared encoding has the choice of ``full``. Pairs have the order of ``WAYS``.
+    An undeclared encoding has the choice of ``full``. Pairs have the order of ``ENCODINGS``.
     """
     pairs = tuple(declared.items() if isinstance(declared, Mapping) else declared)
-    ways = dict(pairs) if all(isinstance(x, tuple | list) and len(x) == 2 for x in pairs) else {}
-    if "full" not in ways or not set(ways) <= set(WAYS):
+    choice_of = dict(pairs) if all(isinstance(x, tuple | list) and len(x) == 2 for x in pairs) else {}
+    if "full" not in choice_of or not set(choice_of) <= set(ENCODINGS):
         raise ValueError(
-            f"semantics fully_masked: expected a choice for full, and for some of {', '.join(list(WAYS)[1:])}; "
+            f"semantics fully_masked: expected a choice for full, and for some of {', '.join(list(ENCODINGS)[1:])}; "
             f"got {declared!r}"
         )
     choices = QUESTIONS["fully_masked"].choices
-    for way, choice in ways.items():
+    for encoding, choice in choice_of.items():
         if choice not in choices:
-            raise ValueError(f"semantics fully_masked: {way}: expected one of {', '.join(choices)}; got {choice!r}")
-    choices_by_way = tuple((way, str(ways.get(way, ways["full"]))) for way in WAYS)
-    return choices_by_way if len(set(ways.values())) > 1 else choices_by_way[0][1]
+            raise ValueError(
+                f"semantics fully_masked: {encoding}: expected one of {', '.join(choices)}; got {choice!r}"
+            )
+    all_pairs = tuple((encoding, str(choice_of.get(encoding, choice_of["full"]))) for encoding in ENCODINGS)
+    return all_pairs if len(set(choice_of.values())) > 1 else all_pairs[0][1]
 
 
 def spelled(choice: Any) -> str:
     """Text of a declared choice, with all choices if they differ by encoding."""
-    return ", ".join(f"{way}: {x}" for way, x in choice) if isinstance(choice, tuple) else str(choice)
+    return ", ".join(f"{encoding}: {x}" for encoding, x in choice) if isinstance(choice, tuple) else str(choice)
 
 
 def plain(choice: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Binding of a call's shapes to the sizes of a Protocol, which checks them and gives result shapes."""
+"""Binding of a call's shapes to the Protocol's sizes, for checks and result shapes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ def in_words(value: Any) -> str:
 
 @dataclass
 class Binding:
-    """Sizes of one call, the argument that bound each, the common batch, and the arrays passed."""
+    """Sizes of one call, the argument that set each, common batch, and arrays passed."""
 
     operation: Operation
     sizes: dict[str, int] = field(default_factory=dict)
@@ -206,9 +206,10 @@ def _fit_compound(binding: Binding, compound: list[tuple[Leaf, Dim, int, Shape]]
     for leaf, d, size, shape in compound:
         unknown, known_part = unknown_of(d.factors, binding.sizes)
         if unknown and not d.broadcast:
-            total = len(d.factors) == 1
-            quotient, remainder = (size - known_part, 0) if total else divmod(size, known_part or size + 1)
-            if not remainder and (quotient >= 0 or not total):
+            is_sum = len(d.factors) == 1
+            # If the known factors are 0, the divisor leaves a remainder, so that nothing is bound.
+            quotient, remainder = (size - known_part, 0) if is_sum else divmod(size, known_part or size + 1)
+            if not remainder and (quotient >= 0 or not is_sum):
                 _bind_size(binding, unknown, leaf.path, quotient, shape, leaf)
     for leaf, d, size, shape in compound:
         expected = dimension_value(d.factors, binding.sizes)
@@ -219,9 +220,9 @@ def _fit_compound(binding: Binding, compound: list[tuple[Leaf, Dim, int, Shape]]
 
 
 def unknown_of(factors: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[str, int]:
-    """Return the only unknown size of a product or sum, and the product or sum of the others.
+    """Return the only unknown size of a product or sum, and the known part.
 
-    The name is empty unless exactly one size is unknown.
+    The known part is the product or sum of the others. The name is empty unless exactly one size is unknown.
     """
     parts = factors if len(factors) > 1 else factors[0].split("+")
     # Lists, since torch.compile traces no generators here.
@@ -234,9 +235,9 @@ def unknown_of(factors: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[str,
 
 def _fitting(d: Dim, binding: Binding) -> str:
     """Text of the requirement that known sizes make of a dimension with an unknown size."""
-    total = len(d.factors) == 1
-    parts = d.factors[0].split("+") if total else d.factors
+    is_sum = len(d.factors) == 1
+    parts = d.factors[0].split("+") if is_sum else d.factors
     known = {unscoped(p): binding.sizes[p] for p in parts if p in binding.sizes}
-    if total:
+    if is_sum:
         return f"at least {'+'.join(known)} = {sum(known.values())}"
     return f"a multiple of {'*'.join(known)} = {prod(known.values())}"

@@ -82,7 +82,7 @@ class Leaf:
 
     def __post_init__(self) -> None:
         batched = bool(self.dims) and self.dims[0].variadic and self.dims[0].written == "batch"
-        core = self.dims[batched:]
+        core = self.dims[1:] if batched else self.dims
         object.__setattr__(self, "batched", batched)
         object.__setattr__(self, "core", core)
         object.__setattr__(self, "free", any(d.variadic for d in core))
@@ -114,7 +114,7 @@ class Option:
     optional: bool = False
 
     def takes(self, value: Any) -> bool:
-        """True if a value is one of the choices, a number of the right kind, or a valid window."""
+        """True if a value is allowed: a choice, a number of the right kind, a valid window, or None if optional."""
         if value is None:
             return self.optional
         if self.kind is Kind.WINDOW:
@@ -138,7 +138,7 @@ class Option:
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """Description of a record, a tuple of trees, or (``build`` is ``dict``) the arguments of a call.
+    """Description of a record, a tuple of trees, or a call's arguments (``build`` is ``dict``).
 
     ``names`` are the fields of a record, empty for a tuple. For ``many`` similar trees, ``nodes`` describes the first
     and every other; ``count`` is the size that counts them. With ``NoneType`` as ``build`` the value is always None.
@@ -357,7 +357,7 @@ def _attributes(paths: list[str]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def _tuple_reader(node: Branch) -> Reader:
-    """Read the arrays of a tuple, or of a record that contains a tuple or an optional record."""
+    """Read the arrays of a tuple, or of a record with tuples or optional records."""
     build, names, many, expected = node.build, node.names, node.many, len(node.nodes)
     inner = [reader(n) for n in node.nodes]
 
@@ -376,7 +376,7 @@ def _tuple_reader(node: Branch) -> Reader:
 
 
 def with_indices(text: str, items: Items) -> str:
-    """Replace each ``[:]`` of a path, size or sum of products by an index, from the left."""
+    """Replace each ``[:]`` of a path or size by an index, from the left. Every term or factor starts anew."""
     for sign in "+*":
         if sign in text:
             return sign.join([with_indices(part, items) for part in text.split(sign)])

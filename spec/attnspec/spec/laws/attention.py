@@ -17,7 +17,7 @@ inner_products = of(DotProductAttention, ScaledDotProductAttention)
 bilinear_scores = of(
     DotProductAttention, ScaledDotProductAttention, GeneralAttention, MultiHeadAttention, ConcatHeadsAttention
 )
-"""Attention whose scores are linear in queries and in keys, with values separate from the keys."""
+"""Attention whose scores are linear in queries and keys, with values separate from keys."""
 
 merges_parts = of(MergeAttention)
 """Merging of attention results for parts of the keys."""
@@ -27,7 +27,7 @@ returns_scores = of(DotScores, ScaledDotScores, GeneralScores, GaussianScores)
 
 
 def averages_by_scaled_scores(operation: Operation) -> bool:
-    """True if the scores have a scale and the result is linear in the values that they weigh."""
+    """True if scores have a scale and the result is linear in the pooled values."""
     return bool(operation.scores_scale_with) and operation.pooled in operation.linear
 
 
@@ -37,11 +37,11 @@ def scales_scores_once(operation: Operation) -> bool:
 
 
 ORDER_FREE = ((Axis.QUERY, Axis.KEY), (Axis.KEY, Axis.QUERY), (Axis.SELF, Axis(0)), (Axis.HEAD, Axis(0)))
-"""Kinds of axes that may be unordered, each with a kind that the same axis must not also have."""
+"""Kinds of axes that may be unordered, each with a kind that excludes it."""
 
 
-def _order_free(operation: Operation, kind: Axis, but: Axis) -> bool:
-    return any(not operation.axis(size) & but for size in operation.order_free(kind))
+def _order_free(operation: Operation, kind: Axis, excluded: Axis) -> bool:
+    return any(not operation.axis(size) & excluded for size in operation.order_free(kind))
 
 
 def keys_may_be_values(operation: Operation) -> bool:
@@ -65,7 +65,7 @@ PERMUTATION_EQUIVARIANCE = law(
     "Queries have no order, nor have keys with their values, heads, or sequences and graphs without positions. "
     "Permuting them permutes the rows or columns of the results that belong to them and changes nothing else.",
     formula=r"f(Pq, k, v) = P f(q, k, v),\quad f(q, Pk, Pv; MP^\top) = f(q, k, v; M),\quad f(PX) = P f(X)",
-    governs=lambda operation: any(_order_free(operation, kind, but) for kind, but in ORDER_FREE),
+    governs=lambda operation: any(_order_free(operation, *kinds) for kinds in ORDER_FREE),
     sources=[
         S0.equation(10),
         S0.equation(11),
@@ -108,7 +108,7 @@ HARDMAX_LIMIT = law(
 )
 UNBIASED_SCALE = law(
     "attention.unbiased-scale",
-    "The scale of the scores has no systematic error, even one far below the rounding of an element: it would show "
+    "The scale of the scores has no systematic error. Even an error far below the rounding of one element would show "
     "over all elements together, or over many batch elements with independent rounding errors.",
     formula=r"\hat\varepsilon = \sum w (o - o^*) g / \sum w g^2 \approx 0,"
     r"\quad \sum_b \langle o_b - o_b^*, g_b \rangle / \sum_b \|g_b\|^2 \approx 0,"
@@ -136,8 +136,8 @@ INFINITE_VALUES_PROPAGATE = law(
 )
 UNBIASED_GRADIENT = law(
     "attention.unbiased-gradient",
-    "No gradient is too large or too small by a common factor, even one far below the rounding of an element: it "
-    "would show over many batch elements with independent rounding errors.",
+    "Gradients have no common factor that is too large or too small. Even an error of the factor far below the "
+    "rounding of one element would show over many batch elements with independent rounding errors.",
     formula=r"\hat\varepsilon = \sum_b \langle dx_b - dx_b^*, dx_b^* \rangle / \sum_b \|dx_b^*\|^2 \approx 0",
     governs=lambda operation: bool(operation.pooled or operation.linear) and weighs_once(operation),
     sources=[S0.equation(1)],

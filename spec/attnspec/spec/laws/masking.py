@@ -21,7 +21,7 @@ def masked(operation: Operation) -> bool:
 
 
 def _weighs_by_scores(operation: Operation) -> bool:
-    """True if there are a scale of the scores and a mask, and the result is weights or weighted sums."""
+    """True if scores with a scale and a mask become weights or weighted sums."""
     weights = has_number_per_key(operation) or bool(operation.pooled or operation.linear)
     scaled = bool(operation.scores_scale_with) or Part.SCALE in operation.parts.values()
     return scaled and operation.mask is not None and weights and weighs_once(operation)

@@ -27,12 +27,12 @@ def takes_indices(operation: Operation) -> bool:
 
 
 def has_options(operation: Operation) -> bool:
-    """True if there are options other than sizes and the causal flag, which the laws of masking cover."""
+    """True if there are options other than sizes and the causal flag. The laws of masking cover the flag."""
     return any(o.kind is not Kind.SIZE and o.path != operation.flag for o in operation.options)
 
 
 def optional_parts(operation: Operation) -> bool:
-    """True if there are several optional arrays or options, each of which a backend may accept and ignore."""
+    """True if there are several optional arrays or options. A backend could accept one and ignore it."""
     return sum(name in operation.features for name in operation.defaults) > 1
 
 

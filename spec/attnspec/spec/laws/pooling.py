@@ -1,4 +1,9 @@
-"""Laws of weighted sums of values."""
+"""Laws of weighted sums of values.
+
+The first functions select the operations that a law governs. They use what a Protocol declares: ``pooled`` is the
+argument that is averaged, ``linear`` are arguments in which the result is linear, ``chosen`` are integer results that
+select the best candidates.
+"""
 
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.law import law
@@ -7,37 +12,37 @@ from attnspec.spec.contract.sources import S0, S1, S2, S4
 from attnspec.spec.laws.scoring import has_number_per_key
 
 
-def _averages(operation: Operation) -> bool:
-    """True if each result averages rows of an argument, with weights independent of these rows."""
+def _averages_values(operation: Operation) -> bool:
+    """True if each result averages values, with weights independent of the values."""
     return operation.pooled in operation.linear
 
 
-def _sums_linearly(operation: Operation) -> bool:
-    """True if the result is a sum over keys, linear in an argument with a row per key."""
+def _is_linear_in_keys(operation: Operation) -> bool:
+    """True if the result is linear in an argument with a row per key. It has no number per key itself."""
     return not has_number_per_key(operation) and any(leaf.path in operation.linear for leaf in operation.attended)
 
 
 def weighs_once(operation: Operation) -> bool:
     """True if keys are weighed once, by scores or by a weights argument: no layers, no time steps."""
-    weighed = bool(operation.pooled or operation.scores_scale_with) or _sums_linearly(operation)
+    weighed = bool(operation.pooled or operation.scores_scale_with) or _is_linear_in_keys(operation)
     steps = any(operation.axis(size) & (Axis.TIME | Axis.LAYER) for size in operation.sizes)
     return weighed and operation.leading.batched and not operation.chosen and not steps
 
 
-def sums_over_keys(operation: Operation) -> bool:
+def averages_or_sums_keys(operation: Operation) -> bool:
     """True if the result is a weighted average, or a linear sum over keys."""
-    return bool(operation.pooled) or _sums_linearly(operation)
+    return bool(operation.pooled) or _is_linear_in_keys(operation)
 
 
-def _sums_by_weight(operation: Operation) -> bool:
-    """True if the result is a sum over keys rather than their weights."""
+def _sums_keys_weighed_once(operation: Operation) -> bool:
+    """True if keys are weighed once and the result is their weighted sum, not weights."""
     return weighs_once(operation) and bool(operation.pooled or operation.linear)
 
 
-def _averages_keys(operation: Operation) -> bool:
-    """True if the result is an average over keys that a mask may exclude."""
+def _averages_masked_keys(operation: Operation) -> bool:
+    """True if keys are weighed once and the result averages them under a mask."""
     averaged = operation.weighs_keys and bool(operation.pooled or operation.scores_scale_with)
-    return averaged and _sums_by_weight(operation) and operation.mask is not None
+    return averaged and _sums_keys_weighed_once(operation) and operation.mask is not None
 
 
 def linear_in_batches(operation: Operation) -> bool:
@@ -69,12 +74,12 @@ LINEARITY = law(
 )
 UNBIASED_GAIN = law(
     "pooling.unbiased-gain",
-    "No result is too large or too small by a common factor, even one far below the rounding of an element: it would "
-    "show over all elements together, or over many batch elements with independent rounding errors.",
+    "Results have no common factor that is too large or too small. Even an error of the factor far below the rounding "
+    "of one element would show over all elements together, or over many batch elements with independent errors.",
     formula=r"\hat\varepsilon = \sum w (o - o^*) o^* / \sum w {o^*}^2 \approx 0,"
-    r"\quad |\textstyle\sum_b t_b| \le 8 \sqrt{\textstyle\sum_b t_b^2} + \text{what all share},"
+    r"\quad |\textstyle\sum_b t_b| \le 8 \sqrt{\textstyle\sum_b t_b^2} + \text{errors that all share},"
     r"\quad t_b = \langle o_b - o_b^*, o_b^* \rangle",
-    governs=lambda operation: sums_over_keys(operation) or weighs_once(operation),
+    governs=lambda operation: averages_or_sums_keys(operation) or weighs_once(operation),
     sources=[S0.equation(1)],
 )
 ROUNDING_SPREAD = law(
@@ -84,7 +89,7 @@ ROUNDING_SPREAD = law(
     formula=r"\operatorname{mean}_b t_b \le 1 + 8 \operatorname{sd}(t) / \sqrt B,"
     r"\quad t_b = \operatorname{mean} (o_b - o_b^*)^2 / \sigma_b^2;\quad f(-x) = -f(x):"
     r"\ |\textstyle\sum_b s_b| \le 8 \sqrt{\textstyle\sum_b s_b^2},\quad s_b = (o_b - o_b^*) / \sigma_b",
-    governs=_sums_by_weight,
+    governs=_sums_keys_weighed_once,
     sources=[S0.equation(1)],
 )
 NO_LOST_OR_EXTRA_KEYS = law(
@@ -92,14 +97,14 @@ NO_LOST_OR_EXTRA_KEYS = law(
     "Every key has its own weight: none is left out, and no masked key or padding of a tile counts. Even a wrong "
     "weight far below the roundings would show over many batch elements with independent errors.",
     formula=r"\hat\varepsilon = \sum_b t_b / \sum_b \|g_b\|^2 \approx 0,"
-    r"\quad t_b = \langle o_b - o_b^*, g_b \rangle,\quad g = (v_j - o^*) / m",
-    governs=_averages_keys,
+    r"\quad t_b = \langle o_b - o_b^*, g_b \rangle,\quad g_b = (v_{b,j} - o_b^*) / m",
+    governs=_averages_masked_keys,
     sources=[S0.equation(1)],
 )
 EQUAL_KEYS_GIVE_MEAN = law(
     "pooling.equal-keys-give-mean",
     "Equal keys have equal weights, so the result is the mean of the attendable values.",
     formula=r"k_j = k\ \forall j \Rightarrow o_i = \tfrac{1}{|A_i|} \sum_{j \in A_i} v_j",
-    governs=lambda operation: _averages(operation) and len(operation.attended) > 1,
+    governs=lambda operation: _averages_values(operation) and len(operation.attended) > 1,
     sources=[S4.passage("Attention Prompt"), S1.passage("Attention: definition")],
 )

@@ -26,7 +26,8 @@ ISOMETRY_INVARIANCE = law(
     "keys alike. Exchanging queries and keys transposes the scores. Gaussian scores depend only on differences, are "
     "never positive, and are 0 where query and key are equal.",
     formula=r"e(Rq, Rk) = e(q, k),\ R^\top R = I;\quad e(q, k) = e(k, q)^\top;\quad e(q + t, k + t) = e(q, k),"
-    r"\quad e(q, k) \le 0,\quad e(q, q) = 0",
+    r"\quad e(q, k) \le 0,\quad e(q, q) = 0,"
+    r"\quad R \text{ a permutation with signs}",
     governs=_isometric,
     sources=[S0.equation(5)],
 )
@@ -39,16 +40,17 @@ ADDITIVE_IS_PERCEPTRON = law(
 )
 TANH_ODD_AND_BOUNDED = law(
     "scoring.tanh-odd-and-bounded",
-    "tanh is odd and at most 1. So states and additive scores change their signs with their inputs; states are at "
-    "most 1, and scores at most the sum of the absolute output weights.",
+    "tanh is odd and has at most magnitude 1. So states and additive scores change their signs with their inputs. The "
+    "magnitude of states is at most 1, that of scores at most the sum of the absolute output weights.",
     formula=r"e(-q, -k) = -e(q, k),\quad |e(q, k)| \le \lVert w_v \rVert_1;\quad f(-s, -c) = -f(s, c),"
-    r"\quad |f(s, c)| \le 1",
+    r"\quad |f(s, c)| \le 1 \text{ of a state } s \text{ and an input or context } c",
     governs=of(AdditiveScores, RNNCell, AttentionalState),
     sources=[S0.equation(4), S4.passage("RNN"), LUONG.passage("3")],
 )
 SATURATION_STAYS_FINITE = law(
     "scoring.saturation-stays-finite",
-    "Projections up to 10⁶, of either sign or cancelling each other, give finite scores within budget.",
+    "Projections of magnitudes from 10⁻³ to 10⁶, of either sign or cancelling each other, give finite scores within "
+    "budget.",
     formula=r"|W_q q|, |W_k k| \in [10^{-3}, 10^6]",
     governs=_additive,
     sources=[S0.equation(4)],

@@ -12,7 +12,7 @@ WIDE = (Axis.FEATURE, Axis.WIDTH, Axis.HIDDEN)
 
 
 def attends_under_mask(operation: Operation) -> bool:
-    """True if queries in any order attend to separate keys, under a mask with a row for each query."""
+    """True if queries may be permuted and attend to separate keys. The mask has a row for each query."""
     mask, size = operation.mask, operation.query_size
     if mask is None or size is None or size not in mask.sizes or operation.attends_to_itself or operation.counts:
         return False
@@ -20,7 +20,7 @@ def attends_under_mask(operation: Operation) -> bool:
 
 
 def has_query_and_key_rows(operation: Operation) -> bool:
-    """True if there are rows for queries and rows for keys, outside the layers of a model."""
+    """True if an operation without layers has rows for queries and rows for keys."""
     return bool(operation.query_size and operation.attended and operation.queries and not _has_layers(operation))
 
 
@@ -30,13 +30,13 @@ def _has_layers(operation: Operation) -> bool:
 
 
 def may_share_batches(operation: Operation) -> bool:
-    """True if keys or a mask may differ from queries or scores in their batch dimensions."""
+    """True if keys or a mask may have other batch dimensions than queries or scores."""
     several = sum(leaf.batched for leaf in operation.leaves) > 1
     return several and bool(operation.attended or operation.masks) and not _has_layers(operation)
 
 
 def masked_by_query(operation: Operation) -> bool:
-    """True if every query has its own row of a mask, outside the layers of a model."""
+    """True if a mask of an operation without layers has a row per query."""
     mask, queries = operation.mask, operation.query_size
     return mask is not None and queries is not None and queries in mask.sizes and not _has_layers(operation)
 

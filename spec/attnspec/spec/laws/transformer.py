@@ -27,7 +27,7 @@ ZERO_SUBLAYERS_IDENTITY = law(
 LAYER_NORM_MOMENTS = law(
     "transformer.layer-norm-moments",
     "With gain 1 and bias 0, layer normalization of a row with variance v gives mean 0 and variance v/(v + ε). Every "
-    "result of a post-norm layer has mean 0 and a variance below 1.",
+    "result of a post-norm layer has mean 0 and a variance of at most 1.",
     formula=r"\tfrac1d \sum_i y_i = 0,\quad \tfrac1d \sum_i y_i^2 = \frac{v}{v + \varepsilon} \le 1",
     governs=of(EncoderLayer, DecoderLayer, LayerNorm),
     sources=[BA.passage("3"), VASWANI.passage("3.1")],
@@ -77,16 +77,16 @@ CACHE_EQUALS_FULL_DECODER = law(
 )
 POSITIONS_MATTER = law(
     "transformer.positions-matter",
-    "With equal positions, exchanging two tokens exchanges their results; with different learned positions it does "
-    "not.",
-    formula=r"T = 0 \Rightarrow f(Px) = P f(x),\quad T \text{ drawn} \Rightarrow f(Px) \ne P f(x)",
+    "If all position embeddings are equal, exchanging two tokens exchanges their results. If they differ, it does not.",
+    formula=r"T = 0 \Rightarrow f(Px) = P f(x),\quad T \text{ random} \Rightarrow f(Px) \ne P f(x),"
+    r"\quad T \text{ the learned position embeddings}",
     governs=of(EncoderOnly),
     sources=[S2.passage("Machine Translation, solution 1"), S3.passage("Input Sequence Order")],
 )
 ENCODER_SEES_NO_TARGET = law(
     "transformer.encoder-sees-no-target",
-    "The encoder sees neither the target nor the padding of the source: replacing the last token of either changes "
-    "no earlier prediction.",
+    "The encoder sees no target token and no padding of the source. So neither another last token of the target nor "
+    "another padded token of the source changes an earlier prediction.",
     formula=r"f(x, y)_{<n-1} \text{ does not depend on } y_{n-1}, \text{ nor on } x_j \text{ where } M_j = 0",
     governs=of(EncoderDecoder),
     sources=[S2.passage("Machine Translation, solution 4"), S2.passage("Encoder Attention: padding")],

@@ -21,7 +21,8 @@ PATCHES_TILE_IMAGE = law(
 )
 PATCH_PERMUTATION = law(
     "vision.patch-permutation",
-    "Patches have no order but their positions: exchanging both exchanges the results of two patches.",
+    "Patches have no order but their positions: exchanging two patches and their position embeddings exchanges their "
+    "results.",
     formula=r"x_i \leftrightarrow x_j,\ p_i \leftrightarrow p_j \Rightarrow z_i \leftrightarrow z_j,\ z'_0 = z_0",
     governs=of(PatchEmbedding, VitEncoder),
     sources=[DOSOVITSKIY.passage("3.1, equation 1")],

@@ -1,4 +1,4 @@
-"""Contents of a lecture by page, and the parts of the specification that cover them, called owners.
+"""Contents of a lecture by page, and their owners: parts of the specification that cover them.
 
 An owner is the name of an operation, a law, a question of semantics, an erratum or a misprint. An item without owners
 gives a reason. ``tests/spec/test_lectures.py`` looks up all owners. If the lecture's text is available, it also checks

@@ -312,7 +312,7 @@ def alibi_slopes(heads: int) -> Float[Tensor, "{heads}"]:
 def sliding_window_mask(
     n: int, m: int, *, window: tuple[int | None, int | None] | None = None
 ) -> Bool[Tensor, "{n} {m}"]:
-    """Key j is near query i where i − left ≤ j ≤ i + right; on PyTorch's default device."""
+    """True where i − left ≤ j ≤ i + right (query i, key j); on PyTorch's default device."""
     _window(n, m, window)
     return window_mask(n, m, window, None)
 

@@ -25,7 +25,7 @@ class Scoring(NamedTuple):
 
 def attention(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None,
               scoring: Scoring) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Output (*batch, heads, n, d_v) and log Σ exp (*batch, heads, n), widened, batches not expanded.
+    """Output (*batch, heads, n, d_v) and log Σ exp (*batch, heads, n), widened. Batches are not expanded.
 
     ``allowed`` (*#batch, #heads, #n, #m) joins all conditions.
     """

@@ -220,8 +220,9 @@ class LuongAttention(nn.Module):
         super().__init__()
         if score not in ("dot", "general", "location"):
             raise ValueError(f"LuongAttention: score: expected 'dot', 'general' or 'location'; got {score!r}")
-        if (num_positions is None) == (score == "location"):
-            expected = "a number" if score == "location" else f"None for {score!r}"
+        needs_positions, has_positions = score == "location", num_positions is not None
+        if needs_positions != has_positions:
+            expected = "a number" if needs_positions else f"None for {score!r}"
             raise ValueError(f"LuongAttention: num_positions: expected {expected}; got {num_positions}")
         annotation_dim = state_dim if annotation_dim is None else annotation_dim
         if score == "dot" and annotation_dim != state_dim:

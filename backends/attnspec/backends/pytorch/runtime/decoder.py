@@ -28,6 +28,7 @@ class Decoder:
         self, annotations: Tensor, parameters: AttentionDecoderParameters[Tensor], mask: Tensor | None, steps: int
     ) -> None:
         half = annotations.dtype in HALF_DTYPES
+        # without a kernel, `excluded` are the keys whose scores become −∞: none in a row without attendable keys
         self.parameters = p = map_tree(parameters, lambda _, x: upcast(x)) if half else parameters
         self.mask, source = mask, upcast(annotations)
         uses_kernel = steps >= MANY_STEPS and source.shape[:-1].numel() * p.w_v.shape[0] >= LARGE

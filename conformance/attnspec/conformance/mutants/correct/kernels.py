@@ -146,7 +146,7 @@ class Kernels(Positional, Attention):
     def check_ends(self, ends: Numbers, most: int) -> None:
         """Raise ``ValueError`` unless the ends rise from 0 to ``most`` without a decrease."""
         if ends[0] != 0 or ends[-1] != most or np.any(ends[1:] < ends[:-1]):
-            raise ValueError(f"ends of sequences: expected integers from 0 to {most}, none below another; got {ends}")
+            raise ValueError(f"ends of sequences: expected integers from 0 to {most}, never falling; got {ends}")
 
     def paged_attention(
         self,

@@ -5,7 +5,7 @@ Queries a and keys b are already projected. Four paths compute it; `path_for` na
 - ``llvm``: CPU; llvmlite compiles the kernels and caches them in the user's cache folder, no C compiler is needed.
   Most exponentials are replaced by products exp(2a) exp(2b) of precomputed factors.
 - ``pointwise``: CPU; compiled kernels that evaluate each tanh pointwise, chosen where that costs less than factors.
-  Empty calls go to ``llvm``, and so do masked calls that meet a NaN, because a masked key may have caused it.
+  `attention` hands empty calls on to ``llvm``, and masked calls that meet a NaN: a masked key may have caused it.
 - ``triton``: CUDA, or the CPU in Triton's interpreter (TRITON_INTERPRET=1, for tests; only with `path="triton"`).
 - ``plain``: chunked PyTorch operations; every device, dtype and derivative. It is the only path under ``torch.func``
   and in forward mode.
@@ -42,9 +42,10 @@ def path_for(first: Tensor, *others: Tensor, path: str | None = None) -> str:
     device, dtype = first.device.type, first.dtype
     possible = [name for name in path_choice.available_paths(device) if _serves(name, operands)]
     if path is None:
-        if "pointwise" in possible and forced() in (None, *path_choice.PATHS):
-            return _cheapest_path(*operands)
         forced_path = forced()
+        # `by_cost` decides between the two CPU paths, and obeys if one of them is forced
+        if "pointwise" in possible and forced_path in (None, *path_choice.PATHS):
+            return _cheapest_path(*operands)
         return forced_path if forced_path in possible else possible[0]
     if path not in possible:
         raise ValueError(f"path: expected one of {', '.join(possible)} for {dtype} on {device}; got {path!r}")
@@ -147,7 +148,7 @@ def attention(
     causal: bool = False,
     path: str | None = None,
 ) -> Float[Tensor, "*batch n d_v"]:
-    """softmax_j(sum_h w_v tanh(a_i + b_j)) value over the attendable keys (mask True, and j <= i if causal).
+    """softmax_j(sum_h w_v tanh(a_i + b_j)) value over the attendable keys: mask True, and j <= i if causal.
 
     a = query W_q^T and b = key W_k^T, already projected. A row without an attendable key, and every row if m = 0, is 0
     with zero gradients; numbers stored at an excluded key, even NaN, have no effect on the row. ValueError for shapes
@@ -162,7 +163,7 @@ def attention(
         output = pointwise.attention(a, b, w_v, value, mask, causal)
         if output is not None:
             return output
-        chosen = "llvm"
+        chosen = "llvm"  # for an empty call, or a masked one that met a NaN
     if chosen == "llvm":
         from .llvm import operators as llvm
 
@@ -181,7 +182,10 @@ def scores(
     *,
     path: str | None = None,
 ) -> Float[Tensor, "*batch n m"]:
-    """sum_h w_v tanh(a_i + b_j); gradients are correct with or without a softmax after it."""
+    """sum_h w_v tanh(a_i + b_j), with gradients for any use.
+
+    Under a softmax the gradients of a row's scores add up to 0, and the kernels of `attention` leave that sum out.
+    """
     _check(a, b, w_v, None, None)
     a, b, w_v = _cast_operands("a, b, w_v", a, b, w_v)
     chosen = path_for(a, b, w_v, path=path)
@@ -200,7 +204,8 @@ def scores(
 class KeyCache:
     """Keys and values of source sentences, prepared once for all decoding steps by ``path``.
 
-    ``fused``, if not None, computes a step in a single kernel call; it returns None for steps that it does not support.
+    ``prepared`` holds the path's precomputed tensors; None if steps read ``b`` itself. ``fused``, if not None, computes
+    a step in a single kernel call; it returns None for steps that it does not support.
     """
 
     path: str
@@ -243,7 +248,7 @@ def prepare_keys(
 
 
 def _restored_cache(path: str, b: Tensor, w_v: Tensor, value: Tensor) -> KeyCache:
-    with autocast.off(b):
+    with autocast.off(b):  # the tensors were cast when the cache was made
         return prepare_keys(b, w_v, value, path=path)
 
 
@@ -252,9 +257,9 @@ def step(
 ) -> Float[Tensor, "*batch d_v"]:
     """One decoding step: the context of one projected query a per source; mask (*batch, m) or (m).
 
-    Batches broadcast: squeeze a query of shape (B, 1, h), or it attends to B sources per entry. If gradients are
-    needed, the step is `attention` with a single query on the original keys; inside torch.func, on the plain path.
-    Under autocast a step keeps the dtype of the cache.
+    Batches broadcast. A query of shape (B, 1, h) would have the batch (B, 1), and attend to all of B sources, so pass
+    (B, h). If gradients are needed, the step is `attention` with a single query on the original keys; inside
+    torch.func, on the plain path. Under autocast a step keeps the dtype of the cache.
     """
     if cache.fused is not None and not torch.compiler.is_compiling():
         context: Tensor | None = cache.fused(a, mask)
@@ -263,14 +268,14 @@ def step(
     if autocast_enabled(a):
         with autocast.off(a):
             return step(cache, a if a.dtype is torch.float64 else a.to(cache.b.dtype), mask=mask)
-    (m, h), row = cache.b.shape[-2:], None
+    (m, h), mask_row = cache.b.shape[-2:], None
     if a.dim() < 1 or a.shape[-1] != h:
         _refuse("a", f"shape (*batch, {h})", a)
     if mask is not None:
         if mask.dim() < 1 or (mask.shape[-1] != m and mask.shape[-1] != 1):
             _refuse("mask", f"shape broadcastable to (*batch, {m}), rank >= 1", mask)
-        row = mask.unsqueeze(-2)
-    _check(a.unsqueeze(-2), cache.b, cache.w_v, cache.value, row)
+        mask_row = mask.unsqueeze(-2)
+    _check(a.unsqueeze(-2), cache.b, cache.w_v, cache.value, mask_row)
     if a.dtype != cache.b.dtype:
         raise TypeError(f"additive attention: a: expected {cache.b.dtype} as the keys; got {a.dtype}")
     tracked = needs_gradients(a, cache.b, cache.w_v, cache.value)
@@ -278,7 +283,7 @@ def step(
     supported = _serves(cache.path, operands)
     if cache.prepared is None or tracked or a.numel() == 0 or not supported:
         path = cache.path if supported else path_for(*operands)
-        output = attention(a.unsqueeze(-2), cache.b, cache.w_v, cache.value, mask=row, path=path)
+        output = attention(a.unsqueeze(-2), cache.b, cache.w_v, cache.value, mask=mask_row, path=path)
         return output.squeeze(-2)
     if cache.path == "triton":
         from .triton import decoding as triton

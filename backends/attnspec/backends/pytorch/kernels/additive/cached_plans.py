@@ -20,7 +20,7 @@ Operands: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 Plan: TypeAlias = Callable[[Operands, Tensor | None], Tensor | None]
 """Function of operands and mask; it returns None for a call that the general path must compute."""
 
-# Plans also depend on these settings; PyTorch's functions are C++.
+# Plans also depend on these settings; module names save the look-up of an attribute in every call.
 grad, threads = torch.is_grad_enabled, torch.get_num_threads
 
 _plans: Plans[Plan] = Plans()
@@ -51,7 +51,7 @@ def attend(
             all(x.is_contiguous() for x in operands),
         )
         plan = _plans.get(kind)
-    except (AttributeError, TypeError, RuntimeError):  # `check` names an argument that is no tensor
+    except (AttributeError, TypeError, RuntimeError):  # an argument is no tensor: `check` raises and names it
         kind = None
     if plan is None:
         shape = check(*operands, mask, causal=causal)

@@ -11,6 +11,7 @@ from attnspec.backends.pytorch.runtime.forcing import forced
 from attnspec.backends.pytorch.runtime.optional import HAS_LLVMLITE, HAS_TRITON
 
 PATHS = "pointwise", "llvm"
+"""CPU paths between which predicted times decide."""
 
 
 def available_paths(device_type: str) -> tuple[str, ...]:
@@ -28,7 +29,7 @@ def available_paths(device_type: str) -> tuple[str, ...]:
 
 def by_cost(entries: int, n: int, m: int, h: int, d: int, dtype: torch.dtype, *, tracked: bool) -> str:
     """Return ``pointwise`` or ``llvm`` for a batch of `entries`; ``tracked`` if gradients are needed."""
-    if not entries * n * m:
+    if not entries * n * m:  # only `llvm` has empty results
         return "llvm"
     forced_path = forced()
     if forced_path in PATHS:
@@ -39,7 +40,11 @@ def by_cost(entries: int, n: int, m: int, h: int, d: int, dtype: torch.dtype, *,
 def microseconds(
     path: str, entries: int, n: int, m: int, h: int, d: int, dtype: torch.dtype, tracked: bool, threads: int
 ) -> float:
-    """Predicted microseconds of a call with about m keys on a path; `threads` is only a cache key."""
+    """Predicted microseconds of a call with about m keys on a path.
+
+    m is rounded, so that decoding steps with more and more keys reuse choices. `threads` is only a cache key: the
+    cost model asks PyTorch for its number of threads.
+    """
     return _microseconds(path, entries, n, leading_digits(m), h, d, dtype, tracked, threads)
 
 
@@ -54,4 +59,4 @@ def _microseconds(
 
 def work(entries: int, n: int, m: int, h: int, d: int) -> Work:
     """Counts of terms, scores and elements of the operands; predicted time is linear in them."""
-    return Work(entries * n * m * h, entries * n * m, entries * ((n + m) * h + m * d))
+    return Work(pairs=entries * n * m * h, scores=entries * n * m, rows=entries * ((n + m) * h + m * d))

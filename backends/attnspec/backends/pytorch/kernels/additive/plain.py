@@ -16,8 +16,8 @@ from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.masks import causal_triangle
 from attnspec.backends.pytorch.runtime.transforms import operations_intercepted, under_torch_func
 
-# most elements of the largest intermediate, (batch, rows, m, h); a chunk has at least one row
 CHUNK = 2**22
+"""Most elements of the largest intermediate, (batch, rows, m, h): 16 MiB of float32. A chunk has at least one row."""
 
 
 def _chunks(n: int, batch: int, m: int, width: int) -> list[slice]:
@@ -32,16 +32,18 @@ def _score_chunk(a: Tensor, b: Tensor, w_v: Tensor, allowed: Tensor | None) -> T
         # a NaN of an excluded key must not reach the gradient of the query
         terms = torch.where(allowed[..., None], terms, 0.0)
     terms = torch.tanh(terms)
+    # a weight per head, (heads, 1, 1, h), has more dimensions
     return times_vector(terms, w_v) if w_v.dim() == 1 else (terms * w_v).sum(-1)
 
 
-def _attention_chunk(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, allowed: Tensor, exclude: bool) -> Tensor:
-    scores = _score_chunk(a, b, w_v, allowed if exclude else None)
+def _attention_chunk(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, allowed: Tensor, nonfinite: bool) -> Tensor:
+    """Attention of some rows. If ``nonfinite``, numbers of excluded pairs are replaced, in sums and gradients."""
+    scores = _score_chunk(a, b, w_v, allowed if nonfinite else None)
     # a row without an attendable key has weights 0 and gradients 0
     excluded, empty = ~allowed, ~allowed.any(-1, keepdim=True)
     scores = scores.masked_fill(excluded, -torch.inf)
     weights = torch.softmax(scores.masked_fill(empty, 0.0), -1).masked_fill(excluded, 0.0)
-    if exclude:
+    if nonfinite:
         output = torch.where(allowed[..., None], weights[..., None] * value[..., None, :, :], 0.0).sum(-2)
     else:
         output = batched_product(weights, value)
@@ -65,18 +67,19 @@ def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, *, mask: Tensor 
     batch = broadcast(*shapes, mask.shape[:-2] if mask is not None else ())
     dtype = a.dtype
     if n == 0 or m == 0 or batch.numel() == 0:
+        # 0 times the operands keeps them in the autograd graph, so that they have gradients, of 0
         return value.new_zeros(*batch, n, d) + 0 * (a.sum() + b.sum() + w_v.sum() + value.sum()).nan_to_num()
     with autocast.off(a):
         a, b, w_v, value = map(upcast, (a, b, w_v, value))
         allowed = causal_triangle(n, m, a.device) if causal else torch.ones(n, m, dtype=torch.bool, device=a.device)
         if mask is not None:
             allowed = allowed & mask
-        exclude = mask is not None or causal
-        if exclude and not operations_intercepted():
-            exclude = not bool(a.isfinite().all() & b.isfinite().all() & value.isfinite().all())
+        nonfinite = mask is not None or causal  # assumed where values cannot be read
+        if nonfinite and not operations_intercepted():
+            nonfinite = not bool(a.isfinite().all() & b.isfinite().all() & value.isfinite().all())
         parts = []
-        for chunk in _chunks(n, batch.numel(), m, max(b.shape[-1], d) if exclude else b.shape[-1]):
-            operands = (a[..., chunk, :], b, w_v, value, allowed[..., chunk, :], exclude)
+        for chunk in _chunks(n, batch.numel(), m, max(b.shape[-1], d) if nonfinite else b.shape[-1]):
+            operands = (a[..., chunk, :], b, w_v, value, allowed[..., chunk, :], nonfinite)
             parts.append(_with_checkpoint(_attention_chunk, *operands))
         return torch.cat(parts, -2).to(dtype).expand(*batch, n, d)
 
@@ -92,7 +95,8 @@ def attention_in_memory(
     allowed = allowed.expand(*allowed.shape[:-1], m)
     if causal:
         allowed = allowed & causal_triangle(n, m, a.device)
-    return _attention_chunk(a, b, w_v, value, allowed, operations_intercepted() or not all(map(finite, (a, b, value))))
+    nonfinite = operations_intercepted() or not all(map(finite, (a, b, value)))
+    return _attention_chunk(a, b, w_v, value, allowed, nonfinite)
 
 
 def scores(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:

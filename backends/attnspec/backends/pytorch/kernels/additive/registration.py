@@ -27,6 +27,7 @@ class Operator(Generic[P, R]):
         self.name = f"attnspec::{name}"
         schema = torch.library.infer_schema(function, mutates_args=())
         LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+        # one implementation for all devices, without derivatives until `register_autograd`
         LIBRARY.impl(name, function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
         self.overload = getattr(torch.ops.attnspec, name).default
 

@@ -26,7 +26,10 @@ _plans: Plans[Attend] = Plans()
 
 
 class NumericOptions(NamedTuple):
-    """Numeric options; with ``grouped``, operands are (*batch, heads, rows, features)."""
+    """Numeric options, as in `call.Options` and `Call`.
+
+    Operands are (*batch, heads, rows, features) if ``grouped``, otherwise (*batch, rows, features).
+    """
 
     left: int | None
     right: int | None
@@ -106,7 +109,8 @@ def _make_plan(options: NumericOptions, query: Tensor, key: Tensor, value: Tenso
 
     if unchanged and not grouped:
         reshaped, original = call.tensors.mask, tensors[0]
-        assert reshaped is not None is not original
+        assert reshaped is not None
+        assert original is not None
         size, stride, in_place = reshaped.size(), reshaped.stride(), reshaped.data_ptr() == original.data_ptr()
 
         def attend_under_mask(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Results | None:

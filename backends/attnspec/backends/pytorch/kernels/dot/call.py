@@ -21,7 +21,7 @@ class Options(NamedTuple):
     """Numeric options of a call; a score is ``scale`` times a product, capped by ``softcap``.
 
     Query i sees keys i − ``left`` + offset to i + ``right`` + offset. ``logarithms``: log Σ exp is also returned.
-    ``wide``: results keep the accumulation dtype.
+    ``wide``: results keep the accumulation dtype, because the caller adds sinks before it rounds.
     """
 
     scale: float
@@ -36,8 +36,8 @@ class Tensors(NamedTuple):
     """Tensor options of a call; biases and slopes have the accumulation dtype and no gradient.
 
     ``mask`` (b|1, heads|1, n|1, m). ``lengths`` (b): number of existing keys. ``offsets`` (b) move the windows.
-    ``slopes`` (heads), divided by the scale, times |i − j| are subtracted from scores. ``bias`` (b|1, heads|1, n|1, m)
-    is added.
+    ``slopes`` (heads) times |i − j| are subtracted from scores, ``bias`` (b|1, heads|1, n|1, m) is added. Slopes are
+    stored divided by the scale, as kernels apply them to unscaled products.
     """
 
     mask: Tensor | None = None
@@ -50,7 +50,8 @@ class Tensors(NamedTuple):
 class Call(NamedTuple):
     """A call: query (b, heads, n, d), key (b, heads_k, m, d), value (b, heads_k, m, d_v).
 
-    ``is_4d``: the caller's operands had four dimensions. ``in_layer``: the call is part of another operation.
+    ``call[:3]`` are the operands. ``is_4d``: the caller's operands had four dimensions. ``in_layer``: the call is part
+    of another operation.
     ``learned``: bias or slopes need gradients, which only the formula has.
     """
 
@@ -65,12 +66,13 @@ class Call(NamedTuple):
 
     def excludes(self) -> bool:
         """Return whether an option may exclude a pair."""
-        return any(x is not None for x in (self.options.left, self.options.right, *self.tensors[:3]))
+        mask, lengths, offsets, *_ = self.tensors
+        return any(x is not None for x in (self.options.left, self.options.right, mask, lengths, offsets))
 
     def is_simple(self) -> bool:
         """Return whether causality, scale and a mask are the only options."""
         _, left, right, softcap, _, wide = self.options
-        alone = all(x is None for x in (left, softcap, *self.tensors[1:]))
+        alone = all(x is None for x in (left, softcap, *self.tensors[1:]))  # all tensors but the mask
         return alone and right in (None, 0) and not wide
 
     def allowed(self) -> Tensor | None:
@@ -98,7 +100,7 @@ def as_4d(x: Tensor, rank: int) -> Tensor:
 
 def grouped_call(query: Tensor, key: Tensor, value: Tensor, visible: Visible,
                  scoring: Scoring) -> tuple[Call, torch.Size]:  # fmt: skip
-    """`Call` of query (*#batch, heads, n, d), key and value (*#batch, heads_k, m, ·), and its batch."""
+    """`Call` and batch of query (*#batch, heads, n, d), key, value (*#batch, heads_k, m, ·)."""
     batch, m, d = batch_of(query, key, value, visible, scoring), key.shape[-2], query.shape[-1]
     is_4d = all(x.dim() == 4 and x.shape[:1] == batch for x in (query, key, value))
     scale = d**-0.5 if scoring.scale is None and d else scoring.scale or 0.0
@@ -106,7 +108,8 @@ def grouped_call(query: Tensor, key: Tensor, value: Tensor, visible: Visible,
     bias = None if scoring.bias is None else merge_bias(upcast(scoring.bias.detach()), batch, m)
     slopes = None if scoring.slopes is None else upcast(scoring.slopes.detach()) / scale
     tensors = Tensors(mask, merge_ints(visible.lengths, batch), merge_ints(visible.offsets, batch), slopes, bias)
-    options = Options(scale, visible.left, visible.right, scoring.softcap, True, scoring.sinks is not None)
+    wide = scoring.sinks is not None
+    options = Options(scale, visible.left, visible.right, scoring.softcap, logarithms=True, wide=wide)
     learned = any(x is not None and needs_gradients(x) for x in (scoring.bias, scoring.slopes))
     query, key, value = merge_batch(query, batch), merge_batch(key, batch), merge_batch(value, batch)
     return Call(query, key, value, options, tensors, is_4d, learned=learned), batch

@@ -53,8 +53,8 @@ def variable_length(query: Tensor, key: Tensor, value: Tensor, lengths: tuple[in
         packed(value),
         counts[0].contiguous(),
         counts[1].contiguous(),
-        n,
-        max(lengths),
+        n,  # longest sequence of queries
+        max(lengths),  # and of keys
         scale=scale,
     )
     assert isinstance(output, Tensor)

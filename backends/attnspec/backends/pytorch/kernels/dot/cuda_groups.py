@@ -63,6 +63,7 @@ def path_of(call: Call, visible: Visible, scoring: Scoring, flash: bool = True, 
     on_device = call.device == "cuda" or (call.device == "cpu" and forced_path == "flex" and not call.tracked)
     if not on_device or forced_path == "plain" or not _supported(call, scoring):
         return "plain"
+    # scoring[1:]: everything but the scale
     alone = all(x is None for x in (*scoring[1:], visible.mask, visible.left, visible.lengths))
     aligned = visible.right is None or (visible.right == 0 and visible.offsets is None and call.n <= call.m)
     flash = flash and forced_path != "flex" and takes_flash(call, scoring)
@@ -100,7 +101,8 @@ def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scorin
         return "plain"
     if query.is_cpu and any(x is not None for x in visible) and not (finite(key) and finite(value)):
         return "plain"
-    return path_of(call, visible, scoring, query.is_cuda and fused_allowed(), forced())
+    flash = query.is_cuda and fused_allowed()
+    return path_of(call, visible, scoring, flash, forced())
 
 
 def call_of(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring) -> Call:
@@ -137,7 +139,7 @@ def attend(path: str, query: Tensor, key: Tensor, value: Tensor, visible: Visibl
 
 def by_flash(query: Tensor, key: Tensor, value: Tensor, causal: bool,
              scale: float | None) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Output and log Σ exp by flash, with equal head sizes in eights and square causal calls."""
+    """Output and log Σ exp by flash. Head sizes are padded to one multiple of 8, causal keys cut after n."""
     d, d_v = query.shape[-1], value.shape[-1]
     if causal:
         key, value = key[:, :, : query.shape[-2]], value[:, :, : query.shape[-2]]

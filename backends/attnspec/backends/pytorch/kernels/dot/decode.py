@@ -26,7 +26,7 @@ from .decode_arguments import PAIRS, STORED, Decode
 from .decode_rows import KeyRows, outputs_at_once
 
 MANY_HEADS = 16
-"""Heads per group from which `tiled`, with the heads as queries of one head, replaces this kernel."""
+"""Heads per group from which `tiled` replaces this kernel; the heads are then queries of one head."""
 
 BLOCK = 16
 """Keys per block: a register of scores, few enough that prefetched rows are still cached."""
@@ -41,7 +41,11 @@ def decode_scratch(lanes: int, group: Extent, d_v: Extent, members: int) -> tupl
 
 @compiled
 def decode_kernel(bits: int, stored: str, members: int) -> Kernel[Decode]:
-    """Kernel for output, row maximum and reciprocal of the row sum, ``members`` heads at once."""
+    """Kernel for output, row maximum and reciprocal of the row sum.
+
+    ``members`` heads of a group are computed at once: each has a segment of every register of scores. The last few may
+    number fewer; the last head is then repeated, with scratch memory of its own.
+    """
     k, pairs = Kernel("dot_decode", Decode, bits), stored == PAIRS
     g, lowest, zero, segment = k.argument, k.full(float("-inf")), k.full(0.0), k.lanes // members
     outputs_together = outputs_at_once(stored, members)
@@ -58,6 +62,7 @@ def decode_kernel(bits: int, stored: str, members: int) -> Kernel[Decode]:
         start, stop = k.load_int(g.start, batch), k.load_int(g.stop, batch)
         end = (stop + g.page - 1) // g.page
         with k.loop(start // g.page, end) as page:
+            # this page, and the next one to prefetch; without a table a batch element is one page
             numbers = Variable(k, batch), Variable(k, batch)
             with k.when(g.table.is_given()):
                 for number, at in zip(numbers, (page, k.minimum(page + 1, end - 1)), strict=True):
@@ -167,13 +172,13 @@ def plan(
 
     Later calls have lengths and offsets if this call has. ``table`` (b, blocks) holds numbers of pages.
     """
-    query, key, value, options, tensors = *(as_4d(x, rank) for x in operands), *call[3:5]
+    query, key, value, options, tensors = *(as_4d(x, rank) for x in operands), call.options, call.tensors
     (b, heads, _, d), (heads_k, page, d_v), dtype = query.shape, value.shape[1:], query.dtype
     shape, group, rows = (*operands[0].shape[:-1], d_v), heads // heads_k, b * heads
     visible = Visible(None, options.left, options.right, tensors.lengths, tensors.offsets)
     start, stop = bounds(b, page, visible)
-    changes = tensors.lengths is not None or tensors.offsets is not None
-    whole = not changes and options.left is options.right is None
+    bounds_vary = tensors.lengths is not None or tensors.offsets is not None
+    sees_all_keys = not bounds_vary and options.left is options.right is None
     pairs, sums = multiplies_pairs(query, key, value), upcast(query[:0]).dtype
     wide, size = query.new_empty(b, heads, 1, d_v, dtype=sums), sums.itemsize
     members, lanes = 1 if group == 1 else 2 if group == 2 else 4, register_bytes() // size
@@ -192,26 +197,26 @@ def plan(
         offsets: Tensor | None = None, *others: Tensor | None,
     ) -> tuple[Tensor, Tensor | None] | None:  # fmt: skip
         first, last, wide = start, stop, query
-        if changes:
+        if bounds_vary:
             first, last = bounds(b, page, visible._replace(lengths=lengths, offsets=offsets))
         if dtype is not sums and not pairs:
             wide = query.to(sums)
         wide = wide if wide.is_contiguous() else wide.contiguous()
         output = torch.empty(shape, dtype=sums)
-        numbers = torch.empty(2 * rows + threads * scratch, dtype=sums)
+        statistics_and_scratch = torch.empty(2 * rows + threads * scratch, dtype=sums)
         buffer = template[:]
         buffer[_QUERY], buffer[_KEY], buffer[_VALUE] = wide.data_ptr(), key.data_ptr(), value.data_ptr()
         buffer[_START], buffer[_STOP], buffer[_OUTPUT] = first.data_ptr(), last.data_ptr(), output.data_ptr()
-        buffer[_MAXIMUM] = address = numbers.data_ptr()
+        buffer[_MAXIMUM] = address = statistics_and_scratch.data_ptr()
         buffer[_RECIPROCAL], buffer[_SCRATCH] = address + rows * size, address + 2 * rows * size
         call_kernel(kernel, threads, buffer)
         if not options.logarithms:
             return output.to(results), None
-        maxima, reciprocals = numbers[: 2 * rows].view(2, b, heads, 1).unbind()
+        maxima, reciprocals = statistics_and_scratch[: 2 * rows].view(2, b, heads, 1).unbind()
         logarithms = torch.add(reciprocals.log().neg_(), maxima, alpha=options.scale)
-        if not whole:
-            logarithms.masked_fill_(reciprocals == 0, -torch.inf)
-        if isnan(logarithms.sum()):
+        if not sees_all_keys:
+            logarithms.masked_fill_(reciprocals == 0, -torch.inf)  # no key was attendable
+        if isnan(logarithms.sum()):  # the maxima are part of it, and mark NaN in the output
             return None
         return output.to(results), logarithms.to(results)
 

@@ -22,7 +22,9 @@ STORED = {torch.float32: "real", torch.float64: "real", torch.bfloat16: "bfloat1
 """Storage format of each dtype, as in `Memory.load_stored`."""
 
 PAIRS = "pairs"
-"""Storage format of bfloat16 keys and values that are multiplied in pairs, by bfloat16 queries and weights."""
+"""Storage format of bfloat16 keys and values, multiplied in pairs by bfloat16 queries and weights. One
+instruction adds two such products to a float32 sum. To lose no precision, a weight is split into two bfloat16 parts:
+itself rounded, and the difference."""
 
 
 class StridedBytes(Kind[Tensor, Strided[BytePointer]]):
@@ -44,13 +46,14 @@ class StridedBytes(Kind[Tensor, Strided[BytePointer]]):
 
 
 class Decode(Arguments):
-    """Arguments of `decode.decode_kernel`; ``tasks`` are heads of keys of all batch elements.
+    """Arguments of `decode.decode_kernel`; there is a task for each head of keys of each batch element.
 
-    query (b, heads, d), as stored if `PAIRS`, and output (b, heads, d_v) are contiguous; ``maximum`` and ``reciprocal``
-    (b, heads) are as in `Operands`. With `PAIRS` the maximum is NaN where the output has a NaN: parts of weights may
-    give NaN where whole weights give infinity. Keys ``start`` (b) to ``stop`` (b) are attended to. ``key`` and
-    ``value`` are pages of ``page`` keys, whose numbers ``table`` (b, ``pages``) holds; without a table a batch element
-    is one page.
+    query (b, heads, d) and output (b, heads, d_v) are contiguous reals, but with `PAIRS` the query is bfloat16.
+    ``maximum`` (b, heads) is the largest score before the scale, ``reciprocal`` (b, heads) is 1/Σ exp(score − maximum).
+    With `PAIRS` the maximum is NaN where the output has a NaN, and `decode.plan` then leaves the call to the formula:
+    the two parts of a weight may give NaN where the whole weight gives infinity. Keys ``start`` (b) to before ``stop``
+    (b) are attended to. ``key`` and ``value`` consist of pages of ``page`` keys. Row b of ``table`` (b, ``pages``)
+    lists the pages of a sequence, by their number; without a table, batch element b is page b.
     """
 
     tasks: Size

@@ -32,7 +32,7 @@ def outputs_at_once(stored: str, members: int) -> int:
 
 
 class KeyRows:
-    """``count`` keys and values of one page, and the address of the next keys to prefetch."""
+    """``count`` keys and values of one page, and the next keys' address to prefetch."""
 
     def __init__(self, k: Kernel[Decode], stored: str, key: BytePointer, value: BytePointer, next_key: BytePointer,
                  count: Value) -> None:  # fmt: skip
@@ -63,7 +63,10 @@ class KeyRows:
         return sums_of_lanes(k, [k.load(partial, i * k.lanes) for i in range(k.lanes)])
 
     def pool(self, weights: RealPointer, shrink: RealPointer, outputs: list[RealPointer], segment: int) -> None:
-        """output = shrink*output + the sum over keys of weight*value, for each output."""
+        """output = shrink*output + the sum over keys of weight*value, for each output.
+
+        ``shrink`` rescales the sums over earlier blocks of keys to the new row maximum.
+        """
         k, g = self.k, self.k.argument
         begin = k.integer(0)
         for vectors in COLUMNS[min(8, SUMS // len(outputs))]:
@@ -77,6 +80,7 @@ class KeyRows:
                     loaded = [k.load_stored(row, place * self.bytes, self.stored) for place in places]
                     for place in places:
                         k.prefetch(self.next_key + key * g.key.row, place * self.bytes)
+                    # a register holds the weights of ``segment`` keys, those of each output adjacent
                     at = key // segment * k.lanes + key % segment
                     for i, totals in enumerate(sums):
                         weight = k.broadcast(weights, at + i * segment)

@@ -43,7 +43,7 @@ MOST_KERNELS = 1_000
 
 def attend(query: Tensor, key: Tensor, value: Tensor, condition: Condition | None, scoring: Scoring,
            by_element: bool = True) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Output (b, heads, n, d_v), and log Σ exp (b, heads, n) in the accumulation dtype.
+    """Output (b, heads, n, d_v) and log Σ exp (b, heads, n); the latter in the accumulation dtype.
 
     query (b, heads, n, d), key (b, heads_k, m, d), value (b, heads_k, m, d_v); bias and slopes as in `scores`. The
     condition depends on the batch element unless ``by_element`` is false.
@@ -58,7 +58,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, condition: Condition | Non
             blocks = make_blocks(condition, b if by_element else None, None, n, m, query.device)
         output, aux = attention(
             *(padded_features(x, NARROWEST) for x in (query, key, value)), scores(scoring, query.device), blocks,
-            d**-0.5 if scoring.scale is None else float(scoring.scale), True, return_aux=AuxRequest(lse=True),
+            d**-0.5 if scoring.scale is None else float(scoring.scale),
+            True,  # enable_gqa
+            return_aux=AuxRequest(lse=True),
         )  # fmt: skip
     return output[..., :d_v], aux.lse
 

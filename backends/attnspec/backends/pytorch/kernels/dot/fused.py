@@ -162,6 +162,7 @@ class Plan:
             query, key, value = query.float(), key.float(), value.float()
         assert flash_on_cpu is not None
         causal, scale = self.options.right is not None, self.options.scale
+        # 0.0: no dropout
         unrounded = output, logarithms = flash_on_cpu(query, key, value, 0.0, causal, scale=scale)
         needs_formula = self.hides_nan is not None and self.hides_nan(output)
         output = output if output.dtype is dtype else output.to(dtype)

@@ -1,8 +1,8 @@
-"""Grouped-query attention by the fastest kernel that supports a call, with log Σ exp and gradients.
+"""Grouped-query attention with log Σ exp and gradients, by the fastest kernel for a call.
 
-On CUDA the kernels are PyTorch's (`cuda_groups`), on the CPU `path_choice` selects them. Only the formula supports
-``torch.compile``, ``torch.func``, modes, forward mode, and numbers that are not finite. Second derivatives are the
-formula's.
+On CUDA the kernels are PyTorch's (`cuda_groups`), on the CPU `path_choice` selects them. Where a function here returns
+None, the caller computes the formula (`kernels.formula`). Only the formula supports ``torch.compile``, ``torch.func``,
+modes, forward mode, numbers that are not finite, and second derivatives.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ ALL_PAIRS, DEFAULT_SCORING = Visible(), Scoring()
 
 def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible = ALL_PAIRS,
              scoring: Scoring = DEFAULT_SCORING) -> str:  # fmt: skip
-    """Name of the path of query (*batch, heads, n, d), key and value (*batch, heads_k, m, d).
+    """Path name for query (*batch, heads, n, d), key and value (*batch, heads_k, m, d).
 
     ``decode``, ``small``, ``llvm``, ``pytorch`` or ``plain`` on the CPU, ``enable_gqa``, ``flex`` or ``plain`` on CUDA.
     """
@@ -38,11 +38,13 @@ def path_for(query: Tensor, key: Tensor, value: Tensor, visible: Visible = ALL_P
 
 def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring: Scoring,
            check: Callable[[], Any] | None = None) -> tuple[Tensor, Tensor] | None:  # fmt: skip
-    """Output and log Σ exp, unrounded if there are sinks; None if only the formula is right.
+    """Output and log Σ exp; None if only the formula is right. With sinks, which the caller adds, both stay unrounded.
 
     query (*batch, heads, n, d), key (*batch, heads_k, m, d), value (*batch, heads_k, m, d_v); batches broadcast.
-    ``check`` raises for arguments that do not fit together.
+    ``check`` raises for arguments that do not fit together; on the CPU it is called once per kind of call
+    (`cached_plans`), to save time.
     """
+    # `check` has not run: the query may be no tensor
     on_cpu = isinstance(query, Tensor) and query.is_cpu and forced() != "flex"
     if operations_intercepted() or not on_cpu:
         if check is not None:
@@ -51,7 +53,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible, scoring:
         return None if path == "plain" else cuda_groups.attend(path, query, key, value, visible, scoring)
     mask, left, right, lengths, offsets = visible
     scale, softcap, bias, slopes, sinks = scoring
-    tensors = mask, lengths, offsets, slopes, bias
+    tensors = mask, lengths, offsets, slopes, bias  # the order of `Tensors`; offsets move the window
     options = NumericOptions(left, right, scale, softcap, grouped=True, wide=sinks is not None)
     option_tensors = () if all(x is None for x in tensors) else tensors
     results = cached_plans.attend(check, options, query, key, value, *option_tensors)
@@ -83,7 +85,9 @@ def attend_in_pages(query: Tensor, key_pages: Tensor, value_pages: Tensor, table
     from attnspec.backends.pytorch.kernels.dot import decode
 
     table = table.expand(*batch, table.shape[-1]).reshape(batch.numel(), -1).long().contiguous()
-    results = decode.plan(call, call[:3], 2, table)(*call[:3], *call.tensors)
+    operands = call.query, call.key, call.value
+    attend_to_pages = decode.plan(call, operands, rank=2, table=table)
+    results = attend_to_pages(*operands, *call.tensors)
     if results is None:
         return None
     output, logarithms = results

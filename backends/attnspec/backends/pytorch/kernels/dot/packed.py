@@ -30,7 +30,7 @@ Ends = tuple[list[int], list[int]]
 def path_of(call: Call, ends: Ends, visible: Visible, scoring: Scoring, varlen: bool = True,
           forced_path: str | None = None) -> str:  # fmt: skip
     """Return ``varlen``, ``flex`` or ``plain``; the argument ``varlen``: its kernel runs on the device."""
-    path = cuda_groups.path_of(call, visible, scoring, False, forced_path)
+    path = cuda_groups.path_of(call, visible, scoring, False, forced_path)  # False: not by ``enable_gqa``
     if path != "flex" or forced_path == "flex" or not (varlen and takes_flash(call, scoring)):
         return path
     counts = [[b - a for a, b in pairwise(x)] for x in ends]
@@ -65,7 +65,7 @@ def has_varlen() -> bool:
 
 def attend(path: str, query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor,
            visible: Visible, scoring: Scoring) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Output (*batch, heads, n, d_v) and log Σ exp (*batch, heads, n) by ``varlen`` or ``flex``."""
+    """Output (*batch, heads, n, d_v) and log Σ exp (*batch, heads, n); ``path`` is ``varlen`` or ``flex``."""
     batch = broadcast(query.shape[:-3], key.shape[:-3], value.shape[:-3])
     query, key, value = merge_batch(query, batch), merge_batch(key, batch), merge_batch(value, batch)
     if path == "varlen":

@@ -81,7 +81,7 @@ def serves_step(call: Call) -> bool:
 
 
 def merges_heads(call: Call) -> bool:
-    """Return whether ``llvm`` may treat a group's heads, of one query each, as queries of one head."""
+    """Return whether ``llvm`` may treat a group's single-query heads as queries of one head."""
     query, key, _, options, tensors, *_ = call
     several = query.shape[-2] == 1 and query.shape[1] > key.shape[1]
     return several and options.left is None and tensors.bias is None and tensors.slopes is None

@@ -1,4 +1,9 @@
-"""Predicted time of scaled dot-product attention on each CPU path, and the cheapest path."""
+"""Predicted time of scaled dot-product attention on each CPU path, and the cheapest path.
+
+``llvm`` is the tiled kernels of this package, ``small`` those for few queries and keys, ``decode`` the kernel for one
+query per head, ``pytorch`` PyTorch's kernel, ``plain`` the formula, with scores in memory. Rates were measured on one
+kind of call (`kernels.costs`); constants here correct them for others.
+"""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -17,14 +22,15 @@ CHECK_OF_EXCLUSION = 10.0
 """Microseconds by which PyTorch's kernel takes longer if keys are excluded: its inputs are checked for NaN."""
 
 RESHAPING = 0.45
-"""Fraction of PyTorch's smallest call, without gradients, that reshaping to four dimensions and back takes."""
+"""Fraction of PyTorch's smallest call, without gradients, that reshaping to four dimensions and back takes. Measured
+calls of ``pytorch`` include it; it is subtracted if operands have four dimensions already."""
 
 FORMULA_EXTRA = 60.0
 """Microseconds by which the formula takes longer than PyTorch's kernel."""
 
 LOGARITHMS_EXTRA = 0.4, 0.27
-"""Extra time of ``llvm`` and ``decode`` for log Σ exp, without and with gradients, as a fraction of PyTorch's smallest
-call. PyTorch's kernel always computes log Σ exp."""
+"""Extra time of ``llvm`` and ``decode`` for log Σ exp, without and with gradients. The unit is PyTorch's smallest call;
+PyTorch's kernel always computes log Σ exp."""
 
 PER_GROUPED_ELEMENT = 3e-3
 """Microseconds per element of all heads' keys and values: ``llvm`` sums their gradients over the heads of a group."""
@@ -40,11 +46,12 @@ def by_cost(b: int, h: int, n: int, m: int, d: int, d_v: int, dtype: torch.dtype
     """
     times, threads = {}, torch.get_num_threads()
     for path in paths:
-        # assume that exclusion halves the pairs, which this package's kernels skip; under a mask `small` loses its
-        # tiles, which cancels the gain
+        # Assume that half of the pairs are excluded, and skipped by this package's kernels. But under a mask `small`
+        # computes one query at a time, not tiles of several, which costs as much as skipping saves.
         skips_excluded = path == "llvm" or (path == "small" and (not masked or n < MANY_QUERIES))
         keys = -(-m // 2) if excludes and skips_excluded else m
         sizes = (b * h // group, group) if merges_heads and path == "llvm" else (b * h, n)
+        # the formula has no rates of its own
         time = microseconds("pytorch" if path == "plain" else path, *sizes, keys, d, d_v, dtype, tracked, threads)
         if time is not None:
             times[path] = time + FORMULA_EXTRA * (path == "plain")

@@ -46,7 +46,8 @@ def range_check_kernel(bits: int, stored: str) -> Kernel[Arrays]:
     g, size = k.argument, k.size if stored == "real" else 2
     failed = Variable(k, k.integer(0))
     totals = [Variable(k, k.full(0.0)) for _ in range(SUMS_AT_ONCE)]
-    # times this, numbers beyond `MAGNITUDE_LIMIT` become infinite
+    # Times this, numbers beyond `MAGNITUDE_LIMIT` become infinite. (In float64 beyond twice the limit: Python cannot
+    # compute 2.0**1024.)
     most = k.full((2.0**128 if bits == 32 else 2.0**1023) / MAGNITUDE_LIMIT[bits])
 
     def add(x: BytePointer, at: Value, total: Variable) -> None:
@@ -96,7 +97,7 @@ def range_check(tensors: Sequence[Tensor], mask: Tensor | None = None) -> Callab
     if mask is not None:
         template[_ROWS], template[_M] = mask.shape[:-1].numel(), mask.shape[-1]
     run = range_check_kernel(first.element_size() * 8, STORED[tensors[0].dtype]).call
-    flag, failed, mask_word = _FLAG, _FAILED, _MASK
+    flag, failed, mask_slot = _FLAG, _FAILED, _MASK
     first_slot, second_slot, third_slot = _TENSORS
 
     # written out: loops and helpers would take longer than the kernel
@@ -111,7 +112,7 @@ def range_check(tensors: Sequence[Tensor], mask: Tensor | None = None) -> Callab
         if third is not None:
             buffer[third_slot] = third.data_ptr()
         if mask is not None:
-            buffer[mask_word] = mask.data_ptr()
+            buffer[mask_slot] = mask.data_ptr()
         run(address)
         return not buffer[flag]
 

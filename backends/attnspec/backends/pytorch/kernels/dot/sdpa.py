@@ -119,17 +119,17 @@ def _structured(call: Call) -> tuple[Call, tuple[int, ...] | None]:
     m, mask = call.key.shape[-2], call.tensors.mask
     lengths = None
     if mask is not None and cuda_fused.worth_waiting(call.query, b * h * n * d * m):
-        mask, causal, of_mask = structure_of(mask)
+        mask, causal, key_ends = structure_of(mask)
         if mask is None:
             call = _without_mask(call)
             call = call._replace(options=call.options._replace(right=0)) if causal else call
-        elif of_mask:
-            m = max(of_mask)
+        elif key_ends:
+            m = max(key_ends)
             call = _first_keys(call, m)
-            if min(of_mask) == m:
+            if min(key_ends) == m:
                 call = _without_mask(call)
-            elif len(of_mask) == b and cuda_fused.worth_packing(call.query, call.options.right is not None, of_mask):
-                lengths = of_mask
+            elif len(key_ends) == b and cuda_fused.worth_packing(call.query, call.options.right is not None, key_ends):
+                lengths = key_ends
     return _first_keys(call, n) if call.options.right is not None and m > n else call, lengths
 
 

@@ -35,8 +35,9 @@ empty_like = torch.empty_like
 class Plan:
     """Kernels for all calls with the same shapes, strides and options.
 
-    ``output``, ``logarithms`` (None unless returned) and ``weights`` (None without a backward) are templates for
-    `empty_like`, without memory; ``strides`` are those of the operands, ``scratch`` is in bytes.
+    ``output``, ``logarithms`` (None unless returned) and ``weights`` (None without a backward) are templates from
+    which `empty_like` makes results; their own memory is freed. ``strides`` are those of the operands, ``scratch`` is
+    in bytes.
     """
 
     rank: int
@@ -54,13 +55,14 @@ class Plan:
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *_: Tensor | None
     ) -> tuple[Tensor, Tensor | None, bool, tuple[Tensor, ...]]:
-        """Output, log Σ exp, whether a score or result is not finite, and weights for a backward."""
+        """Output, log Σ exp, whether scores or results are not finite, and weights for backward."""
         output, logarithms, weights = empty_like(self.output), self.logarithms, self.weights
         buffer = self.buffer[:]
         buffer[_QUERY], buffer[_KEY], buffer[_VALUE] = query.data_ptr(), key.data_ptr(), value.data_ptr()
         buffer[_OUTPUT] = output.data_ptr()
+        # the kernel sets the flag in the buffer's own last slot, of 8 bytes as all slots
         buffer[_NONFINITE] = buffer.buffer_info()[0] + 8 * _FLAG
-        buffer[_SCRATCH], _held = lease_address("small", self.scratch)
+        buffer[_SCRATCH], _held = lease_address("small", self.scratch)  # leased as long as `_held` exists
         if weights is not None:
             weights = empty_like(weights)
             buffer[_WEIGHTS] = weights.data_ptr()
@@ -89,12 +91,13 @@ class Plan:
             gradient = gradient.contiguous()
         query_gradient, key_gradient, value_gradient = empty_like(query), empty_like(key), empty_like(value)
         buffer = backward.buffer[:]
+        # address and three strides, which are not known before
         buffer[_GRADIENT : _GRADIENT + 4] = array("q", StridedBytes.to_slots(as_4d(gradient, self.rank)))
         buffer[_QUERY], buffer[_KEY], buffer[_VALUE] = query.data_ptr(), key.data_ptr(), value.data_ptr()
         buffer[_QUERY_GRADIENT], buffer[_KEY_GRADIENT] = query_gradient.data_ptr(), key_gradient.data_ptr()
         buffer[_VALUE_GRADIENT] = value_gradient.data_ptr()
         buffer[_BACKWARD_WEIGHTS] = weights.data_ptr()
-        buffer[_SCRATCH], _held = lease_address("small", backward.scratch)
+        buffer[_SCRATCH], _held = lease_address("small", backward.scratch)  # leased as long as `_held` exists
         if tensors and tensors[0] is not None:
             buffer[_MASK] = tensors[0].data_ptr()
         if logarithms_gradient is not None:
@@ -121,7 +124,7 @@ def serves(call: Call) -> bool:
         return False
     if any(x.stride(-1) != 1 and x.shape[-1] > 1 for x in tensors):
         return False
-    # gradients of overlapping rows get another layout from `empty_like`
+    # `empty_like` makes the gradients; for overlapping rows, such as expanded ones, it changes the layout
     if any(torch.empty_like(x, device="meta").stride(-1) != 1 and x.shape[-1] > 1 for x in tensors[:3]):
         return False
     group, n, m = query.shape[1] // key.shape[1], query.shape[-2], key.shape[-2]
@@ -150,6 +153,7 @@ def _plan(call: Call, operands: Sequence[Tensor], rank: int) -> Plan:
         "causal": options.right == 0, "scale": options.scale, "log2_scale": options.scale * log2(e), "query": query,
         "key": key, "value": value, "mask": mask,
     }  # fmt: skip
+    # every call sets its own addresses: here only sizes and strides are read, so one element stands for all memory
     output, placeholder = query.new_empty(b, heads, n, d_v), torch.empty(1, dtype=real)
     scratch = sum(forward_scratch(lanes, stored, copied, n, m, d, d_v))
     arguments = Forward(
@@ -170,16 +174,17 @@ def _plan(call: Call, operands: Sequence[Tensor], rank: int) -> Plan:
     logarithms = _template_of(shape[:-1], query.dtype) if options.logarithms else None
     weights = _template_of((rows * in_registers(m, lanes),), real) if tracked else None
     return Plan(
-        rank, options, _template_of(shape, query.dtype), logarithms, weights, tuple(x.stride() for x in operands),
-        threads * scratch * real.itemsize, threads, forward_kernel(bits, *kind), flagged_buffer(arguments), backward,
+        rank=rank, options=options, output=_template_of(shape, query.dtype), logarithms=logarithms, weights=weights,
+        strides=tuple(x.stride() for x in operands), scratch=threads * scratch * real.itemsize, threads=threads,
+        kernel=forward_kernel(bits, *kind), buffer=flagged_buffer(arguments), backward_plan=backward,
     )  # fmt: skip
 
 
 def _template_of(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Template for `empty_like`, which is faster than `torch.empty` with a shape."""
-    flagged_buffer = torch.empty(shape, dtype=dtype, device="cpu")
-    flagged_buffer.untyped_storage().resize_(0)
-    return flagged_buffer
+    template = torch.empty(shape, dtype=dtype, device="cpu")
+    template.untyped_storage().resize_(0)
+    return template
 
 
 _QUERY, _KEY, _VALUE, _MASK, _SCRATCH, _WEIGHTS, _OUTPUT, _LOGARITHMS, _NONFINITE = (
@@ -189,7 +194,7 @@ _QUERY, _KEY, _VALUE, _MASK, _SCRATCH, _WEIGHTS, _OUTPUT, _LOGARITHMS, _NONFINIT
         Forward.logarithms, Forward.nonfinite,
     )
 )  # fmt: skip
-_FLAG = LEADING + Forward.slots
+_FLAG = LEADING + Forward.slots  # one past the arguments, see `flagged_buffer`
 _BACKWARD_WEIGHTS, _GRADIENT, _LOGARITHMS_GRADIENT, _QUERY_GRADIENT, _KEY_GRADIENT, _VALUE_GRADIENT = (
     LEADING + slot
     for slot in (

@@ -31,8 +31,10 @@ class Backward(Small):
 def backward_scratch(
     lanes: int, stored: str, copied: bool, group: Extent, n: Extent, m: Extent, d: Extent, d_v: Extent
 ) -> tuple[Extent | int, ...]:  # fmt: skip
-    """Scratch reals per thread: gradients of all scores; transposed values; ``copied`` key; ``copied`` value; widened
-    queries; widened gradients of results."""
+    """Scratch reals per thread, in the order of `backward_kernel`, which unpacks them.
+
+    Only half dtypes need copies: of queries and gradients, and if ``copied`` of keys and values.
+    """
     d, d_v, m_whole = in_registers(d, lanes), in_registers(d_v, lanes), in_registers(m, lanes)
     if stored == "real":
         return group * n * m_whole, m_whole * d_v, 0, 0, 0, 0
@@ -46,6 +48,7 @@ def gradients_of_scores(
     """Replace the gradients of a query's weights by those of its scores."""
     k, g, zero = emit.k, emit.k.argument, emit.k.full(0.0)
     stop, mask, total = emit.stop(i), emit.mask_row(member, i), Variable(k, zero)
+    # through the softmax: (gradient of the weight − their mean by weight)·weight
     with k.loop(0, stop, k.lanes) as j:
         product = k.load(weights, j) * k.load(scores, j)
         total.add(k.select(emit.attendable(mask, stop, j), product, zero))
@@ -86,7 +89,8 @@ class Column(NamedTuple):
             with k.loop(0, g.group) as member:
                 rows, weights = self.rows(member)
                 mask = emit.mask_row(member, k.integer(0)) + j, g.mask.row
-                emit.weigh(weights + j, emit.m_whole, rows, self.start(j), g.n, mask)(places, insides, sums)
+                add_rows = emit.weigh(weights + j, emit.m_whole, rows, start=self.start(j), stop=g.n, mask=mask)
+                add_rows(places, insides, sums)
 
         return add
 
@@ -116,26 +120,27 @@ def backward_kernel(bits: int, stored: str, masked: bool, copied: bool) -> Kerne
     with k.tasks(g.tasks) as number:
         emit = KeyHead(k, stored, masked, copied, number)
         sizes = backward_scratch(k.lanes, stored, copied, g.group, g.n, g.m, g.d, g.d_v)
-        score_gradients, values, *copies = k.parts(g.scratch.of(k.thread), sizes)
-        key, value = emit.of_keys(g.key, g.d, copies[0]), emit.of_keys(g.value, g.d_v, copies[1])
-        emit.put_into_columns(value, values)
+        parts = k.parts(g.scratch.of(k.thread), sizes)
+        score_gradients, transposed_values, key_copy, value_copy, query_copy, gradient_copy = parts
+        key, value = emit.of_keys(g.key, g.d, key_copy), emit.of_keys(g.value, g.d_v, value_copy)
+        emit.put_into_columns(value, transposed_values)
         with k.loop(0, g.group) as member:
             head = emit.head(member)
-            emit.read(g.query, head, g.n, g.d, copies[2] + member * (g.n * in_registers(g.d, k.lanes)))
+            emit.read(g.query, head, g.n, g.d, query_copy + member * (g.n * in_registers(g.d, k.lanes)))
             gradient = emit.read(
-                g.gradient, head, g.n, g.d_v, copies[3] + member * (g.n * in_registers(g.d_v, k.lanes))
+                g.gradient, head, g.n, g.d_v, gradient_copy + member * (g.n * in_registers(g.d_v, k.lanes))
             )
             all_scores = score_gradients + member * g.n * emit.m_whole
             all_weights = g.weights + emit.number(member, zero) * emit.m_whole
 
-            def writer(i: Value, head: Value = head, emit: KeyHead[Backward] = emit) -> Write:
+            def writer(i: Value) -> Write:
                 return emit.writer(emit.row_of(g.query_gradient, head, i))
 
             if emit.has_tiles:
                 with k.loop(0, emit.in_tiles, TILE) as first:
                     each = [all_scores + (first + r) * emit.m_whole for r in range(TILE)]
                     rows = [gradient.row(first + r) for r in range(TILE)]
-                    emit.products(rows, value, values, emit.stop(first + (TILE - 1)), each)
+                    emit.products(rows, value, transposed_values, emit.stop(first + (TILE - 1)), each)
                     with k.loop(first, first + TILE) as i:
                         offset = i * emit.m_whole
                         gradients_of_scores(emit, member, i, all_weights + offset, all_scores + offset)
@@ -144,11 +149,12 @@ def backward_kernel(bits: int, stored: str, masked: bool, copied: bool) -> Kerne
                 scores, mask = all_scores + i * emit.m_whole, (emit.mask_row(member, i), unit)
                 emit.row_products(gradient.row(i), value, emit.stop(i), scores)
                 gradients_of_scores(emit, member, i, all_weights + i * emit.m_whole, scores)
-                emit.pool(g.d, emit.weigh(scores, unit, key, zero, emit.stop(i), mask), [writer(i)])
+                add = emit.weigh(scores, step=unit, rows=key, start=zero, stop=emit.stop(i), mask=mask)
+                emit.pool(g.d, add, [writer(i)])
         head_weights = g.weights + number * (g.group * g.n * emit.m_whole)
         for weights, operand, columns, copy, result in (
-            (score_gradients, g.query, g.d, copies[2], g.key_gradient),
-            (head_weights, g.gradient, g.d_v, copies[3], g.value_gradient),
+            (score_gradients, g.query, g.d, query_copy, g.key_gradient),
+            (head_weights, g.gradient, g.d_v, gradient_copy, g.value_gradient),
         ):  # fmt: skip
             column = Column(emit, weights, operand, columns, copy)
             tiled = zero if masked else g.m // TILE * TILE

@@ -14,7 +14,8 @@ from .small_rows import TILE, AnyRows, KeyHead, Small, Write, weigh_tile
 class Forward(Small):
     """Arguments of `forward_kernel`; ``weights`` and ``logarithms`` (b, heads, n) are optional.
 
-    ``nonfinite`` becomes 1 if a score is not finite or a result is NaN.
+    ``nonfinite`` becomes 1 if a score is not finite or a result is NaN; the caller then discards the results, and the
+    formula computes the call. `g` is short for these arguments, `k` for the kernel that emits code.
     """
 
     weights: OptionalReals
@@ -26,8 +27,10 @@ class Forward(Small):
 def forward_scratch(
     lanes: int, stored: str, copied: bool, n: Extent, m: Extent, d: Extent, d_v: Extent
 ) -> tuple[Extent | int, ...]:  # fmt: skip
-    """Scratch reals per thread: weights of a tile; transposed keys; ``copied`` key; ``copied`` value; widened queries
-    of a head."""
+    """Scratch reals per thread, in the order of `forward_kernel`, which unpacks them.
+
+    Only half dtypes need copies: of a head's queries, and if ``copied`` of its keys and values.
+    """
     d, d_v, m_whole = in_registers(d, lanes), in_registers(d_v, lanes), in_registers(m, lanes)
     if stored == "real":
         return m_whole * TILE, m_whole * d, 0, 0, 0
@@ -52,6 +55,7 @@ class Queries:
         if self.emit.masked:
             self._weights(i, weights)
         else:
+            # an only key needs no exponential; under a mask it may be excluded
             with k.when(self.g.m.compare("==", 1)) as otherwise:
                 self._weight_of_only_key(i, weights)
             with otherwise():
@@ -60,11 +64,12 @@ class Queries:
     def _weight_of_only_key(self, i: Value, weights: RealPointer) -> None:
         """Store weight 1 for the only key; flag a score that is not finite."""
         k, g, score = self.emit.k, self.g, self.emit.k.load(weights, 0)
+        # score - score is NaN if the score is not finite
         self.flag_if(k.lanes_below(k.integer(1)) & (score - score).compare("!=", 0.0))
         k.store(k.full(1.0), weights, 0)
         with k.when(g.logarithms.is_given()):
             byte = self.emit.number(self.member, i) * size_of(k, self.emit.stored)
-            k.store_stored(score * g.scale.load(), g.logarithms, byte, self.emit.stored, first=True)
+            k.store_stored(score * g.scale.load(), g.logarithms, byte, self.emit.stored, lane_0=True)
 
     def _weights(self, i: Value, weights: RealPointer) -> None:
         emit, k, g = self.emit, self.emit.k, self.g
@@ -91,7 +96,7 @@ class Queries:
             k.store(k.load(weights, j) * reciprocal, weights, j)
         with k.when(g.logarithms.is_given()):
             logarithm = k.fma(largest, g.scale.load(), log(k, row_sum))
-            k.store_stored(k.select(empty, lowest, logarithm), g.logarithms, row * size, emit.stored, first=True)
+            k.store_stored(k.select(empty, lowest, logarithm), g.logarithms, row * size, emit.stored, lane_0=True)
 
     def writer(self, i: Value) -> Write:
         """Return a function that stores the output of a query."""
@@ -103,7 +108,8 @@ class Queries:
         emit, zero, unit = self.emit, self.emit.k.integer(0), self.emit.k.integer(1)
         self.weights(i, weights)
         mask = emit.mask_row(self.member, i), unit
-        emit.pool(self.g.d_v, emit.weigh(weights, unit, self.value, zero, emit.stop(i), mask), [self.writer(i)])
+        add = emit.weigh(weights, step=unit, rows=self.value, start=zero, stop=emit.stop(i), mask=mask)
+        emit.pool(self.g.d_v, add, [self.writer(i)])
 
     def tile(self, first: Value, weights: list[RealPointer], step: Value) -> None:
         """Store the outputs of a tile; rows of weights are ``step`` reals apart."""
@@ -122,26 +128,28 @@ def forward_kernel(bits: int, stored: str, masked: bool, copied: bool) -> Kernel
     g, nonfinite = k.argument, Variable(k, k.integer(0))
     with k.tasks(g.tasks) as number:
         emit = KeyHead(k, stored, masked, copied, number)
-        parts = k.parts(g.scratch.of(k.thread), forward_scratch(k.lanes, stored, copied, g.n, g.m, g.d, g.d_v))
-        key, value = emit.of_keys(g.key, g.d, parts[2]), emit.of_keys(g.value, g.d_v, parts[3])
-        emit.put_into_columns(key, parts[1])
+        tile_weights, transposed_keys, key_copy, value_copy, query_copy = k.parts(
+            g.scratch.of(k.thread), forward_scratch(k.lanes, stored, copied, g.n, g.m, g.d, g.d_v)
+        )
+        key, value = emit.of_keys(g.key, g.d, key_copy), emit.of_keys(g.value, g.d_v, value_copy)
+        emit.put_into_columns(key, transposed_keys)
         with k.loop(0, g.group) as member:
-            query = emit.read(g.query, emit.head(member), g.n, g.d, parts[4])
+            query = emit.read(g.query, emit.head(member), g.n, g.d, query_copy)
             queries = Queries(emit, nonfinite, member, value)
 
-            def place(i: Value, member: Value = member, emit: KeyHead[Forward] = emit) -> RealPointer:
+            def weights_of(i: Value) -> RealPointer:  # in memory for the backward pass if there is one
                 saved = g.weights + emit.number(member, i) * emit.m_whole
-                return k.select(g.weights.is_given(), saved, parts[0])
+                return k.select(g.weights.is_given(), saved, tile_weights)
 
             if emit.has_tiles:
                 with k.loop(0, emit.in_tiles, TILE) as first:
-                    weights = [place(first) + emit.m_whole * r for r in range(TILE)]
+                    weights = [weights_of(first) + emit.m_whole * r for r in range(TILE)]
                     rows = [query.row(first + r) for r in range(TILE)]
-                    emit.products(rows, key, parts[1], emit.stop(first + (TILE - 1)), weights)
+                    emit.products(rows, key, transposed_keys, emit.stop(first + (TILE - 1)), weights)
                     queries.tile(first, weights, emit.m_whole)
             with k.loop(emit.in_tiles, g.n) as i:
-                emit.row_products(query.row(i), key, emit.stop(i), place(i))
-                queries.single(i, place(i))
+                emit.row_products(query.row(i), key, emit.stop(i), weights_of(i))
+                queries.single(i, weights_of(i))
     with k.when(nonfinite.get().is_nonzero()):
         k.store_int(nonfinite.get(), g.nonfinite, 0)
     return k

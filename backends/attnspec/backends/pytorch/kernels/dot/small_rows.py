@@ -40,7 +40,7 @@ VECTORS_PER_TILE_ROW = (4, 1) if HAS_512_BITS else (3, 2, 1)
 """`VECTORS_AT_ONCE` for each row of a tile."""
 
 MANY_QUERIES = 8
-"""Queries per head of keys from which half dtypes are widened once, and keys transposed for tiles."""
+"""Queries per key head from which half dtypes are widened once; keys are then transposed for tiles."""
 
 
 class Small(Arguments):
@@ -134,8 +134,9 @@ class KeyHead(Generic[F]):
         k, first = self.k, operand.of_head(self.batch, head)
         if self.stored != "real":
             with k.loop(0, count) as i:
+                row = first + i * operand.row
 
-                def widen(c: Value, inside: Inside, row: BytePointer = first + i * operand.row, i: Value = i) -> None:
+                def widen(c: Value, inside: Inside) -> None:
                     k.store(load_stored(k, inside, row, c, self.stored), copy, i * in_registers(columns, k.lanes) + c)
 
                 vectors(k, columns, widen)
@@ -188,10 +189,7 @@ class KeyHead(Generic[F]):
             others = [rows.row(k.minimum(j + r, count - 1)) for r in range(k.lanes)]
             sums = [Variable(k, k.full(0.0)) for _ in others]
 
-            def add(
-                c: Value, inside: Inside, others: Sequence[RealPointer | BytePointer] = others,
-                sums: list[Variable] = sums,
-            ) -> None:  # fmt: skip
+            def add(c: Value, inside: Inside) -> None:
                 x = load(k, inside, row, c)
                 for other, total in zip(others, sums, strict=True):
                     total.set(k.fma(self.load(inside, other, c), x, total.get()))
@@ -230,7 +228,7 @@ class KeyHead(Generic[F]):
                     total.set(k.fma(load(k, inside, row, c), x, total.get()))
 
             vectors(k, others.columns, add)
-            before = k.lanes_below(j)
+            before = k.lanes_below(j)  # the lanes that already hold their products
             for products_of_row, total in zip(products, sums, strict=True):
                 products_of_row.set(k.select(before, products_of_row.get(), k.sum(total.get())))
         for target, products_of_row in zip(targets, products, strict=True):
@@ -268,7 +266,10 @@ class KeyHead(Generic[F]):
         self, weights: RealPointer, step: Value, rows: AnyRows, start: Value, stop: Value,
         mask: tuple[BytePointer, Value],
     ) -> Weigh:  # fmt: skip
-        """Return a function that adds weighted rows; ``mask`` (address, byte distance) excludes some."""
+        """Return a function that adds weighted rows; ``weights`` are ``step`` reals apart.
+
+        If the kernel is masked, ``mask`` (address, byte distance from row to row) excludes some.
+        """
         k = self.k
 
         def add(places: list[Value], insides: Sequence[Inside], sums: list[list[Variable]]) -> None:
@@ -287,7 +288,7 @@ class KeyHead(Generic[F]):
         return add
 
     def pool(self, columns: Value, add: Weigh, writers: list[Write]) -> None:
-        """Store the sums of all columns, of a row or of each row of a tile."""
+        """Store the sums of all columns, for one row or a tile of rows."""
         k, begin = self.k, self.k.integer(0)
 
         def pool_columns(places: list[Value], insides: Sequence[Inside]) -> None:
@@ -308,13 +309,14 @@ class KeyHead(Generic[F]):
 
 
 def weigh_tile(emit: KeyHead[F], first: Value, weights: list[RealPointer], rows: AnyRows) -> Weigh:
-    """Return a function that adds keys seen by the whole tile, then each query's further keys."""
+    """Return a function that adds the whole tile's keys, then each query's further keys."""
     k, unit = emit.k, emit.k.integer(1)
     common, no_mask = emit.stop(first), (BytePointer(k.integer(0)), unit)
 
     def add(places: list[Value], insides: Sequence[Inside], sums: list[list[Variable]]) -> None:
         emit.weigh_together(weights, unit, rows, k.integer(0), common)(places, insides, sums)
         for r in range(1, TILE):
-            emit.weigh(weights[r], unit, rows, common, emit.stop(first + r), no_mask)(places, insides, sums[r : r + 1])
+            add_further = emit.weigh(weights[r], unit, rows, start=common, stop=emit.stop(first + r), mask=no_mask)
+            add_further(places, insides, sums[r : r + 1])
 
     return add

@@ -39,7 +39,10 @@ empty_strided = torch.empty_strided
 
 @plan_class
 class BackwardPlan:
-    """Kernel and padded sizes of the gradients; ``ranges`` as in `Backward`."""
+    """Kernel and padded sizes of the gradients; ``ranges`` of keys are tasks, as in `Backward`.
+
+    ``zeros``: gradients of queries need memory filled with zeros.
+    """
 
     threads: int
     scratch: int
@@ -56,7 +59,8 @@ class BackwardPlan:
 class Plan:
     """Kernels for calls with the same shapes, strides and options; ``sizes``: b, h, n, m, d, d_v.
 
-    ``in_place``: operands are read without copies. ``strides`` are those of the operands as read, and of the output.
+    ``in_place``: operands are read without copies. ``strides`` are those of query, key and value as read, and of the
+    output. ``scratch`` is in reals per thread.
     """
 
     rank: int
@@ -75,7 +79,7 @@ class Plan:
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor | None
     ) -> tuple[Tensor, Tensor | None, bool, tuple[Tensor, ...]]:
-        """Output, log Σ exp, whether an excluded NaN may have spread, and tensors for the backward."""
+        """Output, log Σ exp, whether an excluded NaN may have spread, and tensors for backward."""
         dtype, excludable = query.dtype, (key, value)
         if not self.in_place:
             query, key, value = contiguous_rows(query), contiguous_rows(key), contiguous_rows(value)
@@ -97,6 +101,7 @@ class Plan:
         call_kernel(self.kernel, self.threads, buffer)
         needs_formula = buffer[_NAN_FLAG] != 0
         if self.backward_plan is not None and self.excludes and not needs_formula:
+            # a NaN that this pass excludes could enter gradients, as 0·NaN
             needs_formula = not all(map(finite, excludable))
         output = pooled
         if sums is not dtype and not self.options.wide:
@@ -136,6 +141,7 @@ class Plan:
         scratch = query.new_empty(p.threads * p.scratch)
         of_batch, of_head, of_row, _ = as_4d(gradient, self.rank).stride()
         buffer[_GRADIENT], buffer[_BACKWARD_SCRATCH] = gradient.data_ptr(), scratch.data_ptr()
+        # after the address, the strides of `Strided`; 0 broadcasts a dimension of size 1
         buffer[_GRADIENT + 1] = of_batch if b > 1 else 0
         buffer[_GRADIENT + 2] = of_head if h > 1 else 0
         buffer[_GRADIENT + 3] = of_row if n > 1 else 0
@@ -165,7 +171,7 @@ def plan(call: Call, operands: Sequence[Tensor], rank: int) -> Attend:
 
 def _plan(call: Call, operands: Sequence[Tensor], rank: int) -> Plan:
     tracked, shape = needs_gradients(*operands), (*operands[0].shape[:-1], operands[2].shape[-1])
-    options, tensors = call[3:5]
+    options, tensors = call.options, call.tensors
     wide = [contiguous_rows(x.detach()) for x in operands]
     in_place = all(x.data_ptr() == operand.data_ptr() for x, operand in zip(wide, operands, strict=True))
     query, key, value = (as_4d(x, rank) for x in wide)
@@ -191,9 +197,10 @@ def _plan(call: Call, operands: Sequence[Tensor], rank: int) -> Plan:
         kernel, buffer = backward_kernel(bits), flagged_buffer(backward_arguments)
         backward = BackwardPlan(threads, backward_size, ranges, m_padded, d_padded, v_padded, zeros, kernel, buffer)
     return Plan(
-        rank, options, call.excludes(), in_place, (b, h, n, m, d, d_v), shape,
-        tuple(x.stride() for x in (*wide, output)), thread_count(tasks, b * h * n * m * (d + d_v) / 2), scratch,
-        forward_kernel(bits), flagged_buffer(arguments), backward,
+        rank=rank, options=options, excludes=call.excludes(), in_place=in_place, sizes=(b, h, n, m, d, d_v),
+        shape=shape, strides=tuple(x.stride() for x in (*wide, output)),
+        threads=thread_count(tasks, b * h * n * m * (d + d_v) / 2), scratch=scratch, kernel=forward_kernel(bits),
+        buffer=flagged_buffer(arguments), backward_plan=backward,
     )  # fmt: skip
 
 
@@ -212,7 +219,7 @@ def _output(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def _set_options(buffer: "array[int]", tensors: Sequence[Tensor | None], shift: int = 0) -> None:
-    """Set the addresses of option tensors; ``later`` shifts the slots for the backward kernel."""
+    """Set the addresses of option tensors; ``shift`` is `_SHIFT` for the backward kernel."""
     for slot, x in zip((_MASK, _LENGTHS, _OFFSETS, _SLOPES, _BIAS), tensors, strict=False):
         if x is not None:
             buffer[shift + slot] = x.data_ptr()
@@ -239,7 +246,10 @@ def _operands(
 
 
 def key_range(entries: int, m: int, threads: int) -> int:
-    """Keys per backward task, a multiple of ``KEYS``: all, unless that would leave threads idle."""
+    """Keys per backward task, a multiple of ``KEYS``: all, unless that would leave threads idle.
+
+    Then about four tasks per thread even out their times.
+    """
     blocks = -(-m // KEYS)
     if entries % threads == 0:
         return blocks * KEYS
@@ -247,7 +257,7 @@ def key_range(entries: int, m: int, threads: int) -> int:
 
 
 def flagged_buffer(arguments: Arguments) -> "array[int]":
-    """Argument buffer with one more slot at the end, for the flag that the kernel sets."""
+    """Argument buffer with an extra last slot for the flag that the kernel sets."""
     buffer = argument_buffer(arguments.to_slots())
     buffer.append(0)
     return buffer

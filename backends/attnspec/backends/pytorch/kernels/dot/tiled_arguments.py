@@ -77,11 +77,7 @@ class OptionalStridedBooleans(Kind[Tensor | None, Strided[BytePointer]]):
     """Booleans (b, h, rows, columns), with contiguous rows, or None."""
 
     slots = 4
-
-    @staticmethod
-    def to_slots(operand: Tensor | None) -> tuple[int, int, int, int]:
-        """Zeros for None."""
-        return (0, 0, 0, 0) if operand is None else _strided(operand)
+    to_slots = OptionalStridedReals.to_slots
 
     @staticmethod
     def read(k: Memory, buffer: IntPointer, first: int) -> Strided[BytePointer]:
@@ -93,11 +89,17 @@ class OptionalStridedBooleans(Kind[Tensor | None, Strided[BytePointer]]):
 class Operands(Arguments):
     """Operands, output and row statistics of a call, for the forward and backward kernels.
 
-    ``group`` heads of queries share a head of keys. ``left`` and ``right`` may be `UNBOUNDED`. Cap, slopes and bias act
-    on scores before the scale: ``cap`` and ``slopes`` are divided by it, ``bias`` is multiplied by ``over_scale``.
-    ``log2_scale`` is the scale of the scores, times log₂ e. ``maximum`` (b, h, n) is the largest score of a row before
-    the scale, ``reciprocal`` (b, h, n) is 1/Σ exp(score − maximum); both are 0 where no key is attendable.
-    ``logarithms`` (b, h, n), if wanted, are −∞ there.
+    ``group`` heads of queries share a head of keys. ``d_padded`` and ``v_padded`` are d and d_v, `padded`. Query i sees
+    keys i − ``left`` + offset to i + ``right`` + offset; either may be `UNBOUNDED`, and ``banded`` is 0 if both are.
+    ``lengths`` (b) are numbers of existing keys, ``offsets`` (b) move the window.
+
+    The scale is applied last, in the exponential, as ``log2_scale``, the scale times log₂ e. So cap, slopes and bias
+    act on unscaled products: the caller has divided ``cap`` and ``slopes`` by the scale, the kernel multiplies ``bias``
+    by ``over_scale`` = 1/scale. ``over_cap`` is 1/``cap``. ``capped`` is 1 if there is a cap, ``adjusts`` if there are
+    cap, slopes or bias.
+
+    ``maximum`` (b, h, n) is the largest score of a row before the scale, ``reciprocal`` (b, h, n) is
+    1/Σ exp(score − maximum); both are 0 where no key is attendable. ``logarithms`` (b, h, n), if wanted, are −∞ there.
     """
 
     query_blocks: Size
@@ -140,8 +142,8 @@ def padded(columns: int, bits: int) -> int:
 
 
 def _mask_bits(bits: int) -> int:
-    """Reals that hold 64 mask bits for each query of a block."""
-    return 64 // bits * width(bits)
+    """Reals that hold a mask bit for each of `KEYS` keys and each query. A real has room for ``bits`` bits."""
+    return KEYS // bits * width(bits)
 
 
 def forward_scratch(bits: int, d_padded: Extent, v_padded: Extent) -> tuple[Extent | int, ...]:
@@ -151,9 +153,13 @@ def forward_scratch(bits: int, d_padded: Extent, v_padded: Extent) -> tuple[Exte
 
 
 def backward_scratch(bits: int, d_padded: Extent, v_padded: Extent) -> tuple[Extent | int, ...]:
-    """Scratch reals per thread, in the order of `backward.Scratch`."""
+    """Scratch reals per thread, in the order of `tiled_backward.Scratch`."""
     queries = width(bits)
     of_query, of_value = d_padded * queries, v_padded * queries
     return (
-        of_query, of_value, of_query, of_value, of_query, KEYS * queries, KEYS * queries, queries, _mask_bits(bits)
+        of_query, of_value,  # queries and gradients of the output, transposed
+        of_query, of_value,  # the same as rows
+        of_query,  # sums: gradients of the queries
+        KEYS * queries, KEYS * queries,  # weights, gradients of the scores
+        queries, _mask_bits(bits),  # one number per query, bits of the mask
     )  # fmt: skip

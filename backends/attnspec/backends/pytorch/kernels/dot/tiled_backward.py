@@ -110,6 +110,7 @@ def _prepare(k: Kernel[Backward], task: QueryBlock, s: Scratch) -> None:
     o = task.operands
     of_queries = task.rows_of(o.query, o.d, s.queries)
     of_gradients = task.rows_of(k.argument.gradient, o.d_v, s.gradients)
+    # a loop over queries and gradients, so that their code is compiled once
     with k.loop(0, k.integer(2)) as which:
         is_query = which.is_zero()
         rows = Rows(
@@ -145,23 +146,26 @@ def _score_gradients(k: Kernel[Backward], block: KeyBlock, s: Scratch, keys: Rea
         with k.loop(0, k.integer(TILE_ROWS)) as r:
             for c in range(TILE_VECTORS):
                 place = at + r * lanes + c * k.lanes
-                score, slope = Variable(k, k.load(s.weights, place)), Variable(k, scale)
+                score, derivative = Variable(k, k.load(s.weights, place)), Variable(k, scale)
                 with k.when(o.adjusts.is_nonzero()):
                     adjusted, factor = block.adjusted(score.get(), key + r, c)
                     score.set(adjusted)
-                    slope.set(factor * scale)
+                    derivative.set(factor * scale)
                 exponential = exp2(k, (score.get() - maximum[c]) * log2_scale)
                 weight = Variable(k, exponential * reciprocal[c])
                 with k.when(k.negation(all_attendable)):
                     weight.set(k.select(block.attendable(key + r, c), weight.get(), k.full(0.0)))
                 p = weight.get()
-                gradient = p * (k.load(s.score_gradients, place) - k.load(s.deltas, c * k.lanes)) * slope.get()
+                gradient = p * (k.load(s.score_gradients, place) - k.load(s.deltas, c * k.lanes)) * derivative.get()
                 k.store(p, s.weights, place)
+                # an excluded pair has gradient 0, even if its dP is NaN
                 k.store(k.select(p.compare("==", 0.0), p, gradient), s.score_gradients, place)
 
 
 def _add_to_keys(k: Kernel[Backward], block: KeyBlock, s: Scratch) -> None:
+    """Add the block's terms to the gradients of keys and of values, if wanted."""
     g, o = k.argument, block.queries.operands
+    # a loop over both gradients, so that their code is compiled once
     with k.loop(0, k.integer(2)) as which:
         is_key = which.is_zero()
         target = k.select(is_key, g.key_gradient, g.value_gradient)

@@ -71,7 +71,7 @@ class QueryBlock:
         return self.k.minimum(self.first + lane, self.operands.n - 1)
 
     def rows_of(self, operand: Strided[RealPointer], columns: Value, target: RealPointer) -> "Rows":
-        """The head's rows of an operand with one row per query, to be transposed to `target`."""
+        """The head's rows of an operand (one per query), to be transposed to `target`."""
         return Rows(self.head_of(operand), operand.row, columns, target)
 
     def transpose(self, rows: "Rows") -> None:
@@ -148,11 +148,11 @@ class KeyBlock:
     def adjusted(self, score: Value, key: Value, c: int) -> tuple[Value, Value]:
         """Scores of a key and the c-th vector of queries after cap, slopes and bias; d(capped)/d(score)."""
         k, queries, o = self.queries.k, self.queries, self.queries.operands
-        adjusted, slope = Variable(k, score), Variable(k, k.full(1.0))
+        adjusted, derivative = Variable(k, score), Variable(k, k.full(1.0))
         with k.when(o.capped.is_nonzero()):
             t = tanh(k, score * o.over_cap.load())
             adjusted.set(t * o.cap.load())
-            slope.set(k.fma(k.full(0.0) - t, t, k.full(1.0)))
+            derivative.set(k.fma(k.full(0.0) - t, t, k.full(1.0)))
         with k.when(o.slopes.is_given()):
             distance = k.magnitude(k.reals_from(queries.first + c * k.lanes - key))
             adjusted.set(k.fma(k.full(0.0) - k.broadcast(o.slopes, queries.head), distance, adjusted.get()))
@@ -161,7 +161,7 @@ class KeyBlock:
             places = [queries.row_of(c * k.lanes + lane) * o.bias.row + column for lane in range(k.lanes)]
             bias = k.gather(queries.head_of(o.bias), [k.constant(place, key) for place in places])
             adjusted.set(k.fma(bias, o.over_scale.load(), adjusted.get()))
-        return adjusted.get(), slope.get()
+        return adjusted.get(), derivative.get()
 
 
 def store_tile(k: Kernel, values: list[list[Value]], base: RealPointer, offset: Value, stride: int) -> None:
@@ -178,7 +178,7 @@ def values_of(sums: Sums) -> list[list[Value]]:
 
 @compiled
 def forward_kernel(bits: int) -> Kernel[Forward]:
-    """Kernel for output, row maximum, reciprocal of the row sum and log Σ exp, as in `Operands`."""
+    """Kernel for output, row maximum, reciprocal row sum and log Σ exp, as in `Operands`."""
     k = Kernel("dot_forward", Forward, bits)
     define_transpose(k)
     g, o, lanes = k.argument, k.argument.operands, width(bits)
@@ -219,7 +219,7 @@ def forward_kernel(bits: int) -> Kernel[Forward]:
                             attends[c].set(attends[c].get() | attendable)
                             score = Variable(k, k.load(weights, place))
                             with k.when(o.adjusts.is_nonzero()):
-                                score.set(block.adjusted(score.get(), key + r, c)[0])
+                                score.set(block.adjusted(score.get(), key + r, c)[0])  # without its derivative
                             score.set(k.select(attendable, score.get(), lowest))
                             largest[c].set(k.maximum(score.get(), largest[c].get()))
                             k.store(score.get(), weights, place)

@@ -36,6 +36,7 @@ if HAS_LLVMLITE:
         any_zero = Variable(k, k.integer(0))
         with k.loop(0, g.rows) as row:
             word = b.load((g.x + row * g.step).at(0), typ=kind, align=size)
+            # the shift drops the sign, so that -0 is 0 too
             is_zero = b.icmp_unsigned("==", b.shl(word, kind(1)), kind(0))
             any_zero.set(any_zero.get() | Value(k, b.zext(is_zero, INT)))
         k.store_int(any_zero.get(), g.any_zero, 0)
@@ -68,7 +69,7 @@ def zero_check(shape: torch.Size, size: int) -> Callable[[Tensor], bool]:
 
 
 def _swapped(x: Tensor) -> bool:
-    """Return whether x (b, h, n, d) is stored as (b, n, h, d), as by fused kernels."""
+    """Return whether x (b, h, n, d) is stored as (b, n, h, d). Fused kernels store so."""
     return x.dim() == 4 and x.transpose(1, 2).is_contiguous()
 
 

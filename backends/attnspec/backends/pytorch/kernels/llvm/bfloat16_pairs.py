@@ -11,8 +11,8 @@ from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.llvm import tile_product
 from attnspec.backends.pytorch.kernels.llvm.machine_code import multiplies_bfloat16
+from attnspec.backends.pytorch.kernels.llvm.matmul import batched_product
 from attnspec.backends.pytorch.kernels.llvm.matmul import faster_than_pytorch as float32_beats_pytorch
-from attnspec.backends.pytorch.kernels.llvm.matmul import products
 from attnspec.backends.pytorch.kernels.llvm.tile_registers import multiplies_tiles
 from attnspec.backends.pytorch.kernels.llvm.transposition import columns
 
@@ -23,7 +23,8 @@ LEAST_WORK_OF_TILES = 2**19
 class PackedColumns(NamedTuple):
     """The right matrix: (entries, depth / 2, columns) pairs of bfloat16, each stored as a float32.
 
-    With AMX: (entries, groups of columns, depth / 2, columns of a tile), padded with zero columns.
+    With AMX: (entries, groups of columns, depth / 2, columns of a tile), padded with zero columns; ``number`` is
+    without them.
     """
 
     memory: Tensor
@@ -64,7 +65,7 @@ def times_pairs(left: Tensor, columns: PackedColumns, output: Tensor | None = No
     """left·rightᵀ, in float32, for contiguous bfloat16 left (entries, n, depth) and the columns of right."""
     left = in_pairs(left)
     if not multiplies_tiles():
-        return products(left, columns.memory, output, pairs=True)
+        return batched_product(left, columns.memory, output, pairs=True)
     if output is None:
         output = torch.empty(*left.shape[:2], columns.number, dtype=torch.float32)
     tile_product.multiply(left, columns.memory, output)

@@ -30,12 +30,12 @@ from attnspec.backends.pytorch.kernels.llvm.memory import Memory
 from attnspec.backends.pytorch.kernels.llvm.values import INT, INT32, POINTER, IntPointer, Pointer, Value, Variable
 
 LEADING = 16
-"""Slots before the arguments, all 0 for one thread: those named below, then a counter of threads on its own cache
-line."""
+"""Slots before the arguments, two cache lines; all are 0 if one thread runs the kernel."""
 
 TASKS, THREADS, NUMBERING, COUNTERS, ARRIVALS = 0, 1, 2, 3, 8
-"""Leading slots: a counter of tasks for one thread; for several, the number of threads, the address of the function
-that numbers them (or 0), the address of their task counters, one per cache line; the number of arrived threads."""
+"""Numbers of leading slots. ``TASKS`` counts the tasks begun if one thread runs the kernel. For several, ``THREADS`` is
+their number, ``NUMBERING`` the address of the function that numbers them (or 0), ``COUNTERS`` the address of a task
+counter per thread, each on its own cache line. ``ARRIVALS``, on the second line, counts the threads that arrived."""
 
 LINE = 8
 """Slots per cache line."""
@@ -52,7 +52,7 @@ P = ParamSpec("P")
 
 
 class Kernel(Memory, Generic[A_co]):
-    """Builder of one function `name(buffer)`, whose arguments are declared by a class and read as its attributes."""
+    """Builder of one function `name(buffer)`. A class declares its arguments, which are read as attributes."""
 
     def __init__(self, name: str, arguments: type[A_co], bits: int) -> None:
         super().__init__(name, bits)

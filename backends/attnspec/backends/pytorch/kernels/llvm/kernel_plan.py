@@ -32,7 +32,7 @@ UNSET = cast(Tensor, _NullTensor())
 
 @plan_class
 class KernelPlan:
-    """A kernel, its argument buffer, the slots of addresses in it, and its number of threads."""
+    """A kernel, its argument buffer with the slots of addresses, and its thread count."""
 
     kernel: Compiled[Any]
     buffer: "array[int]"
@@ -53,7 +53,7 @@ def kernel_plan(kernel: Compiled[Any], threads: int, arguments: Arguments, *slot
 
 
 def unset_scratch(threads: int, numbers: int, dtype: torch.dtype) -> Tensor:
-    """Placeholder for scratch memory (threads, numbers), whose shape is used and whose address each run sets."""
+    """Placeholder for scratch memory (threads, numbers). Only its shape is used; each run sets the address."""
     return torch.empty(1, dtype=dtype, device="cpu").expand(threads, numbers)
 
 

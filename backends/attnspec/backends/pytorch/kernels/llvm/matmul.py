@@ -36,7 +36,7 @@ LEAST_WORK = 2**21
 """Multiply-adds from which the gain exceeds the call overhead."""
 
 
-class Matrices(Arguments):
+class MatrixArguments(Arguments):
     """Arguments of the products of all entries of a batch, ``blocks`` tasks each.
 
     ``left_entry`` and ``right_entry`` are the distances between entries, ``left_row`` between rows.
@@ -55,14 +55,14 @@ class Matrices(Arguments):
     output: Reals
 
 
-class Products(Matrices):
+class ProductArguments(MatrixArguments):
     """output[r, c] = the sum over t of left[r left_row + t left_step] right[t, c]."""
 
     left_step: Size
 
 
-class Product(NamedTuple):
-    """output[r, c] = the sum over t < depth of left[r left_row + t left_step] right[t, c]."""
+class MultiplyArguments(NamedTuple):
+    """Values of `ProductArguments` for one product: the arguments of the subroutine `multiply`."""
 
     left: RealPointer
     right: RealPointer
@@ -76,23 +76,23 @@ class Product(NamedTuple):
 
 def define_multiply(k: Kernel[Any], pairs: bool) -> None:
     """Define the subroutine behind `multiply`: for reals, or ``pairs`` of bfloat16 in place of each."""
-    with k.subroutine("multiply", len(Product._fields)) as values:
-        left, right, output = map(RealPointer, values[:3])
-        _multiply(k, Product(left, right, output, *values[3:]), pairs)
+    with k.subroutine("multiply", len(MultiplyArguments._fields)) as values:
+        left, right, output, *sizes = values
+        _multiply(k, MultiplyArguments(RealPointer(left), RealPointer(right), RealPointer(output), *sizes), pairs)
 
 
-def multiply(k: Kernel[Any], product: Product) -> None:
+def multiply(k: Kernel[Any], product: MultiplyArguments) -> None:
     """Multiply two matrices."""
     k.call("multiply", *product)
 
 
-def _multiply(k: Kernel[Any], g: Product, pairs: bool) -> None:
+def _multiply(k: Kernel[Any], g: MultiplyArguments, pairs: bool) -> None:
     add = k.add_products_of_pairs if pairs else k.fma
 
     def tile(
-        rows: list[Value], first: Value, insides: Sequence[Inside], start: Value, stop: Value, below: Value
+        rows: list[Value], first: Value, insides: Sequence[Inside], start: Value, stop: Value, remaining: Value
     ) -> None:
-        """Add the terms from start to stop to the sums of these rows and registers."""
+        """Add the terms from start to stop to the sums of these rows and registers; store ``remaining`` rows."""
         columns = [first + c * k.lanes for c in range(len(insides))]
         sums = [[Variable(k, k.full(0.0)) for _ in insides] for _ in rows]
         with k.when(start.is_nonzero()):
@@ -109,7 +109,7 @@ def _multiply(k: Kernel[Any], g: Product, pairs: bool) -> None:
                 for x, total in zip(right, row_sums, strict=True):
                     total.set(add(left, x, total.get()))
         for r, (row, row_sums) in enumerate(zip(rows, sums, strict=True)):
-            with k.when(below.compare(">", r)):
+            with k.when(remaining.compare(">", r)):
                 for column, inside, total in zip(columns, insides, row_sums, strict=True):
                     store(k, total.get(), inside, g.output, row * g.columns + column)
 
@@ -118,12 +118,13 @@ def _multiply(k: Kernel[Any], g: Product, pairs: bool) -> None:
 
         def strip(first: Value, insides: Sequence[Inside], count: int = ROWS) -> None:
             with k.loop(0, g.rows, count) as row:
-                rows = [k.minimum(row + r, g.rows - 1) for r in range(count)]
+                rows = [k.minimum(row + r, g.rows - 1) for r in range(count)]  # past the end, the last repeats
                 tile(rows, first, insides, start, stop, g.rows - row)
 
         wide, lanes, columns = VECTORS * k.lanes, k.lanes, g.columns
         whole = columns // wide * wide
-        # Last registers: two together, or one with twice as many rows. With fewer sums, additions wait for one another.
+        # The last columns go by two registers, and then by one with twice as many rows: a tile needs enough sums that
+        # no addition waits for the previous one of its own sum.
         last = whole + (columns - whole + (lanes - 1)) // (2 * lanes) * (2 * lanes)
         with k.loop(0, whole, wide) as first:
             strip(first, [None] * VECTORS)
@@ -134,9 +135,9 @@ def _multiply(k: Kernel[Any], g: Product, pairs: bool) -> None:
 
 
 @compiled
-def product_kernel(bits: int, pairs: bool) -> Kernel[Products]:
-    """Kernel for products of reals, or ``pairs`` of bfloat16; a task is up to `TASK` rows."""
-    k = Kernel("product", Products, bits)
+def product_kernel(bits: int, pairs: bool) -> Kernel[ProductArguments]:
+    """Kernel for products of reals, or ``pairs`` of bfloat16; a task is up to `TASK_ROWS` rows."""
+    k = Kernel("product", ProductArguments, bits)
     define_multiply(k, pairs)
     g = k.argument
     with k.tasks(g.tasks) as task:
@@ -145,7 +146,7 @@ def product_kernel(bits: int, pairs: bool) -> Kernel[Products]:
         output = g.output + (entry * g.rows + begin) * g.columns
         rows = k.minimum(k.integer(TASK_ROWS), g.rows - begin)
         right = g.right + entry * g.right_entry
-        multiply(k, Product(left, right, output, rows, g.columns, g.depth, g.left_row, g.left_step))
+        multiply(k, MultiplyArguments(left, right, output, rows, g.columns, g.depth, g.left_row, g.left_step))
     return k
 
 
@@ -158,14 +159,15 @@ def plan(left: Tensor, right: Tensor, output: Tensor) -> Multiply:
     kernel, arguments = product_kernel(8 * output.element_size(), False), _arguments(left, right, output)
     entries, rows, depth = left.shape
     threads = thread_count(entries * -(-rows // TASK_ROWS), entries * rows * right.shape[2] * depth)
-    prepared = kernel_plan(kernel, threads, arguments, Products.left, Products.right, Products.output)
+    slots = ProductArguments.left, ProductArguments.right, ProductArguments.output
+    prepared = kernel_plan(kernel, threads, arguments, *slots)
     return lambda left, right, output: prepared.run(left.data_ptr(), right.data_ptr(), output.data_ptr())
 
 
 def faster_than_pytorch(rows: int, columns: int, depth: int, x: Tensor) -> bool:
     """Return whether this product is faster than PyTorch's, for this size and x's dtype.
 
-    It is slower if rows do not fill a register.
+    It is slower if the columns do not fill a register.
     """
     return (
         HAS_512_BITS and is_zen() and rows * columns * depth >= LEAST_WORK and columns * x.itemsize >= register_bytes()
@@ -179,14 +181,15 @@ def product(left: Tensor, right: Tensor, output: Tensor | None = None) -> Tensor
     """
     if faster_than_pytorch(left.shape[0], right.shape[1], right.shape[0], right):
         output = None if output is None else output[None]
-        return products(left.resolve_neg()[None], right.resolve_neg().contiguous()[None], output)[0]
+        return batched_product(left.resolve_neg()[None], right.resolve_neg().contiguous()[None], output)[0]
     return left @ right if output is None else torch.mm(left, right, out=output)
 
 
 def product_over_rows(left: Tensor, right: Tensor, total: Tensor | None = None) -> Tensor:
     """leftᵀ·right for left (rows, columns) and right (rows, depth), added to ``total`` unless None.
 
-    PyTorch gets `DEPTH` rows at a time, so that sums do not depend on the number of threads.
+    PyTorch's library may split a long sum among threads. It gets `DEPTH` rows at a time, so that sums do not depend on
+    their number. On Zen it gets all: its sums do not depend on threads there.
     """
     (rows, columns), depth = left.shape, right.shape[1]
     if faster_than_pytorch(columns, depth, rows, right):
@@ -201,7 +204,7 @@ def product_over_rows(left: Tensor, right: Tensor, total: Tensor | None = None) 
     return total
 
 
-def products(
+def batched_product(
     left: Tensor, right: Tensor, output: Tensor | None = None, *, pairs: bool = False
 ) -> Tensor:  # fmt: skip
     """left·right for left (entries, rows, depth), any strides, and contiguous right (entries, depth, columns).
@@ -215,10 +218,10 @@ def products(
     return output
 
 
-def _arguments(left: Tensor, right: Tensor, output: Tensor) -> Products:
+def _arguments(left: Tensor, right: Tensor, output: Tensor) -> ProductArguments:
     (entries, rows, depth), columns = left.shape, right.shape[2]
     blocks = -(-rows // TASK_ROWS)
-    return Products(
+    return ProductArguments(
         tasks=entries * blocks, blocks=blocks, left_entry=left.stride(0), right_entry=right.stride(0), rows=rows,
         columns=columns, depth=depth, left=left, left_row=left.stride(1), left_step=left.stride(2), right=right,
         output=output,

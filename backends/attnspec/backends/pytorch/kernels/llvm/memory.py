@@ -78,15 +78,15 @@ class Memory(Arithmetic):
         word = b.zext(b.load(place, typ=ir.IntType(16), align=2), INT32)
         return Value(self, self.splat(b.bitcast(b.shl(word, INT32(16)), self.scalar)))
 
-    def store_stored(self, value: Value, base: BytePointer, byte: Index, stored: str, *, first: bool = False) -> None:
-        """Store all lanes, or the ``first`` alone, from a byte on, as `load_stored` reads them.
+    def store_stored(self, value: Value, base: BytePointer, byte: Index, stored: str, *, lane_0: bool = False) -> None:
+        """Store all lanes from a byte on, or only ``lane_0``, as `load_stored` reads them.
 
         Half dtypes are rounded to the nearest, ties to even.
         """
         b, place = self.builder, base.at(byte)
         lanes = self._as_stored(value, stored)
         b.store(
-            b.extract_element(lanes, INT32(0)) if first else lanes, place, align=2 if stored != "real" else self.size
+            b.extract_element(lanes, INT32(0)) if lane_0 else lanes, place, align=2 if stored != "real" else self.size
         )
 
     def _as_stored(self, value: Value, stored: str) -> ir.Value:
@@ -198,7 +198,7 @@ class Memory(Arithmetic):
 
     # masks of 64 bits, in words as wide as a real
     def bits_of_bytes(self, base: BytePointer, element: Index, count: Value) -> Value:
-        """Integer with bit i set where byte i from `element` on is not 0, i < min(count, 64)."""
+        """Integer with bit i set where byte i from `element` on is not 0; i < min(count, 64)."""
         bytes_, bits = ir.VectorType(BYTE, 64), ir.VectorType(BIT, 64)
         number = ir.Constant(bytes_, list(range(64)))
         b = self.builder
@@ -212,7 +212,7 @@ class Memory(Arithmetic):
         return Value(self, b.bitcast(b.icmp_unsigned("!=", loaded.ssa, nothing), INT))
 
     def store_words(self, bits: Value, base: RealPointer, element: Index, step: int) -> None:
-        """64 bits in words as wide as a real, the low ones first, `step` words apart."""
+        """Store 64 bits in words as wide as a real, low first, `step` words apart."""
         for i in range(64 // self.bits):
             word = self.builder.lshr(bits.ssa, INT(i * self.bits))
             word = self.builder.trunc(word, ir.IntType(self.bits)) if self.bits < 64 else word

@@ -18,7 +18,10 @@ both products. No other processor uses this product (`matmul.faster_than_pytorch
 
 
 class Projection:
-    """x ↦ x wᵀ for contiguous w (columns, depth); half dtypes are widened, results not rounded."""
+    """x ↦ x wᵀ for contiguous w (columns, depth); half dtypes are widened, results not rounded.
+
+    Three products serve: of bfloat16 ``pairs``, of this package if ``fast``, otherwise PyTorch's.
+    """
 
     def __init__(self, w: Tensor, rows: int) -> None:
         self.columns, self.depth = w.shape
@@ -42,14 +45,14 @@ class Projection:
         if self.pairs is not None:
             product = bfloat16_pairs.times_pairs(rows, self.pairs, output)
         else:
-            product = matmul.products(upcast(rows).resolve_neg().contiguous(), self.right[None], output)
+            product = matmul.batched_product(upcast(rows).resolve_neg().contiguous(), self.right[None], output)
         return product.view(*x.shape[:-1], self.columns)
 
 
 def projection_plan(rows: int, columns: int, depth: int, dtype: torch.dtype) -> Multiply | None:
-    """Return a function of x (rows, depth), w (columns, depth) and output that writes x wᵀ.
+    """Return a function of x, w and output that writes x wᵀ.
 
-    All are contiguous. None if PyTorch's product is faster, or operands would have to be widened.
+    x is (rows, depth), w (columns, depth), all contiguous. None if PyTorch is faster or operands need widening.
     """
     if dtype is torch.bfloat16 and bfloat16_pairs.faster_than_float32(rows, columns, depth):
 
@@ -67,10 +70,11 @@ def projection_plan(rows: int, columns: int, depth: int, dtype: torch.dtype) -> 
 
 
 class ProjectionGradients:
-    """Gradients of x and w from that of x wᵀ (rows, columns), all in the accumulation dtype."""
+    """Gradients of x and w from that of x wᵀ (rows, columns). All are in the accumulation dtype."""
 
     def __init__(self, rows: int, columns: int, depth: int, dtype: torch.dtype) -> None:
         """Plan for x (rows, depth) and w (columns, depth)."""
+        # of empty tensors only sizes and strides are read; a product is None where PyTorch's is faster
         empty, parts = torch.empty(0, dtype=dtype).new_empty, _parts(rows)
         self.of_input: Multiply | None = None
         self.of_parts: Multiply | None = None

@@ -57,7 +57,7 @@ def vectors(k: Kernel, count: Value, body: Callable[[Value, Inside], None]) -> N
 
 
 def groups(k: Kernel, count: Value, together: int, body: Callable[[list[Value], Sequence[Inside]], None]) -> None:
-    """Call the body for ``together`` whole vectors at a time, then for one at a time."""
+    """Call the body for ``together`` whole vectors at a time, then for single vectors."""
     step = together * k.lanes
     whole = count // step * step
     with k.loop(0, whole, step) as i:

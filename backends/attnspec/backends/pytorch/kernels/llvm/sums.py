@@ -22,10 +22,10 @@ def add_product(k: Kernel, sums: Sums, scalars: Sequence[tuple[RealPointer, int]
                 vectors: RealPointer, vector_step: Index, depth: tuple[Index, Value]) -> None:  # fmt: skip
     """sums[r][c] += the sum over t in `depth` of scalars[r][t*step] * vectors[t*vector_step + c-th vector].
 
-    A row of scalars is a pointer and a number of reals to skip.
+    A row of scalars is a pointer and a number of reals to skip; ``depth`` is the first t and the end.
     """
     begin, end = k.constant(depth[0], depth[1]), depth[1]
-    # separate rows with a variable step would need an address each at every step, more than there are registers
+    # unrolled, rows with a variable step would need an address per row and step, more than there are registers
     few_addresses = isinstance(step, int) or all(base is scalars[0][0] for base, _ in scalars)
     for steps in sorted({STEPS if few_addresses else 1, 1}, reverse=True):
         stop = begin + (end - begin) // steps * steps

@@ -8,36 +8,37 @@ from torch import Tensor
 from attnspec.backends.pytorch.kernels.llvm import tile_registers
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Reals, Size
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
-from attnspec.backends.pytorch.kernels.llvm.matmul import Matrices
+from attnspec.backends.pytorch.kernels.llvm.matmul import MatrixArguments
 from attnspec.backends.pytorch.kernels.llvm.threads import run, thread_count
 from attnspec.backends.pytorch.kernels.llvm.tile_registers import BYTES, PAIRS, ROWS
-from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value
+from attnspec.backends.pytorch.kernels.llvm.values import Value
 
-TASK = 4 * ROWS
-"""Rows per task, few enough that the columns of a tile of the right matrix stay in the cache."""
+TASK_ROWS = 4 * ROWS
+"""Rows per task: few, so that the columns of a tile of the right matrix stay in the cache."""
 
 FASTER = 8
-"""Multiply-adds of pairs by tiles in the time of one by lanes."""
+"""Products of pairs that tiles multiply in the time of one by lanes: the unit of `thread_count`."""
 
 SUMS, LEFT, RIGHT, LAST_LEFT, LAST_RIGHT = (0, 1), (2, 3), 4, (5, 6), 7
-"""Tile registers of sums, left and right matrix. The LAST ones hold the pairs left over at the end of the depth."""
+"""Numbers of the tile registers: two of sums, two of the left matrix, one of the right. A register has one shape per
+kernel, so three others, LAST, hold the pairs left over at the end of the depth."""
 
 
-class TileProduct(Matrices):
-    """output[r, c] = the sum over pairs t of left[r left_row + t] right[c / 16, t, c % 16].
+class TileProduct(MatrixArguments):
+    """Arguments of the product: output[r, c] = the sum over pairs t of left[r left_row + t] right[c / 16, t, c % 16].
 
-    ``left_bytes``, ``right_bytes`` and ``rows_of_tiles`` are `tile_registers.configuration`.
+    ``first_row_bytes``, ``last_row_bytes`` and ``register_rows`` are `tile_registers.configuration`.
     """
 
-    left_bytes: Size
-    right_bytes: Size
-    rows_of_tiles: Size
+    first_row_bytes: Size
+    last_row_bytes: Size
+    register_rows: Size
 
 
 class Packing(Arguments):
-    """output (entries, groups of rows, depth, 16) is x (entries, rows, depth), padded with zero rows.
+    """Arguments of packing x (entries, rows, depth) as output (entries, groups of rows, depth, 16).
 
-    A task is a group; ``groups`` are those of an entry, ``entry`` the distance from one entry to the next.
+    Zero rows pad x. A task is a group; ``groups`` are those of an entry, ``entry`` the distance between entries.
     """
 
     tasks: Size
@@ -68,24 +69,21 @@ def tile_product_kernel() -> Kernel[TileProduct]:
     """Kernel that multiplies two tiles of rows by one of columns at a time."""
     k = Kernel("tile_product", TileProduct, 32)
     g = k.argument
-    tile_registers.configure(k, (g.left_bytes, g.right_bytes, g.rows_of_tiles))
+    tile_registers.configure(k, (g.first_row_bytes, g.last_row_bytes, g.register_rows))
     height = k.minimum(g.rows, k.integer(ROWS))
     sums = k.array(ROWS * PAIRS)
     whole = g.depth // PAIRS * PAIRS
     with k.tasks(g.tasks) as task:
-        entry, begin = task // g.blocks, task % g.blocks * TASK
+        entry, begin = task // g.blocks, task % g.blocks * TASK_ROWS
         left, right = g.left + entry * g.left_entry, g.right + entry * g.right_entry
         output = g.output + entry * (g.rows * g.columns)
         with (
             k.loop(0, g.columns, PAIRS) as column,
-            k.loop(begin, k.minimum(begin + TASK, g.rows), 2 * ROWS) as first,
+            k.loop(begin, k.minimum(begin + TASK_ROWS, g.rows), 2 * ROWS) as first,
         ):
             rows = [k.minimum(first + c * ROWS, g.rows - height) for c in range(2)]
 
-            def add(
-                t: Value, of_left: tuple[int, int], of_right: int, column: Value = column, rows: list[Value] = rows,
-                left: RealPointer = left, right: RealPointer = right,
-            ) -> None:  # fmt: skip
+            def add(t: Value, of_left: tuple[int, int], of_right: int) -> None:
                 tile_registers.load(k, of_right, right, column * g.depth + t * PAIRS, k.integer(PAIRS))
                 for row, left_tile, total in zip(rows, of_left, SUMS, strict=True):
                     tile_registers.load(k, left_tile, left, row * g.left_row + t, g.left_row)
@@ -115,15 +113,18 @@ def multiply(left: Tensor, right: Tensor, output: Tensor) -> None:
     left is (entries, rows, depth), right (entries, groups of columns, depth, 16).
     """
     (entries, rows, depth), columns = left.shape, output.shape[2]
-    blocks = -(-rows // TASK)
+    blocks = -(-rows // TASK_ROWS)
     tasks = entries * blocks
     height, last_pairs = min(rows, ROWS), depth % PAIRS or PAIRS
     whole, last = (height, BYTES), (height, 4 * last_pairs)
-    configuration = tile_registers.configuration([whole] * 4 + [(PAIRS, BYTES), last, last, (last_pairs, BYTES)])
+    # in the order of the register numbers: SUMS, LEFT, RIGHT, LAST_LEFT, LAST_RIGHT
+    first_row_bytes, last_row_bytes, register_rows = tile_registers.configuration(
+        [whole] * 4 + [(PAIRS, BYTES), last, last, (last_pairs, BYTES)]
+    )
     arguments = TileProduct(
         tasks=tasks, blocks=blocks, left_entry=left.stride(0), right_entry=right.stride(0), rows=rows,
         columns=columns, depth=depth, left=left, left_row=left.stride(1), right=right, output=output,
-        left_bytes=configuration[0], right_bytes=configuration[1], rows_of_tiles=configuration[2],
+        first_row_bytes=first_row_bytes, last_row_bytes=last_row_bytes, register_rows=register_rows,
     )  # fmt: skip
     run(tile_product_kernel(), thread_count(tasks, entries * rows * columns * depth / FASTER), arguments)
 

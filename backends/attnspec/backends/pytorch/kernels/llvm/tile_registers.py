@@ -38,7 +38,10 @@ def multiplies_tiles() -> bool:
 
 
 def configuration(shapes: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
-    """Three integers with which `configure` gives each of the eight registers its (rows, bytes)."""
+    """Three integers with which `configure` gives each of the eight registers its (rows, bytes).
+
+    Bytes of a row, two bytes each, of registers 0 to 3 and of 4 to 7; rows, one byte each, of all.
+    """
     row_bytes = [size for _, size in shapes]
     return (
         int.from_bytes(b"".join(size.to_bytes(2, "little") for size in row_bytes[:4]), "little"),
@@ -50,7 +53,9 @@ def configuration(shapes: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
 def configure(k: Kernel, words: tuple[Value, Value, Value]) -> None:
     """Configure this thread's registers with the integers of `configuration`."""
     memory, nothing = IntPointer(k.array(BYTES // k.size).address), k.integer(0)
-    for i, word in enumerate((k.integer(1), nothing, words[0], words[1], nothing, nothing, words[2], nothing)):
+    first_row_bytes, last_row_bytes, rows = words
+    palette = k.integer(1)  # eight registers; the layout of these words is Intel's
+    for i, word in enumerate((palette, nothing, first_row_bytes, last_row_bytes, nothing, nothing, rows, nothing)):
         k.store_int(word, memory, i)
     k.intrinsic("llvm.x86.ldtilecfg", ir.FunctionType(ir.VoidType(), [POINTER]), [memory.at(0)])
 
@@ -81,6 +86,6 @@ def _move(k: Kernel, name: str, register: int, base: RealPointer, element: Value
 
 
 def add_product(k: Kernel, sums: int, left: int, right: int) -> None:
-    """Add to sums[r, c] the products of all pairs left[r, t], right[t, c], each pair of bfloat16."""
+    """Add the products of all bfloat16 pairs left[r, t], right[t, c] to sums[r, c]."""
     signature = ir.FunctionType(ir.VoidType(), [BYTE] * 3)
     k.intrinsic("llvm.x86.tdpbf16ps", signature, [BYTE(sums), BYTE(left), BYTE(right)])

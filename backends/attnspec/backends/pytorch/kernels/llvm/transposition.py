@@ -12,7 +12,10 @@ from attnspec.backends.pytorch.kernels.llvm.vector_functions import transposed
 
 
 class Square(NamedTuple):
-    """A square with as many rows as a register has lanes: address, stride, existing rows and columns."""
+    """A square with as many rows as a register has lanes: address, stride, existing rows and columns.
+
+    Fewer exist at the edge of a matrix, more do not matter.
+    """
 
     base: RealPointer
     step: Value
@@ -22,8 +25,8 @@ class Square(NamedTuple):
 
 def define_transpose(k: Kernel) -> None:
     """Define the subroutine behind `transpose`."""
-    with k.subroutine("transpose", 8) as values:
-        source, target = Square(RealPointer(values[0]), *values[1:4]), Square(RealPointer(values[4]), *values[5:])
+    with k.subroutine("transpose", 2 * len(Square._fields)) as values:
+        source, target = (Square(RealPointer(base), *sizes) for base, *sizes in (values[:4], values[4:]))
         whole = k.integer(1)
         for count in (source.rows, source.columns, target.rows, target.columns):
             whole = k.select(count.compare("<", k.lanes), k.integer(0), whole)

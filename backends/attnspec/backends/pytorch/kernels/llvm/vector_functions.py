@@ -78,7 +78,7 @@ def tanh(k: Arithmetic, x: Value) -> Value:
 
 
 def log(k: Arithmetic, x: Value) -> Value:
-    """log(x) of normal numbers above 0 to about one unit in the last place, NaN for NaN."""
+    """log(x) of normal numbers above 0, to about one unit in the last place; NaN for NaN."""
     mantissa, terms = (23, 5) if k.bits == 32 else (52, 11)
     high, low = _ln2(11)
     b = k.builder
@@ -105,7 +105,7 @@ def _bits(x: float, bits: int) -> int:
 
 
 def transposed(k: Builder, rows: Sequence[Value]) -> list[Value]:
-    """Lane r of result c is lane c of row r, for as many rows as lanes."""
+    """Transpose rows, as many as lanes: lane r of result c is lane c of row r."""
     vectors, step = list(rows), 1
     while step < k.lanes:
         for i in range(k.lanes):
@@ -139,7 +139,7 @@ def deinterleaved(k: Builder, low: Value, high: Value) -> tuple[Value, Value]:
 
 
 def sums_of_lanes(k: Builder, rows: Sequence[Value]) -> Value:
-    """Lane r is the sum of the lanes of row r, for as many rows as lanes."""
+    """Sums of rows, as many as lanes: lane r is the sum of the lanes of row r."""
     vectors, step = list(rows), 1
     while step < k.lanes:
         pairs = [_exchanged_segments(k, vectors[i], vectors[i + 1], step) for i in range(0, len(vectors), 2)]

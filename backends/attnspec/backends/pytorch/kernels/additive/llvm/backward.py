@@ -256,7 +256,7 @@ class _UnitTile:
 
     def _columns(self, numbers: list[Value], gradients: list[Value], units: list[Value], low: Value, high: Value,
                  clamp: bool) -> None:  # fmt: skip
-        """Accumulate the gradients of these query rows and hidden units over the keys from `low` to `high`."""
+        """Accumulate the gradients of these query rows and hidden units over keys `low` to `high`."""
         k, g = self.k, self.k.argument
         zero = k.full(0.0)
         rows = [(self.a_rows + k.minimum(i, g.n - 1)) * g.h + self.first for i in numbers]

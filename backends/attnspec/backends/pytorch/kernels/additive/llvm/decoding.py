@@ -74,7 +74,7 @@ def _reads_in_place(b: Tensor) -> bool:
 
 @operator("additive_keys_cpu")
 def keys_op(b: Tensor, w_v: Tensor, value: Tensor) -> list[Tensor]:
-    """Tensors of `Prepared` for b (*batch, m, h), w_v (h), value (*batch, m, d_v), all non-empty."""
+    """Tensors of `Prepared` for b (*batch, m, h), w_v (h) and value (*batch, m, d_v). All are non-empty."""
     compute = compute_type(b.dtype)
     weight = Weight.of(w_v.to(compute).contiguous())
     keys = flatten(b, compute)
@@ -132,7 +132,7 @@ def step_op(a: Tensor, prepared: list[Tensor], b: Tensor, value: Tensor, mask: T
     padded_output = query.new_empty(batch.numel(), 1, source.value.shape[2])
     _held, memory = huge_pages.leased_bytes("additive", query, plan.size)
     keys = source.factor, source.flag, source.group_maximum
-    plan.run(query, raw, weight, memory, plan.rows(row), source.value, padded_output, weights, keys=keys)
+    plan.run(query, raw, weight, memory, plan.mask_rows(row), source.value, padded_output, weights, keys=keys)
     output = padded_output[..., :d]
     if weights is not None:
         allowed = attendable(row, False, batch, 1, m)
@@ -147,7 +147,7 @@ def _(a: Tensor, prepared: list[Tensor], b: Tensor, value: Tensor, mask: Tensor 
 
 
 def step(prepared: Prepared, a: Tensor, b: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the context of `a` (*batch, h) over the prepared keys b and values, without gradients."""
+    """Return the context of `a` (*batch, h) over prepared keys and values, without gradients."""
     output: Tensor = step_op(a, prepared.tensors(), b.detach(), value.detach(), mask)
     return output
 
@@ -170,10 +170,10 @@ class FusedStep:
     def __init__(self, prepared: Prepared, b: Tensor, w_v: Tensor, value: Tensor) -> None:
         batch, (m, h), d = b.shape[:-2], b.shape[-2:], value.shape[-1]
         entries, like, d_padded = batch.numel(), prepared.factor.new_empty(0), prepared.value.shape[2]
-        self.shape, self.output, self.mask = (*batch, h), (entries, 1, d_padded), (*batch, m)
-        self.final, self.dtype, self.compute, self.sources = (*batch, d), b.dtype, like.dtype, (b, w_v, value)
+        self.query_shape, self.output_shape, self.mask_shape = (*batch, h), (entries, 1, d_padded), (*batch, m)
+        self.result_shape, self.dtype, self.compute, self.sources = (*batch, d), b.dtype, like.dtype, (b, w_v, value)
         self.kernel = decoding_kernel(bits(like))
-        self.threads_of = entries, entries * m * (h + d_padded)
+        self.tasks_and_work = entries, entries * m * (h + d_padded)
         stride = row_stride(m, like)
         self.scratch = sum(attention_scratch(bits(like), 1, stride, d_padded))
         index = entry_index(batch, batch)
@@ -198,21 +198,26 @@ class FusedStep:
         """Return the context (*batch, d) of one query (*batch, h) per source, or None; mask (*batch, m)."""
         fits = (
             self.useful
-            and a.shape == self.shape
+            and a.shape == self.query_shape
             and a.dtype is self.dtype
             and a.is_contiguous()
             and addressable(a)
             and (
                 mask is None
-                or (mask.shape == self.mask and mask.dtype is torch.bool and addressable(mask) and mask.is_contiguous())
+                or (
+                    mask.shape == self.mask_shape
+                    and mask.dtype is torch.bool
+                    and addressable(mask)
+                    and mask.is_contiguous()
+                )
             )
             and not needs_gradients(a, *self.sources)
             and not operations_intercepted()
         )
         if not fits:
             return None
-        threads, a = thread_count(*self.threads_of), a.to(self.compute)
-        output, factor = a.new_empty(self.output), torch.empty_like(a)
+        threads, a = thread_count(*self.tasks_and_work), a.to(self.compute)
+        output, factor = a.new_empty(self.output_shape), torch.empty_like(a)
         scratch, redo = a.new_empty(threads * self.scratch), array("q", [0])
         slots = self.slots.copy()
         slots[QUERY_RAW], slots[QUERY_FACTOR] = a.data_ptr(), factor.data_ptr()
@@ -220,7 +225,7 @@ class FusedStep:
         slots[REDO] = redo.buffer_info()[0]
         slots[MASK] = 0 if mask is None else mask.data_ptr()
         launch(self.kernel, threads, slots)
-        if redo[0]:
+        if redo[0]:  # a query was out of the factors' range: later ones are likely to be, too
             self.useful = False
             return None
-        return output.view(*self.final[:-1], -1)[..., : self.final[-1]].to(self.dtype).contiguous()
+        return output.view(*self.result_shape[:-1], -1)[..., : self.result_shape[-1]].to(self.dtype).contiguous()

@@ -1,4 +1,8 @@
-"""Kernel that finds the blocks of keys that need a clamp, and pairs that cannot use factors."""
+"""Kernel that finds key blocks that need a clamp, and pairs that cannot use factors.
+
+Factors in range may have products so large that those of a group of hidden units overflow: a clamp bounds each term.
+Factors out of range are wrong themselves: such pairs are computed pointwise. `scores` derives both.
+"""
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Integers, Reals, Result, Size
 from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, compiled
@@ -48,7 +52,7 @@ def factor_range_kernel(bits: int) -> Kernel[FactorRange]:
         ratio, limit = k.magnitude(load(k, inside, g.ratio, u)), load(k, inside, g.limit, u)
         with k.loop(0, g.key_groups) as group:
             most = k.fma(largest.get(), load(k, inside, g.key_maximum, group * g.h + u), ratio)
-            with k.when(k.any(k.negation(most.compare("<=", limit)))):
+            with k.when(k.any(k.negation(most.compare("<=", limit)))):  # not ">": a NaN needs a clamp
                 k.store_int(on, g.clamped, group)
                 k.store_int(on, g.clamps, 0)
 

@@ -28,8 +28,9 @@ from .pointwise_plan import Operands
 class Plan:
     """Sizes and kernels for all calls with the same shapes and dtypes.
 
-    ``d`` is the caller's number of value features, unpadded; ``project_query`` and ``project_key`` project,
-    ``query_gradients`` and ``key_gradients`` compute the projections' gradients.
+    ``d`` is the caller's number of value features, unpadded; ``project_query`` and ``project_key`` project, or
+    ``torch.mm`` if None; ``query_gradients`` and ``key_gradients`` compute the projections' gradients.
+    ``in_range`` is a fast test that values are finite; it may fail for finite ones.
     """
 
     sizes: Sizes
@@ -74,7 +75,7 @@ def attend(plan: Plan, operands: Operands, mask: Tensor | None, tracked: bool) -
         return output
     s, entries = plan.sizes, plan.sizes.entries
     like = value.new_empty(0, dtype=s.real)
-    # `memory` is the first part, so that it begins on a cache line
+    # `memory` is the first part, so that it begins on a cache line; `_held` keeps it from other calls until the return
     _held, (memory, a, b) = huge_pages.leased_parts(
         "additive", like, (plan.forward.size // like.element_size(), entries * s.n * s.h, entries * s.m * s.h)
     )
@@ -100,7 +101,7 @@ def _forward(
     rows, in_place = output.view(entries, s.n, plan.d), s.d == plan.d and value.dtype is s.real
     padded_output = rows if in_place else values.new_empty(entries, s.n, s.d)
     a, b, forward = a.view(entries, s.n, s.h), b.view(entries, s.m, s.h), plan.forward
-    forward.run(a, b, Weight.of(w_v), memory, forward.rows(mask), values, padded_output, weights)
+    forward.run(a, b, Weight.of(w_v), memory, forward.mask_rows(mask), values, padded_output, weights)
     if in_place:
         return output, rows
     rows.copy_(padded_output[..., : plan.d])
@@ -129,13 +130,13 @@ class FactorisedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return gradients of the operands that need them."""
-        saved = ctx.saved_tensors
-        plan, wanted = ctx.plan, ctx.needs_input_grad
+        plan, wanted, count = ctx.plan, ctx.needs_input_grad, len(Operands._fields)
+        operands, saved = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
 
         def of_operands(gradient: Tensor, *operands: Tensor) -> tuple[Tensor | None, ...]:
-            return _gradients(plan, Operands(*operands), gradient, saved[6:], wanted)
+            return _gradients(plan, Operands(*operands), gradient, saved, wanted)
 
-        return *first_order(REFUSE_SECOND_DERIVATIVE, of_operands, gradient, *saved[:6]), None, None
+        return *first_order(REFUSE_SECOND_DERIVATIVE, of_operands, gradient, *operands), None, None
 
 
 def _gradients(
@@ -153,7 +154,7 @@ def _gradients(
     of_a, of_b, of_w, of_value = (_by_operator if by_pytorch else _by_kernels)(plan, operands, gradient, *saved)
     gradients: list[Tensor | None] = [None, None, of_value, None, None, of_w]
     through = (of_a, query, w_q, plan.query_gradients), (of_b, key, w_k, plan.key_gradients)
-    for i, (by, x, w, products) in enumerate(through):
+    for i, (by, x, w, products) in enumerate(through):  # slot i is query or key, slot 3 + i its weight
         rows, wide_x, wide_w = by.reshape(-1, plan.sizes.h), upcast(x).reshape(-1, x.shape[-1]), upcast(w)
         if wanted[i]:
             gradients[i] = (rows @ wide_w if by_pytorch else products.input(rows, wide_w.contiguous())).reshape(x.shape)

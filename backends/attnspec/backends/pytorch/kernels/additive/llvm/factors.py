@@ -1,6 +1,7 @@
-"""Kernels of the factors exp(2a) of queries and exp(2b) of keys, with flags of their range.
+"""Kernels of factors exp(2a) of queries and exp(2b) of keys, with range flags.
 
-A flip of -1 negates both a and b of its hidden unit.
+exp(2(a+b)) is the product of a query's and a key's factors, unless these are out of range. A flip of -1 negates both a
+and b of its hidden unit; a ratio is max|w|/w of its unit's weight w. `scores` says what both are good for.
 """
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, Reals, Size
@@ -20,7 +21,10 @@ ROWS = 32
 """Query rows per task."""
 
 OUT_OF_RANGE = 3
-"""Least sum of the flags of a query and a key whose score is computed pointwise, not from factors."""
+"""Least sum of a query's and a key's flag that rules out factors. The score is then computed pointwise.
+
+Flags of 0 and 2 may meet, where tanh rounds to 1, and so may 1 and 1; 1 and 2 may not, nor anything with a NaN.
+"""
 
 
 class QueryFactors(Arguments):
@@ -92,7 +96,7 @@ class RowFlag:
         self.largest, self.nan = Variable(k, k.full(0.0)), Variable(k, k.full(0.0))
 
     def include(self, x: Value) -> None:
-        """Include part of one row, or one element of as many rows as there are lanes."""
+        """Include part of one row, or one element of a row per lane."""
         k = self.k
         self.largest.set(k.maximum(k.magnitude(x), self.largest.get()))
         self.nan.set(k.select(x.compare("!=", x), k.full(1.0), self.nan.get()))
@@ -114,7 +118,7 @@ class RowFlag:
 
 @compiled
 def query_factor_kernel(bits: int) -> Kernel[QueryFactors]:
-    """Write ratio * exp(2a) (rows, h), a flag per row, and maxima per task and unit."""
+    """Write ratio * exp(2a) (rows, h), row flags, and maxima per task and unit."""
     k = Kernel("query_factors", QueryFactors, bits)
     g, h = k.argument, k.argument.h
     zero = k.full(0.0)
@@ -139,9 +143,9 @@ def query_factor_kernel(bits: int) -> Kernel[QueryFactors]:
 
 @compiled
 def key_factor_kernel(bits: int) -> Kernel[KeyFactors]:
-    """Write exp(2b) in blocks (entries, blocks, h, keys), flags of keys, maxima per block and unit.
+    """Write exp(2b) in blocks, flags of keys, and maxima per block and unit.
 
-    Missing keys of a last block repeat the last key.
+    Blocks are stored (entries, blocks, h, keys). Missing keys of a last block repeat the last key.
     """
     k = Kernel("key_factors", KeyFactors, bits)
     g, h, width = k.argument, k.argument.h, key_lanes(bits)

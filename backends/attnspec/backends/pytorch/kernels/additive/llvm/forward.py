@@ -32,6 +32,7 @@ def emit_attention(k: Kernel[Attend], block: Block, single: bool) -> None:
 
     emit_scores(k, block, row_tile, look_up, single)
     weights, reciprocals, pooled = k.parts(block.scores, attention_scratch(k.bits, rows, block.stride, g.d))
+    # range of keys to pool: all, or under a mask an empty one that grows with the attendable keys of each row
     unmasked = g.mask.is_null()
     low = Variable(k, k.select(unmasked, k.integer(0), block.keys))
     high = Variable(k, k.select(unmasked, block.keys, k.integer(0)))

@@ -1,10 +1,11 @@
 """Plans of factorised scores and attention: sequences of kernels, cached by sizes.
 
-Argument buffers are filled once for all calls with the same sizes; each call only sets addresses.
+A plan computes factors exp(2a) and exp(2b) of queries a and keys b, checks their range, and runs the kernel that uses
+them. Argument buffers are filled once for all calls with the same sizes; each call only sets addresses.
 """
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -67,7 +68,7 @@ class Sizes(NamedTuple):
         return torch.empty(0, dtype=self.real, device="cpu")
 
     def indices(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return for each entry of the batch the entry of queries, of keys and of values."""
+        """Return the entry of queries, keys and values for each entry of the batch."""
         a, b, value = (entry_index(x, self.batch) for x in (self.a_batch, self.b_batch, self.value_batch))
         return a, b, value
 
@@ -86,7 +87,10 @@ def cached_by_sizes(make: Callable[P, S]) -> Callable[P, S]:
 
 
 def key_factor_plan(entries: int, m: int, h: int, like: Tensor) -> KernelPlan:
-    """Plan for factors of keys (entries, m, h); run(keys, flips, factors, flags, maxima) takes addresses."""
+    """Plan for factors of keys (entries, m, h); run(keys, flips, factors, flags, maxima) takes addresses.
+
+    Flips are those of `Weight`, flags those of `factors.RowFlag`; maxima are the largest factors.
+    """
     tasks = entries * blocks(m, like)
     arguments = KeyFactors(
         tasks=tasks, m=m, h=h, raw=UNSET, flip=UNSET, factor=UNSET, flag=UNSET, maximum=UNSET
@@ -115,9 +119,9 @@ def blocked(x: Tensor) -> Tensor:
 
 
 def key_factors(b: Tensor, flip: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return exp(2 flip b) of keys (entries, m, h) in blocks, flags, and maxima per block and unit.
+    """Return exp(2 flip b) in blocks, flags of keys, and maxima per block and unit; b is (entries, m, h).
 
-    They can be reused for many queries. Flips are those of `Weight`, flags those of `factors.RowFlag`.
+    `ScoringPlan.run` can use these for many queries.
     """
     entries, m, h = b.shape
     count, width = blocks(m, b), key_lanes(bits(b))
@@ -125,6 +129,21 @@ def key_factors(b: Tensor, flip: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     flag, maximum = b.new_empty(entries, count * width), b.new_empty(entries, count, h)
     key_factor_plan(entries, m, h, b).run(*(x.data_ptr() for x in (b, flip, factor, flag, maximum)))
     return factor, flag, maximum
+
+
+class FactorOutputs(NamedTuple):
+    """A number for each output of a `FactorPlan`: its size in bytes, its offset, or its address.
+
+    Factors, flags (`factors.RowFlag`) and maxima of queries and of keys; flags of key blocks that need a clamp.
+    """
+
+    query: int
+    query_flag: int
+    query_maximum: int
+    key: int
+    key_flag: int
+    key_maximum: int
+    clamped: int
 
 
 @plan_class
@@ -135,22 +154,26 @@ class FactorPlan:
     """None if the factors of keys are computed before the call."""
     of_queries: KernelPlan
     check: KernelPlan
-    sizes: tuple[int, ...]
-    """Bytes of the outputs: factors, flags and maxima of queries and of keys, flags of clamped blocks."""
+    sizes: FactorOutputs
 
-    def run(self, a: int, b: int, flip: int, ratio: int, limit: int, written: Sequence[int]) -> tuple[bool, int]:
+    def run(self, a: int, b: int, flip: int, ratio: int, limit: int, written: FactorOutputs) -> tuple[bool, int]:
         """Write the factors; return whether some pairs cannot use them, and the address of clamp flags or 0.
 
-        All arguments are addresses: projected queries and keys, flips, ratios, limits (`FactorRange`), and the outputs.
+        Pairs whose factors are out of range are computed pointwise, by tanh. Blocks of keys whose products of factors
+        may exceed ``limit`` are computed with a clamp at it (`FactorRange`). All arguments are addresses: projected
+        queries ``a`` and keys ``b``; ``flip`` and ``ratio`` per hidden unit (`Weight`); ``written``: the outputs.
         """
-        of_query, query_flag, query_most, of_key, key_flag, key_most, clamped = written
+        of_query, query_flag, query_maximum, of_key, key_flag, key_maximum, clamped = written
         if self.of_keys is not None:
-            self.of_keys.run(b, flip, of_key, key_flag, key_most)
-        self.of_queries.run(a, flip, ratio, of_query, query_flag, query_most)
-        answers = array("q", [0, 0])
-        clamps = answers.buffer_info()[0]
-        self.check.run(query_flag, key_flag, query_most, key_most, ratio, limit, clamped, clamps, clamps + INTEGER)
-        return answers[1] != 0, clamped if answers[0] else 0
+            self.of_keys.run(b, flip, of_key, key_flag, key_maximum)
+        self.of_queries.run(a, flip, ratio, of_query, query_flag, query_maximum)
+        any_clamped_and_any_pointwise = array("q", [0, 0])
+        start = any_clamped_and_any_pointwise.buffer_info()[0]
+        self.check.run(
+            query_flag, key_flag, query_maximum, key_maximum, ratio, limit, clamped, start, start + INTEGER
+        )  # fmt: skip
+        any_clamped, any_pointwise = any_clamped_and_any_pointwise
+        return any_pointwise != 0, clamped if any_clamped else 0
 
 
 def factor_plan(s: Sizes, *, prepared: bool = False) -> FactorPlan:
@@ -162,14 +185,19 @@ def factor_plan(s: Sizes, *, prepared: bool = False) -> FactorPlan:
         tasks=query_tasks, rows=rows, h=s.h, raw=UNSET, flip=UNSET, ratio=UNSET, factor=UNSET, flag=UNSET,
         maximum=UNSET,
     )  # fmt: skip
-    answer = array("q", [0])
+    unset_result = array("q", [0])  # `run` sets the addresses of both results
     check = FactorRange(
         rows=rows, keys=keys, query_groups=query_tasks, key_groups=key_blocks, h=s.h,
         query_flag=UNSET, key_flag=UNSET, query_maximum=UNSET, key_maximum=UNSET, ratio=UNSET, limit=UNSET,
-        clamped=UNSET, clamps=answer, pointwise=answer,
+        clamped=UNSET, clamps=unset_result, pointwise=unset_result,
     )  # fmt: skip
     q, r = QueryFactors, FactorRange
-    of_keys = (0, 0, 0) if prepared else (size * keys * s.h, size * keys, size * key_blocks * s.h)
+    key_size = 0 if prepared else size
+    sizes = FactorOutputs(
+        query=size * rows * s.h, query_flag=size * rows, query_maximum=size * query_tasks * s.h,
+        key=key_size * keys * s.h, key_flag=key_size * keys, key_maximum=key_size * key_blocks * s.h,
+        clamped=INTEGER * key_blocks,
+    )  # fmt: skip
     return FactorPlan(
         None if prepared else key_factor_plan(entries, s.m, s.h, like),
         kernel_plan(
@@ -180,7 +208,7 @@ def factor_plan(s: Sizes, *, prepared: bool = False) -> FactorPlan:
             factor_range_kernel(width), 1, check, r.query_flag, r.key_flag, r.query_maximum, r.key_maximum, r.ratio,
             r.limit, r.clamped, r.clamps, r.pointwise,
         ),
-        (size * rows * s.h, size * rows, size * query_tasks * s.h, *of_keys, INTEGER * key_blocks),
+        sizes,
     )  # fmt: skip
 
 
@@ -192,9 +220,11 @@ class ScoringPlan:
     kernel: KernelPlan
     mask: MaskPlaces | None
     indices: tuple[Tensor, ...]
-    """Referenced so that they outlive the plan: its argument slots hold their addresses."""
+    """Referenced to keep them in memory: the plan's argument slots hold their addresses."""
     limit: Tensor
+    """`score_limits` of the factors."""
     offsets: tuple[int, ...]
+    """Offsets of the parts of memory: `FactorOutputs`, then scratch."""
     size: int
     """Bytes of memory."""
 
@@ -204,24 +234,28 @@ class ScoringPlan:
     ) -> None:  # fmt: skip
         """Run on a (entries, n, h) and b (entries, m, h), contiguous; ``others`` are the kernel's last arguments.
 
-        ``keys`` are the `key_factors` of b, if computed before.
+        ``memory`` has `size` bytes. ``keys`` are the `key_factors` of b, if computed before.
         """
         base, of_a, ratio = memory.data_ptr(), a.data_ptr(), weight.ratio.data_ptr()
-        *written, scratch = [base + offset for offset in self.offsets]
+        *outputs, scratch = [base + offset for offset in self.offsets]
+        written = FactorOutputs(*outputs)
         if keys is not None:
-            written[3:6] = [x.data_ptr() for x in keys]
+            key, key_flag, key_maximum = keys
+            written = written._replace(
+                key=key.data_ptr(), key_flag=key_flag.data_ptr(), key_maximum=key_maximum.data_ptr()
+            )
         pointwise, clamped = self.factors.run(
             of_a, b.data_ptr(), weight.flip.data_ptr(), ratio, self.limit.data_ptr(), written
         )
-        of_query, query_flag, _, of_key, key_flag, _, _ = written
         raw = blocked(b) if pointwise else None
+        # in the order of `_SCORING`: scratch memory and the fields of `Terms`; then the kernel's last arguments
         self.kernel.run(
-            scratch, of_query, of_key, ratio, weight.offset.data_ptr(), weight.minus_two_scale.data_ptr(),
-            weight.unit.data_ptr(), clamped, int(pointwise), of_a, address(raw), weight.raw.data_ptr(), query_flag,
-            key_flag, *map(address, others),
+            scratch, written.query, written.key, ratio, weight.offset.data_ptr(), weight.minus_two_scale.data_ptr(),
+            weight.unit.data_ptr(), clamped, int(pointwise), of_a, address(raw), weight.raw.data_ptr(),
+            written.query_flag, written.key_flag, *map(address, others),
         )  # fmt: skip
 
-    def rows(self, mask: Tensor | None) -> Tensor | None:
+    def mask_rows(self, mask: Tensor | None) -> Tensor | None:
         """Return the mask as the kernel reads it: keys expanded, contiguous."""
         return None if mask is None or self.mask is None else mask.expand(self.mask.shape).contiguous()
 
@@ -244,7 +278,8 @@ def attention_plan(s: Sizes, mask: torch.Size | None, *, prepared: bool = False)
     (entries, n, stride) or None.
     """
     like = s.like
-    stride, single = row_stride(s.m, like), s.n == 1 and not s.causal  # the backward of causal queries works in chunks
+    # a causal backward reads weights of a whole chunk of keys, more than the kernel for a single row writes
+    stride, single = row_stride(s.m, like), s.n == 1 and not s.causal
     rows = 1 if single else CHUNK
     chunks = -(-s.n // rows)
     tasks, numbers = s.entries * chunks, sum(attention_scratch(bits(like), rows, stride, s.d))

@@ -24,20 +24,22 @@ from .backward import (
     weight_gradient_kernel,
 )
 from .factors import OUT_OF_RANGE
-from .forward_plan import INTEGER, FactorPlan, Sizes, block_plan, blocked, cached_by_sizes, factor_plan
+from .forward_plan import INTEGER, FactorOutputs, FactorPlan, Sizes, block_plan, blocked, cached_by_sizes, factor_plan
 from .layout import Weight, bits, padded, row_stride
 from .scores import capacity
 from .tiles import CHUNK, key_lanes
 
 GROUP_BYTES = 2**21
+"""Bytes of score gradients in a group of batch entries: they are written and read while in the cache."""
 
 
 def entries_per_group(n: int, h: int, stride: int, size: int) -> int:
     """Return the number of batch entries per group, whose score gradients together fit the cache.
 
-    Score gradients have n rows of `stride` elements of `size` bytes.
+    Score gradients have n rows of `stride` elements of `size` bytes. A group has at least two tasks per thread.
     """
-    return max(GROUP_BYTES // (n * stride * size), -(-2 * torch.get_num_threads() * backward.UNITS // h), 1)
+    fit_cache, for_threads = GROUP_BYTES // (n * stride * size), -(-2 * torch.get_num_threads() * backward.UNITS // h)
+    return max(fit_cache, for_threads, 1)
 
 
 def _reals(memory: Tensor, begin: int, *shape: int, dtype: torch.dtype) -> Tensor:
@@ -47,13 +49,16 @@ def _reals(memory: Tensor, begin: int, *shape: int, dtype: torch.dtype) -> Tenso
 
 @lru_cache(maxsize=64)
 def _constants(h: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return ones (h), and per hidden unit the largest 1 + EF without a clamp."""
+    """Return ones (h), and per hidden unit the largest 1 + EF without a clamp.
+
+    Ones are the flips and ratios: the gradients use the factors E and F themselves, two units at a time.
+    """
     ones = torch.ones(h, dtype=dtype, device="cpu")
     return ones, ones * (capacity(bits(ones), 2) / 2)
 
 
 def _extent(pairs: Tensor, width: int) -> Tensor:
-    """Return each query tile's range of key blocks with a True in `pairs` (entries, whole n, whole m)."""
+    """Return each query tile's range of key blocks with a True. `pairs` is (entries, whole n, whole m)."""
     entries, n, stride = pairs.shape
     blocks = stride // width
     tiles = pairs.reshape(entries, n // backward.ROWS, backward.ROWS, blocks, width).any(-1).any(2)
@@ -75,7 +80,7 @@ class UnitGradientPlan:
     ones: Tensor
     limit: Tensor
     bytes: tuple[int, ...]
-    """Sizes of the memory: outputs of the plan of factors, and scratch."""
+    """Sizes of the parts of memory: `FactorOutputs`, then scratch."""
 
 
 def _unit_plan(s: Sizes, count: int, *, pointwise: bool) -> KernelPlan:
@@ -114,16 +119,20 @@ def unit_gradient_plan(s: Sizes, group_size: int) -> UnitGradientPlan:
 
 
 class UnitGradients:
-    """Gradients of a, b and w_v of sum(score_grad * scores), by factors wherever they are in range."""
+    """Gradients of a, b and w_v of sum(score_grad * scores), by factors where in range.
+
+    Call `add` for each group of entries, then `finish`.
+    """
 
     def __init__(
         self, plan: UnitGradientPlan, a: Tensor, b: Tensor, weight: Weight, memory: Tensor, offsets: Sequence[int]
     ) -> None:
         """a (entries, n, h), b (entries, m, h): contiguous; ``memory`` has `UnitGradientPlan.bytes` at ``offsets``."""
         self.plan, self.sizes, self.raw, self.weight, s = plan, plan.sizes, (a, b), weight, plan.sizes
-        self.memory, self.offsets, base = memory, offsets, memory.data_ptr()
-        *written, self.scratch = [base + offset for offset in offsets]
-        self.query, self.key, ones = written[0], written[3], plan.ones.data_ptr()
+        self.memory, self.offsets, base = memory, FactorOutputs(*offsets[:-1]), memory.data_ptr()
+        *outputs, self.scratch = [base + offset for offset in offsets]
+        written, ones = FactorOutputs(*outputs), plan.ones.data_ptr()
+        self.query, self.key = written.query, written.key
         self.pointwise, clamped = plan.factors.run(
             a.data_ptr(), b.data_ptr(), ones, ones, plan.limit.data_ptr(), written
         )
@@ -142,18 +151,21 @@ class UnitGradients:
         if not self.pointwise:
             self._fill(by_factors, first, self.query, self.key, self.clamp, score_grad, extent)
             return
+        # Pairs out of range first, pointwise from a and b; then the others by factors; then the sums of both. Each run
+        # takes score gradients that are 0 for the other run's pairs.
         padded_keys, (a_index, b_index) = padded(s.m, s.like), self.plan.indices
-        row = _reals(self.memory, self.offsets[1], s.a_batch.numel(), s.n, dtype=s.real)
-        key = _reals(self.memory, self.offsets[4], s.b_batch.numel(), padded_keys, dtype=s.real)
-        key = pad(key, (0, score_grad.shape[2] - padded_keys))
+        query_flags = _reals(self.memory, self.offsets.query_flag, s.a_batch.numel(), s.n, dtype=s.real)
+        key_flags = _reals(self.memory, self.offsets.key_flag, s.b_batch.numel(), padded_keys, dtype=s.real)
+        key_flags = pad(key_flags, (0, score_grad.shape[2] - padded_keys))
         stop = first + count
-        flags = row[a_index[first:stop], :, None] + key[b_index[first:stop], None, :]
+        flags = query_flags[a_index[first:stop], :, None] + key_flags[b_index[first:stop], None, :]
         pairs = pad(flags >= OUT_OF_RANGE, (0, 0, 0, score_grad.shape[1] - s.n))
-        here, (a, b) = _extent(pairs, key_lanes(bits(s.like))), self.raw
+        extent_of_pairs, (a, b) = _extent(pairs, key_lanes(bits(s.like))), self.raw
         masked, keys = torch.where(pairs, score_grad, 0.0), blocked(b)
         self._fill(
-            _unit_plan(s, count, pointwise=True), first, a.data_ptr(), keys.data_ptr(), 0, masked, here.data_ptr()
-        )
+            _unit_plan(s, count, pointwise=True), first, a.data_ptr(), keys.data_ptr(), 0, masked,
+            extent_of_pairs.data_ptr(),
+        )  # fmt: skip
         pointwise_parts = [x[first:stop].clone() for x in (self.of_a, self.of_b, self.of_w)]
         masked = torch.where(pairs, 0.0, score_grad)
         self._fill(by_factors, first, self.query, self.key, self.clamp, masked, extent)
@@ -162,16 +174,20 @@ class UnitGradients:
 
     def _fill(self, unit: KernelPlan, first: int, query: int, key: int, clamp: int, score_grad: Tensor,
               extent: int) -> None:  # fmt: skip
+        """Run the kernel on factors, or a and b, at the addresses ``query`` and ``key``; it overwrites the entries."""
         s, (a_index, b_index), of_index = self.sizes, self.plan.indices, first * INTEGER
         of_unit = first * s.h * s.real.itemsize
-        unit.run(
+        unit.run(  # in the order of slots in `_unit_plan`
             a_index.data_ptr() + of_index, b_index.data_ptr() + of_index, query, key, self.weight.raw.data_ptr(),
             clamp, self.scratch, score_grad.data_ptr(), extent, self.of_a.data_ptr() + of_unit * s.n,
             self.of_b.data_ptr() + of_unit * s.m, self.of_w.data_ptr() + of_unit,
         )  # fmt: skip
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return da (entries, n, h), db (entries, m, h), and dw_v without sum(score_grad) (0 under a softmax)."""
+        """Return da (entries, n, h), db (entries, m, h), and dw_v without its term sum(score_grad).
+
+        Under a softmax that term is 0. Kernels computed with w_v / unit, so da and db are multiplied by the unit.
+        """
         of_w, unit = self.of_w.new_empty(self.sizes.h), float(self.weight.unit)
         self.plan.of_weight.run(self.of_w.data_ptr(), of_w.data_ptr())
         return (self.of_a, self.of_b, of_w) if unit == 1.0 else (self.of_a * unit, self.of_b * unit, of_w)
@@ -192,18 +208,20 @@ class GradientPlan:
     stride: int
     value_index: Tensor
     offsets: tuple[int, ...]
+    """Offsets of the parts of memory: `FactorOutputs`, values in blocks, score gradients, extents, scratch."""
     size: int
     """Bytes of memory."""
 
     def run(
         self, gradient: Tensor, a: Tensor, b: Tensor, w: Tensor, value: Tensor, output: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return gradients of a (entries, n, h), b (entries, m, h), w (h) and value (entries, m, d).
+        """Return gradients of the operands: a (entries, n, h), b (entries, m, h), w (h) and value (entries, m, d).
 
         All operands are contiguous and in the dtype of sums: gradient and output (entries, n, d), weights (entries, n,
         stride), finite values. The gradient of a row without an attendable key has no effect, but must be finite.
         """
         s, size = self.sizes, a.element_size()
+        # `_held` keeps the memory from other calls until the return
         _held, memory = huge_pages.leased_bytes("additive gradients", a, self.size)
         *of_factors, of_block, of_scores, of_extents, of_scratch = self.offsets
         base, index = memory.data_ptr(), self.value_index.data_ptr()

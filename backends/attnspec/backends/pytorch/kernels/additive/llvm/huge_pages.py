@@ -36,7 +36,7 @@ def empty(like: Tensor, *shape: int, read_often: bool = False) -> Tensor:
 
 
 def leased_parts(kind: str, like: Tensor, sizes: Sequence[int]) -> tuple[object, Sequence[Tensor]]:
-    """Return uninitialised memory in parts of `sizes` elements, and an object to hold while they are used.
+    """Return an object and uninitialised memory in parts of `sizes` elements. Hold it while the parts are used.
 
     Each thread keeps the memory between calls of a kind, unless it is large."""
     numbers = sum(sizes)

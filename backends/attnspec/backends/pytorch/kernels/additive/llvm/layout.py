@@ -17,8 +17,8 @@ from . import huge_pages
 from .scores import capacity, last_group
 from .tiles import GROUP, key_lanes
 
-# work of one exp, in terms of a score
 EXPONENTIAL_WORK = 16
+"""Time of one exponential, in terms of a score: threads are woken only for enough work."""
 
 
 def address(x: Tensor | None) -> int:
@@ -56,7 +56,7 @@ def row_stride(m: int, x: Tensor) -> int:
 
 @lru_cache(maxsize=64)
 def entry_index(source: torch.Size, batch: torch.Size) -> Tensor:
-    """Index (batch entries) of each entry of `batch` into an operand whose batch `source` broadcasts to it."""
+    """Index (batch entries) of each entry of `batch` into an operand of batch `source`; that broadcasts to it."""
     return torch.arange(source.numel(), device="cpu").reshape(source).expand(batch).reshape(-1).contiguous()
 
 
@@ -83,8 +83,10 @@ def finite(x: Tensor) -> bool:
 class Weight:
     """w_v for the kernels: scores are unit (offset + minus_two_scale sum_h 1/(E'F + ratio)), E' = E ratio.
 
-    ``unit`` is a power of two, 1 unless sums of weights might overflow; ``raw`` is w_v / unit. ``flip`` is -1 for
-    hidden units whose a, b and weight are negated, so that signs of nonzero weights alternate, and 1 elsewhere.
+    E = exp(2a) and F = exp(2b) are the factors; `scores` derives the formula. ``flip`` is -1 for hidden units whose
+    a, b and weight are negated, so that signs of nonzero weights alternate, and 1 elsewhere. With w = raw · flip,
+    ``ratio`` is max|w| / w, ``offset`` sum w, ``minus_two_scale`` -2 max|w|. ``unit`` is a power of two, 1 unless sums
+    of weights might overflow; ``raw`` is w_v / unit.
     """
 
     raw: Tensor
@@ -103,10 +105,11 @@ class Weight:
 @lru_cache(maxsize=64)
 def _weight(numbers: bytes, dtype: torch.dtype) -> Weight:
     single = dtype == torch.float32
-    limit, room = (2.0**36, 124) if single else (2.0**200, 1020)
+    # bound of ratios, beyond which a unit's weight vanishes in rounding, and largest exponent of sums of weights
+    limit, most = (2.0**36, 124) if single else (2.0**200, 1020)
     raw: np.ndarray = np.frombuffer(numbers, np.float32 if single else np.float64)
-    # max|w| h < 2**(room + excess); frexp returns exponent 0 for infinity
-    excess = int(np.frexp(np.abs(raw).max())[1]) + len(raw).bit_length() - room
+    # max|w| h < 2**(most + excess); frexp returns exponent 0 for infinity
+    excess = int(np.frexp(np.abs(raw).max())[1]) + len(raw).bit_length() - most
     unit = raw.dtype.type(2.0 ** max(excess, 0))
     raw = raw / unit
     scale = np.abs(raw).max()
@@ -121,11 +124,14 @@ def _weight(numbers: bytes, dtype: torch.dtype) -> Weight:
 
 @lru_cache(maxsize=64)
 def score_limits(h: int, dtype: torch.dtype) -> Tensor:
-    """Return for each hidden unit the largest X = E'F + ratio that needs no clamp."""
-    width = 8 * dtype.itemsize
-    limit = torch.full((h,), capacity(width, GROUP), dtype=dtype, device="cpu")
+    """Return the largest X = E'F + ratio per hidden unit that needs no clamp.
+
+    A group's X are multiplied, so that the limit depends on the number of units in the group.
+    """
+    real_bits = 8 * dtype.itemsize
+    limit = torch.full((h,), capacity(real_bits, GROUP), dtype=dtype, device="cpu")
     if last_units := last_group(h):
-        limit[h - last_units :] = capacity(width, last_units)
+        limit[h - last_units :] = capacity(real_bits, last_units)
     return limit
 
 
@@ -148,7 +154,10 @@ def finite_registers(value: Tensor) -> tuple[Tensor, bool]:
 
 @plan_class
 class MaskPlaces:
-    """Byte offsets of each entry's rows of a mask, and their distance `step`: 0 if all queries share one row."""
+    """Byte offsets ``index`` of each batch entry's rows in a mask, ``step`` bytes apart.
+
+    ``step`` is 0 if all queries share one row.
+    """
 
     shape: tuple[int, ...]
     index: Tensor
@@ -163,13 +172,16 @@ class MaskPlaces:
 
 
 def weights_memory(like: Tensor, entries: int, n: int, m: int, causal: bool) -> Tensor:
-    """Return memory (entries, n, stride of m) for weights, 0 in causal blocks that the kernel skips."""
+    """Return memory (entries, n, stride of m) for weights. Causal blocks that the kernel skips are 0."""
     make = zeros if causal else huge_pages.empty
     return make(like, entries, n, row_stride(m, like))
 
 
 def add_nonfinite(output: Tensor, weights: Tensor, value: Tensor, value_index: Tensor, attendable: Tensor) -> None:
-    """Add the non-finite values of attendable keys, weighted; every other row keeps its bits."""
+    """Add the non-finite values of attendable keys, weighted, to the output of the finite ones.
+
+    Rows that attend to no such key keep their bits.
+    """
     nonfinite = ~value.isfinite()
     for key in nonfinite.any(-1).any(0).nonzero().flatten().tolist():
         extra = torch.where(nonfinite[:, key], value[:, key], 0.0)[value_index][:, None, :]
@@ -186,8 +198,8 @@ def attendable(mask: Tensor | None, causal: bool, batch: torch.Size, n: int, m: 
 
 
 def zero_empty_rows(gradient: Tensor, weights: Tensor, m: int) -> Tensor:
-    """Return the output's gradient (entries, n, d); if not finite, 0 in rows without an attendable key.
+    """Return the output's gradient (entries, n, d). If not all finite, rows without an attendable key become 0.
 
-    From weights (entries, n, stride) of m keys: memory from column m on may be uninitialised.
+    Such rows have only zeros among their weights (entries, n, stride); from column m on, memory may be uninitialised.
     """
     return gradient if finite(gradient) else torch.where(weights[..., :m].any(-1, keepdim=True), gradient, 0.0)

@@ -41,13 +41,14 @@ from .tiles import key_lanes
 @operator("additive_attention_cpu")
 def attention_op(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, causal: bool,
                  save: bool) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Output (*batch, n, d_v) and, if `save`, the weights (entries, n, m rounded up), else an empty tensor."""
+    """Output (*batch, n, d_v) and weights (entries, n, m rounded up). Without `save`, the weights are empty."""
     n, m, d = a.shape[-2], *value.shape[-2:]
     batch = broadcast(a.shape[:-2], b.shape[:-2], value.shape[:-2], mask.shape[:-2] if mask is not None else ())
     compute = compute_type(a.dtype)
     stride = row_stride(m, a.new_empty(0, dtype=compute))
     if n == 0 or m == 0 or batch.numel() == 0:
         return a.new_zeros(*batch, n, d), a.new_zeros(batch.numel() if save else 0, n, stride, dtype=compute)
+    # names in 3: batches are flattened, (entries, rows, columns)
     a3, b3, v3 = flatten(a, compute), flatten(b, compute), flatten(value, compute)
     v, all_finite = finite_registers(v3)
     weights = None
@@ -57,9 +58,9 @@ def attention_op(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor 
     sizes = _sizes(batch, a, b, value, causal, v.shape[2])
     plan = attention_plan(sizes, None if mask is None else mask.shape)
     whole = a3.new_empty(batch.numel(), n, v.shape[2])
-    _held, memory = huge_pages.leased_bytes("additive", a3, plan.size)
+    _held, memory = huge_pages.leased_bytes("additive", a3, plan.size)  # held: no other call gets it before the return
     weight = Weight.of(w_v.to(compute).contiguous())
-    plan.run(a3, b3, weight, memory, plan.rows(mask), v, whole, weights)
+    plan.run(a3, b3, weight, memory, plan.mask_rows(mask), v, whole, weights)
     output = whole[..., :d]
     if not all_finite:
         assert weights is not None
@@ -87,7 +88,7 @@ def _(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, cau
 
 
 def _like(gradient: Tensor, batch: torch.Size, original: Tensor) -> Tensor:
-    """Sum a gradient (entries, …) to the shape of its operand, contiguous and in its dtype."""
+    """Sum a gradient (entries, …) over broadcast axes, to its operand's shape; contiguous, in the operand's dtype."""
     full = gradient.reshape(*batch, *gradient.shape[-2:])
     return huge_pages.converted(full.sum_to_size(original.shape), original.dtype).contiguous()
 
@@ -146,6 +147,7 @@ def scores_backward_op(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor) -> tuple
     if n == 0 or m == 0 or batch.numel() == 0:
         return torch.zeros_like(a), torch.zeros_like(b), torch.zeros_like(w_v)
     a3, b3 = flatten(a, compute), flatten(b, compute)
+    # score gradients as the attention's backward writes them: whole tiles, each with its range of nonzero key blocks
     tiles, stride = -(-n // backward.ROWS), row_stride(m, a3)
     score_grad = grad.to(compute).reshape(batch.numel(), n, m)
     score_grad = pad(score_grad, (0, stride - m, 0, tiles * backward.ROWS - n)).contiguous()
@@ -157,6 +159,7 @@ def scores_backward_op(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor) -> tuple
     units = UnitGradients(of_units, a3, b3, Weight.of(w_v.to(compute).contiguous()), memory, offsets)
     units.add(0, score_grad, extent.data_ptr())
     grad_a, grad_b, of_w = units.finish()
+    # the part of dw_v that is 0 under a softmax, see `backward`
     grad_w = of_w.double() + float(score_grad.numpy().sum(-1).sum(dtype=np.float64))
     return _like(grad_a, batch, a), _like(grad_b, batch, b), grad_w.to(w_v.dtype)
 

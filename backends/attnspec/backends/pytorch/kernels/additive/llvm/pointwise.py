@@ -42,6 +42,7 @@ from .pointwise_plan import (
 REFUSE_SECOND_DERIVATIVE = no_second_derivative("additive attention", "pointwise or llvm", TWICE_DIFFERENTIABLE)
 
 _plans: Plans[tuple[Plan | None]] = Plans()
+"""Plans in tuples: a remembered None differs from a missing entry."""
 
 
 def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor | None:
@@ -56,7 +57,7 @@ def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | N
     (cached_plan,) = _plans.get(kind) or _plans.remember(
         kind, (plan(Operands(a, b, value, None, None, w_v), mask, causal, batch),)
     )
-    if cached_plan is None:
+    if cached_plan is None:  # an operand broadcasts over part of the batch: there are plans for expanded ones
         a, b, value = (x.expand(*batch, *x.shape[-2:]) for x in (a, b, value))
         mask = None if mask is None else mask.expand(*batch, *mask.shape[-2:])
         return attention(a, b, w_v, value, mask, causal)
@@ -65,7 +66,7 @@ def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | N
 
 
 def attend(plan: Plan, operands: tuple[Any, ...], mask: Tensor | None, tracked: bool) -> Tensor | None:
-    """Return the output, or None under a mask if NaN was met, perhaps from an excluded key."""
+    """Return the output, or None under a mask if NaN was met. It may come from an excluded key."""
     operands = Operands(*operands)
     value = operands.value
     if mask is not None:
@@ -83,22 +84,22 @@ def attend(plan: Plan, operands: tuple[Any, ...], mask: Tensor | None, tracked: 
 def _in_pieces(
     plan: Plan, operands: Operands, mask: Tensor | None, saved: Sequence[Tensor] | None = None
 ) -> tuple[Tensor, bool]:
-    """Return the output, computed in pieces, in the operands' dtype, and whether a NaN was met.
+    """Return the output in the operands' dtype, computed in pieces, and whether NaN was met.
 
     Projected query and key, and weights, are written to the tensors ``saved``.
     """
     query, key, value, w_q, w_k, w_v = operands
-    rows = [x.reshape(plan.entries, *x.shape[-2:]) for x in (query, key, value)]
-    first = plan.pieces[0][1]
-    project = _projections(Operands(rows[0][:first], rows[1][:first], value, w_q, w_k, w_v))
+    queries, keys, values = (x.reshape(plan.entries, *x.shape[-2:]) for x in (query, key, value))
+    _, size = plan.pieces[0]  # the first piece begins at 0, and none is larger
+    project = _projections(Operands(queries[:size], keys[:size], value, w_q, w_k, w_v))
     masks = mask if mask is None or len(mask.shape) < 3 else mask.flatten(0, -3)
     output = value.new_empty(plan.entries, plan.n, plan.d)
     nan = False
     for start, stop in plan.pieces:
-        part = Operands(rows[0][start:stop], rows[1][start:stop], rows[2][start:stop], w_q, w_k, w_v)
-        own = masks if masks is None or masks.dim() < 3 or len(masks) == 1 else masks[start:stop]
+        part = Operands(queries[start:stop], keys[start:stop], values[start:stop], w_q, w_k, w_v)
+        own_mask = masks if masks is None or masks.dim() < 3 or len(masks) == 1 else masks[start:stop]
         into = _NO_MEMORY if saved is None else [x[start:stop] for x in saved]
-        output[start:stop], piece_has_nan, *_ = _forward(plan, part, project, own, (start, stop), into)
+        output[start:stop], piece_has_nan, *_ = _forward(plan, part, project, own_mask, (start, stop), into)
         nan = nan or piece_has_nan
     return output.view(*plan.batch, plan.n, plan.d), nan
 
@@ -126,8 +127,8 @@ def _projections(operands: Operands) -> Projections:
     query, key, _, w_q, w_k, _ = operands
     if w_q is None or w_k is None:
         return _already_projected, _already_projected
-    of_query, of_key = (x.shape[:-1].numel() for x in (query, key))
-    return Projection(w_q, of_query), Projection(w_k, of_key)
+    query_rows, key_rows = (x.shape[:-1].numel() for x in (query, key))
+    return Projection(w_q, query_rows), Projection(w_k, key_rows)
 
 
 def _already_projected(x: Tensor, _: Tensor | None) -> Tensor:
@@ -138,14 +139,14 @@ def _forward(
     plan: Plan, operands: Operands, project: Projections, mask: Tensor | None, part: tuple[int, int],
     into: Sequence[Tensor | None] = _NO_MEMORY,
 ) -> ForwardResults:  # fmt: skip
-    """Run the forward kernel for the entries ``part`` = (start, stop), in the dtype of sums.
+    """Run the forward kernel for entries ``part`` = (start, stop), in the sums' dtype.
 
     ``into`` is memory for projected query and key and for weights; weights are saved only if it has room for them.
     """
     query, key, value, _, _, w_v = operands
-    entries = part[1] - part[0]
-    of_a, of_b, weights = into
-    a, b = project[0](query, of_a).contiguous(), project[1](key, of_b).contiguous()
+    (start, stop), (project_query, project_key), (a_memory, b_memory, weights) = part, project, into
+    entries = stop - start
+    a, b = project_query(query, a_memory).contiguous(), project_key(key, b_memory).contiguous()
     value, w_v = (upcast(value) if plan.reads == "real" else value).contiguous(), upcast(w_v).contiguous()
     shape = (*plan.batch, plan.n, plan.d) if entries == plan.entries else (entries, plan.n, plan.d)
     output = torch.empty(shape, dtype=a.dtype)
@@ -163,7 +164,7 @@ def _forward(
         buffer[MASK] = mask.data_ptr()
     if weights is not None:
         buffer[WEIGHTS] = weights.data_ptr()
-    buffer[NAN_ADDRESS] = buffer.buffer_info()[0] + 8 * NAN_FLAG
+    buffer[NAN_ADDRESS] = buffer.buffer_info()[0] + 8 * NAN_FLAG  # the buffer's own last slot
     call(plan.forward, threads, buffer)
     return output, buffer[NAN_FLAG] != 0, a, b, weights
 
@@ -176,7 +177,10 @@ class PointwiseAttention(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, w_q: Tensor | None, w_k: Tensor | None, w_v: Tensor,
         mask: Tensor | None, plan: Plan,
     ) -> tuple[Tensor, bool]:  # fmt: skip
-        """Save projected operands and weights, and if small, the operands widened to float32."""
+        """Save projected operands and weights, and if small, the operands widened to float32.
+
+        Operands that were passed projected are saved once.
+        """
         operands = Operands(query, key, value, w_q, w_k, w_v)
         wide_operands: Sequence[Tensor | None] = ()
         if len(plan.pieces) > 1:
@@ -197,17 +201,15 @@ class PointwiseAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
         """Return gradients of the operands that need them."""
-        saved = ctx.saved_tensors
-        operands, (a, b, weights), wanted = Operands(*saved[:6]), saved[6:9], ctx.needs_input_grad
-        saved_wide = Operands(*saved[9:]) if len(saved) > 9 else None
+        query, key, value, w_q, w_k, w_v, a, b, weights, *wide_operands = ctx.saved_tensors
+        operands, wanted = Operands(query, key, value, w_q, w_k, w_v), ctx.needs_input_grad
+        saved_wide = Operands(*wide_operands) if wide_operands else None
 
         def of_operands(gradient: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
             in_parts = len(ctx.plan.pieces) > 1 or ctx.plan.rounds
             if in_parts and not operations_intercepted() and all(map(addressable, (gradient, *tensors, weights))):
                 return in_pieces(ctx.plan, operands, gradient, a, b, weights, wanted)
-            inputs = (
-                saved_wide if saved_wide is not None else wide(operands, ctx.plan.reads) if ctx.plan.half else operands
-            )
+            inputs = saved_wide or (wide(operands, ctx.plan.reads) if ctx.plan.half else operands)
             parts = gradients(ctx.plan, inputs, gradient, a, b, weights, wanted)
             return tuple(None if x is None else x.to(operands.value.dtype) for x in parts) if ctx.plan.half else parts
 

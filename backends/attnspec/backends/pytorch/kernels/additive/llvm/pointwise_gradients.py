@@ -1,4 +1,9 @@
-"""Gradients by the pointwise kernels (path ``pointwise``), for a whole batch or piece by piece."""
+"""Gradients by the pointwise kernels (path ``pointwise``), for a whole batch or piece by piece.
+
+a = query w_qᵀ and b = key w_kᵀ are the projections that the kernels attend with. They are None where the caller passed
+projected queries and keys, without w_q and w_k. A piece is some entries of the batch, so few that they stay in the
+cache. `pointwise_plan.Plan` explains ``plan.reads``, ``plan.half`` and ``plan.rounds``.
+"""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -21,8 +26,12 @@ def gradients(
     plan: Plan, operands: Operands, gradient: Tensor, a: Tensor | None, b: Tensor | None, weights: Tensor,
     wanted: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Return gradients of the `wanted` operands, in their shapes and in the dtype of sums."""
+    """Return gradients of the `wanted` operands, in their shapes and in the dtype of sums.
+
+    ``wanted`` has a flag for each of `Operands`; more flags are ignored.
+    """
     query, key, value, w_q, w_k, w_v = operands
+    wants_query, wants_key, wants_value, wants_w_q, wants_w_k, wants_w_v = wanted[:6]
     if plan.half:
         gradient = gradient.float()
     a, b = query if a is None else a, key if b is None else b
@@ -34,14 +43,14 @@ def gradients(
         by_a, by_b, by_value, by_w = _by_kernel(plan, a, b, w_v, value, gradient, weights)
         are_zero = w_q is not None and _gradients_are_zero(plan, a, b, value, gradient, weights, wanted)
     query_gradient = key_gradient = of_w_q = of_w_k = None
-    if wanted[0] or wanted[3]:
+    if wants_query or wants_w_q:
         by_a = _operand_gradient(by_a, query, plan.shared[0])
-        query_gradient, of_w_q = _projection_gradients(by_a, query, w_q, wanted[0], wanted[3], are_zero, by_pytorch)
-    if wanted[1] or wanted[4]:
+        query_gradient, of_w_q = _projection_gradients(by_a, query, w_q, wants_query, wants_w_q, are_zero, by_pytorch)
+    if wants_key or wants_w_k:
         by_b = _operand_gradient(by_b, key, plan.shared[1])
-        key_gradient, of_w_k = _projection_gradients(by_b, key, w_k, wanted[1], wanted[4], are_zero, by_pytorch)
-    value_gradient = _operand_gradient(by_value, value, plan.shared[2]) if wanted[2] else None
-    return query_gradient, key_gradient, value_gradient, of_w_q, of_w_k, by_w if wanted[5] else None
+        key_gradient, of_w_k = _projection_gradients(by_b, key, w_k, wants_key, wants_w_k, are_zero, by_pytorch)
+    value_gradient = _operand_gradient(by_value, value, plan.shared[2]) if wants_value else None
+    return query_gradient, key_gradient, value_gradient, of_w_q, of_w_k, by_w if wants_w_v else None
 
 
 def _gradients_are_zero(
@@ -49,10 +58,10 @@ def _gradients_are_zero(
 ) -> bool:
     """Return True if projections' gradients are wanted and exactly 0: one key, with finite scores and gradients.
 
-    With one key the weight is 1 whatever its score, so score gradients are 0, and so are their products with operands:
-    0·∞ cannot occur, because an infinite operand would make its projection infinite or NaN.
+    With one key the weight is 1 whatever its score, so score gradients are 0, and so are their products with finite
+    operands. Operands are finite where a and b are: an infinite one would make its projection infinite or NaN.
     """
-    through = wanted[0] or wanted[1] or wanted[3] or wanted[4]
+    through = wanted[0] or wanted[1] or wanted[3] or wanted[4]  # query, key, w_q or w_k
     if plan.m > 1 or not through or not all(map(finite, (a, b, weights))):
         return False
     rows, value = gradient.reshape(-1, plan.n, plan.d), value.reshape(-1, plan.d, 1)
@@ -63,7 +72,7 @@ def in_pieces(
     plan: Plan, operands: Operands, gradient: Tensor, a: Tensor | None, b: Tensor | None, weights: Tensor,
     wanted: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """`gradients` piece by piece, if no entries share operands; in the operands' dtype."""
+    """`gradients` piece by piece, in the operands' dtype; every entry must have operands of its own."""
     query, key, value, w_q, w_k, w_v = operands
     are_zero = a is not None and b is not None and _gradients_are_zero(plan, a, b, value, gradient, weights, wanted)
     rows = [x.reshape(plan.entries, *x.shape[-2:]) for x in (query, key, value)]
@@ -93,6 +102,7 @@ def _by_parts(
         w.new_zeros(w.shape) if want and w is not None else None
         for w, want in zip((w_q, w_k, w_v), wanted[3:6], strict=True)
     ]
+    # The kernel writes the values' gradient to the result unless that is half and sums over queries must be wider.
     in_place = not plan.half or (plan.n == 1 and plan.reads != "real")
     for start, stop in plan.pieces:
         query, key, value = (x[start:stop] for x in operands[:3])
@@ -102,15 +112,15 @@ def _by_parts(
         into, of_value = [x[: stop - start] for x in memory], targets[2]
         if in_place and of_value is not None:
             into[2] = of_value
-        piece = _by_kernel(
+        by_a, by_b, by_value, by_w = _by_kernel(
             plan, own_a, own_b, w_v, value, upcast(gradient[start:stop]), weights[start:stop], into
         )  # fmt: skip
         if not in_place and of_value is not None:
-            of_value.copy_(piece[2])
-        for x, w, by, target, total in zip((query, key), (w_q, w_k), piece, targets, of_weights, strict=False):
+            of_value.copy_(by_value)
+        for x, w, by, target, total in zip((query, key), (w_q, w_k), (by_a, by_b), targets, of_weights, strict=False):
             _add_projection_gradients(by, x, w, target, total, are_zero)
         if of_weights[2] is not None:
-            of_weights[2] += piece[3]
+            of_weights[2] += by_w
     return of_rows + [None if x is None else x.to(gradient.dtype) for x in of_weights]
 
 
@@ -148,13 +158,13 @@ def _by_rounded(
     plan: Plan, operands: Operands, gradient: Tensor, a: Tensor, b: Tensor, weights: Tensor, wanted: Sequence[bool],
     are_zero: bool,
 ) -> list[Tensor | None]:  # fmt: skip
-    """`_by_parts` with gradients of a and b rounded to bfloat16, whose products are twice as fast."""
+    """`_by_parts` with gradients of a and b rounded to bfloat16; their products are twice as fast."""
     query, key, value, w_q, w_k, w_v = operands
     by_a, by_b = value.new_empty(a.shape), value.new_empty(b.shape)
     units = upcast(w_v)
     of_value, of_w = value.new_empty(value.shape), []
     one_query = plan.n == 1  # nothing is added to gradients of keys and values by other queries
-    memory = _memory(plan, units, 1 if one_query else 3)
+    memory = _memory(plan, units, 1 if one_query else 3)  # of a only: those of b and value go to the results
     for start, stop in plan.pieces:
         targets = by_a[start:stop], by_b[start:stop], of_value[start:stop]
         into = [x[: stop - start] for x in memory]
@@ -178,7 +188,7 @@ def _by_rounded(
 
 
 def _operand_gradient(gradient: Tensor, x: Tensor, shared: bool) -> Tensor:
-    """Return the gradient (entries, rows, columns) in the batch shape of x, summed if entries share x."""
+    """Return the gradient (entries, rows, columns) in x's batch shape, summed if entries share x."""
     return (gradient.sum(0) if shared else gradient).view(*x.shape[:-1], gradient.shape[-1])
 
 
@@ -202,7 +212,7 @@ def _by_kernel(
     plan: Plan, a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, gradient: Tensor, weights: Tensor,
     memory: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return gradients of a, b and value per entry, in ``memory`` unless None, and of w_v.
+    """Return gradients of a, b, value per entry (in ``memory`` if passed), and of w_v.
 
     The memory of b and value may be of a half dtype if there is one query.
     """

@@ -4,7 +4,7 @@ The factors of `scores` cost a pass over queries and keys and range checks. If a
 takes longer than the exponentials it saves. Here hidden units lie in the lanes, so nothing is transposed or padded: a
 and b are read as the projections wrote them.
 
-    e = exp 2(a+b),  r = 1/(1+e),  tanh(a+b) = 1 - 2r,  1 - tanh² = 4er²
+    e = exp 2(a+b) of a projected query a and key b,  r = 1/(1+e),  tanh(a+b) = 1 - 2r,  1 - tanh² = 4er²
 
 Two units of a key share a division; no result depends on another query or key. A task of the backward owns a batch
 entry, so that the order of every sum is fixed.
@@ -101,7 +101,7 @@ class Backward(Pointwise):
 
 
 def _largest_sum(k: Kernel) -> float:
-    """Return the bound of a + b: tanh rounds to 1 beyond it, and products of two 1 + e stay finite."""
+    """Return the bound of a + b, where exponentials are cut: tanh rounds to 1, and (1 + e)² is finite."""
     return 20.0 if k.bits == 32 else 150.0
 
 
@@ -157,6 +157,7 @@ def _scores(k: Kernel[Forward], entry: Value, i: Value, stop: Value, scores: Rea
         rows = [keys + k.minimum(j + t, stop - 1) * g.h for t in range(KEYS)]
         sums = [Variable(k, k.full(0.0)) for _ in rows]
 
+        # here and below, defaults bind this iteration's variables; a closure would see later ones
         def add(
             units: list[Value], insides: Sequence[Value | None], rows: list[RealPointer] = rows,
             sums: list[Variable] = sums,
@@ -270,16 +271,16 @@ def backward_kernel(bits: int, stored: str = "real", b_format: str = "real",
 
 
 def _sum_before(k: Kernel[Backward], i: Value, inside: Value | None, row: BytePointer, place: Value,
-                  written: str = "real") -> Value:  # fmt: skip
+                  stored_as: str = "real") -> Value:  # fmt: skip
     """Return the sum over queries before i; 0, without reading memory, for the first or only query."""
-    if written != "real":
+    if stored_as != "real":  # sums have a half format only if there is one query
         return k.full(0.0)
     before = k.lanes_below(k.select(i.is_zero(), k.integer(0), k.integer(k.lanes)))
-    return load_stored(k, before if inside is None else inside & before, row, place, written)
+    return load_stored(k, before if inside is None else inside & before, row, place, stored_as)
 
 
 def _score_gradients(k: Kernel[Backward], entry: Value, i: Value, stop: Value, of_scores: RealPointer,
-                     by_value: BytePointer, stored: str, written: str) -> None:  # fmt: skip
+                     by_value: BytePointer, stored: str, value_format: str) -> None:  # fmt: skip
     """Write gradients of a query's scores; add its part to the gradients of values."""
     g = k.argument
     row = entry * g.n + i
@@ -292,9 +293,9 @@ def _score_gradients(k: Kernel[Backward], entry: Value, i: Value, stop: Value, o
         def add(c: Value, inside: Value | None, j: Value = j, weight: Value = weight, total: Variable = total) -> None:
             part, place = load(k, inside, gradient, c), j * g.d + c
             total.set(k.fma(part, load_stored(k, inside, values, place, stored), total.get()))
-            old = _sum_before(k, i, inside, by_value, place, written)
+            old = _sum_before(k, i, inside, by_value, place, value_format)
             new = k.select(weight.compare("==", 0.0), old, k.fma(weight, part, old))
-            store_stored(k, new, inside, by_value, place, written)
+            store_stored(k, new, inside, by_value, place, value_format)
 
         vectors(k, g.d, add)
         of_weight = k.sum(total.get())
@@ -309,7 +310,7 @@ def _score_gradients(k: Kernel[Backward], entry: Value, i: Value, stop: Value, o
 
 
 def _unit_gradients(k: Kernel[Backward], entry: Value, i: Value, stop: Value, of_scores: RealPointer,
-                    by_b: BytePointer, by_w: RealPointer, written: str) -> None:  # fmt: skip
+                    by_b: BytePointer, by_w: RealPointer, b_format: str) -> None:  # fmt: skip
     """Write a query's gradient of a; add its part to those of b (times w at the last query) and w."""
     g = k.argument
     a, keys = g.a + (entry * g.a_entry + i * g.h), g.b + entry * g.b_entry
@@ -332,8 +333,8 @@ def _unit_gradients(k: Kernel[Backward], entry: Value, i: Value, stop: Value, of
                 change = s * cut_slope(k, e * r * r * 4.0)
                 of_a[c].add(change)
                 of_w[c].set(k.fma(s, k.fma(r, k.full(-2.0), k.full(1.0)), of_w[c].get()))
-                old = _sum_before(k, i, insides[c], by_b, places[c], written)
-                store_stored(k, (old + change) * factors[c], insides[c], by_b, places[c], written)
+                old = _sum_before(k, i, insides[c], by_b, places[c], b_format)
+                store_stored(k, (old + change) * factors[c], insides[c], by_b, places[c], b_format)
         for c, (inside, u) in enumerate(zip(insides, units, strict=True)):
             store(k, of_a[c].get() * weights[c], inside, by_a, u)
             store(k, of_w[c].get(), inside, by_w, u)

@@ -33,7 +33,7 @@ LEAST_QUERIES = 4
 
 
 class Operands(NamedTuple):
-    """query (*batch, n, d_q), key (*batch, m, d_k), value (*batch, m, d_v), w_q (h, d_q), w_k (h, d_k), w_v (h).
+    """Operands, in field order: (*batch, n, d_q), (*batch, m, d_k), (*batch, m, d_v), (h, d_q), (h, d_k), (h).
 
     Without w_q and w_k, query and key are projected already.
     """
@@ -48,11 +48,13 @@ class Operands(NamedTuple):
 
 @plan_class
 class Plan:
-    """Kernels, sizes and argument slots shared by all calls with the same shapes, dtype and flags.
+    """Kernels, sizes and argument slots shared by calls of equal shapes, dtype and flags.
 
-    ``shared``: all entries of the batch share query, key, value. ``forward_buffer`` and ``backward_buffer`` have no
-    addresses yet. ``reads`` is the stored format of values, as in `Memory.load_stored`. With ``rounds``, gradients of
-    projections are rounded to bfloat16, whose products are twice as fast.
+    ``shared``: whether all entries of the batch share one query, key, value. ``half``: operands have a half dtype.
+    ``reads`` is the stored format of values, as in `Memory.load_stored`; "real" is the dtype of sums, of ``bits`` bits.
+    With ``rounds``, gradients of projections are rounded to bfloat16, whose products are twice as fast. ``pieces`` are
+    ranges (start, stop) of batch entries, computed one after the other. ``parallel``: threads share a call. ``scratch``
+    is the number of reals per thread. The buffers have no addresses yet.
     """
 
     batch: torch.Size
@@ -88,35 +90,37 @@ def plan(operands: Operands, mask: Tensor | None, causal: bool, batch: torch.Siz
     tensors = [query, key, value] if mask is None else [query, key, value, mask]
     if any(x.shape[:-2] != batch and x.shape[:-2].numel() != 1 for x in tensors):
         return None
-    shared = [x.shape[:-2].numel() != entries for x in tensors]
+    shared = [x.shape[:-2].numel() != entries for x in tensors]  # in a batch of one, nothing counts as shared
     bits = 64 if query.dtype is torch.float64 else 32
     half = query.dtype in HALF_DTYPES
-    rows = 0 if mask is None else mask.shape[-2]
-    weights = 0 if w_k is None else w_k.numel()
+    mask_rows = 0 if mask is None else mask.shape[-2]
+    weight_elements = 0 if w_k is None else w_k.numel()
     widest = max(h, key.shape[-1], d) if half else max(h, 1)  # half keys and values are widened too
-    size = max(-(-LEAST_QUERIES // n), max(PIECE, PIECE_OF_WEIGHTS * weights) // (m * widest))
+    size = max(-(-LEAST_QUERIES // n), max(PIECE, PIECE_OF_WEIGHTS * weight_elements) // (m * widest))
     splits = half or (PARTS_REALS and w_q is not None)
     whole = any(shared) or not splits or size >= entries
     pieces = ((0, entries),) if whole else tuple((i, min(i + size, entries)) for i in range(0, entries, size))
     large = len(pieces) > 1 or entries * max(n, m) * h * key.shape[-1] >= LEAST_WORK
     in_pairs = query.dtype is torch.bfloat16 and w_q is not None and multiplies_bfloat16()
+    # depths of the products of gradients: of inputs, of w_q and of w_k
     in_pairs = in_pairs and nan_stays_in_row(h) and nan_stays_in_row(entries * n) and nan_stays_in_row(entries * m)
-    alone = large and not any(shared)
-    reads, rounds = STORED[query.dtype] if alone else "real", alone and in_pairs
+    # half formats pay in large calls only, and shared operands need sums over entries, which are wide
+    keeps_format = large and not any(shared)
+    reads, rounds = STORED[query.dtype] if keeps_format else "real", keeps_format and in_pairs
     sizes = {
         "n": n, "m": m, "h": h, "d": d, "causal": int(causal),
         "a_entry": 0 if shared[0] else n * h, "b_entry": 0 if shared[1] else m * h,
         "value_entry": 0 if shared[2] else m * d,
     }  # fmt: skip
-    of_mask = {} if mask is None else {"mask_entry": 0 if shared[3] else rows * m, "mask_row": m if rows > 1 else 0}
-    scratch = m + register_bytes() * 8 // bits
-    forward = _buffer(Forward, scratch, sizes | of_mask)
+    mask_entry, mask_row = 0 if mask is None or shared[3] else mask_rows * m, m if mask_rows > 1 else 0
+    scratch = m + register_bytes() * 8 // bits  # scores of a query, and a register that may be read beyond them
+    forward = _buffer(Forward, scratch, sizes | {"mask_entry": mask_entry, "mask_row": mask_row})
     backward = _buffer(Backward, scratch, sizes | {"tasks": entries})
     return Plan(
-        batch, entries, n, m, h, d, (shared[0], shared[1], shared[2]),
-        () if mask is None else (*mask.shape[:-1], m), causal, half, reads, rounds, pieces,
-        worth_waking(entries * n, entries * n * m * h), scratch,
-        forward_kernel(bits, reads), forward, backward, bits,
+        batch, entries, n, m, h, d, shared=(shared[0], shared[1], shared[2]),
+        mask_shape=() if mask is None else (*mask.shape[:-1], m), causal=causal, half=half, reads=reads, rounds=rounds,
+        pieces=pieces, parallel=worth_waking(entries * n, entries * n * m * h), scratch=scratch,
+        forward=forward_kernel(bits, reads), forward_buffer=forward, backward_buffer=backward, bits=bits,
     )  # fmt: skip
 
 
@@ -138,7 +142,7 @@ def _buffer(arguments: Any, scratch: int, sizes: dict[str, int]) -> "array[int]"
     buffer = array("q", bytes(8 * (LEADING + arguments.slots + 1)))
     for name, size in sizes.items():
         buffer[LEADING + getattr(arguments, name)] = size
-    buffer[LEADING + arguments.scratch + 1] = scratch
+    buffer[LEADING + arguments.scratch + 1] = scratch  # a scratch argument has two slots: address, and reals per thread
     return buffer
 
 

@@ -8,12 +8,15 @@ from attnspec.backends.pytorch.kernels.llvm.values import RealPointer, Value
 from .tiles import PRODUCT_VECTORS
 
 AHEAD = 16384
-"""Prefetch distance in bytes for the values of a single row."""
+"""Prefetch distance in bytes for the values of a single row, twice that of `scores`: a value needs less arithmetic."""
 
 
 def emit_product(k: Kernel, scalars: RealPointer, rows: list[Value], inner_step: Index, inner: tuple[Value, Value],
                  vectors: RealPointer, d: Value, finish: "Finish") -> None:  # fmt: skip
-    """Emit rows r of sum_t scalars[rows[r] + t*inner_step] * vectors[t, :], t in `inner`, d a multiple of lanes."""
+    """Emit rows r of sum_t scalars[rows[r] + t*inner_step] * vectors[t, :]; t in `inner`, d a multiple of lanes.
+
+    ``finish(r, first, sums)`` stores the sums of row r from column ``first`` on.
+    """
     step = PRODUCT_VECTORS * k.lanes
 
     def columns(first: Value, count: int) -> None:

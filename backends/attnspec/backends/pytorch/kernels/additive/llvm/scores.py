@@ -27,16 +27,20 @@ from .factors import OUT_OF_RANGE
 from .tiles import CHUNK, GROUP, KEY_TILE, ROW_TILE, key_lanes
 
 AHEAD = 8192
-"""Prefetch distance in bytes for the key factors of a single query."""
+"""Prefetch distance in bytes for the key factors of a single query: about 20 groups ahead."""
 
 
 def capacity(bits: int, units: int) -> float:
-    """Return the clamp of X where `units` of them are multiplied."""
+    """Return the clamp of X that keeps a product of `units` of them finite."""
     return 2.0 ** ((126 if bits == 32 else 1020) // units)
 
 
 class Block:
-    """One task's block of scores: a batch entry and a chunk of query rows."""
+    """One task's block of scores: a batch entry and a chunk of query rows.
+
+    It has ``rows`` queries from ``first`` on, and ``keys`` keys that one of them may see, in ``key_blocks``. ``padded``
+    is the number of all keys in whole blocks. ``scores`` is the thread's scratch memory, rows ``stride`` apart.
+    """
 
     def __init__(self, k: Kernel[Scoring], task: Value, rows: int) -> None:
         g = k.argument
@@ -83,7 +87,8 @@ def _clamp(k: Kernel, x: Value, units: int) -> Value:
 def _factored(k: Kernel[Scoring], rows: list[Value], keys: RealPointer, clamp: bool, ahead: bool) -> list[list[Value]]:
     """Return scores of a tile from factors; `rows` are offsets of query rows.
 
-    ``ahead`` prefetches later keys: with one query, reading the factors takes all the time.
+    ``ahead`` prefetches later keys: with one query, reading the factors takes all the time. In the module's formula,
+    ``es`` are E', ``fs`` F, ``ks`` k and ``xs`` X of a group of hidden units.
     """
     g, lanes, h = k.argument.terms, k.lanes, k.argument.h
     sums = [[Variable(k, k.full(0.0)) for _ in range(KEY_TILE)] for _ in rows]
@@ -125,13 +130,13 @@ def _pointwise(k: Kernel[Scoring], rows: list[Value], keys: RealPointer) -> list
 
 
 def bounded_exponential(k: Kernel, x: Value) -> Value:
-    """Return exp(2x), finite unless x is NaN."""
+    """Return exp(2x), finite unless x is NaN; tanh rounds to 1 long before the bound."""
     top = k.full(40.0 if k.bits == 32 else 300.0)
     return exp(k, k.select(x.compare(">", top), top, x) * 2.0)
 
 
 def cut_slope(k: Kernel, slope: Value) -> Value:
-    """Return tanh', or 0 if it is below the unit roundoff, where tanh rounds to 1; NaN stays.
+    """Return tanh', or 0 below the unit roundoff, where tanh rounds to 1; NaN stays.
 
     Much smaller slopes would make later products subnormal, and slow.
     """
@@ -169,8 +174,9 @@ def emit_scores(k: Kernel[Scoring], block: Block, row_tile: int,
                 with otherwise():
                     _store(k, block, target, _factored(k, rows, keys, clamp=True, ahead=single))
                 with k.when(terms.pointwise.is_nonzero()):
-                    _emit_pointwise(k, block, rows, target, key_offset, [a_batch * g.n + r for r in numbers],
-                                 b_batch * block.padded + j * width)  # fmt: skip
+                    _emit_pointwise(k, block, rows, target, key_offset,
+                                    query_numbers=[a_batch * g.n + r for r in numbers],
+                                    key_number=b_batch * block.padded + j * width)  # fmt: skip
 
 
 def _store(k: Kernel, block: Block, target: list[Value], scores: list[list[Value]]) -> None:

@@ -32,8 +32,9 @@ MOST_WORK = 2**19 if HAS_512_BITS else 2**17
 class Plan:
     """The pointwise kernels' plan, argument buffers of the projection kernels, and offsets of intermediate results.
 
-    ``places`` are byte offsets of a, b, value, w_v, weights and scratch memory, then the end. ``gradient_offsets``
-    are those of the gradients of a, b, value and w_v, and of scratch memory, then the end.
+    ``offsets`` are byte offsets of a, b, value, w_v, weights and scratch memory, then the end. ``gradient_offsets``
+    are those of the gradients of a, b, value and w_v, and of scratch memory, then the end. ``real`` is the dtype of
+    sums, ``size`` its bytes.
     """
 
     pointwise: PointwisePlan
@@ -41,7 +42,7 @@ class Plan:
     projection_buffer: "array[int]"
     gradients: "Compiled[Gradients]"
     gradient_buffer: "array[int]"
-    places: tuple[int, ...]
+    offsets: tuple[int, ...]
     gradient_offsets: tuple[int, ...]
     real: torch.dtype
     size: int
@@ -68,24 +69,24 @@ def plan(operands: Operands, whole: PointwisePlan) -> Plan | None:
         projection_buffer[LEADING + Projection.widths + getattr(Widths, name)] = number
         gradient_buffer[LEADING + Gradients.widths + getattr(Widths, name)] = number
     gradient_buffer[LEADING + Gradients.entries] = e
-    places = _ends([e * n * h, e * m * h, e * m * d, h, e * n * m, whole.scratch], size)
-    gradient_offsets = _ends([e * n * h, e * m * h, e * m * d, e * h, whole.scratch], size)
+    offsets = _offsets([e * n * h, e * m * h, e * m * d, h, e * n * m, whole.scratch], size)
+    gradient_offsets = _offsets([e * n * h, e * m * h, e * m * d, e * h, whole.scratch], size)
     return Plan(
         whole, projection_kernel(whole.bits, stored), projection_buffer, gradient_kernel(whole.bits, stored),
-        gradient_buffer, places, gradient_offsets, torch.float64 if whole.bits == 64 else torch.float32, size,
+        gradient_buffer, offsets, gradient_offsets, torch.float64 if whole.bits == 64 else torch.float32, size,
     )  # fmt: skip
 
 
-def _ends(counts: Sequence[int], size: int) -> tuple[int, ...]:
+def _offsets(counts: Sequence[int], size: int) -> tuple[int, ...]:
     """Return byte offsets of consecutive parts of `counts` elements, and the end."""
-    places = [0]
+    offsets = [0]
     for count in counts:
-        places.append(places[-1] + count * size)
-    return tuple(places)
+        offsets.append(offsets[-1] + count * size)
+    return tuple(offsets)
 
 
 def attend(plan: Plan, operands: tuple[Any, ...], mask: Tensor | None, tracked: bool) -> Tensor | None:
-    """Return the output, or None under a mask if NaN was met, perhaps from an excluded key."""
+    """Return the output, or None under a mask if NaN was met. It may come from an excluded key."""
     if mask is not None:
         shape = plan.pointwise.mask_shape
         mask = (mask if mask.shape == shape else mask.expand(shape)).contiguous()
@@ -96,7 +97,7 @@ def attend(plan: Plan, operands: tuple[Any, ...], mask: Tensor | None, tracked: 
     return None if nan and mask is not None else output
 
 
-_INPUTS = tuple(
+_QUERY, _KEY, _STORED_VALUE, _W_Q, _W_K, _W_V = (
     LEADING + Projection.operands + slot
     for slot in (Stored.query, Stored.key, Stored.value, Stored.w_q, Stored.w_k, Stored.w_v)
 )
@@ -104,29 +105,29 @@ _A, _B, _VALUE, _W = (LEADING + slot for slot in (Projection.a, Projection.b, Pr
 
 
 def _forward(plan: Plan, operands: tuple[Any, ...], mask: Tensor | None, save: bool) -> tuple[Tensor, bool, Tensor]:
-    """Return the output, whether a NaN was met, and the memory of intermediate results for the backward."""
+    """Return the output, whether NaN was met, and intermediate results for the backward."""
     query, key, value, w_q, w_k, w_v = operands
-    whole, places = plan.pointwise, plan.places
-    memory = torch.empty(places[-1] // plan.size, dtype=plan.real)
+    whole, (of_a, of_b, of_value, of_w, of_weights, of_scratch, end) = plan.pointwise, plan.offsets
+    memory = torch.empty(end // plan.size, dtype=plan.real)
     output = torch.empty((*whole.batch, whole.n, whole.d), dtype=plan.real)
     address = memory.data_ptr()
     buffer = plan.projection_buffer[:]
-    buffer[_INPUTS[0]], buffer[_INPUTS[1]], buffer[_INPUTS[2]] = query.data_ptr(), key.data_ptr(), value.data_ptr()
-    buffer[_INPUTS[3]], buffer[_INPUTS[4]], buffer[_INPUTS[5]] = w_q.data_ptr(), w_k.data_ptr(), w_v.data_ptr()
+    buffer[_QUERY], buffer[_KEY], buffer[_STORED_VALUE] = query.data_ptr(), key.data_ptr(), value.data_ptr()
+    buffer[_W_Q], buffer[_W_K], buffer[_W_V] = w_q.data_ptr(), w_k.data_ptr(), w_v.data_ptr()
     buffer[_A], buffer[_B], buffer[_VALUE], buffer[_W] = (
-        address, address + places[1], address + places[2], address + places[3],
+        address + of_a, address + of_b, address + of_value, address + of_w,
     )  # fmt: skip
     plan.projection.call(buffer.buffer_info()[0])
     forward = whole.forward_buffer[:]
     forward[TASKS] = whole.entries * whole.n
     forward[A], forward[B], forward[VALUE], forward[W] = buffer[_A], buffer[_B], buffer[_VALUE], buffer[_W]
-    forward[OUTPUT], forward[SCRATCH] = output.data_ptr(), address + places[5]
+    forward[OUTPUT], forward[SCRATCH] = output.data_ptr(), address + of_scratch
     if mask is not None:
         forward[MASK] = mask.data_ptr()
     if save:
-        forward[WEIGHTS] = address + places[4]
+        forward[WEIGHTS] = address + of_weights
     start = forward.buffer_info()[0]
-    forward[NAN_ADDRESS] = start + 8 * NAN_FLAG
+    forward[NAN_ADDRESS] = start + 8 * NAN_FLAG  # the buffer's own last slot
     whole.forward.call(start)
     return output if output.dtype is value.dtype else output.to(value.dtype), forward[NAN_FLAG] != 0, memory
 
@@ -160,7 +161,8 @@ class SmallAttention(torch.autograd.Function):
 
 
 def _gradients(plan: Plan, operands: Sequence[Tensor], gradient: Tensor, memory: Tensor) -> tuple[Tensor | None, ...]:
-    whole, places, gradient_offsets = plan.pointwise, plan.places, plan.gradient_offsets
+    """Gradients of the operands: the pointwise kernel from the output to the projections, then to the operands."""
+    whole, gradient_offsets = plan.pointwise, plan.gradient_offsets
     # hooks on saved tensors may have changed their strides and classes
     if operations_intercepted() or not all(addressable(x) and x.is_contiguous() for x in (*operands, memory)):
         return _by_pytorch(plan, Operands(*operands), gradient, memory)
@@ -173,38 +175,41 @@ def _gradients(plan: Plan, operands: Sequence[Tensor], gradient: Tensor, memory:
     sums = torch.empty(gradient_offsets[-1] // plan.size, dtype=plan.real)
     start, target = memory.data_ptr(), sums.data_ptr()
     buffer = whole.backward_buffer[:]
-    for slot, offset in zip(_BACKWARD, places, strict=False):
+    for slot, offset in zip(_SAVED, plan.offsets, strict=False):
         buffer[slot] = start + offset
-    for slot, offset in zip(_BY, gradient_offsets, strict=False):
+    for slot, offset in zip(_WRITTEN, gradient_offsets, strict=False):
         buffer[slot] = target + offset
-    buffer[_B_GRADIENT] = gradient.data_ptr()
+    buffer[_OUTPUT_GRADIENT] = gradient.data_ptr()
     backward_kernel(whole.bits).call(buffer.buffer_info()[0])
     buffer = plan.gradient_buffer[:]
     for i, (operand, x) in enumerate(zip(operands, gradients, strict=True)):
-        buffer[_G_INPUTS + i], buffer[_G_GRADIENTS + i] = operand.data_ptr(), x.data_ptr()
-    for slot, offset in zip(_G_BY, gradient_offsets, strict=False):
+        buffer[_OPERANDS + i], buffer[_RESULTS + i] = operand.data_ptr(), x.data_ptr()
+    for slot, offset in zip(_PROJECTION_GRADIENTS, gradient_offsets, strict=False):
         buffer[slot] = target + offset
     plan.gradients.call(buffer.buffer_info()[0])
     return tuple(gradients)
 
 
-_BACKWARD = tuple(LEADING + slot for slot in (Backward.a, Backward.b, Backward.value, Backward.w, Backward.weights))
-_BY = tuple(
+# slots of `backward_kernel`, in the order of `Plan.offsets` and `Plan.gradient_offsets`, then of `gradient_kernel`
+_SAVED = tuple(LEADING + slot for slot in (Backward.a, Backward.b, Backward.value, Backward.w, Backward.weights))
+_WRITTEN = tuple(
     LEADING + slot
     for slot in (Backward.grad_a, Backward.grad_b, Backward.grad_value, Backward.grad_w, Backward.scratch)
 )
-_B_GRADIENT = LEADING + Backward.grad_output
-_G_INPUTS, _G_GRADIENTS = LEADING + Gradients.operands, LEADING + Gradients.results
-_G_BY = tuple(LEADING + slot for slot in (Gradients.by_a, Gradients.by_b, Gradients.by_value, Gradients.by_w))
+_OUTPUT_GRADIENT = LEADING + Backward.grad_output
+_OPERANDS, _RESULTS = LEADING + Gradients.operands, LEADING + Gradients.results
+_PROJECTION_GRADIENTS = tuple(
+    LEADING + slot for slot in (Gradients.by_a, Gradients.by_b, Gradients.by_value, Gradients.by_w)
+)
 
 
 def _by_pytorch(plan: Plan, operands: Operands, gradient: Tensor, memory: Tensor) -> tuple[Tensor | None, ...]:
     """`_gradients` by PyTorch operations, for tensors that kernels cannot read."""
     whole = plan.pointwise
     e, n, m, h = whole.entries, whole.n, whole.m, whole.h
-    ends = [place // plan.size for place in plan.places]
-    a, b = memory[: ends[1]].view(e, n, h), memory[ends[1] : ends[2]].view(e, m, h)
-    weights = memory[ends[4] : ends[5]].view(e, n, m)
+    of_a, of_b, of_value, _, of_weights, of_scratch, _ = (offset // plan.size for offset in plan.offsets)
+    a, b = memory[of_a:of_b].view(e, n, h), memory[of_b:of_value].view(e, m, h)
+    weights = memory[of_weights:of_scratch].view(e, n, m)
     inputs = wide(operands, whole.reads) if whole.half else operands
     gradients = gradients_of_pointwise(whole, inputs, gradient, a, b, weights, (True,) * 6)
     return tuple(None if x is None else x.to(operands.value.dtype) for x in gradients)

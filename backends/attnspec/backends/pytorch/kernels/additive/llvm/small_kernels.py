@@ -34,7 +34,7 @@ class Stored(Arguments):
 
 
 class Projection(Arguments):
-    """Arguments of `projection_kernel`, which writes a (queries, h), b (keys, h), and widened value and w_v."""
+    """Arguments of `projection_kernel`; it writes a (queries, h), b (keys, h), and widened value and w_v."""
 
     widths: Widths
     operands: Stored
@@ -80,7 +80,7 @@ class _Rows:
 
     def store(self, value: Value, base: BytePointer, i: Value, single: bool) -> None:
         """Store the vector, or its first element, at element i."""
-        self.k.store_stored(value, base, i * self.bytes, self.stored, first=single)
+        self.k.store_stored(value, base, i * self.bytes, self.stored, lane_0=single)
 
     def row(self, base: BytePointer, number: Value, width: Value) -> BytePointer:
         """Return the start of row `number`."""

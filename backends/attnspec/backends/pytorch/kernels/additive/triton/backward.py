@@ -48,7 +48,7 @@ def add_column(target, amount):
 @triton.jit
 def pair_gradients(d_score, narrow, narrow_stride, wide, wide_stride, grad, r_sum, hidden, WIDE: tl.constexpr,
                    R_SUM: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
-    """Add sum_narrow d_score r(1 - r) to `grad` for each hidden unit, two terms per reciprocal.
+    """Add sum_narrow d_score r(1 - r) to `grad` per hidden unit, two terms per reciprocal.
 
     1 - r is computed as EF r: the difference would cancel where r is near 1.
     """

@@ -20,7 +20,7 @@ from .operators import attention, check, common_batch, join, lower
 
 @operator("additive_step_triton")
 def _step(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, inner: int) -> Tensor:
-    """(B, h), (B, m, h), (h), (B, m, d_v), mask (outer, inner, 1, m) -> (B, d_v)."""
+    """Decoding step: (B, h), (B, m, h), (h), (B, m, d_v), mask (outer, inner, 1, m) -> (B, d_v)."""
     a, b, w_v, value = a.contiguous(), b.contiguous(), w_v.contiguous(), value.contiguous()
     batch, m, d_v = value.shape
     hidden = a.shape[1]

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Kernels of the decoding step, one query per batch element, bound by reading keys and values.
+"""Kernels of decoding, one query per batch element, bound by reading keys and values.
 
 The keys are split over programs; each stores its largest score, denominator and weighted sum, and `combine_kernel`
 joins them by log-sum-exp. Exponentials of keys are computed here, not cached: the step reads 4 (or 2) bytes per term,
@@ -16,7 +16,7 @@ from attnspec.backends.pytorch.kernels.additive.triton.terms import LOG2_E, reci
 
 @triton.jit
 def hidden_terms(query, key, weight, c, hidden, key_valid):
-    """1 + exp(2(a + b)), at most 2^60, and w, for hidden units c (1, BH) of the keys (BK, 1)."""
+    """1 + exp(2(a + b)), at most 2^60, and w; c (1, BH) numbers the hidden units, for keys (BK, 1)."""
     inside = c < hidden
     a = tl.load(query + c, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(key + c, mask=key_valid & inside, other=0.0).to(tl.float32)

@@ -61,7 +61,7 @@ def exponential(x):
 
 @triton.jit
 def three_parts(x):
-    """Split the float32 x into bfloat16 numbers high, middle, low (8 bits each) whose sum is x."""
+    """Split the float32 x into bfloat16 numbers: high, middle and low, of 8 bits each, whose sum is x."""
     high = x.to(tl.bfloat16)
     remainder = x - high.to(tl.float32)
     middle = remainder.to(tl.bfloat16)
@@ -88,7 +88,7 @@ def factors_kernel(raw, ratio, flip, scaled, unscaled, ranges, log2_factors, val
                    rows_padded, hidden, hidden_groups, hidden_stored, d_v, d_padded, part_stride,
                    GROUPS: tl.constexpr, BV: tl.constexpr,
                    SCALED: tl.constexpr, UNSCALED: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
-    """Transposed factors (B, hidden_stored, rows_padded) of one block of 16 rows of raw (B, rows, hidden).
+    """Transposed factors (B, hidden_stored, rows_padded) of 16 rows of raw (B, rows, hidden).
 
     ranges (B, rows_padded) bounds log2|XYZ| of `triple_total` and is infinite where a factor is not a normal number;
     log2_factors (B, blocks) bounds log2 E. With PARTS, parts receives the block's value rows, padded with 0: unchanged

@@ -52,7 +52,7 @@ def is_allowed(bits):
 @triton.jit
 def weighted_values(acc, p, parts, part_stride, d_padded, WIDE: tl.constexpr, BD: tl.constexpr, PARTS: tl.constexpr,
                     INTERPRET: tl.constexpr):  # fmt: skip
-    """acc + p @ value for WIDE keys, in four quarters of keys equal modulo 4.
+    """acc + p @ value for WIDE keys, in quarters of keys equal modulo 4.
 
     A thread holds four consecutive keys, so a quarter needs no exchange between threads, and only a quarter of the
     values is being loaded at a time. NaN and infinity are 0 in `parts`, see `nonfinite_values`.
@@ -85,7 +85,7 @@ def weighted_values(acc, p, parts, part_stride, d_padded, WIDE: tl.constexpr, BD
 
 @triton.jit
 def nonfinite_values(acc, p, allowed, value, first, m, d, d_v, WIDE: tl.constexpr):
-    """Add the terms of NaN and infinite values, only to queries that may attend to them."""
+    """Add terms of NaN and infinite values, only to queries that may attend to them."""
     at = tl.arange(0, WIDE)[None, :]
     for k in range(WIDE):
         key = first + k

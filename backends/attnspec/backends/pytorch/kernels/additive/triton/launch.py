@@ -31,7 +31,7 @@ class Tile:
 
 
 def power_of_two(n: int) -> int:
-    """Return the smallest power of two that is at least n, and 1 for n = 0."""
+    """Return the smallest power of two that is at least n; 1 for n = 0."""
     return 1 << max(n - 1, 0).bit_length()
 
 
@@ -93,7 +93,10 @@ def scaled_weights(w_v: Tensor) -> Weights:
 
 @dataclass(frozen=True)
 class Factors:
-    """exp(2x) of queries or keys as (B, hidden, rows), scaled by max|w|/w, unscaled, or both; and their ranges."""
+    """exp(2x) of queries or keys as (B, hidden, rows), scaled by max|w|/w, unscaled, or both; and their ranges.
+
+    The other fields are outputs of `factors_kernel`; those that a launch does not write are empty.
+    """
 
     scaled: Tensor
     unscaled: Tensor
@@ -144,7 +147,7 @@ def factors(
 
 
 def compact_mask(mask: Tensor, batch: tuple[int, ...], n: int, m: int) -> tuple[Tensor, int]:
-    """Return the mask as (outer, inner, n, m), 1 where it broadcasts, and the inner size.
+    """Return the mask as (outer, inner, n, m), 1 where broadcast, and the inner size.
 
     Broadcast axes are not copied, even if the caller expanded them. Only a mask whose broadcast and own batch
     dimensions alternate in three or more groups is copied over the batch, never over n or m.

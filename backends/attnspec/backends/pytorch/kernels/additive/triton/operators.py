@@ -60,7 +60,9 @@ def supports(a: Tensor, *others: Tensor) -> bool:
 def _attention(
     a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, mask: Tensor | None, inner: int, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """(B, n, h), (B, m, h), (h), (B, m, d_v), mask (outer, inner, n, m) with ones -> (B, n, d_v), (B, n).
+    """Attention: (B, n, h), (B, m, h), (h), (B, m, d_v), mask (outer, inner, n, m) with ones -> (B, n, d_v), (B, n).
+
+    The mask's batch is B = outer · ``inner``; its axes have size 1 where it broadcasts (`compact_mask`).
 
     The second result is log2 sum_j exp2(log2(e) (e_ij - c)), c the same for all pairs, and infinite for an empty row.
     """
@@ -133,13 +135,14 @@ def _projection_gradients(
     m = b.shape[1]
     d_v = 1 if scores else value.shape[2]
     weights = scaled_weights(w_v)
-    shapes = {True: tile(n, 1), False: tile(m, 1)}
+    shapes = {True: tile(n, 1), False: tile(m, 1)}  # by `own_query`: tiles of queries, and of keys
     query = factors(a, weights, shapes[True].wide, scaled=True, unscaled=True)
     key = factors(b, weights, shapes[False].wide, scaled=False, unscaled=True)
     grad_query = torch.zeros_like(query.unscaled)
     grad_key = torch.zeros_like(key.unscaled)
     r_sum = torch.zeros_like(query.unscaled)
     mask_bytes, strides = mask_arguments(mask, a)
+    # only the launch for queries writes `r_sum`; the other gets a stand-in
     for own_query, target in ((True, grad_query), (False, grad_key)):
         shape = shapes[own_query]
         tiles = (query if own_query else key).rows_padded // shape.wide
@@ -209,8 +212,10 @@ def _(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
 @operator("additive_scores_triton_backward")
 def _scores_backward(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of a, b and w_v. Rows of `grad` need not sum to 0, unlike under a softmax."""
-    grad = grad.contiguous()
-    return _projection_gradients(grad, a, b, w_v, grad, None, 1, False, grad, grad, grad, scores=True)
+    grad = unread = grad.contiguous()  # with SCORES the kernel reads no values, log-sum-exp and deltas
+    return _projection_gradients(
+        grad, a, b, w_v, unread, None, 1, False, lse=unread, delta=unread, grad_value=unread, scores=True
+    )
 
 
 @_scores_backward.register_fake

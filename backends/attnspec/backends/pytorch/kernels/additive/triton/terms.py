@@ -108,7 +108,7 @@ def pointwise_total(narrow, narrow_length, wide, wide_length, ratio, flip, hidde
 def score_total(narrow, wide, narrow_stride, wide_stride, narrow_raw, wide_raw, narrow_length, wide_length,
                 ratio, flip, hidden, hidden_padded, narrow_range, wide_range,
                 NARROW: tl.constexpr, WIDE: tl.constexpr, INTERPRET: tl.constexpr):  # fmt: skip
-    """`total` for the tile, for each pair in the cheapest way that its two ranges allow.
+    """`total` for the tile: each pair in the cheapest way that its two ranges allow.
 
     So a pair's result depends on no other row, bit for bit. All pointers are at the tile's first rows; the lengths
     count from there.
