@@ -2,6 +2,8 @@
 
 import ast
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -538,3 +540,36 @@ def test_a_second_run_with_the_pasted_declaration_conforms(tmp_path: Path) -> No
     second = attnspec(*call, folder=tmp_path)
     assert second.returncode == 0, second.stdout
     assert PASTE not in second.stdout
+
+
+TILE_BORDER = """
+import numpy as np
+
+from attnspec import reference
+
+name = "border"
+limits = {"dtypes": ("bfloat16",)}
+
+
+def scaled_dot_product_attention(query, key, value, *, mask=None, causal=False):
+    n, m = query.shape[-2], key.shape[-2]
+    allowed = np.tri(n, m, dtype=bool) if causal else np.ones((n, m), bool)
+    if causal:
+        for i in range(64, min(n, m), 64):
+            allowed[i, i] = False
+    allowed = allowed if mask is None else mask & allowed
+    wide = (x.astype(np.float32) for x in (query, key, value))
+    return reference.scaled_dot_product_attention(*wide, mask=allowed).astype(query.dtype)
+"""
+
+
+@pytest.mark.slow
+def test_no_class_is_proposed_under_which_the_counterexample_is_wrong(tmp_path: Path) -> None:
+    """A key of 65 that is left out is within wider budgets on random inputs, and shows on the smallest one."""
+    (tmp_path / "border.py").write_text(TILE_BORDER, encoding="utf-8")
+    command = [sys.executable, "-m", "attnspec.conformance.cli", "check", "border.py", "--json", "report.json"]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 1
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert "precision" not in (report["declaration"] or {})
+    (formula,) = [r for r in report["results"] if r["law"] == FORMULA and r["operation"] == ATTENTION]
+    assert (formula["status"], formula["explained_by"]) == ("failed", None)

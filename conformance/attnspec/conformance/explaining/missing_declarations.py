@@ -8,15 +8,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from attnspec.conformance.explaining.precision_classes import MIN_USED_BUDGET, explaining_classes, widest_class
 from attnspec.conformance.explaining.refusals import REFUSED, Refusals, says_refused
 from attnspec.conformance.inputs.dtypes import NARROW
+from attnspec.conformance.judging.attempt import attempt
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.engine import NOT_REPRODUCED, Case, governing_laws
 from attnspec.conformance.judging.profiles import FORMULA
 from attnspec.conformance.judging.results import UNJUDGED, Result, Status, without_own_errors
+from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Reason
 from attnspec.conformance.laws import CHECKS
+from attnspec.conformance.laws.common import sample
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import OPERATIONS
 from attnspec.spec.contract.precision import DEFAULTS
@@ -56,13 +61,18 @@ class MissingDeclarations:
 
 @dataclass
 class Search:
-    """State of the search for one case: changes adopted so far, and laws still violated under them."""
+    """State of the search for one case: changes adopted so far, and laws still violated under them.
+
+    ``counterexample`` is the formula's, which verdicts under other contracts do not have.
+    """
 
     judging: Judge
     contract: Contract
     case: Case
     refusals: Callable[[], Refusals]
     violated: dict[str, Result]
+    subject_under: Callable[[Contract], Subject] | None = None
+    counterexample: Mapping[str, Any] | None = None
     changes: dict[str, Any] = field(default_factory=dict)
     laws: dict[str, str] = field(default_factory=dict)
 
@@ -91,18 +101,25 @@ class Search:
 
 
 def missing_declarations(
-    judging: Judge, contract: Contract, case: Case, failed: Iterable[Result], refusals: Callable[[], Refusals]
+    judging: Judge,
+    contract: Contract,
+    case: Case,
+    failed: Iterable[Result],
+    refusals: Callable[[], Refusals],
+    subject_under: Callable[[Contract], Subject] | None = None,
 ) -> MissingDeclarations:
     """Find the declarations, observable in a run, under which a case's violations vanish.
 
-    ``refusals`` searches for the inputs that the backend refuses.
+    ``refusals`` searches for the inputs that the backend refuses. ``subject_under`` makes a subject under a contract,
+    with which counterexamples are tried again.
     """
     # Any declaration would seem to explain a violation that did not recur when the call was repeated.
     explainable = [r for r in failed if r.reason not in ENDED and NOT_REPRODUCED not in r.note]
     remaining = {r.law: r for r in explainable if not r.message.startswith(UNJUDGED)}
     if not remaining or any(r.law == FORMULA and r.law not in remaining for r in failed):
         return MissingDeclarations()
-    search = Search(judging, contract, case, refusals, remaining)
+    counterexample = remaining[FORMULA].counterexample if FORMULA in remaining else None
+    search = Search(judging, contract, case, refusals, remaining, subject_under, counterexample)
     # Limits come last again, since the other declarations change which violations remain.
     for step in (_limits, _semantics, _precision, _limits):
         if search.violated:
@@ -192,12 +209,35 @@ def _precision(search: Search) -> None:
             verdicts = search.judge_again(trial.contract, dict.fromkeys([*search.violated, *filters]))
             if by_others and any(r.violates and r.reason == Reason.VALUE for r in verdicts.values()):
                 continue
-            if not any(verdicts[law].violates for law in filters) and search.adopt(
-                "precision", name, trial.contract, verdicts
-            ):
+            if any(verdicts[law].violates for law in filters) or _counterexample_is_wrong(search, trial.contract):
+                continue
+            if search.adopt("precision", name, trial.contract, verdicts):
                 search.changes |= trial.changes
                 search.laws |= {law: kind for law, kind in trial.laws.items() if law in search.laws}
                 return
+
+
+def _counterexample_is_wrong(search: Search, contract: Contract) -> bool:
+    """Return True if the formula's smallest counterexample still violates it under another contract.
+
+    On the random inputs of a case a defect may be small enough for a wider class, such as one key of many left out;
+    its smallest input shows it best. Counterexamples of large arrays are not kept, and not tried.
+    """
+    shown = search.counterexample["arguments"] if search.counterexample and FORMULA in search.violated else {}
+    if not shown or any(isinstance(x, Mapping) for x in shown.values()) or search.subject_under is None:
+        return False
+    subject = search.subject_under(contract)
+    template = sample(subject, np.random.default_rng(0))
+    if set(shown) != {path for path, _ in template.items()}:
+        return False
+    floats = {leaf.path for leaf, _ in template.floats}
+    arrays = {path: np.asarray(x, np.float64) if path in floats else np.asarray(x) for path, x in shown.items()}
+    values = {
+        path: subject.exact(array) if path in floats else array if isinstance(shown[path], list) else shown[path]
+        for path, array in arrays.items()
+    }
+    violation, *_ = attempt(subject, CHECKS[FORMULA][0], template.replaced(values), 0)
+    return violation is not None
 
 
 def _violated_at_exact_scales(search: Search) -> bool:

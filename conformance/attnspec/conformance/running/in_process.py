@@ -135,10 +135,15 @@ class InProcess:
 
     def _undeclared(self, failed: Sequence[Result], mark: Marker) -> Mapping[str, Any]:
         case, device = self.case, self.settings.device
-        subject = Subject(self.backend, self.contract, OPERATIONS[case.operation], case.dtype, device)
-        judging = partial(self._judge, mark, stop_at_first=True)
+
+        def subject_under(contract: Contract) -> Subject:
+            return Subject(self.backend, contract, OPERATIONS[case.operation], case.dtype, device)
+
+        judging, searched = partial(self._judge, mark, stop_at_first=True), subject_under(self.contract)
         with mark.during(failed[0].law, "looking for what has to be declared"):
-            return missing_declarations(judging, self.contract, case, failed, lambda: refusals(subject, mark)).as_json()
+            return missing_declarations(
+                judging, self.contract, case, failed, lambda: refusals(searched, mark), subject_under
+            ).as_json()
 
     def _diagnosis(self, failed: Sequence[Result], declared: Mapping[str, Any], mark: Marker) -> Diagnosis | None:
         settings, profile = self.settings, PROFILES[self.settings.profile]
