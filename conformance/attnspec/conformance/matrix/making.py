@@ -151,7 +151,7 @@ class Maker:
         contract = row.contract
         assert contract is not None
         laws = laws or (() if group.gradients else laws_of("forward"))
-        # A named law is checked even if it is too slow for the profile, so that slow laws must not be named.
+        # Laws that are named are checked even if the profile has no time for them, so slow ones are left out here.
         effort = PROFILES[profile or self.settings.profile].single
         laws = tuple(law for law in laws if effort.slow or not all(check.slow for check in CHECKS[law]))
         # Rows only call a library, so that they need no sandbox, which would discard what the library compiles.

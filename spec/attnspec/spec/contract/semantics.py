@@ -5,8 +5,8 @@ A declared choice that is not normative is printed as a deviation. It is a viola
 choice than the declared one.
 
 Each question names the law that observes the choice, and ``concerns``: a function that selects the operations which it
-is about. A choice that the reference's formulas read, such as the pairing of a rotary embedding, has none: there
-:func:`depends_on` marks the Protocols and records of parameters whose formulas read it.
+is about. A choice that the reference's formulas read, such as the pairing of a rotary embedding, has none (except
+``causal_alignment``): there :func:`depends_on` marks the Protocols and records of parameters whose formulas read it.
 """
 
 from collections.abc import Callable, Mapping
