@@ -91,7 +91,11 @@ def _leave_to_formula(*arguments: Tensor | None) -> None:
 
 
 def _make_plan(options: NumericOptions, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor | None) -> Attend:
-    """Choose the kernels for calls of this kind and fill in their arguments."""
+    """Choose the kernels for calls of this kind and fill in their arguments.
+
+    An executor sees operands as the caller passes them (``unchanged``, with ``rank`` batch dimensions), or as
+    (b, heads, n, d), with 2. The function that is returned brings every call into this form, and the result back.
+    """
     call, batch = options.call(query, key, value, *tensors)
     path, grouped, rank = path_choice.path_for(call), options.grouped, len(batch)
     if path == "plain" or not key.shape[-2]:
@@ -107,7 +111,7 @@ def _make_plan(options: NumericOptions, query: Tensor, key: Tensor, value: Tenso
     if unchanged and not tensors:
         return execute
 
-    if unchanged and not grouped:
+    if unchanged and not grouped:  # then the mask is the only tensor
         reshaped, original = call.tensors.mask, tensors[0]
         assert reshaped is not None
         assert original is not None
@@ -138,7 +142,7 @@ def _merge_heads(call: Call) -> Call:
     """The call with each group's heads, of one query each, as queries of one head."""
     query, key, options, tensors = call.query, call.key, call.options, call.tensors
     (b, heads, _, d), (heads_k, m) = query.shape, key.shape[1:3]
-    if options.right is not None:  # the end of the query's window becomes a length
+    if options.right is not None:  # the window ends with a length; `merges_heads` excludes a left end
         ends = torch.full((b,), options.right + 1) if tensors.offsets is None else tensors.offsets + options.right + 1
         ends = ends.clamp(max=m) if tensors.lengths is None else torch.minimum(ends, tensors.lengths)
         tensors, options = tensors._replace(lengths=ends), options._replace(right=None)

@@ -1,6 +1,8 @@
 """Bahdanau's decoding step on the CPU: one query per source sentence, with precomputed key factors.
 
-A step reads each key factor and value once, in memory order; blocks without an attendable key are not read.
+A step reads each key factor and value once, in memory order; blocks without an attendable key are not read. A factor
+is exp(2b) of a key's projection b: with exp(2a) of the query it gives tanh(a + b) without another exponential. Where a
+factor is out of range the step has to be computed pointwise, by `step`.
 """
 
 from array import array
@@ -43,6 +45,8 @@ OUTPUT, SCRATCH, REDO, MASK = Decoding.output, Decoding.scratch, Decoding.redo, 
 class Prepared:
     """Precomputed tensors of a step, besides the caller's keys and values.
 
+    `factor`, `flag` (its range) and the maxima are those of the keys, see `factors`; `flip` to `unit` are the weight
+    w_v in the form that the kernel takes (`layout.Weight`).
     `raw` holds the keys in the compute dtype if the caller's have another or are not contiguous, and is empty
     otherwise; `value` is finite; `nonfinite` is True if the caller's values were not all finite.
     """
