@@ -1,7 +1,8 @@
 """Plans of factorised scores and attention: sequences of kernels, cached by sizes.
 
 A plan computes factors exp(2a) and exp(2b) of queries a and keys b, checks their range, and runs the kernel that uses
-them. A flip of -1 negates a hidden unit, so that signs of weights alternate; a ratio is max|w|/w of its weight w. Argument buffers are filled once for all calls with the same sizes; each call only sets addresses.
+them. A flip of -1 negates a hidden unit, so that signs of weights alternate; a ratio is max|w|/w of its weight w.
+Argument buffers are filled once for all calls with the same sizes; each call only sets addresses.
 """
 
 from array import array
