@@ -1,4 +1,8 @@
-"""Changes of arguments that change the scores as defects do: without an option, or rescaled."""
+"""Changes of arguments that change the scores as defects do: without an option, or rescaled.
+
+The reference's result of changed arguments is that of a defect, such as a bias that is not added. `judge` looks whether
+a result has something of its difference (`ensemble`), and whether an input would show it (`hidden_defects`).
+"""
 
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.laws import ensembles
@@ -17,7 +21,7 @@ def has_score_options(operation: Operation) -> bool:
 
 
 def is_weight(operation: Operation, leaf: Leaf) -> bool:
-    """Return True for a weight matrix, which all rows share; options are none."""
+    """Return True for a weight matrix, which all rows share; an option is no weight."""
     return bool(operation.role(leaf) & Role.WEIGHT) and leaf.path not in operation.parts
 
 
@@ -29,7 +33,10 @@ def without(arguments: Arguments, *parts: Part) -> Arguments:
 
 
 def rescaled(arguments: Arguments, factor: float) -> Arguments:
-    """Return arguments whose scores are multiplied by ``factor`` before caps, biases and masks."""
+    """Return arguments whose scores are multiplied by ``factor`` before caps, biases and masks.
+
+    Where scores are dot products with a scale option, multiplied queries do that; else the factor is distributed.
+    """
     if arguments.operation.scores_scale_with or not arguments.operation.part(Part.SCALE):
         return ensembles.rescaled(arguments, factor)
     return ensembles.multiplied(arguments, {leaf.path: factor for leaf in arguments.operation.queries})

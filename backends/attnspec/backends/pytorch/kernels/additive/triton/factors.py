@@ -1,10 +1,12 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Kernels that prepare queries and keys: exponentials, their ranges, the scaled weights.
 
-One pass reads the projections, writes the factors transposed (the score kernels read them contiguous along rows) and
-bounds each row's exponents against overflow; PyTorch operations would need eight launches and as many passes. The
-exponential's argument is reduced in two steps (Cody and Waite): the hardware's exp2 of a rounded product would lose
-|2a| ulps, 5e-6 at a = 40.
+A score is Σ w − 2 Σ w/(1 + E), with E = exp(2a) exp(2b) the product of a query's and a key's factor. `terms` computes
+it by ratios max|w|/w (1 + E), three of which (X, Y, Z) share a reciprocal where their product cannot overflow; the
+ranges written here bound that product. One pass reads the projections, writes the factors transposed (the score kernels
+read them contiguous along rows) and bounds each row's exponents against overflow; PyTorch operations would need eight
+launches and as many passes. The exponential's argument is reduced in two steps (Cody and Waite): the hardware's exp2 of
+a rounded product would lose |2a| ulps, 5e-6 at a = 40.
 """
 
 import triton
