@@ -34,7 +34,7 @@ def docstrings(module: Module) -> Iterator[Text]:
 
 
 def first_lines(module: Module) -> Iterator[Text]:
-    """The first sentence of every docstring, and what follows on its first line."""
+    """The first sentence of every docstring, up to a full stop, colon or semicolon."""
     for path, line, text in docstrings(module):
         head = re.match(r"\s*(.*?(?:[.:;](?=\s)|\n\n|$))", text, re.DOTALL)
         yield Text(path, line, " ".join((head[1] if head else text).split()))

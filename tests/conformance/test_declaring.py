@@ -69,6 +69,11 @@ def tf32(x: Numbers) -> Numbers:
     return ((bits + np.uint32(0x0FFF) + ((bits >> 13) & 1)) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
+def subjects(backend: Any, case: Case) -> Callable[[Contract], Subject]:
+    """A function that makes the subject of a case under a contract."""
+    return lambda contract: Subject(backend, contract, OPERATIONS[case.operation], case.dtype, "cpu")
+
+
 def explanation(laws: tuple[str, ...], function: Callable[..., Any] = attention, **changed: Any) -> MissingDeclarations:
     """The missing declarations that explain the violations of an attention function."""
     backend = SimpleNamespace(name="mine", scaled_dot_product_attention=partial(function, **changed))
@@ -76,10 +81,14 @@ def explanation(laws: tuple[str, ...], function: Callable[..., Any] = attention,
     judging = partial(judge, backend, profile=PROFILES["quick"])
     failed = [r for r in judging(contract, case) if r.status is Status.FAILED]
     assert failed
-    subject = Subject(backend, contract, OPERATIONS[ATTENTION], "float32", "cpu")
-    judge_under = partial(judging, stop_at_first=True)
+    judge_under, subject_under = partial(judging, stop_at_first=True), subjects(backend, case)
     return missing_declarations(
-        judge_under, contract, case, failed, lambda: refusals(subject, lambda law, example: None)
+        judge_under,
+        contract,
+        case,
+        failed,
+        lambda: refusals(subject_under(contract), lambda law, example: None),
+        subject_under,
     )
 
 
@@ -176,7 +185,7 @@ def test_after_a_crash_the_backend_is_not_called_again() -> None:
     crashed = Result(ATTENTION, FORMULA, "float32", Status.FAILED, Reason.CRASHED, "ended the process")
     value = replace(crashed, law="attention.unbiased-scale", reason=Reason.VALUE)
     never: Any = None
-    assert missing_declarations(never, never, never, [crashed, value], never) == MissingDeclarations()
+    assert missing_declarations(never, never, never, [crashed, value], never, never) == MissingDeclarations()
 
 
 REFUSING: Mapping[str, tuple[str, Callable[..., bool], dict[str, Any]]] = {
@@ -241,9 +250,10 @@ def test_refused_grids_are_probed_with_small_inputs() -> None:
     assert failed.message.startswith("raised NotImplementedError: gating of another grid is not supported")
     judge_under = partial(judging, stop_at_first=True)
     observed_refusals = refusals(subject, lambda law, example: None)
-    assert (
-        missing_declarations(judge_under, contract, case, [failed], lambda: observed_refusals) == MissingDeclarations()
+    proposed = missing_declarations(
+        judge_under, contract, case, [failed], lambda: observed_refusals, subjects(backend, case)
     )
+    assert proposed == MissingDeclarations()
 
 
 def test_shape_errors_where_batches_broadcast_are_a_limit() -> None:
@@ -356,7 +366,9 @@ def test_the_proposed_class_is_that_of_the_rounding(scales_queries: bool, name: 
     failed = [r for r in judging(contract, case) if r.status is Status.FAILED]
     assert failed
     judge_under = partial(judging, stop_at_first=True)
-    assert missing_declarations(judge_under, contract, case, failed, lambda: Refusals()).precision == name
+    subject_under = subjects(backend, case)
+    proposed = missing_declarations(judge_under, contract, case, failed, lambda: Refusals(), subject_under)
+    assert proposed.precision == name
 
 
 # All together ---------------------------------------------------------------------------------------------------------

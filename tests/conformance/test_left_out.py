@@ -136,10 +136,13 @@ def observed_declaration(
     case = next(c for c in cases(contract, laws=laws) if (c.operation, c.dtype) == (ATTENTION, dtype))
     results = judge(backend, contract, case, QUICK)
     failed = [r for r in results if r.status is Status.FAILED]
-    subject = Subject(backend, contract, OPERATIONS[case.operation], dtype, "cpu")
-    judge_under = partial(judge, backend, profile=QUICK, stop_at_first=True)
+
+    def subject_under(contract: Contract) -> Subject:
+        return Subject(backend, contract, OPERATIONS[case.operation], dtype, "cpu")
+
+    judge_under, subject = partial(judge, backend, profile=QUICK, stop_at_first=True), subject_under(contract)
     explanation = missing_declarations(
-        judge_under, contract, case, failed, lambda: refusals(subject, lambda law, example: None)
+        judge_under, contract, case, failed, lambda: refusals(subject, lambda law, example: None), subject_under
     )
     pasted = declaration(contract, results, {case.id: explanation.as_json()})
     return {r.law for r in failed}, explanation, dict(pasted.attributes)

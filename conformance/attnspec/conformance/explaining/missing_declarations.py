@@ -71,7 +71,7 @@ class Search:
     case: Case
     refusals: Callable[[], Refusals]
     violated: dict[str, Result]
-    subject_under: Callable[[Contract], Subject] | None = None
+    subject_under: Callable[[Contract], Subject]
     counterexample: Mapping[str, Any] | None = None
     changes: dict[str, Any] = field(default_factory=dict)
     laws: dict[str, str] = field(default_factory=dict)
@@ -106,7 +106,7 @@ def missing_declarations(
     case: Case,
     failed: Iterable[Result],
     refusals: Callable[[], Refusals],
-    subject_under: Callable[[Contract], Subject] | None = None,
+    subject_under: Callable[[Contract], Subject],
 ) -> MissingDeclarations:
     """Find the declarations, observable in a run, under which a case's violations vanish.
 
@@ -224,20 +224,18 @@ def _counterexample_is_wrong(search: Search, contract: Contract) -> bool:
     its smallest input shows it best. Counterexamples of large arrays are not kept, and not tried.
     """
     shown = search.counterexample["arguments"] if search.counterexample and FORMULA in search.violated else {}
-    if not shown or any(isinstance(x, Mapping) for x in shown.values()) or search.subject_under is None:
+    if not shown or any(isinstance(x, Mapping) for x in shown.values()):
         return False
     subject = search.subject_under(contract)
     template = sample(subject, np.random.default_rng(0))
     if set(shown) != {path for path, _ in template.items()}:
         return False
     floats = {leaf.path for leaf, _ in template.floats}
-    arrays = {path: np.asarray(x, np.float64) if path in floats else np.asarray(x) for path, x in shown.items()}
-    values = {
-        path: subject.exact(array) if path in floats else array if isinstance(shown[path], list) else shown[path]
-        for path, array in arrays.items()
-    }
-    violation, *_ = attempt(subject, CHECKS[FORMULA][0], template.replaced(values), 0)
-    return violation is not None
+    arrays = {path: np.asarray(x, np.float64 if path in floats else None) for path, x in shown.items() if x is not None}
+    values = {path: subject.exact(x) if path in floats else x if x.ndim else x.item() for path, x in arrays.items()}
+    violation, *_ = attempt(subject, CHECKS[FORMULA][0], template.replaced({**shown, **values}), 0)
+    # An input that the backend refuses may lie outside of limits that were adopted before.
+    return violation is not None and violation.reason == Reason.VALUE
 
 
 def _violated_at_exact_scales(search: Search) -> bool:

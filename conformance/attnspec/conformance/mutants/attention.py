@@ -176,7 +176,7 @@ def first_key_skipped(correct: Formulas, mask: Numbers, causal: bool, n: int, m:
     source="pytorch/pytorch#159247",
 )
 def dropped_tail(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """Of 16 or more keys, those after the last whole tile of 16 are ignored."""
+    """Keys after the last whole tile of 16 are ignored, from 16 keys on."""
     whole = np.arange(m)[None, :] < (m // 16 * 16 if m >= 16 else m)
     allowed = Formulas.attendable(correct, mask, causal, n, m)
     return whole if allowed is None else whole & allowed

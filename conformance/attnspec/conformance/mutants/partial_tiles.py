@@ -204,7 +204,7 @@ def half_a_product(correct: Library, operation: Operation, arguments: Mapping[st
     source="values of 40 and 72 features, as of Stable Diffusion and SigLIP, in matrix products of 16 by 16",
 )
 def half_a_product_of_values(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Of 40, 56, 72, 88, 104 or 120 value columns, the last eight are 0."""
+    """The last eight value columns of 40, 56, 72, 88, 104 or 120 are 0."""
     return _without_half_a_tile(Library.prepare(correct, operation, arguments), operation.attended[-1].path)
 
 
@@ -302,7 +302,7 @@ def full_grid(correct: Library, operation: Operation, result: Any, arguments: Ma
     profile="full",
 )
 def counted_in_sixteen_bits(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
-    """Of more than 65,535 batch elements, only the first (count mod 65,536) are computed; other results are 0."""
+    """Beyond 65,535 batch elements, only the first (count mod 65,536) are computed; other results are 0."""
     whole = Library.finish(correct, operation, result, arguments)
     count = _batch_size(operation, whole)
     return _keep_elements(operation, whole, count % 65536) if count > 65535 else whole
