@@ -79,8 +79,7 @@ def run(
         bool, typer.Option(help="smoke test: small sizes, 3 rounds, no memory, which overrides other options")
     ] = False,
     output: Annotated[
-        Path | None,
-        typer.Option(help=f"folder for {FILE}, README.md and plots; keeps earlier cases"),
+        Path | None, typer.Option(help=f"folder for {FILE}, README.md and plots; keeps earlier cases")
     ] = None,
     require: Annotated[bool, typer.Option(help="end with status 1 if a floor is missed")] = False,
 ) -> None:

@@ -8,15 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from attnspec.reference import (
-    REFERENCE,
-    attention_pooling,
-    convolution,
-    graph_layer,
-    rnn,
-    rnn_cell,
-    self_attention,
-)
+from attnspec.reference import REFERENCE, attention_pooling, convolution, graph_layer, rnn, rnn_cell, self_attention
 from attnspec.spec import OPERATIONS, RNNParameters
 from attnspec.spec.contract.sources import S0, S2, S3, SOURCES, Citation
 

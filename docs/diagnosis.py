@@ -183,9 +183,9 @@ def of_mutants(own: Mapping[str, Outcome]) -> list[str]:
     missed = [name for name, x in wrong.items() if not x["found"]]
     sample = "" if len(own) == len(MUTANTS) else f", a random sample of {len(MUTANTS)}"
     return [
-        f"Of {len(own)} mutants{sample}, {len(wrong)} gave wrong numbers on the inputs that were looked at. "
+        f"Of {len(own)} mutants{sample}, {len(wrong)} gave wrong numbers on the compared inputs. "
         f"{len(named)} are named, {share(len(named), len(wrong))} of these and {share(len(named), len(own))} of all: "
-        f"{len(named) - len(otherwise)} by their own entry or one that gives the same on all inputs, and",
+        f"{len(named) - len(otherwise)} by their own entry or one with the same numbers on all inputs, the others as:",
         "",
         *table("mutant", "named otherwise"),
         *(row(name, x["found"]["sentence"]) for name, x in sorted(otherwise.items())),
@@ -201,8 +201,8 @@ def of_alone(own: Mapping[str, Outcome]) -> list[str]:
     other = [name for name in beyond if name not in DEFINED]
     return [
         f"{len(alone)} of {len(own)} get a name, {share(len(alone), len(own))}; "
-        f"without their twins {len(beyond)}, {share(len(beyond), len(own))}: {len(beyond) - len(other)} that are by "
-        f"definition what is said of them, and {len(other)}, {share(len(other), len(own))}, that are something else: "
+        f"without their twins {len(beyond)}, {share(len(beyond), len(own))}: {len(beyond) - len(other)} are by "
+        f"definition what the diagnosis says, {len(other)}, {share(len(other), len(own))}, are something else: "
         f"{', '.join(sorted(other)) or 'none'}.",
         "",
         *table("mutant", "named in its place", "without these"),

@@ -3,12 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from attnspec.backends.pytorch import (
-    additive_scores,
-    beam_decode,
-    greedy_decode,
-    softmax,
-)
+from attnspec.backends.pytorch import additive_scores, beam_decode, greedy_decode, softmax
 from attnspec.backends.pytorch.nn import RNN, BahdanauDecoder
 from examples.model import Model, most_probable
 from examples.tasks import EOS, Pairs, Task

@@ -13,7 +13,6 @@ class NamedAtOnce:
         self._reporter = reporter
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Print the name of a test that has failed."""
         if report.failed:
             self._reporter.ensure_newline()
             self._reporter.write_line(f"FAILED {report.nodeid}", red=True)

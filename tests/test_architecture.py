@@ -252,7 +252,6 @@ def is_record(c: type) -> bool:
 
 
 WITH_OPERATIONS = tuple(dict.fromkeys(o.chapter for o in OPERATIONS.values()))
-"""The chapters that have operations."""
 
 
 @pytest.mark.parametrize("chapter", WITH_OPERATIONS)
@@ -318,7 +317,6 @@ WITHOUT_CHAPTERS = {
 
 
 def entries_of(folder: str) -> set[str]:
-    """The modules and packages that stand directly in a folder."""
     parts = {p for p in (ROOT / folder).iterdir() if p.suffix == ".py" or (p.is_dir() and any(p.rglob("*.py")))}
     return {p.name for p in parts} - {"__init__.py"}
 

@@ -24,7 +24,6 @@ PAGES += sorted(page for folder in ("docs", "examples") for page in (ROOT / fold
 
 
 SCRIPT = re.compile(r"^    import sys\n.*?^    sys\.exit\(.*?$", re.DOTALL | re.MULTILINE)
-"""The script that a report shows."""
 
 
 def read(name: str) -> str:

@@ -13,20 +13,7 @@ from .texts import Text
 BEGINNINGS = re.compile(r"(What|Whether|Which|How|Where|The same)\b")
 """Words after which the reader still does not know what comes back."""
 
-VAGUE = {
-    "found",
-    "given",
-    "told",
-    "made",
-    "things",
-    "none",
-    "rest",
-    "said",
-    "asked",
-    "dear",
-    "strange",
-    "heard",
-}
+VAGUE = {"found", "given", "told", "made", "things", "none", "rest", "said", "asked", "dear", "strange", "heard"}
 """Names that say nothing about what they hold."""
 
 
@@ -47,7 +34,6 @@ def bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def vague_names(tree: ast.AST) -> list[tuple[int, str]]:
-    """Definitions of vague names, private ones included."""
     return [(line, name) for line, name in bound_names(tree) if name.strip("_").lower() in VAGUE]
 
 

@@ -13,8 +13,6 @@ WORD = re.compile(r"[A-Za-z]{2,}")
 
 
 class Text(NamedTuple):
-    """One text and its place."""
-
     path: str
     line: int
     text: str

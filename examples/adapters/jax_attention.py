@@ -16,13 +16,7 @@ class JaxAttention(JaxBackend):
 
     @partial(jax.jit, static_argnames=("self", "causal"))
     def scaled_dot_product_attention(
-        self,
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
-        *,
-        mask: jax.Array | None = None,
-        causal: bool = False,
+        self, query: jax.Array, key: jax.Array, value: jax.Array, *, mask: jax.Array | None = None, causal: bool = False
     ) -> jax.Array:
         """Attention with all batch dimensions flattened to one."""
         n, m, d, d_v = query.shape[-2], key.shape[-2], query.shape[-1], value.shape[-1]

@@ -54,11 +54,7 @@ def judged(output: Tensor, call: Call, precision: str | None = None) -> Verdict:
 
 HARNESS = Harness(
     "flash-attention, tests",
-    Source(
-        "Dao-AILab/flash-attention",
-        "0251105a2fb19d2957484b7f023cd8c115286ced",
-        ("tests/test_flash_attn.py",),
-    ),
+    Source("Dao-AILab/flash-attention", "0251105a2fb19d2957484b7f023cd8c115286ced", ("tests/test_flash_attn.py",)),
     "the largest error at most twice that of the formula in the half dtype, plus 1e-5 where it is causal",
     {
         "float16, 4 × 6 heads, 1,024 × 1,024, d = 64": lambda: inputs(torch.float16, 1024, 1024),

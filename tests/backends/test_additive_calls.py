@@ -14,11 +14,7 @@ from attnspec.backends import pytorch
 from attnspec.backends.pytorch import additive, sdpa
 from attnspec.backends.pytorch.runtime.forcing import forcing
 from attnspec.backends.pytorch.runtime.optional import HAS_LLVMLITE
-from tests.budgets import (
-    assert_gradients_within_budgets,
-    assert_within_budgets,
-    projected_additive_scores,
-)
+from tests.budgets import assert_gradients_within_budgets, assert_within_budgets, projected_additive_scores
 
 PATHS = ("llvm", "plain") if HAS_LLVMLITE else ("plain",)
 
@@ -54,7 +50,7 @@ def test_the_contract_refuses_another_device_by_name() -> None:
     x, w = torch.randn(5, 4), torch.randn(4, 4)
     mask = torch.ones(5, 5, dtype=torch.bool, device="meta")
     with pytest.raises(
-        ValueError, match=r"^additive_attention: mask: expected a tensor on cpu as the others; got meta$"
+        ValueError, match=r"^additive_attention: mask: expected a tensor on cpu like the others; got meta$"
     ):
         pytorch.additive_attention(x, x, x, w, w, w[0], mask=mask)
     with pytest.raises(ValueError, match=r"^multi_head_attention: mask: "):
@@ -77,7 +73,7 @@ MESSAGES: list[tuple[Callable[..., Any], type[Exception], str]] = [
     (lambda a, b, w, v: pytorch.softmax(a, mask=[[True]]), TypeError,  # type: ignore[arg-type]
      "softmax: mask: expected a torch.Tensor; got list"),
     (lambda a, b, w, v: pytorch.gaussian_scores(a, b.double()), TypeError,
-     "gaussian_scores: key: expected torch.float32 as the others; got torch.float64"),
+     "gaussian_scores: key: expected torch.float32 like the others; got torch.float64"),
     (lambda a, b, w, v: pytorch.self_attention(a.long()), TypeError,
      "self_attention: x: expected a floating dtype; got torch.int64"),
 ]  # fmt: skip
@@ -134,7 +130,7 @@ def masked_row(query: Tensor, key: Tensor, value: Tensor) -> tuple[list[Tensor],
 @pytest.mark.parametrize("what", ["query", "gradient"])
 @pytest.mark.parametrize("route", ["llvm", "few queries", "exact", "additive llvm", "additive plain"])
 def test_a_query_that_attends_nothing_reaches_no_gradient(route: str, what: str) -> None:
-    """Its features, or the gradient of its result, are NaN."""
+    """The features of the query, or the gradient of its result, are NaN."""
     n, m = (3, 5000) if route == "few queries" else (30, 40)
     query, key, value = (torch.randn(size, 16, generator=torch.Generator().manual_seed(size)) for size in (n, m, m))
     if what == "query":
@@ -208,7 +204,7 @@ def operands_of_ones(name: str, n: int) -> Tensor:
 @pytest.mark.parametrize("n", [3, 64])
 @pytest.mark.parametrize("name", MASKED)
 def test_a_mask_without_memory_of_its_own_excludes_all(name: str, n: int, path: str | None) -> None:
-    """It is read as zeros also where a plan of an ordinary mask is cached."""
+    """A lazy mask of zeros excludes all, even where a plan of an ordinary mask is cached."""
     with forcing(path):
         for _ in range(2):
             assert MASKED[name](operands_of_ones(name, n), torch.ones(n, n, dtype=torch.bool)).eq(1).all()

@@ -100,7 +100,7 @@ def test_any_magnitude_of_projections(exponent, dtype, path) -> None:  # type: i
 
 
 def test_scales_of_weights() -> None:
-    """Weights from 0 and the smallest up: their ratio to the largest is part of the factors."""
+    """Weights of 0 and of very different size: their ratio to the largest is part of the factors."""
     a, b, _, value = operands((), 40, 50, 12, 6, scale=3.0)
     for w_v in (
         torch.zeros(12), torch.tensor([0.0, 1e-44, 1e-30, 1e-10, 1e-5, -1e-3, 1.0, -2.0, 0.0, 3.0, -1e-38, 1e-2]),
@@ -210,7 +210,7 @@ def test_torch_func_and_tangents_take_the_plain_path(causal: bool) -> None:
 @pytest.mark.parametrize("path", ["pointwise", "llvm"])
 @pytest.mark.parametrize("n", [1, 3])
 def test_saturated_scores_have_no_subnormal_gradients(path: str, n: int) -> None:
-    """Products of matrices would read them. Exact gradients of b and of values are subnormal in this test."""
+    """Subnormal gradients would slow matrix products. Exact gradients of b and values are subnormal here."""
     a, b, w_v, value = operands((2,), n, 64, 64, 64, scale=8.0)
     a[:, 1:], w_v = a[:, :1], w_v * 32
     inputs = [x.requires_grad_() for x in (a, b, w_v, value)]
@@ -254,7 +254,7 @@ def test_rows_without_keys_are_zero(path) -> None:  # type: ignore[no-untyped-de
 @pytest.mark.parametrize("scale", [1.0, 60.0])
 @pytest.mark.parametrize("garbage", [float("nan"), float("inf"), float("-inf"), 1e30, -1e30])
 def test_an_excluded_key_has_no_effect(garbage, scale, path) -> None:  # type: ignore[no-untyped-def]
-    """Output and other gradients are unchanged, and its own gradient is exactly 0."""
+    """The key changes no output and no other gradient; its own gradient is exactly 0."""
     n, m, key = 30, 70, 37
     a, b, w_v, value = operands((2,), n, m, 20, 10, scale=scale)
     mask = draw(n, m, seed=9) > 0
@@ -538,7 +538,7 @@ def test_scores_can_be_masked_in_place(path: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("spoiled", [False, True])
 @pytest.mark.parametrize("path", PATHS)
 def test_a_masked_call_compiles_as_one_graph(path: str, spoiled: bool) -> None:
-    """The plain path too, which outside of torch.compile branches on the numbers."""
+    """Both paths compile, although the plain one branches on numbers outside of torch.compile."""
     torch._dynamo.reset()
     leaves = [x.requires_grad_() for x in operands((2,), 6, 9, 3, 4, torch.float64)]
     mask = draw(6, 9, seed=9) > 0

@@ -206,7 +206,7 @@ def masks(batch: tuple[int, ...], n: int, m: int) -> Iterator[tuple[str, Tensor]
 
 @pytest.mark.parametrize("index", range(11))
 def test_every_kind_of_mask_is_within_the_bound(index: int) -> None:
-    """The first of more queries than a tile has; the others of one tile, and of a batch where their shape has one."""
+    """The first mask has more queries than a tile. The others fit one tile, with a batch where they have one."""
     n, m = (18 if index == 0 else 7), 35
     _, mask = list(masks((2, 2), n, m))[index]
     batch = (2, 2) if mask.dim() > 2 else ()
@@ -214,7 +214,7 @@ def test_every_kind_of_mask_is_within_the_bound(index: int) -> None:
 
 
 def test_repeatable_bit_for_bit() -> None:
-    """On several tiles of keys, and on a GPU on several of queries: the interpreter runs one after the other."""
+    """Several tiles of keys, and of queries on a GPU; the interpreter runs tiles one after the other."""
     n = 20 if DEVICE == "cuda" else 4
     mask = torch.rand((n, 300), generator=torch.Generator().manual_seed(4)).to(DEVICE) > 0.5
     check(draw((), n, 300, 3, 4, torch.float32), mask=mask, runs=2)
@@ -234,7 +234,7 @@ def test_mask_that_alternates_over_batch_dimensions_and_broadcast_batches() -> N
 
 
 def test_numbers_under_a_mask_change_no_bit() -> None:
-    """Not even by the path that their tile takes."""
+    """Large excluded keys do not change the path of their tile either."""
     a, b, w_v, value = draw((), 9, 40, 3, 4, torch.float32)
     mask = torch.rand((1, 40), generator=torch.Generator().manual_seed(5)).to(DEVICE) > 0.5
     future = torch.arange(40, device=b.device)[:, None] >= 9

@@ -74,7 +74,9 @@ def test_operands_may_differ_under_autocast_alone() -> None:
     query, key = torch.randn(3, 4), torch.randn(5, 4).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
         assert pytorch.dot_scores(query, key).dtype is torch.bfloat16
-    with pytest.raises(TypeError, match=r"^dot_scores: key: expected torch.float32 as the others; got torch.bfloat16$"):
+    with pytest.raises(
+        TypeError, match=r"^dot_scores: key: expected torch.float32 like the others; got torch.bfloat16$"
+    ):
         pytorch.dot_scores(query, key)
 
 
@@ -104,7 +106,7 @@ def test_autocast_of_another_device_changes_nothing() -> None:
     before = torch.is_autocast_enabled("xpu")
     torch.set_autocast_enabled("xpu", True)
     try:
-        with pytest.raises(TypeError, match=r"torch.float32 as the others"):
+        with pytest.raises(TypeError, match=r"torch.float32 like the others"):
             pytorch.dot_scores(query, key.bfloat16())
         assert pytorch.dot_scores(query, key).dtype is torch.float32
     finally:

@@ -260,32 +260,23 @@ def test_check_names_an_option_that_is_no_choice(gated: Check) -> None:
     for _ in range(2):
         with pytest.raises(TypeError, match=r"^gated: norm: expected 'pre' or 'post'; got None$"):
             gated(*arguments, norm=None)
-    with pytest.raises(TypeError, match=r"^gated: expected among norm; got 'causal'$"):
+    with pytest.raises(TypeError, match=r"^gated: expected an option among norm; got 'causal'$"):
         gated(*arguments, causal=True)
 
 
-@pytest.mark.parametrize(
-    ("changed", "error", "message"),
-    [
-        ({"x": torch.ones(5, 4)}, ShapeError, "gates[0].w: expected (h, d) with d = 4 (from x); got (2, 3)"),
-        ({"gates": (gate(2, 3), gate(2, 3))}, ShapeError, "gates[1].w: expected (h, d) with d = 2 "),
-        ({"offset": gate(2, 4)}, ShapeError, "offset.w: expected (h, d) with d = 3 (from x); got (2, 4)"),
-        ({"state": (torch.ones(2), torch.ones(2))}, TypeError, "state: expected a State; got tuple"),
-        ({"gates": [gate(2, 3)]}, TypeError, "gates: expected a tuple; got list"),
-        ({"gates": (gate(2, 3), torch.ones(2, 2))}, TypeError, "gates[1]: expected a Gate; got Tensor"),
-        ({"gates": (Gate(np.ones((2, 3))),)}, TypeError, "gates[0].w: expected a torch.Tensor; got ndarray"),
-        (
-            {"gates": (gate(2, 3), gate(2, 2, dtype=torch.float64))},
-            TypeError,
-            "gates[1].w: expected torch.float32 as the others; got torch.float64",
-        ),
-        (
-            {"offset": Gate(torch.ones(2, 3, device="meta"))},
-            ValueError,
-            "offset.w: expected a tensor on cpu as the others; got meta",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("changed", "error", "message"), [
+    ({"x": torch.ones(5, 4)}, ShapeError, "gates[0].w: expected (h, d) with d = 4 (from x); got (2, 3)"),
+    ({"gates": (gate(2, 3), gate(2, 3))}, ShapeError, "gates[1].w: expected (h, d) with d = 2 "),
+    ({"offset": gate(2, 4)}, ShapeError, "offset.w: expected (h, d) with d = 3 (from x); got (2, 4)"),
+    ({"state": (torch.ones(2), torch.ones(2))}, TypeError, "state: expected a State; got tuple"),
+    ({"gates": [gate(2, 3)]}, TypeError, "gates: expected a tuple; got list"),
+    ({"gates": (gate(2, 3), torch.ones(2, 2))}, TypeError, "gates[1]: expected a Gate; got Tensor"),
+    ({"gates": (Gate(np.ones((2, 3))),)}, TypeError, "gates[0].w: expected a torch.Tensor; got ndarray"),
+    ({"gates": (gate(2, 3), gate(2, 2, dtype=torch.float64))}, TypeError,
+     "gates[1].w: expected torch.float32 like the others; got torch.float64"),
+    ({"offset": Gate(torch.ones(2, 3, device="meta"))}, ValueError,
+     "offset.w: expected a tensor on cpu like the others; got meta"),
+])  # fmt: skip
 def test_check_names_the_path(gated: Check, changed: dict[str, Any], error: type[Exception], message: str) -> None:
     inputs = {"x": torch.ones(5, 3), "state": state(), "gates": (gate(2, 3), gate(2, 2)), "offset": None, **changed}
     for _ in range(2):
@@ -305,7 +296,7 @@ def test_check_reads_trees_in_compiled_code(gated: Check, dynamic: bool) -> None
 
 
 class Fourfold(Protocol[Array]):
-    """A size that nothing but a product tells."""
+    """A size that occurs only in a product."""
 
     def __call__(self, x: Float[Array, "*#batch d"], w: Float[Array, "4*h d"]) -> Float[Array, "*batch h"]:
         """The products, summed in fours."""

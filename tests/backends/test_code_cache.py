@@ -21,8 +21,6 @@ from .concurrency import run_on_threads
 
 
 class Doubling(Arguments):
-    """Numbers, and how many."""
-
     count: Size
     x: Reals
 

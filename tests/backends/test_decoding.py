@@ -57,7 +57,7 @@ def every_sentence(inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 
 def ended(sentence: Tensor, end: int = EOS) -> Tensor:
-    """The sentence with the end behind its end."""
+    """The sentence with the end token in every place after its first end."""
     return torch.where((sentence == end).cumsum(-1) > 0, end, sentence)
 
 

@@ -152,7 +152,7 @@ def test_gradients_that_nobody_wants_are_not_computed() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("entries", [1, 3])
 def test_few_heads_are_divided_among_threads(entries: int, causal: bool) -> None:
-    """Then the gradient of the queries is a sum over ranges of keys."""
+    """On several threads, the gradient of the queries is a sum over ranges of keys."""
     leaves = [torch.randn(entries, 300, 64, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     cotangent = torch.randn(entries, 300, 64, dtype=torch.float64)
     gradients = []

@@ -103,8 +103,6 @@ def test_slots_lie_in_the_order_of_the_fields() -> None:
 
 def test_a_derived_class_appends_its_slots() -> None:
     class More(Inner):
-        """One more argument."""
-
         count: Size
 
     x = torch.zeros(1)
@@ -133,8 +131,6 @@ def test_scratch_memory_has_a_size_for_every_part() -> None:
 
 
 class Multiplication(Arguments):
-    """Arguments of `multiplying`."""
-
     count: Size
     x: Reals
     y: Reals

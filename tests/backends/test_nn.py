@@ -455,10 +455,7 @@ def test_drawing_anew_draws_what_the_constructor_does(case: Case) -> None:
 
 XAVIER_3 = math.sqrt(6 / (96 + 3 * 96))
 BOUNDS: Mapping[str, tuple[Callable[[], torch.nn.Module], Mapping[str, float]]] = {
-    "AdditiveAttention": (
-        lambda: nn.AdditiveAttention(64, 100, kdim=81),
-        {"w_q": 1 / 8, "w_k": 1 / 9, "w_v": 1 / 10},
-    ),
+    "AdditiveAttention": (lambda: nn.AdditiveAttention(64, 100, kdim=81), {"w_q": 1 / 8, "w_k": 1 / 9, "w_v": 1 / 10}),
     "GeneralAttention": (lambda: nn.GeneralAttention(64, kdim=81), {"w": 1 / 8}),
     "MultiHeadAttention": (
         lambda: nn.MultiHeadAttention(96, 4),
@@ -475,10 +472,7 @@ BOUNDS: Mapping[str, tuple[Callable[[], torch.nn.Module], Mapping[str, float]]] 
     "RNNCell": (lambda: nn.RNNCell(100, 64), {"w_xh": 1 / 8, "w_hh": 1 / 8, "b_h": 1 / 8}),
     "GRUCell": (lambda: nn.GRUCell(100, 64), {"w_xr": 1 / 8, "w_hh": 1 / 8, "b_z": 1 / 8}),
     "LSTMCell": (lambda: nn.LSTMCell(100, 64), {"w_xi": 1 / 8, "w_ho": 1 / 8, "b_c": 1 / 8}),
-    "BahdanauAttention": (
-        lambda: nn.BahdanauAttention(64, 81, 100),
-        {"w_q": 1 / 8, "w_k": 1 / 9, "w_v": 1 / 10},
-    ),
+    "BahdanauAttention": (lambda: nn.BahdanauAttention(64, 81, 100), {"w_q": 1 / 8, "w_k": 1 / 9, "w_v": 1 / 10}),
     "LuongAttention, general": (lambda: nn.LuongAttention(64, 81), {"w": 1 / 8}),
     "LuongAttention, location": (lambda: nn.LuongAttention(64, score="location", num_positions=50), {"w": 1 / 8}),
     "BahdanauDecoder": (
@@ -488,10 +482,7 @@ BOUNDS: Mapping[str, tuple[Callable[[], torch.nn.Module], Mapping[str, float]]] 
     "DecoderOnly": (lambda: nn.DecoderOnly(30, 40, 64, 4, 1, 49), {"w": 1 / 8, "b": 1 / 8}),
     "Transformer": (lambda: nn.Transformer(30, 40, 64, 4, 1, 1, 49), {"w": 1 / 8, "decoder.0.feed_forward.w_2": 1 / 7}),
     "PatchEmbedding": (lambda: nn.PatchEmbedding(16, 4, 64, 4), {"w": 1 / 8}),
-    "AttentionGate": (
-        lambda: nn.AttentionGate(64, 81, 100),
-        {"w_x": 1 / 8, "w_g": 1 / 9, "b_g": 1 / 9, "psi": 1 / 10},
-    ),
+    "AttentionGate": (lambda: nn.AttentionGate(64, 81, 100), {"w_x": 1 / 8, "w_g": 1 / 9, "b_g": 1 / 9, "psi": 1 / 10}),
     "SpatialAttention": (lambda: nn.SpatialAttention(64, 81, 100), {"w_q": 1 / 8, "w_k": 1 / 9, "w_v": 1 / 10}),
     "FeedForward": (lambda: nn.FeedForward(64, 100), {"w_1": 1 / 8, "b_1": 1 / 8, "w_2": 1 / 10, "b_2": 1 / 10}),
 }
@@ -679,10 +670,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: nn.LayerNorm(0), "LayerNorm: normalized_shape: expected at least 1; got 0"),
     (lambda: nn.DecoderOnly(9, 0), "DecoderOnly: max_len: expected at least 1; got 0"),
     (lambda: nn.Transformer(9, 9, num_decoder_layers=0), "Transformer: num_decoder_layers: expected at least 1; got 0"),
-    (
-        lambda: nn.PatchEmbedding((4, 5), 2, 8),
-        "PatchEmbedding: width: expected a multiple of patch_size = 2; got 5",
-    ),
+    (lambda: nn.PatchEmbedding((4, 5), 2, 8), "PatchEmbedding: width: expected a multiple of patch_size = 2; got 5"),
     (lambda: nn.AttentionGate(4, 0, 2), "AttentionGate: gating_channels: expected at least 1; got 0"),
     (
         lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8), -1),

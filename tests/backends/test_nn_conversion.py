@@ -37,7 +37,6 @@ def drawn(*shape: int) -> Tensor:
 
 
 def within(budget: Any, *results: Any) -> None:
-    """Each result is within the budget of the oracle."""
     expected = budget if isinstance(budget, tuple) else (budget,)
     for result in results:
         for got, verdict in zip(flatten(result).values(), expected, strict=True):
@@ -207,105 +206,55 @@ def test_converted_weights_are_copies() -> None:
 Torch = torch.nn
 DROPS = {"dropout": 0.1, "batch_first": True}
 REFUSED: list[tuple[Callable[[], Any], str]] = [
-    (
-        lambda: nn.MultiHeadAttention.from_torch(Torch.MultiheadAttention(6, 2)),
-        "MultiHeadAttention.from_torch: batch_first: expected True, since the batch comes first here; got False",
-    ),
-    (
-        lambda: nn.MultiHeadAttention.from_torch(filled(Torch.MultiheadAttention(6, 2, batch_first=True), "_weight")),
-        "MultiHeadAttention.from_torch: in_proj_bias: expected None or zeros, since the formula has no bias; got up",
-    ),
-    (
-        lambda: nn.MultiHeadAttention.from_torch(
-            filled(Torch.MultiheadAttention(6, 2, batch_first=True), "in_proj_bias")
-        ),
-        "MultiHeadAttention.from_torch: out_proj.bias: expected None or zeros, since the formula has no bias; got up",
-    ),
-    (
-        lambda: nn.MultiHeadAttention.from_torch(Torch.MultiheadAttention(6, 2, add_bias_kv=True, batch_first=True)),
-        "MultiHeadAttention.from_torch: bias_k: expected None, since the formula adds no key; got a tensor",
-    ),
-    (
-        lambda: nn.MultiHeadAttention.from_torch(Torch.MultiheadAttention(6, 2, add_zero_attn=True, batch_first=True)),
-        "MultiHeadAttention.from_torch: add_zero_attn: expected False, since the formula has no key of zeros; got True",
-    ),
-    (
-        lambda: nn.MultiHeadAttention.from_torch(Torch.MultiheadAttention(6, 2, **DROPS)),
-        "MultiHeadAttention.from_torch: dropout: expected 0, or a module in eval(), since the formula has none; ",
-    ),
-    (
-        lambda: nn.TransformerEncoderLayer.from_torch(Torch.TransformerEncoderLayer(6, 2, 8, batch_first=True)),
-        "TransformerEncoderLayer.from_torch: dropout: expected 0, or a module in eval(), since the formula has none; ",
-    ),
-    (
-        lambda: nn.TransformerEncoderLayer.from_torch(
-            Torch.TransformerEncoderLayer(6, 2, 8, 0.0, "gelu", batch_first=True)
-        ),
-        "TransformerEncoderLayer.from_torch: activation: expected ReLU, since that is the formula's; got gelu",
-    ),
-    (
-        lambda: nn.TransformerEncoderLayer.from_torch(
-            Torch.TransformerEncoderLayer(6, 2, 8, 0.0, layer_norm_eps=1e-6, batch_first=True)
-        ),
-        "LayerNorm.from_torch: eps: expected 1e-05, since that is ε of the formula; got 1e-06",
-    ),
-    (
-        lambda: nn.TransformerEncoder.from_torch(
-            Torch.TransformerEncoder(
-                Torch.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True), 2, Torch.LayerNorm(6)
-            )
-        ),
-        "TransformerEncoder.from_torch: norm: expected None, since nothing follows the last layer; got LayerNorm",
-    ),
-    (
-        lambda: nn.TransformerDecoderLayer.from_torch(Torch.TransformerDecoderLayer(6, 2, 8, batch_first=True)),
-        "TransformerDecoderLayer.from_torch: dropout: expected 0, or a module in eval(), since the formula has none; ",
-    ),
-    (
-        lambda: nn.TransformerDecoderLayer(6, 2, 8, memory_dim=4).to_torch(),
-        "TransformerDecoderLayer.to_torch: d_m: expected 6, since torch.nn has one d_model; got 4",
-    ),
-    (
-        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 8), 0).to_torch(),
-        "TransformerEncoder.to_torch: num_layers: expected at least 1, since torch.nn copies a layer; got 0",
-    ),
-    (
-        lambda: nn.RNNCell.from_torch(Torch.RNNCell(6, 4, nonlinearity="relu")),
-        "RNNCell.from_torch: nonlinearity: expected 'tanh', since φ of the formula is tanh; got 'relu'",
-    ),
-    (
-        lambda: nn.GRUCell.from_torch(Torch.GRUCell(6, 4)),
-        "GRUCell.from_torch: reset gate: expected a product with the state, tanh(x w_xh + (r ⊙ h) w_hh + b_h); got ",
-    ),
-    (
-        lambda: nn.GRU.from_torch(Torch.GRU(6, 4)),
-        "GRU.from_torch: reset gate: expected a product with the state, tanh(x w_xh + (r ⊙ h) w_hh + b_h); got ",
-    ),
-    (
-        lambda: nn.RNN.from_torch(Torch.RNN(6, 4, nonlinearity="relu", batch_first=True)),
-        "RNN.from_torch: nonlinearity: expected 'tanh', since φ of the formula is tanh; got 'relu'",
-    ),
-    (
-        lambda: nn.LSTM.from_torch(Torch.LSTM(6, 4)),
-        "LSTM.from_torch: batch_first: expected True, since the batch comes first here; got False",
-    ),
-    (
-        lambda: nn.LSTM.from_torch(Torch.LSTM(6, 4, proj_size=2, batch_first=True)),
-        "LSTM.from_torch: proj_size: expected 0, since the formula does not project states; got 2",
-    ),
-    (
-        lambda: nn.LSTM.from_torch(Torch.LSTM(6, 4, 2, dropout=0.1, batch_first=True)),
-        "LSTM.from_torch: dropout: expected 0, or a module in eval(), since the formula has none; got 0.1",
-    ),
-    (
-        lambda: nn.LayerNorm.from_torch(Torch.LayerNorm(6, elementwise_affine=False)),
-        "LayerNorm.from_torch: elementwise_affine: expected True, since the formula has a gain; got False",
-    ),
-    (
-        lambda: nn.LayerNorm.from_torch(Torch.LayerNorm((6, 4))),
-        "LayerNorm.from_torch: normalized_shape: expected one dimension; got (6, 4)",
-    ),
-]
+    (lambda: nn.MultiHeadAttention.from_torch(Torch.MultiheadAttention(6, 2)),
+     "MultiHeadAttention.from_torch: batch_first: expected True, since the batch comes first here; got False"),
+    (lambda: nn.MultiHeadAttention.from_torch(filled(Torch.MultiheadAttention(6, 2, batch_first=True), "_weight")),
+     "MultiHeadAttention.from_torch: in_proj_bias: expected None or zeros, since the formula has no bias; got up"),
+    (lambda: nn.MultiHeadAttention.from_torch(filled(Torch.MultiheadAttention(6, 2, batch_first=True), "in_proj_bias")),
+     "MultiHeadAttention.from_torch: out_proj.bias: expected None or zeros, since the formula has no bias; got up"),
+    (lambda: nn.MultiHeadAttention.from_torch(Torch.MultiheadAttention(6, 2, add_bias_kv=True, batch_first=True)),
+     "MultiHeadAttention.from_torch: bias_k: expected None, since the formula adds no key; got a tensor"),
+    (lambda: nn.MultiHeadAttention.from_torch(Torch.MultiheadAttention(6, 2, add_zero_attn=True, batch_first=True)),
+     "MultiHeadAttention.from_torch: add_zero_attn: expected False, since the formula has no key of zeros; got True"),
+    (lambda: nn.MultiHeadAttention.from_torch(Torch.MultiheadAttention(6, 2, **DROPS)),
+     "MultiHeadAttention.from_torch: dropout: expected 0, or a module in eval(), since the formula has none; "),
+    (lambda: nn.TransformerEncoderLayer.from_torch(Torch.TransformerEncoderLayer(6, 2, 8, batch_first=True)),
+     "TransformerEncoderLayer.from_torch: dropout: expected 0, or a module in eval(), since the formula has none; "),
+    (lambda: nn.TransformerEncoderLayer.from_torch(
+         Torch.TransformerEncoderLayer(6, 2, 8, 0.0, "gelu", batch_first=True)),
+     "TransformerEncoderLayer.from_torch: activation: expected ReLU, since that is the formula's; got gelu"),
+    (lambda: nn.TransformerEncoderLayer.from_torch(
+         Torch.TransformerEncoderLayer(6, 2, 8, 0.0, layer_norm_eps=1e-6, batch_first=True)),
+     "LayerNorm.from_torch: eps: expected 1e-05, since that is ε of the formula; got 1e-06"),
+    (lambda: nn.TransformerEncoder.from_torch(
+         Torch.TransformerEncoder(Torch.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True), 2,
+             Torch.LayerNorm(6))),
+     "TransformerEncoder.from_torch: norm: expected None, since nothing follows the last layer; got LayerNorm"),
+    (lambda: nn.TransformerDecoderLayer.from_torch(Torch.TransformerDecoderLayer(6, 2, 8, batch_first=True)),
+     "TransformerDecoderLayer.from_torch: dropout: expected 0, or a module in eval(), since the formula has none; "),
+    (lambda: nn.TransformerDecoderLayer(6, 2, 8, memory_dim=4).to_torch(),
+     "TransformerDecoderLayer.to_torch: d_m: expected 6, since torch.nn has one d_model; got 4"),
+    (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 8), 0).to_torch(),
+     "TransformerEncoder.to_torch: num_layers: expected at least 1, since torch.nn copies a layer; got 0"),
+    (lambda: nn.RNNCell.from_torch(Torch.RNNCell(6, 4, nonlinearity="relu")),
+     "RNNCell.from_torch: nonlinearity: expected 'tanh', since φ of the formula is tanh; got 'relu'"),
+    (lambda: nn.GRUCell.from_torch(Torch.GRUCell(6, 4)),
+     "GRUCell.from_torch: reset gate: expected a product with the state, tanh(x w_xh + (r ⊙ h) w_hh + b_h); got "),
+    (lambda: nn.GRU.from_torch(Torch.GRU(6, 4)),
+     "GRU.from_torch: reset gate: expected a product with the state, tanh(x w_xh + (r ⊙ h) w_hh + b_h); got "),
+    (lambda: nn.RNN.from_torch(Torch.RNN(6, 4, nonlinearity="relu", batch_first=True)),
+     "RNN.from_torch: nonlinearity: expected 'tanh', since φ of the formula is tanh; got 'relu'"),
+    (lambda: nn.LSTM.from_torch(Torch.LSTM(6, 4)),
+     "LSTM.from_torch: batch_first: expected True, since the batch comes first here; got False"),
+    (lambda: nn.LSTM.from_torch(Torch.LSTM(6, 4, proj_size=2, batch_first=True)),
+     "LSTM.from_torch: proj_size: expected 0, since the formula does not project states; got 2"),
+    (lambda: nn.LSTM.from_torch(Torch.LSTM(6, 4, 2, dropout=0.1, batch_first=True)),
+     "LSTM.from_torch: dropout: expected 0, or a module in eval(), since the formula has none; got 0.1"),
+    (lambda: nn.LayerNorm.from_torch(Torch.LayerNorm(6, elementwise_affine=False)),
+     "LayerNorm.from_torch: elementwise_affine: expected True, since the formula has a gain; got False"),
+    (lambda: nn.LayerNorm.from_torch(Torch.LayerNorm((6, 4))),
+     "LayerNorm.from_torch: normalized_shape: expected one dimension; got (6, 4)"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("convert", "message"), REFUSED, ids=[message for _, message in REFUSED])

@@ -166,7 +166,6 @@ def test_the_runtime_refuses_recurrent_networks_of_doubles() -> None:
 
 
 def is_documented_version(library: Any) -> bool:
-    """True if the documentation names the installed version of a library."""
     match = re.search(rf"with {library.__name__} ([\d.]+\d)", DOCUMENTED.read_text(encoding="utf-8"))
     return match is not None and match[1] == library.__version__
 

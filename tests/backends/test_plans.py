@@ -219,8 +219,6 @@ def test_a_measured_time_is_that_of_calls_like_it(monkeypatch: pytest.MonkeyPatc
 
 
 class Recorded(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The operations of PyTorch that run."""
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[str] = []

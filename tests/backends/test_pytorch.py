@@ -44,7 +44,7 @@ from attnspec.spec import (
     implements,
     precision,
 )
-from attnspec.spec.contract.axes import Part
+from attnspec.spec.contract.axes import ScoreEffect
 from attnspec.spec.contract.shapes import results
 from attnspec.spec.contract.tree import build_tree, dimension_value, flatten, map_tree, unscoped, without_indices
 from tests.budgets import assert_within_budgets
@@ -144,14 +144,7 @@ def projected(x: Tensor, memory: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, 
 
 
 def heads(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    w_q: Tensor,
-    w_k: Tensor,
-    w_v: Tensor,
-    w_o: Tensor,
-    **options: Any,
+    query: Tensor, key: Tensor, value: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, **options: Any
 ) -> Tensor:
     return joined(query, key, value, w_q, w_k, w_v, **options) @ w_o.mT
 
@@ -637,7 +630,6 @@ FORMULAS: dict[str, Callable[..., Any]] = {
 
 
 def arrays(operation: Operation, result: Any) -> list[Any]:
-    """The arrays of a result, which may be a tree."""
     return [x for _, x in results(operation, result)]
 
 
@@ -767,7 +759,7 @@ def test_gradients_of_a_convolution_of_one_token() -> None:
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_values_whose_sum_overflows_are_not_taken_for_infinite(number: float) -> None:
-    """Pooling asks the sum of all values whether each of them is finite."""
+    """Pooling takes the sum of all values to see whether each of them is finite."""
     largest = torch.finfo(torch.float32).max
     x, mask = torch.tensor([[largest], [largest], [number]]), torch.tensor([[True, False, False]])
     assert backend.graph_layer(x, torch.ones(1, 1), mask=mask).tolist() == [[largest]] * 3
@@ -776,7 +768,7 @@ def test_values_whose_sum_overflows_are_not_taken_for_infinite(number: float) ->
 @pytest.mark.parametrize("operation", WEIGHING, ids=name_of)
 def test_fully_masked_rows_are_zero_and_so_are_their_gradients(operation: Operation) -> None:
     mask = operation.mask.path if operation.mask else ""
-    inputs = {path: x for path, x in arguments(operation).items() if path != operation.part(Part.SINK)}
+    inputs = {path: x for path, x in arguments(operation).items() if path != operation.part(ScoreEffect.SINK)}
     inputs[mask] = torch.zeros_like(inputs[mask])
     result = call(operation, inputs)
     leading = result[0] if isinstance(result, tuple) else result

@@ -52,7 +52,6 @@ KINDS = ("none", "random", "shared", "causal", "padding", "padding-rows", "nothi
 
 @pytest.fixture(params=["llvm", "pytorch"])
 def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Either kernel of the CPU at every size."""
     with forcing(request.param):
         yield request.param
 
@@ -115,7 +114,7 @@ def test_results_and_gradients_agree_on_every_cpu_kernel(threads: int, heads: tu
 @pytest.mark.parametrize("same_operand", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_second_derivatives_are_the_formula_s_or_raise(kernel: str, causal: bool, same_operand: bool) -> None:
-    """Also where the gradients join others that can be differentiated again; PyTorch's kernel has none."""
+    """PyTorch's kernel raises, even where its gradients are added to differentiable ones."""
     leaves = [torch.randn(3, 20, 8, dtype=torch.float64, requires_grad=True) for _ in range(1 if same_operand else 3)]
     operands = leaves * 3 if same_operand else leaves
     assert path_for(*operands, causal=causal).split(": ")[1] == kernel
@@ -357,7 +356,7 @@ def test_rows_of_nan_over_few_keys_keep_the_dtype(dtype: torch.dtype, causal: bo
 
 
 def test_no_kernel_of_an_accelerator_is_asked_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch's add 0·Σq, which is NaN where the sum overflows."""
+    """PyTorch's kernels add 0·Σq without keys, which is NaN where the sum overflows."""
     monkeypatch.setattr(sdpa, "_on_accelerator", None)
     query, empty = torch.empty(2, 5, 4, device="meta"), torch.empty(2, 0, 4, device="meta")
     assert attend(query, empty, empty).shape == (2, 5, 4)

@@ -44,7 +44,6 @@ def draw(*shape: int) -> Tensor:
 def plan_of(
     inputs: Sequence[Tensor], mask: Tensor | None, causal: bool, scale: float, *, logarithms: bool = False
 ) -> Attend:
-    """The plan of calls like this one."""
     rank = inputs[0].dim() - 2
     query, key, value = (as_4d(x, rank) for x in inputs)
     options = Options(scale, right=0 if causal else None, logarithms=logarithms)

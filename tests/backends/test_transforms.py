@@ -67,7 +67,6 @@ def test_forward_mode_gives_the_slopes_of_the_formula(operation: Operation, monk
 
 
 def gradient_of_attention(x: Any) -> Any:
-    """The gradient of all numbers of ``attention(x)``."""
     cotangent = np.ones(x.shape)
     of_query, of_key, of_value = attention_gradients(
         x, x[..., ::-1], x * x, cotangent, ROW_1_ATTENDS_NOTHING, causal=True

@@ -106,27 +106,37 @@ def test_the_lines_that_the_next_test_spoils_are_good(tmp_path: Path) -> None:
         (changed(2)[:-9], f"got a {FILE} that is not JSON from line 2, column 207 on"),
         (changed(2) + b"\n\n", f"got a {FILE} that is not JSON from line 3, column 1 on"),
         (b"[]\n", f"got a {FILE} whose first line has schema None instead of '{SCHEMA}'"),
-        (changed(1, schema="attnspec-benchmarks/9"),
-         f"got a {FILE} whose first line has schema 'attnspec-benchmarks/9' instead of '{SCHEMA}'"),
+        (
+            changed(1, schema="attnspec-benchmarks/9"),
+            f"got a {FILE} whose first line has schema 'attnspec-benchmarks/9' instead of '{SCHEMA}'",
+        ),
         (changed(1, machine=...), f"got a {FILE} without 'machine' in line 1"),
         (changed(1, machine=[]), f"got a {FILE} where 'machine' in line 1 is [] instead of an object"),
-        (changed(1, ceilings={"1": 2}),
-         f'got a {FILE} where \'ceilings\' in line 1 is {{"1": 2}} instead of an object of objects of numbers'),
+        (
+            changed(1, ceilings={"1": 2}),
+            f"got a {FILE} where 'ceilings' in line 1 is {{\"1\": 2}} instead of an object of objects of numbers",
+        ),
         (machine(time=...), f"got a {FILE} without 'time' in the machine in line 1"),
         (machine(cores="4"), f"got a {FILE} where 'cores' in the machine in line 1 is \"4\" instead of an integer"),
-        (machine(load_after="high"),
-         f"got a {FILE} where 'load_after' in the machine in line 1 is \"high\" instead of a number or null"),
+        (
+            machine(load_after="high"),
+            f"got a {FILE} where 'load_after' in the machine in line 1 is \"high\" instead of a number or null",
+        ),
         (changed(2, work=...), f"got a {FILE} without 'work' in line 2"),
         (changed(2, speed=1), f"got a {FILE} with the unknown field 'speed' in line 2"),
         (changed(2, work="much"), f"got a {FILE} where 'work' in line 2 is \"much\" instead of a number"),
         (changed(2, threads=True), f"got a {FILE} where 'threads' in line 2 is true instead of an integer"),
-        (changed(2, quartiles=[1.0]),
-         f"got a {FILE} where 'quartiles' in line 2 is [1.0] instead of two numbers or null"),
-        (changed(2, sizes={"n": "x" * 99}),
-         f'got a {FILE} where \'sizes\' in line 2 is {{"n": "{"x" * 32}… instead of an object of integers'),
+        (
+            changed(2, quartiles=[1.0]),
+            f"got a {FILE} where 'quartiles' in line 2 is [1.0] instead of two numbers or null",
+        ),
+        (
+            changed(2, sizes={"n": "x" * 99}),
+            f'got a {FILE} where \'sizes\' in line 2 is {{"n": "{"x" * 32}… instead of an object of integers',
+        ),
         (changed(1) + b"[1]\n", f"got a {FILE} without 'suite' in line 3"),
     ],
-)  # fmt: skip
+)
 def test_a_broken_file_is_refused_in_one_line(
     content: bytes | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,8 +53,6 @@ class PositionalFeaturesBeyondThe512th(Attention):
 
 
 class LayerNorm(TorchBackend):
-    """Layer normalisation by the PyTorch backend."""
-
     name = "layer norm"
 
     def layer_norm(self, x: Tensor, parameters: LayerNormParameters[Tensor]) -> Tensor:
@@ -72,8 +70,6 @@ class ParametersGetGradientsOf256Rows(LayerNorm):
 
 
 class Softmax(TorchBackend):
-    """Softmax by the PyTorch backend."""
-
     name = "softmax"
 
     def softmax(self, scores: Tensor, *, mask: Tensor | None = None) -> Tensor:

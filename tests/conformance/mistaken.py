@@ -70,8 +70,6 @@ def scaled_scores(q: Numbers, k: Numbers) -> Numbers:
 
 
 def with_scores(change: Callable[[Numbers, Numbers, Numbers], Numbers]) -> Callable[..., Numbers]:
-    """Attention whose scores are changed."""
-
     def attention(query: Numbers, key: Numbers, value: Numbers, mask: Numbers = None, causal: bool = False) -> Numbers:
         scores = change(scaled_scores(query, key), query, key).astype(query.dtype)
         return masked_softmax(scores, allowed(query, key, mask, causal)) @ value
@@ -218,8 +216,10 @@ def in_dtype(narrow: Any, wide: Any) -> Callable[..., Numbers]:
 
 
 register("float32 in float64", "float64 computed in float32", dtype="float64")(in_dtype(np.float32, np.float64))
-register("float16 in float32", "It looks like float16 inside float32.")(in_dtype(np.float16, np.float32))
-register("bfloat16 in float32", "It looks like bfloat16 inside float32.")(in_dtype(ml_dtypes.bfloat16, np.float32))
+register("float16 in float32", "The errors look like float16 inside float32.")(in_dtype(np.float16, np.float32))
+register("bfloat16 in float32", "The errors look like bfloat16 inside float32.")(
+    in_dtype(ml_dtypes.bfloat16, np.float32)
+)
 
 
 def with_heads(merge: Callable[[Numbers], Numbers], scale: Callable[[Numbers, int], float]) -> Callable[..., Numbers]:

@@ -15,17 +15,14 @@ RevealingCall = Callable[[Any], Tensor]
 
 
 def normal(*shape: int) -> Tensor:
-    """Normal numbers that depend on the shape alone."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 def attention_call(*arguments: Tensor, **options: Any) -> RevealingCall:
-    """The result of one call of attention."""
     return lambda backend: backend.scaled_dot_product_attention(*arguments, **options).detach()
 
 
 def gradient_of_gain(backend: Any) -> Tensor:
-    """The gradient of layer normalisation's gain over 300 rows."""
     gain = torch.ones(4, requires_grad=True)
     result = backend.layer_norm(normal(300, 4), LayerNormParameters(gain, torch.zeros(4)))
     return torch.autograd.grad(result, gain, normal(300, 4))[0]

@@ -23,8 +23,6 @@ from attnspec.spec.contract.operation import OPERATIONS, Operation
 
 
 class Softmax:
-    """The reference's softmax."""
-
     name = "softmax-alone"
     softmax = staticmethod(REFERENCE["softmax"])
 
@@ -45,7 +43,7 @@ def test_a_number_beyond_its_budget_is_judged_by_samples(results: Iterator[float
 
     def function(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
         budget = np.asarray(4.0 if subject.sampled else 1.0)
-        subject.matches(np.asarray(next(results)), np.zeros(()), budget, arguments)
+        subject.demand_match(np.asarray(next(results)), np.zeros(()), budget, arguments)
         return True
 
     check = Check(LAWS["operation.oracle"], function)
@@ -93,4 +91,4 @@ def test_gradients_that_are_not_real_numbers_lose_no_law_and_violate_the_gradien
     assert [r.message for r in results if r.status is Status.LOST] == []
     (gradient,) = (r for r in results if r.law == "operation.gradient")
     assert (gradient.status, gradient.reason) == (Status.FAILED, "type")
-    assert "expected numbers" in gradient.message
+    assert "expected real numbers" in gradient.message

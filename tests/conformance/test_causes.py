@@ -58,32 +58,20 @@ class GradientOfUnbatchedQueries(Library):
 
 
 def failures_by_law(backend: Library, operation: str, *laws: str) -> dict[str, Result]:
-    """The results of the violated laws, by law."""
     contract = Contract.of(backend)
     (case,) = cases(contract, operations=(operation,), dtypes=("float32",), laws=laws)
     results = judge(backend, contract, case, PROFILES["quick"])
     return {r.law: r for r in results if r.status is Status.FAILED}
 
 
-@pytest.mark.parametrize(
-    ("backend", "operation", "root", "other"),
-    [
-        (LongRows("long rows"), "layer_norm", FORMULA, "sizes.model-sizes"),
-        (Library("least biases", SmallestBiases()), "grouped_query_attention", FORMULA, "sizes.model-sizes"),
-        (
-            MUTANTS["gradient of the values doubled beyond 64 queries"].backend(),
-            "scaled_dot_product_attention",
-            GRADIENT,
-            "training.strides-do-not-matter",
-        ),
-        (
-            GradientOfUnbatchedQueries("shared queries"),
-            "scaled_dot_product_attention",
-            GRADIENT,
-            "training.broadcast-gradients-sum",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("backend", "operation", "root", "other"), [
+    (LongRows("long rows"), "layer_norm", FORMULA, "sizes.model-sizes"),
+    (Library("least biases", SmallestBiases()), "grouped_query_attention", FORMULA, "sizes.model-sizes"),
+    (MUTANTS["gradient of the values doubled beyond 64 queries"].backend(), "scaled_dot_product_attention", GRADIENT,
+     "training.strides-do-not-matter"),
+    (GradientOfUnbatchedQueries("shared queries"), "scaled_dot_product_attention", GRADIENT,
+     "training.broadcast-gradients-sum"),
+])  # fmt: skip
 def test_the_formula_is_named_as_the_cause_if_another_laws_input_breaks_it(
     backend: Library, operation: str, root: str, other: str
 ) -> None:

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +30,9 @@ from attnspec.conformance.running.probe import Probe
 from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.operation import OPERATIONS
 
-pytestmark = pytest.mark.slow
+from .test_report import SCHEMA
 
-SCHEMA = json.loads(resources.files("attnspec.conformance.reporting").joinpath("report.schema.json").read_text())
+pytestmark = pytest.mark.slow
 
 RIGHT = """
 import numpy as np
@@ -66,7 +65,6 @@ def scaled_dot_product_attention(query, key, value, *, mask=None, causal=False):
 
 
 def attnspec(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a folder."""
     environment = {**os.environ, "COLUMNS": "200", "PYTHONWARNINGS": "default", **variables}
     command = [sys.executable, "-P", "-m", "attnspec.conformance.cli", *arguments]
     return subprocess.run(
@@ -75,20 +73,24 @@ def attnspec(*arguments: str, folder: Path, **variables: str) -> subprocess.Comp
 
 
 def write_backend(folder: Path, code: str) -> str:
-    """Write the code of a backend to a file, and return its name."""
     (folder / "backend.py").write_text(code)
     return "backend.py"
 
 
+def read_report(path: Path) -> dict[str, Any]:
+    """A report, validated by its schema."""
+    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    jsonschema.validate(report, SCHEMA)
+    return report
+
+
 def run_check(folder: Path, code: str, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """Exit status and report of `attnspec check`."""
     done = attnspec(
         "check", write_backend(folder, code), "--json", "r.json", "--workers", "1", *arguments, folder=folder
     )
     assert "Traceback" not in done.stderr, done.stderr
-    report: dict[str, Any] = json.loads((folder / "r.json").read_text())
+    report = read_report(folder / "r.json")
     assert report["exit_status"] == done.returncode
-    jsonschema.validate(report, SCHEMA)
     return done.returncode, report
 
 
@@ -120,14 +122,12 @@ def wrong_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, dict
     laws = [argument for law in VIOLATED_LAWS for argument in ("--law", law)]
     files = ("--json", "r.json", "--dtype", "float64", "--workers", "1")
     done = attnspec("check", write_backend(folder, WRONG_ATTENTION), *files, *laws, folder=folder)
-    report: dict[str, Any] = json.loads((folder / "r.json").read_text())
-    jsonschema.validate(report, SCHEMA)
+    report = read_report(folder / "r.json")
     assert (done.returncode, report["verdict"]) == (1, "violates"), done.stderr
     return folder, done.stdout, report
 
 
 def run_snippet(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
-    """Run the code of a snippet in the backend's folder."""
     (folder / "snippet.py").write_text(code)
     return subprocess.run([sys.executable, "snippet.py"], cwd=folder, capture_output=True, text=True, check=False)
 
@@ -427,7 +427,6 @@ SHIFTED_ATTENTION = WRONG_ATTENTION.replace("scores.shape[-2:], dtype", "scores.
 
 
 def failures_by_law(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Failed results of a report, by law."""
     return {r["law"]: r for r in report["results"] if r["status"] == "failed"}
 
 
@@ -487,12 +486,12 @@ REFUSED = {
     ("broken.py",): "backend 'broken.py': cannot be imported: ZeroDivisionError: division by zero",
     ("leaves.py",): "backend 'leaves.py': cannot be imported: SystemExit: 3",
     ("dies.py",): "backend 'dies.py': its import ended the process with status 9",
-    ("nameless.py",): "backend 'nameless.py': name: expected a text; got None",
+    ("nameless.py",): "backend 'nameless.py': name: expected a non-empty string; got None",
     ("limits.py",): "backend 'limits.py': limits: expected fields among",
     ("backend.py:Nope",): "backend 'backend.py:Nope': expected an attribute 'Nope'",
     ("backend.py", "device", "cuda"): "device: expected one of cpu; got 'cuda'",
-    ("backend.py", "operations", "softmax"): "--operation: expected one of dot_scores, which it provides",
-    ("backend.py", "dtypes", "float16"): "--dtype: expected one of float64, float32, its limits",
+    ("backend.py", "operations", "softmax"): "--operation: expected one of dot_scores, which the backend provides",
+    ("backend.py", "dtypes", "float16"): "--dtype: expected one of float64, float32, the backend's limits",
 }
 
 
@@ -664,8 +663,8 @@ def test_pytest_judges_a_backend_by_its_name(tmp_path: Path) -> None:
 UNKNOWN_PYTEST_OPTIONS = {
     "--attn-operation=foo": "operation: expected one of",
     "--attn-law=nonsense": "law: expected one of",
-    "--attn-dtype=bfloat16": "--dtype: expected one of float64, float32, its limits; got 'bfloat16'",
-    "--attn-device=cuda": "--device: expected one of cpu, its limits; got 'cuda'",
+    "--attn-dtype=bfloat16": "--dtype: expected one of float64, float32, the backend's limits; got 'bfloat16'",
+    "--attn-device=cuda": "--device: expected one of cpu, the backend's limits; got 'cuda'",
     "--attn-profile=fast": "profile: expected one of",
 }
 
@@ -688,7 +687,7 @@ def test_pytest_refuses_unknown_selections(tmp_path: Path, option: str, message:
     ("body", "options", "message"),
     [
         ("operations = ('scaled_dot_attention',)", (), "operation: expected one of"),
-        ("operations = ('softmax',)", (), "--operation: expected one of dot_scores, which it provides"),
+        ("operations = ('softmax',)", (), "--operation: expected one of dot_scores, which the backend provides"),
         ("operations = 'dot_scores'", (), "TestMine.operations: expected a tuple of names; got 'dot_scores'"),
         ("laws = ('operation.oracle',)", ("--attn-json=r.json",), "--attn-json: expected --attn-backend=NAME, too"),
         ("laws = ('operation.oracle',)", ("--attn-backend=nope",), "TestMine names its own backend; got 'nope'"),

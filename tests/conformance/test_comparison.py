@@ -42,6 +42,6 @@ def test_a_violation_of_close_numbers_says_their_difference() -> None:
     with pytest.raises(
         Violation, match=r"^the result\[0, 0\] is 1\.0000000000000009, expected 1 ± 3\.33e-16: 8\.88e-16 too much$"
     ):
-        Comparisons().matches(ones + 2.0**-50, ones, ones * 3.33e-16, ARGUMENTS)
+        Comparisons().demand_match(ones + 2.0**-50, ones, ones * 3.33e-16, ARGUMENTS)
     with pytest.raises(Violation, match=r"expected 1, bit for bit: 8\.88e-16 too much$"):
-        Comparisons().same(ones + 2.0**-50, ones, lambda: ones, ARGUMENTS, "the result")
+        Comparisons().demand_equal(ones + 2.0**-50, ones, lambda: ones, ARGUMENTS, "the result")

@@ -36,7 +36,8 @@ from attnspec.conformance.running.messages import PASTE
 from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.operation import OPERATIONS
 
-from .test_cli import SCHEMA, attnspec, write_backend
+from .test_cli import attnspec, write_backend
+from .test_report import SCHEMA
 
 Numbers = np.ndarray[Any, Any]
 ATTENTION = "scaled_dot_product_attention"
@@ -304,6 +305,17 @@ def test_a_refused_feature_is_left_out_of_the_limits() -> None:
     assert set(OPERATIONS[name].features) - set(observed.limits["features"]) == {feature}
 
 
+def test_an_accepted_option_is_no_limit_where_all_others_are_refused() -> None:
+    def call(query: Numbers, key: Numbers, value: Numbers, *, causal: bool = False) -> Any:
+        return reference.grouped_query_attention(query, key, value, causal=causal)
+
+    backend = SimpleNamespace(name="mine", grouped_query_attention=call)
+    operation = OPERATIONS["grouped_query_attention"]
+    observed = refusals(Subject(backend, Contract.of(backend), operation, "float32", "cpu"), lambda law, example: None)
+    assert set(observed.limits) == {"mask", "features"}
+    assert set(operation.features) & set(observed.limits["features"]) == {"log_sum_exp"}
+
+
 @pytest.mark.parametrize(
     ("message", "says"),
     [
@@ -377,23 +389,19 @@ PROVIDED = ("scaled_dot_product_attention", "self_attention", "dot_scores", "sof
 
 
 def contract(**declared: Any) -> Contract:
-    """The contract of a backend that provides these operations."""
     functions = {name: getattr(reference, name) for name in PROVIDED}
     return Contract.of(SimpleNamespace(name="mine", **functions, **declared))
 
 
 def verdicts(*operations: str, status: Status = Status.FAILED) -> list[Result]:
-    """Results of the formula's law for these operations at two dtypes."""
     return [Result(o, FORMULA, d, status, "value", "") for o in operations for d in ("float64", "float32")]
 
 
 def explain(kind: str, change: Any) -> dict[str, Any]:
-    """An explanation of the formula's violation, as JSON."""
     return MissingDeclarations(**{kind: change}, laws={FORMULA: kind}).as_json()
 
 
 def combine(explanations: Mapping[str, Any], results: list[Result] | None = None, **declared: Any) -> Declaration:
-    """The declaration combined from these explanations."""
     return declaration(contract(**declared), verdicts(*PROVIDED) if results is None else results, explanations)
 
 
@@ -476,7 +484,7 @@ def test_a_dtype_that_no_operation_supports_is_left_out() -> None:
     assert combined.attributes == {"limits": {"dtypes": ("float64",)}}
     for_one_operation = combine({"softmax-float32": refused}, results)
     assert for_one_operation.attributes == {"limits": {"dtypes_by_operation": {"softmax": ("float64",)}}}
-    assert list(lines(for_one_operation.explained)) == ["explained by limits: the dtype: 1 law of softmax"]
+    assert list(lines(for_one_operation.explained)) == ["explained by limits without this dtype: 1 law of softmax"]
 
 
 def test_empty_limits_are_printed_as_none() -> None:

@@ -48,19 +48,11 @@ ROOT = Path(__file__).parents[2]
 MAKING: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "diagnosis.py"))
 
 MUTANT_NAMES = (
-    "attention without scale",
-    "mask added as 0 and 1",
-    "gradient of the queries not scaled",
-    "heads merged without a transpose",
-    "unbiased variance",
-    "tokens from 1",
-    "interpolation weights of eight bits",
-    "causal mask allows only the future",
-    "strides ignored",
-    "NaN under the mask reaches the result",
-    "features of queries beyond the 128th ignored",
-    "pairs of halves, undeclared",
-)
+    "attention without scale", "mask added as 0 and 1", "gradient of the queries not scaled",
+    "heads merged without a transpose", "unbiased variance", "tokens from 1", "interpolation weights of eight bits",
+    "causal mask allows only the future", "strides ignored", "NaN under the mask reaches the result",
+    "features of queries beyond the 128th ignored", "pairs of halves, undeclared",
+)  # fmt: skip
 """Mutants of results, gradients, memory layouts, non-finite numbers and sizes."""
 
 
@@ -71,7 +63,6 @@ def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def diagnosis_of_case(*arguments: Any) -> Diagnosis | None:
-    """The diagnosis of a case that was judged."""
     inquiry_of_case = inquiry.inquiry(*arguments)
     return None if inquiry_of_case is None else inquiry_of_case.diagnosis()
 
@@ -164,21 +155,14 @@ class UnscaledBottomRight(Formulas):
         return np.tri(n, m, m - n).astype(bool)
 
 
-@pytest.mark.parametrize(
-    ("formulas", "operation", "choices", "defect"),
-    [
-        (InvertedUpdate(), "gru_cell", {"gru_reset": "after"}, "update gate inverted"),
-        (InvertedUpdate(), "gru", {"gru_reset": "after"}, "update gate inverted in sequences"),
-        (InvertedUpdate(), "stacked_gru", {"gru_reset": "after"}, "update gate inverted in sequences"),
-        (ReflectedHalves(), "rotary_embedding", {"rotary_pairs": "halves"}, "reflection in place of a rotation"),
-        (
-            UnscaledBottomRight(),
-            "scaled_dot_product_attention",
-            {"causal_alignment": "bottom-right"},
-            "attention without scale",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("formulas", "operation", "choices", "defect"), [
+    (InvertedUpdate(), "gru_cell", {"gru_reset": "after"}, "update gate inverted"),
+    (InvertedUpdate(), "gru", {"gru_reset": "after"}, "update gate inverted in sequences"),
+    (InvertedUpdate(), "stacked_gru", {"gru_reset": "after"}, "update gate inverted in sequences"),
+    (ReflectedHalves(), "rotary_embedding", {"rotary_pairs": "halves"}, "reflection in place of a rotation"),
+    (UnscaledBottomRight(), "scaled_dot_product_attention", {"causal_alignment": "bottom-right"},
+     "attention without scale"),
+])  # fmt: skip
 def test_a_known_defect_is_named_under_declared_choices(
     formulas: Formulas, operation: str, choices: dict[str, str], defect: str
 ) -> None:
@@ -208,7 +192,6 @@ def test_without_a_violation_of_numbers_there_is_no_diagnosis() -> None:
 
 
 def mistaken_call(name: str, **sizes: Any) -> tuple[Subject, Arguments, dict[str, Any]]:
-    """A mistaken implementation, arguments for it, and its results."""
     backend = MISTAKEN[name]
     operation = OPERATIONS[backend.operation]
     rng = np.random.default_rng(0)

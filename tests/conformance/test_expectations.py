@@ -19,8 +19,8 @@ from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.suite import check_expectations
 
-from .test_cli import RIGHT, SCHEMA, WRONG_ATTENTION, attnspec, write_backend
-from .test_report import contract
+from .test_cli import RIGHT, WRONG_ATTENTION, attnspec, write_backend
+from .test_report import SCHEMA, contract
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,6 @@ PASSED = replace(FAILED, dtype="float32", status=Status.PASSED, reason=None, mes
 
 
 def write_expectations(folder: Path, text: str) -> str:
-    """Write a file of expected failures, and return its path."""
     path = folder / "known.txt"
     path.write_text(text, encoding="utf-8")
     return str(path)
@@ -69,22 +68,13 @@ def test_the_example_in_the_documentation_is_valid(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "softmax operation.oracle",
-            "known.txt:1: expected an operation, a law and a dtype; got 'softmax operation.or",
-        ),
-        ("\nsoftmaxx * *", "known.txt:2: operation: expected one of softmax, "),
-        ("softmax operation.orakel *", "known.txt:1: law: expected one of operation.oracle, "),
-        (
-            "softmax * float8*",
-            "known.txt:1: dtype: expected one of float64, float32, bfloat16, float16, bool, default;",
-        ),
-        ("softmax recurrent.* *", "known.txt:1: expected a law that governs softmax; got 'recurrent.*'"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("softmax operation.oracle", "known.txt:1: expected an operation, a law and a dtype; got 'softmax operation.or"),
+    ("\nsoftmaxx * *", "known.txt:2: operation: expected one of softmax, "),
+    ("softmax operation.orakel *", "known.txt:1: law: expected one of operation.oracle, "),
+    ("softmax * float8*", "known.txt:1: dtype: expected one of float64, float32, bfloat16, float16, bool, default;"),
+    ("softmax recurrent.* *", "known.txt:1: expected a law that governs softmax; got 'recurrent.*'"),
+])  # fmt: skip
 def test_a_line_that_can_match_no_verdict_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(BackendError, match=f"^{re.escape(message)}"):
         expectations(write_expectations(tmp_path, text))
@@ -123,7 +113,6 @@ def test_only_lines_within_the_selection_are_selected(tmp_path: Path, settings: 
 
 
 def report_of(folder: Path, text: str, *results: Result) -> Report:
-    """A report of these results, with a file of expected failures."""
     return Report(contract(), Settings(expect=write_expectations(folder, text)), results, 1.0)
 
 

@@ -1,21 +1,18 @@
 """Runs lose no verdict to signals, time limits, closed outputs, full disks or narrow terminals."""
 
 import errno
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from importlib import resources
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
-import jsonschema
 import pytest
 from rich.console import Console
 
@@ -34,10 +31,10 @@ from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.verdicts import Verdicts
 
 from . import hostile
+from .test_cli import read_report
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="signals are others here")]
 
-SCHEMA = json.loads(resources.files("attnspec.conformance.reporting").joinpath("report.schema.json").read_text())
 COMMAND = [sys.executable, "-P", "-m", "attnspec.conformance"]
 CHECK = ("check", "backend.py", "--law", "operation.oracle", "--dtype", "float64", "--workers", "1")
 FILES = ("--json", "r.json", "--html", "r.html", "--junit", "r.xml")
@@ -83,7 +80,6 @@ runpy.run_module("attnspec.conformance", run_name="__main__", alter_sys=True)
 
 
 def check(folder: Path, *arguments: str, code: str = hostile.RIGHT, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-    """Check a backend of this code."""
     (folder / "backend.py").write_text(code, encoding="utf-8")
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **kwargs}
     return subprocess.run([*COMMAND, *CHECK, *arguments], cwd=folder, text=True, timeout=240, check=False, **streams)
@@ -106,13 +102,6 @@ def start_check(folder: Path, code: str, *arguments: str) -> "subprocess.Popen[s
     while not (folder / "called").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     return process
-
-
-def read_report(path: Path) -> dict[str, Any]:
-    """A report, validated by its schema."""
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    jsonschema.validate(document, SCHEMA)
-    return document
 
 
 def processes_in(folder: Path) -> list[str]:
@@ -339,7 +328,6 @@ def test_an_unusable_backend_overwrites_older_reports(tmp_path: Path) -> None:
 
 
 def report_of(*results: Result) -> Report:
-    """A report with these results."""
     backend = SimpleNamespace(name="mine", softmax=lambda x: x, scaled_dot_product_attention=lambda *arrays: arrays)
     return Report(Contract.of(backend, "mine.py"), Settings(), results, 1.0)
 

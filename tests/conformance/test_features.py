@@ -17,8 +17,6 @@ LAYER = OPERATIONS["encoder_layer"]
 
 
 class PostNormOnly:
-    """An encoder layer without the pre-norm option."""
-
     name = "post-only"
     limits = Limits(dtypes=("float64",), features=())
 
@@ -29,8 +27,6 @@ class PostNormOnly:
 
 
 class IgnoresPreNorm:
-    """An encoder layer that accepts the pre-norm option and ignores it."""
-
     name = "ignoring"
     limits = Limits(dtypes=("float64",))
 
@@ -106,6 +102,6 @@ def test_a_feature_that_does_not_exist_is_refused() -> None:
         limits = Limits(features=("norm=per",))
 
     with pytest.raises(
-        ValueError, match=r"^limits features: expected among align_corners=True, .*, norm=pre, .*; got 'norm=per'$"
+        ValueError, match=r"^limits features: expected names of features, such as norm=pre, .*'norm=per'$"
     ):
         Contract.of(Misspelt())

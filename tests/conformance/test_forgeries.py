@@ -42,7 +42,6 @@ IN_HOST = "'attnspec.conformance.remote.host' in sys.orig_argv"
 def check(
     folder: Path, code: str, mode: str, *options: str, python: str | Path = sys.executable, **variables: str
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """Check a backend of this code, and read the report."""
     (folder / "backend.py").write_text(code, encoding="utf-8")
     path = folder / "report.json"
     command = [str(python), *COMMAND, "check", "backend.py", *SMALL, "--sandbox", mode, *options, "--json", str(path)]

@@ -37,7 +37,6 @@ def incidents() -> Incidents:
 
 
 def record_crash(incidents: Incidents, law: str, example: object = "an input", dtype: str = "float64") -> Result | None:
-    """Record that the process ended while a law was checked."""
     incidents.begin("dot_scores", dtype, law, example)
     return incidents.record("dot_scores", dtype, hung=False)
 

@@ -292,7 +292,7 @@ def test_operations_without_joint_judgement_say_so(operation: str) -> None:
     verdict = judge(operation, REFERENCE[operation](**arguments.values_by_name), **arguments.passed)
     assert verdict, verdict
     assert verdict.ensemble == f"not tested, because no test exists for {operation}"
-    assert verdict.cannot_see == (f"any known defect, because none is tried on {operation}",)
+    assert verdict.cannot_see == (f"not examined for {operation}",)
 
 
 # Logarithms -----------------------------------------------------------------------------------------------------------
@@ -319,10 +319,10 @@ def test_logarithms_may_be_in_float32(dtype: str) -> None:
     wrong = judge(GROUPS, (output.astype(narrow), logarithms + np.float32(0.5)), **arguments)
     assert wrong.worst is not None
     assert wrong.worst.of == "the result log_sum_exp"
-    message = f"{GROUPS}: output log_sum_exp: expected {dtype} as the arguments, or float32; got float64"
+    message = f"{GROUPS}: output log_sum_exp: expected {dtype}, like the arguments, or float32; got float64"
     with pytest.raises(TypeError, match=message):
         judge(GROUPS, (output.astype(narrow), logarithms.astype(np.float64)), **arguments)
-    with pytest.raises(TypeError, match=f"{GROUPS}: output output: expected {dtype} as the arguments; got float32"):
+    with pytest.raises(TypeError, match=f"{GROUPS}: output output: expected {dtype}, like the arguments; got float32"):
         judge(GROUPS, (output, logarithms), **arguments)
 
 
@@ -330,7 +330,7 @@ def test_logarithms_of_float32_are_not_in_float64() -> None:
     arguments = inputs(5, 6)
     output, logarithms = attention(arguments)
     with pytest.raises(
-        TypeError, match=f"{GROUPS}: output log_sum_exp: expected float32 as the arguments; got float64"
+        TypeError, match=f"{GROUPS}: output log_sum_exp: expected float32, like the arguments; got float64"
     ):
         judge(GROUPS, (output, logarithms.astype(np.float64)), **arguments)
 
@@ -451,7 +451,7 @@ def test_a_wrong_log_sum_exp_has_the_index_of_its_head_and_row(monkeypatch: pyte
 def test_results_with_an_entry_for_every_key_have_no_defects_of_keys() -> None:
     scores = normal(2, 5, 6)
     verdict = judge("softmax", REFERENCE["softmax"](scores), scores)
-    assert verdict.cannot_see == ("any known defect, because none is tried on softmax",)
+    assert verdict.cannot_see == ("not examined for softmax",)
 
 
 @pytest.mark.parametrize(

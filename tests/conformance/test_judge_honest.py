@@ -49,8 +49,6 @@ MASKS: dict[str, Callable[[Any, int, int], Any]] = {
 
 
 def attention_by_kernel(backend: Any) -> Callable[..., Any]:
-    """PyTorch's attention by one of its kernels."""
-
     def call(query: Any, key: Any, value: Any, mask: Any, causal: bool) -> Any:
         with attention.sdpa_kernel(backend):
             return functional.scaled_dot_product_attention(query, key, value, mask, is_causal=causal)
@@ -143,7 +141,7 @@ def inputs(keys: int, dtype: str) -> Iterator[tuple[Any, ...]]:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("keys", [1024, *([8192] if WHOLE else [])])
 def test_errors_that_tolerances_accept_are_wrong(keys: int, dtype: str, wrong: str) -> None:
-    """Normal inputs convict it or say that they hide it; suggested inputs always convict it."""
+    """Normal inputs convict the error, or the verdict says that they hide it; suggested inputs convict it."""
     for suggested, (query, key, value) in enumerate(inputs(keys, dtype)):
         output = WRONG[wrong](*(x.float() for x in (query, key, value))).to(query.dtype)
         verdict = judge(SDPA, output, query, key, value)

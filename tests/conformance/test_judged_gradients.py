@@ -26,7 +26,6 @@ FORMULA = REFERENCE[SDPA]
 
 
 def normal(dtype: str, *shape: int, count: int = 4, seed: int = 0) -> list[Numbers]:
-    """Normal numbers, exact in the dtype."""
     rng = np.random.default_rng(seed)
     return [rng.standard_normal(shape).astype(DTYPES[dtype]) for _ in range(count)]
 
@@ -60,7 +59,7 @@ def test_gradients_at_keys_fit_the_formula(name: str, mask: str, causal: bool, m
     element = Element(query, key, value, cotangent, output, attendance)
     of_keys, of_values = gradients_at(keys, element, scaled_dot_scores, p)
     pairs = attendance.of_rows(rows)
-    of_rows = query_gradients(query[rows], key, value, cotangent[rows], pairs, scaled_dot_scores, p)
+    of_rows = query_gradients((query[rows], key, value, cotangent[rows]), pairs, scaled_dot_scores, p)
     for path, at, (got, budget) in (("key", keys, of_keys), ("value", keys, of_values), ("query", rows, of_rows)):
         exact, most = (x[at] for x in exact_gradients[path])
         # scores are computed in single precision

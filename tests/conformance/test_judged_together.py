@@ -30,7 +30,6 @@ def normal(dtype: str, *, queries: int = 200, keys: int = 300, scale: float = 1.
 
 
 def formula(*arguments: Numbers, **options: Any) -> Numbers:
-    """The reference in double precision."""
     result: Numbers = REFERENCE[SDPA](*(x.astype(np.float64) for x in arguments), **options)
     return result
 
@@ -113,24 +112,14 @@ def test_numbers_are_rounded_to_a_unit() -> None:
     assert nearest(x, 0.0) is x
 
 
-@pytest.mark.parametrize(
-    ("operation", "arguments", "options", "reason"),
-    [
-        (SDPA, [np.ones((2, 70, 4), np.float32)] * 3, {}, "this takes 65 rows that round differently, and there are 1"),
-        (
-            "general_attention",
-            [np.ones((3, 4), np.float32)] * 3 + [np.eye(4, dtype=np.float32)],
-            {"precision": "tf32"},
-            "the precision class rounds weight matrices, which all rows share",
-        ),
-        (
-            "general_attention",
-            [np.ones((2, 3, 4), np.float32), *[np.ones((1, 3, 4), np.float32)] * 2, np.eye(4, dtype=np.float32)],
-            {},
-            "elements of the batch share arguments",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("operation", "arguments", "options", "reason"), [
+    (SDPA, [np.ones((2, 70, 4), np.float32)] * 3, {}, "this takes 65 rows that round differently, and there are 1"),
+    ("general_attention", [np.ones((3, 4), np.float32)] * 3 + [np.eye(4, dtype=np.float32)], {"precision": "tf32"},
+     "the precision class rounds weight matrices, which all rows share"),
+    ("general_attention",
+     [np.ones((2, 3, 4), np.float32), *[np.ones((1, 3, 4), np.float32)] * 2, np.eye(4, dtype=np.float32)], {},
+     "elements of the batch share arguments"),
+])  # fmt: skip
 def test_the_reason_why_rows_are_not_judged_together_is_named(
     operation: str, arguments: list[Numbers], options: dict[str, Any], reason: str
 ) -> None:

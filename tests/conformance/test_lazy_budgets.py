@@ -21,12 +21,12 @@ def unexpected_budget() -> NoReturn:
 def test_equal_numbers_need_no_budget(dtype: str) -> None:
     x = np.array([0, 1, 1]).astype(dtype)
     compared = Comparisons()
-    compared.matches(x, x.copy(), unexpected_budget, ARGUMENTS)
+    compared.demand_match(x, x.copy(), unexpected_budget, ARGUMENTS)
     assert (compared.ratio, compared.not_judged) == (0.0, 0)
 
 
 def test_an_expected_nan_needs_no_budget() -> None:
-    Comparisons().matches(np.array([1.0, 5.0]), np.array([1.0, np.nan]), unexpected_budget, ARGUMENTS)
+    Comparisons().demand_match(np.array([1.0, 5.0]), np.array([1.0, np.nan]), unexpected_budget, ARGUMENTS)
 
 
 @pytest.mark.parametrize("result", [[1.0, 2.5], [1.0, np.nan], [np.inf, 2.0]])
@@ -35,9 +35,9 @@ def test_lazy_budgets_give_the_same_verdict(result: list[float]) -> None:
     messages = []
     for budget_or_function in (budget, lambda: budget):
         with pytest.raises(Violation) as caught:
-            Comparisons().matches(np.array(result), expected, budget_or_function, ARGUMENTS)
+            Comparisons().demand_match(np.array(result), expected, budget_or_function, ARGUMENTS)
         messages.append(caught.value.message)
     assert messages[0] == messages[1]
     near = Comparisons()
-    near.matches(expected + 2.0**-8, expected, lambda: np.array([2.0**-7, 2.0**-6]), ARGUMENTS)
+    near.demand_match(expected + 2.0**-8, expected, lambda: np.array([2.0**-7, 2.0**-6]), ARGUMENTS)
     assert near.ratio == 0.5

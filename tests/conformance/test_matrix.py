@@ -188,10 +188,8 @@ def test_a_row_that_dies_is_shown_with_its_input(run: tuple[Path, "subprocess.Co
     violations = matrix(run[0]).rows[3].cells[0].violations
     assert {v.reason for v in violations} == {"crashed"}
     assert violations[0].confirmation is Confirmation.NO_PROGRAM
-    assert (
-        confirmation_sentence(violations[0])
-        == "No program without attnspec shows it: the row has no program of its own."
-    )
+    sentence = confirmation_sentence(violations[0])
+    assert sentence == "No program without attnspec shows it: the row has no source for one."
 
 
 def test_a_crash_is_shown_at_the_input_of_the_call_and_confirmed_by_a_signal() -> None:
@@ -253,21 +251,16 @@ def test_an_interrupted_matrix_reports_the_judged_rows(tmp_path: Path) -> None:
     assert interrupted.rows[3].cells[0].reason == "interrupted"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nothing"], "matrix: expected one of broken, fake, torch; got 'nothing'"),
-        (["broken"], "matrix 'broken': cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
-        (["fake", "--device", "banana"], "--device: expected one of cpu; got 'banana'"),
-        (["fake", "--device", "cuda:1"], "--device: expected one of cpu; got 'cuda:1'"),
-        (["fake", "--profile", "slow"], "--profile: expected one of quick, full, release; got 'slow'"),
-        (["fake", "--workers", "0"], "--workers: expected at least 1; got 0"),
-        (
-            ["fake", "--json", "nowhere/x"],
-            "--json: expected a file that can be written; got 'nowhere/x': No such file or directory",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["nothing"], "matrix: expected one of broken, fake, torch; got 'nothing'"),
+    (["broken"], "matrix 'broken': cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
+    (["fake", "--device", "banana"], "--device: expected one of cpu; got 'banana'"),
+    (["fake", "--device", "cuda:1"], "--device: expected one of cpu; got 'cuda:1'"),
+    (["fake", "--profile", "slow"], "--profile: expected one of quick, full, release; got 'slow'"),
+    (["fake", "--workers", "0"], "--workers: expected at least 1; got 0"),
+    (["fake", "--json", "nowhere/x"],
+     "--json: expected a file that can be written; got 'nowhere/x': No such file or directory"),
+])  # fmt: skip
 def test_wrong_arguments_are_refused_in_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
     done = subprocess.run(
         command(*arguments), env=environment(tmp_path), cwd=tmp_path, capture_output=True, text=True, check=False

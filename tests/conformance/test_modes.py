@@ -19,8 +19,6 @@ from attnspec.spec import Limits
 
 
 class Backend(TorchBackend):
-    """Softmax by PyTorch."""
-
     name = "mine"
     limits = Limits(dtypes=("float32", "bfloat16"))
 
@@ -45,8 +43,6 @@ class FixedThreadCount(Backend):
 
 
 class HalvedUnderAutocast(Backend):
-    """A backend that halves the weights of float32 scores under autocast."""
-
     def softmax(self, scores: torch.Tensor, *, mask: torch.Tensor | None = None) -> torch.Tensor:
         weights = super().softmax(scores, mask=mask)
         return weights / 2 if torch.is_autocast_enabled("cpu") and scores.dtype is torch.float32 else weights
@@ -136,8 +132,6 @@ def test_another_thread_is_tried_beside_modes_of_a_framework() -> None:
 
 
 class NoResultInThreads(Backend):
-    """A backend that returns None outside of the main thread."""
-
     def softmax(self, scores: torch.Tensor, *, mask: torch.Tensor | None = None) -> torch.Tensor:
         weights = super().softmax(scores, mask=mask)
         return weights if threading.current_thread() is threading.main_thread() else cast(torch.Tensor, None)

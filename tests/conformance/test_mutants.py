@@ -171,8 +171,6 @@ def test_the_correct_library_leaves_nan_under_the_mask_out_of_gradients() -> Non
 
 @dataclass(frozen=True)
 class Gates(Generic[Array]):
-    """The weights of one layer of a small gated cell."""
-
     w: Float[Array, "h h"]
     bias: Float[Array, " h"]
 
@@ -195,7 +193,6 @@ def gated_cell(
 
 @pytest.fixture
 def cell() -> Iterator[Library]:
-    """A correct library that also has a gated cell."""
     registered = dict(OPERATIONS)
 
     @operation("gated_cell", chapter="recurrent", formula="none", sources=(), results="hidden cell")

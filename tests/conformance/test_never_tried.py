@@ -307,10 +307,7 @@ INTEGERS = (
     ),
     Flaw("a window of 300 keys among 1,100", ("window of at most 255 keys",), quick=False),
     Flaw("numbers of documents that are large", ("documents in int16", "documents in float32")),
-    Flaw(
-        "entries of a table that are large",
-        ("block table in uint8", "block table in int8", "block table in int16"),
-    ),
+    Flaw("entries of a table that are large", ("block table in uint8", "block table in int8", "block table in int16")),
     Flaw("pages of 64 to 256 rows", ("rows of a page read modulo 64", "rows of a page read modulo 128")),
     Flaw("tokens that are large", ("tokens in uint8", "tokens in int16", "tokens in float16"), everywhere=True),
     Flaw(
@@ -318,11 +315,7 @@ INTEGERS = (
         ("last partial tile of 4,096 tokens normalised separately", "best of the first 256 tokens"),
         everywhere=True,
     ),
-    Flaw(
-        "causal calls of many elements of a batch",
-        ("causal flag forgotten beyond 600 batch elements",),
-        quick=False,
-    ),
+    Flaw("causal calls of many elements of a batch", ("causal flag forgotten beyond 600 batch elements",), quick=False),
 )
 
 STATES = (
@@ -341,127 +334,66 @@ STATES = (
 )
 
 FILLS = (
-    Flaw(
-        "finite fills",
-        (
-            "−10⁴ added to masked scores in float16",
-            "−10⁶ added to masked scores",
-            "−10⁹ added to masked scores in double precision",
-            "masked scores filled with −10⁴ in bfloat16",
-            "masked scores filled with −10⁹",
-        ),
-    ),
-)
+    Flaw("finite fills",
+        ("−10⁴ added to masked scores in float16", "−10⁶ added to masked scores",
+         "−10⁹ added to masked scores in double precision", "masked scores filled with −10⁴ in bfloat16",
+         "masked scores filled with −10⁹")),
+)  # fmt: skip
 
 SCALES = (
-    Flaw(
-        "a scale of few digits",
-        (
-            "1/√d of two digits in bfloat16",
-            "1/√d of three digits in float16",
-            "1/√d of six digits",
-            "1/√d in single precision",
-        ),
-        quick=False,
-        everywhere=True,
-    ),
-    Flaw(
-        "a gain in operations with weights",
-        (
-            "sum of exponentials cut off to bfloat16",
-            "sum of exponentials cut off to 11 bits",
-            "guard of 10⁻⁵ in the sum of exponentials",
-            "sum of exponentials in single precision",
-        ),
-        quick=False,
-        everywhere=True,
-    ),
-    Flaw(
-        "a scale that is wrong beyond key 128",
-        ("scores 1 % too large from the 129th key on in bfloat16",),
-        quick=False,
-        everywhere=True,
-    ),
+    Flaw("a scale of few digits",
+        ("1/√d of two digits in bfloat16", "1/√d of three digits in float16", "1/√d of six digits",
+         "1/√d in single precision"), quick=False, everywhere=True),
+    Flaw("a gain in operations with weights",
+        ("sum of exponentials cut off to bfloat16", "sum of exponentials cut off to 11 bits",
+         "guard of 10⁻⁵ in the sum of exponentials", "sum of exponentials in single precision"), quick=False,
+        everywhere=True),
+    Flaw("a scale that is wrong beyond key 128", ("scores 1 % too large from the 129th key on in bfloat16",),
+        quick=False, everywhere=True),
     Flaw("a scale that is wrong under a mask", ("scores 1 % too large under a mask in bfloat16",), quick=False),
     Flaw("a scale that is wrong where causal", ("scores 1 % too large where causal in bfloat16",), quick=False),
-    Flaw(
-        "a scale that is wrong for wide heads",
-        ("scores 1 % too large for 129 features and more in bfloat16",),
-        quick=False,
-    ),
-)
+    Flaw("a scale that is wrong for wide heads", ("scores 1 % too large for 129 features and more in bfloat16",),
+        quick=False),
+)  # fmt: skip
 
 GRADIENTS = (
-    Flaw(
-        "gradients that are a little too large or too small",
-        (
-            "gradient of the queries 1 % too small in bfloat16",
-            "gradient of W_q 2 % too small in bfloat16",
-            "gradient of the keys 0.1 % too large in float16",
-            "gradient of the values too small by 10⁻⁵",
-            "gradient of the values 0.3 % too small in bfloat16",
-            "gradient of the queries with a scale in single precision",
-            "Σ P∘dP of the backward pass 3 % too large in bfloat16",
-        ),
-        quick=False,
-    ),
-    Flaw(
-        "sums and logarithms of a backward pass in 16 bits",
-        (
-            "log-sum-exp saved in bfloat16",
-            "log-sum-exp saved in float16",
-            "gradients of keys and values summed in bfloat16",
-        ),
-        quick=False,
-    ),
-)
+    Flaw("gradients that are a little too large or too small",
+        ("gradient of the queries 1 % too small in bfloat16", "gradient of W_q 2 % too small in bfloat16",
+         "gradient of the keys 0.1 % too large in float16", "gradient of the values too small by 10⁻⁵",
+         "gradient of the values 0.3 % too small in bfloat16",
+         "gradient of the queries with a scale in single precision",
+         "Σ P∘dP of the backward pass 3 % too large in bfloat16"), quick=False),
+    Flaw("sums and logarithms of a backward pass in 16 bits",
+        ("log-sum-exp saved in bfloat16", "log-sum-exp saved in float16",
+         "gradients of keys and values summed in bfloat16"), quick=False),
+)  # fmt: skip
 
 NOT_FINITE = (
     Flaw("nan_to_num over the result", ("NaN in the result turned into 0", "NaN weights are 0")),
-    Flaw(
-        "an attendable NaN in other rows than its own, or not in all of them",
-        ("a NaN makes its batch element NaN", "NaN turned into 0 in odd rows"),
-    ),
-    Flaw(
-        "NaN in queries",
-        (
-            "rows of NaN queries are 0",
-            "rows of NaN queries are 0 under a mask",
-            "a NaN query makes its batch element NaN",
-        ),
-    ),
+    Flaw("an attendable NaN in other rows than its own, or not in all of them",
+        ("a NaN makes its batch element NaN", "NaN turned into 0 in odd rows")),
+    Flaw("NaN in queries",
+        ("rows of NaN queries are 0", "rows of NaN queries are 0 under a mask",
+         "a NaN query makes its batch element NaN")),
     Flaw("attendable scores of −∞", ("rows of −∞ are 0", "short rows of −∞ are 0")),
-    Flaw(
-        "infinite values",
-        ("infinite results clamped", "an infinity makes its row NaN", "infinities without their signs"),
-    ),
-    Flaw(
-        "results in the memory of arguments",
-        ("results returned as views of the argument", "argument returned as the result"),
-    ),
+    Flaw("infinite values",
+        ("infinite results clamped", "an infinity makes its row NaN", "infinities without their signs")),
+    Flaw("results in the memory of arguments",
+        ("results returned as views of the argument", "argument returned as the result")),
     Flaw("counts that float16 does not hold", ("attendable keys counted in float16",)),
-)
+)  # fmt: skip
 
 CHOICES = (
-    Flaw(
-        "declared NaN, and otherwise for some masks or rows",
-        (
-            "rows without keys NaN under (n, m) masks, unmasked under (1, m) masks, declared NaN",
-            "fully masked rows are 0, declared NaN",
-            "rows without keys NaN up to query 16, then 0, declared NaN",
-            "a row without keys makes its batch element NaN, declared NaN",
-            "a row without keys makes every gradient NaN, declared NaN",
-        ),
-    ),
-    Flaw(
-        "declared uniform, and otherwise for some masks or rows",
-        (
-            "rows without keys NaN under (n, m) masks, uniform under (1, m) masks, declared uniform",
-            "rows without keys uniform over every second key, declared uniform",
-        ),
-    ),
+    Flaw("declared NaN, and otherwise for some masks or rows",
+        ("rows without keys NaN under (n, m) masks, unmasked under (1, m) masks, declared NaN",
+         "fully masked rows are 0, declared NaN", "rows without keys NaN up to query 16, then 0, declared NaN",
+         "a row without keys makes its batch element NaN, declared NaN",
+         "a row without keys makes every gradient NaN, declared NaN")),
+    Flaw("declared uniform, and otherwise for some masks or rows",
+        ("rows without keys NaN under (n, m) masks, uniform under (1, m) masks, declared uniform",
+         "rows without keys uniform over every second key, declared uniform")),
     Flaw("undeclared", ("fully masked rows are uniform", "fully masked rows are NaN")),
-)
+)  # fmt: skip
 
 OPTIONS = (
     Flaw(

@@ -18,7 +18,6 @@ from attnspec.spec import OPERATIONS
 
 
 def violation_of(question: str, operation: str, wrong: Any) -> Violation:
-    """The violation of a question's law by a wrong function."""
     backend = SimpleNamespace(name="wrong", **{operation: wrong})
     subject = Subject(backend, Contract.of(backend), OPERATIONS[operation], "float64", "cpu")
     (example,) = corners(subject.operation, subject.limits, seed=0, most=1, work=2.0**10)

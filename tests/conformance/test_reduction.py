@@ -23,7 +23,6 @@ ORACLE, *_ = CHECKS["operation.oracle"]
 
 
 def check_of_law(law: str, name: str) -> Check:
-    """A law's check, by the name of its function."""
     (check,) = (check for check in CHECKS[law] if check.function.__name__ == name)
     return check
 

@@ -261,7 +261,6 @@ def softmax(scores, mask=None):
 
 
 def start_backend(folder: Path, code: str, hang_after: float = 20.0) -> tuple[RemoteBackend, Contract]:
-    """A backend of this code, in a process of its own."""
     (folder / "backend.py").write_text(code, encoding="utf-8")
     backend = RemoteBackend(str(folder / "backend.py"), "cpu", hang_after=hang_after)
     return backend, contract_from(dict(backend.await_declarations(60.0)), backend.origin)
@@ -269,7 +268,6 @@ def start_backend(folder: Path, code: str, hang_after: float = 20.0) -> tuple[Re
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteBackend]:
-    """A backend of NumPy's arrays."""
     backend, _ = start_backend(tmp_path_factory.mktemp("plain"), PLAIN)
     yield backend
     backend.close()
@@ -443,7 +441,6 @@ def test_a_failing_conversion_is_named(tmp_path: Path) -> None:
 
 
 def differences(results: list[Result], other_results: list[Result]) -> list[str]:
-    """Differing fields of two lists of results."""
     return [
         f"{a.law} {name}: {x} and {b.as_json()[name]}"[:300]
         for a, b in zip(results, other_results, strict=True)

@@ -37,13 +37,11 @@ def check(folder: Path, code: str, *options: str, **variables: str) -> subproces
 
 
 def report(folder: Path) -> dict[str, Any]:
-    """The report of the last check in a folder."""
     document: dict[str, Any] = json.loads((folder.parent / f"{folder.name}.json").read_text(encoding="utf-8"))
     return document
 
 
 def violations(folder: Path) -> set[tuple[str, str]]:
-    """Laws violated in the last check of a folder, with the reasons."""
     return {(r["law"], r["reason"]) for r in report(folder)["results"] if r["status"] == "failed"}
 
 
@@ -279,7 +277,6 @@ JUDGED_HERE = (
 
 
 def run_suite(folder: Path, before: str, more: str = "") -> subprocess.CompletedProcess[str]:
-    """A test file of somebody else, run by pytest."""
     (folder / "test_mine.py").write_text(SUITE.format(before=before, more=more), encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)

@@ -52,12 +52,10 @@ FAILED = Result(
 
 
 def contract(**declared: Any) -> Contract:
-    """The contract of a backend with one operation."""
     return Contract.of(SimpleNamespace(name="mine", softmax=reference.softmax, **declared), "mine.py")
 
 
 def report(*results: Result, causes: dict[str, str] | None = None, **declared: Any) -> Report:
-    """The report of a run with these results."""
     plan = Plan.of(contract(**declared), SETTINGS)
     verdicts = Verdicts(causes=causes or {})
     for r in results:
@@ -70,7 +68,6 @@ def passed_result(law: str, dtype: str = "float64", **more: Any) -> Result:
 
 
 def all_passed(**more: Any) -> list[Result]:
-    """Passed results of all selected laws."""
     return [passed_result(law, dtype, **more) for law in SETTINGS.laws for dtype in ("float64", "float32")]
 
 
@@ -95,10 +92,10 @@ def test_equal_zeros_do_not_count_as_evidence() -> None:
     comparisons = Comparisons()
     no_arguments: Any = None
     zeros, ones, small = np.zeros(4), np.ones(4), np.full(4, 1e-6)
-    comparisons.matches(zeros, zeros, small, no_arguments)
+    comparisons.demand_match(zeros, zeros, small, no_arguments)
     assert (comparisons.informative, comparisons.too_wide) == (0, 0)
-    comparisons.matches(ones, ones, small, no_arguments)
-    comparisons.matches(ones, ones, ones, no_arguments)
+    comparisons.demand_match(ones, ones, small, no_arguments)
+    comparisons.demand_match(ones, ones, ones, no_arguments)
     assert (comparisons.informative, comparisons.too_wide, comparisons.not_judged) == (4, 4, 4)
 
 
@@ -228,22 +225,18 @@ def test_limits_other_than_the_default_are_printed() -> None:
     assert next(remarks(heads)) == "limits: float64, float32 on cpu, divided heads True, softmax float32"
 
 
-@pytest.mark.parametrize(
-    ("limit", "remark", "untested"),
-    [
-        ({"min_length": 2}, "min length 2", "lengths below 2"),
-        ({"min_batch": 1}, "min batch 1", "dimensions of a batch below 1"),
-        ({"max_batch_dims": 0}, "max batch dims 0", "batches"),
-        ({"max_batch_dims": 1}, "max batch dims 1", "batches of more than 1 dimension"),
-        ({"max_batch_dims": 2}, "max batch dims 2", "batches of more than 2 dimensions"),
-        ({"broadcasting": False}, "broadcasting False", "batches that broadcast"),
-        ({"mask": False}, "mask False", "masks"),
-        ({"contiguous_only": True}, "contiguous only True", "arrays that are not contiguous"),
-        ({"head_sizes": (4, 8)}, "head sizes (4, 8)", "sizes of features other than 4, 8"),
-        ({"multiple_of": 8}, "multiple of 8", "lengths that are no multiples of 8"),
-    ],
-    ids=lambda x: x if isinstance(x, str) else "",
-)
+@pytest.mark.parametrize(("limit", "remark", "untested"), [
+    ({"min_length": 2}, "min length 2", "lengths below 2"),
+    ({"min_batch": 1}, "min batch 1", "dimensions of a batch below 1"),
+    ({"max_batch_dims": 0}, "max batch dims 0", "batches"),
+    ({"max_batch_dims": 1}, "max batch dims 1", "batches of more than 1 dimension"),
+    ({"max_batch_dims": 2}, "max batch dims 2", "batches of more than 2 dimensions"),
+    ({"broadcasting": False}, "broadcasting False", "batches that broadcast"),
+    ({"mask": False}, "mask False", "masks"),
+    ({"contiguous_only": True}, "contiguous only True", "arrays that are not contiguous"),
+    ({"head_sizes": (4, 8)}, "head sizes (4, 8)", "sizes of features other than 4, 8"),
+    ({"multiple_of": 8}, "multiple of 8", "lengths that are no multiples of 8"),
+], ids=lambda x: x if isinstance(x, str) else "")  # fmt: skip
 def test_inputs_beyond_limits_are_not_tried(limit: dict[str, Any], remark: str, untested: str) -> None:
     run_report = report(*all_passed(), limits=limit)
     assert next(remarks(run_report)) == f"limits: float64, float32 on cpu, {remark}"
@@ -266,17 +259,11 @@ def test_limits_leave_out_only_inputs_that_operations_have() -> None:
     assert list(gradients_left_out) == ["gradients of scaled_dot_product_attention, multi_head_attention"]
 
 
-@pytest.mark.parametrize(
-    ("names", "limits", "remark"),
-    [
-        (("softmax",), "limits: float64, float32 on cpu, gradients of softmax", []),
-        (
-            (),
-            "limits: float64, float32 on cpu",
-            ["gradients: not judged, because the backend's limits declare gradients of no operation"],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("names", "limits", "remark"), [
+    (("softmax",), "limits: float64, float32 on cpu, gradients of softmax", []),
+    ((), "limits: float64, float32 on cpu",
+     ["gradients: not judged, because the backend's limits declare gradients of no operation"]),
+])  # fmt: skip
 def test_gradients_that_limits_leave_out_are_reported(names: tuple[str, ...], limits: str, remark: list[str]) -> None:
     run_report = report(*all_passed(), limits={"gradients": names}, vjp=lambda operation, arguments, cotangent: {})
     lines = list(remarks(run_report))

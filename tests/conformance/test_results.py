@@ -37,4 +37,4 @@ def test_a_result_of_another_structure_is_named_by_every_law(wrong: Any, message
     (case,) = cases(contract, dtypes=("float64",), laws=laws)
     results = judge(backend, contract, case, PROFILES["quick"])
     assert [r.status for r in results] == [Status.FAILED] * len(laws)
-    assert {(r.reason, r.message) for r in results} == {(Reason.TYPE, f"the result does not fit: {message}")}
+    assert {(r.reason, r.message) for r in results} == {(Reason.TYPE, f"the result has another structure: {message}")}

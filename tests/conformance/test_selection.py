@@ -100,11 +100,11 @@ def test_an_operation_that_only_the_reference_has_cannot_be_selected() -> None:
 
 
 MISSING: list[tuple[dict[str, Any], str]] = [
-    ({"device": "cuda:0"}, "--device: expected one of cpu, its limits; got 'cuda'"),
-    ({"dtypes": ("float16",)}, "--dtype: expected one of float64, float32, its limits; got 'float16'"),
+    ({"device": "cuda:0"}, "--device: expected one of cpu, the backend's limits; got 'cuda'"),
+    ({"dtypes": ("float16",)}, "--dtype: expected one of float64, float32, the backend's limits; got 'float16'"),
     (
         {"operations": ("mean_normalization",)},
-        "--operation: expected one of dot_scores, softmax, which it provides; got 'mean_normalization'",
+        "--operation: expected one of dot_scores, softmax, which the backend provides; got 'mean_normalization'",
     ),
     (
         {"operations": ("softmax",), "laws": ("scoring.isometry-invariance",)},

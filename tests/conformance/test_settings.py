@@ -1,10 +1,8 @@
 """Settings are declared once; options, suites, schema and documentation agree with them."""
 
 import argparse
-import json
 import os
 from dataclasses import fields
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,8 @@ from attnspec.conformance.running.checking import pytest_arguments
 from attnspec.conformance.running.settings import OPTIONS, Option, Settings
 from attnspec.conformance.running.suite import settings_of_suite
 from attnspec.conformance.running.trial_run import SECONDS
+
+from .test_report import SCHEMA
 
 CHOSEN = Settings(
     profile="full",
@@ -41,7 +41,6 @@ CHOSEN = Settings(
 
 COMMANDS: Any = typer.main.get_command(app)
 COMMAND = {p.name: p for p in COMMANDS.commands["check"].params}
-SCHEMA = json.loads(resources.files("attnspec.conformance.reporting").joinpath("report.schema.json").read_text())
 
 
 class PytestOptions(argparse.ArgumentParser):
@@ -55,7 +54,6 @@ class PytestOptions(argparse.ArgumentParser):
 
 
 def parsed(*arguments: str) -> Settings:
-    """The settings that pytest makes of arguments."""
     parser: Any = PytestOptions()
     plugin.pytest_addoption(parser)
     options = vars(parser.parse_args(arguments))

@@ -28,7 +28,6 @@ Change = Callable[[str], str]
 
 @pytest.fixture(autouse=True)
 def _forget_after_test() -> Iterator[None]:
-    """Forget digests of changed code after each test."""
     yield
     forget()
 
@@ -183,7 +182,6 @@ def test_a_trial_runs_only_code_that_its_digest_covers(name: str, monkeypatch: p
 
 
 def functions_in_closure(function: Any) -> Iterator[Any]:
-    """A function, and the functions in its closure."""
     yield function
     for cell in getattr(function, "__closure__", None) or ():
         if hasattr(cell.cell_contents, "__code__"):

@@ -58,7 +58,6 @@ class Outline(HTMLParser):
 
 
 def doubled(query: Any, key: Any, value: Any, *, mask: Any = None, causal: bool = False) -> Any:
-    """Attention whose scores are doubled."""
     return reference.scaled_dot_product_attention(2 * query, key, value, mask=mask, causal=causal)
 
 

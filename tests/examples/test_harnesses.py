@@ -31,7 +31,6 @@ SMALL: dict[HarnessName, Callable[[], Call]] = {
 
 
 def small(name: HarnessName) -> Harness:
-    """A harness with inputs of a small size alone."""
     return replace(HARNESSES[name], settings={"small": SMALL[name]})
 
 

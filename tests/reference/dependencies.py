@@ -17,7 +17,7 @@ Graph: TypeAlias = Mapping[State, Sequence[State]]
 
 
 def convolutions(t: int, taps: int, layers: int) -> Graph:
-    """Convolutions of t tokens, one upon the other: ``("0", i)`` are the tokens."""
+    """Stacked convolutions of t tokens: ``("0", i)`` are the tokens."""
     before = (taps - 1) // 2
     reached = {i: range(max(i - before, 0), min(i - before + taps, t)) for i in range(t)}
     return {

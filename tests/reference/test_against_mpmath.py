@@ -636,12 +636,7 @@ COUNTS: dict[str, Callable[[dict[str, Any]], Any]] = {
         1,
         layers_until_ranges_meet(a["t"], a["taps"]),
     ],
-    "rnn_complexity": lambda a: [
-        a["t"] * cell(a["d"], a["h"]),
-        cell(a["d"], a["h"]) + a["h"],
-        a["t"],
-        a["t"],
-    ],
+    "rnn_complexity": lambda a: [a["t"] * cell(a["d"], a["h"]), cell(a["d"], a["h"]) + a["h"], a["t"], a["t"]],
     "self_attention_complexity": lambda a: [attention_terms(a["n"], a["n"], a["d"], a["d"]), 0, 2, 1],
     "projected_self_attention_complexity": lambda a: [
         terms(a["n"], a["d_x"], 2 * a["d_k"] + a["d_v"]) + attention_terms(a["n"], a["n"], a["d_k"], a["d_v"]),

@@ -388,6 +388,15 @@ def test_a_variance_from_one_pass_is_within_the_budget_of_backends_that_declare_
     assert 0.1 < largest_ratio(got, judged(REFERENCE["layer_norm"], arguments, declared)) < 1
 
 
+def test_only_matrix_products_have_narrow_operands_in_tf32() -> None:
+    arguments = {"x": normal(50, 12), "parameters": LayerNormParameters(normal(12), normal(12))}
+    wide, narrow = (judged(REFERENCE["layer_norm"], arguments, CLASSES[name]).budget for name in ("tf32", "ieee32"))
+    np.testing.assert_array_equal(wide, narrow)
+    products = {"query": normal(9, 16), "key": normal(11, 16)}
+    wide, narrow = (judged(REFERENCE["dot_scores"], products, CLASSES[name]).budget for name in ("tf32", "ieee32"))
+    assert (wide > 100 * narrow).all()
+
+
 def test_weights_of_infinite_scores_are_those_of_the_reference() -> None:
     scores = np.array([[-np.inf, 2.0, 2.0], [-np.inf, -np.inf, -np.inf], [np.inf, 0.0, -np.inf]])
     oracle = judged(REFERENCE["softmax"], {"scores": scores}, precision("softmax", "float64"))

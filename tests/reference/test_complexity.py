@@ -41,7 +41,6 @@ sixty_examples = settings(max_examples=60, deadline=None)
 
 
 def numbers(complexity: Complexity[np.ndarray]) -> tuple[int | None, ...]:
-    """The four numbers as Python's."""
     length = complexity.maximum_path_length
     counts = (int(complexity.multiply_adds), int(complexity.parameters), int(complexity.sequential_operations))
     return (*counts, None if length is None else int(length))
@@ -215,8 +214,7 @@ def attention_of_a_transformer(run: Run, m: int, n: int, d: int, *, encoder: boo
 
 
 transformers = pytest.mark.parametrize(
-    ("complexity", "encoder"),
-    [(decoder_attention_complexity, False), (encoder_decoder_attention_complexity, True)],
+    ("complexity", "encoder"), [(decoder_attention_complexity, False), (encoder_decoder_attention_complexity, True)]
 )
 
 

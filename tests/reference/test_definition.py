@@ -24,7 +24,6 @@ WITH_FLOATS = [o.name for o in OPERATIONS.values() if o.floats]
 
 
 def assert_equal(left: Any, right: Any) -> None:
-    """Two trees have equal numbers at equal paths."""
     left_arrays, right_arrays = flatten(left), flatten(right)
     assert left_arrays.keys() == right_arrays.keys()
     assert all(np.array_equal(x, right_arrays[path]) for path, x in left_arrays.items())

@@ -55,7 +55,6 @@ def copied(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def equal(left: Any, right: Any) -> bool:
-    """True if all arrays of two results have equal numbers."""
     return all(np.array_equal(x, flatten(right)[path]) for path, x in flatten(left).items())
 
 

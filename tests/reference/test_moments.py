@@ -30,7 +30,7 @@ def dot_products(mean: np.ndarray, sigma: float) -> np.ndarray:
 
 
 def vector_mean(d: int) -> np.ndarray:
-    """Eighths: sums over all samples of squares of dot products are exact in doubles."""
+    """Multiples of 1/8, for which sums of squared dot products are exact in doubles."""
     return np.random.default_rng(d).integers(-8, 9, d) / 8
 
 
@@ -120,7 +120,7 @@ def test_number_of_variables_out_of_range(variables: int) -> None:
 @pytest.mark.parametrize(
     ("mean", "d", "message"),
     [
-        (0.5, None, "d: expected a size, for the mean is a scalar; got None"),
+        (0.5, None, "d: expected a size, since the mean is a scalar; got None"),
         ([1.0, 2.0], 3, "d: expected 2 (from mean) or None; got 3"),
         ([[1.0, 2.0]], None, "mean: expected shape () or (d,); got (1, 2)"),
         (0.5, 0, "d: expected d of at least 1; got 0"),

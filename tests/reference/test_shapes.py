@@ -134,64 +134,33 @@ def trues(*shape: int) -> np.ndarray:
     return np.ones(shape, bool)
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "message"),
-    [
-        (
-            "dot_scores",
-            (zeros(2, 3), zeros(2, 4)),
-            "key: expected (*batch, m, d) with d = 3 (from query); got (2, 4)",
-        ),
-        ("dot_scores", (zeros(3), zeros(2, 3)), "query: expected (*batch, n, d), rank 2 or more; got (3,)"),
-        (
-            "dot_scores",
-            (zeros(2, 1, 3), zeros(4, 1, 3)),
-            "key: expected a batch that broadcasts with (2,); got batch (4,)",
-        ),
-        ("scaled_dot_scores", (zeros(2, 0), zeros(2, 0)), "query: expected d of at least 1; got (2, 0)"),
-        (
-            "additive_scores",
-            (zeros(1, 2), zeros(1, 3), zeros(4, 2), zeros(5, 3), zeros(4)),
-            "w_k: expected (h, d_k) with h = 4 (from w_q); got (5, 3)",
-        ),
-        (
-            "attention_pooling",
-            (zeros(2, 3), zeros(4, 5)),
-            "value: expected (*batch, m, d_v) with m = 3 (from weights); got (4, 5)",
-        ),
-        (
-            "multi_head_attention",
-            (zeros(2, 3), zeros(2, 3), zeros(2, 3), zeros(4, 5, 3), zeros(4, 5, 3), zeros(4, 6, 3), zeros(7, 23)),
-            "w_o: expected (p_o, heads*p_v) with heads*p_v = 24; got (7, 23)",
-        ),
-        ("causal_mask", (-1, 2), "n: expected n of at least 0; got -1"),
-        ("sinusoidal_positional_encoding", (3, 0), "d: expected d of at least 1; got 0"),
-        ("padding_mask", (np.array([1, 4]), 3), "lengths: expected lengths in 0..3; got 4"),
-        ("padding_mask", (np.array([1, -1]), 3), "lengths: expected lengths in 0..3; got -1"),
-        ("encoder_context", (zeros(2, 3, 4), np.array([3, 4])), "lengths: expected lengths in 0..3; got 4"),
-        (
-            "decoder_step",
-            (np.array(2), zeros(3), zeros(5, 4), decoder_parameters(vocabulary=2, inputs=6)),
-            "token: expected token in 0..1; got 2",
-        ),
-        (
-            "decoder_step",
-            (np.array(0), zeros(3), zeros(5, 4), decoder_parameters(vocabulary=2, inputs=7)),
-            "parameters.cell.w_xh: expected (d, h) with d = 6; got (7, 3)",
-        ),
-        (
-            "greedy_decode",
-            (np.array(0), zeros(3), zeros(5, 4), decoder_parameters(vocabulary=2, inputs=6), 3, 2),
-            "eos: expected eos in 0..1; got 2",
-        ),
-        (
-            "beam_decode",
-            (np.array(0), zeros(3), zeros(5, 4), decoder_parameters(vocabulary=2, inputs=6), 3, 1, 0),
-            "beams: expected beams of at least 1; got 0",
-        ),
-        ("dot_product_variance", (zeros(2), zeros(2)), "sigma: expected a number; got shape (2,)"),
-    ],
-)
+@pytest.mark.parametrize(("name", "arguments", "message"), [
+    ("dot_scores", (zeros(2, 3), zeros(2, 4)), "key: expected (*batch, m, d) with d = 3 (from query); got (2, 4)"),
+    ("dot_scores", (zeros(3), zeros(2, 3)), "query: expected (*batch, n, d), rank 2 or more; got (3,)"),
+    ("dot_scores", (zeros(2, 1, 3), zeros(4, 1, 3)), "key: expected a batch that broadcasts with (2,); got batch (4,)"),
+    ("scaled_dot_scores", (zeros(2, 0), zeros(2, 0)), "query: expected d of at least 1; got (2, 0)"),
+    ("additive_scores", (zeros(1, 2), zeros(1, 3), zeros(4, 2), zeros(5, 3), zeros(4)),
+     "w_k: expected (h, d_k) with h = 4 (from w_q); got (5, 3)"),
+    ("attention_pooling", (zeros(2, 3), zeros(4, 5)),
+     "value: expected (*batch, m, d_v) with m = 3 (from weights); got (4, 5)"),
+    ("multi_head_attention",
+     (zeros(2, 3), zeros(2, 3), zeros(2, 3), zeros(4, 5, 3), zeros(4, 5, 3), zeros(4, 6, 3), zeros(7, 23)),
+     "w_o: expected (p_o, heads*p_v) with heads*p_v = 24; got (7, 23)"),
+    ("causal_mask", (-1, 2), "n: expected n of at least 0; got -1"),
+    ("sinusoidal_positional_encoding", (3, 0), "d: expected d of at least 1; got 0"),
+    ("padding_mask", (np.array([1, 4]), 3), "lengths: expected lengths in 0..3; got 4"),
+    ("padding_mask", (np.array([1, -1]), 3), "lengths: expected lengths in 0..3; got -1"),
+    ("encoder_context", (zeros(2, 3, 4), np.array([3, 4])), "lengths: expected lengths in 0..3; got 4"),
+    ("decoder_step", (np.array(2), zeros(3), zeros(5, 4), decoder_parameters(vocabulary=2, inputs=6)),
+     "token: expected token in 0..1; got 2"),
+    ("decoder_step", (np.array(0), zeros(3), zeros(5, 4), decoder_parameters(vocabulary=2, inputs=7)),
+     "parameters.cell.w_xh: expected (d, h) with d = 6; got (7, 3)"),
+    ("greedy_decode", (np.array(0), zeros(3), zeros(5, 4), decoder_parameters(vocabulary=2, inputs=6), 3, 2),
+     "eos: expected eos in 0..1; got 2"),
+    ("beam_decode", (np.array(0), zeros(3), zeros(5, 4), decoder_parameters(vocabulary=2, inputs=6), 3, 1, 0),
+     "beams: expected beams of at least 1; got 0"),
+    ("dot_product_variance", (zeros(2), zeros(2)), "sigma: expected a number; got shape (2,)"),
+])  # fmt: skip
 def test_the_message_of_a_wrong_shape(name: str, arguments: tuple[Any, ...], message: str) -> None:
     keyword_only = sorted(OPERATIONS[name].keyword_only)
     positional = len(OPERATIONS[name].call.names) - len(keyword_only)

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="the optional dependency torch is no
 
 D, H, T = 5, 3, 6
 GATES = {"rnn": "h", "gru": "rzh", "lstm": "ifco"}
-"""The letters of S4 in PyTorch's order."""
+"""The gates, by their letters in S4, in PyTorch's order."""
 RECORDS: dict[str, Any] = {"rnn": RNNParameters, "gru": GRUParameters, "lstm": LSTMParameters}
 
 
@@ -61,7 +61,6 @@ def state_of(kind: str, parts: list[Any]) -> Any:
 
 
 def assert_theirs_is_ours(operation: str, theirs: Any, *arguments: Any, lengths: Any) -> None:
-    """Both results are within the budgets of the formula."""
     with choosing(gru_reset="after"):
         ours = REFERENCE[operation](*arguments, lengths=lengths)
         assert_within_budgets([theirs, ours], operation, *arguments, lengths=lengths)

@@ -192,7 +192,7 @@ def test_positions_are_not_rounded_to_half_precision() -> None:
 
 
 def test_gradients_of_long_doubles_take_positions_in_long_doubles() -> None:
-    """Of ⟨1, y⟩, whose gradient is how often each place is taken; in doubles a third would be off by 10⁻¹⁷."""
+    """The gradient of ⟨1, y⟩ is how often each place is taken; in doubles a third would be off by 10⁻¹⁷."""
     if np.finfo(np.longdouble).nmant < 63:
         pytest.skip("np.longdouble has no more bits than float64 here")
     arguments = {"x": normal(1, 1, 4, 1), "slices": 1, "rows": 1, "columns": 7, "align_corners": True}

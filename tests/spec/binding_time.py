@@ -1,4 +1,4 @@
-"""Times of binding, in microseconds: ``python tests/spec/binding_time.py``.
+"""Times of binding, in microseconds: ``python -m tests.spec.binding_time``.
 
 Measured for shapes seen before (flat operations, and an encoder stack of 73 arrays), and for new shapes.
 """
@@ -12,10 +12,10 @@ from typing import Annotated, Any, Generic, Protocol
 import numpy as np
 from jaxtyping import Float
 
-from attnspec.spec import OPERATIONS, Array, Axis, Leaf, Operation, Option, bind, operation
+from attnspec.spec import OPERATIONS, Array, Axis, Leaf, Operation, Option, bind
 from attnspec.spec.contract.annotations import sizes
-from attnspec.spec.contract.operation import _OPERATIONS
 from attnspec.spec.contract.tree import build_tree, flatten
+from tests.spec.test_operation import declared
 
 FLAT = ("attention_pooling", "scaled_dot_product_attention", "bahdanau_context", "multi_head_attention")
 LAYERS = 6
@@ -34,16 +34,12 @@ class SelfAttention(Generic[Array]):
 
 @dataclass(frozen=True)
 class Norm(Generic[Array]):
-    """Gain and bias of a layer normalization."""
-
     gain: Float[Array, " d_x"]
     bias: Float[Array, " d_x"]
 
 
 @dataclass(frozen=True)
 class FeedForward(Generic[Array]):
-    """A perceptron with one hidden layer."""
-
     w_1: Float[Array, "f d_x"]
     b_1: Float[Array, " f"]
     w_2: Float[Array, "d_x f"]
@@ -64,9 +60,7 @@ class EncoderStack(Protocol[Array]):
     """An encoder of layers."""
 
     def __call__(
-        self,
-        x: Float[Array, "*batch n d_x"],
-        layers: Annotated[tuple[EncoderLayer[Array], ...], sizes(count="depth")],
+        self, x: Float[Array, "*batch n d_x"], layers: Annotated[tuple[EncoderLayer[Array], ...], sizes(count="depth")]
     ) -> Float[Array, "*batch n d_x"]:
         """The rows after the last layer."""
         ...
@@ -91,12 +85,6 @@ class ElevenArrays(Protocol[Array]):
     ) -> Float[Array, "*batch n p_o"]:
         """The projected heads of every query."""
         ...
-
-
-def declared(protocol: Any, name: str, **declaration: Any) -> Operation:
-    """The operation that a Protocol describes, which leaves the registry at once."""
-    operation(name, chapter="transformer", formula="", sources=[], **declaration)(protocol)
-    return _OPERATIONS.pop(name)
 
 
 def arguments(op: Operation, rows: int = 5) -> dict[str, Any]:
@@ -137,8 +125,8 @@ def new(op: Operation) -> float:
 
 
 def main() -> None:
-    tree = declared(EncoderStack, "encoderstack", axes={"n": Axis.SELF})
-    for op in (*(OPERATIONS[name] for name in FLAT), declared(ElevenArrays, "elevenarrays"), tree):
+    tree = declared(EncoderStack, axes={"n": Axis.SELF})
+    for op in (*(OPERATIONS[name] for name in FLAT), declared(ElevenArrays), tree):
         count, time = seen_before(op)
         print(f"{op.name:32} {count:3} arrays, seen before {time:8.2f} µs")
     for name in FLAT:

@@ -47,7 +47,7 @@ def test_every_item_has_owners_that_exist_or_a_reason_in_words(lecture: Lecture)
 
 
 def test_items_have_owners_or_a_reason() -> None:
-    with pytest.raises(ValueError, match="formula 'x': expected owners or a reason; got \\(\\)"):
+    with pytest.raises(ValueError, match="formula 'x': expected owners or a reason; got \\(\\), ''"):
         formula("x")
     with pytest.raises(ValueError, match="expected owners or a reason"):
         formula("x", "softmax", reason="a reason that is too many")

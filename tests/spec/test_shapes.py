@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from jaxtyping import Bool, Float, Int
 
-from attnspec.spec import OPERATIONS, Array, Operation, ShapeError, bind, operation
+from attnspec.spec import OPERATIONS, Array, ShapeError, bind
 from attnspec.spec.contract import shapes
 from attnspec.spec.contract.annotations import sizes
-from attnspec.spec.contract.operation import _OPERATIONS
 from attnspec.spec.contract.shapes import broadcast, results
 from attnspec.spec.contract.tree import Leaf, StructureError, pair_leaves
+
+from .test_operation import declared
 
 
 @dataclass(frozen=True)
@@ -83,12 +84,6 @@ class Fold(Protocol[Array]):
     """A product h*d in which another argument gives d."""
 
     def __call__(self, x: Float[Array, "*#batch d"], w: Float[Array, "h*d d"]) -> Float[Array, "*batch h"]: ...
-
-
-def declared(protocol: Any, **declaration: Any) -> Operation:
-    name = protocol.__name__.lower()
-    operation(name, **{"chapter": "transformer", "formula": "", "sources": [], **declaration})(protocol)
-    return _OPERATIONS.pop(name)
 
 
 def array(*shape: int) -> Any:
@@ -241,10 +236,7 @@ WRONG_STACKS = {
         "layers[0].b: expected (f,) with f = 5 (from layers[0].w); got (4,)",
     ),
     "nothing": ({"layers": (replace(layer(), w=array(0, 4)),)}, "layers[0].w: expected f of at least 1; got (0, 4)"),
-    "a mask": (
-        {"allowed": array(6, 5) > 0},
-        "allowed: expected (*batch, n, n) with n = 6 or 1; got (6, 5)",
-    ),
+    "a mask": ({"allowed": array(6, 5) > 0}, "allowed: expected (*batch, n, n) with n = 6 or 1; got (6, 5)"),
     "a batch of masks": (
         {"allowed": array(3, 6, 6) > 0},
         "allowed: expected a batch that broadcasts with (7,); got batch (3,)",

@@ -210,7 +210,7 @@ def test_another_structure_is_named(wrong: dict[str, Any], message: str) -> None
 
 def test_the_first_layer_may_differ_from_the_others() -> None:
     first, other = (Leaf("w[:]", Kind.FLOAT, (Dim(size, (size,)),)) for size in ("d", "h"))
-    node = Branch("w", tuple, (), (first, other), many=True, count="depth")
+    node = Branch("w", tuple, (), (first, other), repeated=True, count="depth")
     leaves = [leaf for leaf, _ in pair_leaves(node, (array(1), array(2), array(2)), "w")]
     assert [cast(Leaf, leaf).dims[0].written for leaf in leaves] == ["d", "h", "h"]
     assert [leaf.path for leaf in leaves] == ["w[0]", "w[1]", "w[2]"]

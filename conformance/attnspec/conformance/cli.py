@@ -98,23 +98,12 @@ def _files(**paths: Path | None) -> dict[str, OutputFile]:
     return files
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _check_workers(workers: int | None) -> None:
-    if workers is not None and workers < 1:
-        _unusable(f"--workers: expected at least 1; got {workers}")
-
-
 def _processes(workers: int | None) -> int:
     """Return the number of workers: by default one per core, at most four per core."""
-    return min(workers or _cores(), WORKERS_PER_CORE * _cores())
-
-
-def _interrupt(signum: int, frame: object) -> NoReturn:
-    """Treat a signal like Ctrl-C, so that the verdicts so far are reported."""
-    raise KeyboardInterrupt
+    if workers is not None and workers < 1:
+        _unusable(f"--workers: expected at least 1; got {workers}")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(workers or cores, WORKERS_PER_CORE * cores)
 
 
 def _check_time_limit(seconds: float) -> None:
@@ -159,7 +148,7 @@ def check(
     settings = Settings(
         profile, seed, device, operations, laws, dtypes, expect, inside, sandbox, hang_after, fail_fast, time_limit
     )
-    _check_workers(workers)
+    processes = _processes(workers)
     if not 0 < hang_after <= MAX_HANG_AFTER:
         _unusable(f"--hang-after: expected more than 0 and at most {MAX_HANG_AFTER:,} seconds; got {hang_after:g}")
     _check_time_limit(time_limit)
@@ -167,7 +156,7 @@ def check(
     INTERRUPTION.hold()
     from attnspec.conformance.reporting.command_run import report_of_run
 
-    report = report_of_run(backend, settings, _processes(workers), _console(stderr=True), shown=in_process is True)
+    report = report_of_run(backend, settings, processes, _console(stderr=True), shown=in_process is True)
     errors = write_report(report, files, _console())
     INTERRUPTION.disarm()
     if report.reason is not None:
@@ -195,7 +184,7 @@ def replay(
     from attnspec.conformance.reporting.command_run import report_of_run
     from attnspec.conformance.reporting.failed_before import FailedBefore, print_new_verdicts
 
-    _check_workers(workers)
+    processes = _processes(workers)
     _check_time_limit(time_limit or 0.0)
     try:
         earlier = FailedBefore.read(report)
@@ -210,7 +199,7 @@ def replay(
             _known_name(f"--{what}", name, dict.fromkeys(getattr(r, what) for r in earlier.failures))
     earlier = earlier.selected(**chosen)
     if not earlier.failures:
-        _unusable(f"replay: expected a selection with failures in {report}; it has none")
+        _unusable(f"replay: expected options that together select a failure of {report}; they select none")
     INTERRUPTION.hold()
     with TemporaryFolder() as folder:
         only = Path(folder, "failures of the report")
@@ -218,11 +207,11 @@ def replay(
         options = {"time_limit": time_limit, "in_process": in_process, "sandbox": sandbox}
         changed: dict[str, Any] = {name: x for name, x in options.items() if x is not None}
         settings = dataclasses.replace(earlier.settings, only=str(only), **changed)
-        new_report = report_of_run(earlier.backend, settings, _processes(workers), _console(stderr=True))
+        new_report = report_of_run(earlier.backend, settings, processes, _console(stderr=True))
     if not new_report.results:
         _unusable(str(new_report.reason))
     if new_report.reason is not None:
-        sys.stderr.write(f"attnspec: {new_report.reason}; the report has what was judged\n")
+        sys.stderr.write(f"attnspec: {new_report.reason}; the verdicts so far follow\n")
     raise typer.Exit(print_new_verdicts(earlier, new_report, _console()))
 
 
@@ -244,17 +233,18 @@ def matrix(
     from attnspec.conformance.judging.profiles import PROFILES
 
     _known_name("--profile", profile, PROFILES)
-    _check_workers(workers)
+    processes = _processes(workers)
     files = _files(json=json, markdown=markdown, html=html)
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
+            # Any of them is treated like Ctrl-C, so that the verdicts so far are reported.
+            signal.signal(number, signal.default_int_handler)
     from attnspec.conformance.matrix.making import Maker
     from attnspec.conformance.matrix.rows import library as library_named
 
     settings = Settings(profile=profile, seed=seed, device=device)
     try:
-        table = Maker(library_named(library), settings, _processes(workers), _console(stderr=True)).make()
+        table = Maker(library_named(library), settings, processes, _console(stderr=True)).make()
     except BackendError as error:
         _unusable(str(error))
     from attnspec.conformance.matrix.cells import Matrix

@@ -47,32 +47,28 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     settings = settings_of_options(config)
     if _is_isolated_worker(config):
-        from attnspec.conformance.remote.processes import die_with_parent
+        from attnspec.conformance.remote.processes import close_memory, die_with_parent
 
         die_with_parent()
-    if _is_isolated_worker(config) and not settings.in_process:
-        from attnspec.conformance.remote.processes import close_memory
-        from attnspec.conformance.running.judged_backends import backends
-        from attnspec.conformance.running.waking import wake_parent
+        if not settings.in_process:
+            from attnspec.conformance.running.judged_backends import backends
+            from attnspec.conformance.running.waking import wake_parent
 
-        close_memory()
-        wake_parent()
-        # The backend is imported while this process makes its own imports.
-        backends(config).start(config.getoption("--attn-backend"), settings)
-    elif _is_isolated_worker(config) and config.getoption("capture") == "no":
-        # pytest-xdist discards what its workers print.
-        os.dup2(2, 1)
+            close_memory()
+            wake_parent()
+            # The backend is imported while this process makes its own imports.
+            backends(config).start(config.getoption("--attn-backend"), settings)
+        elif config.getoption("capture") == "no":
+            # pytest-xdist discards what its workers print.
+            os.dup2(2, 1)
     if not hasattr(config, "workerinput"):
         from attnspec.conformance.running.verdicts import VERDICTS, Collector, CrashHandler, Verdicts
 
-        config.stash[VERDICTS] = Verdicts()
-        config.pluginmanager.register(Collector(config.stash[VERDICTS]))
+        verdicts = config.stash[VERDICTS] = Verdicts()
+        config.pluginmanager.register(Collector(verdicts))
         if settings.shared_folder is not None:
-            config.pluginmanager.register(
-                CrashHandler(
-                    settings.hang_after, in_process=settings.in_process, repeated=config.stash[VERDICTS].repeated
-                )
-            )
+            handler = CrashHandler(settings.hang_after, in_process=settings.in_process, repeated=verdicts.repeated)
+            config.pluginmanager.register(handler)
 
 
 class TimeLimit:
@@ -100,9 +96,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         from attnspec.conformance.running.isolated import ignore_signal
 
         # The controlling process handles Ctrl-C: a KeyboardInterrupt here is an exception of the backend.
-        signal.signal(
-            signal.SIGINT, signal.SIG_IGN if settings_of_options(session.config).in_process else ignore_signal
-        )
+        in_process = settings_of_options(session.config).in_process
+        signal.signal(signal.SIGINT, signal.SIG_IGN if in_process else ignore_signal)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -128,7 +123,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     try:
         if metafunc.cls is not None:
             if name is not None:
-                raise pytest.UsageError(f"--attn-backend: {metafunc.cls.__name__} names its own backend; got {name!r}")
+                suite = metafunc.cls.__name__
+                raise pytest.UsageError(f"--attn-backend: expected none: {suite} names its own backend; got {name!r}")
             settings, contract = settings_of_suite(metafunc.cls), backend_of_suite(metafunc.config, metafunc.cls)[1]
         elif name is None:
             raise pytest.UsageError("expected --attn-backend=NAME, the backend to judge; got none")
@@ -152,15 +148,12 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Report suites judged in the process of their backend, and processes left running."""
+    write = terminalreporter.write_line
     for suite, reason in config.stash.get(IN_PROCESS_SUITES, {}).items():
-        terminalreporter.write_line(
-            f"attnspec: {suite} was judged in the process of its backend, which may have misled it: {reason}"
-        )
-    if JUDGED_BACKENDS not in config.stash:
-        return
-    left = config.stash[JUDGED_BACKENDS].close()
+        write(f"attnspec: {suite} was judged in the process of its backend, which may have misled it: {reason}")
+    left = config.stash[JUDGED_BACKENDS].close() if JUDGED_BACKENDS in config.stash else []
     if left:
-        terminalreporter.write_line(f"attnspec: left behind by backends, and ended: {', '.join(left)}")
+        write(f"attnspec: left behind by backends, and ended: {', '.join(left)}")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

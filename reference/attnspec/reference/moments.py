@@ -35,7 +35,7 @@ def _coordinates(operation: str, mean: np.ndarray, d: int | None) -> int:
     if mean.ndim > 1:
         raise ShapeError(operation, "mean", "shape () or (d,)", tuple(mean.shape))
     if mean.ndim == 0 and d is None:
-        raise ShapeError(operation, "d", "a size, for the mean is a scalar", None)
+        raise ShapeError(operation, "d", "a size, since the mean is a scalar", None)
     size = mean.shape[0] if d is None else d
     if size < 1:
         raise ShapeError(operation, "mean", "d of at least 1", tuple(mean.shape))

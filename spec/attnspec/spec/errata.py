@@ -539,8 +539,8 @@ _MISPRINTS = (
         "S3-GPT",
         S3.passage("Large Language Models (LLMs)"),
         printed="GPT-1/2/3/4: decoder-only 12-layer/12-headed transformers",
-        right="GPT-1, and the smallest GPT-2 and GPT-3; the largest GPT-3 has 96 layers and 96 heads; of BERT, "
-        "which the same line has with 12 and 12, the large one has 24 layers and 16 heads",
+        right="only GPT-1 and the smallest GPT-2 and GPT-3; the largest GPT-3 has 96 layers and 96 heads. The same "
+        "line gives BERT 12 and 12; the large BERT has 24 layers and 16 heads",
     ),
     Misprint(
         "S4-two-functions",

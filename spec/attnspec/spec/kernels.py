@@ -5,7 +5,7 @@ from typing import Annotated, Generic, Protocol, TypedDict
 from jaxtyping import Bool, Float, Int
 
 from attnspec.spec.contract.annotations import Array, Array_co, sizes
-from attnspec.spec.contract.axes import Axis, Part
+from attnspec.spec.contract.axes import Axis, ScoreEffect
 from attnspec.spec.contract.registration import operation
 from attnspec.spec.contract.semantics import depends_on
 from attnspec.spec.contract.sources import (
@@ -63,11 +63,11 @@ __all__ = [
     lengths={"key_lengths": "m"},
     trial_values={"scale": (0.25, -0.5), "window": ((2, 0), (None, 1), (256, 256)), "softcap": (2.0, 50.0)},
     parts={
-        "scale": Part.SCALE,
-        "softcap": Part.CAP,
-        "bias": Part.BIAS,
-        "slopes": Part.SLOPES,
-        "sinks": Part.SINK,
+        "scale": ScoreEffect.SCALE,
+        "softcap": ScoreEffect.CAP,
+        "bias": ScoreEffect.BIAS,
+        "slopes": ScoreEffect.SLOPES,
+        "sinks": ScoreEffect.SINK,
     },
 )
 class GroupedQueryAttention(Protocol[Array]):
@@ -123,7 +123,7 @@ class GroupedQueryAttention(Protocol[Array]):
     results="output log_sum_exp",
     cumulative={"query_ends": "n", "key_ends": "m"},
     trial_values={"scale": (0.25, -0.5), "window": ((1, 0), (256, 0)), "softcap": (2.0, 50.0)},
-    parts={"scale": Part.SCALE, "softcap": Part.CAP},
+    parts={"scale": ScoreEffect.SCALE, "softcap": ScoreEffect.CAP},
 )
 class VariableLengthAttention(Protocol[Array]):
     """Attention of several sequences packed into one, each to its own keys.
@@ -165,7 +165,7 @@ class VariableLengthAttention(Protocol[Array]):
     indices={"block_table": "pages"},
     lengths={"key_lengths": "blocks*page"},
     trial_values={"scale": (0.25, -0.5), "window": ((2, 0), (256, 0)), "softcap": (2.0, 50.0)},
-    parts={"scale": Part.SCALE, "softcap": Part.CAP},
+    parts={"scale": ScoreEffect.SCALE, "softcap": ScoreEffect.CAP},
 )
 class PagedAttention(Protocol[Array]):
     """Attention to a key–value cache stored in pages, which a block table puts in order.
@@ -209,7 +209,7 @@ class PagedAttention(Protocol[Array]):
     linear="w_v",
     features="scale",
     trial_values={"scale": (0.25, -0.5)},
-    parts={"scale": Part.SCALE},
+    parts={"scale": ScoreEffect.SCALE},
 )
 class LatentAttention(Protocol[Array]):
     """Multi-head latent attention: keys and values of all heads come from one latent vector.

@@ -12,12 +12,7 @@ from attnspec.spec.contract.annotations import Array, Array_co
 from attnspec.spec.contract.registration import operation
 from attnspec.spec.contract.sources import S2, S3
 
-__all__ = [
-    "CausalMask",
-    "MaskingOperations",
-    "MaskingTable",
-    "PaddingMask",
-]
+__all__ = ["CausalMask", "MaskingOperations", "MaskingTable", "PaddingMask"]
 
 
 @operation(

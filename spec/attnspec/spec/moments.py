@@ -13,10 +13,7 @@ from attnspec.spec.contract.annotations import Array
 from attnspec.spec.contract.registration import operation
 from attnspec.spec.contract.sources import S0, S2
 
-__all__ = [
-    "DotProductMean",
-    "DotProductVariance",
-]
+__all__ = ["DotProductMean", "DotProductVariance"]
 
 
 @operation(

@@ -12,12 +12,7 @@ from attnspec.spec.contract.annotations import Array
 from attnspec.spec.contract.registration import operation
 from attnspec.spec.contract.sources import S0, S1, S3, WANG
 
-__all__ = [
-    "MeanNormalization",
-    "NormalizationOperations",
-    "NormalizationTable",
-    "Softmax",
-]
+__all__ = ["MeanNormalization", "NormalizationOperations", "NormalizationTable", "Softmax"]
 
 
 @operation(

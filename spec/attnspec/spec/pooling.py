@@ -8,13 +8,7 @@ from attnspec.spec.contract.annotations import Array
 from attnspec.spec.contract.registration import operation
 from attnspec.spec.contract.sources import S0, S1, S3, S4
 
-__all__ = [
-    "AttentionPooling",
-    "AveragePooling",
-    "NadarayaWatson",
-    "PoolingOperations",
-    "PoolingTable",
-]
+__all__ = ["AttentionPooling", "AveragePooling", "NadarayaWatson", "PoolingOperations", "PoolingTable"]
 
 
 @operation(

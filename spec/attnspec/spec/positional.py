@@ -63,11 +63,7 @@ class LearnedPositions(Protocol[Array]):
     "add_positions",
     chapter="positional",
     formula=r"Y = X + P",
-    sources=[
-        S2.passage("Input & Positional Embedding"),
-        S4.passage("Positional Encoding"),
-        VASWANI.passage("3.5"),
-    ],
+    sources=[S2.passage("Input & Positional Embedding"), S4.passage("Positional Encoding"), VASWANI.passage("3.5")],
 )
 class AddPositions(Protocol[Array]):
     """Embeddings plus the encodings of their positions.

@@ -32,7 +32,6 @@ def strided_copy(array: NDArray) -> NDArray:
 
 
 def _aligned(size: int, dtype: np.dtype[Any]) -> NDArray:
-    """Return an uninitialised aligned array of `size` bytes."""
     room = np.empty(size + ALIGNMENT, np.uint8)
     start = -room.__array_interface__["data"][0] % ALIGNMENT
     return room[start : start + size].view(dtype)

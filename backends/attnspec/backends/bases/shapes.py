@@ -61,7 +61,7 @@ class Check:
         self._options = tuple((i, n) for i, n in enumerate(self._nodes) if isinstance(n, Option))
         self._choice_options = {n.path: n for _, n in parameters if isinstance(n, Option) and n.kind is Kind.CHOICE}
         self._choices = {name: option.choices for name, option in self._choice_options.items()}
-        varies = any(isinstance(n, Branch) and (n.many or n.optional) for n in walk(self.operation.call))
+        varies = any(isinstance(n, Branch) and (n.repeated or n.optional) for n in walk(self.operation.call))
         self._leaves: list[_ArrayPlace] = [] if varies else [(leaf, ()) for leaf in self.operation.leaves]
         # Read now: torch.compile cannot trace the locks of cached properties and cached functions.
         self._result = self.operation.leading.core
@@ -121,7 +121,6 @@ class Check:
         return [((leaf, items), x) for leaf, items, x in leaves if isinstance(leaf, Leaf)]
 
     def _check_number(self, option: Option, value: Any) -> None:
-        """Raise ``TypeError`` for a value that the numeric option does not accept."""
         if not option.takes(value) and (option.kind is Kind.WINDOW or not _is_integer(value)):
             got = repr(value) if type(value) is tuple else in_words(value)
             raise TypeError(f"{self.operation.name}: {option.path}: expected {option.expected}; got {got}")
@@ -130,9 +129,8 @@ class Check:
         """Raise ``TypeError`` for a value outside an option's choices; flags may be symbolic."""
         option = self._choice_options.get(name)
         if option is None:
-            raise TypeError(
-                f"{self.operation.name}: expected among {', '.join(self._choice_options) or 'no options'}; got {name!r}"
-            )
+            expected = f"an option among {', '.join(self._choice_options) or 'none'}"
+            raise TypeError(f"{self.operation.name}: expected {expected}; got {name!r}")
         flag = isinstance(value, (bool, torch.SymBool)) and option.takes(True)
         if not flag and not option.takes(value):
             raise TypeError(f"{self.operation.name}: {option.path}: expected {option.expected}; got {in_words(value)}")
@@ -142,7 +140,7 @@ class Check:
             self._arrays(arguments)
         except StructureError as error:
             raise TypeError(f"{self.operation.name}: {error}") from None
-        raise AssertionError("a tree was refused, and no reason was found")
+        raise AssertionError(f"{self.operation.name}: its tree reader and its structure check disagree: report a bug")
 
     def _check_tensors(self, leaves: Sequence[_ArrayPlace], arrays: Sequence[Any]) -> bool:
         """Raise for a wrong tensor, dtype or device; return True if autocast allows mixed dtypes."""
@@ -155,7 +153,7 @@ class Check:
                 if device is None:
                     device = x.device
                 elif x.device != device:
-                    self._refuse(ValueError, leaf, items, f"a tensor on {device} as the others", x.device)
+                    self._refuse(ValueError, leaf, items, f"a tensor on {device} like the others", x.device)
                 if leaf.kind is Kind.FLOAT and kind is not dtype:
                     if not kind.is_floating_point:
                         self._refuse(TypeError, leaf, items, "a floating dtype", kind)
@@ -163,7 +161,7 @@ class Check:
                         self._refuse(TypeError, leaf, items, "a floating dtype of at least 16 bits", kind)
                     if dtype is not None:
                         if not autocast_enabled(x):
-                            self._refuse(TypeError, leaf, items, f"{dtype} as the others", kind)
+                            self._refuse(TypeError, leaf, items, f"{dtype} like the others", kind)
                         mixed = True
                     dtype = kind
                 elif leaf.kind is Kind.INT and kind not in _INDEXING:

@@ -115,7 +115,6 @@ def gradients(function: Callable[..., Any], arguments: Mapping[str, Any], cotang
 
 @contextmanager
 def _inference(threads: int) -> Iterator[None]:
-    """Inference mode with this number of PyTorch threads."""
     former_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -36,7 +36,7 @@ def run_fused(
     for w_x, w_h, b in weights:
         flat += [w_x, w_h, b, torch.zeros_like(b)]
     stacked = len(states) > 1
-    parts = tuple([torch.stack(part) for part in zip(*states, strict=True)]) if stacked else _as_layer(states[0])
+    parts = tuple([torch.stack(x) for x in zip(*states, strict=True)] if stacked else [x[None] for x in states[0]])
     batch_first = () if len(inputs) > 1 else (True,)
     options: tuple[Any, ...] = (True, len(states) // directions, 0.0, False, directions > 1, *batch_first)
     state = parts if len(parts) > 1 else parts[0]
@@ -45,11 +45,6 @@ def run_fused(
     if not stacked:
         return hidden, [tuple([part.squeeze(0) for part in final])]
     return hidden, list(zip(*[part.unbind() for part in final], strict=True))
-
-
-def _as_layer(state: State) -> State:
-    """Return the state of one network with an axis for its only layer."""
-    return tuple([part.unsqueeze(0) for part in state])
 
 
 def _without_tf32(x: Tensor) -> AbstractContextManager[Any]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from attnspec.backends.bases.torch_recurrent import _as_layer, _without_tf32, join_gates, run_fused, run_packed
+from attnspec.backends.bases.torch_recurrent import _without_tf32, join_gates, run_fused, run_packed
 from attnspec.backends.torch_native.recurrent import Recurrent
 from attnspec.backends.torch_native.rows import Row, batch_of
 from attnspec.spec import Semantics
@@ -78,7 +78,7 @@ class Network(Row):
     """A recurrent network that rounds intermediate results to the dtype of its inputs."""
 
     precision = {"bfloat16": "eager-bfloat16", "float16": "eager-float16"}  # noqa: RUF012 - a declaration
-    parts = (batch_of, join_gates, _as_layer, _without_tf32, run_fused, run_packed, as_parts, as_state)
+    parts = (batch_of, join_gates, _without_tf32, run_fused, run_packed, as_parts, as_state)
     imports = IMPORTS
 
     def __init__(self, kind: str, gates: str, cell: Any, operator: Any) -> None:

@@ -57,11 +57,10 @@ def explains(candidate: Candidate, probe: Probe, subject: Subject) -> bool:
         return True
     if not nearly_equal(predicted, probe.got, probe.allowed):
         return False
-    own_roundings = roundings(candidate, probe, subject)
-    return (
-        own_roundings is not None
-        and largest_distance(predicted, probe.got, {p: x + own_roundings[p] / 2 for p, x in probe.allowed.items()}) <= 1
-    )
+    own = roundings(candidate, probe, subject)
+    if own is None:
+        return False
+    return largest_distance(predicted, probe.got, {p: x + own[p] / 2 for p, x in probe.allowed.items()}) <= 1
 
 
 def largest_distance(results: Results, others: Results, allowed: Results) -> float:
@@ -174,23 +173,18 @@ def computation_by(subject: Subject, make: Callable[[], Library]) -> Callable[[P
     operation = subject.operation
 
     def compute(probe: Probe, arguments: Arguments) -> Results:
-        with choosing(**subject.choices):
-            return computed(probe, arguments)
-
-    def computed(probe: Probe, arguments: Arguments) -> Results:
-        backend = make()
         if probe.views is not None and arguments is probe.arguments:
-            arguments_by_name = {name: map_tree(tree, lambda _, x: read_only(x)) for name, tree in probe.views.items()}
+            inputs = {name: map_tree(tree, lambda _, x: read_only(x)) for name, tree in probe.views.items()}
         else:
             # Some mutants write to their arguments.
-            arguments_by_name = arguments.passed_as(lambda path: copy_of(arguments[path]))
-        if probe.cotangents is None:
-            return {
-                leaf.path: np.asarray(x)
-                for leaf, x in results(operation, getattr(backend, operation.name)(**arguments_by_name))
-            }
-        gradients = backend.vjp(operation.name, arguments_by_name, cotangent_of(subject, probe))
-        return {path: np.asarray(gradients[path]) for path in probe.got}
+            inputs = arguments.passed_as(lambda path: copy_of(arguments[path]))
+        with choosing(**subject.choices):
+            backend = make()
+            if probe.cotangents is None:
+                result = getattr(backend, operation.name)(**inputs)
+                return {leaf.path: np.asarray(x) for leaf, x in results(operation, result)}
+            gradients = backend.vjp(operation.name, inputs, cotangent_of(subject, probe))
+            return {path: np.asarray(gradients[path]) for path in probe.got}
 
     return compute
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,7 @@ VISIBLE_EFFECTS = {
 """Sentences on the choices that a diagnosis may name; others change no finite numbers, or raise errors."""
 
 Formula = Callable[[Arguments], Results]
+Fill = Callable[[Arguments, tuple[int, ...]], Numbers]
 
 
 def choice_candidates(subject: Subject) -> Iterator[Candidate]:
@@ -40,7 +42,7 @@ def choice_candidates(subject: Subject) -> Iterator[Candidate]:
 
 def formula_candidate(subject: Subject) -> Candidate:
     """Return a candidate without a defect: the formula under the declared choices."""
-    return Candidate("", "", _of_results(lambda arguments: subject.oracle_values(arguments)))
+    return Candidate("", "", _of_results(subject.oracle_values))
 
 
 def _of_results(formula: Formula) -> Callable[[Probe, Arguments], Results | None]:
@@ -52,32 +54,24 @@ def _formulas(subject: Subject) -> Iterator[tuple[str, str, Formula]]:
     operation = subject.operation
     for question in asked_by_formula(operation):
         for choice in QUESTIONS[question].choices:
-            yield question, choice, partial(_with_choice, subject, question, choice)
+            choices: dict[str, Any] = {question: choice}
+            yield question, choice, partial(subject.oracle_values, **choices)
     if QUESTIONS["attendable_nan"].concerns(operation) and operation.masks and len(operation.outputs) == 1:
-        yield (
-            "fully_masked",
-            "uniform",
-            partial(
-                _with_empty_rows, subject, lambda arguments, x: result_of_equal_weights(arguments, x.shape, subject)
-            ),
-        )
-        yield "fully_masked", "nan", partial(_with_empty_rows, subject, lambda arguments, x: np.full(x.shape, np.nan))
+        uniform = partial(result_of_equal_weights, subject=subject)
+        yield "fully_masked", "uniform", partial(_with_empty_rows, subject, uniform)
+        yield "fully_masked", "nan", partial(_with_empty_rows, subject, lambda _, shape: np.full(shape, np.nan))
     if QUESTIONS["no_keys"].concerns(operation):
         yield "no_keys", "nan", partial(_nan_without_keys, subject)
 
 
-def _with_choice(subject: Subject, question: str, choice: str, arguments: Arguments) -> Results:
-    return subject.oracle_values(arguments, **{question: choice})
-
-
-def _with_empty_rows(subject: Subject, fill: Callable[[Arguments, Numbers], Numbers], arguments: Arguments) -> Results:
+def _with_empty_rows(subject: Subject, fill: Fill, arguments: Arguments) -> Results:
     """Return the formula's results with replaced rows without attendable keys; unchanged if there are no keys."""
-    leaf, asking = subject.operation.leading, subject.operation.query_size
+    leaf, size = subject.operation.leading, subject.operation.query_size
     results = subject.oracle_values(arguments)
     result, live = results[leaf.path], live_rows(arguments, bottom_right=subject.semantics.bottom_right)
     if not arguments.keys_count or live.all():
         return results
-    return {leaf.path: np.where(with_feature_axes(live, leaf, asking), result, fill(arguments.unordered(), result))}
+    return {leaf.path: np.where(with_feature_axes(live, leaf, size), result, fill(arguments.unordered(), result.shape))}
 
 
 def _nan_without_keys(subject: Subject, arguments: Arguments) -> Results:

@@ -58,31 +58,27 @@ def declaration(
     limits, refused = _limits(contract, cases, judged)
     usable = {case: x for case, x in cases.items() if x and not contradictory & {(case[0], q) for q in x["semantics"]}}
     usable = {case: x for case, x in usable.items() if REFUSED not in x["limits"] or case in refused}
-    attributes = {
-        "semantics": _semantics(contract, usable),
-        "precision": _precision(contract, usable, cases),
-        "limits": limits,
-    }
-    present = {"semantics": _semantics(contract, {}), "precision": _precision(contract, {}, cases)}
+    present, attributes = (
+        {"semantics": _semantics(contract, x), "precision": _precision(contract, x, cases)} for x in ({}, usable)
+    )
     explained = {
         (operation, law, dtype): _change_as_text(kind, x)
         for (operation, dtype), x in usable.items()
         for law, kind in x["laws"].items()
     }
+    attributes["limits"] = limits
     changed = {name: value for name, value in attributes.items() if value and value != present.get(name)}
     return Declaration(changed, explained)
 
 
 def _change_as_text(kind: str, explanation: Mapping[str, Any]) -> str:
+    change = explanation[kind]
     if kind == "precision":
-        return f"precision {explanation[kind]}"
-    if REFUSED in explanation[kind]:
-        return "limits: the dtype"
-    shown = {
-        k: ", ".join(map(str, x)) or "none" if isinstance(x, list | tuple) else x for k, x in explanation[kind].items()
-    }
-    phrases = (f"{name} = {value}" for name, value in shown.items())
-    return f"{kind} {' and '.join(phrases)}"
+        return f"precision {change}"
+    if REFUSED in change:
+        return "limits without this dtype"
+    shown = {k: ", ".join(map(str, x)) or "none" if isinstance(x, list | tuple) else x for k, x in change.items()}
+    return f"{kind} {' and '.join(f'{name} = {x}' for name, x in shown.items())}"
 
 
 # Semantics ------------------------------------------------------------------------------------------------------------
@@ -98,11 +94,7 @@ def _conflicts(judged: Iterable[Result], cases: Mapping[tuple[str, str], Mapping
         question = ASKED_BY[r.law].name if r.law in ASKED_BY else ""
         if question and r.status is Status.PASSED and r.observed is not None:
             observed[r.operation, question].add(r.observed)
-    return {
-        (operation, question)
-        for (operation, question), choices in observed.items()
-        if len(choices) > 1 and QUESTIONS[question].allowing not in choices
-    }
+    return {key for key, x in observed.items() if len(x) > 1 and QUESTIONS[key[1]].allowing not in x}
 
 
 def _semantics(contract: Contract, cases: Mapping[tuple[str, str], Mapping[str, Any]]) -> Any:
@@ -123,7 +115,6 @@ def _semantics(contract: Contract, cases: Mapping[tuple[str, str], Mapping[str, 
 
 
 def _deviating(operation: str, chosen: Semantics) -> dict[str, str]:
-    """Return an operation's non-normative choices, for the questions that concern it."""
     return {
         q.name: plain(getattr(chosen, q.name))
         for q in QUESTIONS.values()
@@ -179,13 +170,10 @@ def _limits(
     if limits.features is not None:
         features = {f for name in contract.operations for f in OPERATIONS[name].features}
         limits = replace(limits, features=tuple(f for f in limits.features if f in features))
-    return {
-        f.name: _plain(getattr(limits, f.name)) for f in fields(limits) if getattr(limits, f.name) != f.default
-    }, refused
+    return {f.name: _plain(x) for f in fields(limits) if (x := getattr(limits, f.name)) != f.default}, refused
 
 
 def _narrower(name: str, declared: Any, observed: Any) -> Any:
-    """Return the narrower of two limits."""
     if name == "multiple_of":
         return lcm(declared, observed)
     if name in ("divided_heads", "contiguous_only"):

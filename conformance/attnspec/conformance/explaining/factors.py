@@ -35,12 +35,10 @@ def factor_candidates(subject: Subject, first: Probe) -> Iterator[Candidate]:
         if factor is not None:
             yield gain_candidate(factor, path)
     if first.cotangents is None and subject.operation.scores_scale_with:
-        estimate = fitted_scale(subject, first)
-        score_factor = estimate and with_fewest_digits(
-            estimate, lambda x: explains(scale_candidate(subject, x), first, subject)
-        )
-        if score_factor is not None:
-            yield scale_candidate(subject, score_factor)
+        fitted = fitted_scale(subject, first)
+        scale = fitted and with_fewest_digits(fitted, lambda x: explains(scale_candidate(subject, x), first, subject))
+        if scale is not None:
+            yield scale_candidate(subject, scale)
 
 
 def with_fewest_digits(factor: float, fits: Callable[[float], bool]) -> float | None:

@@ -72,24 +72,18 @@ def inquiry(
         return None
     start = time.process_time()
     subject = Subject(backend, contract, OPERATIONS[case.operation], case.dtype, device, profile)
-    examples = corners(
-        subject.operation,
-        subject.limits,
-        seed=stable_seed(seed, case.operation, case.dtype),
-        most=subject.effort.corners + FURTHER_EXAMPLES,
-        work=subject.effort.work,
-    )
-    judged_examples, further_examples = examples[: subject.effort.corners], examples[subject.effort.corners :]
-    probes = _probes_of_examples(subject, judged_examples, watch, start + SECONDS / 2)
+    count, case_seed = subject.effort.corners, stable_seed(seed, case.operation, case.dtype)
+    most, work = count + FURTHER_EXAMPLES, subject.effort.work
+    examples = corners(subject.operation, subject.limits, seed=case_seed, most=most, work=work)
+    probes = _probes_of_examples(subject, examples[:count], watch, start + SECONDS / 2)
     if not any(probe.wrong for probe in probes):
-        probes += calls_of_violated_laws(subject, laws, judged_examples, watch, start + SECONDS / 2)
+        probes += calls_of_violated_laws(subject, laws, examples[:count], watch, start + SECONDS / 2)
 
     def call(arguments: Arguments) -> Results | None:
         with watch(FORMULA, f"of sizes {arguments.sizes}"):
             return results_or_none(subject, arguments)
 
-    further_arguments = [subject.arguments(example) for example in further_examples]
-    return Inquiry(subject, probes, further_arguments, call, start)
+    return Inquiry(subject, probes, [subject.arguments(example) for example in examples[count:]], call, start)
 
 
 def _probes_of_examples(subject: Subject, examples: Sequence[Example], watch: Watch, deadline: float) -> list[Probe]:
@@ -110,12 +104,7 @@ def diagnosis_of_result(
     probe = probe_in_domain(subject, arguments, results)
     if probe is None:
         return None
-    operation, effort = subject.operation, subject.effort
-    further = corners(operation, subject.limits, seed=0, most=FURTHER_EXAMPLES, work=effort.work)
-    return diagnosis_of_probes(
-        subject,
-        [probe],
-        further=[subject.arguments(example) for example in further],
-        deadline=time.process_time() + SECONDS,
-        without=without,
-    )
+    work = subject.effort.work
+    examples = corners(subject.operation, subject.limits, seed=0, most=FURTHER_EXAMPLES, work=work)
+    further, deadline = [subject.arguments(example) for example in examples], time.process_time() + SECONDS
+    return diagnosis_of_probes(subject, [probe], further=further, deadline=deadline, without=without)

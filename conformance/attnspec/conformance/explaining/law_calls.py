@@ -36,11 +36,8 @@ class CallRecorder(Subject):
 
     def __init__(self, subject: Subject) -> None:
         super().__init__(subject.backend, subject.contract, subject.operation, subject.dtype, subject.device)
-        self.effort, self.is_leading_dtype, self.default_dtype = (
-            subject.effort,
-            subject.is_leading_dtype,
-            subject.default_dtype,
-        )
+        self.effort, self.default_dtype = subject.effort, subject.default_dtype
+        self.is_leading_dtype = subject.is_leading_dtype
         self.calls: list[Probe] = []
 
     def result_or_raised(self, inputs: Mapping[str, Any]) -> Any:
@@ -76,17 +73,10 @@ def calls_of_violated_laws(
         return []
     probes: list[Probe] = []
     for law in [*laws][:MAX_LAWS]:
-        calls_of_checks = (
-            _calls(subject, check, examples, watch, deadline)
-            for check in CHECKS[law]
-            if check.concerns(subject.operation)
-        )
-        calls = next(filter(None, calls_of_checks), [])
-        probes += [
-            probe
-            for probe in (_judged_probe(subject, call, deadline) for call in calls[-MAX_CALLS:])
-            if probe is not None
-        ]
+        law_checks = (check for check in CHECKS[law] if check.concerns(subject.operation))
+        calls = next(filter(None, (_calls(subject, check, examples, watch, deadline) for check in law_checks)), [])
+        judged = (_judged_probe(subject, call, deadline) for call in calls[-MAX_CALLS:])
+        probes += [probe for probe in judged if probe is not None]
     return probes
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from attnspec.conformance.explaining.explanations import NUMERICAL_REASONS
 from attnspec.conformance.explaining.precision_classes import MIN_USED_BUDGET, explaining_classes, widest_class
 from attnspec.conformance.explaining.refusals import REFUSED, Refusals, says_refused
 from attnspec.conformance.inputs.dtypes import NARROW
@@ -31,10 +32,6 @@ ENDED = {Reason.CRASHED, Reason.HUNG}
 
 EXACTLY_SCALED = (64, 256, 16, 4)
 """Head sizes d for which 1/√d is a power of 2; those whose scores have the most digits come first."""
-
-NUMERICAL_REASONS = {Reason.VALUE, Reason.DECLARED}
-"""Reasons of violations that numbers beyond their budgets may cause."""
-
 
 Judge = Callable[[Contract, Case], list[Result]]
 """Judges a case under a contract, up to its first example that violates a law."""
@@ -254,9 +251,8 @@ def _search_under(search: Search, name: str) -> tuple[Search, Result]:
     """Return the search continued under a precision class, and the formula's verdict there."""
     operation, declared = search.case.operation, search.contract.precision
     classes = {**declared.per_operation.get(operation, {}), search.case.dtype: name}
-    changed = replace(
-        search.contract, precision=replace(declared, per_operation={**declared.per_operation, operation: classes})
-    )
+    precision = replace(declared, per_operation={**declared.per_operation, operation: classes})
+    changed = replace(search.contract, precision=precision)
     questions = [law for law in search.violated if law.startswith("semantics.")]
     violated = {law: r for law, r in search.judge_again(changed, questions).items() if r.violates}
     known = {"semantics": search.changes["semantics"]} if "semantics" in search.changes else {}

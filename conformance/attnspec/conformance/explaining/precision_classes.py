@@ -3,7 +3,7 @@
 from math import frexp
 
 from attnspec.conformance.inputs.arguments import Arguments
-from attnspec.spec.contract.axes import Part
+from attnspec.spec.contract.axes import ScoreEffect
 from attnspec.spec.contract.precision import CLASSES, MODIFIERS, precision
 
 MIN_USED_BUDGET = 2.0**-5
@@ -48,15 +48,12 @@ def has_exact_scale(arguments: Arguments) -> bool:
 
     1/√d is one if d is a power of 4. False if scores are not products of the passed queries and keys.
     """
-    operation, scale_option = arguments.operation, arguments.operation.part(Part.SCALE)
+    operation, scale_option = arguments.operation, arguments.operation.part(ScoreEffect.SCALE)
     widths = {leaf.core[-1].factors for leaf in (*operation.queries, *operation.attended[:1]) if leaf.core}
     if len(widths) != 1 or not operation.queries:
         return False
-    scale = (
-        arguments[scale_option]
-        if scale_option and arguments[scale_option] is not None
-        else arguments.array(operation.queries[0].path).shape[-1] ** -0.5
-    )
+    scale = arguments[scale_option] if scale_option else None
+    scale = arguments.array(operation.queries[0].path).shape[-1] ** -0.5 if scale is None else scale
     return bool(abs(frexp(scale)[0]) == 0.5)
 
 

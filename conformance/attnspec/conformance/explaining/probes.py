@@ -88,14 +88,11 @@ def results_or_none(subject: Subject, arguments: Arguments) -> Results | None:
 def probe_in_domain(subject: Subject, arguments: Arguments, results: Results) -> Probe | None:
     """Return a probe of known results; None if the arguments are outside the operation's domain."""
     try:
-        return probe_of_results(subject, arguments, results) if subject.in_domain(arguments) else None
+        if not subject.in_domain(arguments):
+            return None
+        oracles = subject.oracles(arguments)
     except Violation:
         return None
-
-
-def probe_of_results(subject: Subject, arguments: Arguments, results: Results) -> Probe:
-    """Return a probe of known results."""
-    oracles = subject.oracles(arguments)
     expected = {path: x.value for path, x in oracles.items()}
     # NaN marks numbers that a choice leaves open; an expected infinity keeps its budget, 0 where it must be met.
     allowed = {path: np.where(np.isnan(x.value), np.inf, x.budget) for path, x in oracles.items()}
@@ -110,14 +107,9 @@ def gradient_probe(subject: Subject, arguments: Arguments) -> Probe | None:
         if not any(x.size for x in cotangents.values()):
             return None
         gradients = subject.vjp(arguments, cotangents)
-        return probe_of_gradients(subject, arguments, cotangents, gradients)
+        oracles = subject.gradients(arguments, cotangents)
     except Violation:
         return None
-
-
-def probe_of_gradients(subject: Subject, arguments: Arguments, cotangents: Results, gradients: Results) -> Probe:
-    """Return a probe of known gradients."""
-    oracles = subject.gradients(arguments, cotangents)
     paths = [path for path in oracles if path in gradients]
     expected, budgets = ({p: oracles[p][i] for p in paths} for i in (0, 1))
     # Unlike infinite results, infinite gradients are left open, too.

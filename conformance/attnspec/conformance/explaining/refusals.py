@@ -18,7 +18,7 @@ from attnspec.conformance.judging.engine import Mark
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.profiles import FORMULA
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.judging.violation import LeftOut, Reason, Violation
+from attnspec.conformance.judging.violation import OutsideDeclaration, Reason, Violation
 from attnspec.conformance.laws.common import in_full_batches, sample
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.operation import OPERATIONS
@@ -28,7 +28,10 @@ REFUSED = "dtype"
 """Key of the proposal that the dtype is not supported at all."""
 
 TRIED_INPUTS = 64
-"""Number of tried inputs; they cover every pair of batches and options."""
+"""Number of varied inputs; they cover every pair of batches and options."""
+
+TRIED_PER_OPTION = 8
+"""Most calls that try one option."""
 
 WORK = 2.0**14
 """Largest number of multiply-adds of one input."""
@@ -105,7 +108,9 @@ def refusals(subject: Subject, mark: Mark) -> Refusals:
     """Call a backend within its limits, and return what it refuses."""
     probes = _Probes(subject, mark)
     if not probes.accepts_any and divided_sizes(subject.operation).heads and not subject.limits.divided_heads:
-        narrower = refusals(_with_limits(subject, divided_heads=True), mark)
+        contract = replace(subject.contract, limits=replace(subject.limits, divided_heads=True))
+        divided = Subject(subject.backend, contract, subject.operation, subject.dtype, subject.device)
+        narrower = refusals(divided, mark)
         if narrower.accepts_any:
             return replace(narrower, limits={"divided_heads": True, **narrower.limits})
     if not probes.accepts_any:
@@ -118,11 +123,6 @@ def refusals(subject: Subject, mark: Mark) -> Refusals:
     return Refusals(accepts_any=True, limits=limits | ({"dtypes": dtypes} if dtypes != subject.limits.dtypes else {}))
 
 
-def _with_limits(subject: Subject, **limits: Any) -> Subject:
-    contract = replace(subject.contract, limits=replace(subject.limits, **limits))
-    return Subject(subject.backend, contract, subject.operation, subject.dtype, subject.device)
-
-
 def _with_dtype(subject: Subject, dtype: str) -> Subject:
     return Subject(subject.backend, subject.contract, subject.operation, dtype, subject.device)
 
@@ -131,7 +131,7 @@ def _refused(subject: Subject, arguments: Arguments, matches: Callable[[str], bo
     """Return True if a backend refuses a call, False if it answers, else None."""
     try:
         outcome = subject.result_or_raised(subject.converted(arguments))
-    except (Violation, LeftOut):
+    except (Violation, OutsideDeclaration):
         return None
     if not isinstance(outcome, Raised):
         return False
@@ -156,11 +156,7 @@ class _Probes:
                 break
 
     def refused(
-        self,
-        length: int,
-        features: int,
-        batch: tuple[int, ...] = (),
-        says: Callable[[str], bool] = says_unsupported,
+        self, length: int, features: int, batch: tuple[int, ...] = (), says: Callable[[str], bool] = says_unsupported
     ) -> bool | None:
         """Return the outcome of :func:`_refused` for a call with as many queries as keys."""
         return _refused(self.subject, self.plain(length, features, batch), says)
@@ -193,11 +189,9 @@ class _Probes:
         subject = self.subject
         if not QUESTIONS["no_keys"].concerns(subject.operation) or subject.operation.attends_to_itself:
             return False
-        calls = [
-            sample(subject, np.random.default_rng(0), (), queries=n, keys=m, features=self.width)
-            for n, m in ((0, self.length), (self.length, 0))
-        ]
-        return [_refused(subject, arguments, says_small) for arguments in calls] == [False, True]
+        pairs = ((0, self.length), (self.length, 0))
+        both = [sample(subject, np.random.default_rng(0), (), queries=n, keys=m, features=self.width) for n, m in pairs]
+        return [_refused(subject, arguments, says_small) for arguments in both] == [False, True]
 
     def layouts(self) -> dict[str, Any]:
         """Return ``contiguous_only`` if arrays with exchanged axes in memory are refused because of their layout."""
@@ -219,40 +213,32 @@ class _Probes:
     def gradients(self) -> dict[str, Any]:
         """Return the other operations with gradients, if this one reports that it has none."""
         subject = self.subject
-        name, contract = subject.operation.name, subject.contract
-        judged = contract.differentiable and subject.operation.differentiable and subject.limits.gives_gradients(name)
-        if not judged:
+        if not subject.has_gradients:
             return {}
         arguments = self.plain(max(self.length, 2), self.width)
         try:
             subject.vjp(arguments, subject.cotangents(arguments, np.random.default_rng(0)))
         except Violation as violation:
             if violation.reason is Reason.RAISED and says_unsupported(violation.message):
-                others = (o for o in contract.operations if o != name and OPERATIONS[o].differentiable)
+                name, operations = subject.operation.name, subject.contract.operations
+                others = (o for o in operations if o != name and OPERATIONS[o].differentiable)
                 return {"gradients": tuple(o for o in others if subject.limits.gives_gradients(o))}
         return {}
 
     def lengths(self) -> dict[str, Any]:
         """Return the largest length and the common divisor of accepted lengths, if others are refused."""
         limits = self.subject.limits
-        refused_by_length = {
-            length: self.refused(length, self.width)
-            for length in sorted(LENGTHS)
-            if length and not length % limits.multiple_of and length <= (limits.max_length or length)
-        }
-        accepted, refused = _partition(refused_by_length)
+        allowed = [n for n in sorted(LENGTHS) if n and not n % limits.multiple_of and n <= (limits.max_length or n)]
+        accepted, refused = _partition({length: self.refused(length, self.width) for length in allowed})
         if not refused:
             return {}
         multiple, longest = math.gcd(*accepted), max(accepted)
-        beyond = [length for length in refused if length > longest]
         between = [length for length in refused if length < longest]
         if any(length % multiple == 0 for length in between):
             return {}  # no limit describes these refusals
-        result = {"multiple_of": multiple} if between else {}
-        beyond = [length for length in beyond if not between or length % multiple == 0]
-        return result | (
-            {"max_length": self._longest(longest, min(beyond), multiple if between else 1)} if beyond else {}
-        )
+        result, step = ({"multiple_of": multiple}, multiple) if between else ({}, 1)
+        beyond = [length for length in refused if length > longest and length % step == 0]
+        return result | ({"max_length": self._longest(longest, min(beyond), step)} if beyond else {})
 
     def _longest(self, accepted: int, refused: int, multiple: int) -> int:
         """Return the largest accepted length between an accepted and a refused one, by bisection."""
@@ -290,53 +276,52 @@ def _partition(outcomes: Mapping[int, bool | None]) -> tuple[list[int], list[int
 
 
 def _option_limits(subject: Subject, mark: Mark) -> dict[str, Any]:
-    """Return limits of broadcasting, masks, the causal flag and features, from varied calls.
+    """Return limits of broadcasting, masks, the causal flag and features.
 
-    A limit must exclude no accepted input, and at least ``MIN_REFUSED`` refused ones; the one that excludes most comes
-    first. Broadcasting is blamed only if one of its inputs is accepted after its batches are repeated in full.
+    A limit is established by varied calls that use its option and no other: at least ``MIN_REFUSED`` of them are
+    refused, and none is accepted. Broadcasting is blamed only if one of its inputs is accepted after its batches are
+    repeated in full.
     """
-    outcomes = list(_outcomes_of_inputs(subject, mark))
-    missing: list[str] = []
+    inputs = list(_varied_inputs(subject))
     limits: dict[str, Any] = {}
-    unexplained = [x for x, refused in outcomes if refused]
-    candidates = dict(_candidates(subject))
-    while len(unexplained) >= MIN_REFUSED:
-        fitting = {
-            name: sum(map(excludes, unexplained))
-            for name, excludes in candidates.items()
-            if all(refused for x, refused in outcomes if excludes(x))
-        }
-        name = max(fitting, key=lambda name: fitting[name], default="")
-        if not name or fitting[name] < MIN_REFUSED:
-            break
-        excluded = [x for x in unexplained if candidates[name](x)]
-        if name == "broadcasting" and not any(_refused(subject, in_full_batches(x)) is False for x in excluded):
-            del candidates[name]
+    missing = []
+    for name, uses in _candidates(subject):
+        reduced = (_without_others(name, x) for x in inputs if uses(x))
+        alone = [x for x in reduced if uses(x) and subject.in_domain(x)][:TRIED_PER_OPTION]
+        mark(FORMULA, f"calls whose only option is {name}")
+        says = says_mismatched if name == "broadcasting" else says_lacking
+        outcomes = [_refused(subject, x, says) for x in alone]
+        if False in outcomes or outcomes.count(True) < MIN_REFUSED:
+            continue
+        if name == "broadcasting" and not any(_refused(subject, in_full_batches(x)) is False for x in alone):
             continue
         if name in BOOLEAN_LIMITS:
             limits[name] = False
         else:
             missing.append(name)
-        unexplained = [x for x in unexplained if not candidates[name](x)]
     if missing:
         features = sorted({f for o in OPERATIONS.values() for f in o.features if subject.limits.has(f)})
         limits["features"] = tuple(f for f in features if f not in missing)
     return limits
 
 
-def _outcomes_of_inputs(subject: Subject, mark: Mark) -> Iterator[tuple[Arguments, bool]]:
-    """Yield varied inputs, each with True if it is refused.
-
-    Empty inputs are skipped, since libraries may accept them without looking at anything else.
-    """
+def _varied_inputs(subject: Subject) -> Iterator[Arguments]:
+    """Yield varied inputs; not empty ones, which libraries may accept without looking at anything else."""
     seed = stable_seed("refusals", subject.operation.name, subject.dtype)
     for example in corners(subject.operation, subject.limits, seed=seed, most=TRIED_INPUTS, work=WORK):
         arguments = subject.arguments(example)
-        if all(x.size for x in arguments.arrays.values()) and subject.in_domain(arguments):
-            mark(FORMULA, example)
-            refused = _refused(subject, arguments, says_mismatched if _broadcasts(arguments) else says_lacking)
-            if refused is not None:
-                yield arguments, refused
+        if all(x.size for x in arguments.arrays.values()):
+            yield arguments
+
+
+def _without_others(name: str, arguments: Arguments) -> Arguments:
+    """Return the call with the defaults of all options but one; ``broadcasting`` keeps none, and its batches."""
+    kept = name.partition("=")[0]
+    flag, masks = arguments.operation.flag, [leaf.path for leaf in arguments.operation.masks.values()]
+    own = [flag] if kept == "causal" else masks if kept == "mask" else [kept]
+    others = {path: x for path, x in arguments.operation.defaults.items() if path not in own}
+    reduced = arguments.replaced(others)
+    return reduced if name == "broadcasting" else in_full_batches(reduced)
 
 
 def _candidates(subject: Subject) -> Iterable[tuple[str, Callable[[Arguments], bool]]]:

@@ -38,20 +38,19 @@ def _rounded_to(format: str, u: float, dtype: str) -> UndeclarablePrecision:
     rounding = replace(CLASSES["ieee32"], dtype=dtype, inputs=u, operand=u, stored=u, weights=u, output=u)
     step = 2 * u * SMALLEST_NORMAL[format]
     rounding = replace(rounding, weights_smallest=step, output_smallest=step, inputs_smallest=step)
-    return UndeclarablePrecision(f"It looks like {format} inside {dtype}.", rounding, format)
+    return UndeclarablePrecision(f"The errors look like {format} inside {dtype}.", rounding, format)
+
+
+def _summed_in(dtype: str, u: float) -> UndeclarablePrecision:
+    sums = replace(CLASSES[f"eager-{dtype}"], accumulation=u)
+    return UndeclarablePrecision(f"The errors look like sums in {dtype}.", sums)
 
 
 UNDECLARABLE: Mapping[str, tuple[UndeclarablePrecision, ...]] = {
     "float64": (),
     "float32": (_rounded_to("float16", _HALF, "float32"), _rounded_to("bfloat16", _BFLOAT16, "float32")),
-    **{
-        dtype: (
-            UndeclarablePrecision(
-                f"It looks like sums in {dtype}.", replace(CLASSES[f"eager-{dtype}"], accumulation=u)
-            ),
-        )
-        for dtype, u in (("bfloat16", _BFLOAT16), ("float16", _HALF))
-    },
+    "bfloat16": (_summed_in("bfloat16", _BFLOAT16),),
+    "float16": (_summed_in("float16", _HALF),),
 }
 """Precisions that cannot be declared, by dtype, most precise first."""
 

@@ -31,9 +31,9 @@ def judge_gradients(
     """
     arguments = call.arguments
     separate = separable(arguments)
-    pair_count = pairs(arguments) // max(prod(arguments.batch), 1) if separate else pairs(arguments)
-    if pair_count > MAX_PAIRS:
-        _judge_samples(record, call, outputs, gradients, rng, seed, pair_count)
+    count = pairs(arguments) // max(prod(arguments.batch), 1) if separate else pairs(arguments)
+    if count > MAX_PAIRS:
+        _judge_samples(record, call, outputs, gradients, rng, seed, count)
         return
     parts = elements_with_gradients(call, gradients) if separate else [(replace(call, places=()), gradients)]
     for part, part_gradients in parts:
@@ -50,13 +50,7 @@ def _cotangents(record: Record, part: Part) -> Results:
 
 
 def _judge_samples(
-    record: Record,
-    call: Part,
-    outputs: Results,
-    gradients: Results,
-    rng: np.random.Generator,
-    seed: int,
-    pair_count: int,
+    record: Record, call: Part, outputs: Results, gradients: Results, rng: np.random.Generator, seed: int, count: int
 ) -> None:
     """Judge samples of gradients: query gradients in some rows, other gradients at some keys.
 
@@ -65,26 +59,25 @@ def _judge_samples(
     """
     subject, arguments = record.subject, call.arguments
     operation, query_size = subject.operation, subject.operation.query_size or ""
-    count = int(np.clip(JUDGED_PAIRS // max(pairs(arguments, 1), 1), 4, MAX_ROWS))
-    rows = rows_to_judge(subject, arguments, count, rng) if separable(arguments) else None
+    most_rows = int(np.clip(JUDGED_PAIRS // max(pairs(arguments, 1), 1), 4, MAX_ROWS))
+    rows = rows_to_judge(subject, arguments, most_rows, rng) if separable(arguments) else None
     if rows is None:
         raise ValueError(
             f"{operation.name}: gradients: expected at most {MAX_PAIRS:,} query–key pairs, because rows "
-            f"cannot be judged separately; got {pair_count:,}"
+            f"cannot be judged separately; got {count:,}"
         )
     cotangent_rows = _nonzero_rows(record, call)
     summed = [path for path in gradients if query_size not in arguments.leaves[path].sizes]
     dots = SampledGradients.of(record, seed)
     if len(cotangent_rows) <= MAX_ROWS:
-        _judge_rows(
-            record, call, gradients, cotangent_rows, ", the only ones with a nonzero cotangent" if summed else ""
-        )
+        remark = ", the only ones with a nonzero cotangent" if summed else ""
+        _judge_rows(record, call, gradients, cotangent_rows, remark)
     elif dots is not None:
         dots.judge(call, outputs, gradients, rows, rng)
     elif summed:
         raise ValueError(
             f"{operation.name}: the gradient of {summed[0]}: expected a cotangent of 0 in all but {MAX_ROWS} rows, or "
-            f"at most {MAX_PAIRS:,} query–key pairs; got {len(cotangent_rows):,} rows and {pair_count:,} pairs"
+            f"at most {MAX_PAIRS:,} query–key pairs; got {len(cotangent_rows):,} rows and {count:,} pairs"
         )
     else:
         _judge_rows(record, call, gradients, rows, "")

@@ -36,16 +36,16 @@ def step_of_results(precision: Precision) -> float:
 
 
 def probed(arguments: Arguments, seed: int) -> Arguments:
-    """Replace values by random signs, equal for all heads and batch elements.
+    """Remove masks, and replace values by random signs, equal for all heads and batch elements.
 
     Results are then random-sign sums of weights. On average they differ between two rows as much as the weights do.
     """
-    rng = np.random.default_rng(seed)
+    rng, unmasked = np.random.default_rng(seed), arguments.without_masks().unordered()
 
     def signs(x: Numbers) -> Numbers:
         return np.broadcast_to(rng.choice([-1.0, 1.0], x.shape[-2:]), x.shape)
 
-    return arguments.replaced({path: signs(arguments.array(path)) for path in value_paths(arguments.operation)})
+    return unmasked.replaced({path: signs(arguments.array(path)) for path in value_paths(arguments.operation)})
 
 
 def value_paths(operation: Operation) -> list[str]:

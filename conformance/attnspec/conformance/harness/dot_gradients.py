@@ -11,6 +11,7 @@ queries).
 With unit roundoff u, the standard deviation is 0.6 u for one rounding (u/√3 if uniform), and 0.5 u √n for a sum of n.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,31 +111,29 @@ def _budgeted(gradient: Statistical, common_variance: Numbers) -> Gradient:
 
 
 def query_gradients(
-    query: Numbers,
-    key: Numbers,
-    value: Numbers,
-    cotangent: Numbers,
-    allowed: Numbers | None,
-    scores: Scores,
-    precision: Precision,
-) -> tuple[Numbers, Numbers]:
-    """Return gradients and budgets of a batch element's queries; ``allowed`` marks the attending pairs."""
+    operands: Iterable[Numbers], allowed: Numbers | None, scores: Scores, precision: Precision
+) -> Gradient:
+    """Return the gradient of a batch element's queries.
+
+    ``operands`` are query, key, value and cotangent; ``allowed`` marks the attending pairs.
+    """
     p, u = precision, precision.accumulation
     with np.errstate(all="ignore"):
-        q, k, v, g = (Statistical(x.astype(np.float64), 0.0, p, is_input=True) for x in (query, key, value, cotangent))
+        q, k, v, g = (Statistical(x.astype(np.float64), 0.0, p, is_input=True) for x in operands)
+        d = q.value.shape[-1]
         scored = scores(q, k)
         softmax = attendable_softmax(scored.value, allowed)
         alpha, sigma, repeats, level = statistical_weights(softmax, scored.error, p)
         # Kernels recompute weights as exp(score − log sum); the scores in the log sum were added in another order.
         largest = np.where(softmax.attendable, np.abs(scored.value), 0.0).max(-1, keepdims=True, initial=0.0)
-        sigma = np.hypot(sigma, alpha * np.sqrt(1 + 0.5 * query.shape[-1]) * u * largest)
+        sigma = np.hypot(sigma, alpha * np.sqrt(1 + 0.5 * d) * u * largest)
         weights = Statistical(alpha, sigma, p)
 
         weight_gradients = g @ v.swapaxes(-1, -2)
         terms = alpha * weight_gradients.value
         weighted_sum = terms.sum(-1, keepdims=True)
         score_gradients = weights * (weight_gradients - Statistical(weighted_sum, np.zeros(weighted_sum.shape), p))
-        scale = float(scores(np.eye(1, query.shape[-1]), np.eye(1, query.shape[-1]))[0, 0])
+        scale = float(scores(np.eye(1, d), np.eye(1, d))[0, 0])
         gradient = (score_gradients / np.float64(1 / scale)) @ k
 
         output = alpha @ v.value

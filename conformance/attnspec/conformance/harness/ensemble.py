@@ -32,9 +32,7 @@ from attnspec.conformance.laws.common import wide
 from attnspec.conformance.laws.ensembles import log_derivative, unrounded
 from attnspec.reference.budget import WIDTH
 from attnspec.reference.budget.error_array import UNKNOWN
-from attnspec.spec.contract.axes import Axis
-from attnspec.spec.contract.axes import Part as Option
-from attnspec.spec.contract.operation import Operation
+from attnspec.spec.contract.axes import Axis, ScoreEffect
 
 MIN_GROUPS = int(WIDTH**2) + 1
 """Smallest number B of groups: an average over fewer cannot exceed ``WIDTH`` standard errors, which are at most √B."""
@@ -86,7 +84,8 @@ class Ensemble:
             return "because the precision class rounds weight matrices, which all rows share"
         if self.subject.precision.inputs and leading_head_sizes(operation):
             return "because the precision class rounds keys, which heads share"
-        if self.subject.precision.tanh and any(whole[path] is not None for path in _caps(operation)):
+        caps = [path for path, part in operation.parts.items() if part is ScoreEffect.CAP]
+        if self.subject.precision.tanh and any(whole[path] is not None for path in caps):
             return "because the precision class approximates the cap's tanh, which all rows share"
         if not self.by_row and any(x.shape[: x.ndim - len(leaf.core)] != whole.batch for leaf, x in whole.batched):
             return "because elements of the batch share arguments"
@@ -127,16 +126,7 @@ class Ensemble:
         """Random-sign sums of every group's unmasked weights."""
         sums: list[Numbers] = []
         while not sums or sum(x.shape[-1] for x in sums) < SIGN_SUMS:
-            # The default value binds the seed of this turn.
-            def of(part: Part, seed: int = len(sums)) -> Numbers:
-                return unrounded(self.subject, probed(part.arguments.without_masks().unordered(), seed))
-
-            shapes = [part.results[self.leaf.path].shape for part in self.parts]
-            sums.append(
-                self._concatenated(
-                    [np.broadcast_to(x, to) for x, to in zip(self.map_parts(of, self.parts), shapes, strict=True)]
-                )
-            )
+            sums.append(self._exactly(partial(probed, seed=len(sums))))
         return np.concatenate(sums, -1)
 
     def stacked(self, arrays: Sequence[Numbers]) -> Numbers:
@@ -177,12 +167,14 @@ class Ensemble:
 
     def exactly(self, change: Callable[[Arguments], Arguments]) -> Numbers:
         """Return the exact results of changed arguments, in the shape of the judged results."""
+        return self._exactly(change)[self.independent_groups]
 
+    def _exactly(self, change: Callable[[Arguments], Arguments]) -> Numbers:
         def of(part: Part) -> Numbers:
             results = unrounded(self.subject, change(part.arguments))
             return np.broadcast_to(results, part.results[self.leaf.path].shape)
 
-        return self.stacked(list(self.map_parts(of, self.parts)))
+        return self._concatenated(list(self.map_parts(of, self.parts)))
 
     @cached_property
     def rounded(self) -> list[Numbers]:
@@ -212,10 +204,6 @@ class Ensemble:
         for j in sample_indices(self.keys, TESTED_KEYS, np.random.default_rng(0)):
             yield f"key {j}", self.exactly(partial(_attending_only_to, keys=take([j])))
         yield "a key of zeros", self.exactly(partial(_attending_only_to, keys=zeros))
-
-
-def _caps(operation: Operation) -> list[str]:
-    return [path for path, part in operation.parts.items() if part is Option.CAP]
 
 
 def _attending_only_to(arguments: Arguments, keys: Change) -> Arguments:

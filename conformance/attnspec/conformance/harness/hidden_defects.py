@@ -13,7 +13,7 @@ from attnspec.conformance.inputs.dtypes import numpy_dtype
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.judging.violation import Violation
 from attnspec.conformance.laws.ensembles import unrounded
-from attnspec.spec.contract.axes import Part as Option
+from attnspec.spec.contract.axes import ScoreEffect
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import Kind
 
@@ -57,7 +57,7 @@ def _one_key_more(arguments: Arguments) -> Arguments | None:
     return arguments.with_mask(arguments.mask | later)
 
 
-def _without(part: Option) -> Defect:
+def _without(part: ScoreEffect) -> Defect:
     def change(arguments: Arguments) -> Arguments | None:
         path = arguments.operation.part(part)
         return without(arguments, part) if path and arguments[path] is not None else None
@@ -105,10 +105,10 @@ OPTIONS: Mapping[str, Defect] = {
     "lengths that are ignored": _unlimited,
     "lengths that are one key too long": _longer(1),
     "lengths that are one key too short": _longer(-1),
-    "a cap that is left out": _without(Option.CAP),
-    "a bias that is left out": _without(Option.BIAS),
-    "slopes that are left out": _without(Option.SLOPES),
-    "sinks that are left out": _without(Option.SINK),
+    "a cap that is left out": _without(ScoreEffect.CAP),
+    "a bias that is left out": _without(ScoreEffect.BIAS),
+    "slopes that are left out": _without(ScoreEffect.SLOPES),
+    "sinks that are left out": _without(ScoreEffect.SINK),
 }
 """Defects in the treatment of an option."""
 
@@ -134,10 +134,10 @@ def has_tried_defects(operation: Operation) -> bool:
 
 
 def hidden_defects(ensemble: Ensemble) -> tuple[str, ...]:
-    """Return defects that these inputs hide, as text, or a note that none is tried."""
+    """Return defects that these inputs hide, or a note that they are not examined."""
     operation = ensemble.subject.operation
     if not has_tried_defects(operation):
-        return (f"any known defect, because none is tried on {operation.name}",) if operation.float_result else ()
+        return (f"not examined for {operation.name}",) if operation.float_result else ()
     return tuple(defect for defect in DEFECTS if _is_hidden(ensemble, defect))
 
 
@@ -155,7 +155,7 @@ def _is_hidden(ensemble: Ensemble, defect: str) -> bool:
     try:
         for x, part in zip(results, ensemble.parts, strict=True):
             oracle = subject.oracle(part.arguments)
-            subject.matches(x, oracle.value, oracle.budget, part.arguments)
+            subject.demand_match(x, oracle.value, oracle.budget, part.arguments)
     except Violation:
         return False
     return not shared_error(ensemble, ensemble.stacked(results))

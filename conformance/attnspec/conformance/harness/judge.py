@@ -16,24 +16,13 @@ from attnspec.conformance.explaining.precision_classes import (
     has_exact_scale,
     widest_class,
 )
+from attnspec.conformance.harness import reading
 from attnspec.conformance.harness.backward import judge_gradients
 from attnspec.conformance.harness.ensemble import Ensemble
 from attnspec.conformance.harness.expected import expected
 from attnspec.conformance.harness.filters import extent, shared_error
 from attnspec.conformance.harness.hidden_defects import hidden_defects
 from attnspec.conformance.harness.parts import Part, count_of_heads, leading_head_sizes, pairs, parts, whole, with_rows
-from attnspec.conformance.harness.reading import (
-    arguments_of,
-    cotangent_of,
-    demand_dtype,
-    generator,
-    gradients_of,
-    in_one_dtype,
-    operation_named,
-    results_of,
-    subject_of,
-    without_results,
-)
 from attnspec.conformance.harness.record import Record
 from attnspec.conformance.harness.verdict import Verdict
 from attnspec.conformance.inputs.arguments import Arguments
@@ -76,18 +65,18 @@ def judge(
     ``TypeError`` for unreadable or unknown arguments; ``ShapeError`` for a shape that violates the Protocol. NaN in a
     result is no error; it is judged like any number.
     """
-    described = without_results(operation_named(operation, "judge"), output)
-    inputs = arguments_of(described, arguments, options)
-    results = results_of(described, output, inputs, "output")
-    dtype, inputs = in_one_dtype(described, inputs, results)
-    demand_dtype(described, results, dtype, "output")
-    subject = subject_of(described, dtype, precision, semantics)
-    rng = generator(seed, "judge")
+    described = reading.without_results(reading.operation_named(operation, "judge"), output)
+    inputs = reading.arguments_of(described, arguments, options)
+    results = reading.results_of(described, output, inputs, "output")
+    dtype, inputs = reading.in_one_dtype(described, inputs, results)
+    reading.demand_dtype(described, results, dtype, "output")
+    subject = reading.subject_of(described, dtype, precision, semantics)
+    rng = reading.generator(seed, "judge")
     record = Record(subject)
     _judge_results(record, whole(inputs, results), rng)
     if gradients is not None:
-        cotangents = cotangent_of(described, cotangent, inputs, dtype)
-        gradient_arrays = gradients_of(described, gradients, inputs, dtype)
+        cotangents = reading.cotangent_of(described, cotangent, inputs, dtype)
+        gradient_arrays = reading.gradients_of(described, gradients, inputs, dtype)
         judge_gradients(record, whole(inputs, cotangents), results, gradient_arrays, rng, seed)
     elif cotangent is not None:
         raise TypeError(f"{operation}: gradients: expected a mapping, because a cotangent is passed; got None")
@@ -101,9 +90,9 @@ def _explaining_class(subject: Subject, arguments: Arguments, results: Results, 
     classes = explaining_classes(declared, subject.dtype, has_exact_scale(arguments))
 
     def under(name: str) -> Verdict:
-        record = Record(subject_of(subject.operation, subject.dtype, name, vars(subject.semantics)))
+        record = Record(reading.subject_of(subject.operation, subject.dtype, name, vars(subject.semantics)))
         # `replaced` copies the arguments, which remember budgets of the class under which they were judged.
-        _judge_results(record, whole(arguments.replaced({}), results), generator(seed, "judge"))
+        _judge_results(record, whole(arguments.replaced({}), results), reading.generator(seed, "judge"))
         return record.verdict()
 
     if not classes or under(widest_class(classes[-1])).worst is not None:
@@ -119,9 +108,8 @@ def _judge_results(record: Record, call: Part, rng: np.random.Generator) -> None
         part.arguments.memo["results"] = part.results
     # Threads of the BLAS would compete with these threads.
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(os.cpu_count()) as threads:
-        for part, expectations in zip(
-            judged_parts, threads.map(lambda part: expected(subject, part), judged_parts), strict=True
-        ):
+        expectations_of_parts = threads.map(partial(expected, subject), judged_parts)
+        for part, expectations in zip(judged_parts, expectations_of_parts, strict=True):
             for leaf in operation.outputs:
                 axes = leaf.axes(operation.query_size or "")
                 row = len(leaf.core) + axes[0] if axes else None
@@ -143,7 +131,6 @@ def _missing_results(operation: Operation) -> str:
 
 
 def _extent(call: Part, judged_parts: list[Part]) -> str:
-    """Describe how much of a result is judged."""
     if not any(x.size for x in call.results.values()):
         return "nothing, because the result is empty"
     rows = judged_parts[-1].rows

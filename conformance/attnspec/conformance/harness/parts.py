@@ -14,8 +14,7 @@ from attnspec.conformance.inputs.attendance import key_offsets, mask_options, wi
 from attnspec.conformance.judging.sampled_rows import rows_to_judge
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.reference.budget import oracle_dtype
-from attnspec.spec.contract.axes import Axis
-from attnspec.spec.contract.axes import Part as Option
+from attnspec.spec.contract.axes import Axis, ScoreEffect
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import without_indices
 
@@ -81,9 +80,8 @@ def parts(subject: Subject, call: Part, rng: np.random.Generator) -> Iterator[Pa
     arguments = call.arguments
     heads = count_of_heads(arguments)
     row_limit = int(np.clip(JUDGED_PAIRS // max(pairs(arguments, 1) * heads, 1), MIN_ROWS, MAX_ROWS))
-    sampled = (
-        pairs(arguments) * heads > JUDGED_PAIRS and independent_rows(subject, arguments, row_limit, rng) is not None
-    )
+    too_large = pairs(arguments) * heads > JUDGED_PAIRS
+    sampled = too_large and independent_rows(subject, arguments, row_limit, rng) is not None
     for element in split_elements(call, row_limit if sampled else None):
         max_heads = PAIRS_PER_ORACLE * heads / max(_cost(element.arguments, row_limit if sampled else None), 1)
         for part in split_heads(subject.operation, element, max_heads):
@@ -162,11 +160,8 @@ def _at(x: Numbers, index: int | slice) -> Numbers:
 def with_rows(subject: Subject, part: Part, rows: Numbers) -> Part:
     """Return a part restricted to these rows, which keep their positions."""
     arguments, operation = part.arguments, subject.operation
-    query_size = operation.query_size or ""
-    results = {
-        leaf.path: along(part.results[leaf.path], leaf, query_size, arguments.binding, take(rows))
-        for leaf in operation.outputs
-    }
+    size, binding = operation.query_size or "", arguments.binding
+    results = {leaf.path: along(part.results[leaf.path], leaf, size, binding, take(rows)) for leaf in operation.outputs}
     return replace(part, arguments=at_rows(subject, arguments, rows), results=results, rows=rows, all_rows=arguments)
 
 
@@ -207,7 +202,7 @@ def independent_rows(subject: Subject, arguments: Arguments, count: int, rng: np
 
     Slopes (ALiBi) depend on positions only, which :func:`at_rows` writes into the bias.
     """
-    slopes = subject.operation.part(Option.SLOPES)
+    slopes = subject.operation.part(ScoreEffect.SLOPES)
     return rows_to_judge(subject, arguments.replaced({slopes: None}) if slopes else arguments, count, rng)
 
 
@@ -218,7 +213,7 @@ def at_rows(subject: Subject, arguments: Arguments, rows: Numbers) -> Arguments:
     """
     operation, bottom_right = subject.operation, subject.semantics.bottom_right
     chosen = with_explicit_mask(arguments, rows, bottom_right=bottom_right)
-    slopes, bias = (operation.part(part) for part in (Option.SLOPES, Option.BIAS))
+    slopes, bias = (operation.part(part) for part in (ScoreEffect.SLOPES, ScoreEffect.BIAS))
     if not slopes or arguments[slopes] is None:
         return chosen
     wide_dtype = oracle_dtype(subject.precision.dtype)
@@ -232,7 +227,7 @@ def at_rows(subject: Subject, arguments: Arguments, rows: Numbers) -> Arguments:
 def with_explicit_positions(subject: Subject, arguments: Arguments) -> Arguments:
     """Write all positions into mask and bias, so that keys can be removed or added."""
     operation = arguments.operation
-    positional = [*mask_options(operation), *filter(None, [operation.part(Option.SLOPES)])]
+    positional = [*mask_options(operation), *filter(None, [operation.part(ScoreEffect.SLOPES)])]
     if operation.attends_to_itself or all(arguments[path] is operation.defaults[path] for path in positional):
         return arguments
     return at_rows(subject, arguments, np.arange(arguments.queries or 0))

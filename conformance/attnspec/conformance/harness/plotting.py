@@ -59,13 +59,8 @@ def figure(compared: Sequence[Compared], title: str) -> "Figure":
             (left, clipped.max(-1, initial=MIN_RATIO), ("judged rows", "elements of the batch")),
             (right, clipped[worst], ("features", f"judged rows of element {worst}")),
         ):
-            mesh = axis.imshow(
-                image,
-                cmap="coolwarm",
-                interpolation="nearest",
-                norm=LogNorm(vmin=MIN_RATIO, vmax=MAX_RATIO),
-                aspect="auto",
-            )
+            norm = LogNorm(vmin=MIN_RATIO, vmax=MAX_RATIO)
+            mesh = axis.imshow(image, cmap="coolwarm", interpolation="nearest", norm=norm, aspect="auto")
             axis.set(xlabel=labels[0], ylabel=labels[1], title=f"{name}: error / budget")
         plot.colorbar(mesh, ax=(left, right))
     return plot

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from attnspec.conformance.inputs.dtypes import NARROW, is_float, numpy_dtype
 from attnspec.conformance.judging.declaration import Contract
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.running.selection import unknown_name
-from attnspec.spec.contract.axes import Part
+from attnspec.spec.contract.axes import ScoreEffect
 from attnspec.spec.contract.operation import OPERATIONS, Operation
 from attnspec.spec.contract.precision import DEFAULTS
 from attnspec.spec.contract.shapes import ShapeError, bind, results
@@ -49,7 +50,7 @@ def arguments_of(operation: Operation, positional: tuple[Any, ...], options: Map
         if name not in names:
             raise TypeError(unknown_name(operation.name, name, names))
         if name in values:
-            raise TypeError(f"{operation.name}: {name}: expected one value; got two")
+            raise TypeError(f"{operation.name}: {name}: expected one value; got one by position and one by name")
         values[name] = value
     missing = [name for name in names if name not in values and name not in operation.defaults]
     if missing:
@@ -138,11 +139,12 @@ def option(operation: Operation, node: Option, x: Any) -> Any:
     value = x.item() if isinstance(x, np.generic) else x
     title = f"{operation.name}: {node.path}"
     if hasattr(value, "shape") or not node.takes(value):
-        raise TypeError(f"{title}: expected {node.expected}; got {_kind_of(x)}")
+        shown = f"an array of shape {as_tuple(x.shape)}" if hasattr(x, "shape") else repr(x)
+        raise TypeError(f"{title}: expected {node.expected}; got {shown}")
     if node.kind is Kind.NUMBER and value is not None and not abs(value) <= sys.float_info.max:
         got = value if isinstance(value, float) else f"an integer of {value.bit_length()} bits"
         raise ValueError(f"{title}: expected a finite number; got {got}")
-    if operation.parts.get(node.path) is Part.CAP and value is not None and value <= 0:
+    if operation.parts.get(node.path) is ScoreEffect.CAP and value is not None and value <= 0:
         raise ValueError(f"{title}: expected a number above 0; got {value}")
     return value
 
@@ -152,7 +154,7 @@ def _title(leaf: Leaf, role: str) -> str:
 
 
 def _floats(dtype: str) -> str:
-    return f"{dtype} as the arguments" if dtype in DEFAULTS else f"one of {', '.join(DEFAULTS)}"
+    return f"{dtype}, like the arguments" if dtype in DEFAULTS else f"one of {', '.join(DEFAULTS)}"
 
 
 KINDS = {Kind.BOOL: ("booleans", "b"), Kind.INT: ("integers", "iu")}
@@ -167,10 +169,6 @@ def _array(leaf: Leaf, x: Any, title: str) -> Numbers:
     return array
 
 
-def _kind_of(x: Any) -> str:
-    return f"an array of shape {as_tuple(x.shape)}" if hasattr(x, "shape") else repr(x)
-
-
 def _structure(node: Node) -> str:
     """Return a tree's structure as text, such as ``(output, log_sum_exp or None)``; ``None`` if it is empty."""
     if not isinstance(node, Branch):
@@ -178,7 +176,7 @@ def _structure(node: Node) -> str:
     if not node.nodes:
         return "None"
     inner = ", ".join(map(_structure, node.nodes))
-    return f"({inner}, …)" if node.many else f"({inner})"
+    return f"({inner}, …)" if node.repeated else f"({inner})"
 
 
 def generator(seed: Any, who: str) -> np.random.Generator:
@@ -234,16 +232,6 @@ def in_one_dtype(operation: Operation, arguments: Arguments, outputs: Results | 
     return next(iter(main_dtypes)), arguments
 
 
-class _UncalledBackend:
-    """A backend that only carries declarations; its operation is never called."""
-
-    name = "the judged result"
-
-    def __init__(self, operation: str, precision: Any, semantics: Any) -> None:
-        self.precision, self.semantics = precision, semantics
-        setattr(self, operation, lambda *arguments, **options: None)
-
-
 def subject_of(
     operation: Operation, dtype: str, precision: str | Mapping[str, Any] | None, semantics: Mapping[str, Any] | None
 ) -> Subject:
@@ -253,7 +241,9 @@ def subject_of(
     """
     for name in flatten(dict(precision)).values() if isinstance(precision, Mapping) else ():
         if not isinstance(name, str):
-            raise TypeError(f"precision: expected names of classes; got {name!r}")
+            raise TypeError(f"precision: expected names of precision classes; got {name!r}")
     declared = {dtype: precision} if isinstance(precision, str) else precision
-    backend = _UncalledBackend(operation.name, declared, semantics)
+    # A backend that only carries declarations: its operation is never called.
+    backend = SimpleNamespace(name="the judged result", precision=declared, semantics=semantics)
+    setattr(backend, operation.name, lambda *arguments, **options: None)
     return Subject(backend, Contract.of(backend), operation, dtype, "cpu")

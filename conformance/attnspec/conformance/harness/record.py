@@ -44,7 +44,7 @@ class Record:
         if value.dtype.kind not in "biu":
             self.nonfinite += int((~np.isfinite(value) & ~exactly_infinite(value, budget)).sum())
         try:
-            self.subject.matches(got, value, budget, part.arguments, of)
+            self.subject.demand_match(got, value, budget, part.arguments, of)
         except Violation as error:
             largest = self.subject.precision.largest
             # An infinite peak means that the largest intermediate is unknown, not that it overflows.
@@ -73,13 +73,14 @@ class Record:
     def verdict(self) -> Verdict:
         """Return the verdict on all comparisons."""
         subject, count = self.subject, max(sum(x.got.size for x in self.compared), 1)
-        vague, left_open = ((subject.not_judged - self.nonfinite) / count, (self.nonfinite - self.required_nan) / count)
-        if not self.outside and vague > MAX_NOT_JUDGED * (1 - left_open):
+        too_wide = (subject.not_judged - self.nonfinite) / count
+        left_open = (self.nonfinite - self.required_nan) / count
+        if not self.outside and too_wide > MAX_NOT_JUDGED * (1 - left_open):
             self.outside = (
-                f"the budgets of {vague:.0%} of the numbers are too wide to tell right from wrong; try inputs to "
+                f"the budgets of {too_wide:.0%} of the numbers are too wide to tell right from wrong; try inputs to "
                 "which the result is less sensitive, such as those of suggest_inputs, or a wider dtype"
             )
-        if left_open and vague + left_open == 1:
+        if left_open and too_wide + left_open == 1:
             self.outside = self.outside or f"every number is left open, because it comes from {OPEN}"
         return Verdict(
             operation=subject.operation.name,
@@ -87,7 +88,7 @@ class Record:
             ratio=max(subject.ratio, 0.0 if self.worst is None else self.worst.ratio),
             worst=self.worst,
             judged=", ".join(self.judged),
-            untold=vague,
+            untold=too_wide,
             left_open=left_open,
             outside=self.outside,
             together=self.together,

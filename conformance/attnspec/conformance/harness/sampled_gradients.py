@@ -47,9 +47,8 @@ class SampledGradients:
     def __init__(self, record: Record, scores: Scores, seed: int) -> None:
         self.record, self.subject, self.scores, self.seed = record, record.subject, scores, seed
         operation = self.subject.operation
-        self.query, self.key, self.value = (
-            leaf.path for leaf in (operation.queries[0], operation.attended[0], operation.attended[-1])
-        )
+        leaves = (operation.queries[0], operation.attended[0], operation.attended[-1])
+        self.query, self.key, self.value = (leaf.path for leaf in leaves)
 
     @classmethod
     def of(cls, record: Record, seed: int) -> Self | None:
@@ -96,9 +95,8 @@ class SampledGradients:
             last = int(np.clip(n + offset, 0, m))
             first = max(last - LAST_KEYS, 0)
             if last - first >= KEYS_PER_ELEMENT:
-                late_keys = _ChosenKeys(
-                    first + sample_indices(last - first, KEYS_PER_ELEMENT, rng), range(max(first - offset, 0), n)
-                )
+                sampled = first + sample_indices(last - first, KEYS_PER_ELEMENT, rng)
+                late_keys = _ChosenKeys(sampled, range(max(first - offset, 0), n))
         return [
             _ChosenKeys(sample_indices(m, KEYS_PER_ELEMENT, rng), range(n)) if i in full_elements else late_keys
             for i in range(count)
@@ -121,7 +119,7 @@ class SampledGradients:
         if self.query in gradients:
             allowed = attendance.of_rows(rows)
             operands = (query[rows], key, value, cotangent[rows])
-            expected[self.query] = Expected(*query_gradients(*operands, allowed, self.scores, p))
+            expected[self.query] = Expected(*query_gradients(operands, allowed, self.scores, p))
         if len(keys.keys):
             element = Element(query, key, value, cotangent, gradients[OUTPUT], attendance).from_row(keys.rows.start)
             of_keys = starmap(Expected, gradients_at(keys.keys, element, self.scores, p))

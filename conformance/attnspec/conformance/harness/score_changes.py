@@ -6,18 +6,22 @@ a result has something of its difference (`ensemble`), and whether an input woul
 
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.laws import ensembles
-from attnspec.spec.contract.axes import Axis, Part, Role
+from attnspec.spec.contract.axes import Axis, Role, ScoreEffect
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import Leaf
 
-ADDED = (Part.BIAS, Part.SLOPES, Part.SINK)
+ADDED = (ScoreEffect.BIAS, ScoreEffect.SLOPES, ScoreEffect.SINK)
 """Options that are added to scores, or to their exponentials."""
 
 
 def has_score_options(operation: Operation) -> bool:
     """Return True for operations with a scale option whose independent rows attend to unprojected keys."""
     by_row = operation.query_size in operation.order_free(Axis.QUERY) and bool(operation.linear)
-    return by_row and bool(operation.part(Part.SCALE)) and not any(is_weight(operation, x) for x in operation.floats)
+    return (
+        by_row
+        and bool(operation.part(ScoreEffect.SCALE))
+        and not any(is_weight(operation, x) for x in operation.floats)
+    )
 
 
 def is_weight(operation: Operation, leaf: Leaf) -> bool:
@@ -25,7 +29,7 @@ def is_weight(operation: Operation, leaf: Leaf) -> bool:
     return bool(operation.role(leaf) & Role.WEIGHT) and leaf.path not in operation.parts
 
 
-def without(arguments: Arguments, *parts: Part) -> Arguments:
+def without(arguments: Arguments, *parts: ScoreEffect) -> Arguments:
     """Return the arguments with these options set to their defaults, which leave scores unchanged."""
     operation = arguments.operation
     paths = [path for path, part in operation.parts.items() if part in parts]
@@ -37,6 +41,6 @@ def rescaled(arguments: Arguments, factor: float) -> Arguments:
 
     Where scores are dot products with a scale option, multiplied queries do that; else the factor is distributed.
     """
-    if arguments.operation.scores_scale_with or not arguments.operation.part(Part.SCALE):
+    if arguments.operation.scores_scale_with or not arguments.operation.part(ScoreEffect.SCALE):
         return ensembles.rescaled(arguments, factor)
     return ensembles.multiplied(arguments, {leaf.path: factor for leaf in arguments.operation.queries})

@@ -7,13 +7,13 @@ import numpy as np
 
 from attnspec.conformance.harness.ensemble import Ensemble
 from attnspec.conformance.harness.hidden_defects import has_tried_defects, hidden_defects, with_zero_key
-from attnspec.conformance.harness.parts import parts, whole, with_explicit_positions
+from attnspec.conformance.harness.parts import Part, parts, whole, with_explicit_positions
 from attnspec.conformance.harness.reading import arguments_of, generator, in_one_dtype, operation_named, subject_of
 from attnspec.conformance.inputs.arguments import Arguments, Numbers
 from attnspec.conformance.inputs.dtypes import exact_in
 from attnspec.conformance.inputs.examples import numbers
 from attnspec.conformance.judging.sampled_rows import sample_indices
-from attnspec.conformance.judging.subject import Results, Subject
+from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.ensembles import unrounded
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.contract.tree import Leaf
@@ -58,10 +58,7 @@ def suggest_inputs(
 
 
 def _hidden_defects(subject: Subject, arguments: Arguments, seed: int) -> tuple[str, ...]:
-    """Return the defects that arguments hide when their result is judged with this seed."""
-    judged_parts = list(
-        parts(subject, whole(arguments, _placeholders(subject, arguments)), np.random.default_rng(seed))
-    )
+    judged_parts = list(parts(subject, _without_results(subject, arguments), np.random.default_rng(seed)))
     return hidden_defects(Ensemble(subject, arguments, judged_parts))
 
 
@@ -101,22 +98,19 @@ def _moved_apart(subject: Subject, arguments: Arguments, query: str, key: str, s
     """Move queries by ``shift`` and keys by its opposite; the heavier keys move less."""
     directions = np.full((arguments.keys_count or 0, 1), -1.0)
     directions[sample_indices(len(directions), HEAVIER_KEYS, np.random.default_rng(0))] += CLOSER
-    return arguments.replaced(
-        {
-            query: exact_in(arguments.array(query) + shift, subject.dtype),
-            key: exact_in(arguments.array(key) + directions * shift, subject.dtype),
-        }
-    )
+    moved = {query: arguments.array(query) + shift, key: arguments.array(key) + directions * shift}
+    return arguments.replaced({path: exact_in(x, subject.dtype) for path, x in moved.items()})
 
 
 def _reveals_zero_key(subject: Subject, arguments: Arguments) -> bool:
     """Return True if a key of zeros would change a result by half its norm."""
     element = arguments.element((0,) * len(arguments.batch))
-    part = next(parts(subject, whole(element, _placeholders(subject, element)), np.random.default_rng(0)))
+    part = next(parts(subject, _without_results(subject, element), np.random.default_rng(0)))
     expected = unrounded(subject, part.arguments)
     with_padding = with_zero_key(with_explicit_positions(subject, part.arguments))
     return bool(2 * np.linalg.norm(unrounded(subject, with_padding) - expected) > np.linalg.norm(expected))
 
 
-def _placeholders(subject: Subject, arguments: Arguments) -> Results:
-    return {leaf.path: np.zeros(arguments.binding.shape(leaf), np.bool_) for leaf in subject.operation.outputs}
+def _without_results(subject: Subject, arguments: Arguments) -> Part:
+    shapes = {leaf.path: arguments.binding.shape(leaf) for leaf in subject.operation.outputs}
+    return whole(arguments, {path: np.zeros(shape, np.bool_) for path, shape in shapes.items()})

@@ -10,7 +10,7 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Numbers
 from attnspec.spec.contract.precision import Precision
 
-MIN_GROUP = 8
+MAX_INDEPENDENT = 8
 """Largest group of terms with equal errors that are still treated as independent."""
 
 QUERY_TILE, SMALL_QUERY_TILE, LARGE_CALL = 256, 32, 768
@@ -48,7 +48,7 @@ def equal_groups(marks: Numbers, precision: Precision) -> EqualGroups:
     order = order[: np.count_nonzero(np.isfinite(steps))]
     starts = np.flatnonzero(np.diff(steps[order], prepend=np.nan) != 0)
     counts = np.diff(starts, append=len(order))
-    large = counts > MIN_GROUP
+    large = counts > MAX_INDEPENDENT
     places, counts = order[np.repeat(large, counts)], counts[large]
     return EqualGroups(places, np.cumsum(counts) - counts)
 

@@ -115,17 +115,14 @@ class Verdict:
             outcome = f"wrong: {self.together if self.worst is None else self.worst}"
         explanations = [f"diagnosis: {self.diagnosis}"] if self.diagnosis else []
         explanations += [f"explained by precision {self.explained_by}"] if self.explained_by else []
+        shared = [f"errors shared by many rows: {self.ensemble}"] if self.ensemble else []
         hides = [f"these inputs would hide: {', '.join(self.cannot_see)}"] if self.cannot_see else []
-        return "\n".join([f"{head} is {outcome}", *explanations, f"judged: {self._extent}", *self._together, *hides])
+        return "\n".join([f"{head} is {outcome}", *explanations, f"judged: {self._extent}", *shared, *hides])
 
     @property
     def _extent(self) -> str:
         too_wide = f"{self.untold:.0%} of the numbers have budgets too wide to judge" if self.untold >= 0.005 else ""
         left_open = f"{self.left_open:.0%} are left open, because they come from {OPEN}" if self.left_open else ""
         return "; ".join(filter(None, (self.judged, too_wide, left_open)))
-
-    @property
-    def _together(self) -> list[str]:
-        return [f"errors shared by many rows: {self.ensemble}"] if self.ensemble else []
 
     __repr__ = __str__

@@ -211,11 +211,9 @@ class Arguments(Mapping[str, Any]):
                 count = change(np.arange(self.size(size)), 0).shape[0]
                 changed[leaf.path] = np.append(np.minimum(x[:-1], count), x.dtype.type(count))
         copy = self._copy(changed)
-        return copy._with_items(size, change) if size in self.operation.counts else copy
-
-    def _with_items(self, size: str, change: Change) -> "Arguments":
-        """A copy with the items selected by ``change`` in tuples whose length has this name."""
-        return Arguments(self.operation, _pick_items(self.operation.call, self.values_by_name, size, change))
+        if size not in self.operation.counts:
+            return copy
+        return Arguments(self.operation, _pick_items(self.operation.call, copy.values_by_name, size, change))
 
     def element(self, index: tuple[int, ...]) -> "Arguments":
         """One element of the batch."""
@@ -239,15 +237,13 @@ def _pick_items(node: Node, value: Any, size: str, change: Change) -> Any:
     """The tree with the items selected by ``change`` in tuples whose length has this name."""
     if not isinstance(node, Branch) or value is None:
         return value
-    if node.many and node.count == size:
+    if node.repeated and node.count == size:
         return tuple(value[i] for i in change(np.arange(len(value)), 0))
-    if node.build is dict:
-        return {
-            key: _pick_items(part, value[key], size, change) for key, part in zip(node.names, node.nodes, strict=True)
-        }
-    if not node.names:
+    if not node.names and node.build is not dict:
         return tuple(_pick_items(node.node(i), part, size, change) for i, part in enumerate(value))
     fields = zip(node.names, node.nodes, strict=True)
+    if node.build is dict:
+        return {name: _pick_items(part, value[name], size, change) for name, part in fields}
     return node.rebuilt([_pick_items(part, getattr(value, name), size, change) for name, part in fields])
 
 

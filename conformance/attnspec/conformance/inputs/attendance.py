@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from attnspec.conformance.inputs.arguments import Arguments, Numbers, keep, take
-from attnspec.spec.contract.axes import Part
+from attnspec.spec.contract.axes import ScoreEffect
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import Kind, Leaf
@@ -97,7 +97,7 @@ def live_rows(arguments: Arguments, *, bottom_right: bool = False) -> Numbers:
 
     A sink has all the weight where no key is attendable, whatever ``fully_masked`` declares.
     """
-    sink = arguments.operation.part(Part.SINK)
+    sink = arguments.operation.part(ScoreEffect.SINK)
     return rows_with_keys(arguments, bottom_right=bottom_right) | (bool(sink) and arguments[sink] is not None)
 
 

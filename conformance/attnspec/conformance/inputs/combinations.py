@@ -46,16 +46,13 @@ def combinations(operation: Operation, limits: Limits, strength: int) -> tuple[R
     levels = dict(LEVELS)
     rejected = [leaf.path for leaf in operation.masks.values() if not limits.mask or not limits.has(leaf.path)]
     broadcasts = limits.broadcasting and limits.max_batch_dims > 1
-    levels["masks"] = [
-        level
-        for level, available in (
-            ("none", True),
-            ("triangle", operation.flag is not None and limits.causal and limits.has(operation.flag)),
-            ("shared", not rejected and broadcasts),
-            ("own", not rejected),
-        )
-        if available
-    ]
+    available = {
+        "none": True,
+        "triangle": operation.flag is not None and limits.causal and limits.has(operation.flag),
+        "shared": not rejected and broadcasts,
+        "own": not rejected,
+    }
+    levels["masks"] = [level for level in LEVELS["masks"] if available[level]]
     if limits.contiguous_only:
         levels["layout"] = LEVELS["layout"][:1]
     return tuple(covering_rows(levels, random.Random(0), 1000, TRIES, strength))
@@ -77,9 +74,8 @@ def with_mask_level(arguments: Arguments, kind: str, rng: np.random.Generator) -
 def in_layout(arguments: Arguments, layout: str, convert: Convert) -> tuple[Arguments, dict[str, Any]]:
     """Arguments with numbers that fit a memory layout, and their backend arrays in it."""
     if layout == "one for all heads":
-        arguments = arguments.replaced(
-            {path: same_slices(arguments.array(path), HEAD_AXIS) for path in _attended(arguments)}
-        )
+        shared = {path: same_slices(arguments.array(path), HEAD_AXIS) for path in _attended(arguments)}
+        arguments = arguments.replaced(shared)
 
     def backend_array(path: str) -> Any:
         x = arguments[path]

@@ -57,6 +57,7 @@ LARGEST_EXCESS = 256
 """An example whose work exceeds the bound by this factor loses its batch."""
 
 Row = dict[str, Any]
+Levels = dict[str, Sequence[Any]]
 
 
 def long_sizes(operation: Operation) -> tuple[tuple[str, ...], ...]:
@@ -111,9 +112,7 @@ def option_levels(option: Option, operation: Operation, limits: Limits) -> tuple
     unsupported = option.path in features and not limits.has(option.path)
     if unsupported or (option.path == operation.flag and not limits.causal):
         values = [default]
-    accepted = (
-        v for v in values if v == default or f"{option.path}={v}" not in features or limits.has(f"{option.path}={v}")
-    )
+    accepted = (v for v in values if v == default or (f := f"{option.path}={v}") not in features or limits.has(f))
     return tuple(dict.fromkeys(accepted))
 
 
@@ -122,11 +121,9 @@ def batches(limits: Limits) -> list[tuple[int, ...]]:
     return [b for b in BATCHES if len(b) <= limits.max_batch_dims and all(size >= limits.min_batch for size in b)]
 
 
-def factors(operation: Operation, limits: Limits) -> dict[str, Sequence[Any]]:
+def factors(operation: Operation, limits: Limits) -> Levels:
     """The levels of every factor of the covering array."""
-    result: dict[str, Sequence[Any]] = {
-        f"size:{name}": size_levels(name, operation, limits) for name in operation.sizes
-    }
+    result: Levels = {f"size:{name}": size_levels(name, operation, limits) for name in operation.sizes}
     batched = [leaf for leaf in operation.leaves if leaf.batched]
     if batched:
         result["batch"] = batches(limits)
@@ -146,8 +143,8 @@ def _belongs_to(leaf: Leaf, name: str) -> bool:
     return leaf.path == name or leaf.path.startswith((f"{name}.", f"{name}["))
 
 
-def _leaf_factors(leaf: Leaf, operation: Operation, limits: Limits, broadcasts: bool) -> dict[str, Sequence[Any]]:
-    result: dict[str, Sequence[Any]] = {}
+def _leaf_factors(leaf: Leaf, operation: Operation, limits: Limits, broadcasts: bool) -> Levels:
+    result: Levels = {}
     unsupported = leaf.path in operation.features and not limits.has(leaf.path)
     if operation.role(leaf) is Role.MASK:
         unsupported = unsupported or (leaf.optional and not limits.mask)
@@ -163,9 +160,7 @@ def _leaf_factors(leaf: Leaf, operation: Operation, limits: Limits, broadcasts: 
     return result
 
 
-def covering_rows(
-    levels: dict[str, Sequence[Any]], rng: random.Random, most: int, tries: int = 12, strength: int = 2
-) -> Iterator[Row]:
+def covering_rows(levels: Levels, rng: random.Random, most: int, tries: int = 12, strength: int = 2) -> Iterator[Row]:
     """At most ``most`` rows that cover every combination of ``strength`` levels.
 
     Each row is the best of ``tries`` random candidates.
@@ -204,22 +199,15 @@ def corners(operation: Operation, limits: Limits, *, seed: int, most: int, work:
     levels = factors(operation, limits)
     # Sizes that the work bound does not lower: one group per row; later rows have none.
     spared: list[tuple[str, ...]] = [*long_sizes(operation), *[()] * most]
-    return [
-        example_from(
-            _with_long_sizes(row, names, operation, levels, rng),
-            operation,
-            limits,
-            seed=rng.getrandbits(32),
-            work=work,
-            spared=names,
-        )
-        for row, names in zip(covering_rows(levels, rng, most), spared, strict=False)
-    ]
+    examples = []
+    for row, names in zip(covering_rows(levels, rng, most), spared, strict=False):
+        long_row = _with_long_sizes(row, names, operation, levels, rng)
+        own_seed = rng.getrandbits(32)
+        examples.append(example_from(long_row, operation, limits, seed=own_seed, work=work, spared=names))
+    return examples
 
 
-def _with_long_sizes(
-    row: Row, names: tuple[str, ...], operation: Operation, levels: dict[str, Sequence[Any]], rng: random.Random
-) -> Row:
+def _with_long_sizes(row: Row, names: tuple[str, ...], operation: Operation, levels: Levels, rng: random.Random) -> Row:
     """The row with these sizes beyond a tile and normal numbers, so that errors show."""
     if not names:
         return row
@@ -342,7 +330,6 @@ def _grid_work(sizes: dict[str, int], batch: tuple[int, ...], operation: Operati
     if not grids:
         return 0.0
     elements = max(prod(dimension_value(d.factors, sizes) or 1 for d in core) for core in grids)
-    widths = [
-        size for name, size in sizes.items() if operation.axis(without_indices(name)) & (Axis.WIDTH | Axis.HIDDEN)
-    ]
+    wide = Axis.WIDTH | Axis.HIDDEN
+    widths = [size for name, size in sizes.items() if operation.axis(without_indices(name)) & wide]
     return float(elements) * max(widths, default=1) * prod(batch)

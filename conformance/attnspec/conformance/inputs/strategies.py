@@ -1,7 +1,5 @@
 """Hypothesis strategies for examples, from the Protocols and within the limits of a backend."""
 
-from typing import Any
-
 from hypothesis import strategies as st
 
 from attnspec.conformance.inputs.corners import Row, batches, example_from, factors, size_levels
@@ -19,12 +17,10 @@ def examples(draw: st.DrawFn, operation: Operation, limits: Limits, *, work: flo
     large = {draw(st.sampled_from([None, *operation.sizes])) for _ in range(2)}
     for name, options in levels.items():
         kind, _, size = name.partition(":")
-        if kind == "size":
-            row[name] = draw(_size(size, size in large, operation, limits))
-        else:
-            row[name] = draw(st.sampled_from(list(options)))
+        is_size = kind == "size"
+        row[name] = draw(_size(size, size in large, operation, limits) if is_size else st.sampled_from(list(options)))
     if "batch" in levels:
-        row["batch"] = draw(_batch(limits))
+        row["batch"] = draw(st.sampled_from(batches(limits)))
     return example_from(row, operation, limits, seed=draw(st.integers(0, 2**32 - 1)), work=work)
 
 
@@ -39,7 +35,3 @@ def _size(name: str, large: bool, operation: Operation, limits: Limits) -> st.Se
     if large:
         return st.integers(max(least, 1), max(options))
     return st.integers(least, max(least, 5)).map(lambda x: min(x, max(options)))
-
-
-def _batch(limits: Limits) -> st.SearchStrategy[Any]:
-    return st.sampled_from(batches(limits))

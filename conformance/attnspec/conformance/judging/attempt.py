@@ -9,7 +9,7 @@ import numpy as np
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.judging.checks import Check
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.judging.violation import LeftOut, Violation
+from attnspec.conformance.judging.violation import OutsideDeclaration, Violation
 
 CheckOutcome: TypeAlias = tuple[Violation | None, bool, float, int]
 """Violation or None, whether the law applies, error ratio, number of elements not judged."""
@@ -30,7 +30,7 @@ def attempt(subject: Subject, check: Check, arguments: Arguments, seed: int) -> 
     """
     outcome = attempt_once(subject, check, arguments, seed)
     violation, *_ = outcome
-    if violation is None or not _has_budget(violation):
+    if violation is None or violation.budget is None or not np.any(violation.budget):
         return outcome
     subject.sampled = True
     try:
@@ -55,11 +55,6 @@ def first_violated(
     return None
 
 
-def _has_budget(violation: Violation) -> bool:
-    """Return whether a budget other than 0 allowed the violating result to differ."""
-    return violation.budget is not None and bool(np.any(violation.budget))
-
-
 def attempt_once(subject: Subject, check: Check, arguments: Arguments, seed: int) -> CheckOutcome:
     """Check one law on one example once, with the budgets chosen by ``subject.sampled``."""
     subject.ratio, subject.not_judged, subject.too_wide, subject.informative = 0.0, 0, 0, 0
@@ -70,7 +65,7 @@ def attempt_once(subject: Subject, check: Check, arguments: Arguments, seed: int
         if violation.arguments is None:
             violation.arguments = arguments
         return violation, True, subject.ratio, subject.not_judged
-    except LeftOut as left_out:
+    except OutsideDeclaration as left_out:
         subject.left_out.setdefault(check.law.id, str(left_out))
         return None, False, subject.ratio, subject.not_judged
     return None, applies, subject.ratio, subject.not_judged

@@ -37,7 +37,7 @@ class Comparisons:
         """True if stored numbers share scales, so that changing one number may round others differently."""
         return False
 
-    def matches(
+    def demand_match(
         self,
         got: Numbers,
         expected: Numbers,
@@ -62,13 +62,13 @@ class Comparisons:
             wrong = np.asarray(got != expected)
             if wrong.any():
                 self.ratio = np.inf
-                self._raise(np.where(wrong, np.inf, 0.0), got, expected, np.zeros(got.shape), arguments, what)
+                _raise(int(np.argmax(wrong)), got, expected, np.zeros(got.shape), arguments, what)
             return
         ratios = self._ratios(got, expected, budget)
         largest = float(ratios.max())
         self.ratio = max(self.ratio, largest)
         if largest > 1:
-            self._raise(ratios, got, expected, budget, arguments, what)
+            _raise(int(np.argmax(ratios)), got, expected, budget, arguments, what)
 
     def _ratios(self, got: Numbers, expected: Numbers, budget: Numbers) -> Numbers:
         wide = np.result_type(expected.dtype, np.float64)
@@ -95,29 +95,7 @@ class Comparisons:
         self.informative += int((finite & ~too_wide & (np.abs(expected) > budget)).sum())
         return ratios
 
-    def _raise(
-        self,
-        ratios: Numbers,
-        got: Numbers,
-        expected: Numbers,
-        budget: Numbers,
-        arguments: Arguments,
-        what: str,
-        *,
-        exact: bool = False,
-    ) -> None:
-        index = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratios)), ratios.shape))
-        position = f"[{', '.join(map(str, index))}]" if index else ""
-        got_text, expected_text, difference = distinct_texts(got[index], expected[index])
-        text = f"{what}{position} is {got_text}, expected {expected_text}"
-        if exact:
-            text += ", bit for bit"
-        elif got.dtype != bool:
-            text += f" ± {float(np.broadcast_to(budget, got.shape)[index]):.3g}"
-        text += f": {difference}" if difference else ""
-        raise Violation(text, arguments=arguments, expected=expected, got=got, budget=budget, index=index)
-
-    def same(
+    def demand_equal(
         self, got: Numbers, expected: Numbers, budget: Callable[[], Numbers], arguments: Arguments, what: str
     ) -> None:
         """Demand that two results of the backend are equal, bit for bit or within budgets.
@@ -131,7 +109,7 @@ class Comparisons:
         if not different.any():
             return
         if self.within_budget or self.shares_scales:
-            self.matches(got, expected.astype(np.float64), 2 * budget(), arguments, what)
+            self.demand_match(got, expected.astype(np.float64), 2 * budget(), arguments, what)
             return
         # An infinite budget marks elements that a declared choice leaves open.
         different &= np.isfinite(budget())
@@ -141,15 +119,29 @@ class Comparisons:
             different &= ~subnormal
         if different.any():
             self.ratio = np.inf
-            ratios, no_budget = np.where(different, np.inf, 0.0), np.zeros(got.shape)
-            self._raise(ratios, got, expected, no_budget, arguments, what, exact=True)
+            _raise(int(np.argmax(different)), got, expected, np.zeros(got.shape), arguments, what, exact=True)
 
-    def holds(
+    def demand(
         self, condition: bool, message: str, arguments: Arguments, *, reason: Reason = Reason.VALUE, **more: Any
     ) -> None:
         """Demand that the condition holds; ``more`` are arguments of the violation."""
         if not condition:
             raise Violation(message, reason=reason, arguments=arguments, **more)
+
+
+def _raise(
+    worst: int, got: Numbers, expected: Numbers, budget: Numbers, arguments: Arguments, what: str, exact: bool = False
+) -> None:
+    index = tuple(int(i) for i in np.unravel_index(worst, got.shape))
+    position = f"[{', '.join(map(str, index))}]" if index else ""
+    got_text, expected_text, difference = distinct_texts(got[index], expected[index])
+    text = f"{what}{position} is {got_text}, expected {expected_text}"
+    if exact:
+        text += ", bit for bit"
+    elif got.dtype != bool:
+        text += f" ± {float(np.broadcast_to(budget, got.shape)[index]):.3g}"
+    text += f": {difference}" if difference else ""
+    raise Violation(text, arguments=arguments, expected=expected, got=got, budget=budget, index=index)
 
 
 def exactly_infinite(expected: Numbers, budget: Numbers) -> Numbers:

@@ -1,7 +1,8 @@
 """A backend's declaration, read once and validated."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from attnspec.conformance.judging.foreign_calls import printable
@@ -29,7 +30,7 @@ class Contract:
         """Read a backend's declaration; ``ValueError`` says what was expected and what came."""
         name = getattr(backend, "name", None)
         if not isinstance(name, str) or not name:
-            raise ValueError(f"name: expected a text; got {name!r}")
+            raise ValueError(f"name: expected a non-empty string; got {name!r}")
         operations = tuple(
             o.name for o in OPERATIONS.values() if not o.reference_only and getattr(backend, o.name, None) is not None
         )
@@ -38,16 +39,12 @@ class Contract:
                 raise ValueError(f"{operation}: expected a function; got {type(getattr(backend, operation)).__name__}")
         notes = getattr(backend, "notes", None) or {}
         if not isinstance(notes, Mapping):
-            raise ValueError(f"notes: expected a mapping of texts; got {type(notes).__name__}")
+            raise ValueError(f"notes: expected a mapping of strings; got {type(notes).__name__}")
         limits = Limits.of(getattr(backend, "limits", None))
-        known_features = sorted({feature for o in OPERATIONS.values() for feature in o.features})
-        for feature in limits.features or ():
-            if feature not in known_features:
-                raise ValueError(f"limits features: expected among {', '.join(known_features)}; got {feature!r}")
-        fields = {"dtypes_by_operation": dict(limits.dtypes_by_operation), "gradients": limits.gradients or ()}
-        for field, operation in ((field, operation) for field, names in fields.items() for operation in names):
-            if operation not in OPERATIONS:
-                raise ValueError(f"limits {field}: expected names of operations; got {operation!r}")
+        known_features = {feature for o in OPERATIONS.values() for feature in o.features}
+        _demand_known("limits features", "names of features", limits.features or (), known_features)
+        _demand_known("limits dtypes_by_operation", "names of operations", dict(limits.dtypes_by_operation), OPERATIONS)
+        _demand_known("limits gradients", "names of operations", limits.gradients or (), OPERATIONS)
         return cls(
             printable(name),
             operations,
@@ -58,3 +55,10 @@ class Contract:
             {printable(str(k)): printable(str(v)) for k, v in notes.items()},
             origin,
         )
+
+
+def _demand_known(field: str, kind: str, names: Iterable[str], known: Collection[str]) -> None:
+    for name in names:
+        if name not in known:
+            near = ", ".join(get_close_matches(str(name), sorted(known), cutoff=0.0))
+            raise ValueError(f"{field}: expected {kind}, such as {near}; got {name!r}")

@@ -79,11 +79,6 @@ def dtypes_of(operation: Operation, dtypes: Iterable[str]) -> tuple[str, ...]:
     return tuple(dtypes) if operation.floats else (DEFAULT_DTYPE,)
 
 
-def leading_dtype(dtypes: Sequence[str]) -> str:
-    """The dtype of checks that need only one: float32 if present, else the first."""
-    return "float32" if "float32" in dtypes else next(iter(dtypes), "")
-
-
 @lru_cache(maxsize=1024)
 def governing_laws(operation: Operation) -> tuple[str, ...]:
     """All laws that govern an operation, selected or not."""
@@ -106,7 +101,7 @@ def cases(
         if governing:
             tested = [d for d in contract.limits.dtypes_for(operation.name) if not dtypes or d in dtypes]
             case_dtypes = dtypes_of(operation, tested)
-            leading = leading_dtype(case_dtypes)
+            leading = "float32" if "float32" in case_dtypes else next(iter(case_dtypes), "")
             result += [Case(operation.name, dtype, governing, dtype == leading) for dtype in case_dtypes]
     # A worker that stays with a dtype reuses the kernels that the backend has compiled for it.
     return sorted(result, key=lambda c: (c.dtype != "float64", c.dtype, -len(c.laws), c.operation))
@@ -174,9 +169,8 @@ class _Run:
 
     def check(self, progress: _LawProgress, check: Check, arguments: Arguments, seed: int) -> None:
         """Run one check on one example and record the outcome for its law."""
-        outcome, progress.own_error = contained(
-            f"checking {progress.law}", lambda: attempt(self.subject, check, arguments, seed), NO_OUTCOME
-        )
+        step = partial(attempt, self.subject, check, arguments, seed)
+        outcome, progress.own_error = contained(f"checking {progress.law}", step, NO_OUTCOME)
         violation, applies, ratio, not_judged = outcome
         progress.examples += applies
         progress.ratio = max(progress.ratio, ratio)
@@ -363,7 +357,6 @@ def _check_example(run: _Run, example: Example, index: int, *, first: bool = Fal
 
 
 def _arguments_in_domain(subject: Subject, example: Example) -> tuple[Arguments, bool]:
-    """The arguments of an example, and whether they are in the domain."""
     arguments = subject.arguments(example)
     try:
         return arguments, subject.in_domain(arguments)
@@ -377,11 +370,8 @@ def _formula_ratio(run: _Run, example: Example, arguments: Arguments | None) -> 
         return 0.0
     run.mark(FORMULA, example)
     # An error of attnspec is not reported here: the formula's own check reports it.
-    (_, _, ratio, _), _ = contained(
-        "guiding the search by the formula",
-        lambda: attempt_once(run.subject, CHECKS[FORMULA][0], arguments, example.seed),
-        NO_OUTCOME,
-    )
+    check = partial(attempt_once, run.subject, CHECKS[FORMULA][0], arguments, example.seed)
+    (_, _, ratio, _), _ = contained("guiding the search by the formula", check, NO_OUTCOME)
     return ratio
 
 
@@ -404,7 +394,7 @@ def _verdict(run: _Run, case: Case, law: str, progress: _LawProgress) -> Result:
         if progress.examples:
             return result
         too_slow = not any(run.includes(check) for check in progress.checks)
-        reason = "the profiles full and release try it" if too_slow else "no example concerned it"
+        reason = "only the profiles full and release try it" if too_slow else "no example concerned it"
         if law in run.subject.left_out:
             reason = f"left out by {run.subject.left_out[law]}"
         return replace(result, status=Status.NOT_APPLICABLE, reason=reason)
@@ -427,9 +417,8 @@ def _with_counterexample(run: _Run, progress: _LawProgress, result: Result, cont
     )
     run.mark(law, "describing the counterexample")
     shown_input, writing_note = contained(f"writing {title}", lambda: without_snippet(arguments, violation), None)
-    script, snippet_note = contained(
-        f"writing the snippet for {title}", lambda: snippet(subject, check, arguments, violation, seed), ""
-    )
+    write = partial(snippet, subject, check, arguments, violation, seed)
+    script, snippet_note = contained(f"writing the snippet for {title}", write, "")
     return replace(
         result,
         message=violation.message,

@@ -44,18 +44,13 @@ class Raised:
 
     def _place(self) -> str:
         """The backend's calls, innermost first, and the library call that raised."""
-        frames = [
-            (f.f_code, line) for f, line in traceback.walk_tb(self.error.__traceback__) if not _of_suite(f.f_code)
-        ]
+        codes = [(f.f_code, line) for f, line in traceback.walk_tb(self.error.__traceback__)]
+        # Generated code is in no file.
+        frames = [frame for frame in codes if not frame[0].co_filename.startswith((SUITE, "<"))]
         own = [frame for frame in frames if not frame[0].co_filename.startswith(LIBRARIES)]
         shown = own if frames[-1:] == own[-1:] else [*own, frames[-1]]
         names = [f"{code.co_name} ({_path(code)}:{line})" for code, line in (shown if own else frames)[-MAX_FRAMES:]]
         return f", in {', called by '.join(reversed(names))}" if names else ""
-
-
-def _of_suite(code: CodeType) -> bool:
-    """Return whether code belongs to the suite, or was generated and is in no file."""
-    return code.co_filename.startswith((SUITE, "<"))
 
 
 def _path(code: CodeType) -> str:

@@ -53,14 +53,13 @@ def with_unspecified(leaf: Leaf, result: Judged, arguments: Arguments, semantics
     operation = arguments.operation
     query_size = operation.query_size
     has_rows = query_size is None or -2 in leaf.axes(query_size)
-    open_: Numbers = np.zeros(result.value.shape, bool)
+    shape = result.value.shape
+    open_: Numbers = np.zeros(shape, bool)
     if semantics.no_keys != "zero" and not all(map(arguments.size, operation.masks)):
-        open_ = np.ones(result.value.shape, bool)
+        open_ = np.ones(shape, bool)
     elif semantics.fully_masked != "zero" and has_rows:
-        open_ = np.broadcast_to(
-            with_feature_axes(~live_rows(arguments, bottom_right=semantics.bottom_right), leaf, query_size),
-            result.value.shape,
-        )
+        live = live_rows(arguments, bottom_right=semantics.bottom_right)
+        open_ = np.broadcast_to(with_feature_axes(~live, leaf, query_size), shape)
     if not open_.any():
         return result
     return replace(result, value=np.where(open_, np.nan, result.value), budget=np.where(open_, np.inf, result.budget))

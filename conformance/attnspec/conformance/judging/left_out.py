@@ -2,7 +2,7 @@
 
 from attnspec.conformance.inputs.arguments import Arguments
 from attnspec.conformance.inputs.attendance import rows_with_keys
-from attnspec.conformance.judging.violation import LeftOut
+from attnspec.conformance.judging.violation import OutsideDeclaration
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.semantics import Semantics
@@ -15,13 +15,13 @@ UNLIMITED = Limits()
 
 
 def demand_declared(limits: Limits, semantics: Semantics, arguments: Arguments, *, allow_refusal: bool = False) -> None:
-    """Raise ``LeftOut`` for calls outside the limits, or for which a backend declares to raise.
+    """Raise ``OutsideDeclaration`` for calls outside the limits, or for which a backend declares to raise.
 
     A backend may declare to raise on rows without attendable keys; with ``allow_refusal`` such calls are made.
     """
     demand_within_limits(limits, arguments)
     if not allow_refusal and raises_without_keys(semantics, arguments):
-        raise LeftOut("semantics fully_masked = error")
+        raise OutsideDeclaration("semantics fully_masked = error")
 
 
 def raises_without_keys(semantics: Semantics, arguments: Arguments) -> bool:
@@ -35,18 +35,18 @@ def raises_without_keys(semantics: Semantics, arguments: Arguments) -> bool:
 
 
 def demand_layouts(limits: Limits) -> None:
-    """Raise ``LeftOut`` unless the backend takes non-contiguous arrays."""
+    """Raise ``OutsideDeclaration`` unless the backend takes non-contiguous arrays."""
     if limits.contiguous_only:
-        raise LeftOut("limits contiguous_only = True")
+        raise OutsideDeclaration("limits contiguous_only = True")
 
 
 def demand_within_limits(limits: Limits, arguments: Arguments) -> None:
-    """Raise ``LeftOut`` for a call outside the limits; the message names the limit."""
+    """Raise ``OutsideDeclaration`` for a call outside the limits; the message names the limit."""
     operation = arguments.operation
     if not limits.mask and any(leaf.optional and arguments[leaf.path] is not None for leaf in operation.masks.values()):
-        raise LeftOut("limits mask = False")
+        raise OutsideDeclaration("limits mask = False")
     if not limits.causal and operation.flag is not None and arguments[operation.flag]:
-        raise LeftOut("limits causal = False")
+        raise OutsideDeclaration("limits causal = False")
     if all(getattr(limits, name) == getattr(UNLIMITED, name) for name in SIZE_LIMITS):
         return
     try:
@@ -54,13 +54,13 @@ def demand_within_limits(limits: Limits, arguments: Arguments) -> None:
     except ShapeError:
         return  # limits do not apply to shapes that the Protocol forbids
     if len(batch) > limits.max_batch_dims:
-        raise LeftOut(f"limits max_batch_dims = {limits.max_batch_dims}")
+        raise OutsideDeclaration(f"limits max_batch_dims = {limits.max_batch_dims}")
     if any(size < limits.min_batch for size in batch):
-        raise LeftOut(f"limits min_batch = {limits.min_batch}")
+        raise OutsideDeclaration(f"limits min_batch = {limits.min_batch}")
     lengths = [size for name, size in sizes.items() if operation.axis(name) & Axis.POSITION]
     if any(size < limits.min_length for size in lengths):
-        raise LeftOut(f"limits min_length = {limits.min_length}")
+        raise OutsideDeclaration(f"limits min_length = {limits.min_length}")
     if limits.max_length is not None and any(size > limits.max_length for size in lengths):
-        raise LeftOut(f"limits max_length = {limits.max_length}")
+        raise OutsideDeclaration(f"limits max_length = {limits.max_length}")
     if any(size % limits.multiple_of for size in lengths):
-        raise LeftOut(f"limits multiple_of = {limits.multiple_of}")
+        raise OutsideDeclaration(f"limits multiple_of = {limits.multiple_of}")

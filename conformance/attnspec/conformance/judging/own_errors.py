@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 class Containment(Protocol):
-    """Signature of :func:`contained` and of functions that survive more than exceptions."""
+    """Signature of :func:`contained`, and of variants that also survive crashes."""
 
     def __call__(self, stage: str, step: Callable[[], T], otherwise: T, /) -> tuple[T, str]:
         """The step's result, or ``otherwise`` with a note of what went wrong."""

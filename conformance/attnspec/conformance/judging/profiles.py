@@ -14,16 +14,13 @@ GRADIENT = "operation.gradient"
 CALLING_CHAPTERS = frozenset({"operation", "sizes", "storage", "training"})
 """Chapters about how calls are made. Their laws may fail because the formula is wrong."""
 
-STATE_LAWS = frozenset(
-    {
-        *("operation.independent-of-other-calls", "operation.result-owns-memory"),
-        *(
-            "training.independent-of-other-passes",
-            "training.gradients-own-memory",
-            "training.later-writes-have-no-effect",
-        ),
-    }
-)
+STATE_LAWS = {
+    "operation.independent-of-other-calls",
+    "operation.result-owns-memory",
+    "training.independent-of-other-passes",
+    "training.gradients-own-memory",
+    "training.later-writes-have-no-effect",
+}
 """Laws about state left by earlier calls, which may spoil a right formula."""
 
 SLOW_LAWS = {GRADIENT, "operation.rejection"}

@@ -24,7 +24,7 @@ from attnspec.conformance.judging.attempt import attempt
 from attnspec.conformance.judging.checks import Check
 from attnspec.conformance.judging.left_out import demand_declared
 from attnspec.conformance.judging.subject import Subject
-from attnspec.conformance.judging.violation import LeftOut, Reason, Violation
+from attnspec.conformance.judging.violation import OutsideDeclaration, Reason, Violation
 from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.shapes import ShapeError
 from attnspec.spec.contract.tree import Kind
@@ -66,7 +66,7 @@ class Search:
         try:
             demand_declared(self.subject.limits, self.subject.semantics, candidate)
             self.cost += 1 + multiply_adds(candidate.sizes, candidate.batch, candidate.operation) / CALL_COST
-        except (ShapeError, LeftOut):
+        except (ShapeError, OutsideDeclaration):
             return False  # without the first layer, the next one takes inputs of another width
         self.mark(self.check.law.id, "reducing the counterexample")
         violation = self.failure(candidate)
@@ -127,11 +127,10 @@ def reduce_search_to_zeros(search: Search) -> tuple[Arguments, Violation]:
     """Try zeros of size 1, then 2; return the smallest arguments and their violation."""
     subject = search.subject
     kinds = dict.fromkeys(subject.operation.call.names, "zeros")
-    absent = subject.unsupported_arrays
     for size in (1, 2):  # a backend may refuse odd sizes
         sizes = {name: subject.allowed_size(name, size) for name in subject.operation.sizes}
         sizes = with_divided_heads(sizes, subject.operation, subject.limits)
-        example = Example(sizes, kinds=kinds, absent=absent)
+        example = Example(sizes, kinds=kinds, absent=subject.unsupported_arrays)
         if search.accept(subject.arguments(example)):
             break
     return search.best, search.violation
@@ -153,11 +152,9 @@ def _reset_options(search: Search) -> bool:
 
 def _drop_batch(search: Search) -> bool:
     changed = False
-    while True:
-        candidate = next((c for c in _without_batch_axis(search.best) if search.accept(c)), None)
-        if candidate is None:
-            return changed
+    while any(map(search.accept, _without_batch_axis(search.best))):
         changed = True
+    return changed
 
 
 def _without_batch_axis(arguments: Arguments) -> Iterator[Arguments]:
@@ -289,7 +286,7 @@ def _simplify_numbers(search: Search) -> bool:
 
 
 def _is_as_simple(x: Numbers, simpler: Numbers) -> bool:
-    """Return whether x equals the candidate, or holds only 0 and 1, nowhere larger."""
+    """Return whether ``x`` equals ``simpler``, or has only zeros and ones, none of them larger."""
     return bool(np.array_equal(x, simpler)) or bool((np.abs(x) <= np.abs(simpler)).all() and np.isin(x, (0, 1)).all())
 
 

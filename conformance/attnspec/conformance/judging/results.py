@@ -27,7 +27,7 @@ TOO_WIDE = "budgets too large"
 JUDGE_LOST = "the judge's own process"
 """Message prefix of laws without a verdict: the process that judged them was killed."""
 
-CONTRADICTORY = "inconsistent: recorded as passed with an error ratio above 1; whoever recorded it was tampered with"
+CONTRADICTORY = "recorded as passed with an error ratio above 1: the record contradicts itself, and counts as a failure"
 """Message of a verdict that contradicts itself."""
 
 
@@ -93,9 +93,8 @@ class Result:
     @property
     def violates(self) -> bool:
         """True if the backend does not conform: the law failed, or is lost for no reason outside the backend."""
-        return self.status is Status.FAILED or (
-            self.status is Status.LOST and not self.interrupted and not self.unchecked
-        )
+        lost = self.status is Status.LOST and not self.interrupted and not self.unchecked
+        return self.status is Status.FAILED or lost
 
     @property
     def judged(self) -> bool:

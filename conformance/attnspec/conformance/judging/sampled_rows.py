@@ -47,7 +47,8 @@ def judge_rows(
         return True
     operation, query = subject.operation, subject.operation.query_size or ""
     results = subject.results(arguments)
-    for chosen in np.array_split(rows, -(-len(rows) * _keys_per_query(arguments) // MAX_PAIRS)):
+    keys_per_query = max(prod(arguments.batch) * (arguments.keys_count or 1), 1)
+    for chosen in np.array_split(rows, -(-len(rows) * keys_per_query // MAX_PAIRS)):
         part = with_explicit_mask(arguments, chosen, bottom_right=subject.semantics.bottom_right)
         if not subject.in_domain(part):
             return False
@@ -55,15 +56,10 @@ def judge_rows(
         for leaf in operation.outputs:
             got = along(results[leaf.path], leaf, query, arguments.binding, take(chosen))
             title = f"{what} in {len(rows)} of {arguments.queries} rows, {subject.title_of(leaf)}".strip()
-            subject.matches(got, expected[leaf.path].value, expected[leaf.path].budget, part, title)
+            subject.demand_match(got, expected[leaf.path].value, expected[leaf.path].budget, part, title)
     left = 1 - len(rows) / (arguments.queries or 1)
     subject.not_judged += round(left * sum(results[leaf.path].size for leaf in operation.outputs))
     return True
-
-
-def _keys_per_query(arguments: Arguments) -> int:
-    """The number of keys per query, summed over the batch."""
-    return max(prod(arguments.batch) * (arguments.keys_count or 1), 1)
 
 
 def rows_to_judge(subject: Subject, arguments: Arguments, most: int, rng: np.random.Generator) -> Numbers | None:

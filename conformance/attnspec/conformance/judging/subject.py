@@ -156,7 +156,7 @@ class Subject(Comparisons):
         return cast(Numbers, array)
 
     def converted(self, arguments: Arguments, *, allow_refusal: bool = False) -> dict[str, Any]:
-        """Non-default arguments as trees of backend arrays; ``LeftOut`` for calls that the declaration excludes."""
+        """Non-default arguments as trees of backend arrays; ``OutsideDeclaration`` for excluded calls."""
         demand_declared(self.limits, self.semantics, arguments, allow_refusal=allow_refusal)
         return arguments.passed_as(lambda path: self.convert(arguments[path]))
 
@@ -194,7 +194,7 @@ class Subject(Comparisons):
         try:
             leaf_arrays = results(self.operation, result)
         except StructureError as error:
-            raise Violation(f"the result does not fit: {error}", reason=Reason.TYPE) from None
+            raise Violation(f"the result has another structure: {error}", reason=Reason.TYPE) from None
         return {leaf.path: x for leaf, x in leaf_arrays}
 
     def results(self, arguments: Arguments) -> Results:
@@ -207,11 +207,8 @@ class Subject(Comparisons):
             self._demand_numbers(leaf, arrays[leaf.path], arguments)
             shape, expected = arrays[leaf.path].shape, arguments.binding.shape(leaf)
             if shape != expected:
-                raise Violation(
-                    f"{self.title_of(leaf)} has shape {as_tuple(shape)}, expected {as_tuple(expected)}",
-                    reason=Reason.SHAPE,
-                    arguments=arguments,
-                )
+                message = f"{self.title_of(leaf)} has shape {as_tuple(shape)}, expected {as_tuple(expected)}"
+                raise Violation(message, reason=Reason.SHAPE, arguments=arguments)
         return arrays
 
     def call(self, arguments: Arguments) -> Numbers:
@@ -231,13 +228,11 @@ class Subject(Comparisons):
     def _demand_numbers(self, leaf: Leaf, x: Any, arguments: Arguments) -> None:
         title = self.title_of(leaf)
         if not isinstance(x, np.ndarray):
-            raise Violation(
-                f"{title} is of type {type(x).__name__}, expected what to_numpy turns into a NumPy array",
-                reason=Reason.TYPE,
-                arguments=arguments,
-            )
+            message = f"{title} is of type {type(x).__name__}, expected an array that to_numpy converts to NumPy"
+            raise Violation(message, reason=Reason.TYPE, arguments=arguments)
         if not holds_numbers(x):
-            raise Violation(f"{title} is of dtype {x.dtype}, expected numbers", reason=Reason.TYPE, arguments=arguments)
+            message = f"{title} is of dtype {x.dtype}, expected real numbers"
+            raise Violation(message, reason=Reason.TYPE, arguments=arguments)
 
     def title_of(self, leaf: Leaf) -> str:
         """The name of a result array in messages."""
@@ -250,11 +245,8 @@ class Subject(Comparisons):
         has gradients, zeros have none).
         """
         results = self.results(arguments)
-        weights = {
-            leaf.path: self.exact(rng.standard_normal(results[leaf.path].shape))
-            for leaf in self.operation.outputs
-            if leaf.kind is Kind.FLOAT
-        }
+        shapes = {leaf.path: results[leaf.path].shape for leaf in self.operation.outputs if leaf.kind is Kind.FLOAT}
+        weights = {path: self.exact(rng.standard_normal(shape)) for path, shape in shapes.items()}
         if self.semantics.fully_masked == "zero" or self.operation.mask is None:
             return weights
         oracles = self.oracles(arguments)
@@ -284,7 +276,7 @@ class Subject(Comparisons):
                 message = f"vjp: expected a gradient for {leaf.path} of shape {as_tuple(x.shape)}; got {got}"
                 raise Violation(message, reason=Reason.TYPE if g is None else Reason.SHAPE, arguments=arguments)
             if not holds_numbers(g):
-                message = f"vjp: the gradient for {leaf.path} is of dtype {g.dtype}, expected numbers"
+                message = f"vjp: the gradient for {leaf.path} is of dtype {g.dtype}, expected real numbers"
                 raise Violation(message, reason=Reason.TYPE, arguments=arguments)
         return cast(Results, gradients)
 
@@ -379,18 +371,15 @@ class Subject(Comparisons):
         oracles = with_exact_infinities(self.normative_oracles(arguments, wide), self.semantics)
         if self.operation.mask is None:
             return oracles
-        return {
-            leaf.path: with_unspecified(leaf, oracles[leaf.path], arguments, self.semantics)
-            for leaf in self.operation.outputs
-        }
+        leaves = self.operation.outputs
+        return {x.path: with_unspecified(x, oracles[x.path], arguments, self.semantics) for x in leaves}
 
     def result_dtype(self, arguments: Arguments) -> str:
         """The name of the result's dtype; a dtype that is not float is a violation."""
         name = str(self.call(arguments).dtype.name)
         if name not in DEFAULTS:
-            raise Violation(
-                f"the result has dtype {name}, expected a float dtype", reason=Reason.DTYPE, arguments=arguments
-            )
+            message = f"the result has dtype {name}, expected a float dtype"
+            raise Violation(message, reason=Reason.DTYPE, arguments=arguments)
         return name
 
     def gradients(self, arguments: Arguments, cotangents: Results) -> dict[str, tuple[Numbers, Numbers]]:
@@ -450,7 +439,7 @@ class Subject(Comparisons):
             title = f"{what} {self.title_of(leaf)}".strip()
             # The default value binds the leaf of this turn; budgets are computed only if they are needed.
             budget = (lambda leaf=leaf: budgets()[leaf.path]) if callable(budgets) else budgets[leaf.path]
-            self.matches(got[leaf.path], expected[leaf.path], budget, arguments, title)
+            self.demand_match(got[leaf.path], expected[leaf.path], budget, arguments, title)
 
     def follows_formula(self, arguments: Arguments, what: str = "") -> None:
         """Demand that every result array is within its budget of the oracle's."""

@@ -23,7 +23,7 @@ class Reason(StrEnum):
     HUNG = "hung"
 
 
-class LeftOut(Exception):
+class OutsideDeclaration(Exception):
     """A call outside the backend's declaration; the message names the declaration."""
 
 

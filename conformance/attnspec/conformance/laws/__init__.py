@@ -1,79 +1,11 @@
 """Checks of the laws, by chapter or subject; importing them fills ``judging.checks.CHECKS``."""
 
-from attnspec.conformance.judging.checks import CHECKS, Check, checks
-from attnspec.conformance.laws import (
-    attention,
-    caches,
-    complexity,
-    fast_paths,
-    finite_fills,
-    infinities,
-    kernels,
-    magnitudes,
-    masking,
-    merging,
-    modes,
-    moments,
-    multihead,
-    normalization,
-    operation,
-    options,
-    pooling,
-    positional,
-    recorded_calls,
-    recurrent,
-    rows_without_keys,
-    scoring,
-    searches,
-    semantics,
-    seq2seq,
-    shared_batches,
-    single_keys,
-    sizes,
-    spreads,
-    storage,
-    training,
-    transformer,
-    vision,
-    vjp,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = [
-    "CHECKS",
-    "Check",
-    "attention",
-    "caches",
-    "checks",
-    "complexity",
-    "fast_paths",
-    "finite_fills",
-    "infinities",
-    "kernels",
-    "magnitudes",
-    "masking",
-    "merging",
-    "modes",
-    "moments",
-    "multihead",
-    "normalization",
-    "operation",
-    "options",
-    "pooling",
-    "positional",
-    "recorded_calls",
-    "recurrent",
-    "rows_without_keys",
-    "scoring",
-    "searches",
-    "semantics",
-    "seq2seq",
-    "shared_batches",
-    "single_keys",
-    "sizes",
-    "spreads",
-    "storage",
-    "training",
-    "transformer",
-    "vision",
-    "vjp",
-]
+from attnspec.conformance.judging.checks import CHECKS, Check, checks
+
+__all__ = ["CHECKS", "Check", "checks"]
+
+for module in iter_modules(__path__):
+    import_module(f"{__name__}.{module.name}")

@@ -68,7 +68,7 @@ def single_key_returns_its_value(subject: Subject, arguments: Arguments, rng: np
     expected = expected[..., 0, :] if single_query else expected
     # Bits may differ: if a compiler fuses s·c − max·c, the only weight is a rounding away from 1.
     title = "with one attendable key, the result"
-    subject.matches(subject.call(one_key), wide(expected), subject.budget(one_key), one_key, title)
+    subject.demand_match(subject.call(one_key), wide(expected), subject.budget(one_key), one_key, title)
     return True
 
 
@@ -116,7 +116,7 @@ def split_and_merge(subject: Subject, arguments: Arguments, rng: np.random.Gener
     merged = weight_of_first * of_first + (1 - weight_of_first) * of_second
     live = live_rows(subject, masked)
     got = np.where(live, wide(subject.call(masked)), 0.0)
-    subject.matches(got, np.where(live, merged, 0.0), budget, masked, "against its two halves merged, the result")
+    subject.demand_match(got, np.where(live, merged, 0.0), budget, masked, "against its two halves merged, the result")
     return True
 
 
@@ -144,7 +144,7 @@ def hardmax_limit(subject: Subject, arguments: Arguments, rng: np.random.Generat
         expected = wide(pooled_rows(sampled))[nearest]
         oracle = subject.oracle(far)
         distance = np.abs(wide(oracle.value) - expected)
-        subject.matches(subject.call(far), expected, oracle.budget + distance, far, f"at β = {beta:g}, the result")
+        subject.demand_match(subject.call(far), expected, oracle.budget + distance, far, f"at β = {beta:g}, the result")
     return True
 
 
@@ -244,7 +244,7 @@ def query_key_scale_exchange(subject: Subject, arguments: Arguments, rng: np.ran
             continue
         traded = arguments.replaced({query_path: query, key_path: key})
         budget = partial(subject.budget, arguments)
-        subject.same(subject.call(traded), expected, budget, traded, f"{prefix}, the result")
+        subject.demand_equal(subject.call(traded), expected, budget, traded, f"{prefix}, the result")
     return True
 
 
@@ -268,7 +268,7 @@ def input_dependence(subject: Subject, arguments: Arguments, rng: np.random.Gene
     expected = wide(pooled_rows(changed))[:count]
     got = wide(subject.call(changed))[:count]
     slack = average_tolerance(subject, changed, expected)
-    subject.holds(
+    subject.demand(
         bool((np.abs(got - expected) <= slack).all()),
         "queries that equal one key each do not find its value",
         changed,
@@ -294,9 +294,9 @@ def same_array_passed_twice(subject: Subject, arguments: Arguments, rng: np.rand
         inputs |= dict.fromkeys(paths, inputs[attended[0]])
         got = subject.numbers(subject.raw_result(inputs))
         expected = wide(subject.call(shared))
-        subject.holds(got.shape == expected.shape, f"one array as {' and '.join(paths)} changes the shape", shared)
+        subject.demand(got.shape == expected.shape, f"one array as {' and '.join(paths)} changes the shape", shared)
         title = f"with one array as {' and '.join(paths)}, the result"
-        subject.matches(got, expected, lambda: 2 * subject.budget(shared), shared, title)
+        subject.demand_match(got, expected, lambda: 2 * subject.budget(shared), shared, title)
     return True
 
 

@@ -72,7 +72,9 @@ def packed_equals_separate(subject: Subject, arguments: Arguments, rng: np.rando
             alone = alone.replaced(dict(zip(operation.cumulative, ends, strict=True)))
             for path, x in subject.results(alone).items():
                 at = _index_of_rows(operation, path, i)
-                subject.matches(x, expected[path][at], 2 * budgets[path][at], alone, f"of one sequence, the {path}")
+                subject.demand_match(
+                    x, expected[path][at], 2 * budgets[path][at], alone, f"of one sequence, the {path}"
+                )
     return True
 
 

@@ -16,7 +16,7 @@ from attnspec.conformance.judging.comparison import INFORMATIVE
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.left_out import raises_without_keys
 from attnspec.conformance.judging.subject import Results, Subject
-from attnspec.conformance.judging.violation import LeftOut, Reason, Violation
+from attnspec.conformance.judging.violation import OutsideDeclaration, Reason, Violation
 from attnspec.reference.budget import WIDTH, Judged
 from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.tree import Kind, Leaf, flatten, without_indices
@@ -231,7 +231,9 @@ def demand_additive_in(subject: Subject, arguments: Arguments, rng: np.random.Ge
     parts = [arguments.replaced({path: x}) for x in (first, second, both)]
     of_first, of_second, of_sum = (subject.call(p) for p in parts)
     budget = sum((subject.budget(p) for p in parts), np.zeros(()))
-    subject.matches(of_sum, wide(of_first) + wide(of_second), budget, parts[2], f"of the sum of two {path}s, {title}")
+    subject.demand_match(
+        of_sum, wide(of_first) + wide(of_second), budget, parts[2], f"of the sum of two {path}s, {title}"
+    )
     return True
 
 
@@ -285,7 +287,7 @@ def demand_no_bias(subject: Subject, arguments: Arguments, direction: Numbers, *
     estimate = float((error * scaled).sum()) / information
     limit = 12 * _deviation(subject, oracle, scaled, rows_err_alike) / information + 4 * subject.precision.accumulation
     subject.ratio = max(subject.ratio, abs(estimate) / limit)
-    subject.holds(
+    subject.demand(
         abs(estimate) <= limit,
         f"a relative error of {estimate:.3g} shows over all elements together, roundings leave at most {limit:.3g}",
         arguments,
@@ -313,7 +315,7 @@ def demand_joined_in_order(subject: Subject, arguments: Arguments) -> bool:
     got = subject.call(arguments)
     parts = [np.broadcast_to(x, (*got.shape[:-1], x.shape[-1])) for _, x in arguments.floats]
     expected = np.concatenate(parts, axis=-1)
-    subject.same(got, expected, lambda: subject.budget(arguments), arguments, "against its parts, the result")
+    subject.demand_equal(got, expected, lambda: subject.budget(arguments), arguments, "against its parts, the result")
     return bool(got.size)
 
 
@@ -321,7 +323,7 @@ def demand_bounded(subject: Subject, arguments: Arguments, path: str, bound: Num
     """Demand that elements of a result exceed a bound by at most their budget."""
     got, budget = wide(subject.results(arguments)[path]), subject.budgets(arguments)[path]
     slack = np.where(np.isfinite(budget), budget, 0)
-    subject.holds(
+    subject.demand(
         bool((np.abs(got) <= bound + slack).all()),
         f"{title} is of magnitude {np.abs(got).max(initial=0.0):.9g}",
         arguments,
@@ -334,7 +336,7 @@ def demand_odd_in(subject: Subject, arguments: Arguments, paths: Collection[str]
     """Demand that negating these arguments negates the result."""
     negated = arguments.replaced({path: -arguments.array(path) for path in paths})
     expected, budget = -wide(subject.call(arguments)), subject.budget(arguments)
-    subject.matches(subject.call(negated), expected, 2 * budget, negated, "of negated vectors, the result")
+    subject.demand_match(subject.call(negated), expected, 2 * budget, negated, "of negated vectors, the result")
     return bool(expected.size)
 
 
@@ -346,7 +348,7 @@ def demand_refusal(
     Left out if rejection is declared unchecked: a kernel that checked integers would wait for its device.
     """
     if subject.semantics.rejection == "unchecked":
-        raise LeftOut("semantics rejection = unchecked")
+        raise OutsideDeclaration("semantics rejection = unchecked")
     integers = arguments[path]
     if integers is None or not integers.size:
         return False

@@ -40,7 +40,7 @@ def translation_equivariance(subject: Subject, arguments: Arguments, rng: np.ran
     shifted = arguments.replaced({path: np.concatenate([zeros, x], axis=-2)})
     got, late_budget = (subject.call(shifted)[..., length - t :, :], subject.budget(shifted)[..., length - t :, :])
     budget = subject.budget(arguments) + late_budget
-    subject.matches(got, wide(subject.call(arguments)), budget, shifted, f"after {length - t} zeros, the result")
+    subject.demand_match(got, wide(subject.call(arguments)), budget, shifted, f"after {length - t} zeros, the result")
     return True
 
 
@@ -58,7 +58,7 @@ def locality(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
         changed = cut.replaced({path: np.where(out_of_reach[:, None], random_like(x, rng, subject), x)})
         got, expected = subject.call(changed)[..., i, :], wide(subject.call(cut))[..., i, :]
         budget = 2 * subject.budget(cut)[..., i, :]
-        subject.matches(got, expected, budget, changed, f"with other tokens out of reach of token {i}, the result")
+        subject.demand_match(got, expected, budget, changed, f"with other tokens out of reach of token {i}, the result")
     return True
 
 
@@ -74,7 +74,7 @@ def edge_contributions_add(subject: Subject, arguments: Arguments, rng: np.rando
     parts = [plain.with_mask(edges & chosen), plain.with_mask(edges & ~chosen)]
     expected = sum((wide(subject.call(part)) for part in parts), np.zeros(()))
     budget = sum((subject.budget(part) for part in (both, *parts)), np.zeros(()))
-    subject.matches(subject.call(both), expected, budget, both, "of the edges of two graphs, the result")
+    subject.demand_match(subject.call(both), expected, budget, both, "of the edges of two graphs, the result")
     return True
 
 
@@ -88,7 +88,7 @@ def one_edge(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     sender = rng.integers(n, size=n)
     own, received = plain.with_mask(np.eye(n, dtype=bool)), plain.with_mask(np.arange(n) == sender[:, None])
     expected, budget = (np.take(y, sender, axis=-2) for y in (wide(subject.call(own)), subject.budget(own)))
-    subject.matches(
+    subject.demand_match(
         subject.call(received), expected, budget + subject.budget(received), received, "along one edge, the result"
     )
     return True

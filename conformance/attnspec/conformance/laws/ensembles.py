@@ -223,7 +223,7 @@ def demand_unbiased(
     limit = WIDTH * float(np.sqrt((parts**2).sum())) / information + steepness * (shared + squared + lost)
     subject.estimates[name] = estimate, limit
     subject.ratio = max(subject.ratio, abs(estimate) / limit)
-    subject.holds(
+    subject.demand(
         abs(estimate) <= limit,
         f"a relative error of {estimate:.3g} in {name} shows over {len(error)} independent elements, roundings "
         f"leave at most {limit:.3g}",

@@ -9,7 +9,7 @@ from attnspec.conformance.inputs.attendance import mask_shape
 from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import sample, wide
-from attnspec.spec.contract.axes import Part
+from attnspec.spec.contract.axes import ScoreEffect
 from attnspec.spec.laws import masking as law
 
 FILLS = (1e4, 1e6, 1e9)
@@ -24,7 +24,7 @@ def no_finite_fill(subject: Subject, arguments: Arguments, rng: np.random.Genera
     shape, exponents, scale = (
         mask_shape(sampled),
         subject.operation.scores_scale_with,
-        subject.operation.part(Part.SCALE),
+        subject.operation.part(ScoreEffect.SCALE),
     )
     if not sampled.keys_count or 0 in shape or (not exponents and not subject.limits.has(scale)):
         return False

@@ -22,4 +22,4 @@ def gradients_match(
     for path, (value, budget) in expected.items():
         if path in got:
             title = f"{prefix} the gradient of {path}".strip()
-            subject.matches(got[path], scale * value, scale * budget + flushed, arguments, title)
+            subject.demand_match(got[path], scale * value, scale * budget + flushed, arguments, title)

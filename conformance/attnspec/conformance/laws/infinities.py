@@ -43,7 +43,7 @@ def infinite_scores(subject: Subject, arguments: Arguments, rng: np.random.Gener
         got, oracle = subject.call(infinite), subject.oracle(sampled.with_mask(allowed & ~low))
         rows = np.broadcast_to(high.any(-1, keepdims=True), shape)
         expected = np.where(rows, np.nan, oracle.value)
-        subject.matches(got, expected, oracle.budget, infinite, "with scores of −∞, the weight")
+        subject.demand_match(got, expected, oracle.budget, infinite, "with scores of −∞, the weight")
         if subject.semantics.attendable_nan == "propagates":
             _demand_nan(subject, got, high, infinite)
         tried = True
@@ -56,7 +56,7 @@ def _demand_nan(subject: Subject, got: Numbers, is_infinite: Numbers, arguments:
         index = tuple(int(i) for i in np.argwhere(finite)[0])
         message = f"the weight[{', '.join(map(str, index))}] of a score of +∞ is {wide(got)[index]:.9g}, expected NaN"
         expected = np.where(is_infinite, np.nan, wide(got))
-        subject.holds(False, message, arguments, expected=expected, got=got, index=index)
+        subject.demand(False, message, arguments, expected=expected, got=got, index=index)
 
 
 @probes("attendable_nan")
@@ -157,7 +157,7 @@ def _observe_low_rows(subject: Subject, arguments: Arguments, is_low: Numbers) -
     """The choice that rows of −∞ show; wrong numbers in other rows are a violation."""
     got, oracle = wide(subject.call(arguments)), subject.oracle(arguments)
     title = "minus_infinity cannot be told: of the rows with finite scores, the weight"
-    subject.matches(got, oracle.value, oracle.budget, arguments, title)
+    subject.demand_match(got, oracle.value, oracle.budget, arguments, title)
     greatest = np.max(got, axis=-1, keepdims=True, where=is_low, initial=-np.inf)
     for choice, fits in (("nan", np.isnan(got)), ("zero", got == 0), ("uniform", (got == greatest) & (got > 0))):
         if fits[is_low].all():
@@ -197,7 +197,7 @@ def infinite_values_propagate(subject: Subject, arguments: Arguments, rng: np.ra
         def budget(masked: Arguments = masked) -> Numbers:
             return 2 * subject.budget(masked)
 
-        subject.matches(got, others, budget, infinite, "with infinities in other features, the result")
+        subject.demand_match(got, others, budget, infinite, "with infinities in other features, the result")
         tried = True
     return tried
 
@@ -216,4 +216,4 @@ def _demand_infinity(subject: Subject, got: Numbers, reached: Numbers, infinity:
     if wrong.any():
         index = tuple(int(i) for i in np.argwhere(wrong)[0])
         message = f"the result[{', '.join(map(str, index))}], of a row that attends to {infinity}, is {got[index]:.9g}"
-        subject.holds(False, message, arguments, expected=np.where(reached, infinity, got), got=got, index=index)
+        subject.demand(False, message, arguments, expected=np.where(reached, infinity, got), got=got, index=index)

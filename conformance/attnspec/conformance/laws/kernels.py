@@ -9,7 +9,7 @@ from attnspec.conformance.inputs.attendance import attendable, mask_shape
 from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Results, Subject
 from attnspec.conformance.laws.common import doubles, sample, sum_budgets, wide
-from attnspec.spec.contract.axes import Axis, Part
+from attnspec.spec.contract.axes import Axis, ScoreEffect
 from attnspec.spec.contract.law import of
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import Kind, Leaf
@@ -32,7 +32,7 @@ def demand_equal(subject: Subject, first: Arguments, second: Arguments, prefix: 
     subject.all_match(subject.results(first), doubles(subject.results(second)), budgets, first, prefix)
 
 
-def accepts_parts(subject: Subject, *parts: Part) -> bool:
+def accepts_parts(subject: Subject, *parts: ScoreEffect) -> bool:
     """Return whether the backend accepts all these parts of the operation."""
     return all(map(subject.limits.has, map(subject.operation.part, parts)))
 
@@ -82,7 +82,7 @@ def grouped_heads_share_keys(subject: Subject, arguments: Arguments, rng: np.ran
             for leaf in operation.outputs:
                 (axis,) = leaf.axes(of_group)
                 expected, budget = (np.take(x[leaf.path], [r], axis=axis) for x in (expected_results, budgets))
-                subject.matches(got[leaf.path], expected, 2 * budget, one_head, f"head {r} alone, the {leaf.path}")
+                subject.demand_match(got[leaf.path], expected, 2 * budget, one_head, f"head {r} alone, the {leaf.path}")
     return True
 
 
@@ -90,9 +90,9 @@ def grouped_heads_share_keys(subject: Subject, arguments: Arguments, rng: np.ran
 def score_cap_limits(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Cap scores s at c = 2¹⁰, which moves them by s³/3c²; then at 2⁻⁶⁰."""
     operation = subject.operation
-    if not accepts_parts(subject, Part.CAP, Part.SCALE):
+    if not accepts_parts(subject, ScoreEffect.CAP, ScoreEffect.SCALE):
         return False
-    path, scale = operation.part(Part.CAP), operation.part(Part.SCALE)
+    path, scale = operation.part(ScoreEffect.CAP), operation.part(ScoreEffect.SCALE)
     sampled = sample(subject, rng, (2,), queries=4, keys=6)
     if operation.mask is not None:
         sampled = sampled.with_mask((rng.random(mask_shape(sampled)) < 0.5) | (np.arange(sampled.keys_count or 0) == 1))
@@ -115,9 +115,13 @@ def score_cap_limits(subject: Subject, arguments: Arguments, rng: np.random.Gene
 def sink(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Replace the sink by an attendable key of zeros; its bias is the sink."""
     operation = subject.operation
-    if not accepts_parts(subject, Part.SINK, Part.BIAS):
+    if not accepts_parts(subject, ScoreEffect.SINK, ScoreEffect.BIAS):
         return False
-    path, biased, (query, key, value) = operation.part(Part.SINK), operation.part(Part.BIAS), operands(operation)
+    path, biased, (query, key, value) = (
+        operation.part(ScoreEffect.SINK),
+        operation.part(ScoreEffect.BIAS),
+        operands(operation),
+    )
     heads, dtype = arguments.array(query.path).shape[-3], arguments.array(query.path).dtype
     with_sink = arguments.unordered().replaced({path: subject.exact(rng.standard_normal(heads))})
     m = with_sink.keys_count or 0
@@ -139,9 +143,13 @@ def sink(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bo
 def slopes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Replace slopes by a bias of −slope·|distance|, for later keys too."""
     operation = subject.operation
-    if not accepts_parts(subject, Part.SLOPES, Part.BIAS):
+    if not accepts_parts(subject, ScoreEffect.SLOPES, ScoreEffect.BIAS):
         return False
-    path, biased, (query, _, _) = operation.part(Part.SLOPES), operation.part(Part.BIAS), operands(operation)
+    path, biased, (query, _, _) = (
+        operation.part(ScoreEffect.SLOPES),
+        operation.part(ScoreEffect.BIAS),
+        operands(operation),
+    )
     powers = subject.exact(2.0 ** -rng.integers(0, 5, arguments.array(query.path).shape[-3]).astype(float))
     with_slopes = arguments.replaced({path: powers, biased: None} | ({operation.flag: False} if operation.flag else {}))
     n, m = with_slopes.queries or 0, with_slopes.keys_count or 0
@@ -165,9 +173,11 @@ def natural_logarithm(subject: Subject, arguments: Arguments, rng: np.random.Gen
     sampled = sample(subject, rng, (2,), queries=3, keys=5)
     size = operation.key_size or ""
     changes = [(sampled.along(size, take(np.tile(np.arange(sampled.size(size)), 2))), np.log(2.0), "of repeated keys,")]
-    if accepts_parts(subject, Part.BIAS):
+    if accepts_parts(subject, ScoreEffect.BIAS):
         bias = np.ones((1, 1, 1), sampled.array(query.path).dtype)
-        changes.append((sampled.replaced({operation.part(Part.BIAS): bias}), 1.0, "of scores that are greater by 1,"))
+        changes.append(
+            (sampled.replaced({operation.part(ScoreEffect.BIAS): bias}), 1.0, "of scores that are greater by 1,")
+        )
     before, budgets = doubles(subject.results(sampled)), subject.budgets(sampled)
     for other, added, text in changes:
         expected = {**before, path: before[path] + added}
@@ -184,13 +194,13 @@ def empty_rows(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     mask = attendable(arguments, bottom_right=subject.semantics.bottom_right)
     mask[..., int(rng.integers(arguments.queries)), :] = False
     rows_without_keys = np.expand_dims(~mask.any(-1), -2)
-    masked, path = arguments.with_mask(mask), operation.part(Part.SINK)
+    masked, path = arguments.with_mask(mask), operation.part(ScoreEffect.SINK)
     candidates = (masked, masked.replaced({path: None}))
     cases = [case for case in candidates if case[path] is not None or subject.semantics.fully_masked == "zero"]
     for case in cases:
         output = subject.call(case)
         empty = np.broadcast_to(rows_without_keys, output.shape[:-1])
-        subject.holds(bool((output[empty] == 0).all()), "a row without keys is not 0", case, got=output)
+        subject.demand(bool((output[empty] == 0).all()), "a row without keys is not 0", case, got=output)
         if not logarithm_paths(operation):
             continue
         (logarithm,) = logarithm_paths(operation)
@@ -203,7 +213,7 @@ def empty_rows(subject: Subject, arguments: Arguments, rng: np.random.Generator)
         # The comparison covers −∞; the lower bound avoids −∞ − (−∞), which is NaN.
         correct = (wide(got) == expected) | (np.abs(wide(got) - np.maximum(expected, -1e30)) <= budget)
         message = "the logarithm of a row without keys is not that of its sink, or −∞"
-        subject.holds(bool(correct[empty].all()), message, case, expected=expected, got=got)
+        subject.demand(bool(correct[empty].all()), message, case, expected=expected, got=got)
     return bool(cases)
 
 
@@ -221,7 +231,7 @@ def latent_weight_absorption(subject: Subject, arguments: Arguments, rng: np.ran
         absorbed = _softmax_weights(np.concatenate([q @ w_k, q_r], -1), np.concatenate([latent, rotated], -1), scale)
         for expected, form in ((plain, "plain"), ((absorbed @ latent) @ np.swapaxes(w_v, -1, -2), "absorbed")):
             title = f"against the {form} form, the result"
-            subject.matches(subject.call(sampled), expected, subject.budget(sampled), sampled, title)
+            subject.demand_match(subject.call(sampled), expected, subject.budget(sampled), sampled, title)
     return True
 
 
@@ -245,10 +255,10 @@ def rotary_relative_position(subject: Subject, arguments: Arguments, rng: np.ran
         return False
     slack = (2 * np.abs(got) * budget + budget**2).sum(-1)
     expected = (np.broadcast_to(x, got.shape) ** 2).sum(-1)
-    subject.matches((got**2).sum(-1), expected, slack, arguments, "the squared length of row")
+    subject.demand_match((got**2).sum(-1), expected, slack, arguments, "the squared length of row")
     if subject.limits.has(_positions(subject)):
         at_zero = arguments.replaced({_positions(subject): np.zeros(x.shape[-2], np.int64)})
-        subject.matches(subject.call(at_zero), x, subject.budget(at_zero), at_zero, "at position 0, the result")
+        subject.demand_match(subject.call(at_zero), x, subject.budget(at_zero), at_zero, "at position 0, the result")
         _shift_positions(subject, arguments, rng)
     return True
 
@@ -265,7 +275,7 @@ def _shift_positions(subject: Subject, arguments: Arguments, rng: np.random.Gene
         products.append(got @ np.swapaxes(got, -1, -2))
         half = np.abs(got) @ np.swapaxes(budget, -1, -2)
         slack = slack + half + np.swapaxes(half, -1, -2) + budget @ np.swapaxes(budget, -1, -2)
-    subject.matches(products[1], products[0], slack, moved_rows, f"{shift} positions later, the inner product")
+    subject.demand_match(products[1], products[0], slack, moved_rows, f"{shift} positions later, the inner product")
 
 
 @checks(law.GEOMETRIC_ALIBI_SLOPES, once=True)
@@ -277,12 +287,12 @@ def geometric_alibi_slopes(subject: Subject, arguments: Arguments, rng: np.rando
         got, budget = wide(subject.call(slopes)), subject.budget(slopes)
         power = 1 << (heads.bit_length() - 1)
         powers = got[0] ** np.arange(1, power + 1)
-        subject.matches(got[:power], powers, 64 * budget[:power], slopes, "as a power, the slope")
+        subject.demand_match(got[:power], powers, 64 * budget[:power], slopes, "as a power, the slope")
         last = slice(power - 1, power)
-        subject.matches(got[last], np.array([2.0**-8]), budget[last], slopes, "the last slope")
+        subject.demand_match(got[last], np.array([2.0**-8]), budget[last], slopes, "the last slope")
         twice_as_many = wide(subject.call(Arguments(subject.operation, {option.path: 2 * power})))
         expected = twice_as_many[0::2][: heads - power]
-        subject.matches(got[power:], expected, 2 * budget[power:], slopes, "of the other heads, the slope")
+        subject.demand_match(got[power:], expected, 2 * budget[power:], slopes, "of the other heads, the slope")
     return True
 
 
@@ -302,7 +312,7 @@ def window_parts(subject: Subject, arguments: Arguments, rng: np.random.Generato
         (mask(None, 0), np.tri(n, m, dtype=bool)),
         (mask(None, None), np.ones((n, m), bool)),
     ):
-        subject.matches(got, expected, np.zeros(expected.shape), arguments, "against its parts, the mask")
+        subject.demand_match(got, expected, np.zeros(expected.shape), arguments, "against its parts, the mask")
     return True
 
 
@@ -314,10 +324,10 @@ def documents(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     first, second = (leaf.path for leaf in subject.operation.leaves)
     renamed = arguments.replaced({path: new_numbers[arguments.array(path)] for path in (first, second)})
     title = "of documents with other names, the mask"
-    subject.matches(subject.call(renamed), mask, np.zeros(mask.shape), renamed, title)
+    subject.demand_match(subject.call(renamed), mask, np.zeros(mask.shape), renamed, title)
     exchanged = Arguments(subject.operation, {first: arguments.array(second), second: arguments.array(first)})
     mirror = np.swapaxes(mask, -1, -2)
-    subject.matches(
+    subject.demand_match(
         subject.call(exchanged), mirror, np.zeros(mirror.shape), exchanged, "with sides exchanged, the mask"
     )
     return True
@@ -342,5 +352,5 @@ def dropout_keeps_mean(subject: Subject, arguments: Arguments, rng: np.random.Ge
     ((_, weights),) = few_keys.floats
     expected = wide(weights)
     slack = slack + 16 * np.finfo(np.float64).eps * np.abs(expected)
-    subject.matches(total, np.broadcast_to(expected, total.shape), slack, few_keys, "over all masks, the mean")
+    subject.demand_match(total, np.broadcast_to(expected, total.shape), slack, few_keys, "over all masks, the mean")
     return True

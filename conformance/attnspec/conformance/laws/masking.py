@@ -73,7 +73,7 @@ def future_invariance(subject: Subject, arguments: Arguments, rng: np.random.Gen
 
     for path, x in before.items():
         title = f"after a change behind position {i}, the {path}"
-        subject.same(after[path], x, partial(budget, path), changed, title)
+        subject.demand_equal(after[path], x, partial(budget, path), changed, title)
     _cut_off(subject, causal, i)
     return True
 
@@ -91,7 +91,9 @@ def _cut_off(subject: Subject, causal: Arguments, i: int) -> None:
     budgets = _first_rows(subject.budgets(causal), length, rows, subject, causal)
     got, described_length = subject.results(cut), "position" if length == 1 else f"{length} positions"
     for path, x in expected.items():
-        subject.matches(got[path], x, 2 * budgets[path], causal, f"for the first {described_length} alone, the {path}")
+        subject.demand_match(
+            got[path], x, 2 * budgets[path], causal, f"for the first {described_length} alone, the {path}"
+        )
 
 
 @checks(law.MASKED_GETS_NO_GRADIENT, governs=law.causal)
@@ -116,7 +118,7 @@ def future_gradient(subject: Subject, arguments: Arguments, rng: np.random.Gener
             continue
         gradient = gradients[leaf.path]
         before = _zero_behind(gradient, leaf.axes(columns), i)
-        subject.holds(
+        subject.demand(
             bool(np.array_equal(gradient != 0, before != 0)),
             f"the gradient of {leaf.path} behind position {i} is not 0",
             causal,
@@ -191,7 +193,9 @@ def _change_hidden_keys(subject: Subject, arguments: Arguments, rng: np.random.G
 
     for leaf in subject.operation.summed_over(size):
         path = leaf.path
-        subject.same(after[path], before[path], partial(budget, path), changed, f"{prefix} {subject.title_of(leaf)}")
+        subject.demand_equal(
+            after[path], before[path], partial(budget, path), changed, f"{prefix} {subject.title_of(leaf)}"
+        )
 
 
 @checks(law.MASKED_GETS_NO_GRADIENT, once=True, governs=law.separate_keys)
@@ -220,7 +224,7 @@ def _compare_poisoned_gradients(subject: Subject, rng: np.random.Generator, keys
             gradients = subject.vjp(poisoned, cotangents)
             for other in (leaf.path for leaf, _ in masked.batched if leaf.path in expected):
                 title = f"with NaN or infinities in rows of {path} that are left out, the gradient of {other}"
-                subject.matches(gradients[other], *expected[other], poisoned, title)
+                subject.demand_match(gradients[other], *expected[other], poisoned, title)
 
 
 def _with_ignored_rows(
@@ -343,7 +347,7 @@ def mask_of_its_own(subject: Subject, arguments: Arguments, rng: np.random.Gener
                     path = leaf.path
                     got, expected, title = whole[path][index], wide(alone[path]), f"{prefix} {subject.title_of(leaf)}"
                     budget = partial(_element_budget, subject, masked, path, index)
-                    subject.matches(got, expected, budget, masked, title)
+                    subject.demand_match(got, expected, budget, masked, title)
         tried = True
     return tried
 
@@ -370,7 +374,7 @@ def strict_mask_excludes_diagonal(subject: Subject, arguments: Arguments, rng: n
     rows, columns = (arguments[path] for path in _sides(arguments))
     diagonal = np.tri(rows, columns, dtype=bool) & ~np.tri(rows, columns, -1, dtype=bool)
     difference = inclusive.astype(np.int8) - strict.astype(np.int8)
-    subject.holds(
+    subject.demand(
         bool(np.array_equal(difference, diagonal.astype(np.int8))),
         f"the masks with and without `{option.path}` do not differ by the diagonal",
         arguments,
@@ -392,12 +396,12 @@ def padding_keeps_first_keys(subject: Subject, arguments: Arguments, rng: np.ran
     mask = subject.call(arguments)
     counts = mask.sum(-1)
     _, lengths, _ = _lengths(arguments)
-    subject.holds(
+    subject.demand(
         bool(np.array_equal(counts, lengths)), "a row does not allow as many keys as its length", arguments,
         expected=lengths, got=counts,
     )  # fmt: skip
     first_keys_only = bool((mask[..., :-1] >= mask[..., 1:]).all())
-    subject.holds(first_keys_only, "a key is allowed behind one that is not", arguments, got=mask)
+    subject.demand(first_keys_only, "a key is allowed behind one that is not", arguments, got=mask)
     return True
 
 

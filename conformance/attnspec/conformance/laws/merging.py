@@ -63,7 +63,7 @@ def _demand_merged_empty_parts(subject: Subject, rng: np.random.Generator) -> No
     got, expected = wide(subject.results(empty)[logarithm]), subject.oracles(empty)[logarithm].value
     message = "the logarithm of parts of which all are empty is not −∞"
     correct = bool(np.isneginf(got[np.isneginf(expected)]).all())
-    subject.holds(correct, message, empty, expected=expected, got=got)
+    subject.demand(correct, message, empty, expected=expected, got=got)
 
 
 @checks(law.MERGED_PARTS_EQUAL_WHOLE, once=True)
@@ -122,5 +122,5 @@ def merged_gradients(subject: Subject, arguments: Arguments, rng: np.random.Gene
     for path, (value, budget) in expected.items():
         # Each part rounds as much as the whole does, and the merging does once more.
         slack = (len(parts) + 1) * np.maximum(budget, budget.max(initial=0.0))
-        subject.matches(total[path], value, slack, whole, f"through the parts, the gradient of {path}")
+        subject.demand_match(total[path], value, slack, whole, f"through the parts, the gradient of {path}")
     return True

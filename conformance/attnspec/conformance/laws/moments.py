@@ -64,7 +64,7 @@ def _demand_close(
 ) -> None:
     if slack > 0:
         subject.ratio = max(subject.ratio, abs(got - expected) / slack)
-    subject.holds(
+    subject.demand(
         abs(got - expected) <= slack,
         f"{title} is {got:.12g}, expected {expected:.12g} ± {slack:.3g}",
         arguments,

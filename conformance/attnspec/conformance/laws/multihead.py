@@ -41,7 +41,9 @@ def one_head_is_attention(subject: Subject, arguments: Arguments, rng: np.random
         return False
     oracle = subject.oracle(single)
     expected = expected_or_oracle(expected, oracle)
-    subject.matches(subject.call(single), expected, oracle.budget, single, "with one head and identities, the result")
+    subject.demand_match(
+        subject.call(single), expected, oracle.budget, single, "with one head and identities, the result"
+    )
     return True
 
 
@@ -66,7 +68,7 @@ def heads_add_up(subject: Subject, arguments: Arguments, rng: np.random.Generato
     else:
         expected, budget = (wide(subject.call(groups[0])) + wide(subject.call(groups[1])), whole + left + right)
     title = f"against its first {first} heads and the others, the result"
-    subject.matches(subject.call(arguments), expected, budget, arguments, title)
+    subject.demand_match(subject.call(arguments), expected, budget, arguments, title)
     return True
 
 
@@ -88,5 +90,5 @@ def head_column_order(subject: Subject, arguments: Arguments, rng: np.random.Gen
     for i in range(count):
         columns, head = rows[..., i * width : (i + 1) * width], heads[..., i, :, :]
         got, expected = (head, columns) if splits else (columns, head)
-        subject.same(got, expected, partial(np.zeros, expected.shape), arguments, f"of head {i}, the features")
+        subject.demand_equal(got, expected, partial(np.zeros, expected.shape), arguments, f"of head {i}, the features")
     return bool(heads.size)

@@ -33,22 +33,22 @@ def sums_to_one(subject: Subject, arguments: Arguments, rng: np.random.Generator
     live: Numbers = np.ones(got.shape[:-1], bool)
     if subject.operation.protocol is Softmax:
         live = np.broadcast_to(live_rows(subject, arguments)[..., 0], live.shape)
-    subject.holds(not (got < 0).any(), f"a weight or probability is {np.nanmin(got):.9g}", arguments, got=got)
+    subject.demand(not (got < 0).any(), f"a weight or probability is {np.nanmin(got):.9g}", arguments, got=got)
     sums = np.where(live, got.sum(-1), 0.0)
     slack = np.where(np.isfinite(budget), budget, 1.0).sum(-1)
-    subject.matches(sums, live.astype(np.float64), slack, arguments, "the sum of row")
+    subject.demand_match(sums, live.astype(np.float64), slack, arguments, "the sum of row")
     return bool(live.any())
 
 
 def _log_distribution(subject: Subject, arguments: Arguments, got: Numbers, budget: Numbers) -> None:
     """Check the greatest logarithm, and sums of probabilities."""
     slack = np.where(np.isfinite(budget), budget, np.inf)
-    subject.holds(bool((got <= slack).all()), f"a logarithm is {got.max():.9g}", arguments, got=got)
+    subject.demand(bool((got <= slack).all()), f"a logarithm is {got.max():.9g}", arguments, got=got)
     with np.errstate(over="ignore"):
         sums = np.exp(got).sum(-1)
         slack = (np.exp(got) * np.expm1(np.minimum(slack, 100.0))).sum(-1)
     slack = slack + got.shape[-1] * np.finfo(np.float64).eps
-    subject.matches(sums, np.ones(sums.shape), slack, arguments, "of the probabilities, the sum of row")
+    subject.demand_match(sums, np.ones(sums.shape), slack, arguments, "of the probabilities, the sum of row")
 
 
 @checks(law.MASKED_WEIGHT_IS_ZERO)
@@ -57,7 +57,7 @@ def masked_weight_is_zero(subject: Subject, arguments: Arguments, rng: np.random
     hidden = ~attendable(arguments) & live_rows(subject, arguments)
     got = subject.call(arguments)
     leaked = hidden & (got != 0)
-    subject.holds(
+    subject.demand(
         not leaked.any(),
         f"a masked key has weight {wide(got)[leaked][:1]}",
         arguments,
@@ -75,7 +75,7 @@ def shift_invariance(subject: Subject, arguments: Arguments, rng: np.random.Gene
     shift = float(rng.choice([-8.0, 4.0, 8.0]))
     far = near.replaced({path: subject.exact(wide(near.array(path)) + shift)})
     budget = subject.budget(near) + subject.budget(far)
-    subject.matches(subject.call(far), wide(subject.call(near)), budget, far, f"shifted by {shift}, the weight")
+    subject.demand_match(subject.call(far), wide(subject.call(near)), budget, far, f"shifted by {shift}, the weight")
     return True
 
 
@@ -94,7 +94,7 @@ def order_preserved(subject: Subject, arguments: Arguments, rng: np.random.Gener
     with np.errstate(invalid="ignore"):
         inverted = ordered[..., 1:] - ordered[..., :-1] < -(slack[..., 1:] + slack[..., :-1])
         wrong = inverted & ranked[..., 1:] & ranked[..., :-1] & (rises[..., 1:] > rises[..., :-1])
-    subject.holds(not wrong.any(), "a greater score has the smaller weight", arguments, got=got)
+    subject.demand(not wrong.any(), "a greater score has the smaller weight", arguments, got=got)
     return True
 
 
@@ -109,8 +109,8 @@ def extreme_scores_stay_finite(subject: Subject, arguments: Arguments, rng: np.r
     extreme = arguments.replaced({_scores(subject): subject.exact(np.where(row < 0.1, -largest, scores))})
     got, expected = subject.call(extreme), subject.oracle(extreme)
     rows = np.broadcast_to(live_rows(subject, extreme), got.shape)
-    subject.holds(
+    subject.demand(
         bool(np.isfinite(wide(got))[rows].all()), "a weight is not finite", extreme, got=got, expected=expected.value
     )
-    subject.matches(got, expected.value, expected.budget, extreme)
+    subject.demand_match(got, expected.value, expected.budget, extreme)
     return True

@@ -14,7 +14,7 @@ from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.foreign_calls import Raised
 from attnspec.conformance.judging.left_out import demand_declared
 from attnspec.conformance.judging.subject import Results, Subject
-from attnspec.conformance.judging.violation import LeftOut, Reason, Violation
+from attnspec.conformance.judging.violation import OutsideDeclaration, Reason, Violation
 from attnspec.conformance.laws.common import doubled, doubles, in_full_batches, live_rows, normal_like, sample, wide
 from attnspec.conformance.laws.gradient_calls import accepted_masks, overwrite
 from attnspec.conformance.laws.gradients import gradients_match
@@ -50,7 +50,7 @@ def dtype(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
         got = results[leaf.path].dtype
         message = f"{subject.title_of(leaf)} has dtype {got.name}, expected {_expected_dtype(subject, leaf)}"
         fits = got.kind in "iu" if leaf.kind is Kind.INT else got.name in _expected_dtype(subject, leaf).split(" or ")
-        subject.holds(fits, message, arguments, reason=Reason.DTYPE)
+        subject.demand(fits, message, arguments, reason=Reason.DTYPE)
     return True
 
 
@@ -139,7 +139,7 @@ def no_mutation(subject: Subject, arguments: Arguments, rng: np.random.Generator
     for path, x in arguments.arrays.items():
         if path in backend_arrays:
             after = subject.numbers(backend_arrays[path])
-            subject.holds(
+            subject.demand(
                 np.array_equal(after, x, equal_nan=is_float(x)),
                 f"{path} was written to",
                 arguments,
@@ -176,7 +176,7 @@ def _copied_results(subject: Subject, raw: Any) -> Results:
 def _demand_same(subject: Subject, got: Results, expected: Results, arguments: Arguments, prefix: str) -> None:
     for path, x in expected.items():
         title = f"{prefix} {path if len(expected) > 1 else 'result'}"
-        subject.same(got[path], x, partial(_budget, subject, arguments, path), arguments, title)
+        subject.demand_equal(got[path], x, partial(_budget, subject, arguments, path), arguments, title)
 
 
 def _budget(subject: Subject, arguments: Arguments, path: str) -> Numbers:
@@ -201,7 +201,7 @@ def result_owns_memory(subject: Subject, arguments: Arguments, rng: np.random.Ge
                 same = np.array_equal(subject.numbers(x), before[path], equal_nan=is_float(before[path]))
                 names = kind if paths == [kind] else f"{kind}{'s' if len(paths) > 1 else ''} {', '.join(paths)}"
                 message = f"writing to the {names} changes {path}"
-                subject.holds(same, message, sampled, reason=Reason.MUTATED_INPUT, expected=before[path])
+                subject.demand(same, message, sampled, reason=Reason.MUTATED_INPUT, expected=before[path])
     return written
 
 
@@ -246,7 +246,7 @@ def rejection(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     Left out if rejection is declared unchecked, since such a call might end the process.
     """
     if subject.semantics.rejection == "unchecked":
-        raise LeftOut("semantics rejection = unchecked")
+        raise OutsideDeclaration("semantics rejection = unchecked")
     subject.observed.setdefault("rejection", "raises")
     whole = _with_full_masks(subject, arguments)
     alone = whole if 0 in whole.batch else whole.element((0,) * len(whole.batch))

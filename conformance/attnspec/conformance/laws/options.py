@@ -13,7 +13,7 @@ from attnspec.conformance.laws.common import doubles, live_rows, sample, wide
 from attnspec.conformance.laws.gradient_calls import accepted_masks, accepts_causal, fits_dtype
 from attnspec.conformance.laws.gradients import gradients_match
 from attnspec.conformance.laws.kernels import grouped_head_sizes
-from attnspec.spec.contract.axes import Axis, Part
+from attnspec.spec.contract.axes import Axis, ScoreEffect
 from attnspec.spec.laws import operation as law
 from attnspec.spec.laws import training
 
@@ -63,7 +63,7 @@ def _options(subject: Subject, rng: np.random.Generator, shape: tuple[int, int])
             # Lengths are 0 and 3, in decoding 0 and 1: shorter than any tile.
             step = 1 if shape == DECODING else 3
             values[name] = np.arange(values[name].size).reshape(values[name].shape) * step
-        elif name == operation.part(Part.SINK) and shape == DECODING:
+        elif name == operation.part(ScoreEffect.SINK) and shape == DECODING:
             values[name] = subject.exact(wide(values[name]) + HIGH)
     return bare, values
 
@@ -120,7 +120,7 @@ def _demand_effect(subject: Subject, bare: Arguments, changed: Arguments, name: 
         return
     leading = subject.operation.leading.path
     message = f"{name} is accepted and has no effect"
-    subject.holds(not _visible(subject, bare, changed), message, changed, expected=before[leading], got=after[leading])
+    subject.demand(not _visible(subject, bare, changed), message, changed, expected=before[leading], got=after[leading])
 
 
 def _visible(subject: Subject, bare: Arguments, changed: Arguments) -> bool:
@@ -155,7 +155,7 @@ def with_least_bias(arguments: Arguments, tile: int) -> Arguments | None:
     It has no masks and no sinks; None without a bias. Such scores are outside of the domain, but the weight is 0 even
     if a sum overflows.
     """
-    path, sinks = arguments.operation.part(Part.BIAS), arguments.operation.part(Part.SINK)
+    path, sinks = arguments.operation.part(ScoreEffect.BIAS), arguments.operation.part(ScoreEffect.SINK)
     if not path or arguments[path] is None:
         return None
     bias = arguments.array(path)

@@ -60,7 +60,7 @@ def _demand_in_hull(subject: Subject, arguments: Arguments, label: str) -> bool:
     with np.errstate(invalid="ignore"):
         outside = live & ~((got >= low - slack) & (got <= high + slack))
     index = tuple(int(i) for i in np.argwhere(outside)[0]) if outside.any() else ()
-    subject.holds(
+    subject.demand(
         not outside.any(),
         f"the result {list(index)} is {got[index] if index else 0:.9g}, outside the {label}",
         arguments,
@@ -86,7 +86,7 @@ def linearity(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     got = subject.call(zeroed)
     live = live_rows(subject, zeroed) if subject.operation.mask is not None else np.ones((1,), bool)
     wrong = live & (got != 0)
-    subject.holds(not bool(wrong.any()), f"{path} = 0 does not give 0", zeroed, got=got, expected=np.zeros(got.shape))
+    subject.demand(not bool(wrong.any()), f"{path} = 0 does not give 0", zeroed, got=got, expected=np.zeros(got.shape))
     return True
 
 
@@ -101,12 +101,12 @@ def _compare_multiplied(subject: Subject, arguments: Arguments, path: str, facto
     if not _only_weighted(subject, path) or subject.precision.inputs_smallest:
         # Products of weights, and numbers in 8 bits, may lie below the smallest normal number, and round more coarsely
         # there.
-        subject.matches(subject.call(changed), wide(expected), 3 * subject.budget(arguments), changed, title)
+        subject.demand_match(subject.call(changed), wide(expected), 3 * subject.budget(arguments), changed, title)
         return
     # A result that is not above the smallest normal number may have been rounded more coarsely than its double.
     normal = np.abs(result.astype(np.float64)) > smallest_normal(subject)
     got = np.where(normal, subject.call(changed), expected)
-    subject.same(got, expected, lambda: 2 * subject.budget(arguments), changed, title)
+    subject.demand_equal(got, expected, lambda: 2 * subject.budget(arguments), changed, title)
 
 
 def _only_weighted(subject: Subject, path: str) -> bool:
@@ -172,5 +172,5 @@ def equal_keys_give_mean(subject: Subject, arguments: Arguments, rng: np.random.
     mean = weights @ wide(pooled_rows(equal_keys)) / np.maximum(weights.sum(-1, keepdims=True), 1)
     budget = subject.budget(equal_keys)
     got = np.where(live, wide(subject.call(equal_keys)), 0.0)
-    subject.matches(got, np.where(live, mean, 0.0), 2 * budget, equal_keys, "for equal keys, the result")
+    subject.demand_match(got, np.where(live, mean, 0.0), 2 * budget, equal_keys, "for equal keys, the result")
     return True

@@ -47,15 +47,15 @@ def unit_length_pairs(subject: Subject, arguments: Arguments, rng: np.random.Gen
         return False
     got, of_elements = encoding
     largest = f"an element is {np.abs(got).max():.9g}"
-    subject.holds(bool((np.abs(got) <= 1 + of_elements).all()), largest, arguments, got=got)
+    subject.demand(bool((np.abs(got) <= 1 + of_elements).all()), largest, arguments, got=got)
     first = (np.arange(got.shape[1]) % 2).astype(np.float64)
-    subject.matches(got[0], first, of_elements[0], arguments, "position 0")
+    subject.demand_match(got[0], first, of_elements[0], arguments, "position 0")
     if _width(arguments) < 2:
         return True
     (sine, cosine), (sine_budget, cosine_budget) = (_sines_and_cosines(encoding[0]), _sines_and_cosines(encoding[1]))
     budget = 2 * (np.abs(sine) * sine_budget + np.abs(cosine) * cosine_budget) + sine_budget**2 + cosine_budget**2
     lengths = sine**2 + cosine**2
-    subject.matches(lengths, np.ones(lengths.shape), budget + 2.0**-50, arguments, "the squared length of pair")
+    subject.demand_match(lengths, np.ones(lengths.shape), budget + 2.0**-50, arguments, "the squared length of pair")
     return True
 
 
@@ -72,7 +72,7 @@ def shift_is_rotation(subject: Subject, arguments: Arguments, rng: np.random.Gen
     rotated = sine[:-shift] * turn_cosine + cosine[:-shift] * turn_sine
     largest = np.maximum(*_sines_and_cosines(budget))
     total = largest[shift:] + 2 * (largest[:-shift] + largest[shift]) + 2.0**-50
-    subject.matches(sine[shift:], rotated, total, arguments, f"{shift} positions later, the sine")
+    subject.demand_match(sine[shift:], rotated, total, arguments, f"{shift} positions later, the sine")
     return True
 
 
@@ -85,7 +85,7 @@ def distinct_positions(subject: Subject, arguments: Arguments, rng: np.random.Ge
         return False
     got, _ = encoding
     different = len(np.unique(got, axis=0))
-    subject.holds(different == len(got), f"{len(got)} positions have {different} encodings", arguments, got=got)
+    subject.demand(different == len(got), f"{len(got)} positions have {different} encodings", arguments, got=got)
     return True
 
 
@@ -101,7 +101,7 @@ def prefix_unchanged(subject: Subject, arguments: Arguments, rng: np.random.Gene
         return False
     corner = tuple(slice(fewer[path]) for path in counted)
     expected, budget = subject.call(arguments)[corner], 2 * subject.budget(arguments)[corner]
-    subject.matches(subject.call(fewer), wide(expected), budget, fewer, "of fewer positions, the result")
+    subject.demand_match(subject.call(fewer), wide(expected), budget, fewer, "of fewer positions, the result")
     return bool(expected.size)
 
 
@@ -129,5 +129,5 @@ def adding_zero(subject: Subject, arguments: Arguments, rng: np.random.Generator
         got = subject.call(zeroed)
         (other_array,) = (other for inner, other in arguments.floats if inner is not leaf)
         expected = np.broadcast_to(other_array, got.shape)
-        subject.same(got, expected, lambda: subject.budget(zeroed), zeroed, f"with {leaf.path} = 0, the result")  # noqa: B023 - called at once
+        subject.demand_equal(got, expected, lambda: subject.budget(zeroed), zeroed, f"with {leaf.path} = 0, the result")  # noqa: B023 - called at once
     return True

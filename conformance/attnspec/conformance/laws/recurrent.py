@@ -64,7 +64,7 @@ def open_and_closed_gates(subject: Subject, arguments: Arguments, rng: np.random
         saturated = _with_saturated_gates(subject, arguments, biases)
         expected = _plain_network(subject, saturated, with_state=with_state)
         title = f"with {label}, as of a plain network, the result"
-        subject.matches(subject.call(saturated), expected, subject.budget(saturated), saturated, title)
+        subject.demand_match(subject.call(saturated), expected, subject.budget(saturated), saturated, title)
     return _keeps_state(subject, arguments, {id(parameters.b_z): SATURATED}, "the update gate open")
 
 
@@ -73,7 +73,7 @@ def _keeps_state(subject: Subject, arguments: Arguments, biases: Mapping[int, fl
     saturated, path = _with_saturated_gates(subject, arguments, biases), subject.operation.outputs[-1].path
     got = subject.results(saturated)[path]
     previous = np.broadcast_to(wide(saturated.array(_state_paths(subject)[-1])), got.shape)
-    subject.matches(got, previous, subject.budgets(saturated)[path], saturated, f"with {label}, {path}")
+    subject.demand_match(got, previous, subject.budgets(saturated)[path], saturated, f"with {label}, {path}")
     return bool(got.size)
 
 
@@ -99,7 +99,7 @@ def zero_state_outputs_bias(subject: Subject, arguments: Arguments, rng: np.rand
     (bias,) = (x for leaf, x in zero_state.floats if operation.role(leaf) is Role.WEIGHT and len(leaf.core) == 1)
     got = subject.call(zero_state)
     expected = np.broadcast_to(wide(bias), got.shape)
-    subject.matches(got, expected, subject.budget(zero_state), zero_state, "of a state of 0, the result")
+    subject.demand_match(got, expected, subject.budget(zero_state), zero_state, "of a state of 0, the result")
     return bool(got.size)
 
 
@@ -156,7 +156,9 @@ def first_step_is_cell(subject: Subject, arguments: Arguments, rng: np.random.Ge
     expected, budgets = (list(doubles(other.results(cell_call)).values()), list(other.budgets(cell_call).values()))
     got, own = subject.results(first), subject.budgets(first)
     for final, x, budget in zip(_finals(subject), expected, budgets, strict=True):
-        subject.matches(got[final], x, own[final] + budget, first, f"after one step, against the cell, the {final}")
+        subject.demand_match(
+            got[final], x, own[final] + budget, first, f"after one step, against the cell, the {final}"
+        )
     return bool(expected[0].size)
 
 
@@ -210,10 +212,10 @@ def padding_ignored(subject: Subject, arguments: Arguments, rng: np.random.Gener
     before, after = subject.results(with_lengths), subject.results(poisoned)
     for path, x in after.items():
         title = f"with NaN or infinities behind the lengths, the {path}"
-        subject.same(x, before[path], partial(_budget, subject, with_lengths, path), poisoned, title)
+        subject.demand_equal(x, before[path], partial(_budget, subject, with_lengths, path), poisoned, title)
     for path in _step_results(subject):
         holds = not after[path][is_padding].any()
-        subject.holds(holds, f"behind the lengths, the {path} are not 0", poisoned, got=after[path])
+        subject.demand(holds, f"behind the lengths, the {path} are not 0", poisoned, got=after[path])
     return True
 
 
@@ -228,7 +230,7 @@ def padding_gradient(subject: Subject, arguments: Arguments, rng: np.random.Gene
         expected = subject.gradients(padded, cotangents)
         gradients_match(subject, gradients, expected, poisoned, "with NaN or infinities behind the lengths,")
         g = gradients[_input_path(subject)]
-        subject.holds(not g[is_padding].any(), "behind the lengths, the gradient of inputs is not 0", poisoned, got=g)
+        subject.demand(not g[is_padding].any(), "behind the lengths, the gradient of inputs is not 0", poisoned, got=g)
     return bool(batches)
 
 
@@ -244,7 +246,9 @@ def no_steps(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
         got = subject.results(empty)
         for final, initial in _finals(subject).items():
             expected = np.broadcast_to(empty.array(initial), got[final].shape)
-            subject.same(got[final], expected, partial(_budget, subject, empty, final), empty, f"{prefix}, the {final}")
+            subject.demand_equal(
+                got[final], expected, partial(_budget, subject, empty, final), empty, f"{prefix}, the {final}"
+            )
     return bool(empty_calls)
 
 
@@ -315,7 +319,9 @@ def halves_see_one_direction(subject: Subject, arguments: Arguments, rng: np.ran
         kept = (..., np.flatnonzero(~replaced), half)
         message = f"with other inputs on the side it does not see, the {half_name} half of the {path}"
         got = subject.results(changed)[path]
-        subject.same(got[kept], before[kept], partial(_budget, subject, arguments, path, kept), changed, message)
+        subject.demand_equal(
+            got[kept], before[kept], partial(_budget, subject, arguments, path, kept), changed, message
+        )
     return True
 
 
@@ -327,12 +333,12 @@ def context_of_earlier_states(subject: Subject, arguments: Arguments, rng: np.ra
     contexts, states = (results[path] for path in _step_results(subject))
     of_contexts, of_states = (budgets[path] for path in _step_results(subject))
     first = contexts[..., :1, :]
-    subject.matches(first, np.zeros(first.shape), np.zeros(first.shape), whole, "the first context")
+    subject.demand_match(first, np.zeros(first.shape), np.zeros(first.shape), whole, "the first context")
     if _step_count(subject, whole) < 2:
         return bool(first.size)
     budget = of_contexts[..., 1, :] + of_states[..., 0, :]
-    subject.matches(contexts[..., 1, :], wide(states[..., 0, :]), budget, whole, "the second context")
+    subject.demand_match(contexts[..., 1, :], wide(states[..., 0, :]), budget, whole, "the second context")
     largest = np.maximum.accumulate(np.abs(wide(states)) + of_states, axis=-2)[..., :-1, :]
     excess = np.abs(wide(contexts[..., 1:, :])) - of_contexts[..., 1:, :]
-    subject.holds(bool((excess <= largest).all()), "a context exceeds the states before it", whole, got=contexts)
+    subject.demand(bool((excess <= largest).all()), "a context exceeds the states before it", whole, got=contexts)
     return bool(contexts.size)

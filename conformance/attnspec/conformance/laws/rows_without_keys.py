@@ -8,7 +8,7 @@ from attnspec.conformance.judging.checks import checks
 from attnspec.conformance.judging.subject import Subject
 from attnspec.conformance.laws.common import live_rows, pooled_rows, sample, wide
 from attnspec.conformance.laws.gradients import gradients_match
-from attnspec.spec.contract.axes import Part
+from attnspec.spec.contract.axes import ScoreEffect
 from attnspec.spec.laws import masking as law
 
 QUERIES = 40
@@ -26,7 +26,7 @@ def result_of_equal_weights(arguments: Arguments, shape: tuple[int, ...], subjec
 def with_even_weights(arguments: Arguments) -> Arguments:
     """The call without masks and with scores of 0."""
     operation = arguments.operation
-    score_terms = {path for path, part in operation.parts.items() if part in (Part.BIAS, Part.SLOPES)}
+    score_terms = {path for path, part in operation.parts.items() if part in (ScoreEffect.BIAS, ScoreEffect.SLOPES)}
     zeroed_paths = set(operation.scores_scale_with) or {leaf.path for leaf in operation.queries} | score_terms
     zeroed = {leaf.path: np.zeros_like(x) for leaf, x in arguments.floats if leaf.path in zeroed_paths}
     return arguments.replaced(zeroed).without_masks()
@@ -85,7 +85,7 @@ def _judge_empty_rows(subject: Subject, arguments: Arguments, declared: str) -> 
     row = "of a row without attendable keys" if empty[index] else "of a row with attendable keys"
     position = ", ".join(map(str, index))
     message = f"the result[{position}], {row}, is {got[index]:.9g}, where fully_masked is declared {declared}"
-    subject.holds(False, message, arguments, expected=expected, got=got, index=index)
+    subject.demand(False, message, arguments, expected=expected, got=got, index=index)
 
 
 @checks(law.MASKED_GETS_NO_GRADIENT, once=True, governs=law.averages_values)

@@ -31,14 +31,14 @@ def isometry_invariance(subject: Subject, arguments: Arguments, rng: np.random.G
     query, key = query_and_key(subject)
     expected, budget = wide(subject.call(arguments)), 2 * subject.budget(arguments)
     exchanged = subject.call(arguments.replaced({query: arguments[key], key: arguments[query]})).swapaxes(-1, -2)
-    subject.matches(exchanged, expected, budget, arguments, "with query and key exchanged, the score")
+    subject.demand_match(exchanged, expected, budget, arguments, "with query and key exchanged, the score")
     d = arguments.array(query).shape[-1]
     order, signs = rng.permutation(d), rng.choice([-1, 1], d)
     rotated = {
         p: np.take(arguments.array(p), order, axis=-1) * signs.astype(arguments.array(p).dtype) for p in (query, key)
     }
     rotated_scores = subject.call(arguments.replaced(rotated))
-    subject.matches(rotated_scores, expected, budget, arguments, "after a rotation of both, the score")
+    subject.demand_match(rotated_scores, expected, budget, arguments, "after a rotation of both, the score")
     if subject.operation.protocol is GaussianScores:
         _compare_shifted(subject, arguments, rng)
     return True
@@ -51,7 +51,7 @@ def _compare_shifted(subject: Subject, arguments: Arguments, rng: np.random.Gene
     shift = float(rng.choice([-8.0, 4.0, 16.0]))
     far = near.replaced({path: subject.exact(wide(near.array(path)) + shift) for path in paths})
     budget = 2 * subject.budget(near)
-    subject.matches(subject.call(far), wide(subject.call(near)), budget, far, f"shifted by {shift}, the score")
+    subject.demand_match(subject.call(far), wide(subject.call(near)), budget, far, f"shifted by {shift}, the score")
 
 
 @checks(attention.UNBIASED_SCALE, ensemble=True, governs=attention.returns_scores)
@@ -82,7 +82,7 @@ def additive_is_perceptron(subject: Subject, arguments: Arguments, rng: np.rando
     )
     budget = subject.budget(arguments)[..., key_index : key_index + 1] + subject.budget(joined)[..., :1]
     expected = wide(subject.call(arguments)[..., key_index : key_index + 1])
-    subject.matches(subject.call(joined)[..., :1], expected, budget, arguments, "of the concatenation, the score")
+    subject.demand_match(subject.call(joined)[..., :1], expected, budget, arguments, "of the concatenation, the score")
     return True
 
 
@@ -179,10 +179,10 @@ def _with_identity_projections(subject: Subject, arguments: Arguments, query: Nu
 
 def _demand_finite_result(subject: Subject, arguments: Arguments) -> None:
     got, expected = subject.call(arguments), subject.oracle(arguments)
-    subject.holds(
+    subject.demand(
         bool(np.isfinite(wide(got)).all()), "the result is not finite", arguments, got=got, expected=expected.value
     )
-    subject.matches(got, expected.value, expected.budget, arguments)
+    subject.demand_match(got, expected.value, expected.budget, arguments)
 
 
 def _opposing_call(subject: Subject, rng: np.random.Generator, *, one_sided: bool = False) -> Arguments:
@@ -229,7 +229,7 @@ def saturation_gradient(subject: Subject, arguments: Arguments, rng: np.random.G
     expected, gradients = subject.gradients(opposed, cotangents), subject.vjp(opposed, cotangents)
     for path, (value, budget) in expected.items():
         if np.abs(value).max(initial=0.0) <= subject.precision.largest / 16:
-            subject.matches(gradients[path], value, budget, opposed, f"the gradient of {path}")
+            subject.demand_match(gradients[path], value, budget, opposed, f"the gradient of {path}")
     return True
 
 
@@ -242,11 +242,11 @@ def nonpositive(subject: Subject, arguments: Arguments, rng: np.random.Generator
     same = few_queries.replaced({key: few_queries[query]})
     for call in (arguments, same):
         got = subject.call(call)
-        subject.holds(
+        subject.demand(
             not bool((got > 0).any()), f"a score is positive: {wide(got).max(initial=0.0):.9g}", call, got=got
         )
     got = subject.call(same)
     diagonal = np.diagonal(wide(got), axis1=-2, axis2=-1)
     budget = np.diagonal(subject.budget(same), axis1=-2, axis2=-1)
-    subject.matches(diagonal, np.zeros(diagonal.shape), budget, same, "of queries against themselves, the score")
+    subject.demand_match(diagonal, np.zeros(diagonal.shape), budget, same, "of queries against themselves, the score")
     return True

@@ -22,7 +22,7 @@ def _tokens_and_score(subject: Subject, arguments: Arguments) -> tuple[Numbers, 
     (path,) = operation.chosen
     tokens, (_, last_token) = results[path], tokens_of(arguments)
     in_vocabulary = bool(((tokens >= 0) & (tokens <= last_token)).all())
-    subject.holds(in_vocabulary, f"a token is not in 0..{last_token}", arguments, got=tokens)
+    subject.demand(in_vocabulary, f"a token is not in 0..{last_token}", arguments, got=tokens)
     return tokens.astype(int), results[operation.leading.path]
 
 
@@ -70,7 +70,7 @@ def score_sums_log_probabilities(subject: Subject, arguments: Arguments, rng: np
     tokens, got = _tokens_and_score(subject, arguments)
     if not got.size:
         return False
-    subject.matches(got, *_score(subject, arguments, tokens), arguments, "of the tokens, the score")
+    subject.demand_match(got, *_score(subject, arguments, tokens), arguments, "of the tokens, the score")
     return True
 
 
@@ -87,7 +87,7 @@ def sentences_of_a_batch(subject: Subject, arguments: Arguments, rng: np.random.
         if not subject.in_domain(sampled):
             break
         tokens, got = _tokens_and_score(subject, sampled)
-        subject.matches(got, *_score(subject, sampled, tokens), sampled, "of the tokens of a sentence, the score")
+        subject.demand_match(got, *_score(subject, sampled, tokens), sampled, "of the tokens of a sentence, the score")
         sampled = sampled.replaced({path: int(tokens.reshape(-1)[0])})
         count += got.size
     return count > 0
@@ -104,7 +104,7 @@ def greedy_takes_most_probable(subject: Subject, arguments: Arguments, rng: np.r
     best = (value - budget).max(-1)
     before_end = _until_end(tokens, _end_token(arguments)[1])
     better = before_end & (best > reached)
-    subject.holds(
+    subject.demand(
         not better.any(), "another token is more probable", arguments, got=tokens,
         expected=np.where(better, value.argmax(-1), tokens),
     )  # fmt: skip
@@ -121,7 +121,7 @@ def nothing_after_eos(subject: Subject, arguments: Arguments, rng: np.random.Gen
         changed = arguments.replaced({path: value})
         chosen, _ = _tokens_and_score(subject, changed)
         after_end = ~_until_end(chosen, value)
-        subject.holds(
+        subject.demand(
             bool((chosen[after_end] == value).all()), f"another token follows {value}, the end", changed, got=chosen,
             expected=np.where(after_end, value, chosen),
         )  # fmt: skip
@@ -143,7 +143,7 @@ def first_of_equals(subject: Subject, arguments: Arguments, rng: np.random.Gener
     changed = arguments.replaced({**zeros, path: last, **beams})
     tokens, _ = _tokens_and_score(subject, changed)
     expected = np.zeros_like(tokens)
-    subject.holds(
+    subject.demand(
         bool((tokens == 0).all()), "not the first of equally probable tokens", changed, got=tokens, expected=expected
     )
     return bool(tokens.size)
@@ -188,5 +188,5 @@ def exhaustive_beam_is_optimal(subject: Subject, arguments: Arguments, rng: np.r
         best = int(scores.argmax())
         _, got = _tokens_and_score(subject, drawn)
         budget = np.asarray(slack.max())
-        subject.matches(got, np.asarray(scores[best]), budget, drawn, "of the best sentence, the score")
+        subject.demand_match(got, np.asarray(scores[best]), budget, drawn, "of the best sentence, the score")
     return True

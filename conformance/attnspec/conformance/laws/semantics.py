@@ -175,7 +175,7 @@ def _observe_empty_rows(got: Numbers, empty: Numbers, masked: Arguments, subject
         return Observation("uniform", masked)
     _demand_right_results(subject, masked.without_masks(), "fully_masked")
     title = "fully_masked cannot be told: of the rows with attendable keys, the result"
-    subject.matches(got, normative.value, np.where(empty, np.inf, normative.budget), masked, title)
+    subject.demand_match(got, normative.value, np.where(empty, np.inf, normative.budget), masked, title)
     i = int(np.argmax(~(np.abs(rows - expected) <= budget)))
     index = tuple(np.argwhere(empty)[i])
     text = f"without attendable keys, the result[{', '.join(map(str, index))}] is {number_text(got[index])}"
@@ -188,7 +188,7 @@ def _demand_right_results(subject: Subject, arguments: Arguments, question: str)
     """Demand right results of a call that does not raise the question; else no choice can be recognised."""
     got, oracle = subject.call(arguments), subject.normative_oracle(arguments)
     title = f"{question} cannot be told: where it is not asked, the result"
-    subject.matches(got, oracle.value, oracle.budget, arguments, title)
+    subject.demand_match(got, oracle.value, oracle.budget, arguments, title)
 
 
 def _unbudgeted_result(arguments: Arguments, subject: Subject) -> Numbers:
@@ -270,7 +270,7 @@ def _with_causal_or_window(subject: Subject, arguments: Arguments) -> Arguments 
     has_causal = causal and limits.causal and (CAUSAL not in operation.features or limits.has(CAUSAL))
     if not has_causal and operation.window is not None and limits.has(operation.window):
         return arguments.replaced({operation.window: (1, 0)})
-    # If the limits exclude the flag, the later call raises ``LeftOut``.
+    # If the limits exclude the flag, the later call raises ``OutsideDeclaration``.
     return arguments.replaced({CAUSAL: True}) if causal else None
 
 

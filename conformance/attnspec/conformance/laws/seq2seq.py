@@ -58,7 +58,7 @@ def embedding_is_table_row(subject: Subject, arguments: Arguments, rng: np.rando
     spoiled_call = arguments.replaced({path: spoiled})
     got = subject.call(spoiled_call)
     expected = table[tokens]
-    subject.same(got, expected, lambda: np.zeros(expected.shape), spoiled_call, "the row")
+    subject.demand_equal(got, expected, lambda: np.zeros(expected.shape), spoiled_call, "the row")
     return bool(got.size)
 
 
@@ -84,7 +84,7 @@ def context_is_last_state(subject: Subject, arguments: Arguments, rng: np.random
         spoiled = np.where(is_last, states, states.dtype.type(np.nan))
         changed = arguments.replaced({leaf.path: spoiled, path: None if lengths is None else np.asarray(lengths)})
         expected = np.where(is_last, states, states.dtype.type(0)).sum(-2, dtype=states.dtype)
-        subject.same(subject.call(changed), expected, partial(np.zeros, expected.shape), changed, "the context")
+        subject.demand_equal(subject.call(changed), expected, partial(np.zeros, expected.shape), changed, "the context")
     return bool(zeros.size)
 
 

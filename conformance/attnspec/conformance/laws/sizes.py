@@ -23,7 +23,7 @@ from attnspec.conformance.laws.gradient_calls import accepts_causal
 from attnspec.conformance.laws.gradients import gradients_match
 from attnspec.conformance.laws.magnitudes import opposed, outlier
 from attnspec.conformance.laws.options import with_least_bias
-from attnspec.spec.contract.axes import Axis, Part, Role
+from attnspec.spec.contract.axes import Axis, Role, ScoreEffect
 from attnspec.spec.contract.tree import Kind, without_indices
 from attnspec.spec.laws import sizes as law
 from attnspec.spec.laws.operation import batched
@@ -254,7 +254,9 @@ def long_masks(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     tried = _judge_calls(subject, iter(calls), rng)
     biased = with_least_bias(sampled.along(operation.query_size or "", take(np.arange(JUDGED_ROWS))), TILE)
     if biased is not None:
-        subject.follows_formula(biased, f"with {operation.part(Part.BIAS)} of the least number in the first tile,")
+        subject.follows_formula(
+            biased, f"with {operation.part(ScoreEffect.BIAS)} of the least number in the first tile,"
+        )
     return tried
 
 

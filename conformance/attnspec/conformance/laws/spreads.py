@@ -82,7 +82,7 @@ def demand_spread(subject: Subject, arguments: Arguments, errors: Numbers, title
     rms = float(np.sqrt(squares.mean()))
     subject.estimates[title] = rms, limit
     subject.ratio = max(subject.ratio, rms / limit)
-    subject.holds(
+    subject.demand(
         rms <= limit,
         f"{title} is {rms:.3g} over {len(squares)} independent elements, roundings leave at most {limit:.3g}",
         arguments,
@@ -153,7 +153,7 @@ def ensemble_mean(subject: Subject, arguments: Arguments, rng: np.random.Generat
         place = f" in feature {worst - 1}" if worst else ""
         subject.estimates[title] = float(averages[0]), float(limits[0])
         subject.ratio = max(subject.ratio, float(np.max(np.abs(averages) / np.where(limits > 0, limits, np.inf))))
-        subject.holds(
+        subject.demand(
             bool(abs(averages[worst]) <= limits[worst]),
             f"{title}{place} is {averages[worst]:.3g} over {len(means)} independent elements, roundings leave at most "
             f"{limits[worst]:.3g}",

@@ -68,7 +68,7 @@ def demand_same(subject: Subject, inputs: dict[str, Any], arguments: Arguments, 
     if isinstance(got, Raised):
         raise Violation(f"{prefix} the call raised {got.message}", reason=Reason.RAISED, arguments=arguments)
     right_shapes = all(isinstance(x, np.ndarray) and x.shape == expected[path].shape for path, x in got.items())
-    subject.holds(right_shapes, f"{prefix} the result has another shape", arguments, reason=Reason.SHAPE)
+    subject.demand(right_shapes, f"{prefix} the result has another shape", arguments, reason=Reason.SHAPE)
     subject.all_match(got, in_double(expected), lambda: doubled(subject.budgets(arguments)), arguments, prefix)
 
 
@@ -302,7 +302,7 @@ def other_dtype(subject: Subject, arguments: Arguments, rng: np.random.Generator
         got = other_subject.results(sampled_of_other)[leaf.path].dtype
         fits = got.name == other_subject.data_dtype or got.kind in "biu"
         message = f"after a call in {subject.dtype}, that in {name} gives {got.name}"
-        subject.holds(fits, message, sampled_of_other, reason=Reason.DTYPE)
+        subject.demand(fits, message, sampled_of_other, reason=Reason.DTYPE)
     prefix = f"of a call after one in {name},"
     demand_same(subject, subject.converted(sampled), sampled, prefix)
     return True

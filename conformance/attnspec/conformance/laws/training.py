@@ -163,5 +163,5 @@ def repeatable(subject: Subject, arguments: Arguments, rng: np.random.Generator)
                 f"the gradient of {path} has other bits when the call is repeated; if that is meant, "
                 'declare semantics = {"repeatability": "within-budget"}'
             )
-            subject.holds(same, message, sampled, expected=gradient, got=again[path])
+            subject.demand(same, message, sampled, expected=gradient, got=again[path])
     return True

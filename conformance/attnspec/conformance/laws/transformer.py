@@ -85,7 +85,7 @@ def zero_sublayers_identity(subject: Subject, arguments: Arguments, rng: np.rand
     got = subject.call(zeroed)
     oracle = subject.oracle(zeroed)
     expected = expected_or_oracle(wide(zeroed.array(rows.path)), oracle)
-    subject.matches(got, expected, oracle.budget, zeroed, "with sublayers that give 0, the result")
+    subject.demand_match(got, expected, oracle.budget, zeroed, "with sublayers that give 0, the result")
     return True
 
 
@@ -117,11 +117,11 @@ def _demand_moments(subject: Subject, arguments: Arguments, variance: Numbers | 
     # Budgets that are wide compared with the largest expected number are not judged. Means are 0, so the magnitude of
     # rows, 1, is appended for this comparison.
     means, slack = got.mean(-1), budget.mean(-1) + 2.0**-50
-    subject.matches(np.append(means, 1.0), np.append(np.zeros(means.shape), 1.0), np.append(slack, 1.0), arguments,
+    subject.demand_match(np.append(means, 1.0), np.append(np.zeros(means.shape), 1.0), np.append(slack, 1.0), arguments,
                     "the mean of row")  # fmt: skip
     squares, square_slack = (got**2).mean(-1), (2 * np.abs(got) * budget + budget**2).mean(-1) + 2.0**-50
     expected = np.minimum(squares, 1.0) if variance is None else (variance / (variance + EPSILON))[finite]
-    subject.matches(np.append(squares, 1.0), np.append(expected, 1.0), np.append(square_slack, 1.0), arguments,
+    subject.demand_match(np.append(squares, 1.0), np.append(expected, 1.0), np.append(square_slack, 1.0), arguments,
                     "the mean square of row")  # fmt: skip
     return True
 
@@ -138,7 +138,7 @@ def position_wise(subject: Subject, arguments: Arguments, rng: np.random.Generat
     expected, budget = (np.take(x, [i], axis=-2) for x in (wide(subject.call(silent)), subject.budget(silent)))
     value_alone = subject.oracle(alone).value
     expected = np.where(np.isfinite(value_alone), expected, value_alone)
-    subject.matches(subject.call(alone), expected, 2 * budget, alone, f"position {i} alone: the result")
+    subject.demand_match(subject.call(alone), expected, 2 * budget, alone, f"position {i} alone: the result")
     return True
 
 
@@ -150,7 +150,7 @@ def layer_norm_ignores_shift(subject: Subject, arguments: Arguments, rng: np.ran
     shifted = arguments.replaced({path: subject.exact(on_coarse_grid(x) + OFFSETS[subject.dtype])})
     budget = subject.budget(plain) + subject.budget(shifted)
     expected = wide(subject.call(plain))
-    subject.matches(
+    subject.demand_match(
         subject.call(shifted),
         expected,
         budget,
@@ -170,7 +170,7 @@ def relu_homogeneity(subject: Subject, arguments: Arguments, rng: np.random.Gene
     if not subject.in_domain(larger):
         return False
     expected, budget = (2 * wide(subject.call(linear)), 2 * subject.budget(linear) + subject.budget(larger))
-    subject.matches(subject.call(larger), expected, budget, larger, "of twice the input, the result")
+    subject.demand_match(subject.call(larger), expected, budget, larger, "of twice the input, the result")
     return bool(expected.size)
 
 
@@ -185,7 +185,7 @@ def stack_is_composition(subject: Subject, arguments: Arguments, rng: np.random.
         no_layers = without_layers(arguments)
         got = subject.call(no_layers)
         unchanged = np.broadcast_to(no_layers.array(rows.path), got.shape)
-        subject.same(got, unchanged, lambda: subject.budget(no_layers), no_layers, "without layers, the result")
+        subject.demand_equal(got, unchanged, lambda: subject.budget(no_layers), no_layers, "without layers, the result")
     depth = arguments.size(count)
     # The intermediate result has the full batch and a memory may have none, which needs broadcasting.
     needs_full_batch = bool(operation.queries) and not subject.limits.broadcasting
@@ -228,7 +228,7 @@ def decoder_without_memory(subject: Subject, arguments: Arguments, rng: np.rando
         expected = encoder_layer(x, layer, mask=attendable(alone, operation.query_size), norm=alone[option.path])
     oracle = subject.oracle(alone)
     expected = expected_or_oracle(expected, oracle)
-    subject.matches(subject.call(alone), expected, oracle.budget, alone, "against an encoder, the result")
+    subject.demand_match(subject.call(alone), expected, oracle.budget, alone, "against an encoder, the result")
     return True
 
 
@@ -254,7 +254,7 @@ def cache_equals_full_decoder(subject: Subject, arguments: Arguments, rng: np.ra
         for i, step_row in enumerate(x):
             step = step.replaced({row.path: step_row})
             results, budget = subject.results(step), judged.budget[i] + subject.budget(step)
-            subject.matches(
+            subject.demand_match(
                 subject.call(step), judged.value[i], budget, step, f"against position {i} of the decoder, the result"
             )
             cache_outputs = zip(operation.rows(cached), operation.outputs[1:], strict=True)
@@ -286,10 +286,10 @@ def positions_matter(subject: Subject, arguments: Arguments, rng: np.random.Gene
         expected = wide(subject.call(plain))[..., order, :]
         budget = subject.budget(plain)[..., order, :] + subject.budget(other)
         if equal:
-            subject.matches(subject.call(other), expected, budget, other, "of exchanged tokens, the result")
+            subject.demand_match(subject.call(other), expected, budget, other, "of exchanged tokens, the result")
             continue
         difference = np.abs(wide(subject.call(other)) - expected)
-        subject.holds(bool((difference > budget).any()), "tokens were exchanged, and positions had no effect", other)
+        subject.demand(bool((difference > budget).any()), "tokens were exchanged, and positions had no effect", other)
     return True
 
 
@@ -306,7 +306,7 @@ def encoder_sees_no_target(subject: Subject, arguments: Arguments, rng: np.rando
         for token in range(masked.size(size)):
             changed = masked.replaced({path: np.append(tokens[..., :-1], token)})
             got, expected = (subject.call(x)[..., :-1, :] for x in (changed, masked))
-            subject.same(
+            subject.demand_equal(
                 got,
                 expected,
                 lambda: subject.budget(masked)[..., :-1, :],

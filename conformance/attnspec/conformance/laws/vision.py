@@ -45,7 +45,7 @@ def patches_tile_image(subject: Subject, arguments: Arguments, rng: np.random.Ge
     corners = [(top, left) for top in range(0, height, patch) for left in range(0, width, patch)]
     cut = [image[..., top : top + patch, left : left + patch, :] for top, left in corners]
     expected = np.stack([x.reshape(*x.shape[:-3], -1) for x in cut], axis=-2)
-    subject.same(subject.call(arguments), expected, lambda: subject.budget(arguments), arguments, "the patches")
+    subject.demand_equal(subject.call(arguments), expected, lambda: subject.budget(arguments), arguments, "the patches")
     return bool(expected.size)
 
 
@@ -64,7 +64,7 @@ def patch_permutation(subject: Subject, arguments: Arguments, rng: np.random.Gen
     expected, budget = wide(subject.call(arguments)), subject.budget(arguments)
     if subject.operation.outputs[0].core[1:]:
         expected, budget = (np.take(x, order, axis=-2) for x in (expected, budget))
-    subject.matches(
+    subject.demand_match(
         subject.call(permuted), expected, budget + subject.budget(permuted), permuted,
         "with patches and positions exchanged, the result",
     )  # fmt: skip
@@ -84,7 +84,7 @@ def class_token_first(subject: Subject, arguments: Arguments, rng: np.random.Gen
         norm = parameters_of(no_layers, LayerNormParameters)
         expected = layer_norm(expected, LayerNormParameters(wide(norm.gain), wide(norm.bias)))
     expected = np.broadcast_to(expected, got.shape)
-    subject.matches(got, expected, budget, no_layers, "of the class token, the result")
+    subject.demand_match(got, expected, budget, no_layers, "of the class token, the result")
     return bool(got.size)
 
 
@@ -114,7 +114,7 @@ def linear_fields(subject: Subject, arguments: Arguments, rng: np.random.Generat
         # The distances of the input are whole numbers, exact in every dtype.
         call = aligned.replaced({path: subject.exact(field(x.shape, axis))})
         got = subject.call(call)
-        subject.matches(got, field(got.shape, axis), subject.budget(call), call, "of a linear field, the result")
+        subject.demand_match(got, field(got.shape, axis), subject.budget(call), call, "of a linear field, the result")
     return bool(got.size)
 
 
@@ -128,7 +128,9 @@ def centres(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
     before, after = (np.concatenate(pair) for pair in ((rows[:1], rows[:-1]), (rows[1:], rows[-1:])))
     interpolated = np.stack([before / 4 + 3 * rows / 4, 3 * rows / 4 + after / 4], axis=1)
     expected = np.moveaxis(interpolated.reshape(2 * rows.shape[0], *rows.shape[1:]), 0, axis)
-    subject.matches(subject.call(finer), expected, subject.budget(finer), finer, "of twice as many places, the result")
+    subject.demand_match(
+        subject.call(finer), expected, subject.budget(finer), finer, "of twice as many places, the result"
+    )
     return bool(expected.size)
 
 
@@ -144,7 +146,7 @@ def interpolation_within_range(subject: Subject, arguments: Arguments, rng: np.r
     """Demand results in the range of their channel, and equality on the same grid."""
     path, x = _batched_array(arguments)
     same = arguments.replaced(dict(zip(_grid_sizes(subject), x.shape[-4:-1], strict=True)))
-    subject.same(subject.call(same), x, lambda: subject.budget(same), same, "on the same grid, the result")
+    subject.demand_equal(subject.call(same), x, lambda: subject.budget(same), same, "on the same grid, the result")
     constant = np.array(np.broadcast_to(x[..., :1, :1, :1, :], x.shape))
     places = (-4, -3, -2)
     for current, prefix in ((arguments, ""), (arguments.replaced({path: constant}), "of a constant, ")):
@@ -152,7 +154,7 @@ def interpolation_within_range(subject: Subject, arguments: Arguments, rng: np.r
         if got.size:
             nearest = np.clip(got, rows.min(places, keepdims=True), rows.max(places, keepdims=True))
             title = f"{prefix}cut to the range of its channel, the result"
-            subject.matches(got, nearest, subject.budget(current), current, title)
+            subject.demand_match(got, nearest, subject.budget(current), current, title)
     return bool(x.size)
 
 
@@ -172,7 +174,7 @@ def separable_interpolation(subject: Subject, arguments: Arguments, rng: np.rand
         # The error of an average is at most that of the averaged numbers.
         slack += float(subject.budget(step).max())
         x = subject.call(step)
-    subject.matches(got, wide(x), budget + slack, arguments, "against one axis after another, the result")
+    subject.demand_match(got, wide(x), budget + slack, arguments, "against one axis after another, the result")
     return True
 
 
@@ -184,10 +186,12 @@ def gate_in_unit_interval(subject: Subject, arguments: Arguments, rng: np.random
     alpha = results[coefficients]
     if not alpha.size:
         return False
-    subject.matches(alpha, np.clip(alpha, 0, 1), budgets[coefficients], arguments, "within 0..1, the coefficients")
+    subject.demand_match(alpha, np.clip(alpha, 0, 1), budgets[coefficients], arguments, "within 0..1, the coefficients")
     x = wide(_gated_array(subject, arguments)[1])
     slack = budgets[gated] + budgets[coefficients][..., None] * np.abs(x)
-    subject.matches(results[gated], alpha[..., None] * x, slack, arguments, "against its own coefficients, the result")
+    subject.demand_match(
+        results[gated], alpha[..., None] * x, slack, arguments, "against its own coefficients, the result"
+    )
     return True
 
 
@@ -206,7 +210,9 @@ def open_and_closed_gate(subject: Subject, arguments: Arguments, rng: np.random.
     saturated = filled_with(arguments, [(parameters.psi, 0), (parameters.b_psi, sign * OPEN_BIAS)])
     got, budget = (y[..., : x.shape[-1]] for y in (subject.call(saturated), subject.budget(saturated)))
     expected = np.broadcast_to(wide(x) * (sign > 0), got.shape)
-    subject.matches(got, expected, budget, saturated, f"of a gate that is {'open' if sign > 0 else 'shut'}, the result")
+    subject.demand_match(
+        got, expected, budget, saturated, f"of a gate that is {'open' if sign > 0 else 'shut'}, the result"
+    )
     return bool(got.size)
 
 
@@ -218,7 +224,7 @@ def skip_keeps_signal(subject: Subject, arguments: Arguments, rng: np.random.Gen
     first = signal_array[..., :1, :1, :1, :]
     constant = arguments.replaced({signal: np.array(np.broadcast_to(first, signal_array.shape))})
     got, budget = (y[..., x.shape[-1] :] for y in (subject.call(constant), subject.budget(constant)))
-    subject.matches(
+    subject.demand_match(
         got, np.broadcast_to(wide(first), got.shape), budget, constant, "of a constant signal, its features"
     )
     return bool(got.size)
@@ -239,13 +245,13 @@ def spatial_weights_sum_to_one(subject: Subject, arguments: Arguments, rng: np.r
     alpha, slack = results[weights], budgets[weights]
     if not alpha.size:
         return False
-    subject.holds(bool((alpha >= 0).all()), f"a weight is {alpha.min():.9g}", arguments, got=alpha)
+    subject.demand(bool((alpha >= 0).all()), f"a weight is {alpha.min():.9g}", arguments, got=alpha)
     sums = alpha.sum((-2, -1))
-    subject.matches(sums, np.ones(sums.shape), slack.sum((-2, -1)), arguments, "the sum of the weights")
+    subject.demand_match(sums, np.ones(sums.shape), slack.sum((-2, -1)), arguments, "the sum of the weights")
     x = wide(_attended_map(subject, arguments)[1])
     expected = (alpha[..., None] * x).sum((-3, -2))
     context_slack = budgets[context] + (slack[..., None] * np.abs(x)).sum((-3, -2))
-    subject.matches(results[context], expected, context_slack, arguments, "against its own weights, the context")
+    subject.demand_match(results[context], expected, context_slack, arguments, "against its own weights, the context")
     return True
 
 

@@ -162,7 +162,7 @@ def cotangent_scale(subject: Subject, arguments: Arguments, rng: np.random.Gener
             continue
         for path, gradient in gradients.items():
             message = f"of a cotangent that is 0, the gradient of {path} is not 0"
-            subject.holds(not np.any(gradient != 0), message, call.arguments, got=gradient)
+            subject.demand(not np.any(gradient != 0), message, call.arguments, got=gradient)
     return True
 
 
@@ -284,7 +284,7 @@ def _demand_unchanged(
     for path, x in _snapshot(subject, arrays).items():
         same = np.array_equal(x, before[path], equal_nan=is_float(x))
         message = f"{event} {path}"
-        subject.holds(same, message, arguments, reason=Reason.MUTATED_INPUT, expected=before[path], got=x)
+        subject.demand(same, message, arguments, reason=Reason.MUTATED_INPUT, expected=before[path], got=x)
 
 
 @checks(law.GRADIENTS_OWN_MEMORY, once=True, leading_dtype_only=True)
@@ -339,7 +339,7 @@ def independent_of_other_passes(subject: Subject, arguments: Arguments, rng: np.
     after = copied_arrays(subject, result)
     for path, x in before_passes.items():
         same = np.array_equal(after[path], x, equal_nan=is_float(x))
-        subject.holds(same, "a backward pass changes an earlier result", sampled, expected=x, got=after[path])
+        subject.demand(same, "a backward pass changes an earlier result", sampled, expected=x, got=after[path])
     third = _backward_pass(subject, sampled, call.cotangents).copies
     gradients_match(subject, third, call.expected, sampled, "of the call repeated after another call,")
     return True
@@ -355,5 +355,5 @@ def dtype(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> b
     for leaf, x in call.arguments.floats:
         got = gradients[leaf.path].dtype.name
         message = f"the gradient of {leaf.path} has dtype {got}, expected {x.dtype.name}"
-        subject.holds(got == x.dtype.name, message, call.arguments, reason=Reason.DTYPE)
+        subject.demand(got == x.dtype.name, message, call.arguments, reason=Reason.DTYPE)
     return True

@@ -40,7 +40,7 @@ def confirm(result: Result, row: ProbedRow, settings: Settings, title: str) -> C
     if counterexample is None and result.reason != Reason.CRASHED:
         return ConfirmationResult(Confirmation.NO_PROGRAM, "no input is known that shows it")
     if not row.plain:
-        return ConfirmationResult(Confirmation.NO_PROGRAM, "the row has no program of its own")
+        return ConfirmationResult(Confirmation.NO_PROGRAM, "the row has no source for one")
     question = {
         "origin": row.origin,
         "law": result.law,
@@ -82,14 +82,13 @@ def _answer_to(folder: Path, question: dict[str, Any]) -> dict[str, Any]:
     question_file, answer = folder / "question.json", folder / "answer.json"
     question_file.write_text(json.dumps(question), encoding="utf-8")
     command = [sys.executable, "-m", "attnspec.conformance.matrix.tracing", str(question_file), str(answer)]
-    done = _process(command, folder, SECONDS)
-    if not answer.exists() and "last" in question and done is not None and done.returncode < 0:
+    process = _process(command, folder, SECONDS)
+    if answer.exists():
+        return dict(json.loads(answer.read_text(encoding="utf-8")))
+    if "last" in question and process is not None and process.returncode < 0:
         return {}
-    if not answer.exists():
-        ending = "did not end" if done is None else f"ended with status {done.returncode}"
-        return {"why": f"the process that searches for the call {ending}"}
-    program_or_reason: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
-    return program_or_reason
+    ending = f"did not end within {SECONDS:g} s" if process is None else f"ended with status {process.returncode}"
+    return {"why": f"the process that searches for the call {ending}"}
 
 
 def _run(folder: Path, ends: bool, hang_after: float) -> str:
@@ -97,16 +96,17 @@ def _run(folder: Path, ends: bool, hang_after: float) -> str:
 
     With ``ends`` it shows the violation if a signal ends it, or if it does not end in time.
     """
-    done = _process([sys.executable, "program.py"], folder, 3 * hang_after if ends else SECONDS)
-    if done is None:
+    process = _process([sys.executable, "program.py"], folder, 3 * hang_after if ends else SECONDS)
+    if process is None:
         return "" if ends else f"the program did not end within {SECONDS:g} s"
+    status = process.returncode
     if ends:
-        return "" if done.returncode < 0 else f"the program ended with status {done.returncode}"
-    last = (done.stdout.strip().splitlines() or [""])[-1]
-    if done.returncode == 1 and last.startswith(VIOLATES_PREFIX):
+        return "" if status < 0 else f"the program ended with status {status}"
+    last = (process.stdout.strip().splitlines() or [""])[-1]
+    if status == 1 and last.startswith(VIOLATES_PREFIX):
         return ""
-    output = last if done.returncode == 0 else (done.stderr.strip().splitlines() or ["nothing was printed"])[-1]
-    return f"the program ended with status {done.returncode}: {output}"
+    output = last if status == 0 else (process.stderr.strip().splitlines() or ["nothing was printed"])[-1]
+    return f"the program ended with status {status}: {output}"
 
 
 def _process(command: list[str], folder: Path, seconds: float) -> "subprocess.CompletedProcess[str] | None":

@@ -24,7 +24,7 @@ from attnspec.conformance.matrix.messages import without_paths
 from attnspec.conformance.matrix.repeats import LARGER_PROFILE, failed_by, laws_of, repeats, replaced
 from attnspec.conformance.matrix.rows import Library, ProbedRow, probe_rows
 from attnspec.conformance.remote.errors import BackendError
-from attnspec.conformance.reporting.report import Report, in_common, versions
+from attnspec.conformance.reporting.report import Report, versions
 from attnspec.conformance.running.checking import run
 from attnspec.conformance.running.planning import Plan
 from attnspec.conformance.running.settings import Settings
@@ -63,11 +63,12 @@ class Maker:
         probed_rows: list[ProbedRow] = []
         count = len(self.library.rows)
         try:
-            self.console.print(f"calling {count} rows of {self.library.name} once at every dtype", highlight=False)
-            probed_rows = probe_rows(self.library, self.settings.device, self.workers, self._print_called)
+            self._print(f"calling {count} rows of {self.library.name} once at every dtype")
+            device, report = self.settings.device, lambda origin: self._print(f"called {origin}")
+            probed_rows = probe_rows(self.library, device, self.workers, report)
             for number, row in enumerate(probed_rows, 1):
                 name = row.contract.name if row.contract is not None else row.origin
-                self.console.print(f"row {number} of {count}: {name}", highlight=False, markup=False)
+                self._print(f"row {number} of {count}: {name}")
                 rows.append(self._row(row))
                 if self.interrupted:
                     break
@@ -76,6 +77,7 @@ class Maker:
         judged_rows = {row.origin for row in rows}
         not_started = probed_rows or [ProbedRow(origin, None, None, error=INTERRUPTED) for origin in self.library.rows]
         rows += [_unjudged(probed, INTERRUPTED) for probed in not_started if probed.origin not in judged_rows]
+        declared = {d for probed in probed_rows if probed.contract is not None for d in probed.contract.limits.dtypes}
         known_versions = versions()
         names = ("spec", "python", "platform", "processor", "instructions", "attnspec", "numpy", self.library.package)
         return Matrix(
@@ -87,16 +89,12 @@ class Maker:
             seconds=round(time.monotonic() - started, 1),
             interrupted=self.interrupted,
             versions={name: known_versions[name] for name in names if name in known_versions},
-            dtypes=tuple(
-                d
-                for d in DEFAULTS
-                if any(d in probed.contract.limits.dtypes for probed in probed_rows if probed.contract is not None)
-            ),
+            dtypes=tuple(d for d in DEFAULTS if d in declared),
             rows=tuple(rows),
         )
 
-    def _print_called(self, origin: str) -> None:
-        self.console.print(f"called {origin}", highlight=False, markup=False)
+    def _print(self, line: str) -> None:
+        self.console.print(line, highlight=False, markup=False)
 
     def _row(self, row: ProbedRow) -> Row:
         """Judge every cell of a row that the library offers, and return the row."""
@@ -121,8 +119,7 @@ class Maker:
         """Judge a group, and judge laws that failed because of a tool once more."""
         results = list(self._judged(row, group))
         for repeat in [] if self.interrupted else repeats(results, row.tools):
-            message = f"judging {repeat.operation} ({repeat.dtype}) again, because a tool failed"
-            self.console.print(message, highlight=False, markup=False)
+            self._print(f"judging {repeat.operation} ({repeat.dtype}) again, because a tool failed")
             single = Group((repeat.dtype,), (repeat.operation,), group.gradients)
             results = replaced(results, self._judged(row, single, laws=repeat.laws))
             if self.interrupted:
@@ -138,8 +135,7 @@ class Maker:
         if cell.reason != NO_EXAMPLE or profile is None or self.interrupted or row.contract is None:
             return cell, causes
         names = tuple(n for n in row.contract.operations if n not in cell.partly)
-        message = f"judging {direction} {dtype} by the profile {profile}: {NO_EXAMPLE}"
-        self.console.print(message, highlight=False, markup=False)
+        self._print(f"judging {direction} {dtype} by {profile}, since {self.settings.profile} has no example for it")
         group = Group((dtype,), names, direction == "backward")
         larger = self._judged(row, group, laws=laws_of(direction), profile=profile)
         cell, causes = self._cell(row, dtype, direction, [r for r in larger if _concerns(r, dtype, direction)])
@@ -152,28 +148,20 @@ class Maker:
         assert contract is not None
         laws = laws or (() if group.gradients else laws_of("forward"))
         # Laws that are named are checked even if the profile has no time for them, so slow ones are left out here.
-        effort = PROFILES[profile or self.settings.profile].single
+        profile = profile or self.settings.profile
+        effort = PROFILES[profile].single
         laws = tuple(law for law in laws if effort.slow or not all(check.slow for check in CHECKS[law]))
         # Rows only call a library, so that they need no sandbox, which would discard what the library compiles.
         settings = replace(
-            self.settings,
-            operations=group.operations,
-            dtypes=group.dtypes,
-            laws=laws,
-            profile=profile or self.settings.profile,
-            hang_after=row.hang_after,
-            sandbox="off",
+            self.settings, operations=group.operations, dtypes=group.dtypes, laws=laws, profile=profile,
+            hang_after=row.hang_after, sandbox="off",
+        )  # fmt: skip
+        workers = max(1, min(self.workers, len(group.operations) * len(group.dtypes)))
+        ended = run(
+            row.origin, settings, workers=workers, console=self.console, make_plan=lambda: Plan.of(contract, settings)
         )
-        cases = len(group.operations) * len(group.dtypes)
-        done = run(
-            row.origin,
-            settings,
-            workers=max(1, min(self.workers, cases)),
-            console=self.console,
-            make_plan=lambda: Plan.of(contract, settings),
-        )
-        self.interrupted |= done.early_end is not None
-        return Report.of(done.plan, done.verdicts, settings, 0.0, early_end=done.early_end).results
+        self.interrupted |= ended.early_end is not None
+        return Report.of(ended.plan, ended.verdicts, settings, 0.0, early_end=ended.early_end).results
 
     def _cell(self, row: ProbedRow, dtype: str, direction: str, results: Sequence[Result]) -> tuple[Cell, list[Result]]:
         """Return a cell from its verdicts and refusals, and the violations to confirm.
@@ -204,9 +192,11 @@ class Maker:
             open_reason = without_paths(unchecked[0].message)
         elif not judged:
             open_reason = NO_EXAMPLE
+        passing = State.DEVIATES if _deviations(row, offered) else State.CONFORMS
+        state = State.VIOLATES if causes else State.NOT_JUDGED if open_reason else passing
         judged_cell = replace(
             cell,
-            state=self._state(row, bool(causes), bool(open_reason), offered),
+            state=state,
             reason=open_reason,
             partly={name: without_paths(reason) for name, reason in refused.items()},
             following=tuple(dict.fromkeys(r.law for r in following)),
@@ -216,17 +206,9 @@ class Maker:
         )
         return judged_cell, causes
 
-    @staticmethod
-    def _state(row: ProbedRow, violates: bool, lacking: bool, offered: Sequence[str]) -> State:
-        if violates:
-            return State.VIOLATES
-        if lacking:
-            return State.NOT_JUDGED
-        return State.DEVIATES if _deviations(row, offered) else State.CONFORMS
-
     def _violation(self, row: ProbedRow, r: Result) -> Violation:
         """Return a violation, after trying to confirm it by a program without attnspec."""
-        self.console.print(f"confirming {r.law} by {r.operation} ({r.dtype})", highlight=False, markup=False)
+        self._print(f"confirming {r.law} by {r.operation} ({r.dtype})")
         title = f"{self.library.name} {versions().get(self.library.package, '')}".strip()
         confirmation = confirm(r, row, self.settings, title)
         arguments = confirmation.arguments if r.counterexample is None else r.counterexample["arguments"]
@@ -276,23 +258,19 @@ def _deviations(row: ProbedRow, names: Sequence[str]) -> dict[str, str]:
     for question in QUESTIONS.values():
         concerned = [n for n in names if question.concerns(OPERATIONS[n])]
         declared = {n: spelled(getattr(row.contract.semantics[n], question.name)) for n in concerned}
-        if set(declared.values()) - {question.normative}:
-            choice = in_common(declared)
-            deviations[question.name] = (
-                choice if isinstance(choice, str) else ", ".join(f"{n}: {c}" for n, c in declared.items())
-            )
+        choices = set(declared.values())
+        if choices - {question.normative}:
+            each = ", ".join(f"{n}: {c}" for n, c in declared.items())
+            deviations[question.name] = each if len(choices) > 1 else choices.pop()
     return deviations
 
 
 def _limits(row: ProbedRow) -> tuple[str, ...]:
     assert row.contract is not None
     limits = row.contract.limits
-    limit_fields = [f for f in fields(limits) if f.name not in ("dtypes", "devices")]
-    return tuple(
-        f"{f.name.replace('_', ' ')}: {_plain(getattr(limits, f.name))}"
-        for f in limit_fields
-        if getattr(limits, f.name) != f.default
-    )
+    values = {f.name: getattr(limits, f.name) for f in fields(limits) if f.name not in ("dtypes", "devices")}
+    defaults = {f.name: f.default for f in fields(limits)}
+    return tuple(f"{name.replace('_', ' ')}: {_plain(x)}" for name, x in values.items() if x != defaults[name])
 
 
 def _plain(value: object) -> str:
@@ -302,13 +280,11 @@ def _plain(value: object) -> str:
 
 
 def _unjudged(row: ProbedRow, reason: str) -> Row:
-    """Return a row whose cells have no verdict for this reason."""
     if row.contract is None:
         cells = tuple(Cell(d, x, State.NOT_JUDGED, reason) for d in DEFAULTS for x in DIRECTIONS)
         name = row.origin.rpartition(".")[2]
         return Row(name, row.origin, operations=(), limits=(), deviations={}, precision={}, notes={}, cells=cells)
-    contract, dtypes = row.contract, row.contract.limits.dtypes
-    names = contract.operations
+    contract, names, dtypes = row.contract, row.contract.operations, row.contract.limits.dtypes
     return Row(
         contract.name,
         row.origin,

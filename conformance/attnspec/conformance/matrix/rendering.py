@@ -68,15 +68,13 @@ def remarks(matrix: Matrix, row: Row) -> Iterator[tuple[str, str]]:
         for reason, where in cells_by_reason(matrix, row, state).items():
             yield str(state), f"{where}: {reason}"
     for cell in row.cells:
+        place = f"{cell.dtype}, {cell.direction}"
         for operation, reason in cell.partly.items():
-            yield "refused", f"{operation} ({cell.dtype}, {cell.direction}): {reason}"
+            yield "refused", f"{operation} ({place}): {reason}"
         if cell.profile:
-            yield (
-                "profile",
-                f"{cell.profile} for {cell.dtype}, {cell.direction}: {matrix.profile} has no example for it",
-            )
+            yield "profile", f"{cell.profile} for {place}: {matrix.profile} has no example for it"
         if cell.state is State.VIOLATES and cell.reason:
-            yield "partly not judged", f"{cell.dtype}, {cell.direction}: {cell.reason}"
+            yield "partly not judged", f"{place}: {cell.reason}"
 
 
 def cells_by_reason(matrix: Matrix, row: Row, state: State) -> dict[str, str]:
@@ -90,13 +88,10 @@ def cells_by_reason(matrix: Matrix, row: Row, state: State) -> dict[str, str]:
 
 def _where(matrix: Matrix, cells: list[Cell]) -> str:
     dtypes = {d: [c.dtype for c in cells if c.direction == d] for d in DIRECTIONS}
-    text_by_direction = {
-        d: "every dtype" if len(dtypes_there) == len(matrix.dtypes) else ", ".join(dtypes_there)
-        for d, dtypes_there in dtypes.items()
-    }
-    if text_by_direction["forward"] == text_by_direction["backward"]:
-        return text_by_direction["forward"]
-    return "; ".join(f"{d} {text}" for d, text in text_by_direction.items() if text)
+    texts = {d: "every dtype" if len(x) == len(matrix.dtypes) else ", ".join(x) for d, x in dtypes.items()}
+    if texts["forward"] == texts["backward"]:
+        return texts["forward"]
+    return "; ".join(f"{d} {text}" for d, text in texts.items() if text)
 
 
 ENDS: Mapping[str, str] = {Reason.CRASHED: "is ended by a signal", Reason.HUNG: "does not end"}
@@ -170,20 +165,15 @@ def as_markdown(matrix: Matrix) -> str:
 
 def parts(matrix: Matrix) -> Iterator[tuple[int, str, str]]:
     """Yield the sections of the Markdown page: level of the heading (0 for none), title, text."""
-    origin = f"`attnspec matrix {matrix.library}` made this page; do not edit it by hand."
-    yield 0, "", origin
+    yield 0, "", f"`attnspec matrix {matrix.library}` made this page; do not edit it by hand."
     yield 0, "", table(("", ""), [(name, _literal(text)) for name, text in facts(matrix)])
     for direction in DIRECTIONS:
-        header = ("row", *matrix.dtypes)
         lines = [(_literal(r.name), *(mark(r.cell(d, direction)) for d in matrix.dtypes)) for r in matrix.rows]
-        yield 2, direction.capitalize(), table(header, lines)
+        yield 2, direction.capitalize(), table(("row", *matrix.dtypes), lines)
     yield 2, "States of a cell", "\n".join(f"- {state}: {text}." for state, text in MEANINGS.items())
     violations = list(matrix.violations())
-    yield (
-        2,
-        "Violations",
-        "None." if not violations else f"{len(violations)}, each with the smallest input that was found to show it.",
-    )
+    counted = f"{len(violations)}, each with the smallest input that was found to show it."
+    yield 2, "Violations", counted if violations else "None."
     for row, cell, violation in violations:
         yield 3, _literal(_heading(row, cell, violation)), _violation(cell, violation)
     yield 2, "Rows", "The declarations of each row, and the calls that the library refuses."

@@ -95,9 +95,9 @@ def probe_rows(library: Library, device: str, workers: int, on_called: Callable[
         raise BackendError(f"--device: expected one of {', '.join(library.devices)}; got {device!r}")
 
     def probe(origin: str) -> ProbedRow:
-        probed_rows = _probe_row(origin, device)
+        row = _probe_row(origin, device)
         on_called(origin)
-        return probed_rows
+        return row
 
     with ThreadPoolExecutor(workers) as pool:
         probed_rows = list(pool.map(probe, library.rows))
@@ -107,16 +107,15 @@ def probe_rows(library: Library, device: str, workers: int, on_called: Callable[
 
 
 def _probe_row(origin: str, device: str) -> ProbedRow:
-    module = "attnspec.conformance.matrix.rows"
     with TemporaryFolder() as folder:
         answer = Path(folder, "answer.json")
-        command = [sys.executable, "-m", module, origin, device, str(answer)]
+        command = [sys.executable, "-m", "attnspec.conformance.matrix.rows", origin, device, str(answer)]
         environment = {**os.environ, **ONE_THREAD, **SAFE_PATH}
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False
             )
-            ending = f"ended the process with status {done.returncode}"
+            ending = f"ended the process with status {process.returncode}"
         except subprocess.TimeoutExpired:
             ending = f"did not end within {SECONDS:g} s"
         outcome: dict[str, Any] = {"error": f"its import {ending}"}
@@ -124,14 +123,8 @@ def _probe_row(origin: str, device: str) -> ProbedRow:
             outcome = json.loads(answer.read_text(encoding="utf-8"))
     if "error" in outcome:
         return ProbedRow(origin, None, None, error=str(outcome["error"]))
-    return ProbedRow(
-        origin,
-        contract_from(outcome["description"], origin),
-        outcome["offers"],
-        outcome["hang_after"],
-        outcome["plain"],
-        tools=tuple(outcome["tools"]),
-    )
+    contract, tools = contract_from(outcome["description"], origin), tuple(outcome["tools"])
+    return ProbedRow(origin, contract, outcome["offers"], outcome["hang_after"], outcome["plain"], tools=tools)
 
 
 # In the process of a row ----------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ Each function is one step of ``Formulas``, the correct formulas, with a defect; 
 ``x * x.dtype.type(0)`` leaves x out but keeps its shape. S0 to S4 are sources of the specification.
 """
 
+from typing import Any
+
 import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
@@ -120,7 +122,7 @@ def clipped_scores(correct: Formulas, scores: Numbers, *, mask: Numbers = None) 
     source="similarity taken without its sign",
 )
 def absolute_scores(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """Scores e become |e|: keys opposite to a query get as much weight as equal ones."""
+    """Scores e become |e|: opposite keys get as much weight as equal ones."""
     return Formulas.softmax(correct, np.abs(scores), mask=mask)
 
 
@@ -204,7 +206,7 @@ def padded_keys_count(correct: Formulas, scores: Numbers) -> Numbers:
     source="tile-ai/tilelang#1148, PaddleJitLab/CUDATutorial#69",
 )
 def tiles_not_rescaled(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
-    """Tiles of 16 keys subtract the maximum so far, without rescaling earlier sums to it."""
+    """Tiles of 16 keys subtract the maximum so far; earlier tiles are not rescaled to it."""
     n, m = scores.shape[-2:]
     allowed = correct.attendable(mask, causal, n, m)
     excluded = correct.mask_scores(scores, allowed)
@@ -323,7 +325,7 @@ def flushed_keys(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     source="smoothed keys (SageAttention) of the first half only",
 )
 def centred_half(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
-    """The mean key is subtracted from the first half of the keys only; from all keys it would cancel in the softmax."""
+    """The mean of all keys is subtracted from the first half of the keys only."""
     m = key.shape[-2]
     mean = np.sum(key, axis=-2, keepdims=True) / key.dtype.type(max(m, 1))
     first = np.arange(m)[:, None] < m // 2
@@ -375,17 +377,10 @@ def equal_weights(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -
     source="positional weights passed in the other order",
 )
 def exchanged_projections(
-    correct: Formulas,
-    x: Numbers,
-    w_q: Numbers,
-    w_k: Numbers,
-    w_v: Numbers,
-    *,
-    mask: Numbers = None,
-    causal: bool = False,
+    correct: Formulas, x: Numbers, w_q: Numbers, w_k: Numbers, w_v: Numbers, **options: Any
 ) -> Numbers:
     """Queries are projected by W_k and keys by W_q."""
-    return Formulas.projected_self_attention(correct, x, w_k, w_q, w_v, mask=mask, causal=causal)
+    return Formulas.projected_self_attention(correct, x, w_k, w_q, w_v, **options)
 
 
 @mutant(
@@ -395,12 +390,10 @@ def exchanged_projections(
     breaks=("operation.oracle",),
     source="the index of a query left out",
 )
-def first_query_for_all(
-    correct: Formulas, x: Numbers, memory: Numbers, w_q: Numbers, w_k: Numbers, w_v: Numbers, *, mask: Numbers = None
-) -> Numbers:
+def first_query_for_all(correct: Formulas, x: Numbers, *others: Numbers, **options: Any) -> Numbers:
     """All queries are replaced by the first one."""
     first = np.repeat(x[..., :1, :], x.shape[-2], axis=-2) if x.shape[-2] else x
-    return Formulas.cross_attention(correct, first, memory, w_q, w_k, w_v, mask=mask)
+    return Formulas.cross_attention(correct, first, *others, **options)
 
 
 @mutant(

@@ -6,7 +6,6 @@ detect the defect alone. ``check`` raises for wrong shapes, ``prepare`` converts
 result and ``call`` runs all steps of a call. ``vars(self)`` holds what one backend remembers between calls.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 from attnspec.conformance.inputs.dtypes import is_float
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.conformance.mutants.roles import arrays, at, changed, key, mask_of, query
+from attnspec.conformance.mutants.roles import Arguments, arrays, at, changed, key, mask_of, query
 from attnspec.spec.attention import DotProductAttention, ScaledDotProductAttention, SelfAttention
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.contract.operation import Operation
@@ -37,7 +36,7 @@ from attnspec.spec.seq2seq import BahdanauContext
     breaks=("operation.dtype",),
     source="np.sqrt of an integer is a double; pytorch/pytorch#171191",
 )
-def results_in_float64(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> Any:
+def results_in_float64(correct: Library, operation: Operation, arguments: Arguments) -> Any:
     """Results are float64 for inputs of any dtype."""
     return np.float64
 
@@ -50,7 +49,7 @@ def results_in_float64(correct: Library, operation: Operation, arguments: Mappin
     breaks=("operation.dtype",),
     source="lucidrains/flash-attention-jax#13, tinygrad/tinygrad#5100",
 )
-def not_rounded_back(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> Any:
+def not_rounded_back(correct: Library, operation: Operation, arguments: Arguments) -> Any:
     """Results are float32, the dtype of the accumulator, for inputs of any dtype."""
     return np.float32
 
@@ -63,7 +62,7 @@ def not_rounded_back(correct: Library, operation: Operation, arguments: Mapping[
     breaks=("operation.oracle",),
     source="a framework whose default is single precision",
 )
-def single_inside(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def single_inside(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """float64 inputs are rounded to float32 and computed in float32."""
     single: dict[str, Any] = map_tree(dict(arguments), lambda _, x: x.astype(np.float32) if is_float(x) else x)
     return single
@@ -76,7 +75,7 @@ def single_inside(correct: Library, operation: Operation, arguments: Mapping[str
     breaks=("operation.dtype",),
     source="tril of ones",
 )
-def numeric_mask(correct: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+def numeric_mask(correct: Library, operation: Operation, result: Numbers, arguments: Arguments) -> Numbers:
     """Masks are float32 arrays with 1 for True and 0 for False."""
     return np.array(result, dtype=np.float32)
 
@@ -88,7 +87,7 @@ def numeric_mask(correct: Library, operation: Operation, result: Numbers, argume
     breaks=("operation.shape",),
     source="squeeze without an axis; OpenNMT/OpenNMT-py#110",
 )
-def squeezed_result(correct: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+def squeezed_result(correct: Library, operation: Operation, result: Numbers, arguments: Arguments) -> Numbers:
     """Dimensions of size 1 are removed from the result."""
     return np.squeeze(Library.finish(correct, operation, result, arguments))
 
@@ -100,7 +99,7 @@ def squeezed_result(correct: Library, operation: Operation, result: Numbers, arg
     breaks=("operation.shape",),
     source="sequence first or features first",
 )
-def transposed_result(correct: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+def transposed_result(correct: Library, operation: Operation, result: Numbers, arguments: Arguments) -> Numbers:
     """The last two axes of the result are exchanged."""
     return np.swapaxes(Library.finish(correct, operation, result, arguments), -1, -2)
 
@@ -112,7 +111,7 @@ def transposed_result(correct: Library, operation: Operation, result: Numbers, a
     breaks=("operation.batch-invariance",),
     source="BobMcDear/attorch#14: the batch term lost in an offset",
 )
-def first_of_batch(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def first_of_batch(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Element 0 of the first argument is used for the whole batch."""
     prepared = Library.prepare(correct, operation, arguments)
     first, x = arrays(operation, prepared)[0]
@@ -129,7 +128,7 @@ def first_of_batch(correct: Library, operation: Operation, arguments: Mapping[st
     source="a reduction over too many axes",
 )
 def shared_maximum(correct: Formulas, scores: Numbers) -> Numbers:
-    """The maximum of all rows is subtracted from each row: rows far below it underflow to 0."""
+    """The whole batch's maximum is subtracted from each row: rows far below underflow to 0."""
     highest = Formulas.shift(correct, scores)
     return np.broadcast_to(np.max(highest, initial=-np.inf), highest.shape).astype(scores.dtype)
 
@@ -141,7 +140,7 @@ def shared_maximum(correct: Formulas, scores: Numbers) -> Numbers:
     breaks=("operation.broadcast-equals-repeat",),
     source="keras-team/keras#21483",
 )
-def equal_batches_only(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> None:
+def equal_batches_only(correct: Library, operation: Operation, arguments: Arguments) -> None:
     """Arguments with different batch shapes raise although they broadcast."""
     Library.check(correct, operation, arguments)
     batches = {x.shape[: x.ndim - len(leaf.core)] for leaf, x in arrays(operation, arguments) if leaf.batched}
@@ -156,7 +155,7 @@ def equal_batches_only(correct: Library, operation: Operation, arguments: Mappin
     breaks=("operation.oracle", "operation.gradient"),
     source="ekzhang/jax-js#180, onnx/onnx#7274: tile for repeat",
 )
-def broadcast_keys_reversed(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def broadcast_keys_reversed(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Keys that broadcast over the batch are reversed for all elements but the first."""
     prepared = Library.prepare(correct, operation, arguments)
     queries, keys = (at(prepared, path(operation)) for path in (query, key))
@@ -173,7 +172,7 @@ def broadcast_keys_reversed(correct: Library, operation: Operation, arguments: M
     breaks=("operation.empty-batch",),
     source="pytorch/pytorch#12013: kernels launched with a grid of 0",
 )
-def empty_batch_refused(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> None:
+def empty_batch_refused(correct: Library, operation: Operation, arguments: Arguments) -> None:
     """A batch without elements raises."""
     Library.check(correct, operation, arguments)
     for leaf, x in arrays(operation, arguments):
@@ -188,7 +187,7 @@ def empty_batch_refused(correct: Library, operation: Operation, arguments: Mappi
     breaks=("operation.broadcast-equals-repeat",),
     source="unsqueeze behind the batch instead of in front of it",
 )
-def short_batch_keys_reversed(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def short_batch_keys_reversed(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Keys with fewer batch dimensions than the queries are read in reverse order."""
     prepared = Library.prepare(correct, operation, arguments)
     q, k = (at(prepared, path(operation)) for path in (query, key))
@@ -202,7 +201,7 @@ def short_batch_keys_reversed(correct: Library, operation: Operation, arguments:
     breaks=("storage.views-equal-copies",),
     source="flagos-ai/FlagGems#5896, ROCm/aiter#5292",
 )
-def contiguous_only(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def contiguous_only(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Strided arrays are read as if they were contiguous."""
     misread: dict[str, Any] = map_tree(Library.prepare(correct, operation, arguments), lambda _, x: _as_contiguous(x))
     return misread
@@ -223,14 +222,14 @@ def _as_contiguous(x: Any) -> Any:
     breaks=("operation.no-mutation",),
     source="pytorch/pytorch#73249",
 )
-def scaled_in_place(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def scaled_in_place(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """The caller's queries are halved in place; the result is correct."""
     prepared, queries = _copy_arrays(arguments), at(arguments, query(operation))
     queries[...] *= queries.dtype.type(0.5)
     return prepared
 
 
-def _copy_arrays(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _copy_arrays(arguments: Arguments) -> dict[str, Any]:
     copies: dict[str, Any] = map_tree(dict(arguments), lambda _, x: x.copy() if isinstance(x, np.ndarray) else x)
     return copies
 
@@ -242,8 +241,8 @@ def _copy_arrays(arguments: Mapping[str, Any]) -> dict[str, Any]:
     breaks=("operation.no-mutation",),
     source="masked_fill_ on an argument",
 )
-def masked_in_place(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The caller's masked scores are set to 0; without a mask, the maximum is subtracted from all scores in place."""
+def masked_in_place(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
+    """The caller's masked scores become 0; without a mask, the maximum is subtracted from all."""
     prepared = _copy_arrays(arguments)
     scores, mask = at(arguments, query(operation)), mask_of(operation, arguments)
     if mask is None:
@@ -260,7 +259,7 @@ def masked_in_place(correct: Library, operation: Operation, arguments: Mapping[s
     breaks=("operation.no-mutation",),
     source="facebookresearch/InferSent#51",
 )
-def clipped_in_place(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def clipped_in_place(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """The caller's lengths above 1 are set to 1."""
     prepared = _copy_arrays(arguments)
     for leaf, lengths in arrays(operation, arguments):
@@ -278,7 +277,7 @@ def clipped_in_place(correct: Library, operation: Operation, arguments: Mapping[
 class SharedBuffer(Library):
     """If keys and values are one array, the values are doubled along with the keys."""
 
-    def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(self, operation: Operation, arguments: Arguments) -> dict[str, Any]:
         """Double the keys and halve the queries: right unless keys and values share memory."""
         copies: dict[int, Any] = {}
 
@@ -319,7 +318,7 @@ class CachedByShape(Library):
 class OneBuffer(Library):
     """Results of the same shape share memory: the next call overwrites the last result."""
 
-    def finish(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+    def finish(self, operation: Operation, result: Numbers, arguments: Arguments) -> Numbers:
         """Write into the buffer of that shape; results without float inputs are computed once."""
         buffers: dict[Any, Numbers] = vars(self).setdefault("buffers", {})
         fresh = super().finish(operation, result, arguments)
@@ -340,7 +339,7 @@ class OneBuffer(Library):
 class PreviousResult(Library):
     """A call returns the result that the previous call of the same shape computed."""
 
-    def finish(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+    def finish(self, operation: Operation, result: Numbers, arguments: Arguments) -> Numbers:
         """Keep this result and return the previous one."""
         last: dict[Any, Numbers] = vars(self).setdefault("last", {})
         fresh = super().finish(operation, result, arguments)
@@ -358,7 +357,7 @@ class PreviousResult(Library):
 class AddsPreviousResult(Library):
     """An eighth of the previously returned result of the same shape is added."""
 
-    def finish(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+    def finish(self, operation: Operation, result: Numbers, arguments: Arguments) -> Numbers:
         """Add an eighth of the previous result."""
         last: dict[Any, Numbers] = vars(self).setdefault("last", {})
         fresh = super().finish(operation, result, arguments)
@@ -375,7 +374,7 @@ class AddsPreviousResult(Library):
     source="kernels that take sizes from one argument and trust the others",
 )
 def sizes_cut_to_fit(correct: Library, operation: Operation, *args: Any, **kwargs: Any) -> Numbers:
-    """Sizes that contradict the first argument do not raise: longer arrays are cut, shorter ones padded with zeros."""
+    """Contradictory sizes do not raise: longer arrays are cut, shorter ones padded with zeros."""
     arguments = correct.bind_arguments(operation, args, kwargs)
     sizes: dict[str, int] = {}
     fitted: dict[str, Any] = {}
@@ -434,7 +433,7 @@ def sizes_raised_to_minimum(correct: Library, operation: Operation, *args: Any, 
     breaks=("operation.oracle", "operation.shape"),
     source="grids of size 0 cannot be launched",
 )
-def empty_refused(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def empty_refused(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Empty arrays raise an error."""
     if any(not x.size for _, x in arrays(operation, arguments)):
         raise RuntimeError("invalid configuration argument")
@@ -448,8 +447,8 @@ def empty_refused(correct: Library, operation: Operation, arguments: Mapping[str
     breaks=("operation.batch-invariance", "operation.oracle"),
     source="aipixel/AEMatter#3: batch first or sequence first",
 )
-def rows_shifted(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Rows of a batch are shifted by one: each sequence begins with the last row of the one before."""
+def rows_shifted(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
+    """Rows are shifted by one: each sequence begins with the last row of its predecessor."""
     prepared = Library.prepare(correct, operation, arguments)
     floats = {leaf.path: x for leaf, x in arrays(operation, prepared) if leaf.kind is Kind.FLOAT}
     lengths = {x.shape[:-1] for x in floats.values()}

@@ -38,7 +38,7 @@ def nan_beside(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     source="pytorch/pytorch#103749: boolean masks and padding masks differ",
 )
 def nan_by_mask_of_queries(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """Rows without keys, declared uniform, are NaN under a mask (…, n, m). Under (…, 1, m) they are uniform."""
+    """Under a mask of more than one row, rows without keys, declared uniform, are NaN."""
     if mask is None:
         return scores
     lowest = np.where(mask, scores, np.finfo(scores.dtype).min)

@@ -58,7 +58,7 @@ def repeated_ends(correct: Formulas, x: Numbers, before: int, after: int) -> Num
     replaces="convolution",
     operations=(Convolution,),
     breaks=("complexity.translation-equivariance", "operation.oracle"),
-    source="partial convolutions, which weigh what they see by how much it is",
+    source="partial convolutions, which divide by the share of taps inside",
 )
 def ends_scaled_up(correct: Formulas, x: Numbers, w: Numbers) -> Numbers:
     """Near the ends, results are multiplied by taps/(taps within the sequence)."""

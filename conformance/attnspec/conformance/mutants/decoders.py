@@ -6,6 +6,8 @@ is x without its record of gradients, so that no gradient flows through it. ``x 
 keeps its shape. S0 to S4 are sources of the specification.
 """
 
+from typing import Any
+
 import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
@@ -206,19 +208,13 @@ def logistic_weights(correct: Formulas, state: Numbers, annotations: Numbers, p:
     source="S4: s_{t'} comes from y_{t'−1}, where S0 and the specification have y_{t'}",
 )
 def early_distribution(
-    correct: Formulas,
-    token: Numbers,
-    state: Numbers,
-    annotations: Numbers,
-    parameters: Parameters,
-    *,
-    mask: Numbers = None,
+    correct: Formulas, token: Numbers, state: Numbers, annotations: Numbers, p: Parameters, **options: Any
 ) -> tuple[Numbers, Numbers]:
     """The distribution is softmax(W s_{t'−1} + b), from the state before the step."""
-    _, following = Formulas.decoder_step(correct, token, state, annotations, parameters, mask=mask)
+    _, following = Formulas.decoder_step(correct, token, state, annotations, p, **options)
     # Zeros with the batch of all arguments, to which ``state`` broadcasts.
     zeros = following[..., :1] * following.dtype.type(0)
-    return correct.output_distribution(state + zeros, parameters.w_o, parameters.b_o), following
+    return correct.output_distribution(state + zeros, p.w_o, p.b_o), following
 
 
 @mutant(
@@ -229,7 +225,7 @@ def early_distribution(
     source="an index of −1 for padding, which NumPy reads from the end",
 )
 def unchecked_token(correct: Formulas, tokens: Numbers, count: int) -> None:
-    """Tokens outside of the vocabulary do not raise; negative ones count from its end."""
+    """Tokens are not checked: negative ones count from the end of the vocabulary."""
 
 
 # Teacher forcing ------------------------------------------------------------------------------------------------------
@@ -288,21 +284,15 @@ def detached_state(correct: Formulas, states: list[Numbers]) -> Numbers:
     replaces="teacher_forced_decode",
     operations=(TeacherForcedDecode,),
     breaks=("operation.oracle", "recurrent.resumes-from-state"),
-    source="the state that the last step was given is kept",
+    source="the input state of the last step is kept",
 )
 def early_final(
-    correct: Formulas,
-    tokens: Numbers,
-    state: Numbers,
-    annotations: Numbers,
-    parameters: Parameters,
-    *,
-    mask: Numbers = None,
+    correct: Formulas, tokens: Numbers, state: Numbers, annotations: Numbers, p: Parameters, **options: Any
 ) -> tuple[Numbers, Numbers]:
     """The final state is the one before the last token."""
-    log_probs, final = Formulas.teacher_forced_decode(correct, tokens, state, annotations, parameters, mask=mask)
+    log_probs, final = Formulas.teacher_forced_decode(correct, tokens, state, annotations, p, **options)
     if tokens.shape[-1] > 0:
-        _, final = Formulas.teacher_forced_decode(correct, tokens[..., :-1], state, annotations, parameters, mask=mask)
+        _, final = Formulas.teacher_forced_decode(correct, tokens[..., :-1], state, annotations, p, **options)
     return log_probs, final
 
 

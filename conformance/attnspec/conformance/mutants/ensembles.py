@@ -14,7 +14,7 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.conformance.mutants.roles import key, query
+from attnspec.conformance.mutants.roles import Arguments, Gradients, key, query
 from attnspec.spec.attention import (
     AdditiveAttention,
     CrossAttention,
@@ -31,10 +31,10 @@ WEIGHTED = (GeneralAttention, AdditiveAttention, CrossAttention, ProjectedSelfAt
 SCALED = (ScaledDotProductAttention, CrossAttention, ProjectedSelfAttention, MultiHeadAttention, ConcatHeadsAttention)
 
 
-def cut_off(x: Numbers, bits: int) -> Numbers:
-    """Truncate mantissas to ``bits`` bits."""
+def with_bits(x: Numbers, bits: int, rounding: np.ufunc) -> Numbers:
+    """Round mantissas to ``bits`` bits by ``rounding``, such as ``np.trunc``."""
     mantissa, exponent = np.frexp(x)
-    return np.ldexp(np.trunc(mantissa * x.dtype.type(2**bits)) / x.dtype.type(2**bits), exponent)
+    return np.ldexp(rounding(mantissa * x.dtype.type(2**bits)) / x.dtype.type(2**bits), exponent)
 
 
 @mutant(
@@ -49,7 +49,7 @@ def cut_off(x: Numbers, bits: int) -> Numbers:
 def bfloat16_sum(correct: Formulas, scores: Numbers) -> Numbers:
     """The sum of exponentials is truncated to 8 bits: weights are 0.3 % too large on average."""
     exponentials = np.exp(scores - correct.shift(scores))
-    total = cut_off(correct.total(exponentials), 8)
+    total = with_bits(correct.total(exponentials), 8, np.trunc)
     return exponentials / np.where(total == 0, scores.dtype.type(1), total)
 
 
@@ -65,7 +65,7 @@ def bfloat16_sum(correct: Formulas, scores: Numbers) -> Numbers:
 def half_sum(correct: Formulas, scores: Numbers) -> Numbers:
     """The sum of exponentials is truncated to 11 bits: weights are 0.03 % too large on average."""
     exponentials = np.exp(scores - correct.shift(scores))
-    total = cut_off(correct.total(exponentials), 11)
+    total = with_bits(correct.total(exponentials), 11, np.trunc)
     return exponentials / np.where(total == 0, scores.dtype.type(1), total)
 
 
@@ -77,7 +77,7 @@ def half_sum(correct: Formulas, scores: Numbers) -> Numbers:
     source="guards against division by zero",
 )
 def guarded_sum(correct: Formulas, scores: Numbers) -> Numbers:
-    """10⁻⁵ is added to the sum of exponentials: weights are too small by a factor of about 1 − 2·10⁻⁶."""
+    """10⁻⁵ is added to the sum of exponentials: with a sum of 5, weights are 0.0002 % too small."""
     exponentials = np.exp(scores - correct.shift(scores))
     return exponentials / (correct.total(exponentials) + scores.dtype.type(1e-5))
 
@@ -94,7 +94,7 @@ def guarded_sum(correct: Formulas, scores: Numbers) -> Numbers:
 def single_sum(correct: Formulas, scores: Numbers) -> Numbers:
     """The sum of float64 exponentials is truncated to 24 bits."""
     exponentials = np.exp(scores - correct.shift(scores))
-    total = cut_off(correct.total(exponentials), 24)
+    total = with_bits(correct.total(exponentials), 24, np.trunc)
     return exponentials / np.where(total == 0, scores.dtype.type(1), total)
 
 
@@ -149,7 +149,7 @@ def single_scale(correct: Formulas, scores: Numbers, d: int) -> Numbers:
     return scores * scores.dtype.type(np.float32(d**-0.5))
 
 
-def times(gradients: Mapping[str, Numbers], path: str, factor: float) -> dict[str, Numbers]:
+def times(gradients: Mapping[str, Numbers], path: str, factor: float) -> Gradients:
     """Multiply the gradient at ``path`` by a factor."""
     return {**gradients, path: gradients[path] * gradients[path].dtype.type(factor)}
 
@@ -163,9 +163,7 @@ def times(gradients: Mapping[str, Numbers], path: str, factor: float) -> dict[st
     source="the scale of the backward pass written into the source, 0.35 for 0.3536",
     profile="full",
 )
-def query_gradient(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def query_gradient(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """The gradient of the queries is 1 % too small."""
     return times(Library.differentiate(correct, operation, arguments, cotangent), query(operation), 0.99)
 
@@ -179,9 +177,7 @@ def query_gradient(
     source="gradients of a batch of 50 divided by 51",
     profile="full",
 )
-def weight_gradient(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def weight_gradient(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """The gradient of W_q is 2 % too small."""
     weight = next(
         x for x in operation.floats if operation.role(x) is Role.WEIGHT and x.path in operation.scores_scale_with
@@ -198,9 +194,7 @@ def weight_gradient(
     source="log₂e and ln 2 of four digits in the backward pass",
     profile="full",
 )
-def key_gradient(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def key_gradient(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """The gradient of the keys is 0.1 % too large."""
     return times(Library.differentiate(correct, operation, arguments, cotangent), key(operation), 1.001)
 
@@ -213,9 +207,7 @@ def key_gradient(
     source="weights of the backward pass divided by a sum with a guard",
     profile="full",
 )
-def value_gradient(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def value_gradient(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """The gradient of the values is multiplied by 1 − 10⁻⁵."""
     path = next(x.path for x in operation.attended if x.path in operation.linear)
     return times(Library.differentiate(correct, operation, arguments, cotangent), path, 1 - 1e-5)
@@ -230,9 +222,7 @@ def value_gradient(
     source="weights of the backward pass rounded towards 0",
     profile="full",
 )
-def cut_value_gradient(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def cut_value_gradient(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """The gradient of the values is 0.3 % too small."""
     path = next(x.path for x in operation.attended if x.path in operation.linear)
     return times(Library.differentiate(correct, operation, arguments, cotangent), path, 0.997)
@@ -247,10 +237,8 @@ def cut_value_gradient(
     source="a scale passed as float to the backward kernel",
     profile="full",
 )
-def single_query_gradient(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
-    """The gradient of the queries is multiplied by 1/√3 rounded to float32, times √3."""
+def single_query_gradient(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
+    """The gradient of the queries is multiplied by √3 and by 1/√3 rounded to float32."""
     ratio = float(np.float32(3**-0.5)) * 3**0.5
     return times(Library.differentiate(correct, operation, arguments, cotangent), query(operation), ratio)
 

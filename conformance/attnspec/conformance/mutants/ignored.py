@@ -1,10 +1,11 @@
 """Mutants that ignore an optional argument: one for every argument with a default."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from attnspec.conformance.mutants.correct import Library
 from attnspec.conformance.mutants.registry import Mutant, mutant
+from attnspec.conformance.mutants.roles import Arguments
 from attnspec.spec.contract.operation import OPERATIONS, Operation
 
 
@@ -21,7 +22,7 @@ def mutant_name(name: str) -> str:
 def _ignoring(name: str) -> Mutant:
     """Make the mutant that computes with the default of this argument, whatever is passed."""
 
-    def prepared(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def prepared(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
         return {n: x for n, x in Library.prepare(correct, operation, arguments).items() if n != name}
 
     prepared.__doc__ = f"Everything is computed with the default of {name}."

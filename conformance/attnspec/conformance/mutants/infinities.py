@@ -6,15 +6,12 @@ detect the defect alone. ``finish`` converts the result. ``value_of(x)`` is x wi
 no gradient flows through it.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.conformance.mutants.roles import at, mask_of, query
+from attnspec.conformance.mutants.roles import Arguments, at, mask_of, query
 from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.pooling import NadarayaWatson
@@ -55,7 +52,7 @@ def spoils_its_row(correct: Formulas, weights: Numbers, value: Numbers, mask: Nu
     replaces="pool",
     operations=ATTENTION,
     breaks=("attention.infinite-values-propagate",),
-    source="terms that are not finite, found by isinf and added apart",
+    source="non-finite terms, found by isinf and added separately",
 )
 def infinities_without_sign(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
     """Results of −∞ become +∞."""
@@ -71,7 +68,7 @@ def infinities_without_sign(correct: Formulas, weights: Numbers, value: Numbers,
     source="a check for divergence by elements, isnan(x).any()",
 )
 def spoils_its_element(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-    """A NaN in one row makes all rows of its batch element NaN: also those that do not attend to it."""
+    """A NaN in one row of the result makes its whole batch element NaN."""
     result = Formulas.pool(correct, weights, value, mask)
     lost = np.any(np.isnan(value_of(result)), axis=(-1, -2), keepdims=True)
     return np.where(lost, weights.dtype.type(np.nan), result)
@@ -98,12 +95,12 @@ def lost_in_some_rows(correct: Formulas, weights: Numbers, value: Numbers, mask:
     breaks=("semantics.nan_queries",),
     source="a maximum that ignores NaN, and a guard for rows whose sum is not positive",
 )
-def hidden_queries(correct: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+def hidden_queries(correct: Library, operation: Operation, result: Numbers, arguments: Arguments) -> Numbers:
     """The row of a query with a NaN in any feature is 0."""
     return _without_nan(Library.finish(correct, operation, result, arguments), operation, arguments)
 
 
-def _without_nan(result: Numbers, operation: Operation, arguments: Mapping[str, Any]) -> Numbers:
+def _without_nan(result: Numbers, operation: Operation, arguments: Arguments) -> Numbers:
     queries = at(arguments, query(operation))
     return np.where(np.isnan(queries).any(-1, keepdims=True), result.dtype.type(0), result)
 
@@ -115,7 +112,7 @@ def _without_nan(result: Numbers, operation: Operation, arguments: Mapping[str, 
     breaks=("semantics.nan_queries",),
     source="one maximum for the rows of a tile, which a NaN in any of them makes NaN",
 )
-def spoiling_query(correct: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+def spoiling_query(correct: Library, operation: Operation, result: Numbers, arguments: Arguments) -> Numbers:
     """A query with NaN makes all rows of its batch element NaN."""
     output: Numbers = Library.finish(correct, operation, result, arguments)
     lost = np.isnan(at(arguments, query(operation))).any((-1, -2), keepdims=True)
@@ -129,9 +126,7 @@ def spoiling_query(correct: Library, operation: Operation, result: Numbers, argu
     breaks=("semantics.nan_queries",),
     source="a guard for rows without keys, of scores that are not greater than −∞, where there is a mask",
 )
-def hidden_under_a_mask(
-    correct: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]
-) -> Numbers:
+def hidden_under_a_mask(correct: Library, operation: Operation, result: Numbers, arguments: Arguments) -> Numbers:
     """Under a mask, the row of a query with NaN is 0; without a mask it stays NaN."""
     output: Numbers = Library.finish(correct, operation, result, arguments)
     return output if mask_of(operation, arguments) is None else _without_nan(output, operation, arguments)

@@ -7,7 +7,7 @@ of a call. ``vars(self)`` holds what one backend remembers between calls. ``valu
 gradients, so that no gradient flows through it.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from attnspec.conformance.mutants.correct.library import rounded
 from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.modes import ModeAware, ReplacingInMode
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.conformance.mutants.roles import arrays, at, changed, query
+from attnspec.conformance.mutants.roles import Arguments, Gradients, Recorded, arrays, at, changed, query
 from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
 from attnspec.spec.contract.axes import Role
 from attnspec.spec.contract.limits import Limits
@@ -31,7 +31,7 @@ from attnspec.spec.transformer import EncoderLayer, LayerNorm, LayerNormParamete
 # States ---------------------------------------------------------------------------------------------------------------
 
 
-def _states(operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Numbers]:
+def _states(operation: Operation, arguments: Arguments) -> Gradients:
     """Initial states of a call, by path."""
     return {leaf.path: x for leaf, x in arrays(operation, arguments) if operation.role(leaf) is Role.STATE}
 
@@ -61,7 +61,7 @@ class LastStateForZeros(Library):
 
 def _final_states_in(dtype: str) -> type[Library]:
     class FinalStates(Library):
-        def finish(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+        def finish(self, operation: Operation, result: Any, arguments: Arguments) -> Any:
             fresh = super().finish(operation, result, arguments)
             states, *finals = fresh
             return (states, *(map_tree(x, lambda _, y: y.astype(dtype)) for x in finals))
@@ -119,7 +119,7 @@ def _one_pass(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers], dt
     operations=(LayerNorm,),
     breaks=("transformer.layer-norm-ignores-shift",),
     differentiable=False,
-    source="openvinotoolkit/openvino#36587: one pass over the rows, which cancels from means of 10² spreads on",
+    source="openvinotoolkit/openvino#36587: one pass over the rows, which cancels for means beyond 100 spreads",
 )
 def one_pass(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
     """The variance is computed as E[x²] − E[x]², which cancels for large means."""
@@ -151,7 +151,7 @@ def one_pass_in_half(correct: Formulas, x: Numbers, parameters: LayerNormParamet
     source="neuroneural/brainchop-cli#56: every square in float16, before a sum in float32",
 )
 def squares_in_half(correct: Formulas, centred: Numbers) -> Numbers:
-    """Squares are float16: a feature that is 256 away from the mean makes the variance infinite."""
+    """Squares are float16: a feature 256 away from the mean makes the variance infinite."""
     squares = rounded(centred * centred, "float16")
     variance: Numbers = np.mean(squares, axis=-1, keepdims=True)
     return variance
@@ -177,9 +177,7 @@ class GraphOfInference(ModeAware):
             vars(self).setdefault("graphs", set()).add(_shapes(self.bind_arguments(operation, args, kwargs)))
         return super().call(operation, *args, **kwargs)
 
-    def pullback(
-        self, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
-    ) -> tuple[Any, Callable[[Any], dict[str, Numbers]]]:
+    def pullback(self, operation: str, arguments: Arguments, paths: Collection[str]) -> Recorded:
         """Return gradients of 0 for recorded shapes."""
         result, backward = super().pullback(operation, arguments, paths)
         if _shapes(arguments) not in vars(self).get("graphs", ()):
@@ -187,7 +185,7 @@ class GraphOfInference(ModeAware):
         return result, lambda cotangent: {path: 0 * x for path, x in backward(cotangent).items()}
 
 
-def _shapes(arguments: Mapping[str, Any]) -> Any:
+def _shapes(arguments: Arguments) -> Any:
     arrays_by_path = flatten(dict(arguments))
     return tuple((path, x.shape, x.dtype.name) for path, x in arrays_by_path.items() if isinstance(x, np.ndarray))
 
@@ -206,7 +204,7 @@ class _Casting(ModeAware):
         return super().modes(dtype, device=device) if dtype == "bfloat16" else {}
 
 
-def _needs_cast(operation: Operation, arguments: Mapping[str, Any]) -> bool:
+def _needs_cast(operation: Operation, arguments: Arguments) -> bool:
     """True if autocast would convert any input to 16 bits."""
     return any(is_float(x) and x.dtype.itemsize > 2 for _, x in arrays(operation, arguments))
 
@@ -221,7 +219,7 @@ def _needs_cast(operation: Operation, arguments: Mapping[str, Any]) -> bool:
 class MaskForgottenInCast(_Casting, ReplacingInMode):
     """Under autocast the mask is ignored if inputs are float32; bfloat16 inputs are right."""
 
-    def replacements(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def replacements(self, operation: Operation, arguments: Arguments) -> dict[str, Any]:
         """Drop the mask if any input is cast."""
         return {operation.mask.path: None} if operation.mask and _needs_cast(operation, arguments) else {}
 
@@ -236,7 +234,7 @@ class MaskForgottenInCast(_Casting, ReplacingInMode):
     breaks=("attention.extreme-magnitudes",),
     source="scaling before a product, against overflow, by a reciprocal",
 )
-def scaled_queries(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def scaled_queries(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """All-subnormal float32 queries are multiplied by 1/max |q|, which may overflow, and by max |q|."""
     path = query(operation)
     x = at(arguments, path)
@@ -254,7 +252,7 @@ def scaled_queries(correct: Library, operation: Operation, arguments: Mapping[st
     breaks=("operation.broadcast-equals-repeat",),
     source="a batch that is counted by the queries alone",
 )
-def mask_of_the_first(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def mask_of_the_first(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """If only the mask has a batch, its first element is used for all."""
     own = operation.mask
     mask = None if own is None else at(arguments, own.path)

@@ -5,7 +5,6 @@ with a defect; ``replaces`` names it, and ``Formulas.step(correct, …)`` calls 
 detect the defect alone. ``prepare`` converts the arguments.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.correct.library import rounded
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.conformance.mutants.roles import changed
+from attnspec.conformance.mutants.roles import Arguments, changed
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.shapes import bind
 from attnspec.spec.kernels import (
@@ -49,7 +48,7 @@ def _wrap_indices(table: Numbers, dtype: str, count: int) -> Numbers:
     source="NVIDIA/Megatron-LM#535: seq.type_as(inv_freq), which makes neighbours the same from 2,048 on",
 )
 def positions_in_float16(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
-    """Positions are rounded to float16: odd ones beyond 2,048 become even, those far beyond 65,504 infinite."""
+    """Positions are rounded to float16: odd ones beyond 2,048 become even, huge ones infinite."""
     return Formulas.angles(correct, rounded(positions, "float16"), d, theta)
 
 
@@ -83,7 +82,7 @@ def single_angles(correct: Formulas, positions: Numbers, d: int, theta: float) -
     replaces="angles",
     operations=(RotaryEmbedding,),
     breaks=("operation.oracle",),
-    source="positions packed with other words of a request",
+    source="positions packed with other fields of a request",
 )
 def positions_in_15_bits(correct: Formulas, positions: Numbers, d: int, theta: float) -> Numbers:
     """Positions are signed 16-bit integers: 32,768 becomes −32,768."""
@@ -127,7 +126,7 @@ def window_in_a_byte(correct: Formulas, n: int, m: int, *, window: Any = None) -
     replaces="sliding_window_mask",
     operations=(GroupedQueryAttention, SlidingWindowMask),
     breaks=("operation.oracle",),
-    source="int8 in the arguments of a kernel, of which −1 means no window",
+    source="a window passed as int8, where −1 means no window",
 )
 def window_in_a_signed_byte(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
     """Ends of a window are stored in signed bytes: 256 becomes 0, and 130 becomes −126."""
@@ -188,11 +187,8 @@ def documents_in_single(correct: Formulas, query_documents: Numbers, key_documen
 # Pages ----------------------------------------------------------------------------------------------------------------
 
 
-def _gather_by_narrow_table(dtype: str) -> Any:
-    def gathered(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
-        return Formulas.gather_rows(correct, pages, _wrap_indices(table, dtype, len(pages)))
-
-    return gathered
+def _gather_by_narrow_table(correct: Formulas, pages: Numbers, table: Numbers, dtype: str) -> Numbers:
+    return Formulas.gather_rows(correct, pages, _wrap_indices(table, dtype, len(pages)))
 
 
 @mutant(
@@ -204,8 +200,7 @@ def _gather_by_narrow_table(dtype: str) -> Any:
 )
 def table_in_bytes(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
     """Page numbers are stored in 8 bits: page 256 is read as page 0."""
-    rows: Numbers = _gather_by_narrow_table("uint8")(correct, pages, table)
-    return rows
+    return _gather_by_narrow_table(correct, pages, table, "uint8")
 
 
 @mutant(
@@ -217,8 +212,7 @@ def table_in_bytes(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers
 )
 def table_in_signed_bytes(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
     """Page numbers are signed bytes: page 128 is counted from the end of the cache."""
-    rows: Numbers = _gather_by_narrow_table("int8")(correct, pages, table)
-    return rows
+    return _gather_by_narrow_table(correct, pages, table, "int8")
 
 
 @mutant(
@@ -230,8 +224,7 @@ def table_in_signed_bytes(correct: Formulas, pages: Numbers, table: Numbers) -> 
 )
 def table_in_15_bits(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
     """Page numbers are signed 16-bit integers: page 32,768 is counted from the end of the cache."""
-    rows: Numbers = _gather_by_narrow_table("int16")(correct, pages, table)
-    return rows
+    return _gather_by_narrow_table(correct, pages, table, "int16")
 
 
 @mutant(
@@ -368,7 +361,7 @@ def best_of_256(correct: Formulas, logarithms: Numbers) -> Numbers:
     profile="full",
     source="another kernel for large batches, written for decoding one query at a time",
 )
-def causal_of_few(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def causal_of_few(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """The causal flag is ignored for batches of more than 600 elements."""
     many = np.prod(bind(operation, arguments).batch) > 600
     changed_arguments = changed(arguments, {operation.flag: False}) if many and operation.flag else arguments

@@ -89,7 +89,7 @@ def window_without_itself(correct: Formulas, n: int, m: int, *, window: Any = No
     replaces="join_masks",
     operations=(GroupedQueryAttention,),
     breaks=("masking.equals-explicit-mask", "operation.oracle"),
-    source="`if window[0]:`, for which 0 is as good as None",
+    source="`if window[0]:`, which takes 0 for None",
 )
 def falsy_window(correct: Formulas, mask: Numbers, window: Any, lengths: Numbers, n: int, m: int) -> Numbers:
     """A window end of 0 counts as None: the window is open to that side."""
@@ -174,10 +174,10 @@ def scaled_twice(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Numb
     "cap after the bias and the mask",
     operations=(GroupedQueryAttention,),
     breaks=("kernels.score-cap-limits", "operation.oracle"),
-    source="onnx/onnx#7865: softcap after the mask, for which −∞ becomes −c",
+    source="onnx/onnx#7865: softcap after the mask turns −∞ into −c",
 )
 class CapAfterMask(Formulas):
-    """Scores are capped by c after the mask: masked keys get the score −c and thus weight."""
+    """Scores are capped by c after the mask: masked keys get the score −c."""
 
     def biased(self, scores: Numbers, softcap: Any, bias: Numbers, slopes: Numbers, attendable: Numbers) -> Numbers:
         """Cap the masked scores last."""
@@ -246,7 +246,7 @@ def no_sinks(
     replaces="log_sum_exps",
     operations=(GroupedQueryAttention,),
     breaks=("kernels.slopes-and-sinks-are-biases", "kernels.log-sum-exp", "operation.oracle"),
-    source="parts of a cache merged by logarithms of which each leaves out the sink",
+    source="parts of a cache merged by log-sum-exps that leave out the sink",
 )
 def logarithm_without_sink(correct: Formulas, scores: Numbers, attendable: Numbers, sinks: Numbers) -> Numbers:
     """The log-sum-exp leaves out the sink."""
@@ -285,7 +285,7 @@ def signed_distances(correct: Formulas, n: int, m: int) -> Numbers:
     operations=(GroupedQueryAttention,),
     declares={"causal_alignment": "bottom-right"},
     breaks=("kernels.slopes-and-sinks-are-biases", "masking.equals-explicit-mask", "operation.oracle"),
-    source="Dao-AILab/flash-attention#517: the mask moved, and what else counts from its diagonal did not",
+    source="Dao-AILab/flash-attention#517: the mask moved, windows and biases did not",
 )
 def mask_alone_moves(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
     """Under the declared bottom-right causal mask, distances |i − j| and windows stay top-left."""
@@ -340,7 +340,7 @@ def first_logarithm(correct: Formulas, scores: Numbers, attendable: Numbers, sin
     replaces="log_sum_exp",
     operations=(*IN_GROUPS, MergeAttention),
     breaks=("kernels.log-sum-exp", "kernels.merged-parts-equal-whole", "operation.oracle"),
-    source="Dao-AILab/flash-attention#404: log Σ exp(x − max x), by which blocks cannot be merged",
+    source="Dao-AILab/flash-attention#404: log Σ exp(x − max x), with which blocks cannot be merged",
 )
 def relative_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
     """The log-sum-exp is log Σ exp(x − max x), without max x added back."""
@@ -377,14 +377,13 @@ def added_logarithms(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers)
     replaces="merge_attention",
     operations=(MergeAttention,),
     breaks=("kernels.merged-parts-equal-whole", "operation.oracle"),
-    source="outputs of devices averaged, each of which has seen other keys",
+    source="outputs averaged over devices that saw different keys",
 )
 def averaged_parts(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
     """Outputs of the parts are averaged with equal weights."""
     _, logarithms = Formulas.merge_attention(correct, outputs, log_sum_exps)
-    return np.sum(outputs, axis=-2) / outputs.dtype.type(max(outputs.shape[-2], 1)) + 0 * logarithms[
-        ..., None
-    ], logarithms
+    mean = np.sum(outputs, axis=-2) / outputs.dtype.type(max(outputs.shape[-2], 1))
+    return mean + 0 * logarithms[..., None], logarithms
 
 
 @mutant(
@@ -424,13 +423,7 @@ def constant_weights(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers)
     source="huggingface/transformers#46634: cross-sequence contamination under an all-ones mask",
 )
 def packed_as_one_sequence(
-    correct: Formulas,
-    query: Numbers,
-    key: Numbers,
-    value: Numbers,
-    query_ends: Numbers,
-    key_ends: Numbers,
-    **options: Any,
+    correct: Formulas, query: Numbers, key: Numbers, value: Numbers, *ends: Numbers, **options: Any
 ) -> Numbers:
     """Packed sequences are computed as one sequence."""
     return correct.grouped_query_attention(query, key, value, **options)
@@ -458,7 +451,7 @@ def short_sequences(correct: Formulas, ends: Numbers) -> list[slice]:
     source="hw-native-sys/pypto#470: blocks of a table taken for neighbours in the cache",
 )
 def neighbouring_pages(correct: Formulas, pages: Numbers, table: Numbers) -> Numbers:
-    """Pages are read one after another from the table's first entry on; its other entries are ignored."""
+    """Consecutive pages are read from the table's first entry on; its other entries are ignored."""
     return Formulas.gather_rows(correct, pages, (table[..., :1] + np.arange(table.shape[-1])) % len(pages))
 
 
@@ -499,17 +492,9 @@ def first_positions(correct: Formulas, lengths: Numbers, n: int) -> Numbers:
     breaks=("kernels.latent-weight-absorption", "operation.oracle"),
     source="an absorbed path for queries without positions",
 )
-def without_rotated(
-    correct: Formulas,
-    query: Numbers,
-    query_rope: Numbers,
-    latent: Numbers,
-    key_rope: Numbers,
-    *weights: Any,
-    **options: Any,
-) -> Numbers:
+def without_rotated(correct: Formulas, query: Numbers, query_rope: Numbers, *others: Any, **options: Any) -> Numbers:
     """Scores leave out the rotated parts of queries and keys."""
-    return Formulas.latent_attention(correct, query, 0 * query_rope, latent, key_rope, *weights, **options)
+    return Formulas.latent_attention(correct, query, 0 * query_rope, *others, **options)
 
 
 @mutant(
@@ -548,7 +533,7 @@ def repeated_angles(correct: Formulas, positions: Numbers, d: int, theta: float)
     source="huggingface/candle#3410: weights of one convention under the other",
 )
 def half_pairs(correct: Formulas, x: Numbers) -> tuple[Numbers, Numbers]:
-    """Feature i is paired with feature i + d/2, not its neighbour. The result is interleaved."""
+    """Feature i is paired with i + d/2, not its neighbour; the result is interleaved."""
     half = x.shape[-1] // 2
     return x[..., :half], x[..., half:]
 
@@ -587,7 +572,7 @@ def squared_positions(correct: Formulas, positions: Numbers, d: int, theta: floa
     source="paiml/aprender#2143: 2^(−8r/h) for 2^(−8(r + 1)/h)",
 )
 def early_slopes(correct: Formulas, heads: int) -> Numbers:
-    """Slopes are 2^(8/h₂) times too large, with h₂ ≤ h the greatest power of two: they begin with 1."""
+    """Slopes are 2^(8/p) times too large, with p ≤ h the greatest power of two."""
     slopes = Formulas.alibi_slopes(correct, heads)
     below = 2 ** int(np.floor(np.log2(heads)))
     return (slopes * 2.0 ** (8 / below)).astype(slopes.dtype)

@@ -22,7 +22,7 @@ from attnspec.spec.pooling import NadarayaWatson
     source="a running maximum that begins with 0",
 )
 def maximum_at_least_zero(correct: Formulas, scores: Numbers) -> Numbers:
-    """The subtracted maximum is at least 0: rows of scores far below 0 underflow to weights of 0."""
+    """The subtracted maximum is at least 0: in rows of scores far below, weights are 0."""
     return np.maximum(Formulas.shift(correct, value_of(scores)), value_of(scores).dtype.type(0))
 
 
@@ -44,7 +44,7 @@ def values_clamped(correct: Formulas, weights: Numbers, value: Numbers, mask: Nu
     replaces="pool",
     operations=(ScaledDotProductAttention, AdditiveAttention, NadarayaWatson),
     breaks=("attention.extreme-magnitudes",),
-    source="garbage under a mask told from numbers by its size",
+    source="garbage under a mask, recognised by its magnitude",
 )
 def huge_as_masked(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
     """Values beyond ±10¹⁰ count as 0."""
@@ -61,7 +61,7 @@ def huge_as_masked(correct: Formulas, weights: Numbers, value: Numbers, mask: Nu
     differentiable=False,
 )
 def reciprocal_of_subnormal(correct: Formulas, weights: Numbers, value: Numbers, mask: Numbers) -> Numbers:
-    """Values are multiplied by 1/max |v|, which may overflow, and results by max |v|: wrong if all are subnormal."""
+    """Values are multiplied by 1/max |v|, which overflows below 3·10⁻³⁹, and results by max |v|."""
     finite = np.where(np.isfinite(value), np.abs(value), value.dtype.type(0))
     top = np.max(finite, axis=-1, keepdims=True, initial=0)
     top = np.max(top, axis=-2, keepdims=True, initial=0)
@@ -87,7 +87,7 @@ def clipped_outliers(correct: Formulas, query: Numbers, key: Numbers) -> Numbers
     replaces="normalized",
     operations=(ScaledDotProductAttention, AdditiveAttention),
     breaks=("operation.oracle",),
-    source="weights below a threshold pruned, as of sinks",
+    source="small weights pruned beside an attention sink",
 )
 def small_weights_dropped(correct: Formulas, scores: Numbers) -> Numbers:
     """In rows with a weight above 0.999, all other weights are 0."""
@@ -104,7 +104,7 @@ def small_weights_dropped(correct: Formulas, scores: Numbers) -> Numbers:
     source="a maximum that is taken from the tile before",
 )
 def relative_to_second_key(correct: Formulas, scores: Numbers) -> Numbers:
-    """The second key's score is subtracted in place of the maximum: exponentials of much greater scores overflow."""
+    """The second key's score is subtracted, not the maximum: exponentials of much greater ones overflow."""
     highest = Formulas.shift(correct, value_of(scores))
     second = value_of(scores)[..., 1:2]
     return np.where(np.isfinite(second), second, highest) if second.shape[-1] else highest
@@ -115,7 +115,7 @@ def relative_to_second_key(correct: Formulas, scores: Numbers) -> Numbers:
     replaces="mask_scores",
     operations=(ScaledDotProductAttention, DotProductAttention),
     breaks=("attention.extreme-magnitudes",),
-    source="a clamp that keeps exponents finite, and below a fill of −10⁴",
+    source="a clamp that keeps exponents finite",
 )
 def clamped_scores(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     """Scores are clamped to ±10⁴."""

@@ -64,7 +64,7 @@ def mistyped_fill(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     source="huggingface/transformers#12109, hyunwoongko/transformer#40",
 )
 def minus_ten_thousand(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """10⁴ is subtracted from masked scores: too little for large scores, no effect if every key is masked."""
+    """10⁴ is subtracted from masked scores, without effect if every key is masked."""
     return scores if mask is None else scores + np.where(mask, scores.dtype.type(0), scores.dtype.type(-1e4))
 
 
@@ -179,7 +179,7 @@ def bottom_right_mask(correct: Formulas, n: int, m: int, *, include_self: bool =
     source="blocks above the diagonal skipped, the diagonal block not masked",
 )
 def whole_tiles(correct: Formulas, n: int, m: int, *, include_self: bool = True) -> Numbers:
-    """The causal mask is ⌊j/16⌋ ≤ ⌊i/16⌋: a query sees its tile of 16 keys to the end."""
+    """The causal mask is ⌊j/16⌋ ≤ ⌊i/16⌋: queries see whole tiles of 16 keys."""
     return np.arange(m) // 16 <= np.arange(n)[:, None] // 16
 
 
@@ -298,7 +298,7 @@ def fallback_without_scale(
     source="lengths off by one in the unpadding",
 )
 def last_key_dropped(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
-    """Under a mask, the last key that a row may attend to is left out."""
+    """Under a mask, a key is ignored unless the next key is attendable as well."""
     if mask is not None:
         mask = mask & np.concatenate([mask[..., 1:], np.zeros_like(mask[..., :1])], axis=-1)
     return Formulas.attendable(correct, mask, causal, n, m)

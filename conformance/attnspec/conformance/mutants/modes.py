@@ -6,7 +6,7 @@ Each class overrides methods of ``Library``, the correct backend. Each law in ``
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from attnspec.conformance.inputs.dtypes import is_float
 from attnspec.conformance.mutants.correct import Library
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.conformance.mutants.roles import at, changed, key, mask_of, query, sizes, without_last
+from attnspec.conformance.mutants.roles import Arguments, at, changed, key, mask_of, query, sizes, without_last
 from attnspec.spec.attention import AdditiveAttention, DotProductAttention, ScaledDotProductAttention
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.shapes import bind
@@ -52,15 +52,17 @@ class ModeAware(Library):
         return bool(vars(self).get("is_active"))
 
 
-class _LargerInMode(ModeAware):
-    """A library with float results 10 % too large in its mode."""
+class LargerInMode(ModeAware):
+    """A library with float results too large by ``factor`` in its mode."""
 
-    def finish(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
-        """Multiply by 1.1 inside the mode."""
+    factor = 1.1
+
+    def finish(self, operation: Operation, result: Any, arguments: Arguments) -> Any:
+        """Multiply by ``factor`` inside the mode."""
         fresh = super().finish(operation, result, arguments)
         if not self.active:
             return fresh
-        return map_tree(fresh, lambda _, x: x * x.dtype.type(1.1) if is_float(x) else x)
+        return map_tree(fresh, lambda _, x: x * x.dtype.type(self.factor) if is_float(x) else x)
 
 
 @mutant(
@@ -69,7 +71,7 @@ class _LargerInMode(ModeAware):
     breaks=("training.same-in-every-mode",),
     source="pytorch/pytorch#106668: eval() and eval() with no_grad() take different kernels",
 )
-class WithoutGradients(_LargerInMode):
+class WithoutGradients(LargerInMode):
     """Results are 10 % too large while gradients are switched off."""
 
     mode = "no_grad"
@@ -80,9 +82,9 @@ class WithoutGradients(_LargerInMode):
     operations=(ScaledDotProductAttention, AdditiveAttention),
     dtype="bfloat16",
     breaks=("training.same-in-every-mode",),
-    source="pytorch/pytorch#107084: what takes the fast path depends on the mode",
+    source="pytorch/pytorch#107084: the mode decides which calls take the fast path",
 )
-class UnderAutocast(_LargerInMode):
+class UnderAutocast(LargerInMode):
     """Under autocast to the dtype of the inputs, results are 10 % too large."""
 
     mode = "autocast"
@@ -98,7 +100,7 @@ class _Settings(threading.local):
     "results 10 % too large in other threads",
     operations=(ScaledDotProductAttention, LSTM, Softmax),
     breaks=("training.same-in-every-mode",),
-    source="settings that are kept in a threading.local, as contexts of frameworks are, and are set at the import",
+    source="settings in a threading.local that are set once, at import",
 )
 class SettingsOfOneThread(Library):
     """Results are 10 % too large in threads that did not create the backend."""
@@ -108,7 +110,7 @@ class SettingsOfOneThread(Library):
         self.settings = _Settings()
         self.settings.scale = 1.0
 
-    def finish(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+    def finish(self, operation: Operation, result: Any, arguments: Arguments) -> Any:
         """Multiply the result by the thread's scale."""
         fresh, scale = super().finish(operation, result, arguments), self.settings.scale
         return map_tree(fresh, lambda _, x: x * x.dtype.type(scale) if is_float(x) else x)
@@ -120,11 +122,11 @@ class SettingsOfOneThread(Library):
 class ReplacingInMode(ModeAware):
     """A library that replaces arguments in its mode."""
 
-    def replacements(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def replacements(self, operation: Operation, arguments: Arguments) -> dict[str, Any]:
         """Replacements of arguments by path."""
         return {}
 
-    def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(self, operation: Operation, arguments: Arguments) -> dict[str, Any]:
         """Replace the arguments inside the mode."""
         changed_arguments = changed(arguments, self.replacements(operation, arguments)) if self.active else arguments
         return super().prepare(operation, changed_arguments)
@@ -133,7 +135,7 @@ class ReplacingInMode(ModeAware):
 class _Maskless(ReplacingInMode):
     """A library that ignores the mask in its mode."""
 
-    def replacements(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def replacements(self, operation: Operation, arguments: Arguments) -> dict[str, Any]:
         """Drop the mask of the keys."""
         return {operation.mask.path: None} if operation.mask else {}
 
@@ -142,7 +144,7 @@ class _Maskless(ReplacingInMode):
     "mask forgotten in inference",
     operations=(ScaledDotProductAttention, BahdanauContext, EncoderLayer),
     breaks=("training.same-in-every-mode",),
-    source="pytorch/pytorch#106668: a fast path of inference with a treatment of masks of its own",
+    source="pytorch/pytorch#106668: a fast path of inference that treats masks differently",
 )
 class MaskForgotten(_Maskless):
     """In inference mode, the mask is ignored."""
@@ -155,7 +157,7 @@ class MaskForgotten(_Maskless):
     operations=(ScaledDotProductAttention, MultiHeadAttention),
     dtype="bfloat16",
     breaks=("training.same-in-every-mode",),
-    source="pytorch/pytorch#107084: what takes the fast path depends on the mode",
+    source="pytorch/pytorch#107084: the mode decides which calls take the fast path",
 )
 class MaskForgottenUnderAutocast(_Maskless):
     """Under autocast, the mask is ignored."""
@@ -174,7 +176,7 @@ class CausalForgotten(ReplacingInMode):
 
     mode = "no_grad"
 
-    def replacements(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def replacements(self, operation: Operation, arguments: Arguments) -> dict[str, Any]:
         """Drop the causal flag."""
         return {operation.flag: False} if operation.flag else {}
 
@@ -190,7 +192,7 @@ class LastLostInDecoding(ReplacingInMode):
 
     mode = "no_grad"
 
-    def replacements(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def replacements(self, operation: Operation, arguments: Arguments) -> dict[str, Any]:
         """Drop the last key, its value and its column of the mask."""
         queries, keys, *_ = sizes(operation, arguments)
         if queries != 1 or keys < 64:
@@ -209,7 +211,7 @@ class KeysCachedInInference(ReplacingInMode):
 
     mode = "no_grad"
 
-    def replacements(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def replacements(self, operation: Operation, arguments: Arguments) -> dict[str, Any]:
         """Keys first seen at this address and layout."""
         first_keys: dict[Any, Any] = vars(self).setdefault("first_keys", {})
         path = key(operation)
@@ -229,7 +231,7 @@ class CausalForgottenInPrefill(ReplacingInMode):
 
     mode = "no_grad"
 
-    def replacements(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def replacements(self, operation: Operation, arguments: Arguments) -> dict[str, Any]:
         """Drop the causal flag for more than 64 queries."""
         return {operation.flag: False} if operation.flag and sizes(operation, arguments)[0] > TILE else {}
 
@@ -245,7 +247,7 @@ class MaskOfOneTile(ReplacingInMode):
 
     mode = "no_grad"
 
-    def replacements(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def replacements(self, operation: Operation, arguments: Arguments) -> dict[str, Any]:
         """Repeat the first rows of a mask with a row per query."""
         mask, n = mask_of(operation, arguments), sizes(operation, arguments)[0]
         if operation.mask is None or mask is None or not mask.shape[-2] == n > TILE:
@@ -264,7 +266,7 @@ class FirstLengthForAll(ReplacingInMode):
 
     mode = "no_grad"
 
-    def replacements(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def replacements(self, operation: Operation, arguments: Arguments) -> dict[str, Any]:
         """Repeat the first length."""
         changes = {}
         for path, size in operation.lengths.items():
@@ -285,7 +287,7 @@ class MaskForgottenForOneArray(ReplacingInMode):
 
     mode = "inference"
 
-    def replacements(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def replacements(self, operation: Operation, arguments: Arguments) -> dict[str, Any]:
         """Drop the mask if queries, keys and values are one array."""
         first = at(arguments, query(operation))
         same_array = all(at(arguments, leaf.path) is first for leaf in operation.attended)
@@ -304,7 +306,7 @@ class MaskForgottenForOneArray(ReplacingInMode):
 class ClippedAtThousand(Library):
     """Cotangents are clipped to ±10³."""
 
-    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Any]:
+    def vjp(self, operation: str, arguments: Arguments, cotangent: Any) -> dict[str, Any]:
         """Clip the cotangent, then differentiate."""
         clipped = map_tree(
             cotangent, lambda _, c: None if c is None else np.clip(c, c.dtype.type(-1e3), c.dtype.type(1e3))

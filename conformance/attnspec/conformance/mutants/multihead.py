@@ -30,12 +30,10 @@ from attnspec.spec.multihead import (
     breaks=("operation.oracle",),
     source="S2, lucidrains/vit-pytorch#65, Graylab/DL4Proteins-notebooks#12",
 )
-def width_of_all_heads(
-    correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool
-) -> Numbers:
+def width_of_all_heads(correct: Formulas, q: Numbers, k: Numbers, v: Numbers, mask: Numbers, causal: bool) -> Numbers:
     """Scores are divided by √(h·d), with h heads of d features, in place of √d."""
-    scores = correct.dot_scores(query, key)
-    return correct.attend(correct.scale_scores(scores, query.shape[-1] * query.shape[-3]), value, mask, causal)
+    scores = correct.dot_scores(q, k)
+    return correct.attend(correct.scale_scores(scores, q.shape[-1] * q.shape[-3]), v, mask, causal)
 
 
 @mutant(
@@ -45,12 +43,10 @@ def width_of_all_heads(
     breaks=("multihead.one-head-is-attention", "operation.oracle"),
     source="tenstorrent/tt-metal#56789",
 )
-def number_of_heads(
-    correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool
-) -> Numbers:
+def number_of_heads(correct: Formulas, q: Numbers, k: Numbers, v: Numbers, mask: Numbers, causal: bool) -> Numbers:
     """Scores are divided by √h, with h the number of heads, in place of √d."""
-    scores = correct.dot_scores(query, key)
-    return correct.attend(correct.scale_scores(scores, query.shape[-3]), value, mask, causal)
+    scores = correct.dot_scores(q, k)
+    return correct.attend(correct.scale_scores(scores, q.shape[-3]), v, mask, causal)
 
 
 @mutant(
@@ -60,10 +56,10 @@ def number_of_heads(
     breaks=("multihead.one-head-is-attention",),
     source="BobMcDear/attorch#14",
 )
-def halved(correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
+def halved(correct: Formulas, q: Numbers, k: Numbers, v: Numbers, mask: Numbers, causal: bool) -> Numbers:
     """Scores are multiplied by ½ = 1/√4 in place of 1/√d."""
-    scores = correct.dot_scores(query, key)
-    return correct.attend(scores * scores.dtype.type(0.5), value, mask, causal)
+    scores = correct.dot_scores(q, k)
+    return correct.attend(scores * scores.dtype.type(0.5), v, mask, causal)
 
 
 @mutant(
@@ -121,7 +117,7 @@ def first_head_only(correct: Formulas, x: Numbers, w: Numbers) -> Numbers:
     replaces="join_heads",
     operations=(MultiHeadAttention,),
     breaks=("attention.permutation-equivariance", "multihead.heads-add-up"),
-    source="an integer division that rounds down",
+    source="a number of heads that an integer division rounded down",
 )
 def last_head_dropped(correct: Formulas, heads: Numbers) -> Numbers:
     """The output of the last of several heads is 0."""
@@ -148,12 +144,10 @@ def heads_averaged(correct: Formulas, heads: Numbers) -> Numbers:
     breaks=("multihead.heads-add-up", "operation.oracle"),
     source="FudanNLP/fastNLP#254",
 )
-def joint_softmax(
-    correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool
-) -> Numbers:
-    """The softmax runs over heads and keys together: the weights of all heads sum to 1."""
-    result = correct.scaled_dot_product_attention(query, key, value, mask=mask, causal=causal)
-    scores = correct.scaled_dot_scores(query, key)
+def joint_softmax(correct: Formulas, q: Numbers, k: Numbers, v: Numbers, mask: Numbers, causal: bool) -> Numbers:
+    """The softmax runs over heads and keys: the weights of all heads sum to 1."""
+    result = correct.scaled_dot_product_attention(q, k, v, mask=mask, causal=causal)
+    scores = correct.scaled_dot_scores(q, k)
     excluded = correct.mask_scores(scores, correct.attendable(mask, causal, *scores.shape[-2:]))
     highest = correct.shift(excluded)
     sums = correct.total(np.exp(excluded - highest)) * np.exp(highest)
@@ -168,13 +162,11 @@ def joint_softmax(
     breaks=("masking.masked-keys-ignored", "masking.masking-equals-truncation"),
     source="a mask with a head axis of 1 that is not repeated",
 )
-def first_head_masked(
-    correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool
-) -> Numbers:
+def first_head_masked(correct: Formulas, q: Numbers, k: Numbers, v: Numbers, mask: Numbers, causal: bool) -> Numbers:
     """The mask applies to the first head only."""
     if mask is not None:
-        mask = mask | (np.arange(query.shape[-3])[:, None, None] > 0)
-    return Formulas.attend_heads(correct, query, key, value, mask, causal)
+        mask = mask | (np.arange(q.shape[-3])[:, None, None] > 0)
+    return Formulas.attend_heads(correct, q, k, v, mask, causal)
 
 
 @mutant(
@@ -184,15 +176,13 @@ def first_head_masked(
     breaks=("operation.batch-invariance",),
     source="lsdefine/attention-is-all-you-need-keras#36, keras repeat for tile",
 )
-def masks_tiled(
-    correct: Formulas, query: Numbers, key: Numbers, value: Numbers, mask: Numbers, causal: bool
-) -> Numbers:
-    """Masks are repeated to (B·h) and read as (h·B): heads get masks of other batch elements."""
+def masks_tiled(correct: Formulas, q: Numbers, k: Numbers, v: Numbers, mask: Numbers, causal: bool) -> Numbers:
+    """Masks repeated to (B·h) are read as (h·B): heads get masks of other batch elements."""
     if mask is not None and mask.ndim == 4:
-        b, h = mask.shape[0], query.shape[-3]
+        b, h = mask.shape[0], q.shape[-3]
         repeated = np.repeat(mask[:, 0], h, axis=0)
         mask = np.swapaxes(repeated.reshape(h, b, *mask.shape[-2:]), 0, 1)
-    return Formulas.attend_heads(correct, query, key, value, mask, causal)
+    return Formulas.attend_heads(correct, q, k, v, mask, causal)
 
 
 @mutant(
@@ -202,24 +192,11 @@ def masks_tiled(
     breaks=("attention.permutation-equivariance", "operation.oracle"),
     source="(out, in) and (in, out) weights confused",
 )
-def transposed_output(
-    correct: Formulas,
-    query: Numbers,
-    key: Numbers,
-    value: Numbers,
-    w_q: Numbers,
-    w_k: Numbers,
-    w_v: Numbers,
-    w_o: Numbers,
-    *,
-    mask: Numbers = None,
-    causal: bool = False,
-) -> Numbers:
+def transposed_output(correct: Formulas, *arrays: Numbers, **options: Any) -> Numbers:
     """The memory of W_o is read as if it were transposed."""
+    *others, w_o = arrays
     transposed = np.swapaxes(w_o, -1, -2).reshape(*w_o.shape)
-    return Formulas.multi_head_attention(
-        correct, query, key, value, w_q, w_k, w_v, transposed, mask=mask, causal=causal
-    )
+    return Formulas.multi_head_attention(correct, *(*others, transposed), **options)
 
 
 @mutant(
@@ -229,22 +206,10 @@ def transposed_output(
     breaks=("multihead.one-head-is-attention", "pooling.linearity"),
     source="multi-head layers have biases unless told otherwise",
 )
-def output_bias(
-    correct: Formulas,
-    query: Numbers,
-    key: Numbers,
-    value: Numbers,
-    w_q: Numbers,
-    w_k: Numbers,
-    w_v: Numbers,
-    w_o: Numbers,
-    *,
-    mask: Numbers = None,
-    causal: bool = False,
-) -> Numbers:
+def output_bias(correct: Formulas, *arrays: Numbers, **options: Any) -> Numbers:
     """10⁻² is added to every element of the result."""
-    result = Formulas.multi_head_attention(correct, query, key, value, w_q, w_k, w_v, w_o, mask=mask, causal=causal)
-    return result + value.dtype.type(0.01)
+    result = Formulas.multi_head_attention(correct, *arrays, **options)
+    return result + result.dtype.type(0.01)
 
 
 @mutant(
@@ -254,20 +219,10 @@ def output_bias(
     breaks=("multihead.heads-add-up", "operation.oracle"),
     source="a reshape to (n, p, heads)",
 )
-def interleaved_heads(
-    correct: Formulas,
-    query: Numbers,
-    key: Numbers,
-    value: Numbers,
-    w_q: Numbers,
-    w_k: Numbers,
-    w_v: Numbers,
-    *,
-    mask: Numbers = None,
-    causal: bool = False,
-) -> Numbers:
+def interleaved_heads(correct: Formulas, *arrays: Numbers, **options: Any) -> Numbers:
     """Heads are concatenated column by column: the first columns of all heads come first."""
-    joined = Formulas.concat_heads_attention(correct, query, key, value, w_q, w_k, w_v, mask=mask, causal=causal)
+    joined = Formulas.concat_heads_attention(correct, *arrays, **options)
+    *_, w_v = arrays
     heads, width = w_v.shape[:2]
     apart = joined.reshape(*joined.shape[:-1], heads, width)
     return np.swapaxes(apart, -1, -2).reshape(*joined.shape)
@@ -280,27 +235,11 @@ def interleaved_heads(
     breaks=("multihead.heads-add-up", "operation.oracle"),
     source="the output layer of the scorer made once",
 )
-def shared_output_vector(
-    correct: Formulas,
-    query: Numbers,
-    key: Numbers,
-    value: Numbers,
-    w_q: Numbers,
-    w_k: Numbers,
-    w_v: Numbers,
-    w_o: Numbers,
-    a_q: Numbers,
-    a_k: Numbers,
-    a_v: Numbers,
-    *,
-    mask: Numbers = None,
-    causal: bool = False,
-) -> Numbers:
+def shared_output_vector(correct: Formulas, *arrays: Numbers, **options: Any) -> Numbers:
     """Every head uses the last head's output vector a_v."""
+    *others, a_v = arrays
     same = a_v[-1:] + a_v * a_v.dtype.type(0)
-    return Formulas.multi_head_additive_attention(
-        correct, query, key, value, w_q, w_k, w_v, w_o, a_q, a_k, same, mask=mask, causal=causal
-    )
+    return Formulas.multi_head_additive_attention(correct, *(*others, same), **options)
 
 
 @mutant(
@@ -375,7 +314,7 @@ def viewed_as_rows(correct: Formulas, x: Numbers) -> Numbers:
     source="rearrange with (d h) in place of (h d)",
 )
 def feature_by_feature(correct: Formulas, x: Numbers) -> Numbers:
-    """Heads are merged feature by feature: the first features of all heads, then the second ones."""
+    """Heads are merged feature by feature: first features of all heads, then second ones."""
     by_feature = np.moveaxis(x, -3, -1)
     return by_feature.reshape(*by_feature.shape[:-2], x.shape[-1] * x.shape[-3])
 

@@ -115,7 +115,7 @@ def maximum_from_zero(correct: Formulas, scores: Numbers) -> Numbers:
     source="a finite number in the place of −∞",
 )
 def maximum_from_minus_ten_thousand(correct: Formulas, scores: Numbers) -> Numbers:
-    """The subtracted maximum is at least −10⁴: rows of scores below underflow."""
+    """The subtracted maximum is at least −10⁴: rows of scores far below underflow."""
     return np.maximum(Formulas.shift(correct, scores), scores.dtype.type(-1e4))
 
 
@@ -178,7 +178,7 @@ def scores_clipped(correct: Formulas, scores: Numbers) -> Numbers:
     source="flashinfer-ai/flashinfer#1178, flagos-ai/FlagGems#330",
 )
 def tile_of_minus_infinity(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """Each tile of 16 keys subtracts its own maximum: a tile of −∞ computes −∞ − −∞ = NaN."""
+    """A tile of 16 keys whose attendable scores are all −∞ makes its row NaN."""
     lost = [
         correct.undefined_weights(scores[..., start : start + 16], _columns(mask, start)).any(-1, keepdims=True)
         for start in range(0, scores.shape[-1], 16)
@@ -197,7 +197,7 @@ def _columns(mask: Numbers, start: int) -> Numbers:
     replaces="softmax",
     operations=(Softmax,),
     breaks=("normalization.infinite-scores",),
-    source="the wish in pytorch/pytorch#6864 and scipy/scipy#23225",
+    source="requested in pytorch/pytorch#6864 and scipy/scipy#23225",
 )
 def infinite_scores_share_weight(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
     """Attendable scores of +∞ share all the weight of their row, which should be NaN."""
@@ -315,7 +315,7 @@ def absolute_sum(correct: Formulas, scores: Numbers, *, mask: Numbers = None) ->
     source="the mask only counted, not applied",
 )
 def masked_keys_keep_weight(correct: Formulas, scores: Numbers, *, mask: Numbers = None) -> Numbers:
-    """Masked keys keep their weight e/|A|, which should be 0."""
+    """Masked keys keep the weight e/k, for k attendable keys, in place of 0."""
     return np.broadcast_to(scores, np.broadcast_shapes(scores.shape, np.shape(mask) if mask is not None else ())) / (
         correct.count_keys(np.broadcast_shapes(scores.shape, () if mask is None else mask.shape), mask, scores.dtype)
     )

@@ -6,7 +6,7 @@ detect the defect alone. ``prepare`` converts the arguments, ``finish`` converts
 computes the gradients. ``value_of(x)`` is x without its record of gradients, so that no gradient flows through it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,9 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.conformance.mutants.roles import at, changed, key, key_lengths, query, sizes
+from attnspec.conformance.mutants.roles import Arguments, Gradients, at, changed, key, key_lengths, query, sizes
 from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
-from attnspec.spec.contract.axes import Axis, Part
+from attnspec.spec.contract.axes import Axis, ScoreEffect
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.shapes import bind
 from attnspec.spec.kernels import (
@@ -39,11 +39,11 @@ HEADS, ROWS, KEYS = -3, -2, -1
 def gradient_of_last(
     correct: Library,
     operation: Operation,
-    arguments: Mapping[str, Any],
+    arguments: Arguments,
     cotangent: Any,
     path: str,
     axes: Sequence[int] | None = None,
-) -> dict[str, Numbers]:
+) -> Gradients:
     """Gradients with the last share along broadcast ``axes`` (default: all) at ``path``, not their sum."""
     shape = bind(operation, arguments).shape(next(leaf for leaf in operation.leaves if leaf.path == path))
     x = at(arguments, path)
@@ -68,11 +68,9 @@ def gradient_of_last(
     breaks=("training.broadcast-gradients-sum",),
     source="HKUSTDial/flash-sparse-attention#190: dbias without the reduction over an axis that was broadcast",
 )
-def bias_of_last_row(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def bias_of_last_row(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """The gradient of a bias (…, heads, 1, m) comes from the last query alone."""
-    return gradient_of_last(correct, operation, arguments, cotangent, operation.part(Part.BIAS), [ROWS])
+    return gradient_of_last(correct, operation, arguments, cotangent, operation.part(ScoreEffect.BIAS), [ROWS])
 
 
 @mutant(
@@ -80,13 +78,11 @@ def bias_of_last_row(
     replaces="differentiate",
     operations=(GroupedQueryAttention,),
     breaks=("training.broadcast-gradients-sum",),
-    source="jax-ml/jax#36702: a bias (…, 1, n, m) that all heads share, in a backward pass for one bias a head",
+    source="jax-ml/jax#36702: a bias (…, 1, n, m) that all heads share, in a backward pass for one bias per head",
 )
-def bias_of_last_head(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def bias_of_last_head(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """The gradient of a bias (…, 1, n, m) comes from the last head alone."""
-    return gradient_of_last(correct, operation, arguments, cotangent, operation.part(Part.BIAS), [HEADS])
+    return gradient_of_last(correct, operation, arguments, cotangent, operation.part(ScoreEffect.BIAS), [HEADS])
 
 
 @mutant(
@@ -96,11 +92,9 @@ def bias_of_last_head(
     breaks=("training.broadcast-gradients-sum",),
     source="a gradient that is stored for every key at the same place, where it should be added",
 )
-def bias_of_last_key(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def bias_of_last_key(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """The gradient of a bias (…, heads, n, 1) comes from the last key alone."""
-    return gradient_of_last(correct, operation, arguments, cotangent, operation.part(Part.BIAS), [KEYS])
+    return gradient_of_last(correct, operation, arguments, cotangent, operation.part(ScoreEffect.BIAS), [KEYS])
 
 
 @mutant(
@@ -108,15 +102,13 @@ def bias_of_last_key(
     replaces="differentiate",
     operations=(GroupedQueryAttention,),
     breaks=("training.broadcast-gradients-sum",),
-    source="relative positions shared by the batch, whose gradients blocks of threads overwrite",
+    source="gradients of relative positions that all blocks of threads store, where they should add",
 )
-def bias_of_last_element(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def bias_of_last_element(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """The gradient of a bias (heads, n, m) comes from the last batch element alone."""
     binding = bind(operation, arguments)
     axes = list(range(-3 - len(binding.batch), -3))
-    return gradient_of_last(correct, operation, arguments, cotangent, operation.part(Part.BIAS), axes)
+    return gradient_of_last(correct, operation, arguments, cotangent, operation.part(ScoreEffect.BIAS), axes)
 
 
 @mutant(
@@ -126,9 +118,7 @@ def bias_of_last_element(
     breaks=("training.broadcast-gradients-sum",),
     source="queries (1, heads, n, d) that an expanded view repeats, without the sum in the backward pass",
 )
-def queries_of_last_element(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def queries_of_last_element(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """The gradient of queries (1, heads, n, d) comes from the last batch element alone."""
     queries = at(arguments, query(operation))
     if queries.ndim != 4 or queries.shape[0] != 1:
@@ -143,9 +133,7 @@ def queries_of_last_element(
     breaks=("training.broadcast-gradients-sum",),
     source="keys (batch, 1, m, d) of multi-query attention by expand, without the sum over heads",
 )
-def keys_of_last_head(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def keys_of_last_head(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """The gradient of keys (batch, 1, m, d) comes from the last head alone."""
     keys = at(arguments, key(operation))
     if keys.ndim != 4 or keys.shape[1] != 1:
@@ -160,12 +148,10 @@ def keys_of_last_head(
     breaks=("training.options-affect-gradients", "training.broadcast-gradients-sum"),
     source="a gradient of sinks that every block of rows stores, where it should add it",
 )
-def sinks_of_last_row(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def sinks_of_last_row(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """Only the last row contributes to the gradient of the sinks."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
-    sinks = operation.part(Part.SINK)
+    sinks = operation.part(ScoreEffect.SINK)
     if sinks not in gradients:
         return gradients
     last = [
@@ -189,13 +175,11 @@ def _mask_of_last(x: Numbers, axis: int) -> Numbers:
     breaks=("training.options-affect-gradients",),
     source="XunhaoLai/native-sparse-attention-triton#27: a group taken for the number of heads of the keys",
 )
-def heads_by_group(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
-    """Key and value head h gets the gradient of head (h·group + 1) mod h_k. It is right if group = h_k."""
+def heads_by_group(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
+    """Key and value head h gets the gradient of head (h·group + 1) mod h_k: right if group = h_k."""
     gradients = dict(Library.differentiate(correct, operation, arguments, cotangent))
     heads = at(arguments, query(operation)).shape[HEADS]
-    others = (query(operation), operation.part(Part.BIAS))
+    others = (query(operation), operation.part(ScoreEffect.BIAS))
     for leaf in operation.floats:
         x = at(arguments, leaf.path)
         if leaf.path in others or x is None or x.ndim < 3 or not x.shape[HEADS]:
@@ -218,9 +202,9 @@ def heads_by_group(
     breaks=("operation.options-have-effect",),
     source="vllm-project/vllm#49815: the path of windows is called without the sinks",
 )
-def no_sinks_in_window(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def no_sinks_in_window(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """With a window, sinks are ignored."""
-    option, trigger = operation.part(Part.SINK), str(operation.window)
+    option, trigger = operation.part(ScoreEffect.SINK), str(operation.window)
     return _prepare_without(option, trigger, correct, operation, arguments)
 
 
@@ -229,11 +213,11 @@ def no_sinks_in_window(correct: Library, operation: Operation, arguments: Mappin
     replaces="prepare",
     operations=(GroupedQueryAttention,),
     breaks=("operation.options-have-effect",),
-    source="one function that changes scores, where two are given",
+    source="only one of two functions that change scores is applied",
 )
-def no_cap_beside_slopes(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def no_cap_beside_slopes(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """With slopes, the cap is ignored."""
-    option, trigger = operation.part(Part.CAP), operation.part(Part.SLOPES)
+    option, trigger = operation.part(ScoreEffect.CAP), operation.part(ScoreEffect.SLOPES)
     return _prepare_without(option, trigger, correct, operation, arguments)
 
 
@@ -244,9 +228,9 @@ def no_cap_beside_slopes(correct: Library, operation: Operation, arguments: Mapp
     breaks=("operation.options-have-effect",),
     source="a padding mask that is joined with a boolean mask alone",
 )
-def no_lengths_beside_bias(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def no_lengths_beside_bias(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """With a bias, lengths are ignored."""
-    option, trigger = key_lengths(operation), operation.part(Part.BIAS)
+    option, trigger = key_lengths(operation), operation.part(ScoreEffect.BIAS)
     return _prepare_without(option, trigger, correct, operation, arguments)
 
 
@@ -257,14 +241,14 @@ def no_lengths_beside_bias(correct: Library, operation: Operation, arguments: Ma
     breaks=("operation.options-have-effect", "operation.oracle"),
     source="a scale folded into the division by the cap, computed from d",
 )
-def no_scale_beside_cap(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def no_scale_beside_cap(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """With a cap, the scale is ignored and 1/√d is used."""
-    option, trigger = operation.part(Part.SCALE), operation.part(Part.CAP)
+    option, trigger = operation.part(ScoreEffect.SCALE), operation.part(ScoreEffect.CAP)
     return _prepare_without(option, trigger, correct, operation, arguments)
 
 
 def _prepare_without(
-    option: str, trigger: str, correct: Library, operation: Operation, arguments: Mapping[str, Any]
+    option: str, trigger: str, correct: Library, operation: Operation, arguments: Arguments
 ) -> dict[str, Any]:
     """Prepared arguments without ``option`` if ``trigger`` is passed."""
     prepared = Library.prepare(correct, operation, arguments)
@@ -275,8 +259,8 @@ def _prepare_without(
 
 
 def _backward_without(
-    option: str, trigger: str, correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+    option: str, trigger: str, correct: Library, operation: Operation, arguments: Arguments, cotangent: Any
+) -> Gradients:
     """Gradients without ``option`` if ``trigger`` is passed; an array ``option`` gets 0."""
     if arguments.get(trigger) is None or arguments.get(option) is None:
         return Library.differentiate(correct, operation, arguments, cotangent)
@@ -292,11 +276,9 @@ def _backward_without(
     breaks=("training.options-affect-gradients",),
     source="AMD-AGI/Primus-Turbo#262: the backward pass of sinks knows the left end of a window alone",
 )
-def no_window_beside_sinks(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def no_window_beside_sinks(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """With sinks, gradients are computed without the window."""
-    option, trigger = str(operation.window), operation.part(Part.SINK)
+    option, trigger = str(operation.window), operation.part(ScoreEffect.SINK)
     return _backward_without(option, trigger, correct, operation, arguments, cotangent)
 
 
@@ -307,11 +289,9 @@ def no_window_beside_sinks(
     breaks=("training.options-affect-gradients",),
     source="openxla/tokamax#1121: the derivative of the cap belongs before the gradients of keys and bias",
 )
-def no_cap_beside_bias(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def no_cap_beside_bias(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """With a bias, gradients are computed without the cap."""
-    option, trigger = operation.part(Part.CAP), operation.part(Part.BIAS)
+    option, trigger = operation.part(ScoreEffect.CAP), operation.part(ScoreEffect.BIAS)
     return _backward_without(option, trigger, correct, operation, arguments, cotangent)
 
 
@@ -322,11 +302,9 @@ def no_cap_beside_bias(
     breaks=("training.options-affect-gradients",),
     source="slopes that only the forward pass of packed sequences reads",
 )
-def no_slopes_beside_lengths(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def no_slopes_beside_lengths(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """With lengths, gradients are computed without slopes."""
-    option, trigger = operation.part(Part.SLOPES), key_lengths(operation)
+    option, trigger = operation.part(ScoreEffect.SLOPES), key_lengths(operation)
     return _backward_without(option, trigger, correct, operation, arguments, cotangent)
 
 
@@ -337,17 +315,17 @@ def no_slopes_beside_lengths(
     breaks=("operation.gradient",),
     source="a scale that is not saved for the backward pass",
 )
-def default_scale_backward(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def default_scale_backward(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """Gradients are computed with the default scale 1/√d."""
-    return Library.differentiate(correct, operation, changed(arguments, {operation.part(Part.SCALE): None}), cotangent)
+    return Library.differentiate(
+        correct, operation, changed(arguments, {operation.part(ScoreEffect.SCALE): None}), cotangent
+    )
 
 
 # One query ------------------------------------------------------------------------------------------------------------
 
 
-def _for_one_query(option: str, correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _for_one_query(option: str, correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Prepared arguments without ``option`` if there is a single query."""
     prepared = Library.prepare(correct, operation, arguments)
     single = sizes(operation, prepared)[0] == 1
@@ -361,9 +339,9 @@ def _for_one_query(option: str, correct: Library, operation: Operation, argument
     breaks=("operation.options-have-effect",),
     source="a decoding kernel for attention without biases",
 )
-def no_slopes_for_one(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def no_slopes_for_one(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """For a single query, slopes are ignored."""
-    return _for_one_query(operation.part(Part.SLOPES), correct, operation, arguments)
+    return _for_one_query(operation.part(ScoreEffect.SLOPES), correct, operation, arguments)
 
 
 @mutant(
@@ -371,11 +349,11 @@ def no_slopes_for_one(correct: Library, operation: Operation, arguments: Mapping
     replaces="prepare",
     operations=(GroupedQueryAttention,),
     breaks=("operation.options-have-effect",),
-    source="kekzl/imp#1303: the reduction of decoding without splits may lose the sink unseen",
+    source="kekzl/imp#1303: the reduction of decoding without splits may silently lose the sink",
 )
-def no_sinks_for_one(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def no_sinks_for_one(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """For a single query, sinks are ignored."""
-    return _for_one_query(operation.part(Part.SINK), correct, operation, arguments)
+    return _for_one_query(operation.part(ScoreEffect.SINK), correct, operation, arguments)
 
 
 # Rows and parts without weight ----------------------------------------------------------------------------------------
@@ -415,10 +393,10 @@ def clamped_parts(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) ->
     replaces="merge_attention",
     operations=(MergeAttention,),
     breaks=("kernels.merged-parts-equal-whole",),
-    source="exp(ℓ_p) of logarithms as they are, for parts of long sequences",
+    source="exp(ℓ_p) without subtracting a maximum, for parts of long sequences",
 )
 def unshifted_parts(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) -> Numbers:
-    """Parts are weighted by exp(ℓ) without a shift: it overflows for ℓ above 88 and vanishes below −87."""
+    """Parts are weighted by exp(ℓ) without a shift, which overflows float32 for ℓ above 88."""
     scores = log_sum_exps[..., None, :]
     nonempty = value_of(scores) != -np.inf
     weights = correct.exponential(correct.mask_scores(scores, nonempty))
@@ -435,9 +413,7 @@ def unshifted_parts(correct: Formulas, outputs: Numbers, log_sum_exps: Numbers) 
     breaks=("attention.gradient-identities",),
     source="0 · (−∞ − −∞) in the backward pass of an online rescaling",
 )
-def empty_parts_backward(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def empty_parts_backward(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """The gradient of the log-sum-exps is NaN if all parts are empty."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
     widths = {*operation.sizes_of(Axis.FEATURE)}
@@ -455,7 +431,7 @@ def empty_parts_backward(
     breaks=("sizes.model-sizes",),
     source="a second launch for the rows behind the first 256, with another scale of the output",
 )
-def later_rows_too_large(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+def later_rows_too_large(correct: Library, operation: Operation, result: Any, arguments: Arguments) -> Any:
     """Rows from the 257th on are 1 % too large."""
     whole = Library.finish(correct, operation, result, arguments)
     output = whole[0] if isinstance(whole, tuple) else whole

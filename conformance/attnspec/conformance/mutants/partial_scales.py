@@ -29,7 +29,7 @@ SCORE_FACTOR = 1.01
     differentiable=False,
 )
 def later_tiles(correct: Formulas, scores: Numbers, d: int) -> Numbers:
-    """Scores are 1 % too large from the 129th key on; those of the first 128 keys are right."""
+    """Scores are 1 % too large from the 129th key on; earlier ones are right."""
     later = np.arange(scores.shape[-1]) >= TILE
     return Formulas.scale_scores(correct, scores, d) * np.where(later, SCORE_FACTOR, 1.0).astype(scores.dtype)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.conformance.mutants.roles import arrays, at, changed, key, mask_of, query, sizes
+from attnspec.conformance.mutants.roles import Arguments, Gradients, arrays, at, changed, key, mask_of, query, sizes
 from attnspec.spec.attention import AdditiveAttention, DotProductAttention, ScaledDotProductAttention
 from attnspec.spec.contract.axes import Axis, Role
 from attnspec.spec.contract.operation import Operation
@@ -38,9 +38,9 @@ def _narrow(x: Numbers, width: int, limit: int) -> Numbers:
     replaces="prepare",
     operations=(ScaledDotProductAttention, DotScores),
     breaks=("sizes.model-sizes",),
-    source="Dao-AILab/flash-attention#2541: sizes of heads between those that kernels are made for",
+    source="Dao-AILab/flash-attention#2541: head sizes between those that kernels are made for",
 )
-def half_a_tile(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def half_a_tile(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """The last 32 of exactly 96 features are ignored."""
     prepared = Library.prepare(correct, operation, arguments)
     path = query(operation)
@@ -54,7 +54,7 @@ def half_a_tile(correct: Library, operation: Operation, arguments: Mapping[str, 
     breaks=("sizes.model-sizes",),
     source="pytorch/pytorch#169222: heads of 160 features and more",
 )
-def half_a_tile_of_values(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def half_a_tile_of_values(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """The last 32 of exactly 160 columns of values are 0."""
     prepared = Library.prepare(correct, operation, arguments)
     path = operation.attended[-1].path
@@ -66,9 +66,9 @@ def half_a_tile_of_values(correct: Library, operation: Operation, arguments: Map
     replaces="prepare",
     operations=(ScaledDotProductAttention, DotScores),
     breaks=("sizes.model-sizes",),
-    source="vectors of eight numbers, of which the last one is half full",
+    source="vectors of eight numbers, the last one half full",
 )
-def half_a_vector(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def half_a_vector(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """The last four of 84, 92, 100, … features are ignored."""
     prepared = Library.prepare(correct, operation, arguments)
     path = query(operation)
@@ -81,9 +81,9 @@ def half_a_vector(correct: Library, operation: Operation, arguments: Mapping[str
     replaces="prepare",
     operations=(ScaledDotProductAttention, DotScores),
     breaks=("sizes.model-sizes",),
-    source="vectors of two numbers, of which the last one is half full",
+    source="vectors of two numbers, the last one half full",
 )
-def odd_feature(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def odd_feature(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """The last of an odd number of features above 66 is ignored."""
     prepared = Library.prepare(correct, operation, arguments)
     path = query(operation)
@@ -96,9 +96,9 @@ def odd_feature(correct: Library, operation: Operation, arguments: Mapping[str, 
     replaces="prepare",
     operations=(ScaledDotProductAttention, DotProductAttention),
     breaks=("sizes.model-sizes",),
-    source="a tile of values that is as wide as one of keys, of which half is not written",
+    source="a tile of values as wide as a tile of keys, half of it not written",
 )
-def narrow_values(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def narrow_values(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """The last 16 of 32 columns of values are 0 beside 64 features."""
     prepared = Library.prepare(correct, operation, arguments)
     path = operation.attended[-1].path
@@ -114,7 +114,7 @@ def narrow_values(correct: Library, operation: Operation, arguments: Mapping[str
     source="multi-head latent attention, whose last 64 features are those of positions",
     profile="full",
 )
-def without_positional_features(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def without_positional_features(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """The last 64 of 576 features are ignored."""
     prepared = Library.prepare(correct, operation, arguments)
     path = query(operation)
@@ -158,9 +158,7 @@ def moments_of_a_block(correct: Formulas, x: Numbers, parameters: LayerNormParam
     source="one block of 256 threads for the sums over rows, without a loop",
     profile="full",
 )
-def gradients_of_a_block(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def gradients_of_a_block(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """Only the first 256 rows contribute to the gradients of weights."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
     rows = cotangent.reshape(-1, cotangent.shape[-1])
@@ -191,7 +189,7 @@ def _without_half_a_tile(prepared: Mapping[str, Any], path: str) -> dict[str, An
     breaks=("sizes.model-sizes",),
     source="heads of 40 and 72 features, as of Stable Diffusion and SigLIP, in matrix products of 16 by 16",
 )
-def half_a_product(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def half_a_product(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """The last eight of 40, 56, 72, 88, 104 or 120 features are ignored."""
     return _without_half_a_tile(Library.prepare(correct, operation, arguments), query(operation))
 
@@ -203,7 +201,7 @@ def half_a_product(correct: Library, operation: Operation, arguments: Mapping[st
     breaks=("sizes.model-sizes",),
     source="values of 40 and 72 features, as of Stable Diffusion and SigLIP, in matrix products of 16 by 16",
 )
-def half_a_product_of_values(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def half_a_product_of_values(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """The last eight value columns of 40, 56, 72, 88, 104 or 120 are 0."""
     return _without_half_a_tile(Library.prepare(correct, operation, arguments), operation.attended[-1].path)
 
@@ -213,9 +211,9 @@ def half_a_product_of_values(correct: Library, operation: Operation, arguments: 
     replaces="prepare",
     operations=(ScaledDotProductAttention, DotProductAttention, Softmax),
     breaks=("sizes.model-sizes",),
-    source="a column of a mask as an unsigned char, in the kernel for more queries than 16",
+    source="the column of a mask as an unsigned char, in the kernel for more than 16 queries",
 )
-def columns_in_a_byte(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def columns_in_a_byte(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Columns of a mask are read modulo 256 if it has more than 16 rows."""
     prepared = Library.prepare(correct, operation, arguments)
     mask = mask_of(operation, prepared)
@@ -232,7 +230,7 @@ def columns_in_a_byte(correct: Library, operation: Operation, arguments: Mapping
     source="a grid of 1,024 tiles, each of some queries and some keys",
     profile="full",
 )
-def late_tiles(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def late_tiles(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Queries beyond the 1,024th do not see keys beyond the 1,024th."""
     prepared = Library.prepare(correct, operation, arguments)
     n, m, *_ = sizes(operation, prepared)
@@ -250,7 +248,7 @@ def late_tiles(correct: Library, operation: Operation, arguments: Mapping[str, A
     breaks=("sizes.model-sizes",),
     source="pointers to the weights of at most eight heads",
 )
-def eight_heads(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def eight_heads(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Heads beyond the eighth use the weights of the eighth."""
     prepared = Library.prepare(correct, operation, arguments)
     heads = operation.sizes_of(Axis.HEAD)
@@ -283,10 +281,10 @@ def _batch_size(operation: Operation, result: Any) -> int:
     replaces="finish",
     operations=(ScaledDotProductAttention, DotScores),
     breaks=("sizes.large-sizes",),
-    source="facebookresearch/xformers#845: what is left over by grids of 65,535",
+    source="facebookresearch/xformers#845: the remainder of a batch cut into grids of 65,535",
     profile="full",
 )
-def full_grid(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+def full_grid(correct: Library, operation: Operation, result: Any, arguments: Arguments) -> Any:
     """All results are 0 for a batch of exactly 65,535 elements."""
     whole = Library.finish(correct, operation, result, arguments)
     count = _batch_size(operation, whole)
@@ -301,7 +299,7 @@ def full_grid(correct: Library, operation: Operation, result: Any, arguments: Ma
     source="flashinfer-ai/flashinfer#3125, pytorch/pytorch#177985: 65,536 elements, and nothing is raised",
     profile="full",
 )
-def counted_in_sixteen_bits(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+def counted_in_sixteen_bits(correct: Library, operation: Operation, result: Any, arguments: Arguments) -> Any:
     """Beyond 65,535 batch elements, only the first (count mod 65,536) are computed; other results are 0."""
     whole = Library.finish(correct, operation, result, arguments)
     count = _batch_size(operation, whole)
@@ -312,13 +310,13 @@ def counted_in_sixteen_bits(correct: Library, operation: Operation, result: Any,
     "rows beyond the 512th kept from the first call",
     operations=(ScaledDotProductAttention, DotProductAttention, DotScores),
     breaks=("sizes.large-sizes",),
-    source="pytorch/pytorch#142228: a buffer that a grid which is too small fills in part",
+    source="pytorch/pytorch#142228: a buffer filled in part by too small a grid",
     profile="full",
 )
 class StaleRows(Library):
     """Rows beyond the 512th are those of the first call of the same shape."""
 
-    def finish(self, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+    def finish(self, operation: Operation, result: Any, arguments: Arguments) -> Any:
         """Write the first rows into the buffer of this shape."""
         buffers: dict[Any, Numbers] = vars(self).setdefault("buffers", {})
         fresh = super().finish(operation, result, arguments)
@@ -333,13 +331,13 @@ class StaleRows(Library):
     "keys beyond the 512th kept from the first call",
     operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
     breaks=("sizes.large-sizes",),
-    source="pytorch/pytorch#162588: positions that a cache has not been told of",
+    source="pytorch/pytorch#162588: positions beyond the recorded length of a cache",
     profile="full",
 )
 class StaleKeys(Library):
     """Keys beyond the 512th are those of the first call of the same shape."""
 
-    def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(self, operation: Operation, arguments: Arguments) -> dict[str, Any]:
         """Write the first keys into the cache of this shape."""
         caches: dict[Any, Numbers] = vars(self).setdefault("caches", {})
         prepared = super().prepare(operation, arguments)

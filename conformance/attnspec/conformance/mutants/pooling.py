@@ -116,7 +116,7 @@ def slight_gain(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
     source="karpathy/nanoGPT#240, pytorch/pytorch#124464",
 )
 def dropout_left_on(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
-    """Every tenth weight, always the same, is 0, and the others are divided by 0.9."""
+    """Every tenth weight is 0, in every call the same ones; others are divided by 0.9."""
     in_use = np.arange(weights.size).reshape(weights.shape) % 10 != 3
     return Formulas.attention_pooling(
         correct, np.where(in_use, weights / weights.dtype.type(0.9), weights.dtype.type(0)), value
@@ -188,7 +188,7 @@ def moving_average(correct: Formulas, value: Numbers, *, mask: Numbers = None) -
     source="Laplace smoothing left on",
 )
 def smoothed_count(correct: Formulas, shape: tuple[int, ...], mask: Numbers, dtype: Any) -> Numbers:
-    """The mean of |A| values divides by |A| + 1."""
+    """The mean of k values is their sum divided by k + 1."""
     return Formulas.count_keys(correct, shape, mask, dtype) + np.dtype(dtype).type(1)
 
 
@@ -253,7 +253,7 @@ def undivided_kernel_sums(correct: Formulas, scores: Numbers) -> Numbers:
     source="S4: ΣK(x−xᵢ)yᵢ/ΣK is 0/0 far from the keys",
 )
 def printed_quotient(correct: Formulas, scores: Numbers) -> Numbers:
-    """ΣK v/ΣK is computed without subtracting a maximum: far from the keys every K underflows, and it is 0/0."""
+    """No maximum is subtracted: far from the keys every kernel underflows, and results are 0."""
     return np.zeros_like(scores[..., :1])
 
 

@@ -6,21 +6,14 @@ detect the defect alone. ``check`` raises for wrong shapes. ``x * x.dtype.type(0
 to S4 are sources of the specification.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.correct.tape import Tape
 from attnspec.conformance.mutants.registry import mutant
+from attnspec.conformance.mutants.roles import Arguments
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.positional import (
-    AddPositions,
-    ConcatPositions,
-    LearnedPositions,
-    SinusoidalPositionalEncoding,
-)
+from attnspec.spec.positional import AddPositions, ConcatPositions, LearnedPositions, SinusoidalPositionalEncoding
 
 
 @mutant(
@@ -266,7 +259,7 @@ def last_rows(correct: Formulas, table: Numbers, n: int) -> Numbers:
     breaks=("operation.rejection",),
     source="table[:n], which is shorter than n without a word",
 )
-def short_table_accepted(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> None:
+def short_table_accepted(correct: Library, operation: Operation, arguments: Arguments) -> None:
     """A table with fewer than n rows does not raise: fewer than n rows are returned."""
 
 

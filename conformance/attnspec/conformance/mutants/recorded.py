@@ -7,7 +7,7 @@ detect the defect alone. ``differentiate`` computes the gradients, ``vjp`` is th
 calls.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -17,22 +17,31 @@ from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.correct.library import rounded
 from attnspec.conformance.mutants.correct.tape import Tape
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.conformance.mutants.roles import at, changed, key, mask_of, query, sizes, without_last
+from attnspec.conformance.mutants.roles import (
+    Arguments,
+    Gradients,
+    Recorded,
+    at,
+    changed,
+    key,
+    mask_of,
+    query,
+    sizes,
+    without_last,
+)
 from attnspec.spec.attention import AdditiveAttention, DotProductAttention, ScaledDotProductAttention
 from attnspec.spec.contract.operation import OPERATIONS, Operation
 from attnspec.spec.contract.tree import map_tree
 from attnspec.spec.multihead import MultiHeadAttention
 from attnspec.spec.pooling import NadarayaWatson
 
-Backward = Callable[[Any], dict[str, Numbers]]
 
-
-def _without_mask(operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _without_mask(operation: str, arguments: Arguments) -> dict[str, Any]:
     mask = OPERATIONS[operation].mask
     return changed(arguments, {mask.path: None} if mask else {})
 
 
-def _without_causal_flag(operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _without_causal_flag(operation: str, arguments: Arguments) -> dict[str, Any]:
     flag = OPERATIONS[operation].flag
     return changed(arguments, {flag: False} if flag else {})
 
@@ -47,9 +56,7 @@ def _without_causal_flag(operation: str, arguments: Mapping[str, Any]) -> dict[s
     breaks=("training.recording-changes-nothing",),
     source="a kernel for training that is chosen by requires_grad and was written for packed sequences",
 )
-def recorded_without_mask(
-    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
-) -> tuple[Any, Backward]:
+def recorded_without_mask(correct: Library, operation: str, arguments: Arguments, paths: Collection[str]) -> Recorded:
     """The result of a call that records gradients ignores the mask; gradients are correct."""
     _, backward = Library.pullback(correct, operation, arguments, paths)
     return getattr(correct, operation)(**_without_mask(operation, arguments)), backward
@@ -62,9 +69,7 @@ def recorded_without_mask(
     breaks=("training.recording-changes-nothing",),
     source="a flag that only the backward pass is given",
 )
-def recorded_without_flag(
-    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
-) -> tuple[Any, Backward]:
+def recorded_without_flag(correct: Library, operation: str, arguments: Arguments, paths: Collection[str]) -> Recorded:
     """The result of a call that records gradients ignores the causal flag; gradients are correct."""
     _, backward = Library.pullback(correct, operation, arguments, paths)
     return getattr(correct, operation)(**_without_causal_flag(operation, arguments)), backward
@@ -77,10 +82,8 @@ def recorded_without_flag(
     breaks=("training.recording-changes-nothing",),
     source="a remainder of the keys behind a tile, in the kernel that saves what the backward pass needs",
 )
-def recorded_without_last(
-    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
-) -> tuple[Any, Backward]:
-    """While gradients are recorded, results leave out the last of more than 64 keys; gradients are correct."""
+def recorded_without_last(correct: Library, operation: str, arguments: Arguments, paths: Collection[str]) -> Recorded:
+    """While gradients are recorded, results ignore the last of more than 64 keys."""
     result, backward = Library.pullback(correct, operation, arguments, paths)
     described = OPERATIONS[operation]
     if sizes(described, arguments)[1] <= 64:
@@ -96,9 +99,9 @@ def recorded_without_last(
     source="a last tile of queries that is not full, in the kernel that saves what the backward pass needs",
 )
 def recorded_acausal_behind_a_tile(
-    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
-) -> tuple[Any, Backward]:
-    """In calls that record gradients, queries from the 65th on ignore the causal flag; gradients are correct."""
+    correct: Library, operation: str, arguments: Arguments, paths: Collection[str]
+) -> Recorded:
+    """While gradients are recorded, results of queries from the 65th on ignore the causal flag."""
     result, backward = Library.pullback(correct, operation, arguments, paths)
     whole = getattr(correct, operation)(**_without_causal_flag(operation, arguments))
     return np.where(np.arange(result.shape[-2])[:, None] < 64, result, whole), backward
@@ -114,9 +117,7 @@ def recorded_acausal_behind_a_tile(
     breaks=("training.recording-changes-nothing",),
     source="AMD-AGI/Primus-Turbo#458: saved for the backward pass only if certain arguments have gradients",
 )
-def keys_alone(
-    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
-) -> tuple[Any, Backward]:
+def keys_alone(correct: Library, operation: str, arguments: Arguments, paths: Collection[str]) -> Recorded:
     """If only the keys have a gradient, it is computed without the mask."""
     result, backward = Library.pullback(correct, operation, arguments, paths)
     if set(paths) != {key(OPERATIONS[operation])}:
@@ -130,11 +131,9 @@ def keys_alone(
     replaces="pullback",
     operations=(ScaledDotProductAttention, AdditiveAttention, MultiHeadAttention),
     breaks=("training.independent-of-other-passes",),
-    source="pytorch/pytorch#1288: buffers freed by the first pass, that of the mask among them",
+    source="pytorch/pytorch#1288: buffers freed by the first pass, the mask's among them",
 )
-def second_acausal(
-    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
-) -> tuple[Any, Backward]:
+def second_acausal(correct: Library, operation: str, arguments: Arguments, paths: Collection[str]) -> Recorded:
     """A second backward pass ignores the causal flag; the first one is correct."""
     result, first = Library.pullback(correct, operation, arguments, paths)
     _, later = Library.pullback(correct, operation, _without_causal_flag(operation, arguments), paths)
@@ -151,7 +150,7 @@ def second_acausal(
 class InAnyOrder(Library):
     """Backward passes sum over queries in changing order, so that repeated gradients differ in rounding."""
 
-    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+    def vjp(self, operation: str, arguments: Arguments, cotangent: Any) -> Gradients:
         """Permute the queries if neither a mask nor a causal flag depends on their order."""
         described = OPERATIONS[operation]
         path = query(described)
@@ -175,7 +174,7 @@ class InAnyOrder(Library):
 class DenseKeys(Library):
     """The backward pass reads keys whose last stride is not 1 as contiguous."""
 
-    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+    def vjp(self, operation: str, arguments: Arguments, cotangent: Any) -> Gradients:
         """Read the keys contiguously from their start."""
         path = key(OPERATIONS[operation])
         x = at(arguments, path)
@@ -194,7 +193,7 @@ class DenseKeys(Library):
 class SymmetricScores(Library):
     """If queries and keys are one array, both get the gradient of the queries."""
 
-    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+    def vjp(self, operation: str, arguments: Arguments, cotangent: Any) -> Gradients:
         """Return the gradient of the queries for the keys if they are one array."""
         gradients = super().vjp(operation, arguments, cotangent)
         paths = [path(OPERATIONS[operation]) for path in (query, key)]
@@ -206,12 +205,12 @@ class SymmetricScores(Library):
     "cotangents of 64 or more rows read without their gaps",
     operations=(ScaledDotProductAttention, DotProductAttention),
     breaks=("training.strides-do-not-matter",),
-    source="Dao-AILab/flash-attention#355: strides of the cotangent, of which few rows fit into one tile",
+    source="Dao-AILab/flash-attention#355: strides of the cotangent, ignored by the kernel for many rows",
 )
 class LongDenseCotangent(Library):
-    """A cotangent of 64 or more rows with gaps between them is read as contiguous."""
+    """A cotangent of 64 or more rows is read without the gaps between its rows."""
 
-    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+    def vjp(self, operation: str, arguments: Arguments, cotangent: Any) -> Gradients:
         """Read the cotangent contiguously from its start."""
         c = cotangent
         if (
@@ -231,7 +230,7 @@ class _FirstRow(Library):
         """True if only the first row of the cotangent counts."""
         return bool(c.ndim > 1 and c.shape[-1] >= 8 and c.strides[-2] == 0)
 
-    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+    def vjp(self, operation: str, arguments: Arguments, cotangent: Any) -> Gradients:
         """Set the other rows of the cotangent to 0, then differentiate correctly."""
 
         def read(_: str, c: Numbers) -> Numbers:
@@ -335,9 +334,7 @@ def half_logarithm(correct: Formulas, scores: Numbers) -> Numbers:
     source="atomic additions to gradients in the dtype of the inputs, one for every tile of queries",
     profile="full",
 )
-def added_in_bfloat16(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def added_in_bfloat16(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """Gradients of keys and values are summed over tiles of 4 queries in bfloat16."""
     path, tile = query(operation), 4
     x = at(arguments, path)

@@ -7,7 +7,7 @@ so that no gradient flows through it. ``x * x.dtype.type(0)`` leaves x out but k
 the specification.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.correct.recurrent import State, Step
 from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.registry import mutant
+from attnspec.conformance.mutants.roles import Arguments, Gradients
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import flatten
 from attnspec.spec.recurrent import (
@@ -148,9 +149,7 @@ def scaled_candidate(
     breaks=("operation.oracle",),
     source="frameworks return (h, c) and take (c, h)",
 )
-def exchanged_results(
-    correct: Formulas, x: Numbers, state: tuple[Numbers, Numbers], parameters: LSTMParameters[Numbers]
-) -> tuple[Numbers, Numbers]:
+def exchanged_results(correct: Formulas, x: Numbers, state: State, parameters: LSTMParameters[Numbers]) -> State:
     """The results are (c, h) in place of (h, c)."""
     h, c = Formulas.lstm_cell(correct, x, state, parameters)
     return c, h
@@ -163,9 +162,7 @@ def exchanged_results(
     breaks=("operation.oracle", "recurrent.bounded-state"),
     source="the second activation left out",
 )
-def bare_cell(
-    correct: Formulas, x: Numbers, state: tuple[Numbers, Numbers], parameters: LSTMParameters[Numbers]
-) -> tuple[Numbers, Numbers]:
+def bare_cell(correct: Formulas, x: Numbers, state: State, parameters: LSTMParameters[Numbers]) -> State:
     """The hidden state is O ⊙ C in place of O ⊙ tanh C."""
     input_gate, forget_gate, output_gate, candidate = correct.lstm_gates(x, state[0], parameters)
     cell = correct.next_cell(input_gate, forget_gate, candidate, state[1])
@@ -216,11 +213,8 @@ def scaled_state(correct: Formulas, x: Numbers) -> Numbers:
     breaks=("operation.oracle",),
     source="torch.nn.RNN's weights are (out, in), those of S4 (in, out)",
 )
-def transposed_state_weights(
-    correct: Formulas, x: Numbers, state: Numbers, parameters: RNNParameters[Numbers]
-) -> Numbers:
+def transposed_state_weights(correct: Formulas, x: Numbers, state: Numbers, p: RNNParameters[Numbers]) -> Numbers:
     """The state is multiplied by W_hhᵀ in place of W_hh."""
-    p = parameters
     return correct.state_activation(correct.affine(x, state, p.w_xh, np.swapaxes(p.w_hh, 0, 1), p.b_h))
 
 
@@ -231,9 +225,8 @@ def transposed_state_weights(
     breaks=("operation.oracle", "operation.gradient"),
     source="torch.nn.RNN has b_ih and b_hh, and one bias went into both",
 )
-def two_biases(correct: Formulas, x: Numbers, state: Numbers, parameters: RNNParameters[Numbers]) -> Numbers:
+def two_biases(correct: Formulas, x: Numbers, state: Numbers, p: RNNParameters[Numbers]) -> Numbers:
     """The bias b_h is added twice."""
-    p = parameters
     return correct.state_activation(correct.affine(x, state, p.w_xh, p.w_hh, p.b_h) + p.b_h)
 
 
@@ -308,7 +301,7 @@ def repeated_states(correct: Formulas, hidden: Numbers, inside: Numbers) -> Numb
     source="x * mask",
 )
 def multiplied_padding(correct: Formulas, x: Numbers, lengths: Numbers) -> Numbers:
-    """Padding is multiplied by 0 in place of being replaced, and 0·NaN is NaN."""
+    """The sum of the padding, multiplied by 0, is added to every step: NaN spreads."""
     clean = Formulas.clear_padding(correct, x, lengths)
     return clean + (np.sum(value_of(x) - value_of(clean), axis=-2, keepdims=True) * x.dtype.type(0))
 
@@ -320,10 +313,8 @@ def multiplied_padding(correct: Formulas, x: Numbers, lengths: Numbers) -> Numbe
     breaks=("masking.masked-gets-no-gradient",),
     source="pytorch/pytorch#15131: where() after the step, not before it",
 )
-def padding_in_the_gradient(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
-    """A NaN in an input, padding included, makes its gradient NaN: the backward pass computes 0·NaN."""
+def padding_in_the_gradient(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
+    """A NaN in an input, even at padding, makes the gradient of that element NaN."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
     arrays = flatten(dict(arguments))
     return {path: g + 0 * arrays[path] for path, g in gradients.items()}
@@ -363,7 +354,7 @@ def length_of_the_first(correct: Formulas, t: int, lengths: Numbers) -> Numbers:
     source="the state that entered the last step",
 )
 def final_too_early(
-    correct: Formulas, step: Callable[..., State], x: Numbers, initial: State, lengths: Numbers, backward: bool = False
+    correct: Formulas, step: Step, x: Numbers, initial: State, lengths: Numbers, backward: bool = False
 ) -> tuple[Numbers, State]:
     """The final state is h_{t−1}, one step too early."""
     states, _ = Formulas.sequence(correct, step, x, initial, lengths, backward)
@@ -542,7 +533,7 @@ def shared_network(
     replaces="run_both_ways",
     operations=(BidirectionalRNN, BidirectionalGRU),
     breaks=("operation.oracle", "operation.gradient"),
-    source="output[:, -1] in place of h_n, of which the backward half has seen one input",
+    source="output[:, -1] in place of h_n; its backward half has seen one input",
 )
 def last_row_is_final(
     correct: Formulas, step: Step, x: Numbers, initial: Sequence[State], parameters: Sequence[Any], lengths: Numbers
@@ -679,7 +670,7 @@ def averaged_states(
     source="h.detach() between chunks of a sequence",
 )
 def truncated_backpropagation(
-    correct: Formulas, step: Callable[..., State], x: Numbers, initial: State, lengths: Numbers, backward: bool = False
+    correct: Formulas, step: Step, x: Numbers, initial: State, lengths: Numbers, backward: bool = False
 ) -> tuple[Numbers, State]:
     """No gradient flows from a step to the states before it, the initial state excepted."""
 

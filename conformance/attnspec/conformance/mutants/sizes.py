@@ -6,20 +6,15 @@ detect the defect alone. ``check`` raises for wrong shapes, ``prepare`` converts
 result and ``differentiate`` computes the gradients.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.conformance.mutants.roles import arrays, at, changed, key, mask_of, query, sizes
-from attnspec.spec.attention import (
-    AdditiveAttention,
-    DotProductAttention,
-    ScaledDotProductAttention,
-    SelfAttention,
-)
+from attnspec.conformance.mutants.roles import Arguments, Gradients, arrays, at, changed, key, mask_of, query, sizes
+from attnspec.spec.attention import AdditiveAttention, DotProductAttention, ScaledDotProductAttention, SelfAttention
 from attnspec.spec.contract.axes import Axis
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import map_tree
@@ -63,7 +58,7 @@ def _exceeds(x: Numbers, axis: int, size: int) -> bool:
     source="pytorch/pytorch#162588, NVIDIA/apex#916: lengths that an index or a register does not hold",
     profile="full",
 )
-def keys_beyond_a_buffer(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def keys_beyond_a_buffer(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Keys and values are read modulo 512: the 513th key is the first."""
     prepared = Library.prepare(correct, operation, arguments)
     paths = [leaf.path for leaf in operation.attended]
@@ -78,7 +73,7 @@ def keys_beyond_a_buffer(correct: Library, operation: Operation, arguments: Mapp
     source="a grid for 4 tiles of 128 queries",
     profile="full",
 )
-def queries_beyond_a_grid(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+def queries_beyond_a_grid(correct: Library, operation: Operation, result: Any, arguments: Arguments) -> Any:
     """Rows of queries from the 513th on are 0."""
     whole = Library.finish(correct, operation, result, arguments)
     return _clear(whole, -2, LENGTH) if whole.shape[-2] > LENGTH else whole
@@ -102,10 +97,10 @@ def table_of_positions(correct: Formulas, n: int) -> Numbers:
     replaces="prepare",
     operations=(ScaledDotProductAttention, Softmax),
     breaks=("sizes.large-sizes",),
-    source="a mask of bits in 16 words of 32",
+    source="a bit mask in 16 words of 32 bits",
     profile="full",
 )
-def mask_beyond_its_words(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def mask_beyond_its_words(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Columns of the mask are read modulo 512: the 513th repeats the first."""
     prepared = Library.prepare(correct, operation, arguments)
     masks = {leaf.path: at(prepared, leaf.path) for leaf in operation.masks.values()}
@@ -121,7 +116,7 @@ def mask_beyond_its_words(correct: Library, operation: Operation, arguments: Map
     source="a loop that is unrolled for the longest sequence of the training data",
     profile="full",
 )
-def steps_beyond_the_loop(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def steps_beyond_the_loop(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Steps from the 101st on read the inputs of the first 100 again."""
     prepared = Library.prepare(correct, operation, arguments)
     times = operation.sizes_of(Axis.TIME)
@@ -133,7 +128,7 @@ def steps_beyond_the_loop(correct: Library, operation: Operation, arguments: Map
 
 
 def _ignore_features(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], widths: Collection[int], path: str
+    correct: Library, operation: Operation, arguments: Arguments, widths: Collection[int], path: str
 ) -> dict[str, Any]:
     """Prepared arguments without features beyond the 128th at ``path``, for widths in ``widths``."""
     prepared = Library.prepare(correct, operation, arguments)
@@ -148,7 +143,7 @@ def _ignore_features(
     breaks=("sizes.model-sizes",),
     source="Dao-AILab/flash-attention#28: kernels for up to 128 features of a head",
 )
-def features_beyond_a_warp(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def features_beyond_a_warp(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Features of queries beyond the 128th are ignored."""
     return _ignore_features(correct, operation, arguments, range(WIDTH + 1, 1 << 20), query(operation))
 
@@ -158,9 +153,9 @@ def features_beyond_a_warp(correct: Library, operation: Operation, arguments: Ma
     replaces="prepare",
     operations=(ScaledDotProductAttention, DotScores),
     breaks=("sizes.model-sizes",),
-    source="NVIDIA/FasterTransformer#89: sizes of heads between the powers of two",
+    source="NVIDIA/FasterTransformer#89: head sizes between powers of two",
 )
-def between_powers(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def between_powers(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Only the first 128 of exactly 192 features are used."""
     return _ignore_features(correct, operation, arguments, (192,), query(operation))
 
@@ -170,9 +165,9 @@ def between_powers(correct: Library, operation: Operation, arguments: Mapping[st
     replaces="prepare",
     operations=(ScaledDotProductAttention, AttentionPooling, AdditiveAttention),
     breaks=("sizes.model-sizes",),
-    source="Dao-AILab/flash-attention#2541: kernels of their own for 256 features",
+    source="Dao-AILab/flash-attention#2541: separate kernels for 256 features",
 )
-def halves_of_values(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def halves_of_values(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """The second half of exactly 256 value features repeats the first."""
     prepared = Library.prepare(correct, operation, arguments)
     path = operation.attended[-1].path
@@ -187,7 +182,7 @@ def halves_of_values(correct: Library, operation: Operation, arguments: Mapping[
     breaks=("sizes.model-sizes",),
     source="a tile that is not repeated along the inner dimension",
 )
-def units_beyond_a_tile(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def units_beyond_a_tile(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Input weights of hidden units beyond the 128th count as 0."""
     prepared = Library.prepare(correct, operation, arguments)
     hidden = operation.sizes_of(Axis.HIDDEN)
@@ -202,7 +197,7 @@ def units_beyond_a_tile(correct: Library, operation: Operation, arguments: Mappi
     breaks=("sizes.model-sizes",),
     source="a tile that is not repeated along the features",
 )
-def embedded_in_a_tile(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+def embedded_in_a_tile(correct: Library, operation: Operation, result: Any, arguments: Arguments) -> Any:
     """Features of embedded patches beyond the 128th are 0."""
     embedded = Library.finish(correct, operation, result, arguments)
     return _clear(embedded, -1, WIDTH) if embedded.shape[-1] > WIDTH else embedded
@@ -216,7 +211,7 @@ def embedded_in_a_tile(correct: Library, operation: Operation, result: Any, argu
     source="Dao-AILab/flash-attention#801: heads of 512 features",
     profile="full",
 )
-def features_beyond_a_buffer(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def features_beyond_a_buffer(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Features of queries are read modulo 256: the 257th repeats the first."""
     prepared = Library.prepare(correct, operation, arguments)
     path = query(operation)
@@ -233,7 +228,7 @@ def features_beyond_a_buffer(correct: Library, operation: Operation, arguments: 
     breaks=("sizes.model-sizes",),
     source="google-deepmind/gemma#765: the index of element 0 for the whole batch",
 )
-def fifth_element(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def fifth_element(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Batch elements from the fifth on use the keys of the first."""
     return _first_repeated(correct, operation, arguments, 0)
 
@@ -245,12 +240,12 @@ def fifth_element(correct: Library, operation: Operation, arguments: Mapping[str
     breaks=("sizes.model-sizes",),
     source="four warps, each with a head",
 )
-def fifth_of_second(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def fifth_of_second(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Along the second batch dimension, elements from the fifth on use the first's keys."""
     return _first_repeated(correct, operation, arguments, 1)
 
 
-def _first_repeated(correct: Library, operation: Operation, arguments: Mapping[str, Any], axis: int) -> dict[str, Any]:
+def _first_repeated(correct: Library, operation: Operation, arguments: Arguments, axis: int) -> dict[str, Any]:
     """Prepared arguments; along a batch axis, keys from the fifth element on are those of the first."""
     prepared = Library.prepare(correct, operation, arguments)
     path = key(operation)
@@ -269,7 +264,7 @@ def _first_repeated(correct: Library, operation: Operation, arguments: Mapping[s
     source="facebookresearch/xformers#845, pytorch/pytorch#142228: the batch along the last dimension of a grid",
     profile="full",
 )
-def grid_too_small(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> None:
+def grid_too_small(correct: Library, operation: Operation, arguments: Arguments) -> None:
     """A batch of more than 65,535 elements raises."""
     Library.check(correct, operation, arguments)
     if any(_exceeds_grid(leaf.batched, x, len(leaf.core)) for leaf, x in arrays(operation, arguments)):
@@ -288,7 +283,7 @@ def _exceeds_grid(batched: bool, x: Numbers, core_dims: int) -> bool:
     source="pytorch/pytorch#142228: a grid that was cut to what can be launched",
     profile="full",
 )
-def grid_cut(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+def grid_cut(correct: Library, operation: Operation, result: Any, arguments: Arguments) -> Any:
     """Results of batch elements beyond the 65,535th are 0."""
     whole = Library.finish(correct, operation, result, arguments)
     first = operation.leading
@@ -311,9 +306,7 @@ def grid_cut(correct: Library, operation: Operation, result: Any, arguments: Map
     source="Dao-AILab/flash-attention#1306, #2541: gradients for 256 features",
     profile="full",
 )
-def narrow_gradient(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def narrow_gradient(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """The gradient of key features beyond the 128th is 0."""
     grads = Library.differentiate(correct, operation, arguments, cotangent)
     path = key(operation)
@@ -328,9 +321,7 @@ def narrow_gradient(
     source="Dao-AILab/flash-attention#1500: offsets of an accumulator",
     profile="full",
 )
-def short_gradient(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def short_gradient(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """The gradient of keys beyond the 512th is 0."""
     grads = Library.differentiate(correct, operation, arguments, cotangent)
     path = key(operation)
@@ -344,9 +335,7 @@ def short_gradient(
     breaks=("training.strides-do-not-matter",),
     source="a tile of queries that is added up twice in a backward kernel",
 )
-def doubled_tile(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def doubled_tile(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """The gradient of the values is doubled for more than 64 queries."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
     path, times = operation.pooled, 1 + int(arguments[query(operation)].shape[-2] > 64)
@@ -364,8 +353,8 @@ def doubled_tile(
     source="pytorch/pytorch#169222: the kernel for few queries, where the keys do not fill its last tile",
     profile="full",
 )
-def last_key_of_few(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A single key in the last tile of 32 is read as 0. This affects up to 8 queries of 160 or more features."""
+def last_key_of_few(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
+    """The last of 32k + 1 keys is read as 0: for up to 8 queries of 160 or more features."""
     prepared = Library.prepare(correct, operation, arguments)
     n, m, d, _ = sizes(operation, prepared)
     if n > 8 or d < 160 or m % 32 != 1:
@@ -382,7 +371,7 @@ def last_key_of_few(correct: Library, operation: Operation, arguments: Mapping[s
     source="pytorch/pytorch#184180: masks that heads share and masks of each head",
     profile="full",
 )
-def mask_of_the_first_head(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def mask_of_the_first_head(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """For heads of 256 or more features, every head uses the mask of the first."""
     prepared = Library.prepare(correct, operation, arguments)
     mask, (_, _, d, _) = mask_of(operation, prepared), sizes(operation, prepared)
@@ -396,12 +385,10 @@ def mask_of_the_first_head(correct: Library, operation: Operation, arguments: Ma
     replaces="differentiate",
     operations=(ScaledDotProductAttention, DotProductAttention),
     breaks=("sizes.large-size-gradients",),
-    source="Dao-AILab/flash-attention#2552: values of another width than that of keys",
+    source="Dao-AILab/flash-attention#2552: values whose width differs from that of the keys",
     profile="full",
 )
-def columns_exchanged(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def columns_exchanged(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """If d > 128 differs from the values' width, their gradient has reversed columns."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
     *_, d, columns = sizes(operation, arguments)
@@ -417,10 +404,8 @@ def columns_exchanged(
     source="pytorch/pytorch#196678: the backward pass pads keys under a mask",
     profile="full",
 )
-def padded_under_a_mask(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
-    """Under a mask, the last of exactly 64 keys gets the gradient 0. This affects keys of 128 or more features."""
+def padded_under_a_mask(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
+    """Under a mask, the last of 64 keys of ≥ 128 features gets gradient 0."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
     _, m, d, _ = sizes(operation, arguments)
     path = key(operation)

@@ -5,14 +5,15 @@ with a defect; ``replaces`` names it, and ``Formulas.step(correct, …)`` calls 
 detect the defect alone. ``finish`` converts the result.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.correct.library import rounded
+from attnspec.conformance.mutants.ensembles import with_bits
 from attnspec.conformance.mutants.registry import mutant
+from attnspec.conformance.mutants.roles import Arguments
 from attnspec.spec.attention import (
     AdditiveAttention,
     CrossAttention,
@@ -30,12 +31,6 @@ from attnspec.spec.seq2seq import BahdanauContext, LuongContextDot
 PROJECTED = (CrossAttention, ProjectedSelfAttention, MultiHeadAttention)
 TILE = 128
 """Number of keys in the first tile, whose end the defects concern."""
-
-
-def rounded_down(x: Numbers, bits: int) -> Numbers:
-    """Round numbers down to ``bits`` bits."""
-    mantissa, exponent = np.frexp(x)
-    return np.ldexp(np.floor(mantissa * x.dtype.type(2**bits)) / x.dtype.type(2**bits), exponent)
 
 
 # Errors that are too large on average ---------------------------------------------------------------------------------
@@ -85,8 +80,7 @@ def stored_scores(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
 )
 def coarse_exponentials(correct: Formulas, x: Numbers) -> Numbers:
     """Exponentials have 20 bits: 16 times the rounding error of float32."""
-    mantissa, exponent = np.frexp(np.exp(x))
-    return np.ldexp(np.rint(mantissa * x.dtype.type(2**20)) / x.dtype.type(2**20), exponent)
+    return with_bits(np.exp(x), 20, np.rint)
 
 
 @mutant(
@@ -101,8 +95,7 @@ def coarse_exponentials(correct: Formulas, x: Numbers) -> Numbers:
 )
 def coarse_double_exponentials(correct: Formulas, x: Numbers) -> Numbers:
     """Exponentials have 48 bits: 32 times the rounding error of float64."""
-    mantissa, exponent = np.frexp(np.exp(x))
-    return np.ldexp(np.rint(mantissa * x.dtype.type(2**48)) / x.dtype.type(2**48), exponent)
+    return with_bits(np.exp(x), 48, np.rint)
 
 
 # Errors of one sign ---------------------------------------------------------------------------------------------------
@@ -118,9 +111,9 @@ def coarse_double_exponentials(correct: Formulas, x: Numbers) -> Numbers:
     profile="full",
     differentiable=False,
 )
-def rounded_down_to_bfloat16(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+def rounded_down_to_bfloat16(correct: Library, operation: Operation, result: Any, arguments: Arguments) -> Any:
     """Results are rounded down to bfloat16, not to nearest."""
-    return Library.finish(correct, operation, map_tree(result, lambda _, x: rounded_down(x, 8)), arguments)
+    return Library.finish(correct, operation, map_tree(result, lambda _, x: with_bits(x, 8, np.floor)), arguments)
 
 
 @mutant(
@@ -133,10 +126,10 @@ def rounded_down_to_bfloat16(correct: Library, operation: Operation, result: Any
     profile="full",
     differentiable=False,
 )
-def last_feature_down(correct: Library, operation: Operation, result: Any, arguments: Mapping[str, Any]) -> Any:
+def last_feature_down(correct: Library, operation: Operation, result: Any, arguments: Arguments) -> Any:
     """The last feature is rounded down to bfloat16, the others to nearest."""
     last = np.arange(result.shape[-1]) == result.shape[-1] - 1
-    return Library.finish(correct, operation, np.where(last, rounded_down(result, 8), result), arguments)
+    return Library.finish(correct, operation, np.where(last, with_bits(result, 8, np.floor), result), arguments)
 
 
 @mutant(
@@ -151,7 +144,7 @@ def last_feature_down(correct: Library, operation: Operation, result: Any, argum
 def down_to_single(correct: Formulas, weights: Numbers, value: Numbers) -> Numbers:
     """Weighted sums are rounded down to float32, not to nearest."""
     total = weights.astype(np.float64) @ value.astype(np.float64)
-    return rounded_down(total, 24).astype(weights.dtype)
+    return with_bits(total, 24, np.floor).astype(weights.dtype)
 
 
 # Errors at one key ----------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ Each function is one method of ``Library``, the correct backend, with a defect; 
 converts the arguments. ``vars(self)`` holds what one backend remembers between calls.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from attnspec.conformance.mutants.correct import Library, Numbers
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.conformance.mutants.roles import arrays, at, changed, key, key_weight, query
+from attnspec.conformance.mutants.roles import Arguments, arrays, at, changed, key, key_weight, query
 from attnspec.spec.attention import AdditiveAttention, DotProductAttention, ScaledDotProductAttention
 from attnspec.spec.contract.limits import Limits
 from attnspec.spec.contract.operation import Operation
@@ -28,7 +28,7 @@ Read = Callable[[Numbers], Numbers]
 FIRST_LOST_OFFSET = 2**31
 
 
-def _misread(correct: Library, operation: Operation, arguments: Mapping[str, Any], read: Read) -> dict[str, Any]:
+def _misread(correct: Library, operation: Operation, arguments: Arguments, read: Read) -> dict[str, Any]:
     """Prepared arguments with every non-empty array passed through ``read``."""
     wrong = map_tree(dict(arguments), lambda _, x: read(x) if isinstance(x, np.ndarray) and x.size else x)
     return Library.prepare(correct, operation, wrong)
@@ -59,7 +59,7 @@ def _address(x: Numbers) -> int:
     breaks=("storage.views-equal-copies",),
     source="Dao-AILab/flash-attention#2541: slices of packed projections; contiguous() only where stride(-1) != 1",
 )
-def dense_rows(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def dense_rows(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """An array with a last stride of 1 is read as if it were contiguous."""
 
     def read(x: Numbers) -> Numbers:
@@ -76,7 +76,7 @@ def dense_rows(correct: Library, operation: Operation, arguments: Mapping[str, A
     breaks=("storage.views-equal-copies",),
     source="sgl-project/sgl-kernel-xpu#471: row stride times length as the stride of the batch",
 )
-def batch_stride_from_length(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def batch_stride_from_length(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """An array whose rows are contiguous is read as if its batch elements were, too."""
 
     def read(x: Numbers) -> Numbers:
@@ -93,7 +93,7 @@ def batch_stride_from_length(correct: Library, operation: Operation, arguments: 
     breaks=("storage.views-equal-copies",),
     source="flagos-ai/FlagAttention#45",
 )
-def exchanged_strides(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def exchanged_strides(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """If the strides of keys and values differ, the values' rows are reversed."""
     prepared = Library.prepare(correct, operation, arguments)
     paths = [leaf.path for leaf in operation.attended]
@@ -108,7 +108,7 @@ def exchanged_strides(correct: Library, operation: Operation, arguments: Mapping
     breaks=("storage.views-equal-copies",),
     source="pytorch/pytorch#191937: keys and values with stride 0",
 )
-def repeated_as_dense(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def repeated_as_dense(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Along axes of stride 0, all elements but the first count as 0."""
 
     def first_only(x: Numbers) -> Numbers:
@@ -127,7 +127,7 @@ def repeated_as_dense(correct: Library, operation: Operation, arguments: Mapping
     breaks=("storage.views-equal-copies",),
     source="pytorch/pytorch#187117, pytorch/pytorch#91071: the storage offset of a view",
 )
-def without_offset(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def without_offset(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Views are read from the start of the whole array: their offset is ignored."""
 
     def read(x: Numbers) -> Numbers:
@@ -146,7 +146,7 @@ def without_offset(correct: Library, operation: Operation, arguments: Mapping[st
     breaks=("storage.views-equal-copies",),
     source="strides as unsigned integers; NumPy's are signed",
 )
-def forwards_only(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def forwards_only(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Axes with a negative stride are read in reverse, in the order of memory."""
 
     def read(x: Numbers) -> Numbers:
@@ -162,7 +162,7 @@ def forwards_only(correct: Library, operation: Operation, arguments: Mapping[str
     breaks=("storage.views-equal-copies",),
     source="arrays of NumPy that map a file, or are views of strings of bytes, are read-only",
 )
-def scaled_and_back(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def scaled_and_back(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """The caller's queries are written to in place, which raises if they are read-only."""
     queries = at(arguments, query(operation))
     queries *= queries.dtype.type(1)
@@ -178,7 +178,7 @@ def scaled_and_back(correct: Library, operation: Operation, arguments: Mapping[s
 class FirstStrides(Library):
     """Arrays are reversed if their strides differ from the first array of their shape."""
 
-    def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(self, operation: Operation, arguments: Arguments) -> dict[str, Any]:
         """Reverse the elements of arrays whose strides have changed."""
         known: dict[Any, tuple[int, ...]] = vars(self).setdefault("known", {})
         prepared = super().prepare(operation, arguments)
@@ -198,7 +198,7 @@ class FirstStrides(Library):
     source="thu-ml/SageAttention#387, fla-org/flash-linear-attention#1080, pytorch/pytorch#190857",
     profile="full",
 )
-def narrow_offsets(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def narrow_offsets(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Elements 2³¹ or more behind the first are read as 0."""
 
     def read(x: Numbers) -> Numbers:
@@ -215,7 +215,7 @@ def narrow_offsets(correct: Library, operation: Operation, arguments: Mapping[st
 class CachesFirstArray(Library):
     """A library that caches one array by ``cache_key`` and always uses the first one."""
 
-    def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(self, operation: Operation, arguments: Arguments) -> dict[str, Any]:
         """Replace the array by the first one with its key."""
         seen: dict[Any, Any] = vars(self).setdefault("seen", {})
         prepared = super().prepare(operation, arguments)
@@ -226,7 +226,7 @@ class CachesFirstArray(Library):
         """Path of the cached array."""
         return key(operation)
 
-    def cache_key(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
+    def cache_key(self, operation: Operation, arguments: Arguments) -> Any:
         """Key by which the cached array is looked up."""
         raise NotImplementedError
 
@@ -240,7 +240,7 @@ class CachesFirstArray(Library):
 class CachedByAddress(CachesFirstArray):
     """Keys are looked up by address and shape: new keys at a known address are ignored."""
 
-    def cache_key(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
+    def cache_key(self, operation: Operation, arguments: Arguments) -> Any:
         """Address and shape of the keys."""
         x = at(arguments, key(operation))
         return _address(x), x.shape
@@ -255,12 +255,12 @@ class CachedByAddress(CachesFirstArray):
 class CachedByIdentity(CachesFirstArray):
     """Keys are looked up by the identity of their array: changes in place are ignored."""
 
-    def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(self, operation: Operation, arguments: Arguments) -> dict[str, Any]:
         """Keep the arrays alive, so that no other array gets their identity."""
         vars(self).setdefault("alive", []).append(at(arguments, key(operation)))
         return super().prepare(operation, arguments)
 
-    def cache_key(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
+    def cache_key(self, operation: Operation, arguments: Arguments) -> Any:
         """Identity of the array of keys."""
         return id(at(arguments, key(operation)))
 
@@ -269,7 +269,7 @@ class CachedByIdentity(CachesFirstArray):
     "new projection of the same keys ignored",
     operations=(AdditiveAttention, BahdanauContext, MultiHeadAttention),
     breaks=("operation.independent-of-other-calls",),
-    source="sgl-project/sglang#29916, InternLM/lmdeploy#4917: what was projected outlives an update of weights",
+    source="sgl-project/sglang#29916, InternLM/lmdeploy#4917: projected keys outlive an update of weights",
 )
 class CachedByKeys(CachesFirstArray):
     """While the keys stay the same, a changed weight that projects them is ignored."""
@@ -278,7 +278,7 @@ class CachedByKeys(CachesFirstArray):
         """Path of the weight that projects the keys."""
         return key_weight(operation)
 
-    def cache_key(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
+    def cache_key(self, operation: Operation, arguments: Arguments) -> Any:
         """Contents of the keys and shape of the weight."""
         return at(arguments, key(operation)).tobytes(), np.shape(at(arguments, key_weight(operation)))
 
@@ -292,7 +292,7 @@ class CachedByKeys(CachesFirstArray):
 class KeysCachedByShape(CachesFirstArray):
     """Keys are looked up by shape and dtype: later keys of the same shape are ignored."""
 
-    def cache_key(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
+    def cache_key(self, operation: Operation, arguments: Arguments) -> Any:
         """Shape and dtype of the keys."""
         x = at(arguments, key(operation))
         return x.shape, x.dtype.name
@@ -315,7 +315,7 @@ class TwoDtypes(Library):
 class FirstDtype(TwoDtypes):
     """Results have the dtype of the first call with these shapes."""
 
-    def result_dtype(self, operation: Operation, arguments: Mapping[str, Any]) -> Any:
+    def result_dtype(self, operation: Operation, arguments: Arguments) -> Any:
         """The dtype of the first call with these shapes."""
         known: dict[Any, Any] = vars(self).setdefault("known", {})
         shapes = tuple(x.shape for _, x in arrays(operation, arguments))
@@ -331,7 +331,7 @@ class FirstDtype(TwoDtypes):
 class FirstPrecision(TwoDtypes):
     """Keys are rounded to the dtype of the first call with their shape."""
 
-    def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(self, operation: Operation, arguments: Arguments) -> dict[str, Any]:
         """Round the keys to the dtype of the buffer."""
         known: dict[Any, Any] = vars(self).setdefault("known", {})
         x = at(arguments, key(operation))

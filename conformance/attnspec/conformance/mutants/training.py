@@ -7,8 +7,7 @@ records a call and returns its backward pass and ``call`` runs all steps of a ca
 backend remembers between calls.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,9 @@ from numpy.lib.stride_tricks import as_strided
 
 from attnspec.conformance.inputs.dtypes import is_float
 from attnspec.conformance.mutants.correct import Library, Numbers
+from attnspec.conformance.mutants.modes import LargerInMode
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.conformance.mutants.roles import at, key, query
+from attnspec.conformance.mutants.roles import Arguments, Gradients, Recorded, at, key, query
 from attnspec.spec.attention import AdditiveAttention, ScaledDotProductAttention, SelfAttention
 from attnspec.spec.contract.operation import OPERATIONS, Operation
 from attnspec.spec.contract.tree import flatten, map_tree
@@ -30,8 +30,6 @@ from attnspec.spec.scoring import DotScores, ScaledDotScores
 from attnspec.spec.seq2seq import DecoderStep
 from attnspec.spec.transformer import EncoderLayer, EncoderStack, LayerNorm
 from attnspec.spec.vision import Patchify
-
-Backward = Callable[[Any], dict[str, Numbers]]
 
 
 def _scaled(result: Any, factor: float) -> Any:
@@ -48,9 +46,7 @@ def _scaled(result: Any, factor: float) -> Any:
     breaks=("training.recording-changes-nothing",),
     source="NVIDIA/apex#882: dropout by a flag of its own",
 )
-def larger_while_recorded(
-    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
-) -> tuple[Any, Backward]:
+def larger_while_recorded(correct: Library, operation: str, arguments: Arguments, paths: Collection[str]) -> Recorded:
     """Results are 10 % too large while gradients are recorded."""
     result, backward = Library.pullback(correct, operation, arguments, paths)
     return _scaled(result, 1.1), backward
@@ -64,8 +60,8 @@ def larger_while_recorded(
     source="a fused kernel that is chosen by requires_grad of its first argument",
 )
 def smaller_for_first_argument(
-    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
-) -> tuple[Any, Backward]:
+    correct: Library, operation: str, arguments: Arguments, paths: Collection[str]
+) -> Recorded:
     """Results are multiplied by 0.75 if only the first argument has a gradient."""
     result, backward = Library.pullback(correct, operation, arguments, paths)
     alone = set(paths) == {query(OPERATIONS[operation])}
@@ -79,13 +75,11 @@ def smaller_for_first_argument(
     breaks=("training.recording-changes-nothing",),
     source="a gradient computed in place of the saved result",
 )
-def overwritten_result(
-    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
-) -> tuple[Any, Backward]:
+def overwritten_result(correct: Library, operation: str, arguments: Arguments, paths: Collection[str]) -> Recorded:
     """The backward pass halves the result in place."""
     result, backward = Library.pullback(correct, operation, arguments, paths)
 
-    def overwriting(cotangent: Any) -> dict[str, Numbers]:
+    def overwriting(cotangent: Any) -> Gradients:
         gradients = backward(cotangent)
         result[...] *= result.dtype.type(0.5)
         return gradients
@@ -99,24 +93,10 @@ def overwritten_result(
     breaks=("training.same-in-every-mode",),
     source="pytorch/pytorch#106668: eval() and eval() with no_grad() take different kernels",
 )
-class LargerInInference(Library):
+class LargerInInference(LargerInMode):
     """In inference mode, results are 1 % too large."""
 
-    def modes(self, dtype: str, *, device: str) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
-        """Inference mode; the library notes that it is active."""
-        return {"inference": self._infer}
-
-    @contextmanager
-    def _infer(self) -> Iterator[None]:
-        vars(self)["inferring"] = True
-        yield
-        vars(self)["inferring"] = False
-
-    def finish(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
-        """Multiply by 1.01 in inference mode."""
-        fresh = super().finish(operation, result, arguments)
-        scaled: Numbers = _scaled(fresh, 1.01) if vars(self).get("inferring") else fresh
-        return scaled
+    mode, factor = "inference", 1.01
 
 
 # Subsets of arguments, and repeated backward passes -------------------------------------------------------------------
@@ -129,9 +109,7 @@ class LargerInInference(Library):
     breaks=("training.recording-changes-nothing",),
     source="AMD-AGI/Primus-Turbo#458: saved for the backward pass only if certain arguments have gradients",
 )
-def of_query_or_none(
-    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
-) -> tuple[Any, Backward]:
+def of_query_or_none(correct: Library, operation: str, arguments: Arguments, paths: Collection[str]) -> Recorded:
     """All gradients are 0 unless the first argument has one."""
     result, backward = Library.pullback(correct, operation, arguments, paths)
     if query(OPERATIONS[operation]) in paths:
@@ -146,14 +124,12 @@ def of_query_or_none(
     breaks=("training.recording-changes-nothing",),
     source="a tuple of gradients without None for arguments that have none",
 )
-def gradients_by_position(
-    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
-) -> tuple[Any, Backward]:
+def gradients_by_position(correct: Library, operation: str, arguments: Arguments, paths: Collection[str]) -> Recorded:
     """The i-th requested gradient is that of the i-th array, requested or not."""
     result, backward = Library.pullback(correct, operation, arguments, paths)
     float_paths = [path for path, x in flatten(dict(arguments)).items() if is_float(x)]
 
-    def shifted(cotangent: Any) -> dict[str, Numbers]:
+    def shifted(cotangent: Any) -> Gradients:
         whole = Library.vjp(correct, operation, arguments, cotangent)
         return {path: whole[first] for path, first in zip(paths, float_paths, strict=False)}
 
@@ -167,14 +143,12 @@ def gradients_by_position(
     breaks=("training.independent-of-other-passes",),
     source="pytorch/pytorch#1288: buffers freed by the first pass",
 )
-def second_pass_raises(
-    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
-) -> tuple[Any, Backward]:
+def second_pass_raises(correct: Library, operation: str, arguments: Arguments, paths: Collection[str]) -> Recorded:
     """A second backward pass raises, because the saved arrays are freed by the first."""
     result, backward = Library.pullback(correct, operation, arguments, paths)
     unused = [backward]
 
-    def once(cotangent: Any) -> dict[str, Numbers]:
+    def once(cotangent: Any) -> Gradients:
         if not unused:
             raise RuntimeError("saved tensors have been freed")
         return unused.pop()(cotangent)
@@ -189,14 +163,12 @@ def second_pass_raises(
     breaks=("training.independent-of-other-passes",),
     source="buffers of gradients kept in the record",
 )
-def second_pass_adds(
-    correct: Library, operation: str, arguments: Mapping[str, Any], paths: Collection[str]
-) -> tuple[Any, Backward]:
+def second_pass_adds(correct: Library, operation: str, arguments: Arguments, paths: Collection[str]) -> Recorded:
     """A second backward pass adds the gradients of the first."""
     result, backward = Library.pullback(correct, operation, arguments, paths)
     totals: dict[str, Numbers] = {}
 
-    def summed(cotangent: Any) -> dict[str, Numbers]:
+    def summed(cotangent: Any) -> Gradients:
         for path, g in backward(cotangent).items():
             totals[path] = totals[path] + g if path in totals else g
         return dict(totals)
@@ -214,7 +186,7 @@ class _MisreadCotangent(Library):
         """The cotangent as the backward pass reads it."""
         return c
 
-    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+    def vjp(self, operation: str, arguments: Arguments, cotangent: Any) -> Gradients:
         """Differentiate with the cotangent as it is read."""
         return super().vjp(operation, arguments, map_tree(cotangent, lambda _, c: None if c is None else self.read(c)))
 
@@ -245,7 +217,7 @@ class ContiguousCotangent(_MisreadCotangent):
     source="facebookresearch/xformers#282: sum().backward() hands on a cotangent of stride 0",
 )
 class ExpandedCotangent(_MisreadCotangent):
-    """Only the first row of a cotangent with a stride of 0 is read; other rows count as 0."""
+    """In a cotangent with a stride of 0, only the first row is read."""
 
     def read(self, c: Numbers) -> Numbers:
         """Set all rows but the first to 0."""
@@ -306,10 +278,8 @@ class TinyCotangentLost(_MisreadCotangent):
     breaks=("training.linear-in-cotangent",),
     source="a backward pass that normalizes: 0/0 for a cotangent of 0",
 )
-def normalized_on_the_way(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
-    """Gradients are divided by the largest cotangent and multiplied again: 0/0 for a cotangent of 0."""
+def normalized_on_the_way(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
+    """Gradients are divided and multiplied by the largest cotangent: 0/0 for a cotangent of 0."""
     length = np.max(np.abs(cotangent), initial=0.0)
     gradients = Library.differentiate(correct, operation, arguments, cotangent / length)
     return {path: g * length for path, g in gradients.items()}
@@ -322,9 +292,7 @@ def normalized_on_the_way(
     breaks=("training.linear-in-cotangent",),
     source="pytorch/pytorch#96416: a backward pass that wants a cotangent of every result",
 )
-def first_result_alone(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def first_result_alone(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """All gradients are 0 if the first result has no cotangent."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
     first = next(iter(flatten(cotangent).values()))
@@ -338,9 +306,7 @@ def first_result_alone(
     breaks=("training.linear-in-cotangent",),
     source="torch.ones_like for undefined gradients",
 )
-def ones_for_none(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def ones_for_none(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """A missing cotangent of the last result is replaced by ones."""
     cotangents = flatten(cotangent)
     *_, last = cotangents
@@ -356,11 +322,9 @@ def ones_for_none(
     replaces="differentiate",
     operations=(DotScores, ScaledDotProductAttention, AdditiveAttention),
     breaks=("training.broadcast-gradients-sum",),
-    source="deeplearning4j/nd4j#2424: gradients of what broadcasts are not reduced",
+    source="deeplearning4j/nd4j#2424: gradients of broadcast arguments are not reduced",
 )
-def only_first_summed(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def only_first_summed(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """The gradient of queries without a batch comes from the first batch element alone."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
     path = query(operation)
@@ -377,9 +341,7 @@ def only_first_summed(
     breaks=("training.broadcast-gradients-sum",),
     source="a mean over the batch in place of a sum",
 )
-def mean_over_batch(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def mean_over_batch(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """The gradient of unbatched keys is the mean over the batch, not the sum."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
     path = key(operation)
@@ -399,7 +361,7 @@ def mean_over_batch(
 class ScaledInPlace(Library):
     """The backward pass halves the caller's cotangent in place."""
 
-    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+    def vjp(self, operation: str, arguments: Arguments, cotangent: Any) -> Gradients:
         """Return correct gradients and halve the cotangent."""
         gradients = super().vjp(operation, arguments, cotangent)
         for c in flatten(cotangent).values():
@@ -417,7 +379,7 @@ class ScaledInPlace(Library):
 class KeysAsWorkspace(Library):
     """The backward pass overwrites the caller's keys with their gradient."""
 
-    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+    def vjp(self, operation: str, arguments: Arguments, cotangent: Any) -> Gradients:
         """Return correct gradients and overwrite the keys."""
         gradients = super().vjp(operation, arguments, cotangent)
         path = key(OPERATIONS[operation])
@@ -434,7 +396,7 @@ class KeysAsWorkspace(Library):
 class CotangentAsGradient(Library):
     """A gradient equal to a part of the cotangent is a view, not a copy."""
 
-    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+    def vjp(self, operation: str, arguments: Arguments, cotangent: Any) -> Gradients:
         """Return a view of the cotangent's first features if they equal a gradient."""
         gradients = super().vjp(operation, arguments, cotangent)
         for path, g in gradients.items():
@@ -453,7 +415,7 @@ class CotangentAsGradient(Library):
 class OneBufferOfGradients(Library):
     """The next backward pass of the same shapes overwrites the gradients returned before."""
 
-    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+    def vjp(self, operation: str, arguments: Arguments, cotangent: Any) -> Gradients:
         """Write the gradients into the buffers of their shapes."""
         buffers: dict[Any, Numbers] = vars(self).setdefault("of_gradients", {})
         gradients = super().vjp(operation, arguments, cotangent)
@@ -473,13 +435,13 @@ class OneBufferOfGradients(Library):
 class IntoTheResult(Library):
     """The backward pass overwrites the last result with the cotangent."""
 
-    def finish(self, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+    def finish(self, operation: Operation, result: Numbers, arguments: Arguments) -> Numbers:
         """Remember the result."""
         fresh: Numbers = super().finish(operation, result, arguments)
         vars(self)["last"] = fresh
         return fresh
 
-    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+    def vjp(self, operation: str, arguments: Arguments, cotangent: Any) -> Gradients:
         """Overwrite the last result if its shape fits."""
         last = vars(self).get("last")
         if last is not None and last.shape == np.shape(cotangent) and not np.shares_memory(last, cotangent):
@@ -494,9 +456,9 @@ class IntoTheResult(Library):
     source="parameters whose gradients are not zeroed",
 )
 class GradientsAddedUp(Library):
-    """From the third backward pass of equal shapes on, gradients of earlier passes are added."""
+    """From the third backward pass of equal shapes on, gradients since the second are added."""
 
-    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+    def vjp(self, operation: str, arguments: Arguments, cotangent: Any) -> Gradients:
         """Add the gradients of earlier passes from the third on."""
         earlier: dict[Any, list[Numbers]] = vars(self).setdefault("earlier", {})
         gradients = super().vjp(operation, arguments, cotangent)
@@ -516,7 +478,7 @@ class GradientsAddedUp(Library):
 class GradientsInFloat64(Library):
     """Gradients are float64 for inputs of any dtype."""
 
-    def vjp(self, operation: str, arguments: Mapping[str, Any], cotangent: Any) -> dict[str, Numbers]:
+    def vjp(self, operation: str, arguments: Arguments, cotangent: Any) -> Gradients:
         """Return correct gradients as float64."""
         return {path: g.astype(np.float64) for path, g in super().vjp(operation, arguments, cotangent).items()}
 
@@ -531,7 +493,7 @@ class GradientsInFloat64(Library):
     breaks=("operation.result-owns-memory",),
     source="a reshape copies only where it must; modules without layers return their input",
 )
-def not_copied(correct: Library, operation: Operation, result: Numbers, arguments: Mapping[str, Any]) -> Numbers:
+def not_copied(correct: Library, operation: Operation, result: Numbers, arguments: Arguments) -> Numbers:
     """Results that only rearrange an argument are views of it, not copies."""
     views: Numbers = map_tree(result, lambda _, x: np.asarray(x, correct.result_dtype(operation, arguments)))
     return views

@@ -5,6 +5,7 @@ Each function is one step of ``Formulas``, the correct formulas, with a defect; 
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from attnspec.spec.transformer import (
     replaces="residual",
     operations=(EncoderLayer,),
     breaks=("operation.options-have-effect", "transformer.zero-sublayers-identity"),
-    source="an option that is passed on to nobody",
+    source="an option that is never passed on",
 )
 def always_post(
     correct: Formulas, x: Numbers, sublayer: Callable[[Numbers], Numbers], p: LayerNormParameters[Numbers], norm: str
@@ -102,6 +103,32 @@ def large_epsilon(correct: Formulas) -> float:
 
 
 @mutant(
+    "ε of 10⁻⁶",
+    replaces="epsilon",
+    operations=(EncoderLayer, LayerNorm),
+    breaks=("operation.oracle",),
+    source="the default of other libraries",
+)
+def small_epsilon(correct: Formulas) -> float:
+    """ε is 10⁻⁶ in place of 10⁻⁵."""
+    return 1e-6
+
+
+@mutant(
+    "ε outside of the root",
+    replaces="layer_norm",
+    operations=(EncoderLayer, LayerNorm),
+    breaks=("operation.oracle",),
+    source="(x − x̄)/(√v + ε), which guards against division by 0 as well",
+)
+def epsilon_outside(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers]) -> Numbers:
+    """Rows are divided by √v + ε in place of √(v + ε)."""
+    centred = x - np.mean(x, axis=-1, keepdims=True)
+    deviation = np.sqrt(correct.variance(centred)) + x.dtype.type(correct.epsilon())
+    return p.gain * centred / deviation + p.bias
+
+
+@mutant(
     "an eighth of the previous position's output added",
     replaces="feed_forward",
     operations=(EncoderLayer,),
@@ -109,7 +136,7 @@ def large_epsilon(correct: Formulas) -> float:
     source="a convolution of width 3 in place of one of width 1",
 )
 def mixes_positions(correct: Formulas, x: Numbers, p: FeedForwardParameters[Numbers]) -> Numbers:
-    """An eighth of the previous position's feed-forward output is added to each position."""
+    """An eighth of the previous position's feed-forward output is added to each position, cyclically."""
     y = Formulas.feed_forward(correct, x, p)
     return y + np.roll(y, 1, axis=-2) * y.dtype.type(0.125)
 
@@ -146,9 +173,8 @@ def centred_only(correct: Formulas, x: Numbers, parameters: LayerNormParameters[
     breaks=("transformer.layer-norm-ignores-shift", "transformer.layer-norm-moments"),
     source="RMSNorm for layer norm",
 )
-def shifts_count(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
+def shifts_count(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers]) -> Numbers:
     """Rows become x/√(mean of x²): their mean is not subtracted."""
-    p = parameters
     return p.gain * x / np.sqrt(correct.variance(x) + x.dtype.type(correct.epsilon())) + p.bias
 
 
@@ -159,9 +185,8 @@ def shifts_count(correct: Formulas, x: Numbers, parameters: LayerNormParameters[
     breaks=("transformer.layer-norm-moments", "operation.gradient"),
     source="beta and gamma, in the order of their letters",
 )
-def exchanged_gain(correct: Formulas, x: Numbers, parameters: LayerNormParameters[Numbers]) -> Numbers:
+def exchanged_gain(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers]) -> Numbers:
     """Gain g and bias b are exchanged: b ⊙ x̂ + g in place of g ⊙ x̂ + b."""
-    p = parameters
     return Formulas.layer_norm(correct, x, LayerNormParameters(p.bias, p.gain))
 
 
@@ -196,9 +221,8 @@ def leaky_relu(correct: Formulas, x: Numbers) -> Numbers:
     breaks=("operation.oracle", "operation.gradient"),
     source="a fused kernel without the second bias",
 )
-def one_bias(correct: Formulas, x: Numbers, parameters: FeedForwardParameters[Numbers]) -> Numbers:
+def one_bias(correct: Formulas, x: Numbers, p: FeedForwardParameters[Numbers]) -> Numbers:
     """The second bias b₂ is left out."""
-    p = parameters
     return Formulas.feed_forward(correct, x, FeedForwardParameters(p.w_1, p.b_1, p.w_2, p.b_2 * p.b_2.dtype.type(0)))
 
 
@@ -252,14 +276,9 @@ def masked_once(
     source="GPT-2's ln_f, in a stack that has none",
 )
 def final_normalization(
-    correct: Formulas,
-    x: Numbers,
-    layers: tuple[EncoderLayerParameters[Numbers], ...],
-    *,
-    mask: Numbers = None,
-    norm: str = "post",
+    correct: Formulas, x: Numbers, layers: tuple[EncoderLayerParameters[Numbers], ...], **options: Any
 ) -> Numbers:
     """The rows of the stack's result are normalized again, to mean 0 and variance 1."""
-    y = Formulas.encoder_stack(correct, x, layers, mask=mask, norm=norm)
+    y = Formulas.encoder_stack(correct, x, layers, **options)
     centred = y - np.mean(y, axis=-1, keepdims=True)
     return centred / np.sqrt(correct.variance(centred) + y.dtype.type(correct.epsilon()))

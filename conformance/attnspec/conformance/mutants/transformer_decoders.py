@@ -6,6 +6,7 @@ is x without its record of gradients, so that no gradient flows through it. S0 t
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -15,16 +16,17 @@ from attnspec.conformance.mutants.registry import mutant
 from attnspec.spec.multihead import MultiHeadParameters
 from attnspec.spec.transformer import DecoderLayer, DecoderLayerParameters, DecoderStack, LayerNormParameters
 
+Weights = MultiHeadParameters[Numbers]
+Layer = DecoderLayerParameters[Numbers]
 
-def _self_attention(
-    correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], allowed: Numbers, mask: Numbers
-) -> Numbers:
+
+def _self_attention(correct: Formulas, x: Numbers, w: Weights, allowed: Numbers, mask: Numbers) -> Numbers:
     """Self-attention under ``allowed`` and ``mask``, which may be None."""
     both = allowed if mask is None else allowed & mask
     return correct.multi_head_attention(x, x, x, w.w_q, w.w_k, w.w_v, w.w_o, mask=both)
 
 
-def _acausal_self_attention(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
+def _acausal_self_attention(correct: Formulas, x: Numbers, w: Weights, mask: Numbers) -> Numbers:
     return correct.multi_head_attention(x, x, x, w.w_q, w.w_k, w.w_v, w.w_o, mask=mask)
 
 
@@ -35,7 +37,7 @@ def _acausal_self_attention(correct: Formulas, x: Numbers, w: MultiHeadParameter
     breaks=("operation.oracle", "operation.gradient"),
     source="tril(diagonal=-1)",
 )
-def strictly_before(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
+def strictly_before(correct: Formulas, x: Numbers, w: Weights, mask: Numbers) -> Numbers:
     """The causal mask is j < i: no position attends to itself."""
     n = x.shape[-2]
     return _self_attention(correct, x, w, np.tri(n, k=-1, dtype=bool), mask)
@@ -48,7 +50,7 @@ def strictly_before(correct: Formulas, x: Numbers, w: MultiHeadParameters[Number
     breaks=("masking.future-invariance",),
     source="triu(diagonal=2), off by one",
 )
-def one_ahead(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
+def one_ahead(correct: Formulas, x: Numbers, w: Weights, mask: Numbers) -> Numbers:
     """The causal mask is j ≤ i + 1: every position sees the next one."""
     n = x.shape[-2]
     return _self_attention(correct, x, w, np.tri(n, k=1, dtype=bool), mask)
@@ -61,7 +63,7 @@ def one_ahead(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], ma
     breaks=("masking.future-invariance", "masking.masked-gets-no-gradient"),
     source="torch.nn.TransformerDecoderLayer without tgt_mask",
 )
-def not_causal(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
+def not_causal(correct: Formulas, x: Numbers, w: Weights, mask: Numbers) -> Numbers:
     """Self-attention of the decoder is not causal."""
     return _acausal_self_attention(correct, x, w, mask)
 
@@ -73,7 +75,7 @@ def not_causal(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], m
     breaks=("masking.future-invariance", "transformer.decoder-without-memory"),
     source="S2, whose formula keeps the scores with i ≤ j",
 )
-def only_the_future(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
+def only_the_future(correct: Formulas, x: Numbers, w: Weights, mask: Numbers) -> Numbers:
     """The causal mask is j ≥ i: every position sees only itself and the future."""
     n = x.shape[-2]
     return _self_attention(correct, x, w, np.tri(n, dtype=bool).T, mask)
@@ -86,7 +88,7 @@ def only_the_future(correct: Formulas, x: Numbers, w: MultiHeadParameters[Number
     breaks=("masking.future-invariance", "operation.oracle"),
     source="attn_mask set by whichever mask comes last",
 )
-def one_of_two(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
+def one_of_two(correct: Formulas, x: Numbers, w: Weights, mask: Numbers) -> Numbers:
     """With a mask, the causal mask is ignored."""
     return correct.multi_head_attention(x, x, x, w.w_q, w.w_k, w.w_v, w.w_o, mask=mask, causal=mask is None)
 
@@ -98,7 +100,7 @@ def one_of_two(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], m
     breaks=("masking.masked-keys-ignored", "operation.oracle"),
     source="tgt_key_padding_mask forgotten",
 )
-def targets_unmasked(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
+def targets_unmasked(correct: Formulas, x: Numbers, w: Weights, mask: Numbers) -> Numbers:
     """The mask of the targets is ignored."""
     return Formulas.attend_to_targets(correct, x, w, None)
 
@@ -110,9 +112,7 @@ def targets_unmasked(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbe
     breaks=("masking.masking-equals-truncation", "masking.masked-keys-ignored"),
     source="huggingface/transformers: encoder_attention_mask forgotten in generate",
 )
-def memory_unmasked(
-    correct: Formulas, x: Numbers, memory: Numbers, w: MultiHeadParameters[Numbers], memory_mask: Numbers
-) -> Numbers:
+def memory_unmasked(correct: Formulas, x: Numbers, memory: Numbers, w: Weights, mask: Numbers) -> Numbers:
     """The mask of the memory is ignored: padding of the sources is attended to."""
     return Formulas.attend_to_memory(correct, x, memory, w, None)
 
@@ -124,11 +124,9 @@ def memory_unmasked(
     breaks=("attention.permutation-equivariance", "operation.oracle"),
     source="one is_causal for both attentions",
 )
-def causal_memory(
-    correct: Formulas, x: Numbers, memory: Numbers, w: MultiHeadParameters[Numbers], memory_mask: Numbers
-) -> Numbers:
+def causal_memory(correct: Formulas, x: Numbers, memory: Numbers, w: Weights, mask: Numbers) -> Numbers:
     """Attention to the memory is causal: target i sees only sources up to i."""
-    return correct.multi_head_attention(x, memory, memory, w.w_q, w.w_k, w.w_v, w.w_o, mask=memory_mask, causal=True)
+    return correct.multi_head_attention(x, memory, memory, w.w_q, w.w_k, w.w_v, w.w_o, mask=mask, causal=True)
 
 
 @mutant(
@@ -142,7 +140,7 @@ def masks_exchanged(
     correct: Formulas,
     x: Numbers,
     memory: Numbers,
-    parameters: DecoderLayerParameters[Numbers],
+    p: Layer,
     *,
     mask: Numbers = None,
     memory_mask: Numbers = None,
@@ -151,7 +149,7 @@ def masks_exchanged(
     """With as many targets as sources, the masks of targets and memory are exchanged."""
     if x.shape[-2] == memory.shape[-2]:
         mask, memory_mask = memory_mask, mask
-    return Formulas.decoder_layer(correct, x, memory, parameters, mask=mask, memory_mask=memory_mask, norm=norm)
+    return Formulas.decoder_layer(correct, x, memory, p, mask=mask, memory_mask=memory_mask, norm=norm)
 
 
 @mutant(
@@ -161,12 +159,10 @@ def masks_exchanged(
     breaks=("operation.oracle",),
     source="attn(x, x, x) copied from the self-attention",
 )
-def targets_for_memory(
-    correct: Formulas, x: Numbers, memory: Numbers, w: MultiHeadParameters[Numbers], memory_mask: Numbers
-) -> Numbers:
+def targets_for_memory(correct: Formulas, x: Numbers, memory: Numbers, w: Weights, mask: Numbers) -> Numbers:
     """Keys and values come from the targets, not from an equally wide memory."""
     if x.shape[-1] != memory.shape[-1]:
-        return Formulas.attend_to_memory(correct, x, memory, w, memory_mask)
+        return Formulas.attend_to_memory(correct, x, memory, w, mask)
     return correct.multi_head_attention(x, x, x, w.w_q, w.w_k, w.w_v, w.w_o)
 
 
@@ -177,13 +173,11 @@ def targets_for_memory(
     breaks=("operation.oracle", "operation.gradient"),
     source="pre-norm of queries, keys and values alike",
 )
-def memory_normalized(
-    correct: Formulas, x: Numbers, memory: Numbers, w: MultiHeadParameters[Numbers], memory_mask: Numbers
-) -> Numbers:
+def memory_normalized(correct: Formulas, x: Numbers, memory: Numbers, w: Weights, mask: Numbers) -> Numbers:
     """The memory is normalized to mean 0 and variance 1."""
     centred = memory - np.mean(memory, axis=-1, keepdims=True)
     normalized = centred / np.sqrt(correct.variance(centred) + memory.dtype.type(correct.epsilon()))
-    return Formulas.attend_to_memory(correct, x, normalized, w, memory_mask)
+    return Formulas.attend_to_memory(correct, x, normalized, w, mask)
 
 
 @mutant(
@@ -193,22 +187,12 @@ def memory_normalized(
     breaks=("operation.oracle", "operation.gradient"),
     source="norm2 and norm3 exchanged when weights are converted",
 )
-def norms_exchanged(
-    correct: Formulas,
-    x: Numbers,
-    memory: Numbers,
-    parameters: DecoderLayerParameters[Numbers],
-    *,
-    mask: Numbers = None,
-    memory_mask: Numbers = None,
-    norm: str = "post",
-) -> Numbers:
+def norms_exchanged(correct: Formulas, x: Numbers, memory: Numbers, p: Layer, **options: Any) -> Numbers:
     """The layer norms of self-attention and attention to the memory are exchanged."""
-    p = parameters
     wrong = DecoderLayerParameters(
         p.attention, p.cross_attention_norm, p.cross_attention, p.attention_norm, p.feed_forward, p.feed_forward_norm
     )
-    return Formulas.decoder_layer(correct, x, memory, wrong, mask=mask, memory_mask=memory_mask, norm=norm)
+    return Formulas.decoder_layer(correct, x, memory, wrong, **options)
 
 
 @mutant(
@@ -222,14 +206,13 @@ def memory_first(
     correct: Formulas,
     x: Numbers,
     memory: Numbers,
-    parameters: DecoderLayerParameters[Numbers],
+    p: Layer,
     *,
     mask: Numbers = None,
     memory_mask: Numbers = None,
     norm: str = "post",
 ) -> Numbers:
     """Attention to the memory comes before self-attention."""
-    p = parameters
     x = correct.residual(
         x, lambda y: correct.attend_to_memory(y, memory, p.cross_attention, memory_mask), p.cross_attention_norm, norm
     )
@@ -248,14 +231,13 @@ def no_residual(
     correct: Formulas,
     x: Numbers,
     memory: Numbers,
-    parameters: DecoderLayerParameters[Numbers],
+    p: Layer,
     *,
     mask: Numbers = None,
     memory_mask: Numbers = None,
     norm: str = "post",
 ) -> Numbers:
     """Attention to the memory has no residual connection: it replaces x."""
-    p = parameters
     x = correct.residual(x, lambda y: correct.attend_to_targets(y, p.attention, mask), p.attention_norm, norm)
     y = x if norm == "post" else correct.layer_norm(x, p.cross_attention_norm)
     attended = correct.attend_to_memory(y, memory, p.cross_attention, memory_mask)
@@ -283,7 +265,7 @@ def post_and_pre(
     replaces="residual",
     operations=(DecoderLayer,),
     breaks=("operation.options-have-effect", "operation.oracle"),
-    source="pre-norm of the branch that nobody takes",
+    source="pre-norm in a branch that is never taken",
 )
 def unnormalized_input(
     correct: Formulas, x: Numbers, sublayer: Callable[[Numbers], Numbers], p: LayerNormParameters[Numbers], norm: str
@@ -299,11 +281,9 @@ def unnormalized_input(
     breaks=("operation.gradient",),
     source="an encoder that is run under no_grad",
 )
-def memory_detached(
-    correct: Formulas, x: Numbers, memory: Numbers, w: MultiHeadParameters[Numbers], memory_mask: Numbers
-) -> Numbers:
+def memory_detached(correct: Formulas, x: Numbers, memory: Numbers, w: Weights, mask: Numbers) -> Numbers:
     """The memory gets no gradient."""
-    return Formulas.attend_to_memory(correct, x, value_of(memory), w, memory_mask)
+    return Formulas.attend_to_memory(correct, x, value_of(memory), w, mask)
 
 
 @mutant(
@@ -313,12 +293,10 @@ def memory_detached(
     breaks=("operation.gradient",),
     source="a gradient written to the same buffer twice: dK over dV",
 )
-def keys_only(
-    correct: Formulas, x: Numbers, memory: Numbers, w: MultiHeadParameters[Numbers], memory_mask: Numbers
-) -> Numbers:
+def keys_only(correct: Formulas, x: Numbers, memory: Numbers, w: Weights, mask: Numbers) -> Numbers:
     """The gradient of the memory leaves out its use as values."""
     values = value_of(memory)
-    return correct.multi_head_attention(x, memory, values, w.w_q, w.w_k, w.w_v, w.w_o, mask=memory_mask)
+    return correct.multi_head_attention(x, memory, values, w.w_q, w.w_k, w.w_v, w.w_o, mask=mask)
 
 
 @mutant(
@@ -328,7 +306,7 @@ def keys_only(
     breaks=("masking.masked-gets-no-gradient", "operation.gradient"),
     source="the causal mask not saved for the backward pass",
 )
-def gradient_of_everything(correct: Formulas, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
+def gradient_of_everything(correct: Formulas, x: Numbers, w: Weights, mask: Numbers) -> Numbers:
     """Gradients are computed without the causal mask; results are causal."""
     result = Formulas.attend_to_targets(correct, x, w, mask)
     if not isinstance(x, Tape):
@@ -348,14 +326,14 @@ def memory_masked_once(
     number: int,
     x: Numbers,
     memory: Numbers,
-    parameters: DecoderLayerParameters[Numbers],
+    p: Layer,
     mask: Numbers,
     memory_mask: Numbers,
     norm: str,
 ) -> Numbers:
     """The mask of the memory applies to the first layer only."""
     seen = None if number else memory_mask
-    return Formulas.decoder_layer_of_stack(correct, number, x, memory, parameters, mask, seen, norm)
+    return Formulas.decoder_layer_of_stack(correct, number, x, memory, p, mask, seen, norm)
 
 
 @mutant(
@@ -370,7 +348,7 @@ def memory_replaced(
     number: int,
     x: Numbers,
     memory: Numbers,
-    parameters: DecoderLayerParameters[Numbers],
+    p: Layer,
     mask: Numbers,
     memory_mask: Numbers,
     norm: str,
@@ -378,7 +356,7 @@ def memory_replaced(
     """Layers from the second on attend to their input, not to an equally wide memory."""
     fits = number and x.shape[-1] == memory.shape[-1]
     z, seen = (x, None) if fits else (memory, memory_mask)
-    return Formulas.decoder_layer_of_stack(correct, number, x, z, parameters, mask, seen, norm)
+    return Formulas.decoder_layer_of_stack(correct, number, x, z, p, mask, seen, norm)
 
 
 @mutant(
@@ -389,19 +367,10 @@ def memory_replaced(
     source="[layer] * N, which is one layer N times",
 )
 def one_decoder_layer(
-    correct: Formulas,
-    x: Numbers,
-    memory: Numbers,
-    layers: tuple[DecoderLayerParameters[Numbers], ...],
-    *,
-    mask: Numbers = None,
-    memory_mask: Numbers = None,
-    norm: str = "post",
+    correct: Formulas, x: Numbers, memory: Numbers, layers: tuple[Layer, ...], **options: Any
 ) -> Numbers:
     """Every layer uses the weights of the first."""
-    return Formulas.decoder_stack(
-        correct, x, memory, layers[:1] * len(layers), mask=mask, memory_mask=memory_mask, norm=norm
-    )
+    return Formulas.decoder_stack(correct, x, memory, layers[:1] * len(layers), **options)
 
 
 @mutant(
@@ -412,16 +381,9 @@ def one_decoder_layer(
     source="an embedding norm, in a stack that has none",
 )
 def normalized_without_layers(
-    correct: Formulas,
-    x: Numbers,
-    memory: Numbers,
-    layers: tuple[DecoderLayerParameters[Numbers], ...],
-    *,
-    mask: Numbers = None,
-    memory_mask: Numbers = None,
-    norm: str = "post",
+    correct: Formulas, x: Numbers, memory: Numbers, layers: tuple[Layer, ...], **options: Any
 ) -> Numbers:
     """The input of the stack is normalized to mean 0 and variance 1."""
     centred = x - np.mean(x, axis=-1, keepdims=True)
     y = centred / np.sqrt(correct.variance(centred) + x.dtype.type(correct.epsilon()))
-    return Formulas.decoder_stack(correct, y, memory, layers, mask=mask, memory_mask=memory_mask, norm=norm)
+    return Formulas.decoder_stack(correct, y, memory, layers, **options)

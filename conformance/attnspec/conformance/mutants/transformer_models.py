@@ -71,7 +71,7 @@ def model_from_one(correct: Formulas, n: int) -> Numbers:
     source="src_key_padding_mask given to the decoder only",
 )
 def encoder_unmasked(correct: Formulas, x: Numbers, p: EncoderDecoderParameters[Numbers], seen: Numbers) -> Numbers:
-    """The source mask is ignored in the encoder; it applies to the attention to the memory only."""
+    """The source mask is ignored in the encoder, but not in attention to the memory."""
     return Formulas.encode_source(correct, x, p, None)
 
 
@@ -86,13 +86,12 @@ def target_in_the_encoder(
     correct: Formulas,
     source: Numbers,
     target: Numbers,
-    parameters: EncoderDecoderParameters[Numbers],
+    p: EncoderDecoderParameters[Numbers],
     *,
     source_mask: Numbers = None,
     mask: Numbers = None,
 ) -> Numbers:
     """The mean embedding of the target is added to the encoder's input."""
-    p = parameters
     seen = None if source_mask is None else source_mask[..., None, :]
     y = correct.embed_at_positions(target, p.target_embedding)
     x = correct.embed_at_positions(source, p.source_embedding)
@@ -239,11 +238,7 @@ def tied_output(correct: Formulas, tokens: Numbers, p: LanguageModelParameters[N
     source="attention before the cache is appended to",
 )
 def stale_cache(
-    correct: Formulas,
-    row: Numbers,
-    grown: KeyValueCache[Numbers],
-    w: MultiHeadParameters[Numbers],
-    allowed: Numbers,
+    correct: Formulas, row: Numbers, grown: KeyValueCache[Numbers], w: MultiHeadParameters[Numbers], allowed: Numbers
 ) -> Numbers:
     """A position does not attend to itself: the cache is read before it is extended."""
     stale = KeyValueCache(grown.key[..., :-1, :], grown.value[..., :-1, :])

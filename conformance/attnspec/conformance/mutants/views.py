@@ -5,7 +5,7 @@ Each function is one method of ``Library``, the correct backend, with a defect; 
 converts the arguments.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from attnspec.conformance.mutants.correct import Library, Numbers
 from attnspec.conformance.mutants.registry import mutant
-from attnspec.conformance.mutants.roles import at, changed, key, mask_of, query
+from attnspec.conformance.mutants.roles import Arguments, at, changed, key, mask_of, query
 from attnspec.spec.attention import DotProductAttention, ScaledDotProductAttention
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import map_tree
@@ -22,7 +22,7 @@ DOT_PRODUCTS = (ScaledDotProductAttention, DotProductAttention)
 
 
 def _prepare_contiguous(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], layout: Callable[[Numbers], bool]
+    correct: Library, operation: Operation, arguments: Arguments, layout: Callable[[Numbers], bool]
 ) -> dict[str, Any]:
     """Prepared arguments, with arrays that satisfy ``layout`` read as if they were contiguous."""
 
@@ -44,7 +44,7 @@ def _prepare_contiguous(
     breaks=("storage.views-equal-copies",),
     source="Dao-AILab/flash-attention#2541: slices of packed projections",
 )
-def packed_as_dense(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def packed_as_dense(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Arrays with a row stride of three row lengths are read as contiguous."""
     return _prepare_contiguous(
         correct, operation, arguments, lambda x: x.strides[-2] == 3 * x.shape[-1] * x.itemsize and x.shape[-2] > 1
@@ -58,7 +58,7 @@ def packed_as_dense(correct: Library, operation: Operation, arguments: Mapping[s
     breaks=("storage.views-equal-copies",),
     source="pytorch/pytorch#181133: (batch, positions, heads, features) seen as (batch, heads, positions, features)",
 )
-def heads_first(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def heads_first(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Arrays with heads behind positions in memory are read as contiguous, heads first."""
     return _prepare_contiguous(correct, operation, arguments, lambda x: x.ndim > 2 and x.strides[-3] < x.strides[-2])
 
@@ -70,7 +70,7 @@ def heads_first(correct: Library, operation: Operation, arguments: Mapping[str, 
     breaks=("storage.views-equal-copies",),
     source="flagos-ai/FlagGems#5896: the length of a row for its stride",
 )
-def padding_read(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def padding_read(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Arrays with a row stride between one and two row lengths are read as contiguous."""
     return _prepare_contiguous(
         correct, operation, arguments,
@@ -85,7 +85,7 @@ class _FirstOfExpanded(Library):
         """Path of the misread array."""
         raise NotImplementedError
 
-    def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(self, operation: Operation, arguments: Arguments) -> dict[str, Any]:
         """Set all but the first element along axes of stride 0 to 0."""
         prepared = super().prepare(operation, arguments)
         x = at(arguments, self.path(operation))
@@ -148,7 +148,7 @@ class ExpandedValues(_FirstOfExpanded):
 class ExpandedMasks(_FirstOfExpanded):
     """A mask with stride 0 masks every key beyond the first row or batch element."""
 
-    def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(self, operation: Operation, arguments: Arguments) -> dict[str, Any]:
         """Misread the mask if there is one."""
         masked = mask_of(operation, arguments) is not None
         return super().prepare(operation, arguments) if masked else Library.prepare(self, operation, arguments)
@@ -171,7 +171,7 @@ WIDE = 16
     breaks=("storage.views-equal-copies",),
     source="Dao-AILab/flash-attention#2541: slices of packed projections, in the path that loads whole vectors",
 )
-def wide_packed(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def wide_packed(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Rows of 16 or more features, three row lengths apart, are read as contiguous."""
     return _prepare_contiguous(
         correct, operation, arguments,
@@ -186,7 +186,7 @@ def wide_packed(correct: Library, operation: Operation, arguments: Mapping[str, 
     breaks=("storage.views-equal-copies",),
     source="flagos-ai/FlagGems#5896: the length of a row for its stride, where vectors of eight fill it",
 )
-def wide_padded(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def wide_padded(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Rows of 16, 24, … elements, under two row lengths apart, are read as contiguous."""
     return _prepare_contiguous(
         correct, operation, arguments,
@@ -202,7 +202,7 @@ def wide_padded(correct: Library, operation: Operation, arguments: Mapping[str, 
     breaks=("storage.views-equal-copies",),
     source="pytorch/pytorch#181133: keys whose last stride is not 1, in the path that loads whole vectors",
 )
-def wide_strided(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def wide_strided(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """Keys of 16 or more features with last stride ≠ 1 are read as contiguous."""
     prepared = Library.prepare(correct, operation, arguments)
     k = at(arguments, key(operation))
@@ -226,7 +226,7 @@ class WideExpandedKeys(_FirstOfExpanded):
         """Path of the keys."""
         return key(operation)
 
-    def prepare(self, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare(self, operation: Operation, arguments: Arguments) -> dict[str, Any]:
         """Misread keys of 16 or more features."""
         wide = at(arguments, key(operation)).shape[-1] >= WIDE
         return super().prepare(operation, arguments) if wide else Library.prepare(self, operation, arguments)
@@ -239,7 +239,7 @@ class WideExpandedKeys(_FirstOfExpanded):
     breaks=("storage.views-equal-copies",),
     source="pytorch/pytorch#184180: masks that heads share",
 )
-def first_of_shared_masks(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def first_of_shared_masks(correct: Library, operation: Operation, arguments: Arguments) -> dict[str, Any]:
     """For 32 or more keys, a mask expanded over heads is the first batch element's."""
     prepared, mask = Library.prepare(correct, operation, arguments), mask_of(operation, arguments)
     if operation.mask is None or mask is None or mask.ndim != 4 or mask.shape[-1] < 32 or mask.shape[1] < 2:

@@ -6,7 +6,6 @@ detect the defect alone. ``differentiate`` computes the gradients. ``value_of(x)
 so that no gradient flows through it.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Formulas, Library, Numbers
 from attnspec.conformance.mutants.correct.tape import Tape, value_of
 from attnspec.conformance.mutants.registry import mutant
+from attnspec.conformance.mutants.roles import Arguments, Gradients
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.transformer import LayerNormParameters
 from attnspec.spec.vision import (
@@ -64,7 +64,7 @@ def transposed_patches(correct: Formulas, patches: Numbers) -> Numbers:
     source="nn.Unfold, which has channels first",
 )
 def channels_first(correct: Formulas, patches: Numbers) -> Numbers:
-    """Within a patch, channels come before pixels: the first channel of all pixels, then the next."""
+    """Within a patch, channels come first: one channel of all pixels, then the next."""
     *batch, rows, columns, patch, _, channels = patches.shape
     return np.moveaxis(patches, -1, -3).reshape(*batch, rows * columns, patch * patch * channels)
 
@@ -142,7 +142,7 @@ def unplaced_token(correct: Formulas, token: Numbers, projected: Numbers, positi
     source="a table without a row for the class token",
 )
 def early_positions(correct: Formulas, token: Numbers, projected: Numbers, positions: Numbers) -> Numbers:
-    """Positions start at the first patch: it gets that of the class token, which gets none."""
+    """Every patch gets the position of its predecessor, the class token none."""
     return correct.prepend_token(token, projected + positions[:-1])
 
 
@@ -194,7 +194,7 @@ def token_gradient_once(correct: Formulas, token: Numbers, projected: Numbers) -
     replaces="representation",
     operations=(VitEncoder,),
     breaks=("vision.class-token-first", "operation.oracle"),
-    source="global average pooling, as another kind of vision transformer has it",
+    source="global average pooling, as in other vision transformers",
 )
 def pooled_patches(correct: Formulas, encoded: Numbers, final_norm: LayerNormParameters[Numbers]) -> Numbers:
     """The mean of the patches is returned in place of the class token."""
@@ -245,7 +245,7 @@ def always_aligned(correct: Formulas, x: Numbers, grid: tuple[int, int, int], al
     replaces="resize",
     operations=(Interpolate,),
     breaks=("vision.corner-alignment", "operation.options-have-effect"),
-    source="an option that is passed on to nobody",
+    source="an option that is never passed on",
 )
 def never_aligned(correct: Formulas, x: Numbers, grid: tuple[int, int, int], align_corners: bool) -> Numbers:
     """The option align_corners is ignored."""
@@ -333,7 +333,7 @@ def dark_border(correct: Formulas, x: Numbers, size: int, align_corners: bool) -
     replaces="resize",
     operations=(Interpolate,),
     breaks=("vision.separable-interpolation",),
-    source="a kernel of eight corners, of which one is read at the wrong place",
+    source="a kernel of eight corners that reads one at the wrong place",
 )
 def mixed_axes(correct: Formulas, x: Numbers, grid: tuple[int, int, int], align_corners: bool) -> Numbers:
     """If two or more axes change their size, the columns of the result are reversed."""
@@ -494,7 +494,7 @@ def detached_gate(correct: Formulas, x: Numbers, coefficients: Numbers) -> Numbe
     source="dim=-1 on a map",
 )
 def by_rows(correct: Formulas, scores: Numbers, rows: int, columns: int) -> Numbers:
-    """The softmax runs over each row of the map: the weights of every row sum to 1."""
+    """The softmax runs over each row of the map, not over the whole map."""
     in_rows = correct.normalized(scores.reshape(*scores.shape[:-1], rows, columns))
     return in_rows.reshape(*scores.shape)
 
@@ -520,7 +520,7 @@ def turned_map(correct: Formulas, weights: Numbers, rows: int, columns: int) -> 
     source="a bias by place that is left in",
 )
 def biased_places(correct: Formulas, scores: Numbers, rows: int, columns: int) -> Numbers:
-    """i/(number of points) is subtracted from the score of point i: earlier points get more weight."""
+    """i/n is subtracted from the score of point i of n."""
     return correct.normalized(scores - (np.arange(rows * columns) / (rows * columns)).astype(scores.dtype))
 
 
@@ -555,9 +555,7 @@ def detached_map(correct: Formulas, weights: Numbers, rows: int, columns: int) -
     breaks=("operation.gradient",),
     source="a kernel that writes where it should add",
 )
-def state_of_one_place(
-    correct: Library, operation: Operation, arguments: Mapping[str, Any], cotangent: Any
-) -> dict[str, Numbers]:
+def state_of_one_place(correct: Library, operation: Operation, arguments: Arguments, cotangent: Any) -> Gradients:
     """The gradient of the state is halved."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
     path = next(leaf.path for leaf in operation.leaves if leaf.batched)

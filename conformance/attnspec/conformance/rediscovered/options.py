@@ -17,7 +17,7 @@ from attnspec.conformance.mutants.correct.tape import value_of
 from attnspec.conformance.mutants.roles import at, changed, key, key_lengths, mask_of, query, sizes, value
 from attnspec.conformance.rediscovered.registry import rediscovered
 from attnspec.spec.attention import ScaledDotProductAttention
-from attnspec.spec.contract.axes import Part
+from attnspec.spec.contract.axes import ScoreEffect
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.kernels import (
     GroupedQueryAttention,
@@ -303,11 +303,11 @@ def default_scale(correct: Formulas, scores: Numbers, d: int, scale: Any) -> Num
 def scaled_bias(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """For a single query, the scale multiplies the bias as well."""
     prepared = Library.prepare(correct, operation, arguments)
-    path = operation.part(Part.BIAS)
+    path = operation.part(ScoreEffect.BIAS)
     bias, queries = at(prepared, path), at(prepared, query(operation))
     if bias is None or queries.shape[-2] != 1:
         return prepared
-    scale = prepared.get(operation.part(Part.SCALE)) or queries.shape[-1] ** -0.5
+    scale = prepared.get(operation.part(ScoreEffect.SCALE)) or queries.shape[-1] ** -0.5
     return changed(prepared, {path: bias * bias.dtype.type(scale)})
 
 
@@ -322,7 +322,7 @@ def scaled_bias(correct: Library, operation: Operation, arguments: Mapping[str, 
 def boolean_bias(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A bias is read as a boolean mask: keys with a bias other than 0 are masked."""
     prepared = Library.prepare(correct, operation, arguments)
-    path = operation.part(Part.BIAS)
+    path = operation.part(ScoreEffect.BIAS)
     bias = at(prepared, path)
     if bias is None:
         return prepared
@@ -341,7 +341,7 @@ def boolean_bias(correct: Library, operation: Operation, arguments: Mapping[str,
 def shared_by_heads(correct: Library, operation: Operation, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A bias shared by all heads is read from the first batch element for all."""
     prepared = Library.prepare(correct, operation, arguments)
-    path = operation.part(Part.BIAS)
+    path = operation.part(ScoreEffect.BIAS)
     bias = at(prepared, path)
     if bias is None or bias.ndim < 4 or bias.shape[HEAD_AXIS] != 1 or heads_of(operation, prepared)[0] == 1:
         return prepared
@@ -400,7 +400,7 @@ def unlearned_sinks(
 ) -> dict[str, Numbers]:
     """The gradient of the sinks is 0."""
     gradients = Library.differentiate(correct, operation, arguments, cotangent)
-    return {path: np.zeros_like(g) if path == operation.part(Part.SINK) else g for path, g in gradients.items()}
+    return {path: np.zeros_like(g) if path == operation.part(ScoreEffect.SINK) else g for path, g in gradients.items()}
 
 
 @rediscovered(

@@ -25,23 +25,18 @@ class Connection(Protocol):
 
     def ask(self, request: str, *args: Any) -> Any:
         """Run a request in the backend's process and return its result."""
-        ...
 
     def view(self, request: str, x: "RemoteArray", args: Any, predict: Callable[["np.ndarray[Any, Any]"], Any]) -> Any:
         """Return the result of a step; ``predict`` does it on a NumPy array."""
-        ...
 
     def library(self, x: "RemoteArray") -> Mapping[str, Any]:
         """Return the layout functions that the array's library has."""
-        ...
 
     def change(self, request: str, x: "RemoteArray", *args: Any) -> None:
         """Change an array, or one of its flags."""
-        ...
 
     def release(self, number: int) -> None:
         """Release an object, some time later."""
-        ...
 
 
 class RemoteObject:
@@ -132,8 +127,6 @@ class RemoteArray(RemoteObject):
 
 
 class _Flags:
-    """Setter for the flags of a NumPy array."""
-
     def __init__(self, array: RemoteArray) -> None:
         object.__setattr__(self, "_array", array)
 

@@ -1,6 +1,7 @@
 """A backend whose calls run in a separate process, restarted when it ends."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ class RemoteBackend:
     """Backend for subjects and laws; the judging process never imports it.
 
     Its process begins to import the backend immediately. ``hang_after`` is the time limit of a check in seconds.
-    ``path`` adds import folders. ``adopted`` means that this process has no children except backends.
+    ``path`` adds import folders. With ``ends_children``, closing ends all children of this process, not only the
+    backend's.
     """
 
     def __init__(
@@ -29,17 +31,19 @@ class RemoteBackend:
         *,
         hang_after: float,
         path: Sequence[str] = (),
-        adopted: bool = False,
+        ends_children: bool = False,
         sandbox: bool = False,
     ) -> None:
         self.origin, self.device = origin, device
         self.left: list[str] = []
         self.incidents = Incidents(hang_after)
-        self._options: dict[str, Any] = {"allowed": hang_after, "path": [*path], "adopted": adopted, "sandbox": sandbox}
+        self._new_host = partial(
+            HostProcess, origin, device, allowed=hang_after, path=[*path], ends_children=ends_children, sandbox=sandbox
+        )
         self._declared: Mapping[str, Any] | None = None
         self._functions: set[str] = set()
         self._kind, self._to_numpy = RemoteArray, False
-        self.host = HostProcess(origin, device, **self._options)
+        self.host = self._new_host()
 
     def await_declarations(self, seconds: float, expected: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         """Wait for the declarations; :class:`BackendError` if they differ from ``expected`` or earlier ones."""
@@ -61,15 +65,12 @@ class RemoteBackend:
 
     def restart(self, seconds: float) -> None:
         """Replace an ended process by a new one; its declarations must not change."""
-        self._end()
-        self.host = HostProcess(self.origin, self.device, **self._options)
+        self.close()
+        self.host = self._new_host()
         self.await_declarations(seconds)
 
     def close(self) -> None:
         """End the process and its descendants; ``left`` names those left running."""
-        self._end()
-
-    def _end(self) -> None:
         self.left += [title for title in self.host.close() if title not in self.left]
 
     def __getattr__(self, name: str) -> Any:

@@ -69,8 +69,8 @@ class PipelineFailed(KeyboardInterrupt):
 class HostProcess:
     """A backend's process, with the queue for its next request.
 
-    ``allowed`` is the time limit of a check in seconds. ``adopted`` means that this process has no other children. A
-    failed conversion ends ``defers_conversions``, a failed pipelined step begins ``waits_for_steps``.
+    ``allowed`` is the time limit of a check in seconds. With ``ends_children``, closing ends all children of this
+    process. A failed conversion ends ``defers_conversions``, a failed pipelined step begins ``waits_for_steps``.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class HostProcess:
         *,
         allowed: float,
         path: list[str] | None = None,
-        adopted: bool = False,
+        ends_children: bool = False,
         sandbox: bool = False,
     ) -> None:
-        self.name, self.adopted = name, adopted
+        self.name, self.ends_children = name, ends_children
         self.clock = Clock(allowed)
         self.changes = 0
         self.left: list[str] = []
@@ -118,11 +118,9 @@ class HostProcess:
         try:
             answer = self._receive(Deadline(seconds))
         except HostEnded as end:
-            if end.reason is Reason.HUNG:
-                raise BackendError(
-                    f"backend {self.name!r}: expected its import to end within {seconds:g} s; it did not"
-                ) from None
-            raise BackendError(f"backend {self.name!r}: its import {end.description}") from None
+            slow = f"expected its import to end within {seconds:g} s; it did not"
+            ending = slow if end.reason is Reason.HUNG else f"its import {end.description}"
+            raise BackendError(f"backend {self.name!r}: {ending}") from None
         letter, description = answer[0]
         if letter == "x" or not isinstance(description, dict):
             self.close()
@@ -139,7 +137,7 @@ class HostProcess:
             self._socket.close()
             self._queue.clear()
             self._large.clear()
-            self.left += self.process.end(adopted=self.adopted)
+            self.left += self.process.end(ends_children=self.ends_children)
         return self.left
 
     def _ended(self, reason: Reason, description: str) -> HostEnded:
@@ -279,11 +277,12 @@ class HostProcess:
         if content is ABSENT:
             return self.ask("read", x) if alone else self.ask("read_on", x, number, READ_AHEAD)
         try:
-            value, error = content_or_error(*content)
+            reader, (letter, sent) = content
+            value = reader.value(sent) if letter == "v" else exception_from_json(sent)
         except (MalformedReply, ValueError, TypeError) as malformed:
             raise self._ended(Reason.CRASHED, f"sent a malformed reply ({malformed})") from None
-        if error is not None:
-            raise error
+        if letter != "v":
+            raise value
         return value
 
     def _handle(self, reader: Reader, letter: str, number: int, details: list[Any]) -> Any:
@@ -351,9 +350,3 @@ def _step_kind(args: Any) -> Any:
     if isinstance(args, slice):
         return slice, args.step is not None and args.step < 0
     return args if isinstance(args, str) else type(args)
-
-
-def content_or_error(reader: Reader, sent: Any) -> tuple[Any, BaseException | None]:
-    """Return the contents of an array that were sent, or the exception of its conversion."""
-    letter, value = sent
-    return (reader.value(value), None) if letter == "v" else (None, exception_from_json(value))

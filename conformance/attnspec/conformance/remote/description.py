@@ -32,9 +32,8 @@ def describe(backend: Any, name: str, device: str) -> dict[str, Any]:
     """Return a backend's contract as plain JSON; :class:`BackendError` if it cannot use the device."""
     contract = contract_of(backend, name)
     if not runs_on(contract, device):
-        raise BackendError(
-            f"backend {name!r}: device: expected one of {', '.join(contract.limits.devices)}; got {device!r}"
-        )
+        devices = ", ".join(contract.limits.devices)
+        raise BackendError(f"backend {name!r}: device: expected one of {devices}; got {device!r}")
     convert = getattr(backend, "from_numpy", None)
     if convert is not None:
         moved = call_safely(lambda: convert(np.zeros(1, np.float32), device=device))
@@ -82,16 +81,13 @@ def contract_from(description: Mapping[str, Any], origin: str) -> Contract:
 
 
 def _contract(description: Mapping[str, Any], origin: str) -> Contract:
-    name, operations, differentiable, notes = (
-        description[key] for key in ("name", "operations", "differentiable", "notes")
-    )
-    semantics, precision = description["semantics"], description["precision"]
+    name, operations, limits, semantics, precision, differentiable, notes = (description[key] for key in DECLARED)
     if not isinstance(name, str) or not isinstance(differentiable, bool) or not isinstance(notes, Mapping):
         raise TypeError("expected a name, whether it is differentiable, and notes")
     return Contract(
         printable(name),
         tuple(OPERATIONS[operation].name for operation in operations),
-        Limits.of({k: tuple(v) if isinstance(v, list) else v for k, v in description["limits"].items()}),
+        Limits.of({k: tuple(v) if isinstance(v, list) else v for k, v in limits.items()}),
         DeclaredSemantics.of({**semantics["per_operation"], "*": semantics["default"]}, OPERATIONS),
         DeclaredPrecision.of({**precision["per_operation"], "*": precision["default"]}, OPERATIONS),
         differentiable,

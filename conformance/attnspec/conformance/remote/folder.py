@@ -29,7 +29,7 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
             free = shutil.disk_usage(parent).free
             if free < MIN_FREE_BYTES:
                 # A disk that becomes full during a run would cost verdicts.
-                raise OSError(errno.ENOSPC, f"{free:,} bytes of {MIN_FREE_BYTES:,} in {str(parent)!r}")
+                raise OSError(errno.ENOSPC, f"{free:,} bytes free of the {MIN_FREE_BYTES:,} needed in {str(parent)!r}")
             super().__init__(prefix=PREFIX)
             self._lock = _lock(Path(self.name))
         except OSError as error:

@@ -36,7 +36,7 @@ TIMERS = {signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF}
 
 
 class RequestHandler:
-    """Requests to one backend: each method but ``prepare`` answers the request of its name."""
+    """Requests to one backend: each method but ``prepare`` answers the request of its name; ``answer`` the others."""
 
     def __init__(self, backend: Any, device: str) -> None:
         self.backend, self.device, self.step_failed = backend, device, False
@@ -114,10 +114,6 @@ class RequestHandler:
         """Call a method of an array."""
         return getattr(x, name)(*args)
 
-    def attribute(self, x: Any, name: str) -> Any:
-        """Return an attribute of an array, as a handle."""
-        return AsHandle(getattr(x, name))
-
     def functions(self, x: Any) -> Any:
         """Return the layout functions that the array's library has."""
         module = layouts._namespace(x)
@@ -130,13 +126,6 @@ class RequestHandler:
     def flag(self, x: Any, name: str, value: bool) -> None:
         """Set a flag of a NumPy array."""
         setattr(x.flags, name, value)
-
-
-class AsHandle:
-    """A value to send as a handle whatever its type, such as a dtype."""
-
-    def __init__(self, x: Any) -> None:
-        self.x = x
 
 
 WITH_CONTENTS = {"operation", "in_thread", "call"}
@@ -153,7 +142,7 @@ def answer(host: RequestHandler, queue: list[Any], request: bytes) -> bytearray:
             return writer.frame(["l", None])
         what, *args = pickle.loads(request)
         if what in WITH_CONTENTS:
-            writer.read = host.to_numpy or _identity
+            writer.read = host.to_numpy or (lambda x: x)
         if what == "read":
             writer.read = host.to_numpy
             result = writer.content(*args)
@@ -162,8 +151,12 @@ def answer(host: RequestHandler, queue: list[Any], request: bytes) -> bytearray:
             result = [writer.content(args[0]), *read_on(writer, *args[1:])]
         elif what == "array":
             result = writer.array(np.asarray(*args))
+        elif what == "attribute":
+            # Sent as a handle whatever its type, such as a dtype.
+            x = getattr(*args)
+            result = ["o", writer.keep(x), type(x).__name__]
         else:
-            result = result_json(writer, getattr(host, what)(*args))
+            result = writer.value(getattr(host, what)(*args))
         return writer.frame(["r", result])
     except Unconverted as error:
         return Writer(OBJECTS.keep).frame(["u", exception_as_json(error.error)])
@@ -171,21 +164,10 @@ def answer(host: RequestHandler, queue: list[Any], request: bytes) -> bytearray:
         return Writer(OBJECTS.keep).frame(["e", exception_as_json(error)])
 
 
-def result_json(writer: Writer, result: Any) -> Any:
-    """Return the JSON of a request's result."""
-    if type(result) is AsHandle:
-        return ["o", OBJECTS.keep(result.x), type(result.x).__name__]
-    return writer.value(result)
-
-
 def read_on(writer: Writer, number: int, count: int) -> list[Any]:
     """Return the contents of the arrays that follow ``number``, each with its number."""
     following = {n: OBJECTS.objects.get(n) for n in range(number + 2, number + 2 * count + 2, 2)}
     return [[n, writer.content(x)] for n, x in following.items() if is_small(x)]
-
-
-def _identity(x: Any) -> Any:
-    return x
 
 
 def _array(text: Any, shape: Any = None, numbers: Any = b"") -> Any:
@@ -232,10 +214,6 @@ class Channel:
             count += got
         return count
 
-    def send(self, frame: bytearray) -> None:
-        """Send an answer."""
-        self.connection.sendall(frame)
-
 
 def serve(channel: Channel, host: RequestHandler) -> None:
     """Answer requests until the socket is closed."""
@@ -246,11 +224,10 @@ def serve(channel: Channel, host: RequestHandler) -> None:
             frame = answer(host, queue, request)
         finally:
             signal.pthread_sigmask(signal.SIG_BLOCK, TIMERS)
-        channel.send(frame)
+        channel.connection.sendall(frame)
 
 
 def _stays_numpy(backend: Any, device: str) -> bool:
-    """Return whether the backend's arrays are NumPy arrays."""
     array = call_safely(lambda: backend.from_numpy(np.zeros(1, np.float32), device=device))
     return isinstance(array, np.ndarray)
 
@@ -264,7 +241,7 @@ def main() -> None:
     connection.set_inheritable(False)
     # A forked copy of this process must not answer.
     os.register_at_fork(after_in_child=connection.close)
-    channel, process = Channel(connection), os.getpid()
+    process = os.getpid()
     try:
         backend = load(name)
         contract = contract_of(backend, name)
@@ -273,15 +250,15 @@ def main() -> None:
         description["optional"] = [x for x in OPTIONAL if getattr(backend, x, None) is not None]
         description["numpy"] = "from_numpy" not in description["optional"] or _stays_numpy(backend, device)
     except BackendError as error:
-        channel.send(Writer(OBJECTS.keep).frame(["x", str(error)]))
+        connection.sendall(Writer(OBJECTS.keep).frame(["x", str(error)]))
         os._exit(0)
     if os.getpid() != process:
         os._exit(0)
     gc.freeze()
     gc.set_threshold(100_000)
     try:
-        channel.send(Writer(OBJECTS.keep).frame(["h", description]))
-        serve(channel, RequestHandler(backend, device))
+        connection.sendall(Writer(OBJECTS.keep).frame(["h", description]))
+        serve(Channel(connection), RequestHandler(backend, device))
     finally:
         os._exit(0)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 
 class Unconverted(Exception):
-    """The place of an array whose conversion raised; raised when a request uses the array."""
+    """Stands for an array whose conversion raised an exception; raised when a request uses the array."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(type(error)))

@@ -123,17 +123,17 @@ def _threads(number: int) -> Iterator[Process]:
     yield from (thread for path in paths if (thread := _read(path / "stat")) is not None)
 
 
-def end_all(leader: int, mark: str, *, adopted: bool = False, sandboxed: bool = False) -> list[str]:
+def end_all(leader: int, mark: str, *, ends_children: bool = False, sandboxed: bool = False) -> list[str]:
     """End a group's leader and the processes that it left; return their titles.
 
-    These are its group, its session, and all processes with its mark; with ``adopted``, all children of this process,
-    too, since it has no others. With ``sandboxed`` the leader is bubblewrap: its inner process and the one that it was
+    These are its group, its session, and all processes with its mark; with ``ends_children``, all children of this
+    process, too. With ``sandboxed`` the leader is bubblewrap: its inner process and the one that it was
     to run are not listed.
     """
     own, marked = os.getpid(), f"{MARK}={mark}".encode()
 
     def is_left(process: Process) -> bool:
-        inside = leader in (process.group, process.session) or (adopted and process.parent == own)
+        inside = leader in (process.group, process.session) or (ends_children and process.parent == own)
         if sandboxed and _number_within(process.number) in SANDBOX_PROCESSES:
             return False
         return process.number != leader and (inside or marked in _environment(process.number))

@@ -42,9 +42,9 @@ class Launched(subprocess.Popen[Any]):
     sandboxed = False
     mark = ""
 
-    def end(self, *, adopted: bool = False) -> list[str]:
+    def end(self, *, ends_children: bool = False) -> list[str]:
         """End the process and its descendants; return the titles of those left running."""
-        left = end_all(self.pid, self.mark, adopted=adopted, sandboxed=self.sandboxed)
+        left = end_all(self.pid, self.mark, ends_children=ends_children, sandboxed=self.sandboxed)
         self.wait()
         return left
 
@@ -66,7 +66,7 @@ def launch(module: str, *arguments: str, sandbox: bool, readable: Iterable[str] 
     command = [sys.executable, "-m", module, *arguments]
     if sandbox:
         command = [*bubblewrap(readable), *command]
-        own = MEMORY_FOLDER if _tmp_is_shared(readable) else EMPTY_FOLDERS[0]
+        own = MEMORY_FOLDER if EMPTY_FOLDERS[0] in {*_needed(readable)} else EMPTY_FOLDERS[0]
         variables |= {"TMPDIR": own, **{name: f"{own}/{folder}" for name, folder in CACHES.items()}}
     environment = {**variables, **SAFE_PATH, MARK: new_mark()}
     process = Launched(command, start_new_session=True, env=environment, **how)
@@ -90,10 +90,6 @@ def bubblewrap(readable: Iterable[str] = ()) -> list[str]:
     ]
 
 
-def _tmp_is_shared(readable: Iterable[str]) -> bool:
-    return EMPTY_FOLDERS[0] in {*_needed(readable)}
-
-
 def _needed(readable: Iterable[str]) -> Iterable[str]:
     """Folders of Python, attnspec and the backend, with links and resolved."""
     own = (sys.prefix, sys.base_prefix, str(Path(sys.executable).parent), str(Path.cwd()), *own_folders())
@@ -109,14 +105,14 @@ def sandbox_error() -> str | None:
     if shutil.which("bwrap") is None:
         return "bubblewrap (bwrap) is not installed"
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [*bubblewrap(), sys.executable, "-S", "-c", ""],
             stdin=subprocess.DEVNULL, capture_output=True, timeout=TRIAL_SECONDS, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"bubblewrap (bwrap) does not work here: {type(error).__name__}"
-    lines = done.stderr.decode(errors="replace").strip().splitlines()
-    return f"bubblewrap (bwrap) does not work here: {(lines or ['no message'])[-1]}" if done.returncode else None
+    lines = process.stderr.decode(errors="replace").strip().splitlines()
+    return f"bubblewrap (bwrap) does not work here: {(lines or ['no message'])[-1]}" if process.returncode else None
 
 
 def use_sandbox(choice: str, option: str = "sandbox") -> bool:

@@ -39,10 +39,9 @@ def report_of_run(backend: str, settings: Settings, workers: int, console: Conso
         before = None if sandboxed or settings.in_process else JudgeFiles()
         probe = Probe(backend, settings.device, sandbox=sandboxed)
         report = _judged(probe, settings, workers, console, started, shown=shown)
-        touched = [] if before is None else before.changed()
-        if touched:
-            files = ", ".join(touched)
-            raise BackendError(f"the judge's own files changed while it ran, so no verdict can be trusted: {files}")
+        changed = "" if before is None else ", ".join(before.changed())
+        if changed:
+            raise BackendError(f"the judge's own files changed while it ran, so no verdict can be trusted: {changed}")
         return report
     except BackendError as error:
         reason = str(error)
@@ -78,15 +77,10 @@ def _judged(
     INTERRUPTION.release(settings.time_limit - (time.monotonic() - started) if settings.time_limit else None)
     cases = len(settings.operations or OPERATIONS) * len(settings.dtypes or DEFAULTS)
     check_names(settings, "--")
-    done = run(
-        probe.backend,
-        settings,
-        workers=max(1, min(workers, cases)),
-        console=console,
-        make_plan=make_plan,
-        shown=shown,
+    ended = run(
+        probe.backend, settings, workers=max(1, min(workers, cases)), console=console, make_plan=make_plan, shown=shown
     )
     # The backend's processes end first, so that the report can name those that had to be ended.
     probe.close()
-    done.verdicts.left += [title for title in probe.left if title not in done.verdicts.left]
-    return Report.of(done.plan, done.verdicts, settings, time.monotonic() - started, early_end=done.early_end)
+    ended.verdicts.left += [title for title in probe.left if title not in ended.verdicts.left]
+    return Report.of(ended.plan, ended.verdicts, settings, time.monotonic() - started, early_end=ended.early_end)

@@ -130,8 +130,9 @@ def precision_entry() -> str:
     """Return the entry of the precision classes and their modifiers."""
     titles = {"accumulation": "accumulation", "operand": "computed operand", "inputs": "given operand"}
     titles |= {"stored": "stored score", "weights": "weight", "output": "result"}
+    defaults = dict.fromkeys(DEFAULTS.values(), "default")
     rows = [
-        (f"`{name}`", p.dtype, *(_power(getattr(p, field)) for field in titles), _default(name))
+        (f"`{name}`", p.dtype, *(_power(getattr(p, field)) for field in titles), defaults.get(name, ""))
         for name, p in CLASSES.items()
     ]
     return "\n\n".join(
@@ -166,10 +167,6 @@ def _governed(x: Law) -> str:
 def _power(roundoff: float) -> str:
     exponent = roundoff.hex().partition("p")[2]
     return f"2{exponent.translate(_RAISED)}" if roundoff else "–"
-
-
-def _default(name: str) -> str:
-    return "default" if name in DEFAULTS.values() else ""
 
 
 def _laws(o: Operation) -> str:

@@ -18,13 +18,7 @@ from attnspec.conformance.running.settings import Settings
 RESULT_KEYS = {f.name for f in fields(Result)}
 """Keys of a report's result that are fields of :class:`Result`; reports add others."""
 
-
-SETTING_TYPES: Mapping[str, tuple[type, ...]] = {
-    "profile": (str,),
-    "seed": (int,),
-    "device": (str,),
-    "hang_after": (int, float),
-}
+SETTING_TYPES = {"profile": (str,), "seed": (int,), "device": (str,), "hang_after": (int, float)}
 """Keys of a report that hold its run's settings, with their values' types."""
 
 
@@ -71,20 +65,14 @@ class FailedBefore:
         isolated = not settings["in_process"]
         settings["sandbox"] = "off" if isolated and document["sandbox"] == "none" else "auto"
         results = [Result.from_json({k: v for k, v in r.items() if k in RESULT_KEYS}) for r in document["results"]]
-        return cls(
-            _read(document["backend"], "origin", (str,)), Settings(**settings), tuple(r for r in results if r.violates)
-        )
+        failures = tuple(r for r in results if r.violates)
+        return cls(_read(document["backend"], "origin", (str,)), Settings(**settings), failures)
 
     def selected(self, **selection: Sequence[str]) -> "FailedBefore":
         """Keep only the failures of these operations, laws and dtypes; an empty list keeps all."""
-        return replace(
-            self,
-            failures=tuple(
-                r
-                for r in self.failures
-                if all(not names or getattr(r, attribute) in names for attribute, names in selection.items())
-            ),
-        )
+        chosen = {attribute: names for attribute, names in selection.items() if names}
+        failures = (r for r in self.failures if all(getattr(r, x) in names for x, names in chosen.items()))
+        return replace(self, failures=tuple(failures))
 
     def as_lines(self) -> str:
         """Return the failures as the text of a file for ``--only``."""
@@ -120,4 +108,4 @@ def _summary(before: FailedBefore, report: Report) -> str:
     changes = "".join(f", {count:,} {outcome}" for outcome, count in counts.items() if count)
     colour = "red" if violated else "green"
     name = f"[bold {colour}]{escape(before.backend)}[/]"
-    return f"{name}: {violated:,} of {len(before.failures):,} failures still violate{changes}"
+    return f"{name}: {violated:,} of {len(before.failures):,} failures remain{changes}"

@@ -20,9 +20,8 @@ def as_junit(report: Report) -> str:
         test = SubElement(suite, "testcase", classname=operation, name=dtype)
         for r in results:
             if key(r) in violations:
-                SubElement(test, "failure", type=str(r.reason), message=r.law).text = "\n".join(
-                    map(printable, r.message.splitlines())
-                )
+                failure = SubElement(test, "failure", type=str(r.reason), message=r.law)
+                failure.text = "\n".join(map(printable, r.message.splitlines()))
         lost = [r.message for r in results if r.interrupted or r.unchecked]
         if not len(test) and lost:
             SubElement(test, "error", message=lost[0])

@@ -214,10 +214,8 @@ def _print(matrix: KillMatrix, console: Console) -> None:
         console.print(_mutant_table(matrix, seeds))
         for row in matrix.mutants:
             for law in row.powerless:
-                console.print(
-                    f"[red]powerless[/red] {escape(row.subject.name)}: expected its law {law} to kill it alone",
-                    soft_wrap=True,
-                )
+                name = escape(row.subject.name)
+                console.print(f"[red]powerless[/red] {name}: expected its law {law} to kill it alone", soft_wrap=True)
         if matrix.every_law:
             console.print(_law_table(matrix, seeds))
         elif matrix.seeds > 1:
@@ -229,11 +227,9 @@ def _print(matrix: KillMatrix, console: Console) -> None:
             console.print(f"No false alarm in {total} checks: the rate is below {bound:.1e}, with 95 % confidence.")
     for name, reason in matrix.not_tried.items():
         console.print(f"[yellow]not tried[/yellow] {escape(name)}: {escape(reason)}")
-    counts = (
-        (matrix.killed, len(matrix.mutants), "mutants killed"),
-        (matrix.harmed, len(matrix.variants), "honest variants harmed"),
-    )
-    console.print(", ".join(f"{n} of {total} {label}" for n, total, label in counts if total), highlight=False)
+    killed = [f"{matrix.killed} of {len(matrix.mutants)} mutants killed"] if matrix.mutants else []
+    harmed = [f"{matrix.harmed} of {len(matrix.variants)} honest variants harmed"] if matrix.variants else []
+    console.print(", ".join(killed + harmed), highlight=False)
 
 
 def _table(title: str, columns: str) -> Table:
@@ -259,7 +255,6 @@ def _mutant_table(matrix: KillMatrix, seeds: str) -> Table:
 
 
 def _law_table(matrix: KillMatrix, seeds: str) -> Table:
-    """Table of the laws that kill each mutant, assigned laws first."""
     table = _table(f"Laws that kill each mutant, and at how many of {seeds} (* assigned)", "mutant, laws")
     for row in matrix.mutants:
         counts = dict.fromkeys(row.assigned, 0) | row.laws

@@ -105,21 +105,12 @@ class Report:
         )
         diagnosed = (explanations[c.id].diagnosis for c in plan.cases if c.id in explanations)
         diagnoses = tuple(x for x in diagnosed if x is not None)
-        tried, left = tried_by(plan, verdicts), tuple(verdicts.left)
         reason = next((r.message for r in results if r.interrupted), None)
         return cls(
-            plan.contract,
-            settings,
-            results,
-            seconds,
-            tried=tried,
-            declaration=observed,
-            diagnoses=diagnoses,
-            left=left,
-            undeclared=note,
-            repeated=tuple(verdicts.repeated),
+            plan.contract, settings, results, seconds, tried=tried_by(plan, verdicts), declaration=observed,
+            diagnoses=diagnoses, left=tuple(verdicts.left), undeclared=note, repeated=tuple(verdicts.repeated),
             reason=reason,
-        )
+        )  # fmt: skip
 
     @property
     def sandboxed(self) -> bool:
@@ -157,13 +148,9 @@ class Report:
         if self.interrupted or not self.results:
             return []
         lines = tuple(line for line in expectations(self.settings.expect) if line.selected(self.settings))
-        return [
-            *(
-                f"{line}: {r.law} by {r.operation} ({r.dtype}) holds"
-                for line, r in unexpected_passes(self.results, lines)
-            ),
-            *(f"{line}: matches nothing that was judged" for line in unmatched_lines(self.results, lines)),
-        ]
+        passes = unexpected_passes(self.results, lines)
+        held = [f"{line}: {r.law} by {r.operation} ({r.dtype}) holds" for line, r in passes]
+        return held + [f"{line}: matches nothing that was judged" for line in unmatched_lines(self.results, lines)]
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
@@ -278,11 +265,7 @@ class Report:
             "time_limit": settings.time_limit or None,
             "expect": settings.expect,
             "unmet": self.unmet,
-            "selection": {
-                "operations": list(settings.operations),
-                "laws": list(settings.laws),
-                "dtypes": list(settings.dtypes),
-            },
+            "selection": {name: list(getattr(settings, name)) for name in ("operations", "laws", "dtypes")},
             "seconds": round(self.seconds, 3),
             "versions": versions(),
             "summary": {

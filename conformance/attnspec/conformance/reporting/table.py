@@ -139,10 +139,8 @@ def _limits(report: Report) -> str:
     limits = report.contract.limits
     parts = [f"limits: {', '.join(limits.dtypes)} on {report.settings.device}"]
     parts += non_default_limits(limits)
-    own_dtypes = {
-        name: dtypes for name, dtypes in dict(limits.dtypes_by_operation).items() if name in report.contract.operations
-    }
-    parts += [f"{name} {' and '.join(dtypes)}" for name, dtypes in own_dtypes.items()]
+    dtypes = dict(limits.dtypes_by_operation)
+    parts += [f"{name} {' and '.join(x)}" for name, x in dtypes.items() if name in report.contract.operations]
     return ", ".join(parts)
 
 

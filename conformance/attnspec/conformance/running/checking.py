@@ -129,17 +129,9 @@ def _worker_environment(folder: str) -> dict[str, str | None]:
 def pytest_arguments(backend: str, settings: Settings, folder: Path, workers: int, *, shown: bool = False) -> list[str]:
     """Return pytest's arguments, which ignore the current folder and the user's configuration."""
     return [
-        *(
-            # No configuration file: a backend could write it, and a restarted worker would read it.
-            "-c",
-            os.devnull,
-            "--rootdir",
-            str(folder),
-            f"--basetemp={folder / 'pytest'}",
-            "--import-mode=importlib",
-            "-o",
-            "consider_namespace_packages=true",
-        ),
+        # No configuration file: a backend could write it, and a restarted worker would read it.
+        *("-c", os.devnull, "--rootdir", str(folder), f"--basetemp={folder / 'pytest'}"),
+        *("--import-mode=importlib", "-o", "consider_namespace_packages=true"),
         *("--noconftest", "-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:faulthandler"),
         # Rewritten assertions would be written to compiled files.
         "--assert=plain",

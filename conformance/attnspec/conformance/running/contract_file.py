@@ -13,12 +13,10 @@ from typing import Any
 
 from attnspec.conformance.remote.errors import BackendError
 
+FILE = "contract.json"
+
 PAUSE = 0.02
 """Seconds between two looks for the file."""
-
-
-def _path(folder: Path) -> Path:
-    return folder / "contract.json"
 
 
 def _signature(key: str, text: str) -> str:
@@ -30,17 +28,17 @@ def write_contract(folder: Path, declared: Mapping[str, Any], key: str) -> None:
     part = folder / "contract.part"
     text = json.dumps(declared)
     part.write_text(f"{_signature(key, text)}\n{text}", encoding="utf-8")
-    part.replace(_path(folder))
+    part.replace(folder / FILE)
 
 
 def read_contract(folder: Path, seconds: float, key: str) -> Mapping[str, Any]:
     """Wait for the declarations; :class:`BackendError` if they are missing or were changed."""
     deadline = time.monotonic() + seconds
-    while not _path(folder).exists():
+    while not (folder / FILE).exists():
         if time.monotonic() > deadline:
             raise BackendError(f"expected a contract within {seconds:g} s; there was none")
         time.sleep(PAUSE)
-    signature, _, text = _path(folder).read_text(encoding="utf-8").partition("\n")
+    signature, _, text = (folder / FILE).read_text(encoding="utf-8").partition("\n")
     if not hmac.compare_digest(signature.encode(), _signature(key, text).encode()):
         raise BackendError("expected the contract as the run wrote it; another process has changed it")
     contract: Mapping[str, Any] = json.loads(text)

@@ -33,11 +33,9 @@ class Marker(Protocol):
 
     def __call__(self, law: str, input_: Any) -> None:
         """Mark the beginning of a check."""
-        ...
 
     def during(self, law: str, input_: Any) -> AbstractContextManager[None]:
         """Mark a check that lasts as long as the context."""
-        ...
 
 
 class HangTimer:

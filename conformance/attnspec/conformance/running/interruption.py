@@ -72,4 +72,4 @@ class Interruption:
 
 
 INTERRUPTION = Interruption()
-"""The only one of this process, since signals and timers belong to the whole process."""
+"""This process's only interruption, since signals and timers belong to the whole process."""

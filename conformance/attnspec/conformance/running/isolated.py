@@ -75,12 +75,8 @@ class Isolated(InProcess):
         hung = end.reason is Reason.HUNG
         again = hung and incidents.retry_after_hang(case.operation, case.dtype)
         if not again and incidents.record(case.operation, case.dtype, hung=hung, left=end.left) is None:
-            raise BackendError(
-                f"backend {self.contract.origin!r}: {end.description}, and no law can be blamed"
-            ) from end
-        self._restart()
-
-    def _restart(self) -> None:
+            why = f"{end.description}, and no law can be blamed"
+            raise BackendError(f"backend {self.contract.origin!r}: {why}") from end
         self.backend.restart(IMPORT_SECONDS)
 
     @contextmanager
@@ -96,6 +92,7 @@ class Isolated(InProcess):
         After the first end it skips all further steps, since each may hang, which takes long.
         """
         ends: list[str] = []
+        remote = self.backend
 
         def contain(stage: str, step: Callable[[], T], otherwise: T, /) -> tuple[T, str]:
             if ends:
@@ -107,7 +104,7 @@ class Isolated(InProcess):
                 except PipelineFailed:
                     continue
                 except HostEnded as end:
-                    _, restarting = contained("restarting the backend", self._restart, None)
+                    _, restarting = contained("restarting the backend", lambda: remote.restart(IMPORT_SECONDS), None)
                     ends.append(joined(f"the backend {end.description} while attnspec was {stage}", restarting))
                     return otherwise, ends[0]
 

@@ -50,11 +50,7 @@ def guard_exit(print_line: Callable[[str], None]) -> Callable[[], None]:
 
     changed = patch.multiple(os, _exit=exit_, execv=guarded(os.execv), execve=guarded(os.execve))
     changed.start()
-
-    def undo() -> None:
-        changed.stop()
-
-    return undo
+    return changed.stop
 
 
 class JudgedBackends:
@@ -81,7 +77,7 @@ class JudgedBackends:
                 settings.device,
                 hang_after=settings.hang_after,
                 path=path,
-                adopted=is_worker,
+                ends_children=is_worker,
                 sandbox=use_sandbox(settings.sandbox),
             )
         return self._backends[key]

@@ -3,8 +3,8 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from attnspec.conformance.running.probe import json_object
 from attnspec.conformance.running.trial_digest import digest
 from attnspec.conformance.running.trials import Failure, Key, Trial, TrialOutcome
 
@@ -22,7 +22,7 @@ class KeptTrials:
         self._rows: dict[Key, tuple[str, TrialOutcome]] = {}
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         complete = text[: text.rfind("\n") + 1] or text
-        header, *rows = [_read(line) for line in complete.splitlines()] or [{"schema": SCHEMA}]
+        header, *rows = [json_object(line) or {} for line in complete.splitlines()] or [{"schema": SCHEMA}]
         if header.get("schema") != SCHEMA:
             raise ValueError(
                 f"{path}: expected trials that 'attnspec mutants --keep' wrote, {SCHEMA}; "
@@ -31,15 +31,8 @@ class KeptTrials:
         for row in rows:
             key = (row["subject"], row["profile"], row["seed"], row["every"])
             failures = tuple(Failure(*f) for f in row["failures"])
-            outcome = TrialOutcome(
-                failures,
-                row["checks"],
-                row["seconds"],
-                row["largest"],
-                row["lost"],
-                tuple(row["powerless"]),
-                row["assigned"],
-            )
+            kept = {name: row[name] for name in ("seconds", "largest", "lost", "assigned")}
+            outcome = TrialOutcome(failures, row["checks"], **kept, powerless=tuple(row["powerless"]))
             self._rows[key] = row["digest"], outcome
         # Written again without an incomplete last line, which an interrupted run may leave.
         path.write_text(complete or json.dumps(header) + "\n", encoding="utf-8")
@@ -48,7 +41,7 @@ class KeptTrials:
         return len(self._rows)
 
     def outcomes(self, trials: Sequence[Trial]) -> dict[Key, TrialOutcome]:
-        """Return stored outcomes of tasks whose code has not changed since."""
+        """Return stored outcomes of trials whose code has not changed since."""
         outcomes = {}
         for trial in trials:
             # Both digests are computed now and cached: code may change while trials run.
@@ -59,7 +52,7 @@ class KeptTrials:
         return outcomes
 
     def add(self, trial: Trial, outcome: TrialOutcome) -> None:
-        """Store a task's outcome, replacing an older one."""
+        """Store a trial's outcome, replacing an older one."""
         code_digest = digest(trial, assigned=outcome.assigned)
         self._rows[trial.key] = code_digest, outcome
         subject, profile, seed, every_law = trial.key
@@ -79,12 +72,3 @@ class KeptTrials:
         }
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-
-
-def _read(line: str) -> dict[str, Any]:
-    """Parse a line as a JSON object; return {} for anything else."""
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError:
-        return {}
-    return row if isinstance(row, dict) else {}

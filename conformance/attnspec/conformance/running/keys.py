@@ -17,4 +17,4 @@ IN_PROCESS_SUITES: "pytest.StashKey[dict[str, str]]" = pytest.StashKey()
 """Suites that are judged in the process of their backend, with the reason."""
 
 SUITES_PROPERTY = "attnspec-judged-here"
-"""Output of a worker: its suites of this kind."""
+"""Output of a worker: its suites that were judged in the process of their backend, with the reason."""

@@ -49,9 +49,8 @@ def failure_message(
         parts.append("\n".join([*lines(undeclared.explained), PASTE, undeclared.text]))
     parts += map(violation_message, causes)
     if following:
-        parts.append(
-            "\n".join([consequences_heading(causes, following), *(f"  {r.law}: {r.message}" for r in following)])
-        )
+        lines_ = [consequences_heading(causes, following), *(f"  {r.law}: {r.message}" for r in following)]
+        parts.append("\n".join(lines_))
     return "\n\n".join(parts)
 
 

@@ -64,13 +64,12 @@ def check_names(settings: Settings, prefix: str = "") -> None:
 
 
 def _check_provided(contract: Contract, settings: Settings) -> None:
-    """Raise :class:`BackendError` for a selected name that the backend does not provide."""
     provided: dict[str, tuple[Sequence[str], Sequence[str], str]] = {
-        "device": (contract.limits.devices, (settings.device.partition(":")[0],), "its limits"),
-        "dtype": (contract.limits.dtypes, settings.dtypes, "its limits"),
-        "operation": (contract.operations, settings.operations, "which it provides"),
+        "device": (contract.limits.devices, (settings.device.partition(":")[0],), "the backend's limits"),
+        "dtype": (contract.limits.dtypes, settings.dtypes, "the backend's limits"),
+        "operation": (contract.operations, settings.operations, "which the backend provides"),
     }
     for what, (names, chosen, why) in provided.items():
         for name in chosen:
             if name not in names:
-                raise BackendError(f"--{what}: expected one of {', '.join(names)}, {why}; got {name!r}")
+                raise BackendError(unknown_name(f"--{what}", name, names, f", {why}"))

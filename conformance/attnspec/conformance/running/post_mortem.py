@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from attnspec.conformance.inputs.arguments import Arguments
@@ -29,7 +30,7 @@ from attnspec.conformance.laws import CHECKS
 from attnspec.conformance.remote.incidents import Incidents
 from attnspec.conformance.remote.loading import contract_of, load
 from attnspec.conformance.remote.sandbox import files_of, launch, use_sandbox
-from attnspec.conformance.running.probe import IMPORT_SECONDS
+from attnspec.conformance.running.probe import IMPORT_SECONDS, json_object
 from attnspec.conformance.running.settings import Settings
 from attnspec.spec.contract.operation import OPERATIONS
 
@@ -89,11 +90,8 @@ def _crash_details(
 
 def valid_answer(answer: bytes) -> dict[str, Any] | None:
     """Parse the answer of a backend's process; return None if it is malformed."""
-    try:
-        content = json.loads(answer[:MAX_ANSWER])
-    except ValueError:
-        return None
-    if not isinstance(content, dict):
+    content = json_object(answer[:MAX_ANSWER])
+    if content is None:
         return None
     texts = {name: printable(x) for name, x in content.items() if name in ("message", "note") and isinstance(x, str)}
     if content.keys() == {"note"} == texts.keys():
@@ -152,9 +150,8 @@ def main() -> None:
     os.dup2(2, 1)
     request = pickle.load(sys.stdin.buffer)
     empty: dict[str, Any] = {}
-    details, note = contained(
-        "searching the smallest input that ends the process", lambda: smallest_crash(request), empty
-    )
+    step = partial(smallest_crash, request)
+    details, note = contained("searching the smallest input that ends the process", step, empty)
     with open(answer, "w", encoding="utf-8") as pipe:
         json.dump(details | ({"note": note} if note else {}), pipe)
     os._exit(0)

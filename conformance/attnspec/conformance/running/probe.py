@@ -24,6 +24,7 @@ MAX_DECLARATION = 1 << 24
 """Largest declaration, in bytes."""
 
 READ_ONLY = os.strerror(errno.EROFS)
+READ_ONLY_HINT = "; a sandboxed backend may write only to its temporary folder; --sandbox off judges without a sandbox"
 
 
 class Probe:
@@ -75,25 +76,20 @@ class Probe:
         try:
             self.process.wait(IMPORT_SECONDS)
         except subprocess.TimeoutExpired:
-            raise BackendError(
-                f"backend {self.backend!r}: expected its import to end within {IMPORT_SECONDS:g} s; it did not"
-            ) from None
+            slow = f"expected its import to end within {IMPORT_SECONDS:g} s; it did not"
+            raise BackendError(f"backend {self.backend!r}: {slow}") from None
         # Processes that it left running must not affect the run that follows.
         self.left += self.process.end()
         self._await_readers()
-        answer = _read(self._answer)
+        answer = json_object(self._answer)
         if answer is None:
             printed = self._printed.decode("utf-8", errors="replace").strip().splitlines()
             last = printed[-1] if printed else "nothing was printed"
             raise BackendError(f"backend {self.backend!r}: its import ended the process {self.process.ending}: {last}")
         if "error" in answer:
-            raise BackendError(str(answer["error"]) + self._hint(str(answer["error"])))
+            error = str(answer["error"])
+            raise BackendError(error + (READ_ONLY_HINT if self.process.sandboxed and READ_ONLY in error else ""))
         return answer
-
-    def _hint(self, error: str) -> str:
-        if self.process.sandboxed and READ_ONLY in error:
-            return "; in the sandbox it may write only to its temporary folder; --sandbox off judges without a sandbox"
-        return ""
 
 
 def _keep(number: int, buffer: bytearray, max_bytes: int) -> None:
@@ -104,10 +100,10 @@ def _keep(number: int, buffer: bytearray, max_bytes: int) -> None:
             del buffer[:-max_bytes]
 
 
-def _read(written: bytearray) -> dict[str, Any] | None:
-    """Parse an answer; return None if it is not a JSON object."""
+def json_object(text: str | bytes | bytearray) -> dict[str, Any] | None:
+    """Parse a JSON object; return None for anything else."""
     try:
-        answer = json.loads(bytes(written))
+        answer = json.loads(text)
     except ValueError:
         return None
     return answer if isinstance(answer, dict) else None

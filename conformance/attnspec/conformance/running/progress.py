@@ -15,7 +15,7 @@ from attnspec.conformance.running.settings import Settings
 from attnspec.conformance.running.verdicts import case_of, recorded
 
 MAX_DEATHS = 3
-"""Worker processes that end before they are ready after which the run ends."""
+"""Number of worker processes lost during startup at which the run ends."""
 
 WAKE = getattr(signal, "SIGUSR1", signal.SIGINT)
 """Signal that ends the wait for workers; jobs of scripts may ignore SIGINT."""

@@ -92,8 +92,6 @@ def call(backend: Any, operation: str, *, device: str = "cpu", **arguments: Any)
     floats = [x.dtype.name for _, x in call_arguments.floats if isinstance(x, np.ndarray)]
     subject = Subject(backend, contract, definition, floats[0] if floats else "float64", device)
     results = subject.numpy_arrays(subject.invoke(subject.converted(call_arguments)))
-    return (
-        next(iter(results.values()))
-        if len(results) == 1
-        else subject.like_result(results, call_arguments, convert=False)
-    )
+    if len(results) == 1:
+        return next(iter(results.values()))
+    return subject.like_result(results, call_arguments, convert=False)

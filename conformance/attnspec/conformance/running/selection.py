@@ -11,11 +11,11 @@ MAX_CLOSE = 3
 """Most close names that are listed."""
 
 
-def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
-    """Return the message for an unknown name: expected known names, and the name."""
+def unknown_name(what: str, name: str, known: Iterable[str], why: str = "") -> str:
+    """Return the message for an unknown name: expected known names, ``why`` these, and the name."""
     names = list(known)
     near = names if len(names) <= MAX_LISTED else _closest(name, names) or names[:MAX_LISTED]
-    return f"{what}: expected one of {', '.join(near)}{', …' if len(near) < len(names) else ''}; got {name!r}"
+    return f"{what}: expected one of {', '.join(near)}{', …' if len(near) < len(names) else ''}{why}; got {name!r}"
 
 
 def _closest(name: str, names: Sequence[str]) -> list[str]:

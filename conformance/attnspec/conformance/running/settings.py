@@ -29,25 +29,19 @@ class Settings:
         None, "FILE", "file of expected failures, a line each: operation, law and dtype; the run fails if one passes"
     )
     in_process: bool = _setting(
-        False,
-        "",
-        "judge in the backend's own process, for a debugger; the backend could falsify its verdict",
-        option="in-process",
+        False, "", "judge in the backend's own process, for a debugger; the backend could falsify its verdict"
     )
     sandbox: str = _setting("auto", "S", "run the backend under bubblewrap: auto (where that works), on, or off")
-    hang_after: float = _setting(
-        20.0, "S", "seconds after which a check counts as hung", option="hang-after", isolated=True
-    )
-    fail_fast: bool = _setting(False, "", "stop at the first unexpected violation", option="fail-fast", isolated=True)
+    hang_after: float = _setting(20.0, "S", "seconds after which a check counts as hung", isolated=True)
+    fail_fast: bool = _setting(False, "", "stop at the first unexpected violation", isolated=True)
     time_limit: float = _setting(
-        0.0, "S", "seconds that the run may take, 0 for no limit; then it reports the verdicts so far",
-        option="time-limit", isolated=True,
-    )  # fmt: skip
+        0.0, "S", "seconds that the run may take, 0 for no limit; then it reports the verdicts so far", isolated=True
+    )
     only: str | None = _setting(
         None, "FILE", "only the laws that this file lists, in the format of --attn-expect", isolated=True
     )
     shared_folder: str | None = _setting(
-        None, "DIR", "folder that the processes of `attnspec check` share", option="shared-folder", isolated=True
+        None, "DIR", "folder that the processes of `attnspec check` share", isolated=True
     )
 
     @classmethod
@@ -102,15 +96,8 @@ class Option:
 
 
 def _option(setting: "Field[Any]") -> Option:
-    metadata = setting.metadata
-    return Option(
-        setting.name,
-        metadata["option"] or setting.name,
-        setting.default,
-        metadata["metavar"],
-        metadata["help"],
-        metadata["isolated"],
-    )
+    name, x = setting.name, setting.metadata
+    return Option(name, x["option"] or name.replace("_", "-"), setting.default, x["metavar"], x["help"], x["isolated"])
 
 
 OPTIONS = tuple(map(_option, fields(Settings)))

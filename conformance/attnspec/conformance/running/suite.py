@@ -108,7 +108,7 @@ def backend_of_suite(config: pytest.Config, suite: type[ConformanceSuite]) -> tu
             raise BackendError("its class is defined inside a function")
         remote, remote_contract = backends(config).await_ready(name, settings, tuple(sys.path))
         if described(remote_contract) != described(contract):
-            raise BackendError("recreated, it declares something else")
+            raise BackendError("recreated in a process of its own, it declares something else")
     except BackendError as error:
         config.stash.setdefault(IN_PROCESS_SUITES, {})[suite.__name__] = str(error)
         return in_this_process(config, backend)
@@ -117,10 +117,9 @@ def backend_of_suite(config: pytest.Config, suite: type[ConformanceSuite]) -> tu
 
 def check_expectations(plan: Plan, settings: Settings) -> None:
     """Raise :class:`BackendError` for an expected failure that matches nothing in the plan."""
+    planned = [(case.operation, law, case.dtype) for case in plan.cases for law in case.laws]
     for line in expectations(settings.expect):
-        if line.selected(settings) and not any(
-            line.concerns(case.operation, law, case.dtype) for case in plan.cases for law in case.laws
-        ):
+        if line.selected(settings) and not any(line.concerns(*check) for check in planned):
             raise BackendError(f"expect: {line}: matches nothing that is judged")
 
 
@@ -161,10 +160,11 @@ def run_case(
         failed = unexpected(results, lines)
         declarable = {case.id: explanation.undeclared} if explanation.undeclared else {}
 
-        def message() -> str:
-            return failure_message(failed, explanation.diagnosis, declaration(contract, results, declarable))
-
-        text, note = contained("writing the message", message, plain)
+        text, note = contained(
+            "writing the message",
+            lambda: failure_message(failed, explanation.diagnosis, declaration(contract, results, declarable)),
+            plain,
+        )
         messages += [text, *filter(None, [note])]
     if messages:
         pytest.fail("\n".join(messages), pytrace=False)

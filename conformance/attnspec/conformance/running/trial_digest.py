@@ -87,8 +87,6 @@ def _read(module: str) -> tuple[frozenset[str], str]:
 
 
 class _WithoutDocstrings(ast.NodeTransformer):
-    """Removes the docstrings of modules, classes, functions and constants."""
-
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
         alone = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
         return None if alone else node

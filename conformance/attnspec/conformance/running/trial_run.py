@@ -58,7 +58,8 @@ class TrialRun:
             count(trial, outcome)
             if self.kept is not None:
                 self.kept.add(trial, outcome)
-            if self._over and len(judged) < len(trials):
+            over = self.minutes is not None and time.monotonic() > self._start + 60 * self.minutes
+            if over and len(judged) < len(trials):
                 how = "with --keep it could continue" if self.kept is None else "the same command continues"
                 raise TimeUp(f"{len(judged)} of {len(trials)} trials judged in {self.minutes:g} minutes: {how}")
 
@@ -81,7 +82,3 @@ class TrialRun:
             self.console.print(f"[red]harmed[/red] {name} at seed {trial.seed}: {law}")
         elif not wrong and isinstance(trial.subject, Mutant):
             self.console.print(f"[red]survives[/red] {name} at seed {trial.seed}")
-
-    @property
-    def _over(self) -> bool:
-        return self.minutes is not None and time.monotonic() > self._start + 60 * self.minutes

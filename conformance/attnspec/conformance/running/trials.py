@@ -88,21 +88,21 @@ def run_trial(trial: Trial) -> TrialOutcome:
     """
     if not isinstance(trial.subject, Mutant) or trial.every_law or trial.law:
         return _judged_trial(trial)
-    done: list[TrialOutcome] = []
+    outcomes: list[TrialOutcome] = []
     powerless: list[str] = []
     for law in trial.subject.breaks:
-        done.append(_judged_trial(replace(trial, law=law)))
-        if trial.seed == 0 and not (done[-1].failures or _kills_later(trial, law)):
+        outcomes.append(_judged_trial(replace(trial, law=law)))
+        if trial.seed == 0 and not (outcomes[-1].failures or _kills_later(trial, law)):
             powerless.append(law)
-        if trial.seed > 0 and done[-1].failures:
+        if trial.seed > 0 and outcomes[-1].failures:
             break
-    assigned = any(outcome.failures for outcome in done)
+    assigned = any(outcome.failures for outcome in outcomes)
     if not assigned:
-        done.append(_judged_trial(trial))
+        outcomes.append(_judged_trial(trial))
     return TrialOutcome(
-        tuple(failure for outcome in done for failure in outcome.failures),
-        sum(outcome.evaluations for outcome in done),
-        sum(outcome.seconds for outcome in done),
+        tuple(failure for outcome in outcomes for failure in outcome.failures),
+        sum(outcome.evaluations for outcome in outcomes),
+        sum(outcome.seconds for outcome in outcomes),
         powerless=tuple(powerless),
         assigned=assigned,
     )
@@ -130,11 +130,8 @@ def _judged_trial(trial: Trial) -> TrialOutcome:
         results = _judge(contract, case, trial, every_law)
         evaluations += sum(r.examples for r in results)
         largest = max((largest, *(r.error_ratio for r in results if r.status is Status.PASSED)))
-        failures += [
-            Failure(r.operation, r.dtype, r.law, r.reason or "", r.message)
-            for r in results
-            if r.status is Status.FAILED
-        ]
+        failed = [r for r in results if r.status is Status.FAILED]
+        failures += [Failure(r.operation, r.dtype, r.law, r.reason or "", r.message) for r in failed]
         if failures and not every_law:
             break
     return TrialOutcome(tuple(failures), evaluations, time.perf_counter() - start, largest)
@@ -144,11 +141,9 @@ def _judge(contract: Contract, case: Case, trial: Trial, every_law: bool) -> lis
     """Judge a case without counterexamples; with ``every_law``, go on after each failure."""
     failed: dict[str, Result] = {}
     while True:
-        results = without_own_errors(
-            judge(
-                trial.subject.backend(), contract, case, trial.effort, seed=trial.seed, skip=failed, stop_at_first=True
-            )
-        )
+        backend = trial.subject.backend()
+        judged = judge(backend, contract, case, trial.effort, seed=trial.seed, skip=failed, stop_at_first=True)
+        results = without_own_errors(judged)
         now = {r.law: r for r in results if r.status is Status.FAILED}
         if not every_law or len(now) == len(failed):
             return results

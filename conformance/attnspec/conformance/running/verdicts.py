@@ -99,7 +99,7 @@ class Collector:
 MAX_RETRIES = 2
 """Most times that a case is judged again after its judge was killed."""
 
-JUDGE_KILLED = f"{JUDGE_LOST} {{how}}, each time of {MAX_RETRIES + 1}: nothing is known of the backend"
+JUDGE_KILLED = f"{JUDGE_LOST} {{how}}, each of {MAX_RETRIES + 1} times: nothing is known about the backend"
 """Message of a case whose judge was killed each time."""
 
 BACKEND_ENDED = (

@@ -1,33 +1,11 @@
 """Correct implementations that no law may fail: :data:`VARIANTS`, one module per kind of difference."""
 
-from attnspec.conformance.variants import (
-    additive,
-    compiled,
-    declared,
-    kernels,
-    layouts,
-    precisions,
-    recurrent,
-    softmaxes,
-    stacks,
-    sums,
-    training,
-)
+from importlib import import_module
+from pkgutil import iter_modules
+
 from attnspec.conformance.variants.registry import VARIANTS, Variant, variant
 
-__all__ = [
-    "VARIANTS",
-    "Variant",
-    "additive",
-    "compiled",
-    "declared",
-    "kernels",
-    "layouts",
-    "precisions",
-    "recurrent",
-    "softmaxes",
-    "stacks",
-    "sums",
-    "training",
-    "variant",
-]
+__all__ = ["VARIANTS", "Variant", "variant"]
+
+for module in iter_modules(__path__):
+    import_module(f"{__name__}.{module.name}")

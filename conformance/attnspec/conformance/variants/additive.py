@@ -33,11 +33,7 @@ class TanhByExponential(Formulas):
         return np.sign(x) * ((1 - t) / (1 + t))
 
 
-@variant(
-    "two hidden units share one division",
-    operations=(AdditiveScores, AdditiveAttention),
-    differentiable=False,
-)
+@variant("two hidden units share one division", operations=(AdditiveScores, AdditiveAttention), differentiable=False)
 class PairedReciprocals(Formulas):
     """Two hidden units share one division: 1/x = y/(xy)."""
 
@@ -50,12 +46,7 @@ class PairedReciprocals(Formulas):
         return np.sign(x) * ((1 - t) * (other / (below * other)))
 
 
-@variant(
-    "fast tanh, declared",
-    operations=ADDITIVE,
-    precision={"float32": "ieee32+fast-tanh"},
-    differentiable=False,
-)
+@variant("fast tanh, declared", operations=ADDITIVE, precision={"float32": "ieee32+fast-tanh"}, differentiable=False)
 class FastTanh(Formulas):
     """The tanh of the hidden layer is rounded to 11 bits, as declared."""
 

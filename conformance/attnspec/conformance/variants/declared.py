@@ -162,11 +162,7 @@ class NaNToNumber(Formulas):
         return np.nan_to_num(Formulas.pool(self, weights, value, mask))
 
 
-@variant(
-    "rows of −∞ are 0, declared",
-    operations=(Softmax,),
-    declares={"minus_infinity": "zero"},
-)
+@variant("rows of −∞ are 0, declared", operations=(Softmax,), declares={"minus_infinity": "zero"})
 class Guarded(Formulas):
     """A guarded sum makes rows of −∞ 0, as if −∞ meant masked."""
 
@@ -175,11 +171,7 @@ class Guarded(Formulas):
         return np.zeros(scores.shape, bool)
 
 
-@variant(
-    "odd widths raise, declared",
-    operations=(SinusoidalPositionalEncoding,),
-    declares={"odd_encoding": "error"},
-)
+@variant("odd widths raise, declared", operations=(SinusoidalPositionalEncoding,), declares={"odd_encoding": "error"})
 class EvenOnly(Formulas):
     """Odd widths raise, because sines and cosines come in pairs."""
 

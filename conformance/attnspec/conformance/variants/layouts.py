@@ -61,10 +61,7 @@ class Prescaled(Formulas):
         return self.dot_scores(query / np.sqrt(query.dtype.type(query.shape[-1])), key)
 
 
-@variant(
-    "queries and keys scaled by the fourth root",
-    operations=(ScaledDotProductAttention, SelfAttention),
-)
+@variant("queries and keys scaled by the fourth root", operations=(ScaledDotProductAttention, SelfAttention))
 class RootScaled(Formulas):
     """Scores are (q/d^¼)·(k/d^¼)."""
 
@@ -118,9 +115,7 @@ class KeysFirst(Formulas):
 
 
 @variant(
-    "products by einsum",
-    operations=(AttentionPooling, ProjectedSelfAttention, AdditiveScores),
-    differentiable=False,
+    "products by einsum", operations=(AttentionPooling, ProjectedSelfAttention, AdditiveScores), differentiable=False
 )
 class Einsum(Formulas):
     """Products are computed by einsum, without a linear algebra library."""

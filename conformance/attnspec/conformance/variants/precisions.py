@@ -9,12 +9,7 @@ import numpy as np
 from attnspec.conformance.mutants.correct import Formulas, Numbers
 from attnspec.conformance.mutants.correct.library import Library, rounded
 from attnspec.conformance.variants.registry import variant
-from attnspec.spec.attention import (
-    AdditiveAttention,
-    CrossAttention,
-    GeneralAttention,
-    ScaledDotProductAttention,
-)
+from attnspec.spec.attention import AdditiveAttention, CrossAttention, GeneralAttention, ScaledDotProductAttention
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.tree import map_tree
 from attnspec.spec.multihead import MultiHeadAttention
@@ -201,9 +196,7 @@ class TruncatingTensorFloat(Formulas):
 
 
 @variant(
-    "TensorFloat-32 in three products",
-    operations=(ScaledDotProductAttention, MultiHeadAttention),
-    differentiable=False,
+    "TensorFloat-32 in three products", operations=(ScaledDotProductAttention, MultiHeadAttention), differentiable=False
 )
 class ThreeProducts(Formulas):
     """Operands are split into two parts of 11 bits; the product of the lower parts is left out."""
@@ -215,11 +208,7 @@ class ThreeProducts(Formulas):
         return small + Formulas.product(self, a_high, b_high)
 
 
-@variant(
-    "bfloat16 in six products",
-    operations=(DotScores, ScaledDotProductAttention),
-    differentiable=False,
-)
+@variant("bfloat16 in six products", operations=(DotScores, ScaledDotProductAttention), differentiable=False)
 class SixProducts(Formulas):
     """Operands are split into three parts of 8 bits; products of the lowest parts are left out."""
 

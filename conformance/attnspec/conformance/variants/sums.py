@@ -10,10 +10,7 @@ from attnspec.spec.pooling import AveragePooling, NadarayaWatson
 from attnspec.spec.scoring import AdditiveScores, DotScores, GaussianScores, GeneralScores, ScaledDotScores
 
 
-@variant(
-    "sums in reverse",
-    operations=(ScaledDotProductAttention, GeneralScores, AveragePooling),
-)
+@variant("sums in reverse", operations=(ScaledDotProductAttention, GeneralScores, AveragePooling))
 class Reversed(Formulas):
     """Every sum runs from the end to the beginning."""
 
@@ -50,11 +47,7 @@ class Sequential(Formulas):
         return np.cumsum(x, axis=-1)[..., -1:] if x.shape[-1] else Formulas.total(self, x)
 
 
-@variant(
-    "sums in pairs",
-    operations=(Softmax, ScaledDotScores, NadarayaWatson),
-    differentiable=False,
-)
+@variant("sums in pairs", operations=(Softmax, ScaledDotScores, NadarayaWatson), differentiable=False)
 class Pairwise(Formulas):
     """Sums are trees of additions, like reductions across GPU lanes and warps."""
 
@@ -111,11 +104,7 @@ class RunningMean(Formulas):
         return mean
 
 
-@variant(
-    "products and sums in double precision",
-    operations=(AdditiveAttention, GaussianScores),
-    differentiable=False,
-)
+@variant("products and sums in double precision", operations=(AdditiveAttention, GaussianScores), differentiable=False)
 class Wider(Formulas):
     """Products and sums are float64, everything else float32."""
 
@@ -154,9 +143,7 @@ class Reciprocals(Formulas):
 
 
 @variant(
-    "double precision throughout",
-    operations=(ScaledDotProductAttention, AdditiveScores, Softmax),
-    dtypes=("float64",),
+    "double precision throughout", operations=(ScaledDotProductAttention, AdditiveScores, Softmax), dtypes=("float64",)
 )
 class Double(Formulas):
     """All formulas are computed in float64."""

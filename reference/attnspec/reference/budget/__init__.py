@@ -9,7 +9,7 @@ import numpy as np
 
 from attnspec.reference.budget.error_array import WIDTH, Approximate, Extremes
 from attnspec.reference.budget.joint import Joint
-from attnspec.reference.budget.numbers import Numbers
+from attnspec.reference.budget.numbers import Numbers, is_real
 from attnspec.reference.budget.rigorous import Rigorous
 from attnspec.reference.budget.sampled import deviations
 from attnspec.reference.budget.statistical import Statistical
@@ -85,7 +85,7 @@ def judged(
 
         def join(path: str, x: Any) -> Judged:
             if not isinstance(x, Statistical):
-                return _without_budget(x)
+                return Judged(np.asarray(x), np.zeros(np.shape(x)), np.zeros(np.shape(x)))
             return _joined(x, errors[path], bounded[path], precision, extremes)
 
         return map_tree(estimated, join)
@@ -106,20 +106,9 @@ def _joined(
     return Judged(estimated.value, budget, sigma, extremes.peak, extremes.level)
 
 
-def _without_budget(x: Any) -> Judged:
-    value = np.asarray(x)
-    return Judged(value, np.zeros(value.shape), np.zeros(value.shape))
-
-
 def _run(
     formula: Callable[..., Any], wrap: Callable[[Numbers], Any], arguments: Mapping[str, Any], wide: np.dtype[Any]
 ) -> Any:
     """Run the formula on wrapped float arrays; the integers it counts with are wrapped too."""
     with arithmetic(lambda numbers: wrap(np.zeros(0, wide))._counted(numbers.astype(wide))):
         return formula(**map_tree(dict(arguments), lambda _, x: wrap(x.astype(wide)) if is_real(x) else x))
-
-
-def is_real(x: Any) -> bool:
-    """Return whether an argument is an array of real numbers, which have errors and gradients."""
-    # NumPy has no kind for bfloat16 (ml_dtypes), so the kinds of other dtypes are excluded.
-    return isinstance(x, np.ndarray) and x.dtype.kind not in "biu"

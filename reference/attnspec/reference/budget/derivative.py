@@ -15,6 +15,7 @@ import numpy as np
 from attnspec.reference.budget.error_array import MARGIN
 from attnspec.reference.budget.numbers import COMPARISONS, JOINS, MOVES, Numbers, Softmax, attendable_softmax
 from attnspec.reference.budget.statistical import Statistical
+from attnspec.reference.defining.duck_array import DuckArray
 
 Backward = Callable[[Statistical], Sequence[Statistical | None]]
 
@@ -31,7 +32,7 @@ def _operators(ufunc: Any) -> tuple[Any, Any]:
     return left, right
 
 
-class Traced(np.lib.mixins.NDArrayOperatorsMixin):
+class Traced(DuckArray):
     """An array of a recorded computation: its numbers, its operands (parents) and their gradient rule.
 
     ``terms`` is the number of terms of the longest sum among its ancestors and itself.
@@ -42,7 +43,7 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
     def __init__(
         self, result: Statistical, parents: Sequence["Traced"] = (), backward: Backward | None = None, terms: int = 1
     ) -> None:
-        self.result, self.parents, self.backward = result, tuple(parents), backward
+        self.result, self.value, self.parents, self.backward = result, result.value, tuple(parents), backward
         self.terms: int = max([terms, *(p.terms for p in self.parents)])
 
     __add__, __radd__ = _operators(np.add)
@@ -52,27 +53,9 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
     __matmul__, __rmatmul__ = _operators(np.matmul)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the numbers."""
-        return self.result.shape
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return self.result.ndim
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the numbers."""
-        return self.result.dtype
-
-    @property
     def T(self) -> "Traced":
         """The transpose."""
         return Traced(self.result.T, [self], lambda g: [g.T])
-
-    def __len__(self) -> int:
-        return len(self.result)
 
     def __getitem__(self, index: Any) -> "Traced":
         def backward(g: Statistical) -> Sequence[Statistical]:
@@ -156,13 +139,10 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
             return function(args[0].result.value, **kwargs)
         if function in (np.shape, np.ndim):
             return function(args[0].result.value)
-        if getattr(function, "__name__", "") == "softmax":
-            return args[0]._softmax(attendable_softmax(args[0].result.value, kwargs.get("mask")))
-        if getattr(function, "__name__", "") == "log_softmax":
-            return args[0]._log_softmax(attendable_softmax(args[0].result.value, None))
-        if getattr(function, "__name__", "") == "log_sum_exp":
-            return args[0]._log_sum_exp(attendable_softmax(args[0].result.value, kwargs.get("mask")))
-        if getattr(function, "__name__", "") == "sigmoid":
+        name = getattr(function, "__name__", "")
+        if name in ("softmax", "log_softmax", "log_sum_exp"):
+            return getattr(args[0], f"_{name}")(attendable_softmax(args[0].result.value, kwargs.get("mask")))
+        if name == "sigmoid":
             return args[0]._sigmoid()
         return NotImplemented
 
@@ -184,9 +164,8 @@ class Traced(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _joined(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Traced":
         parts = [self._wrap(x) for x in args[0]]
-        places = function(
-            [np.full(p.shape, i) for i, p in enumerate(parts)], *args[1:], **kwargs
-        )  # number of the part from which each element came
+        # Number of the part from which each element came.
+        places = function([np.full(p.shape, i) for i, p in enumerate(parts)], *args[1:], **kwargs)
 
         def backward(g: Statistical) -> Sequence[Statistical]:
             axis = kwargs.get("axis", args[1] if len(args) > 1 else 0)
@@ -243,9 +222,9 @@ def _unbroadcast(g: Statistical, shape: tuple[int, ...]) -> Statistical:
         return g
     extra = g.ndim - len(shape)
     p = g.precision
-    if p.operand and not g.is_input:
+    if p.term and not g.is_input:
         # Implementations store the gradients of single batch elements before they sum them.
-        rounding = (0.6 * p.operand * g.value).astype(np.float64) ** 2 + p.weights_smallest**2
+        rounding = (0.6 * p.term * g.value).astype(np.float64) ** 2 + p.weights_smallest**2
         g = g._computed(g.value, np.sqrt(g.error**2 + rounding), scale=g.scale)
     if extra:
         g = g.sum(axis=tuple(range(extra)))

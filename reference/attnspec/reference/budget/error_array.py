@@ -23,6 +23,7 @@ from attnspec.reference.budget.numbers import (
     attendable_softmax,
     counting,
 )
+from attnspec.reference.defining.duck_array import DuckArray
 from attnspec.reference.normalization import sigmoid
 from attnspec.spec.contract.precision import Precision
 
@@ -62,7 +63,7 @@ def operators(ufunc: Any) -> tuple[Any, Any]:
     return left, right
 
 
-class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
+class Approximate(DuckArray):
     """Numbers with their errors and the precision class in which they are computed.
 
     ``is_input`` marks inputs, which are exact. ``scale`` holds the magnitudes of intermediates where these are larger
@@ -92,13 +93,7 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
     _has_errors: bool | None = None
 
     def __init__(
-        self,
-        value: Any,
-        error: Any,
-        precision: Precision,
-        *,
-        is_input: bool = False,
-        extremes: Extremes | None = None,
+        self, value: Any, error: Any, precision: Precision, *, is_input: bool = False, extremes: Extremes | None = None
     ) -> None:
         self.value = np.asarray(value)
         error = np.asarray(error, dtype=np.float64)
@@ -131,27 +126,9 @@ class Approximate(np.lib.mixins.NDArrayOperatorsMixin):
         self._scale = scale
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the numbers."""
-        return self.value.shape
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return self.value.ndim
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the numbers."""
-        return self.value.dtype
-
-    @property
     def T(self) -> Self:
         """The transpose."""
         return self._move(lambda x: x.T)
-
-    def __len__(self) -> int:
-        return len(self.value)
 
     def __getitem__(self, index: Any) -> Self:
         return self._move(lambda x: x[index])

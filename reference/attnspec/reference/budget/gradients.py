@@ -7,7 +7,7 @@ import numpy as np
 
 from attnspec.reference.budget.derivative import Traced
 from attnspec.reference.budget.error_array import WIDTH
-from attnspec.reference.budget.numbers import Numbers, longest_runs
+from attnspec.reference.budget.numbers import Numbers, is_real, longest_runs
 from attnspec.reference.budget.sampled import deviations
 from attnspec.reference.budget.statistical import Statistical
 from attnspec.reference.defining.arithmetic import arithmetic
@@ -70,11 +70,7 @@ def _backwards(
         return make(x.astype(wide))
 
     with arithmetic(lambda numbers: exact(numbers)._counted(numbers.astype(wide))):
-        leaves = {
-            path: Traced(exact(x))
-            for path, x in flatten(dict(arguments)).items()
-            if isinstance(x, np.ndarray) and x.dtype.kind not in "biu"
-        }
+        leaves = {path: Traced(exact(x)) for path, x in flatten(dict(arguments)).items() if is_real(x)}
         result = formula(**map_tree(dict(arguments), lambda path, x: leaves.get(path, x)))
         weights = flatten(cotangent)
         traced = [(path, x) for path, x in flatten(result).items() if isinstance(x, Traced)]

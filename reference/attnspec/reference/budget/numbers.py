@@ -45,6 +45,12 @@ class Softmax(NamedTuple):
     masked: bool
 
 
+def is_real(x: Any) -> bool:
+    """Return whether an argument is an array of real numbers, which have errors and gradients."""
+    # NumPy has no kind for bfloat16 (ml_dtypes), so the kinds of other dtypes are excluded.
+    return isinstance(x, np.ndarray) and x.dtype.kind not in "biu"
+
+
 def as_double(x: Numbers) -> Numbers:
     """Convert to double, which is precise enough for errors and magnitudes of long doubles too."""
     return x if x.dtype is DOUBLE else x.astype(np.float64)

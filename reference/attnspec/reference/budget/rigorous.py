@@ -50,7 +50,7 @@ class Rigorous(Approximate):
         """Error bound of a sum's operands, including their rounding if they are computed."""
         first, second = terms
         error: Numbers = first.error + second.error
-        u = self.precision.operand
+        u = self.precision.term
         if u:
             error = error + sum((u * x.magnitude for x in terms if not x.is_input), 0.0)
         return error

@@ -63,8 +63,8 @@ class Statistical(Approximate):
         """Variance of the operands of a sum, including the rounding of computed ones before it."""
         first, second = terms
         variance: Numbers = first.error**2 + second.error**2
-        if self.precision.operand:
-            unit = 0.6 * self.precision.operand
+        if self.precision.term:
+            unit = 0.6 * self.precision.term
             variance = variance + sum(((unit * as_double(x.value)) ** 2 for x in terms if not x.is_input), 0.0)
         return variance
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from attnspec.reference.defining.duck_array import DuckArray
+
 
 @dataclass
 class Tally:
@@ -25,7 +27,7 @@ class Tally:
     longest_chain: int = 0
 
 
-class Counted(np.lib.mixins.NDArrayOperatorsMixin):
+class Counted(DuckArray):
     """An array that counts; ``chain`` is the length of the longest chain of products behind it."""
 
     __array_priority__ = 1000
@@ -34,24 +36,6 @@ class Counted(np.lib.mixins.NDArrayOperatorsMixin):
         self.value = np.asarray(value)
         self.tally = tally
         self.chain = chain
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the numbers."""
-        return self.value.shape
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return self.value.ndim
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the numbers."""
-        return self.value.dtype
-
-    def __len__(self) -> int:
-        return len(self.value)
 
     def __getitem__(self, index: Any) -> "Counted":
         return Counted(self.value[index], self.tally, self.chain)

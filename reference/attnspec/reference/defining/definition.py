@@ -49,10 +49,7 @@ class _Defines(Generic[F]):
             raise ValueError(f"defines: expected a function with the name {self.operation.name}; got {formula!r}")
         checked: Any = _checked(self.operation, typing.cast(Callable[..., Any], formula))
         checked.__doc__ = documentation(
-            self.operation,
-            getattr(formula, "__doc__", None),
-            misfit="ShapeError",
-            kind="TypeError",
+            self.operation, getattr(formula, "__doc__", None), misfit="ShapeError", kind="TypeError"
         )
         _REFERENCE[self.operation.name] = checked
         return typing.cast(F, checked)
@@ -154,7 +151,6 @@ def _copied_result(result: Any, floats: list[Any]) -> Any:
 
 
 def _is_duck_array(value: Any) -> bool:
-    """True for a duck array, which has its own arithmetic."""
     return not isinstance(value, np.ndarray) and hasattr(value, "__array_ufunc__") and hasattr(value, "shape")
 
 
@@ -212,13 +208,7 @@ def _integer(operation: Operation, argument: Option, value: Any) -> Any:
     raise _wrong_kind(operation, argument, "an integer", in_words(value))
 
 
-def _number(operation: Operation, argument: Option, value: Any) -> Any:
-    if not argument.takes(value):
-        raise _wrong_kind(operation, argument, argument.expected, in_words(value))
-    return value
-
-
-def _choice(operation: Operation, argument: Option, value: Any) -> Any:
+def _option(operation: Operation, argument: Option, value: Any) -> Any:
     value = bool(value) if isinstance(value, np.bool_) else value
     if not argument.takes(value):
         raise _wrong_kind(operation, argument, argument.expected, in_words(value))
@@ -231,7 +221,7 @@ _CONVERSIONS: Mapping[Kind, Callable[[Operation, Any, Any], Any]] = {
     Kind.INT: _integers,
     Kind.SIZE: _integer,
     Kind.COUNT: _integer,
-    Kind.NUMBER: _number,
-    Kind.CHOICE: _choice,
-    Kind.WINDOW: _number,
+    Kind.NUMBER: _option,
+    Kind.CHOICE: _option,
+    Kind.WINDOW: _option,
 }

@@ -69,14 +69,14 @@ def read(annotation: Any, path: str, scope: Scope, renaming: Sizes = Sizes(), *,
     if origin is tuple and path.isidentifier() and [*map(get_args, members)] == [(int, types.NoneType)] * 2:
         return Option(path, Kind.WINDOW, (), optional)
     if origin is tuple and members[-1:] == (...,):
-        return _many(members[0], path, scope, renaming, optional)
+        return _similar(members[0], path, scope, renaming, optional)
     if origin is tuple and members:
         nodes = tuple(read(m, f"{path}[{i}]", scope, renaming) for i, m in enumerate(members))
         return Branch(path, tuple, (), nodes, optional=optional)
     return _record(annotation, path, scope, renaming, optional)
 
 
-def _many(item: Any, path: str, scope: Scope, renaming: Sizes, optional: bool) -> Branch:
+def _similar(item: Any, path: str, scope: Scope, renaming: Sizes, optional: bool) -> Branch:
     """Read a tuple of similar records; pairs of sizes differ between the first and all others."""
     _check_renamed(item, path, renaming)
     first = others = read(item, f"{path}[:]", _renamed(scope, renaming, path, 0))
@@ -149,23 +149,18 @@ def _fields(record: Any, annotation: Any, path: str) -> dict[str, Any]:
         ("a record with fields", bool(annotations)),
         ("annotations that are not strings", not any(isinstance(a, str) for a in annotations.values())),
         ("no field named shape, which arrays have", "shape" not in annotations),
-        ("fields that its constructor takes, without a leading underscore", _constructible(record, annotations)),
+        ("fields that its constructor takes", not dataclass or all(f.init for f in dataclasses.fields(record))),
+        ("fields without a leading underscore", not any(name.startswith("_") for name in annotations)),
     ):
         if not holds:
             raise InvalidDeclaration(f"{path}: expected {wanted}; got {shown}")
     return annotations
 
 
-def _constructible(record: Any, annotations: Mapping[str, Any]) -> bool:
-    """True if the constructor takes every field and no field name has a leading underscore."""
-    takes_all_fields = not dataclasses.is_dataclass(record) or all(f.init for f in dataclasses.fields(record))
-    return takes_all_fields and not any(name.startswith("_") for name in annotations)
-
-
 def _check_renamed(annotation: Any, path: str, renaming: Sizes) -> None:
     used = names(annotation, path, deep=True) if renaming.renamed else []
     if unknown := [name for name, _ in renaming.renamed if name not in used]:
-        raise InvalidDeclaration(f"{path}: sizes: expected among {', '.join(dict.fromkeys(used))}; got {unknown[0]}")
+        raise InvalidDeclaration(f"{path}: sizes: expected some of {', '.join(dict.fromkeys(used))}; got {unknown[0]}")
 
 
 def _renamed(scope: Scope, renaming: Sizes, path: str, item: int) -> Scope:
@@ -173,9 +168,7 @@ def _renamed(scope: Scope, renaming: Sizes, path: str, item: int) -> Scope:
     renamed_scope = dict(scope)
     for name, new in renaming.renamed:
         if not isinstance(new, str) and not (isinstance(new, tuple) and list(map(type, new)) == [str, str]):
-            raise InvalidDeclaration(
-                f"{path}: {name}: expected a size around the record, or a pair of them; got {new!r}"
-            )
+            raise InvalidDeclaration(f"{path}: {name}: expected a size around the record, or a pair; got {new!r}")
         text = new if isinstance(new, str) else new[item]
         if unknown := [s for s in re.split(r"[+*]", text) if not s.isdigit() and s not in scope]:
             known = ", ".join(scope) or "none"

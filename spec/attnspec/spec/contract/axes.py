@@ -91,7 +91,7 @@ class Role(Flag):
     """A vector for every position."""
 
 
-class Part(Enum):
+class ScoreEffect(Enum):
     """Effect of an option or optional array on attention scores; its kind and axes do not show it."""
 
     SCALE = auto()

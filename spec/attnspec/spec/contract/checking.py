@@ -15,7 +15,7 @@ def check(op: Operation) -> None:
     bounded, options = {**op.lengths, **op.indices, **op.cumulative}, {o.path for o in op.options}
     for size in (*sizes, *(size for leaf in op.outputs for size in leaf.sizes)):
         if size not in op.counts and unscoped(size) not in meanings:
-            raise InvalidDeclaration(f"size {size}: expected one of the glossary, or `axes=` to say what it counts")
+            raise InvalidDeclaration(f"size {size}: expected a name in GLOSSARY, or `axes=` to say what it counts")
         if size not in sizes:
             raise InvalidDeclaration(f"result: expected sizes that arguments have; got {size}")
     choices = [f"{o.path}={c}" for o in op.options if o.path in op.defaults for c in o.choices]
@@ -36,28 +36,30 @@ def check(op: Operation) -> None:
         ("axes", op.axes, tuple(dict.fromkeys(map(unscoped, sizes)))),
     ):
         if unknown := [u for u in used if u not in allowed]:
-            raise InvalidDeclaration(f"{keyword}: expected among {', '.join(allowed) or 'nothing'}; got {unknown[0]}")
+            wanted = f"some of {', '.join(allowed)}" if allowed else "no names"
+            raise InvalidDeclaration(f"{keyword}: expected {wanted}; got {unknown[0]}")
     bound = _bound(op)
     if unbound := [s for s in sizes if s not in bound]:
-        wanted = "an axis of its own, or an argument, that binds it in every call"
-        raise InvalidDeclaration(
-            f"size {unbound[0]}: expected {wanted}; got only products, sums, broadcast axes or optional arrays"
-        )
+        wanted = "an axis or argument that has it in every call"
+        got = "products, sums, broadcast axes or optional arrays"
+        raise InvalidDeclaration(f"size {unbound[0]}: expected {wanted}; got only {got}")
     for leaf in op.leaves:
         if leaf.free:
             raise InvalidDeclaration(f"{leaf.path}: expected *batch first, then sizes; got {leaf.shape_text}")
         if leaf.kind is Kind.INT and leaf.path not in {**bounded, **op.generated_below}:
             raise InvalidDeclaration(f"{leaf.path}: expected `lengths=` or `indices=` to bound the integers")
         if leaf.kind is Kind.BOOL and not (leaf.core and leaf.core[-1].factors[0] in op.sizes_of(Axis.KEY)):
-            raise InvalidDeclaration(f"{leaf.path}: expected a mask, whose last axis is attended to")
+            raise InvalidDeclaration(f"{leaf.path}: expected a mask, whose last axis counts keys")
     for option in op.options:
         if option.kind in (Kind.COUNT, Kind.NUMBER, Kind.WINDOW) and option.path not in {*op.trial_values, *op.indices}:
             raise InvalidDeclaration(f"{option.path}: expected `trial_values=` with numbers to try it with")
         if option.path in op.defaults and option.choices and not option.takes(op.defaults[option.path]):
-            raise InvalidDeclaration(f"{option.path}: expected a default among {option.choices}")
+            raise InvalidDeclaration(
+                f"{option.path}: expected a default among {option.choices}; got {op.defaults[option.path]!r}"
+            )
     missing = any(x.optional and x.path not in op.features for x in walk(op.result))
     if not results or missing or any(isinstance(x, Option) for x in walk(op.result)):
-        raise InvalidDeclaration("result: expected an array or a tree of arrays, none of them missing but for features")
+        raise InvalidDeclaration("result: expected an array or a tree of arrays, none optional unless in `features=`")
     if len(set(op.results)) < len(op.results):
         raise InvalidDeclaration(f"results: expected a name for each array; got {', '.join(op.results)}")
     if op.results and results != list(op.results):
@@ -79,7 +81,7 @@ def _bound(op: Operation) -> set[str]:
 
 def _required(node: Node) -> Iterator[Node]:
     """Yield the description's parts that every call has: no options, optional trees or layers."""
-    if isinstance(node, Option) or node.optional or (isinstance(node, Branch) and node.many):
+    if isinstance(node, Option) or node.optional or (isinstance(node, Branch) and node.repeated):
         return
     yield node
     for inner in node.nodes if isinstance(node, Branch) else ():

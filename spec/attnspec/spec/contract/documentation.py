@@ -158,13 +158,10 @@ def _entry(operation: Operation, node: Node, path: str, remarks: tuple[str, ...]
         shape = as_tuple([f"*{d.written}" if d.variadic else _dimension(d) for d in node.dims])
         return Entry(path, shape, (*_contents(operation, node), *notes))
     if isinstance(node, Option):
-        least = ""
-        if node.kind is Kind.SIZE:
-            least = f" ≥ {operation.least(node.path)}"
-        return Entry(
-            path, f"a window {node.expected}" if node.kind is Kind.WINDOW else node.expected + least, tuple(notes)
-        )
-    if node.many:
+        least = f" ≥ {operation.least(node.path)}" if node.kind is Kind.SIZE else ""
+        window = "a window " if node.kind is Kind.WINDOW else ""
+        return Entry(path, f"{window}{node.expected}{least}", tuple(notes))
+    if node.repeated:
         least = " ≥ 1" * operation.least(node.count)
         counted = "" if node.count == node.path else f" of length {node.count}{least}"
         return Entry(path, f"a tuple{counted}", tuple(notes))
@@ -202,7 +199,7 @@ def _inside(node: Node, path: str) -> Iterator[tuple[Node, str]]:
     yield node, path
     if not isinstance(node, Branch):
         return
-    if not node.many:
+    if not node.repeated:
         for number, inner in enumerate(node.nodes):
             yield from _inside(inner, node.part_path(number, path))
         return
@@ -221,9 +218,8 @@ def _text_under(operation: Operation, heading: str) -> str:
     """
     module = sys.modules.get(operation.protocol.__module__)
     texts = [_parsed(doc).get(heading, "") for doc in (getattr(module, "__doc__", None), operation.protocol.__doc__)]
-    text = re.sub(
-        r"As in `(\w+)`\.", lambda match: _edges_of(match[1], operation), " ".join(filter(None, texts))
-    ).strip()
+    text = " ".join(filter(None, texts))
+    text = re.sub(r"As in `(\w+)`\.", lambda match: _edges_of(match[1], operation), text).strip()
     absent = {name for name in re.findall(r"`(\w+)`", text) if name not in _names(operation)}
     foreign = {name for o in OPERATIONS.values() for name in absent & _names(o)} if absent else set()
     sentences = re.split(r"(?<=[.])\s+(?=[A-Z`])", text)

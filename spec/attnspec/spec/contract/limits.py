@@ -52,13 +52,13 @@ class Limits:
             if isinstance(value, list):
                 object.__setattr__(self, f, tuple(value))
             elif not isinstance(value, tuple) and not (f in OPTIONAL and value is None):
-                raise ValueError(f"limits {f}: expected a tuple; got {value!r}")
+                raise ValueError(f"limits {f}: expected a tuple or a list; got {value!r}")
         for f in ("divided_heads", "mask", "causal", "contiguous_only"):
             if not isinstance(getattr(self, f), bool):
                 raise ValueError(f"limits {f}: expected True or False; got {getattr(self, f)!r}")
         for dtype in self.dtypes:
             if dtype not in DEFAULTS:
-                raise ValueError(f"limits dtypes: expected among {', '.join(DEFAULTS)}; got {dtype!r}")
+                raise ValueError(f"limits dtypes: expected some of {', '.join(DEFAULTS)}; got {dtype!r}")
         if not self.dtypes or not self.devices:
             raise ValueError("limits: expected at least one dtype and one device; got none")
         for f in ("dtypes", "devices"):
@@ -70,17 +70,12 @@ class Limits:
                 object.__setattr__(self, f, _integer(f, value, least))
         if self.head_sizes is not None:
             object.__setattr__(self, "head_sizes", tuple(_integer("head_sizes", h, 1) for h in self.head_sizes))
-        if self.max_length is not None and self.max_length < self.multiple_of:
-            raise ValueError(
-                f"limits max_length: expected at least multiple_of = {self.multiple_of}; got {self.max_length}"
-            )
-        if self.max_length is not None and self.max_length < self.length_from(0):
-            raise ValueError(
-                f"limits max_length: expected at least {self.length_from(0)}, the smallest length by min_length and "
-                f"multiple_of; got {self.max_length}"
-            )
+        least = self.length_from(1)
+        if self.max_length is not None and self.max_length < least:
+            wanted = f"at least {least}, the smallest length by min_length and multiple_of"
+            raise ValueError(f"limits max_length: expected {wanted}; got {self.max_length}")
         if self.head_sizes == ():
-            raise ValueError("limits head_sizes: expected sizes of at least 1; got ()")
+            raise ValueError("limits head_sizes: expected at least one size, or None for all; got ()")
 
     def length_from(self, size: int) -> int:
         """Smallest n or m from ``size`` on that ``min_length`` and ``multiple_of`` allow."""
@@ -110,9 +105,8 @@ def _by_operation(declared: Any, dtypes: tuple[str, ...]) -> tuple[tuple[str, tu
         raise ValueError(f"limits dtypes_by_operation: expected a mapping from operations to dtypes; got {declared!r}")
     for operation, own in dict(declared).items():
         if not isinstance(own, tuple | list) or not own or not set(own) <= set(dtypes):
-            raise ValueError(
-                f"limits dtypes_by_operation: {operation}: expected some of {', '.join(dtypes)}; got {own!r}"
-            )
+            known = ", ".join(dtypes)
+            raise ValueError(f"limits dtypes_by_operation: {operation}: expected some of {known}; got {own!r}")
     return tuple((name, tuple(d for d in dtypes if d in own)) for name, own in dict(declared).items())
 
 

@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 from types import MappingProxyType, NoneType
 from typing import Any
 
-from attnspec.spec.contract.axes import GLOSSARY, Axis, Part, Role
+from attnspec.spec.contract.axes import GLOSSARY, Axis, Role, ScoreEffect
 from attnspec.spec.contract.sources import Citation
 from attnspec.spec.contract.tree import Branch, Kind, Leaf, Node, Option, Reader, reader, unscoped, walk
 
@@ -61,7 +61,7 @@ class Operation:
     indices: Mapping[str, str] = field(default_factory=dict)
     cumulative: Mapping[str, str] = field(default_factory=dict)
     generated_below: Mapping[str, int] = field(default_factory=dict)
-    parts: Mapping[str, Part] = field(default_factory=dict)
+    parts: Mapping[str, ScoreEffect] = field(default_factory=dict)
     trial_values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     chosen: tuple[str, ...] = ()
 
@@ -275,7 +275,7 @@ class Operation:
         """Boolean option that makes results causal; None if there is none."""
         return next((o.path for o in self.options if o.path in self.ordered and o.choices == (False, True)), None)
 
-    def part(self, wanted: Part) -> str:
+    def part(self, wanted: ScoreEffect) -> str:
         """Path of the option or optional array with this effect on scores; empty if there is none."""
         return next((path for path, part in self.parts.items() if part is wanted), "")
 

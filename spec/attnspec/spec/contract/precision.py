@@ -52,6 +52,14 @@ class Precision:
     scaled: float = 0.0
     largest: float = 2.0**127
 
+    @property
+    def term(self) -> float:
+        """Computed terms of a sum: as ``operand`` where results are narrow too, else 0.
+
+        A class that narrows only the operands of matrix products, such as ``tf32``, adds in its accumulation.
+        """
+        return self.operand if self.output else 0.0
+
 
 def _mixed(dtype: str, u: float, step: float, largest: float) -> Precision:
     return Precision(
@@ -175,7 +183,8 @@ class DeclaredPrecision:
 
 def _dtypes(declared: Any) -> Mapping[str, str]:
     if not isinstance(declared, Mapping) or not set(declared) <= set(DEFAULTS):
-        raise ValueError(f"precision: expected a mapping from {', '.join(DEFAULTS)} to classes; got {declared!r}")
+        wanted = f"a mapping from {', '.join(DEFAULTS)} to classes, or from operations to such mappings"
+        raise ValueError(f"precision: expected {wanted}; got {declared!r}")
     for dtype, name in declared.items():
         if not isinstance(name, str):
             raise ValueError(f"precision {dtype}: expected a class, such as {DEFAULTS[dtype]!r}; got {name!r}")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from attnspec.spec.contract.annotations import InvalidDeclaration, names, read
-from attnspec.spec.contract.axes import GLOSSARY, Axis, Part
+from attnspec.spec.contract.axes import GLOSSARY, Axis, ScoreEffect
 from attnspec.spec.contract.checking import check
 from attnspec.spec.contract.operation import CHAPTERS, OPERATIONS, Operation, register
 from attnspec.spec.contract.sources import Citation
@@ -39,7 +39,7 @@ def operation(
     indices: Mapping[str, str] | None = None,
     cumulative: Mapping[str, str] | None = None,
     generated_below: Mapping[str, int] | None = None,
-    parts: Mapping[str, Part] | None = None,
+    parts: Mapping[str, ScoreEffect] | None = None,
     trial_values: Mapping[str, tuple[Any, ...]] | None = None,
     chosen: str = "",
 ) -> Callable[[P], P]:
@@ -104,9 +104,9 @@ CAUSAL = "causal"
 def _read_protocol(protocol: Any, name: str, facts: Mapping[str, Any]) -> Operation:
     """Build the operation that a Protocol declares; :class:`InvalidDeclaration` says what is wrong."""
     if not getattr(protocol, "_is_protocol", False) or len(protocol.__parameters__) != 1 or not protocol.__doc__:
-        raise InvalidDeclaration("expected a Protocol[Array] with a docstring of domain and edges")
+        raise InvalidDeclaration("expected a Protocol[Array] with a docstring")
     if name in OPERATIONS or name != name.lower() or name.replace("_", "") != protocol.__name__.lower():
-        raise InvalidDeclaration(f"name: expected an unused name, the class's in small letters; got {name!r}")
+        raise InvalidDeclaration(f"name: expected the class's name in snake_case, not yet used; got {name!r}")
     signature = inspect.signature(protocol.__call__)
     parameters = list(signature.parameters.values())[1:]
     annotations = {p.name: p.annotation for p in parameters} | {"result": signature.return_annotation}

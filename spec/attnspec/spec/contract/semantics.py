@@ -95,14 +95,10 @@ def _masked(operation: Operation) -> bool:
     return bool(operation.masks)
 
 
-def _weighs_keys(operation: Operation) -> bool:
-    return operation.only_weighs_keys
-
-
 def _compares_queries(operation: Operation) -> bool:
     """True if the operation pools values, separate from the keys, for each query."""
     has_query_rows = any(operation.query_size in leaf.sizes for leaf in operation.queries)
-    return _weighs_keys(operation) and len(operation.attended) > 1 and has_query_rows
+    return operation.only_weighs_keys and len(operation.attended) > 1 and has_query_rows
 
 
 def _normalizes_scores(op: Operation) -> bool:
@@ -115,7 +111,7 @@ def _normalizes_scores(op: Operation) -> bool:
 
 
 def _attends(operation: Operation) -> bool:
-    return _weighs_keys(operation) or _normalizes_scores(operation)
+    return operation.only_weighs_keys or _normalizes_scores(operation)
 
 
 def _aligns(operation: Operation) -> bool:
@@ -136,10 +132,6 @@ def _has_sized_arguments(operation: Operation) -> bool:
     return bool(operation.numbers) or has_fixed_rank or shares_size
 
 
-def _gives_floats(operation: Operation) -> bool:
-    return operation.float_result
-
-
 @dataclass(frozen=True)
 class Semantics:
     """Choices of a backend for one operation; ``ValueError`` names a choice that does not exist."""
@@ -148,7 +140,7 @@ class Semantics:
         "zero", "What does a row without attendable keys give?", _masked
     )
     no_keys: Literal["zero", "nan", "error"] = question(
-        "zero", "What does attention over m = 0 keys give?", _weighs_keys
+        "zero", "What does attention over m = 0 keys give?", lambda operation: operation.only_weighs_keys
     )
     causal_alignment: Literal["top-left", "bottom-right"] = question(
         "top-left",
@@ -162,10 +154,7 @@ class Semantics:
         "propagates", "Does NaN at an attendable score, key or value make the rows NaN that attend to it?", _attends
     )
     nan_queries: Literal["propagates", "hidden"] = question(
-        "propagates",
-        "Does NaN in a query make its row NaN, or may it be hidden?",
-        _compares_queries,
-        allowing="hidden",
+        "propagates", "Does NaN in a query make its row NaN, or may it be hidden?", _compares_queries, allowing="hidden"
     )
     minus_infinity: Literal["nan", "zero", "uniform"] = question(
         "nan", "What are the weights of a row whose attendable scores are all −∞?", _normalizes_scores
@@ -174,14 +163,13 @@ class Semantics:
         "unpaired-sine", "What do the sinusoids give for an odd number of columns?", _counts_without_floats
     )
     gru_reset: Literal["before", "after"] = question(
-        "before",
-        "Does the reset gate of a GRU multiply the state before the recurrent product, or the product?",
+        "before", "Does the reset gate of a GRU multiply the state before the recurrent product, or the product?"
     )
     rotary_pairs: Literal["interleaved", "halves"] = question(
         "interleaved", "Does a rotary embedding turn features 2i and 2i + 1 together, or i and i + d/2?"
     )
     repeatability: Literal["bitwise", "within-budget"] = question(
-        "bitwise", "Does the same call give the same bits?", _gives_floats, allowing="within-budget"
+        "bitwise", "Does the same call give the same bits?", lambda o: o.float_result, allowing="within-budget"
     )
     rejection: Literal["raises", "unchecked"] = question(
         "raises",
@@ -231,9 +219,8 @@ def _by_encoding(declared: Any) -> str | tuple[tuple[str, str], ...]:
     choices = QUESTIONS["fully_masked"].choices
     for encoding, choice in choice_of.items():
         if choice not in choices:
-            raise ValueError(
-                f"semantics fully_masked: {encoding}: expected one of {', '.join(choices)}; got {choice!r}"
-            )
+            known = ", ".join(choices)
+            raise ValueError(f"semantics fully_masked: {encoding}: expected one of {known}; got {choice!r}")
     all_pairs = tuple((encoding, str(choice_of.get(encoding, choice_of["full"]))) for encoding in ENCODINGS)
     return all_pairs if len(set(choice_of.values())) > 1 else all_pairs[0][1]
 

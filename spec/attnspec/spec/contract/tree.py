@@ -140,21 +140,22 @@ class Option:
 class Branch:
     """Description of a record, a tuple of trees, or a call's arguments (``build`` is ``dict``).
 
-    ``names`` are the fields of a record, empty for a tuple. For ``many`` similar trees, ``nodes`` describes the first
-    and every other; ``count`` is the size that counts them. With ``NoneType`` as ``build`` the value is always None.
+    ``names`` are the fields of a record, empty for a tuple. If ``repeated``, it is a tuple of similar trees: ``nodes``
+    describes the first and every other, ``count`` is the size that counts them. With ``NoneType`` as ``build`` the
+    value is always None.
     """
 
     path: str
     build: type
     names: tuple[str, ...]
     nodes: tuple["Node", ...]
-    many: bool = False
+    repeated: bool = False
     count: str = ""
     optional: bool = False
 
     def node(self, number: int) -> "Node":
         """Description of the tree at an index."""
-        return self.nodes[min(number, 1)] if self.many else self.nodes[number]
+        return self.nodes[min(number, 1)] if self.repeated else self.nodes[number]
 
     def part_path(self, number: int, path: str) -> str:
         """Path of the tree at an index, where ``path`` is that of the branch."""
@@ -267,11 +268,11 @@ def _place(node: Node, value: Any, path: str, items: Items, counted: Counter | N
         places += [(replace(inner, optional=True), items, None) for inner in walk(node) if isinstance(inner, Leaf)]
         return
     parts = _parts(node, value, path)
-    if node.many and counted is not None:
+    if node.repeated and counted is not None:
         counted(node, path, len(parts))
     for number, part in enumerate(parts):
         below = node.part_path(number, path) if isinstance(inner := node.node(number), Branch) else ""
-        _place(inner, part, below, (*items, number) if node.many else items, counted, places)
+        _place(inner, part, below, (*items, number) if node.repeated else items, counted, places)
 
 
 def _parts(node: Branch, value: Any, path: str) -> tuple[Any, ...]:
@@ -283,7 +284,7 @@ def _parts(node: Branch, value: Any, path: str) -> tuple[Any, ...]:
     if node.names:
         return tuple(getattr(value, name) for name in node.names)
     parts: tuple[Any, ...] = tuple(value)  # type: ignore[arg-type]
-    if not node.many and len(parts) != len(node.nodes):
+    if not node.repeated and len(parts) != len(node.nodes):
         raise StructureError(path, f"a tuple of {len(node.nodes)}", f"one of {len(parts)}")
     return parts
 
@@ -294,7 +295,7 @@ def build_tree(
     """Build a value: ``at`` makes arrays and options (None omits one), ``count`` gives the numbers of similar trees."""
     if not isinstance(node, Branch):
         return at(node.at(items) if items and isinstance(node, Leaf) else node)
-    if not node.many:
+    if not node.repeated:
         return node.rebuilt([build_tree(inner, at, count, items) for inner in node.nodes])
     return tuple(build_tree(node.node(i), at, count, (*items, i)) for i in range(count(node)))
 
@@ -358,18 +359,18 @@ def _attributes(paths: list[str]) -> Callable[[Any], tuple[Any, ...]]:
 
 def _tuple_reader(node: Branch) -> Reader:
     """Read the arrays of a tuple, or of a record with tuples or optional records."""
-    build, names, many, expected = node.build, node.names, node.many, len(node.nodes)
+    build, names, repeated, expected = node.build, node.names, node.repeated, len(node.nodes)
     inner = [reader(n) for n in node.nodes]
 
     def read(value: Any, collected: list[Any], counts: list[Any]) -> None:
         if not isinstance(value, build):
             raise TypeError
         parts: Any = [getattr(value, name) for name in names] if names else value
-        if many:
+        if repeated:
             counts.append(len(parts))
         elif len(parts) != expected:
             raise TypeError
-        for step, part in zip(chain(inner[:1], repeat(inner[-1])) if many else inner, parts, strict=False):
+        for step, part in zip(chain(inner[:1], repeat(inner[-1])) if repeated else inner, parts, strict=False):
             step(part, collected, counts)
 
     return read

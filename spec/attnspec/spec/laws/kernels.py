@@ -1,6 +1,6 @@
 """Laws of attention in kernels: grouped heads, caps, biases, sinks, packed and paged caches."""
 
-from attnspec.spec.contract.axes import Axis, Part
+from attnspec.spec.contract.axes import Axis, ScoreEffect
 from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.sources import (
@@ -47,7 +47,7 @@ SCORE_CAP_LIMITS = law(
     "kernels.score-cap-limits",
     "A very large cap changes nothing. A very small one gives all attendable keys equal weights.",
     formula=r"c \to \infty:\ f(x; c) \to f(x),\quad c \to 0:\ f(x; c) \to f(x; \lambda = 0)",
-    governs=lambda operation: bool(operation.part(Part.CAP)),
+    governs=lambda operation: bool(operation.part(ScoreEffect.CAP)),
     sources=[GEMMA.passage("2 Model architecture: logit soft-capping")],
 )
 SLOPES_AND_SINKS_ARE_BIASES = law(

@@ -1,6 +1,6 @@
 """Laws of masks, and of attention under them."""
 
-from attnspec.spec.contract.axes import Axis, Part
+from attnspec.spec.contract.axes import Axis, ScoreEffect
 from attnspec.spec.contract.law import law, of
 from attnspec.spec.contract.operation import Operation
 from attnspec.spec.contract.sources import BELTAGY, S2, S3
@@ -23,7 +23,7 @@ def masked(operation: Operation) -> bool:
 def _weighs_by_scores(operation: Operation) -> bool:
     """True if scores with a scale and a mask become weights or weighted sums."""
     weights = has_number_per_key(operation) or bool(operation.pooled or operation.linear)
-    scaled = bool(operation.scores_scale_with) or Part.SCALE in operation.parts.values()
+    scaled = bool(operation.scores_scale_with) or ScoreEffect.SCALE in operation.parts.values()
     return scaled and operation.mask is not None and weights and weighs_once(operation)
 
 

@@ -39,7 +39,9 @@ class Item:
 
     def __post_init__(self) -> None:
         if bool(self.owners) == bool(self.reason):
-            raise ValueError(f"{self.kind.value} {self.text!r}: expected owners or a reason; got {self.owners!r}")
+            raise ValueError(
+                f"{self.kind.value} {self.text!r}: expected owners or a reason; got {self.owners!r}, {self.reason!r}"
+            )
 
     @property
     def number(self) -> int | None:

@@ -25,50 +25,34 @@ LECTURE = Lecture(
         page(
             "ATTENTION: NONVOLITIONAL CUES",
             reason="how people attend, from psychology: nothing is computed",
-            items=[
-                picture(reason=_ILLUSTRATION),
-            ],
+            items=[picture(reason=_ILLUSTRATION)],
         ),
         page(
             "ATTENTION: VOLITIONAL CUES",
             reason="how people attend, from psychology: nothing is computed",
-            items=[
-                picture(reason=_ILLUSTRATION),
-            ],
+            items=[picture(reason=_ILLUSTRATION)],
         ),
         page("Queries, Keys and Values", reason=_SECTION),
         page(
             "ATTENTION: QUERIES, KEYS AND VALUES I",
             reason="what queries are for, in words; no formula yet",
-            items=[
-                line("MOTIVATION", reason="a subtitle of the page"),
-                picture("attention_pooling"),
-            ],
+            items=[line("MOTIVATION", reason="a subtitle of the page"), picture("attention_pooling")],
         ),
         page(
             "ATTENTION: QUERIES, KEYS AND VALUES II",
             reason="what weights and inputs are in an ordinary neuron",
-            items=[
-                line("SOLUTION", reason="a subtitle of the page"),
-                picture("attention_pooling"),
-            ],
+            items=[line("SOLUTION", reason="a subtitle of the page"), picture("attention_pooling")],
         ),
         page(
             "ATTENTION: QUERIES, KEYS AND VALUES III",
             "attention_pooling",
-            items=[
-                line("ATTENTION POOLING", "attention_pooling"),
-                picture("attention_pooling"),
-            ],
+            items=[line("ATTENTION POOLING", "attention_pooling"), picture("attention_pooling")],
         ),
         page(
             "ATTENTION: QUERIES, KEYS AND VALUES IV",
             "attention_pooling",
             "attention.hardmax-limit",
-            items=[
-                line("ATTENTION POOLING", "attention_pooling"),
-                picture("attention_pooling"),
-            ],
+            items=[line("ATTENTION POOLING", "attention_pooling"), picture("attention_pooling")],
         ),
         page("Attention Pooling", reason=_SECTION),
         page(
@@ -270,7 +254,7 @@ LECTURE = Lecture(
                     "(16)",
                     "bahdanau_context",
                     "decoder_step",
-                )
+                ),
             ],
         ),
         page(
@@ -293,7 +277,7 @@ LECTURE = Lecture(
                     r"\mathbf{x}_n))) = \sum_{j=1}^n \alpha(\mathbf{x}_i, \mathbf{x}_j) \mathbf{x}_j \in "
                     r"\mathbb{R}^d \quad (17)",
                     "self_attention",
-                )
+                ),
             ],
         ),
         *[

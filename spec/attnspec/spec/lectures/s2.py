@@ -74,9 +74,7 @@ LECTURE = Lecture(
         page(
             "Solution: Generalized Attention in Matrix Form",
             "dot_product_attention",
-            items=[
-                formula(r"a(Q, K, V) = \operatorname{Softmax}(QK^{\top})V", "dot_product_attention"),
-            ],
+            items=[formula(r"a(Q, K, V) = \operatorname{Softmax}(QK^{\top})V", "dot_product_attention")],
         ),
         page("Problem: Justifying Scaled Self-Attention", "dot_product_mean", *_VARIANCE, "scaled_dot_scores"),
         page(

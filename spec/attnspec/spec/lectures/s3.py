@@ -97,9 +97,7 @@ LECTURE = Lecture(
         page(
             "Sequence-to-sequence tasks",
             reason="what translation is: a task, no formula",
-            items=[
-                picture(reason="an illustration of what the page says"),
-            ],
+            items=[picture(reason="an illustration of what the page says")],
         ),
         page(
             "How Seq2Seq works", "encoder_context", "decoder_step", items=[picture("encoder_context", "decoder_step")]
@@ -124,27 +122,18 @@ LECTURE = Lecture(
         page(
             "Intuition behind “attending to the input”",
             reason="what a translator does, in words",
-            items=[
-                line("If you were programming a translator, you might", reason="what a translator does, in words"),
-            ],
+            items=[line("If you were programming a translator, you might", reason="what a translator does, in words")],
         ),
         page(
             "The math behind “attending to the input”",
             "bahdanau_context",
             "attention.permutation-equivariance",
-            items=[
-                _CONTEXT,
-                _SCORES,
-                _WEIGHTS,
-            ],
+            items=[_CONTEXT, _SCORES, _WEIGHTS],
         ),
         page(
             "Example: how to obtain a context vector?",
             reason="the question that the next pages answer",
-            items=[
-                *_ANNOTATIONS,
-                _UNKNOWN,
-            ],
+            items=[*_ANNOTATIONS, _UNKNOWN],
         ),
         page("Example: average pooling is context independent", "average_pooling", items=[*_ANNOTATIONS, _AVERAGE]),
         page("Example: Attention", "softmax", items=[*_ANNOTATIONS, _STATE, _SOFTMAX]),
@@ -158,25 +147,18 @@ LECTURE = Lecture(
         page(
             "Visualization of Attention",
             reason="a picture of the weights of a trained model",
-            items=[
-                picture(reason="the weights of a trained model as a map"),
-            ],
+            items=[picture(reason="the weights of a trained model as a map")],
         ),
         page(
             "Attention Performance",
             reason="how well a trained model translates: measured, not computed",
-            items=[
-                picture(reason="the quality of translations by the length of sentences"),
-            ],
+            items=[picture(reason="the quality of translations by the length of sentences")],
         ),
         page("Attention-Based Caption Generation", reason="what captions are: a task, and the paper of Xu 2015"),
         page(
             "Attention for Caption Generation",
             "spatial_attention",
-            items=[
-                formula(_SCORES.text, "spatial_attention"),
-                formula(_WEIGHTS.text, "spatial_attention"),
-            ],
+            items=[formula(_SCORES.text, "spatial_attention"), formula(_WEIGHTS.text, "spatial_attention")],
         ),
         page(
             "What Attention tells us",
@@ -190,9 +172,7 @@ LECTURE = Lecture(
         page(
             "What Attention tells us about mistakes",
             reason="examples of wrong captions from a trained model",
-            items=[
-                picture(reason="photographs with wrong captions"),
-            ],
+            items=[picture(reason="photographs with wrong captions")],
         ),
         page("Multi-Layer RNNs", "stacked_rnn", "stacked_gru", "stacked_lstm", items=[picture("stacked_rnn")]),
         page("RNN Disadvantage", "rnn_complexity", "seq2seq_complexity"),
@@ -234,9 +214,7 @@ LECTURE = Lecture(
         page(
             "Attending to the input (encoder)",
             "cross_attention",
-            items=[
-                figure("Figure 2: how the encoder contributes K and V", "cross_attention", "decoder_layer"),
-            ],
+            items=[figure("Figure 2: how the encoder contributes K and V", "cross_attention", "decoder_layer")],
         ),
         page(
             "Self-attention",
@@ -276,16 +254,12 @@ LECTURE = Lecture(
             "encoder_stack",
             "encoder_decoder",
             "transformer.zero-sublayers-identity",
-            items=[
-                figure("Figure 5: typical encoder-decoder blocks of a transformer", "encoder_decoder"),
-            ],
+            items=[figure("Figure 5: typical encoder-decoder blocks of a transformer", "encoder_decoder")],
         ),
         page(
             "Visualizing Attention",
             reason="the weights of a trained model on one sentence",
-            items=[
-                figure("Figure 6: visualized attention on a sentence", reason="the weights of a trained model"),
-            ],
+            items=[figure("Figure 6: visualized attention on a sentence", reason="the weights of a trained model")],
         ),
         page(
             "Backprop",
@@ -304,9 +278,7 @@ LECTURE = Lecture(
         page(
             "GPT-3: Generating an Article",
             reason="a text that a trained model wrote",
-            items=[
-                line("Title: United Methodists Agree to Historic Split", reason="the title of that text"),
-            ],
+            items=[line("Title: United Methodists Agree to Historic Split", reason="the title of that text")],
         ),
         page("GPT-3: Correcting English Grammar", reason="sentences that a trained model wrote"),
         page("Large Language Models (LLMs)", "decoder_only", "encoder_only", "S3-GPT"),

@@ -58,9 +58,7 @@ LECTURE = Lecture(
             "decoder_step",
             "output_distribution",
             "S4-two-functions",
-            items=[
-                picture("encoder_context", "decoder_step"),
-            ],
+            items=[picture("encoder_context", "decoder_step")],
         ),
         page(
             "Attention Prompt",
@@ -148,9 +146,7 @@ LECTURE = Lecture(
         page(
             "Recap",
             reason="a recapitulation without words",
-            items=[
-                picture(reason="a picture without words, which the text of the lecture does not have"),
-            ],
+            items=[picture(reason="a picture without words, which the text of the lecture does not have")],
         ),
         page("VIT Vision Transformer", "patchify", "patch_embedding", "vit_encoder", items=[picture("vit_encoder")]),
         page("Attention UNet", "attention_skip", "attention_gate", items=[picture("attention_skip")]),

@@ -197,8 +197,7 @@ def paged_attention(
     scoring = Scoring(scale, softcap)
     results = groups.attend_in_pages(query, key_pages, value_pages, block_table, pairs, scoring)
     if results is not None:
-        output, logarithms = (x.to(query.dtype) for x in results)
-        return output.reshape(shape), logarithms.reshape(shape[:-1])
+        return _round(*results, query, shape)
     key, value = (_gathered_pages(pages, block_table.long()) for pages in (key_pages, value_pages))
     return _attention(query, key, value, shape, pairs, scoring)
 

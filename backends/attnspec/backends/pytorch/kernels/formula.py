@@ -62,11 +62,8 @@ def with_sinks(output: Tensor, logarithms: Tensor, sinks: Tensor) -> tuple[Tenso
 
 def in_groups(x: Tensor, heads_k: int) -> Tensor:
     """x (*batch, heads, n, d) as (*batch, heads_k, group, n, d); heads of size 1 as (*batch, 1, 1, n, d)."""
-    return (
-        x.unsqueeze(-3)
-        if x.shape[-3] == 1
-        else x.reshape(*x.shape[:-3], heads_k, x.shape[-3] // max(heads_k, 1), *x.shape[-2:])
-    )
+    *batch, heads, n, d = x.shape
+    return x.unsqueeze(-3) if heads == 1 else x.reshape(*batch, heads_k, heads // max(heads_k, 1), n, d)
 
 
 def dot_products(query: Tensor, key: Tensor, allowed: Tensor | None) -> Tensor:

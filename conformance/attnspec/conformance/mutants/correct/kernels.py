@@ -121,13 +121,7 @@ class Kernels(Positional, Attention):
         return np.where(empty, scores.dtype.type(-np.inf), finite)[..., 0]
 
     def variable_length_attention(
-        self,
-        query: Numbers,
-        key: Numbers,
-        value: Numbers,
-        query_ends: Numbers,
-        key_ends: Numbers,
-        **options: Any,
+        self, query: Numbers, key: Numbers, value: Numbers, query_ends: Numbers, key_ends: Numbers, **options: Any
     ) -> Numbers:
         """Outputs and log-sum-exps of packed sequences, computed one sequence at a time."""
         self.check_ends(query_ends, query.shape[-2])

@@ -15,7 +15,7 @@ Sources: S0, equation (4); Bahdanau 2015.
 """
 
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -31,6 +31,7 @@ from attnspec.backends.pytorch.runtime.recording import needs_gradients
 from attnspec.backends.pytorch.runtime.transforms import addressable, operations_intercepted, under_torch_func
 
 from . import path_choice, plain
+from .checks import cast_operands, check, refuse
 
 
 def path_for(first: Tensor, *others: Tensor, path: str | None = None) -> str:
@@ -48,7 +49,8 @@ def path_for(first: Tensor, *others: Tensor, path: str | None = None) -> str:
             return _cheapest_path(*operands)
         return forced_path if forced_path in possible else possible[0]
     if path not in possible:
-        raise ValueError(f"path: expected one of {', '.join(possible)} for {dtype} on {device}; got {path!r}")
+        expected = f"one of {', '.join(possible)} for {dtype} on {device}"
+        raise ValueError(f"additive attention: path: expected {expected}; got {path!r}")
     return path
 
 
@@ -88,56 +90,6 @@ def _cheapest_path(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor) -> str:
     return path_choice.by_cost(batch.numel(), *sizes, a.dtype, tracked=tracked)
 
 
-def _refuse(argument: str, expected: str, got: Tensor) -> NoReturn:
-    raise ValueError(f"additive attention: {argument}: expected {expected}; got {tuple(got.shape)}")
-
-
-def _check(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor | None, mask: Tensor | None) -> None:
-    """Raise for operands whose shapes, devices or mask dtype do not fit together.
-
-    Messages are formatted only when they are raised: formatting a size makes torch.compile specialise on it.
-    """
-    if w_v.dim() != 1 or w_v.shape[0] < 1:
-        _refuse("w_v", "shape (h,), h >= 1", w_v)
-    others = [x for x in (b, w_v, value, mask) if x is not None]
-    if any(x.device != a.device for x in others):
-        devices = ", ".join(str(x.device) for x in (a, *others))
-        raise ValueError(f"additive attention: expected all tensors on one device; got {devices}")
-    h = w_v.shape[0]
-    if a.dim() < 2 or a.shape[-1] != h:
-        _refuse("a", f"shape (*batch, n, {h})", a)
-    if b.dim() < 2 or b.shape[-1] != h:
-        _refuse("b", f"shape (*batch, m, {h})", b)
-    n, m = a.shape[-2], b.shape[-2]
-    shapes = [a.shape[:-2], b.shape[:-2]]
-    if value is not None:
-        if value.dim() < 2 or value.shape[-2] != m or value.shape[-1] < 1:
-            _refuse("value", f"shape (*batch, {m}, d_v), d_v >= 1", value)
-        shapes.append(value.shape[:-2])
-    if mask is not None:
-        if mask.dtype != torch.bool:
-            raise TypeError(f"additive attention: mask: expected torch.bool; got {mask.dtype}")
-        # not `in (1, n)`: torch.compile evaluates that to False for a symbolic size
-        rows = mask.dim() >= 2 and (mask.shape[-2] == n or mask.shape[-2] == 1)
-        if not (rows and (mask.shape[-1] == m or mask.shape[-1] == 1)):
-            _refuse("mask", f"shape broadcastable to (*batch, {n}, {m}), rank >= 2", mask)
-        shapes.append(mask.shape[:-2])
-    try:
-        broadcast(*shapes)
-    except RuntimeError:
-        got = ", ".join(str(tuple(shape)) for shape in shapes)
-        raise ValueError(f"additive attention: expected batch dimensions that broadcast; got {got}") from None
-
-
-def _cast_operands(names: str, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return the operands, cast if autocast is on; TypeError unless they share one floating dtype."""
-    tensors = autocast.cast(*tensors)
-    if any(x.dtype != tensors[0].dtype for x in tensors) or not tensors[0].is_floating_point():
-        kinds = ", ".join(str(x.dtype) for x in tensors)
-        raise TypeError(f"additive attention: {names}: expected one floating dtype; got {kinds}")
-    return tensors
-
-
 def attention(
     a: Float[Tensor, "*#batch n h"],
     b: Float[Tensor, "*#batch m h"],
@@ -154,8 +106,8 @@ def attention(
     with zero gradients; numbers stored at an excluded key, even NaN, have no effect on the row. ValueError for shapes
     and paths, TypeError for dtypes.
     """
-    _check(a, b, w_v, value, mask)
-    a, b, w_v, value = _cast_operands("a, b, w_v, value", a, b, w_v, value)
+    check(a, b, w_v, value, mask)
+    a, b, w_v, value = cast_operands("a, b, w_v, value", a, b, w_v, value)
     chosen = path_for(a, b, w_v, value, path=path)
     if chosen == "pointwise":
         from .llvm import pointwise
@@ -186,8 +138,8 @@ def scores(
 
     Under a softmax the gradients of a row's scores add up to 0, and the kernels of `attention` leave that sum out.
     """
-    _check(a, b, w_v, None, None)
-    a, b, w_v = _cast_operands("a, b, w_v", a, b, w_v)
+    check(a, b, w_v, None, None)
+    a, b, w_v = cast_operands("a, b, w_v", a, b, w_v)
     chosen = path_for(a, b, w_v, path=path)
     if chosen == "llvm":
         from .llvm import operators as llvm
@@ -229,9 +181,9 @@ def prepare_keys(
 ) -> KeyCache:
     """Prepare projected keys b and values for `step`. The cache keeps these tensors: do not change them afterwards."""
     if b.dim() < 2:
-        _refuse("b", "shape (*batch, m, h)", b)
-    _check(b[..., :1, :], b, w_v, value, None)
-    b, w_v, value = _cast_operands("b, w_v, value", b, w_v, value)
+        refuse("b", "shape (*batch, m, h)", b)
+    check(b[..., :1, :], b, w_v, value, None)
+    b, w_v, value = cast_operands("b, w_v, value", b, w_v, value)
     chosen = path_for(b, w_v, value, path=path)
     prepared: Any = None
     fused: Any = None
@@ -270,14 +222,14 @@ def step(
             return step(cache, a if a.dtype is torch.float64 else a.to(cache.b.dtype), mask=mask)
     (m, h), mask_row = cache.b.shape[-2:], None
     if a.dim() < 1 or a.shape[-1] != h:
-        _refuse("a", f"shape (*batch, {h})", a)
+        refuse("a", f"shape (*batch, {h})", a)
     if mask is not None:
         if mask.dim() < 1 or (mask.shape[-1] != m and mask.shape[-1] != 1):
-            _refuse("mask", f"shape broadcastable to (*batch, {m}), rank >= 1", mask)
+            refuse("mask", f"shape broadcastable to (*batch, {m}), rank >= 1", mask)
         mask_row = mask.unsqueeze(-2)
-    _check(a.unsqueeze(-2), cache.b, cache.w_v, cache.value, mask_row)
+    check(a.unsqueeze(-2), cache.b, cache.w_v, cache.value, mask_row)
     if a.dtype != cache.b.dtype:
-        raise TypeError(f"additive attention: a: expected {cache.b.dtype} as the keys; got {a.dtype}")
+        raise TypeError(f"additive attention: a: expected {cache.b.dtype} like the keys; got {a.dtype}")
     tracked = needs_gradients(a, cache.b, cache.w_v, cache.value)
     operands = a, cache.b, cache.w_v, cache.value
     supported = _serves(cache.path, operands)

@@ -42,14 +42,9 @@ def attend(
     plan = None
     try:
         kind = (
-            causal,
-            grad(),
-            threads(),
-            forcing.chosen,
-            *map(plan_properties, operands),
-            plan_properties(mask),
+            causal, grad(), threads(), forcing.chosen, *map(plan_properties, operands), plan_properties(mask),
             all(x.is_contiguous() for x in operands),
-        )
+        )  # fmt: skip
         plan = _plans.get(kind)
     except (AttributeError, TypeError, RuntimeError):  # an argument is no tensor: `check` raises and names it
         kind = None

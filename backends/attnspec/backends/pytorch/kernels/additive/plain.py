@@ -108,7 +108,6 @@ def scores(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
         return a.new_zeros(*batch, n, m) + 0 * (a.sum() + b.sum() + w_v.sum()).nan_to_num()
     with autocast.off(a):
         a, b, w_v = map(upcast, (a, b, w_v))
-        parts = []
-        for chunk in _chunks(n, batch.numel(), m, b.shape[-1]):
-            parts.append(_with_checkpoint(_score_chunk, a[..., chunk, :], b, w_v, None))
+        chunks = _chunks(n, batch.numel(), m, b.shape[-1])
+        parts = [_with_checkpoint(_score_chunk, a[..., chunk, :], b, w_v, None) for chunk in chunks]
         return torch.cat(parts, -2).to(dtype)

@@ -40,9 +40,7 @@ class Operator(Generic[P, R]):
         """Register a function that returns empty results of the right shapes and dtypes, for tracing."""
         torch.library.register_fake(self.name, function, lib=LIBRARY)
 
-    def register_autograd(
-        self, backward: Callable[..., Any], *, setup_context: Callable[..., Any] | None = None
-    ) -> None:
+    def register_autograd(self, backward: Callable[..., Any], *, setup_context: Any = None) -> None:
         """Register the gradients, as ``torch.library.register_autograd`` does."""
         torch.library.register_autograd(self.name, backward, setup_context=setup_context, lib=LIBRARY)
 

@@ -51,8 +51,7 @@ class Call(NamedTuple):
     """A call: query (b, heads, n, d), key (b, heads_k, m, d), value (b, heads_k, m, d_v).
 
     ``call[:3]`` are the operands. ``is_4d``: the caller's operands had four dimensions. ``in_layer``: the call is part
-    of another operation.
-    ``learned``: bias or slopes need gradients, which only the formula has.
+    of another operation. ``learned``: bias or slopes need gradients, which only the formula has.
     """
 
     query: Tensor
@@ -75,10 +74,6 @@ class Call(NamedTuple):
         alone = all(x is None for x in (left, softcap, *self.tensors[1:]))  # all tensors but the mask
         return alone and right in (None, 0) and not wide
 
-    def allowed(self) -> Tensor | None:
-        """All conditions as one mask (b|1, heads|1, #n, #m); None allows everything."""
-        return allowed(self.options, self.tensors, self.query.shape[-2], self.key.shape[-2], self.query.device)
-
     def differentiates(self) -> bool:
         """Return whether autograd records this call."""
         return needs_gradients(self.query, self.key, self.value)
@@ -87,10 +82,10 @@ class Call(NamedTuple):
 NO_TENSORS = Tensors()
 
 
-def allowed(options: Options, tensors: Tensors, n: int, m: int, device: torch.device) -> Tensor | None:
+def allowed(options: Options, tensors: Tensors, query: Tensor, key: Tensor) -> Tensor | None:
     """All conditions as one mask (b|1, heads|1, #n, #m); None allows everything."""
-    mask, lengths, offsets, *_ = tensors
-    return conjunction(mask, Visible(None, options.left, options.right, lengths, offsets).allowed(n, m, device))
+    visible = Visible(None, options.left, options.right, tensors.lengths, tensors.offsets)
+    return conjunction(tensors.mask, visible.allowed(query.shape[-2], key.shape[-2], query.device))
 
 
 def as_4d(x: Tensor, rank: int) -> Tensor:
@@ -127,9 +122,9 @@ def ungrouped_call(
     if len(q) < 2 or len(k) < 2 or len(v) < 2:
         _refuse("every argument", "at least two dimensions", min(len(q), len(k), len(v)))
     if k[-1] != q[-1]:
-        _refuse("key", f"{q[-1]} features as the query", k[-1])
+        _refuse("key", f"{q[-1]} features like the query", k[-1])
     if v[-2] != k[-2]:
-        _refuse("value", f"{k[-2]} rows as the key", v[-2])
+        _refuse("value", f"{k[-2]} rows like the key", v[-2])
     if not (query.dtype is key.dtype is value.dtype and query.is_floating_point()) and not autocast_enabled(query):
         got = ", ".join(str(x.dtype) for x in (query, key, value))
         raise TypeError(f"{NAME}: query, key, value: expected one floating dtype; got {got}")

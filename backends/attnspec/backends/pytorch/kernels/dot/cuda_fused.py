@@ -6,10 +6,13 @@ and no mask. Causal kernels align n ≠ m differently. Therefore sizes are padde
 float64 has no fused kernel.
 """
 
+from itertools import accumulate
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attnspec.backends.pytorch.kernels.dot.batches import padded_features
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
 from attnspec.backends.pytorch.runtime.masks import causal_triangle
 
@@ -43,20 +46,10 @@ def variable_length(query: Tensor, key: Tensor, value: Tensor, lengths: tuple[in
         return F.pad(rows, (0, width - x.shape[-1]))
 
     queries = F.pad(query.transpose(1, 2).reshape(b * n, h, d), (0, width - d))
-    stops = [0]
-    for length in lengths:
-        stops.append(stops[-1] + length)
-    counts = torch.tensor([[n * i for i in range(b + 1)], stops], dtype=torch.int32, device=query.device)
-    output = varlen_attn(
-        queries,
-        packed(key),
-        packed(value),
-        counts[0].contiguous(),
-        counts[1].contiguous(),
-        n,  # longest sequence of queries
-        max(lengths),  # and of keys
-        scale=scale,
-    )
+    ends = [[n * i for i in range(b + 1)], list(accumulate(lengths, initial=0))]
+    of_queries, of_keys = torch.tensor(ends, dtype=torch.int32, device=query.device).unbind()
+    # n and max(lengths): the longest sequences of queries and of keys
+    output = varlen_attn(queries, packed(key), packed(value), of_queries, of_keys, n, max(lengths), scale=scale)
     assert isinstance(output, Tensor)
     return output[..., :d_v].view(b, n, h, d_v).transpose(1, 2)
 
@@ -94,10 +87,4 @@ def _padded_operands(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor,
         return query, key, value
     unit = 4 if query.dtype is torch.float32 else 8
     d, d_v = _multiple(query.shape[-1], unit), _multiple(value.shape[-1], unit)
-
-    def padded(x: Tensor, width: int) -> Tensor:
-        if x.shape[-1] < width:
-            return F.pad(x, (0, width - x.shape[-1]))
-        return x if x.stride(-1) == 1 else x.contiguous()
-
-    return padded(query, d), padded(key, d), padded(value, d_v)
+    return padded_features(query, d), padded_features(key, d), padded_features(value, d_v)

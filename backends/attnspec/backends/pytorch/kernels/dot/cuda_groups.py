@@ -11,15 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnspec.backends.pytorch.kernels.dot.batches import (
-    batch_of,
-    batches,
-    merge_batch,
-    merge_bias,
-    merge_ints,
-    merge_mask,
-    padded_features,
-)
 from attnspec.backends.pytorch.kernels.formula import Scoring
 from attnspec.backends.pytorch.kernels.visible import Visible
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES, finite
@@ -28,6 +19,8 @@ from attnspec.backends.pytorch.runtime.optional import HAS_TRITON
 from attnspec.backends.pytorch.runtime.private import flash_on_cuda
 from attnspec.backends.pytorch.runtime.recording import needs_gradients
 from attnspec.backends.pytorch.runtime.transforms import any_lazy, fused_allowed
+
+from .batches import batch_of, batches, merge_batch, merge_bias, merge_ints, merge_mask, padded_features
 
 WIDEST = {torch.float32: 128, torch.bfloat16: 256, torch.float16: 256}
 """Largest head size with tiles within a GPU's shared memory; other dtypes have no kernel."""

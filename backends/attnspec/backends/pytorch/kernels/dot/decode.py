@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.dot.call import Call, as_4d
-from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING, Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.codegen import Kernel, buffer_slots, compiled
 from attnspec.backends.pytorch.kernels.llvm.machine_code import is_zen, multiplies_bfloat16, register_bytes
 from attnspec.backends.pytorch.kernels.llvm.threads import argument_buffer, thread_count
 from attnspec.backends.pytorch.kernels.llvm.threads import call as call_kernel
@@ -223,12 +223,9 @@ def plan(
     return attend
 
 
-_QUERY, _KEY, _VALUE, _START, _STOP, _OUTPUT, _MAXIMUM, _RECIPROCAL, _SCRATCH = (
-    LEADING + slot
-    for slot in (
-        Decode.query, Decode.key, Decode.value, Decode.start, Decode.stop, Decode.output, Decode.maximum,
-        Decode.reciprocal, Decode.scratch,
-    )
+_QUERY, _KEY, _VALUE, _START, _STOP, _OUTPUT, _MAXIMUM, _RECIPROCAL, _SCRATCH = buffer_slots(
+    Decode.query, Decode.key, Decode.value, Decode.start, Decode.stop, Decode.output, Decode.maximum,
+    Decode.reciprocal, Decode.scratch,
 )  # fmt: skip
 
 

@@ -13,10 +13,9 @@ from attnspec.backends.pytorch.kernels.llvm.arguments import (
     Scratch,
     Size,
 )
-from attnspec.backends.pytorch.kernels.llvm.memory import Memory
-from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, IntPointer
+from attnspec.backends.pytorch.kernels.llvm.values import BytePointer
 
-from .tiled_arguments import Strided
+from .tiled_arguments import Strided, strided_reader
 
 STORED = {torch.float32: "real", torch.float64: "real", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 """Storage format of each dtype, as in `Memory.load_stored`."""
@@ -31,18 +30,13 @@ class StridedBytes(Kind[Tensor, Strided[BytePointer]]):
     """Numbers (entries, heads, rows, columns) of any dtype, with contiguous rows; strides in bytes."""
 
     slots = 4
+    read = staticmethod(strided_reader(BytePointer))
 
     @staticmethod
     def to_slots(x: Tensor) -> tuple[int, int, int, int]:
         """Address and strides."""
         first, second, third, size = *x.stride()[:3], x.element_size()
         return x.data_ptr(), first * size, second * size, third * size
-
-    @staticmethod
-    def read(k: Memory, buffer: IntPointer, first: int) -> Strided[BytePointer]:
-        """Address and strides."""
-        base, *strides = (k.load_int(buffer, first + i) for i in range(4))
-        return Strided(BytePointer(base), *strides)
 
 
 class Decode(Arguments):

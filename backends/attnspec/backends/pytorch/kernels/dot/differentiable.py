@@ -1,6 +1,7 @@
 """Autograd function of attention: first derivatives by kernels, higher ones by the formula."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -49,17 +50,13 @@ class Plan(Protocol):
 
 def runner(plan: Plan, tracked: bool) -> Attend:
     """Return the function that runs a plan, recorded by autograd if ``tracked``."""
+    run: Callable[..., Any] = partial(Attention.apply, plan) if tracked else plan.forward
 
-    def attend(query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor | None) -> Results | None:
-        output, logarithms, needs_formula, _ = plan.forward(query, key, value, *tensors)
+    def attend(*operands: Tensor | None) -> Results | None:
+        output, logarithms, needs_formula, *_ = run(*operands)
         return None if needs_formula else (output, logarithms)
 
-    def attend_and_record(query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor | None) -> Results | None:
-        output, logarithms, needs_formula = apply(plan, query, key, value, *tensors)
-        return None if needs_formula else (output, logarithms)
-
-    apply: Callable[..., tuple[Tensor, Tensor | None, bool]] = Attention.apply
-    return attend_and_record if tracked else attend
+    return attend
 
 
 class Attention(torch.autograd.Function):
@@ -104,7 +101,7 @@ def by_formula(
         if not twice:
             operands = [x.detach().requires_grad_(want) for x, want in zip(operands, wanted, strict=True)]
         query, key, value = (as_4d(x, plan.rank) for x in operands)
-        attendable = allowed(options, tensors, query.shape[-2], key.shape[-2], query.device)
+        attendable = allowed(options, tensors, query, key)
         slopes = None if tensors.slopes is None else tensors.slopes * options.scale
         scoring = Scoring(options.scale, options.softcap, tensors.bias, slopes)
         results = formula.attention(query, key, value, attendable, scoring)

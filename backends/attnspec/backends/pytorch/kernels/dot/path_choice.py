@@ -98,9 +98,7 @@ def _supported(call: Call) -> bool:
         and query.dtype == key.dtype == value.dtype
         and low <= options.scale <= high
         and (options.softcap is None or low <= options.softcap <= high)
-        and query.numel() > 0
-        and key.numel() > 0
-        and value.numel() > 0
+        and all(x.numel() > 0 for x in (query, key, value))
         and not call.learned
         and all(map(addressable, present))
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, OptionalBooleans, Result, Size
-from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING, Kernel, compiled
+from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING, Kernel, buffer_slots, compiled
 from attnspec.backends.pytorch.kernels.llvm.machine_code import register_bytes
 from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, Value, Variable
 from attnspec.backends.pytorch.runtime.accumulation import upcast
@@ -119,7 +119,7 @@ def range_check(tensors: Sequence[Tensor], mask: Tensor | None = None) -> Callab
     return in_range
 
 
-_COUNTS = tuple(LEADING + slot for slot in (Arrays.first_count, Arrays.second_count, Arrays.third_count))
-_TENSORS = tuple(LEADING + slot for slot in (Arrays.first, Arrays.second, Arrays.third))
-_ROWS, _M, _MASK, _FAILED = (LEADING + slot for slot in (Arrays.rows, Arrays.m, Arrays.mask, Arrays.failed))
+_COUNTS = buffer_slots(Arrays.first_count, Arrays.second_count, Arrays.third_count)
+_TENSORS = buffer_slots(Arrays.first, Arrays.second, Arrays.third)
+_ROWS, _M, _MASK, _FAILED = buffer_slots(Arrays.rows, Arrays.m, Arrays.mask, Arrays.failed)
 _FLAG = LEADING + Arrays.slots

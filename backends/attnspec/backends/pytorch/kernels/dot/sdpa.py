@@ -15,23 +15,16 @@ from attnspec.backends.bases.autocast import autocast_enabled
 from attnspec.backends.pytorch.kernels import formula
 from attnspec.backends.pytorch.kernels.dot import cached_plans, cuda_fused, fused, path_choice
 from attnspec.backends.pytorch.kernels.dot.cached_plans import NumericOptions
-from attnspec.backends.pytorch.kernels.dot.call import Call, ungrouped_call
+from attnspec.backends.pytorch.kernels.dot.call import Call, allowed, ungrouped_call
 from attnspec.backends.pytorch.kernels.dot.mask_structure import structure_of
 from attnspec.backends.pytorch.runtime import autocast
 from attnspec.backends.pytorch.runtime.transforms import has_tangents, operations_intercepted, values_unreadable
 
 
 def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    in_layer: bool = False,
-    check: Callable[[], Any] | None = None,
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, causal: bool = False,
+    scale: float | None = None, in_layer: bool = False, check: Callable[[], Any] | None = None,
+) -> Tensor:  # fmt: skip
     """softmax(scale·QKᵀ)V over the attendable keys; ``scale`` is 1/√d by default.
 
     query (*batch, n, d), key (*batch, m, d), value (*batch, m, d_v), mask boolean (*batch, n, m) with True = attend;
@@ -56,7 +49,8 @@ def attend(
     call, batch = ungrouped_call(query, key, value, mask, causal, scale)
     if not call.key.shape[-2] or (on_cpu and (not captured or has_tangents())):
         # without keys PyTorch's own kernels add 0·Σq, which is NaN where the sum overflows
-        output = formula.output_of(*call[:3], call.allowed(), call.options.scale)
+        attendable = allowed(call.options, call.tensors, call.query, call.key)
+        output = formula.output_of(*call[:3], attendable, call.options.scale)
     elif on_cpu:
         options, tracked = call.options, call.differentiates()
         output = fused.output_of(*call[:3], call.tensors.mask, causal, options.scale, tracked)
@@ -67,15 +61,9 @@ def attend(
 
 
 def path_for(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    in_layer: bool = False,
-) -> str:
+    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None = None, causal: bool = False,
+    scale: float | None = None, in_layer: bool = False,
+) -> str:  # fmt: skip
     """Name of the path of `attend`, as ``structure: kernel``.
 
     If an excluded number is not finite, the CPU then computes again by the formula, with scores in memory.
@@ -139,6 +127,5 @@ def _without_mask(call: Call) -> Call:
 
 def _first_keys(call: Call, stop: int) -> Call:
     mask = None if call.tensors.mask is None else call.tensors.mask[..., :stop]
-    return call._replace(
-        key=call.key[:, :, :stop], value=call.value[:, :, :stop], tensors=call.tensors._replace(mask=mask)
-    )
+    tensors = call.tensors._replace(mask=mask)
+    return call._replace(key=call.key[:, :, :stop], value=call.value[:, :, :stop], tensors=tensors)

@@ -15,7 +15,7 @@ from attnspec.backends.pytorch.kernels.dot.small_backward import Backward, backw
 from attnspec.backends.pytorch.kernels.dot.small_forward import Forward, forward_kernel, forward_scratch
 from attnspec.backends.pytorch.kernels.dot.small_rows import MANY_QUERIES, Small
 from attnspec.backends.pytorch.kernels.dot.tiled import flagged_buffer
-from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
+from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING, buffer_slots
 from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, register_bytes
 from attnspec.backends.pytorch.kernels.llvm.registers import in_registers
 from attnspec.backends.pytorch.kernels.llvm.threads import call as call_kernel
@@ -187,18 +187,12 @@ def _template_of(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return template
 
 
-_QUERY, _KEY, _VALUE, _MASK, _SCRATCH, _WEIGHTS, _OUTPUT, _LOGARITHMS, _NONFINITE = (
-    LEADING + slot
-    for slot in (
-        Small.query, Small.key, Small.value, Small.mask, Small.scratch, Forward.weights, Forward.output,
-        Forward.logarithms, Forward.nonfinite,
-    )
+_QUERY, _KEY, _VALUE, _MASK, _SCRATCH, _WEIGHTS, _OUTPUT, _LOGARITHMS, _NONFINITE = buffer_slots(
+    Small.query, Small.key, Small.value, Small.mask, Small.scratch, Forward.weights, Forward.output,
+    Forward.logarithms, Forward.nonfinite,
 )  # fmt: skip
 _FLAG = LEADING + Forward.slots  # one past the arguments, see `flagged_buffer`
-_BACKWARD_WEIGHTS, _GRADIENT, _LOGARITHMS_GRADIENT, _QUERY_GRADIENT, _KEY_GRADIENT, _VALUE_GRADIENT = (
-    LEADING + slot
-    for slot in (
-        Backward.weights, Backward.gradient, Backward.logarithms_gradient, Backward.query_gradient,
-        Backward.key_gradient, Backward.value_gradient,
-    )
+_BACKWARD_WEIGHTS, _GRADIENT, _LOGARITHMS_GRADIENT, _QUERY_GRADIENT, _KEY_GRADIENT, _VALUE_GRADIENT = buffer_slots(
+    Backward.weights, Backward.gradient, Backward.logarithms_gradient, Backward.query_gradient,
+    Backward.key_gradient, Backward.value_gradient,
 )  # fmt: skip

@@ -127,9 +127,8 @@ def backward_kernel(bits: int, stored: str, masked: bool, copied: bool) -> Kerne
         with k.loop(0, g.group) as member:
             head = emit.head(member)
             emit.read(g.query, head, g.n, g.d, query_copy + member * (g.n * in_registers(g.d, k.lanes)))
-            gradient = emit.read(
-                g.gradient, head, g.n, g.d_v, gradient_copy + member * (g.n * in_registers(g.d_v, k.lanes))
-            )
+            own_copy = gradient_copy + member * (g.n * in_registers(g.d_v, k.lanes))
+            gradient = emit.read(g.gradient, head, g.n, g.d_v, own_copy)
             all_scores = score_gradients + member * g.n * emit.m_whole
             all_weights = g.weights + emit.number(member, zero) * emit.m_whole
 

@@ -143,7 +143,7 @@ class KeyHead(Generic[F]):
         return self.reals(operand, head, columns, copy)
 
     def of_keys(self, operand: Strided[BytePointer], columns: Value, copy: RealPointer) -> AnyRows:
-        """Rows of keys or values: half dtypes as stored, or widened if `reals`."""
+        """Rows of keys or values: half dtypes as stored, or widened if `reads_reals`."""
         if self.reads_reals:
             return self.read(operand, self.head_k, self.k.argument.m, columns, copy)
         return Rows(operand.of_head(self.batch, self.head_k), operand.row, columns)

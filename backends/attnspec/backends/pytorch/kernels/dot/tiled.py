@@ -12,27 +12,21 @@ from math import e, log2
 import torch
 from torch import Tensor
 
-from attnspec.backends.pytorch.kernels.dot.call import Call, Options, Tensors, as_4d
-from attnspec.backends.pytorch.kernels.dot.differentiable import Attend, runner
-from attnspec.backends.pytorch.kernels.dot.tiled_arguments import (
-    KEYS,
-    UNBOUNDED,
-    Operands,
-    backward_scratch,
-    forward_scratch,
-    padded,
-)
-from attnspec.backends.pytorch.kernels.dot.tiled_backward import Backward, backward_kernel
-from attnspec.backends.pytorch.kernels.dot.tiled_forward import Forward, forward_kernel
-from attnspec.backends.pytorch.kernels.dot.tiles import TILE_ROWS, width
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments
-from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
+from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING, buffer_slots
 from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled
 from attnspec.backends.pytorch.kernels.llvm.threads import argument_buffer, thread_count
 from attnspec.backends.pytorch.kernels.llvm.threads import call as call_kernel
 from attnspec.backends.pytorch.runtime.accumulation import finite, upcast
 from attnspec.backends.pytorch.runtime.plans import plan_class
 from attnspec.backends.pytorch.runtime.recording import needs_gradients
+
+from .call import Call, Options, Tensors, as_4d
+from .differentiable import Attend, runner
+from .tiled_arguments import KEYS, UNBOUNDED, Operands, backward_scratch, forward_scratch, padded
+from .tiled_backward import Backward, backward_kernel
+from .tiled_forward import Forward, forward_kernel
+from .tiles import TILE_ROWS, width
 
 empty_strided = torch.empty_strided
 
@@ -286,10 +280,7 @@ _QUERY, _KEY, _VALUE, _OUTPUT, _MAXIMUM, _RECIPROCAL, _LOGARITHMS, _MASK, _LENGT
 _SCRATCH, _NAN_ADDRESS, _NAN_FLAG = LEADING + Forward.scratch, LEADING + Forward.nan, LEADING + Forward.slots
 _SHIFT = Backward.operands - Forward.operands
 """Slots by which the operands begin later in the backward kernel."""
-_BACKWARD_SCRATCH, _GRADIENT, _ROW_GRADIENT, _QUERY_GRADIENT, _KEY_GRADIENT, _VALUE_GRADIENT = (
-    LEADING + slot
-    for slot in (
-        Backward.scratch, Backward.gradient, Backward.row_gradient, Backward.query_gradient, Backward.key_gradient,
-        Backward.value_gradient,
-    )
+_BACKWARD_SCRATCH, _GRADIENT, _ROW_GRADIENT, _QUERY_GRADIENT, _KEY_GRADIENT, _VALUE_GRADIENT = buffer_slots(
+    Backward.scratch, Backward.gradient, Backward.row_gradient, Backward.query_gradient, Backward.key_gradient,
+    Backward.value_gradient,
 )  # fmt: skip

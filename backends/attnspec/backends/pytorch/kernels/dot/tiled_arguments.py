@@ -1,10 +1,12 @@
 """Arguments of the tiled kernels: strided operands, padded sizes, scratch memory."""
 
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Generic, NamedTuple
 
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import (
+    AnyPointer,
     Arguments,
     Flag,
     Kind,
@@ -16,7 +18,7 @@ from attnspec.backends.pytorch.kernels.llvm.arguments import (
 )
 from attnspec.backends.pytorch.kernels.llvm.machine_code import register_bytes
 from attnspec.backends.pytorch.kernels.llvm.memory import Memory
-from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, Extent, IntPointer, Pointer, RealPointer, Value
+from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, Extent, IntPointer, RealPointer, Value
 
 from .tiles import TILE_ROWS, width
 
@@ -25,8 +27,6 @@ KEYS = 64
 
 UNBOUNDED = 2**30
 """``left`` and ``right`` of an unbounded window: beyond every key, and within 32 bits."""
-
-AnyPointer = TypeVar("AnyPointer", bound=Pointer)
 
 
 class Strided(NamedTuple, Generic[AnyPointer]):
@@ -42,8 +42,20 @@ class Strided(NamedTuple, Generic[AnyPointer]):
         return self.base + (batch * self.batch + head * self.head)
 
 
-def _strided(x: Tensor) -> tuple[int, int, int, int]:
+def strided_reader(kind: type[AnyPointer]) -> Callable[[Memory, IntPointer, int], Strided[AnyPointer]]:
+    """Return a function that emits loads of four slots: an address and three strides."""
+
+    def read(k: Memory, buffer: IntPointer, first: int) -> Strided[AnyPointer]:
+        base, *strides = (k.load_int(buffer, first + i) for i in range(4))
+        return Strided(kind(base), *strides)
+
+    return read
+
+
+def _strided(x: Tensor | None) -> tuple[int, int, int, int]:
     """Address and strides; a dimension of size 1 gets stride 0, so that it broadcasts."""
+    if x is None:
+        return 0, 0, 0, 0
     (b, h, rows, _), strides = x.shape, x.stride()
     return x.data_ptr(), strides[0] if b > 1 else 0, strides[1] if h > 1 else 0, strides[2] if rows > 1 else 0
 
@@ -53,37 +65,23 @@ class StridedReals(Kind[Tensor, Strided[RealPointer]]):
 
     slots = 4
     to_slots = staticmethod(_strided)
-
-    @staticmethod
-    def read(k: Memory, buffer: IntPointer, first: int) -> Strided[RealPointer]:
-        """Address and strides."""
-        base, *strides = (k.load_int(buffer, first + i) for i in range(4))
-        return Strided(RealPointer(base), *strides)
+    read = staticmethod(strided_reader(RealPointer))
 
 
 class OptionalStridedReals(Kind[Tensor | None, Strided[RealPointer]]):
     """Reals (b, h, rows, columns), with contiguous rows, or None."""
 
     slots = 4
-    read = StridedReals.read
-
-    @staticmethod
-    def to_slots(operand: Tensor | None) -> tuple[int, int, int, int]:
-        """Zeros for None."""
-        return (0, 0, 0, 0) if operand is None else _strided(operand)
+    to_slots = staticmethod(_strided)
+    read = staticmethod(strided_reader(RealPointer))
 
 
 class OptionalStridedBooleans(Kind[Tensor | None, Strided[BytePointer]]):
     """Booleans (b, h, rows, columns), with contiguous rows, or None."""
 
     slots = 4
-    to_slots = OptionalStridedReals.to_slots
-
-    @staticmethod
-    def read(k: Memory, buffer: IntPointer, first: int) -> Strided[BytePointer]:
-        """Address and strides."""
-        base, *strides = (k.load_int(buffer, first + i) for i in range(4))
-        return Strided(BytePointer(base), *strides)
+    to_slots = staticmethod(_strided)
+    read = staticmethod(strided_reader(BytePointer))
 
 
 class Operands(Arguments):

@@ -18,7 +18,7 @@ if HAS_LLVMLITE:
     import llvmlite.ir as ir
 
     from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments, OptionalBooleans, Result, Size
-    from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING, Kernel, compiled
+    from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING, Kernel, buffer_slots, compiled
     from attnspec.backends.pytorch.kernels.llvm.values import INT, Value, Variable
 
     class Rows(Arguments):
@@ -74,5 +74,5 @@ def _swapped(x: Tensor) -> bool:
 
 
 if HAS_LLVMLITE:
-    _ROWS, _STEP, _X, _ANY_ZERO = (LEADING + slot for slot in (Rows.rows, Rows.step, Rows.x, Rows.any_zero))
+    _ROWS, _STEP, _X, _ANY_ZERO = buffer_slots(Rows.rows, Rows.step, Rows.x, Rows.any_zero)
     _FLAG = LEADING + Rows.slots

@@ -12,7 +12,7 @@ slot where `x` begins. Type checkers know all three.
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import get_annotations
 from struct import pack, unpack
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias, TypeVar, dataclass_transform, overload
@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias, TypeV
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.llvm.memory import Memory
-from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, IntPointer, RealPointer, Value
+from attnspec.backends.pytorch.kernels.llvm.values import BytePointer, IntPointer, Pointer, RealPointer, Value
 
 Argument = TypeVar("Argument")
 Loaded = TypeVar("Loaded")
+AnyPointer = TypeVar("AnyPointer", bound=Pointer)
 IntArray: TypeAlias = "array[int]"
 
 
@@ -72,11 +73,7 @@ class Flag(Kind[bool, Value]):
     """A condition that holds for the whole call: an integer, 0 or 1."""
 
     expression = "{argument}"
-
-    @staticmethod
-    def read(k: Memory, buffer: IntPointer, first: int) -> Value:
-        """The integer."""
-        return k.load_int(buffer, first)
+    read = Size.read
 
 
 class RealSlot:
@@ -106,58 +103,50 @@ ADDRESS = "{argument}.data_ptr()"
 OPTIONAL_ADDRESS = "0 if {argument} is None else {argument}.data_ptr()"
 
 
+def _reader(kind: type[AnyPointer]) -> Callable[[Memory, IntPointer, int], AnyPointer]:
+    return lambda k, buffer, first: kind(k.load_int(buffer, first))
+
+
 class Reals(Kind[Tensor, RealPointer]):
     """Reals of the kernel's width."""
 
     expression = ADDRESS
-
-    @staticmethod
-    def read(k: Memory, buffer: IntPointer, first: int) -> RealPointer:
-        """The address."""
-        return RealPointer(k.load_int(buffer, first))
+    read = staticmethod(_reader(RealPointer))
 
 
 class OptionalReals(Kind[Tensor | None, RealPointer]):
     """Reals of the kernel's width, or None."""
 
     expression = OPTIONAL_ADDRESS
-    read = Reals.read
+    read = staticmethod(_reader(RealPointer))
 
 
 class Integers(Kind[Tensor, IntPointer]):
     """64-bit integers."""
 
     expression = ADDRESS
-
-    @staticmethod
-    def read(k: Memory, buffer: IntPointer, first: int) -> IntPointer:
-        """The address."""
-        return IntPointer(k.load_int(buffer, first))
+    read = staticmethod(_reader(IntPointer))
 
 
 class OptionalIntegers(Kind[Tensor | None, IntPointer]):
     """64-bit integers, or None."""
 
     expression = OPTIONAL_ADDRESS
-    read = Integers.read
+    read = staticmethod(_reader(IntPointer))
 
 
 class Bytes(Kind[Tensor, BytePointer]):
     """Numbers of any dtype, addressed in bytes."""
 
     expression = ADDRESS
-
-    @staticmethod
-    def read(k: Memory, buffer: IntPointer, first: int) -> BytePointer:
-        """The address."""
-        return BytePointer(k.load_int(buffer, first))
+    read = staticmethod(_reader(BytePointer))
 
 
 class OptionalBytes(Kind[Tensor | None, BytePointer]):
     """Numbers of any dtype, addressed in bytes, or None."""
 
     expression = OPTIONAL_ADDRESS
-    read = Bytes.read
+    read = staticmethod(_reader(BytePointer))
 
 
 class OptionalBooleans(OptionalBytes):
@@ -168,7 +157,7 @@ class Result(Kind[IntArray, IntPointer]):
     """A single integer that the kernel may write, given as ``array("q", [0])``."""
 
     expression = "{argument}.buffer_info()[0]"
-    read = Integers.read
+    read = staticmethod(_reader(IntPointer))
 
 
 class ThreadMemory:

@@ -72,14 +72,14 @@ def _folder() -> Path | None:
     try:
         base = Path(setting).expanduser() if setting else platformdirs.user_cache_path("attnspec")
     except RuntimeError as error:  # no such user
-        _warn(f"{SWITCH}: {setting!r}: {str(error).rstrip('.')}: kernels are compiled in every process")
+        _warn(f"{setting!r}: {str(error).rstrip('.')}")
         return None
     folder = base / "kernels"
     defect = _defect(folder)
     if defect is None:
         return folder
     if setting:
-        _warn(f"{SWITCH}: {str(folder)!r} {defect}: kernels are compiled in every process")
+        _warn(f"{str(folder)!r} {defect}")
     return None
 
 
@@ -100,9 +100,10 @@ def _defect(folder: Path) -> str | None:
 
 
 @lru_cache(maxsize=8)
-def _warn(message: str) -> None:
-    """Warn, once per message, that nothing is cached in the named folder."""
-    warnings.warn(message, RuntimeWarning, stacklevel=2)
+def _warn(problem: str) -> None:
+    """Warn, once per problem, that nothing is cached in the named folder."""
+    remedy = f"kernels are compiled in every process; name another folder, or set {SWITCH}=off"
+    warnings.warn(f"{SWITCH}: {problem}: {remedy}", RuntimeWarning, stacklevel=2)
 
 
 def _key(build: Callable[..., Any], parameters: object) -> str:

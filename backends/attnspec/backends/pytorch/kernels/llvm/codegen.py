@@ -46,6 +46,12 @@ FLUSH_TO_ZERO = 0x8000
 Subnormal operands are read unchanged: zeroing an input is no rounding error, and a large scale may make it count.
 """
 
+
+def buffer_slots(*slots: int) -> tuple[int, ...]:
+    """Return the slots in the buffer of slots that count from the first argument."""
+    return tuple(LEADING + slot for slot in slots)
+
+
 A = TypeVar("A", bound=Arguments)
 A_co = TypeVar("A_co", bound=Arguments, covariant=True, default=Arguments)
 P = ParamSpec("P")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.llvm.arguments import Arguments
-from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
+from attnspec.backends.pytorch.kernels.llvm.codegen import buffer_slots
 from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled
 from attnspec.backends.pytorch.kernels.llvm.threads import argument_buffer, call
 from attnspec.backends.pytorch.runtime.plans import plan_class
@@ -22,7 +22,6 @@ class _NullTensor:
     """Null tensor. A real one would have the default device or mode that is active at import."""
 
     def data_ptr(self) -> int:
-        """Return 0, the null address."""
         return 0
 
 
@@ -49,7 +48,7 @@ class KernelPlan:
 
 def kernel_plan(kernel: Compiled[Any], threads: int, arguments: Arguments, *slots: int) -> KernelPlan:
     """`KernelPlan` whose addresses go to ``slots``, counted from the first argument."""
-    return KernelPlan(kernel, argument_buffer(arguments.to_slots()), tuple(LEADING + place for place in slots), threads)
+    return KernelPlan(kernel, argument_buffer(arguments.to_slots()), buffer_slots(*slots), threads)
 
 
 def unset_scratch(threads: int, numbers: int, dtype: torch.dtype) -> Tensor:

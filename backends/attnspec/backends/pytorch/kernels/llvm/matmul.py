@@ -76,8 +76,7 @@ class MultiplyArguments(NamedTuple):
 
 def define_multiply(k: Kernel[Any], pairs: bool) -> None:
     """Define the subroutine behind `multiply`: for reals, or ``pairs`` of bfloat16 in place of each."""
-    with k.subroutine("multiply", len(MultiplyArguments._fields)) as values:
-        left, right, output, *sizes = values
+    with k.subroutine("multiply", len(MultiplyArguments._fields)) as (left, right, output, *sizes):
         _multiply(k, MultiplyArguments(RealPointer(left), RealPointer(right), RealPointer(output), *sizes), pairs)
 
 
@@ -169,9 +168,8 @@ def faster_than_pytorch(rows: int, columns: int, depth: int, x: Tensor) -> bool:
 
     It is slower if the columns do not fill a register.
     """
-    return (
-        HAS_512_BITS and is_zen() and rows * columns * depth >= LEAST_WORK and columns * x.itemsize >= register_bytes()
-    )
+    large = rows * columns * depth >= LEAST_WORK and columns * x.itemsize >= register_bytes()
+    return HAS_512_BITS and is_zen() and large
 
 
 def product(left: Tensor, right: Tensor, output: Tensor | None = None) -> Tensor:
@@ -204,9 +202,7 @@ def product_over_rows(left: Tensor, right: Tensor, total: Tensor | None = None) 
     return total
 
 
-def batched_product(
-    left: Tensor, right: Tensor, output: Tensor | None = None, *, pairs: bool = False
-) -> Tensor:  # fmt: skip
+def batched_product(left: Tensor, right: Tensor, output: Tensor | None = None, *, pairs: bool = False) -> Tensor:
     """left·right for left (entries, rows, depth), any strides, and contiguous right (entries, depth, columns).
 
     Elements are float32 or float64, or ``pairs`` of bfloat16 in place of float32.

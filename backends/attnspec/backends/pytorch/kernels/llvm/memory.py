@@ -5,18 +5,8 @@ from typing import TypeAlias
 
 import llvmlite.ir as ir
 
-from attnspec.backends.pytorch.kernels.llvm.arithmetic import Arithmetic
-from attnspec.backends.pytorch.kernels.llvm.values import (
-    BIT,
-    BYTE,
-    INT,
-    INT32,
-    POINTER,
-    BytePointer,
-    IntPointer,
-    RealPointer,
-    Value,
-)
+from .arithmetic import Arithmetic
+from .values import BIT, BYTE, INT, INT32, POINTER, BytePointer, IntPointer, RealPointer, Value
 
 Index: TypeAlias = "Value | int"
 
@@ -34,9 +24,8 @@ class Memory(Arithmetic):
         if stored == "real":
             return Value(self, b.load(place, typ=self.vector, align=self.size))
         if stored == "float16":
-            return Value(
-                self, b.fpext(b.load(place, typ=ir.VectorType(ir.HalfType(), self.lanes), align=2), self.vector)
-            )
+            halves = b.load(place, typ=ir.VectorType(ir.HalfType(), self.lanes), align=2)
+            return Value(self, b.fpext(halves, self.vector))
         words = b.load(place, typ=ir.VectorType(ir.IntType(16), self.lanes), align=2)
         wide = b.shl(b.zext(words, self.word), ir.Constant(self.word, [16] * self.lanes))
         return Value(self, b.bitcast(wide, self.vector))
@@ -59,11 +48,7 @@ class Memory(Arithmetic):
         if stored == "real":
             self.store_lanes(value, inside, RealPointer(base.address + byte), 0)
             return
-        self._store_halves(self._as_stored(value, stored), base, byte, inside)
-
-    def _store_halves(self, halves: ir.Value, base: BytePointer, byte: Index, inside: Value) -> None:
-        """Store the lanes marked in `inside` of numbers of two bytes."""
-        kind = ir.VectorType(ir.IntType(16), self.lanes)
+        halves, kind = self._as_stored(value, stored), ir.VectorType(ir.IntType(16), self.lanes)
         signature = ir.FunctionType(ir.VoidType(), [kind, POINTER, INT32, ir.VectorType(BIT, self.lanes)])
         arguments = [self.builder.bitcast(halves, kind), base.at(byte), INT32(2), inside.ssa]
         self.intrinsic(f"llvm.masked.store.v{self.lanes}i16.p0", signature, arguments)
@@ -85,9 +70,8 @@ class Memory(Arithmetic):
         """
         b, place = self.builder, base.at(byte)
         lanes = self._as_stored(value, stored)
-        b.store(
-            b.extract_element(lanes, INT32(0)) if lane_0 else lanes, place, align=2 if stored != "real" else self.size
-        )
+        stored_lanes = b.extract_element(lanes, INT32(0)) if lane_0 else lanes
+        b.store(stored_lanes, place, align=2 if stored != "real" else self.size)
 
     def _as_stored(self, value: Value, stored: str) -> ir.Value:
         b = self.builder
@@ -134,12 +118,9 @@ class Memory(Arithmetic):
         steps = b.mul(numbers, self.splat((stride * self.size).ssa))
         places = b.add(self.splat((base + element).address.ssa), steps)
         pointers = b.inttoptr(places, ir.VectorType(POINTER, self.lanes))
-        signature = ir.FunctionType(
-            self.vector, [ir.VectorType(POINTER, self.lanes), INT32, ir.VectorType(BIT, self.lanes), self.vector]
-        )
+        signature = ir.FunctionType(self.vector, [pointers.type, INT32, ir.VectorType(BIT, self.lanes), self.vector])
         arguments = [pointers, INT32(self.size), inside.ssa, self.full(0.0).ssa]
-        name = f"llvm.masked.gather.{self.suffix}.v{self.lanes}p0"
-        return self.intrinsic(name, signature, arguments)
+        return self.intrinsic(f"llvm.masked.gather.{self.suffix}.v{self.lanes}p0", signature, arguments)
 
     def load_lanes(self, inside: Value, base: RealPointer, element: Index) -> Value:
         """The lanes marked in `inside`; other lanes are 0 and are not read."""

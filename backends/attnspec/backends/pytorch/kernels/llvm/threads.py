@@ -23,7 +23,7 @@ from attnspec.backends.pytorch.kernels.llvm.codegen import COUNTERS, LEADING, LI
 from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled
 
 WORTH_WAKING = 200_000
-"""Terms of additive scores, or equivalent work, from which waking threads, some 10 µs, pays."""
+"""Terms of additive scores, or equal work, from which waking threads (10 µs) pays off."""
 
 A = TypeVar("A", bound=Arguments)
 

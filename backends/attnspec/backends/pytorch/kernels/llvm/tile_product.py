@@ -135,8 +135,6 @@ def packed(x: Tensor) -> Tensor:
     groups = -(-rows // PAIRS)
     output = x.new_empty(entries, groups, depth, PAIRS)
     tasks = entries * groups
-    arguments = Packing(
-        tasks=tasks, groups=groups, entry=x.stride(0), rows=rows, depth=depth, x=x, output=output
-    )  # fmt: skip
+    arguments = Packing(tasks=tasks, groups=groups, entry=x.stride(0), rows=rows, depth=depth, x=x, output=output)
     run(packing_kernel(), thread_count(tasks, output.numel()), arguments)
     return output

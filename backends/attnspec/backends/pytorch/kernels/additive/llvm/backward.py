@@ -168,7 +168,6 @@ def score_gradient_kernel(bits: int, single: bool) -> Kernel[ScoreGradient]:
 
 
 def _dot(k: Kernel[ScoreGradient], x: RealPointer, y: RealPointer, count: Value) -> Value:
-    """Return the dot product of two rows of whole registers, in every lane."""
     total = Variable(k, k.full(0.0))
     with k.loop(0, count, k.lanes) as c:
         total.set(k.fma(k.load(x, c), k.load(y, c), total.get()))

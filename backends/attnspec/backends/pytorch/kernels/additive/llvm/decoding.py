@@ -98,22 +98,13 @@ def _(b: Tensor, w_v: Tensor, value: Tensor) -> list[Tensor]:
     (m, h), compute = b.shape[-2:], compute_type(b.dtype)
     like = b.new_empty(0, dtype=compute)
     entries, count, d_padded = b.shape[:-2].numel(), blocks(m, like), -(-value.shape[-1] // lanes(like)) * lanes(like)
+    empty = like.new_empty
     return Prepared(
-        raw=like if _reads_in_place(b) else like.new_empty(entries, m, h),
-        factor=like.new_empty(entries, count, h, padded(1, like)),
-        flag=like.new_empty(entries, padded(m, like)),
-        maximum_flag=like.new_empty(()),
-        group_maximum=like.new_empty(entries, count, h),
-        maximum=like.new_empty(h),
-        w_v=like.new_empty(h),
-        flip=like.new_empty(h),
-        ratio=like.new_empty(h),
-        offset=like.new_empty(1),
-        minus_two_scale=like.new_empty(1),
-        unit=like.new_empty(1),
-        value=like.new_empty(value.shape[:-2].numel(), m, d_padded),
-        nonfinite=like.new_empty(1, dtype=torch.bool),
-    ).tensors()
+        raw=like if _reads_in_place(b) else empty(entries, m, h), factor=empty(entries, count, h, padded(1, like)),
+        flag=empty(entries, padded(m, like)), maximum_flag=empty(()), group_maximum=empty(entries, count, h),
+        maximum=empty(h), w_v=empty(h), flip=empty(h), ratio=empty(h), offset=empty(1), minus_two_scale=empty(1),
+        unit=empty(1), value=empty(value.shape[:-2].numel(), m, d_padded), nonfinite=empty(1, dtype=torch.bool),
+    ).tensors()  # fmt: skip
 
 
 def prepare(b: Tensor, w_v: Tensor, value: Tensor) -> Prepared:
@@ -152,16 +143,18 @@ def _(a: Tensor, prepared: list[Tensor], b: Tensor, value: Tensor, mask: Tensor 
 
 def step(prepared: Prepared, a: Tensor, b: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Return the context of `a` (*batch, h) over prepared keys and values, without gradients."""
-    output: Tensor = step_op(a, prepared.tensors(), b.detach(), value.detach(), mask)
-    return output
+    return step_op(a, prepared.tensors(), b.detach(), value.detach(), mask)
 
 
 def fused(prepared: Prepared, b: Tensor, w_v: Tensor, value: Tensor) -> "FusedStep | None":
     """Return a `FusedStep` for addressable operands, finite values and equal batches; else None."""
-    serves = (
-        not operations_intercepted() and all(map(addressable, (b, w_v, value))) and b.shape[:-2] == value.shape[:-2]
-    )
-    return FusedStep(prepared, b, w_v, value) if serves and not prepared.nonfinite else None
+    serves = not operations_intercepted() and all(map(addressable, (b, w_v, value)))
+    serves = serves and b.shape[:-2] == value.shape[:-2] and not prepared.nonfinite
+    return FusedStep(prepared, b, w_v, value) if serves else None
+
+
+def _is_readable(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    return x.shape == shape and x.dtype is dtype and addressable(x) and x.is_contiguous()
 
 
 class FusedStep:
@@ -200,25 +193,9 @@ class FusedStep:
 
     def __call__(self, a: Tensor, mask: Tensor | None) -> Tensor | None:
         """Return the context (*batch, d) of one query (*batch, h) per source, or None; mask (*batch, m)."""
-        fits = (
-            self.useful
-            and a.shape == self.query_shape
-            and a.dtype is self.dtype
-            and a.is_contiguous()
-            and addressable(a)
-            and (
-                mask is None
-                or (
-                    mask.shape == self.mask_shape
-                    and mask.dtype is torch.bool
-                    and addressable(mask)
-                    and mask.is_contiguous()
-                )
-            )
-            and not needs_gradients(a, *self.sources)
-            and not operations_intercepted()
-        )
-        if not fits:
+        fits = _is_readable(a, self.query_shape, self.dtype)
+        fits = fits and (mask is None or _is_readable(mask, self.mask_shape, torch.bool))
+        if not (fits and self.useful) or needs_gradients(a, *self.sources) or operations_intercepted():
             return None
         threads, a = thread_count(*self.tasks_and_work), a.to(self.compute)
         output, factor = a.new_empty(self.output_shape), torch.empty_like(a)

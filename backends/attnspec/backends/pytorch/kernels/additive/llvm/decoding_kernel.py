@@ -16,7 +16,7 @@ from .tiles import GROUP
 
 
 class Decoding(Attend):
-    """Arguments of `step_kernel`: those of `Attend` with one query per entry, whose factors it computes.
+    """Arguments of `decoding_kernel`: those of `Attend` with one query per entry, whose factors it computes.
 
     ``flip`` (h) is that of `layout.Weight`; ``key_maximum`` (h) holds the largest key factor of each hidden unit,
     ``key_maximum_flag`` the largest key flag. ``redo`` becomes 1 if a query is out of the factors' range.

@@ -188,7 +188,5 @@ def _by_operator(
     """`_by_kernels` through the custom operator, for batched gradients, dispatch modes and subclasses."""
     s = plan.sizes
     a, b, output = (x.view(*s.batch, *x.shape[-2:]) for x in (a, b, output.reshape(s.entries, s.n, plan.d)))
-    gradients: tuple[Tensor, Tensor, Tensor, Tensor] = attention_backward_op(
-        upcast(gradient), a, b, upcast(operands.w_v), upcast(operands.value), output, weights, s.causal
-    )
-    return gradients
+    w_v, value = upcast(operands.w_v), upcast(operands.value)
+    return attention_backward_op(upcast(gradient), a, b, w_v, value, output, weights, s.causal)

@@ -71,11 +71,6 @@ class KeyFactors(Arguments):
     maximum: Reals
 
 
-def largest_factor(bits: int) -> float:
-    """Return the bound of a factor times the ratio max|w|/w: a quarter of the largest power of two."""
-    return 2.0**125 if bits == 32 else 2.0**1021
-
-
 def _exponential(k: Kernel, x: Value) -> Value:
     """Return exp(2x), never 0, infinite or NaN."""
     bound = BOUND[k.bits]
@@ -83,8 +78,8 @@ def _exponential(k: Kernel, x: Value) -> Value:
 
 
 def query_factor(k: Kernel, x: Value, ratio: Value) -> Value:
-    """Return ratio * exp(2x), bounded."""
-    bound = k.full(largest_factor(k.bits))
+    """Return ratio * exp(2x), bounded by a quarter of the largest power of two."""
+    bound = k.full(2.0**125 if k.bits == 32 else 2.0**1021)
     return k.maximum(k.minimum(_exponential(k, x) * ratio, bound), k.full(0.0) - bound)
 
 

@@ -93,9 +93,7 @@ def key_factor_plan(entries: int, m: int, h: int, like: Tensor) -> KernelPlan:
     Flips are those of `Weight`, flags those of `factors.RowFlag`; maxima are the largest factors.
     """
     tasks = entries * blocks(m, like)
-    arguments = KeyFactors(
-        tasks=tasks, m=m, h=h, raw=UNSET, flip=UNSET, factor=UNSET, flag=UNSET, maximum=UNSET
-    )  # fmt: skip
+    arguments = KeyFactors(tasks=tasks, m=m, h=h, raw=UNSET, flip=UNSET, factor=UNSET, flag=UNSET, maximum=UNSET)
     k = KeyFactors
     return kernel_plan(
         factors.key_factor_kernel(bits(like)), thread_count(tasks, entries * m * h * EXPONENTIAL_WORK), arguments,
@@ -170,9 +168,7 @@ class FactorPlan:
         self.of_queries.run(a, flip, ratio, of_query, query_flag, query_maximum)
         any_clamped_and_any_pointwise = array("q", [0, 0])
         start = any_clamped_and_any_pointwise.buffer_info()[0]
-        self.check.run(
-            query_flag, key_flag, query_maximum, key_maximum, ratio, limit, clamped, start, start + INTEGER
-        )  # fmt: skip
+        self.check.run(query_flag, key_flag, query_maximum, key_maximum, ratio, limit, clamped, start, start + INTEGER)
         any_clamped, any_pointwise = any_clamped_and_any_pointwise
         return any_pointwise != 0, clamped if any_clamped else 0
 

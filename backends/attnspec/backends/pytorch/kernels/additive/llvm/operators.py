@@ -177,24 +177,16 @@ def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Ten
 
 def _attention_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     if not ctx.save:
-        raise RuntimeError(
-            "additive attention: computed with save=False, so that its weights were not kept for gradients"
-        )
+        raise RuntimeError("additive attention: gradients: expected an output computed with save=True; got save=False")
     a, b, w_v, value, output, weights = ctx.saved_tensors
     return *attention_backward_op(grad, a, b, w_v, value, output, weights, ctx.causal), None, None, None
 
 
-def _save_scores(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _scores_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-    gradients: tuple[Tensor, ...] = scores_backward_op(grad, *ctx.saved_tensors)
-    return gradients
-
-
 attention_op.register_autograd(_attention_backward, setup_context=_save_attention)
-scores_op.register_autograd(_scores_backward, setup_context=_save_scores)
+scores_op.register_autograd(
+    lambda ctx, grad: scores_backward_op(grad, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
 for gradients_op in (attention_backward_op, scores_backward_op):
     gradients_op.register_autograd(REFUSE_SECOND_DERIVATIVE)
 
@@ -203,11 +195,9 @@ def attention(a: Tensor, b: Tensor, w_v: Tensor, value: Tensor, *, mask: Tensor 
               causal: bool = False) -> Tensor:  # fmt: skip
     """softmax(sum_h w_v tanh(a + b)) value, differentiable; operands of one dtype."""
     save = needs_gradients(a, b, w_v, value)
-    output: Tensor = attention_op(a, b, w_v, value, mask, causal, save)[0]
-    return output
+    return attention_op(a, b, w_v, value, mask, causal, save)[0]
 
 
 def scores(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
     """sum_h w_v tanh(a + b), differentiable; operands of one dtype."""
-    output: Tensor = scores_op(a, b, w_v)
-    return output
+    return scores_op(a, b, w_v)

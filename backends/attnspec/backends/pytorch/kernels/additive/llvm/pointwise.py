@@ -104,19 +104,8 @@ def _in_pieces(
     return output.view(*plan.batch, plan.n, plan.d), nan
 
 
-def _memory_for_backward(plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
-    """Return memory for a, b and weights of all pieces, in the dtype of sums; the backward reads them."""
-    sizes = (plan.n, plan.h), (plan.m, plan.h), (plan.n, plan.m)
-    a, b, weights = (torch.empty(plan.entries, *size, dtype=plan.real) for size in sizes)
-    return a, b, weights
-
-
 _NO_MEMORY = None, None, None
 """`_forward` allocates projections, and does not save weights."""
-
-ForwardResults: TypeAlias = tuple[Tensor, bool, Tensor, Tensor, Tensor | None]
-"""Output, whether a NaN was met, projected query and key, and weights or None."""
-
 
 Projections: TypeAlias = tuple[Callable[[Tensor, Tensor | None], Tensor], Callable[[Tensor, Tensor | None], Tensor]]
 """Projections of queries and keys, in the dtype of sums; called with a tensor and memory for the result or None."""
@@ -138,10 +127,11 @@ def _already_projected(x: Tensor, _: Tensor | None) -> Tensor:
 def _forward(
     plan: Plan, operands: Operands, project: Projections, mask: Tensor | None, part: tuple[int, int],
     into: Sequence[Tensor | None] = _NO_MEMORY,
-) -> ForwardResults:  # fmt: skip
-    """Run the forward kernel for entries ``part`` = (start, stop), in the sums' dtype.
+) -> tuple[Tensor, bool, Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """Return the output of entries ``part`` = (start, stop), in the dtype of sums.
 
-    ``into`` is memory for projected query and key and for weights; weights are saved only if it has room for them.
+    Then follow whether a NaN was met, projected query and key, and weights or None. ``into`` is memory for projected
+    query and key and for weights; weights are saved only if it has room for them.
     """
     query, key, value, _, _, w_v = operands
     (start, stop), (project_query, project_key), (a_memory, b_memory, weights) = part, project, into
@@ -153,13 +143,9 @@ def _forward(
     threads = torch.get_num_threads() if plan.parallel else 1
     scratch = torch.empty(threads * plan.scratch, dtype=a.dtype)
     buffer = plan.forward_buffer[:]
-    buffer[TASKS] = entries * plan.n
-    buffer[SCRATCH] = scratch.data_ptr()
-    buffer[A] = a.data_ptr()
-    buffer[B] = b.data_ptr()
-    buffer[W] = w_v.data_ptr()
-    buffer[VALUE] = value.data_ptr()
-    buffer[OUTPUT] = output.data_ptr()
+    buffer[TASKS], buffer[SCRATCH] = entries * plan.n, scratch.data_ptr()
+    buffer[A], buffer[B], buffer[W] = a.data_ptr(), b.data_ptr(), w_v.data_ptr()
+    buffer[VALUE], buffer[OUTPUT] = value.data_ptr(), output.data_ptr()
     if mask is not None:
         buffer[MASK] = mask.data_ptr()
     if weights is not None:
@@ -184,9 +170,10 @@ class PointwiseAttention(torch.autograd.Function):
         operands = Operands(query, key, value, w_q, w_k, w_v)
         wide_operands: Sequence[Tensor | None] = ()
         if len(plan.pieces) > 1:
-            whole = _memory_for_backward(plan)
-            output, nan = _in_pieces(plan, operands, mask, whole)
-            saved: Sequence[Tensor | None] = whole
+            sizes = (plan.n, plan.h), (plan.m, plan.h), (plan.n, plan.m)  # of a, b and weights, for the backward
+            memory = [torch.empty(plan.entries, *size, dtype=plan.real) for size in sizes]
+            output, nan = _in_pieces(plan, operands, mask, memory)
+            saved: Sequence[Tensor | None] = memory
         else:
             inputs = wide(operands, plan.reads) if plan.half and not plan.rounds else operands
             into = None, None, torch.empty(plan.entries, plan.n, plan.m, dtype=plan.real)

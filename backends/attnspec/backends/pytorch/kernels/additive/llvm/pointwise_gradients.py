@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.dot.decode_arguments import STORED
 from attnspec.backends.pytorch.kernels.llvm import matmul
-from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
+from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING, buffer_slots
 from attnspec.backends.pytorch.kernels.llvm.threads import call
 from attnspec.backends.pytorch.runtime.accumulation import finite, upcast
 from attnspec.backends.pytorch.runtime.transforms import addressable, operations_intercepted
@@ -237,12 +237,9 @@ def _by_kernel(
 
 
 _ENTRIES = LEADING + Backward.tasks
-_BACKWARD = tuple(
-    LEADING + slot
-    for slot in (
-        Backward.scratch, Backward.a, Backward.b, Backward.w, Backward.value, Backward.weights, Backward.grad_output,
-        Backward.grad_a, Backward.grad_b, Backward.grad_w, Backward.grad_value,
-    )
+_BACKWARD = buffer_slots(
+    Backward.scratch, Backward.a, Backward.b, Backward.w, Backward.value, Backward.weights, Backward.grad_output,
+    Backward.grad_a, Backward.grad_b, Backward.grad_w, Backward.grad_value,
 )  # fmt: skip
 
 

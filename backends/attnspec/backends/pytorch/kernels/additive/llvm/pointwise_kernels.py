@@ -100,14 +100,9 @@ class Backward(Pointwise):
     grad_value: Bytes
 
 
-def _largest_sum(k: Kernel) -> float:
-    """Return the bound of a + b, where exponentials are cut: tanh rounds to 1, and (1 + e)² is finite."""
-    return 20.0 if k.bits == 32 else 150.0
-
-
 def _exponentials(k: Kernel, xs: list[Value]) -> list[Value]:
     """Return e = exp 2x of sums x = a + b."""
-    top = k.full(_largest_sum(k))
+    top = k.full(20.0 if k.bits == 32 else 150.0)  # where tanh rounds to 1, and (1 + e)² is finite
     return [exp(k, k.select(x.compare(">", top), top, x) * 2.0) for x in xs]
 
 
@@ -118,10 +113,6 @@ def _reciprocals(k: Kernel, es: list[Value]) -> list[Value]:
         return [k.full(1.0) / xs[0]]
     both = k.full(1.0) / (xs[0] * xs[1])
     return [both * xs[1], both * xs[0]]
-
-
-def _inside(k: Kernel, count: Value, first: Value) -> Value:
-    return k.lanes_below(count - first)
 
 
 @compiled
@@ -139,7 +130,7 @@ def forward_kernel(bits: int, stored: str = "real") -> Kernel[Forward]:
 
         def save(j: Value, inside: Value | None) -> None:
             # later keys keep weight 0 even in a row of NaN; with a mask, the path `llvm` computes such a call again
-            visible = _inside(k, stop, j)
+            visible = k.lanes_below(stop - j)
             weight = k.select(visible, k.load_lanes(visible, scores, j) * reciprocal, k.full(0.0))
             store(k, weight, inside, g.weights, task * g.m + j)
 
@@ -193,7 +184,7 @@ def _softmax(k: Kernel[Forward], entry: Value, i: Value, stop: Value, scores: Re
         return attendable_lanes.get()
 
     with k.loop(0, stop, k.lanes) as j:
-        inside = _inside(k, stop, j)
+        inside = k.lanes_below(stop - j)
         # scratch memory has room for a whole register after the scores
         score = k.select(inside, k.load(scores, j), lowest)
         has_nan.set(has_nan.get() | k.select(k.any(score.compare("!=", score)), k.integer(1), k.integer(0)))
@@ -205,7 +196,7 @@ def _softmax(k: Kernel[Forward], entry: Value, i: Value, stop: Value, scores: Re
     largest = k.max(maximum.get())
     empty = largest.compare("==", lowest)
     with k.when(k.any(empty)), k.loop(0, stop, k.lanes) as j:
-        k.store(k.select(attendable(j, _inside(k, stop, j)), k.full(float("nan")), lowest), scores, j)
+        k.store(k.select(attendable(j, k.lanes_below(stop - j)), k.full(float("nan")), lowest), scores, j)
     largest = k.select(empty, k.full(0.0), largest)
     total = Variable(k, k.full(0.0))
     with k.loop(0, stop, k.lanes) as j:
@@ -303,7 +294,7 @@ def _score_gradients(k: Kernel[Backward], entry: Value, i: Value, stop: Value, o
         is_zero = weight.compare("==", 0.0)
         delta.set(k.select(is_zero, delta.get(), k.fma(weight, of_weight, delta.get())))
     with k.loop(0, stop, k.lanes) as j:
-        inside = _inside(k, stop, j)
+        inside = k.lanes_below(stop - j)
         weight = k.load_lanes(inside, weights, j)
         change = weight * (k.load_lanes(inside, of_scores, j) - delta.get())
         k.store_lanes(k.select(weight.compare("==", 0.0), weight, change), inside, of_scores, j)

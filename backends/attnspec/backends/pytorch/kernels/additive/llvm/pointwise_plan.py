@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.dot.decode_arguments import STORED
 from attnspec.backends.pytorch.kernels.llvm.bfloat16_pairs import nan_stays_in_row
-from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
+from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING, buffer_slots
 from attnspec.backends.pytorch.kernels.llvm.machine_code import Compiled, is_zen, multiplies_bfloat16, register_bytes
 from attnspec.backends.pytorch.kernels.llvm.matmul import LEAST_WORK
 from attnspec.backends.pytorch.kernels.llvm.threads import worth_waking
@@ -124,14 +124,11 @@ def plan(operands: Operands, mask: Tensor | None, causal: bool, batch: torch.Siz
     )  # fmt: skip
 
 
-TASKS, SCRATCH, A, B, W, VALUE, MASK, OUTPUT, WEIGHTS, NAN_ADDRESS = (
-    LEADING + slot
-    for slot in (
-        Forward.tasks, Forward.scratch, Forward.a, Forward.b, Forward.w, Forward.value, Forward.mask, Forward.output,
-        Forward.weights, Forward.nan,
-    )
+TASKS, SCRATCH, A, B, W, VALUE, MASK, OUTPUT, WEIGHTS, NAN_ADDRESS = buffer_slots(
+    Forward.tasks, Forward.scratch, Forward.a, Forward.b, Forward.w, Forward.value, Forward.mask, Forward.output,
+    Forward.weights, Forward.nan,
 )  # fmt: skip
-"""Argument slots of `Plan.forward` that each call fills in."""
+"""Slots of `Plan.forward_buffer` that each call fills in."""
 
 NAN_FLAG = LEADING + Forward.slots
 """The slot that the kernel sets if it met a NaN."""

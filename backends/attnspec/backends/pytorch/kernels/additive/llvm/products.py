@@ -49,7 +49,7 @@ def emit_row_product(k: Kernel, scalars: RealPointer, inner: tuple[Value, Value]
 
 
 class Finish:
-    """Stores row r of a product, times element r of `scale`, if r < `count`."""
+    """Writer of rows r < `count` of a product, each times element r of `scale`."""
 
     def __init__(self, k: Kernel, base: RealPointer, offset: Value, stride: Value, count: Value,
                  scale: RealPointer | None = None) -> None:  # fmt: skip

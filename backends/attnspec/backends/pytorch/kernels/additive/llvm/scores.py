@@ -69,11 +69,6 @@ def sum_of_reciprocals(k: Kernel, x: list[Value]) -> Value:
     return k.fma(first, other, pair * (x[2] + x[3])) / (pair * other)
 
 
-def last_groups() -> list[int]:
-    """Return the possible sizes of a last group other than `GROUP`."""
-    return [1, *range(2, GROUP), GROUP + 1]
-
-
 def last_group(h: int) -> int:
     """Return the number of units in the last group; 0 if all groups have `GROUP`."""
     return min(h, GROUP + 1) if h % GROUP == 1 else h % GROUP
@@ -109,7 +104,7 @@ def _factored(k: Kernel[Scoring], rows: list[Value], keys: RealPointer, clamp: b
             for i in range(GROUP * KEY_TILE):
                 k.prefetch(keys, u * (KEY_TILE * lanes) + i * lanes + AHEAD // k.size)
         group([u + i for i in range(GROUP)])
-    for unit_count in last_groups():
+    for unit_count in (*range(1, GROUP), GROUP + 1):  # the other possible sizes of the last group
         with k.when((h - whole).compare("==", unit_count)):
             group([whole + i for i in range(unit_count)])
     offset, scale = k.broadcast(g.offset, 0), k.broadcast(g.minus_two_scale, 0)

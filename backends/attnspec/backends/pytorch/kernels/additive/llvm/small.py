@@ -5,13 +5,14 @@ Intermediate results share one allocation, in this order: a, b, value, w_v, weig
 
 from array import array
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.dot.decode_arguments import STORED
-from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING
+from attnspec.backends.pytorch.kernels.llvm.codegen import LEADING, buffer_slots
 from attnspec.backends.pytorch.kernels.llvm.machine_code import HAS_512_BITS, Compiled
 from attnspec.backends.pytorch.runtime.first_order import first_order
 from attnspec.backends.pytorch.runtime.plans import plan_class
@@ -33,8 +34,8 @@ class Plan:
     """The pointwise kernels' plan, argument buffers of the projection kernels, and offsets of intermediate results.
 
     ``offsets`` are byte offsets of a, b, value, w_v, weights and scratch memory, then the end. ``gradient_offsets``
-    are those of the gradients of a, b, value and w_v, and of scratch memory, then the end. ``real`` is the dtype of
-    sums, ``size`` its bytes.
+    are those of the gradients of a, b, value and w_v, and of scratch memory, then the end. ``size`` is the bytes of a
+    number in them, in the dtype of sums.
     """
 
     pointwise: PointwisePlan
@@ -44,7 +45,6 @@ class Plan:
     gradient_buffer: "array[int]"
     offsets: tuple[int, ...]
     gradient_offsets: tuple[int, ...]
-    real: torch.dtype
     size: int
 
 
@@ -73,16 +73,13 @@ def plan(operands: Operands, whole: PointwisePlan) -> Plan | None:
     gradient_offsets = _offsets([e * n * h, e * m * h, e * m * d, e * h, whole.scratch], size)
     return Plan(
         whole, projection_kernel(whole.bits, stored), projection_buffer, gradient_kernel(whole.bits, stored),
-        gradient_buffer, offsets, gradient_offsets, torch.float64 if whole.bits == 64 else torch.float32, size,
+        gradient_buffer, offsets, gradient_offsets, size,
     )  # fmt: skip
 
 
 def _offsets(counts: Sequence[int], size: int) -> tuple[int, ...]:
     """Return byte offsets of consecutive parts of `counts` elements, and the end."""
-    offsets = [0]
-    for count in counts:
-        offsets.append(offsets[-1] + count * size)
-    return tuple(offsets)
+    return tuple(accumulate((count * size for count in counts), initial=0))
 
 
 def attend(plan: Plan, operands: tuple[Any, ...], mask: Tensor | None, tracked: bool) -> Tensor | None:
@@ -101,22 +98,21 @@ _QUERY, _KEY, _STORED_VALUE, _W_Q, _W_K, _W_V = (
     LEADING + Projection.operands + slot
     for slot in (Stored.query, Stored.key, Stored.value, Stored.w_q, Stored.w_k, Stored.w_v)
 )
-_A, _B, _VALUE, _W = (LEADING + slot for slot in (Projection.a, Projection.b, Projection.value, Projection.w))
+_A, _B, _VALUE, _W = buffer_slots(Projection.a, Projection.b, Projection.value, Projection.w)
 
 
 def _forward(plan: Plan, operands: tuple[Any, ...], mask: Tensor | None, save: bool) -> tuple[Tensor, bool, Tensor]:
     """Return the output, whether NaN was met, and intermediate results for the backward."""
     query, key, value, w_q, w_k, w_v = operands
     whole, (of_a, of_b, of_value, of_w, of_weights, of_scratch, end) = plan.pointwise, plan.offsets
-    memory = torch.empty(end // plan.size, dtype=plan.real)
-    output = torch.empty((*whole.batch, whole.n, whole.d), dtype=plan.real)
+    memory = torch.empty(end // plan.size, dtype=whole.real)
+    output = torch.empty((*whole.batch, whole.n, whole.d), dtype=whole.real)
     address = memory.data_ptr()
     buffer = plan.projection_buffer[:]
     buffer[_QUERY], buffer[_KEY], buffer[_STORED_VALUE] = query.data_ptr(), key.data_ptr(), value.data_ptr()
     buffer[_W_Q], buffer[_W_K], buffer[_W_V] = w_q.data_ptr(), w_k.data_ptr(), w_v.data_ptr()
-    buffer[_A], buffer[_B], buffer[_VALUE], buffer[_W] = (
-        address + of_a, address + of_b, address + of_value, address + of_w,
-    )  # fmt: skip
+    buffer[_A], buffer[_B] = address + of_a, address + of_b
+    buffer[_VALUE], buffer[_W] = address + of_value, address + of_w
     plan.projection.call(buffer.buffer_info()[0])
     forward = whole.forward_buffer[:]
     forward[TASKS] = whole.entries * whole.n
@@ -170,9 +166,9 @@ def _gradients(plan: Plan, operands: Sequence[Tensor], gradient: Tensor, memory:
         gradient = gradient.resolve_neg().clone()
         if not addressable(gradient):
             return _by_pytorch(plan, Operands(*operands), gradient, memory)
-    gradient = gradient.to(plan.real).contiguous()
+    gradient = gradient.to(whole.real).contiguous()
     gradients = [torch.empty_like(x) for x in operands]
-    sums = torch.empty(gradient_offsets[-1] // plan.size, dtype=plan.real)
+    sums = torch.empty(gradient_offsets[-1] // plan.size, dtype=whole.real)
     start, target = memory.data_ptr(), sums.data_ptr()
     buffer = whole.backward_buffer[:]
     for slot, offset in zip(_SAVED, plan.offsets, strict=False):
@@ -191,16 +187,11 @@ def _gradients(plan: Plan, operands: Sequence[Tensor], gradient: Tensor, memory:
 
 
 # slots of `backward_kernel`, in the order of `Plan.offsets` and `Plan.gradient_offsets`, then of `gradient_kernel`
-_SAVED = tuple(LEADING + slot for slot in (Backward.a, Backward.b, Backward.value, Backward.w, Backward.weights))
-_WRITTEN = tuple(
-    LEADING + slot
-    for slot in (Backward.grad_a, Backward.grad_b, Backward.grad_value, Backward.grad_w, Backward.scratch)
-)
+_SAVED = buffer_slots(Backward.a, Backward.b, Backward.value, Backward.w, Backward.weights)
+_WRITTEN = buffer_slots(Backward.grad_a, Backward.grad_b, Backward.grad_value, Backward.grad_w, Backward.scratch)
 _OUTPUT_GRADIENT = LEADING + Backward.grad_output
 _OPERANDS, _RESULTS = LEADING + Gradients.operands, LEADING + Gradients.results
-_PROJECTION_GRADIENTS = tuple(
-    LEADING + slot for slot in (Gradients.by_a, Gradients.by_b, Gradients.by_value, Gradients.by_w)
-)
+_PROJECTION_GRADIENTS = buffer_slots(Gradients.by_a, Gradients.by_b, Gradients.by_value, Gradients.by_w)
 
 
 def _by_pytorch(plan: Plan, operands: Operands, gradient: Tensor, memory: Tensor) -> tuple[Tensor | None, ...]:

@@ -83,7 +83,6 @@ class _Rows:
         self.k.store_stored(value, base, i * self.bytes, self.stored, lane_0=single)
 
     def row(self, base: BytePointer, number: Value, width: Value) -> BytePointer:
-        """Return the start of row `number`."""
         return base + number * width * self.bytes
 
 

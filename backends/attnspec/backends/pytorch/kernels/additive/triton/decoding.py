@@ -11,11 +11,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnspec.backends.pytorch.kernels.additive.registration import operator
+from attnspec.backends.pytorch.runtime.broadcasting import broadcast
 from attnspec.backends.pytorch.runtime.recording import needs_gradients
 
 from .decoding_kernels import combine_kernel, step_kernel
 from .launch import INTERPRET, compact_mask, launch, mask_arguments, padded, power_of_two
-from .operators import attention, check, common_batch, join, lower
+from .operators import attention, join
 
 
 @operator("additive_step_triton")
@@ -73,21 +74,20 @@ class StepCache:
 def cache(
     b: Float[Tensor, "*#batch m h"], w_v: Float[Tensor, " h"], value: Float[Tensor, "*#batch m d_v"]
 ) -> StepCache:
-    """Copy the keys and values of the sources for `step`; later changes of these tensors have no effect."""
-    b, w_v, value = lower(b, w_v, value)
-    check(min(b.dim(), value.dim()) >= 2 and w_v.dim() == 1, "expected b (m, h), w_v (h), value (m, d)")
-    check(b.shape[-1] == w_v.shape[0] >= 1, f"expected {w_v.shape[0]} hidden units in b as in w_v")
-    check(value.shape[-2] == b.shape[-2], f"expected {b.shape[-2]} values as there are keys, got {value.shape[-2]}")
-    batch = common_batch(b.shape[:-2], value.shape[:-2])
-    key, joined = join(batch, b, value)
-    copies = [x.clone(memory_format=torch.contiguous_format) for x in (key, w_v, joined)]
-    return StepCache(copies[0], copies[1], copies[2], batch)
+    """Copy the keys and values of the sources for `step`; later changes of these tensors have no effect.
+
+    The caller has checked and cast the operands (`additive.prepare_keys`).
+    """
+    batch = broadcast(b.shape[:-2], value.shape[:-2])
+    keys, values = join(batch, b, value)
+    keys, w_v, values = (x.clone(memory_format=torch.contiguous_format) for x in (keys, w_v, values))
+    return StepCache(keys, w_v, values, batch)
 
 
 def step(
     cache: StepCache, a: Float[Tensor, "*#batch h"], mask: Bool[Tensor, "*#batch #m"] | None = None
 ) -> Float[Tensor, "*batch d_v"]:
-    """One decoding step: the context of one projected query per batch element.
+    """One decoding step: the context of one projected query per batch element; `additive.step` has checked both.
 
     Two launches, whose grids depend on the inputs' shapes alone; nothing waits for the device. To capture a decoder
     loop, run one warm-up step, then `with torch.cuda.graph(graph): context = step(cache, a, mask)`, and overwrite `a`
@@ -95,24 +95,13 @@ def step(
     is one opaque operation, compiled once for all lengths. If gradients are needed, `attention` of one query computes
     the step, and keeps the tensors for the backward pass.
     """
-    (a,) = lower(a)
-    if a.dtype != cache.key.dtype:
-        raise TypeError(f"expected a query of the cache's dtype {cache.key.dtype}, got {a.dtype}")
-    check(a.dim() >= 1 and a.shape[-1] == cache.w_v.shape[0], f"expected {cache.w_v.shape[0]} hidden units")
-    m = cache.key.shape[1]
-    shapes = [cache.batch, a.shape[:-1]]
-    if mask is not None:
-        check(mask.dim() >= 1 and mask.dtype == torch.bool, "expected a Boolean mask of at least one dimension")
-        check(mask.shape[-1] in (1, m), f"expected a mask that broadcasts to (*batch, {m}), got {tuple(mask.shape)}")
-        mask = mask.unsqueeze(-2)
-        shapes.append(mask.shape[:-2])
-    batch = common_batch(*shapes)
+    batch = broadcast(cache.batch, a.shape[:-1], () if mask is None else mask.shape[:-1])
+    mask = None if mask is None else mask.unsqueeze(-2)
     key = cache.key.reshape(*cache.batch, *cache.key.shape[1:])
     value = cache.value.reshape(*cache.batch, *cache.value.shape[1:])
     if needs_gradients(a, cache.key, cache.w_v, cache.value):
         return attention(a.unsqueeze(-2), key, cache.w_v, value, mask=mask).squeeze(-2)
-    compact, inner = (None, 1) if mask is None else compact_mask(mask, batch, 1, m)
+    compact, inner = (None, 1) if mask is None else compact_mask(mask, batch, 1, cache.key.shape[1])
     query = a.expand(*batch, a.shape[-1]).reshape(math.prod(batch), a.shape[-1])
     keys, values = join(batch, key, value)
-    result: Tensor = _step(query, keys, cache.w_v, values, compact, inner).reshape(*batch, values.shape[-1])
-    return result
+    return _step(query, keys, cache.w_v, values, compact, inner).reshape(*batch, values.shape[-1])

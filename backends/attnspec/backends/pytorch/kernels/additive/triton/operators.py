@@ -20,6 +20,7 @@ try:
 except ImportError as error:
     raise ImportError("additive attention on CUDA needs Triton: install triton, or attnspec[triton]") from error
 
+from attnspec.backends.pytorch.kernels.additive.checks import check
 from attnspec.backends.pytorch.kernels.additive.registration import TWICE_DIFFERENTIABLE, operator
 from attnspec.backends.pytorch.kernels.additive.triton.backward import delta_kernel, gradient_kernel
 from attnspec.backends.pytorch.kernels.additive.triton.forward import forward_kernel, scores_kernel
@@ -184,7 +185,7 @@ _attention.register_autograd(_attention_gradients, setup_context=_save_attention
 
 @operator("additive_scores_triton")
 def _scores(a: Tensor, b: Tensor, w_v: Tensor) -> Tensor:
-    """(B, n, h), (B, m, h), (h) -> (B, n, m)."""
+    """Scores: (B, n, h), (B, m, h), (h) -> (B, n, m)."""
     a, b, w_v = a.contiguous(), b.contiguous(), w_v.contiguous()
     batch, n, hidden = a.shape
     m = b.shape[1]
@@ -223,41 +224,26 @@ def _(grad: Tensor, a: Tensor, b: Tensor, w_v: Tensor) -> tuple[Tensor, Tensor, 
     return a.new_empty(a.shape), b.new_empty(b.shape), w_v.new_empty(w_v.shape)
 
 
-def _save_scores(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(*inputs)
-
-
-def _scores_gradients(ctx, grad):  # type: ignore[no-untyped-def]
-    return _scores_backward(grad, *ctx.saved_tensors)
-
-
-_scores.register_autograd(_scores_gradients, setup_context=_save_scores)
+_scores.register_autograd(
+    lambda ctx, grad: _scores_backward(grad, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
 for _gradients in (_attention_backward, _scores_backward):
     _gradients.register_autograd(no_second_derivative("additive attention", "triton", TWICE_DIFFERENTIABLE))
-
-
-def check(condition: bool, message: str) -> None:
-    """Raise ValueError with the message unless the condition holds."""
-    if not condition:
-        raise ValueError(message)
 
 
 def lower(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Return the tensors, cast if autocast is on, as PyTorch's own attention does; TypeError for other dtypes."""
     tensors = autocast.cast(*tensors)
     if len({x.dtype for x in tensors}) > 1 or tensors[0].dtype not in DTYPES:
-        raise TypeError(f"dtypes must be one of float32, bfloat16, float16, got {[x.dtype for x in tensors]}")
+        got = ", ".join(str(x.dtype) for x in tensors)
+        raise TypeError(f"additive attention: dtypes: expected one of float32, bfloat16, float16 for all; got {got}")
     return tensors
 
 
 def join(batch: tuple[int, ...], *tensors: Tensor) -> list[Tensor]:
     """Return each tensor (*, rows, columns) as (B, rows, columns)."""
     return [x.expand(*batch, *x.shape[-2:]).reshape(math.prod(batch), *x.shape[-2:]) for x in tensors]
-
-
-def common_batch(*shapes: torch.Size | tuple[int, ...]) -> tuple[int, ...]:
-    """Broadcast batch dimensions; RuntimeError if they do not broadcast."""
-    return tuple(broadcast(*shapes))
 
 
 def attention(
@@ -274,37 +260,22 @@ def attention(
     float32, bfloat16 or float16, with float32 accumulation; the result has the inputs' dtype. A fully masked row, and
     every row when m = 0, is 0 with zero gradients. Raises ValueError for shapes, TypeError for dtypes.
     """
+    check(a, b, w_v, value, mask)
     a, b, w_v, value = lower(a, b, w_v, value)
-    ranks = min(a.dim(), b.dim(), value.dim()) >= 2 and w_v.dim() == 1
-    check(ranks, "expected a (n, h), b (m, h), w_v (h), value (m, d)")
-    hidden, n, m = w_v.shape[0], a.shape[-2], b.shape[-2]
-    check(hidden >= 1, "expected at least one hidden unit")
-    check(a.shape[-1] == hidden and b.shape[-1] == hidden, f"expected {hidden} hidden units in a and b as in w_v")
-    check(value.shape[-2] == m, f"expected {m} values as there are keys, got {value.shape[-2]}")
-    shapes = [a.shape[:-2], b.shape[:-2], value.shape[:-2]]
-    if mask is not None:
-        check(mask.dim() >= 2 and mask.dtype == torch.bool, "expected a Boolean mask of at least two dimensions")
-        fits = mask.shape[-2] in (1, n) and mask.shape[-1] in (1, m)
-        check(fits, f"expected a mask that broadcasts to (*batch, {n}, {m}), got {tuple(mask.shape)}")
-        shapes.append(mask.shape[:-2])
-    batch = common_batch(*shapes)
+    n, m = a.shape[-2], b.shape[-2]
+    batch = broadcast(a.shape[:-2], b.shape[:-2], value.shape[:-2], () if mask is None else mask.shape[:-2])
     compact, inner = (None, 1) if mask is None else compact_mask(mask, batch, n, m)
-    joined = join(batch, a, b, value)
-    out, _ = _attention(joined[0], joined[1], w_v, joined[2], compact, inner, causal)
-    result: Tensor = out.reshape(*batch, n, value.shape[-1])
-    return result
+    queries, keys, values = join(batch, a, b, value)
+    out, _ = _attention(queries, keys, w_v, values, compact, inner, causal)
+    return out.reshape(*batch, n, value.shape[-1])
 
 
 def scores(
     a: Float[Tensor, "*#batch n h"], b: Float[Tensor, "*#batch m h"], w_v: Float[Tensor, " h"]
 ) -> Float[Tensor, "*batch n m"]:
     """w_v . tanh(a_i + b_j); gradients are correct with or without a softmax after it."""
+    check(a, b, w_v, None, None)
     a, b, w_v = lower(a, b, w_v)
-    check(min(a.dim(), b.dim()) >= 2 and w_v.dim() == 1, "expected a (n, h), b (m, h), w_v (h)")
-    hidden = w_v.shape[0]
-    check(hidden >= 1, "expected at least one hidden unit")
-    check(a.shape[-1] == hidden and b.shape[-1] == hidden, f"expected {hidden} hidden units in a and b as in w_v")
-    batch = common_batch(a.shape[:-2], b.shape[:-2])
-    joined = join(batch, a, b)
-    result: Tensor = _scores(joined[0], joined[1], w_v).reshape(*batch, a.shape[-2], b.shape[-2])
-    return result
+    batch = broadcast(a.shape[:-2], b.shape[:-2])
+    queries, keys = join(batch, a, b)
+    return _scores(queries, keys, w_v).reshape(*batch, a.shape[-2], b.shape[-2])
