@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -487,7 +488,7 @@ REFUSED = {
     ("broken.py",): "backend 'broken.py': cannot be imported: ZeroDivisionError: division by zero",
     ("leaves.py",): "backend 'leaves.py': cannot be imported: SystemExit: 3",
     ("dies.py",): "backend 'dies.py': its import ended the process with status 9",
-    ("nameless.py",): "backend 'nameless.py': name: expected a text; got None",
+    ("nameless.py",): "backend 'nameless.py': name: expected a text; got None; add one, such as name = 'my-kernels'",
     ("limits.py",): "backend 'limits.py': limits: expected fields among",
     ("backend.py:Nope",): "backend 'backend.py:Nope': expected an attribute 'Nope'",
     ("backend.py", "device", "cuda"): "device: expected one of cpu; got 'cuda'",
@@ -532,6 +533,13 @@ def test_a_backend_that_cannot_be_judged_is_refused(
     finally:
         probe.close()
     assert message in str(raised.value)
+
+
+def test_a_misspelt_operation_is_named_in_the_notes() -> None:
+    backend = SimpleNamespace(name="misspelt", softmax=np.exp, layernorm=np.exp, normalise=np.exp)
+    assert Contract.of(backend).notes == {
+        "layernorm": "not tried, because no operation has this name; the nearest is layer_norm"
+    }
 
 
 REFUSED_RUNS = {
