@@ -159,7 +159,7 @@ EXAMPLE = re.compile(
 VERDICTS = {m["file"]: m.groupdict() for m in EXAMPLE.finditer(read("docs/verdict-examples.md"))}
 
 
-def test_nine_verdicts_are_shown() -> None:
+def test_the_page_on_verdicts_has_nine_examples() -> None:
     assert len(VERDICTS) == read("docs/verdict-examples.md").count("```python\n# ") == 9
 
 

@@ -494,7 +494,7 @@ def test_keys_are_prepared_inside_of_torch_compile(dtype: torch.dtype, spoiled: 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_step_gives_infinite_values_to_who_attends_to_them(dtype: torch.dtype) -> None:
+def test_nonfinite_values_reach_only_steps_that_attend_to_them(dtype: torch.dtype) -> None:
     a, b, w_v, value = (x.to(dtype) for x in operands((2,), 1, 9, 3, 4))
     value[0, 4, 1], value[1, 2, 0] = float("inf"), float("nan")
     for mask in (None, torch.arange(9) != 4):

@@ -62,7 +62,7 @@ def test_results_are_those_of_operands_in_its_dtype(operation: str) -> None:
 
 
 @pytest.mark.parametrize("operation", FLOATING)
-def test_float64_stays(operation: str) -> None:
+def test_float64_operands_keep_their_dtype_under_autocast(operation: str) -> None:
     compute, inputs = getattr(pytorch, operation), arguments(operation, torch.float64)
     with torch.autocast("cpu", torch.bfloat16):
         first, second = flatten(compute(**inputs)), flatten(compute(**inputs))

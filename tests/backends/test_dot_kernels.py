@@ -217,7 +217,7 @@ def test_no_heads_give_an_empty_result() -> None:
     assert attend(empty, empty, empty).shape == (2, 0, 0, 3)
 
 
-def test_tensors_that_are_not_just_numbers_in_memory() -> None:
+def test_meta_negated_fake_and_zero_tensors_are_computed_or_refused() -> None:
     """A wrong address would end the process; a sign kept aside would be lost."""
     query, key, value = (torch.randn(2, 20, 4) for _ in range(3))
     with torch.device("meta"):
@@ -385,7 +385,7 @@ def test_threads_of_pytorch_of_python_and_of_a_fork_agree(monkeypatch: pytest.Mo
         assert child.exitcode == 0
 
 
-def test_few_tasks_or_little_work_wake_nobody() -> None:
+def test_few_tasks_or_little_work_run_on_one_thread() -> None:
     torch.set_num_threads(4)
     assert threads.thread_count(1, 1e12) == 1
     assert threads.thread_count(8, threads.WORTH_WAKING - 1) == 1

@@ -809,7 +809,7 @@ def test_numbers_at_a_masked_key_do_not_count(operation: Operation) -> None:
 
 
 @pytest.mark.parametrize("name", ["scaled_dot_product_attention", "additive_attention", "nadaraya_watson"])
-def test_a_value_is_left_out_row_by_row(name: str) -> None:
+def test_nan_values_reach_only_rows_that_attend_to_them(name: str) -> None:
     inputs = arguments(OPERATIONS[name], sizes={"n": 3, "m": 3})
     inputs["mask"] = torch.ones(3, 3, dtype=torch.bool).tril()
     expected = call(OPERATIONS[name], inputs)
@@ -830,7 +830,7 @@ EMPTY = [
 
 
 @pytest.mark.parametrize(("operation", "masked", "causal", "sizes"), EMPTY)
-def test_no_queries_and_no_keys(operation: Operation, masked: bool, causal: bool, sizes: dict[str, int]) -> None:
+def test_calls_without_queries_or_keys_give_no_nan(operation: Operation, masked: bool, causal: bool, sizes: dict[str, int]) -> None:
     inputs = of_case(operation, masked, causal, sizes=sizes)
     result = call(operation, inputs)
     for x in flatten(result).values():
@@ -1164,7 +1164,7 @@ def test_sinusoids_follow_the_default_dtype() -> None:
     assert_within_budgets(result, "sinusoidal_positional_encoding", 9, 3)
 
 
-def test_declarations() -> None:
+def test_the_backend_declares_normative_choices_and_all_its_precisions() -> None:
     assert backend.name == "pytorch"
     assert all(getattr(backend.semantics, q) == QUESTIONS[q].normative for q in QUESTIONS)
     assert set(backend.precision) == set(backend.limits.dtypes)

@@ -254,7 +254,7 @@ def test_inputs_are_not_written_to_and_layouts_do_not_matter() -> None:
         assert torch.equal(tensor, copy)
 
 
-def test_scale_and_errors() -> None:
+def test_scale_is_applied_and_wrong_arguments_are_refused() -> None:
     x = torch.randn(4, 6, dtype=torch.float64)
     heads = x[None]
     assert_within_budgets(

@@ -293,7 +293,7 @@ def test_batches_of_gradients_of_logarithms_are_those_one_by_one() -> None:
             assert_gradients_within_budgets(gradients, (None, cotangent), "grouped_query_attention", query, key, value)
 
 
-def test_a_gradient_of_a_row_without_keys_goes_nowhere_again() -> None:
+def test_nan_gradients_of_rows_without_keys_have_no_effect() -> None:
     query, key, value = leaves()
     mask = torch.ones(4, 6, dtype=torch.bool)
     mask[2] = False

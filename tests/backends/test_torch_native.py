@@ -216,7 +216,7 @@ def test_heads_that_do_not_divide_the_width_raise() -> None:
 
 @pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4), (2, 3, 0)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_heads_of_what_is_empty(shape: tuple[int, int, int], causal: bool) -> None:
+def test_multi_head_attention_of_empty_inputs_is_zero(shape: tuple[int, int, int], causal: bool) -> None:
     batch, n, m = shape
     weights = of_heads(2, 3)
     mask = torch.ones(batch, n, m, dtype=torch.bool)

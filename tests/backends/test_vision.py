@@ -100,7 +100,7 @@ def calls() -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("name", calls())
-def test_transforms(name: str) -> None:
+def test_vmap_and_jvp_match_single_calls_and_gradients(name: str) -> None:
     batched, inputs = calls()[name]
     batch = inputs[batched]
 

@@ -91,7 +91,7 @@ def machine(**entries: Any) -> bytes:
     return changed(1, machine={k: v for k, v in ({**RUN.machine} | entries).items() if v is not ...})
 
 
-def test_the_lines_that_the_next_test_spoils_are_good(tmp_path: Path) -> None:
+def test_a_file_without_broken_lines_is_read(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(changed(2))
     assert [m.size for m in read(tmp_path).measurements] == [512]
 

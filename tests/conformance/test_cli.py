@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -486,7 +487,7 @@ REFUSED = {
     ("broken.py",): "backend 'broken.py': cannot be imported: ZeroDivisionError: division by zero",
     ("leaves.py",): "backend 'leaves.py': cannot be imported: SystemExit: 3",
     ("dies.py",): "backend 'dies.py': its import ended the process with status 9",
-    ("nameless.py",): "backend 'nameless.py': name: expected a non-empty string; got None",
+    ("nameless.py",): "backend 'nameless.py': name: expected a non-empty string; got None; add one, such as name = ",
     ("limits.py",): "backend 'limits.py': limits: expected fields among",
     ("backend.py:Nope",): "backend 'backend.py:Nope': expected an attribute 'Nope'",
     ("backend.py", "device", "cuda"): "device: expected one of cpu; got 'cuda'",
@@ -531,6 +532,13 @@ def test_a_backend_that_cannot_be_judged_is_refused(
     finally:
         probe.close()
     assert message in str(raised.value)
+
+
+def test_a_misspelt_operation_is_named_in_the_notes() -> None:
+    backend = SimpleNamespace(name="misspelt", softmax=np.exp, layernorm=np.exp, normalise=np.exp)
+    assert Contract.of(backend).notes == {
+        "layernorm": "not tried, because no operation has this name; the nearest is layer_norm"
+    }
 
 
 REFUSED_RUNS = {

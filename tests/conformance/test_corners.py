@@ -66,6 +66,7 @@ def test_the_first_examples_reach_beyond_the_tiles_of_kernels(seed: int) -> None
     assert queries.sizes["n"] > 128
     assert min(both.sizes["n"], both.sizes["m"]) > 64
     assert both.options["causal"]
+    assert set(both.masks.values()) == {"absent"}
     assert min(features.sizes["d"], features.sizes["d_v"]) > 64
     for example in (keys, queries, both, features):
         assert set(example.kinds.values()) == {"normal"}

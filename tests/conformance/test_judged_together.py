@@ -57,8 +57,8 @@ def test_errors_that_no_single_number_shows_are_seen_together(defect: str) -> No
     assert verdict.worst is None
     assert not verdict
     assert re.fullmatch(
-        rf"{SDPA} in bfloat16 is wrong: a relative error of {error} shows over 400 independent elements, roundings "
-        r"leave at most 0\.\d+\njudged: every number\nerrors shared by many rows: tested on 400 rows",
+        rf"{SDPA} in bfloat16 is wrong: a relative error of {error} shows over 400 independent elements; rounding "
+        r"explains at most 0\.\d+\njudged: every number\nerrors shared by many rows: tested on 400 rows",
         str(verdict),
     )
 

@@ -65,20 +65,20 @@ def test_an_unknown_choice_is_reported_with_its_result() -> None:
 @pytest.mark.parametrize(
     ("operation", "wrong", "where"),
     [
-        ("dot_product_attention", wrong_numbers, "where it is not asked, the result["),
-        ("dot_product_attention", wrong_under_the_mask, "of the rows with attendable keys, the result["),
-        ("encoder_layer", wrong_layer, "where it is not asked, the result["),
+        ("dot_product_attention", wrong_numbers, "where it plays no part, the result["),
+        ("dot_product_attention", wrong_under_the_mask, "in rows with attendable keys, the result["),
+        ("encoder_layer", wrong_layer, "where it plays no part, the result["),
     ],
 )
 def test_a_choice_is_not_blamed_for_numbers_that_are_wrong_elsewhere(operation: str, wrong: Any, where: str) -> None:
     violated = violation_of("fully_masked", operation, wrong)
     assert violated.reason == Reason.VALUE
-    assert violated.message.startswith(f"fully_masked cannot be told: {where}")
+    assert violated.message.startswith(f"fully_masked cannot be determined: {where}")
 
 
 def test_a_causal_alignment_is_not_blamed_for_wrong_numbers() -> None:
     violated = violation_of("causal_alignment", "dot_product_attention", wrong_numbers)
-    assert violated.message.startswith("causal_alignment cannot be told: where it is not asked, the result[")
+    assert violated.message.startswith("causal_alignment cannot be determined: where it plays no part, the result[")
 
     def shifted(*args: Numbers, causal: bool = False, **options: Any) -> Numbers:
         if causal:
@@ -87,7 +87,7 @@ def test_a_causal_alignment_is_not_blamed_for_wrong_numbers() -> None:
         return reference.dot_product_attention(*args, **options)
 
     violated = violation_of("causal_alignment", "dot_product_attention", shifted)
-    assert "right without `causal`, and under it fits neither alignment" in violated.message
+    assert "right without `causal`, but with it fits neither alignment" in violated.message
 
 
 def test_encodings_and_cells_are_not_blamed_for_wrong_numbers() -> None:
@@ -98,10 +98,12 @@ def test_encodings_and_cells_are_not_blamed_for_wrong_numbers() -> None:
     violated = violation_of("odd_encoding", "sinusoidal_positional_encoding", encoding)
     assert "] is 7; unpaired-sine would be 0" in violated.message
     wrong = violation_of("odd_encoding", "sinusoidal_positional_encoding", lambda n, d: np.zeros((n, d)))
-    assert wrong.message.startswith("odd_encoding cannot be told: where it is not asked, the result[")
+    assert wrong.message.startswith("odd_encoding cannot be determined: where it plays no part, the result[")
     cell = violation_of("gru_reset", "gru_cell", lambda *args: 1.001 * reference.gru_cell(*args))
     assert cell.reason == Reason.VALUE
-    assert cell.message.startswith("gru_reset cannot be told: under no choice the result[")
+    assert cell.message.startswith(
+        "gru_reset cannot be determined: no choice fits; under the normative one the result["
+    )
 
 
 def test_numbers_that_hide_an_attendable_nan_are_counted() -> None:
@@ -127,7 +129,7 @@ def test_wrong_weights_of_minus_infinity_differ_from_other_wrong_weights() -> No
         "minus_infinity", "softmax", lambda *args, **options: 1.001 * reference.softmax(*args, **options)
     )
     assert wrong.reason == Reason.VALUE
-    assert wrong.message.startswith("minus_infinity cannot be told: of the rows with finite scores, the weight[")
+    assert wrong.message.startswith("minus_infinity cannot be determined: in rows with finite scores, the weight[")
 
 
 @pytest.mark.parametrize(("choice", "stored"), [("zero", 0.0), ("uniform", 0.25)])

@@ -47,20 +47,20 @@ def test_no_honest_variant_is_accused(v: Variant) -> None:
         (
             "weighted sums accumulated in bfloat16",
             "rounding_spread",
-            f"the root mean square of error/σ with 133 keys is {NUMBER} over 512 independent elements, "
-            f"roundings leave at most {NUMBER}",
+            f"the root mean square of error/σ with 133 keys is {NUMBER} over 512 independent elements; "
+            f"rounding explains at most {NUMBER}",
         ),
         (
             "last feature rounded down to bfloat16",
             "ensemble_mean",
-            f"the mean of error/σ in feature 7 is {NUMBER} over 1024 independent elements, "
-            f"roundings leave at most {NUMBER}",
+            f"the mean of error/σ in feature 7 is {NUMBER} over 1024 independent elements; "
+            f"rounding explains at most {NUMBER}",
         ),
         (
             "mask of key 128 ignored in bfloat16",
             "no_lost_or_extra_keys",
             f"a relative error of {NUMBER} in the weight of key 128 of 128 and 5 masked keys shows over 512 "
-            f"independent elements, roundings leave at most {NUMBER}",
+            f"independent elements; rounding explains at most {NUMBER}",
         ),
     ],
 )

@@ -147,7 +147,7 @@ def test_a_model_learns(kind: type[Bahdanau | Transformer]) -> None:
 # What is measured -----------------------------------------------------------------------------------------------------
 
 
-def test_only_whole_targets_count() -> None:
+def test_accuracy_counts_only_wholly_correct_targets() -> None:
     pairs = REVERSING.encoded([("abcd", "dcba")] * 4)
     tokens = pairs.targets.clone()
     tokens[0, 0] += 1
@@ -165,7 +165,7 @@ class Pointing(Bahdanau):
         return torch.nn.functional.one_hot(places, 12).float()
 
 
-def test_weights_point_where_the_character_stands() -> None:
+def test_pointing_accepts_weights_within_one_position_of_the_character() -> None:
     model, pairs, shares = Pointing(REVERSING, size=4), drawn_pairs(), []
     for model.beside in (0, 1, 2):
         shares.append(pointing(model, pairs, REVERSING))

@@ -61,7 +61,7 @@ def test_a_rule_accepts_what_is_right_and_nothing_that_is_not_a_number(name: Har
         (flash_attention.accepts, (torch.zeros(10), 0.2), 0.2),
     ],
 )
-def test_how_far_off_one_number_may_be(accepts: Callable[..., bool], reference: Tensor, largest: float) -> None:
+def test_one_wrong_number_is_accepted_only_up_to_the_limit(accepts: Callable[..., bool], reference: Tensor, largest: float) -> None:
     exact = reference[0] if isinstance(reference, tuple) else reference
     for factor, rule_accepts in ((0.6, True), (1.4, False)):
         output = exact.clone()
@@ -175,7 +175,7 @@ def test_hugging_face_takes_a_padding_key() -> None:
 
 
 @pytest.mark.parametrize("name", HarnessName)
-def test_the_page_of_a_harness(name: HarnessName, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_of_a_harness_has_a_row_per_attention(name: HarnessName, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(HARNESSES, name, harness := small(name))
     done = CliRunner().invoke(app, ["harnesses", "--harness", name])
     assert done.exit_code == 0, done.output

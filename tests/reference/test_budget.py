@@ -206,7 +206,7 @@ def test_errors_reach_the_peak_where_an_intermediate_overflows() -> None:
     assert judged(REFERENCE["dot_scores"], arguments, p).peak > p.largest
 
 
-def test_values_that_no_row_of_an_empty_batch_reaches_reach_no_peak() -> None:
+def test_values_do_not_raise_the_peak_of_an_empty_batch() -> None:
     key, value = np.ones((4, 3), np.float32), np.full((4, 3), np.inf, np.float32)
     arguments = {"query": np.ones((0, 4, 3), np.float32), "key": key, "value": value}
     attention, p = "scaled_dot_product_attention", precision("scaled_dot_product_attention", "float32")
@@ -441,7 +441,7 @@ def test_scaled_operands_of_eight_bits_are_rounded_in_steps_of_the_largest(dtype
     assert (error > 0.05 * oracle.budget).any()
 
 
-def test_values_are_rounded_that_wrong_weights_have_come_to() -> None:
+def test_budgets_include_rounding_of_values_that_wrong_weights_select() -> None:
     p = CLASSES["mxfp8-float32"]
     arguments = {"query": np.full((1, 8), 40.0), "key": np.array([[3.0], [3.2]]) * np.ones(8)}
     arguments["value"] = np.array([[-0.286], [0.001]])

@@ -86,7 +86,7 @@ def stacked(rows: list[Any]) -> Any:
 
 @sixty_examples
 @given(size, size, size, size)
-def test_convolution_takes_as_many_multiply_adds(t: int, d_x: int, p_o: int, taps: int) -> None:
+def test_complexity_of_a_convolution_matches_a_counted_run(t: int, d_x: int, p_o: int, taps: int) -> None:
     run = Run()
     convolution(run.tokens(t, d_x), run.weights(taps, p_o, d_x))
     assert numbers(convolution_complexity(t, d_x, p_o, taps))[:3] == run.counted
@@ -94,7 +94,7 @@ def test_convolution_takes_as_many_multiply_adds(t: int, d_x: int, p_o: int, tap
 
 @sixty_examples
 @given(size, size, size)
-def test_recurrent_network_takes_as_many_multiply_adds(t: int, d: int, h: int) -> None:
+def test_complexity_of_a_recurrent_network_matches_a_counted_run(t: int, d: int, h: int) -> None:
     run = Run()
     rnn(run.tokens(t, d), run.tokens(h), run.cell(d, h))
     assert numbers(rnn_complexity(t, d, h))[:3] == run.counted
@@ -102,7 +102,7 @@ def test_recurrent_network_takes_as_many_multiply_adds(t: int, d: int, h: int) -
 
 @sixty_examples
 @given(size, size)
-def test_self_attention_takes_as_many_multiply_adds(n: int, d: int) -> None:
+def test_complexity_of_self_attention_matches_a_counted_run(n: int, d: int) -> None:
     run = Run()
     self_attention(run.tokens(n, d))
     assert numbers(self_attention_complexity(n, d))[:3] == run.counted
@@ -110,7 +110,7 @@ def test_self_attention_takes_as_many_multiply_adds(n: int, d: int) -> None:
 
 @sixty_examples
 @given(size, size)
-def test_causal_attention_of_every_prefix_takes_as_many(n: int, d: int) -> None:
+def test_complexity_of_causal_attention_matches_attention_to_every_prefix(n: int, d: int) -> None:
     run = Run()
     x = run.tokens(n, d)
     for i in range(n):
@@ -131,7 +131,7 @@ def test_a_causal_mask_on_whole_matrices_saves_nothing(n: int, d: int) -> None:
 
 @sixty_examples
 @given(size, size, size, size)
-def test_projected_self_attention_takes_as_many_multiply_adds(n: int, d_x: int, d_k: int, d_v: int) -> None:
+def test_complexity_of_projected_self_attention_matches_a_counted_run(n: int, d_x: int, d_k: int, d_v: int) -> None:
     run = Run()
     projected_self_attention(run.tokens(n, d_x), run.weights(d_k, d_x), run.weights(d_k, d_x), run.weights(d_v, d_x))
     assert numbers(projected_self_attention_complexity(n, d_x, d_k, d_v))[:3] == run.counted
@@ -144,7 +144,7 @@ def test_projected_self_attention_takes_as_many_multiply_adds(n: int, d_x: int, 
 
 @sixty_examples
 @given(size, size, size, size, size, size)
-def test_cross_attention_takes_as_many_multiply_adds(n: int, m: int, d_x: int, d_m: int, d_k: int, d_v: int) -> None:
+def test_complexity_of_cross_attention_matches_a_counted_run(n: int, m: int, d_x: int, d_m: int, d_k: int, d_v: int) -> None:
     run = Run()
     w_q, w_k, w_v = run.weights(d_k, d_x), run.weights(d_k, d_m), run.weights(d_v, d_m)
     cross_attention(run.tokens(n, d_x), run.tokens(m, d_m), w_q, w_k, w_v)
@@ -153,7 +153,7 @@ def test_cross_attention_takes_as_many_multiply_adds(n: int, m: int, d_x: int, d
 
 @sixty_examples
 @given(size, size, st.integers(1, 4), st.tuples(*[size] * 6))
-def test_multi_head_attention_takes_as_many_multiply_adds(n: int, m: int, heads: int, widths: tuple[int, ...]) -> None:
+def test_complexity_of_multi_head_attention_matches_a_counted_run(n: int, m: int, heads: int, widths: tuple[int, ...]) -> None:
     run, sizes = Run(), dict(zip(("d_q", "d_k", "d_v", "p_q", "p_v", "p_o"), widths, strict=True))
     query, key, value = (run.tokens(rows, sizes[d]) for rows, d in ((n, "d_q"), (m, "d_k"), (m, "d_v")))
     multi_head_attention(query, key, value, *run.heads(heads, **sizes))
@@ -162,7 +162,7 @@ def test_multi_head_attention_takes_as_many_multiply_adds(n: int, m: int, heads:
 
 @sixty_examples
 @given(size, size, size, size)
-def test_recurrent_encoder_and_decoder_take_as_many(m: int, n: int, d: int, h: int) -> None:
+def test_complexity_of_a_recurrent_encoder_and_decoder_matches_a_counted_run(m: int, n: int, d: int, h: int) -> None:
     run = Run()
     source, target, state = run.tokens(m, d), run.tokens(n, d), run.tokens(h)
     encoder, decoder = run.cell(d, h), run.cell(d, h)
@@ -175,7 +175,7 @@ def test_recurrent_encoder_and_decoder_take_as_many(m: int, n: int, d: int, h: i
 
 @sixty_examples
 @given(size, size, size, size, size)
-def test_recurrent_decoder_with_attention_takes_as_many(m: int, n: int, d: int, h: int, s: int) -> None:
+def test_complexity_of_a_recurrent_decoder_with_attention_matches_a_counted_run(m: int, n: int, d: int, h: int, s: int) -> None:
     run = Run()
     source, target, states = run.tokens(m, d), run.tokens(n, d), [run.tokens(h)]
     encoder, decoder = run.cell(d, h), run.cell(d + h, h)
@@ -221,7 +221,7 @@ transformers = pytest.mark.parametrize(
 @transformers
 @sixty_examples
 @given(m=size, n=size, half=size)
-def test_attention_of_a_transformer_takes_as_many(
+def test_complexity_of_a_transformer_plus_masked_pairs_matches_a_counted_run(
     complexity: Callable[..., Complexity[np.ndarray]], encoder: bool, m: int, n: int, half: int
 ) -> None:
     run, d = Run(), HEADS * half
@@ -232,7 +232,7 @@ def test_attention_of_a_transformer_takes_as_many(
 
 @transformers
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_generating_takes_one_token_after_the_other(
+def test_generated_tokens_are_computed_one_after_another(
     complexity: Callable[..., Complexity[np.ndarray]], encoder: bool, n: int
 ) -> None:
     run = Run()
@@ -266,7 +266,7 @@ def test_number_of_heads_changes_nothing() -> None:
     assert len(distinct) == 1
 
 
-def test_the_encoder_is_what_the_decoder_does_not_add() -> None:
+def test_encoder_decoder_counts_are_those_of_encoder_plus_decoder() -> None:
     """S2, solution 4: what another language adds is the decoder."""
     sizes = {"d_q": 6, "d_k": 6, "d_v": 6, "p_q": 3, "p_v": 3, "p_o": 6}
     m, n = 5, 7
@@ -288,7 +288,7 @@ def test_nothing_is_counted_without_tokens(name: str) -> None:
             REFERENCE[name](**{**sizes, position: 0})
 
 
-def test_counts_that_no_integer_holds() -> None:
+def test_counts_beyond_64_bit_integers_are_refused() -> None:
     complexity = self_attention_complexity(2**30, 2)
     assert complexity.multiply_adds == 2**62
     with pytest.raises(ShapeError, match=r"^self_attention_complexity: sizes: expected counts below 2⁶³; got 92"):
@@ -304,7 +304,7 @@ def test_the_example_of_the_documentation() -> None:
     assert run.tally == Tally(150, 2)
 
 
-def test_counted_arrays_compute_what_others_do() -> None:
+def test_counted_arrays_give_the_results_of_plain_arrays() -> None:
     run, rng = Run(), np.random.default_rng(0)
     x, w = rng.standard_normal((2, 5, 3)), rng.standard_normal((2, 4, 3))
     got: Any = convolution(Counted(x, run.tally), w)  # type: ignore[arg-type]

@@ -75,7 +75,7 @@ def test_a_layer_has_the_equivariance_of_the_table_and_no_other(layer: str) -> N
     assert tuple(keeps(layer) for keeps in PAGE["CHANGES"].values()) == BIASES[layer]
 
 
-def test_relations() -> None:
+def test_rows_of_each_layer_depend_on_the_stated_rows() -> None:
     """Rows depend on all rows, neighbours, earlier rows, or rows with an edge."""
     n, d, edges = PAGE["N"], PAGE["D"], PAGE["_EDGES"]
     reached = {}

@@ -264,13 +264,13 @@ def test_softmax_is_one_step_for_other_arrays() -> None:
     assert softmax(scores=scores, mask=ALL_ONES > 0) == "softmax"
 
 
-def test_softmax_without_a_rule() -> None:
+def test_softmax_refuses_an_array_type_that_does_not_override_it() -> None:
     scores: Any = QuietDuck(ALL_ONES)
     with pytest.raises(TypeError, match="softmax: no implementation for QuietDuck"):
         softmax(scores)
 
 
-def test_overriding_is_asked_of_subclasses_first() -> None:
+def test_overrides_of_subclasses_are_tried_first() -> None:
     from attnspec.reference.defining.overriding import overridable
 
     calls = []

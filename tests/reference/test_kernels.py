@@ -25,7 +25,7 @@ ROWS = np.arange(24.0).reshape(2, 4, 3) / 10
 """Two heads of four rows with three features."""
 
 
-def test_a_head_for_each_head_is_attention_in_heads() -> None:
+def test_equal_numbers_of_heads_give_attention_head_by_head() -> None:
     output, logarithms = grouped_query_attention(ROWS, ROWS, -ROWS)
     scores = ROWS @ ROWS.swapaxes(-1, -2) / np.sqrt(3)
     by_parts = scaled_dot_product_attention(ROWS, ROWS, -ROWS), np.log(np.exp(scores).sum(-1))

@@ -35,7 +35,7 @@ def vector_mean(d: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("d", DIMENSIONS)
-def test_vector_mean(d: int) -> None:
+def test_moments_with_a_vector_mean_match_samples(d: int) -> None:
     mean, sigma = vector_mean(d), 0.75
     samples = dot_products(mean, sigma)
     assert samples.mean() == dot_product_mean(mean)
@@ -43,7 +43,7 @@ def test_vector_mean(d: int) -> None:
 
 
 @pytest.mark.parametrize("d", DIMENSIONS)
-def test_common_mean(d: int) -> None:
+def test_moments_with_a_common_mean_match_samples(d: int) -> None:
     m, sigma = 0.5, 1.25
     samples = dot_products(np.full(d, m), sigma)
     expected = 2 * d * sigma**2 * m**2 + d * sigma**4
@@ -127,7 +127,7 @@ def test_number_of_variables_out_of_range(variables: int) -> None:
         ([], None, "mean: expected d of at least 1; got (0,)"),
     ],
 )
-def test_sizes(mean: Any, d: int | None, message: str) -> None:
+def test_means_and_sizes_that_do_not_fit_are_refused(mean: Any, d: int | None, message: str) -> None:
     with pytest.raises(ShapeError) as raised:
         dot_product_mean(mean, d=d)
     assert str(raised.value) == f"dot_product_mean: {message}"

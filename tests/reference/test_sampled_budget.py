@@ -32,7 +32,7 @@ def network() -> dict[str, Array]:
     return {"h": h, "w": POSITIVE, "b": h - h @ POSITIVE}
 
 
-def test_honest_errors_that_align_exceed_budgets_of_independent_ones_and_not_those_of_samples() -> None:
+def test_aligned_errors_exceed_independent_budgets_but_not_sampled_ones() -> None:
     p = precision("rnn", "float32")
     independent, sampled = [], []
     for _ in range(5):
@@ -44,7 +44,7 @@ def test_honest_errors_that_align_exceed_budgets_of_independent_ones_and_not_tho
     assert max(sampled) < 1
 
 
-def test_honest_gradients_whose_errors_align_likewise() -> None:
+def test_aligned_gradient_errors_exceed_independent_budgets_but_not_sampled_ones() -> None:
     p, arguments = precision("rnn", "float32"), network()
     values, vectors = np.linalg.eig(POSITIVE.T.astype(np.float64))
     common = np.real(vectors[:, np.argmax(np.abs(values))])

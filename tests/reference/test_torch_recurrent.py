@@ -77,7 +77,7 @@ def drawn(runs: int, kind: str) -> tuple[Any, list[Any]]:
 
 @with_lengths
 @each
-def test_one_direction(kind: str, lengths: Any) -> None:
+def test_networks_in_one_direction_match_torch_nn(kind: str, lengths: Any) -> None:
     theirs, (x, state) = network(kind), drawn(1, kind)
     states, final = run(theirs, x, state, lengths)
     initial, last = (state_of(kind, [part[0] for part in parts]) for parts in (state, final))
@@ -86,7 +86,7 @@ def test_one_direction(kind: str, lengths: Any) -> None:
 
 @with_lengths
 @each
-def test_both_directions(kind: str, lengths: Any) -> None:
+def test_networks_in_both_directions_match_torch_nn(kind: str, lengths: Any) -> None:
     theirs, (x, state) = network(kind, bidirectional=True), drawn(2, kind)
     states, final = run(theirs, x, state, lengths)
     initial, last = (tuple(state_of(kind, [part[i] for part in parts]) for i in range(2)) for parts in (state, final))
@@ -96,7 +96,7 @@ def test_both_directions(kind: str, lengths: Any) -> None:
 
 @with_lengths
 @each
-def test_stacks(kind: str, lengths: Any) -> None:
+def test_stacked_networks_match_torch_nn(kind: str, lengths: Any) -> None:
     theirs, (x, state) = network(kind, num_layers=3), drawn(3, kind)
     states, final = run(theirs, x, state, lengths)
     initial, last = (state_of(kind, [np.moveaxis(part, 0, -2) for part in parts]) for parts in (state, final))

@@ -251,7 +251,7 @@ def test_a_tuple_of_fixed_length_shares_its_sizes() -> None:
     }
 
 
-def test_names_are_those_of_arrays_that_stand_there() -> None:
+def test_size_names_in_records_are_listed_only_if_deep() -> None:
     assert names(Float[Array, "*#batch #n 2*d"], "x") == ["n", "d"]
     assert names(Layer[Array], "layer") == names(int, "n") == []
     assert names(tuple[Float[Array, " h"], Cell[Array]], "result") == ["h"]

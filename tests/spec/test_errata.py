@@ -40,7 +40,7 @@ def test_printed_form_is_not_the_reference(erratum: Erratum) -> None:
 
 
 @every_erratum
-def test_entry_is_complete(erratum: Erratum) -> None:
+def test_every_erratum_has_a_source_texts_and_a_note(erratum: Erratum) -> None:
     assert ERRATA[erratum.identifier] is erratum
     assert erratum.identifier.split("-")[0] == erratum.source.source
     assert erratum.source.source in SOURCES
@@ -48,7 +48,7 @@ def test_entry_is_complete(erratum: Erratum) -> None:
     assert erratum.note.endswith(".")
 
 
-def test_misprints_are_complete() -> None:
+def test_every_misprint_has_a_source_and_texts() -> None:
     assert not {*MISPRINTS} & {*ERRATA}
     for identifier, misprint in MISPRINTS.items():
         assert identifier.split("-")[0] == misprint.source.source
@@ -92,12 +92,12 @@ def test_printed_encoding_is_the_same_everywhere() -> None:
     assert len(np.unique(right, axis=0)) == 5
 
 
-def test_printed_causal_mask_sees_no_past() -> None:
+def test_printed_causal_mask_hides_all_earlier_positions() -> None:
     printed = ERRATA["S2-masked-decoder"].printed_form(n=4, m=4)
     assert not np.tril(printed, -1).any()
 
 
-def test_position_from_a_causal_mask() -> None:
+def test_attention_with_a_causal_mask_can_reveal_positions() -> None:
     erratum = ERRATA["S2-no-way-to-know"]
     assert observe(erratum)[:, 0].tolist() == [1, 1 / 2, 1 / 3, 1 / 4]
 

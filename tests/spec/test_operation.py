@@ -176,7 +176,7 @@ def test_a_number_is_a_size_where_it_has_a_meaning_and_a_count_elsewhere() -> No
 # Axes and roles -------------------------------------------------------------------------------------------------------
 
 
-def test_axes_of_sizes() -> None:
+def test_every_size_has_an_axis() -> None:
     assert [recur.axis(s) for s in recur.sizes] == [Axis.TIME, Axis.VOCABULARY, Axis.WIDTH, Axis.HIDDEN, Axis.LAYER]
     assert recur.axis("layers[1].h") is Axis.HIDDEN
     assert attend.sizes_of(Axis.FEATURE) == ("d_q", "d_k", "d_v")
@@ -218,19 +218,19 @@ def test_the_role_of_every_array() -> None:
     }
 
 
-def test_who_asks_and_what_is_asked() -> None:
+def test_queries_and_keys_are_distinguished() -> None:
     assert (attend.query_size, attend.key_size) == ("n", "m")
     assert paths(attend.queries) == ["reader"]
     assert paths(attend.attended) == ["text", "meaning"]
     assert not attend.attends_to_itself
 
 
-def test_a_sequence_that_attends_to_itself_asks_and_is_asked() -> None:
+def test_self_attention_has_the_same_queries_and_keys() -> None:
     assert reflect.attends_to_itself
     assert paths(reflect.queries) == paths(reflect.attended) == ["text"]
 
 
-def test_states_ask_where_there_is_no_axis_of_queries() -> None:
+def test_a_state_is_the_query_where_no_axis_counts_queries() -> None:
     assert (summary.query_size, summary.key_size) == (None, "m")
     assert paths(summary.queries) == ["state"]
     assert paths(summary.attended) == ["text"]
@@ -316,7 +316,7 @@ def test_what_is_causal_by_itself_has_no_flag() -> None:
     assert declared(Weights, results="pooled weights", causal="n m").causal == ("n", "m")
 
 
-def test_order_free_sizes() -> None:
+def test_causal_sizes_and_time_are_not_order_free() -> None:
     assert attend.order_free(Axis.QUERY) == ("n",)
     assert attend.order_free(Axis.KEY) == ("m",)
     assert recur.order_free(Axis.TIME) == ()
@@ -324,7 +324,7 @@ def test_order_free_sizes() -> None:
     assert declared(Reflect, axes={"n": Axis.SELF | Axis.TIME}).order_free(Axis.KEY) == ()
 
 
-def test_the_order_of_sizes_without_floats_is_their_number() -> None:
+def test_a_causal_mask_has_no_order_free_sizes() -> None:
     assert OPERATIONS["causal_mask"].order_free(Axis.QUERY) == ()
 
 
@@ -427,7 +427,7 @@ def test_a_chapter_exists() -> None:
     ({"axes": {"t": Axis.TIME}}, "axes: expected some of n, d_q, m, d_k, d_v, h; got t"),
     ({"results": "one two"}, "results: expected names of 1 arrays; got 2"),
 ])  # fmt: skip
-def test_a_declaration_that_names_nothing_is_refused(declaration: dict[str, Any], message: str) -> None:
+def test_a_declaration_with_an_unknown_name_is_refused(declaration: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidDeclaration) as raised:
         declared(Attend, **declaration)
     assert str(raised.value) == f"Attend: {message}"
@@ -530,7 +530,7 @@ def test_a_reference_only_operation_may_have_arrays_of_any_rank() -> None:
     assert declared(LateBatch, reference_only=True).leaves[0].free
 
 
-def test_axes_may_bring_a_size_of_ones_own() -> None:
+def test_a_declaration_may_give_an_unknown_size_an_axis() -> None:
     assert declared(UnknownSize, axes={"q": Axis.WIDTH}).sizes_of(Axis.WIDTH) == ("q",)
 
 

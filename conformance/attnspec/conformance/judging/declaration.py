@@ -30,7 +30,7 @@ class Contract:
         """Read a backend's declaration; ``ValueError`` says what was expected and what came."""
         name = getattr(backend, "name", None)
         if not isinstance(name, str) or not name:
-            raise ValueError(f"name: expected a non-empty string; got {name!r}")
+            raise ValueError(f"name: expected a non-empty string; got {name!r}; add one, such as name = 'my-kernels'")
         operations = tuple(
             o.name for o in OPERATIONS.values() if not o.reference_only and getattr(backend, o.name, None) is not None
         )
@@ -52,7 +52,7 @@ class Contract:
             DeclaredSemantics.of(getattr(backend, "semantics", None), OPERATIONS),
             DeclaredPrecision.of(getattr(backend, "precision", None), OPERATIONS),
             callable(getattr(backend, "vjp", None)),
-            {printable(str(k)): printable(str(v)) for k, v in notes.items()},
+            _misspelt(backend) | {printable(str(k)): printable(str(v)) for k, v in notes.items()},
             origin,
         )
 
@@ -62,3 +62,14 @@ def _demand_known(field: str, kind: str, names: Iterable[str], known: Collection
         if name not in known:
             near = ", ".join(get_close_matches(str(name), sorted(known), cutoff=0.0))
             raise ValueError(f"{field}: expected {kind}, such as {near}; got {name!r}")
+
+
+def _misspelt(backend: Any) -> dict[str, str]:
+    """Notes on public functions named nearly like an operation, which no law tries."""
+    missing = [name for name in OPERATIONS if not hasattr(backend, name)]
+    notes = {}
+    for name in dir(backend):
+        near = [] if name.startswith("_") else get_close_matches(name, missing, 1, 0.9)
+        if near and name not in OPERATIONS and callable(getattr(backend, name, None)):
+            notes[printable(name)] = f"not tried, because no operation has this name; the nearest is {near[0]}"
+    return notes

@@ -82,7 +82,7 @@ def duplicated_keys_change_nothing(subject: Subject, arguments: Arguments, rng: 
         twice = plain.along(keys, lambda x, axis: np.concatenate([x, x], axis=axis))
         budgets = sum_budgets(subject.budgets(plain), subject.budgets(twice))
         expected = doubles(subject.results(plain))
-        subject.all_match(subject.results(twice), expected, budgets, twice, "of duplicated pairs,")
+        subject.all_match(subject.results(twice), expected, budgets, twice, "of duplicated keys and values,")
     return bool(sizes)
 
 
@@ -116,7 +116,7 @@ def split_and_merge(subject: Subject, arguments: Arguments, rng: np.random.Gener
     merged = weight_of_first * of_first + (1 - weight_of_first) * of_second
     live = live_rows(subject, masked)
     got = np.where(live, wide(subject.call(masked)), 0.0)
-    subject.demand_match(got, np.where(live, merged, 0.0), budget, masked, "against its two halves merged, the result")
+    subject.demand_match(got, np.where(live, merged, 0.0), budget, masked, "unlike its two halves merged, the result")
     return True
 
 
@@ -141,10 +141,15 @@ def hardmax_limit(subject: Subject, arguments: Arguments, rng: np.random.Generat
     nearest = rng.integers(0, min(m, 2 ** min(d, 20)), n)
     for beta in (64.0, 512.0):
         far = sampled.replaced({key: subject.exact(corners), query: subject.exact(beta * corners[nearest])})
-        expected = wide(pooled_rows(sampled))[nearest]
-        oracle = subject.oracle(far)
-        distance = np.abs(wide(oracle.value) - expected)
-        subject.demand_match(subject.call(far), expected, oracle.budget + distance, far, f"at β = {beta:g}, the result")
+        expected, oracle = wide(pooled_rows(sampled))[nearest], subject.oracle(far)
+        budget = oracle.budget + np.abs(wide(oracle.value) - expected)
+        subject.demand_match(
+            subject.call(far),
+            expected,
+            budget,
+            far,
+            f"with queries {beta:g} times their key, the result",
+        )
     return True
 
 
@@ -211,9 +216,7 @@ def gradient_balance(subject: Subject, arguments: Arguments, rng: np.random.Gene
         (by_element(sampled.array(path)) * by_element(gradients[path])).sum(-1, keepdims=True)
         for path in _query_and_key(sampled)
     )
-    demand_unbiased(
-        subject, sampled, query - key, (query + key) / 2, "the gradient of the queries against that of the keys"
-    )
+    demand_unbiased(subject, sampled, query - key, (query + key) / 2, "⟨q, ∂q⟩ = ⟨k, ∂k⟩")
     return True
 
 
@@ -270,7 +273,7 @@ def input_dependence(subject: Subject, arguments: Arguments, rng: np.random.Gene
     slack = average_tolerance(subject, changed, expected)
     subject.demand(
         bool((np.abs(got - expected) <= slack).all()),
-        "queries that equal one key each do not find its value",
+        "queries along one key each do not return that key's value",
         changed,
         expected=expected,
         got=got,
@@ -294,8 +297,8 @@ def same_array_passed_twice(subject: Subject, arguments: Arguments, rng: np.rand
         inputs |= dict.fromkeys(paths, inputs[attended[0]])
         got = subject.numbers(subject.raw_result(inputs))
         expected = wide(subject.call(shared))
-        subject.demand(got.shape == expected.shape, f"one array as {' and '.join(paths)} changes the shape", shared)
         title = f"with one array as {' and '.join(paths)}, the result"
+        subject.demand(got.shape == expected.shape, f"{title} has another shape", shared)
         subject.demand_match(got, expected, lambda: 2 * subject.budget(shared), shared, title)
     return True
 

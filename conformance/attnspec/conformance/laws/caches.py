@@ -72,9 +72,7 @@ def packed_equals_separate(subject: Subject, arguments: Arguments, rng: np.rando
             alone = alone.replaced(dict(zip(operation.cumulative, ends, strict=True)))
             for path, x in subject.results(alone).items():
                 at = _index_of_rows(operation, path, i)
-                subject.demand_match(
-                    x, expected[path][at], 2 * budgets[path][at], alone, f"of one sequence, the {path}"
-                )
+                subject.demand_match(x, expected[path][at], 2 * budgets[path][at], alone, f"of one sequence, {path}")
     return True
 
 
@@ -146,9 +144,7 @@ def paged_equals_contiguous(subject: Subject, arguments: Arguments, rng: np.rand
         mask = near & (keys < lengths) & (~np.bool_(causal) | (offset <= 0))
         gathered = Arguments(other.operation, {**values, other.operation.mask.path: mask})
         expected, budgets = other.results(gathered), doubled(subject.budgets(paged))
-        by_path = {
-            x.path: wide(expected[y.path])
-            for x, y in zip(subject.operation.outputs, other.operation.outputs, strict=True)
-        }
-        subject.all_match(subject.results(paged), by_path, budgets, paged, "against the rows in one piece,")
+        outputs = zip(subject.operation.outputs, other.operation.outputs, strict=True)
+        by_path = {x.path: wide(expected[y.path]) for x, y in outputs}
+        subject.all_match(subject.results(paged), by_path, budgets, paged, "unlike unpaged keys,")
     return True

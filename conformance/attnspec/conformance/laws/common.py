@@ -231,9 +231,7 @@ def demand_additive_in(subject: Subject, arguments: Arguments, rng: np.random.Ge
     parts = [arguments.replaced({path: x}) for x in (first, second, both)]
     of_first, of_second, of_sum = (subject.call(p) for p in parts)
     budget = sum((subject.budget(p) for p in parts), np.zeros(()))
-    subject.demand_match(
-        of_sum, wide(of_first) + wide(of_second), budget, parts[2], f"of the sum of two {path}s, {title}"
-    )
+    subject.demand_match(of_sum, wide(of_first) + wide(of_second), budget, parts[2], f"of a sum of {path}s, {title}")
     return True
 
 
@@ -267,9 +265,8 @@ def demand_no_bias(subject: Subject, arguments: Arguments, direction: Numbers, *
     the class rounds inputs, or computed operands of an operation with weight matrices: then all rows share the error of
     a key.
     """
-    has_weight_matrices = any(
-        subject.operation.role(leaf) == Role.WEIGHT and len(leaf.core) > 1 for leaf in subject.operation.leaves
-    )
+    operation = subject.operation
+    has_weight_matrices = any(operation.role(x) == Role.WEIGHT and len(x.core) > 1 for x in operation.leaves)
     if subject.precision.inputs or (subject.precision.operand and has_weight_matrices):
         return False
     oracle = subject.oracle(arguments)
@@ -289,7 +286,7 @@ def demand_no_bias(subject: Subject, arguments: Arguments, direction: Numbers, *
     subject.ratio = max(subject.ratio, abs(estimate) / limit)
     subject.demand(
         abs(estimate) <= limit,
-        f"a relative error of {estimate:.3g} shows over all elements together, roundings leave at most {limit:.3g}",
+        f"a relative error of {estimate:.3g} shows over all elements together; rounding explains at most {limit:.3g}",
         arguments,
         expected=np.float64(0.0),
         got=np.float64(estimate),
@@ -315,7 +312,7 @@ def demand_joined_in_order(subject: Subject, arguments: Arguments) -> bool:
     got = subject.call(arguments)
     parts = [np.broadcast_to(x, (*got.shape[:-1], x.shape[-1])) for _, x in arguments.floats]
     expected = np.concatenate(parts, axis=-1)
-    subject.demand_equal(got, expected, lambda: subject.budget(arguments), arguments, "against its parts, the result")
+    subject.demand_equal(got, expected, lambda: subject.budget(arguments), arguments, "unlike its parts, the result")
     return bool(got.size)
 
 
@@ -325,7 +322,7 @@ def demand_bounded(subject: Subject, arguments: Arguments, path: str, bound: Num
     slack = np.where(np.isfinite(budget), budget, 0)
     subject.demand(
         bool((np.abs(got) <= bound + slack).all()),
-        f"{title} is of magnitude {np.abs(got).max(initial=0.0):.9g}",
+        f"{title} has magnitude {np.abs(got).max(initial=0.0):.9g}",
         arguments,
         expected=np.clip(got, -bound, bound),
         got=got,
@@ -360,7 +357,7 @@ def demand_refusal(
         result = subject.result_or_raised(subject.converted(broken))
         if not isinstance(result, Raised):
             raise Violation(
-                f"{name} outside 0..{most} was accepted, expected an exception",
+                f"{name} outside 0..{most} was accepted; expected an exception",
                 reason=Reason.ACCEPTED,
                 arguments=broken,
                 got=next(iter(result.values())),

@@ -58,7 +58,7 @@ def locality(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
         changed = cut.replaced({path: np.where(out_of_reach[:, None], random_like(x, rng, subject), x)})
         got, expected = subject.call(changed)[..., i, :], wide(subject.call(cut))[..., i, :]
         budget = 2 * subject.budget(cut)[..., i, :]
-        subject.demand_match(got, expected, budget, changed, f"with other tokens out of reach of token {i}, the result")
+        subject.demand_match(got, expected, budget, changed, f"with other tokens beyond its filter, result {i}")
     return True
 
 
@@ -74,7 +74,13 @@ def edge_contributions_add(subject: Subject, arguments: Arguments, rng: np.rando
     parts = [plain.with_mask(edges & chosen), plain.with_mask(edges & ~chosen)]
     expected = sum((wide(subject.call(part)) for part in parts), np.zeros(()))
     budget = sum((subject.budget(part) for part in (both, *parts)), np.zeros(()))
-    subject.demand_match(subject.call(both), expected, budget, both, "of the edges of two graphs, the result")
+    subject.demand_match(
+        subject.call(both),
+        expected,
+        budget,
+        both,
+        "unlike the sum over parts of the graph, the result",
+    )
     return True
 
 
@@ -87,8 +93,7 @@ def one_edge(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     plain = arguments.unordered()
     sender = rng.integers(n, size=n)
     own, received = plain.with_mask(np.eye(n, dtype=bool)), plain.with_mask(np.arange(n) == sender[:, None])
-    expected, budget = (np.take(y, sender, axis=-2) for y in (wide(subject.call(own)), subject.budget(own)))
-    subject.demand_match(
-        subject.call(received), expected, budget + subject.budget(received), received, "along one edge, the result"
-    )
+    expected, slack = (np.take(y, sender, axis=-2) for y in (wide(subject.call(own)), subject.budget(own)))
+    budget = slack + subject.budget(received)
+    subject.demand_match(subject.call(received), expected, budget, received, "of a node with one neighbour, the result")
     return True

@@ -104,10 +104,8 @@ def _ensembles(subject: Subject, unmasked: Arguments, rng: np.random.Generator) 
         part = 8 if narrow and not self_attention else 16
         if _scores_are_squared_distances(subject) and not narrow:
             part //= MORE_FOR_SQUARED_DISTANCES
-        yield (
-            f" of {TILE + 8} features",
-            _clearest_scores(subject, elements(subject, rng, count // part, features=TILE + 8)),
-        )
+        wide_elements = elements(subject, rng, count // part, features=TILE + 8)
+        yield f" of {TILE + 8} features", _clearest_scores(subject, wide_elements)
 
 
 def ensembles_of_scores(subject: Subject, arguments: Arguments) -> list[tuple[str, Arguments]]:
@@ -225,8 +223,8 @@ def demand_unbiased(
     subject.ratio = max(subject.ratio, abs(estimate) / limit)
     subject.demand(
         abs(estimate) <= limit,
-        f"a relative error of {estimate:.3g} in {name} shows over {len(error)} independent elements, roundings "
-        f"leave at most {limit:.3g}",
+        f"a relative error of {estimate:.3g} in {name} shows over {len(error)} independent elements; rounding "
+        f"explains at most {limit:.3g}",
         arguments,
         expected=np.float64(0.0),
         got=np.float64(estimate),

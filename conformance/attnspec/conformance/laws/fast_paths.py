@@ -56,10 +56,9 @@ def long_calls(subject: Subject, arguments: Arguments, rng: np.random.Generator)
             _demand_plain(subject, sampled, got, rng, f"in mode {mode}, {label},")
         if records:
             paths = [leaf.path for leaf, _ in sampled.floats]
-            got = copied_arrays(subject, recorded_call(subject, sampled, paths, inputs).result)
-            _demand_plain(
-                subject, sampled, subject.demand_shapes(got, sampled), rng, f"recorded for gradients, {label},"
-            )
+            copies = copied_arrays(subject, recorded_call(subject, sampled, paths, inputs).result)
+            got = subject.demand_shapes(copies, sampled)
+            _demand_plain(subject, sampled, got, rng, f"recorded for gradients, {label},")
     return bool(calls)
 
 
@@ -83,9 +82,9 @@ def _long_calls(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[st
     if masked:
         yield f"of {MANY} keys under a mask", restrict(subject, sampled, rng, causal=False)
     if causal:
-        yield f"of {MANY} queries where it is causal", sampled.under_causal()
+        yield f"of {MANY} queries under a causal mask", sampled.under_causal()
     if masked and causal:
-        yield f"of {MANY} queries where it is masked and causal", restrict(subject, sampled, rng)
+        yield f"of {MANY} queries under both masks", restrict(subject, sampled, rng)
 
 
 def _demand_plain(subject: Subject, arguments: Arguments, got: Results, rng: np.random.Generator, prefix: str) -> None:

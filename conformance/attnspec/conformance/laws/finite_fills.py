@@ -21,11 +21,8 @@ def no_finite_fill(subject: Subject, arguments: Arguments, rng: np.random.Genera
     """Give every query one key, with scores of both signs around each fill."""
     batch = (4,) if subject.limits.max_batch_dims else ()
     sampled = sample(subject, rng, batch, queries=16, keys=8, features=8, heads=2)
-    shape, exponents, scale = (
-        mask_shape(sampled),
-        subject.operation.scores_scale_with,
-        subject.operation.part(ScoreEffect.SCALE),
-    )
+    shape, operation = mask_shape(sampled), subject.operation
+    exponents, scale = operation.scores_scale_with, operation.part(ScoreEffect.SCALE)
     if not sampled.keys_count or 0 in shape or (not exponents and not subject.limits.has(scale)):
         return False
     one_key = sampled.with_mask(np.arange(shape[-1]) == rng.integers(shape[-1], size=(*shape[:-1], 1)))
@@ -36,7 +33,7 @@ def no_finite_fill(subject: Subject, arguments: Arguments, rng: np.random.Genera
             changes: dict[str, Any] = {path: subject.exact(x) for path, x in larger.items()} or {scale: factor}
             scaled = one_key.replaced(changes)
             if fill < subject.precision.largest and _stays_finite(subject, scaled):
-                subject.follows_formula(scaled, f"with one attendable key and scores of some {factor:g},")
+                subject.follows_formula(scaled, f"with one attendable key and scores of about {factor:g},")
                 tried = True
                 break
     return tried

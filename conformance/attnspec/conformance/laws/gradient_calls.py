@@ -70,11 +70,8 @@ def long_gradient_call(subject: Subject, arguments: Arguments) -> GradientCall |
 
 def gradient_calls(subject: Subject, arguments: Arguments) -> Iterator[tuple[str, GradientCall]]:
     """The small, the restricted and the long call, each with its prefix in messages."""
-    for prefix, make in (
-        ("", small_gradient_call),
-        (RESTRICTED, restricted_gradient_call),
-        (MANY_KEYS, long_gradient_call),
-    ):
+    makers = {"": small_gradient_call, RESTRICTED: restricted_gradient_call, MANY_KEYS: long_gradient_call}
+    for prefix, make in makers.items():
         call = make(subject, arguments)
         if call is not None:
             yield prefix, call

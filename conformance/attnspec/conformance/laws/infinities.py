@@ -156,7 +156,7 @@ def minus_infinity(subject: Subject, rng: np.random.Generator) -> Observations:
 def _observe_low_rows(subject: Subject, arguments: Arguments, is_low: Numbers) -> Observation:
     """The choice that rows of −∞ show; wrong numbers in other rows are a violation."""
     got, oracle = wide(subject.call(arguments)), subject.oracle(arguments)
-    title = "minus_infinity cannot be told: of the rows with finite scores, the weight"
+    title = "minus_infinity cannot be determined: in rows with finite scores, the weight"
     subject.demand_match(got, oracle.value, oracle.budget, arguments, title)
     greatest = np.max(got, axis=-1, keepdims=True, where=is_low, initial=-np.inf)
     for choice, fits in (("nan", np.isnan(got)), ("zero", got == 0), ("uniform", (got == greatest) & (got > 0))):

@@ -82,7 +82,7 @@ def grouped_heads_share_keys(subject: Subject, arguments: Arguments, rng: np.ran
             for leaf in operation.outputs:
                 (axis,) = leaf.axes(of_group)
                 expected, budget = (np.take(x[leaf.path], [r], axis=axis) for x in (expected_results, budgets))
-                subject.demand_match(got[leaf.path], expected, 2 * budget, one_head, f"head {r} alone, the {leaf.path}")
+                subject.demand_match(got[leaf.path], expected, 2 * budget, one_head, f"of head {r} alone, {leaf.path}")
     return True
 
 
@@ -117,11 +117,8 @@ def sink(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bo
     operation = subject.operation
     if not accepts_parts(subject, ScoreEffect.SINK, ScoreEffect.BIAS):
         return False
-    path, biased, (query, key, value) = (
-        operation.part(ScoreEffect.SINK),
-        operation.part(ScoreEffect.BIAS),
-        operands(operation),
-    )
+    path, biased = operation.part(ScoreEffect.SINK), operation.part(ScoreEffect.BIAS)
+    query, key, value = operands(operation)
     heads, dtype = arguments.array(query.path).shape[-3], arguments.array(query.path).dtype
     with_sink = arguments.unordered().replaced({path: subject.exact(rng.standard_normal(heads))})
     m = with_sink.keys_count or 0
@@ -145,11 +142,8 @@ def slopes(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> 
     operation = subject.operation
     if not accepts_parts(subject, ScoreEffect.SLOPES, ScoreEffect.BIAS):
         return False
-    path, biased, (query, _, _) = (
-        operation.part(ScoreEffect.SLOPES),
-        operation.part(ScoreEffect.BIAS),
-        operands(operation),
-    )
+    path, biased = operation.part(ScoreEffect.SLOPES), operation.part(ScoreEffect.BIAS)
+    query, _, _ = operands(operation)
     powers = subject.exact(2.0 ** -rng.integers(0, 5, arguments.array(query.path).shape[-3]).astype(float))
     with_slopes = arguments.replaced({path: powers, biased: None} | ({operation.flag: False} if operation.flag else {}))
     n, m = with_slopes.queries or 0, with_slopes.keys_count or 0
@@ -175,9 +169,8 @@ def natural_logarithm(subject: Subject, arguments: Arguments, rng: np.random.Gen
     changes = [(sampled.along(size, take(np.tile(np.arange(sampled.size(size)), 2))), np.log(2.0), "of repeated keys,")]
     if accepts_parts(subject, ScoreEffect.BIAS):
         bias = np.ones((1, 1, 1), sampled.array(query.path).dtype)
-        changes.append(
-            (sampled.replaced({operation.part(ScoreEffect.BIAS): bias}), 1.0, "of scores that are greater by 1,")
-        )
+        biased = sampled.replaced({operation.part(ScoreEffect.BIAS): bias})
+        changes.append((biased, 1.0, "of scores that are greater by 1,"))
     before, budgets = doubles(subject.results(sampled)), subject.budgets(sampled)
     for other, added, text in changes:
         expected = {**before, path: before[path] + added}
@@ -200,7 +193,8 @@ def empty_rows(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     for case in cases:
         output = subject.call(case)
         empty = np.broadcast_to(rows_without_keys, output.shape[:-1])
-        subject.demand(bool((output[empty] == 0).all()), "a row without keys is not 0", case, got=output)
+        message = "the result of a row without attendable keys is not 0"
+        subject.demand(not output[empty].any(), message, case, got=output)
         if not logarithm_paths(operation):
             continue
         (logarithm,) = logarithm_paths(operation)
@@ -212,7 +206,7 @@ def empty_rows(subject: Subject, arguments: Arguments, rng: np.random.Generator)
             budget = subject.budgets(case)[logarithm]
         # The comparison covers −∞; the lower bound avoids −∞ − (−∞), which is NaN.
         correct = (wide(got) == expected) | (np.abs(wide(got) - np.maximum(expected, -1e30)) <= budget)
-        message = "the logarithm of a row without keys is not that of its sink, or −∞"
+        message = "the log-sum-exp of a row without attendable keys is not its sink, or −∞ without a sink"
         subject.demand(bool(correct[empty].all()), message, case, expected=expected, got=got)
     return bool(cases)
 
@@ -230,7 +224,7 @@ def latent_weight_absorption(subject: Subject, arguments: Arguments, rng: np.ran
         plain = _softmax_weights(np.concatenate([q, q_r], -1), np.concatenate([k, rotated], -1), scale) @ v
         absorbed = _softmax_weights(np.concatenate([q @ w_k, q_r], -1), np.concatenate([latent, rotated], -1), scale)
         for expected, form in ((plain, "plain"), ((absorbed @ latent) @ np.swapaxes(w_v, -1, -2), "absorbed")):
-            title = f"against the {form} form, the result"
+            title = f"unlike the {form} form, the result"
             subject.demand_match(subject.call(sampled), expected, subject.budget(sampled), sampled, title)
     return True
 
@@ -287,12 +281,15 @@ def geometric_alibi_slopes(subject: Subject, arguments: Arguments, rng: np.rando
         got, budget = wide(subject.call(slopes)), subject.budget(slopes)
         power = 1 << (heads.bit_length() - 1)
         powers = got[0] ** np.arange(1, power + 1)
-        subject.demand_match(got[:power], powers, 64 * budget[:power], slopes, "as a power, the slope")
+        subject.demand_match(got[:power], powers, 64 * budget[:power], slopes, "unlike powers of the first, the slope")
         last = slice(power - 1, power)
         subject.demand_match(got[last], np.array([2.0**-8]), budget[last], slopes, "the last slope")
-        twice_as_many = wide(subject.call(Arguments(subject.operation, {option.path: 2 * power})))
-        expected = twice_as_many[0::2][: heads - power]
-        subject.demand_match(got[power:], expected, 2 * budget[power:], slopes, "of the other heads, the slope")
+        doubled_heads = wide(subject.call(Arguments(subject.operation, {option.path: 2 * power})))
+        expected, title = (
+            doubled_heads[0::2][: heads - power],
+            f"unlike every second slope of {2 * power} heads, the slope",
+        )
+        subject.demand_match(got[power:], expected, 2 * budget[power:], slopes, title)
     return True
 
 
@@ -312,7 +309,7 @@ def window_parts(subject: Subject, arguments: Arguments, rng: np.random.Generato
         (mask(None, 0), np.tri(n, m, dtype=bool)),
         (mask(None, None), np.ones((n, m), bool)),
     ):
-        subject.demand_match(got, expected, np.zeros(expected.shape), arguments, "against its parts, the mask")
+        subject.demand_match(got, expected, np.zeros(expected.shape), arguments, "unlike its two sides, the mask")
     return True
 
 
@@ -323,13 +320,12 @@ def documents(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     new_numbers = 2**24 + rng.permutation([0, 1, 2**16])
     first, second = (leaf.path for leaf in subject.operation.leaves)
     renamed = arguments.replaced({path: new_numbers[arguments.array(path)] for path in (first, second)})
-    title = "of documents with other names, the mask"
+    title = "of renumbered documents, the mask"
     subject.demand_match(subject.call(renamed), mask, np.zeros(mask.shape), renamed, title)
     exchanged = Arguments(subject.operation, {first: arguments.array(second), second: arguments.array(first)})
     mirror = np.swapaxes(mask, -1, -2)
-    subject.demand_match(
-        subject.call(exchanged), mirror, np.zeros(mirror.shape), exchanged, "with sides exchanged, the mask"
-    )
+    title = "of queries and keys exchanged, the mask"
+    subject.demand_match(subject.call(exchanged), mirror, np.zeros(mirror.shape), exchanged, title)
     return True
 
 

@@ -66,13 +66,12 @@ def future_invariance(subject: Subject, arguments: Arguments, rng: np.random.Gen
     def budget(path: str) -> Numbers:
         # If numbers of an array share a scale, later numbers may change the roundings of earlier ones.
         concerned = (causal, changed) if subject.shares_scales else (causal,)
-        larger: Numbers = np.maximum.reduce(
-            [_first_rows(subject.budgets(x), i + 1, rows, subject, x)[path] for x in concerned]
-        )
+        parts = [_first_rows(subject.budgets(x), i + 1, rows, subject, x)[path] for x in concerned]
+        larger: Numbers = np.maximum.reduce(parts)
         return larger
 
     for path, x in before.items():
-        title = f"after a change behind position {i}, the {path}"
+        title = f"with other numbers after position {i}, the {path}"
         subject.demand_equal(after[path], x, partial(budget, path), changed, title)
     _cut_off(subject, causal, i)
     return True
@@ -91,9 +90,8 @@ def _cut_off(subject: Subject, causal: Arguments, i: int) -> None:
     budgets = _first_rows(subject.budgets(causal), length, rows, subject, causal)
     got, described_length = subject.results(cut), "position" if length == 1 else f"{length} positions"
     for path, x in expected.items():
-        subject.demand_match(
-            got[path], x, 2 * budgets[path], causal, f"for the first {described_length} alone, the {path}"
-        )
+        title = f"for the first {described_length} alone, the {path}"
+        subject.demand_match(got[path], x, 2 * budgets[path], causal, title)
 
 
 @checks(law.MASKED_GETS_NO_GRADIENT, governs=law.causal)
@@ -120,7 +118,7 @@ def future_gradient(subject: Subject, arguments: Arguments, rng: np.random.Gener
         before = _zero_behind(gradient, leaf.axes(columns), i)
         subject.demand(
             bool(np.array_equal(gradient != 0, before != 0)),
-            f"the gradient of {leaf.path} behind position {i} is not 0",
+            f"the gradient of {leaf.path} after position {i} is not 0",
             causal,
             got=gradient,
             expected=wide(before),
@@ -192,10 +190,8 @@ def _change_hidden_keys(subject: Subject, arguments: Arguments, rng: np.random.G
         return (select_rows(budgets, size, visible, subject, masked) if self_attention else budgets)[path]
 
     for leaf in subject.operation.summed_over(size):
-        path = leaf.path
-        subject.demand_equal(
-            after[path], before[path], partial(budget, path), changed, f"{prefix} {subject.title_of(leaf)}"
-        )
+        path, title = leaf.path, f"{prefix} {subject.title_of(leaf)}"
+        subject.demand_equal(after[path], before[path], partial(budget, path), changed, title)
 
 
 @checks(law.MASKED_GETS_NO_GRADIENT, once=True, governs=law.separate_keys)
@@ -223,7 +219,7 @@ def _compare_poisoned_gradients(subject: Subject, rng: np.random.Generator, keys
             poisoned = masked.replaced({path: subject.exact(np.where(ignored, poison, x))})
             gradients = subject.vjp(poisoned, cotangents)
             for other in (leaf.path for leaf, _ in masked.batched if leaf.path in expected):
-                title = f"with NaN or infinities in rows of {path} that are left out, the gradient of {other}"
+                title = f"with NaN or infinities in masked rows of {path}, the gradient of {other}"
                 subject.demand_match(gradients[other], *expected[other], poisoned, title)
 
 
@@ -397,11 +393,11 @@ def padding_keeps_first_keys(subject: Subject, arguments: Arguments, rng: np.ran
     counts = mask.sum(-1)
     _, lengths, _ = _lengths(arguments)
     subject.demand(
-        bool(np.array_equal(counts, lengths)), "a row does not allow as many keys as its length", arguments,
+        bool(np.array_equal(counts, lengths)), "a row allows more or fewer keys than its length", arguments,
         expected=lengths, got=counts,
     )  # fmt: skip
     first_keys_only = bool((mask[..., :-1] >= mask[..., 1:]).all())
-    subject.demand(first_keys_only, "a key is allowed behind one that is not", arguments, got=mask)
+    subject.demand(first_keys_only, "a row allows a key after one that it masks", arguments, got=mask)
     return True
 
 

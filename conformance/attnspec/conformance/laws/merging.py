@@ -61,7 +61,7 @@ def _demand_merged_empty_parts(subject: Subject, rng: np.random.Generator) -> No
     subject.follows_formula(empty, "of parts that are empty or far apart,")
     (logarithm,) = logarithm_paths(subject.operation)
     got, expected = wide(subject.results(empty)[logarithm]), subject.oracles(empty)[logarithm].value
-    message = "the logarithm of parts of which all are empty is not −∞"
+    message = "the log-sum-exp of parts that are all empty is not −∞"
     correct = bool(np.isneginf(got[np.isneginf(expected)]).all())
     subject.demand(correct, message, empty, expected=expected, got=got)
 
@@ -100,11 +100,9 @@ def _budget_of_parts(subject: Subject, attention: Subject, arguments: Arguments,
 def merged_gradients(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bool:
     """Compare gradients of the merging; except in 16 bits, also through every part."""
     empty = _with_empty_parts(subject, rng)
-    cotangents_empty = subject.cotangents(empty, rng)
-    expected_empty = subject.gradients(empty, cotangents_empty)
-    gradients_match(
-        subject, subject.vjp(empty, cotangents_empty), expected_empty, empty, "of parts that are empty or far apart,"
-    )
+    cotangents = subject.cotangents(empty, rng)
+    expected, gradients = subject.gradients(empty, cotangents), subject.vjp(empty, cotangents)
+    gradients_match(subject, gradients, expected, empty, "of parts that are empty or far apart,")
     whole_and_parts = _attend_to_parts(subject, rng)
     if whole_and_parts is None or subject.precision.output:
         return True

@@ -49,9 +49,8 @@ def same_in_every_mode(subject: Subject, arguments: Arguments, rng: np.random.Ge
     """
     contexts = modes_of(subject)
     if not contexts:
-        return _every_dtype(subject) and _in_thread(
-            subject, _expected_calls(subject, [("", _small_call(subject, rng))])
-        )
+        calls = _expected_calls(subject, [("", _small_call(subject, rng))]) if _every_dtype(subject) else []
+        return _in_thread(subject, calls)
     lists = [_short_calls(subject, rng), _decoding_calls(subject, rng)]
     storing = in_16_bits(subject)
     # Calls with expected results, for modes that store in 16 bits (True) and for all others (False).
@@ -149,9 +148,8 @@ def _contexts_for(subject: Subject, dtype: str) -> Modes:
     """The backend's modes for a dtype, by name; a violation unless it is a mapping."""
     contexts = subject.backend.modes(dtype, device=subject.device)
     if not isinstance(contexts, Mapping):
-        raise Violation(
-            f"modes: expected a mapping from names to contexts; got {type(contexts).__name__}", reason=Reason.TYPE
-        )
+        kind = type(contexts).__name__
+        raise Violation(f"modes: expected a mapping from names to contexts; got {kind}", reason=Reason.TYPE)
     return contexts
 
 
@@ -176,11 +174,11 @@ def _short_calls(subject: Subject, rng: np.random.Generator) -> Calls:
     calls.append((", with other numbers in the same memory", _with_batch_of(first, draw())))
     masked, causal = bool(accepted_masks(subject)), accepts_causal(subject)
     if masked:
-        calls.append((", under a mask", restrict(subject, _with_batch_of(first, draw()), rng, causal=False)))
+        calls.append((" under a mask", restrict(subject, _with_batch_of(first, draw()), rng, causal=False)))
     if causal:
-        calls.append((", where it is causal", _with_batch_of(first, draw()).under_causal()))
+        calls.append((" under a causal mask", _with_batch_of(first, draw()).under_causal()))
     if masked and causal:
-        calls.append((", where it is masked and causal", restrict(subject, _with_batch_of(first, draw()), rng)))
+        calls.append((" under both masks", restrict(subject, _with_batch_of(first, draw()), rng)))
     return calls
 
 
@@ -232,9 +230,8 @@ def _expected_calls(subject: Subject, calls: Calls) -> list[_ExpectedCall]:
             stacked = stacked.with_mask(np.stack(masks), keys)
     oracles, budgets = subject.oracles(stacked), subject.budgets(stacked)
     # Only results are compared with the maximum: bounds on intermediates of deep models may be infinite.
-    if subject.refuses(first) or any(
-        np.abs(x.value).max(initial=0) > subject.precision.largest / 16 for x in oracles.values()
-    ):
+    most = subject.precision.largest / 16
+    if subject.refuses(first) or any(np.abs(x.value).max(initial=0) > most for x in oracles.values()):
         return []
     result = []
     for i, (prefix, arguments) in enumerate(calls):

@@ -86,9 +86,8 @@ def mean(subject: Subject, arguments: Arguments, rng: np.random.Generator) -> bo
         mu = _grid(rng, d)
         call = call_of_design(subject, mu, 0.5)
         got, _, slack, _ = _moments(subject, call)
-        _demand_close(
-            subject, f"the mean at d = {d}", got, float(dot_product_mean(mu)) / _divisor(subject, d), slack, call
-        )
+        expected = float(dot_product_mean(mu)) / _divisor(subject, d)
+        _demand_close(subject, f"the mean at d = {d}", got, expected, slack, call)
     return True
 
 

@@ -41,9 +41,8 @@ def one_head_is_attention(subject: Subject, arguments: Arguments, rng: np.random
         return False
     oracle = subject.oracle(single)
     expected = expected_or_oracle(expected, oracle)
-    subject.demand_match(
-        subject.call(single), expected, oracle.budget, single, "with one head and identities, the result"
-    )
+    title = "with one head and identity projections, the result"
+    subject.demand_match(subject.call(single), expected, oracle.budget, single, title)
     return True
 
 

@@ -109,8 +109,7 @@ def extreme_scores_stay_finite(subject: Subject, arguments: Arguments, rng: np.r
     extreme = arguments.replaced({_scores(subject): subject.exact(np.where(row < 0.1, -largest, scores))})
     got, expected = subject.call(extreme), subject.oracle(extreme)
     rows = np.broadcast_to(live_rows(subject, extreme), got.shape)
-    subject.demand(
-        bool(np.isfinite(wide(got))[rows].all()), "a weight is not finite", extreme, got=got, expected=expected.value
-    )
+    finite = bool(np.isfinite(wide(got))[rows].all())
+    subject.demand(finite, "a weight is not finite", extreme, got=got, expected=expected.value)
     subject.demand_match(got, expected.value, expected.budget, extreme)
     return True

@@ -156,9 +156,8 @@ def independent_of_other_calls(subject: Subject, arguments: Arguments, rng: np.r
     subject.results(arguments)  # an exception is reported here
     first_raw = subject.raw_result(subject.converted(arguments))
     first = _copied_results(subject, first_raw)
-    other = arguments.replaced(
-        {leaf.path: subject.exact(-0.5 * x.astype(np.float64) + 0.25) for leaf, x in arguments.floats}
-    )
+    changes = {leaf.path: subject.exact(-0.5 * x.astype(np.float64) + 0.25) for leaf, x in arguments.floats}
+    other = arguments.replaced(changes)
     subject.results(other)
     other_raw = subject.raw_result(subject.converted(other))
     _demand_same(subject, _copied_results(subject, first_raw), first, arguments, "after a later call, the earlier")
@@ -345,10 +344,8 @@ def _nan_where_rows_are_nan(
     for leaf, x in arguments.batched:
         if leaf.path in expected and arguments.batch and x.shape[: x.ndim - len(leaf.core)] == arguments.batch:
             value, budget = expected[leaf.path]
-            gradients[leaf.path] = (
-                np.where(np.expand_dims(alive, tuple(range(-len(leaf.core), 0))), value, np.nan),
-                budget,
-            )
+            element_alive = np.expand_dims(alive, tuple(range(-len(leaf.core), 0)))
+            gradients[leaf.path] = np.where(element_alive, value, np.nan), budget
     return gradients
 
 

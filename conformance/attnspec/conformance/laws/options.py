@@ -129,9 +129,8 @@ def _visible(subject: Subject, bare: Arguments, changed: Arguments) -> bool:
     Each of the two may err by one budget more.
     """
     before, after = subject.oracles(bare), subject.oracles(changed)
-    return any(
-        (np.abs(after[path].value - x.value) > 9 * x.budget + after[path].budget).any() for path, x in before.items()
-    )
+    pairs = [(before[path], after[path]) for path in before]
+    return any((np.abs(y.value - x.value) > 9 * x.budget + y.budget).any() for x, y in pairs)
 
 
 @checks(training.OPTIONS_AFFECT_GRADIENTS, once=True, leading_dtype_only=True)

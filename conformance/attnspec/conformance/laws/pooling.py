@@ -40,7 +40,7 @@ def convexity(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     if value.shape[-2] and operation.pooled in operation.linear:
         constant = subject.exact(on_coarse_grid(3 * rng.standard_normal(value.shape[-1]) + 1, reach=8))
         equal = arguments.replaced({operation.pooled: np.broadcast_to(constant, value.shape).copy()})
-        _demand_in_hull(subject, equal, "values, which are all equal")
+        _demand_in_hull(subject, equal, "values, all of them equal")
     return judged
 
 
@@ -85,8 +85,8 @@ def linearity(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     zeroed = arguments.replaced({path: np.zeros_like(arguments.array(path))})
     got = subject.call(zeroed)
     live = live_rows(subject, zeroed) if subject.operation.mask is not None else np.ones((1,), bool)
-    wrong = live & (got != 0)
-    subject.demand(not bool(wrong.any()), f"{path} = 0 does not give 0", zeroed, got=got, expected=np.zeros(got.shape))
+    is_zero = not (live & (got != 0)).any()
+    subject.demand(is_zero, f"with {path} = 0, the result is not 0", zeroed, got=got, expected=np.zeros(got.shape))
     return True
 
 

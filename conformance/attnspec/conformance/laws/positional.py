@@ -46,7 +46,7 @@ def unit_length_pairs(subject: Subject, arguments: Arguments, rng: np.random.Gen
     if encoding is None:
         return False
     got, of_elements = encoding
-    largest = f"an element is {np.abs(got).max():.9g}"
+    largest = f"an element of the encoding has magnitude {np.abs(got).max():.9g}"
     subject.demand(bool((np.abs(got) <= 1 + of_elements).all()), largest, arguments, got=got)
     first = (np.arange(got.shape[1]) % 2).astype(np.float64)
     subject.demand_match(got[0], first, of_elements[0], arguments, "position 0")
@@ -85,7 +85,7 @@ def distinct_positions(subject: Subject, arguments: Arguments, rng: np.random.Ge
         return False
     got, _ = encoding
     different = len(np.unique(got, axis=0))
-    subject.demand(different == len(got), f"{len(got)} positions have {different} encodings", arguments, got=got)
+    subject.demand(different == len(got), f"{len(got)} positions have only {different} encodings", arguments, got=got)
     return True
 
 
@@ -116,7 +116,7 @@ def table_range(subject: Subject, arguments: Arguments, rng: np.random.Generator
         return True
     (got,) = result.values()
     raise Violation(
-        f"{len(table) + 1} rows of a table of {len(table)} were accepted, expected an exception",
+        f"{len(table) + 1} rows of a table of {len(table)} were accepted; expected an exception",
         reason=Reason.ACCEPTED, arguments=broken, got=got,
     )  # fmt: skip
 

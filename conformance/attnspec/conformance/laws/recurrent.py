@@ -63,7 +63,7 @@ def open_and_closed_gates(subject: Subject, arguments: Arguments, rng: np.random
         biases = {id(parameters.b_z): -SATURATED, id(parameters.b_r): SATURATED if with_state else -SATURATED}
         saturated = _with_saturated_gates(subject, arguments, biases)
         expected = _plain_network(subject, saturated, with_state=with_state)
-        title = f"with {label}, as of a plain network, the result"
+        title = f"with {label}, compared with a plain network, the result"
         subject.demand_match(subject.call(saturated), expected, subject.budget(saturated), saturated, title)
     return _keeps_state(subject, arguments, {id(parameters.b_z): SATURATED}, "the update gate open")
 
@@ -156,9 +156,7 @@ def first_step_is_cell(subject: Subject, arguments: Arguments, rng: np.random.Ge
     expected, budgets = (list(doubles(other.results(cell_call)).values()), list(other.budgets(cell_call).values()))
     got, own = subject.results(first), subject.budgets(first)
     for final, x, budget in zip(_finals(subject), expected, budgets, strict=True):
-        subject.demand_match(
-            got[final], x, own[final] + budget, first, f"after one step, against the cell, the {final}"
-        )
+        subject.demand_match(got[final], x, own[final] + budget, first, f"after one step, unlike the cell, the {final}")
     return bool(expected[0].size)
 
 
@@ -211,11 +209,11 @@ def padding_ignored(subject: Subject, arguments: Arguments, rng: np.random.Gener
     with_lengths, poisoned, is_padding = _poison(subject, arguments, rng)
     before, after = subject.results(with_lengths), subject.results(poisoned)
     for path, x in after.items():
-        title = f"with NaN or infinities behind the lengths, the {path}"
+        title = f"with NaN or infinities after the lengths, the {path}"
         subject.demand_equal(x, before[path], partial(_budget, subject, with_lengths, path), poisoned, title)
     for path in _step_results(subject):
         holds = not after[path][is_padding].any()
-        subject.demand(holds, f"behind the lengths, the {path} are not 0", poisoned, got=after[path])
+        subject.demand(holds, f"after the lengths, the {path} are not 0", poisoned, got=after[path])
     return True
 
 
@@ -228,9 +226,9 @@ def padding_gradient(subject: Subject, arguments: Arguments, rng: np.random.Gene
         cotangents = subject.cotangents(padded, rng)
         gradients = subject.vjp(poisoned, cotangents)
         expected = subject.gradients(padded, cotangents)
-        gradients_match(subject, gradients, expected, poisoned, "with NaN or infinities behind the lengths,")
+        gradients_match(subject, gradients, expected, poisoned, "with NaN or infinities after the lengths,")
         g = gradients[_input_path(subject)]
-        subject.demand(not g[is_padding].any(), "behind the lengths, the gradient of inputs is not 0", poisoned, got=g)
+        subject.demand(not g[is_padding].any(), "after the lengths, the inputs' gradient is not 0", poisoned, got=g)
     return bool(batches)
 
 
@@ -245,10 +243,8 @@ def no_steps(subject: Subject, arguments: Arguments, rng: np.random.Generator) -
     for prefix, empty in empty_calls.items():
         got = subject.results(empty)
         for final, initial in _finals(subject).items():
-            expected = np.broadcast_to(empty.array(initial), got[final].shape)
-            subject.demand_equal(
-                got[final], expected, partial(_budget, subject, empty, final), empty, f"{prefix}, the {final}"
-            )
+            expected, title = np.broadcast_to(empty.array(initial), got[final].shape), f"{prefix}, the {final}"
+            subject.demand_equal(got[final], expected, partial(_budget, subject, empty, final), empty, title)
     return bool(empty_calls)
 
 
@@ -317,11 +313,9 @@ def halves_see_one_direction(subject: Subject, arguments: Arguments, rng: np.ran
     for replaced, half, half_name in ((later, slice(width), "first"), (~later, slice(width, None), "second")):
         changed = with_other_rows(arguments, _time(subject), replaced, lambda x: random_like(x, rng, subject))
         kept = (..., np.flatnonzero(~replaced), half)
-        message = f"with other inputs on the side it does not see, the {half_name} half of the {path}"
+        title = f"with other inputs on the side it does not see, the {half_name} half of the {path}"
         got = subject.results(changed)[path]
-        subject.demand_equal(
-            got[kept], before[kept], partial(_budget, subject, arguments, path, kept), changed, message
-        )
+        subject.demand_equal(got[kept], before[kept], partial(_budget, subject, arguments, path, kept), changed, title)
     return True
 
 
@@ -340,5 +334,5 @@ def context_of_earlier_states(subject: Subject, arguments: Arguments, rng: np.ra
     subject.demand_match(contexts[..., 1, :], wide(states[..., 0, :]), budget, whole, "the second context")
     largest = np.maximum.accumulate(np.abs(wide(states)) + of_states, axis=-2)[..., :-1, :]
     excess = np.abs(wide(contexts[..., 1:, :])) - of_contexts[..., 1:, :]
-    subject.demand(bool((excess <= largest).all()), "a context exceeds the states before it", whole, got=contexts)
+    subject.demand(bool((excess <= largest).all()), "a context is larger than every earlier state", whole, got=contexts)
     return bool(contexts.size)

@@ -34,9 +34,8 @@ def isometry_invariance(subject: Subject, arguments: Arguments, rng: np.random.G
     subject.demand_match(exchanged, expected, budget, arguments, "with query and key exchanged, the score")
     d = arguments.array(query).shape[-1]
     order, signs = rng.permutation(d), rng.choice([-1, 1], d)
-    rotated = {
-        p: np.take(arguments.array(p), order, axis=-1) * signs.astype(arguments.array(p).dtype) for p in (query, key)
-    }
+    arrays = {path: np.take(arguments.array(path), order, axis=-1) for path in (query, key)}
+    rotated = {path: x * signs.astype(x.dtype) for path, x in arrays.items()}
     rotated_scores = subject.call(arguments.replaced(rotated))
     subject.demand_match(rotated_scores, expected, budget, arguments, "after a rotation of both, the score")
     if subject.operation.protocol is GaussianScores:
@@ -103,7 +102,7 @@ def tanh_odd_and_bounded(subject: Subject, arguments: Arguments, rng: np.random.
     else:
         negated = [leaf.path for leaf in operation.leaves if operation.role(leaf) is Role.STATE]
     for changed in filter(subject.in_domain, inputs):
-        demand_bounded(subject, changed, operation.leading.path, bound, f"of at most {bound:.9g}, the result")
+        demand_bounded(subject, changed, operation.leading.path, bound, f"bounded by {bound:.9g}, the result")
     return demand_odd_in(subject, arguments, negated)
 
 
@@ -163,9 +162,8 @@ def scorer_paths(subject: Subject) -> ScorerPaths:
     """The paths of an additive scorer; a weight has the feature size that it projects."""
     query, key = subject.operation.queries[0], subject.operation.attended[0]
     weights = [leaf for leaf in subject.operation.leaves if subject.operation.role(leaf) is Role.WEIGHT]
-    of_query, of_key = (
-        next(w for w in weights if len(w.core) > 1 and w.core[-1].factors == x.core[-1].factors) for x in (query, key)
-    )
+    matrices = {w.core[-1].factors: w for w in reversed(weights) if len(w.core) > 1}
+    of_query, of_key = (matrices[x.core[-1].factors] for x in (query, key))
     (output,) = (w for w in weights if len(w.core) == 1)
     return ScorerPaths(query.path, key.path, of_query.path, of_key.path, output.path)
 
@@ -179,9 +177,8 @@ def _with_identity_projections(subject: Subject, arguments: Arguments, query: Nu
 
 def _demand_finite_result(subject: Subject, arguments: Arguments) -> None:
     got, expected = subject.call(arguments), subject.oracle(arguments)
-    subject.demand(
-        bool(np.isfinite(wide(got)).all()), "the result is not finite", arguments, got=got, expected=expected.value
-    )
+    finite = bool(np.isfinite(wide(got)).all())
+    subject.demand(finite, "the result is not finite", arguments, got=got, expected=expected.value)
     subject.demand_match(got, expected.value, expected.budget, arguments)
 
 
@@ -242,9 +239,8 @@ def nonpositive(subject: Subject, arguments: Arguments, rng: np.random.Generator
     same = few_queries.replaced({key: few_queries[query]})
     for call in (arguments, same):
         got = subject.call(call)
-        subject.demand(
-            not bool((got > 0).any()), f"a score is positive: {wide(got).max(initial=0.0):.9g}", call, got=got
-        )
+        largest = wide(got).max(initial=0.0)
+        subject.demand(not largest > 0, f"a score is positive: {largest:.9g}", call, got=got)
     got = subject.call(same)
     diagonal = np.diagonal(wide(got), axis1=-2, axis2=-1)
     budget = np.diagonal(subject.budget(same), axis1=-2, axis2=-1)

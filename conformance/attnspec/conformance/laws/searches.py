@@ -22,7 +22,7 @@ def _tokens_and_score(subject: Subject, arguments: Arguments) -> tuple[Numbers, 
     (path,) = operation.chosen
     tokens, (_, last_token) = results[path], tokens_of(arguments)
     in_vocabulary = bool(((tokens >= 0) & (tokens <= last_token)).all())
-    subject.demand(in_vocabulary, f"a token is not in 0..{last_token}", arguments, got=tokens)
+    subject.demand(in_vocabulary, f"a token is outside 0..{last_token}", arguments, got=tokens)
     return tokens.astype(int), results[operation.leading.path]
 
 
@@ -55,9 +55,8 @@ def _logarithms(subject: Subject, arguments: Arguments, tokens: Numbers) -> tupl
 def _score(subject: Subject, arguments: Arguments, tokens: Numbers) -> tuple[Numbers, Numbers]:
     """The oracle's score of tokens; budgets of steps add, since steps share the state."""
     precision, (_, end) = subject.precision, _end_token(arguments)
-    value, budget = (
-        np.take_along_axis(x, tokens[..., None], axis=-1)[..., 0] for x in _logarithms(subject, arguments, tokens)
-    )
+    judged = _logarithms(subject, arguments, tokens)
+    value, budget = (np.take_along_axis(x, tokens[..., None], axis=-1)[..., 0] for x in judged)
     before_end = _until_end(tokens, end)
     score, slack = (np.where(before_end, x, 0).sum(-1) for x in (value, budget))
     rounding = tokens.shape[-1] * precision.accumulation + precision.output
@@ -104,10 +103,8 @@ def greedy_takes_most_probable(subject: Subject, arguments: Arguments, rng: np.r
     best = (value - budget).max(-1)
     before_end = _until_end(tokens, _end_token(arguments)[1])
     better = before_end & (best > reached)
-    subject.demand(
-        not better.any(), "another token is more probable", arguments, got=tokens,
-        expected=np.where(better, value.argmax(-1), tokens),
-    )  # fmt: skip
+    expected, message = np.where(better, value.argmax(-1), tokens), "a token that is not the most probable is chosen"
+    subject.demand(not better.any(), message, arguments, got=tokens, expected=expected)
     return True
 
 
@@ -121,10 +118,9 @@ def nothing_after_eos(subject: Subject, arguments: Arguments, rng: np.random.Gen
         changed = arguments.replaced({path: value})
         chosen, _ = _tokens_and_score(subject, changed)
         after_end = ~_until_end(chosen, value)
-        subject.demand(
-            bool((chosen[after_end] == value).all()), f"another token follows {value}, the end", changed, got=chosen,
-            expected=np.where(after_end, value, chosen),
-        )  # fmt: skip
+        expected = np.where(after_end, value, chosen)
+        message = f"after the end token, {value}, another token follows"
+        subject.demand(np.array_equal(chosen, expected), message, changed, got=chosen, expected=expected)
         ended |= bool(after_end.any())
     return ended
 
@@ -142,10 +138,8 @@ def first_of_equals(subject: Subject, arguments: Arguments, rng: np.random.Gener
         return False
     changed = arguments.replaced({**zeros, path: last, **beams})
     tokens, _ = _tokens_and_score(subject, changed)
-    expected = np.zeros_like(tokens)
-    subject.demand(
-        bool((tokens == 0).all()), "not the first of equally probable tokens", changed, got=tokens, expected=expected
-    )
+    message = "of equally probable tokens, not the first is chosen"
+    subject.demand(not tokens.any(), message, changed, got=tokens, expected=np.zeros_like(tokens))
     return bool(tokens.size)
 
 

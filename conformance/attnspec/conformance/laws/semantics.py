@@ -174,20 +174,19 @@ def _observe_empty_rows(got: Numbers, empty: Numbers, masked: Arguments, subject
     if equals_average(rows, average, subject).all():
         return Observation("uniform", masked)
     _demand_right_results(subject, masked.without_masks(), "fully_masked")
-    title = "fully_masked cannot be told: of the rows with attendable keys, the result"
+    title = "fully_masked cannot be determined: in rows with attendable keys, the result"
     subject.demand_match(got, normative.value, np.where(empty, np.inf, normative.budget), masked, title)
     i = int(np.argmax(~(np.abs(rows - expected) <= budget)))
     index = tuple(np.argwhere(empty)[i])
     text = f"without attendable keys, the result[{', '.join(map(str, index))}] is {number_text(got[index])}"
-    return Observation(
-        OTHER, masked, f"{text}; zero would be {number_text(expected[i])}, uniform {number_text(average[i])}"
-    )
+    choices = f"zero would be {number_text(expected[i])}, uniform {number_text(average[i])}"
+    return Observation(OTHER, masked, f"{text}; {choices}")
 
 
 def _demand_right_results(subject: Subject, arguments: Arguments, question: str) -> None:
     """Demand right results of a call that does not raise the question; else no choice can be recognised."""
     got, oracle = subject.call(arguments), subject.normative_oracle(arguments)
-    title = f"{question} cannot be told: where it is not asked, the result"
+    title = f"{question} cannot be determined: where it plays no part, the result"
     subject.demand_match(got, oracle.value, oracle.budget, arguments, title)
 
 
@@ -214,11 +213,8 @@ def no_keys(subject: Subject, rng: np.random.Generator) -> Observations:
         got = np.asarray(next(iter(outcome.values())))
         expected = empty.binding.result
         if got.shape != expected:
-            raise Violation(
-                f"with no keys the result has shape {got.shape}, expected {expected}",
-                reason=Reason.SHAPE,
-                arguments=empty,
-            )
+            message = f"with no keys the result has shape {got.shape}, expected {expected}"
+            raise Violation(message, reason=Reason.SHAPE, arguments=empty)
         if (got == 0).all() or np.isnan(wide(got)).all():
             seen.append(Observation("zero" if (got == 0).all() else "nan", empty))
         else:
@@ -249,7 +245,7 @@ def causal_alignment(subject: Subject, rng: np.random.Generator) -> Observations
                 matching.append(name)
         if not matching:
             _demand_right_results(subject, plain, "causal_alignment")
-        message = "" if matching else "the result is right without `causal`, and under it fits neither alignment"
+        message = "" if matching else "the result is right without `causal`, but with it fits neither alignment"
         seen.append(Observation(matching[0] if matching else OTHER, restricted, message))
     return seen
 
@@ -347,9 +343,8 @@ def odd_encoding(subject: Subject, rng: np.random.Generator) -> Observations:
         _demand_right_results(subject, Arguments(subject.operation, {rows: n, columns: d + 1}), "odd_encoding")
         index = tuple(np.argwhere(~near)[0])
         element = f"the result[{', '.join(map(str, index))}] is {number_text(got[index])}"
-        seen.append(
-            Observation(OTHER, odd_width, f"{element}; unpaired-sine would be {number_text(oracle.value[index])}")
-        )
+        expected = number_text(oracle.value[index])
+        seen.append(Observation(OTHER, odd_width, f"{element}; unpaired-sine would be {expected}"))
     return seen
 
 
@@ -377,7 +372,8 @@ def _fitting(subject: Subject, arguments: Arguments, question: str) -> list[str]
     if not fitting:
         oracles = subject.normative_oracles(arguments)
         expected, budgets = ({p: x.value for p, x in oracles.items()}, {p: x.budget for p, x in oracles.items()})
-        subject.all_match(got, expected, budgets, arguments, f"{question} cannot be told: under no choice")
+        prefix = f"{question} cannot be determined: no choice fits; under the normative one"
+        subject.all_match(got, expected, budgets, arguments, prefix)
     return [] if len(fitting) == len(choices) else fitting[:1]
 
 

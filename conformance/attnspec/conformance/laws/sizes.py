@@ -169,9 +169,7 @@ def _wide_row_calls(subject: Subject, rng: np.random.Generator) -> Iterator[tupl
 def _table_calls(subject: Subject, rng: np.random.Generator) -> Iterator[tuple[str, Arguments | None]]:
     """Calls with large tables and few features; one query reads the last row."""
     operation = subject.operation
-    narrow = dict.fromkeys(_widths(subject), 4) | dict.fromkeys(
-        [operation.query_size] if operation.query_size else [], 1
-    )
+    narrow = dict.fromkeys(_widths(subject), 4) | ({operation.query_size: 1} if operation.query_size else {})
     names = dict.fromkeys((*tables(operation), *operation.sizes_of(Axis.VOCABULARY)))
     if operation.sizes_of(Axis.BEAM) and not subject.effort.slow:
         return  # every hypothesis has a score for every token, at every step
@@ -254,9 +252,8 @@ def long_masks(subject: Subject, arguments: Arguments, rng: np.random.Generator)
     tried = _judge_calls(subject, iter(calls), rng)
     biased = with_least_bias(sampled.along(operation.query_size or "", take(np.arange(JUDGED_ROWS))), TILE)
     if biased is not None:
-        subject.follows_formula(
-            biased, f"with {operation.part(ScoreEffect.BIAS)} of the least number in the first tile,"
-        )
+        bias = operation.part(ScoreEffect.BIAS)
+        subject.follows_formula(biased, f"with the most negative finite {bias} in the first tile,")
     return tried
 
 

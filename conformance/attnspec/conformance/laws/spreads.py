@@ -84,7 +84,7 @@ def demand_spread(subject: Subject, arguments: Arguments, errors: Numbers, title
     subject.ratio = max(subject.ratio, rms / limit)
     subject.demand(
         rms <= limit,
-        f"{title} is {rms:.3g} over {len(squares)} independent elements, roundings leave at most {limit:.3g}",
+        f"{title} is {rms:.3g} over {len(squares)} independent elements; rounding explains at most {limit:.3g}",
         arguments,
         expected=np.float64(1.0),
         got=np.float64(rms),
@@ -112,9 +112,8 @@ def gradient_rounding_spread(subject: Subject, arguments: Arguments, rng: np.ran
             sigma, g = np.where(sigma < UNKNOWN / 2, sigma, 0.0), np.where(sigma < UNKNOWN / 2, wide(value), 0.0)
             error = np.where(sigma > 0, wide(gradients[path]) - g, 0.0)
             label = f"of the gradient of {path} {numbers}"
-            demand_spread(
-                subject, sampled, by_element(_relative(error, sigma)), f"the root mean square of error/σ {label}", CAP
-            )
+            relative = by_element(_relative(error, sigma))
+            demand_spread(subject, sampled, relative, f"the root mean square of error/σ {label}", CAP)
             # Numbers of a row may share the error of a weight, so their errors add linearly here.
             total = (by_element((error * g).sum(-1)).sum(-1), np.hypot.reduce(by_element((abs(g) * sigma).sum(-1)), -1))
             along = "the root mean square of error/σ along the whole"
@@ -155,8 +154,8 @@ def ensemble_mean(subject: Subject, arguments: Arguments, rng: np.random.Generat
         subject.ratio = max(subject.ratio, float(np.max(np.abs(averages) / np.where(limits > 0, limits, np.inf))))
         subject.demand(
             bool(abs(averages[worst]) <= limits[worst]),
-            f"{title}{place} is {averages[worst]:.3g} over {len(means)} independent elements, roundings leave at most "
-            f"{limits[worst]:.3g}",
+            f"{title}{place} is {averages[worst]:.3g} over {len(means)} independent elements; rounding explains "
+            f"at most {limits[worst]:.3g}",
             sampled,
             expected=np.float64(0.0),
             got=np.float64(averages[worst]),

@@ -237,11 +237,8 @@ def rewritten_inputs(subject: Subject, arguments: Arguments, rng: np.random.Gene
     inputs = {name: map_tree(x, convert, name) for name, x in sampled.passed.items()}
     demand_same(subject, inputs, sampled, "of a first call,")
     current = sampled
-    written = [
-        path
-        for path, _ in _some_arrays(sampled, rng)
-        if path in memory and _is_writable(subject, memory[path], other, path)
-    ]
+    paths = [path for path, _ in _some_arrays(sampled, rng) if path in memory]
+    written = [path for path in paths if _is_writable(subject, memory[path], other, path)]
     for path in written:  # restore the numbers that the test of writability replaced
         _write(subject, memory[path], current.array(path))
     for path in written:
@@ -249,7 +246,7 @@ def rewritten_inputs(subject: Subject, arguments: Arguments, rng: np.random.Gene
         current = current.replaced({path: other.array(path)})
         demand_same(subject, inputs, current, f"after other numbers were written into {path},")
         if _visibly_off(subject, current):
-            subject.follows_formula(current, f"with another {path} beside the same numbers,")
+            subject.follows_formula(current, f"with another {path} and all other arrays the same,")
     inputs, memory = {}, {}
     inputs = subject.converted(other)
     demand_same(subject, inputs, other, "of other arrays in the same memory,")
@@ -301,7 +298,7 @@ def other_dtype(subject: Subject, arguments: Arguments, rng: np.random.Generator
     for leaf in subject.operation.outputs:
         got = other_subject.results(sampled_of_other)[leaf.path].dtype
         fits = got.name == other_subject.data_dtype or got.kind in "biu"
-        message = f"after a call in {subject.dtype}, that in {name} gives {got.name}"
+        message = f"after a call in {subject.dtype}, a call in {name} returns {got.name}"
         subject.demand(fits, message, sampled_of_other, reason=Reason.DTYPE)
     prefix = f"of a call after one in {name},"
     demand_same(subject, subject.converted(sampled), sampled, prefix)

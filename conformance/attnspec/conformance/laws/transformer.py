@@ -138,7 +138,7 @@ def position_wise(subject: Subject, arguments: Arguments, rng: np.random.Generat
     expected, budget = (np.take(x, [i], axis=-2) for x in (wide(subject.call(silent)), subject.budget(silent)))
     value_alone = subject.oracle(alone).value
     expected = np.where(np.isfinite(value_alone), expected, value_alone)
-    subject.demand_match(subject.call(alone), expected, 2 * budget, alone, f"position {i} alone: the result")
+    subject.demand_match(subject.call(alone), expected, 2 * budget, alone, f"of position {i} alone, the result")
     return True
 
 
@@ -150,13 +150,8 @@ def layer_norm_ignores_shift(subject: Subject, arguments: Arguments, rng: np.ran
     shifted = arguments.replaced({path: subject.exact(on_coarse_grid(x) + OFFSETS[subject.dtype])})
     budget = subject.budget(plain) + subject.budget(shifted)
     expected = wide(subject.call(plain))
-    subject.demand_match(
-        subject.call(shifted),
-        expected,
-        budget,
-        shifted,
-        f"of features with {OFFSETS[subject.dtype]:g} added, the result",
-    )
+    title = f"of features with {OFFSETS[subject.dtype]:g} added, the result"
+    subject.demand_match(subject.call(shifted), expected, budget, shifted, title)
     return bool(expected.size)
 
 
@@ -200,9 +195,8 @@ def stack_is_composition(subject: Subject, arguments: Arguments, rng: np.random.
     expected = select_rows(doubles(subject.results(arguments)), count, others, subject, arguments)
 
     def budgets() -> Results:
-        return sum_budgets(
-            doubled(select_rows(subject.budgets(arguments), count, others, subject, arguments)), subject.budgets(upper)
-        )
+        own = select_rows(subject.budgets(arguments), count, others, subject, arguments)
+        return sum_budgets(doubled(own), subject.budgets(upper))
 
     prefix = f"of the layers from {lower_count} on, applied to the earlier ones' result,"
     subject.all_match(subject.results(upper), expected, budgets, upper, prefix)
@@ -228,7 +222,7 @@ def decoder_without_memory(subject: Subject, arguments: Arguments, rng: np.rando
         expected = encoder_layer(x, layer, mask=attendable(alone, operation.query_size), norm=alone[option.path])
     oracle = subject.oracle(alone)
     expected = expected_or_oracle(expected, oracle)
-    subject.demand_match(subject.call(alone), expected, oracle.budget, alone, "against an encoder, the result")
+    subject.demand_match(subject.call(alone), expected, oracle.budget, alone, "unlike a causal encoder, the result")
     return True
 
 
@@ -254,9 +248,8 @@ def cache_equals_full_decoder(subject: Subject, arguments: Arguments, rng: np.ra
         for i, step_row in enumerate(x):
             step = step.replaced({row.path: step_row})
             results, budget = subject.results(step), judged.budget[i] + subject.budget(step)
-            subject.demand_match(
-                subject.call(step), judged.value[i], budget, step, f"against position {i} of the decoder, the result"
-            )
+            title = f"unlike position {i} of the whole decoder layer, the result"
+            subject.demand_match(subject.call(step), judged.value[i], budget, step, title)
             cache_outputs = zip(operation.rows(cached), operation.outputs[1:], strict=True)
             step = step.replaced({leaf.path: results[out.path] for leaf, out in cache_outputs})
     return True
@@ -289,7 +282,8 @@ def positions_matter(subject: Subject, arguments: Arguments, rng: np.random.Gene
             subject.demand_match(subject.call(other), expected, budget, other, "of exchanged tokens, the result")
             continue
         difference = np.abs(wide(subject.call(other)) - expected)
-        subject.demand(bool((difference > budget).any()), "tokens were exchanged, and positions had no effect", other)
+        message = "exchanging two tokens only exchanges their results: positions have no effect"
+        subject.demand(bool((difference > budget).any()), message, other)
     return True
 
 
@@ -306,11 +300,6 @@ def encoder_sees_no_target(subject: Subject, arguments: Arguments, rng: np.rando
         for token in range(masked.size(size)):
             changed = masked.replaced({path: np.append(tokens[..., :-1], token)})
             got, expected = (subject.call(x)[..., :-1, :] for x in (changed, masked))
-            subject.demand_equal(
-                got,
-                expected,
-                lambda: subject.budget(masked)[..., :-1, :],
-                changed,
-                f"with another end of the {path}, the result",
-            )
+            title = f"with another last token of the {path}, the result"
+            subject.demand_equal(got, expected, lambda: subject.budget(masked)[..., :-1, :], changed, title)
     return True

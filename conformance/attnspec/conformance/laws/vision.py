@@ -64,10 +64,8 @@ def patch_permutation(subject: Subject, arguments: Arguments, rng: np.random.Gen
     expected, budget = wide(subject.call(arguments)), subject.budget(arguments)
     if subject.operation.outputs[0].core[1:]:
         expected, budget = (np.take(x, order, axis=-2) for x in (expected, budget))
-    subject.demand_match(
-        subject.call(permuted), expected, budget + subject.budget(permuted), permuted,
-        "with patches and positions exchanged, the result",
-    )  # fmt: skip
+    budget = budget + subject.budget(permuted)
+    subject.demand_match(subject.call(permuted), expected, budget, permuted, "of patches in reverse, the result")
     return bool(expected.size)
 
 
@@ -128,9 +126,7 @@ def centres(subject: Subject, arguments: Arguments, rng: np.random.Generator) ->
     before, after = (np.concatenate(pair) for pair in ((rows[:1], rows[:-1]), (rows[1:], rows[-1:])))
     interpolated = np.stack([before / 4 + 3 * rows / 4, 3 * rows / 4 + after / 4], axis=1)
     expected = np.moveaxis(interpolated.reshape(2 * rows.shape[0], *rows.shape[1:]), 0, axis)
-    subject.demand_match(
-        subject.call(finer), expected, subject.budget(finer), finer, "of twice as many places, the result"
-    )
+    subject.demand_match(subject.call(finer), expected, subject.budget(finer), finer, "of twice as many points, result")
     return bool(expected.size)
 
 
@@ -153,7 +149,7 @@ def interpolation_within_range(subject: Subject, arguments: Arguments, rng: np.r
         rows, got = wide(current.array(path)), wide(subject.call(current))
         if got.size:
             nearest = np.clip(got, rows.min(places, keepdims=True), rows.max(places, keepdims=True))
-            title = f"{prefix}cut to the range of its channel, the result"
+            title = f"{prefix}clipped to the range of its channel, the result"
             subject.demand_match(got, nearest, subject.budget(current), current, title)
     return bool(x.size)
 
@@ -174,7 +170,7 @@ def separable_interpolation(subject: Subject, arguments: Arguments, rng: np.rand
         # The error of an average is at most that of the averaged numbers.
         slack += float(subject.budget(step).max())
         x = subject.call(step)
-    subject.demand_match(got, wide(x), budget + slack, arguments, "against one axis after another, the result")
+    subject.demand_match(got, wide(x), budget + slack, arguments, "unlike one axis after another, the result")
     return True
 
 
@@ -186,12 +182,17 @@ def gate_in_unit_interval(subject: Subject, arguments: Arguments, rng: np.random
     alpha = results[coefficients]
     if not alpha.size:
         return False
-    subject.demand_match(alpha, np.clip(alpha, 0, 1), budgets[coefficients], arguments, "within 0..1, the coefficients")
+    subject.demand_match(
+        alpha,
+        np.clip(alpha, 0, 1),
+        budgets[coefficients],
+        arguments,
+        "unlike itself clipped to 0..1, the coefficient",
+    )
     x = wide(_gated_array(subject, arguments)[1])
     slack = budgets[gated] + budgets[coefficients][..., None] * np.abs(x)
-    subject.demand_match(
-        results[gated], alpha[..., None] * x, slack, arguments, "against its own coefficients, the result"
-    )
+    title = "unlike coefficients times features, the result"
+    subject.demand_match(results[gated], alpha[..., None] * x, slack, arguments, title)
     return True
 
 
@@ -210,9 +211,8 @@ def open_and_closed_gate(subject: Subject, arguments: Arguments, rng: np.random.
     saturated = filled_with(arguments, [(parameters.psi, 0), (parameters.b_psi, sign * OPEN_BIAS)])
     got, budget = (y[..., : x.shape[-1]] for y in (subject.call(saturated), subject.budget(saturated)))
     expected = np.broadcast_to(wide(x) * (sign > 0), got.shape)
-    subject.demand_match(
-        got, expected, budget, saturated, f"of a gate that is {'open' if sign > 0 else 'shut'}, the result"
-    )
+    title = f"of {'an open' if sign > 0 else 'a closed'} gate, the result"
+    subject.demand_match(got, expected, budget, saturated, title)
     return bool(got.size)
 
 
@@ -224,9 +224,8 @@ def skip_keeps_signal(subject: Subject, arguments: Arguments, rng: np.random.Gen
     first = signal_array[..., :1, :1, :1, :]
     constant = arguments.replaced({signal: np.array(np.broadcast_to(first, signal_array.shape))})
     got, budget = (y[..., x.shape[-1] :] for y in (subject.call(constant), subject.budget(constant)))
-    subject.demand_match(
-        got, np.broadcast_to(wide(first), got.shape), budget, constant, "of a constant signal, its features"
-    )
+    expected = np.broadcast_to(wide(first), got.shape)
+    subject.demand_match(got, expected, budget, constant, "of a constant signal, the signal in the result")
     return bool(got.size)
 
 
@@ -251,7 +250,9 @@ def spatial_weights_sum_to_one(subject: Subject, arguments: Arguments, rng: np.r
     x = wide(_attended_map(subject, arguments)[1])
     expected = (alpha[..., None] * x).sum((-3, -2))
     context_slack = budgets[context] + (slack[..., None] * np.abs(x)).sum((-3, -2))
-    subject.demand_match(results[context], expected, context_slack, arguments, "against its own weights, the context")
+    subject.demand_match(
+        results[context], expected, context_slack, arguments, "unlike the sum by its own weights, the context"
+    )
     return True
 
 

@@ -101,9 +101,8 @@ def _compare_many_rows(subject: Subject, rng: np.random.Generator) -> None:
     if subject.operation.query_size is None or subject.operation.attends_to_itself or (sampled.queries or 0) <= TILE:
         return
     cotangents = subject.cotangents(sampled, rng)
-    arrays = {
-        path: heads_behind(x, subject.convert) if x.ndim else subject.convert(x) for path, x in cotangents.items()
-    }
+    convert = subject.convert
+    arrays = {path: heads_behind(x, convert) if x.ndim else convert(x) for path, x in cotangents.items()}
     cotangent = subject.like_result(arrays, sampled, convert=False)
     inputs = subject.converted(sampled)
     gradients = subject.gradients_of(lambda: subject.backend.vjp(subject.operation.name, inputs, cotangent), sampled)
@@ -269,9 +268,8 @@ def _backward_pass(subject: Subject, arguments: Arguments, cotangents: Results) 
 
     copies = subject.gradients_of(call, arguments)
     arrays = {f"the cotangent {path}".strip(): c for path, c in flatten(cotangent).items() if c is not None}
-    return _BackwardPass(
-        {path: x for path, x in flatten(inputs).items() if path in arguments.arrays}, arrays, raw, copies
-    )
+    input_arrays = {path: x for path, x in flatten(inputs).items() if path in arguments.arrays}
+    return _BackwardPass(input_arrays, arrays, raw, copies)
 
 
 def _snapshot(subject: Subject, arrays: Mapping[str, Any]) -> Results:
@@ -333,9 +331,7 @@ def independent_of_other_passes(subject: Subject, arguments: Arguments, rng: np.
     first = _backward_pass(subject, sampled, call.cotangents)
     before = _snapshot(subject, first.gradients)
     _backward_pass(subject, other, subject.cotangents(other, rng))
-    _demand_unchanged(
-        subject, first.gradients, before, sampled, "a later backward pass changes the earlier gradient of"
-    )
+    _demand_unchanged(subject, first.gradients, before, sampled, "a later backward pass changes the gradient of")
     after = copied_arrays(subject, result)
     for path, x in before_passes.items():
         same = np.array_equal(after[path], x, equal_nan=is_float(x))

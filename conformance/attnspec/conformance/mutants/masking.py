@@ -31,6 +31,9 @@ MASKED = (
 )
 CAUSAL = tuple(protocol for protocol in MASKED if protocol is not CrossAttention)
 
+TILE = 64
+"""Keys of a tile in a kernel."""
+
 
 @mutant(
     "True means masked",
@@ -302,6 +305,21 @@ def last_key_dropped(correct: Formulas, mask: Numbers, causal: bool, n: int, m: 
     if mask is not None:
         mask = mask & np.concatenate([mask[..., 1:], np.zeros_like(mask[..., :1])], axis=-1)
     return Formulas.attendable(correct, mask, causal, n, m)
+
+
+@mutant(
+    "own key dropped in the first row of a tile",
+    replaces="attendable",
+    operations=CAUSAL,
+    breaks=("operation.oracle",),
+    source="a causal kernel whose loop over tiles of keys ends one key early",
+)
+def own_key_dropped_at_borders(correct: Formulas, mask: Numbers, causal: bool, n: int, m: int) -> Numbers:
+    """In causal rows 64, 128, …, the query does not attend to its own key."""
+    attendable = Formulas.attendable(correct, mask, causal, n, m)
+    rows, columns = np.arange(n)[:, None], np.arange(m)
+    at_border = (rows > 0) & (rows % TILE == 0) & (rows == columns)
+    return attendable & ~at_border if causal else attendable
 
 
 @mutant(

@@ -146,9 +146,8 @@ def stale_rows_per_page(correct: Formulas, pages: Numbers, table: Numbers) -> Nu
 def open_to_the_right(correct: Formulas, n: int, m: int, *, window: Any = None) -> Numbers:
     """A window (left, 0) loses its right end: queries attend to all later keys."""
     left, right = (None, None) if window is None else window
-    return Formulas.sliding_window_mask(
-        correct, n, m, window=(left, None if right == 0 and left is not None else right)
-    )
+    lost = right == 0 and left is not None
+    return Formulas.sliding_window_mask(correct, n, m, window=(left, None if lost else right))
 
 
 def _one_pass_layer_norm(correct: Formulas, x: Numbers, p: LayerNormParameters[Numbers], dtype: str) -> Numbers:

@@ -112,9 +112,8 @@ class StridesOfTheFirstCall(Library):
         arrays_by_path = {path: x for path, x in flatten(dict(arguments)).items() if isinstance(x, np.ndarray)}
         shapes = tuple((path, x.shape, x.dtype) for path, x in arrays_by_path.items())
         strides = graphs.setdefault(shapes, {path: x.strides for path, x in arrays_by_path.items()})
-        return super().prepare(
-            operation, changed(arguments, {path: read_with(x, strides[path]) for path, x in arrays_by_path.items()})
-        )
+        misread = {path: read_with(x, strides[path]) for path, x in arrays_by_path.items()}
+        return super().prepare(operation, changed(arguments, misread))
 
 
 @rediscovered(

@@ -19,12 +19,7 @@ from attnspec.conformance.rediscovered.registry import rediscovered
 from attnspec.spec.attention import ScaledDotProductAttention
 from attnspec.spec.contract.axes import ScoreEffect
 from attnspec.spec.contract.operation import Operation
-from attnspec.spec.kernels import (
-    GroupedQueryAttention,
-    MergeAttention,
-    PagedAttention,
-    VariableLengthAttention,
-)
+from attnspec.spec.kernels import GroupedQueryAttention, MergeAttention, PagedAttention, VariableLengthAttention
 
 HEAD_AXIS = -3
 

@@ -114,7 +114,7 @@ def not_shifted(correct: Formulas, scores: Numbers) -> Numbers:
     operation=ScaledDotProductAttention,
     replaces="normalized",
     dtype="bfloat16",
-    needs="scores of 10¹², at which kernels with fused multiply-adds, which are honest, overflow too",
+    needs="scores of 10¹²: correct kernels with fused multiply-adds overflow there, too",
 )
 def one_product_rounded(correct: Formulas, scores: Numbers) -> Numbers:
     """Only maximum·log₂e is rounded, not score·log₂e: their difference, and exp2, overflow for large scores."""
@@ -149,7 +149,7 @@ def scaled_too_late(correct: Formulas, query: Numbers, key: Numbers) -> Numbers:
     operation=ScaledDotProductAttention,
     replaces="attend",
     dtype="float16",
-    needs="a sum of values, before it is divided, that float16 does not hold: the domain leaves these out",
+    needs="a sum of values that overflows float16 before the division: such values lie outside the domain",
 )
 def summed_in_half(correct: Formulas, scores: Numbers, value: Numbers, mask: Numbers, causal: bool) -> Numbers:
     """Weighted sums are stored in float16 before the division, and overflow."""

@@ -93,11 +93,8 @@ class Kernels(Positional, Attention):
     ) -> tuple[Numbers, Numbers]:
         """Weights and outputs with a sink: an additional score per row without a value."""
         column = np.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))
-        mask = (
-            np.ones(scores.shape, bool)
-            if attendable is None
-            else np.broadcast_to(attendable, _common_shape(scores, attendable))
-        )
+        allowed = np.True_ if attendable is None else attendable
+        mask = np.broadcast_to(allowed, np.broadcast_shapes(scores.shape, allowed.shape))
         column = np.broadcast_to(column, (*mask.shape[:-1], 1))
         extended = np.concatenate([np.broadcast_to(scores, mask.shape), column], axis=-1)
         weights = self.softmax(extended, mask=np.concatenate([mask, np.ones((*mask.shape[:-1], 1), bool)], axis=-1))
@@ -260,7 +257,3 @@ class Kernels(Positional, Attention):
         """Kept weights divided by 1 − rate; dropped weights are 0."""
         scaled = weights / weights.dtype.type(1 - rate)
         return scaled if keep is None else np.where(keep, scaled, scaled.dtype.type(0))
-
-
-def _common_shape(scores: Numbers, attendable: Numbers) -> tuple[int, ...]:
-    return np.broadcast_shapes(scores.shape, attendable.shape)

@@ -35,9 +35,8 @@ class MultiHead(Attention):
         causal: bool = False,
     ) -> Numbers:
         """Attention in heads, concatenated and projected."""
-        return self.project(
-            self.concat_heads_attention(query, key, value, w_q, w_k, w_v, mask=mask, causal=causal), w_o
-        )
+        heads = self.concat_heads_attention(query, key, value, w_q, w_k, w_v, mask=mask, causal=causal)
+        return self.project(heads, w_o)
 
     def concat_heads_attention(
         self,

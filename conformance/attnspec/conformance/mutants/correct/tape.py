@@ -69,12 +69,8 @@ class Tape(np.lib.mixins.NDArrayOperatorsMixin):
 
     def sum(self, axis: Any = None, keepdims: bool = False) -> "Tape":
         """Sums along axes."""
-        whole = self.value.sum(axis=axis, keepdims=True).shape
-        return Tape(
-            self.value.sum(axis=axis, keepdims=keepdims),
-            [self],
-            lambda g: [np.broadcast_to(g.reshape(whole), self.shape)],
-        )
+        total, shape = self.value.sum(axis=axis, keepdims=keepdims), self.value.sum(axis=axis, keepdims=True).shape
+        return Tape(total, [self], lambda g: [np.broadcast_to(g.reshape(shape), self.shape)])
 
     def mean(self, axis: Any = None, keepdims: bool = False) -> "Tape":
         """Means along axes."""

@@ -75,9 +75,8 @@ class Transformer(Seq2Seq, Positional, MultiHead):
         """Causal self-attention, attention to the memory, then the feed-forward network."""
         p = parameters
         x = self.residual(x, lambda y: self.attend_to_targets(y, p.attention, mask), p.attention_norm, norm)
-        x = self.residual(
-            x, lambda y: self.attend_to_memory(y, memory, p.cross_attention, memory_mask), p.cross_attention_norm, norm
-        )
+        w = p.cross_attention
+        x = self.residual(x, lambda y: self.attend_to_memory(y, memory, w, memory_mask), p.cross_attention_norm, norm)
         return self.residual(x, lambda y: self.feed_forward(y, p.feed_forward), p.feed_forward_norm, norm)
 
     def attend_to_targets(self, x: Numbers, w: MultiHeadParameters[Numbers], mask: Numbers) -> Numbers:
