@@ -100,7 +100,7 @@ def test_a_cache_can_be_copied_and_stored(path: str, duplicate: Callable[[Any], 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_largest_weights(dtype: torch.dtype) -> None:
+def test_weights_whose_sum_overflows(dtype: torch.dtype) -> None:
     """Sums of weights that overflow, where scores and differences of scores do not."""
     half = 2.0**64 if dtype is torch.float32 else 2.0**512  # its square is beyond the largest number
     a = torch.tensor([[0.5, -0.4], [1e-3, 0.2]], dtype=dtype)
@@ -204,7 +204,7 @@ def operands_of_ones(name: str, n: int) -> Tensor:
 @pytest.mark.parametrize("n", [3, 64])
 @pytest.mark.parametrize("name", MASKED)
 def test_a_mask_without_memory_of_its_own_excludes_all(name: str, n: int, path: str | None) -> None:
-    """A lazy mask of zeros excludes all, even where a plan of an ordinary mask is cached."""
+    """A lazy mask of zeros excludes all, even after a cached plan for ordinary masks."""
     with forcing(path):
         for _ in range(2):
             assert MASKED[name](operands_of_ones(name, n), torch.ones(n, n, dtype=torch.bool)).eq(1).all()

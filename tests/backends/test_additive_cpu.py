@@ -99,7 +99,7 @@ def test_any_magnitude_of_projections(exponent, dtype, path) -> None:  # type: i
     assert_gradients_within_budgets(grads, cotangent, projected_additive_scores, *leaves)
 
 
-def test_scales_of_weights() -> None:
+def test_weights_of_zero_and_of_very_different_size() -> None:
     """Weights of 0 and of very different size: their ratio to the largest is part of the factors."""
     a, b, _, value = operands((), 40, 50, 12, 6, scale=3.0)
     for w_v in (

@@ -175,7 +175,7 @@ def test_empty_sizes_give_zeros(n: int, m: int) -> None:
 
 
 @pytest.mark.parametrize(("h", "d_v"), [(1, 300), (2, 128), (3, 1), (4, 2), (65, 17), (7, 257)])
-def test_hidden_and_value_sizes(h: int, d_v: int) -> None:
+def test_unusual_numbers_of_hidden_units_and_value_features(h: int, d_v: int) -> None:
     check(draw((), 5, 19, h, d_v, torch.float32))
 
 

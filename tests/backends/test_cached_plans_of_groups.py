@@ -195,7 +195,7 @@ def test_options_are_no_part_of_a_plan() -> None:
 
 
 def test_keys_without_a_batch_are_no_batch_of_keys() -> None:
-    """The batch and the heads of keys are both 2, so sizes do not show which dimension is missing."""
+    """Keys have 2 heads and the batch is 2, so the missing dimension is ambiguous."""
     query, key, value = draw((2, 4, 2, 5, 7, 16), torch.float32)
     for unbatched in ((key[0], value[0]), (key[0], value), (key, value[0])):
         whole = [x.expand(2, 2, 7, 16).contiguous() for x in unbatched]

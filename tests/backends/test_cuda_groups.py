@@ -312,7 +312,9 @@ def test_other_numbers_need_no_new_kernel(traced: None) -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("d", "d_v"), [(24, 40), (3, 1), (64, 64)])
-def test_the_flash_kernel_gets_equal_widths_divisible_by_8(d: int, d_v: int, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_flash_kernel_gets_equal_widths_divisible_by_8(
+    d: int, d_v: int, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def flash(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         assert query.shape[-1] == key.shape[-1] == value.shape[-1]
         assert query.shape[-1] % 8 == 0

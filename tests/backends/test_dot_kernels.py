@@ -237,7 +237,7 @@ def test_meta_negated_fake_and_zero_tensors_are_computed_or_refused() -> None:
     assert_within_budgets(attend(zero, key, value), "scaled_dot_product_attention", 0 * query, key, value)
 
 
-def test_gradients_that_are_not_just_numbers_in_memory() -> None:
+def test_lazily_negated_and_zero_gradients_count_as_their_numbers() -> None:
     query, key, value = leaves = [torch.randn(2, 20, 4, requires_grad=True) for _ in range(3)]
     mask = torch.rand(20, 20) > 0.3
     mask[3] = False

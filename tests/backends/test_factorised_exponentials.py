@@ -213,7 +213,7 @@ def test_memory_comes_back_from_a_call_that_raises() -> None:
     assert len(set(where)) == 1
 
 
-def test_memory_of_a_kind_is_at_one_address_up_to_a_limit() -> None:
+def test_scratch_memory_of_a_name_is_reused_up_to_a_limit() -> None:
     begin, lease = scratch_memory.lease_address("test", 1000)
     size = len(lease.memory)
     assert begin == lease.memory.data_ptr()

@@ -830,7 +830,9 @@ EMPTY = [
 
 
 @pytest.mark.parametrize(("operation", "masked", "causal", "sizes"), EMPTY)
-def test_calls_without_queries_or_keys_give_no_nan(operation: Operation, masked: bool, causal: bool, sizes: dict[str, int]) -> None:
+def test_calls_without_queries_or_keys_give_no_nan(
+    operation: Operation, masked: bool, causal: bool, sizes: dict[str, int]
+) -> None:
     inputs = of_case(operation, masked, causal, sizes=sizes)
     result = call(operation, inputs)
     for x in flatten(result).values():
@@ -1193,7 +1195,7 @@ def test_tokens_of_any_integer_dtype(dtype: torch.dtype) -> None:
     assert torch.equal(backend.embed(torch.tensor([3, 0], dtype=dtype), table), table[[3, 0]])
 
 
-def test_embedding_under_transforms() -> None:
+def test_embed_supports_vmap_and_meta_and_refuses_unknown_tokens() -> None:
     tokens, table = torch.tensor([[3, 0], [1, 1]]), torch.randn(4, 2)
     assert torch.equal(torch.vmap(backend.embed, in_dims=(0, None))(tokens, table), table[tokens])
     assert backend.embed(tokens.to("meta"), table.to("meta")).shape == (2, 2, 2)

@@ -197,7 +197,7 @@ def test_values_that_take_far_longer_than_usual_ones_miss_a_floor() -> None:
 
 
 @pytest.mark.parametrize(("size", "checked"), [(32, False), (64, True), (4096, True), (8192, False)])
-def test_floors_are_asked_for_the_sizes_they_are_stated_for(size: int, checked: bool) -> None:
+def test_floors_hold_only_for_their_stated_sizes(size: int, checked: bool) -> None:
     slow = {"suite": "sdpa", "case": "padding", "sizes": {"n": size}, "size": size, "baseline": "F.sdpa"}
     slow_run = run(measurement("F.sdpa", 1.0, **slow), measurement(OURS, 2.0, **slow))
     best = "sdpa: times PyTorch's best: no such case in this run"

@@ -12,7 +12,9 @@ from attnspec.conformance.running import progress
     ("seconds", "expected"),
     [((1, 2, 3), []), ((11, 12, 13), ["1 of 3", "3 of 3"]), ((11, 22, 33), ["1 of 3", "2 of 3", "3 of 3"])],
 )
-def test_progress_is_printed_at_most_every_ten_seconds_and_at_the_end(seconds: tuple[int, ...], expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_printed_every_ten_seconds(
+    seconds: tuple[int, ...], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0]
     monkeypatch.setattr("time.monotonic", lambda: now[-1])
     output = io.StringIO()

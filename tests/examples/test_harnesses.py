@@ -61,7 +61,9 @@ def test_a_rule_accepts_what_is_right_and_nothing_that_is_not_a_number(name: Har
         (flash_attention.accepts, (torch.zeros(10), 0.2), 0.2),
     ],
 )
-def test_one_wrong_number_is_accepted_only_up_to_the_limit(accepts: Callable[..., bool], reference: Tensor, largest: float) -> None:
+def test_one_wrong_number_is_accepted_only_up_to_the_limit(
+    accepts: Callable[..., bool], reference: Tensor, largest: float
+) -> None:
     exact = reference[0] if isinstance(reference, tuple) else reference
     for factor, rule_accepts in ((0.6, True), (1.4, False)):
         output = exact.clone()
@@ -76,7 +78,7 @@ def test_gpu_mode_lets_one_in_twenty_miss() -> None:
     assert gpu_mode.accepts(torch.full((100,), 0.09), reference)
 
 
-def test_numbers_in_8_bits_are_near() -> None:
+def test_rounding_to_8_bits_errs_by_at_most_a_step() -> None:
     x = torch.randn(1000, dtype=torch.bfloat16)
     rounded = gpu_mode.quantized(x)
     assert len(set(rounded.tolist())) < 256

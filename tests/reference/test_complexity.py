@@ -144,7 +144,9 @@ def test_complexity_of_projected_self_attention_matches_a_counted_run(n: int, d_
 
 @sixty_examples
 @given(size, size, size, size, size, size)
-def test_complexity_of_cross_attention_matches_a_counted_run(n: int, m: int, d_x: int, d_m: int, d_k: int, d_v: int) -> None:
+def test_complexity_of_cross_attention_matches_a_counted_run(
+    n: int, m: int, d_x: int, d_m: int, d_k: int, d_v: int
+) -> None:
     run = Run()
     w_q, w_k, w_v = run.weights(d_k, d_x), run.weights(d_k, d_m), run.weights(d_v, d_m)
     cross_attention(run.tokens(n, d_x), run.tokens(m, d_m), w_q, w_k, w_v)
@@ -153,7 +155,9 @@ def test_complexity_of_cross_attention_matches_a_counted_run(n: int, m: int, d_x
 
 @sixty_examples
 @given(size, size, st.integers(1, 4), st.tuples(*[size] * 6))
-def test_complexity_of_multi_head_attention_matches_a_counted_run(n: int, m: int, heads: int, widths: tuple[int, ...]) -> None:
+def test_complexity_of_multi_head_attention_matches_a_counted_run(
+    n: int, m: int, heads: int, widths: tuple[int, ...]
+) -> None:
     run, sizes = Run(), dict(zip(("d_q", "d_k", "d_v", "p_q", "p_v", "p_o"), widths, strict=True))
     query, key, value = (run.tokens(rows, sizes[d]) for rows, d in ((n, "d_q"), (m, "d_k"), (m, "d_v")))
     multi_head_attention(query, key, value, *run.heads(heads, **sizes))
@@ -175,7 +179,9 @@ def test_complexity_of_a_recurrent_encoder_and_decoder_matches_a_counted_run(m: 
 
 @sixty_examples
 @given(size, size, size, size, size)
-def test_complexity_of_a_recurrent_decoder_with_attention_matches_a_counted_run(m: int, n: int, d: int, h: int, s: int) -> None:
+def test_complexity_of_a_recurrent_decoder_with_attention_matches_a_counted_run(
+    m: int, n: int, d: int, h: int, s: int
+) -> None:
     run = Run()
     source, target, states = run.tokens(m, d), run.tokens(n, d), [run.tokens(h)]
     encoder, decoder = run.cell(d, h), run.cell(d + h, h)

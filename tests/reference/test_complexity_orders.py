@@ -36,7 +36,7 @@ def test_what_does_not_hold_is_among_the_errata() -> None:
 
 @pytest.mark.parametrize("claim", [c for c in CLAIMS if c.holds], ids=lambda c: f"{c.operation}-{c.printed}")
 def test_lower_orders_do_not_hold(claim: Any) -> None:
-    """Orders with one power less of a symbol fail, if the count grows with that symbol."""
+    """Orders with one power less of a symbol fail if counts grow with it."""
     for symbol in claim.symbols:
         lower = replace(claim, order=lambda symbol=symbol, **sizes: claim.order(**sizes) / sizes[symbol])
         doubled = [{s: 64 * (1 + (s == symbol) * more) for s in claim.symbols} for more in (0, 1)]

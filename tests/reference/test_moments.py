@@ -104,7 +104,7 @@ def test_many_variables_are_uncorrelated_in_pairs_of_pairs(variables: int) -> No
 
 
 @pytest.mark.parametrize("variables", [1, 2, 3, 128, 255])
-def test_shape_and_signs(variables: int) -> None:
+def test_a_two_point_design_has_signs_of_shape_power_of_4_by_variables(variables: int) -> None:
     signs = two_point_design(variables)
     assert signs.shape == (4 ** variables.bit_length(), variables)
     assert signs.dtype == np.int8

@@ -62,7 +62,7 @@ def test_arguments_that_the_operation_does_not_take_are_refused() -> None:
         Erratum("S0-x", S0.equation(2), "softmax", "", "", "", len, len, {"query": np.ones(2)})
 
 
-def test_variance_is_d_for_others_too() -> None:
+def test_vectors_that_are_not_centred_can_have_variance_d_too() -> None:
     """S0's variance d needs no centred vectors: 2σ²μᵀμ + dσ⁴ = d has others, such as μᵀμ = 15, σ = ½, d = 8."""
     assert REFERENCE["dot_product_variance"](np.array([3.0, 2.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]), 0.5) == 8
 
