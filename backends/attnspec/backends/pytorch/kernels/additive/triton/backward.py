@@ -177,10 +177,10 @@ def gradient_kernel(query_scaled, query_factor, key_factor, query_raw, key_raw, 
     key_raw += batch64 * m * hidden
     grad += batch64 * hidden_stored * wide_padded + wide_first
     r_sum += batch64 * hidden_stored * wide_padded + wide_first
-    query_range += batch * n_padded
-    query_log2 += batch * query_blocks
-    key_range += batch * m_padded
-    key_log2 += batch * key_blocks
+    query_range += batch64 * n_padded
+    query_log2 += batch64 * query_blocks
+    key_range += batch64 * m_padded
+    key_log2 += batch64 * key_blocks
     lse += batch64 * n
     delta += batch64 * n
     if not SCORES:

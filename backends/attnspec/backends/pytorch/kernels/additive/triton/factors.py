@@ -131,6 +131,7 @@ def factors_kernel(raw, ratio, flip, scaled, unscaled, ranges, log2_factors, val
     tl.store(ranges + batch.to(tl.int64) * rows_padded + at, row_bound)
     tl.store(log2_factors + tl.program_id(0), tl.max(tl.max(largest_log2, 1), 0))
     if PARTS > 0:
+        part_stride = tl.cast(part_stride, tl.int64)  # twice 2^30 elements is no 32-bit integer
         has_nonfinite = tl.zeros((BLOCK, BV), tl.int32)
         for d in range(0, d_padded, BV):
             column = d + tl.arange(0, BV)[None, :]

@@ -61,6 +61,7 @@ def weighted_values(acc, p, parts, part_stride, d_padded, WIDE: tl.constexpr, BD
     p0, p2 = even.split()
     p1, p3 = odd.split()
     at = 4 * tl.arange(0, WIDE // 4)[:, None] * d_padded + tl.arange(0, BD)[None, :]
+    part_stride = tl.cast(part_stride, tl.int64)  # twice 2^30 elements is no 32-bit integer
     for k in range(4):
         weight = tl.where(k < 2, tl.where(k == 0, p0, p1), tl.where(k == 2, p2, p3))
         v = tl.load(parts + at)
@@ -123,7 +124,7 @@ def forward_kernel(query_scaled, key_factor, query_raw, key_raw, query_range, ke
     batch64 = batch.to(tl.int64)
     d = tl.program_id(1) * BD + tl.arange(0, BD)[None, :]
     scale = -2.0 * LOG2_E * tl.load(constants)
-    query_range += batch * n_padded + block * BLOCK
+    query_range += batch64 * n_padded + block * BLOCK
     largest = tl.full((BLOCK,), -float("inf"), tl.float32)
     denominator = tl.zeros((BLOCK,), tl.float32)
     acc = tl.zeros((BLOCK, BD), tl.float32)
@@ -133,8 +134,8 @@ def forward_kernel(query_scaled, key_factor, query_raw, key_raw, query_range, ke
     query_raw += (batch64 * n + block * BLOCK) * hidden
     key_factor += batch64 * hidden_stored * m_padded
     key_raw += batch64 * m * hidden
-    key_range += batch * m_padded
-    key_nonfinite += batch * (m_padded // BLOCK)
+    key_range += batch64 * m_padded
+    key_nonfinite += batch64 * (m_padded // BLOCK)
     if MASK:
         mask = mask_start(mask, batch, inner, mask_outer, mask_inner)
     end = m
@@ -206,7 +207,7 @@ def scores_kernel(query_scaled, key_factor, query_raw, key_raw, query_range, key
         key_factor + (batch64 * hidden_stored * m_padded + tile * WIDE), n_padded, m_padded,
         query_raw + (batch64 * n + block * BLOCK) * hidden, key_raw + (batch64 * m + tile * WIDE) * hidden,
         n - block * BLOCK, m - tile * WIDE, ratio, flip, hidden, hidden_groups * 3,
-        query_range + (batch * n_padded + block * BLOCK), key_range + (batch * m_padded + tile * WIDE),
+        query_range + (batch64 * n_padded + block * BLOCK), key_range + (batch64 * m_padded + tile * WIDE),
         BLOCK, WIDE, INTERPRET,
     )  # fmt: skip
     score = tl.load(constants + 1) - 2.0 * tl.load(constants) * total

@@ -7,6 +7,7 @@ import contextlib
 import os
 import warnings
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ BLOCK = 16
 NARROWEST = 64  # products take a quarter of a tile, and tl.dot needs an inner dimension of at least 16
 WIDEST = 256
 WIDEST_VALUE = 256
+SHARED_BYTES_OF_WIDEST = 104_448
+"""Shared memory of a block with `WIDEST_VALUE` features in three parts. Compute capabilities 8.6, 8.9 and 12.0 have
+101,376 bytes."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,20 @@ def tile(length: int, d_v: int) -> Tile:
     wide = min(max(power_of_two(length), NARROWEST), WIDEST)
     warps = max(1, wide // 128, min(power_of_two(d_v) // 32, wide // 32))
     return Tile(wide, min(warps, 8))
+
+
+@lru_cache(maxsize=8)
+def shared_bytes(device: torch.device) -> int:
+    """Return the most shared memory that a block may have on this device, in bytes."""
+    if INTERPRET:
+        return SHARED_BYTES_OF_WIDEST
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+
+
+def widest_value(value: Tensor) -> int:
+    """Return the most value features of a program: `WIDEST_VALUE`, or half where shared memory is too small."""
+    fits = number_of_parts(value) == 1 or shared_bytes(value.device) >= SHARED_BYTES_OF_WIDEST
+    return WIDEST_VALUE if fits else WIDEST_VALUE // 2
 
 
 def padded(length: int, wide: int) -> int:
@@ -107,13 +125,19 @@ class Factors:
     rows_padded: int
 
 
+def number_of_parts(value: Tensor) -> int:
+    """Return 3 for float32, which tensor cores multiply as three bfloat16 parts; else 1."""
+    return 3 if value.dtype == torch.float32 and not INTERPRET else 1
+
+
 def value_parts(value: Tensor, rows_padded: int) -> Tensor:
-    """Empty buffer for padded values: (parts, B, rows, d); float32 is three bfloat16 parts, for tensor cores."""
-    three = value.dtype == torch.float32 and not INTERPRET
+    """Empty buffer for padded values: (parts, B, rows, d)."""
+    parts = number_of_parts(value)
     width = max(power_of_two(value.shape[-1]), 16)
     width = width if width <= WIDEST_VALUE else padded(value.shape[-1], WIDEST_VALUE)
-    shape = (3 if three else 1, value.shape[0], rows_padded, width)
-    return value.new_empty(shape, dtype=torch.bfloat16 if three else value.dtype)
+    return value.new_empty(
+        (parts, value.shape[0], rows_padded, width), dtype=torch.bfloat16 if parts > 1 else value.dtype
+    )
 
 
 def factors(

@@ -27,7 +27,6 @@ from attnspec.backends.pytorch.kernels.additive.triton.forward import forward_ke
 from attnspec.backends.pytorch.kernels.additive.triton.launch import (
     BLOCK,
     INTERPRET,
-    WIDEST_VALUE,
     compact_mask,
     factors,
     launch,
@@ -35,6 +34,7 @@ from attnspec.backends.pytorch.kernels.additive.triton.launch import (
     power_of_two,
     scaled_weights,
     tile,
+    widest_value,
 )
 from attnspec.backends.pytorch.runtime import autocast
 from attnspec.backends.pytorch.runtime.accumulation import HALF_DTYPES
@@ -74,12 +74,13 @@ def _attention(
     lse = value.new_full((batch, n), float("inf"), dtype=torch.float32)
     if out.numel() == 0 or m == 0:
         return out, lse
-    shape = tile(m, min(d_v, WIDEST_VALUE))
+    widest = widest_value(value)
+    shape = tile(m, min(d_v, widest))
     weights = scaled_weights(w_v)
     query = factors(a, weights, BLOCK, scaled=True, unscaled=False)
     key = factors(b, weights, shape.wide, scaled=False, unscaled=True, value=value)
     mask_bytes, strides = mask_arguments(mask, a)
-    block_d = min(key.parts.shape[-1], WIDEST_VALUE)
+    block_d = min(key.parts.shape[-1], widest)
     launch(
         forward_kernel, (batch * query.rows_padded // BLOCK, -(-d_v // block_d)), query.scaled, key.unscaled, a, b,
         query.ranges, key.ranges, key.nonfinite, weights.ratio, weights.flip, weights.constants, value, key.parts,
