@@ -184,7 +184,7 @@ def test_the_page_on_verdicts_shows_what_is_said(file: str, tmp_path: Path) -> N
         assert not line or line in lines, f"{line}\n\nis not, in this order, in\n\n{printed}"
 
 
-@pytest.mark.parametrize("name", ["mine", "shaped", "typed"])
+@pytest.mark.parametrize("name", ["mine", "grouped", "shaped", "typed"])
 def test_the_examples_of_the_documentation_conform(tmp_path: Path, name: str) -> None:
     (code,) = re.findall(rf"```python\n(# {name}\.py\n.*?)```", read("docs/adapters.md"), re.DOTALL)
     (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")

@@ -661,7 +661,10 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
         lambda: nn.LuongAttention(4, score="concat"),  # type: ignore[arg-type]
         "LuongAttention: score: expected 'dot', 'general' or 'location'; got 'concat'",
     ),
-    (lambda: nn.LuongAttention(4, score="location"), "LuongAttention: num_positions: expected a number; got None"),
+    (
+        lambda: nn.LuongAttention(4, score="location"),
+        "LuongAttention: num_positions: expected a number of annotations for 'location'; got None",
+    ),
     (
         lambda: nn.LuongAttention(4, num_positions=3),
         "LuongAttention: num_positions: expected None for 'general'; got 3",
@@ -676,7 +679,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
         lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8), -1),
         "TransformerEncoder: num_layers: expected at least 0; got -1",
     ),
-    (lambda: nn.RNN.from_record(()), "RNN: layers: expected at least one; got 0"),
+    (lambda: nn.RNN.from_record(()), "RNN: layers: expected at least one cell; got 0"),
     (
         lambda: nn.RNN.from_record((nn.RNNCell(3, 4).record(),), bidirectional=True),
         "RNN: layers: expected cells in pairs, the forward one first; got 1",
@@ -722,7 +725,7 @@ def test_an_argument_of_the_wrong_kind_is_named(wrong: Callable[[], Any], messag
 def test_layers_that_normalize_elsewhere_are_refused_by_a_stack() -> None:
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8), 1)
     encoder.layers.append(nn.TransformerEncoderLayer(4, 2, 8, norm_first=True))
-    expected = r"^TransformerEncoder: layers\[1\].norm_first: expected False, as of the stack; got True$"
+    expected = r"^TransformerEncoder: layers\[1\].norm_first: expected False like norm_first of the stack; got True$"
     with pytest.raises(ValueError, match=expected):
         encoder(torch.zeros(3, 4))
 

@@ -143,13 +143,8 @@ def hardmax_limit(subject: Subject, arguments: Arguments, rng: np.random.Generat
         far = sampled.replaced({key: subject.exact(corners), query: subject.exact(beta * corners[nearest])})
         expected, oracle = wide(pooled_rows(sampled))[nearest], subject.oracle(far)
         budget = oracle.budget + np.abs(wide(oracle.value) - expected)
-        subject.demand_match(
-            subject.call(far),
-            expected,
-            budget,
-            far,
-            f"with queries {beta:g} times their key, the result",
-        )
+        title = f"with queries {beta:g} times their key, the result"
+        subject.demand_match(subject.call(far), expected, budget, far, title)
     return True
 
 

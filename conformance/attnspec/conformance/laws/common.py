@@ -172,10 +172,8 @@ def sample(
     fits = len(batch) <= subject.limits.max_batch_dims
     absent = subject.unsupported_arrays if whole else subject.optional
     masks = {leaf.path: "random" for leaf in operation.leaves if leaf.kind is Kind.BOOL and leaf.path not in absent}
-    example = Example(
-        fitted, batch if fits else (), masks=masks if whole else {}, absent=absent, seed=int(rng.integers(2**32))
-    )
-    arguments = subject.arguments(example)
+    batch, seed = batch if fits else (), int(rng.integers(2**32))
+    arguments = subject.arguments(Example(fitted, batch, masks=masks if whole else {}, absent=absent, seed=seed))
     return with_first_keys(arguments) if raises_without_keys(subject.semantics, arguments) else arguments
 
 

@@ -79,7 +79,7 @@ def edge_contributions_add(subject: Subject, arguments: Arguments, rng: np.rando
         expected,
         budget,
         both,
-        "unlike the sum over parts of the graph, the result",
+        "unlike the sum over two graphs, the result",
     )
     return True
 

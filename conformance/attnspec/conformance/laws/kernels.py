@@ -285,10 +285,8 @@ def geometric_alibi_slopes(subject: Subject, arguments: Arguments, rng: np.rando
         last = slice(power - 1, power)
         subject.demand_match(got[last], np.array([2.0**-8]), budget[last], slopes, "the last slope")
         doubled_heads = wide(subject.call(Arguments(subject.operation, {option.path: 2 * power})))
-        expected, title = (
-            doubled_heads[0::2][: heads - power],
-            f"unlike every second slope of {2 * power} heads, the slope",
-        )
+        title = f"unlike every second slope of {2 * power} heads, the slope"
+        expected = doubled_heads[0::2][: heads - power]
         subject.demand_match(got[power:], expected, 2 * budget[power:], slopes, title)
     return True
 
@@ -324,7 +322,7 @@ def documents(subject: Subject, arguments: Arguments, rng: np.random.Generator) 
     subject.demand_match(subject.call(renamed), mask, np.zeros(mask.shape), renamed, title)
     exchanged = Arguments(subject.operation, {first: arguments.array(second), second: arguments.array(first)})
     mirror = np.swapaxes(mask, -1, -2)
-    title = "of queries and keys exchanged, the mask"
+    title = "with queries and keys exchanged, the mask"
     subject.demand_match(subject.call(exchanged), mirror, np.zeros(mirror.shape), exchanged, title)
     return True
 

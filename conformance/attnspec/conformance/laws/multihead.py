@@ -66,7 +66,7 @@ def heads_add_up(subject: Subject, arguments: Arguments, rng: np.random.Generato
         budget = whole + np.concatenate([left, right], axis=-1)
     else:
         expected, budget = (wide(subject.call(groups[0])) + wide(subject.call(groups[1])), whole + left + right)
-    title = f"against its first {first} heads and the others, the result"
+    title = f"unlike its first {first} heads and the others together, the result"
     subject.demand_match(subject.call(arguments), expected, budget, arguments, title)
     return True
 

@@ -151,8 +151,9 @@ def gradient_of_linear(subject: Subject, arguments: Arguments, rng: np.random.Ge
     product = (by_element(result) * by_element(cotangent)).sum(-1, keepdims=True)
     for leaf, x in sampled.batched:
         if leaf.path in subject.operation.linear:
-            got = (by_element(x) * by_element(gradients[leaf.path])).sum(-1, keepdims=True)
-            demand_unbiased(subject, sampled, got - product, product, f"the gradient of {leaf.path} against the result")
+            path = leaf.path
+            got = (by_element(x) * by_element(gradients[path])).sum(-1, keepdims=True)
+            demand_unbiased(subject, sampled, got - product, product, f"⟨{path}, ∂{path}⟩ = ⟨result, cotangent⟩")
     return True
 
 

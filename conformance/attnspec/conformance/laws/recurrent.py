@@ -63,7 +63,7 @@ def open_and_closed_gates(subject: Subject, arguments: Arguments, rng: np.random
         biases = {id(parameters.b_z): -SATURATED, id(parameters.b_r): SATURATED if with_state else -SATURATED}
         saturated = _with_saturated_gates(subject, arguments, biases)
         expected = _plain_network(subject, saturated, with_state=with_state)
-        title = f"with {label}, compared with a plain network, the result"
+        title = f"with {label}, unlike a plain network, the result"
         subject.demand_match(subject.call(saturated), expected, subject.budget(saturated), saturated, title)
     return _keeps_state(subject, arguments, {id(parameters.b_z): SATURATED}, "the update gate open")
 

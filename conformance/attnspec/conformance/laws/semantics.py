@@ -38,12 +38,8 @@ from attnspec.spec.laws.semantics import SEMANTICS
 
 Probe = Callable[[Subject, np.random.Generator], Observations]
 
-SIZES: tuple[tuple[tuple[int, ...], int, int, int], ...] = (
-    ((2,), 3, 5, 4),
-    ((2, 2), 17, 33, 16),
-    ((2,), 3, 130, 8),
-    ((), 2, 3, 4),
-)
+Sizes = tuple[tuple[int, ...], int, int, int]
+SIZES: tuple[Sizes, ...] = ((2,), 3, 5, 4), ((2, 2), 17, 33, 16), ((2,), 3, 130, 8), ((), 2, 3, 4)
 """Batch, queries, keys, features. Kernels, and so their choices, may differ by rank and size."""
 
 MAX_GRID_SIZE = 8

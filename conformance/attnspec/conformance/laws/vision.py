@@ -149,7 +149,7 @@ def interpolation_within_range(subject: Subject, arguments: Arguments, rng: np.r
         rows, got = wide(current.array(path)), wide(subject.call(current))
         if got.size:
             nearest = np.clip(got, rows.min(places, keepdims=True), rows.max(places, keepdims=True))
-            title = f"{prefix}clipped to the range of its channel, the result"
+            title = f"{prefix}outside the range of its channel, the result"
             subject.demand_match(got, nearest, subject.budget(current), current, title)
     return bool(x.size)
 
@@ -187,7 +187,7 @@ def gate_in_unit_interval(subject: Subject, arguments: Arguments, rng: np.random
         np.clip(alpha, 0, 1),
         budgets[coefficients],
         arguments,
-        "unlike itself clipped to 0..1, the coefficient",
+        "outside 0..1, the coefficient",
     )
     x = wide(_gated_array(subject, arguments)[1])
     slack = budgets[gated] + budgets[coefficients][..., None] * np.abs(x)
@@ -250,9 +250,7 @@ def spatial_weights_sum_to_one(subject: Subject, arguments: Arguments, rng: np.r
     x = wide(_attended_map(subject, arguments)[1])
     expected = (alpha[..., None] * x).sum((-3, -2))
     context_slack = budgets[context] + (slack[..., None] * np.abs(x)).sum((-3, -2))
-    subject.demand_match(
-        results[context], expected, context_slack, arguments, "unlike the sum by its own weights, the context"
-    )
+    subject.demand_match(results[context], expected, context_slack, arguments, "unlike the weighted sum, the context")
     return True
 
 

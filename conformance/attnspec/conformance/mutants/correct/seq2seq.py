@@ -53,7 +53,7 @@ class Seq2Seq(Recurrent, Attention):
     def check_tokens(self, tokens: Numbers, count: int) -> None:
         """Raise ``ValueError`` for a token outside of 0…count − 1."""
         if ((tokens < 0) | (tokens >= count)).any():
-            raise ValueError(f"tokens: expected 0..{count - 1}")
+            raise ValueError(f"tokens: expected 0..{count - 1}; got {tokens.min()}..{tokens.max()}")
 
     def table_rows(self, table: Numbers, tokens: Numbers) -> Numbers:
         """Rows of the table at the tokens, unchecked."""
