@@ -1,8 +1,8 @@
 """Machine code of every additive Triton kernel, compiled without a GPU, and counts from it.
 
 Run as a program: `python compile_additive_triton.py CAPABILITY-DTYPE-SIZE[-masked] …`, such as
-`90-fp32-usual-masked` (which is also causal), prints, as JSON by configuration, registers, spills and the hot loops of
-each kernel; of sizes other than `usual` it compiles the kernels without reading them. The kernels' arguments are
+`90-fp32-usual-masked` (which is also causal), prints, as JSON by configuration, what each kernel takes of a GPU: shared
+memory, stack and registers; for the size `usual` also spills and hot loops. The kernels' arguments are
 recorded from the operations themselves, run on CPU tensors with the launches intercepted, so that what is
 compiled is what would be launched. TRITON_INTERPRET must not be set.
 """
@@ -30,13 +30,21 @@ POINTERS = {
 }  # fmt: skip
 OPTIONS = ("num_warps", "num_stages")
 SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-# B, n, m, h, d_v: the usual case, everything as small as can be, and several chunks of wide values
-SIZES = {"usual": (2, 512, 768, 64, 64), "small": (1, 1, 1, 1, 1), "wide": (2, 100, 300, 37, 300)}
+# B, n, m, h, d_v: the usual case, everything as small as can be, several chunks of wide values, and Bahdanau's model
+SIZES = {
+    "usual": (2, 512, 768, 64, 64),
+    "small": (1, 1, 1, 1, 1),
+    "wide": (2, 100, 300, 37, 300),
+    "bahdanau": (1, 30, 30, 1000, 2000),
+}
+SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+"""The most shared memory of a block, by compute capability: CUDA C++ Programming Guide, technical specifications."""
 Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
-def record(dtype: torch.dtype, size: str, masked: bool) -> list[Launch]:
+def record(dtype: torch.dtype, size: str, masked: bool, capability: int) -> list[Launch]:
     """All launches of attention and scores, forward and backward, and of a decoding step."""
+    triton_launch.shared_bytes = lambda device: SHARED_BYTES[capability]  # type: ignore[assignment]
     launches: list[Launch] = []
 
     def take(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
@@ -68,8 +76,8 @@ def name_of(kernel: Any, options: dict[str, Any]) -> str:
     return str(kernel.__name__).removesuffix("_kernel") + side + both + values + of
 
 
-def compiled(launch: Launch, capability: int) -> bytes:
-    """The binary, specialised on the arguments as Triton's launcher does: multiples of 16, and 1 as a constant."""
+def compiled(launch: Launch, capability: int) -> Any:
+    """The kernel, specialised on the arguments as Triton's launcher does: multiples of 16, and 1 as a constant."""
     kernel, arguments, options = launch
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {name: value for name, value in options.items() if name not in OPTIONS}
@@ -89,8 +97,7 @@ def compiled(launch: Launch, capability: int) -> bytes:
     signature = {name: signature.get(name, "constexpr") for name in kernel.arg_names}
     source = ASTSource(kernel, signature, constants, attributes)
     chosen = {name: value for name, value in options.items() if name in OPTIONS}
-    result: bytes = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=chosen).asm["cubin"]
-    return result
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=chosen)
 
 
 def tool(name: str, *arguments: str) -> str:
@@ -144,29 +151,41 @@ def classified(loops: list[dict[str, int]]) -> dict[str, dict[str, int]]:
     return loops_by_kind
 
 
-def report(binary: bytes) -> dict[str, Any]:
+def report(kernel: Any, loops: bool) -> dict[str, Any]:
+    """Resources of a compiled kernel, per block or thread; with ``loops`` also instructions, spills and hot loops."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(binary)
+        file.write(kernel.asm["cubin"])
         file.flush()
-        lines = tool("nvdisasm", "-c", file.name).splitlines()
-        usage = tool("cuobjdump", "--dump-resource-usage", file.name)
-    whole = count(instructions(lines))
-    registers = re.search(r"REG:(\d+)", usage)
-    return {
-        "registers": int(registers.group(1)) if registers else 0,
-        "instructions": whole["instructions"],
-        "spills": whole["spills"],
-        "loops": classified([count(loop) for loop in innermost_loops(lines)]),
+        usage = dict(re.findall(r"\b(REG|STACK):(\d+)", tool("cuobjdump", "--dump-resource-usage", file.name)))
+        lines = tool("nvdisasm", "-c", file.name).splitlines() if loops else []
+    resources = {
+        "shared": kernel.metadata.shared,
+        "most_shared": SHARED_BYTES[kernel.metadata.target.arch],
+        "stack": int(usage["STACK"]),
+        "registers": int(usage["REG"]),
+        "narrow_strides": narrow_strides(kernel.asm["ttir"]),
     }
+    if not loops:
+        return resources
+    whole = count(instructions(lines))
+    hot_loops = classified([count(loop) for loop in innermost_loops(lines)])
+    return resources | {"instructions": whole["instructions"], "spills": whole["spills"], "loops": hot_loops}
+
+
+def narrow_strides(code: str) -> list[str]:
+    """List uses of ``part_stride`` in intermediate code other than its extension to 64 bits."""
+    uses = [line.strip() for line in code.splitlines() if "%part_stride" in line and "tt.func" not in line]
+    return [line for line in uses if "arith.extsi" not in line and "i64" not in line]
 
 
 def main(configuration: str) -> dict[str, Any]:
     """Kernels by name; those of equal name differ in nothing that is compiled."""
     capability, short, size, *masked = configuration.split("-")
     dtype = next(dtype for dtype, name in SHORT.items() if name == short)
-    launches = {name_of(launch[0], launch[2]): launch for launch in record(dtype, size, masked == ["masked"])}
-    binaries = {name: compiled(launch, int(capability)) for name, launch in launches.items()}
-    return {name: report(binary) for name, binary in binaries.items() if size == "usual"}
+    launches = {
+        name_of(launch[0], launch[2]): launch for launch in record(dtype, size, masked == ["masked"], int(capability))
+    }
+    return {name: report(compiled(launch, int(capability)), size == "usual") for name, launch in launches.items()}
 
 
 if __name__ == "__main__":
